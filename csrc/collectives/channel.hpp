@@ -1,0 +1,40 @@
+// What an algorithm sees of a communicator: one ordered, reliable message stream in each direction
+// to each peer rank.  The engine implements it over links; unit tests over memory.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "r2ccl/errors.hpp"
+
+namespace r2ccl {
+
+class Channel {
+ public:
+  virtual ~Channel() = default;
+
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+
+  // Largest message, a multiple of 64 bytes.  Longer sends are cut into messages of this size, the
+  // last one shorter; sender and receiver cut alike.
+  [[nodiscard]] virtual std::size_t segment_bytes() const = 0;
+
+  // Posts bytes to a peer and returns at once; never waits for the peer.  Empty data is one empty
+  // message.  The memory may be read until settle() or finish() says otherwise.
+  virtual Status send(int peer, std::span<const std::byte> data) = 0;
+
+  // Waits for the next message of a peer, which must have `bytes` bytes, and returns a view of the
+  // slot it lies in.  The view is valid until release(peer).  One message per peer at a time.
+  virtual Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) = 0;
+  virtual Status release(int peer) = 0;
+
+  // Waits until nothing can read the first `bytes` bytes that this call has sent to `peer`
+  // (counted over all sends of this call to this peer).  Needed before overwriting them.
+  virtual Status settle(int peer, std::size_t bytes) = 0;
+
+  // Waits until nothing can read any memory passed to send() in this call.
+  virtual Status finish() = 0;
+};
+
+}  // namespace r2ccl

@@ -1,0 +1,38 @@
+"""Collectives that outlive a NIC: keep serving when a rail dies in the middle of a decode step.
+
+``import r2serve`` is quick: the core, torch and NumPy are loaded on the first use of a name that
+needs them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from r2serve.communicator import Communicator
+    from r2serve.config import Config
+    from r2serve.errors import ConfigError, R2cclError
+
+__all__ = ["Communicator", "Config", "ConfigError", "R2cclError", "__version__"]
+
+_HOME_OF = {
+    "Communicator": "r2serve.communicator",
+    "Config": "r2serve.config",
+    "ConfigError": "r2serve.errors",
+    "R2cclError": "r2serve.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("r2serve")
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'r2serve' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,63 @@
+"""The top-level command, which loads a subcommand only when it is called.
+
+A subcommand lives in a module that exposes a click command or group named ``command``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+import click
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """Where a subcommand lives and what ``--help`` says of it without loading it."""
+
+    module: str
+    summary: str
+    extra: str = ""
+
+    def load(self, name: str) -> click.Command:
+        try:
+            command = importlib.import_module(self.module).command
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] == "r2serve":
+                raise
+            package = f"r2serve[{self.extra}]" if self.extra else "r2serve"
+            raise click.ClickException(
+                f"`r2serve {name}` needs the module {error.name}: pip install '{package}'"
+            ) from error
+        assert isinstance(command, click.Command)
+        return command
+
+
+SUBCOMMANDS = {
+    "bench": LazyCommand("r2serve.bench.cli", "Measure collectives beside their peers.", "bench"),
+    "config": LazyCommand("r2serve.cli.config", "Show every option with its current value."),
+    "demo": LazyCommand(
+        "r2serve.demo.cli", "Serve a model over two nodes and cut rails under it.", "vllm"
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are the entries of :data:`SUBCOMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = SUBCOMMANDS.get(cmd_name)
+        return entry.load(cmd_name) if entry else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, SUBCOMMANDS[name].summary) for name in sorted(SUBCOMMANDS)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="r2serve", message="r2serve %(version)s")
+def main() -> None:
+    """Keep LLM serving running when a NIC, cable or link dies in the middle of a decode step."""

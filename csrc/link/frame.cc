@@ -1,0 +1,82 @@
+#include "link/frame.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace r2ccl {
+namespace {
+
+constexpr std::array<std::uint32_t, 256> make_table() {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    std::uint32_t value = i;
+    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1U) != 0 ? 0x82F63B78U : 0U);
+    table[i] = value;
+  }
+  return table;
+}
+
+std::uint32_t crc32c_portable(const unsigned char* data, std::size_t bytes) {
+  static constexpr auto table = make_table();
+  std::uint32_t crc = ~0U;
+  for (std::size_t i = 0; i < bytes; ++i) crc = (crc >> 8) ^ table[(crc ^ data[i]) & 0xFFU];
+  return ~crc;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) std::uint32_t crc32c_sse42(const unsigned char* data,
+                                                             std::size_t bytes) {
+  std::uint64_t crc = 0xFFFFFFFFU;
+  for (; bytes >= 8; bytes -= 8, data += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, data, 8);
+    crc = _mm_crc32_u64(crc, word);
+  }
+  auto narrow = static_cast<std::uint32_t>(crc);
+  for (; bytes > 0; --bytes, ++data) narrow = _mm_crc32_u8(narrow, *data);
+  return ~narrow;
+}
+#endif
+
+}  // namespace
+
+std::uint32_t crc32c(const void* data, std::size_t bytes) {
+  const auto* begin = static_cast<const unsigned char*>(data);
+#if defined(__x86_64__)
+  static const bool has_sse42 = __builtin_cpu_supports("sse4.2") != 0;
+  if (has_sse42) return crc32c_sse42(begin, bytes);
+#endif
+  return crc32c_portable(begin, bytes);
+}
+
+void seal(FrameHeader& header) {
+  header.magic = frame_magic;
+  header.reserved = 0;
+  header.crc = crc32c(&header, offsetof(FrameHeader, crc));
+}
+
+bool intact(const FrameHeader& header) {
+  return header.magic == frame_magic && header.crc == crc32c(&header, offsetof(FrameHeader, crc));
+}
+
+std::string_view name_of(FrameType type) {
+  switch (type) {
+    case FrameType::data: return "data";
+    case FrameType::ack: return "ack";
+    case FrameType::ack_request: return "ack_request";
+    case FrameType::ping: return "ping";
+    case FrameType::pong: return "pong";
+    case FrameType::rail_down: return "rail_down";
+    case FrameType::fenced: return "fenced";
+    case FrameType::abort: return "abort";
+    case FrameType::bye: return "bye";
+  }
+  return "unknown";
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,63 @@
+// The frame: what a rail carries.  A fixed header, then `payload_bytes` of payload.
+// Fields are little-endian; r2ccl runs on little-endian hosts only (checked at compile time).
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+#include "r2ccl/types.hpp"
+
+namespace r2ccl {
+
+static_assert(std::endian::native == std::endian::little, "r2ccl needs a little-endian host");
+
+enum class FrameType : std::uint8_t {
+  data = 1,     // one chunk of a message
+  ack,          // cumulative delivery ack and credit of one stream
+  ack_request,  // the sender misses an ack: repeat it
+  ping,         // probe; a full-size payload while on probation
+  pong,
+  rail_down,  // number = rail, epoch: the sender of this frame gave the rail up
+  fenced,     // number = rail, epoch: nothing of that epoch can be written any more
+  abort,      // a communicator met a fatal verdict; the payload is its text
+  bye,        // orderly close of the process
+};
+
+namespace frame_flag {
+inline constexpr std::uint8_t replay = 1;   // not the chunk's first attempt
+inline constexpr std::uint8_t ack_now = 2;  // the sender waits for this message's delivery ack
+}  // namespace frame_flag
+
+struct FrameHeader {
+  std::uint32_t magic;
+  FrameType type;
+  std::uint8_t flags;
+  std::uint16_t slot;           // data: the receiver's slot
+  std::uint32_t payload_bytes;  // bytes that follow the header
+  std::uint32_t offset;         // data: the chunk's first byte within the message
+  std::uint32_t message_bytes;  // data: size of the whole message
+  std::uint32_t epoch;          // rail_down, fenced: the epoch they are about; abort: error code
+  std::uint64_t communicator;   // data, ack, ack_request, abort
+  std::uint64_t number;         // data: message; ping, pong: probe; rail_down, fenced: rail
+  std::uint64_t delivered;      // data, ack: messages of the reverse stream that arrived in full
+  std::uint64_t credit;         // data, ack: messages of the reverse stream that were consumed
+  CallTag tag;                  // data
+  std::uint32_t reserved;
+  std::uint32_t crc;  // CRC32C of all bytes before it
+};
+static_assert(sizeof(FrameHeader) == 80);
+
+inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
+// Room for the text of an ABORT and for a full-size probe.
+inline constexpr std::uint32_t max_abort_bytes = 480;
+inline constexpr std::uint32_t max_probe_bytes = 16384;
+
+// CRC32C (Castagnoli, RFC 3720 appendix B.4), by the SSE4.2 instruction where there is one.
+[[nodiscard]] std::uint32_t crc32c(const void* data, std::size_t bytes);
+
+void seal(FrameHeader& header);                          // sets magic and crc
+[[nodiscard]] bool intact(const FrameHeader& header);    // magic and crc are right
+[[nodiscard]] std::string_view name_of(FrameType type);  // also for unknown values
+
+}  // namespace r2ccl

@@ -1,0 +1,96 @@
+#include "link/in_stream.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+namespace r2ccl {
+
+InStream::InStream(const StreamShape& shape, std::uint64_t communicator)
+    : shape_(shape),
+      communicator_(communicator),
+      by_slot_(shape.all_slots()),
+      slot_ring_(shape.slots),
+      memory_(shape.all_slots()) {}
+
+InStream::Verdict InStream::judge(const FrameHeader& header) {
+  const bool well_formed =
+      header.message_bytes <= shape_.slot_bytes && header.slot < shape_.all_slots() &&
+      header.offset % shape_.chunk_bytes == 0 &&
+      (header.offset < header.message_bytes || (header.offset == 0 && header.message_bytes == 0)) &&
+      header.payload_bytes == std::min(shape_.chunk_bytes, header.message_bytes - header.offset);
+  if (!well_formed || header.number >= consumed_ + shape_.slots) return Verdict::reject;
+  if (header.number < consumed_) return Verdict::discard;
+
+  InMessage& message = by_slot_[header.slot];
+  if (!message.in_use) {
+    // The slot is free; the message must not have another one.
+    InMessage& other = at(header.number);
+    if (other.in_use && other.number == header.number) return Verdict::reject;
+    message = InMessage{.number = header.number,
+                        .tag = header.tag,
+                        .bytes = header.message_bytes,
+                        .in_use = true};
+    slot_ring_[header.number % shape_.slots] = header.slot;
+    if (!memory_[header.slot] && header.message_bytes > 0)
+      memory_[header.slot] = std::make_unique_for_overwrite<std::byte[]>(shape_.slot_bytes);
+  } else if (message.number != header.number || message.bytes != header.message_bytes) {
+    return Verdict::reject;
+  }
+  if ((header.flags & frame_flag::replay) != 0) message.replayed = true;
+  if ((header.flags & frame_flag::ack_now) != 0) message.ack_now = true;
+  const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
+  return (message.chunk_bits & bit) != 0 ? Verdict::discard : Verdict::take;
+}
+
+std::byte* InStream::chunk_memory(const FrameHeader& header) {
+  const InMessage& message = by_slot_[header.slot];
+  const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
+  if (!message.in_use || message.number != header.number || (message.chunk_bits & bit) != 0)
+    return nullptr;
+  return memory_[header.slot].get() + header.offset;
+}
+
+bool InStream::chunk_arrived(const FrameHeader& header) {
+  InMessage& message = by_slot_[header.slot];
+  const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
+  if (!message.in_use || message.number != header.number || (message.chunk_bits & bit) != 0)
+    return false;
+  message.chunk_bits |= bit;
+  message.received += header.payload_bytes;
+  if (message.received < message.bytes) return false;
+  message.complete = true;
+  if (message.ack_now) owed_now_ = true;
+  while (delivered_ < consumed_ + shape_.slots) {
+    const InMessage& next = at(delivered_);
+    if (!next.in_use || next.number != delivered_ || !next.complete) break;
+    ++delivered_;
+  }
+  return true;
+}
+
+const InMessage* InStream::front() const {
+  return consumed_ < delivered_ ? &at(consumed_) : nullptr;
+}
+
+const std::byte* InStream::front_data() const {
+  return memory_[slot_ring_[consumed_ % shape_.slots]].get();
+}
+
+void InStream::consume() {
+  assert(consumed_ < delivered_);
+  at(consumed_).in_use = false;
+  ++consumed_;
+}
+
+void InStream::ack_sent() {
+  acked_ = delivered_;
+  credited_ = consumed_;
+  owed_now_ = false;
+  owed_since_ns = 0;
+}
+
+void InStream::owe_again() {
+  if (delivered_ > 0) owed_now_ = true;
+}
+
+}  // namespace r2ccl

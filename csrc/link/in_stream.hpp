@@ -1,0 +1,82 @@
+// The receiving half of (link, communicator, direction): slots that messages land in, each chunk
+// counted once, and what the sender is owed: delivery acks and credit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "link/frame.hpp"
+#include "link/shape.hpp"
+
+namespace r2ccl {
+
+class OutStream;
+
+struct InMessage {
+  std::uint64_t number = 0;
+  std::uint64_t chunk_bits = 0;  // bit c: chunk c is here
+  CallTag tag;
+  std::uint32_t bytes = 0;
+  std::uint32_t received = 0;
+  bool in_use = false;
+  bool complete = false;
+  bool replayed = false;  // a chunk of it came as a replay
+  bool ack_now = false;
+};
+
+class InStream {
+ public:
+  InStream(const StreamShape& shape, std::uint64_t communicator);
+
+  enum class Verdict : std::uint8_t { take, discard, reject };
+  // Judges a data header.  `take`: the chunk is wanted and its slot is ready.
+  [[nodiscard]] Verdict judge(const FrameHeader& header);
+
+  // Where a chunk's bytes go now, or null if it is here already or its message is gone.
+  [[nodiscard]] std::byte* chunk_memory(const FrameHeader& header);
+  // The chunk is here in full.  True if it was wanted and completed its message.
+  bool chunk_arrived(const FrameHeader& header);
+
+  // The next message to consume, or null if it is not here in full.
+  [[nodiscard]] const InMessage* front() const;
+  [[nodiscard]] const std::byte* front_data() const;
+  void consume();
+
+  [[nodiscard]] std::uint64_t communicator() const { return communicator_; }
+  [[nodiscard]] std::uint64_t delivered() const { return delivered_; }
+  [[nodiscard]] std::uint64_t consumed() const { return consumed_; }
+
+  // Acknowledgements that no frame has carried yet.
+  [[nodiscard]] bool owes_ack() const { return acked_ != delivered_ || credited_ != consumed_; }
+  [[nodiscard]] bool owes_ack_now() const {
+    return owed_now_ || consumed_ - credited_ >= shape_.slots / 2U + 1U;
+  }
+  void ack_sent();
+  void owe_again();  // the last acks may be lost
+
+  OutStream* reverse = nullptr;
+  TimeNs owed_since_ns = 0;  // 0: owes nothing
+
+ private:
+  [[nodiscard]] InMessage& at(std::uint64_t number) {
+    return by_slot_[slot_ring_[number % shape_.slots]];
+  }
+  [[nodiscard]] const InMessage& at(std::uint64_t number) const {
+    return by_slot_[slot_ring_[number % shape_.slots]];
+  }
+
+  const StreamShape shape_;
+  const std::uint64_t communicator_;
+  std::vector<InMessage> by_slot_;
+  std::vector<std::uint16_t> slot_ring_;
+  std::vector<std::unique_ptr<std::byte[]>> memory_;  // by slot, made on first use
+  std::uint64_t delivered_ = 0;
+  std::uint64_t consumed_ = 0;
+  std::uint64_t acked_ = 0;     // values that the last ack carried
+  std::uint64_t credited_ = 0;
+  bool owed_now_ = false;
+};
+
+}  // namespace r2ccl

@@ -1,0 +1,273 @@
+// The link's rails: their states, and what a state change sets in motion.
+#include "link/link.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+namespace r2ccl {
+
+Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed)
+    : options_(options), rails_(rails.size()), scratch_(64U << 10), jitter_(jitter_seed | 1U) {
+  assert(!rails.empty() && rails.size() <= max_rails_per_link);
+  for (std::size_t id = 0; id < rails.size(); ++id) rails_[id].kind = rails[id];
+}
+
+// --- states ----------------------------------------------------------------------------------
+
+void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
+  Rail& rail = rails_[id];
+  const RailState from = rail.state;
+  assert(may_move(from, to));
+  rail.state = to;
+  rail.cause = cause;
+  if (from == RailState::up || to == RailState::up) {
+    choose_best();
+    update_darkness(now);
+  }
+  if (from == RailState::up && rail.carries_data()) ++disturbances_;
+  if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
+  step(Step::rail_moved, id);
+}
+
+void Link::choose_best() {
+  // The rail with the lowest round trip; a rail in use is left only for one twice as good, so that
+  // noise does not move traffic.  If none is UP, a suspect one is better than none.
+  for (const RailState wanted : {RailState::up, RailState::suspect}) {
+    RailId lowest = any_rail;
+    for (RailId id = 0; id < rails_.size(); ++id) {
+      const Rail& rail = rails_[id];
+      if (rail.state != wanted || !rail.carries_data()) continue;
+      if (lowest == any_rail || rail.round_trip < rails_[lowest].round_trip) lowest = id;
+    }
+    if (lowest == any_rail) continue;
+    const bool keep = best_ != any_rail && rails_[best_].state == wanted &&
+                      rails_[best_].round_trip <= 2 * rails_[lowest].round_trip;
+    if (!keep) best_ = lowest;
+    return;
+  }
+  best_ = any_rail;
+}
+
+void Link::update_darkness(TimeNs now) {
+  const bool dark = std::none_of(rails_.begin(), rails_.end(), [](const Rail& rail) {
+    return rail.carries_data() && rail.state == RailState::up;
+  });
+  if (dark && !dark_) dark_since_ = now;
+  dark_ = dark;
+}
+
+void Link::start(TimeNs now) {
+  dark_since_ = now;
+  last_tick_ = now;
+  for (RailId id = 0; id < rails_.size(); ++id) {
+    rails_[id].penalty_at = now;
+    if (!options_.connects) continue;
+    rails_[id].connecting = true;
+    actions_.push_back({LinkAction::Kind::connect, id, 0, now});
+  }
+}
+
+bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (rail.state != RailState::connecting || epoch <= rail.epoch || epoch <= rail.own_fenced)
+    return false;
+  rail.epoch = epoch;
+  // Earlier numbers that never became an epoch on one of the sides cannot any more.
+  rail.own_fenced = rail.peer_fenced = epoch - 1;
+  rail.connecting = false;
+  rail.sent = rail.acked = 0;
+  rail.silent = 0;
+  rail.outstanding_since = 0;
+  rail.incoming = {};
+  rail.control = {};
+  rail.last_rx = rail.last_tx = rail.last_progress = rail.probation_since = now;
+  ++rail.counters.epochs;
+  assert(rail.attempts.empty());
+  move(id, RailState::probation, RailCause::none, now);
+  probe(id, max_probe_bytes);
+  return true;
+}
+
+void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (epoch != rail.epoch) return;
+  if (rail.state != RailState::probation && !usable(rail)) return;
+  move(id, RailState::down, cause, now);
+
+  const double age_s = static_cast<double>(now - rail.penalty_at) * 1e-9;
+  if (options_.flap_half_life_s > 0)
+    rail.penalty *= std::exp2(-age_s / options_.flap_half_life_s);
+  else
+    rail.penalty = 0;
+  rail.penalty += 1;
+  rail.penalty_at = now;
+
+  replay_from(id, /*hedge=*/false);
+  for (auto& [communicator, pair] : streams_) pair->in.owe_again();  // the last acks may be lost
+  rail.control = {};
+  rail.notice_at = now;
+  rail.notice_interval = 0;
+  repeat_notices(now);
+  actions_.push_back({LinkAction::Kind::close, id, epoch, now});
+}
+
+void Link::rail_closed(RailId id, Epoch epoch, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (epoch != rail.epoch || rail.state != RailState::down) return;
+  step(Step::rail_closed, id);
+  rail.own_fenced = epoch;
+  rail.incoming = {};
+  move(id, RailState::fencing, rail.cause, now);
+  each_usable([&](RailId, Rail& other) { other.control.fenced |= std::uint64_t{1} << id; });
+  schedule_connect(id, now);
+  maybe_reopen(id, now);
+}
+
+void Link::peer_fenced(RailId id, Epoch epoch, TimeNs now) { on_fenced(id, epoch, now); }
+
+void Link::on_fenced(RailId id, Epoch epoch, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (epoch <= rail.peer_fenced || epoch > rail.epoch) return;
+  rail.peer_fenced = epoch;
+  // The peer wrote off the epoch that we still use: its RAIL_DOWN was lost or comes later.
+  if (epoch == rail.epoch) rail_failed(id, epoch, RailCause::peer_notice, now);
+  maybe_reopen(id, now);
+}
+
+void Link::maybe_reopen(RailId id, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (rail.state != RailState::fencing || rail.peer_fenced < rail.epoch) return;
+  resolve_epoch(id);
+  move(id, RailState::connecting, rail.cause, now);
+  for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
+}
+
+void Link::resolve_epoch(RailId id) {
+  Rail& rail = rails_[id];
+  for (const Attempt& attempt : rail.attempts)
+    attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot));
+  rail.attempts.clear();
+}
+
+// --- reconnection ----------------------------------------------------------------------------
+
+void Link::schedule_connect(RailId id, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (!options_.connects || bye_sent_ || peer_bye_) return;
+  jitter_ ^= jitter_ << 13;
+  jitter_ ^= jitter_ >> 7;
+  jitter_ ^= jitter_ << 17;
+  const double jitter = 0.75 + 0.5 * static_cast<double>(jitter_ >> 11) * 0x1p-53;
+  const double doublings =
+      std::clamp(rail.penalty - 1.0 + static_cast<double>(rail.connect_failures), 0.0, 30.0);
+  const double delay = std::min(static_cast<double>(options_.rejoin_backoff_min_ns) *
+                                    std::exp2(doublings),
+                                static_cast<double>(options_.rejoin_backoff_max_ns));
+  rail.connecting = true;
+  rail.connect_at = now + static_cast<TimeNs>(delay * jitter);
+  actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});
+}
+
+void Link::connect_failed(RailId id, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (rail.state != RailState::connecting && rail.state != RailState::fencing) return;
+  if (rail.connect_failures < 30) ++rail.connect_failures;
+  schedule_connect(id, now);
+}
+
+void Link::connect_soon(RailId id, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (!rail.connecting || rail.connect_at <= now) return;
+  rail.connect_failures = 0;
+  rail.connect_at = now;
+  actions_.push_back({LinkAction::Kind::connect, id, 0, now});
+}
+
+// --- path ------------------------------------------------------------------------------------
+
+void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_limited,
+                      TimeNs now) {
+  Rail& rail = rails_[id];
+  if (epoch != rail.epoch || position > rail.sent) return;
+  if (peer_limited) rail.silent = 0;
+  if (position <= rail.acked) return;
+  rail.acked = position;
+  rail.silent = 0;
+  rail.last_progress = now;
+  step(Step::path_acked, id);
+  clear_suspicion(id, now);
+  reap(rail);
+  for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
+}
+
+void Link::path_round_trip(RailId id, TimeNs round_trip) {
+  rails_[id].round_trip = round_trip;
+  choose_best();
+}
+
+void Link::clear_suspicion(RailId id, TimeNs now) {
+  if (rails_[id].state == RailState::suspect) move(id, RailState::up, RailCause::none, now);
+}
+
+// --- streams ---------------------------------------------------------------------------------
+
+Link::Streams& Link::streams(std::uint64_t communicator) {
+  auto& pair = streams_[communicator];
+  if (!pair) {
+    pair = std::make_unique<Streams>(OutStream(options_.shape, communicator),
+                                     InStream(options_.shape, communicator));
+    pair->out.reverse = &pair->in;
+    pair->in.reverse = &pair->out;
+  }
+  return *pair;
+}
+
+OutStream& Link::out_stream(std::uint64_t communicator) { return streams(communicator).out; }
+
+InStream& Link::in_stream(std::uint64_t communicator) { return streams(communicator).in; }
+
+void Link::close_streams(std::uint64_t communicator) {
+  closed_.insert(communicator);
+  const auto found = streams_.find(communicator);
+  if (found == streams_.end()) return;
+  OutStream* out = &found->second->out;
+  InStream* in = &found->second->in;
+  std::erase(posting_, out);
+  std::erase_if(replays_, [&](const Replay& replay) { return replay.stream == out; });
+  if (last_in_ == in) last_in_ = nullptr;
+  for (Rail& rail : rails_) {
+    std::erase_if(rail.attempts, [&](const Attempt& attempt) { return attempt.stream == out; });
+    std::erase(rail.control.ack_requests, out);
+    std::erase(rail.control.acks, in);
+    if (rail.incoming.stream == in) rail.incoming.stream = nullptr;
+  }
+  streams_.erase(found);
+}
+
+bool Link::all_delivered() const {
+  return std::all_of(streams_.begin(), streams_.end(), [](const auto& entry) {
+    return entry.second->out.idle() && !entry.second->in.owes_ack();
+  });
+}
+
+void Link::send_abort(const AbortNotice& notice) {
+  aborts_.push_back(notice);
+  if (aborts_.back().text.size() > max_abort_bytes) aborts_.back().text.resize(max_abort_bytes);
+}
+
+void Link::send_bye() {
+  bye_sent_ = true;
+  each_usable([](RailId, Rail& rail) { rail.control.bye = true; });
+}
+
+bool Link::awaits_path_ack(RailId id) const {
+  const Rail& rail = rails_[id];
+  return connected(id) && rail.acked < rail.sent;
+}
+
+bool Link::connected(RailId id) const {
+  return rails_[id].state == RailState::probation || usable(rails_[id]);
+}
+
+}  // namespace r2ccl

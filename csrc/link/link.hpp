@@ -1,0 +1,321 @@
+// The link: everything between two processes.  A sans-IO state machine: rails report what arrived,
+// what the path acknowledged and what broke; the clock comes in with tick(); frames are pulled by
+// the rails and actions are taken from a queue.  No sockets, no clock calls, no threads.
+//
+// Step by step as docs/failover.md: path ack, delivery ack and credit are three signals and never
+// stand in for each other; a rail that goes down has everything undelivered replayed at once; a
+// slot is written again only with credit and every attempt of its last message resolved.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "link/frame.hpp"
+#include "link/in_stream.hpp"
+#include "link/out_stream.hpp"
+#include "link/rail_state.hpp"
+#include "link/shape.hpp"
+#include "r2ccl/errors.hpp"
+
+namespace r2ccl {
+
+struct LinkOptions {
+  StreamShape shape;
+  std::uint32_t small_message_bytes = 32U << 10;
+  TimeNs ack_deadline_floor_ns = 10 * ns_per_ms;
+  double ack_deadline_factor = 8.0;
+  TimeNs dead_deadline_ns = 200 * ns_per_ms;
+  TimeNs probe_interval_ns = 200 * ns_per_ms;
+  TimeNs probation_timeout_ns = 3000 * ns_per_ms;
+  TimeNs rejoin_backoff_min_ns = 50 * ns_per_ms;
+  TimeNs rejoin_backoff_max_ns = 5000 * ns_per_ms;
+  double flap_half_life_s = 30.0;
+  bool connects = true;  // this end opens connections; the other one, of the lower id, accepts
+};
+
+// One step of the state machine, as the trace and the journal see it.
+enum class Step : std::uint8_t {
+  frame_sent,
+  frame_received,
+  path_acked,
+  rail_moved,
+  replay_queued,
+  hedge_queued,
+  rail_closed,
+};
+
+class LinkObserver {
+ public:
+  virtual ~LinkObserver() = default;
+  virtual void on_step(Step step, RailId rail) = 0;
+  virtual void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) = 0;
+  virtual void on_replay(RailId rail, std::uint32_t chunks, bool hedge) = 0;
+};
+
+// A frame for a rail to carry.  The payload is read until the rail reports it written.
+struct OutFrame {
+  FrameHeader header;
+  const std::byte* payload = nullptr;
+  OutStream* stream = nullptr;  // data frames
+  std::uint16_t slot = 0;
+};
+
+struct LinkAction {
+  enum class Kind : std::uint8_t { close, connect };
+  Kind kind;
+  RailId rail;
+  Epoch epoch;    // close: the epoch that ended
+  TimeNs at = 0;  // connect: not before this time
+};
+
+struct AbortNotice {
+  std::uint64_t communicator;
+  ErrorCode code;
+  std::string text;
+};
+
+struct RailCounters {
+  std::uint64_t tx_bytes = 0;
+  std::uint64_t rx_bytes = 0;
+  std::uint64_t data_tx_bytes = 0;
+  std::uint64_t replayed_chunks = 0;  // chunks taken over from this rail
+  std::uint64_t hedged_chunks = 0;    // of these, while the rail was only suspected
+  std::uint64_t epochs = 0;
+  TimeNs last_tx_ns = 0;
+};
+
+class Link {
+ public:
+  Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed);
+
+  // --- streams -----------------------------------------------------------------------------
+  OutStream& out_stream(std::uint64_t communicator);
+  InStream& in_stream(std::uint64_t communicator);
+  void close_streams(std::uint64_t communicator);
+  void post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag, TimeNs now);
+  // The front message has been read; gives the sender credit.
+  void consume(InStream& stream, TimeNs now);
+  void send_abort(const AbortNotice& notice);
+  void send_bye();
+
+  // --- events of rails -----------------------------------------------------------------------
+  void start(TimeNs now);  // asks for the first connections
+  // A connection passed its handshake: a new epoch begins, on probation.  False if that epoch may
+  // not begin (the old one is not fenced by both sides, or this one is fenced already).
+  [[nodiscard]] bool rail_established(RailId rail, Epoch epoch, TimeNs now);
+  // The transport of this epoch broke, or something outside knows that it did.
+  void rail_failed(RailId rail, Epoch epoch, RailCause cause, TimeNs now);
+  // Everything of the ended epoch is off the wire on our side: the local fence.
+  void rail_closed(RailId rail, Epoch epoch, TimeNs now);
+  // The peer says in a handshake that it has fenced this epoch.
+  void peer_fenced(RailId rail, Epoch epoch, TimeNs now);
+  // A connection attempt came to nothing; schedules the next.
+  void connect_failed(RailId rail, TimeNs now);
+  // Something suggests that a reconnection would succeed now (carrier is back).
+  void connect_soon(RailId rail, TimeNs now);
+  // The path has acknowledged the epoch's first `position` bytes.  `peer_limited`: it carries
+  // nothing because the peer does not read, which no rail is charged for.
+  void path_acked(RailId rail, Epoch epoch, std::uint64_t position, bool peer_limited, TimeNs now);
+  void path_round_trip(RailId rail, TimeNs round_trip);
+
+  // --- frames out ------------------------------------------------------------------------------
+  // The next frame for this rail; false if there is none it may carry.
+  bool next_frame(RailId rail, OutFrame& frame, TimeNs now);
+  // The rail has handed a frame on in full and reads its payload no more.
+  void frame_written(const OutFrame& frame);
+  [[nodiscard]] bool has_frames(RailId rail) const;
+
+  // --- frames in -------------------------------------------------------------------------------
+  // False: no correct peer sends this; the rail has been failed.
+  [[nodiscard]] bool frame_begin(RailId rail, const FrameHeader& header, TimeNs now);
+  // Where the next payload bytes of the frame begun go (at least one byte of room).  Asked anew
+  // before every read, since another rail may complete the same chunk in between.
+  [[nodiscard]] std::span<std::byte> payload_room(RailId rail);
+  // Bytes were put there.  At the frame's last byte the frame is acted upon.
+  void payload_filled(RailId rail, std::size_t bytes, TimeNs now);
+
+  // --- time --------------------------------------------------------------------------------------
+  // Judges deadlines.  Call it after draining arrivals, at least every few milliseconds while
+  // anything is outstanding.
+  void tick(TimeNs now);
+
+  // --- what the owner asks -------------------------------------------------------------------------
+  [[nodiscard]] std::vector<LinkAction>& actions() { return actions_; }
+  [[nodiscard]] std::vector<AbortNotice>& received_aborts() { return received_aborts_; }
+  [[nodiscard]] bool peer_said_bye() const { return peer_bye_; }
+  [[nodiscard]] std::size_t rail_count() const { return rails_.size(); }
+  [[nodiscard]] RailKind kind(RailId rail) const { return rails_[rail].kind; }
+  [[nodiscard]] RailState state(RailId rail) const { return rails_[rail].state; }
+  [[nodiscard]] RailCause cause(RailId rail) const { return rails_[rail].cause; }
+  [[nodiscard]] Epoch epoch(RailId rail) const { return rails_[rail].epoch; }
+  [[nodiscard]] Epoch fenced_epoch(RailId rail) const { return rails_[rail].own_fenced; }
+  [[nodiscard]] const RailCounters& counters(RailId rail) const { return rails_[rail].counters; }
+  [[nodiscard]] RailId best_rail() const { return best_; }
+  // The rail may have bytes on the path that are not acknowledged yet.
+  [[nodiscard]] bool awaits_path_ack(RailId rail) const;
+  [[nodiscard]] bool connected(RailId rail) const;
+  // No data rail is UP, and since when.
+  [[nodiscard]] bool dark() const { return dark_; }
+  [[nodiscard]] TimeNs dark_since() const { return dark_since_; }
+  [[nodiscard]] bool all_delivered() const;
+  // Counts events on rails that a waiting collective may be stalled by.
+  [[nodiscard]] std::uint64_t disturbances() const { return disturbances_; }
+  void set_observer(LinkObserver* observer) { observer_ = observer; }
+
+ private:
+  struct Attempt {
+    OutStream* stream;
+    std::uint64_t position;  // of the epoch's byte stream, after the frame
+    std::uint64_t number;
+    std::uint16_t slot;
+    std::uint16_t chunk;
+  };
+  struct Incoming {
+    FrameHeader header{};
+    InStream* stream = nullptr;
+    std::uint32_t received = 0;
+    bool discard = false;
+    std::unique_ptr<std::byte[]> text;  // payload of an ABORT
+  };
+  struct Control {
+    bool ping = false;
+    bool pong = false;
+    bool bye = false;
+    std::uint32_t ping_bytes = 0;
+    std::uint64_t pong_number = 0;
+    std::uint64_t notices = 0;  // bit r: RAIL_DOWN of rail r is due here
+    std::uint64_t fenced = 0;   // bit r: FENCED of rail r is due here
+    std::vector<InStream*> acks;
+    std::vector<OutStream*> ack_requests;
+    std::size_t aborts_sent = 0;
+    [[nodiscard]] bool any(std::size_t aborts) const {
+      return ping || pong || bye || notices != 0 || fenced != 0 || !acks.empty() ||
+             !ack_requests.empty() || aborts_sent < aborts;
+    }
+  };
+  struct Rail {
+    RailKind kind = RailKind::tcp;
+    RailState state = RailState::connecting;
+    RailCause cause = RailCause::none;
+    Epoch epoch = 0;
+    Epoch own_fenced = 0;   // our side wrote off every epoch up to this
+    Epoch peer_fenced = 0;  // so did the peer
+    std::uint64_t sent = 0;   // bytes of frames pulled in this epoch
+    std::uint64_t acked = 0;  // of these, acknowledged by the path
+    std::deque<Attempt> attempts;
+    Incoming incoming;
+    Control control;
+    TimeNs round_trip = 0;
+    TimeNs outstanding_since = 0;
+    TimeNs silent = 0;  // observed time without path progress while bytes are outstanding
+    TimeNs suspect_since = 0;
+    TimeNs last_rx = 0;
+    TimeNs last_progress = 0;
+    TimeNs last_tx = 0;
+    TimeNs probation_since = 0;
+    TimeNs notice_at = 0;  // next repetition of RAIL_DOWN
+    TimeNs notice_interval = 0;
+    std::uint64_t ping_number = 0;
+    double penalty = 0.0;  // of flapping; halves every flap_half_life_s
+    TimeNs penalty_at = 0;
+    std::uint32_t connect_failures = 0;
+    TimeNs connect_at = 0;
+    bool connecting = false;  // a connect action is out
+    RailCounters counters;
+    [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
+  };
+  struct Replay {
+    OutStream* stream;
+    std::uint64_t number;
+    std::uint16_t chunk;
+    RailId target;  // any_rail, or the one rail that is to carry it
+    bool hedge;
+    RailId from;
+  };
+
+  struct Streams {
+    OutStream out;
+    InStream in;
+  };
+
+  // link.cc: states of rails
+  void move(RailId rail, RailState to, RailCause cause, TimeNs now);
+  void choose_best();
+  void update_darkness(TimeNs now);
+  void maybe_reopen(RailId rail, TimeNs now);
+  void schedule_connect(RailId rail, TimeNs now);
+  void clear_suspicion(RailId rail, TimeNs now);
+  void resolve_epoch(RailId rail);
+  void step(Step what, RailId rail) {
+    if (observer_ != nullptr) observer_->on_step(what, rail);
+  }
+
+  // link_send.cc: frames out
+  void queue_stream(OutStream& stream);
+  void open_and_queue(OutStream& stream, TimeNs now);
+  bool next_control(RailId rail, OutFrame& frame);
+  bool next_replay(RailId rail, OutFrame& frame);
+  bool next_chunk(RailId rail, OutFrame& frame);
+  void fill_chunk(RailId rail, OutStream& stream, OutMessage& message, std::uint16_t chunk,
+                  OutFrame& frame);
+  void reap(Rail& rail);
+  void replay_from(RailId rail, bool hedge);
+
+  // link_receive.cc: frames in
+  Streams& streams(std::uint64_t communicator);
+  [[nodiscard]] bool begin_data(RailId rail, const FrameHeader& header, TimeNs now);
+  [[nodiscard]] bool take_acks(OutStream& stream, const FrameHeader& header, TimeNs now);
+  void frame_end(RailId rail, TimeNs now);
+  void on_rail_down(const FrameHeader& header, TimeNs now);
+  void on_fenced(RailId rail, Epoch epoch, TimeNs now);
+  void queue_ack(InStream& stream, RailId rail);
+  void queue_ack_everywhere(InStream& stream);
+
+  // link_deadlines.cc: time
+  void judge_rail(RailId rail, TimeNs observed, TimeNs now);
+  void suspect(RailId rail, TimeNs now);
+  [[nodiscard]] bool others_answered_since(RailId rail, TimeNs since) const;
+  [[nodiscard]] TimeNs ack_deadline(const Rail& rail) const;
+  void repeat_notices(TimeNs now);
+  void repeat_acks(TimeNs now);
+  void probe(RailId rail, std::uint32_t bytes);
+
+  [[nodiscard]] bool usable(const Rail& rail) const {
+    return rail.state == RailState::up || rail.state == RailState::suspect;
+  }
+  template <typename Visit>
+  void each_usable(Visit visit) {
+    for (RailId id = 0; id < rails_.size(); ++id)
+      if (usable(rails_[id])) visit(id, rails_[id]);
+  }
+
+  const LinkOptions options_;
+  std::vector<Rail> rails_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Streams>> streams_;  // by communicator
+  std::unordered_set<std::uint64_t> closed_;  // communicators closed here; late frames are dropped
+  InStream* last_in_ = nullptr;  // most frames are for the stream of the frame before
+  std::deque<OutStream*> posting_;            // streams with chunks never posted
+  std::deque<Replay> replays_;
+  std::vector<LinkAction> actions_;
+  std::vector<AbortNotice> aborts_;
+  std::vector<AbortNotice> received_aborts_;
+  std::vector<std::byte> scratch_;  // payload that nobody wants; zeros to send in probes are apart
+  LinkObserver* observer_ = nullptr;
+  RailId best_ = any_rail;
+  std::uint64_t jitter_;
+  TimeNs last_tick_ = 0;
+  TimeNs dark_since_ = 0;
+  bool dark_ = true;
+  std::uint64_t disturbances_ = 0;
+  bool bye_sent_ = false;
+  bool peer_bye_ = false;
+};
+
+}  // namespace r2ccl

@@ -1,0 +1,116 @@
+// Time: what silence means.  A rail is charged only on difference; a peer that is silent on every
+// rail, or that does not read, costs no rail.
+#include <algorithm>
+
+#include "link/link.hpp"
+
+namespace r2ccl {
+namespace {
+
+constexpr TimeNs ack_delay_ns = 4 * ns_per_ms;  // acks wait this long for data to travel with
+constexpr TimeNs notice_interval_min_ns = 5 * ns_per_ms;
+constexpr TimeNs notice_interval_max_ns = 200 * ns_per_ms;
+constexpr TimeNs ack_request_min_ns = 20 * ns_per_ms;
+constexpr TimeNs ack_request_max_ns = 500 * ns_per_ms;
+
+}  // namespace
+
+void Link::tick(TimeNs now) {
+  const TimeNs observed = std::max<TimeNs>(0, now - last_tick_);
+  last_tick_ = now;
+  for (RailId id = 0; id < rails_.size(); ++id) {
+    Rail& rail = rails_[id];
+    if (rail.state == RailState::probation) {
+      if (now - rail.probation_since > options_.probation_timeout_ns)
+        rail_failed(id, rail.epoch, RailCause::probation, now);
+    } else if (usable(rail) && options_.shape.resilience) {
+      judge_rail(id, observed, now);
+    }
+  }
+  if (options_.shape.resilience) repeat_notices(now);
+  repeat_acks(now);
+}
+
+TimeNs Link::ack_deadline(const Rail& rail) const {
+  const auto scaled =
+      static_cast<TimeNs>(static_cast<double>(rail.round_trip) * options_.ack_deadline_factor);
+  return std::max(options_.ack_deadline_floor_ns, scaled);
+}
+
+void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (rail.acked == rail.sent) {
+    rail.silent = 0;
+    if (now - rail.last_tx >= options_.probe_interval_ns) probe(id, 0);
+    return;
+  }
+  // Only time that our own loop watched counts, in steps of at most half a deadline: after a pause
+  // of ours, a clock jump or a suspended host, the rail has that long again to be heard.
+  const TimeNs deadline = ack_deadline(rail);
+  rail.silent += std::min({observed, deadline / 2, now - rail.outstanding_since});
+  if (rail.state == RailState::up) {
+    if (rail.silent >= deadline) suspect(id, now);
+  } else if (rail.silent >= options_.dead_deadline_ns &&
+             others_answered_since(id, rail.suspect_since)) {
+    rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
+  }
+}
+
+void Link::suspect(RailId id, TimeNs now) {
+  rails_[id].suspect_since = now;
+  move(id, RailState::suspect, RailCause::none, now);
+  replay_from(id, /*hedge=*/true);
+  // The others are asked, so that there is a difference to judge by.
+  for (RailId other = 0; other < rails_.size(); ++other)
+    if (other != id && usable(rails_[other])) probe(other, 0);
+}
+
+bool Link::others_answered_since(RailId id, TimeNs since) const {
+  for (RailId other = 0; other < rails_.size(); ++other) {
+    const Rail& rail = rails_[other];
+    if (other != id && usable(rail) && std::max(rail.last_rx, rail.last_progress) > since)
+      return true;
+  }
+  return false;
+}
+
+void Link::probe(RailId id, std::uint32_t bytes) {
+  Control& control = rails_[id].control;
+  control.ping = true;
+  control.ping_bytes = bytes;
+}
+
+void Link::repeat_notices(TimeNs now) {
+  for (RailId id = 0; id < rails_.size(); ++id) {
+    Rail& rail = rails_[id];
+    const bool due = (rail.state == RailState::down || rail.state == RailState::fencing) &&
+                     rail.peer_fenced < rail.epoch && now >= rail.notice_at;
+    if (!due) continue;
+    rail.notice_interval = std::clamp(2 * rail.notice_interval, notice_interval_min_ns,
+                                      notice_interval_max_ns);
+    rail.notice_at = now + rail.notice_interval;
+    each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
+  }
+}
+
+void Link::repeat_acks(TimeNs now) {
+  for (auto& [communicator, pair] : streams_) {
+    InStream& in = pair->in;
+    const bool overdue = in.owed_since_ns != 0 && now - in.owed_since_ns >= ack_delay_ns;
+    if (in.owes_ack_now() || (in.owes_ack() && overdue)) queue_ack(in, best_);
+
+    OutStream& out = pair->out;
+    if (!options_.shape.resilience || !out.wants_ack()) continue;
+    const TimeNs interval = std::max(out.ack_request_after, ack_request_min_ns);
+    if (now - out.last_ack_ns < interval) continue;
+    out.ack_request_after = std::min(2 * interval, ack_request_max_ns);
+    out.last_ack_ns = now;
+    each_usable([&](RailId, Rail& rail) {
+      auto& requests = rail.control.ack_requests;
+      if (std::find(requests.begin(), requests.end(), &out) == requests.end())
+        requests.push_back(&out);
+    });
+  }
+}
+
+}  // namespace r2ccl

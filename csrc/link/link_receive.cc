@@ -1,0 +1,162 @@
+// Frames in: every field is checked before it is used for anything.
+#include <algorithm>
+
+#include "link/link.hpp"
+
+namespace r2ccl {
+namespace {
+
+// A peer cannot make us keep streams of more communicators than this.
+constexpr std::size_t max_communicators = 4096;
+
+bool payload_size_valid(const FrameHeader& header, const StreamShape& shape) {
+  switch (header.type) {
+    case FrameType::data: return header.payload_bytes <= shape.chunk_bytes;
+    case FrameType::ping: return header.payload_bytes <= max_probe_bytes;
+    case FrameType::abort: return header.payload_bytes <= max_abort_bytes;
+    default: return header.payload_bytes == 0;
+  }
+}
+
+}  // namespace
+
+bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (!connected(id)) return false;
+  bool valid = intact(header) && payload_size_valid(header, options_.shape);
+  if (valid) {
+    rail.incoming.header = header;
+    rail.incoming.stream = nullptr;
+    rail.incoming.received = 0;
+    rail.last_rx = now;
+    if (header.type == FrameType::data) valid = begin_data(id, header, now);
+  }
+  if (!valid) {
+    rail_failed(id, rail.epoch, RailCause::protocol, now);
+    return false;
+  }
+  if (header.payload_bytes == 0) frame_end(id, now);
+  return true;
+}
+
+bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (!rail.carries_data()) return false;
+  InStream* stream = last_in_;
+  if (stream == nullptr || stream->communicator() != header.communicator) {
+    if (closed_.contains(header.communicator)) return true;  // late: nobody wants it
+    if (streams_.size() >= max_communicators && !streams_.contains(header.communicator))
+      return false;
+    stream = &streams(header.communicator).in;
+    last_in_ = stream;
+  }
+  if (!take_acks(*stream->reverse, header, now)) return false;
+  switch (stream->judge(header)) {
+    case InStream::Verdict::take: rail.incoming.stream = stream; return true;
+    case InStream::Verdict::discard: return true;
+    case InStream::Verdict::reject: return false;
+  }
+  return false;
+}
+
+bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
+  if (!stream.acknowledge(header.delivered, header.credit, now)) return false;
+  for (Rail& rail : rails_) reap(rail);
+  open_and_queue(stream, now);
+  return true;
+}
+
+std::span<std::byte> Link::payload_room(RailId id) {
+  Incoming& incoming = rails_[id].incoming;
+  const std::size_t left = incoming.header.payload_bytes - incoming.received;
+  if (incoming.stream != nullptr) {
+    if (std::byte* memory = incoming.stream->chunk_memory(incoming.header); memory != nullptr)
+      return {memory + incoming.received, left};
+  } else if (incoming.header.type == FrameType::abort) {
+    if (!incoming.text) incoming.text = std::make_unique<std::byte[]>(max_abort_bytes);
+    return {incoming.text.get() + incoming.received, left};
+  }
+  return std::span(scratch_).first(std::min(left, scratch_.size()));
+}
+
+void Link::payload_filled(RailId id, std::size_t bytes, TimeNs now) {
+  Rail& rail = rails_[id];
+  rail.incoming.received += static_cast<std::uint32_t>(bytes);
+  rail.last_rx = now;
+  if (rail.incoming.received == rail.incoming.header.payload_bytes) frame_end(id, now);
+}
+
+void Link::frame_end(RailId id, TimeNs now) {
+  Rail& rail = rails_[id];
+  Incoming& incoming = rail.incoming;
+  const FrameHeader& header = incoming.header;
+  rail.counters.rx_bytes += sizeof(FrameHeader) + header.payload_bytes;
+  step(Step::frame_received, id);
+  switch (header.type) {
+    case FrameType::data: {
+      InStream* stream = incoming.stream;
+      if (stream != nullptr && stream->chunk_arrived(header)) {
+        if (stream->owed_since_ns == 0) stream->owed_since_ns = now;
+        if (stream->owes_ack_now()) queue_ack(*stream, id);
+        if ((header.flags & frame_flag::replay) != 0) ++disturbances_;
+      }
+      break;
+    }
+    case FrameType::ack:
+      if (const auto found = streams_.find(header.communicator);
+          found != streams_.end() && !take_acks(found->second->out, header, now))
+        rail_failed(id, rail.epoch, RailCause::protocol, now);
+      break;
+    case FrameType::ack_request:
+      if (const auto found = streams_.find(header.communicator); found != streams_.end())
+        queue_ack_everywhere(found->second->in);
+      break;
+    case FrameType::ping:
+      rail.control.pong = true;
+      rail.control.pong_number = header.number;
+      break;
+    case FrameType::pong:
+      if (rail.state == RailState::probation && header.number == rail.ping_number) {
+        rail.connect_failures = 0;
+        move(id, RailState::up, RailCause::none, now);
+      }
+      break;
+    case FrameType::rail_down: on_rail_down(header, now); break;
+    case FrameType::fenced:
+      if (header.number < rails_.size())
+        on_fenced(static_cast<RailId>(header.number), header.epoch, now);
+      break;
+    case FrameType::abort: {
+      const auto* text = reinterpret_cast<const char*>(incoming.text.get());
+      received_aborts_.push_back({header.communicator, static_cast<ErrorCode>(header.epoch),
+                                  std::string(text, header.payload_bytes)});
+      break;
+    }
+    case FrameType::bye: peer_bye_ = true; break;
+  }
+}
+
+void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
+  if (header.number >= rails_.size()) return;
+  const auto about = static_cast<RailId>(header.number);
+  Rail& rail = rails_[about];
+  if (header.epoch == rail.epoch) rail_failed(about, header.epoch, RailCause::peer_notice, now);
+  // An epoch that never opened on this side never will: it is fenced as it stands.
+  if (header.epoch > rail.epoch && !connected(about) && rail.state != RailState::down)
+    rail.own_fenced = std::max(rail.own_fenced, header.epoch);
+  if (header.epoch <= rail.own_fenced)
+    each_usable([&](RailId, Rail& other) { other.control.fenced |= std::uint64_t{1} << about; });
+}
+
+void Link::queue_ack(InStream& stream, RailId id) {
+  if (id == any_rail || !usable(rails_[id])) id = best_;
+  if (id == any_rail) return;  // no rail: tick() repeats what is owed
+  auto& acks = rails_[id].control.acks;
+  if (std::find(acks.begin(), acks.end(), &stream) == acks.end()) acks.push_back(&stream);
+}
+
+void Link::queue_ack_everywhere(InStream& stream) {
+  each_usable([&](RailId id, Rail&) { queue_ack(stream, id); });
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,270 @@
+// Frames out: what a rail carries next.
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "link/link.hpp"
+
+namespace r2ccl {
+namespace {
+
+const std::byte* probe_payload() {
+  static constexpr std::array<std::byte, max_probe_bytes> zeros{};
+  return zeros.data();
+}
+
+}  // namespace
+
+void Link::post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag,
+                TimeNs now) {
+  stream.post(data.data(), data.size(), tag);
+  if (!stream.wants_ack() || stream.last_ack_ns == 0) stream.last_ack_ns = now;
+  open_and_queue(stream, now);
+}
+
+void Link::consume(InStream& stream, TimeNs now) {
+  stream.consume();
+  if (stream.owed_since_ns == 0) stream.owed_since_ns = now;
+  if (stream.owes_ack_now()) queue_ack(stream, best_);
+}
+
+void Link::open_and_queue(OutStream& stream, TimeNs now) {
+  const bool was_idle = stream.delivered() == stream.next_number();
+  if (stream.open_messages() == 0) return;
+  if (was_idle) {
+    stream.last_ack_ns = now;
+    stream.ack_request_after = 0;
+  }
+  queue_stream(stream);
+}
+
+void Link::queue_stream(OutStream& stream) {
+  if (stream.queued) return;
+  stream.queued = true;
+  posting_.push_back(&stream);
+}
+
+bool Link::has_frames(RailId id) const {
+  const Rail& rail = rails_[id];
+  if (!connected(id)) return false;
+  if (rail.control.any(aborts_.size())) return true;
+  if (!rail.carries_data() || (rail.state != RailState::up && id != best_)) return false;
+  return !posting_.empty() || !replays_.empty();
+}
+
+bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (!connected(id)) return false;
+  frame = {};
+  bool found = rail.control.any(aborts_.size()) && next_control(id, frame);
+  const bool data_allowed = rail.carries_data() && (rail.state == RailState::up ||
+                                                    (rail.state == RailState::suspect && id == best_));
+  if (!found && data_allowed)
+    found = (!replays_.empty() && next_replay(id, frame)) ||
+            (!posting_.empty() && next_chunk(id, frame));
+  if (!found) return false;
+
+  if (rail.acked == rail.sent) {
+    rail.outstanding_since = now;
+    rail.silent = 0;
+  }
+  const std::uint64_t bytes = sizeof(FrameHeader) + frame.header.payload_bytes;
+  rail.sent += bytes;
+  rail.last_tx = now;
+  rail.counters.tx_bytes += bytes;
+  if (frame.header.type == FrameType::data) {
+    rail.counters.data_tx_bytes += bytes;
+    rail.counters.last_tx_ns = now;
+    rail.attempts.push_back({frame.stream, rail.sent, frame.header.number, frame.slot,
+                             static_cast<std::uint16_t>(frame.header.offset /
+                                                        options_.shape.chunk_bytes)});
+  }
+  seal(frame.header);
+  step(Step::frame_sent, id);
+  return true;
+}
+
+void Link::frame_written(const OutFrame& frame) {
+  if (frame.stream == nullptr) return;
+  OutMessage& message = frame.stream->in_slot(frame.slot);
+  if (message.number == frame.header.number && message.unwritten > 0) --message.unwritten;
+}
+
+bool Link::next_control(RailId id, OutFrame& frame) {
+  Rail& rail = rails_[id];
+  Control& control = rail.control;
+  FrameHeader& header = frame.header;
+  const auto take_rail = [&](std::uint64_t& mask) {
+    const int about = std::countr_zero(mask);
+    mask &= mask - 1;
+    return static_cast<RailId>(about);
+  };
+  if (control.notices != 0) {
+    const RailId about = take_rail(control.notices);
+    header.type = FrameType::rail_down;
+    header.number = about;
+    header.epoch = rails_[about].epoch;
+  } else if (control.fenced != 0) {
+    const RailId about = take_rail(control.fenced);
+    header.type = FrameType::fenced;
+    header.number = about;
+    header.epoch = rails_[about].own_fenced;
+  } else if (control.aborts_sent < aborts_.size() && usable(rail)) {
+    const AbortNotice& notice = aborts_[control.aborts_sent++];
+    header.type = FrameType::abort;
+    header.communicator = notice.communicator;
+    header.epoch = static_cast<std::uint32_t>(notice.code);
+    header.payload_bytes = static_cast<std::uint32_t>(notice.text.size());
+    frame.payload = reinterpret_cast<const std::byte*>(notice.text.data());
+  } else if (control.pong) {
+    control.pong = false;
+    header.type = FrameType::pong;
+    header.number = control.pong_number;
+  } else if (control.ping) {
+    control.ping = false;
+    header.type = FrameType::ping;
+    header.number = ++rail.ping_number;
+    header.payload_bytes = control.ping_bytes;
+    frame.payload = probe_payload();
+  } else if (!control.acks.empty()) {
+    InStream* stream = control.acks.back();
+    control.acks.pop_back();
+    header.type = FrameType::ack;
+    header.communicator = stream->communicator();
+    header.delivered = stream->delivered();
+    header.credit = stream->consumed();
+    stream->ack_sent();
+  } else if (!control.ack_requests.empty()) {
+    header.type = FrameType::ack_request;
+    header.communicator = control.ack_requests.back()->communicator();
+    control.ack_requests.pop_back();
+  } else if (control.bye) {
+    control.bye = false;
+    header.type = FrameType::bye;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool Link::next_replay(RailId id, OutFrame& frame) {
+  for (auto replay = replays_.begin(); replay != replays_.end();) {
+    OutStream& stream = *replay->stream;
+    if (replay->number < stream.delivered()) {
+      replay = replays_.erase(replay);
+      continue;
+    }
+    if (replay->target != any_rail && replay->target != id) {
+      ++replay;
+      continue;
+    }
+    OutMessage& message = stream.message(replay->number);
+    RailCounters& lost_on = rails_[replay->from].counters;
+    ++lost_on.replayed_chunks;
+    if (replay->hedge) ++lost_on.hedged_chunks;
+    message.replay_queued &= ~(std::uint64_t{1} << replay->chunk);
+    fill_chunk(id, stream, message, replay->chunk, frame);
+    replays_.erase(replay);
+    return true;
+  }
+  return false;
+}
+
+bool Link::next_chunk(RailId id, OutFrame& frame) {
+  for (std::size_t i = 0; i < posting_.size(); ++i) {
+    OutStream& stream = *posting_[i];
+    OutMessage* message = stream.posting();
+    if (message == nullptr) {
+      stream.queued = false;
+      posting_.erase(posting_.begin() + static_cast<std::ptrdiff_t>(i));
+      --i;
+      continue;
+    }
+    // Striping small messages is slower than one rail.
+    if (message->bytes <= options_.small_message_bytes && id != best_) continue;
+    fill_chunk(id, stream, *message, message->next_chunk, frame);
+    stream.advance_posting();
+    // Streams take turns.
+    posting_.erase(posting_.begin() + static_cast<std::ptrdiff_t>(i));
+    stream.queued = stream.posting() != nullptr;
+    if (stream.queued) posting_.push_back(&stream);
+    return true;
+  }
+  return false;
+}
+
+void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::uint16_t chunk,
+                      OutFrame& frame) {
+  const std::uint32_t offset = chunk * options_.shape.chunk_bytes;
+  const bool again = message.attempts[chunk] > 0;
+  FrameHeader& header = frame.header;
+  header.type = FrameType::data;
+  header.flags = static_cast<std::uint8_t>((again ? frame_flag::replay : 0) |
+                                           (message.ack_now ? frame_flag::ack_now : 0));
+  header.slot = message.slot;
+  header.offset = offset;
+  header.message_bytes = message.bytes;
+  header.payload_bytes = std::min(options_.shape.chunk_bytes, message.bytes - offset);
+  header.communicator = stream.communicator();
+  header.number = message.number;
+  header.tag = message.tag;
+  InStream& reverse = *stream.reverse;
+  header.delivered = reverse.delivered();
+  header.credit = reverse.consumed();
+  reverse.ack_sent();
+  frame.payload = message.data + offset;
+  frame.stream = &stream;
+  frame.slot = message.slot;
+  reap(rails_[id]);
+  stream.attempt_posted(message, chunk, id);
+}
+
+// Resolves attempts from the oldest on: those that the path acknowledged, and those whose message
+// was delivered while no other attempt of the chunk exists, since then it arrived by this one.
+void Link::reap(Rail& rail) {
+  while (!rail.attempts.empty()) {
+    const Attempt& attempt = rail.attempts.front();
+    OutMessage& message = attempt.stream->in_slot(attempt.slot);
+    const bool arrived = attempt.number < attempt.stream->delivered() &&
+                         message.attempts[attempt.chunk] == 1;
+    if (attempt.position > rail.acked && !arrived) return;
+    attempt.stream->attempt_resolved(message);
+    rail.attempts.pop_front();
+  }
+}
+
+void Link::replay_from(RailId id, bool hedge) {
+  std::vector<RailId> others;
+  for (RailId other = 0; other < rails_.size(); ++other)
+    if (other != id && rails_[other].carries_data() && rails_[other].state == RailState::up)
+      others.push_back(other);
+  if (hedge && others.empty()) return;
+  // Chunks that were to go to the lost rail may now go anywhere.
+  for (Replay& replay : replays_)
+    if (!hedge && replay.target == id) replay.target = any_rail;
+
+  std::uint32_t chunks = 0;
+  for (auto& [communicator, pair] : streams_) {
+    OutStream& stream = pair->out;
+    for (std::uint64_t number = stream.delivered(); number < stream.next_number(); ++number) {
+      OutMessage& message = stream.message(number);
+      for (std::uint16_t chunk = 0; chunk < message.next_chunk; ++chunk) {
+        const std::uint64_t bit = std::uint64_t{1} << chunk;
+        if (message.last_rail[chunk] != id || (message.replay_queued & bit) != 0) continue;
+        message.replay_queued |= bit;
+        ++chunks;
+        if (hedge && message.bytes <= options_.small_message_bytes) {
+          for (const RailId other : others)
+            replays_.push_back({&stream, number, chunk, other, hedge, id});
+        } else {
+          replays_.push_back({&stream, number, chunk, any_rail, hedge, id});
+        }
+      }
+    }
+  }
+  if (chunks == 0) return;
+  if (observer_ != nullptr) observer_->on_replay(id, chunks, hedge);
+  step(hedge ? Step::hedge_queued : Step::replay_queued, id);
+}
+
+}  // namespace r2ccl

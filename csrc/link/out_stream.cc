@@ -1,0 +1,132 @@
+#include "link/out_stream.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+namespace r2ccl {
+
+OutStream::OutStream(const StreamShape& shape, std::uint64_t communicator)
+    : shape_(shape),
+      communicator_(communicator),
+      by_slot_(shape.all_slots()),
+      slot_ring_(shape.slots),
+      staging_(shape.all_slots()) {}
+
+void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& tag) {
+  ops_.push_back({data, bytes, tag, shape_.resilience && bytes <= shape_.staging_bytes, bytes == 0});
+  posted_position_ += bytes;
+}
+
+bool OutStream::free_slot(std::uint64_t number, std::uint16_t& slot) const {
+  slot = static_cast<std::uint16_t>(number % shape_.slots);
+  if (!by_slot_[slot].in_use) return true;
+  // The message's own slot is in quarantine: an ended epoch may still write it.
+  for (slot = shape_.slots; slot < shape_.all_slots(); ++slot)
+    if (!by_slot_[slot].in_use) return true;
+  return false;
+}
+
+std::size_t OutStream::open_messages() {
+  std::size_t opened = 0;
+  std::uint16_t slot = 0;
+  while (!ops_.empty() && next_number_ < credit_ + shape_.slots && free_slot(next_number_, slot)) {
+    Op& op = ops_.front();
+    OutMessage& message = by_slot_[slot];
+    const auto bytes =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(op.bytes, shape_.slot_bytes));
+    message.number = next_number_;
+    message.data = op.data;
+    message.tag = op.tag;
+    message.bytes = bytes;
+    message.unresolved = 0;
+    message.unwritten = 0;
+    message.slot = slot;
+    message.chunks = static_cast<std::uint16_t>(
+        std::max<std::uint32_t>(1, (bytes + shape_.chunk_bytes - 1) / shape_.chunk_bytes));
+    message.next_chunk = 0;
+    message.staged = op.staged;
+    message.ack_now = shape_.resilience && !op.staged;
+    message.in_use = true;
+    message.replay_queued = 0;
+    message.attempts.fill(0);
+    if (op.staged && bytes > 0) {
+      auto& staging = staging_[slot];
+      if (!staging) staging = std::make_unique_for_overwrite<std::byte[]>(
+          std::min(shape_.staging_bytes, shape_.slot_bytes));
+      std::memcpy(staging.get(), op.data, bytes);
+      message.data = staging.get();
+    }
+    slot_ring_[next_number_ % shape_.slots] = slot;
+    opened_position_ += bytes;
+    message.end_position = opened_position_;
+    ++next_number_;
+    ++opened;
+    op.data += bytes;
+    op.bytes -= bytes;
+    if (op.bytes == 0) ops_.pop_front();
+  }
+  return opened;
+}
+
+bool OutStream::acknowledge(std::uint64_t delivered, std::uint64_t credit, TimeNs now) {
+  if (delivered > next_number_ || credit > delivered) return false;
+  if (delivered <= delivered_ && credit <= credit_) return true;
+  last_ack_ns = now;
+  ack_request_after = 0;
+  for (; delivered_ < delivered; ++delivered_) message(delivered_).data = nullptr;
+  while (credit_ < credit) {
+    OutMessage& done = message(credit_);
+    ++credit_;
+    release_if_done(done);
+  }
+  return true;
+}
+
+void OutStream::attempt_posted(OutMessage& message, std::uint16_t chunk, RailId rail) {
+  ++message.unresolved;
+  ++message.unwritten;
+  message.last_rail[chunk] = static_cast<std::uint8_t>(rail);
+  if (message.attempts[chunk] < 255) ++message.attempts[chunk];
+  if (chunk == message.next_chunk) ++message.next_chunk;
+}
+
+void OutStream::attempt_resolved(OutMessage& message) {
+  assert(message.unresolved > 0);
+  --message.unresolved;
+  release_if_done(message);
+}
+
+void OutStream::release_if_done(OutMessage& message) {
+  if (message.number < credit_ && message.unresolved == 0) message.in_use = false;
+}
+
+OutMessage* OutStream::posting() {
+  return posting_number_ < next_number_ ? &message(posting_number_) : nullptr;
+}
+
+void OutStream::advance_posting() {
+  while (posting_number_ < next_number_) {
+    const OutMessage& current = message(posting_number_);
+    if (current.next_chunk < current.chunks) return;
+    ++posting_number_;
+  }
+}
+
+std::uint64_t OutStream::settled_position() const {
+  // Delivered messages are settled; so are staged ones (their bytes were copied), and with
+  // resilience off those that the rails have handed on.
+  std::uint64_t position = opened_position_;
+  for (std::uint64_t number = delivered_; number < next_number_; ++number) {
+    const OutMessage& open = message(number);
+    const bool handed_on =
+        !shape_.resilience && open.next_chunk == open.chunks && open.unwritten == 0;
+    if (!open.staged && !handed_on) {
+      position = open.end_position - open.bytes;
+      break;
+    }
+  }
+  return position;
+}
+
+}  // namespace r2ccl

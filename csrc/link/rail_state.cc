@@ -1,0 +1,42 @@
+#include "link/rail_state.hpp"
+
+namespace r2ccl {
+
+std::string_view name_of(RailKind kind) {
+  switch (kind) {
+    case RailKind::tcp: return "tcp";
+    case RailKind::shm: return "shm";
+    case RailKind::control: return "control";
+    case RailKind::verbs: return "verbs";
+    case RailKind::sim: return "sim";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(RailState state) {
+  switch (state) {
+    case RailState::connecting: return "CONNECTING";
+    case RailState::probation: return "PROBATION";
+    case RailState::up: return "UP";
+    case RailState::suspect: return "SUSPECT";
+    case RailState::down: return "DOWN";
+    case RailState::fencing: return "FENCING";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(RailCause cause) {
+  switch (cause) {
+    case RailCause::none: return "none";
+    case RailCause::carrier: return "carrier";
+    case RailCause::socket_error: return "socket-error";
+    case RailCause::peer_notice: return "peer-notice";
+    case RailCause::dead_deadline: return "dead-deadline";
+    case RailCause::protocol: return "protocol";
+    case RailCause::probation: return "probation";
+    case RailCause::injected: return "injected";
+  }
+  return "unknown";
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,31 @@
+// Sizes that both ends of a link agree on, and the limits that follow from them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace r2ccl {
+
+using TimeNs = std::int64_t;  // CLOCK_MONOTONIC, or the simulator's clock
+using RailId = std::uint16_t;
+using Epoch = std::uint32_t;
+
+inline constexpr RailId any_rail = 0xFFFF;
+inline constexpr std::size_t max_rails_per_link = 64;
+inline constexpr std::size_t max_chunks_per_message = 64;
+inline constexpr TimeNs ns_per_ms = 1'000'000;
+
+struct StreamShape {
+  std::uint32_t slot_bytes = 1U << 20;
+  std::uint32_t chunk_bytes = 128U << 10;
+  std::uint32_t staging_bytes = 256U << 10;
+  std::uint16_t slots = 8;
+  std::uint16_t spare_slots = 4;
+  bool resilience = true;
+
+  [[nodiscard]] std::uint16_t all_slots() const {
+    return static_cast<std::uint16_t>(slots + spare_slots);
+  }
+};
+
+}  // namespace r2ccl

@@ -1,0 +1,121 @@
+# One way in.  Every target sets up what it needs; what is up to date is not done again.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+JOBS ?= $(shell nproc)
+# Which interpreter the environment is made with; any from 3.11 on.
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
+	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))) \
+	python3)
+export PYTHON
+# The environment's cmake and ninja, also where the system has none.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+ARGS ?=
+COMMA := ,
+
+CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp')
+NATIVE_TESTS := $(shell find tests/native -name '*.cc' -o -name '*.hpp')
+
+.PHONY: help setup demo test test-native test-long bench lint lint-python lint-cpp docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@echo "  ARGS='…' is passed on, e.g. make demo ARGS=--baseline"
+
+setup: $(STAMPS)/installed ## everything into .venv: vLLM, tools, the core
+
+demo: setup $(STAMPS)/system-demo ## serve a model over two nodes and cut rails under it
+	$(BIN)/r2serve demo $(ARGS)
+
+bench: setup ## measure collectives beside gloo, Open MPI and the raw floor
+	$(BIN)/r2serve bench collectives $(ARGS)
+
+test: setup $(STAMPS)/system-test ## all tests: native (plain, ASan/UBSan, TSan), then Python
+	@rm -rf build/results
+	@$(MAKE) test-native
+	$(BIN)/pytest --native-results=build/results $(ARGS)
+
+test-long: setup $(STAMPS)/system-test ## the tests that take minutes
+	@rm -rf build/results
+	@R2SERVE_TEST_LONG=1 $(MAKE) test-native
+	$(BIN)/pytest -m long --native-results=build/results $(ARGS)
+
+# GCC builds the plain variant and clang the others, so both compilers judge every file.
+SANITIZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g'
+define native
+@echo "== native tests: $(1)"
+@cmake -S . -B build/native-$(1) -G Ninja -DR2CCL_PYTHON=OFF -DR2CCL_TESTS=ON $(2) >build/$(1).log \
+	|| { cat build/$(1).log; exit 1; }
+@cmake --build build/native-$(1)
+@GTEST_OUTPUT=xml:$(CURDIR)/build/results/$(1)/ \
+	ctest --test-dir build/native-$(1) --output-on-failure --no-tests=error -j$(JOBS)
+endef
+
+test-native: setup $(STAMPS)/system-test ## native tests alone
+	$(call native,plain,-DCMAKE_CXX_COMPILER=g++)
+	$(call native,asan,$(SANITIZED) -DR2CCL_SANITIZE=address$(COMMA)undefined)
+	$(call native,tsan,$(SANITIZED) -DR2CCL_SANITIZE=thread)
+
+lint: lint-python lint-cpp ## formatting, types and static analysis
+
+lint-python: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# clang-tidy is slow: one stamp a file, redone when it or any header changes.
+TIDY := $(patsubst %.cc,build/tidy/%.ok,$(filter %.cc,$(CORE)))
+lint-cpp: setup $(STAMPS)/system-lint
+	clang-format --dry-run -Werror $(CORE) $(NATIVE_TESTS)
+	@$(MAKE) -j$(JOBS) $(TIDY)
+
+build/tidy/%.ok: %.cc .clang-tidy $(filter %.hpp,$(CORE)) | build/tidy/compile_commands.json
+	@mkdir -p $(@D)
+	clang-tidy --quiet -p build/tidy $< 2>/dev/null
+	@touch $@
+
+build/tidy/compile_commands.json: CMakeLists.txt $(STAMPS)/installed $(filter %.cc,$(CORE))
+	@cmake -S . -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
+		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
+	@touch $@
+
+docs: setup ## write docs/configuration.md anew from r2serve/config.py
+	$(BIN)/r2serve config --markdown >docs/configuration.md
+
+clean: ## remove everything that was built, the environment too
+	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- what the targets stand on ------------------------------------------------------------------
+
+$(STAMPS)/system-%: deploy/setup/system.sh
+	@deploy/setup/system.sh $*
+	@mkdir -p $(STAMPS) build && touch $@
+
+$(STAMPS)/venv: | $(STAMPS)/system-build
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "r2serve needs Python 3.11 or later; set PYTHON=…" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(STAMPS)/engine: deploy/setup/engine.py | $(STAMPS)/venv
+	@echo "== installing vLLM (minutes, once)"
+	@$(BIN)/python deploy/setup/engine.py
+	@touch $@
+
+$(STAMPS)/tools: pyproject.toml | $(STAMPS)/venv
+	@$(BIN)/python -m pip install --quiet cmake ninja nanobind scikit-build-core
+	@touch $@
+
+# The core is compiled here and never at import; sources in Python are used where they lie.
+$(STAMPS)/installed: $(STAMPS)/engine $(STAMPS)/tools pyproject.toml CMakeLists.txt $(CORE)
+	@echo "== building and installing r2serve"
+	@$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[bench,sidecar,dev]'
+	@touch $@

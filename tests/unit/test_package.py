@@ -1,0 +1,95 @@
+"""What is shipped: the layout of a wheel, and a core that links nothing but the C++ runtime."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import r2serve
+from r2serve import _core
+
+ROOT = Path(__file__).resolve().parents[2]
+LINKED = {"libc", "libm", "libstdc++", "libgcc_s", "libpthread", "libdl", "librt", "ld-linux"}
+
+
+def needed(library: Path) -> set[str]:
+    """Shared libraries that a library asks the loader for, without version."""
+    listing = subprocess.run(
+        ["readelf", "--dynamic", "--wide", str(library)], capture_output=True, text=True, check=True
+    )
+    names = re.findall(r"\(NEEDED\).*\[(.+?)\.so", listing.stdout)
+    return {name.split("-x86-64")[0].split("-aarch64")[0] for name in names}
+
+
+def test_the_core_links_neither_torch_nor_cuda_nor_verbs() -> None:
+    assert _core.__file__ is not None
+    libraries = needed(Path(_core.__file__))
+    assert "libc" in libraries
+    assert libraries <= LINKED
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = ["torch", "numpy", "click", "r2serve._core"]
+    program = f"import sys, r2serve; print([name for name in {heavy} if name in sys.modules])"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[]\n"
+
+
+def test_public_names_resolve() -> None:
+    for name in r2serve.__all__:
+        assert getattr(r2serve, name) is not None
+    with pytest.raises(AttributeError, match="nothing_of_ours"):
+        _ = r2serve.nothing_of_ours
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run(
+        [*command, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)],
+        check=True,
+        timeout=500,
+    )
+    (built,) = folder.glob("r2serve-*.whl")
+    return built
+
+
+def test_a_wheel_holds_the_three_source_folders_and_the_core(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    for wanted in ("config.py", "py.typed", "kernels/__init__.py", "bench/__init__.py"):
+        assert f"r2serve/{wanted}" in names
+    assert [name for name in names if re.fullmatch(r"r2serve/_core\..*so", name)]
+    assert {name.split("/")[0] for name in names} == {"r2serve", wheel_info(names)}
+    assert not [name for name in names if "__pycache__" in name]
+    # One wheel a Python up to 3.11; from 3.12 on the stable ABI serves all.
+    abi = "abi3" if sys.version_info >= (3, 12) else f"cp3{sys.version_info.minor}"
+    assert f"-{abi}-" in wheel.name
+
+
+def wheel_info(names: list[str]) -> str:
+    (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+    return info
+
+
+def test_an_installed_wheel_imports_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*command, "--target", str(tmp_path), str(wheel)], check=True, timeout=120)
+    # -S leaves out the editable install of the checkout, which would win otherwise.
+    program = (
+        "import sys\n"
+        f"sys.path[:0] = [{str(tmp_path)!r}, {sysconfig.get_path('purelib')!r}]\n"
+        "import r2serve.bench, r2serve.kernels, r2serve._core\n"
+        "for module in (r2serve, r2serve.bench, r2serve.kernels, r2serve._core):\n"
+        f"    assert module.__file__.startswith({str(tmp_path)!r}), module\n"
+    )
+    subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, check=True, timeout=60)

@@ -1,0 +1,156 @@
+"""The repository lints what no linter knows: its layout, the length of files, stray paths."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"bench", "csrc", "deploy", "docs", "kernels", "r2serve", "tests"}
+FILES = {
+    "CHANGELOG.md",
+    "CMakeLists.txt",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "pyproject.toml",
+}
+LONGEST_FILE = 450  # lines; a file does one thing and usually fits in 400
+LONGEST_TEST = 700  # tables of cases are long
+SOURCES = {".py", ".cc", ".hpp", ".h", ".sh"}
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Every file that git has or would take, so that a file is checked before it is committed."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    names = [Path(name) for name in listing.stdout.split("\0") if name]
+    return tuple(name for name in names if (ROOT / name).is_file())
+
+
+def text_of(path: Path) -> str | None:
+    """The text of a file, or None of a binary one."""
+    data = (ROOT / path).read_bytes()
+    return None if b"\0" in data else data.decode()
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".py" and path.parts[0] in folders]
+
+
+def test_only_the_folders_of_the_architecture() -> None:
+    for path in tracked():
+        top = path.parts[0]
+        if not top.startswith("."):
+            assert top in (FOLDERS if len(path.parts) > 1 else FILES), path
+
+
+def test_files_have_a_sane_length() -> None:
+    for path in tracked():
+        if path.suffix in SOURCES:
+            lines = len((text_of(path) or "").splitlines())
+            longest = LONGEST_TEST if path.parts[0] == "tests" else LONGEST_FILE
+            assert lines <= longest, f"{path} has {lines} lines: split it"
+
+
+def test_no_paths_of_a_particular_machine() -> None:
+    # Spelt apart, so that this file does not find itself.
+    roots = "|".join(("/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/", "/op" + "t/", "/Us" + "ers/"))
+    for path in tracked():
+        for number, line in enumerate((text_of(path) or "").splitlines(), start=1):
+            assert not re.search(rf"(?<![\w.~-])(?:{roots})", line), f"{path}:{number}: {line}"
+
+
+def test_no_unfinished_work() -> None:
+    words = re.compile(r"\b(?:TO" + "DO|FIX" + "ME|XX" + r"X|TB" + r"D)\b")
+    for path in tracked():
+        if path.name != "LICENSE":
+            found = words.search(text_of(path) or "")
+            assert found is None, f"{path}: {found}"
+
+
+def test_text_files_end_in_one_newline_and_have_no_trailing_blanks() -> None:
+    for path in tracked():
+        text = text_of(path)
+        if text and path.suffix not in (".jsonl", ".json", ".svg"):
+            assert text.endswith("\n"), path
+            assert not text.endswith("\n\n"), path
+            assert not re.search(r"[ \t]+$", text, re.MULTILINE) or path.name == "LICENSE", path
+
+
+def test_errors_are_not_swallowed() -> None:
+    for path in python_files("r2serve", "kernels", "bench", "tests", "deploy"):
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.ExceptHandler):
+                assert node.type is not None, f"{path}:{node.lineno}: bare except"
+                only = node.body[0] if len(node.body) == 1 else None
+                silent = isinstance(only, ast.Pass)
+                assert not silent, f"{path}:{node.lineno}: say why with contextlib.suppress"
+
+
+def test_no_print_outside_the_command_line() -> None:
+    for path in python_files("r2serve", "kernels", "bench"):
+        if "cli" in path.parts or path.stem == "cli":
+            continue
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print", f"{path}:{node.lineno}: log, or take a console"
+
+
+def test_one_logger_tree() -> None:
+    """Loggers are named after their module, so one level and one handler govern all."""
+    for path in python_files("r2serve", "kernels"):
+        for name in re.findall(r"getLogger\(([^)]*)\)", (ROOT / path).read_text()):
+            engine = path.parts[2] if path.parts[:2] == ("r2serve", "engines") else None
+            right = name == "__name__" or name.startswith('"r2serve') or name == f'"{engine}"'
+            assert right, f"{path}: getLogger({name})"
+
+
+def test_engines_are_imported_only_where_they_belong() -> None:
+    for path in python_files("r2serve", "kernels"):
+        if path.parts[:2] == ("r2serve", "engines"):
+            continue
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            assert not {name.split(".")[0] for name in names} & {"vllm", "sglang"}, path
+
+
+@pytest.mark.parametrize("folder", ["include", "link"])
+def test_dependencies_of_the_core_point_one_way(folder: str) -> None:
+    """Public headers include only each other; the state machine knows no rail, socket or clock."""
+    allowed = {"include": ("r2ccl/",), "link": ("r2ccl/", "link/", "rails/rail.hpp")}[folder]
+    forbidden = ("<sys/socket.h>", "<netinet/", "<thread>", "<poll.h>", "<ctime>", "<time.h>")
+    for path in tracked():
+        if path.parts[:2] != ("csrc", folder):
+            continue
+        text = (ROOT / path).read_text()
+        for included in re.findall(r'#include "([^"]+)"', text):
+            assert included.startswith(allowed), f"{path} includes {included}"
+        if folder == "link":
+            for word in (*forbidden, "_clock::now"):
+                assert word not in text, f"{path}: {word}"
+
+
+def test_source_files_of_the_core_are_header_or_implementation() -> None:
+    for path in tracked():
+        if path.parts[0] == "csrc":
+            assert path.suffix in (".cc", ".hpp", ".cu", ".cuh"), path
+            if path.suffix == ".hpp":
+                assert "#pragma once" in (ROOT / path).read_text(), path

@@ -1,0 +1,40 @@
+// One connection of a rail: an ordered, non-blocking byte stream in both directions.  TCP sockets
+// and shared-memory rings are byte pipes; FramedRail puts frames on them.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "link/shape.hpp"
+
+namespace r2ccl {
+
+enum class Io : std::uint8_t { ok, again, broken };
+
+// What the path says about bytes handed to it.
+struct PathReport {
+  std::uint64_t unacknowledged = 0;  // bytes written that the peer's end has not acknowledged
+  TimeNs round_trip = 0;             // the transport's own smoothed estimate; 0: not known
+  bool peer_limited = false;         // nothing moves because the peer does not read
+};
+
+class BytePipe {
+ public:
+  virtual ~BytePipe() = default;
+
+  // Writes or reads what is possible at once.  `again`: nothing was.
+  virtual Io write(std::span<const iovec> parts, std::size_t& bytes) = 0;
+  virtual Io read(std::span<const iovec> parts, std::size_t& bytes) = 0;
+
+  virtual PathReport path() = 0;
+
+  // Becomes readable when bytes arrive after arm() returned true; arm() returns false if some are
+  // there already.  With `for_write`, also when there is room again.
+  [[nodiscard]] virtual int fd() const = 0;
+  [[nodiscard]] virtual bool arm(bool for_write) = 0;
+};
+
+}  // namespace r2ccl

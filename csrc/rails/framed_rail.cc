@@ -1,0 +1,204 @@
+#include "rails/framed_rail.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace r2ccl {
+namespace {
+
+constexpr std::size_t held_limit = 8U << 20;
+
+}  // namespace
+
+FramedRail::FramedRail(Link& link, RailId rail, std::unique_ptr<BytePipe> pipe,
+                       std::span<const std::byte> leftover)
+    : link_(link),
+      rail_(rail),
+      epoch_(link.epoch(rail)),
+      pipe_(std::move(pipe)),
+      input_(std::max(input_bytes, leftover.size())) {
+  std::copy(leftover.begin(), leftover.end(), input_.begin());
+  input_end_ = leftover.size();
+}
+
+// --- out ---------------------------------------------------------------------------------------
+
+void FramedRail::pump_out(TimeNs now) {
+  if (muted_) {
+    hold_back();
+    while (held_.size() < held_limit && link_.has_frames(rail_)) {
+      pull(now);
+      if (frame_count_ == 0) return;
+      hold_back();
+    }
+    return;
+  }
+  for (;;) {
+    if (part_begin_ == part_end_) {
+      if (!link_.has_frames(rail_)) return;
+      pull(now);
+      if (frame_count_ == 0) return;
+    }
+    if (!write_pending(now)) return;
+  }
+}
+
+void FramedRail::pull(TimeNs now) {
+  frame_count_ = part_begin_ = part_end_ = 0;
+  std::size_t bytes = 0;
+  while (frame_count_ < batch_frames && bytes < read_bytes) {
+    OutFrame& frame = frames_[frame_count_];
+    if (!link_.next_frame(rail_, frame, now)) break;
+    ++frame_count_;
+    parts_[part_end_++] = {&frame.header, sizeof(FrameHeader)};
+    if (frame.header.payload_bytes > 0)
+      parts_[part_end_++] = {const_cast<std::byte*>(frame.payload), frame.header.payload_bytes};
+    bytes += sizeof(FrameHeader) + frame.header.payload_bytes;
+  }
+}
+
+// False: the pipe takes no more for now, or is broken.
+bool FramedRail::write_pending(TimeNs now) {
+  const std::span<const iovec> parts(parts_.data() + part_begin_, part_end_ - part_begin_);
+  std::size_t bytes = 0;
+  const Io result = pipe_->write(parts, bytes);
+  if (result == Io::broken) {
+    link_.rail_failed(rail_, epoch_, RailCause::socket_error, now);
+    return false;
+  }
+  blocked_ = result == Io::again;
+  if (blocked_) return false;
+  advance(bytes);
+  blocked_ = part_begin_ < part_end_;
+  return !blocked_;
+}
+
+void FramedRail::advance(std::size_t bytes) {
+  written_ += bytes;
+  while (bytes > 0) {
+    iovec& part = parts_[part_begin_];
+    if (bytes < part.iov_len) {
+      part.iov_base = static_cast<std::byte*>(part.iov_base) + bytes;
+      part.iov_len -= bytes;
+      return;
+    }
+    bytes -= part.iov_len;
+    ++part_begin_;
+  }
+  if (part_begin_ < part_end_) return;
+  for (std::size_t i = 0; i < frame_count_; ++i) link_.frame_written(frames_[i]);
+  frame_count_ = 0;
+  detached_.clear();
+}
+
+void FramedRail::detach(std::span<const std::byte> memory) {
+  for (std::size_t i = part_begin_; i < part_end_; ++i) {
+    auto* begin = static_cast<std::byte*>(parts_[i].iov_base);
+    if (begin < memory.data() || begin >= memory.data() + memory.size()) continue;
+    detached_.emplace_back(begin, begin + parts_[i].iov_len);
+    parts_[i].iov_base = detached_.back().data();
+  }
+}
+
+void FramedRail::hold_back() {
+  std::size_t bytes = 0;
+  for (std::size_t i = part_begin_; i < part_end_; ++i) {
+    const auto* begin = static_cast<const std::byte*>(parts_[i].iov_base);
+    held_.insert(held_.end(), begin, begin + parts_[i].iov_len);
+    bytes += parts_[i].iov_len;
+  }
+  const std::uint64_t before = written_;
+  advance(bytes);
+  written_ = before;  // held, not sent
+}
+
+void FramedRail::heal() {
+  muted_ = false;
+  if (held_.empty()) return;
+  // What was held goes out before anything newer.
+  detached_.push_back(std::move(held_));
+  held_.clear();
+  parts_[0] = {detached_.back().data(), detached_.back().size()};
+  part_begin_ = 0;
+  part_end_ = 1;
+  frame_count_ = 0;
+}
+
+void FramedRail::report_path(TimeNs now) {
+  const PathReport report = pipe_->path();
+  const std::uint64_t acked = written_ - std::min(written_, report.unacknowledged);
+  link_.path_acked(rail_, epoch_, acked, report.peer_limited, now);
+  if (report.round_trip > 0) link_.path_round_trip(rail_, report.round_trip);
+}
+
+// --- in ----------------------------------------------------------------------------------------
+
+bool FramedRail::pump_in(TimeNs now) {
+  if (muted_) return false;
+  bool arrived = input_end_ > input_begin_;
+  if (arrived && !parse(now)) return true;
+  for (;;) {
+    if (input_begin_ == input_end_) {
+      input_begin_ = input_end_ = 0;
+    } else if (input_begin_ > 0) {  // less than a header is left
+      std::memmove(input_.data(), input_.data() + input_begin_, input_end_ - input_begin_);
+      input_end_ -= input_begin_;
+      input_begin_ = 0;
+    }
+    std::array<iovec, 2> parts{};
+    std::size_t count = 0;
+    std::size_t direct = 0;
+    if (payload_left_ > 0) {
+      const auto room = link_.payload_room(rail_);
+      direct = std::min({room.size(), payload_left_, read_bytes});
+      parts[count++] = {room.data(), direct};
+    }
+    if (direct == payload_left_)
+      parts[count++] = {input_.data() + input_end_, input_.size() - input_end_};
+    const std::size_t asked = parts[0].iov_len + parts[1].iov_len;
+
+    std::size_t bytes = 0;
+    const Io result = pipe_->read({parts.data(), count}, bytes);
+    if (result == Io::again) return arrived;
+    if (result == Io::broken) {
+      link_.rail_failed(rail_, epoch_, RailCause::socket_error, now);
+      return true;
+    }
+    arrived = true;
+    const std::size_t into_payload = std::min(bytes, direct);
+    if (into_payload > 0) {
+      payload_left_ -= into_payload;
+      link_.payload_filled(rail_, into_payload, now);
+    }
+    input_end_ += bytes - into_payload;
+    if (!parse(now)) return true;
+    if (bytes < asked) return true;  // drained
+  }
+}
+
+// Acts on what is buffered; leaves less than one header.  False: the rail has failed.
+bool FramedRail::parse(TimeNs now) {
+  for (;;) {
+    if (!link_.connected(rail_) || link_.epoch(rail_) != epoch_) return false;
+    const std::size_t buffered = input_end_ - input_begin_;
+    if (payload_left_ > 0) {
+      if (buffered == 0) return true;
+      const auto room = link_.payload_room(rail_);
+      const std::size_t bytes = std::min({room.size(), payload_left_, buffered});
+      std::memcpy(room.data(), input_.data() + input_begin_, bytes);
+      input_begin_ += bytes;
+      payload_left_ -= bytes;
+      link_.payload_filled(rail_, bytes, now);
+    } else {
+      if (buffered < sizeof(FrameHeader)) return true;
+      FrameHeader header;
+      std::memcpy(&header, input_.data() + input_begin_, sizeof(header));
+      input_begin_ += sizeof(header);
+      if (!link_.frame_begin(rail_, header, now)) return false;
+      payload_left_ = header.payload_bytes;
+    }
+  }
+}
+
+}  // namespace r2ccl

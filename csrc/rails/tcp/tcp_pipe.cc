@@ -1,0 +1,78 @@
+#include "rails/tcp/tcp_pipe.hpp"
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+
+namespace r2ccl {
+namespace {
+
+// Linux 6.17: an upper bound for the delay of acknowledgements.  They are the path acks that a
+// rail is judged by, so they should not wait for data to travel with.
+constexpr int tcp_delack_max_us = 46;
+constexpr int delack_us = 2000;
+
+Io io_error() {
+  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? Io::again : Io::broken;
+}
+
+}  // namespace
+
+void prepare_rail_socket(int fd, std::int64_t socket_buffer_bytes) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  ::setsockopt(fd, IPPROTO_TCP, tcp_delack_max_us, &delack_us, sizeof(delack_us));
+  if (socket_buffer_bytes > 0) {
+    const int size = static_cast<int>(socket_buffer_bytes);
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+  }
+}
+
+Io TcpPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts.data());
+  message.msg_iovlen = parts.size();
+  const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0) return io_error();
+  bytes = static_cast<std::size_t>(sent);
+  return Io::ok;
+}
+
+Io TcpPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
+  ssize_t got = 0;
+  if (parts.size() == 1) {
+    got = ::recv(socket_.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT);
+  } else {
+    got = ::readv(socket_.get(), parts.data(), static_cast<int>(parts.size()));
+  }
+  if (got < 0) return io_error();
+  if (got == 0) return Io::broken;  // the peer closed its end
+  bytes = static_cast<std::size_t>(got);
+  return Io::ok;
+}
+
+PathReport TcpPipe::path() {
+  PathReport report;
+  int unacknowledged = 0;
+  if (::ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0)
+    report.unacknowledged = static_cast<std::uint64_t>(unacknowledged);
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+    report.round_trip = static_cast<TimeNs>(info.tcpi_rtt) * 1000;
+    // Nothing in flight, though bytes wait: the peer's window is closed.  Its window probes are
+    // answered as long as the path works.
+    report.peer_limited =
+        report.unacknowledged > 0 && info.tcpi_unacked == 0 && info.tcpi_probes < 2;
+  }
+  return report;
+}
+
+}  // namespace r2ccl

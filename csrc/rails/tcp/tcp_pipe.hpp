@@ -1,0 +1,27 @@
+// A byte pipe over one connected TCP socket.
+#pragma once
+
+#include "drivers/file_descriptor.hpp"
+#include "rails/byte_pipe.hpp"
+
+namespace r2ccl {
+
+// Sets what every rail socket needs: non-blocking, TCP_NODELAY, quick acknowledgements where the
+// kernel offers them, buffer sizes (0: the kernel tunes them).
+void prepare_rail_socket(int fd, std::int64_t socket_buffer_bytes);
+
+class TcpPipe final : public BytePipe {
+ public:
+  explicit TcpPipe(FileDescriptor socket) : socket_(std::move(socket)) {}
+
+  Io write(std::span<const iovec> parts, std::size_t& bytes) override;
+  Io read(std::span<const iovec> parts, std::size_t& bytes) override;
+  PathReport path() override;
+  [[nodiscard]] int fd() const override { return socket_.get(); }
+  [[nodiscard]] bool arm(bool /*for_write*/) override { return true; }
+
+ private:
+  FileDescriptor socket_;
+};
+
+}  // namespace r2ccl

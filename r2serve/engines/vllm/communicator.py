@@ -1,0 +1,76 @@
+"""vLLM's CPU communicator with r2ccl underneath, for groups that span nodes.
+
+vLLM builds one :class:`R2cclCpuCommunicator` for every group of more than one rank.  A group
+inside one node gets exactly that class, which adds nothing to vLLM's: the engine's shared-memory
+path is called without anything in between.  A group that spans nodes gets
+:class:`SpanningCpuCommunicator`, whose every collective is r2ccl's.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+from r2serve.config import Config
+from r2serve.engines.vllm import flag, nodes
+from r2serve.engines.vllm.spanning import SpanningCollectives
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_LOG = logging.getLogger(__name__)
+_warned_of_no_rail = False
+
+
+class R2cclCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
+    """vLLM's own communicator; makes a :class:`SpanningCpuCommunicator` where nodes differ."""
+
+    def __new__(cls, cpu_group: ProcessGroup, *args: Any, **kwargs: Any) -> R2cclCpuCommunicator:
+        config = Config.from_env()
+        flag.log_with_vllm(config.log_level)
+        if nodes.spans_nodes(cpu_group, config):
+            cls = SpanningCpuCommunicator
+        else:
+            _say_once_that_there_is_no_rail(kwargs.get("unique_name", ""))
+        made: R2cclCpuCommunicator = super().__new__(cls)
+        return made
+
+
+class SpanningCpuCommunicator(SpanningCollectives, R2cclCpuCommunicator):
+    """Collectives of a group whose ranks live on more than one node."""
+
+    def __init__(
+        self,
+        cpu_group: ProcessGroup,
+        device: torch.device | None = None,
+        device_group: ProcessGroup | None = None,
+        unique_name: str = "",
+        use_all2all: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        # Not CpuCommunicator's: it would set up shared memory that nothing here uses.
+        DeviceCommunicatorBase.__init__(
+            self, cpu_group, device, device_group, unique_name, use_all2all=use_all2all, **kwargs
+        )
+        self.dist_module = torch.distributed
+        self.supports_tensor_dict = True
+        self.connect(unique_name)
+        if self.use_all2all:
+            from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
+
+            self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
+
+
+def _say_once_that_there_is_no_rail(group: str) -> None:
+    global _warned_of_no_rail
+    if not _warned_of_no_rail:
+        _warned_of_no_rail = True
+        _LOG.info(
+            "group %s is inside one node: it keeps the engine's own path, and there is no rail "
+            "to fail over to",
+            group,
+        )

@@ -1,0 +1,106 @@
+"""vLLM's platform for this machine, with r2ccl's communicator where the flag asks for it.
+
+A class is made for each platform of vLLM by one function, so a further platform is one more line
+in :mod:`r2serve.engines.vllm.patches`.  While the flag is absent every method hands on to vLLM's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import Any, ClassVar
+
+from r2serve.engines.vllm import flag, patches
+from r2serve.errors import ConfigError
+
+
+def __getattr__(name: str) -> Any:
+    """Make the class on first use: its base exists only on the machine it is for."""
+    for base, ours in patches.PLATFORMS.items():
+        module, _, class_name = ours.rpartition(".")
+        if module == __name__ and class_name == name:
+            return make_platform(_resolve(base), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _resolve(qualified_name: str) -> Any:
+    module, _, name = qualified_name.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@functools.cache
+def make_platform(base: type[Any], name: str) -> type[Any]:
+    """A subclass of vLLM's platform class ``base`` that knows ``--distributed-backend``."""
+
+    class R2cclPlatform(base):  # type: ignore[misc]
+        additional_env_vars: ClassVar[list[str]] = [*base.additional_env_vars, *flag.CARRIED]
+
+        @classmethod
+        def pre_register_and_update(cls, parser: Any = None) -> None:
+            super().pre_register_and_update(parser)
+            if parser is not None:
+                flag.add_to(parser)
+            else:  # the engine's configuration is about to be made: last stop before workers
+                flag.check_environment()
+
+        @classmethod
+        def check_and_update_config(cls, vllm_config: Any) -> None:
+            flag.read_additional_config(vllm_config.additional_config)
+            super().check_and_update_config(vllm_config)
+            if flag.active():
+                flag.check_environment()
+                _note_in(vllm_config)
+
+        @classmethod
+        def get_device_communicator_cls(cls) -> str:
+            stock: str = super().get_device_communicator_cls()
+            if not flag.active():
+                return stock
+            if stock not in patches.COMMUNICATORS:
+                raise ConfigError(f"--distributed-backend r2ccl has no counterpart of {stock}")
+            return patches.COMMUNICATORS[stock]
+
+        @classmethod
+        def use_custom_op_collectives(cls) -> bool:
+            if flag.active():
+                from r2serve.engines.vllm import nodes
+
+                # Dynamo must not trace into sockets, but may into the engine's own fast path,
+                # which reduces in place and so must not hide behind an op that claims not to.
+                if nodes.latest_group_spans_nodes():
+                    return True
+            return bool(super().use_custom_op_collectives())
+
+        @classmethod
+        def device_count(cls) -> int:
+            workers = os.environ.get(flag.WORKERS_VARIABLE)
+            if flag.active() and workers is not None:
+                return int(workers)
+            return _stock_device_count(base)
+
+    R2cclPlatform.__name__ = R2cclPlatform.__qualname__ = name
+    return R2cclPlatform
+
+
+def _note_in(vllm_config: Any) -> None:
+    """Write into the engine's configuration what its compile cache has to tell apart."""
+    parallel = vllm_config.parallel_config
+    if isinstance(vllm_config.additional_config, dict):
+        vllm_config.additional_config[flag.SECTION] = {
+            "distributed_backend": "r2ccl",
+            "nnodes": parallel.nnodes,
+            "per_rank_nodes": os.environ.get("R2CCL_NODE") == "per-rank",
+        }
+    # vLLM tells from the device count which ranks share a node; torch sees one CPU.
+    os.environ[flag.WORKERS_VARIABLE] = str(parallel.local_world_size)
+
+
+def _stock_device_count(base: type[Any]) -> int:
+    """What vLLM would have answered: its instances fall back to ``torch.<device_type>``."""
+    own = getattr(base, "device_count", None)
+    if own is not None:
+        return int(own())
+    import torch
+
+    return int(getattr(torch, base.device_type).device_count())

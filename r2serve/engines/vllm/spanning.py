@@ -1,0 +1,228 @@
+"""The collectives of a group that spans nodes, in vLLM's terms, on a ``r2serve.Communicator``.
+
+vLLM gathers along any dimension and returns one tensor; r2ccl puts a dimension of ranks in front.
+Here is the translation and nothing else.  ``dst``, ``src`` are ranks in the group.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+
+from r2serve import Communicator
+from r2serve.config import Config
+from r2serve.engines.vllm.ending import end_worker_soon
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# What r2ccl can name. Anything else (float8, uint16, complex ...) can still be moved, as bytes.
+_NAMED = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+    }
+)
+
+
+def _final(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A collective that raises ends its worker: peers wait for this rank, and it cannot resume."""
+
+    @functools.wraps(method)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            end_worker_soon(error)
+            raise
+
+    return guarded
+
+
+class SpanningCollectives:
+    """Mixed into a device communicator of vLLM, whose group attributes it uses."""
+
+    cpu_group: Any
+    device: torch.device
+    world_size: int
+    rank_in_group: int
+    r2ccl: Communicator
+
+    def connect(self, unique_name: str) -> None:
+        """Open rails to the other ranks; collective over the group.
+
+        Raises:
+            R2cclError: a peer did not appear within ``connect_timeout_s``.
+        """
+        self.r2ccl = Communicator.from_group(self.cpu_group, name=unique_name, config=_config())
+
+    def destroy(self) -> None:
+        """Close in good order: everything sent is delivered first, within a bound."""
+        self.r2ccl.close()
+        super().destroy()  # type: ignore[misc]
+
+    @_final
+    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks; ``input_`` stays as it is."""
+        return self.r2ccl.all_reduce(input_.contiguous())
+
+    @_final
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """All ranks' tensors, joined along ``dim``."""
+        dim = _positive(dim, input_)
+        return _joined(_restored(self.r2ccl.all_gather(_carried(input_)), input_), dim)
+
+    @_final
+    def all_gatherv(
+        self,
+        input_: torch.Tensor | list[torch.Tensor],
+        dim: int = 0,
+        sizes: list[int] | None = None,
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """As all_gather along dimension 0, where rank r brings ``sizes[r]`` rows."""
+        if dim != 0:
+            raise NotImplementedError("all_gatherv joins along dimension 0 only")
+        if isinstance(input_, torch.Tensor):
+            return self._all_gatherv(input_, sizes)
+        return [self._all_gatherv(tensor, sizes) for tensor in input_]
+
+    @_final
+    def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """This rank's share, along ``dim``, of the sum over all ranks."""
+        dim = _positive(dim, input_)
+        return self.r2ccl.reduce_scatter(_in_front(input_, dim)).movedim(0, dim).contiguous()
+
+    @_final
+    def reduce_scatterv(
+        self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
+    ) -> torch.Tensor:
+        """As reduce_scatter, where rank r receives ``sizes[r]`` of the rows along ``dim``."""
+        dim = _positive(dim, input_)
+        rows = _in_front(input_, dim)
+        if sizes is None:
+            mine = self.r2ccl.reduce_scatter(rows)
+        else:
+            mine = self.r2ccl.reduce_scatterv(rows, sizes)
+        return mine.movedim(0, dim).contiguous()
+
+    @_final
+    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        """All ranks' tensors, joined along ``dim``, on rank ``dst``; None elsewhere."""
+        dim = _positive(dim, input_)
+        gathered = self.r2ccl.gather(_carried(input_), dst)
+        return None if gathered is None else _joined(_restored(gathered, input_), dim)
+
+    @_final
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Rank ``src``'s values, in place."""
+        carried = _carried(tensor)
+        self.r2ccl.broadcast(carried, src)
+        if carried.data_ptr() != tensor.data_ptr():
+            tensor.copy_(carried.view(tensor.dtype).view(tensor.shape))
+        return tensor
+
+    @_final
+    def send(self, tensor: torch.Tensor, dst: int | None = None) -> None:
+        """To rank ``dst``, by default the next one."""
+        if dst is None:
+            dst = (self.rank_in_group + 1) % self.world_size
+        self.r2ccl.send(_carried(tensor), dst)
+
+    @_final
+    def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> torch.Tensor:
+        """From rank ``src``, by default the previous one; shape and type as it was sent."""
+        if src is None:
+            src = (self.rank_in_group - 1) % self.world_size
+        tensor = torch.empty(size, dtype=dtype, device=self.device)
+        self.r2ccl.recv(_carried(tensor), src)
+        return tensor
+
+    @_final
+    def send_tensor_dict(self, tensor_dict: dict[str, torch.Tensor | Any], dst: int) -> None:
+        """To rank ``dst``: the length of the description, the description, the tensors."""
+        description = {
+            key: _Shape(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+            for key, value in tensor_dict.items()
+        }
+        text = torch.frombuffer(bytearray(pickle.dumps(description)), dtype=torch.uint8)
+        self.r2ccl.send(torch.tensor([text.numel()]), dst)
+        self.r2ccl.send(text, dst)
+        for value in tensor_dict.values():
+            if isinstance(value, torch.Tensor) and value.numel():
+                self.r2ccl.send(_carried(value), dst)
+
+    @_final
+    def recv_tensor_dict(self, src: int) -> dict[str, torch.Tensor | Any]:
+        """What rank ``src`` sent with send_tensor_dict."""
+        length = torch.empty(1, dtype=torch.int64)
+        self.r2ccl.recv(length, src)
+        text = torch.empty(int(length.item()), dtype=torch.uint8)
+        self.r2ccl.recv(text, src)
+        received: dict[str, Any] = pickle.loads(text.numpy().tobytes())
+        for key, value in received.items():
+            if isinstance(value, _Shape):
+                received[key] = torch.empty(value.shape, dtype=value.dtype, device=self.device)
+                if received[key].numel():
+                    self.r2ccl.recv(_carried(received[key]), src)
+        return received
+
+    def _all_gatherv(self, input_: torch.Tensor, sizes: list[int] | None) -> torch.Tensor:
+        if sizes is None:
+            return _restored(self.r2ccl.all_gather(_carried(input_)), input_).flatten(0, 1)
+        row = input_.shape[1:]
+        rows = input_.reshape(input_.shape[0], math.prod(row)).contiguous()
+        if rows.dtype not in _NAMED:
+            rows = rows.view(torch.uint8)
+        return self.r2ccl.all_gatherv(rows, sizes).view(input_.dtype).view(sum(sizes), *row)
+
+
+class _Shape(NamedTuple):
+    """Stands in the description of a tensor dict for a tensor that follows."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _config() -> Config:
+    """The options, with the address that vLLM keeps for itself as the management address."""
+    if "R2CCL_MANAGEMENT" not in os.environ and os.environ.get("VLLM_HOST_IP"):
+        return Config.from_env(management=os.environ["VLLM_HOST_IP"])
+    return Config.from_env()
+
+
+def _positive(dim: int, tensor: torch.Tensor) -> int:
+    assert -tensor.dim() <= dim < tensor.dim(), f"dim {dim} of a tensor of {tensor.dim()}"
+    return dim % tensor.dim()
+
+
+def _in_front(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    return tensor.movedim(dim, 0).contiguous()
+
+
+def _joined(ranks: torch.Tensor, dim: int) -> torch.Tensor:
+    """(ranks, *shape) -> the ranks' tensors one after the other along ``dim``."""
+    return ranks.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def _carried(tensor: torch.Tensor) -> torch.Tensor:
+    """What goes on the wire for ``tensor``: itself, contiguous, or its bytes."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.dtype in _NAMED else tensor.view(-1).view(torch.uint8)
+
+
+def _restored(ranks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """What arrived for tensors like ``like``, (ranks, *shape of like)."""
+    return ranks.view(like.dtype).view(ranks.shape[0], *like.shape)

@@ -1,0 +1,14 @@
+// Kernels for x86-64 with AVX2 and F16C; compiled with those instructions switched on.
+#if defined(__x86_64__)
+
+#define R2CCL_ISA avx2
+#define R2CCL_VECTOR_BYTES 32
+#include "collectives/reduce_kernels.hpp"
+
+namespace r2ccl {
+
+constinit const KernelTable kAvx2Kernels = avx2::make_table();
+
+}  // namespace r2ccl
+
+#endif

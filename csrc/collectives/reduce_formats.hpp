@@ -1,0 +1,303 @@
+// How each element type is loaded into vector registers, combined and stored.  Included through
+// reduce_kernels.hpp only, once per instruction set (see there for the macros).
+//
+// A format has: Acc (the accumulator), kBytes (memory behind one Acc), kElementBytes, kRounds (is
+// the memory narrower than Acc), load, store, round, divide, apply<Op>.
+//
+// Vectors are the compilers' own vector types: the same source compiles to SSE2, NEON, AVX2 or
+// AVX-512 at any optimisation level, and IEEE 754 gives every width the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#if R2CCL_VECTOR_BYTES > 16
+#include <immintrin.h>
+#endif
+
+#define R2CCL_INLINE [[gnu::always_inline]] static inline
+
+namespace r2ccl::R2CCL_ISA {
+namespace {
+
+template <typename T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(R2CCL_VECTOR_BYTES)));
+};
+template <typename T>
+using Vector = typename VectorOf<T>::type;
+
+using VF32 = Vector<float>;
+using VU32 = Vector<std::uint32_t>;
+using VI32 = Vector<std::int32_t>;
+
+template <typename V>
+R2CCL_INLINE V load_vector(const std::byte* from) {
+  V value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <typename V>
+R2CCL_INLINE void store_vector(std::byte* to, V value) {
+  __builtin_memcpy(to, &value, sizeof value);
+}
+
+struct Add {
+  template <typename V>
+  R2CCL_INLINE V apply(V a, V b) {
+    return a + b;
+  }
+};
+struct Multiply {
+  template <typename V>
+  R2CCL_INLINE V apply(V a, V b) {
+    return a * b;
+  }
+};
+struct Lower {
+  template <typename V>
+  R2CCL_INLINE V apply(V a, V b) {
+    return a < b ? a : b;
+  }
+};
+struct Higher {
+  template <typename V>
+  R2CCL_INLINE V apply(V a, V b) {
+    return a > b ? a : b;
+  }
+};
+struct Or {
+  template <typename V>
+  R2CCL_INLINE V apply(V a, V b) {
+    return a | b;
+  }
+};
+struct And {
+  template <typename V>
+  R2CCL_INLINE V apply(V a, V b) {
+    return a & b;
+  }
+};
+
+// What formats whose Acc is one vector of whole elements share.
+template <typename T>
+struct PlainFormat {
+  using Acc = Vector<T>;
+  static constexpr std::size_t kBytes = R2CCL_VECTOR_BYTES;
+  static constexpr std::size_t kElementBytes = sizeof(T);
+  static constexpr bool kRounds = false;
+
+  R2CCL_INLINE Acc load(const std::byte* from) { return load_vector<Acc>(from); }
+  R2CCL_INLINE void store(std::byte* to, Acc value) { store_vector(to, value); }
+  R2CCL_INLINE Acc round(Acc value) { return value; }
+  template <typename Op>
+  R2CCL_INLINE Acc apply(Acc a, Acc b) {
+    return Op::apply(a, b);
+  }
+};
+
+// One bit pattern for NaN: x86 makes negative NaNs of inf - inf where others make positive ones,
+// and which operand's payload survives is up to the instruction chosen.
+R2CCL_INLINE VF32 one_nan(VF32 value) {
+  return value != value ? reinterpret_cast<VF32>(VU32{} + 0x7fc00000u) : value;
+}
+R2CCL_INLINE Vector<double> one_nan(Vector<double> value) {
+  const auto quiet = Vector<std::uint64_t>{} + std::uint64_t{0x7ff8000000000000};
+  return value != value ? reinterpret_cast<Vector<double>>(quiet) : value;
+}
+
+// f32 and f64: sum, prod, avg.
+template <typename T>
+struct FloatFormat : PlainFormat<T> {
+  using Acc = Vector<T>;
+  R2CCL_INLINE void store(std::byte* to, Acc value) { store_vector(to, one_nan(value)); }
+  R2CCL_INLINE Acc divide(Acc value, std::size_t ranks) { return value / static_cast<T>(ranks); }
+};
+
+// Integers: unsigned inside, so that wrapping is defined; T says how avg divides.
+template <typename T>
+struct WrappingFormat : PlainFormat<std::make_unsigned_t<T>> {
+  using Unsigned = std::make_unsigned_t<T>;
+  using Acc = Vector<Unsigned>;
+  // Lane by lane: no processor divides integer vectors, and the divisor need not fit in T.
+  R2CCL_INLINE Acc divide(Acc value, std::size_t ranks) {
+    for (std::size_t lane = 0; lane < sizeof(Acc) / sizeof(T); ++lane) {
+      const auto wide = static_cast<std::int64_t>(static_cast<T>(value[lane]));
+      value[lane] = static_cast<Unsigned>(wide / static_cast<std::int64_t>(ranks));
+    }
+    return value;
+  }
+};
+
+// Floats under min and max, as integers that sort alike: negative numbers are mirrored, which puts
+// -0 right below +0, and NaN lies beyond the end that wins.  No rounding, so f16 and bf16 need no
+// fp32 either.  Bits is the signed integer of the float's size.
+template <typename Bits, Bits kInfinity, Bits kQuietNan, typename Op>
+struct OrderedFormat : PlainFormat<Bits> {
+  using Acc = Vector<Bits>;
+  static constexpr Bits kSign = std::is_same_v<Bits, std::int16_t>   ? 15
+                                : std::is_same_v<Bits, std::int32_t> ? 31
+                                                                     : 63;
+  static constexpr Bits kLowest = static_cast<Bits>(std::uint64_t{1} << kSign);
+  static constexpr Bits kHighest = static_cast<Bits>(~kLowest);
+  static constexpr Bits kNanKey = std::is_same_v<Op, Lower> ? kLowest : kHighest;
+
+  R2CCL_INLINE Acc mirror(Acc bits) { return bits ^ ((bits >> kSign) & kHighest); }
+  R2CCL_INLINE Acc replace_nan(Acc bits, Acc value, Bits nan) {
+    return (bits & kHighest) > kInfinity ? Acc{} + nan : value;
+  }
+  R2CCL_INLINE Acc load(const std::byte* from) {
+    const Acc bits = load_vector<Acc>(from);
+    return replace_nan(bits, mirror(bits), kNanKey);
+  }
+  R2CCL_INLINE void store(std::byte* to, Acc key) {
+    const Acc bits = mirror(key);
+    store_vector(to, replace_nan(bits, bits, kQuietNan));
+  }
+};
+
+// Any nonzero byte is true; true is stored as 1.
+struct BooleanFormat : PlainFormat<std::uint8_t> {
+  R2CCL_INLINE Acc load(const std::byte* from) {
+    return reinterpret_cast<Acc>(load_vector<Acc>(from) != Acc{});
+  }
+  R2CCL_INLINE void store(std::byte* to, Acc mask) { store_vector(to, mask & std::uint8_t{1}); }
+};
+
+// 16-bit floats in pairs: the two halves of each 32-bit word become two fp32 vectors by shift and
+// mask, which needs no lane to move.
+template <typename Code>
+struct PairedFormat {
+  struct Acc {
+    VF32 low, high;
+  };
+  static constexpr std::size_t kBytes = R2CCL_VECTOR_BYTES;
+  static constexpr std::size_t kElementBytes = 2;
+  static constexpr bool kRounds = true;
+
+  R2CCL_INLINE Acc widen(VU32 words) { return {Code::widen_low(words), Code::widen_high(words)}; }
+  R2CCL_INLINE Acc load(const std::byte* from) { return widen(load_vector<VU32>(from)); }
+  R2CCL_INLINE void store(std::byte* to, Acc value) {
+    store_vector(to, Code::narrow(value.low, value.high));
+  }
+  R2CCL_INLINE Acc round(Acc value) { return widen(Code::narrow(value.low, value.high)); }
+  R2CCL_INLINE Acc divide(Acc value, std::size_t ranks) {
+    const auto divisor = static_cast<float>(ranks);
+    return {value.low / divisor, value.high / divisor};
+  }
+  template <typename Op>
+  R2CCL_INLINE Acc apply(Acc a, Acc b) {
+    return {Op::apply(a.low, b.low), Op::apply(a.high, b.high)};
+  }
+};
+
+// AVX512_BF16's own conversion would flush denormals, so it is not used.
+struct Bf16Code {
+  R2CCL_INLINE VF32 widen_low(VU32 words) { return reinterpret_cast<VF32>(words << 16u); }
+  R2CCL_INLINE VF32 widen_high(VU32 words) { return reinterpret_cast<VF32>(words & 0xffff0000u); }
+  // Nearest even, in the upper half of each word; a carry out of the mantissa makes infinity.
+  R2CCL_INLINE VU32 nearest(VF32 value) {
+    const VU32 bits = reinterpret_cast<VU32>(value);
+    const VU32 rounded = bits + 0x7fffu + ((bits >> 16u) & 1u);
+    return value != value ? VU32{} + 0x7fc00000u : rounded;
+  }
+  R2CCL_INLINE VU32 narrow(VF32 low, VF32 high) {
+    return (nearest(low) >> 16u) | (nearest(high) & 0xffff0000u);
+  }
+};
+using Bf16Format = PairedFormat<Bf16Code>;
+
+#if R2CCL_VECTOR_BYTES > 16
+
+// f16 where the processor converts; F16C and AVX-512 keep denormals whatever MXCSR says.
+struct F16Format {
+  using Acc = VF32;
+  static constexpr std::size_t kBytes = R2CCL_VECTOR_BYTES / 2;
+  static constexpr std::size_t kElementBytes = 2;
+  static constexpr bool kRounds = true;
+
+#if R2CCL_VECTOR_BYTES == 64
+  using Half = __m256i;
+  // The masked forms, all lanes on: g++ 12 warns of an uninitialised register in the plain ones.
+  static constexpr __mmask16 kAllLanes = 0xffff;
+
+  R2CCL_INLINE VF32 widen(Half half) {
+    return reinterpret_cast<VF32>(_mm512_maskz_cvtph_ps(kAllLanes, half));
+  }
+  R2CCL_INLINE Half narrow(VF32 value) {
+    return _mm512_maskz_cvtps_ph(kAllLanes, reinterpret_cast<__m512>(one_nan(value)),
+                                 _MM_FROUND_TO_NEAREST_INT);
+  }
+#else
+  using Half = __m128i;
+
+  R2CCL_INLINE VF32 widen(Half half) { return reinterpret_cast<VF32>(_mm256_cvtph_ps(half)); }
+  R2CCL_INLINE Half narrow(VF32 value) {
+    return _mm256_cvtps_ph(reinterpret_cast<__m256>(one_nan(value)), _MM_FROUND_TO_NEAREST_INT);
+  }
+#endif
+
+  R2CCL_INLINE Acc load(const std::byte* from) {
+    Half half;
+    __builtin_memcpy(&half, from, sizeof half);
+    return widen(half);
+  }
+  R2CCL_INLINE void store(std::byte* to, Acc value) {
+    const Half half = narrow(value);
+    __builtin_memcpy(to, &half, sizeof half);
+  }
+  R2CCL_INLINE Acc round(Acc value) { return widen(narrow(value)); }
+  R2CCL_INLINE Acc divide(Acc value, std::size_t ranks) {
+    return value / static_cast<float>(ranks);
+  }
+  template <typename Op>
+  R2CCL_INLINE Acc apply(Acc a, Acc b) {
+    return Op::apply(a, b);
+  }
+};
+
+#else
+
+// f16 by integer arithmetic, with the same results.
+struct F16Code {
+  R2CCL_INLINE VF32 widen_low(VU32 words) { return widen(words & 0xffffu); }
+  R2CCL_INLINE VF32 widen_high(VU32 words) { return widen(words >> 16u); }
+  R2CCL_INLINE VU32 narrow(VF32 low, VF32 high) {
+    return narrow_one(low) | (narrow_one(high) << 16u);
+  }
+
+  R2CCL_INLINE VF32 widen(VU32 bits) {
+    const VU32 magnitude = bits & 0x7fffu;
+    // Rebias the exponent by 127 - 15; infinity and NaN go to the top of fp32's range.
+    const VU32 normal = (magnitude << 13u) + (112u << 23u);
+    const VU32 top = (magnitude << 13u) + (224u << 23u);
+    // A denormal is its integer times 2^-24, exactly.
+    const VI32 integer = reinterpret_cast<VI32>(magnitude);
+    const VF32 denormal = __builtin_convertvector(integer, VF32) * 0x1p-24f;
+    VU32 result = integer >= 0x7c00 ? top : normal;
+    result = integer < 0x0400 ? reinterpret_cast<VU32>(denormal) : result;
+    return reinterpret_cast<VF32>(result | ((bits & 0x8000u) << 16u));
+  }
+  R2CCL_INLINE VU32 narrow_one(VF32 value) {
+    const VU32 bits = reinterpret_cast<VU32>(value);
+    // Without the sign it is never negative, and SSE2 compares signed integers only.
+    const VI32 exact = reinterpret_cast<VI32>(bits & 0x7fffffffu);
+    // 2^16 and beyond is infinity; so is what rounds up to it, by carry.
+    const VU32 magnitude = reinterpret_cast<VU32>(exact > 0x47800000 ? VI32{} + 0x47800000 : exact);
+    const VU32 normal = ((magnitude + 0x0fffu + ((magnitude >> 13u) & 1u)) >> 13u) - (112u << 10u);
+    // Below 2^-14 the result counts units of 2^-24, which is the last place of fp32 at 0.5.
+    const VF32 shifted = reinterpret_cast<VF32>(magnitude) + 0.5f;
+    const VU32 denormal = reinterpret_cast<VU32>(shifted) - 0x3f000000u;
+    VU32 result = exact < 0x38800000 ? denormal : normal;
+    result |= (bits >> 16u) & 0x8000u;
+    return exact > 0x7f800000 ? VU32{} + 0x7e00u : result;
+  }
+};
+using F16Format = PairedFormat<F16Code>;
+
+#endif
+
+}  // namespace
+}  // namespace r2ccl::R2CCL_ISA

@@ -1,0 +1,10 @@
+// Kernels for any processor: 16-byte vectors, which compilers map to SSE2 or NEON.
+#define R2CCL_ISA portable
+#define R2CCL_VECTOR_BYTES 16
+#include "collectives/reduce_kernels.hpp"
+
+namespace r2ccl {
+
+constinit const KernelTable kPortableKernels = portable::make_table();
+
+}  // namespace r2ccl

@@ -68,11 +68,11 @@ class Run:
         times = [time_ns for request in self.requests for time_ns in request.times_ns]
         return self.tokens_per_second(min(times), max(times) + 1) if times else 0.0
 
-    def step_ms(self, end_ns: int | None = None) -> float:
-        """Median time of one decode step in ms, of tokens that came before end_ns; 0 if unknown."""
+    def step_ms(self, begin_ns: int = 0, end_ns: int = 2**63) -> float:
+        """Median decode step in ms, of tokens that came in [begin_ns, end_ns); 0 if unknown."""
         gaps = []
         for request in self.requests:
-            times = [time for time in request.times_ns if end_ns is None or time < end_ns]
+            times = [time_ns for time_ns in request.times_ns if begin_ns <= time_ns < end_ns]
             # The median over 8 steps: one step's arrivals are quantised by the client's own turns.
             gaps += [(b - a) / 8 for a, b in zip(times, times[8:], strict=False)]
         return statistics.median(gaps) / 1e6 if gaps else 0.0
@@ -117,6 +117,7 @@ class Load:
         self, place: Place, url: str, prompts: Sequence[str], max_tokens: int, result: Path
     ) -> None:
         self._result = result
+        self.streams = len(prompts)
         self.expected_tokens = len(prompts) * max_tokens
         self.tokens = 0
         self.changed_at = time.monotonic()

@@ -92,7 +92,8 @@ async def report(streams: list[Stream]) -> None:
         await asyncio.sleep(REPORT_INTERVAL_S)
         tokens = sum(len(stream.token_ids) for stream in streams)
         running = sum(not (stream.finished or stream.error) for stream in streams)
-        print(json.dumps({"tokens": tokens, "streaming": running}), flush=True)
+        sys.stdout.write(json.dumps({"tokens": tokens, "streaming": running}) + "\n")
+        sys.stdout.flush()
 
 
 async def stream_all(order: dict[str, Any]) -> list[Stream]:
@@ -111,7 +112,8 @@ async def stream_all(order: dict[str, Any]) -> list[Stream]:
             )
         )
         stop = asyncio.create_task(stopped.wait())
-        await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+        pending: list[asyncio.Future[Any]] = [work, stop]
+        await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         for task in (work, stop, reporter):
             task.cancel()
         await asyncio.gather(work, stop, reporter, return_exceptions=True)

@@ -1,0 +1,71 @@
+"""The same load and the same first fault with vLLM's own communicator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from r2serve.demo.client import Load
+from r2serve.demo.places import Place
+from r2serve.demo.progress import Progress
+from r2serve.demo.report import BaselineReport
+from r2serve.demo.serve import MAX_MODEL_LEN, Plan, Server
+from r2serve.drills.lab import Lab
+
+MEASURE_S = 5.0
+# A step takes tens of milliseconds; this is no hiccup of a busy machine any more.
+FREEZE_S = 2.0
+WARM_UP_TIMEOUT_S = 90.0
+
+
+def measure(
+    plan: Plan,
+    lab: Lab,
+    places: Sequence[Place],
+    texts: Sequence[str],
+    watch_s: float,
+    progress: Progress,
+) -> BaselineReport:
+    """Serves without the flag, measures a step, cuts gloo's rail and watches for watch_s."""
+    with Server(plan, places) as server:
+        with progress.step("baseline: starting vllm serve with its stock communicator"):
+            server.wait_until_ready(lambda seconds: progress.detail(f"{seconds:.0f} s"))
+        # The run is never meant to end by itself: it must last through the fault.
+        tokens = MAX_MODEL_LEN - 256
+        load = Load(server.front, server.url, texts, tokens, plan.work / "stock-run.json")
+        with progress.step("baseline: streaming undisturbed"):
+            _wait_for_first_tokens(server, load)
+            time.sleep(MEASURE_S)
+        with progress.step(f"baseline: carrier of its rail lost, watching for {watch_s:.0f} s"):
+            cut_ns = lab.cut(0, 0)
+            try:
+                frozen_s = _watch(load, watch_s, progress)
+            finally:
+                lab.heal(0, 0)
+            load.stop()
+            run = load.result(timeout_s=10)
+    begin_ns = cut_ns - int(MEASURE_S * 1e9)
+    return BaselineReport(
+        decode_step_ms=run.step_ms(begin_ns, cut_ns),
+        tokens_per_s=run.tokens_per_second(begin_ns, cut_ns),
+        frozen_s=frozen_s,
+        watched_s=watch_s,
+        sent=len(run.requests),
+        unfinished=run.failed,
+    )
+
+
+def _wait_for_first_tokens(server: Server, load: Load) -> None:
+    deadline = time.monotonic() + WARM_UP_TIMEOUT_S
+    while load.tokens < load.streams * 16 and time.monotonic() < deadline:
+        server.check_alive()
+        time.sleep(0.1)
+
+
+def _watch(load: Load, watch_s: float, progress: Progress) -> float | None:
+    """How long no token came at the end of the watch, in s; None if tokens still came."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < watch_s and load.running:
+        progress.detail(f"no token for {load.silent_s:.0f} s")
+        time.sleep(0.1)
+    return load.silent_s if load.silent_s > FREEZE_S else None

@@ -1,0 +1,248 @@
+"""Makes a fault on the rail in use, in the middle of decoding, and reads what it cost.
+
+What a rail carries and how long a collective waited is read from the journals that the workers
+themselves write; the clock of all of them is CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from r2serve.demo.report import FaultReport
+from r2serve.drills.lab import Lab
+from r2serve.observe import journal
+
+logger = logging.getLogger("r2serve.demo.faults")
+
+# How long a fault is left in place and watched: the dead deadline, with room for a busy machine.
+WATCH_S = 1.5
+REJOIN_TIMEOUT_S = 20.0
+AIM_TIMEOUT_S = 10.0
+# A port event that falls between two collectives stalls none; the strike is then repeated.
+MAX_STRIKES = 6
+_RAIL_NAME = re.compile(r"rail(\d+)@node(\d+)")
+
+
+class FaultError(RuntimeError):
+    """The fault could not be made as planned."""
+
+
+class Injector(Protocol):
+    """Makes and heals faults on rail `rail` at node `node`."""
+
+    def strike(self, kind: str, node: int, rail: int) -> None: ...
+
+    def heal(self, node: int, rail: int) -> None: ...
+
+
+class LabInjector:
+    """Faults in the lab's network."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def strike(self, kind: str, node: int, rail: int) -> None:
+        if kind == "carrier":
+            self._lab.cut(node, rail)
+        else:
+            self._lab.black_hole(node, rail)
+
+    def heal(self, node: int, rail: int) -> None:
+        self._lab.heal(node, rail)
+
+
+class EngineInjector:
+    """Faults inside the engine, for a machine without a lab: one line a fault in a file."""
+
+    _WORDS: dict[str, str] = {"carrier": "cut", "blackhole": "drop"}  # noqa: RUF012
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def strike(self, kind: str, node: int, rail: int) -> None:
+        self._write(f"{rail} {self._WORDS[kind]}")
+
+    def heal(self, node: int, rail: int) -> None:
+        self._write(f"{rail} heal")
+
+    def _write(self, line: str) -> None:
+        with self._path.open("a", encoding="ascii") as file:
+            file.write(line + "\n")
+
+
+class Journals:
+    """The journals of all workers."""
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        self._directories = list(directories)
+
+    def read(self) -> list[journal.Journal]:
+        paths = [path for d in self._directories for path in sorted(d.glob("r2ccl-*.journal"))]
+        return [journal.read(path) for path in paths]
+
+    def sent_bytes(self) -> Counter[int]:
+        """Bytes sent so far by all workers on each rail between nodes."""
+        sent: Counter[int] = Counter()
+        for rail in self._rails():
+            sent[rail_index(rail.name)] += rail.tx_bytes
+        return sent
+
+    def all_up(self) -> bool:
+        rails = self._rails()
+        return bool(rails) and all(rail.state == "UP" for rail in rails)
+
+    def _rails(self) -> list[journal.RailCounters]:
+        return [rail for book in self.read() for rail in book.rails if rail.kind != "shm"]
+
+    def events(self, begin_ns: int, end_ns: int) -> list[journal.Event]:
+        return [
+            event
+            for book in self.read()
+            for event in book.events
+            if begin_ns <= event.time_ns < end_ns
+        ]
+
+
+def rail_index(name: str) -> int:
+    """i of `rail<i>@node<j>`."""
+    match = _RAIL_NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is not a rail's name")
+    return int(match[1])
+
+
+def rail_in_use(before: Counter[int], after: Counter[int]) -> tuple[int, int] | None:
+    """The rail that carried most of the bytes between two readings, and how many; None if none."""
+    moved = {rail: after[rail] - before[rail] for rail in after}
+    rail = max(moved, key=lambda key: moved[key], default=None)
+    if rail is None or moved[rail] <= 0:
+        return None
+    return rail, moved[rail]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the workers wrote about one fault."""
+
+    stalls: int
+    stall_ms_max: float
+    replayed_chunks: int
+    hedged_chunks: int
+
+
+def cost_of(events: Sequence[journal.Event]) -> Cost:
+    """Sums up the events of one fault. A hedge is a replay that did not wait for the verdict."""
+    stalls = [event.value / 1e6 for event in events if event.kind == "stall"]
+    hedged = sum(event.value for event in events if event.kind == "hedge")
+    replayed = sum(event.value for event in events if event.kind == "replay")
+    return Cost(len(stalls), max(stalls, default=0.0), replayed + hedged, hedged)
+
+
+@dataclass(frozen=True)
+class Window:
+    """When a fault was made, healed, and the rail back, in CLOCK_MONOTONIC ns."""
+
+    struck_ns: int
+    healed_ns: int
+    back_ns: int
+
+
+class Striker:
+    """Makes the demo's faults, one after the other.
+
+    step_s: length of a decode step. decoding: whether tokens are still to come.
+    """
+
+    def __init__(
+        self,
+        journals: Journals,
+        injector: Injector,
+        step_s: float,
+        decoding: Callable[[], bool],
+        watch: Callable[[str], None],
+    ) -> None:
+        self._journals = journals
+        self._injector = injector
+        self._step_s = max(step_s, 0.002)
+        self._decoding = decoding
+        self._watch = watch
+        self.windows: list[Window] = []
+
+    def fault(self, kind: str, node: int, avoid: int | None = None) -> tuple[int, FaultReport]:
+        """Strikes the rail in use until a collective was stalled; returns the rail's index too.
+
+        avoid: a rail that must not be the one.
+        Raises FaultError when no such rail comes into use or decoding ends before.
+        """
+        for missed in range(MAX_STRIKES):
+            rail, report, window = self._strike_once(kind, node, avoid)
+            report.missed_strikes = missed
+            if (report.stalls and report.replayed_chunks) or missed == MAX_STRIKES - 1:
+                break
+            self._watch(f"{kind} on {report.rail} fell between two collectives; once more")
+        self.windows.append(window)
+        return rail, report
+
+    def _strike_once(
+        self, kind: str, node: int, avoid: int | None
+    ) -> tuple[int, FaultReport, Window]:
+        rail, bytes_before = self._aim(kind, avoid)
+        name = f"rail{rail}@node{node}"
+        struck_ns = time.monotonic_ns()
+        self._injector.strike(kind, node, rail)
+        try:
+            self._watch(f"{kind} on {name}")
+            time.sleep(WATCH_S)
+            after = self._use_now()
+            healed_ns = time.monotonic_ns()
+        finally:
+            self._injector.heal(node, rail)
+        cost = cost_of(self._journals.events(struck_ns, healed_ns))
+        self._watch(f"{kind} on {name}: stalled {cost.stall_ms_max:.1f} ms; healed")
+        back_ns = self._wait_until_all_up()
+        report = FaultReport(
+            kind=kind,
+            rail=name,
+            bytes_before=bytes_before,
+            replayed_chunks=cost.replayed_chunks,
+            hedged_chunks=cost.hedged_chunks,
+            rail_after="" if after is None else f"rail{after[0]}@node{node}",
+            stall_ms_max=cost.stall_ms_max,
+            stalls=cost.stalls,
+            missed_strikes=0,
+            rejoin_ms=None if back_ns is None else (back_ns - healed_ns) / 1e6,
+        )
+        return rail, report, Window(struck_ns, healed_ns, back_ns or time.monotonic_ns())
+
+    def _aim(self, kind: str, avoid: int | None) -> tuple[int, int]:
+        """The rail that carried the last step's bytes, other than avoid, and those bytes."""
+        deadline = time.monotonic() + AIM_TIMEOUT_S
+        used = None
+        while time.monotonic() < deadline:
+            if not self._decoding():
+                raise FaultError(f"decoding ended before the {kind} fault could be made")
+            used = self._use_now()
+            if used is not None and used[0] != avoid:
+                return used
+        seen = "no rail carried anything" if used is None else f"only rail {used[0]} is in use"
+        raise FaultError(f"no rail to strike with {kind} within {AIM_TIMEOUT_S:.0f} s: {seen}")
+
+    def _use_now(self) -> tuple[int, int] | None:
+        before = self._journals.sent_bytes()
+        time.sleep(self._step_s)
+        return rail_in_use(before, self._journals.sent_bytes())
+
+    def _wait_until_all_up(self) -> int | None:
+        deadline = time.monotonic() + REJOIN_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._journals.all_up():
+                return time.monotonic_ns()
+            time.sleep(0.02)
+        return None

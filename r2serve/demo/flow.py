@@ -1,0 +1,244 @@
+"""The demo from beginning to end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from r2serve.demo import baseline, workdir
+from r2serve.demo.client import Load, LoadError, Run
+from r2serve.demo.faults import EngineInjector, FaultError, Injector, Journals, LabInjector, Striker
+from r2serve.demo.model import make_tiny_llama, prompts
+from r2serve.demo.places import LabPlace, LocalPlace, Place
+from r2serve.demo.progress import Progress
+from r2serve.demo.report import FaultReport, Report, compare
+from r2serve.demo.serve import MAX_MODEL_LEN, Plan, ServeError, Server, fault_file
+from r2serve.drills import lab as labs
+from r2serve.drills.lab import Lab, LabUnavailableError
+
+logger = logging.getLogger("r2serve.demo.flow")
+
+RAILS = 2
+WARM_UP_TOKENS = 96
+# Both faults with the time to watch them, to rejoin and to see the rate before and after, as it
+# takes at worst; decoding that is over earlier would leave a fault without a step to hit.
+FAULTS_TAKE_S = 22.0
+SETTLE_S = 1.0
+# The longest run we wait for, beyond the time it should take: the engine gives up after 300 s.
+RUN_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """requests: concurrent streams. tokens: a request; 0 takes what the faults need."""
+
+    requests: int = 8
+    tokens: int = 0
+    baseline: bool = False
+    baseline_watch_s: float = 30.0
+    namespaces: bool = True
+    keep_logs: Path | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the demo plays: its places, and the lab if there is one."""
+
+    places: Sequence[Place]
+    lab: Lab | None
+    mode: str
+
+
+@contextlib.contextmanager
+def _stage(options: Options, progress: Progress) -> Iterator[Stage]:
+    with contextlib.ExitStack() as stack:
+        lab: Lab | None = None
+        if options.namespaces:
+            try:
+                lab = stack.enter_context(Lab(nodes=2, rails=RAILS))
+            except LabUnavailableError as error:
+                progress.line(f"no network namespaces here ({error})")
+        if lab is None:
+            progress.line(
+                "both ranks run on this machine as nodes of their own (R2CCL_NODE=per-rank), "
+                "rails over loopback, faults inside the engine"
+            )
+            local = LocalPlace()
+            stack.callback(local.kill_all)
+            yield Stage([local], None, f"one machine, {RAILS} loopback rails, engine faults")
+            return
+        kind = "user namespace" if lab.rootless else "network namespaces"
+        mode = f"2 nodes with {RAILS} rails each ({kind})"
+        yield Stage([LabPlace(node) for node in lab.nodes], lab, mode)
+
+
+def run_demo(options: Options, progress: Progress) -> Report:
+    """Runs the demo and returns its report; what went wrong is in there.
+
+    Only an interruption and errors of the machine itself are raised.
+    """
+    begun = time.monotonic()
+    labs.sweep()
+    workdir.sweep()
+    with (
+        workdir.work_directory(options.keep_logs) as work,
+        _stage(options, progress) as stage,
+    ):
+        report = Report(mode=stage.mode)
+        with progress.step("making a tiny Llama with random weights"):
+            model = make_tiny_llama(work / "model")
+        texts = prompts(options.requests)
+        plan = Plan("r2ccl", model, True, stage.lab is not None, work, options.requests)
+        try:
+            _serve_and_strike(options, progress, stage, plan, texts, report)
+            if options.baseline:
+                _baseline(options, progress, stage, plan, texts, report)
+        except (ServeError, LoadError, FaultError) as error:
+            logger.debug("the demo failed", exc_info=True)
+            report.errors.append(str(error))
+    report.seconds = time.monotonic() - begun
+    return report
+
+
+def _serve_and_strike(
+    options: Options,
+    progress: Progress,
+    stage: Stage,
+    plan: Plan,
+    texts: Sequence[str],
+    report: Report,
+) -> None:
+    with Server(plan, stage.places) as server:
+        with progress.step("starting vllm serve with --distributed-backend r2ccl, TP=2"):
+            server.wait_until_ready(lambda seconds: progress.detail(f"{seconds:.0f} s"))
+        with progress.step("warming up"):
+            stream(server, texts, WARM_UP_TOKENS, "warm-up-first", progress)
+            warm = stream(server, texts, WARM_UP_TOKENS, "warm-up", progress)
+        rate = warm.overall_tokens_per_second() / len(texts)
+        tokens = options.tokens or tokens_for(rate, FAULTS_TAKE_S)
+        report.tokens_each = tokens
+        with progress.step(f"reference: {len(texts)} streams of {tokens} tokens, undisturbed"):
+            reference = stream(server, texts, tokens, "reference", progress)
+        if reference.failed:
+            report.errors.append(f"{reference.failed} requests of the undisturbed run failed")
+            return
+        report.tokens_per_s["undisturbed"] = reference.overall_tokens_per_second()
+        report.decode_step_ms = reference.step_ms()
+        with progress.step("the same streams, while rails are taken away"):
+            run = _disturbed(server, stage, texts, tokens, progress, report)
+        report.tokens_per_s["disturbed"] = run.overall_tokens_per_second()
+        report.sent, report.completed = len(run.requests), run.completed
+        report.mismatches, report.compared = compare(reference, run), True
+
+
+def tokens_for(tokens_per_second: float, seconds: float) -> int:
+    """Tokens a stream needs at this rate to last that long, within what the model can hold."""
+    return max(256, min(int(tokens_per_second * seconds), MAX_MODEL_LEN - 256))
+
+
+def stream(
+    server: Server, texts: Sequence[str], tokens: int, label: str, progress: Progress
+) -> Run:
+    """One undisturbed run of all texts."""
+    load = Load(
+        server.front,
+        server.url,
+        texts,
+        tokens,
+        server.plan.work / f"{server.plan.label}-{label}.json",
+    )
+    deadline = time.monotonic() + RUN_TIMEOUT_S
+    while load.running:
+        server.check_alive()
+        progress.detail(f"{load.tokens} of {load.expected_tokens} tokens")
+        if time.monotonic() > deadline:
+            so_far = f"{load.tokens} of {load.expected_tokens} tokens"
+            raise LoadError(f"{label}: only {so_far} after {RUN_TIMEOUT_S:.0f} s")
+        time.sleep(0.1)
+    return load.result(timeout_s=5)
+
+
+def _injector(stage: Stage, plan: Plan) -> Injector:
+    return EngineInjector(fault_file(plan)) if stage.lab is None else LabInjector(stage.lab)
+
+
+def _disturbed(
+    server: Server,
+    stage: Stage,
+    texts: Sequence[str],
+    tokens: int,
+    progress: Progress,
+    report: Report,
+) -> Run:
+    path = server.plan.work / f"{server.plan.label}-disturbed.json"
+    load = Load(server.front, server.url, texts, tokens, path)
+    striker = Striker(
+        Journals(server.journals()),
+        _injector(stage, server.plan),
+        step_s=report.decode_step_ms / 1e3,
+        decoding=lambda: load.running and load.tokens < load.expected_tokens,
+        watch=progress.line,
+    )
+    _wait_for_tokens(load, len(texts) * 16)
+    time.sleep(SETTLE_S)
+    try:
+        # One fault at either node's port: neither node's point of view is special.
+        first, fault = striker.fault("carrier", node=0)
+        report.faults.append(fault)
+        time.sleep(SETTLE_S)
+        _, fault = striker.fault("blackhole", node=1, avoid=first)
+        report.faults.append(fault)
+    except FaultError as error:
+        report.errors.append(str(error))
+    run = _finish(load, progress)
+    for fault, window in zip(report.faults, striker.windows, strict=True):
+        _add_rates(fault, run, window.struck_ns, window.healed_ns, window.back_ns)
+    return run
+
+
+def _wait_for_tokens(load: Load, count: int) -> None:
+    while load.running and load.tokens < count:
+        if load.silent_s > RUN_TIMEOUT_S:
+            raise LoadError(f"no token for {RUN_TIMEOUT_S:.0f} s")
+        time.sleep(0.02)
+
+
+def _finish(load: Load, progress: Progress) -> Run:
+    """The run's result, with what does not come within RUN_TIMEOUT_S of silence counted as lost."""
+    while load.running:
+        progress.detail(f"{load.tokens} of {load.expected_tokens} tokens")
+        if load.silent_s > RUN_TIMEOUT_S:
+            load.stop()
+            break
+        time.sleep(0.1)
+    return load.result(timeout_s=10)
+
+
+def _add_rates(fault: FaultReport, run: Run, struck_ns: int, healed_ns: int, back_ns: int) -> None:
+    second = 1_000_000_000
+    fault.tokens_per_s = {
+        "before": run.tokens_per_second(struck_ns - second, struck_ns),
+        "during": run.tokens_per_second(struck_ns, healed_ns),
+        "after": run.tokens_per_second(back_ns, back_ns + second),
+    }
+
+
+def _baseline(
+    options: Options,
+    progress: Progress,
+    stage: Stage,
+    plan: Plan,
+    texts: Sequence[str],
+    report: Report,
+) -> None:
+    if stage.lab is None:
+        progress.line("no baseline: without namespaces nothing can be cut under the stock backend")
+        return
+    stock = Plan("stock", plan.model, False, True, plan.work, plan.max_requests)
+    report.baseline = baseline.measure(
+        stock, stage.lab, stage.places, texts, options.baseline_watch_s, progress
+    )

@@ -1,0 +1,47 @@
+"""What the demo shows while it works: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.status import Status
+
+
+class Progress:
+    """Steps, one after the other, each with a line that may change while it lasts."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._begun = time.monotonic()
+        self._status: Status | None = None
+        self._step = ""
+
+    @contextlib.contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        """Shows text for as long as the block runs and notes it as done afterwards."""
+        self._step = text
+        begun = time.monotonic()
+        if not self._console.is_terminal:
+            self.line(text)
+            yield
+            return
+        with self._console.status(text) as status:
+            self._status = status
+            try:
+                yield
+            finally:
+                self._status = None
+        self.line(f"{text} ({time.monotonic() - begun:.1f} s)")
+
+    def detail(self, text: str) -> None:
+        """Replaces the live part of the step's line; on a plain output it is left out."""
+        if self._status is not None:
+            self._status.update(f"{self._step}: {text}")
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        elapsed = time.monotonic() - self._begun
+        self._console.print(f"[dim]{elapsed:6.1f} s[/]  {text}", highlight=False)

@@ -1,0 +1,246 @@
+"""What the demo found: the JSON report and the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from r2serve.demo.client import Run
+
+FAULT_KINDS = ("carrier", "blackhole")
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first token of a request that differs from the reference."""
+
+    request: int
+    position: int
+
+
+def compare(reference: Run, run: Run) -> list[Mismatch]:
+    """First difference of each request; a request that is shorter differs where it ends."""
+    if len(reference.requests) != len(run.requests):
+        raise ValueError(f"{len(run.requests)} requests against {len(reference.requests)}")
+    found = []
+    for index, (want, got) in enumerate(zip(reference.requests, run.requests, strict=True)):
+        if want.token_ids != got.token_ids:
+            pairs = zip(want.token_ids, got.token_ids, strict=False)
+            shorter = min(len(want.token_ids), len(got.token_ids))
+            position = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+            found.append(Mismatch(index, position))
+    return found
+
+
+@dataclass
+class FaultReport:
+    """One fault and what it cost. bytes_before: sent on the rail in the step before the fault."""
+
+    kind: str
+    rail: str
+    bytes_before: int
+    replayed_chunks: int
+    hedged_chunks: int
+    rail_after: str
+    stall_ms_max: float
+    stalls: int
+    missed_strikes: int
+    rejoin_ms: float | None
+    tokens_per_s: dict[str, float] = field(default_factory=dict)
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.bytes_before <= 0:
+            found.append(f"{self.kind} on {self.rail}: the rail was idle")
+        if self.stalls == 0:
+            found.append(f"{self.kind} on {self.rail}: no collective was stalled")
+        if self.replayed_chunks <= 0:
+            found.append(f"{self.kind} on {self.rail}: nothing was replayed")
+        if not self.rail_after or self.rail_after == self.rail:
+            found.append(f"{self.kind} on {self.rail}: the traffic did not move to another rail")
+        if self.rejoin_ms is None:
+            found.append(f"{self.kind} on {self.rail}: the healed rail did not come back")
+        return found
+
+
+@dataclass
+class BaselineReport:
+    """The stock communicator under the same load and the same first fault."""
+
+    decode_step_ms: float
+    tokens_per_s: float
+    frozen_s: float | None
+    watched_s: float
+    sent: int
+    unfinished: int
+
+
+@dataclass
+class Report:
+    """The whole demo."""
+
+    mode: str
+    sent: int = 0
+    completed: int = 0
+    tokens_each: int = 0
+    mismatches: list[Mismatch] = field(default_factory=list)
+    compared: bool = False
+    faults: list[FaultReport] = field(default_factory=list)
+    tokens_per_s: dict[str, float] = field(default_factory=dict)
+    decode_step_ms: float = 0.0
+    baseline: BaselineReport | None = None
+    seconds: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def tokens_identical(self) -> bool:
+        return self.compared and not self.mismatches
+
+    def problems(self) -> list[str]:
+        """Why the demo failed; empty when it passed."""
+        found = list(self.errors)
+        if self.sent == 0:
+            found.append("no request was sent while rails were taken away")
+        elif self.completed < self.sent:
+            found.append(f"{self.sent - self.completed} of {self.sent} requests were lost")
+        if self.compared:
+            found += [
+                f"request {m.request}: token {m.position} differs from the reference"
+                for m in self.mismatches
+            ]
+        else:
+            found.append("tokens were not compared")
+        for fault in self.faults:
+            found += fault.problems()
+        missing = [kind for kind in FAULT_KINDS if kind not in [f.kind for f in self.faults]]
+        found += [f"the {kind} fault was not made" for kind in missing]
+        return found
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems()
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as the --json file has it."""
+        baseline = None
+        if self.baseline is not None:
+            baseline = {
+                "decode_step_ms": round(self.baseline.decode_step_ms, 3),
+                "tokens_per_s": round(self.baseline.tokens_per_s, 1),
+                "fault": "carrier",
+                "frozen_s": _rounded(self.baseline.frozen_s),
+                "watched_s": round(self.baseline.watched_s, 1),
+                "requests": {"sent": self.baseline.sent, "unfinished": self.baseline.unfinished},
+            }
+        return {
+            "requests": {
+                "sent": self.sent,
+                "completed": self.completed,
+                "failed": self.sent - self.completed,
+            },
+            "tokens_identical": self.tokens_identical,
+            "faults": [_fault_json(fault) for fault in self.faults],
+            "passed": self.passed,
+            "problems": self.problems(),
+            "mode": self.mode,
+            "tokens_each": self.tokens_each,
+            "tokens_per_s": {name: round(rate, 1) for name, rate in self.tokens_per_s.items()},
+            "decode_step_ms": round(self.decode_step_ms, 3),
+            "seconds": round(self.seconds, 1),
+            "baseline": baseline,
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _fault_json(fault: FaultReport) -> dict[str, Any]:
+    return {
+        "kind": fault.kind,
+        "rail": fault.rail,
+        "bytes_before": fault.bytes_before,
+        "replayed_chunks": fault.replayed_chunks,
+        "hedged_chunks": fault.hedged_chunks,
+        "rail_after": fault.rail_after,
+        "stall_ms_max": round(fault.stall_ms_max, 3),
+        "stalls": fault.stalls,
+        "missed_strikes": fault.missed_strikes,
+        "rejoin_ms": _rounded(fault.rejoin_ms),
+        "tokens_per_s": {name: round(rate, 1) for name, rate in fault.tokens_per_s.items()},
+    }
+
+
+def render(report: Report, console: Console) -> None:
+    """Prints the closing table and the verdict."""
+    console.print(_summary(report))
+    if report.faults:
+        console.print(_fault_table(report.faults))
+    if report.baseline is not None:
+        console.print(_baseline_line(report))
+    problems = report.problems()
+    for problem in problems:
+        console.print(f"[red]failed:[/] {problem}", highlight=False)
+    if not problems:
+        console.print(
+            "[green]passed:[/] no request lost, every token as in the undisturbed run",
+            highlight=False,
+        )
+
+
+def _summary(report: Report) -> Table:
+    table = Table(title="r2serve demo", title_justify="left", show_header=False)
+    table.add_row("nodes and rails", report.mode)
+    table.add_row("requests completed", f"{report.completed} of {report.sent}")
+    table.add_row("requests lost", str(report.sent - report.completed))
+    tokens = "not compared"
+    if report.compared:
+        tokens = "identical" if report.tokens_identical else "DIFFERENT"
+    table.add_row("tokens", f"{tokens}, {report.tokens_each} a request")
+    for name, rate in report.tokens_per_s.items():
+        table.add_row(f"tokens/s, {name} run", f"{rate:.0f}")
+    table.add_row("decode step", f"{report.decode_step_ms:.1f} ms")
+    table.add_row("took", f"{report.seconds:.0f} s")
+    return table
+
+
+def _fault_table(faults: Sequence[FaultReport]) -> Table:
+    table = Table(title="faults, each in the middle of decoding", title_justify="left")
+    for name in ("fault", "rail", "bytes in the step before", "stall ms", "replayed chunks"):
+        table.add_column(name, justify="left" if name in ("fault", "rail") else "right")
+    table.add_column("rail after")
+    table.add_column("rejoined after ms", justify="right")
+    table.add_column("tokens/s before / during / after", justify="right")
+    for fault in faults:
+        rates = [fault.tokens_per_s.get(name) for name in ("before", "during", "after")]
+        table.add_row(
+            fault.kind,
+            fault.rail,
+            str(fault.bytes_before),
+            f"{fault.stall_ms_max:.1f}",
+            str(fault.replayed_chunks),
+            fault.rail_after or "none",
+            "never" if fault.rejoin_ms is None else f"{fault.rejoin_ms:.0f}",
+            " / ".join("?" if rate is None else f"{rate:.0f}" for rate in rates),
+        )
+    return table
+
+
+def _baseline_line(report: Report) -> str:
+    stock = report.baseline
+    assert stock is not None
+    if stock.frozen_s is None:
+        fate = f"no freeze within {stock.watched_s:.0f} s of losing its rail"
+    else:
+        fate = (
+            f"frozen for all of the {stock.frozen_s:.0f} s that we watched after losing its rail, "
+            f"{stock.unfinished} of {stock.sent} requests unfinished"
+        )
+    return (
+        f"stock communicator: decode step {stock.decode_step_ms:.1f} ms "
+        f"(r2ccl {report.decode_step_ms:.1f} ms), {stock.tokens_per_s:.0f} tokens/s; {fate}"
+    )

@@ -1,0 +1,100 @@
+"""``r2serve bench``: the command group that the command line attaches lazily."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from r2serve.bench.collectives import machine, report, resilience, runner, verdict
+from r2serve.bench.collectives.control import WorkerError
+from r2serve.bench.collectives.matrix import (
+    ALGORITHMS,
+    DEFAULT_SIZES,
+    DTYPE_BYTES,
+    IMPLS,
+    OPS,
+    OptionError,
+    Options,
+    parse_sizes,
+)
+
+
+@click.group(name="bench")
+def command() -> None:
+    """Measure r2serve against its peers."""
+
+
+@command.command()
+@click.option("--op", "ops", multiple=True, default=("all_reduce",), help=f"One of {OPS}.")
+@click.option("--ranks", multiple=True, type=int, default=(2,), help="Processes. [default: 2]")
+@click.option("--rails", multiple=True, type=int, default=(2,), help="Loopback rails. [default: 2]")
+@click.option("--sizes", default=DEFAULT_SIZES, show_default=True, help="Bytes per rank.")
+@click.option(
+    "--dtype", "dtypes", multiple=True, default=("float32",), help=f"One of {tuple(DTYPE_BYTES)}."
+)
+@click.option(
+    "--algorithm", "algorithms", multiple=True, default=("auto",), help=f"One of {ALGORITHMS}."
+)
+@click.option("--impl", "impls", multiple=True, default=IMPLS, help=f"One of {IMPLS}.")
+@click.option(
+    "--seconds", default=1.0, show_default=True, help="Time measured a point and implementation."
+)
+@click.option("--rounds", default=5, show_default=True, help="Turns that they take at a point.")
+@click.option("--iterations", type=int, help="Calls measured a point, instead of --seconds.")
+@click.option("--resilience-compare", is_flag=True, help="Also r2ccl with resilience on and off.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path))
+def collectives(
+    ops: tuple[str, ...],
+    ranks: tuple[int, ...],
+    rails: tuple[int, ...],
+    sizes: str,
+    dtypes: tuple[str, ...],
+    algorithms: tuple[str, ...],
+    impls: tuple[str, ...],
+    seconds: float,
+    rounds: int,
+    iterations: int | None,
+    resilience_compare: bool,
+    json_path: Path | None,
+    png_path: Path | None,
+) -> None:
+    """Latency and bandwidth of collectives over loopback rails, r2ccl beside its peers.
+
+    Options of the matrix (--op, --ranks, --rails, --dtype, --algorithm, --impl) may be repeated.
+    """
+    try:
+        options = Options(
+            ops=ops,
+            sizes=parse_sizes(sizes),
+            dtypes=dtypes,
+            ranks=ranks,
+            rails=rails,
+            impls=impls,
+            algorithms=algorithms,
+            seconds=seconds,
+            rounds=rounds,
+            iterations=iterations,
+        )
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
+    result = report.Report(machine.describe(sys.argv[1:]))
+    # Lines, not a spinner: a thread that redraws would take the ranks' cores.
+    progress = Console(stderr=True, log_path=False).log
+    try:
+        measured = runner.run(options, progress)
+        result.rows, result.skipped = measured.rows, measured.skipped
+        if resilience_compare:
+            for setting in options.settings():
+                result.resilience += resilience.compare(options, setting, progress)
+    except WorkerError as error:
+        raise click.ClickException(str(error)) from error
+    result.checks = verdict.verdicts(result.rows, result.resilience)
+    report.show(result, Console())
+    if json_path is not None:
+        result.write_json(json_path)
+    if png_path is not None:
+        report.write_png(result.rows, png_path)

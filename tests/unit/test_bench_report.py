@@ -1,0 +1,171 @@
+"""Verdict and report of the collectives benchmark."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from r2serve.bench.collectives import machine, report
+from r2serve.bench.collectives.matrix import Contender, Setting, Workload
+from r2serve.bench.collectives.resilience import Pairs, evaluate
+from r2serve.bench.collectives.runner import Skipped
+from r2serve.bench.collectives.statistics import Row, summarise
+from r2serve.bench.collectives.verdict import Check, small_gloo_factor, verdicts
+
+KIB, MIB = 1 << 10, 1 << 20
+ISSUE_KEYS = {
+    "op",
+    "bytes",
+    "dtype",
+    "ranks",
+    "rails",
+    "impl",
+    "algorithm",
+    "state",
+    "p50_us",
+    "p99_us",
+}
+
+
+def row(impl: str, size: int, p50_us: float, algorithm: str = "auto", ranks: int = 2) -> Row:
+    times = [[int(p50_us * 1000)] * 3] * ranks
+    workload = Workload("all_reduce", size, "float32")
+    return summarise(Setting(ranks, 2), workload, Contender(impl, algorithm), times)
+
+
+def rows(size: int, **p50_us: float) -> list[Row]:
+    return [row(impl, size, value) for impl, value in p50_us.items()]
+
+
+def pairs(on: int, off: int) -> Pairs:
+    workload = Workload("all_reduce", KIB, "float32")
+    return evaluate(Setting(2, 2), workload, [[on]] * 10, [[off]] * 10)
+
+
+def by_target(checks: list[Check]) -> dict[str, bool]:
+    return {check.target: check.met for check in checks}
+
+
+def test_small_sizes_are_held_against_all_three_peers() -> None:
+    met = verdicts(rows(4 * KIB, r2ccl=7, gloo=100, openmpi=8, floor=5))
+    assert by_target(met) == {
+        "4 KiB: r2ccl / floor": True,
+        "4 KiB: gloo / r2ccl": True,
+        "4 KiB: r2ccl / Open MPI": True,
+    }
+    missed = verdicts(rows(64 * KIB, r2ccl=15.1, gloo=120.5, openmpi=15, floor=10))
+    assert by_target(missed) == {
+        "64 KiB: r2ccl / floor": False,
+        "64 KiB: gloo / r2ccl": False,
+        "64 KiB: r2ccl / Open MPI": False,
+    }
+
+
+def test_gloos_factor_shrinks_where_gloo_itself_is_near_the_floor() -> None:
+    assert small_gloo_factor(gloo=120, floor=10) == 8
+    assert small_gloo_factor(gloo=110, floor=10) == pytest.approx(7.7)
+    assert small_gloo_factor(gloo=110, floor=None) == 8
+
+
+def test_one_mib_may_be_near_the_floor_instead_of_far_below_gloo() -> None:
+    assert by_target(verdicts(rows(MIB, r2ccl=100, gloo=300, floor=50))) == {
+        "1 MiB: gloo / r2ccl": True
+    }
+    assert by_target(verdicts(rows(MIB, r2ccl=100, gloo=299, floor=84))) == {
+        "1 MiB: r2ccl / floor": True
+    }
+    assert by_target(verdicts(rows(MIB, r2ccl=100, gloo=299, floor=83))) == {
+        "1 MiB: r2ccl / floor": False
+    }
+
+
+def test_64_mib_is_a_matter_of_gloos_bandwidth() -> None:
+    assert by_target(verdicts(rows(64 * MIB, r2ccl=20, gloo=30))) == {"64 MiB: gloo / r2ccl": True}
+    assert by_target(verdicts(rows(64 * MIB, r2ccl=20, gloo=29))) == {"64 MiB: gloo / r2ccl": False}
+
+
+def test_no_verdict_without_r2ccl_nor_on_other_matrices() -> None:
+    assert verdicts(rows(KIB, gloo=100, floor=4)) == []
+    assert verdicts([row("r2ccl", KIB, 5, "one_shot"), row("floor", KIB, 4)]) == []
+    assert verdicts([row("r2ccl", KIB, 5, ranks=4), row("gloo", KIB, 90, ranks=4)]) == []
+    assert verdicts(rows(256 * KIB, r2ccl=50, gloo=100, floor=40)) == []
+
+
+@pytest.mark.parametrize(("on", "met"), [(1030, True), (1031, False), (900, True)])
+def test_resilience_may_cost_three_percent(on: int, met: bool) -> None:
+    (check,) = verdicts([], [pairs(on, 1000)])
+    assert check.met is met
+
+
+def full_report() -> report.Report:
+    measured = rows(KIB, r2ccl=6.5, gloo=130, openmpi=8, floor=5)
+    measured.append(row("r2ccl", KIB, 13, "two_shot"))
+    compared = [pairs(1010, 1000)]
+    return report.Report(
+        machine.describe(["bench", "collectives", "--json", "a file.json"]),
+        rows=measured,
+        skipped=[Skipped("floor (4 ranks, 2 rails)", "two ranks only")],
+        resilience=compared,
+        checks=verdicts(measured, compared),
+    )
+
+
+def test_json_has_the_promised_keys_and_says_where_it_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    full_report().write_json(path)
+    document: dict[str, Any] = json.loads(path.read_text())
+    assert document["command"] == "r2serve bench collectives --json 'a file.json'"
+    assert {"commit", "machine", "date", "versions"} <= document.keys()
+    assert document["machine"]["cores"] >= 1
+    for measured in document["rows"]:
+        assert measured.keys() >= ISSUE_KEYS
+        assert measured["state"] == "healthy"
+    assert [r["impl"] for r in document["rows"]] == ["r2ccl", "gloo", "openmpi", "floor", "r2ccl"]
+    assert document["rows"][4]["algorithm"] == "two_shot"
+    assert document["skipped"] == [{"what": "floor (4 ranks, 2 rails)", "reason": "two ranks only"}]
+    assert document["resilience"][0]["ratio"] == pytest.approx(1.01)
+    assert all(check["met"] for check in document["verdict"])
+
+
+def test_ratios_compare_rows_of_one_point_with_the_rows_own_algorithm() -> None:
+    measured = full_report().rows + rows(4 * KIB, floor=1000)
+    assert report.ratios(measured[0], measured) == {
+        "r2ccl/floor": pytest.approx(1.3),
+        "gloo/r2ccl": pytest.approx(20),
+        "openmpi/r2ccl": pytest.approx(8 / 6.5),
+    }
+    assert report.ratios(measured[4], measured)["r2ccl/floor"] == pytest.approx(2.6)
+
+
+def test_the_table_is_readable_in_80_columns() -> None:
+    text = io.StringIO()
+    report.show(full_report(), Console(file=text, width=80))
+    shown = text.getvalue()
+    for expected in ("r2ccl/two_shot", "20.00", "130.0", "not measured", "two ranks only"):
+        assert expected in shown
+    assert "4 of 4 targets met" in shown
+    assert "…" not in shown
+
+
+def test_a_missed_target_is_said_with_its_ratio() -> None:
+    missed = report.Report({}, checks=verdicts(rows(KIB, r2ccl=10, floor=5)))
+    text = io.StringIO()
+    report.show(missed, Console(file=text, width=100))
+    assert "not reached" in text.getvalue()
+    assert "0 of 1 targets met" in text.getvalue()
+
+
+def test_a_checkout_names_its_commit_and_anything_else_its_version() -> None:
+    assert machine.commit()
+
+
+def test_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "rows.png"
+    report.write_png(full_report().rows + rows(4 * KIB, r2ccl=7, gloo=140), path)
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,63 @@
+"""The closing report counts skips of pytest and of GoogleTest, with their reasons."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+
+PYTHON_TESTS = """
+import pytest
+def test_runs(): assert True
+@pytest.mark.skip(reason="needs root")
+def test_marked(): pass
+def test_calls(): pytest.skip("needs root")
+def test_other(): pytest.skip("no second NIC")
+"""
+
+NATIVE_REPORT = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuites tests="3"><testsuite name="Rail">
+<testcase name="Passes" status="run" result="completed"/>
+<testcase name="Fails" status="run" result="completed"><failure message="1 is not 2"/></testcase>
+<testcase name="Skips" status="run" result="skipped">
+<skipped message="rail_test.cc:7&#x0A;no second NIC"/></testcase>
+</testsuite></testsuites>
+"""
+
+
+def run(folder: Path, *arguments: str) -> list[str]:
+    (folder / "test_example.py").write_text(PYTHON_TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *arguments, "test_example.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(TESTS), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_reasons_are_counted_and_the_runner_has_the_last_word(tmp_path: Path) -> None:
+    lines = run(tmp_path)
+    assert lines[-2] == "skipped: 3 (needs root: 2, no second NIC: 1)"
+    assert "1 passed, 3 skipped" in lines[-1]
+
+
+def test_native_tests_are_counted_too(tmp_path: Path) -> None:
+    for variant in ("plain", "asan"):
+        (tmp_path / "native" / variant).mkdir(parents=True)
+        (tmp_path / "native" / variant / "rail_test.xml").write_text(NATIVE_REPORT)
+    lines = run(tmp_path, "--native-results=native")
+    assert lines[-4:-1] == [
+        "native, asan: 1 passed",
+        "native, plain: 1 passed",
+        "skipped: 5 (no second NIC: 3, needs root: 2)",
+    ]

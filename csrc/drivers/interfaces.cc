@@ -1,0 +1,115 @@
+#include "drivers/interfaces.hpp"
+
+#include <errno.h>
+#include <ifaddrs.h>
+#include <linux/ethtool.h>
+#include <linux/if.h>
+#include <linux/if_packet.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "drivers/file_descriptor.hpp"
+
+namespace r2ccl {
+namespace {
+
+// By ioctl and not from sysfs, which shows the namespace that mounted it and not always ours.
+std::int64_t speed_of(int socket, const std::string& name) {
+  ethtool_cmd command{};
+  command.cmd = ETHTOOL_GSET;
+  ifreq request{};
+  name.copy(request.ifr_name, IFNAMSIZ - 1);
+  request.ifr_data = reinterpret_cast<char*>(&command);
+  if (::ioctl(socket, SIOCETHTOOL, &request) != 0) return -1;
+  const std::uint32_t speed = std::uint32_t{command.speed_hi} << 16 | command.speed;
+  return speed == 0 || speed == 0xffff || speed == static_cast<std::uint32_t>(SPEED_UNKNOWN)
+             ? -1
+             : static_cast<std::int64_t>(speed);
+}
+
+}  // namespace
+
+Result<std::vector<Interface>> list_interfaces() {
+  ifaddrs* raw = nullptr;
+  if (::getifaddrs(&raw) != 0) {
+    return Status(ErrorCode::internal,
+                  std::string("cannot list network interfaces: ") + std::strerror(errno));
+  }
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(raw, &::freeifaddrs);
+  const FileDescriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+
+  std::map<std::string, Interface> by_name;
+  for (const ifaddrs* item = list.get(); item != nullptr; item = item->ifa_next) {
+    Interface& interface = by_name[item->ifa_name];
+    if (item->ifa_addr == nullptr) continue;
+    if (item->ifa_addr->sa_family == AF_PACKET) {
+      // Every interface has exactly one such entry.
+      sockaddr_ll link{};
+      std::memcpy(&link, item->ifa_addr, sizeof(link));
+      interface.index = link.sll_ifindex;
+      interface.name = item->ifa_name;
+      interface.flags = item->ifa_flags;
+      interface.admin_up = (item->ifa_flags & IFF_UP) != 0;
+      interface.carrier_up = (item->ifa_flags & IFF_LOWER_UP) != 0;
+      interface.is_loopback = (item->ifa_flags & IFF_LOOPBACK) != 0;
+      interface.speed_mbps = speed_of(socket.get(), interface.name);
+    } else if (const auto address = IpAddress::from_sockaddr(item->ifa_addr)) {
+      interface.addresses.push_back(*address);
+    }
+  }
+
+  std::vector<Interface> interfaces;
+  for (auto& [name, interface] : by_name) {
+    // Index 0: only an address label of an interface ("eth0:1"), which belongs to the interface.
+    if (interface.index != 0) interfaces.push_back(std::move(interface));
+  }
+  for (const auto& [name, interface] : by_name) {
+    const std::string device = name.substr(0, name.find(':'));
+    if (device == name) continue;
+    for (Interface& owner : interfaces) {
+      if (owner.name != device) continue;
+      owner.addresses.insert(owner.addresses.end(), interface.addresses.begin(),
+                             interface.addresses.end());
+    }
+  }
+  std::sort(interfaces.begin(), interfaces.end(),
+            [](const Interface& a, const Interface& b) { return a.index < b.index; });
+  return interfaces;
+}
+
+const Interface* find_interface(const std::vector<Interface>& interfaces,
+                                const IpAddress& address) {
+  for (const Interface& interface : interfaces) {
+    if (std::find(interface.addresses.begin(), interface.addresses.end(), address) !=
+        interface.addresses.end()) {
+      return &interface;
+    }
+  }
+  if (address.family != AF_INET || !address.is_loopback()) return nullptr;
+  const auto loopback = std::find_if(interfaces.begin(), interfaces.end(),
+                                     [](const Interface& i) { return i.is_loopback; });
+  return loopback == interfaces.end() ? nullptr : &*loopback;
+}
+
+Result<int> ifindex_of(const IpAddress& address) {
+  Result<std::vector<Interface>> interfaces = list_interfaces();
+  if (!interfaces.ok()) return interfaces.take_status();
+  if (const Interface* found = find_interface(interfaces.value(), address)) return found->index;
+  std::string there;
+  for (const Interface& interface : interfaces.value()) {
+    for (const IpAddress& have : interface.addresses) {
+      there += (there.empty() ? "" : ", ") + interface.name + "=" + have.to_string();
+    }
+  }
+  return Status(ErrorCode::invalid_argument,
+                "no interface carries the address " + address.to_string() + "; there is: " + there);
+}
+
+}  // namespace r2ccl

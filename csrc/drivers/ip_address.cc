@@ -1,0 +1,57 @@
+#include "drivers/ip_address.hpp"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace r2ccl {
+
+std::optional<IpAddress> IpAddress::parse(std::string_view text) {
+  const std::string terminated(text);
+  IpAddress address;
+  for (const int family : {AF_INET, AF_INET6}) {
+    address.family = family;
+    if (::inet_pton(family, terminated.c_str(), address.bytes.data()) == 1) return address;
+  }
+  return std::nullopt;
+}
+
+std::optional<IpAddress> IpAddress::from_bytes(int of_family, std::span<const std::byte> raw) {
+  const std::size_t size = of_family == AF_INET ? 4 : of_family == AF_INET6 ? 16 : 0;
+  if (size == 0 || raw.size() != size) return std::nullopt;
+  IpAddress address;
+  address.family = of_family;
+  std::copy(raw.begin(), raw.end(), address.bytes.begin());
+  return address;
+}
+
+std::optional<IpAddress> IpAddress::from_sockaddr(const sockaddr* address) {
+  if (address == nullptr) return std::nullopt;
+  if (address->sa_family == AF_INET) {
+    sockaddr_in in{};
+    std::memcpy(&in, address, sizeof(in));
+    return from_bytes(AF_INET, std::as_bytes(std::span(&in.sin_addr, 1)));
+  }
+  if (address->sa_family == AF_INET6) {
+    sockaddr_in6 in{};
+    std::memcpy(&in, address, sizeof(in));
+    return from_bytes(AF_INET6, std::as_bytes(std::span(&in.sin6_addr, 1)));
+  }
+  return std::nullopt;
+}
+
+std::string IpAddress::to_string() const {
+  char text[INET6_ADDRSTRLEN] = "none";
+  if (family != AF_UNSPEC) ::inet_ntop(family, bytes.data(), text, sizeof(text));
+  return text;
+}
+
+bool IpAddress::is_loopback() const {
+  if (family == AF_INET) return bytes[0] == std::byte{127};
+  return family == AF_INET6 && bytes[15] == std::byte{1} &&
+         std::all_of(bytes.begin(), bytes.end() - 1, [](std::byte b) { return b == std::byte{0}; });
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,256 @@
+#include "drivers/netlink_link_monitor.hpp"
+
+#include <errno.h>
+#include <linux/if.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+namespace r2ccl {
+namespace {
+
+// netlink(7): no message of a dump is larger.
+constexpr std::size_t kBufferBytes = 32 * 1024;
+// One poll() reads at most this many datagrams, so that a storm of events cannot hold its caller.
+constexpr int kDatagramsPerPoll = 128;
+constexpr int kDumpAttempts = 3;
+
+template <typename T>
+std::optional<T> read_as(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(T)) return std::nullopt;
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  return value;
+}
+
+// Calls visit(type, payload) for each attribute; stops at the first that does not fit.
+template <typename Visit>
+void for_each_attribute(std::span<const std::byte> bytes, Visit visit) {
+  while (const auto header = read_as<rtattr>(bytes)) {
+    if (header->rta_len < sizeof(rtattr) || header->rta_len > bytes.size()) return;
+    visit(static_cast<int>(header->rta_type & NLA_TYPE_MASK),
+          bytes.subspan(sizeof(rtattr), header->rta_len - sizeof(rtattr)));
+    bytes = bytes.subspan(std::min<std::size_t>(RTA_ALIGN(header->rta_len), bytes.size()));
+  }
+}
+
+// Calls visit(header, payload) for each message while it returns true.
+template <typename Visit>
+void for_each_message(std::span<const std::byte> bytes, Visit visit) {
+  while (const auto header = read_as<nlmsghdr>(bytes)) {
+    if (header->nlmsg_len < sizeof(nlmsghdr) || header->nlmsg_len > bytes.size()) return;
+    if (!visit(*header, bytes.subspan(sizeof(nlmsghdr), header->nlmsg_len - sizeof(nlmsghdr)))) {
+      return;
+    }
+    bytes = bytes.subspan(std::min<std::size_t>(NLMSG_ALIGN(header->nlmsg_len), bytes.size()));
+  }
+}
+
+Status system_error(const char* what) {
+  return Status(ErrorCode::internal,
+                std::string(what) + " of a netlink socket failed: " + std::strerror(errno));
+}
+
+int open_socket() {
+  return ::socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE);
+}
+
+struct Received {
+  ssize_t bytes;  // -1: errno says why
+  bool usable;    // whole, and from the kernel: any process may send to a netlink port
+};
+
+Received receive(int fd, std::span<std::byte> buffer) {
+  sockaddr_nl from{};
+  iovec part{.iov_base = buffer.data(), .iov_len = buffer.size()};
+  msghdr message{};
+  message.msg_name = &from;
+  message.msg_namelen = sizeof(from);
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  ssize_t got;
+  do {
+    got = ::recvmsg(fd, &message, 0);
+  } while (got < 0 && errno == EINTR);
+  return {got, got >= 0 && from.nl_pid == 0 && (message.msg_flags & MSG_TRUNC) == 0};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<NetlinkLinkMonitor>> NetlinkLinkMonitor::open(int receive_buffer_bytes) {
+  FileDescriptor events(open_socket());
+  FileDescriptor query(open_socket());
+  if (!events.valid() || !query.valid()) return system_error("creation");
+  if (::setsockopt(events.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes,
+                   sizeof(receive_buffer_bytes)) != 0) {
+    return system_error("sizing");
+  }
+  sockaddr_nl address{};
+  address.nl_family = AF_NETLINK;
+  address.nl_groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
+  if (::bind(events.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return system_error("bind");
+  }
+  return std::unique_ptr<NetlinkLinkMonitor>(
+      new NetlinkLinkMonitor(std::move(events), std::move(query)));
+}
+
+NetlinkLinkMonitor::NetlinkLinkMonitor(FileDescriptor events, FileDescriptor query)
+    : events_(std::move(events)), query_(std::move(query)), buffer_(kBufferBytes) {}
+
+void NetlinkLinkMonitor::watch(int ifindex) { table_.watch(ifindex, pending_); }
+
+void NetlinkLinkMonitor::watch(const std::string& name) { table_.watch(name, pending_); }
+
+void NetlinkLinkMonitor::poll(const Callback& callback) {
+  read_events();
+  // After the events: those that are older than the dump must not be applied on top of it.
+  if (resync_wanted_) resync();
+  for (const LinkEvent& event : std::exchange(pending_, {})) callback(event);
+}
+
+void NetlinkLinkMonitor::read_events() {
+  for (int i = 0; i < kDatagramsPerPoll; ++i) {
+    const Received received = receive(events_.get(), buffer_);
+    if (received.bytes < 0) {
+      if (errno == EAGAIN) return;
+      // ENOBUFS: events were lost.  The error is reported once; what is queued can still be read.
+      // Whatever else it may be, reading everything anew repairs it.
+      resync_wanted_ = true;
+      if (errno != ENOBUFS) return;
+      continue;
+    }
+    if (!received.usable) {
+      resync_wanted_ = true;
+      continue;
+    }
+    for_each_message(std::span(buffer_).first(static_cast<std::size_t>(received.bytes)),
+                     [this](const nlmsghdr& header, std::span<const std::byte> payload) {
+                       handle(header.nlmsg_type, payload);
+                       return true;
+                     });
+  }
+}
+
+void NetlinkLinkMonitor::resync() {
+  for (int attempt = 0; attempt < kDumpAttempts; ++attempt) {
+    table_.begin_resync();
+    if (!dump(RTM_GETLINK) || !dump(RTM_GETADDR)) continue;
+    table_.end_resync(pending_);
+    resync_wanted_ = false;
+    ++resyncs_;
+    return;
+  }
+}
+
+// Asks for everything of one type and handles the answer.  False if it is not complete.
+bool NetlinkLinkMonitor::dump(std::uint16_t request_type) {
+  struct {
+    nlmsghdr header;
+    rtgenmsg body;
+  } request{};
+  request.header.nlmsg_len = NLMSG_LENGTH(sizeof(request.body));
+  request.header.nlmsg_type = request_type;
+  request.header.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
+  request.header.nlmsg_seq = ++sequence_;
+  request.body.rtgen_family = AF_UNSPEC;
+  sockaddr_nl kernel{};
+  kernel.nl_family = AF_NETLINK;
+  ssize_t sent;
+  do {
+    sent = ::sendto(query_.get(), &request, request.header.nlmsg_len, 0,
+                    reinterpret_cast<const sockaddr*>(&kernel), sizeof(kernel));
+  } while (sent < 0 && errno == EINTR);
+  return sent >= 0 && read_dump(sequence_);
+}
+
+bool NetlinkLinkMonitor::read_dump(std::uint32_t sequence) {
+  bool done = false;
+  bool complete = true;
+  while (!done) {
+    const Received received = receive(query_.get(), buffer_);
+    // The kernel makes each part of a dump while the one before it is read.  If there is none, it
+    // lacked memory for it; the next poll() tries again.
+    if (received.bytes < 0) return false;
+    if (!received.usable) continue;
+    for_each_message(std::span(buffer_).first(static_cast<std::size_t>(received.bytes)),
+                     [&](const nlmsghdr& header, std::span<const std::byte> payload) {
+                       // An older sequence: the rest of a dump that got stuck.
+                       if (header.nlmsg_seq != sequence) return true;
+                       // The configuration changed between two parts of the dump.
+                       if ((header.nlmsg_flags & NLM_F_DUMP_INTR) != 0) complete = false;
+                       if (header.nlmsg_type == NLMSG_ERROR) complete = false;
+                       done = header.nlmsg_type == NLMSG_DONE || header.nlmsg_type == NLMSG_ERROR;
+                       if (!done) handle(header.nlmsg_type, payload);
+                       return !done;
+                     });
+  }
+  return complete;
+}
+
+void NetlinkLinkMonitor::handle(std::uint16_t type, std::span<const std::byte> payload) {
+  switch (type) {
+    case RTM_NEWLINK:
+    case RTM_DELLINK: return handle_link(type, payload);
+    case RTM_NEWADDR:
+    case RTM_DELADDR: return handle_address(type, payload);
+    default: return;
+  }
+}
+
+void NetlinkLinkMonitor::handle_link(std::uint16_t type, std::span<const std::byte> payload) {
+  const auto info = read_as<ifinfomsg>(payload);
+  // AF_BRIDGE: the port of a bridge came or went, not the interface.
+  if (!info || info->ifi_family != AF_UNSPEC) return;
+  if (type == RTM_DELLINK) return table_.remove_link(info->ifi_index, pending_);
+  LinkState state;
+  // "Lower up" is the carrier of an interface that is up; the operational state ("running") would
+  // come later, it waits for protocols such as 802.1X.
+  state.carrier_up = (info->ifi_flags & IFF_LOWER_UP) != 0;
+  state.admin_up = (info->ifi_flags & IFF_UP) != 0;
+  for_each_attribute(
+      payload.subspan(std::min<std::size_t>(NLMSG_ALIGN(sizeof(*info)), payload.size())),
+      [&](int attribute, std::span<const std::byte> value) {
+        if (attribute != IFLA_IFNAME) return;
+        const char* name = reinterpret_cast<const char*>(value.data());
+        state.name.assign(name, ::strnlen(name, value.size()));
+      });
+  table_.set_link(info->ifi_index, state, pending_);
+}
+
+void NetlinkLinkMonitor::handle_address(std::uint16_t type, std::span<const std::byte> payload) {
+  const auto info = read_as<ifaddrmsg>(payload);
+  if (!info) return;
+  std::uint32_t flags = info->ifa_flags;
+  std::optional<IpAddress> address;
+  std::optional<IpAddress> local;
+  for_each_attribute(
+      payload.subspan(std::min<std::size_t>(NLMSG_ALIGN(sizeof(*info)), payload.size())),
+      [&](int attribute, std::span<const std::byte> value) {
+        if (attribute == IFA_ADDRESS) {
+          address = IpAddress::from_bytes(info->ifa_family, value);
+        } else if (attribute == IFA_LOCAL) {
+          local = IpAddress::from_bytes(info->ifa_family, value);
+        } else if (attribute == IFA_FLAGS) {
+          flags = read_as<std::uint32_t>(value).value_or(flags);
+        }
+      });
+  // On a point-to-point interface IFA_ADDRESS is the other end's.
+  if (local) address = local;
+  if (!address) return;
+  const int ifindex = static_cast<int>(info->ifa_index);
+  const bool usable = (flags & IFA_F_DADFAILED) == 0 &&
+                      ((flags & IFA_F_TENTATIVE) == 0 || (flags & IFA_F_OPTIMISTIC) != 0);
+  if (type == RTM_NEWADDR && usable) {
+    table_.add_address(ifindex, *address, pending_);
+  } else {
+    table_.remove_address(ifindex, *address, pending_);
+  }
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,54 @@
+// LinkMonitor over a routing netlink socket (rtnetlink(7)).  Needs no privilege and sees the
+// network namespace of the thread that opened it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "drivers/file_descriptor.hpp"
+#include "drivers/link_monitor.hpp"
+#include "drivers/link_table.hpp"
+#include "r2ccl/errors.hpp"
+
+namespace r2ccl {
+
+class NetlinkLinkMonitor final : public LinkMonitor {
+ public:
+  // The kernel drops events that do not fit into the receive buffer and says so; then everything is
+  // read anew.  Reading anew takes the kernel's lock on network configuration for a moment.
+  static Result<std::unique_ptr<NetlinkLinkMonitor>> open(int receive_buffer_bytes = 256 * 1024);
+
+  void watch(int ifindex) override;
+  void watch(const std::string& name) override;
+  [[nodiscard]] int fd() const override { return events_.get(); }
+  void poll(const Callback& callback) override;
+
+  // How often everything was read anew, the first time included.
+  [[nodiscard]] std::uint64_t resyncs() const { return resyncs_; }
+
+ private:
+  NetlinkLinkMonitor(FileDescriptor events, FileDescriptor query);
+
+  void read_events();
+  void resync();
+  [[nodiscard]] bool dump(std::uint16_t request_type);
+  [[nodiscard]] bool read_dump(std::uint32_t sequence);
+  void handle(std::uint16_t type, std::span<const std::byte> payload);
+  void handle_link(std::uint16_t type, std::span<const std::byte> payload);
+  void handle_address(std::uint16_t type, std::span<const std::byte> payload);
+
+  const FileDescriptor events_;  // joined to the multicast groups
+  const FileDescriptor query_;   // for dumps only, so that they never mix with events
+  bool resync_wanted_ = true;
+  std::uint64_t resyncs_ = 0;
+  std::uint32_t sequence_ = 0;
+  LinkTable table_;
+  std::vector<LinkEvent> pending_;
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace r2ccl

@@ -1,0 +1,74 @@
+// All-reduce, two-shot: a reduce-scatter of even shares and an all-gather of the folded shares, run
+// together.  A folded segment leaves while later ones still arrive.  On each stream lie first the
+// segments of the receiver's share, then the folded segments of the sender's share.
+#include "collectives/segments.hpp"
+
+namespace r2ccl {
+namespace {
+
+// Even shares with borders at multiples of 64 bytes; the last ones may be shorter or empty.
+class Shares {
+ public:
+  Shares(std::size_t bytes, int ranks) : bytes_(bytes) {
+    constexpr std::size_t kBorder = 64;
+    const auto count = static_cast<std::size_t>(ranks);
+    const std::size_t blocks = (bytes + kBorder - 1) / kBorder;
+    step_ = (blocks + count - 1) / count * kBorder;
+  }
+  [[nodiscard]] std::size_t begin(int rank) const {
+    return std::min(bytes_, static_cast<std::size_t>(rank) * step_);
+  }
+  [[nodiscard]] std::size_t size(int rank) const { return begin(rank + 1) - begin(rank); }
+
+ private:
+  std::size_t bytes_;
+  std::size_t step_;
+};
+
+// Phase 1: folds the own share into out, segment by segment, and passes each on.
+Status fold_own_share(Channel& channel, const std::byte* own_in, std::byte* own_out,
+                      const Segments& segments, const Reducer& reducer) {
+  SegmentFold fold(channel, reducer);
+  for (std::size_t s = 0; s < segments.count(); ++s) {
+    R2CCL_TRY(fold.receive(segments.size(s)));
+    // In place needs no settling here: nobody was sent the own share of the input.
+    std::byte* const to = own_out + segments.begin(s);
+    R2CCL_TRY(fold.fold(own_in + segments.begin(s), to, segments.size(s)));
+    const std::span<const std::byte> folded(to, segments.size(s));
+    R2CCL_TRY(for_each_peer(channel, [&](int peer) { return channel.send(peer, folded); }));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out, std::size_t count,
+                           const Reducer& reducer) {
+  const std::size_t bytes = count * size_of(reducer.dtype);
+  const std::size_t segment_bytes = channel.segment_bytes();
+  const Shares shares(bytes, channel.size());
+  const auto segments_of = [&](int rank) { return Segments(shares.size(rank), segment_bytes); };
+
+  R2CCL_TRY(for_each_peer(channel, [&](int peer) {
+    return channel.send(peer, {in + shares.begin(peer), shares.size(peer)});
+  }));
+
+  const int rank = channel.rank();
+  const std::size_t own = shares.begin(rank);
+  R2CCL_TRY(fold_own_share(channel, in + own, out + own, segments_of(rank), reducer));
+
+  // Phase 2.  The first rank's share is the longest.
+  const std::size_t rounds = segments_of(0).count();
+  for (std::size_t s = 0; s < rounds; ++s) {
+    R2CCL_TRY(for_each_peer(channel, [&](int peer) -> Status {
+      const Segments segments = segments_of(peer);
+      if (s >= segments.count()) return {};
+      // In place, this overwrites what was sent to the same peer first thing in this call.
+      return receive_into(channel, peer, out + shares.begin(peer) + segments.begin(s),
+                          segments.size(s), in == out ? segments.end(s) : 0);
+    }));
+  }
+  return channel.finish();
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,31 @@
+// All-to-all with a size for each pair: everybody sends each rank its part.
+#include "collectives/segments.hpp"
+
+namespace r2ccl {
+
+Status all_to_allv(Channel& channel, const std::byte* in, std::span<const std::size_t> in_counts,
+                   std::byte* out, std::span<const std::size_t> out_counts, DType dtype) {
+  const Parts sent(in_counts, size_of(dtype));
+  const Parts received(out_counts, size_of(dtype));
+  const int size = channel.size();
+  const int rank = channel.rank();
+
+  // With equal counts a part replaces the part that was sent to the same peer, so one settle() a
+  // segment makes in place safe.  Otherwise parts overlap those of other peers, and waiting for
+  // these could close a circle of ranks that wait for each other.
+  const bool in_place = in == out;
+  const bool same_layout = std::ranges::equal(in_counts, out_counts);
+  std::vector<std::byte> copy;
+  if (in_place && !same_layout) {
+    copy.assign(in, in + sent.begin(size));
+    in = copy.data();
+  }
+
+  R2CCL_TRY(for_each_peer(channel, [&](int peer) {
+    return channel.send(peer, {in + sent.begin(peer), sent.size(peer)});
+  }));
+  copy_part(out + received.begin(rank), in + sent.begin(rank), sent.size(rank));
+  return receive_parts(channel, out, received, in_place && same_layout);
+}
+
+}  // namespace r2ccl

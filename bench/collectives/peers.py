@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO, Protocol
 
 from r2serve.bench.collectives.matrix import Setting
 from r2serve.bench.collectives.native.build import BuildError, build, find_tool
@@ -18,12 +21,51 @@ class PeerUnavailable(RuntimeError):
     """A peer cannot run here, or not in this setting; says why."""
 
 
+class Spawn(Protocol):
+    """Starts a process in a session of its own, here or in a node of a lab."""
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdin: int,
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+    ) -> subprocess.Popen[bytes]: ...
+
+
+def spawn_here(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdin: int,
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+) -> subprocess.Popen[bytes]:
+    # In its own session: Ctrl-C reaches the coordinator only, which then ends the workers.
+    return subprocess.Popen(
+        argv, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a peer: what to run and where."""
+
+    command: list[str]
+    spawn: Spawn = spawn_here
+
+
 @dataclass(frozen=True)
 class Launch:
     """Processes of one peer; together they have ``setting.ranks`` workers."""
 
-    commands: list[list[str]]
+    processes: list[Process]
     environment: dict[str, str] = field(default_factory=dict)
+
+    def with_environment(self, extra: Mapping[str, str]) -> Launch:
+        return replace(self, environment={**self.environment, **extra})
 
 
 def launch(impl: str, setting: Setting, control: Path, scratch: Path) -> Launch:
@@ -43,9 +85,13 @@ def free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _python_workers(impl: str, setting: Setting, control: Path, store: str) -> list[list[str]]:
-    start = [sys.executable, "-m", WORKER, impl, str(control)]
-    return [[*start, str(rank), str(setting.ranks), store] for rank in range(setting.ranks)]
+def python_worker(impl: str, control: Path, rank: int, ranks: int, store: str) -> list[str]:
+    return [sys.executable, "-m", WORKER, impl, str(control), str(rank), str(ranks), store]
+
+
+def _python_workers(impl: str, setting: Setting, control: Path, store: str) -> list[Process]:
+    ranks = range(setting.ranks)
+    return [Process(python_worker(impl, control, r, setting.ranks, store)) for r in ranks]
 
 
 def _r2ccl(setting: Setting, control: Path, scratch: Path) -> Launch:
@@ -85,7 +131,7 @@ def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
         "PMIX_MCA_ptl_tcp_if_include": "lo",
         "TMPDIR": str(scratch),
     }
-    return Launch([[*command, str(program), str(control)]], environment)
+    return Launch([Process([*command, str(program), str(control)])], environment)
 
 
 def _floor(setting: Setting, control: Path, scratch: Path) -> Launch:
@@ -93,7 +139,7 @@ def _floor(setting: Setting, control: Path, scratch: Path) -> Launch:
         raise PeerUnavailable("the floor is an exchange between two ranks")
     program = build("floor.cc", os.environ.get("CXX") or find_tool("c++"))
     rails = [f"{address}:{free_port(address)}" for address in setting.addresses]
-    return Launch([[str(program), str(control), str(rank), *rails] for rank in range(2)])
+    return Launch([Process([str(program), str(control), str(r), *rails]) for r in range(2)])
 
 
 _LAUNCHERS = {"r2ccl": _r2ccl, "gloo": _gloo, "openmpi": _openmpi, "floor": _floor}

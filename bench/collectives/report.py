@@ -12,11 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from r2serve.bench.collectives import stalls
 from r2serve.bench.collectives.matrix import Contender, format_size
 from r2serve.bench.collectives.resilience import Pairs
 from r2serve.bench.collectives.runner import Skipped
+from r2serve.bench.collectives.stalls import Fault
 from r2serve.bench.collectives.statistics import Row
-from r2serve.bench.collectives.verdict import Check, summary
+from r2serve.bench.collectives.verdict import Check, tally
 
 RATIOS = (("r2ccl", "floor"), ("gloo", "r2ccl"), ("openmpi", "r2ccl"))
 
@@ -27,20 +29,19 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     resilience: list[Pairs] = field(default_factory=list)
-    stalls: dict[str, Any] | None = None
+    faults: list[Fault] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = {
+        return {
             **self.metadata,
             "rows": [row.as_json() for row in self.rows],
             "skipped": [{"what": s.what, "reason": s.reason} for s in self.skipped],
             "resilience": [pairs.as_json() for pairs in self.resilience],
+            "stalls": [summary.as_json() for summary in stalls.summarise(self.faults)],
+            "faults": [fault.as_json() for fault in self.faults],
             "verdict": [check.as_json() for check in self.checks],
         }
-        if self.stalls is not None:
-            document["stalls"] = self.stalls
-        return document
 
     def write_json(self, path: Path) -> None:
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
@@ -51,11 +52,13 @@ def show(report: Report, console: Console) -> None:
         console.print(table)
     if report.resilience:
         console.print(resilience_table(report.resilience))
+    if report.faults:
+        console.print(stall_table(report.faults))
     for skipped in report.skipped:
         console.print(f"[yellow]not measured:[/] {skipped.what}: {skipped.reason}", highlight=False)
     if report.checks:
         console.print(verdict_table(report.checks))
-        console.print(summary(report.checks))
+        console.print(tally(report.checks))
 
 
 def latency_tables(rows: Sequence[Row]) -> list[Table]:
@@ -121,13 +124,33 @@ def resilience_table(pairs: Sequence[Pairs]) -> Table:
     return table
 
 
+def stall_table(faults: Sequence[Fault]) -> Table:
+    title = "stall of the collective that a fault hit, ms; next calls against one healthy rail"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    columns = ("fault", "bytes", "faults", "median", "worst", "no fault", "next", "worst next")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "fault" else "right")
+    for summary in stalls.summarise(faults):
+        table.add_row(
+            summary.kind,
+            format_size(summary.bytes),
+            str(summary.faults),
+            f"{summary.stall_ms_median:.2f}",
+            f"{summary.stall_ms_worst:.2f}",
+            f"{summary.undisturbed_ms_worst:.2f}",
+            f"{summary.next_ratio_median:.2f}",
+            f"{summary.next_ratio_worst:.2f}",
+        )
+    return table
+
+
 def verdict_table(checks: Sequence[Check]) -> Table:
     table = Table(title="targets", box=box.SIMPLE_HEAD)
     for column in ("target", "measured", "wanted", "verdict"):
         table.add_column(column)
     for check in checks:
         verdict = "[green]met[/]" if check.met else "[red]not reached[/]"
-        table.add_row(check.target, f"{check.ratio:.3g}", check.wanted, verdict)
+        table.add_row(check.target, f"{check.measured:.3g}", check.wanted, verdict)
     return table
 
 

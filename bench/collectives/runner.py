@@ -20,7 +20,7 @@ from r2serve.bench.collectives.matrix import (
     Workload,
     format_size,
 )
-from r2serve.bench.collectives.peers import Launch, PeerUnavailable, launch
+from r2serve.bench.collectives.peers import PeerUnavailable, launch
 from r2serve.bench.collectives.statistics import Row, median, summarise
 
 Progress = Callable[[str], None]
@@ -88,8 +88,7 @@ def started(
     home = scratch / name
     home.mkdir()
     control = home / "control"
-    plan = launch(impl, setting, control, home)
-    plan = Launch(plan.commands, {**plan.environment, **(extra_environment or {})})
+    plan = launch(impl, setting, control, home).with_environment(extra_environment or {})
     with WorkerGroup(name, plan, setting.ranks, control, home / "log") as group:
         yield group
 

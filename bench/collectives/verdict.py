@@ -12,6 +12,7 @@ from typing import Any
 
 from r2serve.bench.collectives.matrix import format_size
 from r2serve.bench.collectives.resilience import Pairs
+from r2serve.bench.collectives.stalls import Summary
 from r2serve.bench.collectives.statistics import Row
 
 KIB = 1 << 10
@@ -27,14 +28,18 @@ GLOO_FACTOR_1MIB = 3.0
 FLOOR_LIMIT_1MIB = 1.2
 GLOO_FACTOR_64MIB = 1.5
 RESILIENCE_LIMIT = 1.03
+CARRIER_STALL_MS = 20.0
+# Plus what the machine itself adds: the longest call of the same run that no fault had hit.
+BLACK_HOLE_STALL_MS = 100.0
+NEXT_LIMIT = 1.1
 
 
 @dataclass(frozen=True)
 class Check:
-    """One target. ``ratio`` is what was measured, ``wanted`` the target in words."""
+    """One target. ``measured`` is a ratio, or milliseconds; ``wanted`` the target in words."""
 
     target: str
-    ratio: float
+    measured: float
     wanted: str
     met: bool
 
@@ -42,7 +47,9 @@ class Check:
         return asdict(self)
 
 
-def verdicts(rows: Iterable[Row], pairs: Iterable[Pairs] = ()) -> list[Check]:
+def verdicts(
+    rows: Iterable[Row], pairs: Iterable[Pairs] = (), stalls: Iterable[Summary] = ()
+) -> list[Check]:
     """Checks for every target whose rows were measured; targets are for 2 ranks on 2 rails."""
     by_size: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -55,6 +62,8 @@ def verdicts(rows: Iterable[Row], pairs: Iterable[Pairs] = ()) -> list[Check]:
         if "r2ccl" in p50:
             checks += _latency_checks(size, p50["r2ccl"], p50)
     checks += [_resilience_check(pair) for pair in pairs]
+    for stall in stalls:
+        checks += _stall_checks(stall)
     return checks
 
 
@@ -97,14 +106,26 @@ def _resilience_check(pair: Pairs) -> Check:
     return _at_most(f"{name}: resilience on / off", pair.ratio, RESILIENCE_LIMIT)
 
 
-def _at_most(target: str, ratio: float, limit: float) -> Check:
-    return Check(target, ratio, f"at most {limit:.4g}", ratio <= limit)
+def _stall_checks(stall: Summary) -> list[Check]:
+    name = f"{stall.kind} during {format_size(stall.bytes)}"
+    if stall.kind == "carrier":
+        limit = CARRIER_STALL_MS
+    else:
+        limit = BLACK_HOLE_STALL_MS + stall.undisturbed_ms_worst
+    return [
+        _at_most(f"{name}: worst stall of {stall.faults}, ms", stall.stall_ms_worst, limit),
+        _at_most(f"{name}: next calls / one rail healthy", stall.next_ratio_median, NEXT_LIMIT),
+    ]
 
 
-def _at_least(target: str, ratio: float, limit: float) -> Check:
-    return Check(target, ratio, f"at least {limit:.4g}", ratio >= limit)
+def _at_most(target: str, measured: float, limit: float) -> Check:
+    return Check(target, measured, f"at most {limit:.4g}", measured <= limit)
 
 
-def summary(checks: Sequence[Check]) -> str:
+def _at_least(target: str, measured: float, limit: float) -> Check:
+    return Check(target, measured, f"at least {limit:.4g}", measured >= limit)
+
+
+def tally(checks: Sequence[Check]) -> str:
     met = sum(check.met for check in checks)
     return f"{met} of {len(checks)} targets met"

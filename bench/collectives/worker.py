@@ -1,7 +1,11 @@
 """A worker of the peers that are called from Python: r2ccl and torch gloo.
 
 Speaks the protocol of ``native/worker.hpp`` and measures by the same loop: back-to-back calls, one
-clock reading between two.
+clock reading between two. Two more commands serve the measurement of stalls:
+
+    soak <ms>   all-reduces for that long -> `soak <start ns> <ns> <ns> ...`: when the first one
+                started (CLOCK_MONOTONIC) and the time of each
+    rails       -> `rails <name>,<state>,<bytes sent> ...` (r2ccl)
 
     python -m r2serve.bench.collectives.worker IMPL CONTROL_SOCKET RANK RANKS STORE
 """
@@ -24,6 +28,9 @@ Once = Callable[[], object]
 class Peer(Protocol):
     def bind(self, op: str, algorithm: str, data: torch.Tensor, output: torch.Tensor) -> Once:
         """The collective as a call without arguments; in place where the op allows it."""
+
+    def rails(self) -> list[str]:
+        """Name, state and bytes sent of each rail; empty for a peer that has none."""
 
     def close(self) -> None: ...
 
@@ -48,6 +55,9 @@ class R2ccl:
             raise ValueError(f"{op} has one algorithm only")
         return calls[op]
 
+    def rails(self) -> list[str]:
+        return [f"{r.name},{r.state},{r.tx_bytes}" for r in self._communicator.rails()]
+
     def close(self) -> None:
         self._communicator.close()
 
@@ -68,6 +78,9 @@ class Gloo:
         }
         return calls[op]
 
+    def rails(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         torch.distributed.destroy_process_group()
 
@@ -83,6 +96,7 @@ class Worker:
         self._rank = rank
         self._ranks = ranks
         self._once: Once | None = None
+        self._data = torch.empty(0)
 
     def answer(self, line: str) -> str:
         try:
@@ -92,6 +106,11 @@ class Worker:
                 case ["run", warmup, iterations] if self._once is not None:
                     times = timed(self._once, int(warmup), int(iterations))
                     return " ".join(["times", *map(str, times)])
+                case ["soak", duration_ms] if self._once is not None:
+                    times = soak(self._once, self._data, self._rank, int(duration_ms))
+                    return " ".join(["soak", *map(str, times)])
+                case ["rails"]:
+                    return " ".join(["rails", *self._peer.rails()])
         except (RuntimeError, ValueError) as error:
             return "error " + " ".join(f"{type(error).__name__}: {error}".split())
         return f"error not understood: {line}"
@@ -107,6 +126,7 @@ class Worker:
         if not torch.equal(result, self._expected(op, count).to(dtype)):
             return "error wrong result"
         data.fill_(0)  # sums stay finite however long it runs
+        self._data = data
         return "ok"
 
     def _expected(self, op: str, count: int) -> torch.Tensor:
@@ -139,6 +159,27 @@ def timed(once: Once, warmup: int, iterations: int) -> list[int]:
         after = clock()
         times[i] = after - before
         before = after
+    return times
+
+
+def soak(once: Once, data: torch.Tensor, rank: int, duration_ms: int) -> list[int]:
+    """The first start and the time of each all-reduce; all ranks stop after the same one.
+
+    Rank 0 says when it is enough by a 1 in the first element, which the sum brings to every rank.
+    """
+    clock = time.perf_counter_ns
+    first = data.numpy()
+    before = clock()
+    times = [before]
+    deadline = before + duration_ms * 1_000_000
+    while first[0] == 0:
+        if rank == 0 and before >= deadline:
+            first[0] = 1
+        once()
+        after = clock()
+        times.append(after - before)
+        before = after
+    first[0] = 0
     return times
 
 

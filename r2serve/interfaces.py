@@ -1,0 +1,395 @@
+"""Which network interfaces there are, which of them become rails, and what counts as a node."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import logging
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from r2serve.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Kinds of interface that stand for no port of their own: what they carry goes through another one.
+_NOT_PORTS = {
+    "bridge",
+    "dummy",
+    "erspan",
+    "geneve",
+    "gre",
+    "gretap",
+    "ifb",
+    "ip6gre",
+    "ip6tnl",
+    "ipip",
+    "nlmon",
+    "openvswitch",
+    "sit",
+    "tun",
+    "vrf",
+    "vti",
+    "vxlan",
+    "wireguard",
+    "xfrm",
+}
+
+_LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
+
+# linux/if.h and linux/rtnetlink.h
+_IFF_UP, _IFF_LOOPBACK, _IFF_LOWER_UP = 0x1, 0x8, 0x10000
+_RTM_NEWLINK, _RTM_GETLINK = 16, 18
+_NLM_F_REQUEST, _NLM_F_DUMP, _NLM_F_DUMP_INTR = 0x1, 0x300, 0x10
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_IFLA_IFNAME, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 10, 18, 1
+_ATTRIBUTE_TYPE = 0x3FFF
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr
+_LINK = struct.Struct("=BxHiII")  # ifinfomsg
+_ATTRIBUTE = struct.Struct("=HH")  # rtattr
+_DUMP_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface of this network namespace.
+
+    ``kind`` is the kernel's name for the kind of a virtual interface, empty for a physical one;
+    ``master`` the interface that it belongs to (a bridge, bond or VRF), with ``master_kind``.
+    """
+
+    name: str
+    index: int
+    up: bool = True
+    carrier: bool = True
+    loopback: bool = False
+    kind: str = ""
+    master: str = ""
+    master_kind: str = ""
+    addresses: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True)
+class Port:
+    """This node's end of a rail; ``name`` is ``rail<i>``, in the order of the rails."""
+
+    name: str
+    device: str
+    address: str
+    family: socket.AddressFamily
+
+
+def select_ports(spec: str, management: str, engine_address: str | None) -> list[Port]:
+    """The ports that become rails, by the rule of :func:`choose_ports`, on this machine.
+
+    Raises:
+        ConfigError: as :func:`choose_ports`.
+        OSError: the system does not tell its interfaces.
+    """
+    return choose_ports(spec, management, engine_address, list_interfaces())
+
+
+def choose_ports(
+    spec: str, management: str, engine_address: str | None, interfaces: Sequence[Interface]
+) -> list[Port]:
+    """The rule that makes ports of ``R2CCL_RAILS``.
+
+    Args:
+        spec: ``auto``: every usable NIC, by name, but not the management NIC. Otherwise, separated
+            by commas and in rail order: devices, addresses (also any of 127.0.0.0/8), or
+            ``device=address``.
+        management: device or address that is never a rail. Empty: the NIC that carries
+            ``engine_address``, unless it is the only usable one.
+        engine_address: the numeric address that the engine uses for its own traffic, if known.
+        interfaces: what there is.
+
+    Returns:
+        The ports; none if ``auto`` finds no usable NIC.
+
+    Raises:
+        ConfigError: names ``R2CCL_RAILS`` or ``R2CCL_MANAGEMENT``, the value, and what there is.
+    """
+    kept_free = _find(management, interfaces) if management else None
+    if management and kept_free is None:
+        raise _wrong("management", management, "is no device or address here", interfaces)
+    if spec.strip() == "auto":
+        found = _usable(interfaces, kept_free, engine_address)
+    else:
+        found = [_explicit(item.strip(), spec, interfaces) for item in spec.split(",")]
+        _check_explicit(spec, found, management)
+    return [
+        Port(
+            name=f"rail{index}",
+            device=interface.name,
+            address=str(address),
+            family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
+        )
+        for index, (interface, address) in enumerate(found)
+    ]
+
+
+def unusable(interface: Interface) -> str:
+    """Why ``auto`` does not take an interface; empty if it does."""
+    if interface.loopback:
+        return "loopback"
+    if interface.kind in _NOT_PORTS:
+        return f"a {interface.kind} interface"
+    # A VRF groups interfaces for routing only; a bridge, bond or team carries their traffic itself.
+    if interface.master and interface.master_kind != "vrf":
+        return f"belongs to {interface.master}"
+    if not interface.up:
+        return "down"
+    if not interface.carrier:
+        return "no carrier"
+    if _address_of(interface) is None:
+        return "no unicast address beyond its own link"
+    return ""
+
+
+def node_identity(spec: str, rank: int) -> str:
+    """A text that ranks of one node share and no others.
+
+    Args:
+        spec: ``R2CCL_NODE``. Empty: ranks of one boot of one machine in one network namespace share
+            a node; ``per-rank``: every rank is a node; any other text: ranks with the same text.
+        rank: the rank that asks.
+    """
+    if spec == "per-rank":
+        return f"rank:{rank}"
+    if spec:
+        return f"name:{spec}"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"boot:{boot}/net:{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def list_interfaces() -> list[Interface]:
+    """The interfaces of this network namespace, by index.
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    links = _dump_links()
+    names = {link.index: link for link in links}
+    addresses: dict[str, list[Address]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        # "eth0:1" is an address label of eth0, not an interface.
+        device = addresses.setdefault(name.split(":")[0], [])
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                device.append(ipaddress.ip_address(entry.address.split("%")[0]))
+    return [
+        Interface(
+            name=link.name,
+            index=link.index,
+            up=bool(link.flags & _IFF_UP),
+            carrier=bool(link.flags & _IFF_LOWER_UP),
+            loopback=bool(link.flags & _IFF_LOOPBACK),
+            kind=link.kind,
+            master=names[link.master].name if link.master in names else "",
+            master_kind=names[link.master].kind if link.master in names else "",
+            addresses=tuple(addresses.get(link.name, ())),
+        )
+        for link in sorted(links, key=lambda link: link.index)
+    ]
+
+
+# --- the rule ---
+
+
+def _usable(
+    interfaces: Sequence[Interface], kept_free: Interface | None, engine_address: str | None
+) -> list[tuple[Interface, Address]]:
+    skipped = {interface.name: why for interface in interfaces if (why := unusable(interface))}
+    taken = [interface for interface in interfaces if interface.name not in skipped]
+    if kept_free is None and engine_address and len(taken) > 1:
+        kept_free = _find(engine_address, taken)
+    if kept_free in taken:
+        taken.remove(kept_free)
+        skipped[kept_free.name] = "management"
+    logger.info(
+        "rails: %s; not used: %s",
+        ", ".join(interface.name for interface in taken) or "none",
+        ", ".join(f"{name} ({why})" for name, why in skipped.items()) or "none",
+    )
+    taken.sort(key=lambda interface: _natural(interface.name))
+    return [(interface, address) for interface in taken if (address := _address_of(interface))]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts eth2 before eth10, alike on every node."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _address_of(interface: Interface) -> Address | None:
+    """The address that a device's rail uses: the first IPv4 one, else the first IPv6 one."""
+    good = [address for address in interface.addresses if _reaches_beyond(address)]
+    return next(iter(sorted(good, key=lambda address: address.version)), None)
+
+
+def _reaches_beyond(address: Address) -> bool:
+    return not (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+    )
+
+
+def _parse(text: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _find(text: str, interfaces: Sequence[Interface]) -> Interface | None:
+    """The interface of that name or with that address."""
+    address = _parse(text)
+    for interface in interfaces:
+        if interface.name == text or (address is not None and _carries(interface, address)):
+            return interface
+    return None
+
+
+def _carries(interface: Interface, address: Address) -> bool:
+    # Linux answers on all of 127.0.0.0/8 without listing it.
+    everywhere = interface.loopback and address.version == 4 and address.is_loopback
+    return everywhere or address in interface.addresses
+
+
+def _explicit(item: str, spec: str, interfaces: Sequence[Interface]) -> tuple[Interface, Address]:
+    """The interface and address that one entry of an explicit list names."""
+
+    def wrong(why: str) -> ConfigError:
+        return _wrong("rails", spec, why, interfaces)
+
+    if not item:
+        raise wrong("has an empty entry")
+    device, _, address_text = item.rpartition("=") if "=" in item else ("", "", item)
+    if "=" in item and not device:
+        raise wrong(f"has {item!r}, which names no device before the =")
+    address = _parse(address_text)
+    if address is None and device:
+        raise wrong(f"has {item!r}, and {address_text!r} is no address")
+    interface = _find(device or item, interfaces)
+    if interface is None:
+        raise wrong(f"has {item!r}, which is not here")
+    if address is None:
+        address = _address_of(interface) or (_LOOPBACK if interface.loopback else None)
+        if address is None:
+            raise wrong(f"has {item!r}, which has no unicast address beyond its own link")
+    elif not _carries(interface, address):
+        raise wrong(f"has {item!r}, but {device} does not carry {address}")
+    if address.version == 6 and address.is_link_local:
+        # The peer would need to know which of its own devices leads here.
+        raise wrong(f"has {item!r}, a link-local IPv6 address, which no peer can reach by itself")
+    if not (interface.up and interface.carrier):
+        logger.warning("rail port %s is down; it is used as soon as it is up", item)
+    return interface, address
+
+
+def _check_explicit(spec: str, found: Sequence[tuple[Interface, Address]], management: str) -> None:
+    for (_, first), (_, second) in itertools.combinations(found, 2):
+        if first == second:
+            raise _wrong("rails", spec, f"has {first} twice", [])
+    for interface, address in found:
+        if management and (management == interface.name or _parse(management) == address):
+            why = f"has {interface.name}={address}, which R2CCL_MANAGEMENT keeps for the engine"
+            raise _wrong("rails", spec, why, [])
+
+
+def _wrong(field: str, value: str, why: str, interfaces: Sequence[Interface]) -> ConfigError:
+    there = ", ".join(
+        f"{interface.name}={address}"
+        for interface in interfaces
+        for address in interface.addresses or ("(no address)",)
+    )
+    text = f"{field} (R2CCL_{field.upper()}) is {value!r}: it {why}"
+    return ConfigError(f"{text}; there is: {there}" if interfaces else text)
+
+
+# --- the kernel's list of interfaces, rtnetlink(7) ---
+
+
+@dataclass(frozen=True)
+class _Link:
+    name: str
+    index: int
+    flags: int
+    kind: str
+    master: int
+
+
+def _dump_links() -> list[_Link]:
+    """Asked over netlink: sysfs may show another network namespace than this process is in."""
+    request = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asking:
+        asking.settimeout(5)
+        for sequence in range(1, _DUMP_ATTEMPTS + 1):
+            header = _HEADER.pack(
+                _HEADER.size + len(request), _RTM_GETLINK, _NLM_F_REQUEST | _NLM_F_DUMP, sequence, 0
+            )
+            asking.sendto(header + request, (0, 0))
+            links = _read_dump(asking)
+            if links is not None:
+                return links
+    raise OSError("the list of network interfaces changes faster than it can be read")
+
+
+def _read_dump(asking: socket.socket) -> list[_Link] | None:
+    """One whole answer; None if the interfaces changed while the kernel gave it."""
+    links: list[_Link] = []
+    consistent = True
+    while True:
+        for kind, flags, payload in _messages(asking.recv(65536)):
+            consistent = consistent and not flags & _NLM_F_DUMP_INTR
+            if kind == _NLMSG_DONE:
+                return links if consistent else None
+            if kind == _NLMSG_ERROR:
+                code = -int.from_bytes(payload[:4], "little", signed=True)
+                raise OSError(code, f"cannot list network interfaces: {os.strerror(code)}")
+            if kind == _RTM_NEWLINK:
+                links.append(_link(payload))
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Type, flags and payload of each message of a datagram."""
+    while len(data) >= _HEADER.size:
+        length, kind, flags, _, _ = _HEADER.unpack_from(data)
+        if not _HEADER.size <= length <= len(data):
+            return
+        yield kind, flags, data[_HEADER.size : length]
+        data = data[(length + 3) & ~3 :]
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    found = {}
+    while len(data) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(data)
+        if not _ATTRIBUTE.size <= length <= len(data):
+            break
+        found[kind & _ATTRIBUTE_TYPE] = data[_ATTRIBUTE.size : length]
+        data = data[(length + 3) & ~3 :]
+    return found
+
+
+def _link(payload: bytes) -> _Link:
+    _, _, index, flags, _ = _LINK.unpack_from(payload)
+    attributes = _attributes(payload[_LINK.size :])
+    details = _attributes(attributes.get(_IFLA_LINKINFO, b""))
+    return _Link(
+        name=attributes[_IFLA_IFNAME].rstrip(b"\0").decode(),
+        index=index,
+        flags=flags,
+        kind=details.get(_IFLA_INFO_KIND, b"").rstrip(b"\0").decode(),
+        master=int.from_bytes(attributes.get(_IFLA_MASTER, b""), "little"),
+    )

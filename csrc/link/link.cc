@@ -103,7 +103,10 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   rail.penalty += 1;
   rail.penalty_at = now;
 
-  replay_from(id, /*hedge=*/false);
+  if (options_.shape.resilience)
+    replay_from(id, /*hedge=*/false);
+  else
+    lost_bytes_ = lost_bytes_ || rail.carries_data();
   for (auto& [communicator, pair] : streams_) pair->in.owe_again();  // the last acks may be lost
   rail.control = {};
   rail.notice_at = now;
@@ -167,6 +170,11 @@ void Link::schedule_connect(RailId id, TimeNs now) {
   rail.connecting = true;
   rail.connect_at = now + static_cast<TimeNs>(delay * jitter);
   actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});
+}
+
+void Link::never_opened(RailId id, Epoch epoch) {
+  Rail& rail = rails_[id];
+  if (epoch > rail.epoch) rail.own_fenced = std::max(rail.own_fenced, epoch);
 }
 
 void Link::connect_failed(RailId id, TimeNs now) {

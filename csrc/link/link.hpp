@@ -116,6 +116,8 @@ class Link {
   void rail_closed(RailId rail, Epoch epoch, TimeNs now);
   // The peer says in a handshake that it has fenced this epoch.
   void peer_fenced(RailId rail, Epoch epoch, TimeNs now);
+  // We answered for an epoch whose opening we never saw confirmed: it counts as fenced.
+  void never_opened(RailId rail, Epoch epoch);
   // A connection attempt came to nothing; schedules the next.
   void connect_failed(RailId rail, TimeNs now);
   // Something suggests that a reconnection would succeed now (carrier is back).
@@ -149,6 +151,8 @@ class Link {
   // --- what the owner asks -------------------------------------------------------------------------
   [[nodiscard]] std::vector<LinkAction>& actions() { return actions_; }
   [[nodiscard]] std::vector<AbortNotice>& received_aborts() { return received_aborts_; }
+  // Without resilience: a rail took undelivered bytes with it.
+  [[nodiscard]] bool lost_bytes() const { return lost_bytes_; }
   [[nodiscard]] bool peer_said_bye() const { return peer_bye_; }
   [[nodiscard]] std::size_t rail_count() const { return rails_.size(); }
   [[nodiscard]] RailKind kind(RailId rail) const { return rails_[rail].kind; }
@@ -157,6 +161,7 @@ class Link {
   [[nodiscard]] Epoch epoch(RailId rail) const { return rails_[rail].epoch; }
   [[nodiscard]] Epoch fenced_epoch(RailId rail) const { return rails_[rail].own_fenced; }
   [[nodiscard]] const RailCounters& counters(RailId rail) const { return rails_[rail].counters; }
+  [[nodiscard]] TimeNs round_trip(RailId rail) const { return rails_[rail].round_trip; }
   [[nodiscard]] RailId best_rail() const { return best_; }
   // The rail may have bytes on the path that are not acknowledged yet.
   [[nodiscard]] bool awaits_path_ack(RailId rail) const;
@@ -316,6 +321,7 @@ class Link {
   std::uint64_t disturbances_ = 0;
   bool bye_sent_ = false;
   bool peer_bye_ = false;
+  bool lost_bytes_ = false;
 };
 
 }  // namespace r2ccl

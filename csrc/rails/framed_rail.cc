@@ -24,24 +24,19 @@ FramedRail::FramedRail(Link& link, RailId rail, std::unique_ptr<BytePipe> pipe,
 
 // --- out ---------------------------------------------------------------------------------------
 
-void FramedRail::pump_out(TimeNs now) {
+bool FramedRail::pump_out(TimeNs now) {
   if (muted_) {
     hold_back();
-    while (held_.size() < held_limit && link_.has_frames(rail_)) {
-      pull(now);
-      if (frame_count_ == 0) return;
-      hold_back();
-    }
-    return;
+    if (held_.size() >= held_limit) return false;
   }
-  for (;;) {
-    if (part_begin_ == part_end_) {
-      if (!link_.has_frames(rail_)) return;
-      pull(now);
-      if (frame_count_ == 0) return;
-    }
-    if (!write_pending(now)) return;
+  if (part_begin_ == part_end_) {
+    if (!link_.has_frames(rail_)) return false;
+    pull(now);
+    if (frame_count_ == 0) return false;
   }
+  if (!muted_) return write_pending(now);
+  hold_back();
+  return true;
 }
 
 void FramedRail::pull(TimeNs now) {
@@ -58,7 +53,7 @@ void FramedRail::pull(TimeNs now) {
   }
 }
 
-// False: the pipe takes no more for now, or is broken.
+// False: the pipe takes nothing for now, or is broken.
 bool FramedRail::write_pending(TimeNs now) {
   const std::span<const iovec> parts(parts_.data() + part_begin_, part_end_ - part_begin_);
   std::size_t bytes = 0;
@@ -70,8 +65,7 @@ bool FramedRail::write_pending(TimeNs now) {
   blocked_ = result == Io::again;
   if (blocked_) return false;
   advance(bytes);
-  blocked_ = part_begin_ < part_end_;
-  return !blocked_;
+  return true;
 }
 
 void FramedRail::advance(std::size_t bytes) {
@@ -92,10 +86,9 @@ void FramedRail::advance(std::size_t bytes) {
   detached_.clear();
 }
 
-void FramedRail::detach(std::span<const std::byte> memory) {
+void FramedRail::detach() {
   for (std::size_t i = part_begin_; i < part_end_; ++i) {
-    auto* begin = static_cast<std::byte*>(parts_[i].iov_base);
-    if (begin < memory.data() || begin >= memory.data() + memory.size()) continue;
+    const auto* begin = static_cast<const std::byte*>(parts_[i].iov_base);
     detached_.emplace_back(begin, begin + parts_[i].iov_len);
     parts_[i].iov_base = detached_.back().data();
   }
@@ -138,7 +131,7 @@ bool FramedRail::pump_in(TimeNs now) {
   if (muted_) return false;
   bool arrived = input_end_ > input_begin_;
   if (arrived && !parse(now)) return true;
-  for (;;) {
+  for (std::size_t total = 0; total < read_bytes;) {
     if (input_begin_ == input_end_) {
       input_begin_ = input_end_ = 0;
     } else if (input_begin_ > 0) {  // less than a header is left
@@ -166,6 +159,7 @@ bool FramedRail::pump_in(TimeNs now) {
       return true;
     }
     arrived = true;
+    total += bytes;
     const std::size_t into_payload = std::min(bytes, direct);
     if (into_payload > 0) {
       payload_left_ -= into_payload;
@@ -175,6 +169,7 @@ bool FramedRail::pump_in(TimeNs now) {
     if (!parse(now)) return true;
     if (bytes < asked) return true;  // drained
   }
+  return arrived;
 }
 
 // Acts on what is buffered; leaves less than one header.  False: the rail has failed.

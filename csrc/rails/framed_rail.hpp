@@ -19,16 +19,17 @@ class FramedRail {
   FramedRail(Link& link, RailId rail, std::unique_ptr<BytePipe> pipe,
              std::span<const std::byte> leftover);
 
-  // Sends what the link has and the pipe takes; receives what is there.  On a broken pipe the link
-  // is told and the rail must not be used again.  pump_in returns whether anything arrived.
-  void pump_out(TimeNs now);
+  // Sends one batch of what the link has; receives one portion of what is there.  Batches are small
+  // enough that rails take turns and neither direction starves the other.  True: something moved.
+  // On a broken pipe the link is told, and the rail must not be used again.
+  bool pump_out(TimeNs now);
   bool pump_in(TimeNs now);
 
   // Tells the link what the path has acknowledged.
   void report_path(TimeNs now);
 
-  // Copies what is still to be sent of payloads within this memory, so that it may be reused.
-  void detach(std::span<const std::byte> memory);
+  // Copies what is still to be sent, so that nothing outside this object is read any more.
+  void detach();
 
   // A black hole inside the engine: bytes in both directions are held back until heal().
   void mute() { muted_ = true; }

@@ -42,6 +42,7 @@ struct Config {
 
   Algorithm algorithm = Algorithm::automatic;
   std::string journal_dir;  // empty: no journal file
+  std::string fault_file;   // drills without root: "<rail> cut|drop|heal" a line; empty: none
 };
 
 }  // namespace r2ccl

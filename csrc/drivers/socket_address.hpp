@@ -1,0 +1,29 @@
+// Numeric IPv4/IPv6 addresses and abstract unix names as sockaddr.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+
+#include "r2ccl/errors.hpp"
+
+namespace r2ccl {
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+
+  // "10.0.0.1" or "fd00::1"; names are not looked up.
+  static Result<SocketAddress> ip(const std::string& address, std::uint16_t port);
+  // A name in the abstract namespace of unix sockets (network namespace wide, leaves no file).
+  static Result<SocketAddress> abstract_unix(const std::string& name);
+
+  [[nodiscard]] int family() const { return storage.ss_family; }
+  [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  [[nodiscard]] sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  [[nodiscard]] std::uint16_t port() const;
+  [[nodiscard]] std::string text() const;  // "10.0.0.1:4711"
+};
+
+}  // namespace r2ccl

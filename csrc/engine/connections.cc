@@ -1,0 +1,302 @@
+#include "engine/connections.hpp"
+
+#include <linux/memfd.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "rails/shm/shm_pipe.hpp"
+#include "rails/tcp/tcp_pipe.hpp"
+
+namespace r2ccl {
+namespace {
+
+constexpr std::size_t max_strangers = 128;  // accepted connections that have proven nothing yet
+constexpr int backlog = 128;
+
+std::string error_text(const char* what) {
+  return std::string(what) + ": " + std::strerror(errno);
+}
+
+FileDescriptor new_socket(int family) {
+  return FileDescriptor(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+}
+
+// Keeps a rail on its own port even where the routing table prefers another.  Not permitted in
+// every container; the source address then has to do.
+void bind_to_device(int fd, const std::string& device) {
+  if (!device.empty())
+    ::setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, device.c_str(),
+                 static_cast<socklen_t>(device.size()));
+}
+
+ssize_t send_with_memory(int socket, std::span<const std::byte> data, int memory) {
+  iovec part{const_cast<std::byte*>(data.data()), data.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &memory, sizeof(int));
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL);
+}
+
+ssize_t receive_with_memory(int socket, std::span<std::byte> data, FileDescriptor& memory) {
+  iovec part{data.data(), data.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (got < 0) return got;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      FileDescriptor owned(fd);
+      if (!memory.valid()) memory = std::move(owned);
+    }
+  }
+  return got;
+}
+
+}  // namespace
+
+Connections::Connections(const AcceptorHandshake::Self& self, TimeNs handshake_timeout,
+                         std::int64_t socket_buffer_bytes, Callbacks callbacks, LogQueue& log)
+    : self_(self),
+      handshake_timeout_(handshake_timeout),
+      socket_buffer_bytes_(socket_buffer_bytes),
+      callbacks_(std::move(callbacks)),
+      log_(log) {}
+
+Result<std::uint16_t> Connections::listen(const SocketAddress& address, const std::string& device) {
+  FileDescriptor socket = new_socket(address.family());
+  if (!socket.valid()) return Status(ErrorCode::invalid_argument, error_text("socket"));
+  bind_to_device(socket.get(), device);
+  if (::bind(socket.get(), address.get(), address.size) != 0 ||
+      ::listen(socket.get(), backlog) != 0)
+    return Status(ErrorCode::invalid_argument,
+                  error_text(("cannot listen on " + address.text()).c_str()));
+  SocketAddress bound;
+  bound.size = sizeof(bound.storage);
+  ::getsockname(socket.get(), bound.get(), &bound.size);
+  listeners_.push_back(std::move(socket));
+  return bound.port();
+}
+
+void Connections::connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key,
+                          TimeNs now) {
+  const auto same = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& other) {
+    return other.connector != nullptr && other.handshake->hello().acceptor == hello.acceptor &&
+           other.handshake->hello().rail == hello.rail;
+  });
+  if (same != pending_.end()) {
+    // One that has answered for an epoch is about to end by itself.
+    if (same->connector->offered_epoch().has_value()) return;
+    pending_.erase(same);
+  }
+  Pending pending;
+  pending.socket = new_socket(route.remote.family());
+  pending.local = route.remote.family() == AF_UNIX;
+  pending.remote = route.remote.text();
+  pending.deadline = now + handshake_timeout_;
+  auto handshake = std::make_unique<ConnectorHandshake>(hello, key);
+  pending.connector = handshake.get();
+  pending.handshake = std::move(handshake);
+  pending.connecting = true;
+
+  bool started = pending.socket.valid();
+  if (started && pending.local) {
+    pending.memory = make_ring_memory();
+    started = pending.memory.valid();
+  } else if (started) {
+    bind_to_device(pending.socket.get(), route.device);
+    const int on = 1;
+    ::setsockopt(pending.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    started = ::bind(pending.socket.get(), route.local.get(), route.local.size) == 0;
+  }
+  if (started) {
+    const int result = ::connect(pending.socket.get(), route.remote.get(), route.remote.size);
+    started = result == 0 || errno == EINPROGRESS;
+  }
+  if (!started) {
+    give_up(pending, error_text("connect"));
+    return;
+  }
+  pending_.push_back(std::move(pending));
+}
+
+void Connections::cancel(std::uint32_t peer) {
+  std::erase_if(pending_, [&](const Pending& pending) {
+    return pending.connector != nullptr && pending.handshake->hello().acceptor == peer;
+  });
+}
+
+void Connections::add_poll_fds(std::vector<pollfd>& fds) const {
+  for (const FileDescriptor& listener : listeners_) fds.push_back({listener.get(), POLLIN, 0});
+  for (const Pending& pending : pending_) {
+    const bool writes = pending.connecting || !pending.handshake->output().empty();
+    fds.push_back({pending.socket.get(), static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN), 0});
+  }
+}
+
+void Connections::progress(TimeNs now) {
+  accept_all(now);
+  for (auto pending = pending_.begin(); pending != pending_.end();) {
+    if (!advance(*pending, now)) {
+      ++pending;
+      continue;
+    }
+    if (pending->connector == nullptr) --strangers_;
+    pending = pending_.erase(pending);
+  }
+}
+
+void Connections::accept_all(TimeNs now) {
+  for (const FileDescriptor& listener : listeners_) {
+    for (;;) {
+      SocketAddress remote;
+      remote.size = sizeof(remote.storage);
+      FileDescriptor socket(::accept4(listener.get(), remote.get(), &remote.size,
+                                      SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (!socket.valid()) break;
+      if (strangers_ >= max_strangers) {
+        // The line is full of connections that have proven nothing: the oldest makes room.
+        for (auto oldest = pending_.begin(); oldest != pending_.end(); ++oldest) {
+          if (oldest->connector != nullptr) continue;
+          give_up(*oldest, "too many unproven connections");
+          pending_.erase(oldest);
+          --strangers_;
+          break;
+        }
+      }
+      Pending pending;
+      pending.local = remote.family() == AF_UNIX;
+      pending.remote = remote.text();
+      pending.socket = std::move(socket);
+      pending.deadline = now + handshake_timeout_;
+      pending.handshake =
+          std::make_unique<AcceptorHandshake>(self_, callbacks_.find_key, callbacks_.decide);
+      pending_.push_back(std::move(pending));
+      ++strangers_;
+    }
+  }
+}
+
+bool Connections::advance(Pending& pending, TimeNs now) {
+  if (pending.connecting && !connect_done(pending)) {
+    if (pending.connecting && now < pending.deadline) return false;
+    give_up(pending, pending.connecting ? "timed out" : error_text("connect"));
+    return true;
+  }
+  if (!flush(pending) || !receive(pending)) {
+    give_up(pending, "the peer closed the connection");
+    return true;
+  }
+  (void)flush(pending);
+  switch (pending.handshake->state()) {
+    case HandshakeState::established:
+      if (!pending.handshake->output().empty()) return false;
+      finish(pending);
+      return true;
+    case HandshakeState::rejected: give_up(pending, ""); return true;
+    case HandshakeState::in_progress: break;
+  }
+  if (now < pending.deadline) return false;
+  give_up(pending, "timed out");
+  return true;
+}
+
+// False with `connecting` still set: not yet; with it cleared: failed, errno says why.
+bool Connections::connect_done(Pending& pending) {
+  pollfd ready{pending.socket.get(), POLLOUT, 0};
+  if (::poll(&ready, 1, 0) == 0) return false;
+  int error = 0;
+  socklen_t size = sizeof(error);
+  ::getsockopt(pending.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  pending.connecting = false;
+  errno = error;
+  return error == 0;
+}
+
+bool Connections::flush(Pending& pending) {
+  while (!pending.handshake->output().empty()) {
+    const auto data = pending.handshake->output();
+    ssize_t sent = 0;
+    if (pending.local && pending.connector != nullptr && pending.memory.valid() &&
+        !pending.connector->offered_epoch().has_value()) {
+      sent = send_with_memory(pending.socket.get(), data, pending.memory.get());
+    } else {
+      sent = ::send(pending.socket.get(), data.data(), data.size(), MSG_NOSIGNAL);
+    }
+    if (sent < 0) return errno == EAGAIN || errno == EINTR;
+    pending.handshake->sent(static_cast<std::size_t>(sent));
+  }
+  return true;
+}
+
+bool Connections::receive(Pending& pending) {
+  std::array<std::byte, 1024> buffer;
+  while (pending.handshake->state() == HandshakeState::in_progress) {
+    ssize_t got = 0;
+    if (pending.local && pending.connector == nullptr) {
+      got = receive_with_memory(pending.socket.get(), buffer, pending.memory);
+    } else {
+      got = ::recv(pending.socket.get(), buffer.data(), buffer.size(), 0);
+    }
+    if (got == 0) return false;
+    if (got < 0) return errno == EAGAIN || errno == EINTR;
+    (void)pending.handshake->feed({buffer.data(), static_cast<std::size_t>(got)});
+    if (!flush(pending)) return false;
+  }
+  return true;
+}
+
+void Connections::finish(Pending& pending) {
+  const Hello& hello = pending.handshake->hello();
+  EstablishedRail rail;
+  rail.peer = pending.connector != nullptr ? hello.acceptor : hello.connector;
+  rail.rail = hello.rail;
+  rail.epoch = pending.handshake->epoch();
+  rail.peer_last_fenced = pending.handshake->peer_last_fenced();
+  rail.leftover = pending.handshake->take_leftover();
+  if (!pending.local) prepare_rail_socket(pending.socket.get(), socket_buffer_bytes_);
+  rail.socket = std::move(pending.socket);
+  rail.memory = std::move(pending.memory);
+  callbacks_.established(std::move(rail));
+}
+
+void Connections::give_up(Pending& pending, const std::string& why) {
+  if (pending.handshake->state() == HandshakeState::in_progress)
+    (void)pending.handshake->abandon(why);
+  if (pending.connector == nullptr) {
+    log_.add(LogLevel::warning, "dropped a connection from " + pending.remote + ": " +
+                                    pending.handshake->reason());
+    return;
+  }
+  const Hello& hello = pending.handshake->hello();
+  log_.add(pending.handshake->fault() == HandshakeFault::abandoned ? LogLevel::debug
+                                                                   : LogLevel::warning,
+           "rail" + std::to_string(hello.rail) + " to " + pending.remote + ": " +
+               pending.handshake->reason());
+  callbacks_.failed(hello.acceptor, hello.rail, pending.connector->offered_epoch().value_or(0));
+}
+
+}  // namespace r2ccl

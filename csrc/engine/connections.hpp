@@ -1,0 +1,94 @@
+// Rail connections until they are established: listeners, connects and handshakes, all non-blocking.
+// Whoever reaches a port gets a bounded number of bytes, a bounded time and a bounded place in line.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "drivers/file_descriptor.hpp"
+#include "drivers/socket_address.hpp"
+#include "engine/handshake.hpp"
+#include "engine/log.hpp"
+#include "link/shape.hpp"
+
+namespace r2ccl {
+
+// Where a rail's connection starts and ends.  `device`: bind to this interface where permitted.
+struct RailRoute {
+  std::string device;
+  SocketAddress local;   // port 0
+  SocketAddress remote;  // only where we connect
+};
+
+struct EstablishedRail {
+  std::uint32_t peer = 0;
+  RailId rail = 0;
+  Epoch epoch = 0;
+  Epoch peer_last_fenced = 0;
+  FileDescriptor socket;
+  FileDescriptor memory;  // shm rails: the shared rings
+  std::vector<std::byte> leftover;
+};
+
+class Connections {
+ public:
+  struct Callbacks {
+    AcceptorHandshake::FindKey find_key;
+    AcceptorHandshake::Decide decide;
+    std::function<void(EstablishedRail)> established;
+    // `answered`: the epoch that we answered for without seeing it confirmed; 0: none.
+    std::function<void(std::uint32_t peer, RailId rail, Epoch answered)> failed;
+  };
+
+  Connections(const AcceptorHandshake::Self& self, TimeNs handshake_timeout,
+              std::int64_t socket_buffer_bytes, Callbacks callbacks, LogQueue& log);
+
+  // Returns the port that was bound (0 for unix sockets).
+  Result<std::uint16_t> listen(const SocketAddress& address, const std::string& device);
+  // Starts a connection; one under way for the same rail is given up.
+  void connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key, TimeNs now);
+  void cancel(std::uint32_t peer);  // gives up everything with this peer, silently
+
+  void add_poll_fds(std::vector<pollfd>& fds) const;
+  void progress(TimeNs now);
+  [[nodiscard]] std::size_t pending() const { return pending_.size(); }
+
+ private:
+  struct Pending {
+    FileDescriptor socket;
+    FileDescriptor memory;
+    std::unique_ptr<Handshake> handshake;
+    ConnectorHandshake* connector = nullptr;  // the same object, where we connect
+    std::string remote;
+    TimeNs deadline = 0;
+    bool connecting = false;  // the transport's own connect is not through yet
+    bool local = false;       // a unix socket
+  };
+
+  void accept_all(TimeNs now);
+  // True: the entry is finished, one way or the other.
+  bool advance(Pending& pending, TimeNs now);
+  bool connect_done(Pending& pending);
+  bool flush(Pending& pending);
+  bool receive(Pending& pending);
+  void finish(Pending& pending);
+  void give_up(Pending& pending, const std::string& why);
+
+  const AcceptorHandshake::Self self_;
+  const TimeNs handshake_timeout_;
+  const std::int64_t socket_buffer_bytes_;
+  const Callbacks callbacks_;
+  LogQueue& log_;
+  std::vector<FileDescriptor> listeners_;
+  std::list<Pending> pending_;
+  std::size_t strangers_ = 0;  // accepted entries in pending_
+};
+
+}  // namespace r2ccl

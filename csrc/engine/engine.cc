@@ -1,0 +1,297 @@
+// The engine's life: start, peers, background thread, end.
+#include "engine/engine.hpp"
+
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "drivers/interfaces.hpp"
+#include "drivers/netlink_link_monitor.hpp"
+#include "engine/clock.hpp"
+
+namespace r2ccl {
+namespace {
+
+constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;  // peers differ by their pair key
+
+std::uint64_t fingerprint_of(const Config& config) {
+  const std::array<std::uint64_t, 7> settings{
+      static_cast<std::uint64_t>(config.slot_bytes),   static_cast<std::uint64_t>(config.slots),
+      static_cast<std::uint64_t>(config.chunk_bytes),  static_cast<std::uint64_t>(config.spare_slots),
+      static_cast<std::uint64_t>(config.algorithm),    config.resilience ? 1U : 0U,
+      static_cast<std::uint64_t>(sizeof(FrameHeader)),
+  };
+  return config_fingerprint(settings);
+}
+
+LinkOptions link_options(const Config& config, bool connects) {
+  LinkOptions options;
+  options.shape.slot_bytes = static_cast<std::uint32_t>(config.slot_bytes);
+  options.shape.chunk_bytes = static_cast<std::uint32_t>(config.chunk_bytes);
+  options.shape.staging_bytes = static_cast<std::uint32_t>(config.staging_bytes);
+  options.shape.slots = static_cast<std::uint16_t>(config.slots);
+  options.shape.spare_slots = static_cast<std::uint16_t>(config.spare_slots);
+  options.shape.resilience = config.resilience;
+  options.small_message_bytes = static_cast<std::uint32_t>(config.small_message_bytes);
+  options.ack_deadline_floor_ns = config.ack_deadline_floor_ms * ns_per_ms;
+  options.ack_deadline_factor = config.ack_deadline_factor;
+  options.dead_deadline_ns = config.dead_deadline_ms * ns_per_ms;
+  options.probe_interval_ns = config.probe_interval_ms * ns_per_ms;
+  options.probation_timeout_ns = config.handshake_timeout_ms * ns_per_ms;
+  options.rejoin_backoff_min_ns = config.rejoin_backoff_min_ms * ns_per_ms;
+  options.rejoin_backoff_max_ns = config.rejoin_backoff_max_ms * ns_per_ms;
+  options.flap_half_life_s = config.flap_half_life_s;
+  options.connects = connects;
+  return options;
+}
+
+FileDescriptor make_eventfd() { return FileDescriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)); }
+
+}  // namespace
+
+Result<std::shared_ptr<Engine>> Engine::create(const Config& config, std::uint32_t process) {
+  auto journal = Journal::open(config.journal_dir);
+  if (!journal.ok()) return journal.take_status();
+  auto monitor = NetlinkLinkMonitor::open();
+  if (!monitor.ok()) return monitor.take_status();
+  return std::shared_ptr<Engine>(new Engine(config, process, std::move(journal.value()),
+                                            std::move(monitor.value()), make_eventfd()));
+}
+
+Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
+               std::unique_ptr<LinkMonitor> monitor, FileDescriptor wake)
+    : config_(config),
+      process_(process),
+      fingerprint_(fingerprint_of(config)),
+      tick_interval_(std::max<std::int64_t>(1, config.background_interval_ms) * ns_per_ms / 2),
+      journal_(std::move(journal)),
+      monitor_(std::move(monitor)),
+      wake_(std::move(wake)),
+      arrivals_(make_eventfd()) {
+  Connections::Callbacks callbacks;
+  callbacks.find_key = [this](std::uint32_t connector) -> std::optional<HandshakeKey> {
+    const Peer* peer = find(connector);
+    if (peer == nullptr) return std::nullopt;
+    return peer->key;
+  };
+  callbacks.decide = [this](const Hello& hello) { return decide(hello); };
+  callbacks.established = [this](EstablishedRail rail) { on_established(std::move(rail)); };
+  callbacks.failed = [this](std::uint32_t process_id, RailId rail, Epoch answered) {
+    Peer* peer = find(process_id);
+    if (peer == nullptr) return;
+    if (answered != 0) peer->link.never_opened(rail, answered);
+    peer->link.connect_failed(rail, now_ns());
+  };
+  connections_ = std::make_unique<Connections>(
+      AcceptorHandshake::Self{process, job_number, fingerprint_},
+      config.handshake_timeout_ms * ns_per_ms, config.socket_buffer_bytes, std::move(callbacks),
+      log_);
+  background_ = std::thread([this] { run_background(); });
+}
+
+Engine::~Engine() { close(0.0); }
+
+Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {
+  auto address = spec.kind == RailKind::shm ? SocketAddress::abstract_unix(spec.address)
+                                            : SocketAddress::ip(spec.address, 0);
+  if (!address.ok()) return address.take_status();
+  const Lock lock(*this);
+  return connections_->listen(address.value(), spec.device);
+}
+
+Status Engine::add_peer(const PeerDescription& description) {
+  if (description.process == process_)
+    return {ErrorCode::invalid_argument, "peer process: equal to the own process number"};
+  if (description.rails.empty() || description.rails.size() > max_rails_per_link)
+    return {ErrorCode::invalid_argument,
+            "rails to " + description.label + ": " + std::to_string(description.rails.size()) +
+                "; a link has 1 to " + std::to_string(max_rails_per_link)};
+  const bool connects = description.process < process_;
+  Lock lock(*this);
+  if (peers_.contains(description.process)) return {};
+
+  auto peer = std::make_unique<Peer>(description, link_options(config_, connects), journal_, log_,
+                                     (std::uint64_t{process_} << 32U) ^ description.process);
+  peer->key = derive_pair_key(description.secret, job_number, process_, description.process);
+  for (std::size_t i = 0; i < description.rails.size(); ++i) {
+    const RailDescription& rail = description.rails[i];
+    RailEnd& end = peer->rails[i];
+    end.route.device = rail.device;
+    if (rail.kind == RailKind::shm) {
+      auto remote = SocketAddress::abstract_unix(rail.remote_address);
+      if (!remote.ok()) return remote.take_status();
+      end.route.remote = remote.value();
+      continue;
+    }
+    auto local = SocketAddress::ip(rail.local_address, 0);
+    if (!local.ok()) return local.take_status();
+    auto remote = SocketAddress::ip(rail.remote_address, rail.remote_port);
+    if (!remote.ok()) return remote.take_status();
+    end.route.local = local.value();
+    end.route.remote = remote.value();
+    const auto address = IpAddress::parse(rail.local_address);
+    if (address.has_value() && !address->is_loopback()) {
+      auto index = ifindex_of(*address);
+      if (index.ok()) {
+        end.ifindex = index.value();
+        monitor_->watch(end.ifindex);
+      }
+    }
+  }
+  const TimeNs now = now_ns();
+  peer->link.start(now);
+  Peer& added = *peer;
+  peers_.emplace(description.process, std::move(peer));
+  apply_actions(added, now);
+  const std::uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof(one));
+  return {};
+}
+
+bool Engine::has_peer(std::uint32_t process) {
+  const Lock lock(*this);
+  return peers_.contains(process);
+}
+
+Peer* Engine::find(std::uint32_t process) {
+  const auto found = peers_.find(process);
+  return found == peers_.end() ? nullptr : found->second.get();
+}
+
+Status Engine::wait_connected(const std::vector<std::uint32_t>& peers, double timeout_s) {
+  const TimeNs deadline = now_ns() + static_cast<TimeNs>(timeout_s * 1e9);
+  for (;;) {
+    std::string missing;
+    {
+      const Lock lock(*this);
+      for (const std::uint32_t process : peers) {
+        const Peer* peer = find(process);
+        if (peer != nullptr && !peer->link.dark()) continue;
+        if (!missing.empty()) missing += "; ";
+        missing += peer == nullptr ? "process " + std::to_string(process)
+                                   : peer->label + ": " + peer->describe_rails();
+      }
+    }
+    if (missing.empty()) return {};
+    if (now_ns() > deadline)
+      return {ErrorCode::timeout, "no rail came up within connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S = " +
+                                      std::to_string(timeout_s) + ") to " + missing};
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Engine::close(double linger_s) {
+  {
+    Lock lock(*this);
+    if (closed_) return;
+    closed_ = true;
+    const TimeNs deadline = now_ns() + static_cast<TimeNs>(linger_s * 1e9);
+    const auto delivered = [this] {
+      return std::all_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+        const Peer& peer = *entry.second;
+        return peer.link.dark() || peer.link.peer_said_bye() || peer.link.all_delivered();
+      });
+    };
+    while (now_ns() < deadline && !delivered()) {
+      lock.release();
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      lock.acquire();
+      progress_all(now_ns());
+    }
+    closing_ = true;
+    const TimeNs now = now_ns();
+    for (auto& [process, peer] : peers_) {
+      peer->closing = true;
+      peer->link.send_bye();
+      send(*peer, now);
+    }
+  }
+  stop_.store(true);
+  const std::uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof(one));
+  if (background_.joinable()) background_.join();
+  const Lock lock(*this);
+  for (auto& [process, peer] : peers_)
+    for (RailEnd& end : peer->rails) end.framed.reset();
+  connections_.reset();
+  log_.close();
+}
+
+Status Engine::inject(RailId rail, Fault fault, std::uint32_t process) {
+  const Lock lock(*this);
+  const TimeNs now = now_ns();
+  bool found = false;
+  for (auto& [id, peer] : peers_) {
+    if ((process != 0 && id != process) || rail >= peer->rails.size()) continue;
+    apply_fault(*peer, rail, fault, now);
+    found = true;
+  }
+  if (found) return {};
+  return {ErrorCode::invalid_argument, "rail " + std::to_string(rail) + ": no peer has that many"};
+}
+
+std::vector<Engine::RailInfo> Engine::rails() {
+  const Lock lock(*this);
+  std::vector<RailInfo> infos;
+  for (auto& [id, peer] : peers_) {
+    for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
+      const RailEnd& end = peer->rails[rail];
+      const bool shm = end.kind == RailKind::shm;
+      infos.push_back({.name = end.name,
+                       .peer = peer->label,
+                       .local = shm ? "" : end.route.local.text(),
+                       .remote = shm ? "" : end.route.remote.text(),
+                       .kind = end.kind,
+                       .state = peer->link.state(rail),
+                       .cause = peer->link.cause(rail),
+                       .epoch = peer->link.epoch(rail),
+                       .round_trip = peer->link.round_trip(rail),
+                       .counters = peer->link.counters(rail)});
+    }
+  }
+  return infos;
+}
+
+std::string Engine::journal_bytes() {
+  const Lock lock(*this);
+  for (auto& [id, peer] : peers_) peer->publish();
+  return std::string(journal_.bytes());
+}
+
+void Engine::run_background() {
+  std::vector<pollfd> fds;
+  const int interval_ms = static_cast<int>(config_.background_interval_ms);
+  while (!stop_.load()) {
+    fds.clear();
+    {
+      const Lock lock(*this);
+      fds.push_back({wake_.get(), POLLIN, 0});
+      fds.push_back({monitor_->fd(), POLLIN, 0});
+      connections_->add_poll_fds(fds);
+    }
+    const int ready = ::poll(fds.data(), fds.size(), interval_ms);
+    if (ready < 0 && errno != EINTR) log_.add(LogLevel::error, "background poll failed");
+    if (stop_.load()) return;
+    if ((fds[0].revents & POLLIN) != 0) {
+      std::uint64_t count = 0;
+      (void)!::read(wake_.get(), &count, sizeof(count));
+    }
+    const Lock lock(*this);
+    const TimeNs now = now_ns();
+    if ((fds[1].revents & POLLIN) != 0 || now - last_monitor_poll_ > 1000 * ns_per_ms) {
+      last_monitor_poll_ = now;
+      monitor_->poll([this](const LinkEvent& event) { on_link_event(event); });
+    }
+    connections_->progress(now);
+    read_fault_file(now);
+    start_due_connects(now);
+    // A caller that polls keeps ticking; then nothing is left to do here.
+    if (now - last_tick_ >= tick_interval_) progress_all(now);
+  }
+}
+
+}  // namespace r2ccl

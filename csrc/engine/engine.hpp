@@ -1,0 +1,148 @@
+// The engine of a process: its peers, the progress of all links, and the background thread that
+// makes progress when nobody is in a collective.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "drivers/link_monitor.hpp"
+#include "engine/connections.hpp"
+#include "engine/log.hpp"
+#include "engine/peer.hpp"
+#include "journal/journal.hpp"
+#include "r2ccl/config.hpp"
+
+namespace r2ccl {
+
+class Communicator;
+
+class Engine {
+ public:
+  struct ListenSpec {
+    RailKind kind = RailKind::tcp;
+    std::string device;
+    std::string address;  // shm: the name of an abstract unix socket
+  };
+
+  // Starts the background thread.  `process` numbers processes within the job (any unique number);
+  // of two peers the lower one accepts connections.  Call in the network namespace of the rails.
+  static Result<std::shared_ptr<Engine>> create(const Config& config, std::uint32_t process);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Returns the port.  Before the peers are told of it.
+  Result<std::uint16_t> listen(const ListenSpec& spec);
+  Status add_peer(const PeerDescription& description);
+  [[nodiscard]] bool has_peer(std::uint32_t process);
+  // Waits until each peer has a data rail UP.
+  Status wait_connected(const std::vector<std::uint32_t>& peers, double timeout_s);
+
+  // Says good-bye, lingers until what was sent is delivered (at most linger_s) and closes all.
+  void close(double linger_s);
+
+  // Injects a fault into a rail of one peer (process) or, with peer = 0, of all; Fault::none heals.
+  Status inject(RailId rail, Fault fault, std::uint32_t peer = 0);
+
+  struct RailInfo {
+    std::string name, peer, local, remote;
+    RailKind kind;
+    RailState state;
+    RailCause cause;
+    Epoch epoch;
+    TimeNs round_trip;
+    RailCounters counters;
+  };
+  [[nodiscard]] std::vector<RailInfo> rails();
+  [[nodiscard]] std::string journal_bytes();
+  [[nodiscard]] const std::string& journal_path() const { return journal_.path(); }
+  [[nodiscard]] LogQueue& log() { return log_; }
+  [[nodiscard]] const Config& config() const { return config_; }
+  [[nodiscard]] std::uint32_t process() const { return process_; }
+
+ private:
+  friend class Communicator;
+
+  // The progress lock.  A thread that spins lets one that wants in go first.
+  class Lock {
+   public:
+    explicit Lock(Engine& engine) : engine_(engine) { acquire(); }
+    ~Lock() {
+      if (held_) release();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+    void acquire();
+    void release();
+    void yield();  // lets waiting threads in
+
+   private:
+    Engine& engine_;
+    bool held_ = false;
+  };
+
+  Engine(const Config& config, std::uint32_t process, Journal journal,
+         std::unique_ptr<LinkMonitor> monitor, FileDescriptor wake);
+
+  // engine_progress.cc; all with the lock held.
+  bool progress(Peer& peer, TimeNs now, bool all_rails);
+  void progress_all(TimeNs now);
+  void send(Peer& peer, TimeNs now);
+  void tick(TimeNs now);
+  void tick_if_due(TimeNs now) {
+    if (now - last_tick_ >= tick_interval_) tick(now);
+  }
+  void apply_actions(Peer& peer, TimeNs now);
+  void take_aborts(Peer& peer, TimeNs now);
+  void on_established(EstablishedRail rail);
+  [[nodiscard]] Decision decide(const Hello& hello);
+  void start_due_connects(TimeNs now);
+  void on_link_event(const LinkEvent& event);
+  void apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now);
+  void read_fault_file(TimeNs now);
+  // Waits for bytes of the peers, at most one tick; releases the lock meanwhile.
+  void block(Lock& lock, const std::vector<Peer*>& peers);
+  void notify_blocked();
+
+  void run_background();
+  [[nodiscard]] Peer* find(std::uint32_t process);
+  [[nodiscard]] Hello hello_for(const Peer& peer, RailId rail) const;
+
+  void add_communicator(Communicator& communicator);
+  void remove_communicator(Communicator& communicator);
+
+  const Config config_;
+  const std::uint32_t process_;
+  const std::uint64_t fingerprint_;
+  const TimeNs tick_interval_;
+  LogQueue log_;
+  Journal journal_;
+  std::unique_ptr<LinkMonitor> monitor_;
+  FileDescriptor wake_;      // eventfd: the background thread is to look at once
+  FileDescriptor arrivals_;  // eventfd: somebody else received what a blocked caller waits for
+
+  std::mutex mutex_;
+  std::atomic<int> contenders_{0};
+  std::map<std::uint32_t, std::unique_ptr<Peer>> peers_;
+  std::unique_ptr<Connections> connections_;
+  std::map<std::uint64_t, Communicator*> communicators_;
+  std::map<std::uint64_t, AbortNotice> early_aborts_;  // of communicators not made here yet
+  TimeNs last_tick_ = 0;
+  TimeNs last_monitor_poll_ = 0;
+  TimeNs last_fault_read_ = 0;
+  std::size_t fault_file_offset_ = 0;
+  int blocked_ = 0;
+  bool closing_ = false;
+  bool closed_ = false;
+  std::atomic<bool> stop_{false};
+  std::thread background_;
+};
+
+}  // namespace r2ccl

@@ -1,0 +1,325 @@
+// Progress of all links; everything here runs with the engine's lock held.
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <sstream>
+
+#include "engine/clock.hpp"
+#include "engine/communicator.hpp"
+#include "engine/engine.hpp"
+#include "rails/shm/shm_pipe.hpp"
+#include "rails/tcp/tcp_pipe.hpp"
+
+namespace r2ccl {
+namespace {
+
+constexpr TimeNs path_refresh_ns = 100 * ns_per_ms;
+constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
+constexpr int send_rounds = 8;
+
+}  // namespace
+
+// --- the lock -----------------------------------------------------------------------------------
+
+void Engine::Lock::acquire() {
+  if (!engine_.mutex_.try_lock()) {
+    engine_.contenders_.fetch_add(1);
+    engine_.mutex_.lock();
+    engine_.contenders_.fetch_sub(1);
+  }
+  held_ = true;
+}
+
+void Engine::Lock::release() {
+  engine_.mutex_.unlock();
+  held_ = false;
+}
+
+void Engine::Lock::yield() {
+  if (engine_.contenders_.load(std::memory_order_relaxed) == 0) return;
+  release();
+  // A mutex is not fair: without this the spinning thread would take it again at once.
+  for (int i = 0; i < 100 && engine_.contenders_.load() > 0; ++i) std::this_thread::yield();
+  acquire();
+}
+
+// --- bytes --------------------------------------------------------------------------------------
+
+bool Engine::progress(Peer& peer, TimeNs now, bool all_rails) {
+  bool arrived = false;
+  const RailId best = peer.link.best_rail();
+  for (RailId rail = 0; rail < peer.rails.size(); ++rail) {
+    FramedRail* framed = peer.rails[rail].framed.get();
+    if (framed != nullptr && (all_rails || rail == best)) arrived |= framed->pump_in(now);
+  }
+  if (!peer.link.actions().empty()) apply_actions(peer, now);
+  if (!peer.link.received_aborts().empty()) take_aborts(peer, now);
+  send(peer, now);
+  if (arrived && blocked_ > 0) notify_blocked();
+  return arrived;
+}
+
+void Engine::send(Peer& peer, TimeNs now) {
+  const RailId best = peer.link.best_rail();
+  bool moved = true;
+  for (int round = 0; moved && round < send_rounds; ++round) {
+    moved = false;
+    if (best != any_rail && peer.rails[best].framed) moved = peer.rails[best].framed->pump_out(now);
+    for (RailId rail = 0; rail < peer.rails.size(); ++rail) {
+      FramedRail* framed = peer.rails[rail].framed.get();
+      if (framed == nullptr || rail == best) continue;
+      if (framed->wants_write() || peer.link.has_frames(rail)) moved |= framed->pump_out(now);
+    }
+  }
+  if (!peer.link.actions().empty()) apply_actions(peer, now);
+}
+
+void Engine::progress_all(TimeNs now) {
+  for (auto& [process, peer] : peers_) progress(*peer, now, /*all_rails=*/true);
+  tick_if_due(now);
+}
+
+void Engine::tick(TimeNs now) {
+  last_tick_ = now;
+  for (auto& [process, peer] : peers_) {
+    // Arrivals first: silence is judged only after everything that came has been read.
+    progress(*peer, now, /*all_rails=*/true);
+    const bool refresh = now - peer->path_refreshed >= path_refresh_ns;
+    for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
+      FramedRail* framed = peer->rails[rail].framed.get();
+      if (framed != nullptr && (refresh || peer->link.awaits_path_ack(rail)))
+        framed->report_path(now);
+    }
+    if (refresh) peer->path_refreshed = now;
+    peer->link.tick(now);
+    apply_actions(*peer, now);
+    send(*peer, now);
+    peer->publish();
+  }
+}
+
+// --- connections ----------------------------------------------------------------------------------
+
+void Engine::apply_actions(Peer& peer, TimeNs now) {
+  auto& actions = peer.link.actions();
+  for (std::size_t i = 0; i < actions.size(); ++i) {  // acting may add further actions
+    const LinkAction action = actions[i];
+    RailEnd& end = peer.rails[action.rail];
+    if (action.kind == LinkAction::Kind::connect) {
+      end.connect_at = action.at;
+      continue;
+    }
+    if (end.framed) {
+      // Bytes of an ended epoch have nothing left to do in the kernel's buffers.
+      const linger abort_connection{.l_onoff = 1, .l_linger = 0};
+      ::setsockopt(end.framed->pipe().fd(), SOL_SOCKET, SO_LINGER, &abort_connection,
+                   sizeof(abort_connection));
+      end.framed.reset();
+    }
+    peer.link.rail_closed(action.rail, action.epoch, now);
+  }
+  actions.clear();
+}
+
+Hello Engine::hello_for(const Peer& peer, RailId rail) const {
+  Hello hello;
+  hello.connector = process_;
+  hello.acceptor = peer.process;
+  hello.job = 0x7232'7365'7276'6531;
+  hello.rail = rail;
+  hello.kind = peer.rails[rail].kind;
+  hello.last_fenced = peer.link.fenced_epoch(rail);
+  hello.config = fingerprint_;
+  return hello;
+}
+
+void Engine::start_due_connects(TimeNs now) {
+  if (closing_) return;
+  for (auto& [process, peer] : peers_) {
+    if (peer->link.peer_said_bye()) continue;
+    for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
+      RailEnd& end = peer->rails[rail];
+      if (end.connect_at == 0 || end.connect_at > now || end.fault != Fault::none) continue;
+      end.connect_at = 0;
+      connections_->connect(end.route, hello_for(*peer, rail), peer->key, now);
+      apply_actions(*peer, now);
+    }
+  }
+}
+
+Decision Engine::decide(const Hello& hello) {
+  Decision decision;
+  Peer* peer = find(hello.connector);
+  if (peer == nullptr || closing_ || peer->link.peer_said_bye()) {
+    decision.why = "no such link any more";
+  } else if (hello.rail >= peer->rails.size() || peer->rails[hello.rail].kind != hello.kind) {
+    decision.why = "this link has no such rail";
+  } else if (peer->rails[hello.rail].fault != Fault::none) {
+    decision.why = "a fault is injected into the rail";
+  } else if (hello.last_fenced < peer->link.epoch(hello.rail)) {
+    decision.why = "the connector has not fenced our epoch";
+  } else {
+    const Link& link = peer->link;
+    decision.accept = true;
+    decision.last_fenced = link.fenced_epoch(hello.rail);
+    decision.epoch =
+        std::max({link.epoch(hello.rail), decision.last_fenced, Epoch{hello.last_fenced}}) + 1;
+  }
+  return decision;
+}
+
+void Engine::on_established(EstablishedRail rail) {
+  Peer* peer = find(rail.peer);
+  if (peer == nullptr || rail.rail >= peer->rails.size()) return;
+  RailEnd& end = peer->rails[rail.rail];
+  Link& link = peer->link;
+  const TimeNs now = now_ns();
+  const bool connector = rail.peer < process_;
+  // Whoever opens a new epoch has fenced every older one.
+  link.peer_fenced(rail.rail, link.epoch(rail.rail), now);
+  apply_actions(*peer, now);
+
+  std::unique_ptr<BytePipe> pipe;
+  bool opened = end.fault == Fault::none;
+  if (opened && end.kind == RailKind::shm) {
+    auto shm = ShmPipe::open(std::move(rail.socket), std::move(rail.memory), connector);
+    opened = shm.ok();
+    if (opened) pipe = std::move(shm.value());
+  } else if (opened) {
+    pipe = std::make_unique<TcpPipe>(std::move(rail.socket));
+  }
+  opened = opened && link.rail_established(rail.rail, rail.epoch, now);
+  if (!opened) {
+    link.never_opened(rail.rail, rail.epoch);
+    if (connector) link.connect_failed(rail.rail, now);
+    apply_actions(*peer, now);
+    return;
+  }
+  end.connect_at = 0;
+  end.framed = std::make_unique<FramedRail>(link, rail.rail, std::move(pipe), rail.leftover);
+  send(*peer, now);
+}
+
+// --- events from outside -------------------------------------------------------------------------
+
+void Engine::on_link_event(const LinkEvent& event) {
+  const TimeNs now = now_ns();
+  for (auto& [process, peer] : peers_) {
+    for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
+      const RailEnd& end = peer->rails[rail];
+      if (end.ifindex == 0 || end.ifindex != event.ifindex) continue;
+      const auto local = IpAddress::from_sockaddr(end.route.local.get());
+      const bool ours = local.has_value() && *local == event.address;
+      const bool lost = event.kind == LinkEventKind::removed ||
+                        (event.kind == LinkEventKind::state && !event.carrier_up) ||
+                        (event.kind == LinkEventKind::address_removed && ours);
+      const bool back = (event.kind == LinkEventKind::state && event.carrier_up) ||
+                        (event.kind == LinkEventKind::address_added && ours);
+      if (lost) peer->link.rail_failed(rail, peer->link.epoch(rail), RailCause::carrier, now);
+      if (back) peer->link.connect_soon(rail, now);
+    }
+    apply_actions(*peer, now);
+    send(*peer, now);
+  }
+}
+
+void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now) {
+  RailEnd& end = peer.rails[rail];
+  end.fault = fault;
+  switch (fault) {
+    case Fault::cut:
+      peer.link.rail_failed(rail, peer.link.epoch(rail), RailCause::injected, now);
+      break;
+    case Fault::drop:
+      if (end.framed) end.framed->mute();
+      break;
+    case Fault::none:
+      if (end.framed) end.framed->heal();
+      peer.link.connect_soon(rail, now);
+      break;
+  }
+  apply_actions(peer, now);
+  send(peer, now);
+}
+
+void Engine::read_fault_file(TimeNs now) {
+  if (config_.fault_file.empty() || now - last_fault_read_ < fault_file_interval_ns) return;
+  last_fault_read_ = now;
+  std::ifstream file(config_.fault_file);
+  if (!file) return;
+  file.seekg(static_cast<std::streamoff>(fault_file_offset_));
+  std::string line;
+  while (std::getline(file, line)) {
+    if (file.eof()) break;  // not written to its end yet
+    fault_file_offset_ += line.size() + 1;
+    std::istringstream words(line);
+    unsigned rail = 0;
+    std::string what;
+    if (!(words >> rail >> what) || (what != "cut" && what != "drop" && what != "heal")) {
+      log_.add(LogLevel::error, "R2CCL_FAULT_FILE: not '<rail> cut|drop|heal': " + line);
+      continue;
+    }
+    const Fault fault = what == "cut" ? Fault::cut : what == "drop" ? Fault::drop : Fault::none;
+    for (auto& [process, peer] : peers_)
+      if (rail < peer->rails.size()) apply_fault(*peer, static_cast<RailId>(rail), fault, now);
+  }
+}
+
+void Engine::take_aborts(Peer& peer, TimeNs now) {
+  std::vector<AbortNotice> notices = std::exchange(peer.link.received_aborts(), {});
+  for (AbortNotice& notice : notices) {
+    const auto found = communicators_.find(notice.communicator);
+    if (found != communicators_.end()) {
+      found->second->fail(notice.code, notice.text, now);
+    } else if (early_aborts_.size() < 256) {
+      early_aborts_.insert_or_assign(notice.communicator, std::move(notice));
+    }
+  }
+}
+
+// --- waiting --------------------------------------------------------------------------------------
+
+void Engine::block(Lock& lock, const std::vector<Peer*>& peers) {
+  std::vector<pollfd> fds{{arrivals_.get(), POLLIN, 0}};
+  for (Peer* peer : peers) {
+    for (RailEnd& end : peer->rails) {
+      if (!end.framed) continue;
+      const bool writes = end.framed->wants_write();
+      if (!end.framed->pipe().arm(writes)) return;
+      const bool polls_write = writes && end.kind != RailKind::shm;
+      fds.push_back({end.framed->pipe().fd(),
+                     static_cast<short>(polls_write ? POLLIN | POLLOUT : POLLIN), 0});
+    }
+  }
+  ++blocked_;
+  lock.release();
+  (void)::poll(fds.data(), fds.size(), static_cast<int>(config_.background_interval_ms));
+  lock.acquire();
+  --blocked_;
+  if ((fds[0].revents & POLLIN) != 0) {
+    std::uint64_t count = 0;
+    (void)!::read(arrivals_.get(), &count, sizeof(count));
+  }
+}
+
+void Engine::notify_blocked() {
+  const std::uint64_t one = 1;
+  (void)!::write(arrivals_.get(), &one, sizeof(one));
+}
+
+void Engine::add_communicator(Communicator& communicator) {
+  communicators_[communicator.id()] = &communicator;
+  const auto early = early_aborts_.find(communicator.id());
+  if (early == early_aborts_.end()) return;
+  communicator.fail(early->second.code, early->second.text, now_ns());
+  early_aborts_.erase(early);
+}
+
+void Engine::remove_communicator(Communicator& communicator) {
+  communicators_.erase(communicator.id());
+}
+
+}  // namespace r2ccl

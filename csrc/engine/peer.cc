@@ -1,0 +1,90 @@
+#include "engine/peer.hpp"
+
+#include "engine/clock.hpp"
+
+namespace r2ccl {
+namespace {
+
+std::vector<RailKind> kinds_of(const PeerDescription& description) {
+  std::vector<RailKind> kinds;
+  for (const RailDescription& rail : description.rails) kinds.push_back(rail.kind);
+  return kinds;
+}
+
+}  // namespace
+
+Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
+           LogQueue& log, std::uint64_t jitter_seed)
+    : process(description.process),
+      label(description.label),
+      rails(description.rails.size()),
+      link(options, kinds_of(description), jitter_seed),
+      journal_(journal),
+      log_(log) {
+  for (std::size_t i = 0; i < rails.size(); ++i) {
+    rails[i].kind = description.rails[i].kind;
+    rails[i].name = description.rails[i].name;
+    rails[i].journal_entry = journal.add_rail(rails[i].name, label);
+  }
+  link.set_observer(this);
+  publish();
+}
+
+void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) {
+  const RailEnd& end = rails[rail];
+  journal_.record({.time_ns = now_ns(),
+                   .kind = JournalKind::rail_state,
+                   .from = static_cast<std::uint8_t>(from),
+                   .to = static_cast<std::uint8_t>(to),
+                   .cause = static_cast<std::uint8_t>(cause),
+                   .rail = end.journal_entry,
+                   .epoch = link.epoch(rail)});
+  const bool notable = !closing && (to == RailState::up || to == RailState::down);
+  std::string text = end.name + " to " + label + ": " + std::string(name_of(from)) + " -> " +
+                     std::string(name_of(to));
+  if (cause != RailCause::none) text += " (" + std::string(name_of(cause)) + ")";
+  if (to == RailState::up && from == RailState::probation && link.epoch(rail) > 1) text += ", rejoined";
+  const LogLevel level = !notable                  ? LogLevel::debug
+                         : to == RailState::down ? LogLevel::warning
+                                                   : LogLevel::info;
+  log_.add(level, std::move(text));
+}
+
+void Peer::on_replay(RailId rail, std::uint32_t chunks, bool hedge) {
+  journal_.record({.time_ns = now_ns(),
+                   .kind = hedge ? JournalKind::hedge : JournalKind::replay,
+                   .rail = rails[rail].journal_entry,
+                   .epoch = link.epoch(rail),
+                   .value = chunks});
+}
+
+void Peer::publish() {
+  for (RailId id = 0; id < rails.size(); ++id) {
+    JournalRail* entry = journal_.rail(rails[id].journal_entry);
+    if (entry == nullptr) continue;
+    const RailCounters& counters = link.counters(id);
+    entry->kind = static_cast<std::uint8_t>(rails[id].kind);
+    entry->state = static_cast<std::uint8_t>(link.state(id));
+    entry->cause = static_cast<std::uint8_t>(link.cause(id));
+    entry->epoch = link.epoch(id);
+    entry->tx_bytes = counters.tx_bytes;
+    entry->rx_bytes = counters.rx_bytes;
+    entry->data_tx_bytes = counters.data_tx_bytes;
+    entry->replayed_chunks = counters.replayed_chunks;
+    entry->hedged_chunks = counters.hedged_chunks;
+    entry->last_tx_ns = counters.last_tx_ns;
+    entry->round_trip_ns = link.round_trip(id);
+  }
+}
+
+std::string Peer::describe_rails() const {
+  std::string text;
+  for (RailId id = 0; id < rails.size(); ++id) {
+    if (!text.empty()) text += ", ";
+    text += rails[id].name + " " + std::string(name_of(link.state(id)));
+    if (link.cause(id) != RailCause::none) text += " (" + std::string(name_of(link.cause(id))) + ")";
+  }
+  return text;
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,74 @@
+// One peer process: its link, and the connections that carry it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/connections.hpp"
+#include "engine/handshake.hpp"
+#include "journal/journal.hpp"
+#include "link/link.hpp"
+#include "rails/framed_rail.hpp"
+
+namespace r2ccl {
+
+enum class Fault : std::uint8_t { none, cut, drop };
+
+struct RailDescription {
+  RailKind kind = RailKind::tcp;
+  std::string name;           // "rail0@node1"
+  std::string device;         // bind to this interface; empty: by address alone
+  std::string local_address;  // tcp, control: numeric; shm: unused
+  std::string remote_address;  // tcp, control: numeric; shm: name of the peer's unix socket
+  std::uint16_t remote_port = 0;
+};
+
+struct PeerDescription {
+  std::uint32_t process = 0;
+  std::string label;  // for people: "rank 1"
+  std::vector<std::byte> secret;  // of the pair; the same on both ends
+  std::vector<RailDescription> rails;
+};
+
+// A rail's end in this process.
+struct RailEnd {
+  RailKind kind = RailKind::tcp;
+  std::string name;
+  RailRoute route;
+  std::string device_watched;  // carrier events of this interface concern the rail
+  int ifindex = 0;
+  std::unique_ptr<FramedRail> framed;  // while an epoch is open
+  TimeNs connect_at = 0;               // 0: no attempt is due
+  Fault fault = Fault::none;           // injected
+  std::uint32_t journal_entry = no_rail_entry;
+};
+
+class Peer final : public LinkObserver {
+ public:
+  Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
+       LogQueue& log, std::uint64_t jitter_seed);
+
+  void on_step(Step /*step*/, RailId /*rail*/) override {}
+  void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) override;
+  void on_replay(RailId rail, std::uint32_t chunks, bool hedge) override;
+
+  // Copies counters and states into the journal's rail table.
+  void publish();
+  [[nodiscard]] std::string describe_rails() const;  // "rail0@node1 DOWN (carrier), …"
+
+  const std::uint32_t process;
+  const std::string label;
+  HandshakeKey key{};
+  std::vector<RailEnd> rails;
+  Link link;
+  TimeNs path_refreshed = 0;
+  bool closing = false;
+
+ private:
+  Journal& journal_;
+  LogQueue& log_;
+};
+
+}  // namespace r2ccl

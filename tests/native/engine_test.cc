@@ -1,0 +1,148 @@
+// The real engine over loopback rails: collectives, faults, errors.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <numeric>
+
+#include "job.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::Job;
+
+std::vector<float> pattern(int rank, std::size_t count) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i)
+    values[i] = static_cast<float>((i * 7 + static_cast<std::size_t>(rank) * 13) % 101) / 8.0F;
+  return values;
+}
+
+void all_reduce_checked(Communicator& communicator, int ranks, std::size_t count,
+                        Algorithm algorithm) {
+  std::vector<float> data = pattern(communicator.rank(), count);
+  std::vector<float> expected(count, 0.0F);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto other = pattern(rank, count);
+    for (std::size_t i = 0; i < count; ++i) expected[i] += other[i];
+  }
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  const Status status =
+      communicator.all_reduce(bytes, bytes, count, DType::f32, ReduceOp::sum, algorithm);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(std::memcmp(data.data(), expected.data(), count * sizeof(float)), 0) << count;
+}
+
+TEST(Engine, AllReducesOfEverySizeAgree) {
+  for (const int ranks : {2, 3}) {
+    Job job({.ranks = ranks, .rails = 2, .shm = false, .config = {}});
+    job.run([&](int, Communicator& communicator) {
+      for (const std::size_t count : {0UL, 1UL, 255UL, 4096UL, 100'003UL, 1'000'000UL, 3'000'001UL})
+        for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
+          all_reduce_checked(communicator, ranks, count, algorithm);
+    });
+  }
+}
+
+TEST(Engine, RanksOfOneNodeUseSharedMemory) {
+  Job job({.ranks = 3, .rails = 0, .shm = true, .config = {}});
+  job.run([&](int, Communicator& communicator) {
+    for (const std::size_t count : {0UL, 1UL, 4096UL, 1'000'001UL})
+      all_reduce_checked(communicator, 3, count, Algorithm::one_shot);
+  });
+}
+
+TEST(Engine, CutRailsAreReplayedAndRejoin) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  Job job({.ranks = 2, .rails = 2, .shm = false, .config = config});
+  for (int round = 0; round < 20; ++round) {
+    std::thread fault([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const auto rail = static_cast<RailId>(round % 2);
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
+    });
+    job.run([&](int, Communicator& communicator) {
+      for (int i = 0; i < 200; ++i)
+        all_reduce_checked(communicator, 2, i % 20 == 0 ? 300'000 : 1000, Algorithm::automatic);
+    });
+    fault.join();
+  }
+}
+
+TEST(Engine, BlackHolesAreHedged) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  config.handshake_timeout_ms = 500;
+  Job job({.ranks = 2, .rails = 2, .shm = false, .config = config});
+  for (int round = 0; round < 4; ++round) {
+    const auto rail = static_cast<RailId>(round % 2);
+    std::thread fault([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::drop).ok());
+    });
+    job.run([&](int, Communicator& communicator) {
+      for (int i = 0; i < 300; ++i)
+        all_reduce_checked(communicator, 2, i % 20 == 0 ? 300'000 : 1000, Algorithm::automatic);
+    });
+    fault.join();
+    EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }
+}
+
+TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
+  Config config;
+  config.link_timeout_s = 0.3;
+  Job job({.ranks = 3, .rails = 2, .shm = false, .config = config});
+  for (RailId rail = 0; rail < 2; ++rail)
+    EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+  job.run([&](int, Communicator& communicator) {
+    std::vector<float> data(10);
+    auto* bytes = reinterpret_cast<std::byte*>(data.data());
+    const auto began = std::chrono::steady_clock::now();
+    const Status status = communicator.all_reduce(bytes, bytes, 10, DType::f32, ReduceOp::sum,
+                                                  Algorithm::automatic);
+    EXPECT_EQ(status.code(), ErrorCode::peer_lost) << status.message();
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(1300));
+  });
+}
+
+TEST(Engine, DifferentCallsUnderOneNumberSayWhoCalledWhat) {
+  Job job({.ranks = 2, .rails = 1, .shm = false, .config = {}});
+  job.run([&](int rank, Communicator& communicator) {
+    std::vector<float> data(10);
+    auto* bytes = reinterpret_cast<std::byte*>(data.data());
+    const std::size_t count = rank == 0 ? 10 : 9;
+    Status status = communicator.all_reduce(bytes, bytes, count, DType::f32, ReduceOp::sum,
+                                            Algorithm::automatic);
+    EXPECT_EQ(status.code(), ErrorCode::order_mismatch);
+    EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("10 elements"), std::string::npos) << status.message();
+    status = communicator.barrier();
+    EXPECT_EQ(status.code(), ErrorCode::order_mismatch);
+  });
+}
+
+TEST(Engine, TwoCommunicatorsInOppositeOrderDoNotBlockEachOther) {
+  Config config;
+  config.slots = 1;
+  config.spare_slots = 1;
+  Job job({.ranks = 2, .rails = 2, .shm = false, .config = config});
+  auto second = job.make_communicators(4711);
+  job.run([&](int rank, Communicator& first) {
+    Communicator& other = *second[static_cast<std::size_t>(rank)];
+    std::thread thread([&] {
+      for (int i = 0; i < 200; ++i) all_reduce_checked(other, 2, 5000, Algorithm::automatic);
+    });
+    for (int i = 0; i < 200; ++i) all_reduce_checked(first, 2, 3000, Algorithm::automatic);
+    thread.join();
+  });
+}
+
+}  // namespace
+}  // namespace r2ccl

@@ -1,0 +1,133 @@
+// A job in one process: an engine a rank on loopback addresses, for tests of the real engine.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/communicator.hpp"
+#include "engine/engine.hpp"
+
+namespace r2ccl::testing {
+
+class Job {
+ public:
+  struct Options {
+    int ranks = 2;
+    int rails = 2;
+    bool shm = false;  // all ranks on one node instead of one node each
+    Config config;
+  };
+
+  explicit Job(const Options& options) : options_(options) {
+    static std::atomic<std::uint32_t> next_process{100};
+    const auto base = next_process.fetch_add(1000);
+    std::vector<std::vector<std::uint16_t>> ports;
+    for (int rank = 0; rank < options.ranks; ++rank) {
+      auto engine = Engine::create(options.config, base + static_cast<std::uint32_t>(rank));
+      EXPECT_TRUE(engine.ok());
+      ports.emplace_back();
+      if (options.shm) {
+        auto port = engine.value()->listen(
+            {.kind = RailKind::shm, .device = "", .address = unix_name(base, rank)});
+        EXPECT_TRUE(port.ok()) << port.take_status().message();
+      }
+      for (int rail = 0; rail < options.rails; ++rail) {
+        auto port = engine.value()->listen(
+            {.kind = RailKind::tcp, .device = "", .address = address(rail)});
+        EXPECT_TRUE(port.ok()) << port.take_status().message();
+        ports.back().push_back(port.value());
+      }
+      engines.push_back(engine.value());
+    }
+    for (int rank = 0; rank < options.ranks; ++rank)
+      for (int peer = 0; peer < options.ranks; ++peer)
+        if (peer != rank) add_peer(base, rank, peer, ports);
+    for (int rank = 0; rank < options.ranks; ++rank) {
+      std::vector<std::uint32_t> peers;
+      for (int peer = 0; peer < options.ranks; ++peer)
+        if (peer != rank) peers.push_back(base + static_cast<std::uint32_t>(peer));
+      const Status status = engines[static_cast<std::size_t>(rank)]->wait_connected(peers, 10.0);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    base_ = base;
+    communicators = make_communicators(base);
+  }
+
+  ~Job() {
+    communicators.clear();
+    for (auto& engine : engines) engine->close(0.0);
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  std::vector<std::unique_ptr<Communicator>> make_communicators(std::uint64_t id) {
+    std::vector<std::unique_ptr<Communicator>> made;
+    std::vector<Communicator::Member> members;
+    for (int rank = 0; rank < options_.ranks; ++rank)
+      members.push_back({base_ + static_cast<std::uint32_t>(rank), options_.shm ? 0 : rank});
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      auto communicator =
+          Communicator::create(engines[static_cast<std::size_t>(rank)], id,
+                               "test:" + std::to_string(id), rank, members, best_simd());
+      EXPECT_TRUE(communicator.ok()) << communicator.take_status().message();
+      made.push_back(std::move(communicator.value()));
+    }
+    return made;
+  }
+
+  // Runs body(rank, communicator) in a thread a rank.
+  void run(const std::function<void(int, Communicator&)>& body) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < options_.ranks; ++rank)
+      threads.emplace_back(
+          [&, rank] { body(rank, *communicators[static_cast<std::size_t>(rank)]); });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  std::vector<std::shared_ptr<Engine>> engines;
+  std::vector<std::unique_ptr<Communicator>> communicators;
+
+ private:
+  static std::string address(int rail) { return "127.0.0." + std::to_string(rail + 1); }
+  static std::string unix_name(std::uint32_t base, int rank) {
+    return "r2ccl-test-" + std::to_string(::getpid()) + "-" + std::to_string(base) + "-" +
+           std::to_string(rank);
+  }
+
+  void add_peer(std::uint32_t base, int rank, int peer,
+                const std::vector<std::vector<std::uint16_t>>& ports) {
+    PeerDescription description;
+    description.process = base + static_cast<std::uint32_t>(peer);
+    description.label = "rank " + std::to_string(peer);
+    description.secret.resize(32, std::byte{7});
+    if (options_.shm)
+      description.rails.push_back({.kind = RailKind::shm,
+                                   .name = "shm@node0",
+                                   .device = "",
+                                   .local_address = "",
+                                   .remote_address = unix_name(base, peer),
+                                   .remote_port = 0});
+    else
+      for (int rail = 0; rail < options_.rails; ++rail)
+        description.rails.push_back(
+            {.kind = RailKind::tcp,
+             .name = "rail" + std::to_string(rail) + "@node" + std::to_string(rank),
+             .device = "",
+             .local_address = address(rail),
+             .remote_address = address(rail),
+             .remote_port = ports[static_cast<std::size_t>(peer)][static_cast<std::size_t>(rail)]});
+    const Status status = engines[static_cast<std::size_t>(rank)]->add_peer(description);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+
+  const Options options_;
+  std::uint32_t base_ = 0;
+};
+
+}  // namespace r2ccl::testing

@@ -3,6 +3,8 @@
 // It is as lazy as a Channel may be: bytes are copied out of the sender's memory only when the
 // receiver asks for them, and are compared with a checksum taken when they were sent.  So memory
 // that an algorithm overwrites too early is seen, whatever the timing, and sanitizers see the race.
+// Delivery is not enough (a replay may still read): what is not settled must be unchanged at the
+// end.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -82,6 +84,7 @@ class MemoryChannel final : public Channel {
       const std::lock_guard lock(stream.mutex);
       sent_before_.push_back(stream.sent_bytes);
     }
+    unsettled_.resize(static_cast<std::size_t>(world.size()));
     slots_.resize(static_cast<std::size_t>(world.size()));
     held_.resize(static_cast<std::size_t>(world.size()));
   }
@@ -103,6 +106,8 @@ class MemoryChannel final : public Channel {
       const auto piece = data.first(std::min(data.size(), segment_bytes()));
       stream.waiting.push_back({piece, checksum(piece)});
       stream.sent_bytes += piece.size();
+      unsettled_[static_cast<std::size_t>(peer)].push_back(
+          {stream.waiting.back(), stream.sent_bytes});
       data = data.subspan(piece.size());
     } while (!data.empty());
     stream.changed.notify_all();
@@ -151,6 +156,7 @@ class MemoryChannel final : public Channel {
     if (!stream.wait(lock, [&] { return stream.delivered_bytes >= goal; })) {
       return stuck("settle", peer);
     }
+    check_unchanged(peer, goal);
     return {};
   }
 
@@ -160,7 +166,8 @@ class MemoryChannel final : public Channel {
     for (int peer = 0; peer < world_.size(); ++peer) {
       Stream& stream = world_.stream(rank_, peer);
       std::unique_lock lock(stream.mutex);
-      if (!stream.wait(lock, [&] { return stream.delivered_bytes == stream.sent_bytes; })) {
+      check_unchanged(peer, stream.sent_bytes);
+      if (!stream.wait(lock, [&] { return stream.waiting.empty(); })) {
         return stuck("finish", peer);
       }
     }
@@ -168,6 +175,21 @@ class MemoryChannel final : public Channel {
   }
 
  private:
+  struct Unsettled {
+    Stream::Message message;
+    std::size_t end;  // in the stream
+  };
+
+  // Until now the first `end` bytes of the stream to peer had to stay as they were sent.
+  void check_unchanged(int peer, std::size_t end) {
+    auto& pieces = unsettled_[static_cast<std::size_t>(peer)];
+    while (!pieces.empty() && pieces.front().end <= end) {
+      EXPECT_EQ(checksum(pieces.front().message.data), pieces.front().message.sum)
+          << "sent memory changed before it was settled";
+      pieces.pop_front();
+    }
+  }
+
   [[nodiscard]] Status stuck(const char* what, int peer) const {
     return {ErrorCode::timeout, std::string(what) + " of rank " + std::to_string(rank_) +
                                     " waits in vain for " + std::to_string(peer)};
@@ -177,6 +199,7 @@ class MemoryChannel final : public Channel {
   int rank_;
   bool finished_ = false;
   std::vector<std::size_t> sent_before_;
+  std::vector<std::deque<Unsettled>> unsettled_;
   std::vector<std::vector<std::byte>> slots_;
   std::vector<char> held_;
 };

@@ -1,0 +1,90 @@
+// The cost model: its arithmetic, and what it picks.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "plan/cost_model.hpp"
+
+namespace r2ccl {
+namespace {
+
+using Nodes = std::vector<std::uint16_t>;
+
+constexpr CostConstants kPlain{
+    .step_ps = 1000, .message_ps = 10, .wire_byte_ps = 7, .local_byte_ps = 3, .fold_byte_ps = 2};
+
+TEST(CostModel, CountsStepsMessagesAndBytes) {
+  // Two nodes of one rank: each port carries the input once; two inputs are folded.
+  EXPECT_EQ(one_shot_ps(100, Nodes{1, 1}, kPlain), 1000u + 10 + 100 * (7 + 2 * 2));
+  // Two rounds, half the bytes in each; the own half of two inputs folded, the other half copied.
+  EXPECT_EQ(two_shot_ps(100, Nodes{1, 1}, kPlain), 2 * 1010u + 50 * (2 * 7 + 3 * 2));
+  // The bigger node decides: 2 of 3 ranks behind one port, which also talk to each other.
+  EXPECT_EQ(one_shot_ps(100, Nodes{1, 2}, kPlain), 1000u + 20 + 100 * (2 * 7 + 3 + 3 * 2));
+  // Shares are rounded up.
+  EXPECT_EQ(two_shot_ps(100, Nodes{1, 2}, kPlain), 2 * 1020u + 34 * (2 * (2 * 7 + 3) + 5 * 2));
+  // One node: no wire.
+  EXPECT_EQ(one_shot_ps(100, Nodes{2}, kPlain), 1000u + 10 + 100 * (3 + 2 * 2));
+}
+
+TEST(CostModel, OneRankHasOneShotOnly) {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1} << 20, std::size_t{1} << 50}) {
+    EXPECT_EQ(choose_all_reduce(bytes, Nodes{1}), Algorithm::one_shot);
+  }
+}
+
+TEST(CostModel, SmallIsOneShotAndLargeTwoShotWithOneCrossing) {
+  for (const Nodes& nodes : {Nodes{1, 1}, Nodes{1, 1, 1}, Nodes{2, 2}, Nodes{3, 1}, Nodes{4},
+                             Nodes(8, 1), Nodes{8, 8}, Nodes(64, 1), Nodes(8, 8)}) {
+    EXPECT_EQ(choose_all_reduce(0, nodes), Algorithm::one_shot);
+    EXPECT_EQ(choose_all_reduce(1024, nodes), Algorithm::one_shot);
+    int crossings = 0;
+    Algorithm last = Algorithm::one_shot;
+    for (std::size_t bytes = 1; bytes <= std::size_t{1} << 40; bytes *= 2) {
+      const Algorithm picked = choose_all_reduce(bytes, nodes);
+      EXPECT_NE(picked, Algorithm::automatic);
+      crossings += picked != last ? 1 : 0;
+      last = picked;
+    }
+    EXPECT_EQ(crossings, 1) << nodes.size() << " nodes";
+    EXPECT_EQ(last, Algorithm::two_shot);
+  }
+}
+
+TEST(CostModel, MoreRanksCrossEarlier) {
+  const auto crossing = [](const Nodes& nodes) {
+    std::size_t bytes = 64;
+    while (choose_all_reduce(bytes, nodes) == Algorithm::one_shot) bytes += 64;
+    return bytes;
+  };
+  EXPECT_GT(crossing(Nodes{1, 1, 1}), crossing(Nodes(4, 1)));
+  EXPECT_GT(crossing(Nodes(4, 1)), crossing(Nodes(8, 1)));
+  // Bytes inside a node are cheap, so one-shot pays for longer there.
+  EXPECT_GT(crossing(Nodes{4}), crossing(Nodes(4, 1)));
+}
+
+TEST(CostModel, ConstantsDecide) {
+  CostConstants slow_start = kPlain, slow_wire = kPlain;
+  slow_start.step_ps = 1'000'000'000;
+  slow_wire.wire_byte_ps = 10'000;
+  EXPECT_EQ(choose_all_reduce(4096, Nodes(4, 1), slow_start), Algorithm::one_shot);
+  EXPECT_EQ(choose_all_reduce(4096, Nodes(4, 1), slow_wire), Algorithm::two_shot);
+  // A tie goes to the simpler one.
+  EXPECT_EQ(choose_all_reduce(4096, Nodes(4, 1), CostConstants{}), Algorithm::one_shot);
+}
+
+TEST(CostModel, DoesNotOverflow) {
+  constexpr std::size_t kHuge = std::numeric_limits<std::size_t>::max();
+  CostConstants slow = kLoopbackCosts;
+  slow.wire_byte_ps = 1u << 13;
+  for (const Nodes& nodes : {Nodes{1, 1}, Nodes(64, 1), Nodes{256, 256}}) {
+    EXPECT_GT(one_shot_ps(kHuge, nodes, slow), one_shot_ps(1u << 30, nodes, slow));
+    EXPECT_GT(two_shot_ps(kHuge, nodes, slow), two_shot_ps(1u << 30, nodes, slow));
+    EXPECT_EQ(choose_all_reduce(kHuge, nodes, slow), Algorithm::two_shot);
+  }
+}
+
+}  // namespace
+}  // namespace r2ccl

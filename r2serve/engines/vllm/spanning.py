@@ -7,6 +7,7 @@ Here is the translation and nothing else.  ``dst``, ``src`` are ranks in the gro
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 import pickle
@@ -19,6 +20,7 @@ from r2serve import Communicator
 from r2serve.config import Config
 from r2serve.engines.vllm.ending import end_worker_soon
 
+_LOG = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -68,6 +70,13 @@ class SpanningCollectives:
             R2cclError: a peer did not appear within ``connect_timeout_s``.
         """
         self.r2ccl = Communicator.from_group(self.cpu_group, name=unique_name, config=_config())
+        _LOG.info(
+            "group %s: %d ranks on %d nodes, carried by r2ccl over %s",
+            unique_name,
+            self.world_size,
+            len(set(self.r2ccl.nodes)),
+            ", ".join(sorted({rail.name for rail in self.r2ccl.rails()})),
+        )
 
     def destroy(self) -> None:
         """Close in good order: everything sent is delivered first, within a bound."""

@@ -1,0 +1,276 @@
+"""The platform class: stock answers without the flag, ours with it; and the flag itself."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm import platforms
+from vllm.platforms.cpu import CpuPlatform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+import r2serve.engines.vllm as plugin
+from r2serve.engines.vllm import flag, nodes, patches
+from r2serve.engines.vllm.platform import make_platform
+from r2serve.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+Ours = make_platform(CpuPlatform, "R2cclCpuPlatform")
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test starts without flag and options; what it sets in the environment is undone."""
+    for variable in flag.CARRIED:
+        monkeypatch.setenv(variable, "")  # so that the original comes back also if a test sets it
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(nodes, "_latest_spans_nodes", False)
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(flag.VARIABLE, "r2ccl")
+
+
+def parser() -> FlexibleArgumentParser:
+    made = FlexibleArgumentParser()
+    Ours.pre_register_and_update(made)
+    return made
+
+
+def engine_config(**additional: Any) -> SimpleNamespace:
+    parallel = SimpleNamespace(nnodes=2, local_world_size=2)
+    return SimpleNamespace(parallel_config=parallel, additional_config=additional)
+
+
+@pytest.fixture
+def no_stock_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own part of check_and_update_config needs a whole engine configuration."""
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", lambda config: None)
+
+
+# The platform that is picked
+
+
+@pytest.mark.parametrize("base", patches.PLATFORMS)
+def test_register_subclasses_what_vllm_would_have_picked(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes = {"cuda": lambda: None, "cpu": lambda: base}
+    monkeypatch.setattr(platforms, "builtin_platform_plugins", probes)
+    name = plugin.register()
+    assert name is not None
+    module, _, class_name = name.rpartition(".")
+    ours = getattr(importlib.import_module(module), class_name)
+    assert f"{ours.__base__.__module__}.{ours.__base__.__qualname__}" == base
+    assert ours._enum is CpuPlatform._enum
+
+
+@pytest.mark.parametrize("picked", [[], ["vllm.platforms.rocm.RocmPlatform"], [*patches.PLATFORMS]])
+def test_register_stays_out_where_it_has_nothing_to_add(
+    picked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes = {name: (lambda name=name: name) for name in picked}
+    monkeypatch.setattr(platforms, "builtin_platform_plugins", probes)
+    assert plugin.register() is None
+
+
+@pytest.mark.parametrize(("answer", "stays_out"), [("an.other.Platform", True), (None, False)])
+def test_register_leaves_the_field_to_another_platform_plugin(
+    answer: str | None, stays_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rival = SimpleNamespace(name="rival", value="rival:register", load=lambda: lambda: answer)
+    mine = EntryPoint("r2serve", "r2serve.engines.vllm:register", "vllm.platform_plugins")
+    monkeypatch.setattr(plugin, "entry_points", lambda group: [rival, mine])
+    assert (plugin.register() is None) is stays_out
+
+
+def test_vllm_activates_the_plugin_and_loading_it_is_light() -> None:
+    code = (
+        "import sys, r2serve.engines.vllm;"
+        "print([m for m in ('torch', 'vllm', 'numpy', 'r2serve._core') if m in sys.modules]);"
+        "from vllm.platforms import current_platform;"
+        "print(type(current_platform).__name__, 'r2serve._core' in sys.modules)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in flag.CARRIED}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    light, activated = done.stdout.splitlines()[-2:]
+    assert light == "[]"
+    assert activated in ("R2cclCpuPlatform False", "R2cclZenCpuPlatform False")
+
+
+# Without the flag
+
+
+def test_without_the_flag_every_answer_is_stock() -> None:
+    stock = CpuPlatform()
+    ours = Ours()
+    assert ours.get_device_communicator_cls() == stock.get_device_communicator_cls()
+    assert ours.use_custom_op_collectives() is stock.use_custom_op_collectives()
+    assert ours.device_count() == stock.device_count() == torch.cpu.device_count()
+
+
+@pytest.mark.usefixtures("no_stock_update")
+def test_without_the_flag_the_engine_configuration_is_left_alone() -> None:
+    config = engine_config(other=1)
+    Ours.check_and_update_config(config)
+    assert config.additional_config == {"other": 1}
+    assert flag.WORKERS_VARIABLE not in os.environ
+
+
+def test_wrong_options_do_not_matter_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2CCL_SLOTS", "many")
+    Ours.pre_register_and_update()
+    parser().parse_args([])
+
+
+# With the flag
+
+
+@pytest.mark.parametrize("spelling", ["--distributed-backend", "--distributed_backend"])
+def test_the_flag_reaches_child_processes(spelling: str) -> None:
+    arguments = parser().parse_args([spelling, "r2ccl"])
+    assert arguments.distributed_backend == "r2ccl"
+    assert flag.active()
+    parser().parse_args([spelling, "default"])
+    assert not flag.active()
+
+
+def test_the_flag_is_in_a_group_of_its_own_and_added_once() -> None:
+    made = parser()
+    Ours.pre_register_and_update(made)
+    (group,) = [group for group in made._action_groups if group.title == "r2serve"]
+    assert [action.dest for action in group._group_actions] == ["distributed_backend"]
+    made._search_keyword = "r2serve"
+    assert "--distributed-backend {default,r2ccl}" in made.format_help()
+
+
+def test_a_wrong_option_stops_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("R2CCL_CHUNK_BYTES", "100000")
+    with pytest.raises(SystemExit) as stopped:
+        parser().parse_args(["--distributed-backend", "r2ccl"])
+    assert stopped.value.code == 2
+    assert "chunk_bytes (R2CCL_CHUNK_BYTES) is 100000: must be" in capsys.readouterr().err
+
+
+def test_a_backend_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--distributed-backend", "nccl"])
+
+
+@pytest.mark.parametrize(("variable", "value"), [(flag.VARIABLE, "r2cl"), ("R2CCL_SLOTS", "3")])
+@pytest.mark.usefixtures("asked_for")
+def test_a_wrong_variable_stops_before_the_engine_is_configured(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=variable):
+        Ours.pre_register_and_update()
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_groups_get_our_communicator() -> None:
+    module, _, name = Ours.get_device_communicator_cls().rpartition(".")
+    ours = getattr(importlib.import_module(module), name)
+    stock_module, _, stock_name = CpuPlatform.get_device_communicator_cls().rpartition(".")
+    assert issubclass(ours, getattr(importlib.import_module(stock_module), stock_name))
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_only_groups_that_span_nodes_hide_behind_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Ours.use_custom_op_collectives()
+    monkeypatch.setattr(nodes, "_latest_spans_nodes", True)
+    assert Ours.use_custom_op_collectives()
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_a_platform_without_counterpart_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuPlatform, "get_device_communicator_cls", lambda: "some.Communicator")
+    with pytest.raises(ConfigError, match=r"some\.Communicator"):
+        Ours.get_device_communicator_cls()
+
+
+@pytest.mark.usefixtures("asked_for", "no_stock_update")
+def test_the_engine_configuration_tells_compile_caches_apart_and_counts_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("R2CCL_NODE", "per-rank")
+    config = engine_config(other=1)
+    Ours.check_and_update_config(config)
+    noted = {"distributed_backend": "r2ccl", "nnodes": 2, "per_rank_nodes": True}
+    assert config.additional_config == {"other": 1, "r2serve": noted}
+    assert Ours().device_count() == 2
+
+
+@pytest.mark.usefixtures("no_stock_update")
+def test_additional_config_asks_for_it_where_there_is_no_command_line() -> None:
+    config = engine_config(r2serve={"distributed_backend": "r2ccl"})
+    Ours.check_and_update_config(config)
+    assert flag.active()
+
+
+@pytest.mark.usefixtures("no_stock_update")
+def test_the_flag_wins_over_additional_config() -> None:
+    parser().parse_args(["--distributed-backend", "default"])
+    Ours.check_and_update_config(engine_config(r2serve={"distributed_backend": "r2ccl"}))
+    assert not flag.active()
+
+
+@pytest.mark.parametrize("section", ["r2ccl!", {"distributed_backend": "nccl"}, {}])
+@pytest.mark.usefixtures("no_stock_update")
+def test_a_wrong_additional_config_is_refused(section: object) -> None:
+    with pytest.raises(ConfigError, match="additional_config"):
+        Ours.check_and_update_config(engine_config(r2serve=section))
+
+
+def test_ray_carries_the_choice_and_the_options() -> None:
+    carried = Ours.additional_env_vars
+    assert {flag.VARIABLE, flag.WORKERS_VARIABLE, "R2CCL_RAILS", "R2CCL_NODE"} <= set(carried)
+    assert set(CpuPlatform.additional_env_vars) <= set(carried)
+
+
+# The command line as a user meets it
+
+
+def test_vllm_serve_stops_before_any_worker_with_the_fields_name(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("vllm"), "serve", tmp_path, "--distributed-backend=r2ccl"],
+        env={**os.environ, "R2CCL_DEAD_DEADLINE_MS": "soon"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "dead_deadline_ms (R2CCL_DEAD_DEADLINE_MS) is 'soon': must be" in done.stderr
+
+
+def test_the_plugin_knows_its_own_entry_point() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"][plugin._GROUP] == {"r2serve": plugin._OUR_VALUE}
+
+
+def test_unknown_class_names_stay_unknown() -> None:
+    module = importlib.import_module("r2serve.engines.vllm.platform")
+    with pytest.raises(AttributeError, match="R2cclTpuPlatform"):
+        _ = module.R2cclTpuPlatform
+
+
+def test_the_flag_can_be_added_to_a_plain_parser() -> None:
+    plain = argparse.ArgumentParser()
+    flag.add_to(plain)
+    assert plain.parse_args([]).distributed_backend == "default"

@@ -1,0 +1,236 @@
+"""A script that makes the ranks of one job as processes, with vLLM's own groups, and checks them.
+
+    python vllm_ranks.py CASE NODE,NODE,...     one node name a rank, or "per-rank" for each
+
+CASE is the name of a function below; every rank runs it.  The script ends with status 0 when every
+rank returned, else it shows the tracebacks.  One process imports vLLM, the ranks are its forks.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.platforms import current_platform
+
+from r2serve.engines.vllm import ending
+from r2serve.errors import R2cclError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+SHAPES = ((6,), (4, 6), (2, 4, 6), (0, 4), (4, 0))
+
+
+def numbers(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """What rank ``rank`` brings: small integers, so that sums are exact in every type."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count).reshape(shape) % 13 + rank).to(dtype)
+
+
+def everyone(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [numbers(rank, shape, dtype) for rank in range(world())]
+
+
+def world() -> int:
+    return parallel_state.get_tp_group().world_size
+
+
+def same(got: torch.Tensor | None, expected: torch.Tensor) -> None:
+    assert got is not None
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape, (got.shape, expected.shape)
+    assert torch.equal(got, expected), (got, expected)
+
+
+def inputs(rank: int) -> Iterator[torch.Tensor]:
+    """Every type and shape, and one that is not contiguous."""
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            yield numbers(rank, shape, dtype)
+    yield numbers(rank, (4, 6), torch.float32).t()
+
+
+def the_sum(like: torch.Tensor, rank: int) -> torch.Tensor:
+    """Sum over the ranks of tensors that differ by one from rank to rank."""
+    ranks = world()
+    return like * ranks + (sum(range(ranks)) - rank * ranks)
+
+
+def of_rank(like: torch.Tensor, mine: int, other: int) -> torch.Tensor:
+    return like + (other - mine)
+
+
+def collectives(rank: int) -> None:
+    """Every collective of a group that spans nodes, against torch on one process."""
+    group = parallel_state.get_tp_group()
+    comm = group.device_communicator
+    assert type(comm).__name__ == "SpanningCpuCommunicator"
+    assert isinstance(comm, CpuCommunicator)
+    assert group.use_custom_op_call
+    for tensor in inputs(rank):
+        before = tensor.clone()
+        same(group.all_reduce(tensor), the_sum(tensor, rank))
+        same(tensor, before)
+        theirs = [of_rank(tensor, rank, other) for other in range(world())]
+        for dim in range(-tensor.dim(), tensor.dim()):
+            same(group.all_gather(tensor, dim), torch.cat(theirs, dim))
+            gathered = group.gather(tensor, dst=1, dim=dim)
+            if rank == 1:
+                same(gathered, torch.cat(theirs, dim))
+            else:
+                assert gathered is None
+        wide = torch.cat([tensor] * world())
+        for dim in range(wide.dim()):
+            turned = wide.movedim(0, dim)
+            mine = the_sum(turned, rank).chunk(world(), dim)[rank] if tensor.numel() else None
+            if mine is not None:
+                same(group.reduce_scatter(turned, dim), mine)
+        uneven_rows(comm, rank, tensor)
+        same(comm.broadcast(tensor.clone(), src=1), of_rank(tensor, rank, 1))
+        around_the_ring(group, rank, tensor)
+    carried_as_bytes(comm, rank)
+    tensor_dicts(group, rank)
+    compiled(rank)
+
+
+def uneven_rows(comm: Any, rank: int, tensor: torch.Tensor) -> None:
+    """all_gatherv and reduce_scatterv, with a rank that has none."""
+    sizes = [(r + 1) % world() for r in range(world())]
+    if not tensor.numel():
+        return
+    row = tensor[:1]
+    rows = [torch.cat([of_rank(row, rank, r)] * n) if n else row[:0] for r, n in enumerate(sizes)]
+    expected = torch.cat(rows)
+    same(comm.all_gatherv(rows[rank], 0, sizes), expected)
+    one, two = comm.all_gatherv([rows[rank], rows[rank] * 2], 0, sizes)
+    same(one, expected)
+    same(two, expected * 2)
+    same(comm.all_gatherv(row), torch.cat([of_rank(row, rank, r) for r in range(world())]))
+    whole = torch.cat([row] * sum(sizes))
+    share = the_sum(whole, rank).split(sizes)[rank]
+    same(comm.reduce_scatterv(whole, 0, sizes), share)
+    same(comm.reduce_scatterv_into_output(whole, torch.empty_like(share), 0, sizes), share)
+
+
+def around_the_ring(group: Any, rank: int, tensor: torch.Tensor) -> None:
+    group.send(tensor)
+    received = group.recv(tensor.shape, tensor.dtype)
+    same(received, of_rank(tensor, rank, (rank - 1) % world()))
+
+
+def carried_as_bytes(comm: Any, rank: int) -> None:
+    """Types that r2ccl has no name for can be moved, though not reduced."""
+    for dtype in (torch.float8_e4m3fn, torch.uint16, torch.complex64):
+        theirs = [torch.tensor([[1, 2], [3, r]]).to(dtype) for r in range(world())]
+        same_bytes(comm.all_gather(theirs[rank], 0), torch.cat(theirs))
+        same_bytes(comm.broadcast(theirs[rank].clone(), src=1), theirs[1])
+        sizes = [2, 2] + [0] * (world() - 2)
+        mine = theirs[rank][: sizes[rank]]
+        same_bytes(comm.all_gatherv(mine, 0, sizes), torch.cat(theirs[:2]))
+
+
+def same_bytes(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert got.dtype == expected.dtype
+    same(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+def tensor_dicts(group: Any, rank: int) -> None:
+    """What pipeline stages exchange."""
+    sent = {
+        "hidden": numbers(3, (4, 6), torch.bfloat16).t(),
+        "empty": torch.empty(0, 6),
+        "note": ("text", 7),
+        "scales": torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn),
+    }
+    if rank == 0:
+        group.send_tensor_dict(sent, dst=1)
+    elif rank == 1:
+        got = group.recv_tensor_dict(src=0)
+        assert list(got) == list(sent)
+        assert got["note"] == sent["note"]
+        for key in ("hidden", "empty"):
+            same(got[key], sent[key])
+        same_bytes(got["scales"], sent["scales"])
+
+
+def compiled(rank: int) -> None:
+    """Dynamo sees one opaque op, so a full graph is possible, and the input survives it."""
+    group = parallel_state.get_tp_group()
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return group.all_reduce(x) + x
+
+    tensor = numbers(rank, (4, 6), torch.float32)
+    run = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    same(run(tensor), the_sum(tensor, rank) + tensor)
+
+
+def one_node(rank: int) -> None:
+    """A group inside one node is vLLM's own, method for method."""
+    group = parallel_state.get_tp_group()
+    comm = group.device_communicator
+    assert type(comm).__name__ == "R2cclCpuCommunicator"
+    added = set(vars(type(comm))) - {"__module__", "__doc__", "__new__"}
+    assert not added, f"stands between vLLM and its own collectives: {added}"
+    assert not [name for name in vars(comm) if callable(getattr(CpuCommunicator, name, None))]
+    assert type(comm.dist_module).__name__ == "_CPUSHMDistributed"
+    assert not group.use_custom_op_call
+    tensor = numbers(rank, (4, 6), torch.float32)
+    same(group.all_reduce(tensor.clone()), the_sum(tensor, rank))
+
+
+def error_ends_every_rank(rank: int) -> None:
+    """A rank whose collective fails ends by itself; the others get a typed error and end, too."""
+    ending.DELIVERY_S = 0.5
+    group = parallel_state.get_tp_group()
+    group.all_reduce(torch.ones(4))
+    started = time.monotonic()
+    try:
+        group.all_reduce(torch.ones(4, dtype=torch.complex64 if rank == 1 else torch.float32))
+    except (R2cclError, TypeError) as error:
+        logging.error("rank %d after %.1f s: %r", rank, time.monotonic() - started, error)
+    time.sleep(60)  # as vLLM does on all but the output rank: it waits for work
+
+
+def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:
+    os.environ["R2CCL_NODE"] = nodes[rank]
+    os.environ["VLLM_DIST_IDENT"] = os.path.basename(store)
+    logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(message)s")
+    with set_current_vllm_config(VllmConfig()):
+        parallel_state.init_distributed_environment(
+            len(nodes), rank, f"file://{store}", rank, "gloo"
+        )
+        parallel_state.initialize_model_parallel(len(nodes))
+        globals()[case](rank)
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+
+
+def main(case: str, nodes: list[str]) -> int:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)  # a fork of a process with OpenMP threads would hang in them
+    current_platform.import_kernels()
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=rank_main, args=(rank, case, nodes, f"{folder}/store"))
+            for rank in range(len(nodes))
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+    return max(rank.exitcode != 0 for rank in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2].split(",")))

@@ -284,6 +284,11 @@ class Config:
         "Existing folder in which each process keeps its journal, `r2ccl-<pid>.journal`. Empty: "
         "in memory only",
     )
+    fault_file: str = _core(
+        "",
+        "For drills without root: a file whose lines `<rail> cut`, `<rail> drop` or `<rail> heal` "
+        "inject faults into this process's rails as they are appended. Empty: none",
+    )
     log_level: str = _option(
         "info",
         "Level of the logger `r2serve`",
@@ -353,6 +358,8 @@ class Config:
                 raise _wrong(name, self, "one word")
         if self.journal_dir and not os.access(self.journal_dir, os.W_OK | os.X_OK):
             raise _wrong("journal_dir", self, "empty or an existing folder that can be written to")
+        if self.fault_file and not os.path.isdir(os.path.dirname(self.fault_file) or "."):
+            raise _wrong("fault_file", self, "empty or a file in an existing folder")
 
 
 def options() -> tuple[Option, ...]:

@@ -58,7 +58,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
 def test_every_option_is_read_from_its_variable(option: Option, tmp_path: Path) -> None:
-    if option.name == "journal_dir":
+    if option.name in ("journal_dir", "fault_file"):
         text = str(tmp_path)
     elif option.name in SAMPLES:
         text = SAMPLES[option.name]
@@ -73,7 +73,8 @@ def test_every_option_is_read_from_its_variable(option: Option, tmp_path: Path) 
 
 @pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
 def test_a_wrong_value_names_the_field_the_value_and_what_is_right(option: Option) -> None:
-    wrong = {"journal_dir": "/nonexistent/folder", "rails": "a,,b"}.get(option.name)
+    nowhere = {"journal_dir": "/nonexistent/folder", "fault_file": "/nonexistent/folder/faults"}
+    wrong = {**nowhere, "rails": "a,,b"}.get(option.name)
     if wrong is None:
         wrong = "two words" if option.kind is str and not option.choices else "nonsense"
     with pytest.raises(ConfigError) as caught:

@@ -64,7 +64,7 @@ std::unique_ptr<ConnectorHandshake> connector(const Hello& hello = good_hello(),
 }
 
 Bytes drain(Handshake& from) {
-  const Bytes bytes(from.output().begin(), from.output().end());
+  Bytes bytes(from.output().begin(), from.output().end());
   from.sent(bytes.size());
   return bytes;
 }

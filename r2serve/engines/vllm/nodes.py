@@ -18,7 +18,7 @@ def spans_nodes(group: ProcessGroup, config: Config) -> bool:
     import torch.distributed as dist
 
     global _latest_spans_nodes
-    mine = node_identity(config, dist.get_rank())
+    mine = node_identity(config.node, dist.get_rank())
     everyone: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
     _latest_spans_nodes = len(set(everyone)) > 1

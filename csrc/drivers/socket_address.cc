@@ -26,7 +26,8 @@ Result<SocketAddress> SocketAddress::ip(const std::string& address, std::uint16_
     result.size = sizeof(sockaddr_in6);
     return result;
   }
-  return Status(ErrorCode::invalid_argument, "not a numeric IPv4 or IPv6 address: '" + address + "'");
+  return Status(ErrorCode::invalid_argument,
+                "not a numeric IPv4 or IPv6 address: '" + address + "'");
 }
 
 Result<SocketAddress> SocketAddress::abstract_unix(const std::string& name) {
@@ -42,7 +43,8 @@ Result<SocketAddress> SocketAddress::abstract_unix(const std::string& name) {
 
 std::uint16_t SocketAddress::port() const {
   if (family() == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
-  if (family() == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
+  if (family() == AF_INET6)
+    return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
   return 0;
 }
 

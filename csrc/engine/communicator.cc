@@ -68,8 +68,7 @@ void Communicator::close(double linger_s) {
   const auto delivered = [this] {
     return std::all_of(members_.begin(), members_.end(), [](const Endpoint& member) {
       return member.peer == nullptr || member.peer->link.dark() ||
-             member.peer->link.peer_said_bye() ||
-             (member.out->idle() && !member.in->owes_ack());
+             member.peer->link.peer_said_bye() || (member.out->idle() && !member.in->owes_ack());
     });
   };
   while (failed_ == ErrorCode::ok && now_ns() < deadline && !delivered()) {
@@ -82,7 +81,8 @@ void Communicator::close(double linger_s) {
   engine_->remove_communicator(*this);
 }
 
-// --- calls ----------------------------------------------------------------------------------------
+// --- calls
+// ----------------------------------------------------------------------------------------
 
 CallTag Communicator::collective_tag(Collective collective, DType dtype, ReduceOp op,
                                      std::size_t count, int root) {
@@ -96,8 +96,7 @@ CallTag Communicator::collective_tag(Collective collective, DType dtype, ReduceO
 
 template <typename Body>
 Status Communicator::run(const CallTag& tag, std::size_t bytes, Body body) {
-  if (closed_)
-    return {ErrorCode::invalid_argument, "communicator '" + name_ + "' has been closed"};
+  if (closed_) return {ErrorCode::invalid_argument, "communicator '" + name_ + "' has been closed"};
   tag_ = tag;
   call_bytes_ = bytes;
   bulk_ = bytes > static_cast<std::size_t>(engine_->config().small_message_bytes);
@@ -137,8 +136,8 @@ Status Communicator::conclude(Status status) {
   return status;
 }
 
-Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t count,
-                                DType dtype, ReduceOp op, Algorithm algorithm) {
+Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t count, DType dtype,
+                                ReduceOp op, Algorithm algorithm) {
   if (op == ReduceOp::avg && dtype == DType::boolean)
     return {ErrorCode::invalid_argument, "op: avg is not defined for bool"};
   const std::lock_guard guard(call_mutex_);
@@ -146,8 +145,8 @@ Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t
   if (algorithm == Algorithm::automatic) algorithm = engine_->config().algorithm;
   if (algorithm == Algorithm::automatic) algorithm = choose_all_reduce(bytes, tree_.node_sizes);
   const Reducer reducer{dtype, op, tree_, simd_};
-  const CallTag tag = collective_tag(Collective::all_reduce, dtype, op, count,
-                                     static_cast<int>(algorithm));
+  const CallTag tag =
+      collective_tag(Collective::all_reduce, dtype, op, count, static_cast<int>(algorithm));
   ++calls_;
   return run(tag, bytes, [&] {
     return algorithm == Algorithm::one_shot ? all_reduce_one_shot(*this, in, out, count, reducer)
@@ -243,7 +242,8 @@ Status Communicator::barrier() {
   return run(tag, 0, [&] { return r2ccl::barrier(*this); });
 }
 
-// --- Channel ----------------------------------------------------------------------------------------
+// --- Channel
+// ----------------------------------------------------------------------------------------
 
 Status Communicator::send(int peer, std::span<const std::byte> data) {
   Endpoint& endpoint = members_[static_cast<std::size_t>(peer)];
@@ -278,9 +278,8 @@ Status Communicator::release(int peer) {
 Status Communicator::settle(int peer, std::size_t bytes) {
   Endpoint& endpoint = members_[static_cast<std::size_t>(peer)];
   Engine::Lock lock(*engine_);
-  return wait(endpoint, lock, [&] {
-    return endpoint.out->settled_position() >= endpoint.call_position + bytes;
-  });
+  return wait(endpoint, lock,
+              [&] { return endpoint.out->settled_position() >= endpoint.call_position + bytes; });
 }
 
 Status Communicator::finish() {
@@ -298,7 +297,8 @@ Status Communicator::finish() {
   return {};
 }
 
-// --- waiting ----------------------------------------------------------------------------------------
+// --- waiting
+// ----------------------------------------------------------------------------------------
 
 template <typename Done>
 Status Communicator::wait(Endpoint& endpoint, Engine::Lock& lock, Done done) {
@@ -348,21 +348,22 @@ Status Communicator::check_liveness(Endpoint& endpoint, TimeNs waiting_since, Ti
                                         "' while rank " + std::to_string(rank_) + " waits in " +
                                         describe(tag_)};
   if (link.lost_bytes())
-    return {ErrorCode::peer_lost, "a rail to " + endpoint.peer->label +
-                                      " was lost and R2CCL_RESILIENCE is off: " +
-                                      endpoint.peer->describe_rails()};
+    return {ErrorCode::peer_lost,
+            "a rail to " + endpoint.peer->label +
+                " was lost and R2CCL_RESILIENCE is off: " + endpoint.peer->describe_rails()};
   if (!link.dark()) return {};
   const TimeNs dark_since = std::max(link.dark_since(), waiting_since);
   const auto timeout = static_cast<TimeNs>(engine_->config().link_timeout_s * 1e9);
   if (now - dark_since < timeout) return {};
   return {ErrorCode::peer_lost,
-          "no rail to " + endpoint.peer->label + " for link_timeout_s = " +
-              std::to_string(engine_->config().link_timeout_s) + " s in communicator '" + name_ +
-              "', rank " + std::to_string(rank_) + ", " + describe(tag_) + ": " +
-              endpoint.peer->describe_rails()};
+          "no rail to " + endpoint.peer->label +
+              " for link_timeout_s = " + std::to_string(engine_->config().link_timeout_s) +
+              " s in communicator '" + name_ + "', rank " + std::to_string(rank_) + ", " +
+              describe(tag_) + ": " + endpoint.peer->describe_rails()};
 }
 
-// --- failure ----------------------------------------------------------------------------------------
+// --- failure
+// ----------------------------------------------------------------------------------------
 
 void Communicator::fail(ErrorCode code, const std::string& text, TimeNs now) {
   if (failed_ != ErrorCode::ok) return;

@@ -34,7 +34,8 @@ class Communicator final : public Channel {
                                                       Simd simd);
   ~Communicator() override;
 
-  // --- collectives; counts in elements, buffers may be equal where collectives.hpp says so --------
+  // --- collectives; counts in elements, buffers may be equal where collectives.hpp says so
+  // --------
   Status all_reduce(const std::byte* in, std::byte* out, std::size_t count, DType dtype,
                     ReduceOp op, Algorithm algorithm);
   Status all_gatherv(const std::byte* in, std::byte* out, std::span<const std::size_t> counts,

@@ -20,9 +20,7 @@ namespace {
 constexpr std::size_t max_strangers = 128;  // accepted connections that have proven nothing yet
 constexpr int backlog = 128;
 
-std::string error_text(const char* what) {
-  return std::string(what) + ": " + std::strerror(errno);
-}
+std::string error_text(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
 FileDescriptor new_socket(int family) {
   return FileDescriptor(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -153,7 +151,8 @@ void Connections::add_poll_fds(std::vector<pollfd>& fds) const {
   for (const FileDescriptor& listener : listeners_) fds.push_back({listener.get(), POLLIN, 0});
   for (const Pending& pending : pending_) {
     const bool writes = pending.connecting || !pending.handshake->output().empty();
-    fds.push_back({pending.socket.get(), static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN), 0});
+    fds.push_back(
+        {pending.socket.get(), static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN), 0});
   }
 }
 
@@ -174,8 +173,8 @@ void Connections::accept_all(TimeNs now) {
     for (;;) {
       SocketAddress remote;
       remote.size = sizeof(remote.storage);
-      FileDescriptor socket(::accept4(listener.get(), remote.get(), &remote.size,
-                                      SOCK_NONBLOCK | SOCK_CLOEXEC));
+      FileDescriptor socket(
+          ::accept4(listener.get(), remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket.valid()) break;
       if (strangers_ >= max_strangers) {
         // The line is full of connections that have proven nothing: the oldest makes room.
@@ -287,15 +286,15 @@ void Connections::give_up(Pending& pending, const std::string& why) {
   if (pending.handshake->state() == HandshakeState::in_progress)
     (void)pending.handshake->abandon(why);
   if (pending.connector == nullptr) {
-    log_.add(LogLevel::warning, "dropped a connection from " + pending.remote + ": " +
-                                    pending.handshake->reason());
+    log_.add(LogLevel::warning,
+             "dropped a connection from " + pending.remote + ": " + pending.handshake->reason());
     return;
   }
   const Hello& hello = pending.handshake->hello();
-  log_.add(pending.handshake->fault() == HandshakeFault::abandoned ? LogLevel::debug
-                                                                   : LogLevel::warning,
-           "rail" + std::to_string(hello.rail) + " to " + pending.remote + ": " +
-               pending.handshake->reason());
+  log_.add(
+      pending.handshake->fault() == HandshakeFault::abandoned ? LogLevel::debug : LogLevel::warning,
+      "rail" + std::to_string(hello.rail) + " to " + pending.remote + ": " +
+          pending.handshake->reason());
   callbacks_.failed(hello.acceptor, hello.rail, pending.connector->offered_epoch().value_or(0));
 }
 

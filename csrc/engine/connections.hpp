@@ -1,5 +1,6 @@
-// Rail connections until they are established: listeners, connects and handshakes, all non-blocking.
-// Whoever reaches a port gets a bounded number of bytes, a bounded time and a bounded place in line.
+// Rail connections until they are established: listeners, connects and handshakes, all
+// non-blocking. Whoever reaches a port gets a bounded number of bytes, a bounded time and a bounded
+// place in line.
 #pragma once
 
 #include <poll.h>

@@ -20,9 +20,12 @@ constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;  // peers differ by 
 
 std::uint64_t fingerprint_of(const Config& config) {
   const std::array<std::uint64_t, 7> settings{
-      static_cast<std::uint64_t>(config.slot_bytes),   static_cast<std::uint64_t>(config.slots),
-      static_cast<std::uint64_t>(config.chunk_bytes),  static_cast<std::uint64_t>(config.spare_slots),
-      static_cast<std::uint64_t>(config.algorithm),    config.resilience ? 1U : 0U,
+      static_cast<std::uint64_t>(config.slot_bytes),
+      static_cast<std::uint64_t>(config.slots),
+      static_cast<std::uint64_t>(config.chunk_bytes),
+      static_cast<std::uint64_t>(config.spare_slots),
+      static_cast<std::uint64_t>(config.algorithm),
+      config.resilience ? 1U : 0U,
       static_cast<std::uint64_t>(sizeof(FrameHeader)),
   };
   return config_fingerprint(settings);
@@ -86,10 +89,10 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     if (answered != 0) peer->link.never_opened(rail, answered);
     peer->link.connect_failed(rail, now_ns());
   };
-  connections_ = std::make_unique<Connections>(
-      AcceptorHandshake::Self{process, job_number, fingerprint_},
-      config.handshake_timeout_ms * ns_per_ms, config.socket_buffer_bytes, std::move(callbacks),
-      log_);
+  connections_ =
+      std::make_unique<Connections>(AcceptorHandshake::Self{process, job_number, fingerprint_},
+                                    config.handshake_timeout_ms * ns_per_ms,
+                                    config.socket_buffer_bytes, std::move(callbacks), log_);
   background_ = std::thread([this] { run_background(); });
 }
 
@@ -178,8 +181,9 @@ Status Engine::wait_connected(const std::vector<std::uint32_t>& peers, double ti
     }
     if (missing.empty()) return {};
     if (now_ns() > deadline)
-      return {ErrorCode::timeout, "no rail came up within connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S = " +
-                                      std::to_string(timeout_s) + ") to " + missing};
+      return {ErrorCode::timeout,
+              "no rail came up within connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S = " +
+                  std::to_string(timeout_s) + ") to " + missing};
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

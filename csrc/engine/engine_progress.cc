@@ -101,7 +101,8 @@ void Engine::tick(TimeNs now) {
   }
 }
 
-// --- connections ----------------------------------------------------------------------------------
+// --- connections
+// ----------------------------------------------------------------------------------
 
 void Engine::apply_actions(Peer& peer, TimeNs now) {
   auto& actions = peer.link.actions();
@@ -280,7 +281,8 @@ void Engine::take_aborts(Peer& peer, TimeNs now) {
   }
 }
 
-// --- waiting --------------------------------------------------------------------------------------
+// --- waiting
+// --------------------------------------------------------------------------------------
 
 void Engine::block(Lock& lock, const std::vector<Peer*>& peers) {
   std::vector<pollfd> fds{{arrivals_.get(), POLLIN, 0}};

@@ -19,13 +19,14 @@ void LogQueue::add(LogLevel level, std::string text) {
   added_.notify_one();
 }
 
-std::deque<LogLine> LogQueue::take(int timeout_ms) {
+std::optional<std::deque<LogLine>> LogQueue::take(int timeout_ms) {
   std::unique_lock lock(mutex_);
   added_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
                   [this] { return closed_ || !lines_.empty(); });
   if (dropped_ > 0)
     lines_.push_back({LogLevel::warning, std::to_string(dropped_) + " log lines were dropped"});
   dropped_ = 0;
+  if (closed_ && lines_.empty()) return std::nullopt;
   return std::exchange(lines_, {});
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -21,8 +22,8 @@ struct LogLine {
 class LogQueue {
  public:
   void add(LogLevel level, std::string text);
-  // Waits up to timeout_ms for lines and takes them all.
-  [[nodiscard]] std::deque<LogLine> take(int timeout_ms);
+  // Waits up to timeout_ms for lines and takes them all.  Nothing: closed, and no line is left.
+  [[nodiscard]] std::optional<std::deque<LogLine>> take(int timeout_ms);
   void close();  // ends every wait
 
  private:

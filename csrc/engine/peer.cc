@@ -39,14 +39,16 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
                    .cause = static_cast<std::uint8_t>(cause),
                    .rail = end.journal_entry,
                    .epoch = link.epoch(rail)});
-  const bool notable = !closing && (to == RailState::up || to == RailState::down);
+  const bool notable =
+      !closing && !link.peer_said_bye() && (to == RailState::up || to == RailState::down);
   std::string text = end.name + " to " + label + ": " + std::string(name_of(from)) + " -> " +
                      std::string(name_of(to));
   if (cause != RailCause::none) text += " (" + std::string(name_of(cause)) + ")";
-  if (to == RailState::up && from == RailState::probation && link.epoch(rail) > 1) text += ", rejoined";
-  const LogLevel level = !notable                  ? LogLevel::debug
+  if (to == RailState::up && from == RailState::probation && link.epoch(rail) > 1)
+    text += ", rejoined";
+  const LogLevel level = !notable                ? LogLevel::debug
                          : to == RailState::down ? LogLevel::warning
-                                                   : LogLevel::info;
+                                                 : LogLevel::info;
   log_.add(level, std::move(text));
 }
 
@@ -82,7 +84,8 @@ std::string Peer::describe_rails() const {
   for (RailId id = 0; id < rails.size(); ++id) {
     if (!text.empty()) text += ", ";
     text += rails[id].name + " " + std::string(name_of(link.state(id)));
-    if (link.cause(id) != RailCause::none) text += " (" + std::string(name_of(link.cause(id))) + ")";
+    if (link.cause(id) != RailCause::none)
+      text += " (" + std::string(name_of(link.cause(id))) + ")";
   }
   return text;
 }

@@ -18,16 +18,16 @@ enum class Fault : std::uint8_t { none, cut, drop };
 
 struct RailDescription {
   RailKind kind = RailKind::tcp;
-  std::string name;           // "rail0@node1"
-  std::string device;         // bind to this interface; empty: by address alone
-  std::string local_address;  // tcp, control: numeric; shm: unused
+  std::string name;            // "rail0@node1"
+  std::string device;          // bind to this interface; empty: by address alone
+  std::string local_address;   // tcp, control: numeric; shm: unused
   std::string remote_address;  // tcp, control: numeric; shm: name of the peer's unix socket
   std::uint16_t remote_port = 0;
 };
 
 struct PeerDescription {
   std::uint32_t process = 0;
-  std::string label;  // for people: "rank 1"
+  std::string label;              // for people: "rank 1"
   std::vector<std::byte> secret;  // of the pair; the same on both ends
   std::vector<RailDescription> rails;
 };

@@ -43,8 +43,8 @@ Result<Journal> Journal::open(const std::string& directory) {
   const int flags = file.valid() ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
   void* memory = ::mmap(nullptr, size(), PROT_READ | PROT_WRITE, flags, file.get(), 0);
   if (memory == MAP_FAILED)
-    return Status(ErrorCode::internal, std::string("cannot map the journal: ") +
-                                           std::strerror(errno));
+    return Status(ErrorCode::internal,
+                  std::string("cannot map the journal: ") + std::strerror(errno));
   Journal journal(static_cast<char*>(memory), path);
   JournalHeader& header = journal.header();
   header.version = journal_version;
@@ -79,7 +79,8 @@ JournalRail* Journal::rail(std::uint32_t entry) {
 
 void Journal::record(JournalRecord record) {
   const std::uint64_t count = header().record_count;
-  auto* place = reinterpret_cast<JournalRecord*>(memory_ + records_offset) + count % record_capacity;
+  auto* place =
+      reinterpret_cast<JournalRecord*>(memory_ + records_offset) + count % record_capacity;
   record.sequence = 0;
   std::atomic_ref(place->sequence).store(0, std::memory_order_release);
   std::memcpy(place, &record, sizeof(record));

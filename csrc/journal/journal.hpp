@@ -61,7 +61,7 @@ struct JournalRecord {
   std::uint32_t epoch = 0;
   std::uint32_t call = 0;  // stall: call number within the communicator
   std::uint64_t communicator = 0;
-  std::uint64_t value = 0;  // stall: ns; replay, hedge: chunks
+  std::uint64_t value = 0;   // stall: ns; replay, hedge: chunks
   std::uint64_t detail = 0;  // stall: bytes of the call
 };
 static_assert(sizeof(JournalRecord) == 56);

@@ -26,10 +26,8 @@ InStream::Verdict InStream::judge(const FrameHeader& header) {
     // The slot is free; the message must not have another one.
     InMessage& other = at(header.number);
     if (other.in_use && other.number == header.number) return Verdict::reject;
-    message = InMessage{.number = header.number,
-                        .tag = header.tag,
-                        .bytes = header.message_bytes,
-                        .in_use = true};
+    message = InMessage{
+        .number = header.number, .tag = header.tag, .bytes = header.message_bytes, .in_use = true};
     slot_ring_[header.number % shape_.slots] = header.slot;
     if (!memory_[header.slot] && header.message_bytes > 0)
       memory_[header.slot] = std::make_unique_for_overwrite<std::byte[]>(shape_.slot_bytes);

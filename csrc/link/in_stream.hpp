@@ -74,7 +74,7 @@ class InStream {
   std::vector<std::unique_ptr<std::byte[]>> memory_;  // by slot, made on first use
   std::uint64_t delivered_ = 0;
   std::uint64_t consumed_ = 0;
-  std::uint64_t acked_ = 0;     // values that the last ack carried
+  std::uint64_t acked_ = 0;  // values that the last ack carried
   std::uint64_t credited_ = 0;
   bool owed_now_ = false;
 };

@@ -164,9 +164,9 @@ void Link::schedule_connect(RailId id, TimeNs now) {
   const double jitter = 0.75 + 0.5 * static_cast<double>(jitter_ >> 11) * 0x1p-53;
   const double doublings =
       std::clamp(rail.penalty - 1.0 + static_cast<double>(rail.connect_failures), 0.0, 30.0);
-  const double delay = std::min(static_cast<double>(options_.rejoin_backoff_min_ns) *
-                                    std::exp2(doublings),
-                                static_cast<double>(options_.rejoin_backoff_max_ns));
+  const double delay =
+      std::min(static_cast<double>(options_.rejoin_backoff_min_ns) * std::exp2(doublings),
+               static_cast<double>(options_.rejoin_backoff_max_ns));
   rail.connecting = true;
   rail.connect_at = now + static_cast<TimeNs>(delay * jitter);
   actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});

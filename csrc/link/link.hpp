@@ -148,7 +148,8 @@ class Link {
   // anything is outstanding.
   void tick(TimeNs now);
 
-  // --- what the owner asks -------------------------------------------------------------------------
+  // --- what the owner asks
+  // -------------------------------------------------------------------------
   [[nodiscard]] std::vector<LinkAction>& actions() { return actions_; }
   [[nodiscard]] std::vector<AbortNotice>& received_aborts() { return received_aborts_; }
   // Without resilience: a rail took undelivered bytes with it.
@@ -210,8 +211,8 @@ class Link {
     RailState state = RailState::connecting;
     RailCause cause = RailCause::none;
     Epoch epoch = 0;
-    Epoch own_fenced = 0;   // our side wrote off every epoch up to this
-    Epoch peer_fenced = 0;  // so did the peer
+    Epoch own_fenced = 0;     // our side wrote off every epoch up to this
+    Epoch peer_fenced = 0;    // so did the peer
     std::uint64_t sent = 0;   // bytes of frames pulled in this epoch
     std::uint64_t acked = 0;  // of these, acknowledged by the path
     std::deque<Attempt> attempts;
@@ -305,7 +306,7 @@ class Link {
   std::vector<Rail> rails_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Streams>> streams_;  // by communicator
   std::unordered_set<std::uint64_t> closed_;  // communicators closed here; late frames are dropped
-  InStream* last_in_ = nullptr;  // most frames are for the stream of the frame before
+  InStream* last_in_ = nullptr;               // most frames are for the stream of the frame before
   std::deque<OutStream*> posting_;            // streams with chunks never posted
   std::deque<Replay> replays_;
   std::vector<LinkAction> actions_;

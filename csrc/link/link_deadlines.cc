@@ -86,8 +86,8 @@ void Link::repeat_notices(TimeNs now) {
     const bool due = (rail.state == RailState::down || rail.state == RailState::fencing) &&
                      rail.peer_fenced < rail.epoch && now >= rail.notice_at;
     if (!due) continue;
-    rail.notice_interval = std::clamp(2 * rail.notice_interval, notice_interval_min_ns,
-                                      notice_interval_max_ns);
+    rail.notice_interval =
+        std::clamp(2 * rail.notice_interval, notice_interval_min_ns, notice_interval_max_ns);
     rail.notice_at = now + rail.notice_interval;
     each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
   }

@@ -57,8 +57,9 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
   if (!connected(id)) return false;
   frame = {};
   bool found = rail.control.any(aborts_.size()) && next_control(id, frame);
-  const bool data_allowed = rail.carries_data() && (rail.state == RailState::up ||
-                                                    (rail.state == RailState::suspect && id == best_));
+  const bool data_allowed =
+      rail.carries_data() &&
+      (rail.state == RailState::up || (rail.state == RailState::suspect && id == best_));
   if (!found && data_allowed)
     found = (!replays_.empty() && next_replay(id, frame)) ||
             (!posting_.empty() && next_chunk(id, frame));
@@ -75,9 +76,9 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
   if (frame.header.type == FrameType::data) {
     rail.counters.data_tx_bytes += bytes;
     rail.counters.last_tx_ns = now;
-    rail.attempts.push_back({frame.stream, rail.sent, frame.header.number, frame.slot,
-                             static_cast<std::uint16_t>(frame.header.offset /
-                                                        options_.shape.chunk_bytes)});
+    rail.attempts.push_back(
+        {frame.stream, rail.sent, frame.header.number, frame.slot,
+         static_cast<std::uint16_t>(frame.header.offset / options_.shape.chunk_bytes)});
   }
   seal(frame.header);
   step(Step::frame_sent, id);
@@ -225,8 +226,8 @@ void Link::reap(Rail& rail) {
   while (!rail.attempts.empty()) {
     const Attempt& attempt = rail.attempts.front();
     OutMessage& message = attempt.stream->in_slot(attempt.slot);
-    const bool arrived = attempt.number < attempt.stream->delivered() &&
-                         message.attempts[attempt.chunk] == 1;
+    const bool arrived =
+        attempt.number < attempt.stream->delivered() && message.attempts[attempt.chunk] == 1;
     if (attempt.position > rail.acked && !arrived) return;
     attempt.stream->attempt_resolved(message);
     rail.attempts.pop_front();

@@ -14,7 +14,8 @@ OutStream::OutStream(const StreamShape& shape, std::uint64_t communicator)
       staging_(shape.all_slots()) {}
 
 void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& tag) {
-  ops_.push_back({data, bytes, tag, shape_.resilience && bytes <= shape_.staging_bytes, bytes == 0});
+  ops_.push_back(
+      {data, bytes, tag, shape_.resilience && bytes <= shape_.staging_bytes, bytes == 0});
   posted_position_ += bytes;
 }
 
@@ -52,8 +53,9 @@ std::size_t OutStream::open_messages() {
     message.attempts.fill(0);
     if (op.staged && bytes > 0) {
       auto& staging = staging_[slot];
-      if (!staging) staging = std::make_unique_for_overwrite<std::byte[]>(
-          std::min(shape_.staging_bytes, shape_.slot_bytes));
+      if (!staging)
+        staging = std::make_unique_for_overwrite<std::byte[]>(
+            std::min(shape_.staging_bytes, shape_.slot_bytes));
       std::memcpy(staging.get(), op.data, bytes);
       message.data = staging.get();
     }

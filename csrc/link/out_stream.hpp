@@ -29,7 +29,7 @@ struct OutMessage {
   std::uint16_t next_chunk = 0;  // chunks before it have been posted at least once
   bool staged = false;
   bool ack_now = false;
-  bool in_use = false;  // the slot is not credited, or has unresolved attempts
+  bool in_use = false;              // the slot is not credited, or has unresolved attempts
   std::uint64_t replay_queued = 0;  // bit c: chunk c waits in the link's replay queue
   std::array<std::uint8_t, max_chunks_per_message> last_rail{};
   std::array<std::uint8_t, max_chunks_per_message> attempts{};
@@ -79,10 +79,10 @@ class OutStream {
     return !ops_.empty() && next_number_ < credit_ + shape_.slots;
   }
 
-  InStream* reverse = nullptr;  // its acks travel with our data
-  TimeNs last_ack_ns = 0;       // when acknowledgements last moved, or were first wanted
+  InStream* reverse = nullptr;   // its acks travel with our data
+  TimeNs last_ack_ns = 0;        // when acknowledgements last moved, or were first wanted
   TimeNs ack_request_after = 0;  // current repeat interval of ack requests
-  bool queued = false;          // is in the link's list of streams with chunks to post
+  bool queued = false;           // is in the link's list of streams with chunks to post
 
  private:
   struct Op {
@@ -103,10 +103,10 @@ class OutStream {
   const std::uint64_t communicator_;
   std::deque<Op> ops_;
   std::vector<OutMessage> by_slot_;
-  std::vector<std::uint16_t> slot_ring_;  // message number mod slots -> slot
+  std::vector<std::uint16_t> slot_ring_;               // message number mod slots -> slot
   std::vector<std::unique_ptr<std::byte[]>> staging_;  // by slot, made on first use
-  std::uint64_t next_number_ = 0;     // messages opened
-  std::uint64_t posting_number_ = 0;  // first message with chunks never posted
+  std::uint64_t next_number_ = 0;                      // messages opened
+  std::uint64_t posting_number_ = 0;                   // first message with chunks never posted
   std::uint64_t delivered_ = 0;
   std::uint64_t credit_ = 0;
   std::uint64_t posted_position_ = 0;

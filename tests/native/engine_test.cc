@@ -104,8 +104,8 @@ TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
     std::vector<float> data(10);
     auto* bytes = reinterpret_cast<std::byte*>(data.data());
     const auto began = std::chrono::steady_clock::now();
-    const Status status = communicator.all_reduce(bytes, bytes, 10, DType::f32, ReduceOp::sum,
-                                                  Algorithm::automatic);
+    const Status status =
+        communicator.all_reduce(bytes, bytes, 10, DType::f32, ReduceOp::sum, Algorithm::automatic);
     EXPECT_EQ(status.code(), ErrorCode::peer_lost) << status.message();
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(1300));
   });

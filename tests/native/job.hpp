@@ -38,8 +38,8 @@ class Job {
         EXPECT_TRUE(port.ok()) << port.take_status().message();
       }
       for (int rail = 0; rail < options.rails; ++rail) {
-        auto port = engine.value()->listen(
-            {.kind = RailKind::tcp, .device = "", .address = address(rail)});
+        auto port =
+            engine.value()->listen({.kind = RailKind::tcp, .device = "", .address = address(rail)});
         EXPECT_TRUE(port.ok()) << port.take_status().message();
         ports.back().push_back(port.value());
       }

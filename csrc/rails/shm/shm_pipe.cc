@@ -32,8 +32,8 @@ FileDescriptor make_ring_memory() {
   FileDescriptor memory(::memfd_create("r2ccl-rail", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   constexpr auto size = static_cast<off_t>(2 * ring_footprint);
   // Sealed, so that a peer cannot make our accesses fault by shrinking it.
-  if (memory.valid() && (::ftruncate(memory.get(), size) != 0 ||
-                         ::fcntl(memory.get(), F_ADD_SEALS, seals) != 0))
+  if (memory.valid() &&
+      (::ftruncate(memory.get(), size) != 0 || ::fcntl(memory.get(), F_ADD_SEALS, seals) != 0))
     memory.reset();
   return memory;
 }
@@ -45,8 +45,9 @@ Result<std::unique_ptr<ShmPipe>> ShmPipe::open(FileDescriptor socket, FileDescri
   const bool usable = memory.valid() && ::fstat(memory.get(), &status) == 0 &&
                       static_cast<std::size_t>(status.st_size) >= size &&
                       (static_cast<unsigned>(::fcntl(memory.get(), F_GET_SEALS)) & seals) == seals;
-  void* address = usable ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0)
-                         : MAP_FAILED;
+  void* address = usable
+                      ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0)
+                      : MAP_FAILED;
   if (address == MAP_FAILED)
     return Status(ErrorCode::internal, "the peer sent no usable shared memory for the shm rail");
   return std::unique_ptr<ShmPipe>(
@@ -137,8 +138,8 @@ bool ShmPipe::arm(bool for_write) {
   in_->reader_sleeps.store(1, std::memory_order_relaxed);
   if (for_write) out_->writer_sleeps.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool arrived = in_->written.load(std::memory_order_acquire) !=
-                       in_->read.load(std::memory_order_relaxed);
+  const bool arrived =
+      in_->written.load(std::memory_order_acquire) != in_->read.load(std::memory_order_relaxed);
   const bool room = for_write && out_->written.load(std::memory_order_relaxed) -
                                          out_->read.load(std::memory_order_acquire) <
                                      ring_bytes;

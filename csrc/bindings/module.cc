@@ -1,0 +1,10 @@
+#include "bindings.hpp"
+
+NB_MODULE(_core, module) {
+  using namespace r2ccl::bindings;
+  module.doc() = "The r2ccl core.";
+  register_errors(module);
+  register_config(module);
+  register_engine(module);
+  register_communicator(module);
+}

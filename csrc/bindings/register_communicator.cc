@@ -1,0 +1,120 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "engine/communicator.hpp"
+
+// Buffers cross as addresses: communicator.py has checked shape, dtype and contiguity and keeps
+// the tensors alive for the call.
+namespace r2ccl::bindings {
+namespace {
+
+using Address = std::uintptr_t;
+using Counts = std::vector<std::size_t>;
+
+std::byte* at(Address address) { return reinterpret_cast<std::byte*>(address); }
+
+// Runs a collective without the GIL and raises its error with it.
+template <typename Call>
+void collective(Call call) {
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = call();
+  }
+  raise_if_failed(status);
+}
+
+Simd simd_of(const std::string& name) {
+  if (name == "auto") return best_simd();
+  for (const auto simd : {Simd::portable, Simd::avx2, Simd::avx512}) {
+    if (name != name_of(simd)) continue;
+    if (simd <= best_simd()) return simd;
+    throw nb::value_error(("R2CCL_SIMD: this processor has no " + name + "; its best is " +
+                           std::string(name_of(best_simd())))
+                              .c_str());
+  }
+  throw nb::value_error(("R2CCL_SIMD: " + name).c_str());
+}
+
+std::unique_ptr<Communicator> make_communicator(const std::shared_ptr<Engine>& engine,
+                                                std::uint64_t id, const std::string& name, int rank,
+                                                const std::vector<std::uint32_t>& processes,
+                                                const std::vector<int>& nodes,
+                                                const std::string& simd) {
+  if (processes.size() != nodes.size()) throw nb::value_error("nodes: one for each process");
+  std::vector<Communicator::Member> members;
+  for (std::size_t i = 0; i < processes.size(); ++i) members.push_back({processes[i], nodes[i]});
+  auto made = Communicator::create(engine, id, name, rank, members, simd_of(simd));
+  if (!made.ok()) raise_if_failed(made.take_status());
+  return std::move(made.value());
+}
+
+}  // namespace
+
+void register_communicator(nb::module_& module) {
+  nb::class_<Communicator>(module, "Communicator", "Collectives of a group of ranks.")
+      .def(nb::new_(&make_communicator), nb::arg("engine"), nb::arg("id"), nb::arg("name"),
+           nb::arg("rank"), nb::arg("processes"), nb::arg("nodes"), nb::arg("simd"))
+      .def("all_reduce",
+           [](Communicator& self, Address in, Address out, std::size_t count, std::uint8_t dtype,
+              std::uint8_t op, std::uint8_t algorithm) {
+             collective([&] {
+               return self.all_reduce(at(in), at(out), count, static_cast<DType>(dtype),
+                                      static_cast<ReduceOp>(op), static_cast<Algorithm>(algorithm));
+             });
+           })
+      .def("all_gatherv",
+           [](Communicator& self, Address in, Address out, const Counts& counts,
+              std::uint8_t dtype) {
+             collective([&] {
+               return self.all_gatherv(at(in), at(out), counts, static_cast<DType>(dtype));
+             });
+           })
+      .def("reduce_scatterv",
+           [](Communicator& self, Address in, Address out, const Counts& counts, std::uint8_t dtype,
+              std::uint8_t op) {
+             collective([&] {
+               return self.reduce_scatterv(at(in), at(out), counts, static_cast<DType>(dtype),
+                                           static_cast<ReduceOp>(op));
+             });
+           })
+      .def("broadcast",
+           [](Communicator& self, Address data, std::size_t count, std::uint8_t dtype, int root) {
+             collective(
+                 [&] { return self.broadcast(at(data), count, static_cast<DType>(dtype), root); });
+           })
+      .def("gather",
+           [](Communicator& self, Address in, Address out, const Counts& counts, std::uint8_t dtype,
+              int root) {
+             collective([&] {
+               return self.gather(at(in), at(out), counts, static_cast<DType>(dtype), root);
+             });
+           })
+      .def("all_to_allv",
+           [](Communicator& self, Address in, const Counts& in_counts, Address out,
+              const Counts& out_counts, std::uint8_t dtype) {
+             collective([&] {
+               return self.all_to_allv(at(in), in_counts, at(out), out_counts,
+                                       static_cast<DType>(dtype));
+             });
+           })
+      .def("send",
+           [](Communicator& self, Address data, std::size_t count, std::uint8_t dtype, int peer) {
+             collective(
+                 [&] { return self.send_to(at(data), count, static_cast<DType>(dtype), peer); });
+           })
+      .def("recv",
+           [](Communicator& self, Address data, std::size_t count, std::uint8_t dtype, int peer) {
+             collective([&] {
+               return self.receive_from(at(data), count, static_cast<DType>(dtype), peer);
+             });
+           })
+      .def("barrier", [](Communicator& self) { collective([&] { return self.barrier(); }); })
+      .def("close", &Communicator::close, nb::arg("linger_s"),
+           nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace r2ccl::bindings

@@ -1,0 +1,90 @@
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <string_view>
+
+#include "bindings.hpp"
+
+namespace r2ccl::bindings {
+namespace {
+
+// Visits every field with its name, so that names stand in one place.
+template <typename Visit>
+void each_field(Config& config, Visit visit) {
+  visit("resilience", config.resilience);
+  visit("link_timeout_s", config.link_timeout_s);
+  visit("connect_timeout_s", config.connect_timeout_s);
+  visit("handshake_timeout_ms", config.handshake_timeout_ms);
+  visit("small_message_bytes", config.small_message_bytes);
+  visit("chunk_bytes", config.chunk_bytes);
+  visit("slot_bytes", config.slot_bytes);
+  visit("slots", config.slots);
+  visit("spare_slots", config.spare_slots);
+  visit("staging_bytes", config.staging_bytes);
+  visit("socket_buffer_bytes", config.socket_buffer_bytes);
+  visit("ack_deadline_floor_ms", config.ack_deadline_floor_ms);
+  visit("ack_deadline_factor", config.ack_deadline_factor);
+  visit("dead_deadline_ms", config.dead_deadline_ms);
+  visit("probe_interval_ms", config.probe_interval_ms);
+  visit("rejoin_backoff_min_ms", config.rejoin_backoff_min_ms);
+  visit("rejoin_backoff_max_ms", config.rejoin_backoff_max_ms);
+  visit("flap_half_life_s", config.flap_half_life_s);
+  visit("spin_us", config.spin_us);
+  visit("background_interval_ms", config.background_interval_ms);
+  visit("algorithm", config.algorithm);
+  visit("journal_dir", config.journal_dir);
+  visit("fault_file", config.fault_file);
+}
+
+template <typename T>
+T value_of(const nb::handle& value) {
+  return nb::cast<T>(value);
+}
+
+template <>
+Algorithm value_of<Algorithm>(const nb::handle& value) {
+  const auto name = nb::cast<std::string>(value);
+  for (const auto algorithm : {Algorithm::automatic, Algorithm::one_shot, Algorithm::two_shot})
+    if (name == name_of(algorithm)) return algorithm;
+  throw nb::value_error(("algorithm: " + name).c_str());
+}
+
+template <typename T>
+nb::object object_of(const T& value) {
+  return nb::cast(value);
+}
+
+template <>
+nb::object object_of<Algorithm>(const Algorithm& value) {
+  return nb::cast(std::string(name_of(value)));
+}
+
+}  // namespace
+
+Config config_from(const nb::dict& fields) {
+  Config config;
+  std::size_t known = 0;
+  each_field(config, [&]<typename T>(const char* name, T& field) {
+    if (!fields.contains(name)) return;
+    field = value_of<T>(fields[name]);
+    ++known;
+  });
+  if (known != fields.size()) throw nb::value_error("config: holds a field that the core has not");
+  return config;
+}
+
+void register_config(nb::module_& module) {
+  module.def(
+      "config_defaults",
+      [] {
+        nb::dict defaults;
+        Config config;
+        each_field(config, [&]<typename T>(const char* name, T& field) {
+          defaults[name] = object_of(field);
+        });
+        return defaults;
+      },
+      "Every field of the core's configuration with its default.");
+}
+
+}  // namespace r2ccl::bindings

@@ -1,0 +1,147 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "bindings.hpp"
+#include "engine/engine.hpp"
+
+namespace r2ccl::bindings {
+namespace {
+
+RailKind kind_of(const std::string& name) {
+  for (const auto kind : {RailKind::tcp, RailKind::shm, RailKind::control})
+    if (name == name_of(kind)) return kind;
+  throw nb::value_error(("rail kind: " + name).c_str());
+}
+
+std::shared_ptr<Engine> make_engine(const nb::dict& config, std::uint32_t process) {
+  auto made = Engine::create(config_from(config), process);
+  if (!made.ok()) raise_if_failed(made.take_status());
+  return made.value();
+}
+
+int listen_on(Engine& engine, const std::string& kind, const std::string& device,
+              const std::string& address) {
+  auto port = engine.listen({kind_of(kind), device, address});
+  if (!port.ok()) raise_if_failed(port.take_status());
+  return port.value();
+}
+
+RailDescription rail_from(const nb::dict& fields) {
+  RailDescription rail;
+  rail.kind = kind_of(nb::cast<std::string>(fields["kind"]));
+  rail.name = nb::cast<std::string>(fields["name"]);
+  rail.device = nb::cast<std::string>(fields["device"]);
+  rail.local_address = nb::cast<std::string>(fields["local_address"]);
+  rail.remote_address = nb::cast<std::string>(fields["remote_address"]);
+  rail.remote_port = nb::cast<std::uint16_t>(fields["remote_port"]);
+  return rail;
+}
+
+void add_peer(Engine& engine, std::uint32_t process, const std::string& label,
+              const nb::bytes& secret, const std::vector<nb::dict>& rails) {
+  PeerDescription peer;
+  peer.process = process;
+  peer.label = label;
+  const auto* begin = reinterpret_cast<const std::byte*>(secret.c_str());
+  peer.secret.assign(begin, begin + secret.size());
+  for (const nb::dict& rail : rails) peer.rails.push_back(rail_from(rail));
+  raise_if_failed(engine.add_peer(peer));
+}
+
+void wait_connected(Engine& engine, const std::vector<std::uint32_t>& peers, double timeout_s) {
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = engine.wait_connected(peers, timeout_s);
+  }
+  raise_if_failed(status);
+}
+
+void inject(Engine& engine, std::uint16_t rail, const std::string& fault, std::uint32_t process) {
+  const Fault kind = fault == "cut" ? Fault::cut : fault == "drop" ? Fault::drop : Fault::none;
+  if (kind == Fault::none && fault != "heal")
+    throw nb::value_error(("fault: '" + fault + "' is none of cut, drop, heal").c_str());
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = engine.inject(rail, kind, process);
+  }
+  raise_if_failed(status);
+}
+
+nb::list rails(Engine& engine) {
+  std::vector<Engine::RailInfo> infos;
+  {
+    const nb::gil_scoped_release release;
+    infos = engine.rails();
+  }
+  nb::list result;
+  for (const Engine::RailInfo& info : infos) {
+    nb::dict rail;
+    rail["name"] = info.name;
+    rail["kind"] = std::string(name_of(info.kind));
+    rail["peer"] = info.peer;
+    rail["state"] = std::string(name_of(info.state));
+    rail["cause"] = std::string(name_of(info.cause));
+    rail["epoch"] = info.epoch;
+    rail["local"] = info.local;
+    rail["remote"] = info.remote;
+    rail["round_trip_ns"] = info.round_trip;
+    rail["tx_bytes"] = info.counters.tx_bytes;
+    rail["rx_bytes"] = info.counters.rx_bytes;
+    rail["data_tx_bytes"] = info.counters.data_tx_bytes;
+    rail["replayed_chunks"] = info.counters.replayed_chunks;
+    rail["hedged_chunks"] = info.counters.hedged_chunks;
+    result.append(rail);
+  }
+  return result;
+}
+
+nb::object take_log(Engine& engine, int timeout_ms) {
+  std::optional<std::deque<LogLine>> lines;
+  {
+    const nb::gil_scoped_release release;
+    lines = engine.log().take(timeout_ms);
+  }
+  if (!lines.has_value()) return nb::none();
+  nb::list result;
+  for (const LogLine& line : *lines)
+    result.append(nb::make_tuple(static_cast<int>(line.level), line.text));
+  return result;
+}
+
+nb::bytes journal_bytes(Engine& engine) {
+  std::string bytes;
+  {
+    const nb::gil_scoped_release release;
+    bytes = engine.journal_bytes();
+  }
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+}  // namespace
+
+void register_engine(nb::module_& module) {
+  nb::class_<Engine>(module, "Engine", "The links of one process.")
+      .def(nb::new_(&make_engine), nb::arg("config"), nb::arg("process"))
+      .def("listen", &listen_on, nb::arg("kind"), nb::arg("device"), nb::arg("address"),
+           "Accepts rails at an address; returns the port.")
+      .def("add_peer", &add_peer, nb::arg("process"), nb::arg("label"), nb::arg("secret"),
+           nb::arg("rails"))
+      .def("has_peer", &Engine::has_peer, nb::arg("process"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("wait_connected", &wait_connected, nb::arg("peers"), nb::arg("timeout_s"))
+      .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0)
+      .def("rails", &rails)
+      .def("take_log", &take_log, nb::arg("timeout_ms"),
+           "Waits for log lines: (0 debug .. 3 error, text); None: closed.")
+      .def("journal_bytes", &journal_bytes)
+      .def("close", &Engine::close, nb::arg("linger_s"), nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("journal_path", &Engine::journal_path)
+      .def_prop_ro("process", &Engine::process);
+}
+
+}  // namespace r2ccl::bindings

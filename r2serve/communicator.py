@@ -1,0 +1,583 @@
+"""Collectives that outlive a rail.
+
+Tensors are CPU tensors of torch or NumPy arrays, contiguous.  Every collective gives the same bits
+on every rank, whatever algorithm, rail or failure carried it (docs/architecture.md, canonical
+reduction tree).  Calls of one communicator must come in the same order on all its ranks; different
+communicators are independent, also from different threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import logging
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from r2serve import _core
+from r2serve.config import Config
+from r2serve.errors import InvalidArgumentError
+from r2serve.observe import journal
+from r2serve.topology import Process, ProcessInfo, engine_address, local_address_towards
+
+if TYPE_CHECKING:
+    import numpy
+    from torch.distributed import ProcessGroup
+
+    Array = torch.Tensor | numpy.ndarray[Any, Any]
+
+_LOG = logging.getLogger("r2serve.r2ccl")
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+_LINGER_S = 5.0
+
+# Positions are the values of the core's enums.
+_DTYPES = {
+    torch.float16: 0,
+    torch.bfloat16: 1,
+    torch.float32: 2,
+    torch.float64: 3,
+    torch.int8: 4,
+    torch.uint8: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 8,
+}
+_OPS = {"sum": 0, "prod": 1, "min": 2, "max": 3, "avg": 4}
+_ALGORITHMS = {None: 0, "auto": 0, "one_shot": 1, "two_shot": 2}
+
+_Exchange = Callable[[dict[str, Any]], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class RailInfo:
+    """A rail of this process, as it is now."""
+
+    name: str
+    kind: str
+    peer: str
+    state: str
+    cause: str
+    epoch: int
+    local: str
+    remote: str
+    round_trip_ns: int
+    tx_bytes: int
+    rx_bytes: int
+    data_tx_bytes: int
+    replayed_chunks: int
+    hedged_chunks: int
+
+
+class Communicator:
+    """A group of ranks.  Made by :meth:`from_group` or :meth:`standalone`, on every rank alike."""
+
+    rank: int
+    world_size: int
+    name: str
+    nodes: list[int]
+    """Node of each rank, numbered by first appearance."""
+
+    _store: torch.distributed.Store | None = None  # rank 0's must outlive everybody's start-up
+
+    def __init__(
+        self,
+        process: Process,
+        name: str,
+        rank: int,
+        members: Sequence[ProcessInfo],
+    ) -> None:
+        config = process.config
+        self.rank = rank
+        self.world_size = len(members)
+        self.name = name
+        self.nodes = _number_nodes([member.node for member in members])
+        self._process = process
+        for other, member in enumerate(members):
+            if other != rank:
+                process.add_peer(member, f"rank {other}", self.nodes[rank])
+        processes = [member.process for member in members]
+        self._members = processes
+        peers = [number for number in processes if number != process.info.process]
+        process.engine.wait_connected(peers, config.connect_timeout_s)
+        self._core = _core.Communicator(
+            process.engine,
+            _communicator_id(process, name, processes),
+            name,
+            rank,
+            processes,
+            self.nodes,
+            config.simd,
+        )
+        self._all_reduce = self._core.all_reduce
+        _OPEN.add(self)
+        _LOG.info(
+            "communicator %s: rank %d of %d on %d node(s), algorithm %s, resilience %s",
+            name,
+            rank,
+            self.world_size,
+            len(set(self.nodes)),
+            config.algorithm,
+            "on" if config.resilience else "OFF",
+        )
+
+    @classmethod
+    def from_group(
+        cls, group: ProcessGroup, *, name: str, config: Config | None = None
+    ) -> Communicator:
+        """Make a communicator of the ranks of a torch group; collective over the group.
+
+        Args:
+            group: a group that can exchange Python objects (any CPU group); used only here.
+            name: for people; the same on all ranks.
+            config: default: from the environment.
+
+        Raises:
+            ConfigError: an option is wrong, or ranks on different nodes have no rails.
+            StartupTimeoutError: no rail to a peer came up within ``connect_timeout_s``.
+        """
+        rank = torch.distributed.get_rank(group)
+        world_size = torch.distributed.get_world_size(group)
+
+        def exchange(own: dict[str, Any]) -> list[dict[str, Any]]:
+            gathered: list[Any] = [None] * world_size
+            torch.distributed.all_gather_object(gathered, own, group=group)
+            return gathered
+
+        return cls._make(exchange, name, rank, config, engine_address())
+
+    @classmethod
+    def standalone(
+        cls,
+        host: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        *,
+        name: str = "default",
+        config: Config | None = None,
+        timeout_s: float = 60.0,
+        share_engine: bool = True,
+    ) -> Communicator:
+        """Make a communicator without any engine: rank 0 hosts a store at ``host:port``.
+
+        Args:
+            host, port: where all ranks reach rank 0's store during start-up.
+            timeout_s: for all ranks to appear at the store.
+            share_engine: False gives this communicator links of its own, so that several ranks
+                can live in one process.
+
+        Raises:
+            InvalidArgumentError: rank or world size is out of range.
+            ConfigError, StartupTimeoutError: as :meth:`from_group`.
+        """
+        if not 0 <= rank < world_size:
+            raise InvalidArgumentError(f"rank: {rank} is not within 0 to {world_size - 1}")
+        store = torch.distributed.TCPStore(
+            host,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+
+        def exchange(own: dict[str, Any]) -> list[dict[str, Any]]:
+            store.set(f"r2ccl/{name}/{rank}", json.dumps(own))
+            return [json.loads(store.get(f"r2ccl/{name}/{r}")) for r in range(world_size)]
+
+        made = cls._make(exchange, name, rank, config, local_address_towards(host), share_engine)
+        made._store = store
+        return made
+
+    @classmethod
+    def _make(
+        cls,
+        exchange: _Exchange,
+        name: str,
+        rank: int,
+        config: Config | None,
+        management_address: str | None,
+        share_engine: bool = True,
+    ) -> Communicator:
+        config = config or Config.from_env()
+        process = _process(config, rank, management_address, share_engine)
+        members = [ProcessInfo.from_wire(wire) for wire in exchange(process.info.to_wire())]
+        return cls(process, name, rank, members)
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether ranks are on more than one node, so that there are rails to fail over between."""
+        return len(set(self.nodes)) > 1
+
+    # --- collectives --------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        tensor: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+    ) -> Array:
+        """Combine the tensors of all ranks element by element.
+
+        Args:
+            tensor: any shape; the same shape and dtype on all ranks.
+            op: ``sum``, ``prod``, ``min``, ``max`` or ``avg`` (integers: truncated).
+            out: like ``tensor``; may be ``tensor`` itself.  Default: a new tensor.
+            algorithm: ``one_shot`` or ``two_shot`` forces one; it changes no bit.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            InvalidArgumentError: before anything was sent.
+            OrderMismatchError, PeerLostError, PeerClosedError, AbortedError: sticky.
+        """
+        given = tensor
+        if type(tensor) is not torch.Tensor:
+            tensor = _as_tensor(tensor)
+        if out is None:
+            target = torch.empty_like(tensor)
+        elif out is given:
+            target = tensor
+        else:
+            target = _output(out, tensor.shape, tensor)
+        code = _DTYPES.get(tensor.dtype)
+        if code is None or not tensor.is_contiguous() or not tensor.is_cpu:
+            raise _unusable("tensor", tensor)
+        try:
+            op_code, algorithm_code = _OPS[op], _ALGORITHMS[algorithm]
+        except KeyError:
+            raise _unknown_name(op, algorithm) from None
+        self._all_reduce(
+            tensor.data_ptr(), target.data_ptr(), tensor.numel(), code, op_code, algorithm_code
+        )
+        return _like(given, target, out)
+
+    def all_gather(self, tensor: Array, *, out: Array | None = None) -> Array:
+        """Collect the tensors of all ranks: ``out[r]`` is rank r's, shape ``(world, *shape)``."""
+        source, code = _input("tensor", tensor)
+        shape = (self.world_size, *source.shape)
+        target = _target(out, shape, source, -self.rank * source.nbytes)
+        self._core.all_gatherv(
+            source.data_ptr(), target.data_ptr(), [source.numel()] * self.world_size, code
+        )
+        return _like(tensor, target, out)
+
+    def all_gatherv(
+        self, tensor: Array, sizes: Sequence[int], *, out: Array | None = None
+    ) -> Array:
+        """Collect along dimension 0; rank r brings ``sizes[r]`` rows.  All ranks pass ``sizes``."""
+        source, code = _input("tensor", tensor)
+        row = self._check_rows("tensor", source, sizes, own=True)
+        at = -sum(sizes[: self.rank]) * row * source.element_size()
+        target = _target(out, (sum(sizes), *source.shape[1:]), source, at)
+        self._core.all_gatherv(
+            source.data_ptr(), target.data_ptr(), [size * row for size in sizes], code
+        )
+        return _like(tensor, target, out)
+
+    def reduce_scatter(self, tensor: Array, op: str = "sum", *, out: Array | None = None) -> Array:
+        """Combine as all_reduce and keep this rank's even share of dimension 0.
+
+        Raises:
+            InvalidArgumentError: dimension 0 is not divisible by the world size.
+        """
+        source, _ = _input("tensor", tensor)
+        rows = source.shape[0] if source.dim() else 0
+        if source.dim() == 0 or rows % self.world_size:
+            raise InvalidArgumentError(
+                f"tensor: dimension 0 of shape {tuple(source.shape)} is not divisible by the "
+                f"world size {self.world_size}"
+            )
+        return self.reduce_scatterv(
+            tensor, [rows // self.world_size] * self.world_size, op, out=out
+        )
+
+    def reduce_scatterv(
+        self, tensor: Array, sizes: Sequence[int], op: str = "sum", *, out: Array | None = None
+    ) -> Array:
+        """As reduce_scatter; rank r keeps ``sizes[r]`` rows.  All ranks pass ``sizes``."""
+        source, code = _input("tensor", tensor)
+        row = self._check_rows("tensor", source, sizes, own=False)
+        at = sum(sizes[: self.rank]) * row * source.element_size()
+        target = _target(out, (sizes[self.rank], *source.shape[1:]), source, at)
+        if op not in _OPS:
+            raise _unknown_name(op, None)
+        counts = [size * row for size in sizes]
+        self._core.reduce_scatterv(source.data_ptr(), target.data_ptr(), counts, code, _OPS[op])
+        return _like(tensor, target, out)
+
+    def broadcast(self, tensor: Array, root: int) -> Array:
+        """Copy rank ``root``'s tensor to all ranks, in place."""
+        data, code = _input("tensor", tensor)
+        self._core.broadcast(data.data_ptr(), data.numel(), code, root)
+        return tensor
+
+    def gather(self, tensor: Array, root: int, *, out: Array | None = None) -> Array | None:
+        """Collect the tensors of all ranks on ``root`` (shape ``(world, *shape)``); None elsewhere."""
+        source, code = _input("tensor", tensor)
+        counts = [source.numel()] * self.world_size
+        if self.rank != root:
+            self._core.gather(source.data_ptr(), 0, counts, code, root)
+            return None
+        at = -root * source.nbytes
+        target = _target(out, (self.world_size, *source.shape), source, at)
+        self._core.gather(source.data_ptr(), target.data_ptr(), counts, code, root)
+        return _like(tensor, target, out)
+
+    def all_to_all(self, tensor: Array, *, out: Array | None = None) -> Array:
+        """Send the r-th even share of dimension 0 to rank r; receive in rank order."""
+        source, _ = _input("tensor", tensor)
+        if source.dim() == 0 or source.shape[0] % self.world_size:
+            raise InvalidArgumentError(
+                f"tensor: dimension 0 of shape {tuple(source.shape)} is not divisible by the "
+                f"world size {self.world_size}"
+            )
+        even = [source.shape[0] // self.world_size] * self.world_size
+        return self.all_to_allv(tensor, even, even, out=out)
+
+    def all_to_allv(
+        self,
+        tensor: Array,
+        in_sizes: Sequence[int],
+        out_sizes: Sequence[int],
+        *,
+        out: Array | None = None,
+    ) -> Array:
+        """Send ``in_sizes[r]`` rows to rank r; receive ``out_sizes[r]`` rows from it, in order."""
+        source, code = _input("tensor", tensor)
+        row = self._check_rows("tensor", source, in_sizes, own=False)
+        self._check_sizes("out_sizes", out_sizes)
+        target = _target(out, (sum(out_sizes), *source.shape[1:]), source)
+        self._core.all_to_allv(
+            source.data_ptr(),
+            [size * row for size in in_sizes],
+            target.data_ptr(),
+            [size * row for size in out_sizes],
+            code,
+        )
+        return _like(tensor, target, out)
+
+    def send(self, tensor: Array, dst: int) -> None:
+        """Send to one rank; returns when ``tensor`` may be changed again."""
+        source, code = _input("tensor", tensor)
+        self._core.send(source.data_ptr(), source.numel(), code, dst)
+
+    def recv(self, tensor: Array, src: int) -> Array:
+        """Receive what ``src`` sends, into ``tensor``."""
+        target, code = _input("tensor", tensor)
+        self._core.recv(target.data_ptr(), target.numel(), code, src)
+        return tensor
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self._core.barrier()
+
+    # --- life and observation -----------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave, after everything sent has been delivered (bounded).  Idempotent."""
+        if self in _OPEN:
+            _OPEN.discard(self)
+            self._core.close(_LINGER_S)
+            _release(self._process)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def rails(self) -> list[RailInfo]:
+        """The rails of this process, over all its links."""
+        return [RailInfo(**rail) for rail in self._process.engine.rails()]
+
+    def events(self) -> list[journal.Event]:
+        """This process's journal, oldest first."""
+        return journal.parse(self._process.engine.journal_bytes()).events
+
+    def inject(self, rail_index: int, fault: str, peer: int | None = None) -> None:
+        """Inject a fault into a rail of this process, for tests and drills.
+
+        Args:
+            rail_index: position of the rail in its link.
+            fault: ``cut`` (as if its carrier was lost), ``drop`` (a silent black hole), ``heal``.
+            peer: rank; default: the rails of all peers.
+        """
+        process = 0 if peer is None else self._members[peer]
+        self._process.engine.inject(rail_index, fault, process)
+
+    # --- checks -------------------------------------------------------------------------------
+
+    def _check_sizes(self, field: str, sizes: Sequence[int]) -> None:
+        if len(sizes) != self.world_size or any(size < 0 for size in sizes):
+            raise InvalidArgumentError(
+                f"{field}: {list(sizes)} is not one size (0 or more) for each of "
+                f"{self.world_size} ranks"
+            )
+
+    def _check_rows(
+        self, field: str, tensor: torch.Tensor, sizes: Sequence[int], *, own: bool
+    ) -> int:
+        """Elements of one row; checks that dimension 0 is the own size, or all of them."""
+        self._check_sizes("sizes", sizes)
+        expected = sizes[self.rank] if own else sum(sizes)
+        if tensor.dim() == 0 or tensor.shape[0] != expected:
+            raise InvalidArgumentError(
+                f"{field}: shape {tuple(tensor.shape)} where sizes {list(sizes)} ask for "
+                f"{expected} rows"
+            )
+        row = 1
+        for extent in tensor.shape[1:]:
+            row *= extent
+        return row
+
+
+# --- this process ---------------------------------------------------------------------------------
+
+_OPEN: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_LOCK = threading.Lock()
+_SHARED: dict[tuple[int, Config], Process] = {}
+_USERS: Counter[int] = Counter()  # communicators of a process's engine, by its number
+_MADE: Counter[tuple[int, str, tuple[int, ...]]] = Counter()
+
+
+def _process(
+    config: Config, rank: int, management_address: str | None, share_engine: bool
+) -> Process:
+    """The engine that all communicators of this operating-system process share."""
+    key = (os.getpid(), config)  # a fork has none of its parent's threads
+    with _LOCK:
+        process = _SHARED.get(key) if share_engine else None
+        if process is None:
+            logging.getLogger("r2serve").setLevel(config.log_level.upper())
+            process = Process(config, rank, management_address)
+            threading.Thread(
+                target=_forward_log, args=(process.engine,), name="r2ccl-log", daemon=True
+            ).start()
+            if share_engine:
+                _SHARED[key] = process
+        _USERS[process.info.process] += 1
+        return process
+
+
+def _release(process: Process) -> None:
+    """The last communicator closes the engine."""
+    number = process.info.process
+    with _LOCK:
+        _USERS[number] -= 1
+        if _USERS[number] > 0:
+            return
+        del _USERS[number]
+        for key in [key for key, shared in _SHARED.items() if shared is process]:
+            del _SHARED[key]
+    process.engine.close(_LINGER_S)
+
+
+def _forward_log(engine: _core.Engine) -> None:
+    while (lines := engine.take_log(1000)) is not None:
+        for level, text in lines:
+            _LOG.log(_LEVELS[level], "%s", text)
+
+
+@atexit.register
+def _close_all() -> None:
+    for communicator in list(_OPEN):
+        communicator.close()
+
+
+def _communicator_id(process: Process, name: str, members: list[int]) -> int:
+    """The same on all members, and of no other communicator of the job."""
+    key = (process.info.process, name, tuple(members))
+    with _LOCK:
+        _MADE[key] += 1
+        nth = _MADE[key]
+    digest = hashlib.sha256(f"{name}/{members}/{nth}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _number_nodes(identities: Sequence[str]) -> list[int]:
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(identity, len(numbers)) for identity in identities]
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+def _as_tensor(array: Array) -> torch.Tensor:
+    if isinstance(array, torch.Tensor):
+        return array
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise InvalidArgumentError(f"tensor: {error}") from None
+
+
+def _input(field: str, array: Array) -> tuple[torch.Tensor, int]:
+    tensor = _as_tensor(array)
+    code = _DTYPES.get(tensor.dtype)
+    if code is None or not tensor.is_contiguous() or not tensor.is_cpu:
+        raise _unusable(field, tensor)
+    return tensor, code
+
+
+def _target(
+    out: Array | None, shape: Sequence[int], source: torch.Tensor, at: int = 0
+) -> torch.Tensor:
+    if out is None:
+        return torch.empty(*shape, dtype=source.dtype)
+    return _output(out, torch.Size(shape), source, at)
+
+
+def _output(out: Array, shape: torch.Size, source: torch.Tensor, at: int = 0) -> torch.Tensor:
+    """Check ``out``.  It may share memory with the input in one way: ``at`` bytes further on."""
+    target, _ = _input("out", out)
+    if target.dtype != source.dtype or target.numel() != shape.numel():
+        raise InvalidArgumentError(
+            f"out: {tuple(target.shape)} of {target.dtype} where {tuple(shape)} of {source.dtype} "
+            "is needed"
+        )
+    begin, target_begin = source.data_ptr(), target.data_ptr()
+    overlaps = begin < target_begin + target.nbytes and target_begin < begin + source.nbytes
+    if overlaps and target_begin != begin + at:
+        raise InvalidArgumentError(
+            "out: overlaps the input other than in place; pass the same tensor, the rank's own "
+            "part, or separate memory"
+        )
+    return target
+
+
+def _like(given: Array, target: torch.Tensor, out: Array | None) -> Array:
+    """The output as the caller knows it: his own object, or of the kind that he passed in."""
+    if out is not None:
+        return out
+    return target if isinstance(given, torch.Tensor) else target.numpy()
+
+
+def _unusable(field: str, tensor: torch.Tensor) -> InvalidArgumentError:
+    if tensor.dtype not in _DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        return InvalidArgumentError(f"{field}: dtype {tensor.dtype} is none of {names}")
+    if not tensor.is_cpu:
+        return InvalidArgumentError(f"{field}: is on {tensor.device}; this build takes CPU tensors")
+    return InvalidArgumentError(
+        f"{field}: shape {tuple(tensor.shape)}, strides {tensor.stride()} is not contiguous; "
+        "call .contiguous() first"
+    )
+
+
+def _unknown_name(op: str, algorithm: str | None) -> InvalidArgumentError:
+    if op not in _OPS:
+        return InvalidArgumentError(f"op: {op!r} is none of {', '.join(_OPS)}")
+    return InvalidArgumentError(f"algorithm: {algorithm!r} is none of auto, one_shot, two_shot")

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -203,7 +204,7 @@ def error_ends_every_rank(rank: int) -> None:
 
 def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:
     os.environ["R2CCL_NODE"] = nodes[rank]
-    os.environ["VLLM_DIST_IDENT"] = os.path.basename(store)
+    os.environ["VLLM_DIST_IDENT"] = os.path.basename(os.path.dirname(store))
     logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(message)s")
     with set_current_vllm_config(VllmConfig()):
         parallel_state.init_distributed_environment(
@@ -229,6 +230,9 @@ def main(case: str, nodes: list[str]) -> int:
             rank.start()
         for rank in ranks:
             rank.join()
+        # multiprocessing ends a process without the destructors that would unlink these.
+        for segment in Path("/dev/shm").glob(f"{os.path.basename(folder)}-*"):
+            segment.unlink()
     return max(rank.exitcode != 0 for rank in ranks)
 
 

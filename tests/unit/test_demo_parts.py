@@ -1,0 +1,169 @@
+"""The demo's model, its temporary directory, its commands and its streaming client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("tokenizers")
+
+from aiohttp import web
+
+from r2serve.demo import load, workdir
+from r2serve.demo.flow import tokens_for
+from r2serve.demo.model import TinyLlama, make_tiny_llama, prompts
+from r2serve.demo.places import LocalPlace
+from r2serve.demo.serve import MAX_MODEL_LEN, Plan, environment
+
+
+def test_the_model_is_the_same_every_time(tmp_path: Path) -> None:
+    first, second = (make_tiny_llama(tmp_path / name) for name in ("a", "b"))
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+    other = make_tiny_llama(tmp_path / "c", TinyLlama(seed=21))
+    name = "model.safetensors"
+    assert (first / name).read_bytes() != (other / name).read_bytes()
+
+
+def test_prompts_differ_and_are_known_words(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(make_tiny_llama(tmp_path) / "tokenizer.json"))
+    texts = prompts(8)
+    assert len(set(texts)) == 8
+    for text in texts:
+        ids = tokenizer.encode(text).ids
+        assert len(ids) == 12
+        assert tokenizer.token_to_id("<unk>") not in ids
+
+
+def test_the_work_directory_goes_and_its_logs_stay_on_request(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    with workdir.work_directory(kept) as path:
+        assert workdir.owner_pid(path.name) == os.getpid()
+        (path / "r2ccl-node0.log").write_text("hello")
+        (path / "model").mkdir()
+        (path / "model" / "weights").write_text("large")
+    assert not path.exists()
+    assert [file.name for file in kept.iterdir()] == ["r2ccl-node0.log"]
+
+
+def test_only_directories_of_dead_demos_are_swept(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    stale = tmp_path / f"r2serve-demo-{ended.pid}-abc"
+    kept = [tmp_path / f"r2serve-demo-{os.getpid()}-abc", tmp_path / "r2serve-demo-notes"]
+    for path in (stale, *kept):
+        path.mkdir()
+    link = tmp_path / f"r2serve-demo-{ended.pid}-link"
+    link.symlink_to(kept[0])
+    assert workdir.sweep(tmp_path) == [stale]
+    assert not stale.exists()
+    assert all(path.exists() for path in (*kept, link))
+
+
+def test_long_enough_and_within_the_model() -> None:
+    assert tokens_for(50.0, 20.0) == 1000
+    assert tokens_for(0.1, 20.0) == 256
+    assert tokens_for(10_000.0, 20.0) < MAX_MODEL_LEN
+
+
+def test_stock_data_and_r2ccl_bootstrap_take_different_ports(tmp_path: Path) -> None:
+    def env(r2ccl: bool, lab: bool) -> dict[str, str]:
+        return environment(Plan("x", tmp_path, r2ccl, lab, tmp_path, 8), LocalPlace(), 0)
+
+    assert env(False, True)["GLOO_SOCKET_IFNAME"] == "rail0"
+    assert env(True, True)["GLOO_SOCKET_IFNAME"] == "mgmt0"
+    assert env(True, False)["R2CCL_NODE"] == "per-rank"
+    assert "R2CCL_FAULT_FILE" not in env(True, True)
+
+
+def _event(data: object) -> bytes:
+    return b"data: " + (data if isinstance(data, bytes) else json.dumps(data).encode()) + b"\n\n"
+
+
+async def _complete(request: web.Request) -> web.StreamResponse:
+    """Answers with the behaviour that the prompt names."""
+    body = await request.json()
+    if body["prompt"] == "refuse":
+        return web.Response(status=500, text="no")
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    for index in range(body["max_tokens"]):
+        finish = "length" if index + 1 == body["max_tokens"] else None
+        if body["prompt"] == "error" and index == 1:
+            await answer.write(_event({"error": {"message": "engine died"}}))
+            break
+        if body["prompt"] == "short" and index == 2:
+            break
+        choice = {"text": f" {index}", "token_ids": [index], "finish_reason": finish}
+        await answer.write(_event({"choices": [choice]}))
+    await answer.write(_event(b"[DONE]"))
+    return answer
+
+
+async def _stream(prompts_: list[str]) -> list[load.Stream]:
+    app = web.Application()
+    app.router.add_post("/v1/completions", _complete)
+    app.router.add_get("/health", lambda request: _healthy())
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        assert await load.wait_until_healthy(url, 5)
+        order: dict[str, Any] = {
+            "url": url,
+            "model": "m",
+            "prompts": prompts_,
+            "max_tokens": 4,
+        }
+        return await load.stream_all(order)
+    finally:
+        await runner.cleanup()
+
+
+async def _healthy() -> web.Response:
+    return web.Response()
+
+
+def test_streams_tell_success_from_every_way_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    good, refused, broken, short = asyncio.run(_stream(["fine", "refuse", "error", "short"]))
+    assert (good.token_ids, good.text, good.finished, good.error) == (
+        [0, 1, 2, 3],
+        " 0 1 2 3",
+        True,
+        "",
+    )
+    assert good.times_ns == sorted(good.times_ns)
+    assert refused.error == "HTTP 500: no"
+    assert "engine died" in broken.error
+    assert short.error == "stream ended early"
+    assert short.token_ids == [0, 1]
+
+
+def test_nothing_is_healthy_where_nobody_listens() -> None:
+    assert not asyncio.run(load.wait_until_healthy("http://127.0.0.1:9", 0.3))
+
+
+def test_local_processes_end_with_their_descendants() -> None:
+    place = LocalPlace()
+    process = place.popen(
+        ["sh", "-c", "setsid sleep 97 & echo $!; sleep 97"], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    place.kill_all()
+    process.stdout.close()
+    assert process.returncode is not None
+    stat = Path(f"/proc/{child}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(") ")[2].startswith("Z")

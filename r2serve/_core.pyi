@@ -1,9 +1,9 @@
 """Types of the native core; see csrc/bindings/."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-def set_error_types(types: dict[str, type[Exception]]) -> None: ...
+def set_error_types(types: Mapping[str, type[Exception]]) -> None: ...
 def config_defaults() -> dict[str, bool | int | float | str]: ...
 
 class Engine:

@@ -8,7 +8,6 @@ communicators are independent, also from different threads.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import logging
@@ -22,6 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from r2serve import _core
 from r2serve.config import Config
@@ -86,7 +86,7 @@ class Communicator:
     nodes: list[int]
     """Node of each rank, numbered by first appearance."""
 
-    _store: torch.distributed.Store | None = None  # rank 0's must outlive everybody's start-up
+    _store: TCPStore | None = None  # rank 0's must outlive everybody's start-up
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Communicator:
             config.simd,
         )
         self._all_reduce = self._core.all_reduce
-        _OPEN.add(self)
+        self._release = weakref.finalize(self, _release, process)
         _LOG.info(
             "communicator %s: rank %d of %d on %d node(s), algorithm %s, resilience %s",
             name,
@@ -181,7 +181,7 @@ class Communicator:
         """
         if not 0 <= rank < world_size:
             raise InvalidArgumentError(f"rank: {rank} is not within 0 to {world_size - 1}")
-        store = torch.distributed.TCPStore(
+        store = TCPStore(
             host,
             port,
             world_size,
@@ -325,7 +325,7 @@ class Communicator:
         return tensor
 
     def gather(self, tensor: Array, root: int, *, out: Array | None = None) -> Array | None:
-        """Collect the tensors of all ranks on ``root`` (shape ``(world, *shape)``); None elsewhere."""
+        """Collect the tensors of all ranks on ``root``: ``(world, *shape)``; None elsewhere."""
         source, code = _input("tensor", tensor)
         counts = [source.numel()] * self.world_size
         if self.rank != root:
@@ -388,10 +388,9 @@ class Communicator:
 
     def close(self) -> None:
         """Leave, after everything sent has been delivered (bounded).  Idempotent."""
-        if self in _OPEN:
-            _OPEN.discard(self)
+        if self._release.alive:
             self._core.close(_LINGER_S)
-            _release(self._process)
+            self._release()
 
     def __enter__(self) -> Communicator:
         return self
@@ -446,7 +445,6 @@ class Communicator:
 
 # --- this process ---------------------------------------------------------------------------------
 
-_OPEN: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _LOCK = threading.Lock()
 _SHARED: dict[tuple[int, Config], Process] = {}
 _USERS: Counter[int] = Counter()  # communicators of a process's engine, by its number
@@ -489,12 +487,6 @@ def _forward_log(engine: _core.Engine) -> None:
     while (lines := engine.take_log(1000)) is not None:
         for level, text in lines:
             _LOG.log(_LEVELS[level], "%s", text)
-
-
-@atexit.register
-def _close_all() -> None:
-    for communicator in list(_OPEN):
-        communicator.close()
 
 
 def _communicator_id(process: Process, name: str, members: list[int]) -> int:

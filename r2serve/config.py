@@ -131,7 +131,7 @@ class Config:
         high=3600.0,
     )
     handshake_timeout_ms: int = _core(
-        3000,
+        1000,
         "How long one new connection may take to prove who it is before it is dropped",
         unit="ms",
         low=10,
@@ -188,8 +188,9 @@ class Config:
         high=1024**3,
     )
     socket_buffer_bytes: int = _core(
-        1024**2,
-        "Send and receive buffer asked of the kernel for each TCP rail; 0 leaves its default",
+        0,
+        "Send and receive buffer asked of the kernel for each TCP rail; 0: the kernel tunes them, "
+        "which is faster",
         unit="bytes",
         low=0,
         high=1024**3,
@@ -213,7 +214,7 @@ class Config:
         high=1000.0,
     )
     dead_deadline_ms: int = _core(
-        200,
+        500,
         "How long a suspected rail may stay silent before it is taken down",
         unit="ms",
         low=1,

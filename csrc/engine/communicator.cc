@@ -311,7 +311,7 @@ Status Communicator::wait(Endpoint& endpoint, Engine::Lock& lock, Done done) {
   std::uint64_t disturbances = peer.link.disturbances();
   for (unsigned round = 0;; ++round) {
     TimeNs now = now_ns();
-    const bool check = round % rounds_per_check == 0;
+    const bool check = round % rounds_per_check == rounds_per_check - 1;
     bool arrived = engine_->progress(peer, now, bulk_ || check);
     if (bulk_ || check) {
       for (Peer* other : peers_)

@@ -81,7 +81,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.outstanding_since = 0;
   rail.incoming = {};
   rail.control = {};
-  rail.last_rx = rail.last_tx = rail.last_progress = rail.probation_since = now;
+  rail.last_rx = rail.last_tx = rail.probation_since = now;
   ++rail.counters.epochs;
   assert(rail.attempts.empty());
   move(id, RailState::probation, RailCause::none, now);
@@ -202,7 +202,6 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
   if (position <= rail.acked) return;
   rail.acked = position;
   rail.silent = 0;
-  rail.last_progress = now;
   step(Step::path_acked, id);
   clear_suspicion(id, now);
   reap(rail);

@@ -31,7 +31,7 @@ struct LinkOptions {
   std::uint32_t small_message_bytes = 32U << 10;
   TimeNs ack_deadline_floor_ns = 10 * ns_per_ms;
   double ack_deadline_factor = 8.0;
-  TimeNs dead_deadline_ns = 200 * ns_per_ms;
+  TimeNs dead_deadline_ns = 500 * ns_per_ms;
   TimeNs probe_interval_ns = 200 * ns_per_ms;
   TimeNs probation_timeout_ns = 3000 * ns_per_ms;
   TimeNs rejoin_backoff_min_ns = 50 * ns_per_ms;
@@ -223,7 +223,6 @@ class Link {
     TimeNs silent = 0;  // observed time without path progress while bytes are outstanding
     TimeNs suspect_since = 0;
     TimeNs last_rx = 0;
-    TimeNs last_progress = 0;
     TimeNs last_tx = 0;
     TimeNs probation_since = 0;
     TimeNs notice_at = 0;  // next repetition of RAIL_DOWN

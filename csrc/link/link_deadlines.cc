@@ -65,11 +65,12 @@ void Link::suspect(RailId id, TimeNs now) {
     if (other != id && usable(rails_[other])) probe(other, 0);
 }
 
+// Only what the peer's process sent counts, not what its kernel acknowledged: a process that runs
+// reads all its rails, so this one's silence is the rail's.
 bool Link::others_answered_since(RailId id, TimeNs since) const {
   for (RailId other = 0; other < rails_.size(); ++other) {
     const Rail& rail = rails_[other];
-    if (other != id && usable(rail) && std::max(rail.last_rx, rail.last_progress) > since)
-      return true;
+    if (other != id && usable(rail) && rail.last_rx > since) return true;
   }
   return false;
 }

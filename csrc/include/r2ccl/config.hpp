@@ -16,7 +16,7 @@ struct Config {
   bool resilience = true;           // off: keep nothing for replay, hedge and probe nothing
   double link_timeout_s = 30.0;     // without any rail to a peer for longer: peer_lost
   double connect_timeout_s = 60.0;  // until every link has its first rail
-  std::int64_t handshake_timeout_ms = 3000;  // for one connection to prove who it is
+  std::int64_t handshake_timeout_ms = 1000;  // for one connection to prove who it is
 
   // Messages and memory.
   std::int64_t small_message_bytes = 32768;  // up to this a message is one chunk on one rail
@@ -25,12 +25,12 @@ struct Config {
   std::int64_t slots = 8;               // per link and direction
   std::int64_t spare_slots = 4;         // stand in for slots in quarantine
   std::int64_t staging_bytes = 262144;  // up to this copied; above, sent from the caller's buffer
-  std::int64_t socket_buffer_bytes = 1048576;
+  std::int64_t socket_buffer_bytes = 0;  // 0: the kernel tunes them
 
   // Detection and rejoin.
   std::int64_t ack_deadline_floor_ms = 10;
   double ack_deadline_factor = 8.0;  // times the smoothed round trip
-  std::int64_t dead_deadline_ms = 200;
+  std::int64_t dead_deadline_ms = 500;
   std::int64_t probe_interval_ms = 200;
   std::int64_t rejoin_backoff_min_ms = 50;
   std::int64_t rejoin_backoff_max_ms = 5000;

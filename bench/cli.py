@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from r2serve.bench.collectives import machine, report, resilience, runner, stalls, verdict
+from r2serve.bench.collectives import machine, markdown, report, resilience, runner, stalls, verdict
 from r2serve.bench.collectives.control import NotSupported, WorkerError
 from r2serve.bench.collectives.matrix import (
     ALGORITHMS,
@@ -64,6 +64,12 @@ def command() -> None:
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--docs",
+    "docs_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Put the results into this Markdown file, in place of the last ones.",
+)
 def collectives(
     ops: tuple[str, ...],
     ranks: tuple[int, ...],
@@ -79,6 +85,7 @@ def collectives(
     faults_each: int,
     json_path: Path | None,
     png_path: Path | None,
+    docs_path: Path | None,
 ) -> None:
     """Latency and bandwidth of collectives over loopback rails, r2ccl beside its peers.
 
@@ -97,7 +104,9 @@ def collectives(
             rounds=rounds,
             iterations=iterations,
         )
-    except OptionError as error:
+        if docs_path is not None:
+            markdown.require_place(docs_path)  # before minutes of measuring, not after
+    except (OptionError, markdown.MarkerError) as error:
         raise click.UsageError(str(error)) from error
     result = report.Report(machine.describe(sys.argv[1:]))
     # Lines, not a spinner: a thread that redraws would take the ranks' cores.
@@ -120,3 +129,5 @@ def collectives(
         result.write_json(json_path)
     if png_path is not None:
         report.write_png(result.rows, png_path)
+    if docs_path is not None:
+        markdown.put(result, docs_path)

@@ -31,6 +31,8 @@ STORE_PORT = 29400
 BASELINE_MS = 150
 BEFORE_FAULT_MS = 150
 WINDOW_MS = 700
+# A call that starts later than this after the fault is slow for another reason.
+CAUSED_WITHIN_NS = 300_000_000
 NEXT_COLLECTIVES = 100
 IN_USE_SHARE = 0.05
 HEAL_TIMEOUT_S = 20.0
@@ -52,7 +54,8 @@ class Fault:
     """One fault and what the collectives made of it.
 
     stall_ms: the longest call of any rank from the fault on. undisturbed_ms: the longest one in
-    the moments before, that is what the scheduling of this machine does without any fault.
+    the moments before, while the lab runs a command like the fault's that changes nothing: what
+    the scheduling of this machine, and making a fault on it, cost without the fault.
     next_ratio: median of the calls after the hit one, relative to the same with one healthy rail.
     """
 
@@ -127,7 +130,9 @@ def _strike(
     struck_at: list[int] = []
 
     def fault_thread() -> None:
-        time.sleep(BEFORE_FAULT_MS / 1000)
+        time.sleep(BEFORE_FAULT_MS / 3000)
+        lab.heal(node, rail)  # changes nothing, see Fault.undisturbed_ms
+        time.sleep(BEFORE_FAULT_MS * 2 / 3000)
         struck_at.append(time.monotonic_ns())
         strike(node, rail)
 
@@ -156,8 +161,9 @@ def _strike(
 def analyse(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int, list[int]]:
     """The hit call's time, the longest time before the fault, and the times of the next calls.
 
-    The hit call is the longest of any rank among those that end after the fault; the same call of
-    rank 0 is where "next" starts. Raises FaultError when the calls end too early to tell.
+    The hit call is the longest of any rank among those that end after the fault and start soon
+    enough to be its doing; the same call of rank 0 is where "next" starts. Raises FaultError when
+    the calls end too early to tell.
     """
     before: list[int] = []
     candidates: list[tuple[int, int]] = []
@@ -165,7 +171,7 @@ def analyse(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int, list[int]]
         for index, (duration, end) in enumerate(zip(soak.times_ns, soak.ends(), strict=True)):
             if end < struck_ns:
                 before.append(duration)
-            else:
+            elif end - duration < struck_ns + CAUSED_WITHIN_NS:
                 candidates.append((duration, index))
     if not before or not candidates:
         raise FaultError("the fault did not fall into the time of the collectives")

@@ -5,7 +5,7 @@ clock reading between two. Two more commands serve the measurement of stalls:
 
     soak <ms>   all-reduces for that long -> `soak <start ns> <ns> <ns> ...`: when the first one
                 started (CLOCK_MONOTONIC) and the time of each
-    rails       -> `rails <name>,<state>,<bytes sent> ...` (r2ccl)
+    rails       -> `rails <name>,<state>,<bytes sent> ...` (r2ccl; those that carry collectives)
 
     python -m r2serve.bench.collectives.worker IMPL CONTROL_SOCKET RANK RANKS STORE
 """
@@ -56,7 +56,8 @@ class R2ccl:
         return calls[op]
 
     def rails(self) -> list[str]:
-        return [f"{r.name},{r.state},{r.tx_bytes}" for r in self._communicator.rails()]
+        rails = [r for r in self._communicator.rails() if r.kind == "tcp"]
+        return [f"{r.name},{r.state},{r.data_tx_bytes}" for r in rails]
 
     def close(self) -> None:
         self._communicator.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from r2serve.bench.collectives import machine, report
+from r2serve.bench.collectives import machine, markdown, report
 from r2serve.bench.collectives.matrix import Contender, Setting, Workload
 from r2serve.bench.collectives.resilience import Pairs, evaluate
 from r2serve.bench.collectives.runner import Skipped
@@ -203,3 +203,32 @@ def test_picture(tmp_path: Path) -> None:
     path = tmp_path / "rows.png"
     report.write_png(full_report().rows + rows(4 * KIB, r2ccl=7, gloo=140), path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_docs_get_the_results_in_place_of_the_last_ones(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Benchmarks\n\n{markdown.MARKER}\n\nold numbers\n")
+    markdown.put(full_report(), page)
+    text = page.read_text()
+    assert text.startswith(f"# Benchmarks\n\n{markdown.MARKER}\n\n- command: `r2serve bench")
+    assert "old numbers" not in text
+    assert "| 1 KiB | r2ccl | 6.5 | 6.5 | 6.5 | 1.26 | 1.30 | 20.00 | 1.23 |" in text
+    assert "| blackhole | 1 KiB | 2 | 40.00 | 60.00 | 5.00 | 1.00 | 1.00 |" in text
+    assert "| 1 KiB: r2ccl / floor | 1.3 | at most 1.5 | met |" in text
+    markdown.put(full_report(), page)
+    assert page.read_text().count("| 1 KiB | floor |") == 1
+
+
+def test_docs_without_a_place_for_results_are_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Another page\n")
+    with pytest.raises(markdown.MarkerError, match="no line"):
+        markdown.require_place(page)
+    with pytest.raises(markdown.MarkerError, match="no line"):
+        markdown.put(full_report(), page)
+    assert page.read_text() == "# Another page\n"
+
+
+def test_the_benchmarks_page_has_a_place_for_results() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+    assert page.read_text().count(markdown.MARKER) == 1

@@ -31,6 +31,17 @@ def test_the_call_in_flight_counts_though_it_began_before_the_fault() -> None:
     assert analyse([soak], struck_ns=2 * MS)[0] == 30 * MS
 
 
+def test_a_slow_call_long_after_the_fault_is_the_machines_too() -> None:
+    soak = Soak(0, [MS, 4 * MS, *([MS] * 400), 90 * MS, MS])
+    stall, _, following = analyse([soak], struck_ns=2 * MS)
+    assert stall == 4 * MS
+    assert following == [MS] * 100
+
+
+def test_a_stall_counts_in_full_however_long_it_is() -> None:
+    assert analyse([Soak(0, [MS, 5000 * MS, MS])], struck_ns=2 * MS)[0] == 5000 * MS
+
+
 @pytest.mark.parametrize("struck_ns", [0, 10 * MS])
 def test_a_fault_outside_the_collectives_is_no_measurement(struck_ns: int) -> None:
     with pytest.raises(FaultError, match="did not fall"):

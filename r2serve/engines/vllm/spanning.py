@@ -61,7 +61,7 @@ class SpanningCollectives:
     device: torch.device
     world_size: int
     rank_in_group: int
-    r2ccl: Communicator
+    r2ccl: Any  # a Communicator, whose methods return the kind of tensor that they are given
 
     def connect(self, unique_name: str) -> None:
         """Open rails to the other ranks; collective over the group.
@@ -87,7 +87,8 @@ class SpanningCollectives:
     @_final
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks; ``input_`` stays as it is."""
-        return self.r2ccl.all_reduce(input_.contiguous())
+        total: torch.Tensor = self.r2ccl.all_reduce(input_.contiguous())
+        return total
 
     @_final
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -113,7 +114,8 @@ class SpanningCollectives:
     def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """This rank's share, along ``dim``, of the sum over all ranks."""
         dim = _positive(dim, input_)
-        return self.r2ccl.reduce_scatter(_in_front(input_, dim)).movedim(0, dim).contiguous()
+        mine: torch.Tensor = self.r2ccl.reduce_scatter(_in_front(input_, dim))
+        return mine.movedim(0, dim).contiguous()
 
     @_final
     def reduce_scatterv(
@@ -122,6 +124,7 @@ class SpanningCollectives:
         """As reduce_scatter, where rank r receives ``sizes[r]`` of the rows along ``dim``."""
         dim = _positive(dim, input_)
         rows = _in_front(input_, dim)
+        mine: torch.Tensor
         if sizes is None:
             mine = self.r2ccl.reduce_scatter(rows)
         else:
@@ -196,7 +199,8 @@ class SpanningCollectives:
         rows = input_.reshape(input_.shape[0], math.prod(row)).contiguous()
         if rows.dtype not in _NAMED:
             rows = rows.view(torch.uint8)
-        return self.r2ccl.all_gatherv(rows, sizes).view(input_.dtype).view(sum(sizes), *row)
+        joined: torch.Tensor = self.r2ccl.all_gatherv(rows, sizes)
+        return joined.view(input_.dtype).view(sum(sizes), *row)
 
 
 def _name_the_engines_address() -> None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from r2serve.bench.collectives.stalls import FaultError, Soak, analyse, rail_index
+from r2serve.bench.collectives.stalls import (
+    KINDS,
+    SIZES,
+    FaultError,
+    Soak,
+    analyse,
+    rail_index,
+    run,
+    summarise,
+)
+from r2serve.drills.lab import LabUnavailableError
 
 MS = 1_000_000
 
@@ -55,3 +65,17 @@ def test_without_calls_after_the_hit_one_nothing_can_be_said_of_the_next() -> No
 
 def test_rails_are_numbered_by_their_name() -> None:
     assert rail_index("rail1@node0") == 1
+
+
+def test_real_faults_in_a_lab() -> None:
+    try:
+        faults = run(1, lambda line: None)
+    except LabUnavailableError as error:
+        pytest.skip(f"no lab: {error}")
+    assert [(s.kind, s.bytes, s.faults) for s in summarise(faults)] == [
+        (kind, size, 1) for kind in KINDS for size in SIZES
+    ]
+    for fault in faults:
+        assert fault.stall_ms > 0
+        assert fault.undisturbed_ms > 0
+        assert fault.next_ratio > 0

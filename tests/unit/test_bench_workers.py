@@ -14,6 +14,7 @@ from r2serve.bench.collectives.control import NotSupported, WorkerError, WorkerG
 from r2serve.bench.collectives.matrix import Options, Setting, Workload
 from r2serve.bench.collectives.native.build import BuildError, build
 from r2serve.bench.collectives.peers import Launch, PeerUnavailable, Process, launch
+from r2serve.bench.collectives.resilience import MIN_PAIRS, compare
 from r2serve.bench.collectives.runner import run, started
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -59,6 +60,31 @@ def test_gloo_does_every_op_and_its_results_are_checked(tmp_path: Path) -> None:
         for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
             group.prepare(request(op))
             assert len(group.run(1, 3)[1]) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_r2ccl_does_every_op_and_algorithm(tmp_path: Path, dtype: str) -> None:
+    with started("r2ccl", Setting(2, 2), tmp_path) as group:
+        for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+            group.prepare(request(op, 1 << 20, dtype))
+            assert len(group.run(1, 3)[1]) == 3
+        for algorithm in ("one_shot", "two_shot"):
+            group.prepare(Workload("all_reduce", 4096, dtype).request(algorithm))
+            assert len(group.run(1, 3)[0]) == 3
+        with pytest.raises(NotSupported, match="one algorithm"):
+            group.prepare(Workload("broadcast", 4096, dtype).request("two_shot"))
+        names = [
+            [rail.partition(",")[0] for rail in rails] for rails in group.ask("rails", "rails")
+        ]
+    assert names == [["rail0@node0", "rail1@node0"], ["rail0@node1", "rail1@node1"]]
+
+
+def test_resilience_is_compared_in_pairs() -> None:
+    options = Options(sizes=(1024,), iterations=10, rounds=2)
+    (pairs,) = compare(options, Setting(2, 2), lambda line: None)
+    assert pairs.pairs == MIN_PAIRS
+    assert pairs.on_p50_us > 0
+    assert pairs.ratio_low <= pairs.ratio <= pairs.ratio_high
 
 
 def test_a_soak_ends_on_all_ranks_after_the_same_collective(tmp_path: Path) -> None:

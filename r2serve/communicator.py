@@ -9,6 +9,7 @@ communicators are independent, also from different threads.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -94,6 +95,7 @@ class Communicator:
         name: str,
         rank: int,
         members: Sequence[ProcessInfo],
+        exchange: _Exchange,
     ) -> None:
         config = process.config
         self.rank = rank
@@ -107,7 +109,8 @@ class Communicator:
         processes = [member.process for member in members]
         self._members = processes
         peers = [number for number in processes if number != process.info.process]
-        process.engine.wait_connected(peers, config.connect_timeout_s)
+        exchange({})  # everybody knows everybody: from here on nobody is a stranger
+        process.engine.connect(peers, config.connect_timeout_s)
         self._core = _core.Communicator(
             process.engine,
             _communicator_id(process, name, processes),
@@ -190,9 +193,12 @@ class Communicator:
             wait_for_workers=False,
         )
 
+        rounds = itertools.count()
+
         def exchange(own: dict[str, Any]) -> list[dict[str, Any]]:
-            store.set(f"r2ccl/{name}/{rank}", json.dumps(own))
-            return [json.loads(store.get(f"r2ccl/{name}/{r}")) for r in range(world_size)]
+            key = f"r2ccl/{name}/{next(rounds)}"
+            store.set(f"{key}/{rank}", json.dumps(own))
+            return [json.loads(store.get(f"{key}/{r}")) for r in range(world_size)]
 
         made = cls._make(exchange, name, rank, config, local_address_towards(host), share_engine)
         made._store = store
@@ -211,7 +217,7 @@ class Communicator:
         config = config or Config.from_env()
         process = _process(config, rank, management_address, share_engine)
         members = [ProcessInfo.from_wire(wire) for wire in exchange(process.info.to_wire())]
-        return cls(process, name, rank, members)
+        return cls(process, name, rank, members, exchange)
 
     @property
     def spans_nodes(self) -> bool:

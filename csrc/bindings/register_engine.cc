@@ -51,11 +51,11 @@ void add_peer(Engine& engine, std::uint32_t process, const std::string& label,
   raise_if_failed(engine.add_peer(peer));
 }
 
-void wait_connected(Engine& engine, const std::vector<std::uint32_t>& peers, double timeout_s) {
+void connect(Engine& engine, const std::vector<std::uint32_t>& peers, double timeout_s) {
   Status status;
   {
     const nb::gil_scoped_release release;
-    status = engine.wait_connected(peers, timeout_s);
+    status = engine.connect(peers, timeout_s);
   }
   raise_if_failed(status);
 }
@@ -133,7 +133,7 @@ void register_engine(nb::module_& module) {
            nb::arg("rails"))
       .def("has_peer", &Engine::has_peer, nb::arg("process"),
            nb::call_guard<nb::gil_scoped_release>())
-      .def("wait_connected", &wait_connected, nb::arg("peers"), nb::arg("timeout_s"))
+      .def("connect", &connect, nb::arg("peers"), nb::arg("timeout_s"))
       .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0)
       .def("rails", &rails)
       .def("take_log", &take_log, nb::arg("timeout_ms"),

@@ -145,13 +145,7 @@ Status Engine::add_peer(const PeerDescription& description) {
       }
     }
   }
-  const TimeNs now = now_ns();
-  peer->link.start(now);
-  Peer& added = *peer;
   peers_.emplace(description.process, std::move(peer));
-  apply_actions(added, now);
-  const std::uint64_t one = 1;
-  (void)!::write(wake_.get(), &one, sizeof(one));
   return {};
 }
 
@@ -165,7 +159,19 @@ Peer* Engine::find(std::uint32_t process) {
   return found == peers_.end() ? nullptr : found->second.get();
 }
 
-Status Engine::wait_connected(const std::vector<std::uint32_t>& peers, double timeout_s) {
+Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s) {
+  {
+    const Lock lock(*this);
+    const TimeNs now = now_ns();
+    for (const std::uint32_t process : peers) {
+      Peer* peer = find(process);
+      if (peer == nullptr || std::exchange(peer->started, true)) continue;
+      peer->link.start(now);
+      apply_actions(*peer, now);
+    }
+    const std::uint64_t one = 1;
+    (void)!::write(wake_.get(), &one, sizeof(one));
+  }
   const TimeNs deadline = now_ns() + static_cast<TimeNs>(timeout_s * 1e9);
   for (;;) {
     std::string missing;

@@ -42,8 +42,9 @@ class Engine {
   Result<std::uint16_t> listen(const ListenSpec& spec);
   Status add_peer(const PeerDescription& description);
   [[nodiscard]] bool has_peer(std::uint32_t process);
-  // Waits until each peer has a data rail UP.
-  Status wait_connected(const std::vector<std::uint32_t>& peers, double timeout_s);
+  // Opens the rails to peers and waits until each has a data rail UP.  When every peer knows us:
+  // to one that does not, we are a stranger.
+  Status connect(const std::vector<std::uint32_t>& peers, double timeout_s);
 
   // Says good-bye, lingers until what was sent is delivered (at most linger_s) and closes all.
   void close(double linger_s);

@@ -64,6 +64,7 @@ class Peer final : public LinkObserver {
   std::vector<RailEnd> rails;
   Link link;
   TimeNs path_refreshed = 0;
+  bool started = false;
   bool closing = false;
 
  private:

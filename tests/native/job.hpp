@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -48,13 +49,17 @@ class Job {
     for (int rank = 0; rank < options.ranks; ++rank)
       for (int peer = 0; peer < options.ranks; ++peer)
         if (peer != rank) add_peer(base, rank, peer, ports);
+    std::vector<std::thread> connecting;
     for (int rank = 0; rank < options.ranks; ++rank) {
-      std::vector<std::uint32_t> peers;
-      for (int peer = 0; peer < options.ranks; ++peer)
-        if (peer != rank) peers.push_back(base + static_cast<std::uint32_t>(peer));
-      const Status status = engines[static_cast<std::size_t>(rank)]->wait_connected(peers, 10.0);
-      EXPECT_TRUE(status.ok()) << status.message();
+      connecting.emplace_back([&, rank] {
+        std::vector<std::uint32_t> peers;
+        for (int peer = 0; peer < options.ranks; ++peer)
+          if (peer != rank) peers.push_back(base + static_cast<std::uint32_t>(peer));
+        const Status status = engines[static_cast<std::size_t>(rank)]->connect(peers, 10.0);
+        EXPECT_TRUE(status.ok()) << status.message();
+      });
     }
+    for (std::thread& thread : connecting) thread.join();
     base_ = base;
     communicators = make_communicators(base);
   }

@@ -212,7 +212,7 @@ bool Connections::advance(Pending& pending, TimeNs now) {
   (void)flush(pending);
   switch (pending.handshake->state()) {
     case HandshakeState::established:
-      if (!pending.handshake->output().empty()) return false;
+      if (!pending.handshake->output().empty()) break;
       finish(pending);
       return true;
     case HandshakeState::rejected: give_up(pending, ""); return true;

@@ -45,7 +45,9 @@ class Connections {
     AcceptorHandshake::Decide decide;
     std::function<void(EstablishedRail)> established;
     // `answered`: the epoch that we answered for without seeing it confirmed; 0: none.
-    std::function<void(std::uint32_t peer, RailId rail, Epoch answered)> failed;
+    // `final`: why no further attempt can succeed (other settings); empty: one may.
+    std::function<void(std::uint32_t peer, RailId rail, Epoch answered, const std::string& final)>
+        failed;
   };
 
   Connections(const AcceptorHandshake::Self& self, TimeNs handshake_timeout,

@@ -83,9 +83,11 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
   };
   callbacks.decide = [this](const Hello& hello) { return decide(hello); };
   callbacks.established = [this](EstablishedRail rail) { on_established(std::move(rail)); };
-  callbacks.failed = [this](std::uint32_t process_id, RailId rail, Epoch answered) {
+  callbacks.failed = [this](std::uint32_t process_id, RailId rail, Epoch answered,
+                            const std::string& final) {
     Peer* peer = find(process_id);
     if (peer == nullptr) return;
+    if (!final.empty()) peer->refusal = final;
     if (answered != 0) peer->link.never_opened(rail, answered);
     peer->link.connect_failed(rail, now_ns());
   };
@@ -180,6 +182,8 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
       for (const std::uint32_t process : peers) {
         const Peer* peer = find(process);
         if (peer != nullptr && !peer->link.dark()) continue;
+        if (peer != nullptr && !peer->refusal.empty())
+          return {ErrorCode::invalid_argument, peer->label + ": " + peer->refusal};
         if (!missing.empty()) missing += "; ";
         missing += peer == nullptr ? "process " + std::to_string(process)
                                    : peer->label + ": " + peer->describe_rails();

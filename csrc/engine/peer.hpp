@@ -64,6 +64,7 @@ class Peer final : public LinkObserver {
   std::vector<RailEnd> rails;
   Link link;
   TimeNs path_refreshed = 0;
+  std::string refusal;  // why no rail can ever come up; empty: none such
   bool started = false;
   bool closing = false;
 

@@ -31,8 +31,8 @@ class Segments {
 };
 
 // Calls body(peer) for every other rank and stops at the first error.  In step k, ranks r and k-r
-// (mod n) turn to each other: every step pairs ranks off, so nobody is everybody's first peer, and a
-// step that waits for its peer to reach the same step cannot close a circle.
+// (mod n) turn to each other: every step pairs ranks off, so nobody is everybody's first peer, and
+// a step that waits for its peer to reach the same step cannot close a circle.
 template <typename Body>
 Status for_each_peer(const Channel& channel, Body&& body) {
   const int size = channel.size();
@@ -66,8 +66,8 @@ class Parts {
   std::size_t element_bytes_;
 };
 
-// Copies the next message of a peer to `to`, once the first settle_bytes that this call sent to that
-// peer may be overwritten.
+// Copies the next message of a peer to `to`, once the first settle_bytes that this call sent to
+// that peer may be overwritten.
 Status receive_into(Channel& channel, int peer, std::byte* to, std::size_t bytes,
                     std::size_t settle_bytes = 0);
 

@@ -22,9 +22,9 @@ struct Config {
   std::int64_t small_message_bytes = 32768;  // up to this a message is one chunk on one rail
   std::int64_t chunk_bytes = 131072;
   std::int64_t slot_bytes = 1048576;
-  std::int64_t slots = 8;               // per link and direction
-  std::int64_t spare_slots = 4;         // stand in for slots in quarantine
-  std::int64_t staging_bytes = 262144;  // up to this copied; above, sent from the caller's buffer
+  std::int64_t slots = 8;                // per link and direction
+  std::int64_t spare_slots = 4;          // stand in for slots in quarantine
+  std::int64_t staging_bytes = 262144;   // up to this copied; above, sent from the caller's buffer
   std::int64_t socket_buffer_bytes = 0;  // 0: the kernel tunes them
 
   // Detection and rejoin.

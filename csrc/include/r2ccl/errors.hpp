@@ -45,8 +45,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}            // NOLINT(google-explicit-constructor)
-  Result(Status status) : value_(std::move(status)) {}     // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
+  Result(Status status) : value_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] bool ok() const { return std::holds_alternative<T>(value_); }
   [[nodiscard]] T& value() { return std::get<T>(value_); }
@@ -58,10 +58,9 @@ class [[nodiscard]] Result {
   std::variant<T, Status> value_;
 };
 
-#define R2CCL_TRY(expression)                                   \
-  do {                                                          \
-    if (::r2ccl::Status status_ = (expression); !status_.ok())  \
-      return status_;                                           \
+#define R2CCL_TRY(expression)                                                  \
+  do {                                                                         \
+    if (::r2ccl::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)
 
 }  // namespace r2ccl

@@ -27,6 +27,8 @@ REJOIN_TIMEOUT_S = 20.0
 AIM_TIMEOUT_S = 10.0
 # A port event that falls between two collectives stalls none; the strike is then repeated.
 MAX_STRIKES = 6
+# Neither a node's inside nor the control plane is something a fault could be made on.
+DATA_RAILS = ("tcp", "verbs")
 _RAIL_NAME = re.compile(r"rail(\d+)@node(\d+)")
 
 
@@ -88,10 +90,10 @@ class Journals:
         return [journal.read(path) for path in paths]
 
     def sent_bytes(self) -> Counter[int]:
-        """Bytes sent so far by all workers on each rail between nodes."""
+        """Bytes of messages that all workers have sent so far, by rail between nodes."""
         sent: Counter[int] = Counter()
         for rail in self._rails():
-            sent[rail_index(rail.name)] += rail.tx_bytes
+            sent[rail_index(rail.name)] += rail.data_tx_bytes
         return sent
 
     def all_up(self) -> bool:
@@ -99,7 +101,7 @@ class Journals:
         return bool(rails) and all(rail.state == "UP" for rail in rails)
 
     def _rails(self) -> list[journal.RailCounters]:
-        return [rail for book in self.read() for rail in book.rails if rail.kind != "shm"]
+        return [rail for book in self.read() for rail in book.rails if rail.kind in DATA_RAILS]
 
     def events(self, begin_ns: int, end_ns: int) -> list[journal.Event]:
         return [

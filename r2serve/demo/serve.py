@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,9 @@ START_TIMEOUT_S = 150.0
 MAX_MODEL_LEN = 16384
 # In a lab each node has its own network, so fixed ports are free by construction.
 LAB_API_PORT, LAB_MASTER_PORT = 8000, 29500
+
+# The closing line of a traceback, with or without the engine's own prefix.
+_ERROR_LINE = re.compile(r"^(?:.*\] )?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
 
 
 class ServeError(RuntimeError):
@@ -80,9 +84,7 @@ def environment(plan: Plan, place: Place, index: int) -> dict[str, str]:
         env["GLOO_SOCKET_IFNAME"] = "lo"
     if plan.r2ccl:
         env["R2CCL_JOURNAL_DIR"] = str(journal_directory(plan, index))
-        if plan.lab:
-            env["R2CCL_MANAGEMENT"] = "mgmt0"
-        else:
+        if not plan.lab:
             env["R2CCL_NODE"] = "per-rank"
             env["R2CCL_RAILS"] = ",".join(LOOPBACK_RAILS)
             env["R2CCL_FAULT_FILE"] = str(fault_file(plan))
@@ -187,16 +189,31 @@ class Server:
             watch(time.monotonic() - started)
             time.sleep(0.2)
         if waiter.returncode != 0:
-            raise ServeError(f"no answer within {START_TIMEOUT_S:.0f} s\n{self.log_tail(0)}")
+            raise ServeError(
+                f"no answer within {START_TIMEOUT_S:.0f} s: {self._what_the_logs_say()}"
+            )
 
     def check_alive(self) -> None:
         for index, process in enumerate(self._processes):
             if process.poll() is not None:
                 raise ServeError(
-                    f"vllm serve on node {index} ended with status {process.returncode}\n"
-                    f"{self.log_tail(index)}"
+                    f"vllm serve on node {index} ended with status {process.returncode}: "
+                    f"{self._what_the_logs_say()}"
                 )
 
-    def log_tail(self, index: int, lines: int = 25) -> str:
-        text = self.log_path(index).read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+    def _what_the_logs_say(self) -> str:
+        logs = [
+            self.log_path(index).read_text(encoding="utf-8", errors="replace")
+            for index in range(len(self._processes))
+        ]
+        return first_error(logs) or "the logs name no error (see --keep-logs)"
+
+
+def first_error(logs: Sequence[str]) -> str | None:
+    """What the first error of each log was; what follows it is about processes that it ended."""
+    found = []
+    for index, log in enumerate(logs):
+        match = _ERROR_LINE.search(log)
+        if match is not None:
+            found.append(f"node {index}: {match[1]}")
+    return "; ".join(found) or None

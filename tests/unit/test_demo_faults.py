@@ -161,7 +161,7 @@ def test_counters_are_summed_over_workers_without_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def counters(name: str, kind: str, sent: int, state: str) -> Any:
-        return SimpleNamespace(name=name, kind=kind, tx_bytes=sent, state=state)
+        return SimpleNamespace(name=name, kind=kind, data_tx_bytes=sent, state=state)
 
     books: dict[str, Any] = {
         "r2ccl-1.journal": [counters("rail0@node0", "tcp", 5, "UP")],

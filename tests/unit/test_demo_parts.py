@@ -21,7 +21,7 @@ from r2serve.demo import load, workdir
 from r2serve.demo.flow import tokens_for
 from r2serve.demo.model import TinyLlama, make_tiny_llama, prompts
 from r2serve.demo.places import LocalPlace
-from r2serve.demo.serve import MAX_MODEL_LEN, Plan, environment
+from r2serve.demo.serve import MAX_MODEL_LEN, Plan, environment, first_error
 
 
 def test_the_model_is_the_same_every_time(tmp_path: Path) -> None:
@@ -167,3 +167,14 @@ def test_local_processes_end_with_their_descendants() -> None:
     assert process.returncode is not None
     stat = Path(f"/proc/{child}/stat")
     assert not stat.exists() or stat.read_text().rpartition(") ")[2].startswith("Z")
+
+
+def test_the_first_error_of_each_node_is_the_one_shown() -> None:
+    first = (
+        "INFO starting\n"
+        "(Worker pid=3) ERROR [x.py:9] Traceback (most recent call last):\n"
+        "(Worker pid=3) ERROR [x.py:9] r2serve.errors.ConfigError: rails: no\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert first_error([first, "INFO fine\n"]) == "node 0: r2serve.errors.ConfigError: rails: no"
+    assert first_error(["INFO fine\n"]) is None

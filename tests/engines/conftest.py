@@ -21,7 +21,7 @@ import pytest
 
 from r2serve.demo.model import make_tiny_llama
 
-START_TIMEOUT_S = 240
+START_TIMEOUT_S = 300
 VLLM = Path(sys.executable).with_name("vllm")
 
 # What the CPU build of vLLM needs to serve well on a machine with few cores.

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -51,10 +50,9 @@ def test_group_inside_one_node_keeps_the_engines_path() -> None:
 
 
 def test_an_error_ends_every_rank() -> None:
-    started = time.monotonic()
     done = run_ranks("error_ends_every_rank", "a", "b", "b", R2CCL_LINK_TIMEOUT_S="5")
-    assert time.monotonic() - started < 50, "a rank slept until the end"
     assert done.returncode == 1
+    assert "left waiting" not in done.stdout
     raised = re.findall(r"rank (\d) after ([\d.]+) s: (\w+)", done.stdout)
     assert sorted(rank for rank, _, _ in raised) == ["0", "1", "2"], done.stdout
     assert all(float(seconds) < 7 for _, seconds, _ in raised), done.stdout

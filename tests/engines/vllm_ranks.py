@@ -200,6 +200,7 @@ def error_ends_every_rank(rank: int) -> None:
     except (R2cclError, TypeError) as error:
         logging.error("rank %d after %.1f s: %r", rank, time.monotonic() - started, error)
     time.sleep(60)  # as vLLM does on all but the output rank: it waits for work
+    logging.error("rank %d was left waiting", rank)
 
 
 def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:

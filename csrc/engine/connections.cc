@@ -285,17 +285,21 @@ void Connections::finish(Pending& pending) {
 void Connections::give_up(Pending& pending, const std::string& why) {
   if (pending.handshake->state() == HandshakeState::in_progress)
     (void)pending.handshake->abandon(why);
+  const std::string& told = pending.handshake->reason();
+  const std::string& reason = told.empty() ? why : told;
+  const Hello& hello = pending.handshake->hello();
+  const bool other_settings = pending.handshake->fault() == HandshakeFault::config;
+  const std::string final = other_settings ? reason : "";
   if (pending.connector == nullptr) {
-    log_.add(LogLevel::warning,
-             "dropped a connection from " + pending.remote + ": " + pending.handshake->reason());
+    log_.add(LogLevel::warning, "dropped a connection from " + pending.remote + ": " + reason);
+    if (other_settings) callbacks_.failed(hello.connector, hello.rail, 0, final);
     return;
   }
-  const Hello& hello = pending.handshake->hello();
-  log_.add(
-      pending.handshake->fault() == HandshakeFault::abandoned ? LogLevel::debug : LogLevel::warning,
-      "rail" + std::to_string(hello.rail) + " to " + pending.remote + ": " +
-          pending.handshake->reason());
-  callbacks_.failed(hello.acceptor, hello.rail, pending.connector->offered_epoch().value_or(0));
+  const bool quiet = pending.handshake->fault() == HandshakeFault::abandoned;
+  log_.add(quiet ? LogLevel::debug : LogLevel::warning,
+           "rail" + std::to_string(hello.rail) + " to " + pending.remote + ": " + reason);
+  callbacks_.failed(hello.acceptor, hello.rail, pending.connector->offered_epoch().value_or(0),
+                    final);
 }
 
 }  // namespace r2ccl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -108,6 +109,8 @@ def collectives(
             markdown.require_place(docs_path)  # before minutes of measuring, not after
     except (OptionError, markdown.MarkerError) as error:
         raise click.UsageError(str(error)) from error
+    # As Ctrl-C: workers are ended and their files removed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result = report.Report(machine.describe(sys.argv[1:]))
     # Lines, not a spinner: a thread that redraws would take the ranks' cores.
     progress = Console(stderr=True, log_path=False).log

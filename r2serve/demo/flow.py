@@ -26,7 +26,7 @@ RAILS = 2
 WARM_UP_TOKENS = 96
 # Both faults with the time to watch them, to rejoin and to see the rate before and after, as it
 # takes at worst; decoding that is over earlier would leave a fault without a step to hit.
-FAULTS_TAKE_S = 22.0
+FAULTS_TAKE_S = 30.0
 SETTLE_S = 1.0
 # The longest run we wait for, beyond the time it should take: the engine gives up after 300 s.
 RUN_TIMEOUT_S = 120.0

@@ -19,7 +19,8 @@ from r2serve.demo.places import LOOPBACK_RAILS, LocalPlace, Place, free_port
 
 logger = logging.getLogger("r2serve.demo.serve")
 
-START_TIMEOUT_S = 150.0
+# Half a minute on an idle machine of two cores; this is for a busy one.
+START_TIMEOUT_S = 240.0
 MAX_MODEL_LEN = 16384
 # In a lab each node has its own network, so fixed ports are free by construction.
 LAB_API_PORT, LAB_MASTER_PORT = 8000, 29500

@@ -21,9 +21,11 @@ from r2serve.demo.faults import (
     rail_index,
 )
 
+MS = 1_000_000
 
-def event(kind: str, value: int) -> Any:
-    return SimpleNamespace(kind=kind, value=value)
+
+def event(kind: str, value: int, at_ms: float = 0.0, rail: str = "") -> Any:
+    return SimpleNamespace(kind=kind, value=value, time_ns=int(at_ms * MS), rail=rail)
 
 
 class FakeEngine:
@@ -56,7 +58,7 @@ class FakeEngine:
             self.misses -= 1
             self._events = []
         else:
-            self._events = [event("stall", 4_000_000), event("replay", 1)]
+            self._events = [event("replay", 1, 1, f"rail{rail}@node1"), event("stall", 4 * MS, 3)]
 
     def heal(self, node: int, rail: int) -> None:
         self.log.append(("heal", "", node, rail))
@@ -64,8 +66,10 @@ class FakeEngine:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("WATCH_S", 0.0), ("AIM_TIMEOUT_S", 0.1), ("REJOIN_TIMEOUT_S", 0.1)):
-        monkeypatch.setattr(faults, name, value)
+    for name in ("NOTICE_S", "WATCH_S"):
+        monkeypatch.setattr(faults, name, 0.0)
+    for name in ("AIM_TIMEOUT_S", "REJOIN_TIMEOUT_S", "TRAFFIC_TIMEOUT_S"):
+        monkeypatch.setattr(faults, name, 0.1)
 
 
 def striker(engine: FakeEngine, decoding: Callable[[], bool] = lambda: True) -> Striker:
@@ -140,9 +144,23 @@ def test_a_fault_is_healed_when_watching_it_is_interrupted(
 
 
 def test_costs_are_added_up() -> None:
-    cost = cost_of([event("stall", 2_500_000), event("stall", 1), event("hedge", 3)])
-    assert cost == faults.Cost(stalls=2, stall_ms_max=2.5, replayed_chunks=3, hedged_chunks=3)
-    assert cost_of([event("rail_state", 1)]).stalls == 0
+    events = [
+        event("stall", 3 * MS, 9),  # before anything was replayed
+        event("hedge", 3, 10, "rail1@node0"),
+        event("replay", 1, 12, "rail1@node1"),
+        event("replay", 50, 12, "rail0@node1"),  # of another rail
+        event("rail_state", 0, 12, "rail1@node1"),
+        event("stall", 25 * MS // 10, 13),
+        event("stall", 20 * MS, 70),
+        event("stall", 900 * MS, 990),  # began long after the replay
+    ]
+    assert cost_of(events, rail=1) == faults.Cost(
+        stalls=2, stall_ms_max=20.0, replayed_chunks=4, hedged_chunks=3
+    )
+
+
+def test_a_wait_without_replay_is_no_stall_of_the_rail() -> None:
+    assert cost_of([event("stall", 7 * MS, 5)], rail=0) == faults.Cost(0, 0.0, 0, 0)
 
 
 def test_the_rail_in_use_carried_most() -> None:

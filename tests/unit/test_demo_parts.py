@@ -113,7 +113,7 @@ async def _complete(request: web.Request) -> web.StreamResponse:
 async def _stream(prompts_: list[str]) -> list[load.Stream]:
     app = web.Application()
     app.router.add_post("/v1/completions", _complete)
-    app.router.add_get("/health", lambda request: _healthy())
+    app.router.add_get("/health", _healthy)
     runner = web.AppRunner(app)
     await runner.setup()
     try:
@@ -132,7 +132,7 @@ async def _stream(prompts_: list[str]) -> list[load.Stream]:
         await runner.cleanup()
 
 
-async def _healthy() -> web.Response:
+async def _healthy(request: web.Request) -> web.Response:
     return web.Response()
 
 

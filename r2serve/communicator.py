@@ -12,70 +12,30 @@ import hashlib
 import itertools
 import json
 import logging
-import os
-import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from r2serve import _core
+from r2serve import _core, tensors
 from r2serve.config import Config
 from r2serve.errors import InvalidArgumentError
 from r2serve.observe import journal
-from r2serve.topology import Process, ProcessInfo, engine_address, local_address_towards
+from r2serve.process import LINGER_S, Process, RailInfo, acquire, release
+from r2serve.topology import ProcessInfo, engine_address, local_address_towards
 
 if TYPE_CHECKING:
-    import numpy
     from torch.distributed import ProcessGroup
 
-    Array = torch.Tensor | numpy.ndarray[Any, Any]
+    from r2serve.tensors import Array
 
 _LOG = logging.getLogger("r2serve.r2ccl")
-_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
-_LINGER_S = 5.0
-
-# Positions are the values of the core's enums.
-_DTYPES = {
-    torch.float16: 0,
-    torch.bfloat16: 1,
-    torch.float32: 2,
-    torch.float64: 3,
-    torch.int8: 4,
-    torch.uint8: 5,
-    torch.int32: 6,
-    torch.int64: 7,
-    torch.bool: 8,
-}
-_OPS = {"sum": 0, "prod": 1, "min": 2, "max": 3, "avg": 4}
-_ALGORITHMS = {None: 0, "auto": 0, "one_shot": 1, "two_shot": 2}
 
 _Exchange = Callable[[dict[str, Any]], list[dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class RailInfo:
-    """A rail of this process, as it is now."""
-
-    name: str
-    kind: str
-    peer: str
-    state: str
-    cause: str
-    epoch: int
-    local: str
-    remote: str
-    round_trip_ns: int
-    tx_bytes: int
-    rx_bytes: int
-    data_tx_bytes: int
-    replayed_chunks: int
-    hedged_chunks: int
 
 
 class Communicator:
@@ -121,7 +81,7 @@ class Communicator:
             config.simd,
         )
         self._all_reduce = self._core.all_reduce
-        self._release = weakref.finalize(self, _release, process)
+        self._release = weakref.finalize(self, release, process)
         _LOG.info(
             "communicator %s: rank %d of %d on %d node(s), algorithm %s, resilience %s",
             name,
@@ -215,9 +175,13 @@ class Communicator:
         share_engine: bool = True,
     ) -> Communicator:
         config = config or Config.from_env()
-        process = _process(config, rank, management_address, share_engine)
-        members = [ProcessInfo.from_wire(wire) for wire in exchange(process.info.to_wire())]
-        return cls(process, name, rank, members, exchange)
+        process = acquire(config, rank, management_address, share_engine)
+        try:
+            members = [ProcessInfo.from_wire(wire) for wire in exchange(process.info.to_wire())]
+            return cls(process, name, rank, members, exchange)
+        except BaseException:
+            release(process)
+            raise
 
     @property
     def spans_nodes(self) -> bool:
@@ -251,47 +215,47 @@ class Communicator:
         """
         given = tensor
         if type(tensor) is not torch.Tensor:
-            tensor = _as_tensor(tensor)
+            tensor = tensors.as_tensor(tensor)
         if out is None:
             target = torch.empty_like(tensor)
         elif out is given:
             target = tensor
         else:
-            target = _output(out, tensor.shape, tensor)
-        code = _DTYPES.get(tensor.dtype)
+            target = tensors.output(out, tensor.shape, tensor)
+        code = tensors.DTYPES.get(tensor.dtype)
         if code is None or not tensor.is_contiguous() or not tensor.is_cpu:
-            raise _unusable("tensor", tensor)
+            raise tensors.unusable("tensor", tensor)
         try:
-            op_code, algorithm_code = _OPS[op], _ALGORITHMS[algorithm]
+            op_code, algorithm_code = tensors.OPS[op], tensors.ALGORITHMS[algorithm]
         except KeyError:
-            raise _unknown_name(op, algorithm) from None
+            raise tensors.unknown_name(op, algorithm) from None
         self._all_reduce(
             tensor.data_ptr(), target.data_ptr(), tensor.numel(), code, op_code, algorithm_code
         )
-        return _like(given, target, out)
+        return tensors.like(given, target, out)
 
     def all_gather(self, tensor: Array, *, out: Array | None = None) -> Array:
         """Collect the tensors of all ranks: ``out[r]`` is rank r's, shape ``(world, *shape)``."""
-        source, code = _input("tensor", tensor)
+        source, code = tensors.checked("tensor", tensor)
         shape = (self.world_size, *source.shape)
-        target = _target(out, shape, source, -self.rank * source.nbytes)
+        target = tensors.target(out, shape, source, -self.rank * source.nbytes)
         self._core.all_gatherv(
             source.data_ptr(), target.data_ptr(), [source.numel()] * self.world_size, code
         )
-        return _like(tensor, target, out)
+        return tensors.like(tensor, target, out)
 
     def all_gatherv(
         self, tensor: Array, sizes: Sequence[int], *, out: Array | None = None
     ) -> Array:
         """Collect along dimension 0; rank r brings ``sizes[r]`` rows.  All ranks pass ``sizes``."""
-        source, code = _input("tensor", tensor)
+        source, code = tensors.checked("tensor", tensor)
         row = self._check_rows("tensor", source, sizes, own=True)
         at = -sum(sizes[: self.rank]) * row * source.element_size()
-        target = _target(out, (sum(sizes), *source.shape[1:]), source, at)
+        target = tensors.target(out, (sum(sizes), *source.shape[1:]), source, at)
         self._core.all_gatherv(
             source.data_ptr(), target.data_ptr(), [size * row for size in sizes], code
         )
-        return _like(tensor, target, out)
+        return tensors.like(tensor, target, out)
 
     def reduce_scatter(self, tensor: Array, op: str = "sum", *, out: Array | None = None) -> Array:
         """Combine as all_reduce and keep this rank's even share of dimension 0.
@@ -299,7 +263,7 @@ class Communicator:
         Raises:
             InvalidArgumentError: dimension 0 is not divisible by the world size.
         """
-        source, _ = _input("tensor", tensor)
+        source, _ = tensors.checked("tensor", tensor)
         rows = source.shape[0] if source.dim() else 0
         if source.dim() == 0 or rows % self.world_size:
             raise InvalidArgumentError(
@@ -314,37 +278,39 @@ class Communicator:
         self, tensor: Array, sizes: Sequence[int], op: str = "sum", *, out: Array | None = None
     ) -> Array:
         """As reduce_scatter; rank r keeps ``sizes[r]`` rows.  All ranks pass ``sizes``."""
-        source, code = _input("tensor", tensor)
+        source, code = tensors.checked("tensor", tensor)
         row = self._check_rows("tensor", source, sizes, own=False)
         at = sum(sizes[: self.rank]) * row * source.element_size()
-        target = _target(out, (sizes[self.rank], *source.shape[1:]), source, at)
-        if op not in _OPS:
-            raise _unknown_name(op, None)
+        target = tensors.target(out, (sizes[self.rank], *source.shape[1:]), source, at)
+        if op not in tensors.OPS:
+            raise tensors.unknown_name(op, None)
         counts = [size * row for size in sizes]
-        self._core.reduce_scatterv(source.data_ptr(), target.data_ptr(), counts, code, _OPS[op])
-        return _like(tensor, target, out)
+        self._core.reduce_scatterv(
+            source.data_ptr(), target.data_ptr(), counts, code, tensors.OPS[op]
+        )
+        return tensors.like(tensor, target, out)
 
     def broadcast(self, tensor: Array, root: int) -> Array:
         """Copy rank ``root``'s tensor to all ranks, in place."""
-        data, code = _input("tensor", tensor)
+        data, code = tensors.checked("tensor", tensor)
         self._core.broadcast(data.data_ptr(), data.numel(), code, root)
         return tensor
 
     def gather(self, tensor: Array, root: int, *, out: Array | None = None) -> Array | None:
         """Collect the tensors of all ranks on ``root``: ``(world, *shape)``; None elsewhere."""
-        source, code = _input("tensor", tensor)
+        source, code = tensors.checked("tensor", tensor)
         counts = [source.numel()] * self.world_size
         if self.rank != root:
             self._core.gather(source.data_ptr(), 0, counts, code, root)
             return None
         at = -root * source.nbytes
-        target = _target(out, (self.world_size, *source.shape), source, at)
+        target = tensors.target(out, (self.world_size, *source.shape), source, at)
         self._core.gather(source.data_ptr(), target.data_ptr(), counts, code, root)
-        return _like(tensor, target, out)
+        return tensors.like(tensor, target, out)
 
     def all_to_all(self, tensor: Array, *, out: Array | None = None) -> Array:
         """Send the r-th even share of dimension 0 to rank r; receive in rank order."""
-        source, _ = _input("tensor", tensor)
+        source, _ = tensors.checked("tensor", tensor)
         if source.dim() == 0 or source.shape[0] % self.world_size:
             raise InvalidArgumentError(
                 f"tensor: dimension 0 of shape {tuple(source.shape)} is not divisible by the "
@@ -362,10 +328,10 @@ class Communicator:
         out: Array | None = None,
     ) -> Array:
         """Send ``in_sizes[r]`` rows to rank r; receive ``out_sizes[r]`` rows from it, in order."""
-        source, code = _input("tensor", tensor)
+        source, code = tensors.checked("tensor", tensor)
         row = self._check_rows("tensor", source, in_sizes, own=False)
         self._check_sizes("out_sizes", out_sizes)
-        target = _target(out, (sum(out_sizes), *source.shape[1:]), source)
+        target = tensors.target(out, (sum(out_sizes), *source.shape[1:]), source)
         self._core.all_to_allv(
             source.data_ptr(),
             [size * row for size in in_sizes],
@@ -373,16 +339,16 @@ class Communicator:
             [size * row for size in out_sizes],
             code,
         )
-        return _like(tensor, target, out)
+        return tensors.like(tensor, target, out)
 
     def send(self, tensor: Array, dst: int) -> None:
         """Send to one rank; returns when ``tensor`` may be changed again."""
-        source, code = _input("tensor", tensor)
+        source, code = tensors.checked("tensor", tensor)
         self._core.send(source.data_ptr(), source.numel(), code, dst)
 
     def recv(self, tensor: Array, src: int) -> Array:
         """Receive what ``src`` sends, into ``tensor``."""
-        target, code = _input("tensor", tensor)
+        target, code = tensors.checked("tensor", tensor)
         self._core.recv(target.data_ptr(), target.numel(), code, src)
         return tensor
 
@@ -395,7 +361,7 @@ class Communicator:
     def close(self) -> None:
         """Leave, after everything sent has been delivered (bounded).  Idempotent."""
         if self._release.alive:
-            self._core.close(_LINGER_S)
+            self._core.close(LINGER_S)
             self._release()
 
     def __enter__(self) -> Communicator:
@@ -449,58 +415,13 @@ class Communicator:
         return row
 
 
-# --- this process ---------------------------------------------------------------------------------
-
-_LOCK = threading.Lock()
-_SHARED: dict[tuple[int, Config], Process] = {}
-_USERS: Counter[int] = Counter()  # communicators of a process's engine, by its number
-_MADE: Counter[tuple[int, str, tuple[int, ...]]] = Counter()
-
-
-def _process(
-    config: Config, rank: int, management_address: str | None, share_engine: bool
-) -> Process:
-    """The engine that all communicators of this operating-system process share."""
-    key = (os.getpid(), config)  # a fork has none of its parent's threads
-    with _LOCK:
-        process = _SHARED.get(key) if share_engine else None
-        if process is None:
-            logging.getLogger("r2serve").setLevel(config.log_level.upper())
-            process = Process(config, rank, management_address)
-            threading.Thread(
-                target=_forward_log, args=(process.engine,), name="r2ccl-log", daemon=True
-            ).start()
-            if share_engine:
-                _SHARED[key] = process
-        _USERS[process.info.process] += 1
-        return process
-
-
-def _release(process: Process) -> None:
-    """The last communicator closes the engine."""
-    number = process.info.process
-    with _LOCK:
-        _USERS[number] -= 1
-        if _USERS[number] > 0:
-            return
-        del _USERS[number]
-        for key in [key for key, shared in _SHARED.items() if shared is process]:
-            del _SHARED[key]
-    process.engine.close(_LINGER_S)
-
-
-def _forward_log(engine: _core.Engine) -> None:
-    while (lines := engine.take_log(1000)) is not None:
-        for level, text in lines:
-            _LOG.log(_LEVELS[level], "%s", text)
+_MADE: dict[tuple[int, str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
 
 
 def _communicator_id(process: Process, name: str, members: list[int]) -> int:
     """The same on all members, and of no other communicator of the job."""
     key = (process.info.process, name, tuple(members))
-    with _LOCK:
-        _MADE[key] += 1
-        nth = _MADE[key]
+    nth = next(_MADE[key])
     digest = hashlib.sha256(f"{name}/{members}/{nth}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
@@ -508,74 +429,3 @@ def _communicator_id(process: Process, name: str, members: list[int]) -> int:
 def _number_nodes(identities: Sequence[str]) -> list[int]:
     numbers: dict[str, int] = {}
     return [numbers.setdefault(identity, len(numbers)) for identity in identities]
-
-
-# --- tensors --------------------------------------------------------------------------------------
-
-
-def _as_tensor(array: Array) -> torch.Tensor:
-    if isinstance(array, torch.Tensor):
-        return array
-    try:
-        return torch.from_numpy(array)
-    except TypeError as error:
-        raise InvalidArgumentError(f"tensor: {error}") from None
-
-
-def _input(field: str, array: Array) -> tuple[torch.Tensor, int]:
-    tensor = _as_tensor(array)
-    code = _DTYPES.get(tensor.dtype)
-    if code is None or not tensor.is_contiguous() or not tensor.is_cpu:
-        raise _unusable(field, tensor)
-    return tensor, code
-
-
-def _target(
-    out: Array | None, shape: Sequence[int], source: torch.Tensor, at: int = 0
-) -> torch.Tensor:
-    if out is None:
-        return torch.empty(*shape, dtype=source.dtype)
-    return _output(out, torch.Size(shape), source, at)
-
-
-def _output(out: Array, shape: torch.Size, source: torch.Tensor, at: int = 0) -> torch.Tensor:
-    """Check ``out``.  It may share memory with the input in one way: ``at`` bytes further on."""
-    target, _ = _input("out", out)
-    if target.dtype != source.dtype or target.numel() != shape.numel():
-        raise InvalidArgumentError(
-            f"out: {tuple(target.shape)} of {target.dtype} where {tuple(shape)} of {source.dtype} "
-            "is needed"
-        )
-    begin, target_begin = source.data_ptr(), target.data_ptr()
-    overlaps = begin < target_begin + target.nbytes and target_begin < begin + source.nbytes
-    if overlaps and target_begin != begin + at:
-        raise InvalidArgumentError(
-            "out: overlaps the input other than in place; pass the same tensor, the rank's own "
-            "part, or separate memory"
-        )
-    return target
-
-
-def _like(given: Array, target: torch.Tensor, out: Array | None) -> Array:
-    """The output as the caller knows it: his own object, or of the kind that he passed in."""
-    if out is not None:
-        return out
-    return target if isinstance(given, torch.Tensor) else target.numpy()
-
-
-def _unusable(field: str, tensor: torch.Tensor) -> InvalidArgumentError:
-    if tensor.dtype not in _DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
-        return InvalidArgumentError(f"{field}: dtype {tensor.dtype} is none of {names}")
-    if not tensor.is_cpu:
-        return InvalidArgumentError(f"{field}: is on {tensor.device}; this build takes CPU tensors")
-    return InvalidArgumentError(
-        f"{field}: shape {tuple(tensor.shape)}, strides {tensor.stride()} is not contiguous; "
-        "call .contiguous() first"
-    )
-
-
-def _unknown_name(op: str, algorithm: str | None) -> InvalidArgumentError:
-    if op not in _OPS:
-        return InvalidArgumentError(f"op: {op!r} is none of {', '.join(_OPS)}")
-    return InvalidArgumentError(f"algorithm: {algorithm!r} is none of auto, one_shot, two_shot")

@@ -5,19 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import secrets
 import socket
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from r2serve import _core
-from r2serve.config import Config
-from r2serve.errors import ERROR_TYPES, ConfigError
-from r2serve.interfaces import node_identity, select_ports
+from r2serve.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
-
-_core.set_error_types(ERROR_TYPES)
 
 
 @dataclass(frozen=True)
@@ -87,65 +81,6 @@ def engine_address() -> str | None:
         return named
     master = os.environ.get("MASTER_ADDR")
     return local_address_towards(master) if master else None
-
-
-@dataclass
-class Process:
-    """This process: its engine, and the ports that peers may connect to."""
-
-    config: Config
-    rank_hint: int
-    management_address: str | None
-    engine: _core.Engine = field(init=False)
-    info: ProcessInfo = field(init=False)
-
-    def __post_init__(self) -> None:
-        config = self.config
-        number = secrets.randbelow(2**32 - 1) + 1
-        self.engine = _core.Engine(config.core_fields(), number)
-        unix_name = f"r2ccl-{number}-{secrets.token_hex(8)}"
-        self.engine.listen("shm", "", unix_name)
-        self.info = ProcessInfo(
-            process=number,
-            secret=secrets.token_bytes(32),
-            node=node_identity(config.node, self.rank_hint),
-            host=socket.gethostname(),
-            ports=self._listen_on_ports(),
-            control=self._listen_for_control(),
-            unix_name=unix_name,
-        )
-
-    def _listen_on_ports(self) -> tuple[PortInfo, ...]:
-        ports = select_ports(self.config.rails, self.config.management, self.management_address)
-        self._rail_addresses = {port.address for port in ports}
-        infos = []
-        for port in ports:
-            device = "" if port.device == "lo" else port.device
-            number = self.engine.listen("tcp", device, port.address)
-            infos.append(PortInfo(device, port.address, number))
-        return tuple(infos)
-
-    def _listen_for_control(self) -> PortInfo | None:
-        """Control frames also go over the management NIC, which carries no data."""
-        address = self.management_address
-        if address is None or address in self._rail_addresses or address.startswith("127."):
-            return None
-        return PortInfo("", address, self.engine.listen("control", "", address))
-
-    def add_peer(self, peer: ProcessInfo, label: str, own_node: int) -> None:
-        """Make the link to a peer, if there is none yet.
-
-        Raises:
-            ConfigError: the two have no pair of ports.
-        """
-        if peer.process == self.info.process:
-            raise ConfigError(
-                f"{label} is this process itself: each rank needs a process of its own, "
-                "or an engine of its own (share_engine=False)"
-            )
-        if not self.engine.has_peer(peer.process):
-            rails = rails_between(self.info, peer, own_node)
-            self.engine.add_peer(peer.process, label, pair_secret(self.info, peer), rails)
 
 
 def rails_between(own: ProcessInfo, peer: ProcessInfo, own_node: int) -> list[dict[str, Any]]:

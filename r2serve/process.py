@@ -1,0 +1,145 @@
+"""This operating-system process's engine, which all its communicators share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from r2serve import _core
+from r2serve.config import Config
+from r2serve.errors import ERROR_TYPES, ConfigError
+from r2serve.interfaces import node_identity, select_ports
+from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
+
+LINGER_S = 5.0
+"""How long a close may wait for delivery."""
+
+_LOG = logging.getLogger("r2serve.r2ccl")
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
+
+_core.set_error_types(ERROR_TYPES)
+
+
+@dataclass(frozen=True)
+class RailInfo:
+    """A rail of this process, as it is now."""
+
+    name: str
+    kind: str
+    peer: str
+    state: str
+    cause: str
+    epoch: int
+    local: str
+    remote: str
+    round_trip_ns: int
+    tx_bytes: int
+    rx_bytes: int
+    data_tx_bytes: int
+    replayed_chunks: int
+    hedged_chunks: int
+
+
+@dataclass
+class Process:
+    """This process: its engine, and the ports that peers may connect to."""
+
+    config: Config
+    rank_hint: int
+    management_address: str | None
+    engine: _core.Engine = field(init=False)
+    info: ProcessInfo = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        number = secrets.randbelow(2**32 - 1) + 1
+        self.engine = _core.Engine(config.core_fields(), number)
+        unix_name = f"r2ccl-{number}-{secrets.token_hex(8)}"
+        self.engine.listen("shm", "", unix_name)
+        self.info = ProcessInfo(
+            process=number,
+            secret=secrets.token_bytes(32),
+            node=node_identity(config.node, self.rank_hint),
+            host=socket.gethostname(),
+            ports=self._listen_on_ports(),
+            control=self._listen_for_control(),
+            unix_name=unix_name,
+        )
+
+    def _listen_on_ports(self) -> tuple[PortInfo, ...]:
+        ports = select_ports(self.config.rails, self.config.management, self.management_address)
+        self._rail_addresses = {port.address for port in ports}
+        infos = []
+        for port in ports:
+            device = "" if port.device == "lo" else port.device
+            number = self.engine.listen("tcp", device, port.address)
+            infos.append(PortInfo(device, port.address, number))
+        return tuple(infos)
+
+    def _listen_for_control(self) -> PortInfo | None:
+        """Control frames also go over the management NIC, which carries no data."""
+        address = self.management_address
+        if address is None or address in self._rail_addresses or address.startswith("127."):
+            return None
+        return PortInfo("", address, self.engine.listen("control", "", address))
+
+    def add_peer(self, peer: ProcessInfo, label: str, own_node: int) -> None:
+        """Make the link to a peer, if there is none yet.
+
+        Raises:
+            ConfigError: the two have no pair of ports.
+        """
+        if peer.process == self.info.process:
+            raise ConfigError(
+                f"{label} is this process itself: each rank needs a process of its own, "
+                "or an engine of its own (share_engine=False)"
+            )
+        if not self.engine.has_peer(peer.process):
+            rails = rails_between(self.info, peer, own_node)
+            self.engine.add_peer(peer.process, label, pair_secret(self.info, peer), rails)
+
+
+_LOCK = threading.Lock()
+_SHARED: dict[tuple[int, Config], Process] = {}
+_USERS: Counter[int] = Counter()  # communicators of a process's engine, by its number
+
+
+def acquire(config: Config, rank: int, management_address: str | None, share: bool) -> Process:
+    """The engine for this configuration; without ``share`` one of its own.  Pair with release."""
+    key = (os.getpid(), config)  # a fork has none of its parent's threads
+    with _LOCK:
+        process = _SHARED.get(key) if share else None
+        if process is None:
+            logging.getLogger("r2serve").setLevel(config.log_level.upper())
+            process = Process(config, rank, management_address)
+            threading.Thread(
+                target=_forward_log, args=(process.engine,), name="r2ccl-log", daemon=True
+            ).start()
+            if share:
+                _SHARED[key] = process
+        _USERS[process.info.process] += 1
+        return process
+
+
+def release(process: Process) -> None:
+    """The last communicator closes the engine."""
+    number = process.info.process
+    with _LOCK:
+        _USERS[number] -= 1
+        if _USERS[number] > 0:
+            return
+        del _USERS[number]
+        for key in [key for key, shared in _SHARED.items() if shared is process]:
+            del _SHARED[key]
+    process.engine.close(LINGER_S)
+
+
+def _forward_log(engine: _core.Engine) -> None:
+    while (lines := engine.take_log(1000)) is not None:
+        for level, text in lines:
+            _LOG.log(_LEVELS[level], "%s", text)

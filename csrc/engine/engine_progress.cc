@@ -288,9 +288,13 @@ void Engine::block(Lock& lock, const std::vector<Peer*>& peers) {
   std::vector<pollfd> fds{{arrivals_.get(), POLLIN, 0}};
   for (Peer* peer : peers) {
     for (RailEnd& end : peer->rails) {
-      if (!end.framed) continue;
+      // What arrives on a muted rail is not read, so it would wake us again and again.
+      if (!end.framed || end.framed->muted()) continue;
       const bool writes = end.framed->wants_write();
-      if (!end.framed->pipe().arm(writes)) return;
+      if (!end.framed->pipe().arm(writes)) {
+        lock.yield();  // or whoever could end the wait (a fault healed, an abort) never gets in
+        return;
+      }
       const bool polls_write = writes && end.kind != RailKind::shm;
       fds.push_back({end.framed->pipe().fd(),
                      static_cast<short>(polls_write ? POLLIN | POLLOUT : POLLIN), 0});
@@ -318,6 +322,13 @@ void Engine::add_communicator(Communicator& communicator) {
   if (early == early_aborts_.end()) return;
   communicator.fail(early->second.code, early->second.text, now_ns());
   early_aborts_.erase(early);
+}
+
+void Engine::drop_streams(Peer& peer, std::uint64_t communicator) {
+  // Frames under way point into the streams' memory and the callers'.
+  for (RailEnd& end : peer.rails)
+    if (end.framed) end.framed->detach();
+  peer.link.close_streams(communicator);
 }
 
 void Engine::remove_communicator(Communicator& communicator) {

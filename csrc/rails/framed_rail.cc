@@ -81,7 +81,7 @@ void FramedRail::advance(std::size_t bytes) {
     ++part_begin_;
   }
   if (part_begin_ < part_end_) return;
-  for (std::size_t i = 0; i < frame_count_; ++i) link_.frame_written(frames_[i]);
+  for (std::size_t i = 0; i < frame_count_; ++i) link_.frame_written(frames_[i].header);
   frame_count_ = 0;
   detached_.clear();
 }
@@ -116,6 +116,7 @@ void FramedRail::heal() {
   part_begin_ = 0;
   part_end_ = 1;
   frame_count_ = 0;
+  blocked_ = true;  // also a rail that has nothing newer to send
 }
 
 void FramedRail::report_path(TimeNs now) {

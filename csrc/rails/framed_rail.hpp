@@ -34,6 +34,7 @@ class FramedRail {
   // A black hole inside the engine: bytes in both directions are held back until heal().
   void mute() { muted_ = true; }
   void heal();
+  [[nodiscard]] bool muted() const { return muted_; }
 
   [[nodiscard]] bool wants_write() const { return blocked_; }
   [[nodiscard]] BytePipe& pipe() { return *pipe_; }

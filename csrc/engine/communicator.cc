@@ -77,7 +77,7 @@ void Communicator::close(double linger_s) {
     if (!delivered()) engine_->block(lock, peers_);
   }
   if (failed_ == ErrorCode::ok)
-    for (Peer* peer : peers_) peer->link.close_streams(id_);
+    for (Peer* peer : peers_) engine_->drop_streams(*peer, id_);
   engine_->remove_communicator(*this);
 }
 
@@ -126,9 +126,7 @@ Status Communicator::conclude(Status status) {
     // Nothing may read the caller's buffers after the return.
     for (Endpoint& member : members_) {
       if (member.peer == nullptr || member.out == nullptr) continue;
-      for (RailEnd& end : member.peer->rails)
-        if (end.framed) end.framed->detach();
-      member.peer->link.close_streams(id_);
+      engine_->drop_streams(*member.peer, id_);
       member.out = nullptr;
       member.in = nullptr;
     }

@@ -116,6 +116,7 @@ class Engine {
   [[nodiscard]] Peer* find(std::uint32_t process);
   [[nodiscard]] Hello hello_for(const Peer& peer, RailId rail) const;
 
+  void drop_streams(Peer& peer, std::uint64_t communicator);
   void add_communicator(Communicator& communicator);
   void remove_communicator(Communicator& communicator);
 

@@ -6,6 +6,11 @@
 #include <cmath>
 
 namespace r2ccl {
+namespace {
+
+constexpr TimeNs noise_ns = 200'000;  // of round trips on a busy host
+
+}  // namespace
 
 Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed)
     : options_(options), rails_(rails.size()), scratch_(64U << 10), jitter_(jitter_seed | 1U) {
@@ -31,7 +36,7 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
 }
 
 void Link::choose_best() {
-  // The rail with the lowest round trip; a rail in use is left only for one twice as good, so that
+  // The rail with the lowest round trip; a rail in use is left only for one clearly better, so that
   // noise does not move traffic.  If none is UP, a suspect one is better than none.
   for (const RailState wanted : {RailState::up, RailState::suspect}) {
     RailId lowest = any_rail;
@@ -42,7 +47,7 @@ void Link::choose_best() {
     }
     if (lowest == any_rail) continue;
     const bool keep = best_ != any_rail && rails_[best_].state == wanted &&
-                      rails_[best_].round_trip <= 2 * rails_[lowest].round_trip;
+                      rails_[best_].round_trip <= 2 * rails_[lowest].round_trip + noise_ns;
     if (!keep) best_ = lowest;
     return;
   }

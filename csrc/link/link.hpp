@@ -63,8 +63,7 @@ class LinkObserver {
 struct OutFrame {
   FrameHeader header;
   const std::byte* payload = nullptr;
-  OutStream* stream = nullptr;  // data frames
-  std::uint16_t slot = 0;
+  OutStream* stream = nullptr;  // data frames; for the link's own use while the frame is made
 };
 
 struct LinkAction {
@@ -131,7 +130,7 @@ class Link {
   // The next frame for this rail; false if there is none it may carry.
   bool next_frame(RailId rail, OutFrame& frame, TimeNs now);
   // The rail has handed a frame on in full and reads its payload no more.
-  void frame_written(const OutFrame& frame);
+  void frame_written(const FrameHeader& header);
   [[nodiscard]] bool has_frames(RailId rail) const;
 
   // --- frames in -------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
     rail.counters.data_tx_bytes += bytes;
     rail.counters.last_tx_ns = now;
     rail.attempts.push_back(
-        {frame.stream, rail.sent, frame.header.number, frame.slot,
+        {frame.stream, rail.sent, frame.header.number, frame.header.slot,
          static_cast<std::uint16_t>(frame.header.offset / options_.shape.chunk_bytes)});
   }
   seal(frame.header);
@@ -85,10 +85,13 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
   return true;
 }
 
-void Link::frame_written(const OutFrame& frame) {
-  if (frame.stream == nullptr) return;
-  OutMessage& message = frame.stream->in_slot(frame.slot);
-  if (message.number == frame.header.number && message.unwritten > 0) --message.unwritten;
+void Link::frame_written(const FrameHeader& header) {
+  // With resilience, delivery acks settle messages; without, what the rails have handed on does.
+  if (options_.shape.resilience || header.type != FrameType::data) return;
+  const auto found = streams_.find(header.communicator);  // it may have been closed meanwhile
+  if (found == streams_.end()) return;
+  OutMessage& message = found->second->out.in_slot(header.slot);
+  if (message.number == header.number && message.unwritten > 0) --message.unwritten;
 }
 
 bool Link::next_control(RailId id, OutFrame& frame) {
@@ -215,7 +218,6 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   reverse.ack_sent();
   frame.payload = message.data + offset;
   frame.stream = &stream;
-  frame.slot = message.slot;
   reap(rails_[id]);
   stream.attempt_posted(message, chunk, id);
 }

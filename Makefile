@@ -65,14 +65,16 @@ test-native: setup $(STAMPS)/system-test ## native tests alone
 
 lint: lint-python lint-cpp ## formatting, types and static analysis
 
-lint-python: setup
+# Linting needs the tools, not a core that is up to date.
+TOOLS_READY := $(if $(wildcard $(STAMPS)/installed),,setup)
+lint-python: $(TOOLS_READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 # clang-tidy is slow: one stamp a file, redone when it or any header changes.
 TIDY := $(patsubst %.cc,build/tidy/%.ok,$(filter %.cc,$(CORE)))
-lint-cpp: setup $(STAMPS)/system-lint
+lint-cpp: $(TOOLS_READY) $(STAMPS)/system-lint
 	clang-format --dry-run -Werror $(FORMATTED)
 	@$(MAKE) -j$(JOBS) $(TIDY)
 
@@ -81,7 +83,7 @@ build/tidy/%.ok: %.cc .clang-tidy $(filter %.hpp,$(CORE)) | build/tidy/compile_c
 	clang-tidy --quiet -p build/tidy $< 2>/dev/null
 	@touch $@
 
-build/tidy/compile_commands.json: CMakeLists.txt $(STAMPS)/installed $(filter %.cc,$(CORE))
+build/tidy/compile_commands.json: CMakeLists.txt $(filter %.cc,$(CORE))
 	@cmake -S . -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
 		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
 	@touch $@

@@ -16,7 +16,15 @@ from r2serve.demo.model import make_tiny_llama, prompts
 from r2serve.demo.places import LabPlace, LocalPlace, Place
 from r2serve.demo.progress import Progress
 from r2serve.demo.report import FaultReport, Report, compare
-from r2serve.demo.serve import MAX_MODEL_LEN, Plan, ServeError, Server, fault_file
+from r2serve.demo.serve import (
+    MAX_MODEL_LEN,
+    RUN_TIMEOUT_S,
+    STEP_TOKENS,
+    Plan,
+    ServeError,
+    Server,
+    fault_file,
+)
 from r2serve.drills import lab as labs
 from r2serve.drills.lab import Lab, LabUnavailableError
 
@@ -28,8 +36,6 @@ WARM_UP_TOKENS = 96
 # takes at worst; decoding that is over earlier would leave a fault without a step to hit.
 FAULTS_TAKE_S = 30.0
 SETTLE_S = 1.0
-# The longest run we wait for, beyond the time it should take: the engine gives up after 300 s.
-RUN_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -116,20 +122,22 @@ def _serve_and_strike(
         with progress.step("starting vllm serve with --distributed-backend r2ccl, TP=2"):
             server.wait_until_ready(lambda seconds: progress.detail(f"{seconds:.0f} s"))
         with progress.step("warming up"):
-            stream(server, texts, WARM_UP_TOKENS, "warm-up-first", progress)
-            warm = stream(server, texts, WARM_UP_TOKENS, "warm-up", progress)
+            # The first requests compile kernels; only the second ones tell the speed.
+            server.stream(texts, WARM_UP_TOKENS, "warm-up-first", progress.detail)
+            warm = server.stream(texts, WARM_UP_TOKENS, "warm-up", progress.detail)
+            one = server.stream(texts[:1], STEP_TOKENS, "one-stream", progress.detail)
+            report.decode_step_ms = one.step_ms()
         rate = warm.overall_tokens_per_second() / len(texts)
         tokens = options.tokens or tokens_for(rate, FAULTS_TAKE_S)
         report.tokens_each = tokens
         with progress.step(f"reference: {len(texts)} streams of {tokens} tokens, undisturbed"):
-            reference = stream(server, texts, tokens, "reference", progress)
+            reference = server.stream(texts, tokens, "reference", progress.detail)
         if reference.failed:
             report.errors.append(f"{reference.failed} requests of the undisturbed run failed")
             return
         report.tokens_per_s["undisturbed"] = reference.overall_tokens_per_second()
-        report.decode_step_ms = reference.step_ms()
         with progress.step("the same streams, while rails are taken away"):
-            run = _disturbed(server, stage, texts, tokens, progress, report)
+            run = _disturbed(server, stage, texts, reference, progress, report)
         report.tokens_per_s["disturbed"] = run.overall_tokens_per_second()
         report.sent, report.completed = len(run.requests), run.completed
         report.mismatches, report.compared = compare(reference, run), True
@@ -140,28 +148,6 @@ def tokens_for(tokens_per_second: float, seconds: float) -> int:
     return max(256, min(int(tokens_per_second * seconds), MAX_MODEL_LEN - 256))
 
 
-def stream(
-    server: Server, texts: Sequence[str], tokens: int, label: str, progress: Progress
-) -> Run:
-    """One undisturbed run of all texts."""
-    load = Load(
-        server.front,
-        server.url,
-        texts,
-        tokens,
-        server.plan.work / f"{server.plan.label}-{label}.json",
-    )
-    deadline = time.monotonic() + RUN_TIMEOUT_S
-    while load.running:
-        server.check_alive()
-        progress.detail(f"{load.tokens} of {load.expected_tokens} tokens")
-        if time.monotonic() > deadline:
-            so_far = f"{load.tokens} of {load.expected_tokens} tokens"
-            raise LoadError(f"{label}: only {so_far} after {RUN_TIMEOUT_S:.0f} s")
-        time.sleep(0.1)
-    return load.result(timeout_s=5)
-
-
 def _injector(stage: Stage, plan: Plan) -> Injector:
     return EngineInjector(fault_file(plan)) if stage.lab is None else LabInjector(stage.lab)
 
@@ -170,16 +156,17 @@ def _disturbed(
     server: Server,
     stage: Stage,
     texts: Sequence[str],
-    tokens: int,
+    reference: Run,
     progress: Progress,
     report: Report,
 ) -> Run:
+    tokens = report.tokens_each
     path = server.plan.work / f"{server.plan.label}-disturbed.json"
     load = Load(server.front, server.url, texts, tokens, path)
     striker = Striker(
         Journals(server.journals()),
         _injector(stage, server.plan),
-        step_s=report.decode_step_ms / 1e3,
+        step_s=reference.step_ms() / 1e3,
         decoding=lambda: load.running and load.tokens < load.expected_tokens,
         watch=progress.line,
     )

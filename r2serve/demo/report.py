@@ -69,7 +69,10 @@ class FaultReport:
 
 @dataclass
 class BaselineReport:
-    """The stock communicator under the same load and the same first fault."""
+    """The stock communicator under the same load and the same first fault.
+
+    decode_step_ms: of one stream. frozen_s: how long no token had come at the end; None: they came.
+    """
 
     decode_step_ms: float
     tokens_per_s: float
@@ -203,7 +206,7 @@ def _summary(report: Report) -> Table:
     table.add_row("tokens", f"{tokens}, {report.tokens_each} a request")
     for name, rate in report.tokens_per_s.items():
         table.add_row(f"tokens/s, {name} run", f"{rate:.0f}")
-    table.add_row("decode step", f"{report.decode_step_ms:.1f} ms")
+    table.add_row("decode step, one stream", f"{report.decode_step_ms:.1f} ms")
     table.add_row("took", f"{report.seconds:.0f} s")
     return table
 
@@ -241,6 +244,6 @@ def _baseline_line(report: Report) -> str:
             f"{stock.unfinished} of {stock.sent} requests unfinished"
         )
     return (
-        f"stock communicator: decode step {stock.decode_step_ms:.1f} ms "
+        f"stock communicator: decode step, one stream {stock.decode_step_ms:.1f} ms "
         f"(r2ccl {report.decode_step_ms:.1f} ms), {stock.tokens_per_s:.0f} tokens/s; {fate}"
     )

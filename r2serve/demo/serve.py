@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from r2serve.demo.client import wait_until_healthy
+from r2serve.demo.client import Load, LoadError, Run, wait_until_healthy
 from r2serve.demo.places import LOOPBACK_RAILS, LocalPlace, Place, free_port
 
 logger = logging.getLogger("r2serve.demo.serve")
@@ -22,6 +22,11 @@ logger = logging.getLogger("r2serve.demo.serve")
 # Half a minute on an idle machine of two cores; this is for a busy one.
 START_TIMEOUT_S = 240.0
 MAX_MODEL_LEN = 16384
+# The longest that we wait for a run or a token; the engine itself would give up after 300 s.
+RUN_TIMEOUT_S = 150.0
+# Tokens of the single stream whose rate is the length of a decode step. One stream, because with
+# many the client and the API server take their share of the few cores from the workers.
+STEP_TOKENS = 200
 # In a lab each node has its own network, so fixed ports are free by construction.
 LAB_API_PORT, LAB_MASTER_PORT = 8000, 29500
 
@@ -193,6 +198,25 @@ class Server:
             raise ServeError(
                 f"no answer within {START_TIMEOUT_S:.0f} s: {self._what_the_logs_say()}"
             )
+
+    def stream(
+        self, texts: Sequence[str], tokens: int, label: str, watch: Callable[[str], None]
+    ) -> Run:
+        """One undisturbed run of all texts; label names its result file.
+
+        Raises LoadError when it does not end within RUN_TIMEOUT_S, ServeError when a node ends.
+        """
+        path = self.plan.work / f"{self.plan.label}-{label}.json"
+        load = Load(self.front, self.url, texts, tokens, path)
+        deadline = time.monotonic() + RUN_TIMEOUT_S
+        while load.running:
+            self.check_alive()
+            so_far = f"{load.tokens} of {load.expected_tokens} tokens"
+            watch(so_far)
+            if time.monotonic() > deadline:
+                raise LoadError(f"{label}: only {so_far} after {RUN_TIMEOUT_S:.0f} s")
+            time.sleep(0.1)
+        return load.result(timeout_s=5)
 
     def check_alive(self) -> None:
         for index, process in enumerate(self._processes):

@@ -100,9 +100,12 @@ def test_ranges_end_where_they_say(option: Option) -> None:
     [
         ({"slot_bytes": 200_000}, "slot_bytes"),
         ({"slot_bytes": 1 << 20, "chunk_bytes": 8192, "small_message_bytes": 0}, "slot_bytes"),
-        ({"small_message_bytes": 131_073}, "small_message_bytes"),
-        ({"ack_deadline_floor_ms": 201}, "ack_deadline_floor_ms"),
-        ({"rejoin_backoff_min_ms": 5001}, "rejoin_backoff_min_ms"),
+        (
+            {"small_message_bytes": 4097, "chunk_bytes": 4096, "slot_bytes": 8192},
+            "small_message_bytes",
+        ),
+        ({"ack_deadline_floor_ms": 201, "dead_deadline_ms": 200}, "ack_deadline_floor_ms"),
+        ({"rejoin_backoff_min_ms": 2, "rejoin_backoff_max_ms": 1}, "rejoin_backoff_min_ms"),
         ({"slots": 6}, "slots"),
         ({"chunk_bytes": 100_000}, "chunk_bytes"),
         ({"rails": "eth0,eth0"}, "rails"),

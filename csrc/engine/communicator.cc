@@ -329,35 +329,37 @@ Status Communicator::wait(Endpoint& endpoint, Engine::Lock& lock, Done done) {
     if (finished) return {};
     if (now - last_arrival < spin) {
       if (check) {
-        R2CCL_TRY(check_liveness(endpoint, began, now));
+        R2CCL_TRY(check_liveness(peer, began, now));
         lock.yield();
       }
       continue;
     }
-    R2CCL_TRY(check_liveness(endpoint, began, now));
+    R2CCL_TRY(check_liveness(peer, began, now));
     engine_->block(lock, bulk_ ? peers_ : std::vector<Peer*>{&peer});
   }
 }
 
-Status Communicator::check_liveness(Endpoint& endpoint, TimeNs waiting_since, TimeNs now) {
-  const Link& link = endpoint.peer->link;
-  if (link.peer_said_bye())
-    return {ErrorCode::peer_closed, endpoint.peer->label + " has closed communicator '" + name_ +
+Status Communicator::check_liveness(const Peer& awaited, TimeNs waiting_since, TimeNs now) {
+  if (awaited.link.peer_said_bye())
+    return {ErrorCode::peer_closed, awaited.label + " has closed communicator '" + name_ +
                                         "' while rank " + std::to_string(rank_) + " waits in " +
                                         describe(tag_)};
-  if (link.lost_bytes())
+  if (awaited.link.lost_bytes())
     return {ErrorCode::peer_lost,
-            "a rail to " + endpoint.peer->label +
-                " was lost and R2CCL_RESILIENCE is off: " + endpoint.peer->describe_rails()};
-  if (!link.dark()) return {};
-  const TimeNs dark_since = std::max(link.dark_since(), waiting_since);
+            "a rail to " + awaited.label +
+                " was lost and R2CCL_RESILIENCE is off: " + awaited.describe_rails()};
+  // Not only the awaited one: it may be in no call and never learn that a third rank is lost.
   const auto timeout = static_cast<TimeNs>(engine_->config().link_timeout_s * 1e9);
-  if (now - dark_since < timeout) return {};
-  return {ErrorCode::peer_lost,
-          "no rail to " + endpoint.peer->label +
-              " for link_timeout_s = " + std::to_string(engine_->config().link_timeout_s) +
-              " s in communicator '" + name_ + "', rank " + std::to_string(rank_) + ", " +
-              describe(tag_) + ": " + endpoint.peer->describe_rails()};
+  for (const Peer* peer : peers_) {
+    if (!peer->link.dark() || peer->link.peer_said_bye()) continue;
+    if (now - std::max(peer->link.dark_since(), waiting_since) < timeout) continue;
+    return {ErrorCode::peer_lost,
+            "no rail to " + peer->label +
+                " for link_timeout_s = " + std::to_string(engine_->config().link_timeout_s) +
+                " s in communicator '" + name_ + "', rank " + std::to_string(rank_) + ", " +
+                describe(tag_) + ": " + peer->describe_rails()};
+  }
+  return {};
 }
 
 // --- failure

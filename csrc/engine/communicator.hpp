@@ -92,7 +92,7 @@ class Communicator final : public Channel {
   Status conclude(Status status);
   template <typename Done>
   Status wait(Endpoint& endpoint, Engine::Lock& lock, Done done);
-  Status check_liveness(Endpoint& endpoint, TimeNs waiting_since, TimeNs now);
+  Status check_liveness(const Peer& awaited, TimeNs waiting_since, TimeNs now);
   [[nodiscard]] Status failure() const;
   [[nodiscard]] Status mismatch(int peer, const CallTag& theirs, std::size_t their_bytes,
                                 std::size_t bytes);

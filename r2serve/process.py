@@ -54,6 +54,7 @@ class Process:
     management_address: str | None
     engine: _core.Engine = field(init=False)
     info: ProcessInfo = field(init=False)
+    log: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -117,9 +118,10 @@ def acquire(config: Config, rank: int, management_address: str | None, share: bo
         if process is None:
             logging.getLogger("r2serve").setLevel(config.log_level.upper())
             process = Process(config, rank, management_address)
-            threading.Thread(
+            process.log = threading.Thread(
                 target=_forward_log, args=(process.engine,), name="r2ccl-log", daemon=True
-            ).start()
+            )
+            process.log.start()
             if share:
                 _SHARED[key] = process
         _USERS[process.info.process] += 1
@@ -137,6 +139,10 @@ def release(process: Process) -> None:
         for key in [key for key, shared in _SHARED.items() if shared is process]:
             del _SHARED[key]
     process.engine.close(LINGER_S)
+    # A thread that comes back from the core while the interpreter ends takes the process with it.
+    # Garbage collection may have brought us here in that very thread.
+    if process.log is not threading.current_thread():
+        process.log.join()
 
 
 def _forward_log(engine: _core.Engine) -> None:

@@ -26,10 +26,8 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   assert(may_move(from, to));
   rail.state = to;
   rail.cause = cause;
-  if (from == RailState::up || to == RailState::up) {
-    choose_best();
-    update_darkness(now);
-  }
+  if (from == RailState::up || to == RailState::up || id == best_) choose_best();
+  if (from == RailState::up || to == RailState::up) update_darkness(now);
   if (from == RailState::up && rail.carries_data()) ++disturbances_;
   if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
   step(Step::rail_moved, id);
@@ -87,6 +85,8 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.incoming = {};
   rail.control = {};
   rail.last_rx = rail.last_tx = rail.probation_since = now;
+  // A notice about the old epoch that no rail has carried yet would be read as one about this.
+  for (Rail& other : rails_) other.control.notices &= ~(std::uint64_t{1} << id);
   ++rail.counters.epochs;
   assert(rail.attempts.empty());
   move(id, RailState::probation, RailCause::none, now);
@@ -136,7 +136,9 @@ void Link::peer_fenced(RailId id, Epoch epoch, TimeNs now) { on_fenced(id, epoch
 
 void Link::on_fenced(RailId id, Epoch epoch, TimeNs now) {
   Rail& rail = rails_[id];
-  if (epoch <= rail.peer_fenced || epoch > rail.epoch) return;
+  // The peer may also have written off a later number, whose opening it never saw confirmed.
+  epoch = std::min(epoch, rail.epoch);
+  if (epoch <= rail.peer_fenced) return;
   rail.peer_fenced = epoch;
   // The peer wrote off the epoch that we still use: its RAIL_DOWN was lost or comes later.
   if (epoch == rail.epoch) rail_failed(id, epoch, RailCause::peer_notice, now);
@@ -226,12 +228,7 @@ void Link::clear_suspicion(RailId id, TimeNs now) {
 
 Link::Streams& Link::streams(std::uint64_t communicator) {
   auto& pair = streams_[communicator];
-  if (!pair) {
-    pair = std::make_unique<Streams>(OutStream(options_.shape, communicator),
-                                     InStream(options_.shape, communicator));
-    pair->out.reverse = &pair->in;
-    pair->in.reverse = &pair->out;
-  }
+  if (!pair) pair = std::make_unique<Streams>(options_.shape, communicator);
   return *pair;
 }
 
@@ -240,11 +237,14 @@ OutStream& Link::out_stream(std::uint64_t communicator) { return streams(communi
 InStream& Link::in_stream(std::uint64_t communicator) { return streams(communicator).in; }
 
 void Link::close_streams(std::uint64_t communicator) {
-  closed_.insert(communicator);
   const auto found = streams_.find(communicator);
-  if (found == streams_.end()) return;
+  if (found == streams_.end()) {
+    closed_.try_emplace(communicator);
+    return;
+  }
   OutStream* out = &found->second->out;
   InStream* in = &found->second->in;
+  closed_[communicator] = {in->delivered(), in->consumed()};
   std::erase(posting_, out);
   std::erase_if(replays_, [&](const Replay& replay) { return replay.stream == out; });
   if (last_in_ == in) last_in_ = nullptr;

@@ -14,7 +14,6 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "link/frame.hpp"
@@ -199,10 +198,11 @@ class Link {
     std::uint64_t fenced = 0;   // bit r: FENCED of rail r is due here
     std::vector<InStream*> acks;
     std::vector<OutStream*> ack_requests;
+    std::vector<std::uint64_t> closed_acks;  // communicators whose last ack is asked for again
     std::size_t aborts_sent = 0;
     [[nodiscard]] bool any(std::size_t aborts) const {
       return ping || pong || bye || notices != 0 || fenced != 0 || !acks.empty() ||
-             !ack_requests.empty() || aborts_sent < aborts;
+             !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts;
     }
   };
   struct Rail {
@@ -244,7 +244,16 @@ class Link {
     RailId from;
   };
 
+  struct LastAck {
+    std::uint64_t delivered;
+    std::uint64_t credit;
+  };
   struct Streams {
+    Streams(const StreamShape& shape, std::uint64_t communicator)
+        : out(shape, communicator), in(shape, communicator) {
+      out.reverse = &in;
+      in.reverse = &out;
+    }
     OutStream out;
     InStream in;
   };
@@ -281,6 +290,7 @@ class Link {
   void on_fenced(RailId rail, Epoch epoch, TimeNs now);
   void queue_ack(InStream& stream, RailId rail);
   void queue_ack_everywhere(InStream& stream);
+  void repeat_last_ack(RailId rail, std::uint64_t communicator);
 
   // link_deadlines.cc: time
   void judge_rail(RailId rail, TimeNs observed, TimeNs now);
@@ -303,12 +313,14 @@ class Link {
   const LinkOptions options_;
   std::vector<Rail> rails_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Streams>> streams_;  // by communicator
-  std::unordered_set<std::uint64_t> closed_;  // communicators closed here; late frames are dropped
-  InStream* last_in_ = nullptr;               // most frames are for the stream of the frame before
-  std::deque<OutStream*> posting_;            // streams with chunks never posted
+  // Communicators closed here, by what they acknowledged last: late data is dropped, a lost last
+  // ack is repeated.
+  std::unordered_map<std::uint64_t, LastAck> closed_;
+  InStream* last_in_ = nullptr;     // most frames are for the stream of the frame before
+  std::deque<OutStream*> posting_;  // streams with chunks never posted
   std::deque<Replay> replays_;
   std::vector<LinkAction> actions_;
-  std::vector<AbortNotice> aborts_;
+  std::deque<AbortNotice> aborts_;  // frames point into their texts
   std::vector<AbortNotice> received_aborts_;
   std::vector<std::byte> scratch_;  // payload that nobody wants; zeros to send in probes are apart
   LinkObserver* observer_ = nullptr;

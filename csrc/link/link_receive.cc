@@ -9,13 +9,19 @@ namespace {
 // A peer cannot make us keep streams of more communicators than this.
 constexpr std::size_t max_communicators = 4096;
 
-bool payload_size_valid(const FrameHeader& header, const StreamShape& shape) {
+bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
   switch (header.type) {
     case FrameType::data: return header.payload_bytes <= shape.chunk_bytes;
     case FrameType::ping: return header.payload_bytes <= max_probe_bytes;
     case FrameType::abort: return header.payload_bytes <= max_abort_bytes;
-    default: return header.payload_bytes == 0;
+    case FrameType::ack:
+    case FrameType::ack_request:
+    case FrameType::pong:
+    case FrameType::rail_down:
+    case FrameType::fenced:
+    case FrameType::bye: return header.payload_bytes == 0;
   }
+  return false;
 }
 
 }  // namespace
@@ -23,7 +29,7 @@ bool payload_size_valid(const FrameHeader& header, const StreamShape& shape) {
 bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
   Rail& rail = rails_[id];
   if (!connected(id)) return false;
-  bool valid = intact(header) && payload_size_valid(header, options_.shape);
+  bool valid = intact(header) && type_and_size_valid(header, options_.shape);
   if (valid) {
     rail.incoming.header = header;
     rail.incoming.stream = nullptr;
@@ -110,6 +116,8 @@ void Link::frame_end(RailId id, TimeNs now) {
     case FrameType::ack_request:
       if (const auto found = streams_.find(header.communicator); found != streams_.end())
         queue_ack_everywhere(found->second->in);
+      else if (closed_.contains(header.communicator))
+        repeat_last_ack(id, header.communicator);
       break;
     case FrameType::ping:
       rail.control.pong = true;
@@ -153,6 +161,12 @@ void Link::queue_ack(InStream& stream, RailId id) {
   if (id == any_rail) return;  // no rail: tick() repeats what is owed
   auto& acks = rails_[id].control.acks;
   if (std::find(acks.begin(), acks.end(), &stream) == acks.end()) acks.push_back(&stream);
+}
+
+// The request comes on every usable rail, and so does the answer.
+void Link::repeat_last_ack(RailId id, std::uint64_t communicator) {
+  auto& acks = rails_[id].control.closed_acks;
+  if (std::find(acks.begin(), acks.end(), communicator) == acks.end()) acks.push_back(communicator);
 }
 
 void Link::queue_ack_everywhere(InStream& stream) {

@@ -138,6 +138,13 @@ bool Link::next_control(RailId id, OutFrame& frame) {
     header.delivered = stream->delivered();
     header.credit = stream->consumed();
     stream->ack_sent();
+  } else if (!control.closed_acks.empty()) {
+    const LastAck& last = closed_.at(control.closed_acks.back());
+    header.type = FrameType::ack;
+    header.communicator = control.closed_acks.back();
+    header.delivered = last.delivered;
+    header.credit = last.credit;
+    control.closed_acks.pop_back();
   } else if (!control.ack_requests.empty()) {
     header.type = FrameType::ack_request;
     header.communicator = control.ack_requests.back()->communicator();

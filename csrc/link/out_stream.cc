@@ -72,7 +72,8 @@ std::size_t OutStream::open_messages() {
 }
 
 bool OutStream::acknowledge(std::uint64_t delivered, std::uint64_t credit, TimeNs now) {
-  if (delivered > next_number_ || credit > delivered) return false;
+  // Nothing arrives before all of its chunks were posted.
+  if (delivered > posting_number_ || credit > delivered) return false;
   if (delivered <= delivered_ && credit <= credit_) return true;
   last_ack_ns = now;
   ack_request_after = 0;

@@ -1,0 +1,240 @@
+// The link and time: suspicion, hedges, charges, probes, back-off.
+#include <gtest/gtest.h>
+
+#include "link/link.hpp"
+#include "link_pair.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::bytes_of;
+using testing::Frame;
+using testing::LinkPair;
+
+// Rail 1 answers; rail 0 does not.
+void pass_with_rail_1(LinkPair& pair, TimeNs time) {
+  pair.pass(time, [&] { pair.exchange(1); });
+}
+
+TEST(LinkDeadlines, SilenceIsHedgedOnAnotherRail) {
+  LinkPair pair(2);
+  const auto data = bytes_of(100, 1);
+  pair.post(pair.a, data);
+  ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
+  pass_with_rail_1(pair, 9 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  EXPECT_EQ(pair.in(pair.b).delivered(), 0U);
+  pass_with_rail_1(pair, 3 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);
+  EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
+  EXPECT_EQ(pair.a.counters(0).hedged_chunks, 1U);
+  EXPECT_EQ(pair.a.counters(0).replayed_chunks, 1U);
+  // Nothing new goes on the suspect rail.
+  pair.post(pair.a, data);
+  EXPECT_TRUE(pair.pull(pair.a, 0, FrameType::data).empty());
+}
+
+TEST(LinkDeadlines, ASmallMessageIsHedgedOnAllOtherRailsAtOnce) {
+  LinkPair pair(3);
+  pair.post(pair.a, bytes_of(100, 1));
+  ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
+  pair.pass(12 * ns_per_ms);
+  EXPECT_EQ(pair.pull(pair.a, 1, FrameType::data).size(), 1U);
+  EXPECT_EQ(pair.pull(pair.a, 2, FrameType::data).size(), 1U);
+}
+
+TEST(LinkDeadlines, ALatePathAckClearsSuspicion) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(100, 1));
+  const auto sent = pair.pull(pair.a, 0);
+  pass_with_rail_1(pair, 20 * ns_per_ms);
+  ASSERT_EQ(pair.a.state(0), RailState::suspect);
+  pair.acknowledge(pair.a, 0);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  pass_with_rail_1(pair, 150 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+}
+
+TEST(LinkDeadlines, SilenceUntilTheDeadDeadlineWhileAnotherRailAnswersIsDown) {
+  LinkOptions options = LinkPair::default_options();
+  options.dead_deadline_ns = 200 * ns_per_ms;
+  LinkPair pair(2, options);
+  pair.post(pair.a, bytes_of(100, 1));
+  (void)pair.pull(pair.a, 0);
+  pass_with_rail_1(pair, 190 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);
+  pass_with_rail_1(pair, 30 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::down);
+  EXPECT_EQ(pair.a.cause(0), RailCause::dead_deadline);
+}
+
+TEST(LinkDeadlines, NoRailIsChargedWhenAllAreSilent) {
+  LinkPair pair(3);
+  pair.post(pair.a, bytes_of(384, 1));
+  const auto pull_all = [&] {
+    for (RailId rail = 0; rail < 3; ++rail) (void)pair.pull(pair.a, rail);
+  };
+  pair.pass(5000 * ns_per_ms, pull_all);
+  for (RailId rail = 0; rail < 3; ++rail) EXPECT_EQ(pair.a.state(rail), RailState::suspect);
+  EXPECT_TRUE(pair.a.dark());
+  // The peer was stopped and goes on: all is well again.
+  for (RailId rail = 0; rail < 3; ++rail) pair.acknowledge(pair.a, rail);
+  for (RailId rail = 0; rail < 3; ++rail) EXPECT_EQ(pair.a.state(rail), RailState::up);
+  EXPECT_FALSE(pair.a.dark());
+}
+
+TEST(LinkDeadlines, APeerThatDoesNotReadCostsNoRail) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(100, 1));
+  (void)pair.pull(pair.a, 0);
+  pair.pass(3000 * ns_per_ms, [&] {
+    pair.exchange(1);
+    pair.a.path_acked(0, 1, 0, /*peer_limited=*/true, pair.now);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+}
+
+TEST(LinkDeadlines, APauseOfOurOwnLoopChargesNobody) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(100, 1));
+  (void)pair.pull(pair.a, 0);
+  pair.now += 60'000 * ns_per_ms;  // stopped, suspended, or the clock jumped
+  pair.a.tick(pair.now);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  pair.acknowledge(pair.a, 0);
+  pass_with_rail_1(pair, 100 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+}
+
+TEST(LinkDeadlines, TheLastUsableRailCarriesDataAlsoWhileSuspect) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(384, 1));
+  pair.pass(40 * ns_per_ms, [&] {
+    for (RailId rail = 0; rail < 2; ++rail) (void)pair.pull(pair.a, rail);
+  });
+  const RailId best = pair.a.best_rail();
+  const RailId last = best == 0 ? 1 : 0;
+  ASSERT_EQ(pair.a.state(0), RailState::suspect);
+  ASSERT_EQ(pair.a.state(1), RailState::suspect);
+  pair.a.rail_failed(best, 1, RailCause::socket_error, pair.now);
+  EXPECT_EQ(pair.a.best_rail(), last);
+  pair.post(pair.a, bytes_of(64, 2));
+  EXPECT_FALSE(pair.pull(pair.a, last, FrameType::data).empty());
+}
+
+TEST(LinkDeadlines, AnIdleRailThatDiedIsFoundByItsProbe) {
+  LinkOptions options = LinkPair::default_options();
+  options.dead_deadline_ns = 200 * ns_per_ms;
+  LinkPair pair(2, options);
+  pass_with_rail_1(pair, 190 * ns_per_ms);
+  EXPECT_TRUE(pair.pull(pair.a, 0).empty());
+  pass_with_rail_1(pair, 20 * ns_per_ms);
+  ASSERT_EQ(pair.pull(pair.a, 0, FrameType::ping).size(), 1U);
+  pass_with_rail_1(pair, 230 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::down);
+}
+
+TEST(LinkDeadlines, WithoutResilienceNothingIsProbedOrHedged) {
+  LinkOptions options = LinkPair::default_options();
+  options.shape.resilience = false;
+  LinkPair pair(2, options);
+  pair.post(pair.a, bytes_of(100, 1));
+  (void)pair.pull(pair.a, 0);
+  pair.pass(3000 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  EXPECT_TRUE(pair.pull(pair.a, 0).empty());
+  EXPECT_TRUE(pair.pull(pair.a, 1).empty());
+  EXPECT_FALSE(pair.a.lost_bytes());
+  pair.a.rail_failed(0, 1, RailCause::socket_error, pair.now);
+  EXPECT_TRUE(pair.a.lost_bytes());
+}
+
+// --- rejoin --------------------------------------------------------------------------------------
+
+void take_down(LinkPair& pair, Epoch epoch) {
+  for (Link* end : {&pair.a, &pair.b}) {
+    end->rail_failed(0, epoch, RailCause::carrier, pair.now);
+    pair.close_rails(*end);
+  }
+  for (Link* end : {&pair.a, &pair.b}) end->peer_fenced(0, epoch, pair.now);
+}
+
+TimeNs next_connect(LinkPair& pair) {
+  const auto actions = std::exchange(pair.a.actions(), {});
+  EXPECT_EQ(actions.size(), 1U);
+  if (actions.empty()) return 0;
+  EXPECT_EQ(actions.back().kind, LinkAction::Kind::connect);
+  EXPECT_TRUE(pair.b.actions().empty());  // the lower process accepts
+  return actions.back().at - pair.now;
+}
+
+TEST(LinkDeadlines, ReconnectionsBackOffUpToTheLimit) {
+  LinkOptions options = LinkPair::default_options();
+  options.rejoin_backoff_min_ns = 10 * ns_per_ms;
+  options.rejoin_backoff_max_ns = 100 * ns_per_ms;
+  LinkPair pair(2, options);
+  take_down(pair, 1);
+  TimeNs expected = 10 * ns_per_ms;
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    const TimeNs delay = next_connect(pair);
+    EXPECT_GE(delay, expected * 3 / 4);
+    EXPECT_LE(delay, expected * 5 / 4);
+    expected = std::min(2 * expected, options.rejoin_backoff_max_ns);
+    pair.a.connect_failed(0, pair.now);
+  }
+}
+
+TEST(LinkDeadlines, BackOffAndDampingCanBeSetToZero) {
+  LinkOptions options = LinkPair::default_options();
+  options.rejoin_backoff_min_ns = 0;
+  options.flap_half_life_s = 0;
+  LinkPair pair(2, options);
+  for (Epoch epoch = 1; epoch < 50; ++epoch) {
+    take_down(pair, epoch);
+    EXPECT_EQ(next_connect(pair), 0);
+    pair.a.connect_failed(0, pair.now);
+    EXPECT_EQ(next_connect(pair), 0);
+    pair.open(0, epoch + 1);
+  }
+}
+
+TEST(LinkDeadlines, AFlappingRailIsDampedAndForgiven) {
+  LinkOptions options = LinkPair::default_options();
+  options.rejoin_backoff_min_ns = 10 * ns_per_ms;
+  options.flap_half_life_s = 1.0;
+  LinkPair pair(2, options);
+  Epoch epoch = 1;
+  TimeNs delay = 0;
+  for (; epoch <= 6; ++epoch) {
+    take_down(pair, epoch);
+    delay = next_connect(pair);
+    pair.open(0, epoch + 1);
+  }
+  EXPECT_GE(delay, 10 * ns_per_ms * 24);  // 2^5, less the jitter
+  pair.now += 20'000 * ns_per_ms;
+  take_down(pair, epoch);
+  EXPECT_LE(next_connect(pair), 10 * ns_per_ms * 5 / 4 + ns_per_ms);
+}
+
+TEST(LinkDeadlines, ARailOnProbationIsNotUpBeforeItsFullSizeProbeIsAnswered) {
+  LinkPair pair(2);
+  take_down(pair, 1);
+  pair.a.actions().clear();
+  ASSERT_TRUE(pair.b.rail_established(0, 2, pair.now));
+  ASSERT_TRUE(pair.a.rail_established(0, 2, pair.now));
+  const auto probes = pair.pull(pair.a, 0);
+  ASSERT_EQ(probes.size(), 1U);
+  EXPECT_EQ(probes[0].header.type, FrameType::ping);
+  EXPECT_EQ(probes[0].header.payload_bytes, max_probe_bytes);
+  // No data before, and a small answer to another probe does not do.
+  pair.post(pair.a, bytes_of(384, 1));
+  EXPECT_TRUE(pair.pull(pair.a, 0).empty());
+  pass_with_rail_1(pair, 2900 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::probation);
+  pass_with_rail_1(pair, 200 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::down);
+  EXPECT_EQ(pair.a.cause(0), RailCause::probation);
+}
+
+}  // namespace
+}  // namespace r2ccl

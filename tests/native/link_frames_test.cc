@@ -1,0 +1,225 @@
+// What a link makes of frames that no correct peer sends, of ABORT and of the end of a stream.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <functional>
+
+#include "link/link.hpp"
+#include "link_pair.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::bytes_of;
+using testing::Frame;
+using testing::LinkPair;
+
+Frame a_data_frame(LinkPair& pair) {
+  pair.post(pair.a, bytes_of(300, 1));
+  const auto frames = pair.pull(pair.a, 0, FrameType::data);
+  EXPECT_FALSE(frames.empty());
+  return frames.at(0);
+}
+
+void expect_protocol_failure(LinkPair& pair, const Frame& frame) {
+  pair.deliver(pair.b, 0, frame);
+  EXPECT_EQ(pair.b.state(0), RailState::down);
+  EXPECT_EQ(pair.b.cause(0), RailCause::protocol);
+  EXPECT_EQ(pair.b.state(1), RailState::up);
+  EXPECT_EQ(pair.in(pair.b).delivered(), 0U);
+}
+
+TEST(LinkFrames, AFlippedBitAnywhereInAHeaderFailsTheRail) {
+  for (std::size_t bit = 0; bit < 8 * sizeof(FrameHeader); ++bit) {
+    SCOPED_TRACE(bit);
+    LinkPair pair(2);
+    Frame frame = a_data_frame(pair);
+    auto* bytes = reinterpret_cast<unsigned char*>(&frame.header);
+    bytes[bit / 8] = static_cast<unsigned char>(bytes[bit / 8] ^ (1U << (bit % 8)));
+    expect_protocol_failure(pair, frame);
+  }
+}
+
+struct Forgery {
+  const char* what;
+  std::function<void(FrameHeader&)> change;
+};
+
+TEST(LinkFrames, AnImpossibleFieldFailsTheRailThoughTheChecksumIsRight) {
+  const std::vector<Forgery> forgeries{
+      {"type 0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
+      {"unknown type without payload",
+       [](FrameHeader& h) {
+         h.type = static_cast<FrameType>(10);
+         h.payload_bytes = 0;
+       }},
+      {"an ack with payload", [](FrameHeader& h) { h.type = FrameType::ack; }},
+      {"slot beyond the last spare one", [](FrameHeader& h) { h.slot = 3; }},
+      {"payload longer than a chunk", [](FrameHeader& h) { h.payload_bytes = 129; }},
+      {"payload of 4 GiB", [](FrameHeader& h) { h.payload_bytes = 0xFFFFFFFF; }},
+      {"payload shorter than its chunk", [](FrameHeader& h) { h.payload_bytes = 127; }},
+      {"offset within a chunk", [](FrameHeader& h) { h.offset = 64; }},
+      {"offset behind the message", [](FrameHeader& h) { h.offset = 384; }},
+      {"offset near 4 GiB", [](FrameHeader& h) { h.offset = 0xFFFFFF80; }},
+      {"message longer than a slot", [](FrameHeader& h) { h.message_bytes = 385; }},
+      {"message that has no such chunk", [](FrameHeader& h) { h.message_bytes = 0; }},
+      {"message without credit", [](FrameHeader& h) { h.number = 2; }},
+      {"delivery of what was never sent", [](FrameHeader& h) { h.delivered = 1; }},
+      {"credit for what was not delivered", [](FrameHeader& h) { h.credit = 1; }},
+  };
+  for (const Forgery& forgery : forgeries) {
+    SCOPED_TRACE(forgery.what);
+    LinkPair pair(2);
+    Frame frame = a_data_frame(pair);
+    forgery.change(frame.header);
+    seal(frame.header);
+    expect_protocol_failure(pair, frame);
+  }
+}
+
+TEST(LinkFrames, TwoChunksThatDisagreeAboutTheirMessageFailTheRail) {
+  const std::vector<Forgery> forgeries{
+      {"another size", [](FrameHeader& h) { h.message_bytes = 384; }},
+      {"another message in the slot", [](FrameHeader& h) { h.number = 1; }},
+      {"another slot for the message", [](FrameHeader& h) { h.slot = 1; }},
+  };
+  for (const Forgery& forgery : forgeries) {
+    SCOPED_TRACE(forgery.what);
+    LinkPair pair(2);
+    Frame frame = a_data_frame(pair);
+    ASSERT_TRUE(pair.deliver(pair.b, 0, frame));
+    frame.header.offset = 128;
+    forgery.change(frame.header);
+    seal(frame.header);
+    expect_protocol_failure(pair, frame);
+  }
+}
+
+TEST(LinkFrames, AnAckOfChunksThatWereNotSentFailsTheRail) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(384, 1));
+  OutFrame first;
+  ASSERT_TRUE(pair.a.next_frame(0, first, pair.now));  // one chunk of three
+  Frame ack{{}, {}};
+  ack.header.type = FrameType::ack;
+  ack.header.communicator = LinkPair::communicator;
+  ack.header.delivered = 1;
+  seal(ack.header);
+  pair.deliver(pair.a, 0, ack);
+  EXPECT_EQ(pair.a.state(0), RailState::down);
+  EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
+  // Its chunks can still be sent.
+  const auto sent = pair.pull(pair.a, 1, FrameType::data);
+  EXPECT_EQ(sent.size(), 3U);
+}
+
+TEST(LinkFrames, NoticesAboutRailsThatDoNotExistChangeNothing) {
+  LinkPair pair(2);
+  for (const FrameType type : {FrameType::rail_down, FrameType::fenced}) {
+    Frame frame{{}, {}};
+    frame.header.type = type;
+    frame.header.number = 2;
+    frame.header.epoch = 1;
+    seal(frame.header);
+    EXPECT_TRUE(pair.deliver(pair.b, 0, frame));
+  }
+  EXPECT_EQ(pair.b.state(0), RailState::up);
+  EXPECT_EQ(pair.b.state(1), RailState::up);
+}
+
+// --- ABORT ---------------------------------------------------------------------------------------
+
+TEST(LinkFrames, AnAbortArrivesWithItsTextOnEveryRail) {
+  LinkPair pair(2);
+  const std::string text = "no rail to rank 3 for 30 s";
+  pair.a.send_abort({LinkPair::communicator, ErrorCode::peer_lost, text});
+  pair.exchange(0);
+  pair.exchange(1);
+  ASSERT_EQ(pair.b.received_aborts().size(), 2U);
+  for (const AbortNotice& notice : pair.b.received_aborts()) {
+    EXPECT_EQ(notice.communicator, LinkPair::communicator);
+    EXPECT_EQ(notice.code, ErrorCode::peer_lost);
+    EXPECT_EQ(notice.text, text);
+  }
+}
+
+TEST(LinkFrames, AnAbortIsSticky) {
+  LinkPair pair(1);
+  pair.a.send_abort({LinkPair::communicator, ErrorCode::peer_lost, "gone"});
+  (void)pair.pull(pair.a, 0);  // lost with its rail
+  for (Link* end : {&pair.a, &pair.b}) {
+    end->rail_failed(0, 1, RailCause::carrier, pair.now);
+    pair.close_rails(*end);
+  }
+  for (Link* end : {&pair.a, &pair.b}) end->peer_fenced(0, 1, pair.now);
+  pair.open(0, 2);
+  pair.exchange(0);
+  ASSERT_EQ(pair.b.received_aborts().size(), 1U);
+  EXPECT_EQ(pair.b.received_aborts()[0].text, "gone");
+}
+
+TEST(LinkFrames, ALongAbortTextIsCutAndAnEmptyOneArrives) {
+  LinkPair pair(1);
+  pair.a.send_abort({1, ErrorCode::internal, std::string(10'000, 'x')});
+  pair.a.send_abort({2, ErrorCode::internal, ""});
+  pair.exchange(0);
+  ASSERT_EQ(pair.b.received_aborts().size(), 2U);
+  EXPECT_EQ(pair.b.received_aborts()[0].text, std::string(max_abort_bytes, 'x'));
+  EXPECT_EQ(pair.b.received_aborts()[1].text, "");
+}
+
+TEST(LinkFrames, AnAbortsTextStaysWhereItIsUntilItIsWritten) {
+  LinkPair pair(1);
+  pair.a.send_abort({0, ErrorCode::internal, "short"});
+  OutFrame frame;
+  ASSERT_TRUE(pair.a.next_frame(0, frame, pair.now));
+  for (std::uint64_t other = 1; other < 100; ++other)
+    pair.a.send_abort({other, ErrorCode::internal, "other"});
+  const auto* text = reinterpret_cast<const char*>(frame.payload);
+  EXPECT_EQ(std::string(text, frame.header.payload_bytes), "short");
+}
+
+// --- closed streams ------------------------------------------------------------------------------
+
+TEST(LinkFrames, AFrameMayBeWrittenAfterItsStreamWasClosed) {
+  LinkPair pair(1);
+  pair.post(pair.a, bytes_of(100, 1));
+  OutFrame frame;
+  ASSERT_TRUE(pair.a.next_frame(0, frame, pair.now));
+  pair.a.close_streams(LinkPair::communicator);
+  pair.a.frame_written(frame.header);
+  EXPECT_TRUE(pair.a.all_delivered());
+}
+
+TEST(LinkFrames, LateFramesOfAClosedCommunicatorAreDropped) {
+  LinkPair pair(2);
+  const Frame frame = a_data_frame(pair);
+  ASSERT_TRUE(pair.b.frame_begin(0, frame.header, pair.now));
+  pair.fill(pair.b, 0, frame, 0, 10);
+  pair.b.close_streams(LinkPair::communicator);
+  pair.fill(pair.b, 0, frame, 10, frame.payload.size());
+  EXPECT_TRUE(pair.deliver(pair.b, 1, frame));
+  EXPECT_EQ(pair.b.state(0), RailState::up);
+  EXPECT_EQ(pair.b.state(1), RailState::up);
+}
+
+TEST(LinkFrames, TheLastAckOfAClosedCommunicatorIsRepeatedWhenItWasLost) {
+  LinkPair pair(2);
+  const auto data = bytes_of(300, 1);
+  pair.post(pair.a, data);
+  pair.deliver(pair.b, 0, pair.pull(pair.a, 0));
+  pair.b.consume(pair.in(pair.b), pair.now);
+  (void)pair.pull(pair.b, 0);  // the ack is lost
+  ASSERT_FALSE(pair.in(pair.b).owes_ack_now());
+  pair.b.close_streams(LinkPair::communicator);
+  pair.pass(30 * ns_per_ms, [&] {
+    pair.acknowledge(pair.a, 0);
+    pair.acknowledge(pair.b, 0);
+    pair.exchange(1);
+  });
+  EXPECT_EQ(pair.out(pair.a).delivered(), 1U);
+  EXPECT_EQ(pair.out(pair.a).settled_position(), 300U);
+}
+
+}  // namespace
+}  // namespace r2ccl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ import pytest
 from r2serve.demo.model import make_tiny_llama
 
 START_TIMEOUT_S = 300
+STOP_TIMEOUT_S = 30
 VLLM = Path(sys.executable).with_name("vllm")
 
 # What the CPU build of vLLM needs to serve well on a machine with few cores.
@@ -110,21 +112,27 @@ class Engine:
         for node in self.nodes:
             _signal_group(node.process, signal.SIGTERM)
         for node in self.nodes:
-            try:
-                node.process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                _signal_group(node.process, signal.SIGKILL)
-                node.process.wait(timeout=20)
+            _end_group(node.process)
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To the process and its workers: each node is the leader of a process group."""
-    try:
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
+    """To the process and its workers: each node leads a process group. False if none is left."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return
+        return True
+    return False
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Wait until all are gone, also the helpers that remove shared memory; then kill the rest."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while time.monotonic() < deadline:
+        process.poll()  # reaps it: a zombie still counts as a member of its group
+        if not _signal_group(process, 0):
+            return
+        time.sleep(0.1)
+    _signal_group(process, signal.SIGKILL)
+    process.wait(timeout=STOP_TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")

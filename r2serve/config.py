@@ -198,7 +198,7 @@ class Config:
 
     # Detection and rejoin.
     ack_deadline_floor_ms: int = _core(
-        10,
+        20,
         "Shortest time a rail may take to acknowledge before it is suspected and its open chunks "
         "are hedged. At most `dead_deadline_ms`",
         unit="ms",

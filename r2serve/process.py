@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import select
 import socket
 import threading
 from collections import Counter
@@ -146,6 +147,9 @@ def release(process: Process) -> None:
 
 
 def _forward_log(engine: _core.Engine) -> None:
-    while (lines := engine.take_log(1000)) is not None:
+    poller = select.poll()
+    poller.register(engine.log_fd, select.POLLIN)
+    while (lines := engine.take_log()) is not None:
         for level, text in lines:
             _LOG.log(_LEVELS[level], "%s", text)
+        poller.poll()

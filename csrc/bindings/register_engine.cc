@@ -100,12 +100,9 @@ nb::list rails(Engine& engine) {
   return result;
 }
 
-nb::object take_log(Engine& engine, int timeout_ms) {
-  std::optional<std::deque<LogLine>> lines;
-  {
-    const nb::gil_scoped_release release;
-    lines = engine.log().take(timeout_ms);
-  }
+// Keeps the GIL: a thread that is in here when the interpreter ends could not come back.
+nb::object take_log(Engine& engine) {
+  const auto lines = engine.log().take();
   if (!lines.has_value()) return nb::none();
   nb::list result;
   for (const LogLine& line : *lines)
@@ -136,8 +133,10 @@ void register_engine(nb::module_& module) {
       .def("connect", &connect, nb::arg("peers"), nb::arg("timeout_s"))
       .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0)
       .def("rails", &rails)
-      .def("take_log", &take_log, nb::arg("timeout_ms"),
-           "Waits for log lines: (0 debug .. 3 error, text); None: closed.")
+      .def("take_log", &take_log, "Log lines: (0 debug .. 3 error, text); None: closed.")
+      .def_prop_ro(
+          "log_fd", [](Engine& engine) { return engine.log().fd(); },
+          "Readable while take_log has something to say.")
       .def("journal_bytes", &journal_bytes)
       .def("close", &Engine::close, nb::arg("linger_s"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("journal_path", &Engine::journal_path)

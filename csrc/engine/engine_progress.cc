@@ -90,8 +90,9 @@ void Engine::tick(TimeNs now) {
     const bool refresh = now - peer->path_refreshed >= path_refresh_ns;
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       FramedRail* framed = peer->rails[rail].framed.get();
-      if (framed != nullptr && (refresh || peer->link.awaits_path_ack(rail)))
-        framed->report_path(now);
+      if (framed == nullptr) continue;
+      framed->acknowledge();
+      if (refresh || peer->link.awaits_path_ack(rail)) framed->report_path(now);
     }
     if (refresh) peer->path_refreshed = now;
     peer->link.tick(now);

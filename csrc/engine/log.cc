@@ -1,6 +1,6 @@
 #include "engine/log.hpp"
 
-#include <chrono>
+#include <sys/eventfd.h>
 
 namespace r2ccl {
 namespace {
@@ -9,6 +9,8 @@ constexpr std::size_t max_lines = 1024;
 
 }  // namespace
 
+LogQueue::LogQueue() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+
 void LogQueue::add(LogLevel level, std::string text) {
   const std::lock_guard guard(mutex_);
   if (lines_.size() >= max_lines) {
@@ -16,24 +18,29 @@ void LogQueue::add(LogLevel level, std::string text) {
     return;
   }
   lines_.push_back({level, std::move(text)});
-  added_.notify_one();
+  signal();
 }
 
-std::optional<std::deque<LogLine>> LogQueue::take(int timeout_ms) {
-  std::unique_lock lock(mutex_);
-  added_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                  [this] { return closed_ || !lines_.empty(); });
+std::optional<std::deque<LogLine>> LogQueue::take() {
+  const std::lock_guard guard(mutex_);
+  if (closed_ && lines_.empty()) return std::nullopt;
+  std::uint64_t count = 0;
+  if (!closed_) (void)!::read(event_.get(), &count, sizeof(count));
   if (dropped_ > 0)
     lines_.push_back({LogLevel::warning, std::to_string(dropped_) + " log lines were dropped"});
   dropped_ = 0;
-  if (closed_ && lines_.empty()) return std::nullopt;
   return std::exchange(lines_, {});
 }
 
 void LogQueue::close() {
   const std::lock_guard guard(mutex_);
   closed_ = true;
-  added_.notify_all();
+  signal();
+}
+
+void LogQueue::signal() {
+  const std::uint64_t one = 1;
+  (void)!::write(event_.get(), &one, sizeof(one));
 }
 
 }  // namespace r2ccl

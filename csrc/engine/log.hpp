@@ -2,13 +2,14 @@
 // that no lock of the core is ever held while a log is written.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
+
+#include "drivers/file_descriptor.hpp"
 
 namespace r2ccl {
 
@@ -21,14 +22,20 @@ struct LogLine {
 
 class LogQueue {
  public:
+  LogQueue();
   void add(LogLevel level, std::string text);
-  // Waits up to timeout_ms for lines and takes them all.  Nothing: closed, and no line is left.
-  [[nodiscard]] std::optional<std::deque<LogLine>> take(int timeout_ms);
-  void close();  // ends every wait
+  // Never waits.  Nothing: closed, and no line is left.
+  [[nodiscard]] std::optional<std::deque<LogLine>> take();
+  // Readable while take() has something to say.  A reader sleeps on this outside of the core, so
+  // that it holds nothing of the core when its interpreter ends.
+  [[nodiscard]] int fd() const { return event_.get(); }
+  void close();
 
  private:
+  void signal();
+
+  const FileDescriptor event_;
   std::mutex mutex_;
-  std::condition_variable added_;
   std::deque<LogLine> lines_;
   std::uint64_t dropped_ = 0;
   bool closed_ = false;

@@ -39,8 +39,10 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
                    .cause = static_cast<std::uint8_t>(cause),
                    .rail = end.journal_entry,
                    .epoch = link.epoch(rail)});
+  // A suspicion that clears is no news to an operator.
   const bool notable =
-      !closing && !link.peer_said_bye() && (to == RailState::up || to == RailState::down);
+      !closing && !link.peer_said_bye() &&
+      (to == RailState::down || (to == RailState::up && from == RailState::probation));
   std::string text = end.name + " to " + label + ": " + std::string(name_of(from)) + " -> " +
                      std::string(name_of(to));
   if (cause != RailCause::none) text += " (" + std::string(name_of(cause)) + ")";

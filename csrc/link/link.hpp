@@ -28,7 +28,7 @@ namespace r2ccl {
 struct LinkOptions {
   StreamShape shape;
   std::uint32_t small_message_bytes = 32U << 10;
-  TimeNs ack_deadline_floor_ns = 10 * ns_per_ms;
+  TimeNs ack_deadline_floor_ns = 20 * ns_per_ms;
   double ack_deadline_factor = 8.0;
   TimeNs dead_deadline_ns = 500 * ns_per_ms;
   TimeNs probe_interval_ns = 200 * ns_per_ms;

@@ -31,6 +31,9 @@ class BytePipe {
 
   virtual PathReport path() = 0;
 
+  // Acknowledges to the peer's end what has been read, if the transport would wait with that.
+  virtual void acknowledge() {}
+
   // Becomes readable when bytes arrive after arm() returned true; arm() returns false if some are
   // there already.  With `for_write`, also when there is room again.
   [[nodiscard]] virtual int fd() const = 0;

@@ -70,6 +70,7 @@ bool FramedRail::write_pending(TimeNs now) {
 
 void FramedRail::advance(std::size_t bytes) {
   written_ += bytes;
+  owes_path_ack_ = false;  // data carries acknowledgements
   while (bytes > 0) {
     iovec& part = parts_[part_begin_];
     if (bytes < part.iov_len) {
@@ -119,6 +120,11 @@ void FramedRail::heal() {
   blocked_ = true;  // also a rail that has nothing newer to send
 }
 
+void FramedRail::acknowledge() {
+  if (owes_path_ack_) pipe_->acknowledge();
+  owes_path_ack_ = false;
+}
+
 void FramedRail::report_path(TimeNs now) {
   const PathReport report = pipe_->path();
   const std::uint64_t acked = written_ - std::min(written_, report.unacknowledged);
@@ -159,7 +165,7 @@ bool FramedRail::pump_in(TimeNs now) {
       link_.rail_failed(rail_, epoch_, RailCause::socket_error, now);
       return true;
     }
-    arrived = true;
+    arrived = owes_path_ack_ = true;
     total += bytes;
     const std::size_t into_payload = std::min(bytes, direct);
     if (into_payload > 0) {

@@ -27,6 +27,8 @@ class FramedRail {
 
   // Tells the link what the path has acknowledged.
   void report_path(TimeNs now);
+  // Lets the peer's end know what arrived here, if nothing has told it yet.
+  void acknowledge();
 
   // Copies what is still to be sent, so that nothing outside this object is read any more.
   void detach();
@@ -63,6 +65,7 @@ class FramedRail {
   std::size_t part_end_ = 0;
   std::vector<std::vector<std::byte>> detached_;  // copies that parts_ point to
   bool blocked_ = false;
+  bool owes_path_ack_ = false;  // something was read since the last report
 
   std::vector<std::byte> input_;
   std::size_t input_begin_ = 0;

@@ -28,7 +28,7 @@ struct Config {
   std::int64_t socket_buffer_bytes = 0;  // 0: the kernel tunes them
 
   // Detection and rejoin.
-  std::int64_t ack_deadline_floor_ms = 10;
+  std::int64_t ack_deadline_floor_ms = 20;
   double ack_deadline_factor = 8.0;  // times the smoothed round trip
   std::int64_t dead_deadline_ms = 500;
   std::int64_t probe_interval_ms = 200;

@@ -58,6 +58,12 @@ Io TcpPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
   return Io::ok;
 }
 
+// The kernel delays acknowledgements by up to 40 ms, in the hope of data to send them with.
+void TcpPipe::acknowledge() {
+  const int on = 1;
+  ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_QUICKACK, &on, sizeof(on));
+}
+
 PathReport TcpPipe::path() {
   PathReport report;
   int unacknowledged = 0;

@@ -17,6 +17,7 @@ class TcpPipe final : public BytePipe {
   Io write(std::span<const iovec> parts, std::size_t& bytes) override;
   Io read(std::span<const iovec> parts, std::size_t& bytes) override;
   PathReport path() override;
+  void acknowledge() override;
   [[nodiscard]] int fd() const override { return socket_.get(); }
   [[nodiscard]] bool arm(bool /*for_write*/) override { return true; }
 

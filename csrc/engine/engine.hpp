@@ -82,7 +82,7 @@ class Engine {
     Lock& operator=(const Lock&) = delete;
     void acquire();
     void release();
-    void yield();  // lets waiting threads in
+    void yield();  // lets waiting threads in, and other processes run
 
    private:
     Engine& engine_;

@@ -39,8 +39,8 @@ void Engine::Lock::release() {
 }
 
 void Engine::Lock::yield() {
-  if (engine_.contenders_.load(std::memory_order_relaxed) == 0) return;
   release();
+  std::this_thread::yield();  // also to processes that want this core, the awaited peer perhaps
   // A mutex is not fair: without this the spinning thread would take it again at once.
   for (int i = 0; i < 100 && engine_.contenders_.load() > 0; ++i) std::this_thread::yield();
   acquire();

@@ -67,6 +67,10 @@ std::string describe(const CallTag& tag) {
   // Calls whose counts may differ between ranks carry none.
   if (tag.count != 0) text += ", " + std::to_string(tag.count) + " elements";
   if (rooted) text += ", root " + std::to_string(tag.root);
+  // Its all-reduces carry the algorithm where others carry the root.
+  const auto algorithm = static_cast<Algorithm>(tag.root);
+  if (tag.collective == Collective::all_reduce && algorithm != Algorithm::automatic)
+    text.append(", ").append(name_of(algorithm));
   return text + ')';
 }
 

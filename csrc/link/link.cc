@@ -41,11 +41,12 @@ void Link::choose_best() {
     for (RailId id = 0; id < rails_.size(); ++id) {
       const Rail& rail = rails_[id];
       if (rail.state != wanted || !rail.carries_data()) continue;
-      if (lowest == any_rail || rail.round_trip < rails_[lowest].round_trip) lowest = id;
+      if (lowest == any_rail || rail.base_round_trip < rails_[lowest].base_round_trip) lowest = id;
     }
     if (lowest == any_rail) continue;
-    const bool keep = best_ != any_rail && rails_[best_].state == wanted &&
-                      rails_[best_].round_trip <= 2 * rails_[lowest].round_trip + noise_ns;
+    const bool keep =
+        best_ != any_rail && rails_[best_].state == wanted &&
+        rails_[best_].base_round_trip <= 2 * rails_[lowest].base_round_trip + noise_ns;
     if (!keep) best_ = lowest;
     return;
   }
@@ -215,8 +216,9 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
 }
 
-void Link::path_round_trip(RailId id, TimeNs round_trip) {
-  rails_[id].round_trip = round_trip;
+void Link::path_round_trip(RailId id, TimeNs smoothed, TimeNs base) {
+  rails_[id].round_trip = smoothed;
+  rails_[id].base_round_trip = base;
   choose_best();
 }
 

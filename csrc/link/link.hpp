@@ -123,7 +123,8 @@ class Link {
   // The path has acknowledged the epoch's first `position` bytes.  `peer_limited`: it carries
   // nothing because the peer does not read, which no rail is charged for.
   void path_acked(RailId rail, Epoch epoch, std::uint64_t position, bool peer_limited, TimeNs now);
-  void path_round_trip(RailId rail, TimeNs round_trip);
+  // Smoothed: deadlines follow it.  Base, the recent minimum: small messages take the lowest.
+  void path_round_trip(RailId rail, TimeNs smoothed, TimeNs base);
 
   // --- frames out ------------------------------------------------------------------------------
   // The next frame for this rail; false if there is none it may carry.
@@ -218,6 +219,7 @@ class Link {
     Incoming incoming;
     Control control;
     TimeNs round_trip = 0;
+    TimeNs base_round_trip = 0;
     TimeNs outstanding_since = 0;
     TimeNs silent = 0;  // observed time without path progress while bytes are outstanding
     TimeNs suspect_since = 0;

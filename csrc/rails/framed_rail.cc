@@ -129,7 +129,8 @@ void FramedRail::report_path(TimeNs now) {
   const PathReport report = pipe_->path();
   const std::uint64_t acked = written_ - std::min(written_, report.unacknowledged);
   link_.path_acked(rail_, epoch_, acked, report.peer_limited, now);
-  if (report.round_trip > 0) link_.path_round_trip(rail_, report.round_trip);
+  if (report.round_trip > 0)
+    link_.path_round_trip(rail_, report.round_trip, report.base_round_trip);
 }
 
 // --- in ----------------------------------------------------------------------------------------

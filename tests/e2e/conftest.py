@@ -1,0 +1,224 @@
+"""Processes that are the ranks of a job: started, talked to, and surely ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKERS = Path(__file__).parent / "workers"
+LOOPBACK_RAILS = "127.0.0.1,127.0.0.2"
+_ENDED = object()
+
+Popen = Callable[..., "subprocess.Popen[bytes]"]
+
+
+class Rank:
+    """One process of a job.
+
+    It answers and is told things in lines of JSON; its standard error goes to a file.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        script: str,
+        arguments: Mapping[str, Any],
+        env: Mapping[str, str],
+        log: Path,
+        popen: Popen,
+    ) -> None:
+        self.number = number
+        self.log = log
+        command = [sys.executable, str(WORKERS / script), json.dumps(dict(arguments))]
+        with log.open("wb") as errors:
+            self.process = popen(
+                command,
+                env=dict(env),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        self._lines: queue.Queue[Any] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(json.loads(line))
+        self._lines.put(_ENDED)
+
+    def say(self, what: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self, timeout_s: float) -> Any:
+        """The next line that the process says."""
+        try:
+            said = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            self.fail(f"said nothing for {timeout_s:g} s")
+        if said is _ENDED:
+            self.fail("ended before it said what was awaited")
+        return said
+
+    def ask(self, what: Any, timeout_s: float = 20.0) -> Any:
+        self.say(what)
+        return self.hear(timeout_s)
+
+    def fail(self, what: str) -> None:
+        text = self.log.read_text(errors="replace")[-4000:]
+        pytest.fail(f"rank {self.number} {what}; its standard error ends with:\n{text}")
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its orderly end."""
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.fail(f"did not end within {timeout_s:g} s")
+        if status != 0:
+            self.fail(f"ended with status {status}")
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait(10)
+        self._reader.join(10)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    continue  # what was still to be said is of no use any more
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+
+class Jobs:
+    """Starts jobs, and ends at the end of the test whatever is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ranks: list[Rank] = []
+        self._count = 0
+
+    def start(
+        self,
+        script: str,
+        ranks: int,
+        *,
+        config: Mapping[str, Any] | None = None,
+        per_rank: Callable[[int], Mapping[str, Any]] | None = None,
+        popen: Callable[[int], Popen] | None = None,
+        host: str = "127.0.0.1",
+        **arguments: Any,
+    ) -> list[Rank]:
+        """Start a script of the folder `workers` in a process a rank.
+
+        config: options of r2ccl, set through the environment; per_rank: more of them by rank.
+        """
+        self._count += 1
+        shared = {"ranks": ranks, "host": host, "port": free_port(), **arguments}
+        started = []
+        for number in range(ranks):
+            options: dict[str, Any] = {"rails": LOOPBACK_RAILS, "node": "per-rank"}
+            options |= {"connect_timeout_s": 60, **(config or {})}
+            options |= per_rank(number) if per_rank else {}
+            env = {k: v for k, v in os.environ.items() if not k.startswith("R2CCL_")}
+            env |= {"R2CCL_" + name.upper(): str(value) for name, value in options.items()}
+            # One thread each: the ranks of a test share few cores.
+            env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+            log = self._folder / f"job{self._count}-rank{number}.log"
+            started.append(
+                Rank(
+                    number,
+                    script,
+                    {**shared, "rank": number},
+                    env,
+                    log,
+                    popen(number) if popen else subprocess.Popen,
+                )
+            )
+            self._ranks.append(started[-1])
+        return started
+
+    def end(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    made = Jobs(tmp_path)
+    yield made
+    made.end()
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that the kernel gives to connections.
+
+    One of the kernel's might be the source port of somebody's rail before it is used.
+    """
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], list[int]]:
+    """Ports that nobody listens on right now, all different."""
+
+    def find(count: int) -> list[int]:
+        ports: set[int] = set()
+        while len(ports) < count:
+            ports.add(free_port())
+        return list(ports)
+
+    return find
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Waits until a condition holds, and fails with what it was if it does not."""
+
+    def wait(what: str, condition: Callable[[], bool], patience_s: float = 10.0) -> None:
+        deadline = time.monotonic() + patience_s
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {patience_s:g} s: {what}")
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Prints a line that is to be seen in every run, also of tests that pass."""
+
+    def say(line: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n    {line}\n")
+
+    return say

@@ -1,0 +1,72 @@
+"""Nothing grows: not with rails that fail and rejoin, not with communicators that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+# What the allocator may keep between two looks, without a cause that repeats itself.
+SLACK_BYTES = 3 << 20
+
+
+def check(early: dict[str, int], late: dict[str, int]) -> None:
+    assert late["descriptors"] <= early["descriptors"]
+    assert late["threads"] <= early["threads"]
+    assert late["bytes"] - early["bytes"] < SLACK_BYTES
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("cycles", "warm"),
+    [
+        pytest.param(2000, 500, id="part"),
+        pytest.param(10_000, 1000, marks=pytest.mark.long, id="all"),
+    ],
+)
+def test_nothing_grows_with_rails_that_fail_and_rejoin(
+    jobs, show: Callable[[str], None], cycles: int, warm: int
+) -> None:
+    ranks = jobs.start(
+        "growth.py",
+        2,
+        config={
+            "rejoin_backoff_min_ms": 0,
+            "rejoin_backoff_max_ms": 0,
+            "flap_half_life_s": 0,
+            "handshake_timeout_ms": 500,
+            "spin_us": 20,
+        },
+        cycles=cycles,
+        warm=warm,
+    )
+    early = [rank.hear(800) for rank in ranks]
+    late = [rank.hear(800) for rank in ranks]
+    for rank in ranks:
+        rank.wait(30)
+    grown = max(b["bytes"] - a["bytes"] for a, b in zip(early, late, strict=True))
+    show(
+        f"{cycles} fail/rejoin cycles in {late[0]['seconds']:.0f} s, {late[0]['epochs']} epochs, "
+        f"{late[0]['replays']} replays: {late[0]['descriptors']} descriptors and "
+        f"{late[0]['threads']} threads as after {warm}, {grown / 1024:.0f} KiB more"
+    )
+    for before, after in zip(early, late, strict=True):
+        assert after["epochs"] >= 0.9 * cycles, "rails did not really fail"
+        check(before, after)
+
+
+@pytest.mark.timeout(300)
+def test_nothing_grows_with_communicators_that_come_and_go(
+    jobs, show: Callable[[str], None]
+) -> None:
+    count, warm = 500, 100
+    ranks = jobs.start("many_communicators.py", 2, count=count, warm=warm)
+    early = [rank.hear(200) for rank in ranks]
+    late = [rank.hear(200) for rank in ranks]
+    for rank in ranks:
+        rank.wait(30)
+    grown = max(b["bytes"] - a["bytes"] for a, b in zip(early, late, strict=True))
+    show(f"{count} communicators opened and closed: {grown / 1024:.0f} KiB more than after {warm}")
+    for before, after in zip(early, late, strict=True):
+        assert after["rails"] == 2, "communicators of a process share its links"
+        check(before, after)

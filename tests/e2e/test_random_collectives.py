@@ -1,0 +1,64 @@
+"""Collectives of random kind, size, dtype and ranks, bit for bit, while rails come and go.
+
+A replay of a failing run: the same seed gives the same calls with the same elements; when which
+rail breaks is up to the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+PROCESSES = 8
+COMMUNICATORS = 14
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "steps", [pytest.param(1500, id="part"), pytest.param(10_000, marks=pytest.mark.long, id="all")]
+)
+def test_random_collectives_are_exact_while_rails_break(
+    jobs, free_ports, show: Callable[[str], None], steps: int
+) -> None:
+    seed = int(time.time())
+    ranks = jobs.start(
+        "random_collectives.py",
+        PROCESSES,
+        config={
+            "rails": "127.0.0.1,127.0.0.2,127.0.0.3",
+            "spin_us": 20,
+            "rejoin_backoff_min_ms": 5,
+            "rejoin_backoff_max_ms": 200,
+            "handshake_timeout_ms": 1000,
+        },
+        # Two nodes of two ranks, so that there is shared memory and a node boundary to round at.
+        per_rank=lambda rank: {"node": f"node{min(rank // 2, rank - 2, key=abs)}"},
+        seed=seed,
+        steps=steps,
+        ports=free_ports(COMMUNICATORS),
+        fault_every_s=0.15,
+    )
+    reports = [rank.hear(timeout_s=800) for rank in ranks]
+    # A rank that fails takes the others with it, which all say the same.
+    failed = list(dict.fromkeys(report["failed"] for report in reports if "failed" in report))
+    assert not failed, f"seed {seed}:\n" + "\n".join(failed)
+    for rank in ranks:
+        rank.wait(30)
+
+    faults = Counter()
+    for report in reports:
+        faults.update(report["faults"])
+    totals = {name: sum(report[name] for report in reports) for name in ("replays", "hedges")}
+    show(
+        f"{steps} random collectives, seed {seed}, {PROCESSES} processes, "
+        f"{COMMUNICATORS} communicators, {max(report['seconds'] for report in reports):.0f} s: "
+        f"{faults['cut']} cuts, {faults['drop']} drops, {totals['replays']} replays, "
+        f"{totals['hedges']} hedges, {sum(report['rejoins'] for report in reports)} rejoins"
+    )
+    assert reports[0]["kinds"] == ["shm", "tcp"]
+    assert faults["cut"] > 0
+    assert faults["drop"] > 0
+    assert totals["replays"] > totals["hedges"] > 0, "no rail broke under traffic"

@@ -1,0 +1,164 @@
+"""A rank that dies, stops for a while, or loses all its rails: what the others get, and when.
+
+`kill -9` gives every other rank the typed error within `link_timeout_s` + 1 s; a rank that is only
+slow costs nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+LINK_TIMEOUT_S = 2.0
+CERTAINTY_S = 1.0
+CONFIG = {"link_timeout_s": LINK_TIMEOUT_S, "spin_us": 20}
+
+
+def kill_in_the_middle(ranks: list, victim: int, after_s: float) -> tuple[float, list]:
+    for rank in ranks:
+        rank.hear(60)
+    for rank in ranks:
+        rank.say("go")
+    time.sleep(after_s)
+    ranks[victim].process.kill()
+    killed_at = time.monotonic()
+    return killed_at, [rank for rank in ranks if rank.number != victim]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("work", "ranks", "victim", "elements"),
+    [
+        ("all_reduce", 2, 0, 4096),
+        ("all_reduce", 2, 1, 2_000_000),
+        ("all_reduce", 3, 1, 4096),
+        ("all_reduce", 4, 3, 4096),
+        ("all_reduce", 4, 0, 2_000_000),
+        ("broadcast", 3, 2, 4096),
+        ("broadcast", 4, 1, 2_000_000),
+        ("chain", 4, 2, 1000),
+    ],
+)
+def test_kill_gives_every_other_rank_the_typed_error_in_time(
+    jobs, show: Callable[[str], None], work: str, ranks: int, victim: int, elements: int
+) -> None:
+    started = jobs.start(
+        "doomed.py", ranks, config=CONFIG, work=work, victim=victim, elements=elements
+    )
+    killed_at, others = kill_in_the_middle(started, victim, after_s=0.5)
+    late = 0.0
+    for rank in others:
+        said = rank.hear(LINK_TIMEOUT_S + 15)
+        assert said["error"] == "PeerLostError", said
+        assert f"rank {victim}" in said["text"], said
+        assert said["sticky"], "the next call must give the same error"
+        late = max(late, said["at"] - killed_at)
+        # Nothing of the lost peer may hold up the end.
+        assert rank.hear(15)["closed_s"] < 2
+        rank.wait(15)
+    show(f"{work}, rank {victim} of {ranks} killed: all others knew after {late:.2f} s")
+    assert late < LINK_TIMEOUT_S + CERTAINTY_S
+
+
+@pytest.mark.timeout(60)
+def test_an_idle_rank_gets_the_error_in_its_next_collective(jobs) -> None:
+    ranks = jobs.start(
+        "doomed.py", 3, config=CONFIG, work="idle", victim=1, elements=0, idle_s=LINK_TIMEOUT_S
+    )
+    began, others = kill_in_the_middle(ranks, 1, after_s=0.5)
+    for rank in others:
+        said = rank.hear(20)
+        assert said["error"] == "PeerLostError", said
+        # They begin to wait idle_s after the start, half a second before which the rank died.
+        assert said["at"] - began < 2 * LINK_TIMEOUT_S + CERTAINTY_S
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_that_waits_for_an_idle_one_learns_of_a_third_ones_death(jobs) -> None:
+    ranks = jobs.start(
+        "doomed.py", 3, config=CONFIG, work="waiting", victim=2, elements=0, idle=0, idle_s=20
+    )
+    killed_at, _ = kill_in_the_middle(ranks, 2, after_s=0.5)
+    said = ranks[1].hear(30)
+    assert said["error"] == "PeerLostError", said
+    assert said["at"] - killed_at < LINK_TIMEOUT_S + CERTAINTY_S
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("stopped_s", [0.1, 3.0], ids=["below", "above"])
+def test_a_stopped_rank_costs_no_rail_and_no_step(jobs, eventually, stopped_s: float) -> None:
+    """Below and above `dead_deadline_ms` (200), and above `link_timeout_s`."""
+    ranks = jobs.start("stream.py", 3, config=CONFIG, pause_s=0.001)
+    for rank in ranks:
+        rank.hear(60)
+    for rank in ranks[:2]:  # also the one that the others' store is with
+        steps = rank.ask({"do": "steps"})
+        rank.process.send_signal(signal.SIGSTOP)
+        time.sleep(stopped_s)
+        rank.process.send_signal(signal.SIGCONT)
+        eventually("further steps", lambda n=steps, r=rank: r.ask({"do": "steps"}) > n + 10)
+    ranks[0].ask({"do": "stop"})
+    for rank in ranks:
+        said = rank.hear(20)
+        assert "steps" in said, said
+        down = [event["text"] for event in said["events"] if "->DOWN" in event["text"]]
+        assert down == []
+        rank.wait(20)
+
+
+def cut_all(ranks: list, fault: str) -> None:
+    """Takes all rails of rank 0 away.
+
+    At both ends, as a cable would: where only one end drops, the kernel of the other one still
+    acknowledges.
+    """
+    for rank in ranks:
+        for rail in (0, 1):
+            request = {"do": "inject", "rail": rail, "fault": fault}
+            rank.ask(request if rank.number == 0 else request | {"peer": 0})
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("fault", ["cut", "drop"])
+def test_a_step_outlives_the_loss_of_all_rails_for_less_than_the_timeout(
+    jobs, eventually, fault: str
+) -> None:
+    ranks = jobs.start("stream.py", 3, config=CONFIG, pause_s=0.001)
+    for rank in ranks:
+        rank.hear(60)
+    cut_all(ranks, fault)
+    time.sleep(0.5 * LINK_TIMEOUT_S)
+    steps = ranks[0].ask({"do": "steps"})
+    time.sleep(0.1)
+    assert ranks[0].ask({"do": "steps"}) == steps, "no rail, yet a step went through"
+    cut_all(ranks, "heal")
+    eventually("further steps", lambda: ranks[0].ask({"do": "steps"}) > steps + 10)
+    ranks[0].ask({"do": "stop"})
+    for rank in ranks:
+        said: dict[str, Any] = rank.hear(20)
+        assert "steps" in said, said
+        rank.wait(20)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("fault", ["cut", "drop"])
+def test_the_loss_of_all_rails_for_longer_is_the_typed_error_on_every_rank(
+    jobs, show: Callable[[str], None], fault: str
+) -> None:
+    """Also on those whose link to each other is whole."""
+    ranks = jobs.start("stream.py", 3, config=CONFIG, pause_s=0.001)
+    for rank in ranks:
+        rank.hear(60)
+    cut_all(ranks, fault)
+    began = time.monotonic()
+    said = [rank.hear(LINK_TIMEOUT_S + 15) for rank in ranks]
+    assert [one.get("error") for one in said] == ["PeerLostError"] * 3, said
+    late = max(one["at"] for one in said) - began
+    show(f"all rails of one of 3 ranks {fault}: all knew after {late:.2f} s")
+    assert late < LINK_TIMEOUT_S + CERTAINTY_S
+    for rank in ranks:
+        rank.wait(20)

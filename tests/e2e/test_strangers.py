@@ -1,0 +1,184 @@
+"""Whoever is not of the job changes nothing, whatever he does to a rail's port."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import pytest
+
+HANDSHAKE_TIMEOUT_S = 1.0
+MAGIC = b"R2H1"
+HELLO = 1
+HELLO_BYTES = 88
+
+
+def hello(version: int) -> bytes:
+    """A greeting as the protocol wants it, up to what only a member of the job can know."""
+    return struct.pack("<4sHBB", MAGIC, version, HELLO, 0) + os.urandom(HELLO_BYTES - 8)
+
+
+def connect(address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address, timeout=5)
+
+
+def is_dropped(connection: socket.socket, patience_s: float = 10.0) -> bool:
+    """Whether the other end closes, after at most `patience_s`; no byte may come before."""
+    connection.settimeout(patience_s)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def say_nothing(address: tuple[str, int]) -> None:
+    with connect(address):
+        pass
+
+
+def say_garbage(address: tuple[str, int]) -> None:
+    with connect(address) as connection:
+        connection.sendall(os.urandom(4096))
+        assert is_dropped(connection)
+
+
+def say_another_version(address: tuple[str, int]) -> None:
+    with connect(address) as connection:
+        connection.sendall(hello(version=77))
+        assert is_dropped(connection)
+
+
+def say_hello_without_the_key(address: tuple[str, int]) -> None:
+    with connect(address) as connection:
+        connection.sendall(hello(version=1))
+        assert is_dropped(connection)
+
+
+def reset_in_the_middle(address: tuple[str, int]) -> None:
+    with connect(address) as connection:
+        connection.sendall(hello(version=1)[:50])
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def drip(address: tuple[str, int]) -> None:
+    """A byte now and then never completes a greeting within its time."""
+    with connect(address) as connection:
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for byte in hello(version=1):
+                connection.sendall(bytes([byte]))
+                if time.monotonic() - began > 3 * HANDSHAKE_TIMEOUT_S:
+                    pytest.fail("a slow-loris was not dropped")
+                time.sleep(HANDSHAKE_TIMEOUT_S / 8)
+        assert time.monotonic() - began < 3 * HANDSHAKE_TIMEOUT_S
+
+
+def a_thousand(address: tuple[str, int]) -> None:
+    """At the same time, silent, for as long as they are let in."""
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(address)) for _ in range(1000)]
+        for connection in connections:
+            assert is_dropped(connection)
+
+
+# How to attack, and what the log must say of it.
+ATTACKS: dict[str, tuple[Callable[[tuple[str, int]], None], str]] = {
+    "silence": (say_nothing, "the peer closed the connection"),
+    "garbage": (say_garbage, "wrong first bytes"),
+    "another version": (say_another_version, "protocol version 77, ours is 1"),
+    "no key": (say_hello_without_the_key, "dropped a connection"),
+    "reset": (reset_in_the_middle, "the peer closed the connection"),
+    "slow-loris": (drip, "timed out"),
+    "a thousand": (a_thousand, "too many unproven connections"),
+}
+
+
+@pytest.fixture
+def job(jobs) -> list:
+    ranks = jobs.start(
+        "stream.py",
+        2,
+        config={"handshake_timeout_ms": int(HANDSHAKE_TIMEOUT_S * 1000), "spin_us": 20},
+        pause_s=0.001,
+    )
+    for rank in ranks:
+        rank.hear(60)
+    return ranks
+
+
+def targets(ranks: list) -> list[tuple[str, int]]:
+    """Every rail port of both ranks: each knows those of the other."""
+    found = set()
+    for rank in ranks:
+        for rail in rank.ask({"do": "rails"}):
+            host, _, port = rail["remote"].rpartition(":")
+            found.add((host, int(port)))
+    assert len(found) == 4
+    return sorted(found)
+
+
+def downs(rank) -> list[str]:
+    return [event["text"] for event in rank.ask({"do": "events"}) if "DOWN" in event["text"]]
+
+
+def finish(ranks: list) -> None:
+    ranks[0].ask({"do": "stop"})
+    steps = {rank.hear(30)["steps"] for rank in ranks}
+    assert len(steps) == 1
+    for rank in ranks:
+        rank.wait(30)
+
+
+@pytest.mark.timeout(240)
+def test_strangers_change_nothing(job, eventually, show) -> None:
+    before = [rank.ask({"do": "resources"}) for rank in job]
+    epochs = [[rail["epoch"] for rail in rank.ask({"do": "rails"})] for rank in job]
+    for (attack, _), address in itertools.product(ATTACKS.values(), targets(job)):
+        steps = job[0].ask({"do": "steps"})
+        attack(address)
+        eventually("further steps", lambda steps=steps: job[0].ask({"do": "steps"}) > steps)
+    for rank, held in zip(job, before, strict=True):
+        # What was let in has its time out by now, or will have.
+        eventually(
+            "as many descriptors as before",
+            lambda rank=rank, held=held: (
+                rank.ask({"do": "resources"})["descriptors"] <= held["descriptors"]
+            ),
+        )
+        assert rank.ask({"do": "resources"})["threads"] == held["threads"]
+        assert downs(rank) == []
+        log = rank.ask({"do": "log"})
+        for name, (_, words) in ATTACKS.items():
+            assert any(words in line for line in log), f"{name} left no line in the log"
+    assert epochs == [[rail["epoch"] for rail in rank.ask({"do": "rails"})] for rank in job]
+    show(f"{len(ATTACKS)} kinds of strangers on {len(targets(job))} ports, no rail went DOWN")
+    finish(job)
+
+
+@pytest.mark.timeout(120)
+def test_a_rail_rejoins_between_strangers(job, eventually) -> None:
+    """A member of the job gets in although strangers fill the line."""
+    addresses = targets(job)
+    with contextlib.ExitStack() as stack:
+        for rail in (0, 1):
+            for address in addresses:
+                for _ in range(40):
+                    stack.enter_context(connect(address))
+            for rank in job:
+                rank.ask({"do": "inject", "rail": rail, "fault": "cut"})
+                rank.ask({"do": "inject", "rail": rail, "fault": "heal"})
+            eventually(
+                f"rail {rail} is UP again",
+                lambda rail=rail: all(
+                    rank.ask({"do": "rails"})[rail]["state"] == "UP" for rank in job
+                ),
+                patience_s=20,
+            )
+    finish(job)

@@ -1,0 +1,91 @@
+"""A rank of a job in which one rank dies: does its part, and says which error it ends with."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from parent import ARGUMENTS, hear, say
+
+from r2serve import Communicator
+from r2serve.errors import R2cclError
+
+ME, RANKS, VICTIM = ARGUMENTS["rank"], ARGUMENTS["ranks"], ARGUMENTS["victim"]
+
+
+def all_reduces(communicator: Communicator) -> None:
+    data = torch.ones(ARGUMENTS["elements"])
+    while True:
+        communicator.all_reduce(data, "max", out=data)
+
+
+def broadcasts(communicator: Communicator) -> None:
+    """From each rank in turn, so that the dead one is at either end."""
+    data = torch.ones(ARGUMENTS["elements"])
+    while True:
+        for root in range(RANKS):
+            communicator.broadcast(data, root)
+
+
+def a_chain(communicator: Communicator) -> None:
+    """Each rank waits for the one before it: only the victim's successor sees it missing."""
+    data = torch.ones(ARGUMENTS["elements"])
+    while True:
+        if ME != VICTIM:
+            communicator.recv(data, (ME - 1) % RANKS)
+        communicator.send(data, (ME + 1) % RANKS)
+        if ME == VICTIM:
+            communicator.recv(data, (ME - 1) % RANKS)
+
+
+def waiting_for_an_idle_rank(communicator: Communicator) -> None:
+    """Nobody has business with the victim, and he who is waited for is outside of any call."""
+    communicator.barrier()
+    if ME == VICTIM or ARGUMENTS["idle"] == ME:
+        time.sleep(ARGUMENTS["idle_s"])
+        communicator.barrier()
+    else:
+        communicator.recv(torch.ones(10), ARGUMENTS["idle"])
+
+
+def idle(communicator: Communicator) -> None:
+    """In no call when it happens; the next one says it."""
+    communicator.barrier()
+    time.sleep(ARGUMENTS["idle_s"])
+    communicator.barrier()
+
+
+WORK = {
+    "all_reduce": all_reduces,
+    "broadcast": broadcasts,
+    "chain": a_chain,
+    "waiting": waiting_for_an_idle_rank,
+    "idle": idle,
+}
+
+
+def main() -> None:
+    communicator = Communicator.standalone(ARGUMENTS["host"], ARGUMENTS["port"], ME, RANKS)
+    communicator.barrier()
+    say("ready")
+    hear()
+    try:
+        WORK[ARGUMENTS["work"]](communicator)
+    except R2cclError as error:
+        said = time.monotonic()
+        try:
+            communicator.barrier()
+        except R2cclError as again:
+            sticky = type(again) is type(error)
+        else:
+            sticky = False
+        say({"error": type(error).__name__, "text": str(error), "at": said, "sticky": sticky})
+    began = time.monotonic()
+    communicator.close()
+    say({"closed_s": time.monotonic() - began})
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

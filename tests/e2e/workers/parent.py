@@ -1,0 +1,51 @@
+"""How a worker talks with the test that started it: lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from typing import Any
+
+ARGUMENTS: dict[str, Any] = json.loads(sys.argv[1])
+
+_lock = threading.Lock()
+
+
+def say(what: Any) -> None:
+    with _lock:
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
+
+
+def hear() -> Any:
+    """What the test says next; ends the process if the test is gone."""
+    line = sys.stdin.readline()
+    if not line:
+        os._exit(3)
+    return json.loads(line)
+
+
+class LogLines(logging.Handler):
+    """Keeps the log lines of r2serve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        logging.getLogger("r2serve").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def resources() -> dict[str, int]:
+    """What this process holds: descriptors, threads, resident bytes."""
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        pages = int(statm.read().split()[1])
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")) - 1,  # one is the listing itself
+        "threads": len(os.listdir("/proc/self/task")),
+        "bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+    }

@@ -1,0 +1,119 @@
+"""What processes tell each other, and which ports make a rail."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from r2serve import topology
+from r2serve.config import Config
+from r2serve.errors import ConfigError
+from r2serve.process import Process
+from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
+
+
+def info(process: int, node: str, ports: int, *, control: bool = False) -> ProcessInfo:
+    return ProcessInfo(
+        process=process,
+        secret=bytes([process]) * 32,
+        node=node,
+        host=f"host{process}",
+        ports=tuple(
+            PortInfo(f"eth{i}", f"10.0.{i}.{process}", 40_000 + 10 * process + i)
+            for i in range(ports)
+        ),
+        control=PortInfo("", f"192.168.0.{process}", 50_000 + process) if control else None,
+        unix_name=f"r2ccl-{process}",
+    )
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_process_info_survives_the_store(control: bool) -> None:
+    sent = info(3, "a", 2, control=control)
+    assert ProcessInfo.from_wire(json.loads(json.dumps(sent.to_wire()))) == sent
+
+
+def test_pair_secret_is_the_same_from_both_ends_and_of_no_other_pair() -> None:
+    one, two, three = (info(number, "a", 0) for number in (1, 2, 3))
+    assert pair_secret(one, two) == pair_secret(two, one)
+    assert len({pair_secret(one, two), pair_secret(one, three), pair_secret(two, three)}) == 3
+    assert len(pair_secret(one, two)) == 32
+
+
+def test_port_i_is_joined_with_port_i() -> None:
+    rails = rails_between(info(1, "a", 2), info(2, "b", 2), own_node=0)
+    assert rails == [
+        {
+            "kind": "tcp",
+            "name": f"rail{i}@node0",
+            "device": f"eth{i}",
+            "local_address": f"10.0.{i}.1",
+            "remote_address": f"10.0.{i}.2",
+            "remote_port": 40_020 + i,
+        }
+        for i in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(1, 3), (3, 1), (2, 3), (4, 2), (3, 3)])
+def test_both_ends_agree_on_the_rails(mine: int, theirs: int) -> None:
+    one, two = info(1, "a", mine), info(2, "b", theirs)
+    there = rails_between(one, two, own_node=0)
+    back = rails_between(two, one, own_node=1)
+    assert len(there) == len(back) == max(mine, theirs)
+    for rail, other in zip(there, back, strict=True):
+        assert rail["local_address"] == other["remote_address"]
+        assert rail["remote_address"] == other["local_address"]
+        assert rail["name"].split("@")[0] == other["name"].split("@")[0]
+    assert {rail["local_address"] for rail in there} == {port.address for port in one.ports}
+    assert {rail["remote_address"] for rail in there} == {port.address for port in two.ports}
+
+
+def test_ranks_of_one_node_share_memory_instead() -> None:
+    rails = rails_between(info(1, "a", 2, control=True), info(2, "a", 2, control=True), own_node=4)
+    assert [(rail["kind"], rail["name"], rail["remote_address"]) for rail in rails] == [
+        ("shm", "shm@node4", "r2ccl-2")
+    ]
+
+
+def test_the_management_network_carries_control_only_where_both_have_it() -> None:
+    rails = rails_between(info(1, "a", 1, control=True), info(2, "b", 1, control=True), own_node=0)
+    assert [rail["kind"] for rail in rails] == ["tcp", "control"]
+    assert (rails[1]["local_address"], rails[1]["remote_address"]) == ("192.168.0.1", "192.168.0.2")
+    rails = rails_between(info(1, "a", 1, control=True), info(2, "b", 1), own_node=0)
+    assert [rail["kind"] for rail in rails] == ["tcp"]
+
+
+@pytest.mark.parametrize(("mine", "theirs", "who"), [(0, 2, "host1"), (2, 0, "host2")])
+def test_a_node_without_a_port_is_named(mine: int, theirs: int, who: str) -> None:
+    with pytest.raises(ConfigError, match=f"R2CCL_RAILS: no usable NIC on {who} "):
+        rails_between(info(1, "a", mine), info(2, "b", theirs), own_node=0)
+
+
+def test_the_engines_own_word_on_its_address_counts_first(monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_HOST_IP", "10.9.9.9")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert topology.engine_address() == "10.9.9.9"
+    monkeypatch.delenv("VLLM_HOST_IP")
+    assert topology.engine_address() == "127.0.0.1"
+    monkeypatch.delenv("MASTER_ADDR")
+    assert topology.engine_address() is None
+
+
+def test_no_way_to_a_host_is_no_address() -> None:
+    assert topology.local_address_towards("host.invalid") is None
+
+
+def test_a_process_listens_on_each_of_its_rails() -> None:
+    config = Config(rails="127.0.0.1,127.0.0.2", node="here")
+    process = Process(config, 0, "127.0.0.1")
+    try:
+        assert [port.address for port in process.info.ports] == ["127.0.0.1", "127.0.0.2"]
+        assert all(port.port > 0 and port.device == "" for port in process.info.ports)
+        assert process.info.control is None, "loopback needs no network of its own for control"
+        with pytest.raises(ConfigError, match=re.escape("rank 7 is this process itself")):
+            process.add_peer(process.info, "rank 7", 0)
+    finally:
+        process.engine.close(0.0)

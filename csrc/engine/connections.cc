@@ -1,6 +1,7 @@
 #include "engine/connections.hpp"
 
 #include <linux/memfd.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/mman.h>
@@ -84,19 +85,47 @@ Connections::Connections(const AcceptorHandshake::Self& self, TimeNs handshake_t
       callbacks_(std::move(callbacks)),
       log_(log) {}
 
+Status Connections::open(Listener& listener) {
+  listener.socket = new_socket(listener.address.family());
+  const int fd = listener.socket.get();
+  if (!listener.socket.valid()) return {ErrorCode::invalid_argument, error_text("socket")};
+  bind_to_device(fd, listener.device);
+  listener.ifindex = listener.device.empty() ? 0 : ::if_nametoindex(listener.device.c_str());
+  const bool again = listener.address.port() != 0;
+  const int on = 1;
+  // Not before the kernel has chosen a port, or it may choose one that another process is about to
+  // listen on; but then for all connections accepted here, whose remains would block
+  // device_returned().
+  if (again) ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  const bool bound = ::bind(fd, listener.address.get(), listener.address.size) == 0;
+  if (bound && !again) ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (!bound || ::listen(fd, backlog) != 0)
+    return {ErrorCode::invalid_argument,
+            error_text(("cannot listen on " + listener.address.text()).c_str())};
+  return {};
+}
+
 Result<std::uint16_t> Connections::listen(const SocketAddress& address, const std::string& device) {
-  FileDescriptor socket = new_socket(address.family());
-  if (!socket.valid()) return Status(ErrorCode::invalid_argument, error_text("socket"));
-  bind_to_device(socket.get(), device);
-  if (::bind(socket.get(), address.get(), address.size) != 0 ||
-      ::listen(socket.get(), backlog) != 0)
-    return Status(ErrorCode::invalid_argument,
-                  error_text(("cannot listen on " + address.text()).c_str()));
-  SocketAddress bound;
-  bound.size = sizeof(bound.storage);
-  ::getsockname(socket.get(), bound.get(), &bound.size);
-  listeners_.push_back(std::move(socket));
-  return bound.port();
+  Listener listener;
+  listener.address = address;
+  listener.device = device;
+  R2CCL_TRY(open(listener));
+  listener.address.size = sizeof(listener.address.storage);
+  ::getsockname(listener.socket.get(), listener.address.get(), &listener.address.size);
+  const std::uint16_t port = listener.address.port();
+  listeners_.push_back(std::move(listener));
+  return port;
+}
+
+void Connections::device_returned(const std::string& device) {
+  for (Listener& listener : listeners_) {
+    if (listener.device != device || listener.ifindex == ::if_nametoindex(device.c_str())) continue;
+    const Status status = open(listener);
+    if (status.ok()) continue;
+    log_.add(LogLevel::error, device + " came back: " + status.message());
+    listener.socket.reset();
+    listener.ifindex = 0;
+  }
 }
 
 void Connections::connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key,
@@ -148,7 +177,7 @@ void Connections::cancel(std::uint32_t peer) {
 }
 
 void Connections::add_poll_fds(std::vector<pollfd>& fds) const {
-  for (const FileDescriptor& listener : listeners_) fds.push_back({listener.get(), POLLIN, 0});
+  for (const Listener& listener : listeners_) fds.push_back({listener.socket.get(), POLLIN, 0});
   for (const Pending& pending : pending_) {
     const bool writes = pending.connecting || !pending.handshake->output().empty();
     fds.push_back(
@@ -169,12 +198,12 @@ void Connections::progress(TimeNs now) {
 }
 
 void Connections::accept_all(TimeNs now) {
-  for (const FileDescriptor& listener : listeners_) {
+  for (const Listener& listener : listeners_) {
     for (;;) {
       SocketAddress remote;
       remote.size = sizeof(remote.storage);
-      FileDescriptor socket(
-          ::accept4(listener.get(), remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      FileDescriptor socket(::accept4(listener.socket.get(), remote.get(), &remote.size,
+                                      SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket.valid()) break;
       if (strangers_ >= max_strangers) {
         // The line is full of connections that have proven nothing: the oldest makes room.

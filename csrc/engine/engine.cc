@@ -139,7 +139,9 @@ Status Engine::add_peer(const PeerDescription& description) {
     end.route.local = local.value();
     end.route.remote = remote.value();
     const auto address = IpAddress::parse(rail.local_address);
-    if (address.has_value() && !address->is_loopback()) {
+    if (!rail.device.empty()) {
+      monitor_->watch(rail.device);  // by name: it may be removed and come back
+    } else if (address.has_value() && !address->is_loopback()) {
       auto index = ifindex_of(*address);
       if (index.ok()) {
         end.ifindex = index.value();

@@ -209,10 +209,14 @@ void Engine::on_established(EstablishedRail rail) {
 
 void Engine::on_link_event(const LinkEvent& event) {
   const TimeNs now = now_ns();
+  if (event.kind == LinkEventKind::address_added) connections_->device_returned(event.name);
   for (auto& [process, peer] : peers_) {
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       const RailEnd& end = peer->rails[rail];
-      if (end.ifindex == 0 || end.ifindex != event.ifindex) continue;
+      const std::string& device = end.route.device;
+      const bool concerned =
+          device.empty() ? end.ifindex != 0 && end.ifindex == event.ifindex : device == event.name;
+      if (!concerned) continue;
       const auto local = IpAddress::from_sockaddr(end.route.local.get());
       const bool ours = local.has_value() && *local == event.address;
       const bool lost = event.kind == LinkEventKind::removed ||

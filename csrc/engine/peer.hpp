@@ -37,8 +37,7 @@ struct RailEnd {
   RailKind kind = RailKind::tcp;
   std::string name;
   RailRoute route;
-  std::string device_watched;  // carrier events of this interface concern the rail
-  int ifindex = 0;
+  int ifindex = 0;  // where the route names no device: whose events concern the rail
   std::unique_ptr<FramedRail> framed;  // while an epoch is open
   TimeNs connect_at = 0;               // 0: no attempt is due
   Fault fault = Fault::none;           // injected

@@ -167,9 +167,10 @@ def test_a_rail_whose_device_is_removed_and_plugged_in_again_rejoins(
         there = lab.nodes[node]
         return lab._plug(there, port, f"rail{rail}", there.rail_address(rail))
 
-    strike(stream, ("device", unplug, plug), 1, rail, eventually)
-    # The new device is watched like the old one.
-    strike(stream, OWN_PORT, 1, rail, eventually)
+    for node in (0, 1):  # of which one connects and the other one listens
+        strike(stream, ("device", unplug, plug), node, rail, eventually)
+        # The new device is watched like the old one.
+        strike(stream, OWN_PORT, node, rail, eventually)
     stream.finish()
 
 

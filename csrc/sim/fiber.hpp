@@ -37,12 +37,12 @@ class Fiber {
   bool done_ = false;
 
   // For the sanitizers, which follow stacks; unused without them.
-  void* own_fake_stack_ = nullptr;
-  void* caller_fake_stack_ = nullptr;
-  const void* caller_stack_ = nullptr;
-  std::size_t caller_stack_bytes_ = 0;
-  void* own_shadow_ = nullptr;
-  void* caller_shadow_ = nullptr;
+  [[maybe_unused]] void* own_fake_stack_ = nullptr;
+  [[maybe_unused]] void* caller_fake_stack_ = nullptr;
+  [[maybe_unused]] const void* caller_stack_ = nullptr;
+  [[maybe_unused]] std::size_t caller_stack_bytes_ = 0;
+  [[maybe_unused]] void* own_shadow_ = nullptr;
+  [[maybe_unused]] void* caller_shadow_ = nullptr;
 };
 
 }  // namespace r2ccl::sim

@@ -6,6 +6,7 @@ whose bits are compared; the stalls come from the journals.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -163,10 +164,15 @@ def test_a_rail_whose_device_is_removed_and_plugged_in_again_rejoins(
         return lab.run_in_switch("ip", "link", "delete", lab.port(node, rail))
 
     def plug(lab: Lab, node: int, rail: int) -> object:
-        port = lab.port(node, rail)
         there = lab.nodes[node]
-        return lab._plug(there, port, f"rail{rail}", there.rail_address(rail))
+        lab._plug(there, lab.port(node, rail), f"rail{rail}", there.rail_address(rail))
+        # The same card: the neighbour still knows it by its hardware address.
+        return there.run("ip", "link", "set", f"rail{rail}", "address", hardware[node])
 
+    hardware = [
+        json.loads(node.run("ip", "-json", "link", "show", "dev", f"rail{rail}"))[0]["address"]
+        for node in lab.nodes
+    ]
     for node in (0, 1):  # of which one connects and the other one listens
         strike(stream, ("device", unplug, plug), node, rail, eventually)
         # The new device is watched like the old one.

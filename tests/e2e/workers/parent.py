@@ -29,7 +29,7 @@ def hear() -> Any:
 
 
 class LogLines(logging.Handler):
-    """Keeps the log lines of r2serve."""
+    """Keeps the log lines of r2serve, and shows them to whoever reads the standard error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +38,7 @@ class LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+        sys.stderr.write(f"{record.created:.3f} {record.levelname} {record.getMessage()}\n")
 
 
 def resources() -> dict[str, int]:

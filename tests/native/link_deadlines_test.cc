@@ -56,9 +56,7 @@ TEST(LinkDeadlines, ALatePathAckClearsSuspicion) {
 }
 
 TEST(LinkDeadlines, SilenceUntilTheDeadDeadlineWhileAnotherRailAnswersIsDown) {
-  LinkOptions options = LinkPair::default_options();
-  options.dead_deadline_ns = 200 * ns_per_ms;
-  LinkPair pair(2, options);
+  LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));
   (void)pair.pull(pair.a, 0);
   pass_with_rail_1(pair, 190 * ns_per_ms);
@@ -123,9 +121,7 @@ TEST(LinkDeadlines, TheLastUsableRailCarriesDataAlsoWhileSuspect) {
 }
 
 TEST(LinkDeadlines, AnIdleRailThatDiedIsFoundByItsProbe) {
-  LinkOptions options = LinkPair::default_options();
-  options.dead_deadline_ns = 200 * ns_per_ms;
-  LinkPair pair(2, options);
+  LinkPair pair(2);
   pass_with_rail_1(pair, 190 * ns_per_ms);
   EXPECT_TRUE(pair.pull(pair.a, 0).empty());
   pass_with_rail_1(pair, 20 * ns_per_ms);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <utility>
 #include <vector>
@@ -33,6 +34,11 @@ class LinkPair {
                      .spare_slots = 1,
                      .resilience = true};
     options.small_message_bytes = 128;
+    // The times that tests count on, whatever the defaults are.
+    options.ack_deadline_floor_ns = 10 * ns_per_ms;
+    options.dead_deadline_ns = 200 * ns_per_ms;
+    options.probe_interval_ns = 200 * ns_per_ms;
+    options.probation_timeout_ns = 3000 * ns_per_ms;
     return options;
   }
 
@@ -146,8 +152,12 @@ class LinkPair {
     pass(time, [] {});
   }
 
-  void post(Link& from, std::span<const std::byte> data) {
+  // The caller's memory must outlive its delivery; temporaries are kept.
+  void post(Link& from, const std::vector<std::byte>& data) {
     from.post(from.out_stream(communicator), data, {}, now);
+  }
+  void post(Link& from, std::vector<std::byte>&& data) {
+    post(from, kept_.emplace_back(std::move(data)));
   }
 
   [[nodiscard]] OutStream& out(Link& of) { return of.out_stream(communicator); }
@@ -160,6 +170,7 @@ class LinkPair {
   }
 
   const std::vector<RailKind> kinds_;
+  std::deque<std::vector<std::byte>> kept_;
   std::map<std::pair<const Link*, RailId>, std::uint64_t> pulled_;  // bytes in this epoch
 
  public:

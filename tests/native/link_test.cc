@@ -378,5 +378,22 @@ TEST(Link, AChunkIsCountedOnce) {
   EXPECT_EQ(front_bytes(pair.in(pair.b)), data);
 }
 
+TEST(Link, AChunkThatArrivesOnTwoRailsAtOnceIsCountedOnce) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(300, 1));
+  const auto sent = pair.pull(pair.a, 0, FrameType::data);
+  ASSERT_EQ(sent.size(), 3U);
+  // Both copies are wanted when they begin.
+  for (const RailId rail : {RailId{0}, RailId{1}})
+    ASSERT_TRUE(pair.b.frame_begin(rail, sent[0].header, pair.now));
+  for (const RailId rail : {RailId{0}, RailId{1}})
+    pair.fill(pair.b, rail, sent[0], 0, sent[0].payload.size());
+  EXPECT_TRUE(
+      pair.deliver(pair.b, 0, sent[2]));  // as many bytes as the message has, but not all of them
+  EXPECT_EQ(pair.in(pair.b).delivered(), 0U);
+  EXPECT_TRUE(pair.deliver(pair.b, 0, sent[1]));
+  EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
+}
+
 }  // namespace
 }  // namespace r2ccl

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 # What the allocator may keep between two looks, without a cause that repeats itself.
-SLACK_BYTES = 3 << 20
+SLACK_BYTES = 1 << 20
 
 
 def check(early: dict[str, int], late: dict[str, int]) -> None:
@@ -16,17 +16,9 @@ def check(early: dict[str, int], late: dict[str, int]) -> None:
     assert late["bytes"] - early["bytes"] < SLACK_BYTES
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("cycles", "warm"),
-    [
-        pytest.param(2000, 500, id="part"),
-        pytest.param(10_000, 1000, marks=pytest.mark.long, id="all"),
-    ],
-)
-def test_nothing_grows_with_rails_that_fail_and_rejoin(
-    jobs, show: Callable[[str], None], cycles: int, warm: int
-) -> None:
+@pytest.mark.timeout(400)
+def test_nothing_grows_with_rails_that_fail_and_rejoin(jobs, show: Callable[[str], None]) -> None:
+    cycles, warm = 10_000, 1000
     ranks = jobs.start(
         "growth.py",
         2,
@@ -40,8 +32,8 @@ def test_nothing_grows_with_rails_that_fail_and_rejoin(
         cycles=cycles,
         warm=warm,
     )
-    early = [rank.hear(800) for rank in ranks]
-    late = [rank.hear(800) for rank in ranks]
+    early = [rank.hear(300) for rank in ranks]
+    late = [rank.hear(300) for rank in ranks]
     for rank in ranks:
         rank.wait(30)
     grown = max(b["bytes"] - a["bytes"] for a, b in zip(early, late, strict=True))
@@ -51,7 +43,7 @@ def test_nothing_grows_with_rails_that_fail_and_rejoin(
         f"{late[0]['threads']} threads as after {warm}, {grown / 1024:.0f} KiB more"
     )
     for before, after in zip(early, late, strict=True):
-        assert after["epochs"] >= 0.9 * cycles, "rails did not really fail"
+        assert after["epochs"] >= cycles, "rails did not really fail"
         check(before, after)
 
 
@@ -59,7 +51,7 @@ def test_nothing_grows_with_rails_that_fail_and_rejoin(
 def test_nothing_grows_with_communicators_that_come_and_go(
     jobs, show: Callable[[str], None]
 ) -> None:
-    count, warm = 500, 100
+    count, warm = 1000, 500
     ranks = jobs.start("many_communicators.py", 2, count=count, warm=warm)
     early = [rank.hear(200) for rank in ranks]
     late = [rank.hear(200) for rank in ranks]

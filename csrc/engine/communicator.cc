@@ -76,8 +76,8 @@ void Communicator::close(double linger_s) {
     engine_->tick_if_due(now_ns());
     if (!delivered()) engine_->block(lock, peers_);
   }
-  if (failed_ == ErrorCode::ok)
-    for (Peer* peer : peers_) engine_->drop_streams(*peer, id_);
+  for (const Endpoint& member : members_)  // a call that failed has dropped them already
+    if (member.out != nullptr) engine_->drop_streams(*member.peer, id_);
   engine_->remove_communicator(*this);
 }
 
@@ -99,7 +99,9 @@ Status Communicator::run(const CallTag& tag, std::size_t bytes, Body body) {
   if (closed_) return {ErrorCode::invalid_argument, "communicator '" + name_ + "' has been closed"};
   tag_ = tag;
   call_bytes_ = bytes;
-  bulk_ = bytes > static_cast<std::size_t>(engine_->config().small_message_bytes);
+  const Config& config = engine_->config();
+  bulk_ =
+      bytes > static_cast<std::size_t>(std::min(config.small_message_bytes, config.staging_bytes));
   stalled_ = 0;
   {
     const Engine::Lock lock(*engine_);

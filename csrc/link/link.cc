@@ -8,7 +8,10 @@
 namespace r2ccl {
 namespace {
 
+constexpr TimeNs hanging_ns = 50 * ns_per_ms;
 constexpr TimeNs noise_ns = 200'000;  // of round trips on a busy host
+// Closed communicators that are remembered; frames of older ones cannot be under way any more.
+constexpr std::size_t max_closed = 4096;
 
 }  // namespace
 
@@ -194,7 +197,8 @@ void Link::connect_failed(RailId id, TimeNs now) {
 
 void Link::connect_soon(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
-  if (!rail.connecting || rail.connect_at <= now) return;
+  // An attempt that has just begun is soon enough; one that hangs is begun anew.
+  if (!rail.connecting || (rail.connect_at <= now && now - rail.connect_at < hanging_ns)) return;
   rail.connect_failures = 0;
   rail.connect_at = now;
   actions_.push_back({LinkAction::Kind::connect, id, 0, now});
@@ -239,11 +243,13 @@ OutStream& Link::out_stream(std::uint64_t communicator) { return streams(communi
 InStream& Link::in_stream(std::uint64_t communicator) { return streams(communicator).in; }
 
 void Link::close_streams(std::uint64_t communicator) {
-  const auto found = streams_.find(communicator);
-  if (found == streams_.end()) {
-    closed_.try_emplace(communicator);
-    return;
+  if (closed_.size() >= max_closed) {
+    closed_.erase(closed_order_.front());
+    closed_order_.pop_front();
   }
+  if (closed_.try_emplace(communicator).second) closed_order_.push_back(communicator);
+  const auto found = streams_.find(communicator);
+  if (found == streams_.end()) return;
   OutStream* out = &found->second->out;
   InStream* in = &found->second->in;
   closed_[communicator] = {in->delivered(), in->consumed()};

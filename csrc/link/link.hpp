@@ -318,8 +318,9 @@ class Link {
   // Communicators closed here, by what they acknowledged last: late data is dropped, a lost last
   // ack is repeated.
   std::unordered_map<std::uint64_t, LastAck> closed_;
-  InStream* last_in_ = nullptr;     // most frames are for the stream of the frame before
-  std::deque<OutStream*> posting_;  // streams with chunks never posted
+  std::deque<std::uint64_t> closed_order_;  // oldest first
+  InStream* last_in_ = nullptr;             // most frames are for the stream of the frame before
+  std::deque<OutStream*> posting_;          // streams with chunks never posted
   std::deque<Replay> replays_;
   std::vector<LinkAction> actions_;
   std::deque<AbortNotice> aborts_;  // frames point into their texts

@@ -139,11 +139,13 @@ bool Link::next_control(RailId id, OutFrame& frame) {
     header.credit = stream->consumed();
     stream->ack_sent();
   } else if (!control.closed_acks.empty()) {
-    const LastAck& last = closed_.at(control.closed_acks.back());
     header.type = FrameType::ack;
     header.communicator = control.closed_acks.back();
-    header.delivered = last.delivered;
-    header.credit = last.credit;
+    const auto last = closed_.find(header.communicator);
+    if (last != closed_.end()) {
+      header.delivered = last->second.delivered;
+      header.credit = last->second.credit;
+    }
     control.closed_acks.pop_back();
   } else if (!control.ack_requests.empty()) {
     header.type = FrameType::ack_request;

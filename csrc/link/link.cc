@@ -71,6 +71,7 @@ void Link::start(TimeNs now) {
     rails_[id].penalty_at = now;
     if (!options_.connects) continue;
     rails_[id].connecting = true;
+    rails_[id].connect_at = now;
     actions_.push_back({LinkAction::Kind::connect, id, 0, now});
   }
 }

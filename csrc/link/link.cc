@@ -34,6 +34,10 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   if (from == RailState::up && rail.carries_data()) ++disturbances_;
   if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
   step(Step::rail_moved, id);
+  if (to != RailState::up || !rail.carries_data()) return;
+  // Rails that fell silent while none was UP have found no rail for their hedges until now.
+  for (RailId other = 0; other < rails_.size(); ++other)
+    if (rails_[other].state == RailState::suspect) replay_from(other, /*hedge=*/true);
 }
 
 void Link::choose_best() {

@@ -43,7 +43,7 @@ class FramedRail {
 
  private:
   static constexpr std::size_t batch_frames = 8;
-  static constexpr std::size_t input_bytes = 16U << 10;
+  static constexpr std::size_t input_bytes = 20U << 10;  // 16 KiB and a header in one read
   static constexpr std::size_t read_bytes = 256U << 10;  // per call: larger ones starve the sends
 
   void pull(TimeNs now);

@@ -121,8 +121,10 @@ def test_a_failing_command_says_what_failed(lab: Lab) -> None:
         lab.cut(0, 2)
 
 
+# A shell's background job, as this test may be run in, has SIGINT ignored; a user's demo has not.
 MAKER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from r2serve.drills.lab import Lab
 with Lab() as lab:
     lab.nodes[0].popen(["sh", "-c", "setsid sleep 98765 & sleep 98765"])

@@ -43,6 +43,22 @@ TEST(LinkDeadlines, ASmallMessageIsHedgedOnAllOtherRailsAtOnce) {
   EXPECT_EQ(pair.pull(pair.a, 2, FrameType::data).size(), 1U);
 }
 
+TEST(LinkDeadlines, RailsSuspectedTogetherAreHedgedWhenOneAnswers) {
+  LinkPair pair(2);
+  const auto answer_on_rail_0 = [&] { pair.exchange(0); };
+  pair.pass(205 * ns_per_ms, answer_on_rail_0);
+  ASSERT_EQ(pair.pull(pair.a, 1, FrameType::ping).size(), 1U);  // and nobody answers it
+  pair.pass(15 * ns_per_ms, answer_on_rail_0);
+  ASSERT_EQ(pair.a.state(1), RailState::suspect);
+  pair.post(pair.a, bytes_of(100, 1));
+  ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
+  pair.pass(15 * ns_per_ms);
+  ASSERT_EQ(pair.a.state(0), RailState::suspect);  // no rail was UP to hedge on
+  pair.acknowledge(pair.a, 1);
+  ASSERT_EQ(pair.a.state(1), RailState::up);
+  EXPECT_EQ(pair.pull(pair.a, 1, FrameType::data).size(), 1U);
+}
+
 TEST(LinkDeadlines, ALatePathAckClearsSuspicion) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));

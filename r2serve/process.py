@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import secrets
@@ -46,7 +47,7 @@ class RailInfo:
     hedged_chunks: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     """This process: its engine, and the ports that peers may connect to."""
 
@@ -107,15 +108,15 @@ class Process:
 
 
 _LOCK = threading.Lock()
-_SHARED: dict[tuple[int, Config], Process] = {}
-_USERS: Counter[int] = Counter()  # communicators of a process's engine, by its number
+_SHARED: dict[Config, Process] = {}
+_USERS: Counter[Process] = Counter()
+"""Communicators of each open engine."""
 
 
 def acquire(config: Config, rank: int, management_address: str | None, share: bool) -> Process:
     """The engine for this configuration; without ``share`` one of its own.  Pair with release."""
-    key = (os.getpid(), config)  # a fork has none of its parent's threads
     with _LOCK:
-        process = _SHARED.get(key) if share else None
+        process = _SHARED.get(config) if share else None
         if process is None:
             logging.getLogger("r2serve").setLevel(config.log_level.upper())
             process = Process(config, rank, management_address)
@@ -124,26 +125,58 @@ def acquire(config: Config, rank: int, management_address: str | None, share: bo
             )
             process.log.start()
             if share:
-                _SHARED[key] = process
-        _USERS[process.info.process] += 1
+                _SHARED[config] = process
+        _USERS[process] += 1
         return process
 
 
 def release(process: Process) -> None:
     """The last communicator closes the engine."""
-    number = process.info.process
     with _LOCK:
-        _USERS[number] -= 1
-        if _USERS[number] > 0:
+        if process not in _USERS:
+            return  # of the parent that forked us
+        _USERS[process] -= 1
+        if _USERS[process] > 0:
             return
-        del _USERS[number]
-        for key in [key for key, shared in _SHARED.items() if shared is process]:
-            del _SHARED[key]
+        _forget(process)
+    _close(process)
+
+
+def _forget(process: Process) -> None:
+    del _USERS[process]
+    for config in [config for config, shared in _SHARED.items() if shared is process]:
+        del _SHARED[config]
+
+
+def _close(process: Process) -> None:
     process.engine.close(LINGER_S)
     # A thread that comes back from the core while the interpreter ends takes the process with it.
     # Garbage collection may have brought us here in that very thread.
     if process.log is not threading.current_thread():
         process.log.join()
+
+
+@atexit.register
+def _close_all() -> None:
+    """What nobody closed still delivers what it owes."""
+    with _LOCK:
+        left = list(_USERS)
+        for process in left:
+            _forget(process)
+    for process in left:
+        _close(process)
+
+
+def _after_fork() -> None:
+    """A child has none of its parent's threads, so none of its engines."""
+    _LOCK.release()
+    _PARENTS.extend(_USERS)  # kept: to destroy an engine is to wait for its threads
+    _USERS.clear()
+    _SHARED.clear()
+
+
+_PARENTS: list[Process] = []
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_after_fork)
 
 
 def _forward_log(engine: _core.Engine) -> None:

@@ -1,0 +1,86 @@
+"""The engine that a process shares, and the thread that hands on its log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+from r2serve.config import Config
+from r2serve.process import acquire, release
+
+FORGETFUL = """
+import sys
+from r2serve.config import Config
+from r2serve.process import acquire
+
+process = acquire(Config(rails="127.0.0.1"), 0, None, share=True)
+print(process.info.ports[0].port, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_last_release_ends_the_log_thread() -> None:
+    config = Config(rails="127.0.0.1")
+    process = acquire(config, 0, None, share=True)
+    assert acquire(config, 0, None, share=True) is process
+    release(process)
+    assert process.log.is_alive()
+    release(process)
+    assert not process.log.is_alive()
+
+
+def test_a_forked_child_has_an_engine_of_its_own_and_leaves_its_parents_alone() -> None:
+    config = Config(rails="127.0.0.1")
+    process = acquire(config, 0, None, share=True)
+    child = os.fork()
+    if child == 0:
+        own = acquire(config, 0, None, share=True)
+        release(process)
+        release(own)
+        os._exit(own is process or own.log.is_alive())
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert process.log.is_alive()
+    release(process)
+
+
+def test_who_forgets_to_close_ends_in_order_while_strangers_knock() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORGETFUL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        dropped = threading.Event()
+        ended = threading.Event()
+
+        def knock() -> None:
+            """Each stranger is a line in the child's log."""
+            while not ended.is_set():
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection(("127.0.0.1", port), timeout=1) as connection,
+                ):
+                    connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                    connection.recv(1)
+                    dropped.set()
+
+        stranger = threading.Thread(target=knock)
+        stranger.start()
+        try:
+            assert dropped.wait(10)
+            _, errors = child.communicate("\n", timeout=60)
+        finally:
+            child.kill()
+            ended.set()
+            stranger.join()
+    assert child.returncode == 0, errors
+    assert "127.0.0.1" in errors  # the last lines are handed on, too
+    assert "leaked" not in errors

@@ -52,10 +52,7 @@ Fiber::Fiber(std::function<void()> body) : body_(std::move(body)) {
   own_.uc_stack.ss_sp = memory_ + guard_bytes();
   own_.uc_stack.ss_size = stack_bytes;
   own_.uc_link = nullptr;
-  const auto self = reinterpret_cast<std::uintptr_t>(this);
-  // makecontext(3) passes ints only, whatever the function takes.
-  ::makecontext(&own_, reinterpret_cast<void (*)()>(&Fiber::enter), 2,
-                static_cast<unsigned>(std::uint64_t{self} >> 32U), static_cast<unsigned>(self));
+  ::makecontext(&own_, &Fiber::enter, 0);
 #if defined(R2CCL_FIBER_TSAN)
   own_shadow_ = __tsan_create_fiber(0);
 #endif
@@ -71,7 +68,7 @@ Fiber::~Fiber() {
 
 void Fiber::resume() {
   assert(!done_);
-  started_ = true;
+  if (!std::exchange(started_, true)) beginning_ = this;
 #if defined(R2CCL_FIBER_ASAN)
   __sanitizer_start_switch_fiber(&caller_fake_stack_, memory_ + guard_bytes(), stack_bytes);
 #endif
@@ -102,10 +99,10 @@ void Fiber::leave([[maybe_unused]] bool for_good) {
 #endif
 }
 
-void Fiber::enter(unsigned high, unsigned low) {
-  const std::uint64_t self = (std::uint64_t{high} << 32U) | low;
-  reinterpret_cast<Fiber*>(static_cast<std::uintptr_t>(self))->run();
-}
+// makecontext(3) passes ints only, so a fiber that begins finds itself here.
+thread_local Fiber* Fiber::beginning_ = nullptr;
+
+void Fiber::enter() { beginning_->run(); }
 
 void Fiber::run() {
 #if defined(R2CCL_FIBER_ASAN)

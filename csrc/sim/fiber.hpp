@@ -25,10 +25,11 @@ class Fiber {
   [[nodiscard]] bool done() const { return done_; }
 
  private:
-  static void enter(unsigned high, unsigned low);
+  static void enter();
   void run();
   void leave(bool for_good);
 
+  static thread_local Fiber* beginning_;
   std::function<void()> body_;
   std::byte* memory_ = nullptr;  // a guard page, then the stack
   ucontext_t own_{};

@@ -116,6 +116,11 @@ class Config:
         "Off: keep nothing for replay, hedge nothing, probe nothing. For measuring what "
         "resilience costs, not for serving",
     )
+    checksum: bool = _core(
+        False,
+        "A CRC32C of every chunk, so that bits flipped behind the NIC's own checks are found: the "
+        "chunk is replayed and its rail goes down. The same on every node",
+    )
     link_timeout_s: float = _core(
         30.0,
         "How long a link may be without any rail before every rank gets the typed error",

@@ -14,7 +14,9 @@ namespace {
 using Address = std::uintptr_t;
 using Counts = std::vector<std::size_t>;
 
-std::byte* at(Address address) { return reinterpret_cast<std::byte*>(address); }
+std::byte* at(Address address) {
+  return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
 
 // Runs a collective without the GIL and raises its error with it.
 template <typename Call>

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/channel.hpp"
+#include "collectives/link_channel.hpp"
 #include "collectives/reduce.hpp"
 #include "engine/engine.hpp"
 #include "r2ccl/errors.hpp"
@@ -19,7 +19,7 @@
 
 namespace r2ccl {
 
-class Communicator final : public Channel {
+class Communicator final : public LinkChannel {
  public:
   struct Member {
     std::uint32_t process = 0;
@@ -54,17 +54,8 @@ class Communicator final : public Channel {
   // Waits until what was sent is delivered, at most linger_s, and leaves.
   void close(double linger_s);
 
-  // Sticky: this and every later call ends with the error; all other ranks are told.  With the
-  // engine's lock held.
-  void fail(ErrorCode code, const std::string& text, TimeNs now);
-
-  [[nodiscard]] std::uint64_t id() const { return id_; }
-  [[nodiscard]] const std::string& name() const { return name_; }
-
-  // --- Channel -----------------------------------------------------------------------------------
-  [[nodiscard]] int rank() const override { return rank_; }
-  [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
-  [[nodiscard]] std::size_t segment_bytes() const override { return segment_bytes_; }
+  // --- Channel, with the engine's lock taken
+  // -------------------------------------------------------
   Status send(int peer, std::span<const std::byte> data) override;
   Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) override;
   Status release(int peer) override;
@@ -72,15 +63,6 @@ class Communicator final : public Channel {
   Status finish() override;
 
  private:
-  struct Endpoint {
-    Peer* peer = nullptr;  // null: ourselves
-    OutStream* out = nullptr;
-    InStream* in = nullptr;
-    std::uint64_t call_position = 0;  // of the out stream when the call began
-    std::uint32_t sends = 0;          // point-to-point calls with this peer
-    std::uint32_t receives = 0;
-  };
-
   Communicator(std::shared_ptr<Engine> engine, std::uint64_t id, std::string name, int rank,
                Simd simd);
 
@@ -90,35 +72,33 @@ class Communicator final : public Channel {
   [[nodiscard]] CallTag collective_tag(Collective collective, DType dtype, ReduceOp op,
                                        std::size_t count, int root);
   Status conclude(Status status);
-  template <typename Done>
-  Status wait(Endpoint& endpoint, Engine::Lock& lock, Done done);
-  Status check_liveness(const Peer& awaited, TimeNs waiting_since, TimeNs now);
-  [[nodiscard]] Status failure() const;
-  [[nodiscard]] Status mismatch(int peer, const CallTag& theirs, std::size_t their_bytes,
-                                std::size_t bytes);
   [[nodiscard]] Status check_rank(const char* field, int value) const;
   [[nodiscard]] Status check_counts(const char* field, std::span<const std::size_t> counts) const;
-  [[nodiscard]] std::string label(int rank) const;
+  [[nodiscard]] Peer* peer_of(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
+
+  // --- LinkChannel, with the engine's lock held
+  // ----------------------------------------------------
+  Status wait(int peer, const std::function<bool()>& done) override;
+  [[nodiscard]] TimeNs clock() const override;
+  void flush(int peer, TimeNs now) override;
+  void detach(int peer) override;
+  [[nodiscard]] std::string describe_peer(int peer) const override;
+  [[nodiscard]] std::string describe_rails(int peer) const override;
+  void on_failed(ErrorCode code, const std::string& text) override;
 
   const std::shared_ptr<Engine> engine_;
-  const std::uint64_t id_;
-  const std::string name_;
-  const int rank_;
   const Simd simd_;
-  std::size_t segment_bytes_ = 0;
   ReductionTree tree_;
-  std::vector<Endpoint> members_;
-  std::vector<Peer*> peers_;  // of the members
+  std::vector<Peer*> peers_;  // by rank; null: ourselves
+  std::vector<Peer*> others_;
+  std::vector<std::uint32_t> sends_;  // point-to-point calls, by peer
+  std::vector<std::uint32_t> receives_;
 
   std::mutex call_mutex_;  // held for a call
-  CallTag tag_;
   std::uint32_t calls_ = 0;
   std::size_t call_bytes_ = 0;
   bool bulk_ = false;  // the call is large: all rails of all members need attention
   TimeNs stalled_ = 0;
-
-  ErrorCode failed_ = ErrorCode::ok;  // engine's lock
-  std::string failure_text_;
   bool closed_ = false;
 };
 

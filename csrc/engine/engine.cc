@@ -19,13 +19,14 @@ namespace {
 constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;  // peers differ by their pair key
 
 std::uint64_t fingerprint_of(const Config& config) {
-  const std::array<std::uint64_t, 7> settings{
+  const std::array<std::uint64_t, 8> settings{
       static_cast<std::uint64_t>(config.slot_bytes),
       static_cast<std::uint64_t>(config.slots),
       static_cast<std::uint64_t>(config.chunk_bytes),
       static_cast<std::uint64_t>(config.spare_slots),
       static_cast<std::uint64_t>(config.algorithm),
       config.resilience ? 1U : 0U,
+      config.checksum ? 1U : 0U,
       static_cast<std::uint64_t>(sizeof(FrameHeader)),
   };
   return config_fingerprint(settings);
@@ -39,6 +40,7 @@ LinkOptions link_options(const Config& config, bool connects) {
   options.shape.slots = static_cast<std::uint16_t>(config.slots);
   options.shape.spare_slots = static_cast<std::uint16_t>(config.spare_slots);
   options.shape.resilience = config.resilience;
+  options.shape.checksum = config.checksum;
   options.small_message_bytes = static_cast<std::uint32_t>(config.small_message_bytes);
   options.ack_deadline_floor_ns = config.ack_deadline_floor_ms * ns_per_ms;
   options.ack_deadline_factor = config.ack_deadline_factor;
@@ -88,8 +90,7 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     Peer* peer = find(process_id);
     if (peer == nullptr) return;
     if (!final.empty()) peer->refusal = final;
-    if (answered != 0) peer->link.never_opened(rail, answered);
-    peer->link.connect_failed(rail, now_ns());
+    peer->connect_failed(rail, answered, now_ns());
   };
   connections_ =
       std::make_unique<Connections>(AcceptorHandshake::Self{process, job_number, fingerprint_},
@@ -104,7 +105,7 @@ Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {
   auto address = spec.kind == RailKind::shm ? SocketAddress::abstract_unix(spec.address)
                                             : SocketAddress::ip(spec.address, 0);
   if (!address.ok()) return address.take_status();
-  const Lock lock(*this);
+  const Lock guard(*this);
   return connections_->listen(address.value(), spec.device);
 }
 
@@ -116,7 +117,7 @@ Status Engine::add_peer(const PeerDescription& description) {
             "rails to " + description.label + ": " + std::to_string(description.rails.size()) +
                 "; a link has 1 to " + std::to_string(max_rails_per_link)};
   const bool connects = description.process < process_;
-  Lock lock(*this);
+  const Lock guard(*this);
   if (peers_.contains(description.process)) return {};
 
   auto peer = std::make_unique<Peer>(description, link_options(config_, connects), journal_, log_,
@@ -154,7 +155,7 @@ Status Engine::add_peer(const PeerDescription& description) {
 }
 
 bool Engine::has_peer(std::uint32_t process) {
-  const Lock lock(*this);
+  const Lock guard(*this);
   return peers_.contains(process);
 }
 
@@ -165,13 +166,13 @@ Peer* Engine::find(std::uint32_t process) {
 
 Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s) {
   {
-    const Lock lock(*this);
+    const Lock guard(*this);
     const TimeNs now = now_ns();
     for (const std::uint32_t process : peers) {
       Peer* peer = find(process);
       if (peer == nullptr || std::exchange(peer->started, true)) continue;
       peer->link.start(now);
-      apply_actions(*peer, now);
+      peer->act(now);
     }
     const std::uint64_t one = 1;
     (void)!::write(wake_.get(), &one, sizeof(one));
@@ -180,7 +181,7 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
   for (;;) {
     std::string missing;
     {
-      const Lock lock(*this);
+      const Lock guard(*this);
       for (const std::uint32_t process : peers) {
         const Peer* peer = find(process);
         if (peer != nullptr && !peer->link.dark()) continue;
@@ -202,7 +203,7 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
 
 void Engine::close(double linger_s) {
   {
-    Lock lock(*this);
+    const Lock guard(*this);
     if (closed_) return;
     closed_ = true;
     const TimeNs deadline = now_ns() + static_cast<TimeNs>(linger_s * 1e9);
@@ -213,9 +214,9 @@ void Engine::close(double linger_s) {
       });
     };
     while (now_ns() < deadline && !delivered()) {
-      lock.release();
+      unlock();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
-      lock.acquire();
+      lock();
       progress_all(now_ns());
     }
     closing_ = true;
@@ -223,22 +224,22 @@ void Engine::close(double linger_s) {
     for (auto& [process, peer] : peers_) {
       peer->closing = true;
       peer->link.send_bye();
-      send(*peer, now);
+      peer->send(now);
     }
   }
   stop_.store(true);
   const std::uint64_t one = 1;
   (void)!::write(wake_.get(), &one, sizeof(one));
   if (background_.joinable()) background_.join();
-  const Lock lock(*this);
+  const Lock guard(*this);
   for (auto& [process, peer] : peers_)
-    for (RailEnd& end : peer->rails) end.framed.reset();
+    for (CarriedLink::End& end : peer->ends) end.rail.reset();
   connections_.reset();
   log_.close();
 }
 
 Status Engine::inject(RailId rail, Fault fault, std::uint32_t process) {
-  const Lock lock(*this);
+  const Lock guard(*this);
   const TimeNs now = now_ns();
   bool found = false;
   for (auto& [id, peer] : peers_) {
@@ -251,7 +252,7 @@ Status Engine::inject(RailId rail, Fault fault, std::uint32_t process) {
 }
 
 std::vector<Engine::RailInfo> Engine::rails() {
-  const Lock lock(*this);
+  const Lock guard(*this);
   std::vector<RailInfo> infos;
   for (auto& [id, peer] : peers_) {
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
@@ -273,7 +274,7 @@ std::vector<Engine::RailInfo> Engine::rails() {
 }
 
 std::string Engine::journal_bytes() {
-  const Lock lock(*this);
+  const Lock guard(*this);
   for (auto& [id, peer] : peers_) peer->publish();
   return std::string(journal_.bytes());
 }
@@ -284,7 +285,7 @@ void Engine::run_background() {
   while (!stop_.load()) {
     fds.clear();
     {
-      const Lock lock(*this);
+      const Lock guard(*this);
       fds.push_back({wake_.get(), POLLIN, 0});
       fds.push_back({monitor_->fd(), POLLIN, 0});
       connections_->add_poll_fds(fds);
@@ -296,7 +297,7 @@ void Engine::run_background() {
       std::uint64_t count = 0;
       (void)!::read(wake_.get(), &count, sizeof(count));
     }
-    const Lock lock(*this);
+    const Lock guard(*this);
     const TimeNs now = now_ns();
     if ((fds[1].revents & POLLIN) != 0 || now - last_monitor_poll_ > 1000 * ns_per_ms) {
       last_monitor_poll_ = now;

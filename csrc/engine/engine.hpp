@@ -72,21 +72,18 @@ class Engine {
   friend class Communicator;
 
   // The progress lock.  A thread that spins lets one that wants in go first.
+  void lock();
+  void unlock();
+  void yield();  // lets waiting threads in, and other processes run
   class Lock {
    public:
-    explicit Lock(Engine& engine) : engine_(engine) { acquire(); }
-    ~Lock() {
-      if (held_) release();
-    }
+    explicit Lock(Engine& engine) : engine_(engine) { engine_.lock(); }
+    ~Lock() { engine_.unlock(); }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
-    void acquire();
-    void release();
-    void yield();  // lets waiting threads in, and other processes run
 
    private:
     Engine& engine_;
-    bool held_ = false;
   };
 
   Engine(const Config& config, std::uint32_t process, Journal journal,
@@ -95,13 +92,11 @@ class Engine {
   // engine_progress.cc; all with the lock held.
   bool progress(Peer& peer, TimeNs now, bool all_rails);
   void progress_all(TimeNs now);
-  void send(Peer& peer, TimeNs now);
   void tick(TimeNs now);
   void tick_if_due(TimeNs now) {
     if (now - last_tick_ >= tick_interval_) tick(now);
   }
-  void apply_actions(Peer& peer, TimeNs now);
-  void take_aborts(Peer& peer, TimeNs now);
+  void take_aborts(Peer& peer);
   void on_established(EstablishedRail rail);
   [[nodiscard]] Decision decide(const Hello& hello);
   void start_due_connects(TimeNs now);
@@ -109,14 +104,13 @@ class Engine {
   void apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now);
   void read_fault_file(TimeNs now);
   // Waits for bytes of the peers, at most one tick; releases the lock meanwhile.
-  void block(Lock& lock, const std::vector<Peer*>& peers);
+  void block(const std::vector<Peer*>& peers);
   void notify_blocked();
 
   void run_background();
   [[nodiscard]] Peer* find(std::uint32_t process);
   [[nodiscard]] Hello hello_for(const Peer& peer, RailId rail) const;
 
-  void drop_streams(Peer& peer, std::uint64_t communicator);
   void add_communicator(Communicator& communicator);
   void remove_communicator(Communicator& communicator);
 

@@ -10,6 +10,7 @@
 #include "engine/clock.hpp"
 #include "engine/communicator.hpp"
 #include "engine/engine.hpp"
+#include "rails/framed_rail.hpp"
 #include "rails/shm/shm_pipe.hpp"
 #include "rails/tcp/tcp_pipe.hpp"
 
@@ -18,63 +19,36 @@ namespace {
 
 constexpr TimeNs path_refresh_ns = 100 * ns_per_ms;
 constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
-constexpr int send_rounds = 8;
 
 }  // namespace
 
 // --- the lock -----------------------------------------------------------------------------------
 
-void Engine::Lock::acquire() {
-  if (!engine_.mutex_.try_lock()) {
-    engine_.contenders_.fetch_add(1);
-    engine_.mutex_.lock();
-    engine_.contenders_.fetch_sub(1);
-  }
-  held_ = true;
+void Engine::lock() {
+  if (mutex_.try_lock()) return;
+  contenders_.fetch_add(1);
+  mutex_.lock();
+  contenders_.fetch_sub(1);
 }
 
-void Engine::Lock::release() {
-  engine_.mutex_.unlock();
-  held_ = false;
-}
+void Engine::unlock() { mutex_.unlock(); }
 
-void Engine::Lock::yield() {
-  release();
+void Engine::yield() {
+  unlock();
   std::this_thread::yield();  // also to processes that want this core, the awaited peer perhaps
   // A mutex is not fair: without this the spinning thread would take it again at once.
-  for (int i = 0; i < 100 && engine_.contenders_.load() > 0; ++i) std::this_thread::yield();
-  acquire();
+  for (int i = 0; i < 100 && contenders_.load() > 0; ++i) std::this_thread::yield();
+  lock();
 }
 
 // --- bytes --------------------------------------------------------------------------------------
 
 bool Engine::progress(Peer& peer, TimeNs now, bool all_rails) {
-  bool arrived = false;
-  const RailId best = peer.link.best_rail();
-  for (RailId rail = 0; rail < peer.rails.size(); ++rail) {
-    FramedRail* framed = peer.rails[rail].framed.get();
-    if (framed != nullptr && (all_rails || rail == best)) arrived |= framed->pump_in(now);
-  }
-  if (!peer.link.actions().empty()) apply_actions(peer, now);
-  if (!peer.link.received_aborts().empty()) take_aborts(peer, now);
-  send(peer, now);
+  const bool arrived = peer.receive(now, all_rails);
+  if (!peer.link.received_aborts().empty()) take_aborts(peer);
+  peer.send(now);
   if (arrived && blocked_ > 0) notify_blocked();
   return arrived;
-}
-
-void Engine::send(Peer& peer, TimeNs now) {
-  const RailId best = peer.link.best_rail();
-  bool moved = true;
-  for (int round = 0; moved && round < send_rounds; ++round) {
-    moved = false;
-    if (best != any_rail && peer.rails[best].framed) moved = peer.rails[best].framed->pump_out(now);
-    for (RailId rail = 0; rail < peer.rails.size(); ++rail) {
-      FramedRail* framed = peer.rails[rail].framed.get();
-      if (framed == nullptr || rail == best) continue;
-      if (framed->wants_write() || peer.link.has_frames(rail)) moved |= framed->pump_out(now);
-    }
-  }
-  if (!peer.link.actions().empty()) apply_actions(peer, now);
 }
 
 void Engine::progress_all(TimeNs now) {
@@ -88,43 +62,14 @@ void Engine::tick(TimeNs now) {
     // Arrivals first: silence is judged only after everything that came has been read.
     progress(*peer, now, /*all_rails=*/true);
     const bool refresh = now - peer->path_refreshed >= path_refresh_ns;
-    for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
-      FramedRail* framed = peer->rails[rail].framed.get();
-      if (framed == nullptr) continue;
-      framed->acknowledge();
-      if (refresh || peer->link.awaits_path_ack(rail)) framed->report_path(now);
-    }
     if (refresh) peer->path_refreshed = now;
-    peer->link.tick(now);
-    apply_actions(*peer, now);
-    send(*peer, now);
+    peer->tick(now, refresh);
     peer->publish();
   }
 }
 
 // --- connections
 // ----------------------------------------------------------------------------------
-
-void Engine::apply_actions(Peer& peer, TimeNs now) {
-  auto& actions = peer.link.actions();
-  for (std::size_t i = 0; i < actions.size(); ++i) {  // acting may add further actions
-    const LinkAction action = actions[i];
-    RailEnd& end = peer.rails[action.rail];
-    if (action.kind == LinkAction::Kind::connect) {
-      end.connect_at = action.at;
-      continue;
-    }
-    if (end.framed) {
-      // Bytes of an ended epoch have nothing left to do in the kernel's buffers.
-      const linger abort_connection{.l_onoff = 1, .l_linger = 0};
-      ::setsockopt(end.framed->pipe().fd(), SOL_SOCKET, SO_LINGER, &abort_connection,
-                   sizeof(abort_connection));
-      end.framed.reset();
-    }
-    peer.link.rail_closed(action.rail, action.epoch, now);
-  }
-  actions.clear();
-}
 
 Hello Engine::hello_for(const Peer& peer, RailId rail) const {
   Hello hello;
@@ -143,11 +88,11 @@ void Engine::start_due_connects(TimeNs now) {
   for (auto& [process, peer] : peers_) {
     if (peer->link.peer_said_bye()) continue;
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
-      RailEnd& end = peer->rails[rail];
-      if (end.connect_at == 0 || end.connect_at > now || end.fault != Fault::none) continue;
-      end.connect_at = 0;
+      const RailEnd& end = peer->rails[rail];
+      TimeNs& connect_at = peer->ends[rail].connect_at;
+      if (connect_at == 0 || connect_at > now || end.fault != Fault::none) continue;
+      connect_at = 0;
       connections_->connect(end.route, hello_for(*peer, rail), peer->key, now);
-      apply_actions(*peer, now);
     }
   }
 }
@@ -161,14 +106,12 @@ Decision Engine::decide(const Hello& hello) {
     decision.why = "this link has no such rail";
   } else if (peer->rails[hello.rail].fault != Fault::none) {
     decision.why = "a fault is injected into the rail";
-  } else if (hello.last_fenced < peer->link.epoch(hello.rail)) {
-    decision.why = "the connector has not fenced our epoch";
-  } else {
-    const Link& link = peer->link;
+  } else if (const auto epoch = peer->link.epoch_to_offer(hello.rail, hello.last_fenced)) {
     decision.accept = true;
-    decision.last_fenced = link.fenced_epoch(hello.rail);
-    decision.epoch =
-        std::max({link.epoch(hello.rail), decision.last_fenced, Epoch{hello.last_fenced}}) + 1;
+    decision.last_fenced = peer->link.fenced_epoch(hello.rail);
+    decision.epoch = *epoch;
+  } else {
+    decision.why = "the connector has not fenced our epoch";
   }
   return decision;
 }
@@ -176,33 +119,26 @@ Decision Engine::decide(const Hello& hello) {
 void Engine::on_established(EstablishedRail rail) {
   Peer* peer = find(rail.peer);
   if (peer == nullptr || rail.rail >= peer->rails.size()) return;
-  RailEnd& end = peer->rails[rail.rail];
-  Link& link = peer->link;
+  const RailEnd& end = peer->rails[rail.rail];
   const TimeNs now = now_ns();
-  const bool connector = rail.peer < process_;
-  // Whoever opens a new epoch has fenced every older one.
-  link.peer_fenced(rail.rail, link.epoch(rail.rail), now);
-  apply_actions(*peer, now);
 
   std::unique_ptr<BytePipe> pipe;
   bool opened = end.fault == Fault::none;
   if (opened && end.kind == RailKind::shm) {
+    const bool connector = rail.peer < process_;
     auto shm = ShmPipe::open(std::move(rail.socket), std::move(rail.memory), connector);
     opened = shm.ok();
     if (opened) pipe = std::move(shm.value());
   } else if (opened) {
     pipe = std::make_unique<TcpPipe>(std::move(rail.socket));
   }
-  opened = opened && link.rail_established(rail.rail, rail.epoch, now);
   if (!opened) {
-    link.never_opened(rail.rail, rail.epoch);
-    if (connector) link.connect_failed(rail.rail, now);
-    apply_actions(*peer, now);
-    return;
+    peer->connect_failed(rail.rail, rail.epoch, now);
+  } else if (peer->begin_epoch(rail.rail, rail.epoch, now)) {
+    peer->carry(rail.rail,
+                std::make_unique<FramedRail>(peer->link, rail.rail, std::move(pipe), rail.leftover),
+                now);
   }
-  end.connect_at = 0;
-  end.framed = std::make_unique<FramedRail>(link, rail.rail, std::move(pipe), rail.leftover);
-  send(*peer, now);
 }
 
 // --- events from outside -------------------------------------------------------------------------
@@ -227,28 +163,28 @@ void Engine::on_link_event(const LinkEvent& event) {
       if (lost) peer->link.rail_failed(rail, peer->link.epoch(rail), RailCause::carrier, now);
       if (back) peer->link.connect_soon(rail, now);
     }
-    apply_actions(*peer, now);
-    send(*peer, now);
+    peer->act(now);
+    peer->send(now);
   }
 }
 
 void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now) {
-  RailEnd& end = peer.rails[rail];
-  end.fault = fault;
+  peer.rails[rail].fault = fault;
+  Rail* carrier = peer.ends[rail].rail.get();
   switch (fault) {
     case Fault::cut:
       peer.link.rail_failed(rail, peer.link.epoch(rail), RailCause::injected, now);
       break;
     case Fault::drop:
-      if (end.framed) end.framed->mute();
+      if (carrier) carrier->mute();
       break;
     case Fault::none:
-      if (end.framed) end.framed->heal();
+      if (carrier) carrier->heal();
       peer.link.connect_soon(rail, now);
       break;
   }
-  apply_actions(peer, now);
-  send(peer, now);
+  peer.act(now);
+  peer.send(now);
 }
 
 void Engine::read_fault_file(TimeNs now) {
@@ -274,12 +210,12 @@ void Engine::read_fault_file(TimeNs now) {
   }
 }
 
-void Engine::take_aborts(Peer& peer, TimeNs now) {
+void Engine::take_aborts(Peer& peer) {
   std::vector<AbortNotice> notices = std::exchange(peer.link.received_aborts(), {});
   for (AbortNotice& notice : notices) {
     const auto found = communicators_.find(notice.communicator);
     if (found != communicators_.end()) {
-      found->second->fail(notice.code, notice.text, now);
+      found->second->fail(notice.code, notice.text);
     } else if (early_aborts_.size() < 256) {
       early_aborts_.insert_or_assign(notice.communicator, std::move(notice));
     }
@@ -289,26 +225,24 @@ void Engine::take_aborts(Peer& peer, TimeNs now) {
 // --- waiting
 // --------------------------------------------------------------------------------------
 
-void Engine::block(Lock& lock, const std::vector<Peer*>& peers) {
+void Engine::block(const std::vector<Peer*>& peers) {
   std::vector<pollfd> fds{{arrivals_.get(), POLLIN, 0}};
   for (Peer* peer : peers) {
-    for (RailEnd& end : peer->rails) {
+    for (const CarriedLink::End& end : peer->ends) {
       // What arrives on a muted rail is not read, so it would wake us again and again.
-      if (!end.framed || end.framed->muted()) continue;
-      const bool writes = end.framed->wants_write();
-      if (!end.framed->pipe().arm(writes)) {
-        lock.yield();  // or whoever could end the wait (a fault healed, an abort) never gets in
+      if (!end.rail || end.rail->muted()) continue;
+      const auto events = end.rail->arm();
+      if (!events.has_value()) {
+        yield();  // or whoever could end the wait (a fault healed, an abort) never gets in
         return;
       }
-      const bool polls_write = writes && end.kind != RailKind::shm;
-      fds.push_back({end.framed->pipe().fd(),
-                     static_cast<short>(polls_write ? POLLIN | POLLOUT : POLLIN), 0});
+      fds.push_back(*events);
     }
   }
   ++blocked_;
-  lock.release();
+  unlock();
   (void)::poll(fds.data(), fds.size(), static_cast<int>(config_.background_interval_ms));
-  lock.acquire();
+  lock();
   --blocked_;
   if ((fds[0].revents & POLLIN) != 0) {
     std::uint64_t count = 0;
@@ -325,15 +259,8 @@ void Engine::add_communicator(Communicator& communicator) {
   communicators_[communicator.id()] = &communicator;
   const auto early = early_aborts_.find(communicator.id());
   if (early == early_aborts_.end()) return;
-  communicator.fail(early->second.code, early->second.text, now_ns());
+  communicator.fail(early->second.code, early->second.text);
   early_aborts_.erase(early);
-}
-
-void Engine::drop_streams(Peer& peer, std::uint64_t communicator) {
-  // Frames under way point into the streams' memory and the callers'.
-  for (RailEnd& end : peer.rails)
-    if (end.framed) end.framed->detach();
-  peer.link.close_streams(communicator);
 }
 
 void Engine::remove_communicator(Communicator& communicator) {

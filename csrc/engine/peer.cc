@@ -15,10 +15,10 @@ std::vector<RailKind> kinds_of(const PeerDescription& description) {
 
 Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
            LogQueue& log, std::uint64_t jitter_seed)
-    : process(description.process),
+    : CarriedLink(options, kinds_of(description), jitter_seed),
+      process(description.process),
       label(description.label),
       rails(description.rails.size()),
-      link(options, kinds_of(description), jitter_seed),
       journal_(journal),
       log_(log) {
   for (std::size_t i = 0; i < rails.size(); ++i) {

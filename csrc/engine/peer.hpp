@@ -10,7 +10,7 @@
 #include "engine/handshake.hpp"
 #include "journal/journal.hpp"
 #include "link/link.hpp"
-#include "rails/framed_rail.hpp"
+#include "rails/carried_link.hpp"
 
 namespace r2ccl {
 
@@ -37,19 +37,16 @@ struct RailEnd {
   RailKind kind = RailKind::tcp;
   std::string name;
   RailRoute route;
-  int ifindex = 0;  // where the route names no device: whose events concern the rail
-  std::unique_ptr<FramedRail> framed;  // while an epoch is open
-  TimeNs connect_at = 0;               // 0: no attempt is due
-  Fault fault = Fault::none;           // injected
+  int ifindex = 0;            // where the route names no device: whose events concern the rail
+  Fault fault = Fault::none;  // injected
   std::uint32_t journal_entry = no_rail_entry;
 };
 
-class Peer final : public LinkObserver {
+class Peer final : public LinkObserver, public CarriedLink {
  public:
   Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
        LogQueue& log, std::uint64_t jitter_seed);
 
-  void on_step(Step /*step*/, RailId /*rail*/) override {}
   void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) override;
   void on_replay(RailId rail, std::uint32_t chunks, bool hedge) override;
 
@@ -61,7 +58,6 @@ class Peer final : public LinkObserver {
   const std::string label;
   HandshakeKey key{};
   std::vector<RailEnd> rails;
-  Link link;
   TimeNs path_refreshed = 0;
   std::string refusal;  // why no rail can ever come up; empty: none such
   bool started = false;

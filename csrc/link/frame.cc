@@ -56,7 +56,6 @@ std::uint32_t crc32c(const void* data, std::size_t bytes) {
 
 void seal(FrameHeader& header) {
   header.magic = frame_magic;
-  header.reserved = 0;
   header.crc = crc32c(&header, offsetof(FrameHeader, crc));
 }
 

@@ -43,8 +43,8 @@ struct FrameHeader {
   std::uint64_t delivered;      // data, ack: messages of the reverse stream that arrived in full
   std::uint64_t credit;         // data, ack: messages of the reverse stream that were consumed
   CallTag tag;                  // data
-  std::uint32_t reserved;
-  std::uint32_t crc;  // CRC32C of all bytes before it
+  std::uint32_t payload_crc;    // data: CRC32C of the payload, where checksums are on; else 0
+  std::uint32_t crc;            // CRC32C of all bytes before it
 };
 static_assert(sizeof(FrameHeader) == 80);
 

@@ -29,8 +29,7 @@ InStream::Verdict InStream::judge(const FrameHeader& header) {
     message = InMessage{
         .number = header.number, .tag = header.tag, .bytes = header.message_bytes, .in_use = true};
     slot_ring_[header.number % shape_.slots] = header.slot;
-    if (!memory_[header.slot] && header.message_bytes > 0)
-      memory_[header.slot] = std::make_unique_for_overwrite<std::byte[]>(shape_.slot_bytes);
+    if (header.message_bytes > 0) (void)slot_memory(header.slot);
   } else if (message.number != header.number || message.bytes != header.message_bytes) {
     return Verdict::reject;
   }
@@ -40,12 +39,24 @@ InStream::Verdict InStream::judge(const FrameHeader& header) {
   return (message.chunk_bits & bit) != 0 ? Verdict::discard : Verdict::take;
 }
 
+std::byte* InStream::slot_memory(std::uint16_t slot) {
+  if (slot >= shape_.all_slots()) return nullptr;
+  auto& memory = memory_[slot];
+  if (!memory) memory = std::make_unique_for_overwrite<std::byte[]>(shape_.slot_bytes);
+  return memory.get();
+}
+
 std::byte* InStream::chunk_memory(const FrameHeader& header) {
   const InMessage& message = by_slot_[header.slot];
   const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
   if (!message.in_use || message.number != header.number || (message.chunk_bits & bit) != 0)
     return nullptr;
   return memory_[header.slot].get() + header.offset;
+}
+
+bool InStream::chunk_intact(const FrameHeader& header) {
+  const std::byte* memory = chunk_memory(header);
+  return memory == nullptr || crc32c(memory, header.payload_bytes) == header.payload_crc;
 }
 
 bool InStream::chunk_arrived(const FrameHeader& header) {

@@ -141,6 +141,12 @@ void Link::rail_closed(RailId id, Epoch epoch, TimeNs now) {
   maybe_reopen(id, now);
 }
 
+std::optional<Epoch> Link::epoch_to_offer(RailId id, Epoch connector_fenced) const {
+  const Rail& rail = rails_[id];
+  if (connector_fenced < rail.epoch) return std::nullopt;
+  return std::max({rail.epoch, rail.own_fenced, connector_fenced}) + 1;
+}
+
 void Link::peer_fenced(RailId id, Epoch epoch, TimeNs now) { on_fenced(id, epoch, now); }
 
 void Link::on_fenced(RailId id, Epoch epoch, TimeNs now) {
@@ -274,6 +280,16 @@ bool Link::all_delivered() const {
   return std::all_of(streams_.begin(), streams_.end(), [](const auto& entry) {
     return entry.second->out.idle() && !entry.second->in.owes_ack();
   });
+}
+
+Link::Load Link::load() const {
+  Load load{.streams = streams_.size(), .replays = replays_.size(), .actions = actions_.size()};
+  for (const Rail& rail : rails_) {
+    load.attempts += rail.attempts.size();
+    load.control += rail.control.acks.size() + rail.control.ack_requests.size() +
+                    rail.control.closed_acks.size();
+  }
+  return load;
 }
 
 void Link::send_abort(const AbortNotice& notice) {

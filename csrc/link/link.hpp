@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -50,19 +51,20 @@ enum class Step : std::uint8_t {
   rail_closed,
 };
 
-class LinkObserver {
- public:
-  virtual ~LinkObserver() = default;
-  virtual void on_step(Step step, RailId rail) = 0;
-  virtual void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) = 0;
-  virtual void on_replay(RailId rail, std::uint32_t chunks, bool hedge) = 0;
-};
-
 // A frame for a rail to carry.  The payload is read until the rail reports it written.
 struct OutFrame {
   FrameHeader header;
   const std::byte* payload = nullptr;
   OutStream* stream = nullptr;  // data frames; for the link's own use while the frame is made
+};
+
+class LinkObserver {
+ public:
+  virtual ~LinkObserver() = default;
+  virtual void on_step(Step /*step*/, RailId /*rail*/) {}
+  virtual void on_frame_sent(RailId /*rail*/, const OutFrame& /*frame*/) {}
+  virtual void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) = 0;
+  virtual void on_replay(RailId rail, std::uint32_t chunks, bool hedge) = 0;
 };
 
 struct LinkAction {
@@ -112,6 +114,9 @@ class Link {
   void rail_failed(RailId rail, Epoch epoch, RailCause cause, TimeNs now);
   // Everything of the ended epoch is off the wire on our side: the local fence.
   void rail_closed(RailId rail, Epoch epoch, TimeNs now);
+  // The epoch to offer to a connector that has fenced every one up to `connector_fenced`; empty if
+  // it has not fenced the one that is open here.
+  [[nodiscard]] std::optional<Epoch> epoch_to_offer(RailId rail, Epoch connector_fenced) const;
   // The peer says in a handshake that it has fenced this epoch.
   void peer_fenced(RailId rail, Epoch epoch, TimeNs now);
   // We answered for an epoch whose opening we never saw confirmed: it counts as fenced.
@@ -142,6 +147,12 @@ class Link {
   // Bytes were put there.  At the frame's last byte the frame is acted upon.
   void payload_filled(RailId rail, std::size_t bytes, TimeNs now);
 
+  // For rails that write into memory by themselves: the receive slots of a stream lie at fixed
+  // places.  Null: there is no such slot.
+  [[nodiscard]] std::byte* slot_memory(std::uint64_t communicator, std::uint16_t slot);
+  // A payload that such a rail has put into its slot already.
+  void payload_placed(RailId rail, TimeNs now);
+
   // --- time --------------------------------------------------------------------------------------
   // Judges deadlines.  Call it after draining arrivals, at least every few milliseconds while
   // anything is outstanding.
@@ -170,6 +181,15 @@ class Link {
   [[nodiscard]] bool dark() const { return dark_; }
   [[nodiscard]] TimeNs dark_since() const { return dark_since_; }
   [[nodiscard]] bool all_delivered() const;
+  // What is queued, all rails together.
+  struct Load {
+    std::size_t streams = 0;
+    std::size_t replays = 0;
+    std::size_t attempts = 0;
+    std::size_t control = 0;
+    std::size_t actions = 0;
+  };
+  [[nodiscard]] Load load() const;
   // Counts events on rails that a waiting collective may be stalled by.
   [[nodiscard]] std::uint64_t disturbances() const { return disturbances_; }
   void set_observer(LinkObserver* observer) { observer_ = observer; }

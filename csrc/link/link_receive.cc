@@ -85,6 +85,16 @@ std::span<std::byte> Link::payload_room(RailId id) {
   return std::span(scratch_).first(std::min(left, scratch_.size()));
 }
 
+std::byte* Link::slot_memory(std::uint64_t communicator, std::uint16_t slot) {
+  if (closed_.contains(communicator)) return nullptr;
+  if (streams_.size() >= max_communicators && !streams_.contains(communicator)) return nullptr;
+  return streams(communicator).in.slot_memory(slot);
+}
+
+void Link::payload_placed(RailId id, TimeNs now) {
+  payload_filled(id, rails_[id].incoming.header.payload_bytes, now);
+}
+
 void Link::payload_filled(RailId id, std::size_t bytes, TimeNs now) {
   Rail& rail = rails_[id];
   rail.incoming.received += static_cast<std::uint32_t>(bytes);
@@ -101,6 +111,10 @@ void Link::frame_end(RailId id, TimeNs now) {
   switch (header.type) {
     case FrameType::data: {
       InStream* stream = incoming.stream;
+      if (options_.shape.checksum && stream != nullptr && !stream->chunk_intact(header)) {
+        rail_failed(id, rail.epoch, RailCause::checksum, now);
+        break;
+      }
       if (stream != nullptr && stream->chunk_arrived(header)) {
         if (stream->owed_since_ns == 0) stream->owed_since_ns = now;
         if (stream->owes_ack_now()) queue_ack(*stream, id);

@@ -81,6 +81,7 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
          static_cast<std::uint16_t>(frame.header.offset / options_.shape.chunk_bytes)});
   }
   seal(frame.header);
+  if (observer_ != nullptr) observer_->on_frame_sent(id, frame);
   step(Step::frame_sent, id);
   return true;
 }
@@ -221,6 +222,8 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   header.communicator = stream.communicator();
   header.number = message.number;
   header.tag = message.tag;
+  if (options_.shape.checksum)
+    header.payload_crc = crc32c(message.data + offset, header.payload_bytes);
   InStream& reverse = *stream.reverse;
   header.delivered = reverse.delivered();
   header.credit = reverse.consumed();

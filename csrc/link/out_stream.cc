@@ -14,9 +14,10 @@ OutStream::OutStream(const StreamShape& shape, std::uint64_t communicator)
       staging_(shape.all_slots()) {}
 
 void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& tag) {
-  ops_.push_back(
-      {data, bytes, tag, shape_.resilience && bytes <= shape_.staging_bytes, bytes == 0});
+  const bool staged = shape_.resilience && bytes <= shape_.staging_bytes;
+  ops_.push_back({data, bytes, tag, staged});
   posted_position_ += bytes;
+  if (!staged) lent_position_ = posted_position_;
 }
 
 bool OutStream::free_slot(std::uint64_t number, std::uint16_t& slot) const {

@@ -55,6 +55,8 @@ class OutStream {
   // Nothing can read the caller's memory of bytes before this stream position.
   [[nodiscard]] std::uint64_t settled_position() const;
   [[nodiscard]] std::uint64_t posted_position() const { return posted_position_; }
+  // After the last byte that was posted to be sent from the caller's memory.
+  [[nodiscard]] std::uint64_t lent_position() const { return lent_position_; }
 
   [[nodiscard]] OutMessage& message(std::uint64_t number) { return by_slot_[slot_of(number)]; }
   [[nodiscard]] const OutMessage& message(std::uint64_t number) const {
@@ -90,7 +92,6 @@ class OutStream {
     std::uint64_t bytes;
     CallTag tag;
     bool staged;
-    bool empty;
   };
 
   [[nodiscard]] std::uint16_t slot_of(std::uint64_t number) const {
@@ -110,6 +111,7 @@ class OutStream {
   std::uint64_t delivered_ = 0;
   std::uint64_t credit_ = 0;
   std::uint64_t posted_position_ = 0;
+  std::uint64_t lent_position_ = 0;
   std::uint64_t opened_position_ = 0;
 };
 

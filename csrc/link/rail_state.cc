@@ -35,6 +35,8 @@ std::string_view name_of(RailCause cause) {
     case RailCause::protocol: return "protocol";
     case RailCause::probation: return "probation";
     case RailCause::injected: return "injected";
+    case RailCause::checksum: return "checksum";
+    case RailCause::recalled: return "recalled";
   }
   return "unknown";
 }

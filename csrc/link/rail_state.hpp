@@ -20,6 +20,8 @@ enum class RailCause : std::uint8_t {
   protocol,       // a frame that no correct peer sends
   probation,      // the probe of a new epoch was not answered
   injected,       // a fault injected on purpose
+  checksum,       // a chunk's bytes are not those that were sent
+  recalled,       // given up so that it stops reading a caller's memory
 };
 
 //            CONNECTING -> PROBATION -> UP <-> SUSPECT

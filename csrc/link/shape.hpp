@@ -22,6 +22,7 @@ struct StreamShape {
   std::uint16_t slots = 8;
   std::uint16_t spare_slots = 4;
   bool resilience = true;
+  bool checksum = false;  // of every chunk
 
   [[nodiscard]] std::uint16_t all_slots() const {
     return static_cast<std::uint16_t>(slots + spare_slots);

@@ -35,10 +35,13 @@ class BytePipe {
   // Acknowledges to the peer's end what has been read, if the transport would wait with that.
   virtual void acknowledge() {}
 
-  // Becomes readable when bytes arrive after arm() returned true; arm() returns false if some are
-  // there already.  With `for_write`, also when there is room again.
+  // The pipe is about to be closed, and bytes not sent yet have nothing left to do.
+  virtual void abandon() {}
+
+  // The events of fd() to sleep for until bytes arrive, with `for_write` also until there is room;
+  // 0: there is something already.
   [[nodiscard]] virtual int fd() const = 0;
-  [[nodiscard]] virtual bool arm(bool for_write) = 0;
+  [[nodiscard]] virtual short arm(bool for_write) = 0;
 };
 
 }  // namespace r2ccl

@@ -87,7 +87,7 @@ void FramedRail::advance(std::size_t bytes) {
   detached_.clear();
 }
 
-void FramedRail::detach() {
+void FramedRail::detach(std::uint64_t /*communicator*/, TimeNs /*now*/) {
   for (std::size_t i = part_begin_; i < part_end_; ++i) {
     const auto* begin = static_cast<const std::byte*>(parts_[i].iov_base);
     detached_.emplace_back(begin, begin + parts_[i].iov_len);
@@ -117,7 +117,18 @@ void FramedRail::heal() {
   part_begin_ = 0;
   part_end_ = 1;
   frame_count_ = 0;
-  blocked_ = true;  // also a rail that has nothing newer to send
+}
+
+bool FramedRail::fence(TimeNs /*now*/) {
+  pipe_->abandon();
+  pipe_.reset();
+  return true;
+}
+
+std::optional<pollfd> FramedRail::arm() {
+  const short events = pipe_->arm(blocked_);
+  if (events == 0) return std::nullopt;
+  return pollfd{pipe_->fd(), events, 0};
 }
 
 void FramedRail::acknowledge() {
@@ -137,8 +148,9 @@ void FramedRail::report_path(TimeNs now) {
 
 bool FramedRail::pump_in(TimeNs now) {
   if (muted_) return false;
-  bool arrived = input_end_ > input_begin_;
-  if (arrived && !parse(now)) return true;
+  const std::size_t parsed = input_begin_;
+  if (input_end_ > input_begin_ && !parse(now)) return true;
+  bool arrived = input_begin_ > parsed;  // a header not complete yet is no arrival
   for (std::size_t total = 0; total < read_bytes;) {
     if (input_begin_ == input_end_) {
       input_begin_ = input_end_ = 0;

@@ -10,36 +10,27 @@
 
 #include "link/link.hpp"
 #include "rails/byte_pipe.hpp"
+#include "rails/rail.hpp"
 
 namespace r2ccl {
 
-class FramedRail {
+class FramedRail final : public Rail {
  public:
   // `leftover`: bytes of the frame stream that arrived with the handshake.
   FramedRail(Link& link, RailId rail, std::unique_ptr<BytePipe> pipe,
              std::span<const std::byte> leftover);
 
-  // Sends one batch of what the link has; receives one portion of what is there.  Batches are small
-  // enough that rails take turns and neither direction starves the other.  True: something moved.
-  // On a broken pipe the link is told, and the rail must not be used again.
-  bool pump_out(TimeNs now);
-  bool pump_in(TimeNs now);
-
-  // Tells the link what the path has acknowledged.
-  void report_path(TimeNs now);
-  // Lets the peer's end know what arrived here, if nothing has told it yet.
-  void acknowledge();
-
-  // Copies what is still to be sent, so that nothing outside this object is read any more.
-  void detach();
-
-  // A black hole inside the engine: bytes in both directions are held back until heal().
-  void mute() { muted_ = true; }
-  void heal();
-  [[nodiscard]] bool muted() const { return muted_; }
-
-  [[nodiscard]] bool wants_write() const { return blocked_; }
-  [[nodiscard]] BytePipe& pipe() { return *pipe_; }
+  bool pump_out(TimeNs now) override;
+  bool pump_in(TimeNs now) override;
+  [[nodiscard]] bool wants_write() const override { return part_begin_ != part_end_; }
+  void report_path(TimeNs now) override;
+  void acknowledge() override;
+  void detach(std::uint64_t communicator, TimeNs now) override;  // copies all that is left to send
+  bool fence(TimeNs now) override;                               // closes the pipe, which is all
+  [[nodiscard]] std::optional<pollfd> arm() override;
+  void mute() override { muted_ = true; }
+  void heal() override;
+  [[nodiscard]] bool muted() const override { return muted_; }
 
  private:
   static constexpr std::size_t batch_frames = 8;

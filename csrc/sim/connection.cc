@@ -1,114 +1,182 @@
 #include "sim/connection.hpp"
 
 #include <algorithm>
-#include <cassert>
+#include <cstring>
 #include <utility>
 
 namespace r2ccl::sim {
+namespace {
 
-TimeNs Connection::latency() {
-  return delays_.latency_ns +
-         static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(delays_.jitter_ns) + 1));
+constexpr std::size_t send_buffer_bytes = 16U << 10;
+constexpr std::size_t window_bytes = 16U << 10;  // on its way or not read yet
+constexpr std::size_t segment_bytes = 1448;
+constexpr TimeNs probes_unanswered_ns = 10 * ns_per_ms;  // of a closed window
+
+}  // namespace
+
+Connection::Connection(EventQueue& events, Random& random, const Delays& delays, Path& path)
+    : events_(events),
+      random_(random),
+      delays_(delays),
+      path_(path),
+      flights_{
+          Flight<Segment>(events, path, acceptor_side,
+                          [this](Segment&& segment) { arrive(acceptor_side, std::move(segment)); }),
+          Flight<Segment>(events, path, connector_side, [this](Segment&& segment) {
+            arrive(connector_side, std::move(segment));
+          })} {}
+
+std::size_t Connection::write(Side side, std::span<const std::byte> bytes) {
+  Lane& lane = lanes_[side];
+  const auto used = static_cast<std::size_t>(lane.written - lane.acked);
+  const std::size_t taken = std::min(bytes.size(), send_buffer_bytes - used);
+  lane.to_send.insert(lane.to_send.end(), bytes.begin(),
+                      bytes.begin() + static_cast<std::ptrdiff_t>(taken));
+  lane.written += taken;
+  transmit(side);
+  return taken;
 }
 
-void Connection::send(Side from, Parcel parcel) {
+void Connection::transmit(Side from) {
   Lane& lane = lanes_[from];
-  lane.free_at = std::max(lane.free_at, events_.now()) +
-                 static_cast<TimeNs>(parcel.frame_bytes()) * delays_.ns_per_byte;
-  parcel.due = lane.free_at + latency();
-  if (!lane.parcels.empty()) parcel.due = std::max(parcel.due, lane.parcels.back().due);
-  lane.parcels.push_back(std::move(parcel));
-  schedule_arrival(from);
-}
-
-void Connection::close(Side side) {
-  ends_[side] = nullptr;
-  if (ends_[other(side)] == nullptr) {
-    for (Lane& lane : lanes_) lane.parcels.clear();
-  } else if (path_.cut()) {
-    // A closed socket repeats nothing, and its reset does not get through either.
-    lanes_[side].parcels.clear();
-  } else {
-    send(side, {});
+  std::size_t sent = 0;
+  while (sent < lane.to_send.size()) {
+    const std::size_t window = flights_[from].bytes() + lane.inbox.size();
+    if (window >= window_bytes) break;
+    const std::size_t most =
+        std::min({segment_bytes, lane.to_send.size() - sent, window_bytes - window});
+    const std::size_t bytes = 1 + random_.below(most);
+    Segment segment;
+    const auto begin = lane.to_send.begin() + static_cast<std::ptrdiff_t>(sent);
+    segment.bytes.assign(begin, begin + static_cast<std::ptrdiff_t>(bytes));
+    sent += bytes;
+    lane.free_at = std::max(lane.free_at, events_.now()) +
+                   static_cast<TimeNs>(bytes) * delays_.ns_per_byte * path_.ports[from].slowdown;
+    flights_[from].send(std::move(segment), bytes,
+                        lane.free_at + path_.latency(from, delays_, random_));
   }
+  lane.to_send.erase(lane.to_send.begin(),
+                     lane.to_send.begin() + static_cast<std::ptrdiff_t>(sent));
 }
 
-void Connection::reset(Side first) {
-  for (Lane& lane : lanes_) lane.parcels.clear();
-  events_.after(latency(), [this, first] { break_end(other(first)); });
-  break_end(first);
-}
-
-void Connection::break_end(Side side) {
-  if (ends_[side] == nullptr) return;
-  std::exchange(ends_[side], nullptr)->on_broken();
-}
-
-void Connection::retry() {
-  for (const Side from : {acceptor_side, connector_side}) {
-    Lane& lane = lanes_[from];
-    const TimeNs earliest = events_.now() + delays_.retransmit_ns;
-    for (Parcel& parcel : lane.parcels) parcel.due = std::max(parcel.due, earliest);
-    schedule_arrival(from);
-    if (std::exchange(lane.ack_lost, false)) schedule_ack(from);
-  }
-}
-
-bool Connection::carries_other_message(Side from, const FrameHeader& header) const {
-  if (ends_[other(from)] == nullptr) return false;
-  const auto& parcels = lanes_[from].parcels;
-  return std::any_of(parcels.begin(), parcels.end(), [&](const Parcel& parcel) {
-    return parcel.header.type == FrameType::data &&
-           parcel.header.communicator == header.communicator && parcel.header.slot == header.slot &&
-           parcel.header.number != header.number;
-  });
-}
-
-void Connection::schedule_arrival(Side from) {
-  Lane& lane = lanes_[from];
-  if (lane.arrival_due || lane.parcels.empty()) return;
-  lane.arrival_due = true;
-  events_.at(std::max(events_.now(), lane.parcels.front().due), [this, from] { arrive(from); });
-}
-
-void Connection::arrive(Side from) {
-  Lane& lane = lanes_[from];
-  lane.arrival_due = false;
-  if (lane.parcels.empty() || path_.blocked(from)) return;  // retry() continues
-  if (lane.parcels.front().due > events_.now()) return schedule_arrival(from);
-  End* end = ends_[other(from)];
-  if (end == nullptr) {
+void Connection::arrive(Side from, Segment&& segment) {
+  const Side to = other(from);
+  if (segment.reset) return break_end(to);
+  if (ends_[to] == nullptr) {
     // Nobody is there: a reset comes back, or after the next retry() if that is lost.
-    events_.after(latency(), [this, from] {
+    events_.after(delays_.latency_ns, [this, from] {
       if (!path_.blocked(other(from))) break_end(from);
     });
     return;
   }
-  const Parcel parcel = std::move(lane.parcels.front());
-  lane.parcels.pop_front();
-  schedule_arrival(from);
-  if (parcel.kind == Parcel::Kind::reset) return break_end(other(from));
-  if (parcel.kind != Parcel::Kind::handshake) {
-    lane.arrived += parcel.frame_bytes();
-    schedule_ack(from);
+  Port& port = path_.ports[from];
+  if (port.flips > 0) {
+    --port.flips;
+    path_.disturbed_at = events_.now();
+    segment.bytes[random_.below(segment.bytes.size())] ^=
+        static_cast<std::byte>(1U << random_.below(8));
   }
-  end->on_parcel(parcel);
+  Lane& lane = lanes_[from];
+  lane.arrived += segment.bytes.size();
+  lane.inbox.insert(lane.inbox.end(), segment.bytes.begin(), segment.bytes.end());
+  schedule_ack(from);
+  tell(to);
+}
+
+std::size_t Connection::read(Side side, std::span<std::byte> room) {
+  Lane& lane = lanes_[other(side)];
+  const std::size_t bytes = std::min(room.size(), lane.inbox.size());
+  std::copy_n(lane.inbox.begin(), bytes, room.begin());
+  lane.inbox.erase(lane.inbox.begin(), lane.inbox.begin() + static_cast<std::ptrdiff_t>(bytes));
+  if (ends_[other(side)] != nullptr) transmit(other(side));
+  return bytes;
+}
+
+PathReport Connection::path(Side side) const {
+  const Lane& lane = lanes_[side];
+  PathReport report;
+  report.unacknowledged = lane.written - lane.acked;
+  report.round_trip = report.base_round_trip = 2 * delays_.latency_ns;
+  // The window is closed, and its probes are answered as long as the path works.
+  const bool probes_answered = !path_.blocked(side) && !path_.blocked(other(side));
+  report.peer_limited =
+      !lane.to_send.empty() && flights_[side].bytes() == 0 && lane.acked == lane.arrived &&
+      (probes_answered || events_.now() - path_.disturbed_at < probes_unanswered_ns);
+  return report;
+}
+
+void Connection::close(Side side) {
+  if (ends_[side] == nullptr) return;
+  ends_[side] = nullptr;
+  lanes_[side].to_send.clear();
+  if (ends_[other(side)] == nullptr) {
+    for (Flight<Segment>& flight : flights_) flight.clear();
+  } else if (path_.cut()) {
+    flights_[side].clear();  // a closed socket repeats nothing, and its reset does not get through
+  } else {
+    flights_[side].send({.bytes = {}, .reset = true}, 0,
+                        events_.now() + path_.latency(side, delays_, random_));
+  }
+}
+
+void Connection::reset(Side first) {
+  for (Flight<Segment>& flight : flights_) flight.clear();
+  events_.after(delays_.latency_ns, [this, first] { break_end(other(first)); });
+  break_end(first);
+}
+
+void Connection::break_end(Side side) {
+  if (EventSink* end = std::exchange(ends_[side], nullptr)) end->on_event();
+}
+
+void Connection::retry() {
+  for (const Side from : both_sides) {
+    flights_[from].retry(events_.now() + delays_.retransmit_ns);
+    if (std::exchange(lanes_[from].ack_lost, false)) schedule_ack(from);
+  }
 }
 
 void Connection::schedule_ack(Side from) {
   Lane& lane = lanes_[from];
-  if (lane.ack_due) return;
-  lane.ack_due = true;
-  events_.after(latency(), [this, from] { acknowledge(from); });
+  if (std::exchange(lane.ack_due, true)) return;
+  events_.after(path_.latency(other(from), delays_, random_), [this, from] { acknowledge(from); });
 }
 
 void Connection::acknowledge(Side from) {
   Lane& lane = lanes_[from];
   lane.ack_due = false;
-  if (path_.blocked(other(from)))
+  if (path_.blocked(other(from))) {
     lane.ack_lost = true;
-  else if (ends_[from] != nullptr)
-    ends_[from]->on_path_acked(lane.arrived);
+    return;
+  }
+  lane.acked = lane.arrived;
+  tell(from);
+}
+
+Io SimPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
+  if (connection_.broken(side_)) return Io::broken;
+  for (const iovec& part : parts) {
+    const std::size_t taken =
+        connection_.write(side_, {static_cast<const std::byte*>(part.iov_base), part.iov_len});
+    bytes += taken;
+    if (taken < part.iov_len) break;
+  }
+  return bytes == 0 ? Io::again : Io::ok;
+}
+
+Io SimPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
+  if (connection_.broken(side_)) return Io::broken;
+  // A kernel may return less than there is, cut anywhere.
+  std::size_t most = random_.below(4) == 0 ? 1 + random_.below(200) : SIZE_MAX;
+  for (const iovec& part : parts) {
+    const std::size_t wanted = std::min(part.iov_len, most);
+    const std::size_t taken =
+        connection_.read(side_, {static_cast<std::byte*>(part.iov_base), wanted});
+    bytes += taken;
+    most -= taken;
+    if (taken < part.iov_len) break;
+  }
+  return bytes == 0 ? Io::again : Io::ok;
 }
 
 }  // namespace r2ccl::sim

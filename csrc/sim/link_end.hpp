@@ -1,63 +1,67 @@
-// One rank's end of a link: what the engine's peer, its connections and its progress are in
-// production.  The link itself is the production one.
+// One rank's end of a link: what the engine and its connections are in production, over simulated
+// transports.  The link, its rails' framing and the handshake are the production ones.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "link/link.hpp"
+#include "engine/handshake.hpp"
+#include "rails/carried_link.hpp"
 #include "sim/connection.hpp"
-#include "sim/sim_rail.hpp"
 
 namespace r2ccl::sim {
 
 class World;
 
-class LinkEnd final : public LinkObserver {
+class LinkEnd final : public LinkObserver, public EventSink, public CarriedLink {
  public:
-  LinkEnd(World& world, int own_rank, int peer_rank, const LinkOptions& options);
-  ~LinkEnd() override;
+  LinkEnd(World& world, int own_rank, int peer_rank, const LinkOptions& options,
+          std::span<const RailKind> kinds);
 
   void start();
   void tick();
-  // After every call into the link: carries out its actions, sends its frames, wakes the rank.
-  void settle();
+  // Takes in what has arrived, answers, and wakes the rank.
+  void progress();
   void fail_rail(RailId rail, RailCause cause);
   void connect_soon(RailId rail);
+  void die();  // with its process: nothing is done any more, the kernel closes what is open
 
+  void on_event() override { progress(); }
   void on_step(Step step, RailId rail) override;
+  void on_frame_sent(RailId rail, const OutFrame& frame) override;
   void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) override;
-  void on_replay(RailId /*rail*/, std::uint32_t /*chunks*/, bool /*hedge*/) override {}
+  void on_replay(RailId rail, std::uint32_t chunks, bool hedge) override;
+
+  [[nodiscard]] TimeNs now() const;
 
   const int rank;
   const int peer;
   const Side side;
-  Link link;
   World& world;
 
  private:
-  // One connection on its way to being a rail: four messages, as engine/handshake.hpp says, without
-  // the cryptography.
-  class Handshake;
-
-  struct RailEnd {
-    std::unique_ptr<SimRail> open;
-    TimeNs connect_at = 0;  // 0: no attempt is due
+  // One connection on its way to being a rail.
+  struct Pending {
+    RailId rail = 0;
+    Connection* connection = nullptr;
+    std::unique_ptr<Handshake> handshake;
+    ConnectorHandshake* connector = nullptr;
+    TimeNs deadline = 0;
   };
 
-  void apply_actions();
+  void start_due_connects();
   void start_connect(RailId rail);
-  Handshake& add_handshake(RailId rail, Connection& connection);
-  [[nodiscard]] std::optional<Epoch> offer(RailId rail, Epoch last_fenced) const;
-  void established(RailId rail, Epoch epoch, Connection& connection);
-  void connect_failed(RailId rail, Epoch answered);
-  void forget(const Handshake* handshake);
+  Pending& accept(RailId rail, Connection& connection);
+  bool advance_handshakes();
+  bool advance(Pending& pending);  // true: over, one way or the other
+  void give_up(Pending& pending);
+  void finish(Pending& pending);
+  [[nodiscard]] Decision decide(const Hello& hello) const;
 
-  std::vector<RailEnd> rails_;
-  std::vector<std::unique_ptr<Handshake>> handshakes_;
-  std::uint64_t next_handshake_ = 0;
+  std::vector<Pending> pending_;
+  TimeNs paths_refreshed_ = 0;
+  bool progressing_ = false;
 };
 
 }  // namespace r2ccl::sim

@@ -1,64 +1,47 @@
-// A rank's communicator in the simulated world: the Channel that the production collectives run on,
-// over production links.  Waits are yields to the world.
+// A rank's communicator in the simulated world.  Waits are yields to the world.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "collectives/channel.hpp"
-#include "link/link.hpp"
-#include "r2ccl/errors.hpp"
-#include "r2ccl/types.hpp"
+#include "collectives/link_channel.hpp"
 
 namespace r2ccl::sim {
 
 class World;
 class LinkEnd;
 
-class SimChannel final : public Channel {
+class SimChannel final : public LinkChannel {
  public:
-  SimChannel(World& world, int rank, std::uint64_t communicator);
+  // `members`: ranks of the world, in the communicator's order; `own`: our place in it.
+  SimChannel(World& world, std::uint64_t communicator, std::vector<int> members, int own);
   ~SimChannel() override;
   SimChannel(const SimChannel&) = delete;
   SimChannel& operator=(const SimChannel&) = delete;
 
-  // One call: `body` is the algorithm.  An error is sticky and told to all ranks.
+  // One call: `body` is the algorithm.
   Status call(const CallTag& tag, const std::function<Status()>& body);
-  void fail(ErrorCode code, const std::string& text);
-  [[nodiscard]] std::uint64_t communicator() const { return communicator_; }
+  [[nodiscard]] int world_rank() const { return members_[static_cast<std::size_t>(rank())]; }
+  void close() { drop_streams(); }
 
-  [[nodiscard]] int rank() const override { return rank_; }
-  [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
-  [[nodiscard]] std::size_t segment_bytes() const override;
-  Status send(int peer, std::span<const std::byte> data) override;
   Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) override;
   Status release(int peer) override;
-  Status settle(int peer, std::size_t bytes) override;
-  Status finish() override;
 
  private:
-  struct Member {
-    LinkEnd* end = nullptr;  // null: ourselves
-    OutStream* out = nullptr;
-    InStream* in = nullptr;
-    std::uint64_t call_position = 0;
-  };
+  Status wait(int peer, const std::function<bool()>& done) override;
+  [[nodiscard]] TimeNs clock() const override;
+  void flush(int peer, TimeNs now) override;
+  void detach(int peer) override;
+  [[nodiscard]] std::string describe_peer(int peer) const override;
+  [[nodiscard]] std::string describe_rails(int peer) const override;
+  void on_failed(ErrorCode code, const std::string& text) override;
 
-  [[nodiscard]] Member& member(int peer) { return members_[static_cast<std::size_t>(peer)]; }
-  Status wait(const Member& member, const std::function<bool()>& done);
-  [[nodiscard]] Status liveness(const Member& member, TimeNs waiting_since) const;
+  [[nodiscard]] LinkEnd& end(int peer) const;
 
   World& world_;
-  const int rank_;
-  const std::uint64_t communicator_;
-  std::vector<Member> members_;
-  CallTag tag_;
-  ErrorCode failed_ = ErrorCode::ok;
-  std::string failure_text_;
+  const std::vector<int> members_;
 };
 
 }  // namespace r2ccl::sim

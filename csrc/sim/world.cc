@@ -1,6 +1,7 @@
 #include "sim/world.hpp"
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 #include "sim/sim_channel.hpp"
@@ -9,19 +10,18 @@ namespace r2ccl::sim {
 
 World::World(const Options& options)
     : options_(options), random_(options.seed), ranks_(static_cast<std::size_t>(options.ranks)) {
-  const std::size_t pairs = ranks_.size() * ranks_.size();
-  roads_.resize(pairs * options.rails);
+  roads_.resize(ranks_.size() * ranks_.size() * options.rails.size());
   for (int rank = 0; rank < options.ranks; ++rank) {
-    auto& ends = ranks_[static_cast<std::size_t>(rank)].ends;
     for (int peer = 0; peer < options.ranks; ++peer) {
       LinkOptions link = options.link;
       link.connects = rank > peer;
-      ends.push_back(peer == rank ? nullptr : std::make_unique<LinkEnd>(*this, rank, peer, link));
+      of(rank).ends.push_back(
+          peer == rank ? nullptr
+                       : std::make_unique<LinkEnd>(*this, rank, peer, link, options.rails));
     }
   }
   for (int rank = 0; rank < options.ranks; ++rank) {
-    for (auto& link_end : ranks_[static_cast<std::size_t>(rank)].ends)
-      if (link_end) link_end->start();
+    each_peer(rank, [&](int peer) { end(rank, peer).start(); });
     schedule_tick(rank);
   }
 }
@@ -33,8 +33,13 @@ void World::schedule_tick(int rank) {
   const auto jitter =
       static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(options_.tick_ns / 8)));
   events_.after(options_.tick_ns - jitter, [this, rank] {
-    for (auto& link_end : ranks_[static_cast<std::size_t>(rank)].ends)
-      if (link_end) link_end->tick();
+    if (of(rank).dead) return;
+    if (!stopped(rank)) {
+      each_peer(rank, [&](int peer) {
+        end(rank, peer).tick();
+        check_queues(end(rank, peer));
+      });
+    }
     schedule_tick(rank);
   });
 }
@@ -43,55 +48,73 @@ bool World::run_until(const std::function<bool()>& done, TimeNs limit) {
   const TimeNs deadline = now() + limit;
   while (!done()) {
     if (!events_.run_next(deadline)) return false;
-    buried_.clear();
     resume_ready();
   }
   return true;
 }
 
+// --- threads -------------------------------------------------------------------------------------
+
+void World::spawn(int rank, TimeNs delay, std::function<void()> body) {
+  Thread& thread = threads_.emplace_back(Thread{rank, std::make_unique<Fiber>(std::move(body))});
+  events_.after(delay, [this, rank, &thread] {
+    thread.begun = true;
+    touched(rank);
+  });
+}
+
+bool World::all_returned() const {
+  return std::all_of(threads_.begin(), threads_.end(), [this](const Thread& thread) {
+    return thread.fiber->done() || of(thread.rank).dead;
+  });
+}
+
+void World::stop() {
+  stopping_ = true;
+  for (Rank& rank : ranks_) rank.touched = true;
+  resume_ready();
+  stopping_ = false;
+  threads_.clear();
+}
+
 bool World::run(const std::function<void(int rank)>& body, TimeNs limit) {
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    Rank& entry = ranks_[static_cast<std::size_t>(rank)];
-    entry.fiber = std::make_unique<Fiber>([&body, rank] { body(rank); });
     // Nobody enters a collective at the same instant.
     const auto delay =
         static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(options_.delays.latency_ns)));
-    events_.after(delay, [&entry] { entry.fiber->resume(); });
+    spawn(rank, delay, [&body, rank] { body(rank); });
   }
-  const auto all_done = [this] {
-    return std::all_of(ranks_.begin(), ranks_.end(),
-                       [](const Rank& entry) { return entry.fiber->done(); });
-  };
-  const bool in_time = run_until(all_done, limit);
-  stopping_ = true;
-  for (Rank& entry : ranks_) entry.touched = true;
-  resume_ready();
-  stopping_ = false;
-  for (Rank& entry : ranks_) entry.fiber.reset();
+  const bool in_time = run_until([this] { return all_returned(); }, limit);
+  stop();
   return in_time;
 }
 
 void World::resume_ready() {
   for (bool resumed = true; resumed;) {
     resumed = false;
-    for (Rank& entry : ranks_) {
-      if (!std::exchange(entry.touched, false) || entry.waits_for == nullptr) continue;
-      if (!stopping_ && !(*entry.waits_for)()) continue;
-      entry.waits_for = nullptr;
-      entry.fiber->resume();
+    for (Thread& thread : threads_) {
+      Rank& rank = of(thread.rank);
+      if (!rank.touched || thread.fiber->done()) continue;
+      if (!stopping_) {
+        if (!thread.begun || stopped(thread.rank)) continue;
+        if (thread.waits_for != nullptr && !(*thread.waits_for)()) continue;
+      }
+      thread.waits_for = nullptr;
+      running_ = &thread;
+      thread.fiber->resume();
       resumed = true;
     }
   }
-  buried_.clear();
+  for (Rank& rank : ranks_) rank.touched = false;
 }
 
-Status World::wait(int rank, const std::function<bool()>& ready) {
-  Rank& entry = ranks_[static_cast<std::size_t>(rank)];
+Status World::wait(const std::function<bool()>& ready) {
   while (!ready()) {
     if (stopping_) return {ErrorCode::timeout, "the virtual time of the run is over"};
-    entry.waits_for = &ready;
-    entry.fiber->yield();
+    running_->waits_for = &ready;
+    running_->fiber->yield();
   }
+  if (stopping_) return {ErrorCode::timeout, "the virtual time of the run is over"};
   return {};
 }
 
@@ -102,33 +125,189 @@ void World::strike() {
 
 // --- faults --------------------------------------------------------------------------------------
 
-void World::cut(int rank, RailId rail) {
-  for (int peer = 0; peer < options_.ranks; ++peer)
-    if (peer != rank) road(rank, peer, rail).path.carrier[side_of(rank, peer)] = false;
-  for (int peer = 0; peer < options_.ranks; ++peer)
-    if (peer != rank) end(rank, peer).fail_rail(rail, RailCause::carrier);
+void World::retry(Road& over) {
+  over.path.disturbed_at = now();
+  for (Connection& connection : over.connections) connection.retry();
+  for (QueuePairs& pairs : over.pairs) pairs.retry();
+}
+
+void World::cut(int rank, RailId rail, TimeNs notice) {
+  each_peer(rank, [&](int peer) {
+    Path& path = road(rank, peer, rail).path;
+    path.ports[side_of(rank, peer)].carrier = false;
+    path.disturbed_at = now();
+  });
+  if (notice > 0) {
+    events_.after(notice, [this, rank, rail] {
+      each_peer(rank, [&](int peer) {
+        if (!path(rank, peer, rail).ports[side_of(rank, peer)].carrier)
+          fail_rail(rank, peer, rail, RailCause::carrier);
+      });
+    });
+    return;
+  }
+  each_peer(rank, [&](int peer) { fail_rail(rank, peer, rail, RailCause::carrier); });
 }
 
 void World::restore(int rank, RailId rail) {
-  for (int peer = 0; peer < options_.ranks; ++peer) {
-    if (peer == rank) continue;
+  each_peer(rank, [&](int peer) {
     Road& over = road(rank, peer, rail);
-    over.path.carrier[side_of(rank, peer)] = true;
-    for (Connection& connection : over.connections) connection.retry();
-    end(rank, peer).connect_soon(rail);
-  }
+    over.path.ports[side_of(rank, peer)].carrier = true;
+    retry(over);
+    if (!stopped(rank)) end(rank, peer).connect_soon(rail);  // else it is late, which is allowed
+  });
 }
 
-void World::black_hole(int from, int to, RailId rail, bool on) {
+void World::disturb(int from, int to, RailId rail, const std::function<void(Port&)>& change) {
   Road& over = road(from, to, rail);
-  over.path.black_hole[side_of(from, to)] = on;
-  if (!on)
-    for (Connection& connection : over.connections) connection.retry();
+  change(over.path.ports[side_of(from, to)]);
+  retry(over);
 }
 
 void World::reset(int rank, int peer, RailId rail) {
   Road& over = road(rank, peer, rail);
+  over.path.disturbed_at = now();
   if (!over.connections.empty()) over.connections.back().reset(side_of(rank, peer));
+}
+
+void World::fail_rail(int rank, int peer, RailId rail, RailCause cause) {
+  road(rank, peer, rail).path.disturbed_at = now();
+  if (of(rank).dead) return;
+  if (stopped(rank))  // it hears of it when it goes on
+    events_.at(of(rank).paused_until, [=, this] { fail_rail(rank, peer, rail, cause); });
+  else
+    end(rank, peer).fail_rail(rail, cause);
+}
+
+void World::pause(int rank, TimeNs time) {
+  Rank& paused = of(rank);
+  paused.paused_until = std::max(paused.paused_until, now() + time);
+  paused.disturbed_at = paused.paused_until;
+  events_.at(paused.paused_until, [this, rank] {
+    if (stopped(rank)) return;
+    each_peer(rank, [&](int peer) { end(rank, peer).progress(); });
+  });
+}
+
+void World::jump_clock(int rank, TimeNs by) { of(rank).clock_offset += by; }
+
+void World::kill(int rank, bool kernel_lives) {
+  of(rank).dead = true;
+  each_peer(rank, [&](int peer) {
+    for (RailId rail = 0; rail < options_.rails.size(); ++rail) {
+      Path& over = road(rank, peer, rail).path;
+      over.disturbed_at = now();
+      if (!kernel_lives) over.ports[side_of(rank, peer)].carrier = false;
+    }
+    end(rank, peer).die();
+  });
+}
+
+void World::delay_fences(int rank, std::uint32_t count, TimeNs time) {
+  of(rank).slow_fences = count;
+  of(rank).slow_fence_ns = time;
+}
+
+// --- checks --------------------------------------------------------------------------------------
+
+void World::on_step(const TraceStep& step) {
+  ++counters_.steps;
+  if (observe_step) observe_step(step);
+}
+
+void World::trace(const std::string& text) {
+  if (!observe_text) return;
+  std::ostringstream line;
+  line << now() / 1000 << " us  " << text;
+  observe_text(line.str());
+}
+
+void World::on_frame_sent(const LinkEnd& from, RailId rail, const OutFrame& frame) {
+  const FrameHeader& header = frame.header;
+  if (traces()) {
+    std::ostringstream text;
+    text << "rank " << from.rank << " -> " << from.peer << " rail" << rail << ' '
+         << name_of(header.type);
+    if (header.type == FrameType::data)
+      text << " communicator " << header.communicator << " message " << header.number << " slot "
+           << header.slot << " offset " << header.offset << " of " << header.message_bytes;
+    if (header.type == FrameType::rail_down || header.type == FrameType::fenced)
+      text << " rail" << header.number << " epoch " << header.epoch;
+    if (header.type == FrameType::data || header.type == FrameType::ack)
+      text << " delivered " << header.delivered << " credit " << header.credit;
+    trace(text.str());
+  }
+  if (header.type != FrameType::data) return;
+  shadow_.chunk_sent({from.rank, from.peer, header.communicator}, header, frame.payload);
+  for (RailId other_rail = 0; other_rail < options_.rails.size(); ++other_rail)
+    for (const QueuePairs& pairs : road(from.rank, from.peer, other_rail).pairs)
+      if (pairs.carries_other_message(from.side, header))
+        shadow_.report("I2: rank " + std::to_string(from.rank) + " reused slot " +
+                       std::to_string(header.slot) + " of rank " + std::to_string(from.peer) +
+                       " for message " + std::to_string(header.number) + " while rail " +
+                       std::to_string(other_rail) + " may still write it");
+}
+
+void World::on_rail_moved(const LinkEnd& at, RailId rail, RailState from, RailState to,
+                          RailCause cause) {
+  trace("rank " + std::to_string(at.rank) + " rail" + std::to_string(rail) + " to rank " +
+        std::to_string(at.peer) + ": " + std::string(name_of(from)) + " -> " +
+        std::string(name_of(to)) + " (" + std::string(name_of(cause)) + ") epoch " +
+        std::to_string(at.link.epoch(rail)));
+  if (from == RailState::fencing) ++counters_.fences;
+  if (to != RailState::down) return;
+  ++counters_.downs;
+  Path& over = road(at.rank, at.peer, rail).path;
+  if (cause == RailCause::recalled) over.disturbed_at = now();
+  // What a rail is blamed for must have happened on its path.
+  const bool blamed = cause == RailCause::dead_deadline || cause == RailCause::probation ||
+                      cause == RailCause::protocol || cause == RailCause::checksum ||
+                      cause == RailCause::socket_error;
+  const TimeNs patience = 4 * (options_.link.dead_deadline_ns + options_.link.probation_timeout_ns);
+  const auto lately = [&](TimeNs when) { return when != 0 && now() - when < patience; };
+  // A rail that has carried nothing yet may have to try again because a process was not there.
+  const bool excused = cause == RailCause::probation &&
+                       (lately(of(at.rank).disturbed_at) || lately(of(at.peer).disturbed_at));
+  if (blamed && !excused && !over.bad() && !lately(over.disturbed_at))
+    shadow_.report("I7: rank " + std::to_string(at.rank) + " took rail " + std::to_string(rail) +
+                   " to rank " + std::to_string(at.peer) + " down (" + std::string(name_of(cause)) +
+                   "), and nothing had happened on its path");
+}
+
+void World::on_replay(const LinkEnd& at, RailId rail, std::uint32_t chunks, bool hedge) {
+  (hedge ? counters_.hedges : counters_.replays) += chunks;
+  if (traces())
+    trace("rank " + std::to_string(at.rank) + (hedge ? " hedges " : " replays ") +
+          std::to_string(chunks) + " chunks of rail" + std::to_string(rail) + " to rank " +
+          std::to_string(at.peer));
+}
+
+void World::on_message_read(const LinkEnd& at, std::uint64_t communicator,
+                            std::span<const std::byte> view) {
+  const std::uint64_t number = end(at.rank, at.peer).link.in_stream(communicator).consumed();
+  shadow_.message_read({at.peer, at.rank, communicator}, number, view);
+}
+
+void World::on_message_released(const LinkEnd& at, std::uint64_t communicator) {
+  const InStream& in = end(at.rank, at.peer).link.in_stream(communicator);
+  const InMessage& message = *in.front();
+  shadow_.message_released({at.peer, at.rank, communicator}, message.number,
+                           {in.front_data(), message.bytes});
+}
+
+void World::check_queues(const LinkEnd& at) {
+  const Link::Load load = at.link.load();
+  const StreamShape& shape = options_.link.shape;
+  const std::size_t chunks = load.streams * shape.all_slots() *
+                             std::max<std::size_t>(1, shape.slot_bytes / shape.chunk_bytes);
+  const std::size_t rails = options_.rails.size();
+  const char* what = load.replays > chunks * rails                    ? "replays"
+                     : load.control > rails * (3 * load.streams + 64) ? "control frames"
+                     : load.actions > 4 * rails                       ? "actions"
+                                                                      : nullptr;
+  if (what != nullptr)
+    shadow_.report("I6: rank " + std::to_string(at.rank) + " queues too many " + what +
+                   " for rank " + std::to_string(at.peer));
 }
 
 // --- parts ---------------------------------------------------------------------------------------
@@ -136,7 +315,7 @@ void World::reset(int rank, int peer, RailId rail) {
 World::Road& World::road(int rank, int peer, RailId rail) {
   const auto low = static_cast<std::size_t>(std::min(rank, peer));
   const auto high = static_cast<std::size_t>(std::max(rank, peer));
-  return roads_[(low * ranks_.size() + high) * options_.rails + rail];
+  return roads_[(low * ranks_.size() + high) * options_.rails.size() + rail];
 }
 
 Connection& World::new_connection(int rank, int peer, RailId rail) {
@@ -144,15 +323,32 @@ Connection& World::new_connection(int rank, int peer, RailId rail) {
   return over.connections.emplace_back(events_, random_, options_.delays, over.path);
 }
 
-LinkEnd& World::end(int rank, int peer) {
-  return *ranks_[static_cast<std::size_t>(rank)].ends[static_cast<std::size_t>(peer)];
+std::unique_ptr<Rail> World::new_queue_pair(LinkEnd& at, RailId rail, Epoch epoch) {
+  Road& over = road(at.rank, at.peer, rail);
+  auto found = std::find_if(over.pairs.begin(), over.pairs.end(),
+                            [epoch](const QueuePairs& pairs) { return pairs.epoch == epoch; });
+  if (found == over.pairs.end()) {
+    over.pairs.emplace_back(epoch, events_, random_, options_.delays, over.path);
+    found = std::prev(over.pairs.end());
+  }
+  TimeNs fence = options_.fence_ns;
+  if (Rank& rank = of(at.rank); rank.slow_fences > 0) {
+    --rank.slow_fences;
+    fence = rank.slow_fence_ns;
+  }
+  return std::make_unique<QueuePair>(at.link, rail, *found, at.side, at, events_, random_,
+                                     options_.delays, fence);
 }
+
+LinkEnd& World::end(int rank, int peer) { return *of(rank).ends[static_cast<std::size_t>(peer)]; }
 
 template <typename Predicate>
 bool World::all_ends(Predicate predicate) const {
-  for (const Rank& entry : ranks_)
-    for (const auto& link_end : entry.ends)
-      if (link_end && !predicate(link_end->link)) return false;
+  for (const Rank& rank : ranks_) {
+    if (rank.dead) continue;
+    for (const auto& link_end : rank.ends)
+      if (link_end && !of(link_end->peer).dead && !predicate(link_end->link)) return false;
+  }
   return true;
 }
 
@@ -168,16 +364,6 @@ bool World::all_delivered() const {
   return all_ends([](const Link& link) { return link.all_delivered(); });
 }
 
-void World::check_slot_reuse(const LinkEnd& from, const FrameHeader& header) {
-  for (RailId rail = 0; rail < options_.rails; ++rail)
-    for (const Connection& connection : road(from.rank, from.peer, rail).connections)
-      if (connection.carries_other_message(from.side, header))
-        shadow_.report("rank " + std::to_string(from.rank) + " reused slot " +
-                       std::to_string(header.slot) + " of rank " + std::to_string(from.peer) +
-                       " for message " + std::to_string(header.number) + " while rail " +
-                       std::to_string(rail) + " may still write it");
-}
-
 void World::add_channel(SimChannel& channel) { channels_.push_back(&channel); }
 
 void World::remove_channel(const SimChannel& channel) { std::erase(channels_, &channel); }
@@ -185,7 +371,7 @@ void World::remove_channel(const SimChannel& channel) { std::erase(channels_, &c
 void World::deliver_aborts(int rank, const std::vector<AbortNotice>& notices) {
   for (const AbortNotice& notice : notices)
     for (SimChannel* channel : channels_)
-      if (channel->rank() == rank && channel->communicator() == notice.communicator)
+      if (channel->world_rank() == rank && channel->id() == notice.communicator)
         channel->fail(notice.code, notice.text);
 }
 

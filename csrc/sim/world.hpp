@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "sim/event_queue.hpp"
 #include "sim/fiber.hpp"
 #include "sim/link_end.hpp"
+#include "sim/queue_pair.hpp"
 #include "sim/random.hpp"
 #include "sim/shadow.hpp"
 
@@ -33,16 +35,25 @@ struct TraceStep {
   friend bool operator==(const TraceStep&, const TraceStep&) = default;
 };
 
+struct Counters {
+  std::uint64_t steps = 0;
+  std::uint64_t replays = 0;  // chunks
+  std::uint64_t hedges = 0;   // chunks
+  std::uint64_t fences = 0;   // epochs that both sides wrote off
+  std::uint64_t downs = 0;
+};
+
 class World {
  public:
   struct Options {
     int ranks = 2;
-    std::size_t rails = 2;
-    LinkOptions link;  // `connects` is set for each end
+    std::vector<RailKind> rails{RailKind::tcp, RailKind::tcp};  // tcp, verbs, control
+    LinkOptions link;                                           // `connects` is set for each end
     Delays delays;
     TimeNs tick_ns = 1 * ns_per_ms;
     TimeNs handshake_timeout_ns = 3000 * ns_per_ms;
     TimeNs link_timeout_ns = 30'000 * ns_per_ms;
+    TimeNs fence_ns = 10'000;  // usual time of a queue pair's fence
     std::uint64_t seed = 1;
   };
 
@@ -53,43 +64,71 @@ class World {
 
   // Lets things happen until `done`; false: it did not come true within `limit`.
   bool run_until(const std::function<bool()>& done, TimeNs limit);
-  // Runs body(rank) on a fiber a rank.  False: not all returned within `limit`; then their waits
-  // have ended with an error.
+  // A thread of a rank.  It begins after `delay`.
+  void spawn(int rank, TimeNs delay, std::function<void()> body);
+  [[nodiscard]] bool all_returned() const;
+  // Ends all waits with an error and drops the threads.
+  void stop();
+  // One thread a rank, all of which must return within `limit`.
   bool run(const std::function<void(int rank)>& body, TimeNs limit);
 
   [[nodiscard]] bool all_rails_up() const;
   [[nodiscard]] bool all_delivered() const;
   [[nodiscard]] TimeNs now() const { return events_.now(); }
+  // The rank's own clock, which may jump.
+  [[nodiscard]] TimeNs clock(int rank) const { return now() + of(rank).clock_offset; }
 
   // --- faults ------------------------------------------------------------------------------------
-  // The rank's port loses its carrier: its links know, its peers do not.
-  void cut(int rank, RailId rail);
+  // The rank's port loses its carrier: its links know after `notice`, its peers do not.
+  void cut(int rank, RailId rail, TimeNs notice = 0);
   void restore(int rank, RailId rail);
-  // Nothing that `from` sends to `to` on this rail gets through, and nobody is told.
-  void black_hole(int from, int to, RailId rail, bool on);
+  // Changes what the port of `from` does to what it sends to `to`.
+  void disturb(int from, int to, RailId rail, const std::function<void(Port&)>& change);
+  void black_hole(int from, int to, RailId rail, bool on) {
+    disturb(from, to, rail, [on](Port& port) { port.black_hole = on; });
+  }
   // The path resets the connection, if there is one; at the end of `rank` first.
   void reset(int rank, int peer, RailId rail);
+  void fail_rail(int rank, int peer, RailId rail, RailCause cause);
+  void pause(int rank, TimeNs time);       // as SIGSTOP: its kernel and its ports go on
+  void jump_clock(int rank, TimeNs by);    // forward
+  void kill(int rank, bool kernel_lives);  // its threads never go on
+  // Of the queue pairs opened from now on, the next so many take `time` to fence; below 0: for
+  // ever.
+  void delay_fences(int rank, std::uint32_t count, TimeNs time);
 
   // Called at each step of any link, in the middle of the link's work: no fault may be applied from
   // there, but strike_next() makes one happen before anything else does.
   std::function<void(const TraceStep&)> observe_step;
+  std::function<void(const std::string&)> observe_text;  // the readable trace
   void strike_next(std::function<void()> fault) { strikes_.push_back(std::move(fault)); }
 
   // --- for the parts of the world ----------------------------------------------------------------
-  // On the fiber of `rank`: until `ready`.  An error: the time that run() was given is over.
-  Status wait(int rank, const std::function<bool()>& ready);
+  // On a thread: until `ready`.  An error: the run is over.
+  Status wait(const std::function<bool()>& ready);
   void strike();
-  void touched(int rank) { ranks_[static_cast<std::size_t>(rank)].touched = true; }
-  void on_step(const TraceStep& step) {
-    if (observe_step) observe_step(step);
+  void touched(int rank) { of(rank).touched = true; }
+  [[nodiscard]] bool stopped(int rank) const {
+    return of(rank).dead || of(rank).paused_until > now();
   }
-  void bury(std::unique_ptr<Connection::End> end) { buried_.push_back(std::move(end)); }
+  [[nodiscard]] bool dead(int rank) const { return of(rank).dead; }
   void add_channel(SimChannel& channel);
   void remove_channel(const SimChannel& channel);
   void deliver_aborts(int rank, const std::vector<AbortNotice>& notices);
-  void check_slot_reuse(const LinkEnd& from, const FrameHeader& header);
-
   Connection& new_connection(int rank, int peer, RailId rail);
+  std::unique_ptr<Rail> new_queue_pair(LinkEnd& end, RailId rail, Epoch epoch);
+
+  void on_step(const TraceStep& step);
+  void on_frame_sent(const LinkEnd& from, RailId rail, const OutFrame& frame);
+  void on_rail_moved(const LinkEnd& end, RailId rail, RailState from, RailState to,
+                     RailCause cause);
+  void on_replay(const LinkEnd& end, RailId rail, std::uint32_t chunks, bool hedge);
+  void on_message_read(const LinkEnd& end, std::uint64_t communicator,
+                       std::span<const std::byte> view);
+  void on_message_released(const LinkEnd& end, std::uint64_t communicator);
+  void trace(const std::string& text);
+  [[nodiscard]] bool traces() const { return observe_text != nullptr; }
+
   [[nodiscard]] const Path& path(int rank, int peer, RailId rail) {
     return road(rank, peer, rail).path;
   }
@@ -98,26 +137,47 @@ class World {
   [[nodiscard]] EventQueue& events() { return events_; }
   [[nodiscard]] Random& random() { return random_; }
   [[nodiscard]] Shadow& shadow() { return shadow_; }
+  [[nodiscard]] const Counters& counters() const { return counters_; }
 
  private:
-  // A path and every connection that was ever opened over it.
+  // A path and everything that was ever opened over it.
   struct Road {
     Path path;
     std::deque<Connection> connections;
+    std::deque<QueuePairs> pairs;
+  };
+  struct Thread {
+    int rank;
+    std::unique_ptr<Fiber> fiber;
+    const std::function<bool()>* waits_for = nullptr;
+    bool begun = false;
   };
   struct Rank {
     std::vector<std::unique_ptr<LinkEnd>> ends;  // by peer; null: itself
-    std::unique_ptr<Fiber> fiber;
-    const std::function<bool()>* waits_for = nullptr;
+    TimeNs clock_offset = 0;
+    TimeNs paused_until = 0;
+    TimeNs disturbed_at = 0;  // by a pause or a jump of its clock; the end of it
+    TimeNs slow_fence_ns = 0;
+    std::uint32_t slow_fences = 0;
+    bool dead = false;
     bool touched = false;
   };
 
+  [[nodiscard]] Rank& of(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] const Rank& of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] Road& road(int rank, int peer, RailId rail);
   [[nodiscard]] static Side side_of(int rank, int peer) {
     return rank < peer ? acceptor_side : connector_side;
   }
+  template <typename Visit>
+  void each_peer(int rank, Visit visit) {
+    for (int peer = 0; peer < options_.ranks; ++peer)
+      if (peer != rank) visit(peer);
+  }
+  void retry(Road& over);
   void schedule_tick(int rank);
   void resume_ready();
+  void check_queues(const LinkEnd& end);
   template <typename Predicate>
   [[nodiscard]] bool all_ends(Predicate predicate) const;
 
@@ -125,11 +185,13 @@ class World {
   EventQueue events_;
   Random random_;
   Shadow shadow_;
+  Counters counters_;
   std::deque<Road> roads_;  // by lower rank, higher rank, rail
   std::vector<Rank> ranks_;
+  std::deque<Thread> threads_;
+  Thread* running_ = nullptr;
   std::vector<SimChannel*> channels_;
   std::vector<std::function<void()>> strikes_;
-  std::vector<std::unique_ptr<Connection::End>> buried_;  // may still be on the stack
   bool stopping_ = false;
 };
 

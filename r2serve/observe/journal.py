@@ -28,6 +28,8 @@ RAIL_CAUSES = (
     "protocol",
     "probation",
     "injected",
+    "checksum",
+    "recalled",
 )
 EVENT_KINDS = ("", "rail_state", "stall", "replay", "hedge", "abort")
 

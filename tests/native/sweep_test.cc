@@ -81,7 +81,7 @@ std::vector<Kill> kills_at(std::size_t index) {
 World::Options options_of(const Case& which) {
   World::Options options;
   options.ranks = which.ranks;
-  options.rails = which.rails;
+  options.rails.assign(which.rails, RailKind::tcp);
   options.seed = 1000 * which.rails + static_cast<std::uint64_t>(which.ranks);
   options.handshake_timeout_ns = 20 * ns_per_ms;
   LinkOptions& link = options.link;
@@ -122,7 +122,7 @@ class Run {
     }();
     tree_ = ReductionTree::from_nodes(nodes);
     for (int rank = 0; rank < which.ranks; ++rank)
-      channels_.push_back(std::make_unique<SimChannel>(world_, rank, 7));
+      channels_.push_back(std::make_unique<SimChannel>(world_, 7, nodes, rank));
     EXPECT_TRUE(world_.run_until([&] { return world_.all_rails_up(); }, time_limit));
   }
 

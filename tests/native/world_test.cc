@@ -52,34 +52,19 @@ TEST(Shadow, SeesWhatASlotMustNotGoThrough) {
   EXPECT_EQ(shadow.violations().size(), 4U);
 }
 
-class NoEnd final : public Connection::End {
- public:
-  void on_parcel(const Parcel& /*parcel*/) override { ++parcels; }
-  void on_path_acked(std::uint64_t position) override { acked = position; }
-  void on_broken() override { broken = true; }
-  int parcels = 0;
-  std::uint64_t acked = 0;
-  bool broken = false;
-};
-
+// Both ends of a path, looked at from outside.
 struct Wire {
+  struct Counter final : EventSink {
+    void on_event() override { ++events; }
+    int events = 0;
+  };
+
   EventQueue events;
   Random random{1};
   Delays delays;
   Path path;
-  Connection connection{events, random, delays, path};
-  std::array<NoEnd, 2> ends;
+  std::array<Counter, 2> ends;
 
-  Wire() {
-    connection.attach(acceptor_side, ends[acceptor_side]);
-    connection.attach(connector_side, ends[connector_side]);
-  }
-  void send_chunk() {
-    Parcel parcel;
-    parcel.kind = Parcel::Kind::header;
-    parcel.header.type = FrameType::data;
-    connection.send(acceptor_side, parcel);
-  }
   void pass(TimeNs time) {
     const TimeNs end = events.now() + time;
     while (events.run_next(end)) {
@@ -87,37 +72,139 @@ struct Wire {
   }
 };
 
-TEST(Connection, HoldsBackWhileItsPathIsBlockedAndTellsWhatIsOnTheWay) {
+TEST(Connection, HoldsBackWhileItsPathIsBlocked) {
   Wire wire;
-  wire.path.black_hole[acceptor_side] = true;
-  wire.send_chunk();
+  Connection connection{wire.events, wire.random, wire.delays, wire.path};
+  connection.attach(acceptor_side, wire.ends[acceptor_side]);
+  connection.attach(connector_side, wire.ends[connector_side]);
+  wire.path.ports[acceptor_side].black_hole = true;
+  const std::array<std::byte, 100> sent{std::byte{1}, std::byte{2}};
+  std::array<std::byte, 200> read{};
+  EXPECT_EQ(connection.write(acceptor_side, sent), sent.size());
   wire.pass(second);
-  EXPECT_EQ(wire.ends[connector_side].parcels, 0);
-  FrameHeader next{};
-  next.type = FrameType::data;
-  EXPECT_FALSE(wire.connection.carries_other_message(acceptor_side, next));
-  next.number = 1;
-  EXPECT_TRUE(wire.connection.carries_other_message(acceptor_side, next));
-  next.slot = 1;
-  EXPECT_FALSE(wire.connection.carries_other_message(acceptor_side, next));
-  wire.path.black_hole[acceptor_side] = false;
-  wire.connection.retry();
+  EXPECT_EQ(connection.read(connector_side, read), 0U);
+  EXPECT_EQ(connection.path(acceptor_side).unacknowledged, sent.size());
+  wire.path.ports[acceptor_side].black_hole = false;
+  connection.retry();
   wire.pass(second);
-  EXPECT_EQ(wire.ends[connector_side].parcels, 1);
-  EXPECT_EQ(wire.ends[acceptor_side].acked, sizeof(FrameHeader));
+  EXPECT_EQ(connection.read(connector_side, read), sent.size());
+  EXPECT_TRUE(std::equal(sent.begin(), sent.end(), read.begin()));
+  EXPECT_EQ(connection.path(acceptor_side).unacknowledged, 0U);
 }
 
 TEST(Connection, WhatArrivesAtAClosedEndComesBackAsAReset) {
   Wire wire;
-  wire.path.carrier[connector_side] = false;
-  wire.connection.close(connector_side);  // its own reset is lost
-  wire.send_chunk();
+  Connection connection{wire.events, wire.random, wire.delays, wire.path};
+  connection.attach(acceptor_side, wire.ends[acceptor_side]);
+  connection.attach(connector_side, wire.ends[connector_side]);
+  wire.path.ports[connector_side].carrier = false;
+  connection.close(connector_side);  // its own reset is lost
+  const std::array<std::byte, 1> sent{};
+  EXPECT_EQ(connection.write(acceptor_side, sent), 1U);
   wire.pass(second);
-  EXPECT_FALSE(wire.ends[acceptor_side].broken);
-  wire.path.carrier[connector_side] = true;
-  wire.connection.retry();
+  EXPECT_FALSE(connection.broken(acceptor_side));
+  wire.path.ports[connector_side].carrier = true;
+  connection.retry();
   wire.pass(second);
-  EXPECT_TRUE(wire.ends[acceptor_side].broken);
+  EXPECT_TRUE(connection.broken(acceptor_side));
+}
+
+TEST(Connection, TakesNoMoreThanItsBuffersAndSaysThatThePeerDoesNotRead) {
+  Wire wire;
+  Connection connection{wire.events, wire.random, wire.delays, wire.path};
+  connection.attach(acceptor_side, wire.ends[acceptor_side]);
+  connection.attach(connector_side, wire.ends[connector_side]);
+  const std::vector<std::byte> much(1U << 20);
+  std::size_t taken = 0;
+  for (int i = 0; i < 100; ++i) {
+    taken += connection.write(acceptor_side, much);
+    wire.pass(ns_per_ms);
+  }
+  EXPECT_LT(taken, much.size() / 8);
+  EXPECT_TRUE(connection.path(acceptor_side).peer_limited);
+}
+
+// A queue pair on each side of a wire, under links of their own.
+struct Pair {
+  Wire& wire;
+  Link sender;
+  Link receiver;
+  QueuePairs pairs;
+  std::unique_ptr<QueuePair> from;
+  std::unique_ptr<QueuePair> to;
+
+  Pair(Wire& over, TimeNs fence_ns)
+      : wire(over),
+        sender(LinkOptions{}, std::array{RailKind::verbs}, 1),
+        receiver(LinkOptions{}, std::array{RailKind::verbs}, 2),
+        pairs(1, over.events, over.random, over.delays, over.path) {
+    for (Link* link : {&sender, &receiver}) {
+      link->start(wire.events.now());
+      EXPECT_TRUE(link->rail_established(0, 1, wire.events.now()));
+    }
+    from = make(sender, acceptor_side, fence_ns);
+    to = make(receiver, connector_side, fence_ns);
+    pump(20);
+  }
+  std::unique_ptr<QueuePair> make(Link& link, Side side, TimeNs fence_ns) {
+    return std::make_unique<QueuePair>(link, 0, pairs, side, wire.ends[side], wire.events,
+                                       wire.random, wire.delays, fence_ns);
+  }
+  void pump(int times) {
+    for (int i = 0; i < times; ++i) {
+      for (QueuePair* pair : {from.get(), to.get()}) {
+        (void)pair->pump_in(wire.events.now());
+        (void)pair->pump_out(wire.events.now());
+      }
+      wire.pass(ns_per_ms);
+    }
+  }
+};
+
+TEST(QueuePair, WritesLandUntilTheFenceIsCompleteAndTellNobody) {
+  for (const TimeNs fence_ns : {TimeNs{0}, 10 * ns_per_ms}) {
+    Wire wire;
+    Pair pair(wire, fence_ns);
+    ASSERT_EQ(pair.sender.state(0), RailState::up);
+    const std::array<std::byte, 4> data{std::byte{1}, std::byte{2}, std::byte{3}, std::byte{4}};
+    pair.sender.post(pair.sender.out_stream(7), data, {}, wire.events.now());
+    ASSERT_TRUE(pair.from->pump_out(wire.events.now()));
+    EXPECT_EQ(pair.to->fence(wire.events.now()), fence_ns == 0);
+    if (fence_ns == 0) pair.to.reset();
+    wire.pass(ns_per_ms);
+    const std::byte* slot = pair.receiver.slot_memory(7, 0);
+    EXPECT_EQ(std::equal(data.begin(), data.end(), slot), fence_ns != 0);
+    EXPECT_EQ(pair.receiver.in_stream(7).delivered(), 0U);
+    wire.pass(20 * ns_per_ms);
+    if (fence_ns != 0) {
+      EXPECT_TRUE(pair.to->fence(wire.events.now()));
+    }
+  }
+}
+
+TEST(QueuePair, TellsWhatMayStillBeWritten) {
+  Wire wire;
+  Pair pair(wire, 0);
+  wire.path.ports[acceptor_side].black_hole = true;
+  const std::array<std::byte, 4> data{};
+  pair.sender.post(pair.sender.out_stream(7), data, {}, wire.events.now());
+  ASSERT_TRUE(pair.from->pump_out(wire.events.now()));
+  wire.pass(ns_per_ms);
+  FrameHeader next{};
+  next.type = FrameType::data;
+  next.communicator = 7;
+  EXPECT_FALSE(pair.pairs.carries_other_message(acceptor_side, next));
+  next.number = 1;
+  EXPECT_TRUE(pair.pairs.carries_other_message(acceptor_side, next));
+  next.slot = 1;
+  EXPECT_FALSE(pair.pairs.carries_other_message(acceptor_side, next));
+}
+
+World::Options small(int ranks, std::size_t rails) {
+  World::Options options;
+  options.ranks = ranks;
+  options.rails.assign(rails, RailKind::tcp);
+  return options;
 }
 
 CallTag tag_of(std::uint32_t number) {
@@ -135,8 +222,8 @@ Status all_reduce(World& world, int rank, SimChannel& channel) {
 }
 
 TEST(World, AHangEndsWithTheTimeOfTheRun) {
-  World world({.ranks = 2, .rails = 1, .link = {}, .delays = {}});
-  SimChannel channel(world, 0, 7);
+  World world(small(2, 1));
+  SimChannel channel(world, 7, {0, 1}, 0);
   Status status;
   const bool in_time = world.run(
       [&](int rank) {
@@ -148,10 +235,10 @@ TEST(World, AHangEndsWithTheTimeOfTheRun) {
 }
 
 TEST(World, RanksThatCallDifferentlyAreTold) {
-  World world({.ranks = 2, .rails = 1, .link = {}, .delays = {}});
+  World world(small(2, 1));
   std::array<Status, 2> status;
-  SimChannel first(world, 0, 7);
-  SimChannel second_channel(world, 1, 7);
+  SimChannel first(world, 7, {0, 1}, 0);
+  SimChannel second_channel(world, 7, {0, 1}, 1);
   EXPECT_TRUE(world.run(
       [&](int rank) {
         SimChannel& channel = rank == 0 ? first : second_channel;
@@ -163,13 +250,13 @@ TEST(World, RanksThatCallDifferentlyAreTold) {
 }
 
 TEST(World, LosingAllRailsOfOneLinkForLongIsAnErrorOnEveryRank) {
-  World::Options options{.ranks = 4, .rails = 2, .link = {}, .delays = {}};
+  World::Options options = small(4, 2);
   options.link_timeout_ns = 2 * second;
   World world(options);
   ASSERT_TRUE(world.run_until([&] { return world.all_rails_up(); }, second));
   std::vector<std::unique_ptr<SimChannel>> channels;
   for (int rank = 0; rank < 4; ++rank)
-    channels.push_back(std::make_unique<SimChannel>(world, rank, 7));
+    channels.push_back(std::make_unique<SimChannel>(world, 7, std::vector{0, 1, 2, 3}, rank));
   for (RailId rail = 0; rail < 2; ++rail) {
     world.black_hole(1, 3, rail, true);
     world.black_hole(3, 1, rail, true);

@@ -44,6 +44,7 @@ SAMPLES = {
     "node": "per-rank",
     "management": "eth0",
     "resilience": "off",
+    "checksum": "on",
     "small_message_bytes": "1024",
     "chunk_bytes": "65536",
     "slot_bytes": "2097152",

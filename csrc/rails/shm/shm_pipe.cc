@@ -1,6 +1,7 @@
 #include "rails/shm/shm_pipe.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -134,7 +135,7 @@ Io ShmPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
   return Io::ok;
 }
 
-bool ShmPipe::arm(bool for_write) {
+short ShmPipe::arm(bool for_write) {
   in_->reader_sleeps.store(1, std::memory_order_relaxed);
   if (for_write) out_->writer_sleeps.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -143,8 +144,7 @@ bool ShmPipe::arm(bool for_write) {
   const bool room = for_write && out_->written.load(std::memory_order_relaxed) -
                                          out_->read.load(std::memory_order_acquire) <
                                      ring_bytes;
-  if (peer_gone()) return false;
-  return !arrived && !room;
+  return arrived || room || peer_gone() ? 0 : POLLIN;
 }
 
 bool ShmPipe::peer_gone() {

@@ -28,7 +28,7 @@ class ShmPipe final : public BytePipe {
   Io read(std::span<const iovec> parts, std::size_t& bytes) override;
   PathReport path() override { return {}; }  // what is in the ring is in the peer's memory
   [[nodiscard]] int fd() const override { return socket_.get(); }
-  [[nodiscard]] bool arm(bool for_write) override;
+  [[nodiscard]] short arm(bool for_write) override;
 
  private:
   struct Ring;

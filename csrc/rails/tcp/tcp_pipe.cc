@@ -64,6 +64,11 @@ void TcpPipe::acknowledge() {
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_QUICKACK, &on, sizeof(on));
 }
 
+void TcpPipe::abandon() {
+  const linger at_once{.l_onoff = 1, .l_linger = 0};
+  ::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+}
+
 PathReport TcpPipe::path() {
   PathReport report;
   int unacknowledged = 0;

@@ -1,6 +1,8 @@
 // A byte pipe over one connected TCP socket.
 #pragma once
 
+#include <poll.h>
+
 #include "drivers/file_descriptor.hpp"
 #include "rails/byte_pipe.hpp"
 
@@ -19,7 +21,10 @@ class TcpPipe final : public BytePipe {
   PathReport path() override;
   void acknowledge() override;
   [[nodiscard]] int fd() const override { return socket_.get(); }
-  [[nodiscard]] bool arm(bool /*for_write*/) override { return true; }
+  void abandon() override;
+  [[nodiscard]] short arm(bool for_write) override {
+    return static_cast<short>(for_write ? POLLIN | POLLOUT : POLLIN);
+  }
 
  private:
   FileDescriptor socket_;

@@ -1,0 +1,145 @@
+#include "collectives/link_channel.hpp"
+
+#include <algorithm>
+
+namespace r2ccl {
+
+void LinkChannel::add_member(Link* link) {
+  Member added;
+  if (link != nullptr)
+    added = {.link = link, .out = &link->out_stream(id_), .in = &link->in_stream(id_)};
+  members_.push_back(added);
+}
+
+// --- calls ---------------------------------------------------------------------------------------
+
+Status LinkChannel::begin_call(const CallTag& tag) {
+  tag_ = tag;
+  if (failed()) return failure();
+  for (Member& peer : members_)
+    if (peer.link != nullptr) peer.call_position = peer.out->posted_position();
+  return {};
+}
+
+Status LinkChannel::end_call(Status status) {
+  if (status.ok()) return status;
+  fail(status.code(), status.message());
+  drop_streams();  // nothing may read the caller's buffers after the return
+  return status;
+}
+
+void LinkChannel::drop_streams() {
+  for (int peer = 0; peer < size(); ++peer) {
+    Member& dropped = member(peer);
+    if (dropped.out == nullptr) continue;
+    detach(peer);  // frames under way point into the streams' memory, too
+    dropped.link->close_streams(id_);
+    dropped.out = nullptr;
+    dropped.in = nullptr;
+  }
+}
+
+bool LinkChannel::all_delivered() const {
+  return std::all_of(members_.begin(), members_.end(), [](const Member& peer) {
+    return peer.out == nullptr || peer.link->dark() || peer.link->peer_said_bye() ||
+           (peer.out->idle() && !peer.in->owes_ack());
+  });
+}
+
+// --- Channel -------------------------------------------------------------------------------------
+
+Status LinkChannel::send(int peer, std::span<const std::byte> data) {
+  if (failed()) return failure();
+  Member& to = member(peer);
+  const TimeNs now = clock();
+  to.link->post(*to.out, data, tag_, now);
+  flush(peer, now);
+  return {};
+}
+
+Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t bytes) {
+  const Member& from = member(peer);
+  R2CCL_TRY(wait(peer, [&from] { return from.in->front() != nullptr; }));
+  const InMessage& message = *from.in->front();
+  if (message.tag != tag_ || message.bytes != bytes) return mismatch(peer, message, bytes);
+  return std::span<const std::byte>(from.in->front_data(), bytes);
+}
+
+Status LinkChannel::release(int peer) {
+  if (failed()) return failure();
+  const Member& from = member(peer);
+  const TimeNs now = clock();
+  from.link->consume(*from.in, now);
+  flush(peer, now);
+  return {};
+}
+
+Status LinkChannel::settle(int peer, std::size_t bytes) {
+  const Member& to = member(peer);
+  const std::uint64_t position = to.call_position + bytes;
+  return wait(peer, [&] { return to.out->settled_position() >= position; });
+}
+
+Status LinkChannel::finish() {
+  for (int peer = 0; peer < size(); ++peer) {
+    const Member& to = member(peer);
+    if (to.link == nullptr) continue;
+    R2CCL_TRY(
+        wait(peer, [&to] { return to.out->settled_position() == to.out->posted_position(); }));
+    // A suspect rail may be in the middle of a frame that another one has delivered meanwhile.
+    if (to.out->lent_position() > to.call_position) detach(peer);
+  }
+  return {};
+}
+
+// --- failure -------------------------------------------------------------------------------------
+
+void LinkChannel::fail(ErrorCode code, const std::string& text) {
+  if (failed()) return;
+  failed_ = code;
+  failure_text_ = text;
+  on_failed(code, text);
+  // Everybody must learn of it, also those that have no business with the lost peer right now.
+  for (int peer = 0; peer < size(); ++peer) {
+    if (member(peer).link == nullptr) continue;
+    member(peer).link->send_abort({id_, code, text});
+    flush(peer, clock());
+  }
+}
+
+Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
+  const Link& link = *members_[static_cast<std::size_t>(awaited)].link;
+  if (link.peer_said_bye())
+    return {ErrorCode::peer_closed, describe_peer(awaited) + " has closed communicator '" + name_ +
+                                        "' while rank " + std::to_string(rank_) + " waits in " +
+                                        describe(tag_)};
+  if (link.lost_bytes())
+    return {ErrorCode::peer_lost,
+            "a rail to " + describe_peer(awaited) +
+                " was lost and R2CCL_RESILIENCE is off: " + describe_rails(awaited)};
+  // Not only the awaited one: it may be in no call and never learn that a third rank is lost.
+  const TimeNs now = clock();
+  for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer) {
+    const Link* other = members_[static_cast<std::size_t>(peer)].link;
+    if (other == nullptr || !other->dark() || other->peer_said_bye()) continue;
+    if (now - std::max(other->dark_since(), waiting_since) < link_timeout_) continue;
+    const double seconds = static_cast<double>(link_timeout_) * 1e-9;
+    return {ErrorCode::peer_lost, "no rail to " + describe_peer(peer) + " for link_timeout_s = " +
+                                      std::to_string(seconds) + " s in communicator '" + name_ +
+                                      "', rank " + std::to_string(rank_) + ", " + describe(tag_) +
+                                      ": " + describe_rails(peer)};
+  }
+  return {};
+}
+
+Status LinkChannel::mismatch(int peer, const InMessage& message, std::size_t bytes) const {
+  std::string text = "communicator '" + name_ + "': rank " + std::to_string(peer) + " called " +
+                     describe(message.tag) + " where rank " + std::to_string(rank_) + " called " +
+                     describe(tag_);
+  if (message.tag == tag_)
+    text += "; it sent " + std::to_string(message.bytes) + " bytes where " + std::to_string(bytes) +
+            " were expected";
+  return {ErrorCode::order_mismatch, std::move(text)};
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,94 @@
+// The Channel over links: one communicator's streams to each of its peers, its calls, and its
+// failure, which is everybody's.  How to wait, and who sends the frames, is for whoever derives
+// from it: the engine's communicator and the simulator's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collectives/channel.hpp"
+#include "link/link.hpp"
+#include "r2ccl/errors.hpp"
+#include "r2ccl/types.hpp"
+
+namespace r2ccl {
+
+class LinkChannel : public Channel {
+ public:
+  [[nodiscard]] std::uint64_t id() const { return id_; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+  // Sticky: this and every later call ends with the error; all other ranks are told.
+  void fail(ErrorCode code, const std::string& text);
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
+  [[nodiscard]] std::size_t segment_bytes() const override { return segment_bytes_; }
+  Status send(int peer, std::span<const std::byte> data) override;
+  Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) override;
+  Status release(int peer) override;
+  Status settle(int peer, std::size_t bytes) override;
+  Status finish() override;
+
+ protected:
+  LinkChannel(std::uint64_t id, std::string name, int rank, std::size_t segment_bytes,
+              TimeNs link_timeout)
+      : id_(id),
+        name_(std::move(name)),
+        rank_(rank),
+        segment_bytes_(segment_bytes),
+        link_timeout_(link_timeout) {}
+
+  void add_member(Link* link);  // in rank order; null: ourselves
+
+  // A call is what lies between begin_call() and end_call().
+  Status begin_call(const CallTag& tag);
+  Status end_call(Status status);
+
+  // Until done(), failed(), or check_liveness() has something to say.
+  virtual Status wait(int peer, const std::function<bool()>& done) = 0;
+  [[nodiscard]] virtual TimeNs clock() const = 0;
+  // The link has something to send.
+  virtual void flush(int peer, TimeNs now) = 0;
+  // From now on frames that were handed to the peer's rails do not read memory outside them.
+  virtual void detach(int peer) = 0;
+  // "rank 1" and "rail0@node1 DOWN (carrier), …"
+  [[nodiscard]] virtual std::string describe_peer(int peer) const = 0;
+  [[nodiscard]] virtual std::string describe_rails(int peer) const = 0;
+  virtual void on_failed(ErrorCode code, const std::string& text) = 0;
+
+  [[nodiscard]] Status check_liveness(int awaited, TimeNs waiting_since) const;
+  [[nodiscard]] bool failed() const { return failed_ != ErrorCode::ok; }
+  [[nodiscard]] Status failure() const { return {failed_, failure_text_}; }
+  // Everything sent is acknowledged, and every acknowledgement that we owe is sent.
+  [[nodiscard]] bool all_delivered() const;
+  // Nothing of this communicator is kept or sent any more.
+  void drop_streams();
+  [[nodiscard]] const CallTag& tag() const { return tag_; }
+
+ private:
+  struct Member {
+    Link* link = nullptr;      // null: ourselves
+    OutStream* out = nullptr;  // null: dropped
+    InStream* in = nullptr;
+    std::uint64_t call_position = 0;  // of the out stream when the call began
+  };
+  [[nodiscard]] Member& member(int peer) { return members_[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] Status mismatch(int peer, const InMessage& message, std::size_t bytes) const;
+
+  const std::uint64_t id_;
+  const std::string name_;
+  const int rank_;
+  const std::size_t segment_bytes_;
+  const TimeNs link_timeout_;
+  std::vector<Member> members_;
+  CallTag tag_;
+  ErrorCode failed_ = ErrorCode::ok;
+  std::string failure_text_;
+};
+
+}  // namespace r2ccl

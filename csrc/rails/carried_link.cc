@@ -1,0 +1,103 @@
+#include "rails/carried_link.hpp"
+
+#include <cassert>
+#include <utility>
+
+namespace r2ccl {
+namespace {
+
+constexpr int send_rounds = 8;
+
+}  // namespace
+
+bool CarriedLink::receive(TimeNs now, bool all_rails) {
+  bool arrived = false;
+  const RailId best = link.best_rail();
+  for (RailId id = 0; id < ends.size(); ++id)
+    if (ends[id].rail && (all_rails || id == best)) arrived |= ends[id].rail->pump_in(now);
+  if (!link.actions().empty()) act(now);
+  return arrived;
+}
+
+void CarriedLink::send(TimeNs now) {
+  const RailId best = link.best_rail();
+  bool moved = true;
+  for (int round = 0; moved && round < send_rounds; ++round) {
+    moved = false;
+    if (best != any_rail && ends[best].rail) moved = ends[best].rail->pump_out(now);
+    for (RailId id = 0; id < ends.size(); ++id) {
+      Rail* rail = ends[id].rail.get();
+      if (rail == nullptr || id == best) continue;
+      if (rail->wants_write() || link.has_frames(id)) moved |= rail->pump_out(now);
+    }
+  }
+  if (!link.actions().empty()) act(now);
+}
+
+void CarriedLink::act(TimeNs now) {
+  auto& actions = link.actions();
+  for (std::size_t i = 0; i < actions.size(); ++i) {  // acting may add further actions
+    const LinkAction action = actions[i];
+    End& end = ends[action.rail];
+    if (action.kind == LinkAction::Kind::connect) {
+      end.connect_at = action.at;
+    } else if (end.rail) {
+      assert(!end.fencing);
+      end.fencing = std::move(end.rail);
+      fence(now);
+    } else {
+      link.rail_closed(action.rail, action.epoch, now);
+    }
+  }
+  actions.clear();
+}
+
+void CarriedLink::fence(TimeNs now) {
+  for (RailId id = 0; id < ends.size(); ++id) {
+    if (!ends[id].fencing || !ends[id].fencing->fence(now)) continue;
+    ends[id].fencing.reset();
+    link.rail_closed(id, link.epoch(id), now);
+  }
+}
+
+void CarriedLink::tick(TimeNs now, bool refresh_paths) {
+  for (RailId id = 0; id < ends.size(); ++id) {
+    Rail* rail = ends[id].rail.get();
+    if (rail == nullptr) continue;
+    rail->acknowledge();
+    if (refresh_paths || link.awaits_path_ack(id)) rail->report_path(now);
+  }
+  fence(now);
+  link.tick(now);
+  act(now);
+  send(now);
+}
+
+void CarriedLink::detach(std::uint64_t communicator, TimeNs now) {
+  for (const End& end : ends)
+    if (end.rail) end.rail->detach(communicator, now);
+  act(now);
+}
+
+bool CarriedLink::begin_epoch(RailId id, Epoch epoch, TimeNs now) {
+  // Whoever opens a new epoch has fenced every older one.
+  link.peer_fenced(id, link.epoch(id), now);
+  act(now);
+  if (link.rail_established(id, epoch, now)) return true;
+  connect_failed(id, epoch, now);
+  return false;
+}
+
+void CarriedLink::carry(RailId id, std::unique_ptr<Rail> by, TimeNs now) {
+  ends[id].connect_at = 0;
+  ends[id].rail = std::move(by);
+  send(now);
+}
+
+void CarriedLink::connect_failed(RailId id, Epoch answered, TimeNs now) {
+  if (answered != 0) link.never_opened(id, answered);
+  link.connect_failed(id, now);
+  act(now);
+}
+
+}  // namespace r2ccl

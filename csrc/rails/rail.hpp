@@ -1,0 +1,46 @@
+// One epoch of a rail: moves frames between its link and what carries them.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "link/shape.hpp"
+
+namespace r2ccl {
+
+class Rail {
+ public:
+  virtual ~Rail() = default;
+
+  // Sends one batch of what the link has; receives one portion of what is there.  Portions are
+  // small enough that rails take turns and neither direction starves the other.  True: something
+  // moved.  On a broken transport the link is told, and neither may be called again.
+  virtual bool pump_out(TimeNs now) = 0;
+  virtual bool pump_in(TimeNs now) = 0;
+  // Frames taken from the link are not handed on in full.
+  [[nodiscard]] virtual bool wants_write() const = 0;
+
+  // Tells the link what the path has acknowledged.
+  virtual void report_path(TimeNs now) = 0;
+  // Lets the peer's end know what arrived here, if nothing has told it yet.
+  virtual void acknowledge() {}
+  // From now on no frame of this communicator that was taken from the link reads the memory that
+  // its payload lies in.
+  virtual void detach(std::uint64_t communicator, TimeNs now) = 0;
+
+  // The local fence.  The first call asks for it; true: nothing of this epoch touches memory of
+  // this process any more, and the rail may go.  Until then it is asked again.
+  virtual bool fence(TimeNs now) = 0;
+
+  // What to poll before sleeping; empty: something can be done at once.
+  [[nodiscard]] virtual std::optional<pollfd> arm() = 0;
+
+  // A fault of drills: a black hole, in which bytes are held back in both directions until heal().
+  virtual void mute() = 0;
+  virtual void heal() = 0;
+  [[nodiscard]] virtual bool muted() const = 0;
+};
+
+}  // namespace r2ccl

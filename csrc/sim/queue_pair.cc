@@ -1,0 +1,249 @@
+#include "sim/queue_pair.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace r2ccl::sim {
+
+// --- the two queue pairs -------------------------------------------------------------------------
+
+QueuePairs::QueuePairs(Epoch of, EventQueue& events, Random& random, const Delays& delays,
+                       Path& path)
+    : epoch(of),
+      events_(events),
+      random_(random),
+      delays_(delays),
+      path_(path),
+      flights_{
+          Flight<Packet>(events, path, acceptor_side,
+                         [this](Packet&& packet) { arrive(acceptor_side, std::move(packet)); }),
+          Flight<Packet>(events, path, connector_side,
+                         [this](Packet&& packet) { arrive(connector_side, std::move(packet)); })} {}
+
+void QueuePairs::post(Side side, Packet packet) {
+  lanes_[side].queue.push_back(std::move(packet));
+  read_next(side);
+}
+
+// The port reads one message after another, each as long as it takes to send it.
+void QueuePairs::read_next(Side from) {
+  Lane& lane = lanes_[from];
+  if (lane.reading || lane.queue.empty()) return;
+  lane.reading = true;
+  const std::size_t bytes = sizeof(FrameHeader) + lane.queue.front().header.payload_bytes;
+  const TimeNs time = static_cast<TimeNs>(bytes) * delays_.ns_per_byte * path_.ports[from].slowdown;
+  events_.after(time, [this, from, bytes] {
+    Lane& sending = lanes_[from];
+    sending.reading = false;
+    if (sending.queue.empty()) return;  // flushed
+    Packet packet = std::move(sending.queue.front());
+    sending.queue.pop_front();
+    packet.payload.assign(packet.source, packet.source + packet.header.payload_bytes);
+    packet.source = nullptr;
+    flights_[from].send(std::move(packet), bytes,
+                        events_.now() + path_.latency(from, delays_, random_));
+    read_next(from);
+  });
+}
+
+void QueuePairs::arrive(Side from, Packet&& packet) {
+  const Side to = other(from);
+  if (left_[to]) {
+    if (ends_[from] != nullptr)
+      events_.after(delays_.latency_ns, [this, from] {
+        if (ends_[from] != nullptr && !path_.blocked(other(from))) ends_[from]->on_broken();
+      });
+    return;
+  }
+  Lane& lane = lanes_[from];
+  Port& port = path_.ports[from];
+  lane.arrived = packet.position;
+  schedule_ack(from);
+  const bool data = packet.header.type == FrameType::data;
+  // An ABORT and a BYE are said once on each rail; a port loses them only together with itself.
+  const bool notice =
+      !data && packet.header.type != FrameType::abort && packet.header.type != FrameType::bye;
+  std::uint32_t* const lost = port.phantoms > 0                 ? &port.phantoms
+                              : notice && port.lost_notices > 0 ? &port.lost_notices
+                                                                : nullptr;
+  if (lost != nullptr) {
+    --*lost;
+    path_.disturbed_at = events_.now();
+    return;
+  }
+  if (port.flips > 0 || port.duplicates > 0) path_.disturbed_at = events_.now();
+  if (ends_[to] != nullptr) ends_[to]->on_landed(packet, port);
+}
+
+void QueuePairs::flush(Side side) { lanes_[side].queue.clear(); }
+
+void QueuePairs::leave(Side side) {
+  flush(side);
+  ends_[side] = nullptr;
+  left_[side] = true;
+}
+
+void QueuePairs::retry() {
+  for (const Side from : both_sides) {
+    flights_[from].retry(events_.now() + delays_.retransmit_ns);
+    if (std::exchange(lanes_[from].ack_lost, false)) schedule_ack(from);
+  }
+}
+
+void QueuePairs::schedule_ack(Side from) {
+  Lane& lane = lanes_[from];
+  if (std::exchange(lane.ack_due, true)) return;
+  events_.after(path_.latency(other(from), delays_, random_), [this, from] { acknowledge(from); });
+}
+
+void QueuePairs::acknowledge(Side from) {
+  Lane& lane = lanes_[from];
+  lane.ack_due = false;
+  if (path_.blocked(other(from)))
+    lane.ack_lost = true;
+  else if (ends_[from] != nullptr)
+    ends_[from]->on_acked(lane.arrived);
+}
+
+bool QueuePairs::carries_other_message(Side from, const FrameHeader& header) const {
+  if (left_[other(from)]) return false;
+  const auto other_message = [&](const Packet& packet) {
+    return packet.header.type == FrameType::data &&
+           packet.header.communicator == header.communicator && packet.header.slot == header.slot &&
+           packet.header.number != header.number;
+  };
+  const auto& queue = lanes_[from].queue;
+  return std::any_of(queue.begin(), queue.end(), other_message) ||
+         flights_[from].any(other_message);
+}
+
+// --- one of them ---------------------------------------------------------------------------------
+
+QueuePair::QueuePair(Link& link, RailId rail, QueuePairs& pairs, Side side, EventSink& owner,
+                     EventQueue& events, Random& random, const Delays& delays, TimeNs fence_ns)
+    : link_(link),
+      rail_(rail),
+      epoch_(link.epoch(rail)),
+      pairs_(pairs),
+      side_(side),
+      owner_(owner),
+      events_(events),
+      random_(random),
+      delays_(delays),
+      fence_ns_(fence_ns) {
+  pairs.attach(side, *this);
+}
+
+bool QueuePair::pump_out(TimeNs now) {
+  bool moved = false;
+  while (!muted_ && pairs_.unread(side_) < send_depth) {
+    OutFrame frame;
+    if (!link_.next_frame(rail_, frame, now)) break;
+    posted_ += sizeof(FrameHeader) + frame.header.payload_bytes;
+    pairs_.post(
+        side_,
+        {.header = frame.header, .source = frame.payload, .payload = {}, .position = posted_});
+    moved = true;
+  }
+  return moved;
+}
+
+bool QueuePair::pump_in(TimeNs now) {
+  if (broken_) {
+    link_.rail_failed(rail_, epoch_, RailCause::socket_error, now);
+    return true;
+  }
+  if (acked_ != reported_) report_path(now);
+  bool arrived = false;
+  while (!muted_ && !completions_.empty() && completions_.front().visible_at <= events_.now()) {
+    const Completion completion = std::move(completions_.front());
+    completions_.pop_front();
+    arrived = true;
+    if (!take(completion, now)) break;
+  }
+  return arrived;
+}
+
+bool QueuePair::take(const Completion& completion, TimeNs now) {
+  if (!link_.connected(rail_) || link_.epoch(rail_) != epoch_) return false;
+  if (!link_.frame_begin(rail_, completion.header, now)) return false;
+  if (completion.header.payload_bytes == 0) return true;
+  if (completion.header.type == FrameType::data) {
+    link_.payload_placed(rail_, now);
+    return true;
+  }
+  for (std::size_t begin = 0; begin < completion.payload.size();) {
+    const auto room = link_.payload_room(rail_);
+    const std::size_t bytes = std::min(room.size(), completion.payload.size() - begin);
+    std::memcpy(room.data(), completion.payload.data() + begin, bytes);
+    begin += bytes;
+    link_.payload_filled(rail_, bytes, now);
+  }
+  return true;
+}
+
+void QueuePair::report_path(TimeNs now) {
+  reported_ = acked_;
+  link_.path_acked(rail_, epoch_, acked_, /*peer_limited=*/false, now);
+  link_.path_round_trip(rail_, 2 * delays_.latency_ns, 2 * delays_.latency_ns);
+}
+
+// A port cannot be told to read from elsewhere: the queue pair is given up.
+void QueuePair::detach(std::uint64_t communicator, TimeNs now) {
+  const auto& queue = pairs_.queue(side_);
+  const bool reads = std::any_of(queue.begin(), queue.end(), [&](const auto& packet) {
+    return packet.header.type == FrameType::data && packet.header.communicator == communicator;
+  });
+  if (!reads) return;
+  pairs_.flush(side_);
+  link_.rail_failed(rail_, epoch_, RailCause::recalled, now);
+}
+
+bool QueuePair::fence(TimeNs /*now*/) {
+  if (fence_asked_ == 0) {
+    pairs_.flush(side_);
+    completions_.clear();
+    fence_asked_ = events_.now();
+    if (fence_ns_ > 0) events_.after(fence_ns_, [&owner = owner_] { owner.on_event(); });
+  }
+  return fence_ns_ >= 0 && events_.now() - fence_asked_ >= fence_ns_;
+}
+
+void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
+  if (packet.header.type == FrameType::data && packet.header.payload_bytes > 0) {
+    std::byte* slot = link_.slot_memory(packet.header.communicator, packet.header.slot);
+    if (slot != nullptr)
+      std::memcpy(slot + packet.header.offset, packet.payload.data(), packet.payload.size());
+  }
+  if (fence_asked_ != 0) return;
+  const auto wait =
+      static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(delays_.poll_ns) + 1));
+  TimeNs visible_at = events_.now() + wait;
+  if (!completions_.empty()) visible_at = std::max(visible_at, completions_.back().visible_at);
+  const bool data = packet.header.type == FrameType::data;
+  Completion completion{packet.header, data ? std::vector<std::byte>() : packet.payload,
+                        visible_at};
+  if (port.flips > 0) {
+    --port.flips;
+    auto* header = reinterpret_cast<std::byte*>(&completion.header);
+    header[random_.below(sizeof(FrameHeader))] ^= static_cast<std::byte>(1U << random_.below(8));
+  } else if (port.duplicates > 0) {
+    --port.duplicates;
+    completions_.push_back(completion);
+  }
+  completions_.push_back(std::move(completion));
+  events_.at(visible_at, [&owner = owner_] { owner.on_event(); });
+}
+
+void QueuePair::on_acked(std::uint64_t position) {
+  acked_ = position;
+  owner_.on_event();
+}
+
+void QueuePair::on_broken() {
+  broken_ = true;
+  owner_.on_event();
+}
+
+}  // namespace r2ccl::sim

@@ -23,7 +23,7 @@ COMMA := ,
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long bench lint lint-python lint-cpp docs clean
+.PHONY: help setup demo test test-native test-long model bench lint lint-python lint-cpp docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,9 @@ test-native: setup $(STAMPS)/system-test ## native tests alone
 	$(call native,plain,-DCMAKE_CXX_COMPILER=g++)
 	$(call native,asan,$(SANITIZED) -DR2CCL_SANITIZE=address$(COMMA)undefined)
 	$(call native,tsan,$(SANITIZED) -DR2CCL_SANITIZE=thread)
+
+model: $(STAMPS)/system-model ## search the protocol's model exhaustively with Spin
+	@$(PYTHON) docs/model/check.py $(ARGS)
 
 lint: lint-python lint-cpp ## formatting, types and static analysis
 

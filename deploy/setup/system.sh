@@ -2,7 +2,7 @@
 # Makes sure that the machine has what pip cannot bring.  As root on a Debian-like system it installs
 # what is missing; otherwise it says what is missing and how to get it, and fails.
 #
-#   system.sh build|test|demo|lint ...
+#   system.sh build|test|model|demo|lint ...
 set -eu
 
 missing=
@@ -13,6 +13,7 @@ need() { # need PACKAGE CHECK...: the check succeeds where the package is not ne
 }
 have() { command -v "$1"; }
 include() { echo "#include <$1>" | g++ -E -x c++ -; }
+c_headers() { echo '#include <stdio.h>' | gcc -E -; }
 python_headers() {
   "$PYTHON" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
@@ -44,6 +45,12 @@ check() {
         fi
         need iproute2 have ip
         need nftables have nft
+        need spin have spin
+        ;;
+      model)
+        need spin have spin
+        need gcc have gcc
+        need libc6-dev c_headers
         ;;
       demo)
         need iproute2 have ip

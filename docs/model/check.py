@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Search the model of the link protocol with Spin, exhaustively; README.md beside this explains it.
+
+The protocol must hold in a search that nothing cut short, and each broken variant must violate the
+assertion that is named here, in the last step of the counterexample that Spin wrote down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MODEL = "link.pml"
+BUILD = HERE.parents[1] / "build" / "model"
+
+# COLLAPSE and SEPQS store a state in fewer bytes and lose none.  NOREDUCE: nearly every step
+# touches what both sides share, so partial order reduction finds nothing to leave out.
+COMPILE = ("-O2", "-w", "-DCOLLAPSE", "-DSEPQS", "-DNOREDUCE", "-DMEMLIM=3000")
+DEPTH = 10_000  # steps of one run; far more than any has
+HASH = 25  # 2^25 entries: speed only, a fuller table is slower
+# Processes that loop for ever.  That they do not end is what their label `end` says.
+LOOPS = ("Sender", "Receiver", "End", "Acks")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One search.  ``violates`` and ``last_step`` say what a broken variant must come to."""
+
+    name: str
+    defines: tuple[str, ...] = ()
+    violates: str | None = None
+    last_step: str = ""
+    cycles: bool = False  # search for runs that never end, instead of for violations
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        if self.cycles:
+            return ("-DNP",)
+        # Breadth first finds a shortest counterexample.
+        return ("-DSAFETY", "-DBFS") if self.violates else ("-DSAFETY",)
+
+
+def broken(name: str, violates: str, last_step: str) -> Run:
+    return Run(name, (name,), violates, last_step)
+
+
+RUNS = (
+    Run("protocol"),
+    Run("4 messages, 1 fault", ("MESSAGES=4", "FAULTS=1")),
+    Run("every run ends, 1 fault", ("FAULTS=1",), cycles=True),
+    broken("NO_REUSE_RULE", "stale_write", "writes message 0"),
+    broken("OWN_FENCE_RESOLVES", "stale_write", "late: rail . writes message 0"),
+    broken("FENCED_BEFORE_FLUSH", "stale_write", "late: rail . writes message 0"),
+    broken("OLD_FENCE_COUNTS", "stale_write", "late: rail . writes message 0"),
+    broken("DELIVERY_IS_CREDIT", "early_write", "writes message 2"),
+    broken("PATH_ACK_IS_DELIVERY", "stuck", ""),
+    broken("NUMBER_IGNORED", "wrong_bytes", "begins to read message 2"),
+)
+# Minutes more.
+LONG_RUNS = (
+    Run("every run ends", cycles=True),
+    Run("4 messages", ("MESSAGES=4",)),
+    Run("3 faults", ("FAULTS=3",)),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a verifier printed."""
+
+    errors: int
+    states: int
+    depth: int
+    memory_mb: float
+    seconds: float
+    violated: str | None
+    cut_short: tuple[str, ...]  # why the search may not have seen everything
+    unreached: tuple[str, ...]  # steps that no run took
+
+
+# What the verifier says when it has not seen, or not told apart, all states.
+CUTS = (
+    "max search depth too small",
+    "Search not completed",
+    "out of memory",
+    "reached -DMEMLIM bound",
+    "hash table full",
+    "Bit statespace search",
+    "hash-compact",
+    "Hash Compact",
+)
+
+
+def parse(output: str) -> Outcome:
+    cut_short = [cut for cut in CUTS if cut in output]
+    if "Full statespace search for:" not in output:
+        cut_short.append("no full search of the state space")
+    end = re.search(r"depth reached (\d+).*errors: (\d+)", output)
+    states = re.search(r"^\s*([\d.e+]+) states, stored", output, re.MULTILINE)
+    memory = re.search(r"^\s*([\d.]+)\s+total actual memory usage", output, re.MULTILINE)
+    seconds = re.search(r"pan: elapsed time ([\d.e+-]+) seconds", output)
+    if end is None or states is None or memory is None or seconds is None:
+        cut_short.append("the verifier did not finish its report")
+    violated = re.search(r"assertion violated\s+!?\(?(\w+)\)?", output)
+
+    unreached = []
+    process = "?"
+    for line in output.splitlines():
+        if heading := re.match(r"unreached in (?:proctype )?(\S+)", line):
+            process = heading[1]
+        step = re.match(r"\s+\S*?:?(\d+), state \d+, \"(.*)\"$", line)
+        if step and (step[2] != "-end-" or process not in LOOPS):
+            unreached.append(f"{process}, line {step[1]}: {step[2]}")
+    return Outcome(
+        errors=int(end[2]) if end else 0,
+        states=int(float(states[1])) if states else 0,
+        depth=int(end[1]) if end else 0,
+        memory_mb=float(memory[1]) if memory else 0.0,
+        seconds=float(seconds[1]) if seconds else 0.0,
+        violated=violated[1] if violated else None,
+        cut_short=tuple(cut_short),
+        unreached=tuple(unreached),
+    )
+
+
+def steps_of(replay: str) -> list[str]:
+    """The steps of a counterexample in the model's words, the violated assertion last."""
+    steps = []
+    for line in replay.splitlines():
+        if line.startswith("spin: trail ends"):
+            break
+        if line and not re.match(r"\s*\d+:\t", line):
+            steps.append(line)
+    return steps
+
+
+def flaws(run: Run, outcome: Outcome, steps: list[str]) -> list[str]:
+    """Why this is not the outcome that the run must have; empty if it is."""
+    if run.violates is None:
+        found = [f"not exhaustive: {cut}" for cut in outcome.cut_short]
+        if outcome.errors:
+            found.append(f"{outcome.errors} errors: {outcome.violated or 'a run that never ends'}")
+        found += [f"no run takes this step: {step}" for step in outcome.unreached]
+        return found
+    if outcome.violated != run.violates:
+        return [f"violated is {outcome.violated}, not {run.violates}"]
+    if len(steps) < 2 or f"assertion violated  !({run.violates})" not in steps[-1]:
+        return ["the counterexample does not end with that assertion"]
+    if not re.search(run.last_step, steps[-2]):
+        return [f"the last step is '{steps[-2]}', not '{run.last_step}'"]
+    return []
+
+
+def call(command: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}exit status {done.returncode}")
+    return done.stdout
+
+
+def search(run: Run, build: Path, depth: int = DEPTH) -> tuple[Outcome, list[str]]:
+    """Search one variant; everything that is written lies in a folder of its own in ``build``."""
+    folder = build / re.sub(r"\W+", "-", run.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    (folder / MODEL).write_bytes((HERE / MODEL).read_bytes())
+    call(["spin", *(f"-D{define}" for define in run.defines), "-a", MODEL], folder)
+    call(["gcc", *COMPILE, *run.kind, "-o", "pan", "pan.c"], folder)
+    output = call(["./pan", f"-m{depth}", f"-w{HASH}", *(["-l"] if run.cycles else [])], folder)
+    (folder / "output.txt").write_text(output)
+    steps = []
+    if (folder / f"{MODEL}.trail").exists():
+        steps = steps_of(call(["./pan", "-r", f"{MODEL}.trail"], folder))
+        (folder / "counterexample.txt").write_text("\n".join(steps) + "\n")
+    return parse(output), steps
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--long", action="store_true", help="also the searches that take minutes")
+    parser.add_argument("--build", type=Path, default=BUILD, help="where generated files go")
+    arguments = parser.parse_args()
+
+    begun = time.monotonic()
+    wrong: list[str] = []
+    say(f"{'run':<24} {'result':<22} {'states':>11} {'depth':>6} {'memory':>8} {'search':>8}")
+    for run in RUNS + (LONG_RUNS if arguments.long else ()):
+        outcome, steps = search(run, arguments.build)
+        found = flaws(run, outcome, steps)
+        wrong += [f"{run.name}: {flaw}" for flaw in found]
+        result = "WRONG" if found else f"caught: {run.violates}" if run.violates else "holds"
+        say(
+            f"{run.name:<24} {result:<22} {outcome.states:>11,} {outcome.depth:>6} "
+            f"{outcome.memory_mb:>5.0f} MB {outcome.seconds:>6.1f} s"
+        )
+        if run.name == "NO_REUSE_RULE":
+            say("\n".join(f"    {step}" for step in steps))
+    where = os.path.relpath(arguments.build)
+    say(f"{time.monotonic() - begun:.0f} s; counterexamples: {where}/*/counterexample.txt")
+    for flaw in wrong:
+        say(flaw)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

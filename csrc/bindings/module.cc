@@ -7,4 +7,5 @@ NB_MODULE(_core, module) {
   register_config(module);
   register_engine(module);
   register_communicator(module);
+  register_simulator(module);
 }

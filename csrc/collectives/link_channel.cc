@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "link/mutants.hpp"
+
 namespace r2ccl {
 
 void LinkChannel::add_member(Link* link) {
@@ -32,7 +34,8 @@ void LinkChannel::drop_streams() {
   for (int peer = 0; peer < size(); ++peer) {
     Member& dropped = member(peer);
     if (dropped.out == nullptr) continue;
-    detach(peer);  // frames under way point into the streams' memory, too
+    detach(peer, {.communicator = id_,
+                  .before = {}});  // frames under way point into the streams' memory, too
     dropped.link->close_streams(id_);
     dropped.out = nullptr;
     dropped.in = nullptr;
@@ -77,7 +80,16 @@ Status LinkChannel::release(int peer) {
 Status LinkChannel::settle(int peer, std::size_t bytes) {
   const Member& to = member(peer);
   const std::uint64_t position = to.call_position + bytes;
-  return wait(peer, [&] { return to.out->settled_position() >= position; });
+  R2CCL_TRY(wait(peer, [&] { return to.out->settled_position() >= position; }));
+  detach_settled(peer);
+  return {};
+}
+
+// A rail may still be about to send a chunk that another one has delivered meanwhile.
+void LinkChannel::detach_settled(int peer) {
+  const Member& to = member(peer);
+  if (to.out->lent_position() > to.call_position && !planted(Mutant::settled_not_detached))
+    detach(peer, {.communicator = id_, .before = to.out->delivered()});
 }
 
 Status LinkChannel::finish() {
@@ -86,8 +98,7 @@ Status LinkChannel::finish() {
     if (to.link == nullptr) continue;
     R2CCL_TRY(
         wait(peer, [&to] { return to.out->settled_position() == to.out->posted_position(); }));
-    // A suspect rail may be in the middle of a frame that another one has delivered meanwhile.
-    if (to.out->lent_position() > to.call_position) detach(peer);
+    detach_settled(peer);
   }
   return {};
 }
@@ -101,7 +112,7 @@ void LinkChannel::fail(ErrorCode code, const std::string& text) {
   on_failed(code, text);
   // Everybody must learn of it, also those that have no business with the lost peer right now.
   for (int peer = 0; peer < size(); ++peer) {
-    if (member(peer).link == nullptr) continue;
+    if (member(peer).link == nullptr || planted(Mutant::abort_not_forwarded)) continue;
     member(peer).link->send_abort({id_, code, text});
     flush(peer, clock());
   }
@@ -121,13 +132,16 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
   const TimeNs now = clock();
   for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer) {
     const Link* other = members_[static_cast<std::size_t>(peer)].link;
-    if (other == nullptr || !other->dark() || other->peer_said_bye()) continue;
-    if (now - std::max(other->dark_since(), waiting_since) < link_timeout_) continue;
+    if (other == nullptr || other->peer_said_bye() || now - waiting_since < link_timeout_) continue;
+    const bool dark = other->dark() && now - other->dark_since() >= link_timeout_;
+    if (planted(Mutant::dark_link_waits)) continue;
+    if (!dark && other->unheard() < link_timeout_) continue;
     const double seconds = static_cast<double>(link_timeout_) * 1e-9;
-    return {ErrorCode::peer_lost, "no rail to " + describe_peer(peer) + " for link_timeout_s = " +
-                                      std::to_string(seconds) + " s in communicator '" + name_ +
-                                      "', rank " + std::to_string(rank_) + ", " + describe(tag_) +
-                                      ": " + describe_rails(peer)};
+    return {ErrorCode::peer_lost,
+            (dark ? "no rail to " : "no word from the process of ") + describe_peer(peer) +
+                " for link_timeout_s = " + std::to_string(seconds) + " s in communicator '" +
+                name_ + "', rank " + std::to_string(rank_) + ", " + describe(tag_) + ": " +
+                describe_rails(peer)};
   }
   return {};
 }

@@ -14,6 +14,7 @@
 #include "link/link.hpp"
 #include "r2ccl/errors.hpp"
 #include "r2ccl/types.hpp"
+#include "rails/rail.hpp"
 
 namespace r2ccl {
 
@@ -54,8 +55,8 @@ class LinkChannel : public Channel {
   [[nodiscard]] virtual TimeNs clock() const = 0;
   // The link has something to send.
   virtual void flush(int peer, TimeNs now) = 0;
-  // From now on frames that were handed to the peer's rails do not read memory outside them.
-  virtual void detach(int peer) = 0;
+  // As Rail::detach, of all rails to the peer.
+  virtual void detach(int peer, const DetachScope& scope) = 0;
   // "rank 1" and "rail0@node1 DOWN (carrier), …"
   [[nodiscard]] virtual std::string describe_peer(int peer) const = 0;
   [[nodiscard]] virtual std::string describe_rails(int peer) const = 0;
@@ -78,6 +79,7 @@ class LinkChannel : public Channel {
     std::uint64_t call_position = 0;  // of the out stream when the call began
   };
   [[nodiscard]] Member& member(int peer) { return members_[static_cast<std::size_t>(peer)]; }
+  void detach_settled(int peer);
   [[nodiscard]] Status mismatch(int peer, const InMessage& message, std::size_t bytes) const;
 
   const std::uint64_t id_;

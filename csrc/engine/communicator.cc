@@ -297,7 +297,9 @@ TimeNs Communicator::clock() const { return now_ns(); }
 
 void Communicator::flush(int peer, TimeNs now) { peer_of(peer)->send(now); }
 
-void Communicator::detach(int peer) { peer_of(peer)->detach(id(), now_ns()); }
+void Communicator::detach(int peer, const DetachScope& scope) {
+  peer_of(peer)->detach(scope, now_ns());
+}
 
 std::string Communicator::describe_peer(int peer) const { return peer_of(peer)->label; }
 

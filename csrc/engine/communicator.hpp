@@ -81,7 +81,7 @@ class Communicator final : public LinkChannel {
   Status wait(int peer, const std::function<bool()>& done) override;
   [[nodiscard]] TimeNs clock() const override;
   void flush(int peer, TimeNs now) override;
-  void detach(int peer) override;
+  void detach(int peer, const DetachScope& scope) override;
   [[nodiscard]] std::string describe_peer(int peer) const override;
   [[nodiscard]] std::string describe_rails(int peer) const override;
   void on_failed(ErrorCode code, const std::string& text) override;

@@ -321,14 +321,23 @@ void Connections::give_up(Pending& pending, const std::string& why) {
   const std::string final = other_settings ? reason : "";
   if (pending.connector == nullptr) {
     log_.add(LogLevel::warning, "dropped a connection from " + pending.remote + ": " + reason);
-    if (other_settings) callbacks_.failed(hello.connector, hello.rail, 0, final);
+    if (other_settings)
+      callbacks_.failed(
+          {.peer = hello.connector, .rail = hello.rail, .refused = {}, .final = final});
     return;
   }
-  const bool quiet = pending.handshake->fault() == HandshakeFault::abandoned;
+  const bool quiet = pending.handshake->fault() == HandshakeFault::abandoned ||
+                     pending.handshake->fault() == HandshakeFault::refused;
   log_.add(quiet ? LogLevel::debug : LogLevel::warning,
            "rail" + std::to_string(hello.rail) + " to " + pending.remote + ": " + reason);
-  callbacks_.failed(hello.acceptor, hello.rail, pending.connector->offered_epoch().value_or(0),
-                    final);
+  FailedConnection failed{.peer = hello.acceptor,
+                          .rail = hello.rail,
+                          .answered = pending.connector->offered_epoch().value_or(0),
+                          .refused = {},
+                          .final = final};
+  if (pending.handshake->fault() == HandshakeFault::refused)
+    failed.refused = pending.handshake->peer_last_fenced();
+  callbacks_.failed(failed);
 }
 
 }  // namespace r2ccl

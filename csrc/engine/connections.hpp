@@ -10,6 +10,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,16 +39,22 @@ struct EstablishedRail {
   std::vector<std::byte> leftover;
 };
 
+// An attempt of ours that came to nothing, or one of a peer with other settings.
+struct FailedConnection {
+  std::uint32_t peer = 0;
+  RailId rail = 0;
+  Epoch answered = 0;            // that we answered for without seeing it confirmed; 0: none
+  std::optional<Epoch> refused;  // the peer refused it, having fenced up to this epoch
+  std::string final;             // why no further attempt can succeed; empty: one may
+};
+
 class Connections {
  public:
   struct Callbacks {
     AcceptorHandshake::FindKey find_key;
     AcceptorHandshake::Decide decide;
     std::function<void(EstablishedRail)> established;
-    // `answered`: the epoch that we answered for without seeing it confirmed; 0: none.
-    // `final`: why no further attempt can succeed (other settings); empty: one may.
-    std::function<void(std::uint32_t peer, RailId rail, Epoch answered, const std::string& final)>
-        failed;
+    std::function<void(const FailedConnection&)> failed;
   };
 
   Connections(const AcceptorHandshake::Self& self, TimeNs handshake_timeout,

@@ -83,14 +83,13 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     if (peer == nullptr) return std::nullopt;
     return peer->key;
   };
-  callbacks.decide = [this](const Hello& hello) { return decide(hello); };
+  callbacks.decide = [this](const Hello& hello, bool fresh) { return decide(hello, fresh); };
   callbacks.established = [this](EstablishedRail rail) { on_established(std::move(rail)); };
-  callbacks.failed = [this](std::uint32_t process_id, RailId rail, Epoch answered,
-                            const std::string& final) {
-    Peer* peer = find(process_id);
+  callbacks.failed = [this](const FailedConnection& failed) {
+    Peer* peer = find(failed.peer);
     if (peer == nullptr) return;
-    if (!final.empty()) peer->refusal = final;
-    peer->connect_failed(rail, answered, now_ns());
+    if (!failed.final.empty()) peer->refusal = failed.final;
+    peer->connect_failed(failed.rail, failed.answered, failed.refused, now_ns());
   };
   connections_ =
       std::make_unique<Connections>(AcceptorHandshake::Self{process, job_number, fingerprint_},

@@ -98,7 +98,7 @@ class Engine {
   }
   void take_aborts(Peer& peer);
   void on_established(EstablishedRail rail);
-  [[nodiscard]] Decision decide(const Hello& hello);
+  [[nodiscard]] Decision decide(const Hello& hello, bool fresh);
   void start_due_connects(TimeNs now);
   void on_link_event(const LinkEvent& event);
   void apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now);

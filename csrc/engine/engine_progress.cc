@@ -97,7 +97,7 @@ void Engine::start_due_connects(TimeNs now) {
   }
 }
 
-Decision Engine::decide(const Hello& hello) {
+Decision Engine::decide(const Hello& hello, bool fresh) {
   Decision decision;
   Peer* peer = find(hello.connector);
   if (peer == nullptr || closing_ || peer->link.peer_said_bye()) {
@@ -106,12 +106,12 @@ Decision Engine::decide(const Hello& hello) {
     decision.why = "this link has no such rail";
   } else if (peer->rails[hello.rail].fault != Fault::none) {
     decision.why = "a fault is injected into the rail";
-  } else if (const auto epoch = peer->link.epoch_to_offer(hello.rail, hello.last_fenced)) {
-    decision.accept = true;
-    decision.last_fenced = peer->link.fenced_epoch(hello.rail);
-    decision.epoch = *epoch;
   } else {
-    decision.why = "the connector has not fenced our epoch";
+    const auto epoch = peer->offer(hello.rail, hello.last_fenced, fresh, now_ns());
+    decision.accept = epoch.has_value();
+    decision.epoch = epoch.value_or(0);
+    decision.last_fenced = peer->link.fenced_epoch(hello.rail);
+    decision.why = "an older epoch is not fenced yet";
   }
   return decision;
 }
@@ -133,7 +133,7 @@ void Engine::on_established(EstablishedRail rail) {
     pipe = std::make_unique<TcpPipe>(std::move(rail.socket));
   }
   if (!opened) {
-    peer->connect_failed(rail.rail, rail.epoch, now);
+    peer->connect_failed(rail.rail, rail.epoch, {}, now);
   } else if (peer->begin_epoch(rail.rail, rail.epoch, now)) {
     peer->carry(rail.rail,
                 std::make_unique<FramedRail>(peer->link, rail.rail, std::move(pipe), rail.leftover),

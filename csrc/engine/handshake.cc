@@ -20,7 +20,7 @@ constexpr std::size_t magic = 0, version = 4, type = 6, detail = 7, body = 8;
 constexpr std::size_t hello_connector = 8, hello_acceptor = 12, hello_job = 16, hello_rail = 24,
                       hello_last_fenced = 28, hello_config = 32, hello_nonce = 40;
 constexpr std::size_t challenge_epoch = 8, challenge_last_fenced = 12, challenge_nonce = 16;
-constexpr std::size_t refuse_config = 8;
+constexpr std::size_t refuse_config = 8, refuse_last_fenced = 16;
 }  // namespace at
 
 constexpr std::size_t kMacBytes = sizeof(Digest);
@@ -71,7 +71,7 @@ bool fill_random(std::span<std::byte> out) {
   return true;
 }
 
-bool is_connection_kind(unsigned kind) { return kind <= static_cast<unsigned>(RailKind::control); }
+bool is_connection_kind(unsigned kind) { return kind <= static_cast<unsigned>(RailKind::verbs); }
 
 std::string config_mismatch(std::uint32_t peer, std::uint64_t ours, std::uint64_t theirs) {
   return say("process ", peer,
@@ -315,6 +315,7 @@ void ConnectorHandshake::on_refuse(std::span<const std::byte> message) {
     return reject(fault, config_mismatch(hello_.acceptor, hello_.config,
                                          get<std::uint64_t>(message, at::refuse_config)));
   }
+  peer_last_fenced_ = get<std::uint32_t>(message, at::refuse_last_fenced);
   reject(HandshakeFault::refused, say("process ", hello_.acceptor, " does not take rail ",
                                       hello_.rail, " now (its log says why)"));
 }
@@ -366,9 +367,9 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
     return refuse(HandshakeFault::config,
                   config_mismatch(hello_.connector, self_.config, hello_.config));
   }
-  const Decision decision = decide_(hello_);
+  const Decision decision = decide_(hello_, /*fresh=*/false);
   if (const std::string why = objection(decision); !why.empty()) {
-    return refuse(HandshakeFault::refused, why);
+    return refuse(HandshakeFault::refused, why, decision.last_fenced);
   }
   epoch_ = decision.epoch;
   std::vector<std::byte> challenge(kAnswerBytes - kMacBytes);
@@ -384,7 +385,7 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
 void AcceptorHandshake::on_auth(std::span<const std::byte> message) {
   if (!authentic(MessageType::auth, message)) return reject_unauthentic(MessageType::auth);
   remember(message);
-  const Decision decision = decide_(hello_);
+  const Decision decision = decide_(hello_, /*fresh=*/true);
   if (const std::string why = objection(decision); !why.empty()) {
     return reject(HandshakeFault::refused, why);
   }
@@ -407,10 +408,12 @@ std::string AcceptorHandshake::objection(const Decision& decision) const {
   return {};
 }
 
-void AcceptorHandshake::refuse(HandshakeFault fault, std::string reason) {
+void AcceptorHandshake::refuse(HandshakeFault fault, std::string reason,
+                               std::uint32_t last_fenced) {
   std::vector<std::byte> message(kAnswerBytes - kMacBytes);
   put(std::span(message), at::detail, static_cast<std::uint8_t>(fault));
   if (fault == HandshakeFault::config) put(std::span(message), at::refuse_config, self_.config);
+  put(std::span(message), at::refuse_last_fenced, last_fenced);
   send(MessageType::refuse, std::move(message));
   end(fault, std::move(reason));
 }

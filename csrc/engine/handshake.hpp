@@ -4,12 +4,11 @@
 // changed, replayed (both sides bring a fresh nonce) or reflected (the labels differ by role):
 //
 //   connector -> HELLO      who, to whom, job, rail, last fenced epoch, configuration, nonce
-//   acceptor  -> CHALLENGE  proposed epoch, last fenced epoch, nonce   (or REFUSE: reason; the end)
-//   connector -> AUTH
-//   acceptor  -> READY      frames follow
+//   acceptor  -> CHALLENGE  proposed epoch, last fenced epoch, nonce   (or REFUSE: reason, last
+//   fenced epoch) connector -> AUTH acceptor  -> READY      frames follow
 //
 // A peer whose HELLO does not authenticate gets no byte back.  A recorded HELLO authenticates too,
-// hence the acceptor may change nothing before `established`: until then its callbacks are queries.
+// hence the acceptor may change nothing before AUTH.
 //
 // The acceptor is always the lower process id and numbers the epochs.  Its READY may get lost: then
 // it holds an epoch as open that the connector never used.  So a connector that fails after it has
@@ -73,7 +72,7 @@ struct Decision {
   bool accept = false;
   std::uint32_t epoch = 0;        // above both sides' last fenced epoch
   std::string why;                // if not accepted; for the log of this process only
-  std::uint32_t last_fenced = 0;  // the acceptor's last fenced epoch of this rail
+  std::uint32_t last_fenced = 0;  // the acceptor's last fenced epoch of this rail, also if refused
 };
 
 // What the two ends have in common.
@@ -176,10 +175,10 @@ class AcceptorHandshake final : public Handshake {
   };
   // The pair key of a process that is expected to connect; empty for anybody else.
   using FindKey = std::function<std::optional<HandshakeKey>(std::uint32_t connector)>;
-  // Queries, not commands: called for each HELLO with a right MAC (which may be a recording), and
-  // again when AUTH has arrived, because another connection of the same rail may have been
-  // established in between.
-  using Decide = std::function<Decision(const Hello&)>;
+  // Called for each HELLO with a right MAC, which may be a recording, so nothing may be concluded
+  // from it; and again, with `fresh`, when AUTH has arrived: now the connector said it.  Another
+  // connection of the same rail may have been established in between.
+  using Decide = std::function<Decision(const Hello&, bool fresh)>;
 
   AcceptorHandshake(const Self& self, FindKey find_key, Decide decide);
 
@@ -188,7 +187,7 @@ class AcceptorHandshake final : public Handshake {
   void on_hello(std::span<const std::byte> message);
   void on_auth(std::span<const std::byte> message);
   [[nodiscard]] std::string objection(const Decision& decision) const;  // empty: none
-  void refuse(HandshakeFault fault, std::string reason);
+  void refuse(HandshakeFault fault, std::string reason, std::uint32_t last_fenced = 0);
 
   Self self_;
   FindKey find_key_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "link/mutants.hpp"
+
 namespace r2ccl {
 
 InStream::InStream(const StreamShape& shape, std::uint64_t communicator)
@@ -19,24 +21,37 @@ InStream::Verdict InStream::judge(const FrameHeader& header) {
       (header.offset < header.message_bytes || (header.offset == 0 && header.message_bytes == 0)) &&
       header.payload_bytes == std::min(shape_.chunk_bytes, header.message_bytes - header.offset);
   if (!well_formed || header.number >= consumed_ + shape_.slots) return Verdict::reject;
-  if (header.number < consumed_) return Verdict::discard;
+  if (header.number < consumed_ && !planted(Mutant::generation_ignored)) return Verdict::discard;
 
   InMessage& message = by_slot_[header.slot];
   if (!message.in_use) {
     // The slot is free; the message must not have another one.
     InMessage& other = at(header.number);
     if (other.in_use && other.number == header.number) return Verdict::reject;
-    message = InMessage{
-        .number = header.number, .tag = header.tag, .bytes = header.message_bytes, .in_use = true};
+    const std::uint64_t bits = planted(Mutant::bitmap_not_cleared) ? message.chunk_bits : 0;
+    message = InMessage{.number = header.number,
+                        .chunk_bits = bits,
+                        .tag = header.tag,
+                        .bytes = header.message_bytes,
+                        .in_use = true};
     slot_ring_[header.number % shape_.slots] = header.slot;
     if (header.message_bytes > 0) (void)slot_memory(header.slot);
-  } else if (message.number != header.number || message.bytes != header.message_bytes) {
+  } else if ((message.number != header.number && !planted(Mutant::generation_ignored)) ||
+             message.bytes != header.message_bytes) {
     return Verdict::reject;
   }
   if ((header.flags & frame_flag::replay) != 0) message.replayed = true;
   if ((header.flags & frame_flag::ack_now) != 0) message.ack_now = true;
   const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
-  return (message.chunk_bits & bit) != 0 ? Verdict::discard : Verdict::take;
+  const bool here = (message.chunk_bits & bit) != 0 && !planted(Mutant::duplicate_counted);
+  return here ? Verdict::discard : Verdict::take;
+}
+
+bool InStream::wants(const FrameHeader& header) const {
+  if (header.number < consumed_ || header.slot >= shape_.all_slots()) return false;
+  const InMessage& message = by_slot_[header.slot];
+  const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
+  return !message.in_use || message.number != header.number || (message.chunk_bits & bit) == 0;
 }
 
 std::byte* InStream::slot_memory(std::uint16_t slot) {
@@ -56,14 +71,16 @@ std::byte* InStream::chunk_memory(const FrameHeader& header) {
 
 bool InStream::chunk_intact(const FrameHeader& header) {
   const std::byte* memory = chunk_memory(header);
-  return memory == nullptr || crc32c(memory, header.payload_bytes) == header.payload_crc;
+  return memory == nullptr || planted(Mutant::checksum_ignored) ||
+         crc32c(memory, header.payload_bytes) == header.payload_crc;
 }
 
 bool InStream::chunk_arrived(const FrameHeader& header) {
   InMessage& message = by_slot_[header.slot];
   const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
-  if (!message.in_use || message.number != header.number || (message.chunk_bits & bit) != 0)
-    return false;
+  const bool current = message.number == header.number || planted(Mutant::generation_ignored);
+  const bool here = (message.chunk_bits & bit) != 0 && !planted(Mutant::duplicate_counted);
+  if (!message.in_use || !current || here) return false;
   message.chunk_bits |= bit;
   message.received += header.payload_bytes;
   if (message.received < message.bytes) return false;

@@ -34,6 +34,8 @@ class InStream {
   // Judges a data header.  `take`: the chunk is wanted and its slot is ready.
   [[nodiscard]] Verdict judge(const FrameHeader& header);
 
+  // The chunk has not been counted yet.
+  [[nodiscard]] bool wants(const FrameHeader& header) const;
   // Where a chunk's bytes go now, or null if it is here already or its message is gone.
   [[nodiscard]] std::byte* chunk_memory(const FrameHeader& header);
   // The bytes of a chunk that has arrived are those that were sent, or it is not wanted any more.

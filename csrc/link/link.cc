@@ -5,6 +5,8 @@
 #include <cassert>
 #include <cmath>
 
+#include "link/mutants.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -32,6 +34,10 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   if (from == RailState::up || to == RailState::up || id == best_) choose_best();
   if (from == RailState::up || to == RailState::up) update_darkness(now);
   if (from == RailState::up && rail.carries_data()) ++disturbances_;
+  // What waited for this rail alone may now go anywhere.
+  if (from == RailState::up)
+    for (Replay& replay : replays_)
+      if (replay.target == id) replay.target = any_rail;
   if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
   step(Step::rail_moved, id);
   if (to != RailState::up || !rail.carries_data()) return;
@@ -91,6 +97,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.sent = rail.acked = 0;
   rail.silent = 0;
   rail.outstanding_since = 0;
+  rail.inquire_at = rail.pinged = rail.unanswered = 0;
   rail.incoming = {};
   rail.control = {};
   rail.last_rx = rail.last_tx = rail.probation_since = now;
@@ -143,7 +150,7 @@ void Link::rail_closed(RailId id, Epoch epoch, TimeNs now) {
 
 std::optional<Epoch> Link::epoch_to_offer(RailId id, Epoch connector_fenced) const {
   const Rail& rail = rails_[id];
-  if (connector_fenced < rail.epoch) return std::nullopt;
+  if (connector_fenced < rail.epoch || rail.state == RailState::down) return std::nullopt;
   return std::max({rail.epoch, rail.own_fenced, connector_fenced}) + 1;
 }
 
@@ -152,7 +159,7 @@ void Link::peer_fenced(RailId id, Epoch epoch, TimeNs now) { on_fenced(id, epoch
 void Link::on_fenced(RailId id, Epoch epoch, TimeNs now) {
   Rail& rail = rails_[id];
   // The peer may also have written off a later number, whose opening it never saw confirmed.
-  epoch = std::min(epoch, rail.epoch);
+  epoch = planted(Mutant::fenced_epoch_not_checked) ? rail.epoch : std::min(epoch, rail.epoch);
   if (epoch <= rail.peer_fenced) return;
   rail.peer_fenced = epoch;
   // The peer wrote off the epoch that we still use: its RAIL_DOWN was lost or comes later.
@@ -186,9 +193,10 @@ void Link::schedule_connect(RailId id, TimeNs now) {
   const double jitter = 0.75 + 0.5 * static_cast<double>(jitter_ >> 11) * 0x1p-53;
   const double doublings =
       std::clamp(rail.penalty - 1.0 + static_cast<double>(rail.connect_failures), 0.0, 30.0);
-  const double delay =
-      std::min(static_cast<double>(options_.rejoin_backoff_min_ns) * std::exp2(doublings),
-               static_cast<double>(options_.rejoin_backoff_max_ns));
+  const double delay = std::min(
+      static_cast<double>(options_.rejoin_backoff_min_ns) * std::exp2(doublings),
+      planted(Mutant::backoff_never_ends) ? 1e18
+                                          : static_cast<double>(options_.rejoin_backoff_max_ns));
   rail.connecting = true;
   rail.connect_at = now + static_cast<TimeNs>(delay * jitter);
   actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});
@@ -204,6 +212,13 @@ void Link::connect_failed(RailId id, TimeNs now) {
   if (rail.state != RailState::connecting && rail.state != RailState::fencing) return;
   if (rail.connect_failures < 30) ++rail.connect_failures;
   schedule_connect(id, now);
+}
+
+void Link::connect_refused(RailId id, Epoch peer_fenced, TimeNs now) {
+  Rail& rail = rails_[id];
+  on_fenced(id, peer_fenced, now);
+  heard_ = true;
+  if (rail.state == RailState::suspect) rail.path_answered = now;
 }
 
 void Link::connect_soon(RailId id, TimeNs now) {
@@ -224,10 +239,11 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
   if (peer_limited) rail.silent = 0;
   if (position <= rail.acked) return;
   rail.acked = position;
-  rail.silent = 0;
+  rail.silent = rail.contradicted = 0;
   step(Step::path_acked, id);
   clear_suspicion(id, now);
   reap(rail);
+  if (planted(Mutant::lost_wake_up)) return;
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
 }
 

@@ -55,6 +55,7 @@ enum class Step : std::uint8_t {
 struct OutFrame {
   FrameHeader header;
   const std::byte* payload = nullptr;
+  bool lent = false;            // the payload is a caller's memory
   OutStream* stream = nullptr;  // data frames; for the link's own use while the frame is made
 };
 
@@ -123,6 +124,9 @@ class Link {
   void never_opened(RailId rail, Epoch epoch);
   // A connection attempt came to nothing; schedules the next.
   void connect_failed(RailId rail, TimeNs now);
+  // The peer's process refused a connection, having fenced up to this epoch: over this path it can
+  // be reached, whatever the epoch that is open says.
+  void connect_refused(RailId rail, Epoch peer_fenced, TimeNs now);
   // Something suggests that a reconnection would succeed now (carrier is back).
   void connect_soon(RailId rail, TimeNs now);
   // The path has acknowledged the epoch's first `position` bytes.  `peer_limited`: it carries
@@ -180,6 +184,9 @@ class Link {
   // No data rail is UP, and since when.
   [[nodiscard]] bool dark() const { return dark_; }
   [[nodiscard]] TimeNs dark_since() const { return dark_since_; }
+  // How long the peer's process has said nothing on any rail, in time that we watched.  It answers
+  // probes, so it is stopped, or its end of the rails is not what ours is.
+  [[nodiscard]] TimeNs unheard() const { return unheard_; }
   [[nodiscard]] bool all_delivered() const;
   // What is queued, all rails together.
   struct Load {
@@ -243,13 +250,20 @@ class Link {
     TimeNs outstanding_since = 0;
     TimeNs silent = 0;  // observed time without path progress while bytes are outstanding
     TimeNs suspect_since = 0;
+    TimeNs asked_others = 0;      // while suspect: when the other rails were probed last
+    TimeNs path_answered = 0;     // while suspect: the peer answered on another connection
+    TimeNs contradicted = 0;      // observed time since another rail was answered
+    TimeNs inquire_at = 0;        // while suspect: when to ask on another connection
+    TimeNs inquire_interval = 0;  // grows
     TimeNs last_rx = 0;
     TimeNs last_tx = 0;
     TimeNs probation_since = 0;
     TimeNs notice_at = 0;  // next repetition of RAIL_DOWN
     TimeNs notice_interval = 0;
-    std::uint64_t ping_number = 0;
-    double penalty = 0.0;  // of flapping; halves every flap_half_life_s
+    TimeNs answered = 0;    // when the last probe that was answered had been sent
+    TimeNs pinged = 0;      // when the probe that is not answered yet was sent; 0: none is
+    TimeNs unanswered = 0;  // observed time since another rail was heard
+    double penalty = 0.0;   // of flapping; halves every flap_half_life_s
     TimeNs penalty_at = 0;
     std::uint32_t connect_failures = 0;
     TimeNs connect_at = 0;
@@ -295,7 +309,7 @@ class Link {
   // link_send.cc: frames out
   void queue_stream(OutStream& stream);
   void open_and_queue(OutStream& stream, TimeNs now);
-  bool next_control(RailId rail, OutFrame& frame);
+  bool next_control(RailId rail, OutFrame& frame, TimeNs now);
   bool next_replay(RailId rail, OutFrame& frame);
   bool next_chunk(RailId rail, OutFrame& frame);
   void fill_chunk(RailId rail, OutStream& stream, OutMessage& message, std::uint16_t chunk,
@@ -317,6 +331,9 @@ class Link {
   // link_deadlines.cc: time
   void judge_rail(RailId rail, TimeNs observed, TimeNs now);
   void suspect(RailId rail, TimeNs now);
+  void inquire(RailId rail, TimeNs now);
+  void ask_others(RailId rail, TimeNs now);
+  [[nodiscard]] bool contradicted(RailId rail) const;
   [[nodiscard]] bool others_answered_since(RailId rail, TimeNs since) const;
   [[nodiscard]] TimeNs ack_deadline(const Rail& rail) const;
   void repeat_notices(TimeNs now);
@@ -351,6 +368,8 @@ class Link {
   std::uint64_t jitter_;
   TimeNs last_tick_ = 0;
   TimeNs dark_since_ = 0;
+  TimeNs unheard_ = 0;
+  bool heard_ = false;  // since the last tick
   bool dark_ = true;
   std::uint64_t disturbances_ = 0;
   bool bye_sent_ = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "link/link.hpp"
+#include "link/mutants.hpp"
 
 namespace r2ccl {
 namespace {
@@ -18,6 +19,9 @@ constexpr TimeNs ack_request_max_ns = 500 * ns_per_ms;
 void Link::tick(TimeNs now) {
   const TimeNs observed = std::max<TimeNs>(0, now - last_tick_);
   last_tick_ = now;
+  const TimeNs unheard = unheard_ + std::min(observed, options_.ack_deadline_floor_ns / 2);
+  unheard_ = heard_ || !options_.shape.resilience ? 0 : unheard;
+  heard_ = false;
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     if (rail.state == RailState::probation) {
@@ -39,38 +43,81 @@ TimeNs Link::ack_deadline(const Rail& rail) const {
 
 void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
   Rail& rail = rails_[id];
-  if (rail.acked == rail.sent) {
-    rail.silent = 0;
-    if (now - rail.last_tx >= options_.probe_interval_ns) probe(id, 0);
-    return;
-  }
   // Only time that our own loop watched counts, in steps of at most half a deadline: after a pause
   // of ours, a clock jump or a suspended host, the rail has that long again to be heard.
   const TimeNs deadline = ack_deadline(rail);
-  rail.silent += std::min({observed, deadline / 2, now - rail.outstanding_since});
+  if (rail.acked == rail.sent) {
+    rail.silent = 0;
+    if (now - rail.last_tx >= options_.probe_interval_ns) probe(id, 0);
+    // The path takes what we send, but nobody answers, and the peer's process is there.
+    if (rail.pinged == 0) return;
+    if (!others_answered_since(id, rail.pinged) && !planted(Mutant::unanswered_peer_charged))
+      return;
+    rail.unanswered += std::min(observed, deadline / 2);
+    if (rail.unanswered >= options_.dead_deadline_ns)
+      rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
+    return;
+  }
+  rail.silent += planted(Mutant::own_pause_charged)
+                     ? observed
+                     : std::min({observed, deadline / 2, now - rail.outstanding_since});
   if (rail.state == RailState::up) {
     if (rail.silent >= deadline) suspect(id, now);
-  } else if (rail.silent >= options_.dead_deadline_ns &&
-             others_answered_since(id, rail.suspect_since)) {
-    rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
+  } else if (rail.silent >= options_.dead_deadline_ns) {
+    // Whoever has just come back answers on one rail first; the others have a deadline to follow.
+    if (contradicted(id)) rail.contradicted += std::min(observed, deadline / 2);
+    if (rail.contradicted >= deadline)
+      rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
+    else
+      inquire(id, now);
+    if (now - rail.asked_others >= options_.probe_interval_ns) ask_others(id, now);
   }
 }
 
+// The peer's process is there and can be reached, though not over this rail.
+bool Link::contradicted(RailId id) const {
+  const Rail& rail = rails_[id];
+  return planted(Mutant::busy_peer_charged) || others_answered_since(id, rail.suspect_since) ||
+         rail.path_answered != 0;
+}
+
 void Link::suspect(RailId id, TimeNs now) {
-  rails_[id].suspect_since = now;
+  Rail& rail = rails_[id];
+  rail.suspect_since = now;
+  rail.path_answered = rail.contradicted = 0;
+  rail.inquire_at = now;
+  rail.inquire_interval = options_.dead_deadline_ns;
   move(id, RailState::suspect, RailCause::none, now);
   replay_from(id, /*hedge=*/true);
-  // The others are asked, so that there is a difference to judge by.
+  ask_others(id, now);
+}
+
+// So that there is a difference to judge by.
+void Link::ask_others(RailId id, TimeNs now) {
+  rails_[id].asked_others = now;
   for (RailId other = 0; other < rails_.size(); ++other)
     if (other != id && usable(rails_[other])) probe(other, 0);
 }
 
-// Only what the peer's process sent counts, not what its kernel acknowledged: a process that runs
-// reads all its rails, so this one's silence is the rail's.
+// No other rail can tell whether it is the rail or the peer that is silent.  A new connection over
+// the same path can: if it is answered, and this one stays silent, then this epoch is dead, though
+// its transport may retry for long.  And a peer that has fenced it already says so.
+void Link::inquire(RailId id, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (!options_.connects || now < rail.inquire_at || planted(Mutant::inquiry_never_made)) return;
+  rail.inquire_at = now + rail.inquire_interval;
+  rail.inquire_interval = std::min(2 * rail.inquire_interval,
+                                   std::max(options_.rejoin_backoff_max_ns, rail.inquire_interval));
+  actions_.push_back({LinkAction::Kind::connect, id, 0, now});
+}
+
+// Only an answer of the peer's process to what was asked since counts, not what its kernel
+// acknowledged, nor what the network had held up: a process that runs reads all its rails, so this
+// one's silence is the rail's.
 bool Link::others_answered_since(RailId id, TimeNs since) const {
   for (RailId other = 0; other < rails_.size(); ++other) {
     const Rail& rail = rails_[other];
-    if (other != id && usable(rail) && rail.last_rx > since) return true;
+    if (other != id && usable(rail) && rail.answered >= since) return true;
   }
   return false;
 }

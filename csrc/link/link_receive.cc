@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "link/link.hpp"
+#include "link/mutants.hpp"
 
 namespace r2ccl {
 namespace {
@@ -35,6 +36,8 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
     rail.incoming.stream = nullptr;
     rail.incoming.received = 0;
     rail.last_rx = now;
+    rail.pinged = rail.unanswered = 0;
+    heard_ = true;
     if (header.type == FrameType::data) valid = begin_data(id, header, now);
   }
   if (!valid) {
@@ -68,7 +71,7 @@ bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
 bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
   if (!stream.acknowledge(header.delivered, header.credit, now)) return false;
   for (Rail& rail : rails_) reap(rail);
-  open_and_queue(stream, now);
+  if (!planted(Mutant::lost_wake_up)) open_and_queue(stream, now);
   return true;
 }
 
@@ -128,6 +131,7 @@ void Link::frame_end(RailId id, TimeNs now) {
         rail_failed(id, rail.epoch, RailCause::protocol, now);
       break;
     case FrameType::ack_request:
+      if (planted(Mutant::ack_not_repeated)) break;
       if (const auto found = streams_.find(header.communicator); found != streams_.end())
         queue_ack_everywhere(found->second->in);
       else if (closed_.contains(header.communicator))
@@ -138,7 +142,8 @@ void Link::frame_end(RailId id, TimeNs now) {
       rail.control.pong_number = header.number;
       break;
     case FrameType::pong:
-      if (rail.state == RailState::probation && header.number == rail.ping_number) {
+      rail.answered = std::max(rail.answered, static_cast<TimeNs>(header.number));
+      if (rail.state == RailState::probation && rail.answered >= rail.probation_since) {
         rail.connect_failures = 0;
         move(id, RailState::up, RailCause::none, now);
       }
@@ -166,7 +171,7 @@ void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
   // An epoch that never opened on this side never will: it is fenced as it stands.
   if (header.epoch > rail.epoch && !connected(about) && rail.state != RailState::down)
     rail.own_fenced = std::max(rail.own_fenced, header.epoch);
-  if (header.epoch <= rail.own_fenced)
+  if (header.epoch <= rail.own_fenced && !planted(Mutant::fenced_not_repeated))
     each_usable([&](RailId, Rail& other) { other.control.fenced |= std::uint64_t{1} << about; });
 }
 

@@ -4,9 +4,14 @@
 #include <bit>
 
 #include "link/link.hpp"
+#include "link/mutants.hpp"
 
 namespace r2ccl {
 namespace {
+
+std::uint64_t credit_of(const InStream& stream) {
+  return planted(Mutant::credit_before_consumption) ? stream.delivered() : stream.consumed();
+}
 
 const std::byte* probe_payload() {
   static constexpr std::array<std::byte, max_probe_bytes> zeros{};
@@ -56,7 +61,7 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
   Rail& rail = rails_[id];
   if (!connected(id)) return false;
   frame = {};
-  bool found = rail.control.any(aborts_.size()) && next_control(id, frame);
+  bool found = rail.control.any(aborts_.size()) && next_control(id, frame, now);
   const bool data_allowed =
       rail.carries_data() &&
       (rail.state == RailState::up || (rail.state == RailState::suspect && id == best_));
@@ -80,6 +85,7 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
         {frame.stream, rail.sent, frame.header.number, frame.header.slot,
          static_cast<std::uint16_t>(frame.header.offset / options_.shape.chunk_bytes)});
   }
+  if (frame.header.type == FrameType::ping && rail.pinged == 0) rail.pinged = now;
   seal(frame.header);
   if (observer_ != nullptr) observer_->on_frame_sent(id, frame);
   step(Step::frame_sent, id);
@@ -95,7 +101,7 @@ void Link::frame_written(const FrameHeader& header) {
   if (message.number == header.number && message.unwritten > 0) --message.unwritten;
 }
 
-bool Link::next_control(RailId id, OutFrame& frame) {
+bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
   Rail& rail = rails_[id];
   Control& control = rail.control;
   FrameHeader& header = frame.header;
@@ -128,7 +134,7 @@ bool Link::next_control(RailId id, OutFrame& frame) {
   } else if (control.ping) {
     control.ping = false;
     header.type = FrameType::ping;
-    header.number = ++rail.ping_number;
+    header.number = static_cast<std::uint64_t>(now);  // which the answer repeats
     header.payload_bytes = control.ping_bytes;
     frame.payload = probe_payload();
   } else if (!control.acks.empty()) {
@@ -137,7 +143,7 @@ bool Link::next_control(RailId id, OutFrame& frame) {
     header.type = FrameType::ack;
     header.communicator = stream->communicator();
     header.delivered = stream->delivered();
-    header.credit = stream->consumed();
+    header.credit = credit_of(*stream);
     stream->ack_sent();
   } else if (!control.closed_acks.empty()) {
     header.type = FrameType::ack;
@@ -226,9 +232,10 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
     header.payload_crc = crc32c(message.data + offset, header.payload_bytes);
   InStream& reverse = *stream.reverse;
   header.delivered = reverse.delivered();
-  header.credit = reverse.consumed();
+  header.credit = credit_of(reverse);
   reverse.ack_sent();
   frame.payload = message.data + offset;
+  frame.lent = !message.staged;
   frame.stream = &stream;
   reap(rails_[id]);
   stream.attempt_posted(message, chunk, id);
@@ -253,16 +260,15 @@ void Link::replay_from(RailId id, bool hedge) {
   for (RailId other = 0; other < rails_.size(); ++other)
     if (other != id && rails_[other].carries_data() && rails_[other].state == RailState::up)
       others.push_back(other);
-  if (hedge && others.empty()) return;
-  // Chunks that were to go to the lost rail may now go anywhere.
-  for (Replay& replay : replays_)
-    if (!hedge && replay.target == id) replay.target = any_rail;
-
+  if ((hedge || planted(Mutant::replay_needs_another_rail)) && others.empty()) return;
   std::uint32_t chunks = 0;
   for (auto& [communicator, pair] : streams_) {
     OutStream& stream = pair->out;
-    for (std::uint64_t number = stream.delivered(); number < stream.next_number(); ++number) {
+    const std::uint64_t late = planted(Mutant::replay_starts_late) ? 1 : 0;
+    for (std::uint64_t number = stream.delivered() + late; number < stream.next_number();
+         ++number) {
       OutMessage& message = stream.message(number);
+      if (planted(Mutant::path_ack_is_delivery) && message.unresolved == 0) continue;
       for (std::uint16_t chunk = 0; chunk < message.next_chunk; ++chunk) {
         const std::uint64_t bit = std::uint64_t{1} << chunk;
         if (message.last_rail[chunk] != id || (message.replay_queued & bit) != 0) continue;

@@ -4,6 +4,8 @@
 #include <cassert>
 #include <cstring>
 
+#include "link/mutants.hpp"
+
 namespace r2ccl {
 
 OutStream::OutStream(const StreamShape& shape, std::uint64_t communicator)
@@ -102,7 +104,8 @@ void OutStream::attempt_resolved(OutMessage& message) {
 }
 
 void OutStream::release_if_done(OutMessage& message) {
-  if (message.number < credit_ && message.unresolved == 0) message.in_use = false;
+  const bool resolved = message.unresolved == 0 || planted(Mutant::reuse_without_fence);
+  if (message.number < credit_ && resolved) message.in_use = false;
 }
 
 OutMessage* OutStream::posting() {
@@ -123,8 +126,9 @@ std::uint64_t OutStream::settled_position() const {
   std::uint64_t position = opened_position_;
   for (std::uint64_t number = delivered_; number < next_number_; ++number) {
     const OutMessage& open = message(number);
-    const bool handed_on =
-        !shape_.resilience && open.next_chunk == open.chunks && open.unwritten == 0;
+    const bool keeps_nothing = !shape_.resilience || planted(Mutant::source_freed_early);
+    const bool handed_on = keeps_nothing && open.next_chunk == open.chunks &&
+                           (open.unwritten == 0 || planted(Mutant::source_freed_early));
     if (!open.staged && !handed_on) {
       position = open.end_position - open.bytes;
       break;

@@ -3,6 +3,8 @@
 #include <cassert>
 #include <utility>
 
+#include "link/mutants.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -54,7 +56,11 @@ void CarriedLink::act(TimeNs now) {
 
 void CarriedLink::fence(TimeNs now) {
   for (RailId id = 0; id < ends.size(); ++id) {
-    if (!ends[id].fencing || !ends[id].fencing->fence(now)) continue;
+    if (!ends[id].fencing) continue;
+    if (!ends[id].fencing->fence(now)) {
+      if (planted(Mutant::fence_reported_at_once)) link.rail_closed(id, link.epoch(id), now);
+      continue;
+    }
     ends[id].fencing.reset();
     link.rail_closed(id, link.epoch(id), now);
   }
@@ -73,10 +79,18 @@ void CarriedLink::tick(TimeNs now, bool refresh_paths) {
   send(now);
 }
 
-void CarriedLink::detach(std::uint64_t communicator, TimeNs now) {
+void CarriedLink::detach(const DetachScope& scope, TimeNs now) {
   for (const End& end : ends)
-    if (end.rail) end.rail->detach(communicator, now);
+    if (end.rail) end.rail->detach(scope, now);
   act(now);
+}
+
+std::optional<Epoch> CarriedLink::offer(RailId id, Epoch fenced, bool fresh, TimeNs now) {
+  if (fresh) {
+    link.peer_fenced(id, fenced, now);
+    act(now);
+  }
+  return link.epoch_to_offer(id, fenced);
 }
 
 bool CarriedLink::begin_epoch(RailId id, Epoch epoch, TimeNs now) {
@@ -84,7 +98,7 @@ bool CarriedLink::begin_epoch(RailId id, Epoch epoch, TimeNs now) {
   link.peer_fenced(id, link.epoch(id), now);
   act(now);
   if (link.rail_established(id, epoch, now)) return true;
-  connect_failed(id, epoch, now);
+  connect_failed(id, epoch, {}, now);
   return false;
 }
 
@@ -94,7 +108,9 @@ void CarriedLink::carry(RailId id, std::unique_ptr<Rail> by, TimeNs now) {
   send(now);
 }
 
-void CarriedLink::connect_failed(RailId id, Epoch answered, TimeNs now) {
+void CarriedLink::connect_failed(RailId id, Epoch answered, std::optional<Epoch> refused,
+                                 TimeNs now) {
+  if (refused.has_value()) link.connect_refused(id, *refused, now);
   if (answered != 0) link.never_opened(id, answered);
   link.connect_failed(id, now);
   act(now);

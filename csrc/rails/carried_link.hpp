@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,13 +29,17 @@ class CarriedLink {
   void tick(TimeNs now, bool refresh_paths);
 
   // As Rail::detach, of all rails.
-  void detach(std::uint64_t communicator, TimeNs now);
+  void detach(const DetachScope& scope, TimeNs now);
 
+  // What to offer to a connector that says it has fenced every epoch up to `fenced`; empty: no
+  // epoch can begin now.  `fresh`: it says so now, so an epoch still open here has ended.
+  [[nodiscard]] std::optional<Epoch> offer(RailId rail, Epoch fenced, bool fresh, TimeNs now);
   // A connection passed its handshake.  True: the epoch begins; carry() must follow.
   [[nodiscard]] bool begin_epoch(RailId rail, Epoch epoch, TimeNs now);
   void carry(RailId rail, std::unique_ptr<Rail> by, TimeNs now);
-  // A connection came to nothing; `answered`: the epoch that the acceptor may take for open, or 0.
-  void connect_failed(RailId rail, Epoch answered, TimeNs now);
+  // A connection came to nothing.  `answered`: the epoch that the acceptor may take for open, or 0;
+  // `refused`: the peer's process refused it, having fenced up to this epoch.
+  void connect_failed(RailId rail, Epoch answered, std::optional<Epoch> refused, TimeNs now);
 
   struct End {
     std::unique_ptr<Rail> rail;     // while an epoch is open

@@ -87,7 +87,7 @@ void FramedRail::advance(std::size_t bytes) {
   detached_.clear();
 }
 
-void FramedRail::detach(std::uint64_t /*communicator*/, TimeNs /*now*/) {
+void FramedRail::detach(const DetachScope& /*scope*/, TimeNs /*now*/) {
   for (std::size_t i = part_begin_; i < part_end_; ++i) {
     const auto* begin = static_cast<const std::byte*>(parts_[i].iov_base);
     detached_.emplace_back(begin, begin + parts_[i].iov_len);

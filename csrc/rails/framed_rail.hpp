@@ -25,8 +25,8 @@ class FramedRail final : public Rail {
   [[nodiscard]] bool wants_write() const override { return part_begin_ != part_end_; }
   void report_path(TimeNs now) override;
   void acknowledge() override;
-  void detach(std::uint64_t communicator, TimeNs now) override;  // copies all that is left to send
-  bool fence(TimeNs now) override;                               // closes the pipe, which is all
+  void detach(const DetachScope& scope, TimeNs now) override;  // copies all that is left to send
+  bool fence(TimeNs now) override;                             // closes the pipe, which is all
   [[nodiscard]] std::optional<pollfd> arm() override;
   void mute() override { muted_ = true; }
   void heal() override;

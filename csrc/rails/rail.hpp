@@ -6,9 +6,22 @@
 #include <cstdint>
 #include <optional>
 
+#include "link/frame.hpp"
 #include "link/shape.hpp"
 
 namespace r2ccl {
+
+// Frames of a communicator that carry memory of its callers, of messages before `before`; or all of
+// its frames.
+struct DetachScope {
+  std::uint64_t communicator = 0;
+  std::optional<std::uint64_t> before;
+
+  [[nodiscard]] bool covers(const FrameHeader& header, bool lent) const {
+    return header.type == FrameType::data && header.communicator == communicator &&
+           (!before.has_value() || (lent && header.number < *before));
+  }
+};
 
 class Rail {
  public:
@@ -26,9 +39,8 @@ class Rail {
   virtual void report_path(TimeNs now) = 0;
   // Lets the peer's end know what arrived here, if nothing has told it yet.
   virtual void acknowledge() {}
-  // From now on no frame of this communicator that was taken from the link reads the memory that
-  // its payload lies in.
-  virtual void detach(std::uint64_t communicator, TimeNs now) = 0;
+  // From now on no frame that was taken from the link reads memory in `scope`.
+  virtual void detach(const DetachScope& scope, TimeNs now) = 0;
 
   // The local fence.  The first call asks for it; true: nothing of this epoch touches memory of
   // this process any more, and the rail may go.  Until then it is asked again.

@@ -10,6 +10,7 @@ namespace {
 constexpr std::size_t send_buffer_bytes = 16U << 10;
 constexpr std::size_t window_bytes = 16U << 10;  // on its way or not read yet
 constexpr std::size_t segment_bytes = 1448;
+constexpr std::size_t flipped_bytes = 150;  // the smallest segment that is: it carries data
 constexpr TimeNs probes_unanswered_ns = 10 * ns_per_ms;  // of a closed window
 
 }  // namespace
@@ -19,12 +20,11 @@ Connection::Connection(EventQueue& events, Random& random, const Delays& delays,
       random_(random),
       delays_(delays),
       path_(path),
-      flights_{
-          Flight<Segment>(events, path, acceptor_side,
-                          [this](Segment&& segment) { arrive(acceptor_side, std::move(segment)); }),
-          Flight<Segment>(events, path, connector_side, [this](Segment&& segment) {
-            arrive(connector_side, std::move(segment));
-          })} {}
+      flights_{Flight<Segment>(events, path, acceptor_side,
+                               [this](Segment& segment) { return arrive(acceptor_side, segment); }),
+               Flight<Segment>(events, path, connector_side, [this](Segment& segment) {
+                 return arrive(connector_side, segment);
+               })} {}
 
 std::size_t Connection::write(Side side, std::span<const std::byte> bytes) {
   Lane& lane = lanes_[side];
@@ -59,18 +59,21 @@ void Connection::transmit(Side from) {
                      lane.to_send.begin() + static_cast<std::ptrdiff_t>(sent));
 }
 
-void Connection::arrive(Side from, Segment&& segment) {
+TimeNs Connection::arrive(Side from, Segment& segment) {
   const Side to = other(from);
-  if (segment.reset) return break_end(to);
+  if (segment.reset) {
+    if (!silent_) break_end(to);
+    return 0;
+  }
   if (ends_[to] == nullptr) {
-    // Nobody is there: a reset comes back, or after the next retry() if that is lost.
+    // Nobody is there: a reset comes back, if it is not lost.
     events_.after(delays_.latency_ns, [this, from] {
-      if (!path_.blocked(other(from))) break_end(from);
+      if (!silent_ && !path_.blocked(other(from))) break_end(from);
     });
-    return;
+    return 0;
   }
   Port& port = path_.ports[from];
-  if (port.flips > 0) {
+  if (port.flips > 0 && segment.bytes.size() >= flipped_bytes) {
     --port.flips;
     path_.disturbed_at = events_.now();
     segment.bytes[random_.below(segment.bytes.size())] ^=
@@ -81,6 +84,7 @@ void Connection::arrive(Side from, Segment&& segment) {
   lane.inbox.insert(lane.inbox.end(), segment.bytes.begin(), segment.bytes.end());
   schedule_ack(from);
   tell(to);
+  return 0;
 }
 
 std::size_t Connection::read(Side side, std::span<std::byte> room) {

@@ -25,9 +25,10 @@ class Connection {
   std::size_t read(Side side, std::span<std::byte> room);
   [[nodiscard]] bool broken(Side side) const { return ends_[side] == nullptr; }
   [[nodiscard]] PathReport path(Side side) const;
-  void close(Side side);   // at once; the peer gets a reset
-  void reset(Side first);  // by the path: breaks both ends, `first` at once
-  void retry();            // the path has healed
+  void close(Side side);              // at once; the peer gets a reset
+  void reset(Side first);             // by the path: breaks both ends, `first` at once
+  void retry();                       // the path has healed
+  void silence() { silent_ = true; }  // no reset of it ever gets through
 
  private:
   struct Segment {
@@ -46,7 +47,7 @@ class Connection {
   };
 
   void transmit(Side from);
-  void arrive(Side from, Segment&& segment);
+  TimeNs arrive(Side from, Segment& segment);
   void schedule_ack(Side from);
   void acknowledge(Side from);
   void break_end(Side side);
@@ -61,6 +62,7 @@ class Connection {
   std::array<Lane, 2> lanes_;  // by the side that sends
   std::array<Flight<Segment>, 2> flights_;
   std::array<EventSink*, 2> ends_{};
+  bool silent_ = false;
 };
 
 // A connection's end as what the production rails write frames to.

@@ -58,7 +58,7 @@ void LinkEnd::start_connect(RailId rail) {
     pending_.erase(same);
   }
   if (world.path(rank, peer, rail).cut() || world.dead(peer)) {
-    connect_failed(rail, 0, now());
+    connect_failed(rail, 0, {}, now());
     return;
   }
   Connection& connection = world.new_connection(rank, peer, rail);
@@ -82,19 +82,17 @@ LinkEnd::Pending& LinkEnd::accept(RailId rail, Connection& connection) {
   auto handshake = std::make_unique<AcceptorHandshake>(
       AcceptorHandshake::Self{.process = process_of(rank), .job = job, .config = 0},
       [](std::uint32_t) { return HandshakeKey{}; },
-      [this](const Hello& hello) { return decide(hello); });
+      [this](const Hello& hello, bool fresh) { return decide(hello, fresh); });
   return pending_.emplace_back(Pending{rail, &connection, std::move(handshake), nullptr,
                                        now() + world.options().handshake_timeout_ns});
 }
 
-Decision LinkEnd::decide(const Hello& hello) const {
-  Decision decision;
-  if (const auto epoch = link.epoch_to_offer(hello.rail, hello.last_fenced)) {
-    decision.accept = true;
-    decision.epoch = *epoch;
-    decision.last_fenced = link.fenced_epoch(hello.rail);
-  }
-  return decision;
+Decision LinkEnd::decide(const Hello& hello, bool fresh) {
+  const auto epoch = offer(hello.rail, hello.last_fenced, fresh, now());
+  return {.accept = epoch.has_value(),
+          .epoch = epoch.value_or(0),
+          .why = {},
+          .last_fenced = link.fenced_epoch(hello.rail)};
 }
 
 bool LinkEnd::advance_handshakes() {
@@ -138,8 +136,11 @@ bool LinkEnd::advance(Pending& pending) {
 
 void LinkEnd::give_up(Pending& pending) {
   pending.connection->close(side);
-  if (pending.connector != nullptr)
-    connect_failed(pending.rail, pending.connector->offered_epoch().value_or(0), now());
+  if (pending.connector == nullptr) return;
+  std::optional<Epoch> refused;
+  if (pending.handshake->fault() == HandshakeFault::refused)
+    refused = pending.handshake->peer_last_fenced();
+  connect_failed(pending.rail, pending.connector->offered_epoch().value_or(0), refused, now());
 }
 
 void LinkEnd::finish(Pending& pending) {
@@ -151,7 +152,6 @@ void LinkEnd::finish(Pending& pending) {
   }
   std::unique_ptr<Rail> by;
   if (link.kind(rail) == RailKind::verbs) {
-    pending.connection->close(side);
     by = world.new_queue_pair(*this, rail, epoch);
   } else {
     by = std::make_unique<FramedRail>(

@@ -57,7 +57,7 @@ class LinkEnd final : public LinkObserver, public EventSink, public CarriedLink 
   bool advance(Pending& pending);  // true: over, one way or the other
   void give_up(Pending& pending);
   void finish(Pending& pending);
-  [[nodiscard]] Decision decide(const Hello& hello) const;
+  [[nodiscard]] Decision decide(const Hello& hello, bool fresh);
 
   std::vector<Pending> pending_;
   TimeNs paths_refreshed_ = 0;

@@ -47,7 +47,7 @@ struct Port {
   std::size_t largest = std::numeric_limits<std::size_t>::max();  // larger ones vanish
   TimeNs slowdown = 1;                                            // times the usual time of a byte
   TimeNs extra_latency_ns = 0;
-  std::uint32_t flips = 0;         // so many of the next packets get a bit flipped
+  std::uint32_t flips = 0;         // so many of the next packets with data get a bit flipped
   std::uint32_t phantoms = 0;      // so many of the next messages are acknowledged, but lost
   std::uint32_t lost_notices = 0;  // the same, of messages that carry no data
   std::uint32_t duplicates = 0;    // so many of the next completions are found twice
@@ -79,7 +79,8 @@ struct Path {
 template <typename Item>
 class Flight {
  public:
-  Flight(EventQueue& events, const Path& path, Side from, std::function<void(Item&&)> arrive)
+  // `arrive` returns 0, or how long to wait before the same item arrives again.
+  Flight(EventQueue& events, const Path& path, Side from, std::function<TimeNs(Item&)> arrive)
       : events_(events), path_(path), from_(from), arrive_(std::move(arrive)) {}
   Flight(const Flight&) = delete;
   Flight& operator=(const Flight&) = delete;
@@ -123,17 +124,22 @@ class Flight {
     scheduled_ = false;
     if (items_.empty() || !path_.passes(from_, items_.front().bytes)) return;  // retry() continues
     if (items_.front().due > events_.now()) return schedule();
-    Item item = std::move(items_.front().item);
-    bytes_ -= items_.front().bytes;
+    Entry entry = std::move(items_.front());
     items_.pop_front();
+    bytes_ -= entry.bytes;
+    const TimeNs wait = arrive_(entry.item);
+    if (wait > 0) {
+      entry.due = events_.now() + wait;
+      bytes_ += entry.bytes;
+      items_.push_front(std::move(entry));
+    }
     schedule();
-    arrive_(std::move(item));
   }
 
   EventQueue& events_;
   const Path& path_;
   const Side from_;
-  const std::function<void(Item&&)> arrive_;
+  const std::function<TimeNs(Item&)> arrive_;
   std::deque<Entry> items_;
   std::size_t bytes_ = 0;
   bool scheduled_ = false;

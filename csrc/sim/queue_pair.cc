@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace r2ccl::sim {
+namespace {
+
+constexpr TimeNs receiver_not_ready_ns = 100'000;
+
+}  // namespace
 
 // --- the two queue pairs -------------------------------------------------------------------------
 
@@ -15,11 +20,10 @@ QueuePairs::QueuePairs(Epoch of, EventQueue& events, Random& random, const Delay
       random_(random),
       delays_(delays),
       path_(path),
-      flights_{
-          Flight<Packet>(events, path, acceptor_side,
-                         [this](Packet&& packet) { arrive(acceptor_side, std::move(packet)); }),
-          Flight<Packet>(events, path, connector_side,
-                         [this](Packet&& packet) { arrive(connector_side, std::move(packet)); })} {}
+      flights_{Flight<Packet>(events, path, acceptor_side,
+                              [this](Packet& packet) { return arrive(acceptor_side, packet); }),
+               Flight<Packet>(events, path, connector_side,
+                              [this](Packet& packet) { return arrive(connector_side, packet); })} {}
 
 void QueuePairs::post(Side side, Packet packet) {
   lanes_[side].queue.push_back(std::move(packet));
@@ -39,6 +43,7 @@ void QueuePairs::read_next(Side from) {
     if (sending.queue.empty()) return;  // flushed
     Packet packet = std::move(sending.queue.front());
     sending.queue.pop_front();
+    if (packet.lent && on_lent_read) on_lent_read(from, packet.header);
     packet.payload.assign(packet.source, packet.source + packet.header.payload_bytes);
     packet.source = nullptr;
     flights_[from].send(std::move(packet), bytes,
@@ -47,15 +52,17 @@ void QueuePairs::read_next(Side from) {
   });
 }
 
-void QueuePairs::arrive(Side from, Packet&& packet) {
+TimeNs QueuePairs::arrive(Side from, Packet& packet) {
   const Side to = other(from);
   if (left_[to]) {
-    if (ends_[from] != nullptr)
-      events_.after(delays_.latency_ns, [this, from] {
-        if (ends_[from] != nullptr && !path_.blocked(other(from))) ends_[from]->on_broken();
-      });
-    return;
+    events_.after(delays_.latency_ns, [this, from] {
+      if (ends_[from] != nullptr && !silent_ && !path_.blocked(other(from)))
+        ends_[from]->on_broken();
+    });
+    return 0;
   }
+  // A receiver that does not run has no receives left: its port asks to be tried again.
+  if (ends_[to] != nullptr && !ends_[to]->has_receives()) return receiver_not_ready_ns;
   Lane& lane = lanes_[from];
   Port& port = path_.ports[from];
   lane.arrived = packet.position;
@@ -70,10 +77,11 @@ void QueuePairs::arrive(Side from, Packet&& packet) {
   if (lost != nullptr) {
     --*lost;
     path_.disturbed_at = events_.now();
-    return;
+    return 0;
   }
   if (port.flips > 0 || port.duplicates > 0) path_.disturbed_at = events_.now();
   if (ends_[to] != nullptr) ends_[to]->on_landed(packet, port);
+  return 0;
 }
 
 void QueuePairs::flush(Side side) { lanes_[side].queue.clear(); }
@@ -141,9 +149,11 @@ bool QueuePair::pump_out(TimeNs now) {
     OutFrame frame;
     if (!link_.next_frame(rail_, frame, now)) break;
     posted_ += sizeof(FrameHeader) + frame.header.payload_bytes;
-    pairs_.post(
-        side_,
-        {.header = frame.header, .source = frame.payload, .payload = {}, .position = posted_});
+    pairs_.post(side_, {.header = frame.header,
+                        .source = frame.payload,
+                        .lent = frame.lent,
+                        .payload = {},
+                        .position = posted_});
     moved = true;
   }
   return moved;
@@ -190,10 +200,10 @@ void QueuePair::report_path(TimeNs now) {
 }
 
 // A port cannot be told to read from elsewhere: the queue pair is given up.
-void QueuePair::detach(std::uint64_t communicator, TimeNs now) {
+void QueuePair::detach(const DetachScope& scope, TimeNs now) {
   const auto& queue = pairs_.queue(side_);
   const bool reads = std::any_of(queue.begin(), queue.end(), [&](const auto& packet) {
-    return packet.header.type == FrameType::data && packet.header.communicator == communicator;
+    return scope.covers(packet.header, packet.lent);
   });
   if (!reads) return;
   pairs_.flush(side_);
@@ -211,21 +221,29 @@ bool QueuePair::fence(TimeNs /*now*/) {
 }
 
 void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
-  if (packet.header.type == FrameType::data && packet.header.payload_bytes > 0) {
-    std::byte* slot = link_.slot_memory(packet.header.communicator, packet.header.slot);
-    if (slot != nullptr)
-      std::memcpy(slot + packet.header.offset, packet.payload.data(), packet.payload.size());
+  const bool data = packet.header.type == FrameType::data;
+  std::byte* const slot = data && packet.header.payload_bytes > 0
+                              ? link_.slot_memory(packet.header.communicator, packet.header.slot)
+                              : nullptr;
+  // Not of a chunk that was counted already: a checksum cannot help there (a known gap).
+  const bool flips = slot != nullptr && port.flips > 0;
+  const bool flip_payload = flips && random_.below(2) == 0 &&
+                            link_.in_stream(packet.header.communicator).wants(packet.header);
+  if (slot != nullptr) {
+    std::memcpy(slot + packet.header.offset, packet.payload.data(), packet.payload.size());
+    if (flip_payload)
+      slot[packet.header.offset + random_.below(packet.payload.size())] ^=
+          static_cast<std::byte>(1U << random_.below(8));
   }
   if (fence_asked_ != 0) return;
   const auto wait =
       static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(delays_.poll_ns) + 1));
   TimeNs visible_at = events_.now() + wait;
   if (!completions_.empty()) visible_at = std::max(visible_at, completions_.back().visible_at);
-  const bool data = packet.header.type == FrameType::data;
   Completion completion{packet.header, data ? std::vector<std::byte>() : packet.payload,
                         visible_at};
-  if (port.flips > 0) {
-    --port.flips;
+  if (flips) --port.flips;
+  if (flips && !flip_payload) {
     auto* header = reinterpret_cast<std::byte*>(&completion.header);
     header[random_.below(sizeof(FrameHeader))] ^= static_cast<std::byte>(1U << random_.below(8));
   } else if (port.duplicates > 0) {

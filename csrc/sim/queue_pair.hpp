@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <vector>
 
 #include "link/link.hpp"
@@ -23,6 +24,7 @@ class QueuePairs {
   struct Packet {
     FrameHeader header{};
     const std::byte* source = nullptr;  // read when the port gets to it
+    bool lent = false;                  // the source is a caller's memory
     std::vector<std::byte> payload;
     std::uint64_t position = 0;  // of the epoch's byte stream, after the frame
   };
@@ -36,9 +38,12 @@ class QueuePairs {
   void flush(Side side);  // what the port has not read yet will never be sent
   void leave(Side side);  // nothing lands here any more
   void retry();
+  void silence() { silent_ = true; }  // no error of it ever gets through
   [[nodiscard]] std::size_t unread(Side side) const { return lanes_[side].queue.size(); }
   [[nodiscard]] const std::deque<Packet>& queue(Side side) const { return lanes_[side].queue; }
   const Epoch epoch;
+  // A port reads a caller's memory.
+  std::function<void(Side, const FrameHeader&)> on_lent_read;
   // A chunk of another message may still be written to this slot.
   [[nodiscard]] bool carries_other_message(Side from, const FrameHeader& header) const;
 
@@ -52,7 +57,7 @@ class QueuePairs {
   };
 
   void read_next(Side from);
-  void arrive(Side from, Packet&& packet);
+  TimeNs arrive(Side from, Packet& packet);
   void schedule_ack(Side from);
   void acknowledge(Side from);
 
@@ -64,6 +69,7 @@ class QueuePairs {
   std::array<Flight<Packet>, 2> flights_;
   std::array<QueuePair*, 2> ends_{};
   std::array<bool, 2> left_{};
+  bool silent_ = false;
 };
 
 class QueuePair final : public Rail {
@@ -79,7 +85,7 @@ class QueuePair final : public Rail {
   bool pump_in(TimeNs now) override;
   [[nodiscard]] bool wants_write() const override { return pairs_.unread(side_) > 0; }
   void report_path(TimeNs now) override;
-  void detach(std::uint64_t communicator, TimeNs now) override;
+  void detach(const DetachScope& scope, TimeNs now) override;
   bool fence(TimeNs now) override;
   [[nodiscard]] std::optional<pollfd> arm() override { return std::nullopt; }
   void mute() override { muted_ = true; }
@@ -87,12 +93,16 @@ class QueuePair final : public Rail {
   [[nodiscard]] bool muted() const override { return muted_; }
 
   // --- for the pairs -----------------------------------------------------------------------------
+  [[nodiscard]] bool has_receives() const {
+    return fence_asked_ != 0 || completions_.size() < receive_depth;
+  }
   void on_landed(const QueuePairs::Packet& packet, Port& port);
   void on_acked(std::uint64_t position);
   void on_broken();
 
  private:
   static constexpr std::size_t send_depth = 16;
+  static constexpr std::size_t receive_depth = 12;
 
   struct Completion {
     FrameHeader header;

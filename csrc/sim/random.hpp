@@ -1,6 +1,9 @@
 // The world's only source of chance.
 #pragma once
 
+#include <array>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 namespace r2ccl::sim {
@@ -20,6 +23,17 @@ class Random {
 
   // 0 … bound-1; 0 for bound 0.
   std::uint64_t below(std::uint64_t bound) { return bound == 0 ? 0 : next() % bound; }
+  double unit() { return static_cast<double>(next() >> 11U) * 0x1p-53; }  // 0 <= x < 1
+  bool chance(double probability) { return unit() < probability; }
+  // Every order of magnitude is as likely as any other.
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    const double ratio = static_cast<double>(high) / static_cast<double>(low);
+    return static_cast<std::int64_t>(static_cast<double>(low) * std::pow(ratio, unit()));
+  }
+  template <typename T, std::size_t N>
+  T one_of(const std::array<T, N>& values) {
+    return values[below(N)];
+  }
 
  private:
   std::uint64_t state_;

@@ -22,13 +22,13 @@ void Shadow::chunk_sent(const Stream& stream, const FrameHeader& header, const s
   if (message.chunks.empty()) message.bytes.resize(header.message_bytes);
   const std::size_t end = std::size_t{header.offset} + header.payload_bytes;
   if (message.bytes.size() != header.message_bytes || end > message.bytes.size())
-    return report(describe(stream, header.number) + " changed its size");
+    return report("I2: " + describe(stream, header.number) + " changed its size");
   if (header.payload_bytes > 0) {
     std::byte* const known = message.bytes.data() + header.offset;
     if (!message.chunks.contains(header.offset))
       std::memcpy(known, payload, header.payload_bytes);
     else if (std::memcmp(known, payload, header.payload_bytes) != 0)
-      report(describe(stream, header.number) + " was replayed with other bytes at " +
+      report("I2: " + describe(stream, header.number) + " was replayed with other bytes at " +
              std::to_string(header.offset));
   }
   message.chunks.insert(header.offset);
@@ -36,25 +36,31 @@ void Shadow::chunk_sent(const Stream& stream, const FrameHeader& header, const s
 
 void Shadow::message_read(const Stream& stream, std::uint64_t number,
                           std::span<const std::byte> view) {
-  compare(" is not what was sent", stream, number, view);
+  compare("I1: ", " is not what was sent", stream, number, view);
 }
 
 void Shadow::message_released(const Stream& stream, std::uint64_t number,
                               std::span<const std::byte> view) {
-  compare(" changed while it was read", stream, number, view);
+  compare("I2: ", " changed while it was read", stream, number, view);
+  std::uint64_t& next = next_[stream];
+  if (number != next)
+    report("I3: " + describe(stream, number) + " was consumed where " + std::to_string(next) +
+           " was due");
+  ++next;
   auto& messages = streams_[stream];
   if (number > remembered)
     messages.erase(messages.begin(), messages.lower_bound(number - remembered));
 }
 
-void Shadow::compare(const char* how, const Stream& stream, std::uint64_t number,
-                     std::span<const std::byte> view) {
+void Shadow::compare(const std::string& invariant, const char* how, const Stream& stream,
+                     std::uint64_t number, std::span<const std::byte> view) {
   const auto& messages = streams_[stream];
   const auto found = messages.find(number);
-  if (found == messages.end()) return report(describe(stream, number) + " was never sent");
+  if (found == messages.end())
+    return report(invariant + describe(stream, number) + " was never sent");
   const auto& bytes = found->second.bytes;
   if (!std::equal(bytes.begin(), bytes.end(), view.begin(), view.end()))
-    report(describe(stream, number) + how);
+    report(invariant + describe(stream, number) + how);
 }
 
 void Shadow::report(std::string violation) {

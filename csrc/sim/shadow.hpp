@@ -41,10 +41,11 @@ class Shadow {
     std::set<std::uint32_t> chunks;  // that were sent, by their offset
   };
 
-  void compare(const char* how, const Stream& stream, std::uint64_t number,
-               std::span<const std::byte> view);
+  void compare(const std::string& invariant, const char* how, const Stream& stream,
+               std::uint64_t number, std::span<const std::byte> view);
 
   std::map<Stream, std::map<std::uint64_t, Message>> streams_;
+  std::map<Stream, std::uint64_t> next_;  // to be consumed
   std::vector<std::string> violations_;
 };
 

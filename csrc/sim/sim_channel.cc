@@ -37,6 +37,19 @@ Status SimChannel::release(int peer) {
   return LinkChannel::release(peer);
 }
 
+Status SimChannel::settle(int peer, std::size_t bytes) {
+  R2CCL_TRY(LinkChannel::settle(peer, bytes));
+  world_.on_memory_returned(end(peer), id());
+  return {};
+}
+
+Status SimChannel::finish() {
+  R2CCL_TRY(LinkChannel::finish());
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank()) world_.on_memory_returned(end(peer), id());
+  return {};
+}
+
 Status SimChannel::wait(int peer, const std::function<bool()>& done) {
   const TimeNs since = clock();
   R2CCL_TRY(world_.wait([&] { return failed() || done() || !check_liveness(peer, since).ok(); }));
@@ -49,7 +62,9 @@ TimeNs SimChannel::clock() const { return world_.clock(world_rank()); }
 
 void SimChannel::flush(int peer, TimeNs /*now*/) { end(peer).progress(); }
 
-void SimChannel::detach(int peer) { end(peer).detach(id(), clock()); }
+void SimChannel::detach(int peer, const DetachScope& scope) {
+  end(peer).CarriedLink::detach(scope, clock());
+}
 
 std::string SimChannel::describe_peer(int peer) const {
   return "rank " + std::to_string(members_[static_cast<std::size_t>(peer)]);

@@ -28,12 +28,14 @@ class SimChannel final : public LinkChannel {
 
   Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) override;
   Status release(int peer) override;
+  Status settle(int peer, std::size_t bytes) override;
+  Status finish() override;
 
  private:
   Status wait(int peer, const std::function<bool()>& done) override;
   [[nodiscard]] TimeNs clock() const override;
   void flush(int peer, TimeNs now) override;
-  void detach(int peer) override;
+  void detach(int peer, const DetachScope& scope) override;
   [[nodiscard]] std::string describe_peer(int peer) const override;
   [[nodiscard]] std::string describe_rails(int peer) const override;
   void on_failed(ErrorCode code, const std::string& text) override;

@@ -179,6 +179,13 @@ void World::fail_rail(int rank, int peer, RailId rail, RailCause cause) {
     end(rank, peer).fail_rail(rail, cause);
 }
 
+void World::half_open(int rank, int peer, RailId rail) {
+  Road& over = road(rank, peer, rail);
+  for (Connection& connection : over.connections) connection.silence();
+  for (QueuePairs& pairs : over.pairs) pairs.silence();
+  fail_rail(rank, peer, rail, RailCause::injected);
+}
+
 void World::pause(int rank, TimeNs time) {
   Rank& paused = of(rank);
   paused.paused_until = std::max(paused.paused_until, now() + time);
@@ -255,23 +262,51 @@ void World::on_rail_moved(const LinkEnd& at, RailId rail, RailState from, RailSt
         std::string(name_of(to)) + " (" + std::string(name_of(cause)) + ") epoch " +
         std::to_string(at.link.epoch(rail)));
   if (from == RailState::fencing) ++counters_.fences;
-  if (to != RailState::down) return;
-  ++counters_.downs;
+  if (to == RailState::down) ++counters_.downs;
+  check_move(at, rail, from, to, cause);
+}
+
+void World::check_move(const LinkEnd& at, RailId rail, RailState from, RailState to,
+                       RailCause cause) {
+  const auto report = [&](const char* invariant, const char* what) {
+    shadow_.report(std::string(invariant) + ": rank " + std::to_string(at.rank) + " moved rail " +
+                   std::to_string(rail) + " to rank " + std::to_string(at.peer) + " from " +
+                   std::string(name_of(from)) + " to " + std::string(name_of(to)) + " (" +
+                   std::string(name_of(cause)) + "), " + what);
+  };
+  const Link& theirs = end(at.peer, at.rank).link;
+  const Epoch epoch = at.link.epoch(rail);
+  if (from == RailState::fencing && !of(at.peer).dead && theirs.fenced_epoch(rail) < epoch)
+    report("I2", "but its peer has not fenced that epoch");
+
   Path& over = road(at.rank, at.peer, rail).path;
   if (cause == RailCause::recalled) over.disturbed_at = now();
-  // What a rail is blamed for must have happened on its path.
-  const bool blamed = cause == RailCause::dead_deadline || cause == RailCause::probation ||
-                      cause == RailCause::protocol || cause == RailCause::checksum ||
-                      cause == RailCause::socket_error;
   const TimeNs patience = 4 * (options_.link.dead_deadline_ns + options_.link.probation_timeout_ns);
   const auto lately = [&](TimeNs when) { return when != 0 && now() - when < patience; };
-  // A rail that has carried nothing yet may have to try again because a process was not there.
-  const bool excused = cause == RailCause::probation &&
-                       (lately(of(at.rank).disturbed_at) || lately(of(at.peer).disturbed_at));
-  if (blamed && !excused && !over.bad() && !lately(over.disturbed_at))
-    shadow_.report("I7: rank " + std::to_string(at.rank) + " took rail " + std::to_string(rail) +
-                   " to rank " + std::to_string(at.peer) + " down (" + std::string(name_of(cause)) +
-                   "), and nothing had happened on its path");
+  if (over.bad() || lately(over.disturbed_at)) return;
+  // Nothing has happened on its path.
+  const bool peer_slept = lately(of(at.peer).disturbed_at);
+  const bool slept = lately(of(at.rank).disturbed_at);
+  if (to == RailState::suspect && !peer_slept) report("I7", "and nothing had happened");
+  if (to != RailState::down) return;
+  switch (cause) {
+    case RailCause::probation:
+      // A rail that has carried nothing yet may have to try again because a process was not there.
+      if (!peer_slept && !slept) report("I7", "and nothing had happened");
+      break;
+    case RailCause::peer_notice:
+      if (theirs.epoch(rail) == epoch && theirs.connected(rail))
+        report("I7", "but its peer still uses that epoch");
+      break;
+    case RailCause::dead_deadline:
+    case RailCause::protocol:
+    case RailCause::checksum:
+    case RailCause::socket_error: report("I7", "and nothing had happened on its path"); break;
+    case RailCause::none:
+    case RailCause::carrier:
+    case RailCause::injected:
+    case RailCause::recalled: break;
+  }
 }
 
 void World::on_replay(const LinkEnd& at, RailId rail, std::uint32_t chunks, bool hedge) {
@@ -293,6 +328,19 @@ void World::on_message_released(const LinkEnd& at, std::uint64_t communicator) {
   const InMessage& message = *in.front();
   shadow_.message_released({at.peer, at.rank, communicator}, message.number,
                            {in.front_data(), message.bytes});
+}
+
+void World::on_memory_returned(const LinkEnd& at, std::uint64_t communicator) {
+  returned_[{at.rank, at.peer, communicator}] =
+      end(at.rank, at.peer).link.out_stream(communicator).delivered();
+}
+
+void World::check_lent(const Shadow::Stream& stream, const FrameHeader& header) {
+  const auto found = returned_.find(stream);
+  if (found == returned_.end() || header.number >= found->second) return;
+  shadow_.report("I2: a port of rank " + std::to_string(stream.from) + " reads message " +
+                 std::to_string(header.number) + " to rank " + std::to_string(stream.to) +
+                 " after its memory was given back");
 }
 
 void World::check_queues(const LinkEnd& at) {
@@ -330,6 +378,12 @@ std::unique_ptr<Rail> World::new_queue_pair(LinkEnd& at, RailId rail, Epoch epoc
   if (found == over.pairs.end()) {
     over.pairs.emplace_back(epoch, events_, random_, options_.delays, over.path);
     found = std::prev(over.pairs.end());
+    found->on_lent_read = [this, low = std::min(at.rank, at.peer),
+                           high = std::max(at.rank, at.peer)](Side from,
+                                                              const FrameHeader& header) {
+      const bool lower = from == acceptor_side;
+      check_lent({lower ? low : high, lower ? high : low, header.communicator}, header);
+    };
   }
   TimeNs fence = options_.fence_ns;
   if (Rank& rank = of(at.rank); rank.slow_fences > 0) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -90,6 +91,8 @@ class World {
   // The path resets the connection, if there is one; at the end of `rank` first.
   void reset(int rank, int peer, RailId rail);
   void fail_rail(int rank, int peer, RailId rail, RailCause cause);
+  // The rank gives its end up, and nothing ever tells the peer.
+  void half_open(int rank, int peer, RailId rail);
   void pause(int rank, TimeNs time);       // as SIGSTOP: its kernel and its ports go on
   void jump_clock(int rank, TimeNs by);    // forward
   void kill(int rank, bool kernel_lives);  // its threads never go on
@@ -126,9 +129,14 @@ class World {
   void on_message_read(const LinkEnd& end, std::uint64_t communicator,
                        std::span<const std::byte> view);
   void on_message_released(const LinkEnd& end, std::uint64_t communicator);
+  // The caller may change what it has sent, as far as it is delivered.
+  void on_memory_returned(const LinkEnd& end, std::uint64_t communicator);
   void trace(const std::string& text);
   [[nodiscard]] bool traces() const { return observe_text != nullptr; }
 
+  [[nodiscard]] bool has_carrier(int rank, int peer, RailId rail) {
+    return path(rank, peer, rail).ports[side_of(rank, peer)].carrier;
+  }
   [[nodiscard]] const Path& path(int rank, int peer, RailId rail) {
     return road(rank, peer, rail).path;
   }
@@ -178,6 +186,8 @@ class World {
   void schedule_tick(int rank);
   void resume_ready();
   void check_queues(const LinkEnd& end);
+  void check_lent(const Shadow::Stream& stream, const FrameHeader& header);
+  void check_move(const LinkEnd& end, RailId rail, RailState from, RailState to, RailCause cause);
   template <typename Predicate>
   [[nodiscard]] bool all_ends(Predicate predicate) const;
 
@@ -186,7 +196,8 @@ class World {
   Random random_;
   Shadow shadow_;
   Counters counters_;
-  std::deque<Road> roads_;  // by lower rank, higher rank, rail
+  std::map<Shadow::Stream, std::uint64_t> returned_;  // messages whose memory was given back
+  std::deque<Road> roads_;                            // by lower rank, higher rank, rail
   std::vector<Rank> ranks_;
   std::deque<Thread> threads_;
   Thread* running_ = nullptr;

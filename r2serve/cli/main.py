@@ -39,6 +39,7 @@ SUBCOMMANDS = {
     "demo": LazyCommand(
         "r2serve.demo.cli", "Serve a model over two nodes and cut rails under it.", "vllm"
     ),
+    "sim": LazyCommand("r2serve.sim.cli", "Run whole jobs with random faults in simulated time."),
 }
 
 

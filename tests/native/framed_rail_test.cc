@@ -72,6 +72,7 @@ TEST(FramedRail, AHeaderThatIsNotCompleteIsNoArrival) {
   Fixture fixture;
   FrameHeader pong{};
   pong.type = FrameType::pong;
+  pong.number = 2;  // the time of a probe
   seal(pong);
   const auto bytes = std::as_bytes(std::span(&pong, 1));
   fixture.pipe->arrived.assign(bytes.begin(), bytes.begin() + 50);

@@ -51,7 +51,7 @@ struct World {
           if (found == keys.end()) return std::nullopt;
           return found->second;
         },
-        [this](const Hello& hello) {
+        [this](const Hello& hello, bool /*fresh*/) {
           ++asked;
           seen = hello;
           return decision;
@@ -392,8 +392,8 @@ TEST(Handshake, WrongHelloIsRejectedUnanswered) {
        "process 9 is not known here"},
       {"acceptor", [](Hello& h) { h.acceptor = 3; }, HandshakeFault::identity,
        "wants process 3, this is 2"},
-      {"kind", [](Hello& h) { h.kind = RailKind::verbs; }, HandshakeFault::garbage,
-       "unknown rail kind 3"},
+      {"kind", [](Hello& h) { h.kind = RailKind::sim; }, HandshakeFault::garbage,
+       "unknown rail kind 4"},
   };
   for (const Wrong& wrong : wrongs) {
     World world;

@@ -59,6 +59,28 @@ TEST(LinkDeadlines, RailsSuspectedTogetherAreHedgedWhenOneAnswers) {
   EXPECT_EQ(pair.pull(pair.a, 1, FrameType::data).size(), 1U);
 }
 
+TEST(LinkDeadlines, AHedgeThatItsRailDoesNotTakeGoesToAnotherOne) {
+  LinkPair pair(3);
+  pair.a.rail_failed(2, 1, RailCause::carrier, pair.now);
+  pair.close_rails(pair.a);
+  pair.a.peer_fenced(2, 1, pair.now);
+  pair.pass(205 * ns_per_ms, [&] { pair.exchange(0); });  // a probe waits on rail 1
+  pair.post(pair.a, bytes_of(100, 1));
+  ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
+  pair.pass(5 * ns_per_ms);
+  ASSERT_EQ(pair.pull(pair.a, 1, FrameType::ping).size(), 1U);
+  pair.pass(7 * ns_per_ms);
+  ASSERT_EQ(pair.a.state(0), RailState::suspect);
+  ASSERT_EQ(pair.a.state(1), RailState::up);  // the hedge waits for it
+  pair.pass(7 * ns_per_ms);
+  ASSERT_EQ(pair.a.state(1), RailState::suspect);
+  pair.b.rail_failed(2, 1, RailCause::carrier, pair.now);
+  pair.close_rails(pair.b);
+  pair.b.peer_fenced(2, 1, pair.now);
+  pair.open(2, 2);
+  EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
+}
+
 TEST(LinkDeadlines, ALatePathAckClearsSuspicion) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));
@@ -95,6 +117,91 @@ TEST(LinkDeadlines, NoRailIsChargedWhenAllAreSilent) {
   for (RailId rail = 0; rail < 3; ++rail) pair.acknowledge(pair.a, rail);
   for (RailId rail = 0; rail < 3; ++rail) EXPECT_EQ(pair.a.state(rail), RailState::up);
   EXPECT_FALSE(pair.a.dark());
+}
+
+// The only rail is silent, and the connecting end asks on another connection.
+void fall_silent(LinkPair& pair) {
+  pair.post(pair.a, bytes_of(100, 1));
+  (void)pair.pull(pair.a, 0);
+  pair.pass(190 * ns_per_ms, [&] { (void)pair.pull(pair.a, 0); });
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);
+  EXPECT_TRUE(pair.a.actions().empty());
+  pair.pass(20 * ns_per_ms, [&] { (void)pair.pull(pair.a, 0); });
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);
+}
+
+TEST(LinkDeadlines, ALastRailThatIsSilentIsInquiredAboutWithBackOff) {
+  LinkPair pair(1);
+  fall_silent(pair);
+  ASSERT_EQ(pair.a.actions().size(), 1U);
+  EXPECT_EQ(pair.a.actions()[0].kind, LinkAction::Kind::connect);
+  pair.pass(3000 * ns_per_ms, [&] { (void)pair.pull(pair.a, 0); });
+  EXPECT_EQ(pair.a.actions().size(), 5U);  // after 200, 400, 800 and 1600 ms
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);
+  pair.acknowledge(pair.a, 0);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+}
+
+TEST(LinkDeadlines, AnInquiryFindsOutThatThePeerHasFencedTheEpoch) {
+  LinkPair pair(1);
+  fall_silent(pair);
+  pair.a.connect_refused(0, /*peer_fenced=*/1, pair.now);
+  EXPECT_EQ(pair.a.state(0), RailState::down);
+  EXPECT_EQ(pair.a.cause(0), RailCause::peer_notice);
+}
+
+TEST(LinkDeadlines, AnInquiryThatIsAnsweredShowsThatTheEpochIsDeadAndNotThePeer) {
+  LinkPair pair(1);
+  fall_silent(pair);
+  pair.a.connect_refused(0, /*peer_fenced=*/0, pair.now);
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);
+  pair.pass(8 * ns_per_ms, [&] { (void)pair.pull(pair.a, 0); });
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);  // it has a deadline to follow
+  pair.pass(6 * ns_per_ms, [&] { (void)pair.pull(pair.a, 0); });
+  EXPECT_EQ(pair.a.state(0), RailState::down);
+  EXPECT_EQ(pair.a.cause(0), RailCause::dead_deadline);
+}
+
+TEST(LinkDeadlines, WhatTheNetworkHeldUpIsNoAnswer) {
+  LinkPair pair(2);
+  pair.pass(205 * ns_per_ms, [&] {
+    pair.exchange(0);
+    pair.exchange(1);
+  });
+  pair.post(pair.b, bytes_of(100, 1));
+  const auto held_up = pair.pull(pair.b, 0);  // sent before the peer was stopped
+  pair.post(pair.a, bytes_of(100, 1));
+  (void)pair.pull(pair.a, 0);
+  const auto pull_all = [&] {
+    (void)pair.pull(pair.a, 0);
+    (void)pair.pull(pair.a, 1);
+  };
+  pair.pass(100 * ns_per_ms, pull_all);
+  pair.deliver(pair.a, 1, held_up);
+  pair.pass(500 * ns_per_ms, pull_all);
+  EXPECT_NE(pair.a.state(0), RailState::down);
+}
+
+TEST(LinkDeadlines, ARailThatIsAckedButNotAnsweredIsChargedOnlyWhenAnotherAnswers) {
+  LinkPair pair(2);
+  const auto take_0 = [&] {
+    (void)pair.pull(pair.a, 0);
+    pair.acknowledge(pair.a, 0);
+  };
+  pair.pass(3000 * ns_per_ms, [&] {
+    take_0();
+    (void)pair.pull(pair.a, 1);
+    pair.acknowledge(pair.a, 1);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::up);  // a process that is stopped
+  EXPECT_GE(pair.a.unheard(), 2000 * ns_per_ms);
+  pair.pass(800 * ns_per_ms, [&] {
+    take_0();
+    pair.exchange(1);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::down);
+  EXPECT_EQ(pair.a.state(1), RailState::up);
+  EXPECT_LT(pair.a.unheard(), 300 * ns_per_ms);
 }
 
 TEST(LinkDeadlines, APeerThatDoesNotReadCostsNoRail) {

@@ -1,0 +1,245 @@
+#include "sim/calls.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+
+namespace r2ccl::sim {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr std::array dtypes{DType::f16, DType::bf16, DType::f32, DType::f64,    DType::i8,
+                            DType::u8,  DType::i32,  DType::i64, DType::boolean};
+constexpr std::array collectives{Collective::all_reduce,     Collective::all_reduce,
+                                 Collective::all_reduce,     Collective::all_gather,
+                                 Collective::broadcast,      Collective::gather,
+                                 Collective::reduce_scatter, Collective::all_to_all,
+                                 Collective::send,           Collective::barrier};
+constexpr std::byte garbage{0xA5};
+
+std::size_t sum(const std::vector<std::size_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+// What rank `rank` brings: `count` elements.  Any bits: a NaN reduces to one NaN everywhere.
+Bytes input_of(const Call& call, int rank, std::size_t count) {
+  Bytes bytes(count * size_of(call.dtype));
+  Random random(call.seed * 1'000'003 + static_cast<std::uint64_t>(rank));
+  for (std::size_t i = 0; i < bytes.size(); i += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random.next();
+    std::memcpy(bytes.data() + i, &word, std::min(sizeof(word), bytes.size() - i));
+  }
+  if (call.dtype == DType::boolean)
+    for (std::byte& byte : bytes) byte &= std::byte{1};
+  return bytes;
+}
+
+// Of `inputs`, one a rank, the fold of all.
+Bytes folded(const Call& call, const std::vector<Bytes>& inputs, const ReductionTree& tree) {
+  Bytes out(inputs[0].size());
+  std::vector<const void*> from;
+  for (const Bytes& input : inputs) from.push_back(input.data());
+  reduce(call.dtype, call.op, out.data(), from, tree, out.size() / size_of(call.dtype),
+         Simd::portable);
+  return out;
+}
+
+// A piece of `bytes`, in elements.
+Bytes piece(const Call& call, const Bytes& bytes, std::size_t begin, std::size_t count) {
+  const std::size_t size = size_of(call.dtype);
+  const auto first = bytes.begin() + static_cast<std::ptrdiff_t>(begin * size);
+  return {first, first + static_cast<std::ptrdiff_t>(count * size)};
+}
+
+std::size_t before(const Call& call, int rank) {
+  return std::accumulate(call.counts.begin(), call.counts.begin() + rank, std::size_t{0});
+}
+
+// One rank's part in a call: its memory, and what must be in it afterwards.
+class Part {
+ public:
+  Part(SimChannel& channel, const Call& call, const ReductionTree& tree)
+      : channel_(channel),
+        call_(call),
+        tree_(tree),
+        rank_(channel.rank()),
+        ranks_(channel.size()),
+        own_(call.counts[static_cast<std::size_t>(rank_)]) {}
+
+  Status run(std::string& wrong) {
+    prepare();
+    Status status = channel_.call(tag(), [this] { return algorithm(); });
+    // Whatever reads the caller's memory from now on reads garbage.
+    std::fill(in_.begin(), in_.end(), garbage);
+    if (status.ok() && out_ != expected_) wrong = describe(call_) + " returned wrong bytes";
+    std::fill(out_.begin(), out_.end(), garbage);
+    return status;
+  }
+
+ private:
+  [[nodiscard]] CallTag tag() const {
+    return {.count = sum(call_.counts),
+            .number = call_.number,
+            .collective = call_.collective,
+            .dtype = call_.dtype,
+            .op = call_.op,
+            .root = static_cast<std::uint8_t>(call_.root)};
+  }
+
+  [[nodiscard]] std::vector<Bytes> inputs(std::size_t count) const {
+    std::vector<Bytes> all;
+    for (int rank = 0; rank < ranks_; ++rank) all.push_back(input_of(call_, rank, count));
+    return all;
+  }
+
+  // Of each rank its own count, in rank order.
+  [[nodiscard]] Bytes gathered() const {
+    Bytes all;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const Bytes part = input_of(call_, rank, call_.counts[static_cast<std::size_t>(rank)]);
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }
+
+  void prepare() {
+    const std::size_t total = sum(call_.counts);
+    const std::size_t size = size_of(call_.dtype);
+    switch (call_.collective) {
+      case Collective::all_reduce:
+        in_ = input_of(call_, rank_, call_.counts[0]);
+        expected_ = folded(call_, inputs(call_.counts[0]), tree_);
+        break;
+      case Collective::all_gather:
+        in_ = input_of(call_, rank_, own_);
+        expected_ = gathered();
+        break;
+      case Collective::gather:
+        in_ = input_of(call_, rank_, own_);
+        if (rank_ == call_.root) expected_ = gathered();
+        break;
+      case Collective::broadcast: expected_ = input_of(call_, call_.root, call_.counts[0]); break;
+      case Collective::reduce_scatter:
+        in_ = input_of(call_, rank_, total);
+        expected_ = piece(call_, folded(call_, inputs(total), tree_), before(call_, rank_), own_);
+        break;
+      case Collective::all_to_all: {
+        // Rank r sends counts[r] elements to everybody.
+        in_ = input_of(call_, rank_, own_ * static_cast<std::size_t>(ranks_));
+        for (int rank = 0; rank < ranks_; ++rank) {
+          const std::size_t count = call_.counts[static_cast<std::size_t>(rank)];
+          const Bytes all = input_of(call_, rank, count * static_cast<std::size_t>(ranks_));
+          const Bytes part = piece(call_, all, count * static_cast<std::size_t>(rank_), count);
+          expected_.insert(expected_.end(), part.begin(), part.end());
+        }
+        break;
+      }
+      case Collective::send: {  // to the next rank of a ring
+        in_ = input_of(call_, rank_, own_);
+        const int previous = (rank_ + ranks_ - 1) % ranks_;
+        expected_ = input_of(call_, previous, call_.counts[static_cast<std::size_t>(previous)]);
+        break;
+      }
+      case Collective::recv:
+      case Collective::barrier: break;
+    }
+    out_.assign(expected_.size(), garbage);
+    if (call_.collective == Collective::broadcast && rank_ == call_.root) out_ = expected_;
+    if (call_.collective == Collective::all_reduce && call_.in_place) out_ = in_;
+    in_.reserve(size);  // an empty input still has an address
+  }
+
+  Status algorithm() {
+    const Reducer reducer{call_.dtype, call_.op, tree_, Simd::portable};
+    const std::byte* in = in_.data();
+    std::byte* out = out_.data();
+    switch (call_.collective) {
+      case Collective::all_reduce:
+        if (call_.in_place) in = out;
+        return call_.algorithm == Algorithm::one_shot
+                   ? all_reduce_one_shot(channel_, in, out, call_.counts[0], reducer)
+                   : all_reduce_two_shot(channel_, in, out, call_.counts[0], reducer);
+      case Collective::all_gather: return all_gatherv(channel_, in, out, call_.counts, call_.dtype);
+      case Collective::gather:
+        return r2ccl::gather(channel_, in, out, call_.counts, call_.dtype, call_.root);
+      case Collective::broadcast:
+        return r2ccl::broadcast(channel_, out, call_.counts[0], call_.dtype, call_.root);
+      case Collective::reduce_scatter:
+        return reduce_scatterv(channel_, in, out, call_.counts, reducer);
+      case Collective::all_to_all: {
+        const std::vector<std::size_t> mine(static_cast<std::size_t>(ranks_), own_);
+        return all_to_allv(channel_, in, mine, out, call_.counts, call_.dtype);
+      }
+      case Collective::send: return ring(in, out);
+      case Collective::recv: break;
+      case Collective::barrier: return barrier(channel_);
+    }
+    return {};
+  }
+
+  // Even ranks send first, so that nobody waits for a peer that waits for him; in an odd ring the
+  // last one, which is even, has an even neighbour, who receives from it last.
+  Status ring(const std::byte* in, std::byte* out) {
+    const int next = (rank_ + 1) % ranks_;
+    const int previous = (rank_ + ranks_ - 1) % ranks_;
+    const std::size_t theirs = call_.counts[static_cast<std::size_t>(previous)];
+    const auto give = [&] { return r2ccl::send(channel_, in, own_, call_.dtype, next); };
+    const auto take = [&] { return r2ccl::recv(channel_, out, theirs, call_.dtype, previous); };
+    if (rank_ % 2 == 0) {
+      R2CCL_TRY(give());
+      return take();
+    }
+    R2CCL_TRY(take());
+    return give();
+  }
+
+  SimChannel& channel_;
+  const Call& call_;
+  const ReductionTree& tree_;
+  const int rank_;
+  const int ranks_;
+  const std::size_t own_;
+  Bytes in_;
+  Bytes out_;
+  Bytes expected_;
+};
+
+}  // namespace
+
+Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t bytes) {
+  Call call;
+  call.seed = random.next();
+  call.number = number;
+  call.collective = collectives[random.below(collectives.size())];
+  call.algorithm = random.below(2) == 0 ? Algorithm::one_shot : Algorithm::two_shot;
+  call.dtype = dtypes[random.below(dtypes.size())];
+  call.op = static_cast<ReduceOp>(random.below(call.dtype == DType::boolean ? 4 : 5));
+  call.root = static_cast<int>(random.below(static_cast<std::uint64_t>(ranks)));
+  call.in_place = random.below(2) == 0;
+  // Shares of a total, so that the work of a call does not grow with the number of ranks.
+  const bool one = call.collective == Collective::all_reduce ||
+                   call.collective == Collective::broadcast || call.collective == Collective::send;
+  const std::size_t most =
+      bytes / size_of(call.dtype) / (one ? 1 : static_cast<std::size_t>(ranks)) + 1;
+  for (int rank = 0; rank < ranks; ++rank) call.counts.push_back(random.below(most + 1));
+  return call;
+}
+
+std::string describe(const Call& call) {
+  const CallTag tag{.count = sum(call.counts),
+                    .number = call.number,
+                    .collective = call.collective,
+                    .dtype = call.dtype,
+                    .op = call.op,
+                    .root = static_cast<std::uint8_t>(call.root)};
+  return describe(tag);
+}
+
+Status run_call(SimChannel& channel, const Call& call, const ReductionTree& tree,
+                std::string& wrong) {
+  return Part(channel, call, tree).run(wrong);
+}
+
+}  // namespace r2ccl::sim

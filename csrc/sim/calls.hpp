@@ -1,0 +1,36 @@
+// The collectives that a simulated job runs: made from the seed, the same on every rank, and
+// checked against what they must return.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "collectives/collectives.hpp"
+#include "sim/random.hpp"
+#include "sim/sim_channel.hpp"
+
+namespace r2ccl::sim {
+
+struct Call {
+  std::uint64_t seed = 0;  // of the inputs
+  std::uint32_t number = 0;
+  Collective collective = Collective::barrier;
+  Algorithm algorithm = Algorithm::one_shot;
+  DType dtype = DType::f32;
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+  std::vector<std::size_t> counts;  // elements, by rank; all_reduce and broadcast: the first alone
+  bool in_place = false;
+};
+
+// `bytes`: about the largest size of a rank's share.
+[[nodiscard]] Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t bytes);
+[[nodiscard]] std::string describe(const Call& call);
+
+// Runs it on this rank.  What is wrong with the result goes to `wrong`; empty: nothing.
+Status run_call(SimChannel& channel, const Call& call, const ReductionTree& tree,
+                std::string& wrong);
+
+}  // namespace r2ccl::sim

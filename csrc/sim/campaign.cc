@@ -1,0 +1,231 @@
+#include "sim/campaign.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "sim/calls.hpp"
+#include "sim/faults.hpp"
+#include "sim/job.hpp"
+#include "sim/world.hpp"
+
+namespace r2ccl::sim {
+namespace {
+
+constexpr TimeNs start_limit = 2000 * ns_per_ms;
+constexpr TimeNs run_limit = 15'000 * ns_per_ms;
+// Until everything has come back: the longest back-off, a few failed attempts, a slow fence.
+constexpr TimeNs quiet_limit = 600 * ns_per_ms;
+constexpr TimeNs outage = 2000 * ns_per_ms;
+// How much later than link_timeout an error may come: pauses, and notices on their way.
+constexpr TimeNs error_slack = 600 * ns_per_ms;
+
+// What a rank has seen of a communicator.
+struct Outcome {
+  std::size_t returned = 0;  // calls without an error
+  bool failed = false;
+  ErrorCode code = ErrorCode::ok;
+  std::string text;
+  TimeNs entered = 0;  // the call that failed
+  TimeNs failed_at = 0;
+};
+
+class Seed {
+ public:
+  Seed(std::uint64_t seed, const FaultOptions& options, const TraceLine& trace)
+      : job_(make_job(seed, options)),
+        random_(seed ^ 0x5EED),
+        world_(job_.world),
+        faults_(world_, job_, random_.next(), result_) {
+    result_.seed = seed;
+    result_.job = describe(job_);
+    world_.observe_text = trace;
+    world_.trace("seed " + std::to_string(seed) + ": " + result_.job);
+  }
+
+  SeedResult run() {
+    if (!world_.run_until([this] { return world_.all_rails_up(); }, start_limit))
+      violate("I4: not every rail came up before anything had happened");
+    spawn();
+    faults_.begin();
+    if (!world_.run_until([this] { return world_.all_returned(); }, run_limit)) report_hang();
+    world_.trace("all threads have returned");
+    judge_outcomes();
+    if (result_.violations.empty() && world_.shadow().violations().empty()) settle();
+    world_.stop();
+    collect();
+    return std::move(result_);
+  }
+
+ private:
+  void violate(std::string text) { result_.violations.push_back(std::move(text)); }
+
+  void spawn() {
+    for (std::size_t index = 0; index < job_.communicators.size(); ++index) {
+      const Job::Communicator& communicator = job_.communicators[index];
+      outcomes_.emplace_back(communicator.members.size());
+      for (std::size_t own = 0; own < communicator.members.size(); ++own) {
+        const int rank = communicator.members[own];
+        channels_.push_back(std::make_unique<SimChannel>(
+            world_, communicator.id, communicator.members, static_cast<int>(own)));
+        world_.spawn(rank, think_time(), [this, index, own, channel = channels_.back().get()] {
+          work(job_.communicators[index], *channel, outcomes_[index][own]);
+        });
+      }
+    }
+  }
+
+  TimeNs think_time() { return static_cast<TimeNs>(random_.below(3) * random_.below(ns_per_ms)); }
+
+  void work(const Job::Communicator& communicator, SimChannel& channel, Outcome& outcome) {
+    for (const Call& call : communicator.calls) {
+      think();
+      outcome.entered = world_.now();
+      std::string wrong;
+      const Status status = run_call(channel, call, communicator.tree, wrong);
+      if (world_.traces())
+        world_.trace("rank " + std::to_string(channel.world_rank()) + " communicator " +
+                     channel.name() + " " + describe(call) + ": " +
+                     (status.ok() ? "returned" : status.message()));
+      if (!wrong.empty())
+        violate("I1: rank " + std::to_string(channel.world_rank()) + " communicator " +
+                channel.name() + " " + wrong);
+      if (!status.ok()) {
+        outcome.failed = true;
+        outcome.code = status.code();
+        outcome.text = status.message();
+        outcome.failed_at = world_.now();
+        return;
+      }
+      ++outcome.returned;
+    }
+  }
+
+  // What a rank does between two calls: it computes.
+  void think() {
+    const TimeNs until = world_.now() + think_time();
+    for (int rank = 0; rank < job_.world.ranks; ++rank)
+      world_.events().at(until, [this, rank] { world_.touched(rank); });
+    (void)world_.wait([this, until] { return world_.now() >= until; });
+  }
+
+  void report_hang() {
+    std::string who;
+    for (std::size_t index = 0; index < outcomes_.size(); ++index) {
+      const Job::Communicator& communicator = job_.communicators[index];
+      for (std::size_t own = 0; own < communicator.members.size(); ++own) {
+        const Outcome& outcome = outcomes_[index][own];
+        if (outcome.failed || outcome.returned == communicator.calls.size()) continue;
+        if (world_.dead(communicator.members[own])) continue;
+        who += " rank " + std::to_string(communicator.members[own]) + " in communicator " +
+               std::to_string(communicator.id) + " call " + std::to_string(outcome.returned) + ";";
+      }
+    }
+    violate("I4: a collective hangs:" + who);
+  }
+
+  void judge_outcomes() {
+    for (std::size_t index = 0; index < outcomes_.size(); ++index)
+      judge(job_.communicators[index], outcomes_[index]);
+  }
+
+  void judge(const Job::Communicator& communicator, const std::vector<Outcome>& outcomes) {
+    const TimeNs lost = faults_.lost_since(communicator.members);
+    const bool may_fail = lost != 0 || faults_.endless();
+    std::size_t first = communicator.calls.size();
+    for (const Outcome& outcome : outcomes)
+      if (outcome.failed) first = std::min(first, outcome.returned);
+    for (std::size_t own = 0; own < outcomes.size(); ++own) {
+      const Outcome& outcome = outcomes[own];
+      const int rank = communicator.members[own];
+      if (world_.dead(rank)) continue;
+      const std::string who = "rank " + std::to_string(rank) + " communicator " +
+                              std::to_string(communicator.id) + " call " +
+                              std::to_string(outcome.returned);
+      result_.calls += outcome.returned;
+      if (outcome.failed) {
+        ++result_.errors;
+        judge_error(outcome, who, may_fail, lost);
+      } else if (outcome.returned > first + 1) {
+        violate("I5: " + who + " went on after another rank had failed in call " +
+                std::to_string(first));
+      }
+    }
+  }
+
+  void judge_error(const Outcome& outcome, const std::string& who, bool may_fail, TimeNs lost) {
+    if (!may_fail) return violate("I4: " + who + " failed: " + outcome.text);
+    const bool typed = outcome.code == ErrorCode::peer_lost ||
+                       outcome.code == ErrorCode::peer_closed || outcome.code == ErrorCode::aborted;
+    if (!typed) violate("I5: " + who + " failed with another error: " + outcome.text);
+    const TimeNs since = std::max(lost, outcome.entered);
+    const TimeNs limit = job_.world.link_timeout_ns + error_slack;
+    if (!faults_.endless() && outcome.failed_at - since > limit)
+      violate("I5: " + who + " failed " + std::to_string((outcome.failed_at - since) / ns_per_ms) +
+              " ms after its peer was lost");
+  }
+
+  // Once nothing happens any more, everything is delivered and every rail comes back.
+  void settle() {
+    if (faults_.begin_outage()) (void)world_.run_until([] { return false; }, outage);
+    faults_.end();
+    world_.trace("all faults are over");
+    if (faults_.endless()) return;
+    const auto quiet = [this] {
+      for (int rank = 0; rank < job_.world.ranks; ++rank)
+        for (int peer = 0; peer < job_.world.ranks; ++peer) {
+          if (rank == peer || faults_.isolated(rank, peer)) continue;
+          if (world_.dead(rank) || world_.dead(peer)) continue;
+          const Link& link = world_.end(rank, peer).link;
+          for (RailId rail = 0; rail < link.rail_count(); ++rail)
+            if (link.state(rail) != RailState::up) return false;
+          if (!link.all_delivered()) return false;
+        }
+      return true;
+    };
+    if (world_.run_until(quiet, quiet_limit)) return;
+    for (int rank = 0; rank < job_.world.ranks; ++rank)
+      for (int peer = 0; peer < job_.world.ranks; ++peer) {
+        if (rank == peer || faults_.isolated(rank, peer)) continue;
+        if (world_.dead(rank) || world_.dead(peer)) continue;
+        const Link& link = world_.end(rank, peer).link;
+        for (RailId rail = 0; rail < link.rail_count(); ++rail)
+          if (link.state(rail) != RailState::up)
+            violate("I4: rail" + std::to_string(rail) + " of rank " + std::to_string(rank) +
+                    " to rank " + std::to_string(peer) +
+                    " did not come back: " + std::string(name_of(link.state(rail))));
+        if (!link.all_delivered())
+          violate("I4: rank " + std::to_string(rank) + " never delivers all to rank " +
+                  std::to_string(peer));
+      }
+  }
+
+  void collect() {
+    const auto& seen = world_.shadow().violations();
+    result_.violations.insert(result_.violations.end(), seen.begin(), seen.end());
+    const Counters& counters = world_.counters();
+    result_.steps = counters.steps;
+    result_.replays = counters.replays;
+    result_.hedges = counters.hedges;
+    result_.fences = counters.fences;
+    result_.downs = counters.downs;
+    result_.virtual_ns = world_.now();
+    channels_.clear();
+  }
+
+  SeedResult result_;
+  const Job job_;
+  Random random_;
+  World world_;
+  Faults faults_;
+  std::vector<std::unique_ptr<SimChannel>> channels_;
+  std::vector<std::vector<Outcome>> outcomes_;
+};
+
+}  // namespace
+
+SeedResult run_seed(std::uint64_t seed, const FaultOptions& options, const TraceLine& trace) {
+  return Seed(seed, options, trace).run();
+}
+
+}  // namespace r2ccl::sim

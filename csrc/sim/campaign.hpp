@@ -1,0 +1,35 @@
+// One seed: a random job, random faults, and the invariants of docs/failover.md.  What a seed does
+// depends on the seed and the options alone.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "link/shape.hpp"
+#include "sim/fault_kinds.hpp"
+
+namespace r2ccl::sim {
+
+struct SeedResult {
+  std::uint64_t seed = 0;
+  std::string job;                      // one line
+  std::vector<std::string> violations;  // each begins with its invariant
+  std::uint64_t steps = 0;
+  std::uint64_t calls = 0;  // that returned on a rank
+  std::uint64_t errors = 0;
+  std::uint64_t replays = 0;
+  std::uint64_t hedges = 0;
+  std::uint64_t fences = 0;
+  std::uint64_t downs = 0;
+  TimeNs virtual_ns = 0;
+  std::array<std::uint64_t, fault_kinds> faults{};
+};
+
+using TraceLine = std::function<void(const std::string&)>;
+[[nodiscard]] SeedResult run_seed(std::uint64_t seed, const FaultOptions& options = {},
+                                  const TraceLine& trace = {});
+
+}  // namespace r2ccl::sim

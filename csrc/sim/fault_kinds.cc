@@ -1,0 +1,51 @@
+#include "sim/fault_kinds.hpp"
+
+namespace r2ccl::sim {
+namespace {
+
+struct KindName {
+  std::string_view name;
+  double FaultOptions::*chance;
+};
+constexpr std::array<KindName, fault_kinds> kinds{{
+    {"carrier_one_end", &FaultOptions::carrier_one_end},
+    {"carrier_both_ends", &FaultOptions::carrier_both_ends},
+    {"black_hole", &FaultOptions::black_hole},
+    {"black_hole_one_way", &FaultOptions::black_hole_one_way},
+    {"mtu_black_hole", &FaultOptions::mtu_black_hole},
+    {"lost_for_good", &FaultOptions::lost_for_good},
+    {"long_outage", &FaultOptions::long_outage},
+    {"reset", &FaultOptions::reset},
+    {"half_open", &FaultOptions::half_open},
+    {"delay", &FaultOptions::delay},
+    {"slow_rail", &FaultOptions::slow_rail},
+    {"flap_one", &FaultOptions::flap_one},
+    {"flap_all", &FaultOptions::flap_all},
+    {"all_down", &FaultOptions::all_down},
+    {"bit_flip", &FaultOptions::bit_flip},
+    {"late_completions", &FaultOptions::late_completions},
+    {"duplicate_completion", &FaultOptions::duplicate_completion},
+    {"phantom_success", &FaultOptions::phantom_success},
+    {"slow_fence", &FaultOptions::slow_fence},
+    {"endless_fence", &FaultOptions::endless_fence},
+    {"lost_notice", &FaultOptions::lost_notice},
+    {"late_notice", &FaultOptions::late_notice},
+    {"pause", &FaultOptions::pause},
+    {"clock_jump", &FaultOptions::clock_jump},
+    {"death", &FaultOptions::death},
+    {"isolation", &FaultOptions::isolation},
+}};
+
+}  // namespace
+
+std::string_view name_of(FaultKind kind) { return kinds[static_cast<std::size_t>(kind)].name; }
+
+double FaultOptions::of(FaultKind kind) const {
+  return this->*kinds[static_cast<std::size_t>(kind)].chance;
+}
+
+void FaultOptions::set(FaultKind kind, double chance) {
+  this->*kinds[static_cast<std::size_t>(kind)].chance = chance;
+}
+
+}  // namespace r2ccl::sim

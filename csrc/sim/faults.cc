@@ -1,0 +1,117 @@
+#include "sim/faults.hpp"
+
+#include <string>
+
+namespace r2ccl::sim {
+
+void Faults::strike(FaultKind kind) {
+  const auto pick = [this](int below) {
+    return static_cast<int>(random_.below(static_cast<std::uint64_t>(below)));
+  };
+  const int rank = pick(ranks());
+  const int peer = (rank + 1 + pick(ranks() - 1)) % ranks();
+  const auto rail = static_cast<RailId>(random_.below(rails()));
+  const bool final = kind == FaultKind::death || kind == FaultKind::isolation;
+  if (final && lost_at_ != 0) return;
+  ++result_.faults[static_cast<std::size_t>(kind)];
+  world_.trace("FAULT " + std::string(name_of(kind)) + ": rank " + std::to_string(rank) +
+               ", peer " + std::to_string(peer) + ", rail" + std::to_string(rail));
+  const auto hole = [](Port& port) { port.black_hole = true; };
+  const auto no_hole = [](Port& port) { port.black_hole = false; };
+  switch (kind) {
+    case FaultKind::carrier_one_end: carrier(rank, rail, 0); break;
+    case FaultKind::carrier_both_ends:
+      carrier(rank, rail, 0);
+      carrier(peer, rail, 0);
+      break;
+    case FaultKind::late_notice: carrier(rank, rail, duration()); break;
+    case FaultKind::black_hole:
+      for_a_while(rank, peer, rail, hole, no_hole);
+      for_a_while(peer, rank, rail, hole, no_hole);
+      break;
+    case FaultKind::black_hole_one_way: for_a_while(rank, peer, rail, hole, no_hole); break;
+    case FaultKind::mtu_black_hole:
+      for_a_while(
+          rank, peer, rail, [](Port& port) { port.largest = 200; },
+          [](Port& port) { port.largest = Port{}.largest; });
+      break;
+    case FaultKind::lost_for_good: lose_for_good(rank, rail); break;
+    case FaultKind::long_outage: outages_.emplace_back(rank, peer, rail); break;
+    case FaultKind::reset: world_.reset(rank, peer, rail); break;
+    case FaultKind::half_open: world_.half_open(rank, peer, rail); break;
+    case FaultKind::delay: {
+      const TimeNs late = random_.between(50'000, 5 * ns_per_ms);
+      for_a_while(
+          rank, peer, rail, [late](Port& port) { port.extra_latency_ns = late; },
+          [](Port& port) { port.extra_latency_ns = 0; });
+      break;
+    }
+    case FaultKind::slow_rail:
+      for_a_while(
+          rank, peer, rail,
+          [this](Port& port) { port.slowdown = static_cast<TimeNs>(20 + random_.below(300)); },
+          [](Port& port) { port.slowdown = 1; });
+      break;
+    case FaultKind::flap_one: flap(rank, rail, 2 + pick(4)); break;
+    case FaultKind::flap_all:
+      for (RailId each = 0; each < rails(); ++each) flap(rank, each, 2 + pick(3));
+      break;
+    case FaultKind::all_down:
+      for (RailId each = 0; each < rails(); ++each) {
+        for_a_while(rank, peer, each, hole, no_hole);
+        for_a_while(peer, rank, each, hole, no_hole);
+      }
+      break;
+    case FaultKind::bit_flip:
+      for (RailId each = 0; each < rails(); ++each)
+        world_.disturb(rank, peer, each, [](Port& port) { port.flips = 1; });
+      break;
+    case FaultKind::late_completions: break;  // the whole job is
+    case FaultKind::duplicate_completion:
+      world_.disturb(rank, peer, rail, [](Port& port) { port.duplicates = 2; });
+      break;
+    case FaultKind::phantom_success:
+      world_.disturb(rank, peer, rail, [this](Port& port) {
+        port.phantoms = 1 + static_cast<std::uint32_t>(random_.below(3));
+      });
+      after(random_.between(100'000, 3 * ns_per_ms), [this, rank, peer, rail] {
+        world_.disturb(rank, peer, rail, [](Port& port) { port.phantoms = 0; });
+        world_.fail_rail(peer, rank, rail, RailCause::injected);
+      });
+      break;
+    case FaultKind::slow_fence:
+      world_.delay_fences(rank, 3, random_.between(100'000, 60 * ns_per_ms));
+      break;
+    case FaultKind::endless_fence:
+      endless_ = true;
+      world_.delay_fences(rank, 1, -1);
+      break;
+    case FaultKind::lost_notice:
+      // Often when there is something to notify of.
+      if (random_.below(2) == 0) lose_for_good(rank, static_cast<RailId>((rail + 1U) % rails()));
+      world_.disturb(rank, peer, rail, [](Port& port) { port.lost_notices = 3; });
+      after(duration(), [this, rank, peer, rail] {
+        world_.disturb(rank, peer, rail, [](Port& port) { port.lost_notices = 0; });
+      });
+      break;
+    case FaultKind::pause: world_.pause(rank, duration()); break;
+    case FaultKind::clock_jump:
+      world_.jump_clock(rank, random_.between(ns_per_ms, 500 * ns_per_ms));
+      break;
+    case FaultKind::death:
+      dead_ = rank;
+      lost_at_ = world_.now();
+      world_.kill(rank, /*kernel_lives=*/random_.below(2) == 0);
+      break;
+    case FaultKind::isolation:
+      isolated_ = {std::min(rank, peer), std::max(rank, peer)};
+      lost_at_ = world_.now();
+      for (RailId each = 0; each < rails(); ++each) {
+        world_.disturb(rank, peer, each, hole);
+        world_.disturb(peer, rank, each, hole);
+      }
+      break;
+  }
+}
+
+}  // namespace r2ccl::sim

@@ -1,0 +1,105 @@
+#include "sim/job.hpp"
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+
+namespace r2ccl::sim {
+
+Job make_job(std::uint64_t seed, const FaultOptions& options) {
+  Random random(seed);
+  Job job;
+  World::Options& world = job.world;
+  world.seed = random.next();
+  const std::uint64_t size = random.below(100);
+  world.ranks = static_cast<int>(size < 50   ? 2
+                                 : size < 72 ? 3
+                                 : size < 86 ? 4
+                                 : size < 98 ? 5 + random.below(4)
+                                             : 9 + random.below(8));
+  const std::uint64_t most_rails = world.ranks > 8 ? 3 : 8;
+  const std::size_t rails = random.below(5) == 0
+                                ? 1 + random.below(most_rails)
+                                : 1 + random.below(std::min<std::uint64_t>(3, most_rails));
+  world.rails.clear();
+  for (std::size_t rail = 0; rail < rails; ++rail)
+    world.rails.push_back(random.below(2) == 0 ? RailKind::tcp : RailKind::verbs);
+  if (random.below(3) == 0) world.rails.push_back(RailKind::control);
+
+  for (std::size_t kind = 0; kind < fault_kinds; ++kind)
+    if (random.chance(options.of(static_cast<FaultKind>(kind))))
+      job.enabled.push_back(static_cast<FaultKind>(kind));
+  // Every other round of seeds goes through all kinds, so that none is left out of a campaign.
+  if (seed / fault_kinds % 2 == 1) {
+    const auto due = static_cast<FaultKind>(seed % fault_kinds);
+    std::erase(job.enabled, due);
+    job.enabled.insert(job.enabled.begin(), due);
+    job.due = due;
+  }
+  job.fault_count = job.enabled.empty() ? 0 : 1 + random.below(12);
+  job.fault_span = random.between(2 * ns_per_ms, 60 * ns_per_ms);
+
+  LinkOptions& link = world.link;
+  link.shape.chunk_bytes = random.one_of(std::array{64U, 128U, 256U});
+  link.shape.slot_bytes = link.shape.chunk_bytes * static_cast<std::uint32_t>(1 + random.below(4));
+  link.shape.staging_bytes = random.one_of(std::array{0U, 0U, 128U, 512U, 4096U});
+  link.shape.slots = random.one_of(std::array<std::uint16_t, 3>{2, 4, 8});
+  link.shape.spare_slots = static_cast<std::uint16_t>(random.below(5));
+  link.shape.checksum =
+      std::find(job.enabled.begin(), job.enabled.end(), FaultKind::bit_flip) != job.enabled.end() ||
+      random.below(4) == 0;
+  link.small_message_bytes = link.shape.chunk_bytes;
+  link.ack_deadline_floor_ns = 2 * ns_per_ms;
+  link.dead_deadline_ns = 10 * ns_per_ms;
+  link.probe_interval_ns = 20 * ns_per_ms;
+  link.probation_timeout_ns = 20 * ns_per_ms;
+  link.rejoin_backoff_min_ns = 1 * ns_per_ms;
+  link.rejoin_backoff_max_ns = 8 * ns_per_ms;
+  link.flap_half_life_s = 0.01;
+  world.handshake_timeout_ns = 20 * ns_per_ms;
+  world.link_timeout_ns = 1500 * ns_per_ms;
+  if (std::find(job.enabled.begin(), job.enabled.end(), FaultKind::late_completions) !=
+      job.enabled.end())
+    world.delays.poll_ns = random.between(10'000, ns_per_ms);
+
+  const std::size_t communicators = world.ranks > 8 ? 1 : 1 + random.below(3);
+  for (std::size_t index = 0; index < communicators; ++index) {
+    Job::Communicator added;
+    added.id = index + 1;
+    for (int rank = 0; rank < world.ranks; ++rank)
+      if (index == 0 || world.ranks == 2 || random.below(3) != 0) added.members.push_back(rank);
+    if (added.members.size() < 2) continue;
+    std::vector<int> nodes;
+    for (std::size_t i = 0; i < added.members.size(); ++i)
+      nodes.push_back(static_cast<int>(random.below(added.members.size())));
+    added.tree = ReductionTree::from_nodes(nodes);
+    const std::size_t calls = (world.ranks > 8 ? 2 : 3) + random.below(world.ranks > 4 ? 4 : 10);
+    for (std::size_t call = 0; call < calls; ++call) {
+      const std::size_t bytes = random.below(2) == 0 ? 4096 : 300;
+      added.calls.push_back(random_call(random, static_cast<std::uint32_t>(call),
+                                        static_cast<int>(added.members.size()), bytes));
+    }
+    // Two last barriers: a rank that fails is known to everybody in the next call.
+    for (int last = 0; last < 2; ++last) {
+      Call barrier;
+      barrier.number = static_cast<std::uint32_t>(added.calls.size());
+      barrier.counts.assign(added.members.size(), 0);
+      added.calls.push_back(barrier);
+    }
+    job.communicators.push_back(std::move(added));
+  }
+  return job;
+}
+
+std::string describe(const Job& job) {
+  std::ostringstream text;
+  text << job.world.ranks << " ranks, rails";
+  for (const RailKind kind : job.world.rails) text << ' ' << name_of(kind);
+  text << ", " << job.communicators.size() << " communicators, slots " << job.world.link.shape.slots
+       << '+' << job.world.link.shape.spare_slots << " of " << job.world.link.shape.slot_bytes
+       << " bytes, faults";
+  for (const FaultKind kind : job.enabled) text << ' ' << name_of(kind);
+  return text.str();
+}
+
+}  // namespace r2ccl::sim

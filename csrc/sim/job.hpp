@@ -1,0 +1,34 @@
+// The job of a seed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/calls.hpp"
+#include "sim/fault_kinds.hpp"
+#include "sim/world.hpp"
+
+namespace r2ccl::sim {
+
+// Everything that is decided before time begins.
+struct Job {
+  World::Options world;
+  struct Communicator {
+    std::uint64_t id = 0;
+    std::vector<int> members;
+    ReductionTree tree;
+    std::vector<Call> calls;
+  };
+  std::vector<Communicator> communicators;
+  std::vector<FaultKind> enabled;
+  std::optional<FaultKind> due;  // struck first
+  std::uint64_t fault_count = 0;
+  TimeNs fault_span = 0;
+};
+
+[[nodiscard]] Job make_job(std::uint64_t seed, const FaultOptions& options);
+[[nodiscard]] std::string describe(const Job& job);  // one line
+
+}  // namespace r2ccl::sim

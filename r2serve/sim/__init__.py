@@ -1,0 +1,1 @@
+"""Whole jobs over the production core in simulated time, with faults and invariants."""

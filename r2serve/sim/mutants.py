@@ -1,0 +1,112 @@
+"""Planted bugs: each must be caught by an invariant, else the simulator's checks prove nothing.
+
+They are compiled into a build of their own, which this module makes in ``build/mutants`` of the
+source tree.  Each bug runs in a process of its own, so that one that crashes shows as a crash.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+SOURCES = Path(__file__).resolve().parents[2]
+FOLDER = SOURCES / "build" / "mutants"
+_INVARIANT = re.compile(r"I[1-7]: ")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one planted bug."""
+
+    name: str
+    caught: bool
+    seed: int
+    """That caught it, or the last one tried."""
+    text: str
+    """The violated invariant, or what happened instead."""
+
+
+def build() -> Path:
+    """Compile the core with its mutants; quick when nothing has changed.
+
+    Raises:
+        click.ClickException: there are no sources, or they do not compile.
+    """
+    if not (SOURCES / "CMakeLists.txt").is_file():
+        raise click.ClickException(
+            f"--mutants compiles the core, and {SOURCES} is no source tree: "
+            "run it from a clone of the repository"
+        )
+    options = ["-DR2CCL_MUTANTS=ON", f"-DPython_EXECUTABLE={sys.executable}"]
+    for command in (
+        ["cmake", "-S", str(SOURCES), "-B", str(FOLDER), "-G", "Ninja", *options],
+        ["cmake", "--build", str(FOLDER), "--target", "_core"],
+    ):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            raise click.ClickException(f"--mutants needs {error.filename}") from None
+        if done.returncode != 0:
+            raise click.ClickException(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
+    return next(FOLDER.glob("_core*.so"))
+
+
+def load(library: Path) -> ModuleType:
+    """The core of another build, beside this process's own."""
+    loader = importlib.machinery.ExtensionFileLoader("_core", str(library))
+    spec = importlib.util.spec_from_loader("_core", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    with warnings.catch_warnings():  # its classes are there already, under the same names
+        warnings.simplefilter("ignore", RuntimeWarning)
+        loader.exec_module(module)
+    return module
+
+
+def hunt(library: Path, mutant: str, first: int, count: int) -> dict[str, Any]:
+    """Run seeds until one breaks an invariant: in this process, which may die of it."""
+    core = load(library)
+    for seed in range(first, first + count):
+        violations = core.simulate(seed, mutant)["violations"]
+        if violations:
+            return {"seed": seed, "violation": violations[0]}
+    return {"seed": first + count - 1, "violation": ""}
+
+
+def judge(library: Path, mutant: str, first: int, count: int) -> Verdict:
+    """One planted bug (or none of them, ``none``) against the seeds."""
+    code = "import sys, json; from r2serve.sim import mutants; mutants.main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(library), mutant, str(first), str(count)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        return Verdict(mutant, False, first, f"crashed: {done.stderr.strip()[-300:]}")
+    found = json.loads(done.stdout)
+    caught = bool(_INVARIANT.match(found["violation"]))
+    return Verdict(mutant, caught, found["seed"], found["violation"] or "nothing was noticed")
+
+
+def main(arguments: list[str]) -> None:
+    library, mutant, first, count = arguments
+    click.echo(json.dumps(hunt(Path(library), mutant, int(first), int(count))))
+
+
+def judge_all(library: Path, first: int, count: int) -> Iterator[Verdict]:
+    """Every planted bug."""
+    for mutant in load(library).mutants():
+        yield judge(library, mutant, first, count)

@@ -1,0 +1,44 @@
+"""The simulator's campaign and its planted bugs, at the size that a test run has time for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+R2SERVE = Path(sys.executable).with_name("r2serve")
+
+
+def sim(*arguments: str) -> str:
+    done = subprocess.run(
+        [str(R2SERVE), "sim", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_five_thousand_seeds_break_no_invariant(show: Callable[[str], None]) -> None:
+    output = sim("--seeds", "5000")
+    show(output.splitlines()[-1])
+
+
+def test_every_planted_bug_is_caught_by_an_invariant(show: Callable[[str], None]) -> None:
+    output = sim("--mutants")
+    last = output.splitlines()[-1]
+    caught, planted = (int(number) for number in last.removeprefix("caught ").split("/"))
+    assert caught == planted
+    assert planted >= 16
+    show(last)
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_seeds_break_no_invariant(show: Callable[[str], None]) -> None:
+    output = sim("--seeds", "100000")
+    show(output.splitlines()[-1])

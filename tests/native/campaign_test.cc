@@ -1,0 +1,67 @@
+// Seeds of the simulator under the sanitizers; the long campaigns are for `r2serve sim`.
+#include "sim/campaign.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace r2ccl::sim {
+namespace {
+
+std::vector<std::string> trace_of(std::uint64_t seed) {
+  std::vector<std::string> lines;
+  (void)run_seed(seed, {}, [&lines](const std::string& line) { lines.push_back(line); });
+  return lines;
+}
+
+TEST(Campaign, TheSameSeedIsTheSameRun) {
+  for (const std::uint64_t seed : {3U, 29U, 57U}) {
+    const auto first = trace_of(seed);
+    EXPECT_FALSE(first.empty());
+    EXPECT_EQ(first, trace_of(seed));
+  }
+}
+
+TEST(Campaign, WithoutFaultsNothingIsReplayedAndNoRailGoesDown) {
+  FaultOptions none;
+  for (std::size_t kind = 0; kind < fault_kinds; ++kind) none.set(static_cast<FaultKind>(kind), 0);
+  for (std::uint64_t seed = 0; seed < fault_kinds; ++seed) {  // a round without a kind that is due
+    const SeedResult result = run_seed(seed, none);
+    EXPECT_EQ(result.violations, std::vector<std::string>()) << seed;
+    EXPECT_EQ(result.downs + result.replays + result.hedges + result.errors, 0U) << seed;
+    EXPECT_GT(result.calls, 0U);
+  }
+}
+
+TEST(Campaign, SeedsBreakNoInvariant) {
+  SeedResult total;
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    const SeedResult result = run_seed(seed);
+    EXPECT_EQ(result.violations, std::vector<std::string>()) << seed << ": " << result.job;
+    total.replays += result.replays;
+    total.hedges += result.hedges;
+    total.fences += result.fences;
+    for (std::size_t kind = 0; kind < fault_kinds; ++kind)
+      total.faults[kind] += result.faults[kind];
+  }
+  EXPECT_GT(total.replays, 0U);
+  EXPECT_GT(total.hedges, 0U);
+  EXPECT_GT(total.fences, 0U);
+  EXPECT_TRUE(std::none_of(total.faults.begin(), total.faults.end(),
+                           [](std::uint64_t count) { return count == 0; }));
+}
+
+// Seeds that found a bug once.  What a seed does changes with the generator; each bug has a test of
+// its own, too.
+TEST(Campaign, SeedsThatFoundBugs) {
+  for (const std::uint64_t seed :
+       {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U, 24483U, 32363U}) {
+    const SeedResult result = run_seed(seed);
+    EXPECT_EQ(result.violations, std::vector<std::string>()) << seed << ": " << result.job;
+  }
+}
+
+}  // namespace
+}  // namespace r2ccl::sim

@@ -116,6 +116,11 @@ class Config:
         "Off: keep nothing for replay, hedge nothing, probe nothing. For measuring what "
         "resilience costs, not for serving",
     )
+    fallback: bool = _core(
+        True,
+        "Collectives go over the management NIC, too, while no other rail to a peer is left: "
+        "slower, but nothing waits. The same on every node",
+    )
     checksum: bool = _core(
         False,
         "A CRC32C of every chunk, so that bits flipped behind the NIC's own checks are found: the "

@@ -12,6 +12,7 @@ namespace {
 template <typename Visit>
 void each_field(Config& config, Visit visit) {
   visit("resilience", config.resilience);
+  visit("fallback", config.fallback);
   visit("checksum", config.checksum);
   visit("link_timeout_s", config.link_timeout_s);
   visit("connect_timeout_s", config.connect_timeout_s);

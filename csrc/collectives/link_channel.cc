@@ -130,18 +130,26 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
                 " was lost and R2CCL_RESILIENCE is off: " + describe_rails(awaited)};
   // Not only the awaited one: it may be in no call and never learn that a third rank is lost.
   const TimeNs now = clock();
+  const auto for_long = [&](TimeNs since) {
+    return now - std::max(since, waiting_since) >= link_timeout_;
+  };
   for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer) {
-    const Link* other = members_[static_cast<std::size_t>(peer)].link;
-    if (other == nullptr || other->peer_said_bye() || now - waiting_since < link_timeout_) continue;
-    const bool dark = other->dark() && now - other->dark_since() >= link_timeout_;
+    const Member& other = members_[static_cast<std::size_t>(peer)];
+    if (other.link == nullptr || other.link->peer_said_bye() || !for_long(waiting_since)) continue;
     if (planted(Mutant::dark_link_waits)) continue;
-    if (!dark && other->unheard() < link_timeout_) continue;
+    const char* verdict = nullptr;
+    if (other.link->dark() && for_long(other.link->dark_since()))
+      verdict = "no rail to ";
+    else if (other.link->unheard() >= link_timeout_)
+      verdict = "no word from the process of ";
+    else if (other.out->quarantined_since_ns != 0 && for_long(other.out->quarantined_since_ns))
+      verdict = "no slot that a lost rail could not still write at ";
+    if (verdict == nullptr) continue;
     const double seconds = static_cast<double>(link_timeout_) * 1e-9;
     return {ErrorCode::peer_lost,
-            (dark ? "no rail to " : "no word from the process of ") + describe_peer(peer) +
-                " for link_timeout_s = " + std::to_string(seconds) + " s in communicator '" +
-                name_ + "', rank " + std::to_string(rank_) + ", " + describe(tag_) + ": " +
-                describe_rails(peer)};
+            verdict + describe_peer(peer) + " for link_timeout_s = " + std::to_string(seconds) +
+                " s in communicator '" + name_ + "', rank " + std::to_string(rank_) + ", " +
+                describe(tag_) + ": " + describe_rails(peer)};
   }
   return {};
 }

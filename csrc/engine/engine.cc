@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;  // peers differ by their pair key
 
 std::uint64_t fingerprint_of(const Config& config) {
-  const std::array<std::uint64_t, 8> settings{
+  const std::array<std::uint64_t, 9> settings{
       static_cast<std::uint64_t>(config.slot_bytes),
       static_cast<std::uint64_t>(config.slots),
       static_cast<std::uint64_t>(config.chunk_bytes),
@@ -27,6 +27,7 @@ std::uint64_t fingerprint_of(const Config& config) {
       static_cast<std::uint64_t>(config.algorithm),
       config.resilience ? 1U : 0U,
       config.checksum ? 1U : 0U,
+      config.fallback ? 1U : 0U,
       static_cast<std::uint64_t>(sizeof(FrameHeader)),
   };
   return config_fingerprint(settings);
@@ -50,6 +51,7 @@ LinkOptions link_options(const Config& config, bool connects) {
   options.rejoin_backoff_min_ns = config.rejoin_backoff_min_ms * ns_per_ms;
   options.rejoin_backoff_max_ns = config.rejoin_backoff_max_ms * ns_per_ms;
   options.flap_half_life_s = config.flap_half_life_s;
+  options.fallback = config.fallback;
   options.connects = connects;
   return options;
 }
@@ -183,7 +185,7 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
       const Lock guard(*this);
       for (const std::uint32_t process : peers) {
         const Peer* peer = find(process);
-        if (peer != nullptr && !peer->link.dark()) continue;
+        if (peer != nullptr && peer->link.has_data_rail()) continue;
         if (peer != nullptr && !peer->refusal.empty())
           return {ErrorCode::invalid_argument, peer->label + ": " + peer->refusal};
         if (!missing.empty()) missing += "; ";

@@ -40,7 +40,7 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
       if (replay.target == id) replay.target = any_rail;
   if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
   step(Step::rail_moved, id);
-  if (to != RailState::up || !rail.carries_data()) return;
+  if (to != RailState::up || !may_carry_data(rail)) return;
   // Rails that fell silent while none was UP have found no rail for their hedges until now.
   for (RailId other = 0; other < rails_.size(); ++other)
     if (rails_[other].state == RailState::suspect) replay_from(other, /*hedge=*/true);
@@ -48,27 +48,39 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
 
 void Link::choose_best() {
   // The rail with the lowest round trip; a rail in use is left only for one clearly better, so that
-  // noise does not move traffic.  If none is UP, a suspect one is better than none.
+  // noise does not move traffic.  The control rail serves where no data rail is UP, and a suspect
+  // rail where none is.
   for (const RailState wanted : {RailState::up, RailState::suspect}) {
-    RailId lowest = any_rail;
-    for (RailId id = 0; id < rails_.size(); ++id) {
-      const Rail& rail = rails_[id];
-      if (rail.state != wanted || !rail.carries_data()) continue;
-      if (lowest == any_rail || rail.base_round_trip < rails_[lowest].base_round_trip) lowest = id;
+    for (const bool fallback : {false, true}) {
+      RailId lowest = any_rail;
+      for (RailId id = 0; id < rails_.size(); ++id) {
+        const Rail& rail = rails_[id];
+        if (rail.state != wanted || rail.carries_data() == fallback || !may_carry_data(rail))
+          continue;
+        if (lowest == any_rail || rail.base_round_trip < rails_[lowest].base_round_trip)
+          lowest = id;
+      }
+      if (lowest == any_rail) continue;
+      const bool keep =
+          best_ != any_rail && rails_[best_].state == wanted &&
+          rails_[best_].carries_data() != fallback &&
+          rails_[best_].base_round_trip <= 2 * rails_[lowest].base_round_trip + noise_ns;
+      if (!keep) best_ = lowest;
+      return;
     }
-    if (lowest == any_rail) continue;
-    const bool keep =
-        best_ != any_rail && rails_[best_].state == wanted &&
-        rails_[best_].base_round_trip <= 2 * rails_[lowest].base_round_trip + noise_ns;
-    if (!keep) best_ = lowest;
-    return;
   }
   best_ = any_rail;
 }
 
-void Link::update_darkness(TimeNs now) {
-  const bool dark = std::none_of(rails_.begin(), rails_.end(), [](const Rail& rail) {
+bool Link::has_data_rail() const {
+  return std::any_of(rails_.begin(), rails_.end(), [](const Rail& rail) {
     return rail.carries_data() && rail.state == RailState::up;
+  });
+}
+
+void Link::update_darkness(TimeNs now) {
+  const bool dark = std::none_of(rails_.begin(), rails_.end(), [this](const Rail& rail) {
+    return may_carry_data(rail) && rail.state == RailState::up;
   });
   if (dark && !dark_) dark_since_ = now;
   dark_ = dark;

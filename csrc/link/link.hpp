@@ -37,6 +37,7 @@ struct LinkOptions {
   TimeNs rejoin_backoff_min_ns = 50 * ns_per_ms;
   TimeNs rejoin_backoff_max_ns = 5000 * ns_per_ms;
   double flap_half_life_s = 30.0;
+  bool fallback = true;  // control rails carry data when nothing else is left
   bool connects = true;  // this end opens connections; the other one, of the lower id, accepts
 };
 
@@ -181,7 +182,8 @@ class Link {
   // The rail may have bytes on the path that are not acknowledged yet.
   [[nodiscard]] bool awaits_path_ack(RailId rail) const;
   [[nodiscard]] bool connected(RailId rail) const;
-  // No data rail is UP, and since when.
+  [[nodiscard]] bool has_data_rail() const;  // one is UP
+  // No rail that may carry data is UP, and since when.
   [[nodiscard]] bool dark() const { return dark_; }
   [[nodiscard]] TimeNs dark_since() const { return dark_since_; }
   // How long the peer's process has said nothing on any rail, in time that we watched.  It answers
@@ -340,6 +342,14 @@ class Link {
   void repeat_acks(TimeNs now);
   void probe(RailId rail, std::uint32_t bytes);
 
+  [[nodiscard]] bool may_carry_data(const Rail& rail) const {
+    return rail.carries_data() || options_.fallback;
+  }
+  // Data may go there now.
+  [[nodiscard]] bool takes_data(RailId id) const {
+    const Rail& rail = rails_[id];
+    return id == best_ ? usable(rail) : rail.carries_data() && rail.state == RailState::up;
+  }
   [[nodiscard]] bool usable(const Rail& rail) const {
     return rail.state == RailState::up || rail.state == RailState::suspect;
   }

@@ -50,7 +50,7 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
 
 bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
   Rail& rail = rails_[id];
-  if (!rail.carries_data()) return false;
+  if (!may_carry_data(rail)) return false;
   InStream* stream = last_in_;
   if (stream == nullptr || stream->communicator() != header.communicator) {
     if (closed_.contains(header.communicator)) return true;  // late: nobody wants it

@@ -35,7 +35,12 @@ void Link::consume(InStream& stream, TimeNs now) {
 
 void Link::open_and_queue(OutStream& stream, TimeNs now) {
   const bool was_idle = stream.delivered() == stream.next_number();
-  if (stream.open_messages() == 0) return;
+  const bool opened = stream.open_messages() > 0;
+  if (!stream.quarantined())
+    stream.quarantined_since_ns = 0;
+  else if (stream.quarantined_since_ns == 0)
+    stream.quarantined_since_ns = now;
+  if (!opened) return;
   if (was_idle) {
     stream.last_ack_ns = now;
     stream.ack_request_after = 0;
@@ -53,7 +58,7 @@ bool Link::has_frames(RailId id) const {
   const Rail& rail = rails_[id];
   if (!connected(id)) return false;
   if (rail.control.any(aborts_.size())) return true;
-  if (!rail.carries_data() || (rail.state != RailState::up && id != best_)) return false;
+  if (!takes_data(id)) return false;
   return !posting_.empty() || !replays_.empty();
 }
 
@@ -62,10 +67,7 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
   if (!connected(id)) return false;
   frame = {};
   bool found = rail.control.any(aborts_.size()) && next_control(id, frame, now);
-  const bool data_allowed =
-      rail.carries_data() &&
-      (rail.state == RailState::up || (rail.state == RailState::suspect && id == best_));
-  if (!found && data_allowed)
+  if (!found && takes_data(id))
     found = (!replays_.empty() && next_replay(id, frame)) ||
             (!posting_.empty() && next_chunk(id, frame));
   if (!found) return false;
@@ -260,6 +262,8 @@ void Link::replay_from(RailId id, bool hedge) {
   for (RailId other = 0; other < rails_.size(); ++other)
     if (other != id && rails_[other].carries_data() && rails_[other].state == RailState::up)
       others.push_back(other);
+  if (others.empty() && best_ != any_rail && best_ != id && rails_[best_].state == RailState::up)
+    others.push_back(best_);  // the fallback
   if ((hedge || planted(Mutant::replay_needs_another_rail)) && others.empty()) return;
   std::uint32_t chunks = 0;
   for (auto& [communicator, pair] : streams_) {

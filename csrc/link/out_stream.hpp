@@ -81,10 +81,11 @@ class OutStream {
     return !ops_.empty() && next_number_ < credit_ + shape_.slots;
   }
 
-  InStream* reverse = nullptr;   // its acks travel with our data
-  TimeNs last_ack_ns = 0;        // when acknowledgements last moved, or were first wanted
-  TimeNs ack_request_after = 0;  // current repeat interval of ack requests
-  bool queued = false;           // is in the link's list of streams with chunks to post
+  InStream* reverse = nullptr;      // its acks travel with our data
+  TimeNs quarantined_since_ns = 0;  // quarantined() since then; 0: it is not
+  TimeNs last_ack_ns = 0;           // when acknowledgements last moved, or were first wanted
+  TimeNs ack_request_after = 0;     // current repeat interval of ack requests
+  bool queued = false;              // is in the link's list of streams with chunks to post
 
  private:
   struct Op {

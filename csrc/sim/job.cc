@@ -49,6 +49,7 @@ Job make_job(std::uint64_t seed, const FaultOptions& options) {
       std::find(job.enabled.begin(), job.enabled.end(), FaultKind::bit_flip) != job.enabled.end() ||
       random.below(4) == 0;
   link.small_message_bytes = link.shape.chunk_bytes;
+  link.fallback = random.below(3) != 0;
   link.ack_deadline_floor_ns = 2 * ns_per_ms;
   link.dead_deadline_ns = 10 * ns_per_ms;
   link.probe_interval_ns = 20 * ns_per_ms;

@@ -43,12 +43,14 @@ class LinkPair {
   }
 
   explicit LinkPair(std::size_t rails, const LinkOptions& options = default_options())
-      : kinds_(rails, RailKind::sim),
+      : LinkPair(std::vector<RailKind>(rails, RailKind::sim), options) {}
+  LinkPair(std::vector<RailKind> kinds, const LinkOptions& options)
+      : kinds_(std::move(kinds)),
         a(with_role(options, true), kinds_, 1),
         b(with_role(options, false), kinds_, 2) {
     a.start(now);
     b.start(now);
-    for (RailId rail = 0; rail < rails; ++rail) open(rail, 1);
+    for (RailId rail = 0; rail < kinds_.size(); ++rail) open(rail, 1);
     a.actions().clear();
   }
 

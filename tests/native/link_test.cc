@@ -395,5 +395,39 @@ TEST(Link, AChunkThatArrivesOnTwoRailsAtOnceIsCountedOnce) {
   EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
 }
 
+TEST(LinkFallback, TheControlRailCarriesDataOnlyWhileNothingElseIsLeft) {
+  LinkPair pair({RailKind::sim, RailKind::control}, LinkPair::default_options());
+  const auto data = bytes_of(384, 1);
+  pair.post(pair.a, data);
+  EXPECT_TRUE(pair.pull(pair.a, 1, FrameType::data).empty());
+  pair.exchange(0);
+  EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
+  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  EXPECT_FALSE(pair.a.dark());
+  EXPECT_FALSE(pair.a.has_data_rail());
+  pair.post(pair.a, data);
+  pair.exchange(1);
+  EXPECT_EQ(pair.in(pair.b).delivered(), 2U);
+  pair.close_rails(pair.a);
+  pair.close_rails(pair.b);
+  pair.exchange(1);
+  pair.open(0, 2);
+  for (int read = 0; read < 2; ++read) pair.b.consume(pair.in(pair.b), pair.now);
+  pair.exchange(0);
+  pair.post(pair.a, data);
+  EXPECT_TRUE(pair.pull(pair.a, 1, FrameType::data).empty());
+  EXPECT_FALSE(pair.pull(pair.a, 0, FrameType::data).empty());
+}
+
+TEST(LinkFallback, WithoutItTheControlRailCarriesNone) {
+  LinkOptions options = LinkPair::default_options();
+  options.fallback = false;
+  LinkPair pair({RailKind::sim, RailKind::control}, options);
+  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  EXPECT_TRUE(pair.a.dark());
+  pair.post(pair.a, bytes_of(100, 1));
+  EXPECT_TRUE(pair.pull(pair.a, 1, FrameType::data).empty());
+}
+
 }  // namespace
 }  // namespace r2ccl

@@ -44,6 +44,7 @@ SAMPLES = {
     "node": "per-rank",
     "management": "eth0",
     "resilience": "off",
+    "fallback": "off",
     "checksum": "on",
     "small_message_bytes": "1024",
     "chunk_bytes": "65536",

@@ -14,6 +14,7 @@ namespace r2ccl {
 struct Config {
   // Failover.
   bool resilience = true;           // off: keep nothing for replay, hedge and probe nothing
+  bool fallback = true;             // the control rail carries data when nothing else is left
   bool checksum = false;            // CRC32C of every chunk
   double link_timeout_s = 30.0;     // without any rail to a peer for longer: peer_lost
   double connect_timeout_s = 60.0;  // until every link has its first rail

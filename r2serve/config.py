@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -367,7 +366,9 @@ class Config:
             text = getattr(self, name)
             if any(not letter.isprintable() or letter.isspace() for letter in text):
                 raise _wrong(name, self, "one word")
-        if self.journal_dir and not os.access(self.journal_dir, os.W_OK | os.X_OK):
+        folder = self.journal_dir
+        # isdir() first: it also takes texts that can be no path.
+        if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
             raise _wrong("journal_dir", self, "empty or an existing folder that can be written to")
         if self.fault_file and not os.path.isdir(os.path.dirname(self.fault_file) or "."):
             raise _wrong("fault_file", self, "empty or a file in an existing folder")
@@ -390,6 +391,8 @@ def _wrong(name: str, config: Config, right: str) -> ConfigError:
 
 def _complaint(name: str, value: object, right: str) -> str:
     shown = repr(value) if isinstance(value, str) else value
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print the largest
+        shown = f"an integer of {value.bit_length()} bits"
     return f"{name} ({PREFIX}{name.upper()}) is {shown}: must be {right}"
 
 
@@ -409,15 +412,15 @@ def _parsed(option: Option, text: str) -> Value:
 def _checked(option: Option, value: object) -> Value:
     """The value, if its type and range are right."""
     error = ConfigError(_complaint(option.name, value, option.allowed))
-    if option.kind is float and type(value) is int:
-        value = float(value)
+    if isinstance(value, int | float) and option.low is not None and option.high is not None:
+        if not option.low <= value <= option.high:  # nor is NaN
+            raise error
+        if option.kind is float and type(value) is int:
+            value = float(value)
     if type(value) is not option.kind:  # not isinstance: a bool is no int here
         raise error
-    if isinstance(value, int | float) and option.low is not None and option.high is not None:
-        if not math.isfinite(value) or not option.low <= value <= option.high:
-            raise error
-        if option.power_of_two and int(value).bit_count() != 1:
-            raise error
+    if option.power_of_two and isinstance(value, int) and value.bit_count() != 1:
+        raise error
     if option.choices and value not in option.choices:
         raise error
     assert isinstance(value, bool | int | float | str)

@@ -226,7 +226,9 @@ def _usable(
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sorts eth2 before eth10, alike on every node."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
 
 
 def _address_of(interface: Interface) -> Address | None:

@@ -35,7 +35,7 @@ def as_tensor(array: Array) -> torch.Tensor:
         return array
     try:
         return torch.from_numpy(array)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: negative strides, foreign byte order
         raise InvalidArgumentError(f"tensor: {error}") from None
 
 

@@ -23,11 +23,11 @@ COMMA := ,
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long model bench lint lint-python lint-cpp docs clean
+.PHONY: help setup demo test test-native test-long model fuzz bench lint lint-python lint-cpp docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
-	@echo "  ARGS='…' is passed on, e.g. make demo ARGS=--baseline"
+	@echo "  ARGS='…' is passed on, e.g. make demo ARGS=--baseline; make fuzz SECONDS=600 fuzzes longer"
 
 setup: $(STAMPS)/installed ## everything into .venv: vLLM, tools, the core
 
@@ -49,6 +49,8 @@ test-long: setup $(STAMPS)/system-test ## the tests that take minutes
 
 # GCC builds the plain variant and clang the others, so both compilers judge every file.
 SANITIZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g'
+FUZZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g' \
+	-DR2CCL_PYTHON=OFF -DR2CCL_FUZZ=ON
 define native
 @echo "== native tests: $(1)"
 @cmake -S . -B build/native-$(1) -G Ninja -DR2CCL_PYTHON=OFF -DR2CCL_TESTS=ON $(2) >build/$(1).log \
@@ -65,6 +67,19 @@ test-native: setup $(STAMPS)/system-test ## native tests alone
 
 model: $(STAMPS)/system-model ## search the protocol's model exhaustively with Spin
 	@$(PYTHON) docs/model/check.py $(ARGS)
+
+# What it finds beyond the kept corpus goes to build/fuzz/found, an input that crashes beside it.
+SECONDS := 60
+fuzz: setup $(STAMPS)/system-test ## fuzz the wire parser and the handshake, a minute each
+	@mkdir -p build/fuzz/found/frames build/fuzz/found/handshake
+	@cmake -S . -B build/fuzz -G Ninja $(FUZZED) >build/fuzz.log || { cat build/fuzz.log; exit 1; }
+	@cmake --build build/fuzz --target frames_fuzz handshake_fuzz
+	@for name in frames handshake; do \
+		echo "== $$name: $(SECONDS) s"; \
+		build/fuzz/$${name}_fuzz -max_total_time=$(SECONDS) -max_len=2000 -print_final_stats=1 \
+			-artifact_prefix=build/fuzz/$$name- $(ARGS) \
+			build/fuzz/found/$$name tests/native/fuzz/corpus/$$name || exit 1; \
+	done
 
 lint: lint-python lint-cpp ## formatting, types and static analysis
 

@@ -18,10 +18,12 @@ python_headers() {
   "$PYTHON" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
 }
-# The sanitizers' runtime of clang is a package of its own on some systems.
+# The runtimes of clang's sanitizers and of its fuzzer are a package of their own on some systems.
 clang_sanitizes() {
   probe=$(mktemp)
-  echo 'int main() { return 0; }' | clang++ -fsanitize=thread -x c++ - -o "$probe"
+  echo 'int main() { return 0; }' | clang++ -fsanitize=thread -x c++ - -o "$probe" &&
+    echo 'extern "C" int LLVMFuzzerTestOneInput(const char *, long) { return 0; }' |
+    clang++ -fsanitize=fuzzer -x c++ - -o "$probe"
   status=$?
   rm -f "$probe"
   return $status

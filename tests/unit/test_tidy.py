@@ -44,7 +44,7 @@ def tracked() -> tuple[Path, ...]:
 def text_of(path: Path) -> str | None:
     """The text of a file, or None of a binary one."""
     data = (ROOT / path).read_bytes()
-    return None if b"\0" in data else data.decode()
+    return None if b"\0" in data or "corpus" in path.parts else data.decode()
 
 
 def python_files(*folders: str) -> list[Path]:

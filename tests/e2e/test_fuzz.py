@@ -1,0 +1,125 @@
+"""The fuzz targets, over the kept corpus and then for as long as a test run has time for.
+
+``make fuzz`` runs them for longer and keeps what it finds in ``build/fuzz/found``.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "tests" / "native" / "fuzz" / "corpus"
+BUILD = ROOT / "build" / "fuzz"
+TARGETS = ("frames", "handshake")
+OPTIONS = (
+    "-DCMAKE_CXX_COMPILER=clang++",
+    "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g",
+    "-DR2CCL_PYTHON=OFF",
+    "-DR2CCL_FUZZ=ON",
+)
+PROBE = 'extern "C" int LLVMFuzzerTestOneInput(const char *, long) { return 0; }\n'
+
+Show = Callable[[str], None]
+
+
+def tool(name: str) -> str:
+    """The environment's own, also where the system has none."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or name
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The fuzz targets, built with clang."""
+    probe = tmp_path_factory.mktemp("probe") / "probe"
+    command = ["clang++", "-fsanitize=fuzzer", "-x", "c++", "-", "-o", str(probe)]
+    if (
+        shutil.which("clang++") is None
+        or subprocess.run(
+            command, input=PROBE, text=True, capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("clang's fuzzer runtime is not installed")
+    # The environment's ninja, for builds that are not begun by make.
+    ninja = f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
+    for step in (
+        ["-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", ninja, *OPTIONS],
+        ["--build", str(BUILD), "--target", *(f"{name}_fuzz" for name in TARGETS)],
+    ):
+        done = subprocess.run([tool("cmake"), *step], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {name: BUILD / f"{name}_fuzz" for name in TARGETS}
+
+
+def fuzz(name: str, program: Path, folder: Path, seconds: int) -> str:
+    """One run; returns what it did in a line, and fails with the input that broke something."""
+    found = folder / "found"
+    found.mkdir()
+    # Below the repository, so that a failure of a run elsewhere can be fetched.
+    artifacts = BUILD / f"{name}-"
+    done = subprocess.run(
+        [
+            str(program),
+            f"-max_total_time={seconds}",
+            "-seed=1",
+            "-max_len=2000",
+            "-timeout=20",
+            "-rss_limit_mb=1024",
+            "-print_final_stats=1",
+            f"-artifact_prefix={artifacts}",
+            str(found),
+            str(CORPUS / name),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        timeout=seconds + 120,
+        check=False,
+    )
+    if done.returncode != 0:
+        written = re.search(r"Test unit written to (\S+)", done.stdout)
+        what = re.search(r"does not hold: .*|runtime error: .*|ERROR: .*", done.stdout)
+        pytest.fail(
+            f"{name}: {what[0] if what else f'status {done.returncode}'}; reproduce with "
+            f"{program} {written[1] if written else '(no input was written)'}\n"
+            + done.stdout[-4000:]
+        )
+    runs = re.search(r"Done (\d+) runs in (\d+) second", done.stdout)
+    coverage = re.findall(r" cov: (\d+) ft: (\d+) ", done.stdout)
+    assert runs is not None, done.stdout[-4000:]
+    assert coverage, done.stdout[-4000:]
+    kept = len(list((CORPUS / name).iterdir()))
+    assert int(runs[1]) > kept
+    edges, features = coverage[-1]
+    return (
+        f"{name}: {runs[1]} executions in {runs[2]} s, {edges} edges and {features} features "
+        f"covered, {kept} inputs kept"
+    )
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_breaks_within_seconds(
+    programs: dict[str, Path], name: str, tmp_path: Path, show: Show
+) -> None:
+    show(fuzz(name, programs[name], tmp_path, 10))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_breaks_within_minutes(
+    programs: dict[str, Path], name: str, tmp_path: Path, show: Show
+) -> None:
+    show(fuzz(name, programs[name], tmp_path, 300))
+
+
+def test_the_corpus_is_small() -> None:
+    sizes = [path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()]
+    assert sum(sizes) < 200 * 1024
+    assert len(sizes) < 150

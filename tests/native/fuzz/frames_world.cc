@@ -1,0 +1,411 @@
+#include "frames_world.hpp"
+
+#include <sanitizer/allocator_interface.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "input.hpp"
+
+namespace r2ccl::fuzz {
+namespace {
+
+constexpr std::size_t max_communicators = 4096;  // that a peer can make a link keep
+
+class Pipe final : public BytePipe {
+ public:
+  explicit Pipe(Path& path) : path_(path) {}
+
+  Io write(std::span<const iovec> parts, std::size_t& bytes) override {
+    if (path_.broken) return Io::broken;
+    for (const iovec& part : parts) {
+      const std::size_t taken = std::min(part.iov_len, path_.room);
+      const auto* begin = static_cast<const std::byte*>(part.iov_base);
+      path_.emitted.insert(path_.emitted.end(), begin, begin + taken);
+      path_.room -= taken;
+      bytes += taken;
+    }
+    return bytes == 0 ? Io::again : Io::ok;
+  }
+  Io read(std::span<const iovec> parts, std::size_t& bytes) override {
+    if (path_.broken) return Io::broken;
+    for (const iovec& part : parts) {
+      const std::size_t taken = std::min(part.iov_len, path_.grant);
+      std::copy_n(path_.left().begin(), taken, static_cast<std::byte*>(part.iov_base));
+      path_.take(taken);
+      path_.grant -= taken;
+      bytes += taken;
+    }
+    return bytes == 0 ? Io::again : Io::ok;
+  }
+  PathReport path() override { return path_.report; }
+  [[nodiscard]] int fd() const override { return -1; }
+  [[nodiscard]] short arm(bool for_write) override { return for_write ? POLLOUT : POLLIN; }
+
+ private:
+  Path& path_;
+};
+
+// Bit by bit, so that a mistake in the production code's tables is not made here again.
+bool seal_right(const FrameHeader& header) {
+  std::array<std::uint8_t, offsetof(FrameHeader, crc)> bytes{};
+  std::memcpy(bytes.data(), &header, bytes.size());
+  std::uint32_t crc = ~0U;
+  for (const std::uint8_t byte : bytes) {
+    crc ^= byte;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1U) != 0 ? 0x82F63B78U : 0U);
+  }
+  return header.magic == frame_magic && header.crc == ~crc;
+}
+
+std::uint32_t longest_payload(FrameType type, const StreamShape& shape) {
+  switch (type) {
+    case FrameType::data: return shape.chunk_bytes;
+    case FrameType::ping: return max_probe_bytes;
+    case FrameType::abort: return max_abort_bytes;
+    default: return 0;
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> content(bool ours, std::uint64_t communicator, std::uint64_t number,
+                               std::uint64_t position, std::size_t bytes) {
+  // Repeats itself after 256 bytes, so that most of it is copied.
+  std::vector<std::byte> made(bytes);
+  const std::uint64_t first = (ours ? 1 : 128) + communicator * 31 + number * 57 + position * 13;
+  for (std::size_t i = 0; i < std::min<std::size_t>(256, bytes); ++i)
+    made[i] = static_cast<std::byte>(first + i * 13);
+  for (std::size_t i = 256; i < bytes; i += 256)
+    std::copy_n(made.begin(), std::min<std::size_t>(256, bytes - i),
+                made.begin() + static_cast<std::ptrdiff_t>(i));
+  return made;
+}
+
+FrameWorld::FrameWorld(const LinkOptions& options, unsigned rails_up, std::size_t baseline)
+    : options_(options), baseline_(baseline), carried_(options, world_kinds, 1) {
+  carried_.link.start(now_);
+  carried_.act(now_);
+  for (const std::uint64_t communicator : world_communicators) {
+    carried_.link.out_stream(communicator);
+    calls_[communicator];
+  }
+  for (RailId rail = 0; rail < world_rails; ++rail) {
+    open(rail, 1, {});
+    pump_out(rail, 1U << 20);
+    if (rail >= rails_up) continue;
+    FrameHeader pong{};
+    pong.type = FrameType::pong;
+    pong.number = static_cast<std::uint64_t>(now_);
+    seal(pong);
+    send(rail, pong, true, 0);
+    deliver(rail, sizeof(pong));
+    require(carried_.link.state(rail) == RailState::up, "an answered probe opens a rail");
+  }
+  const std::size_t slot = options.shape.slot_bytes;
+  post(0, std::min<std::size_t>(100, slot));
+  post(0, slot + 10);
+  post(0, 0);
+  post(1, options.shape.chunk_bytes + 1);
+  check();
+}
+
+void FrameWorld::open(RailId rail, Epoch epoch, std::span<const std::byte> leftover) {
+  if (!carried_.begin_epoch(rail, epoch, now_)) return;
+  ++opened_;
+  paths_[rail] = {};
+  witnesses_[rail] = {};
+  if (!leftover.empty()) {
+    send(rail, leftover);
+    witness(rail, leftover.size());
+    paths_[rail].take(leftover.size());
+  }
+  carried_.carry(rail,
+                 std::make_unique<FramedRail>(carried_.link, rail,
+                                              std::make_unique<Pipe>(paths_[rail]), leftover),
+                 now_);
+}
+
+void FrameWorld::reconnect(RailId rail, std::size_t leftover) {
+  const Link& link = carried_.link;
+  // The bytes that are still to come are those that came with the handshake.
+  const auto left = paths_[rail].left().first(std::min(leftover, coming(rail)));
+  const std::vector<std::byte> bytes(left.begin(), left.end());
+  const auto epoch = carried_.offer(rail, link.epoch(rail), /*fresh=*/true, now_);
+  if (!epoch || link.state(rail) != RailState::connecting) return;
+  open(rail, *epoch, bytes);
+  deliver(rail, 0);
+}
+
+void FrameWorld::send(RailId rail, std::span<const std::byte> bytes) {
+  paths_[rail].coming.insert(paths_[rail].coming.end(), bytes.begin(), bytes.end());
+}
+
+void FrameWorld::send(RailId rail, const FrameHeader& header, bool honest,
+                      std::size_t payload_bytes) {
+  send(rail, std::as_bytes(std::span(&header, 1)));
+  auto payload = content(false, header.communicator, header.number, header.offset, payload_bytes);
+  if (!honest)
+    for (std::byte& byte : payload) byte = ~byte;
+  send(rail, payload);
+}
+
+// --- what arrives --------------------------------------------------------------------------------
+
+void FrameWorld::deliver(RailId rail, std::size_t bytes) {
+  Path& path = paths_[rail];
+  const Link& link = carried_.link;
+  bytes = std::min(bytes, coming(rail));
+  if (!carried_.ends[rail].rail) return path.take(bytes);
+  const Epoch epoch = link.epoch(rail);
+  witness(rail, bytes);
+  path.grant = bytes;
+  do carried_.receive(now_, /*all_rails=*/true);
+  while (path.grant > 0 && carried_.ends[rail].rail);
+  path.grant = 0;
+  if (!witnesses_[rail].poisoned || link.epoch(rail) != epoch || path.broken) return;
+  require(!link.connected(rail), "a rail with bytes that no correct peer sends is DOWN");
+  const RailCause cause = link.cause(rail);
+  require(cause == RailCause::protocol || cause == RailCause::checksum ||
+              cause == RailCause::peer_notice,
+          "and what the peer sent is the cause");
+}
+
+void FrameWorld::witness(RailId rail, std::size_t bytes) {
+  Witness& seen = witnesses_[rail];
+  FrameHeader& header = seen.header;
+  auto left = paths_[rail].left().first(bytes);
+  while (!left.empty() && !seen.poisoned) {
+    if (seen.payload_left > 0) {
+      const std::size_t part = std::min(left.size(), seen.payload_left);
+      if (header.type == FrameType::data) witness_payload(seen, left.first(part));
+      seen.payload_left -= part;
+      left = left.subspan(part);
+      continue;
+    }
+    const std::size_t part = std::min(left.size(), sizeof(header) - seen.header_bytes);
+    std::memcpy(reinterpret_cast<std::byte*>(&header) + seen.header_bytes, left.data(), part);
+    seen.header_bytes += part;
+    left = left.subspan(part);
+    if (seen.header_bytes < sizeof(header)) return;
+    seen.header_bytes = 0;
+    seen.poisoned = incorrect(header);
+    seen.payload_left = header.payload_bytes;
+    if (header.type == FrameType::data && !calls_.contains(header.communicator))
+      strange_.insert(header.communicator);
+  }
+}
+
+void FrameWorld::witness_payload(Witness& seen, std::span<const std::byte> payload) {
+  const FrameHeader& header = seen.header;
+  const std::uint64_t at = header.offset + (header.payload_bytes - seen.payload_left);
+  const auto honest = content(false, header.communicator, header.number, at, payload.size());
+  // With checksums, no changed byte may get in.
+  if (!shape().checksum && !std::equal(payload.begin(), payload.end(), honest.begin()))
+    changed_.insert({header.communicator, header.number});
+}
+
+// What is wrong whatever came before; the rules of slots, and which rail may carry data, are left
+// to the link.
+bool FrameWorld::incorrect(const FrameHeader& header) const {
+  const auto type = static_cast<unsigned>(header.type);
+  if (!seal_right(header) || type < 1 || type > 9) return true;
+  if (header.payload_bytes > longest_payload(header.type, shape())) return true;
+  const auto calls = calls_.find(header.communicator);
+  const bool known = calls != calls_.end();
+  const bool closed = known && !calls->second.open;
+  if (closed || (header.type != FrameType::data && header.type != FrameType::ack)) return false;
+  const std::uint64_t posted = known ? calls->second.posted : 0;
+  const bool acknowledges = header.type == FrameType::data || known;
+  if (acknowledges && header.delivered > posted) return true;
+  if (acknowledges && header.credit > header.delivered) return true;
+  if (header.type == FrameType::ack) return false;
+  const std::uint64_t first = known ? calls->second.consumed : 0;
+  const bool none = header.message_bytes == 0 && header.offset == 0;
+  if (header.offset >= header.message_bytes && !none) return true;
+  return header.message_bytes > shape().slot_bytes || header.slot >= shape().all_slots() ||
+         header.offset % shape().chunk_bytes != 0 || header.number >= first + shape().slots ||
+         header.payload_bytes !=
+             std::min(shape().chunk_bytes, header.message_bytes - header.offset);
+}
+
+// --- what goes out -------------------------------------------------------------------------------
+
+void FrameWorld::pump_out(RailId rail, std::size_t room) {
+  if (!carried_.ends[rail].rail) return;
+  paths_[rail].room = room;
+  carried_.send(now_);
+  paths_[rail].room = 0;
+  check_emitted(rail);
+}
+
+void FrameWorld::check_emitted(RailId rail) {
+  std::vector<std::byte>& emitted = paths_[rail].emitted;
+  std::size_t at = 0;
+  while (emitted.size() - at >= sizeof(FrameHeader)) {
+    FrameHeader header;
+    std::memcpy(&header, emitted.data() + at, sizeof(header));
+    require(seal_right(header), "every header that goes out is sealed");
+    require(header.payload_bytes <= longest_payload(header.type, shape()), "and its frame short");
+    if (emitted.size() - at < sizeof(header) + header.payload_bytes) break;
+    const std::byte* payload = emitted.data() + at + sizeof(header);
+    at += sizeof(header) + header.payload_bytes;
+    if (header.type != FrameType::data) continue;
+    const auto calls = calls_.find(header.communicator);
+    require(calls != calls_.end(), "data goes out for our communicators only");
+    require(header.number < calls->second.posted, "only what was posted goes out");
+    require(header.slot < shape().all_slots(), "into slots that there are");
+    // Of what the peer claims to have, nothing need be kept for him.
+    if (header.number < calls->second.delivered) continue;
+    const auto posted =
+        content(true, header.communicator, header.number, header.offset, header.payload_bytes);
+    require(std::equal(posted.begin(), posted.end(), payload), "what goes out is what was posted");
+    if (shape().checksum)
+      require(header.payload_crc == crc32c(payload, header.payload_bytes), "under its checksum");
+  }
+  emitted.erase(emitted.begin(), emitted.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
+void FrameWorld::pass(TimeNs time) {
+  now_ += time;
+  carried_.tick(now_, /*refresh_paths=*/true);
+}
+
+void FrameWorld::break_pipe(RailId rail) {
+  paths_[rail].broken = true;
+  carried_.receive(now_, /*all_rails=*/true);
+}
+
+// --- the communicators ---------------------------------------------------------------------------
+
+void FrameWorld::post(std::size_t which, std::size_t bytes) {
+  const std::uint64_t communicator = world_communicators[which];
+  Calls& calls = calls_[communicator];
+  if (!calls.open) return;
+  const std::size_t slot = shape().slot_bytes;
+  auto data = std::make_unique<std::byte[]>(bytes);
+  for (std::size_t i = 0; i < bytes; i += slot) {
+    const auto message =
+        content(true, communicator, calls.posted + i / slot, 0, std::min(slot, bytes - i));
+    std::copy(message.begin(), message.end(), data.get() + i);
+  }
+  const std::size_t messages = std::max<std::size_t>(1, (bytes + slot - 1) / slot);
+  calls.posted += messages;
+  chunks_posted_ += messages * (slot / shape().chunk_bytes);
+  OutStream& stream = carried_.link.out_stream(communicator);
+  carried_.link.post(stream, {data.get(), bytes}, CallTag{}, now_);
+  calls.posts.push_back({std::move(data), calls.position, calls.position + bytes});
+  calls.position += bytes;
+}
+
+void FrameWorld::consume(std::size_t which) {
+  const std::uint64_t communicator = world_communicators[which];
+  Calls& calls = calls_[communicator];
+  if (!calls.open) return;
+  InStream& stream = carried_.link.in_stream(communicator);
+  const InMessage* message = stream.front();
+  if (message == nullptr) return;
+  require(message->number == calls.consumed, "messages come in order, each once");
+  require(message->bytes <= shape().slot_bytes, "no message is larger than a slot");
+  if (!changed_.contains({communicator, message->number})) {
+    const auto sent = content(false, communicator, message->number, 0, message->bytes);
+    require(std::equal(sent.begin(), sent.end(), stream.front_data()),
+            "a message has the bytes that were sent");
+  }
+  carried_.link.consume(stream, now_);
+  ++calls.consumed;
+}
+
+// As the channel does after a call: memory goes back to the caller as soon as it is settled.
+void FrameWorld::settle() {
+  for (auto& [communicator, calls] : calls_) {
+    if (!calls.open) continue;
+    const OutStream& stream = carried_.link.out_stream(communicator);
+    calls.delivered = std::max(calls.delivered, stream.delivered());
+    while (!calls.posts.empty() && stream.settled_position() >= calls.posts.front().end) {
+      if (stream.lent_position() > calls.posts.front().begin)
+        carried_.detach({.communicator = communicator, .before = stream.delivered()}, now_);
+      calls.posts.pop_front();
+    }
+  }
+}
+
+void FrameWorld::close(std::size_t which) {
+  const std::uint64_t communicator = world_communicators[which];
+  Calls& calls = calls_[communicator];
+  if (!calls.open) return;
+  carried_.detach({.communicator = communicator, .before = {}}, now_);
+  carried_.link.close_streams(communicator);
+  calls.open = false;
+  calls.posts.clear();
+}
+
+void FrameWorld::abort(std::size_t which, std::size_t text_bytes) {
+  carried_.link.send_abort(
+      {world_communicators[which], ErrorCode::aborted, std::string(text_bytes, '!')});
+}
+
+void FrameWorld::bye() { carried_.link.send_bye(); }
+
+std::uint64_t FrameWorld::consumed(std::uint64_t communicator) const {
+  const auto found = calls_.find(communicator);
+  return found == calls_.end() ? 0 : found->second.consumed;
+}
+
+std::uint64_t FrameWorld::posted_messages(std::uint64_t communicator) const {
+  const auto found = calls_.find(communicator);
+  return found == calls_.end() ? 0 : found->second.posted;
+}
+
+// --- what holds ----------------------------------------------------------------------------------
+
+void FrameWorld::check() {
+  settle();
+  Link& link = carried_.link;
+  for (const AbortNotice& notice : link.received_aborts())
+    require(notice.text.size() <= max_abort_bytes, "the text of an ABORT is bounded");
+  link.received_aborts().clear();
+  for (RailId rail = 0; rail < world_rails; ++rail)
+    require(link.connected(rail) == (carried_.ends[rail].rail != nullptr),
+            "a rail is there as long as its epoch is open");
+
+  const Link::Load load = link.load();
+  const std::size_t streams = world_communicators.size() + strange_.size();
+  require(load.streams <= std::min(streams, max_communicators), "streams are bounded");
+  require(load.replays <= chunks_posted_ * world_rails, "replays are bounded");
+  require(load.attempts <= chunks_posted_ * (opened_ + world_rails), "attempts are bounded");
+  require(load.control <= world_rails * (2 * streams + world_communicators.size()),
+          "control frames are bounded");
+  require(load.actions == 0, "what the link asks for is carried out");
+  check_memory();
+}
+
+// Memory of the test itself, which is no affair of the link.
+std::size_t FrameWorld::own_bytes() const {
+  std::size_t bytes = 0;
+  for (const Path& path : paths_) bytes += path.coming.capacity() + path.emitted.capacity();
+  for (const auto& [communicator, calls] : calls_)
+    for (const Post& post : calls.posts) bytes += post.end - post.begin + sizeof(Post);
+  return bytes + 64 * (strange_.size() + changed_.size());
+}
+
+void FrameWorld::check_memory() const {
+  const StreamShape& s = shape();
+  const std::size_t staging = std::min(s.staging_bytes, s.slot_bytes);
+  const std::size_t entries = sizeof(OutMessage) + sizeof(InMessage) + 64;
+  const std::size_t stream = 4096 + s.all_slots() * entries;
+  const std::size_t streams = world_communicators.size() + strange_.size();
+  // Messages land in slots; staging is only for what we posted ourselves.
+  const std::size_t slots = s.all_slots() * s.slot_bytes * streams;
+  const std::size_t staged = s.all_slots() * staging * world_communicators.size();
+  // Input, a batch of frames, and copies of what a call left behind.
+  const std::size_t rail = (64U << 10) + 8 * (sizeof(OutFrame) + s.chunk_bytes);
+  const std::size_t queued = 64 * chunks_posted_ * (opened_ + world_rails);
+  const std::size_t fixed = 256U << 10;
+  const std::size_t limit = slots + staged + stream * streams + rail * world_rails + queued + fixed;
+  const std::size_t live = __sanitizer_get_current_allocated_bytes();
+  require(live <= baseline_ + own_bytes() + limit, "memory is bounded by the options");
+}
+
+}  // namespace r2ccl::fuzz

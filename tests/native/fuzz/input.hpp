@@ -1,0 +1,48 @@
+// What a fuzz target makes of its input: numbers and bytes, taken from the front.  An input that
+// has ended gives zeros, so that every prefix of an input is one too.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+
+namespace r2ccl::fuzz {
+
+class Input {
+ public:
+  Input(const std::uint8_t* data, std::size_t size) : left_(data, size) {}
+
+  [[nodiscard]] bool empty() const { return left_.empty(); }
+
+  template <typename T>
+  T take() {
+    T value{};
+    const std::size_t bytes = std::min(sizeof(T), left_.size());
+    if (bytes > 0) std::memcpy(&value, left_.data(), bytes);
+    left_ = left_.subspan(bytes);
+    return value;
+  }
+  std::uint8_t byte() { return take<std::uint8_t>(); }
+
+  std::span<const std::byte> bytes(std::size_t count) {
+    const auto taken = left_.first(std::min(count, left_.size()));
+    left_ = left_.subspan(taken.size());
+    return std::as_bytes(taken);
+  }
+
+ private:
+  std::span<const std::uint8_t> left_;
+};
+
+// Ends the process, as a crash that the fuzzer keeps the input of.
+inline void require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "does not hold: %s\n", what);
+  std::abort();
+}
+
+}  // namespace r2ccl::fuzz

@@ -105,7 +105,8 @@ class Config:
     )
     management: str = _option(
         "",
-        "Device or address kept for the engine's own control traffic and never used as a rail. "
+        "Device or address kept for the engine's own control traffic and never used as a rail, but "
+        "for `fallback`. "
         "Empty: the one that the engine's store is reached through, as long as others remain",
     )
 
@@ -127,7 +128,8 @@ class Config:
     )
     link_timeout_s: float = _core(
         30.0,
-        "How long a link may be without any rail before every rank gets the typed error",
+        "How long a link may be without any rail before every rank gets the typed error; ten times "
+        "as long where rails work and the peer's process says nothing",
         unit="s",
         low=0.1,
         high=3600.0,

@@ -85,7 +85,7 @@ class Process:
         return tuple(infos)
 
     def _listen_for_control(self) -> PortInfo | None:
-        """Control frames also go over the management NIC, which carries no data."""
+        """Control frames also go over the management NIC, and data while nothing else is left."""
         address = self.management_address
         if address is None or address in self._rail_addresses or address.startswith("127."):
             return None
@@ -107,7 +107,8 @@ class Process:
             self.engine.add_peer(peer.process, label, pair_secret(self.info, peer), rails)
 
 
-_LOCK = threading.Lock()
+# Garbage collection may release an engine while its own thread is in here.
+_LOCK = threading.RLock()
 _SHARED: dict[Config, Process] = {}
 _USERS: Counter[Process] = Counter()
 """Communicators of each open engine."""
@@ -117,7 +118,7 @@ def acquire(config: Config, rank: int, management_address: str | None, share: bo
     """The engine for this configuration; without ``share`` one of its own.  Pair with release."""
     with _LOCK:
         process = _SHARED.get(config) if share else None
-        if process is None:
+        if process is None or process not in _USERS:  # released since
             logging.getLogger("r2serve").setLevel(config.log_level.upper())
             process = Process(config, rank, management_address)
             process.log = threading.Thread(

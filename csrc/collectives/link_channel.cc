@@ -5,6 +5,12 @@
 #include "link/mutants.hpp"
 
 namespace r2ccl {
+namespace {
+
+// A process that is stopped keeps its rails, and is waited for; but not for ever.
+constexpr int unheard_timeouts = 10;
+
+}  // namespace
 
 void LinkChannel::add_member(Link* link) {
   Member added;
@@ -139,16 +145,16 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
     if (planted(Mutant::dark_link_waits)) continue;
     const char* verdict = nullptr;
     if (other.link->dark() && for_long(other.link->dark_since()))
-      verdict = "no rail to ";
-    else if (other.link->unheard() >= link_timeout_)
-      verdict = "no word from the process of ";
+      verdict = "no rail for the link timeout to ";
+    else if (other.link->unheard() >= unheard_timeouts * link_timeout_)
+      verdict = "no word for ten link timeouts from the process of ";
     else if (other.out->quarantined_since_ns != 0 && for_long(other.out->quarantined_since_ns))
       verdict = "no slot that a lost rail could not still write at ";
     if (verdict == nullptr) continue;
     const double seconds = static_cast<double>(link_timeout_) * 1e-9;
     return {ErrorCode::peer_lost,
-            verdict + describe_peer(peer) + " for link_timeout_s = " + std::to_string(seconds) +
-                " s in communicator '" + name_ + "', rank " + std::to_string(rank_) + ", " +
+            verdict + describe_peer(peer) + "; link_timeout_s = " + std::to_string(seconds) +
+                " s, communicator '" + name_ + "', rank " + std::to_string(rank_) + ", " +
                 describe(tag_) + ": " + describe_rails(peer)};
   }
   return {};

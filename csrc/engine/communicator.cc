@@ -59,6 +59,7 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::uint64_t id, std
 Communicator::~Communicator() { close(0.0); }
 
 void Communicator::close(double linger_s) {
+  if (engine_->foreign()) return;
   const std::lock_guard guard(call_mutex_);
   if (closed_) return;
   closed_ = true;

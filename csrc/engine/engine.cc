@@ -100,7 +100,10 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
   background_ = std::thread([this] { run_background(); });
 }
 
-Engine::~Engine() { close(0.0); }
+Engine::~Engine() {
+  close(0.0);
+  if (background_.joinable()) background_.detach();  // of a fork: it is the parent's
+}
 
 Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {
   auto address = spec.kind == RailKind::shm ? SocketAddress::abstract_unix(spec.address)
@@ -203,6 +206,7 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
 }
 
 void Engine::close(double linger_s) {
+  if (foreign()) return;
   {
     const Lock guard(*this);
     if (closed_) return;

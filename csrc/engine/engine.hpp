@@ -2,6 +2,9 @@
 // makes progress when nobody is in a collective.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -67,6 +70,9 @@ class Engine {
   [[nodiscard]] LogQueue& log() { return log_; }
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] std::uint32_t process() const { return process_; }
+  // This operating-system process is a fork of the engine's: its threads are not here, and its
+  // sockets are not for us.
+  [[nodiscard]] bool foreign() const { return ::getpid() != pid_; }
 
  private:
   friend class Communicator;
@@ -116,6 +122,7 @@ class Engine {
 
   const Config config_;
   const std::uint32_t process_;
+  const pid_t pid_ = ::getpid();
   const std::uint64_t fingerprint_;
   const TimeNs tick_interval_;
   LogQueue log_;

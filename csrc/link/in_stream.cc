@@ -69,12 +69,6 @@ std::byte* InStream::chunk_memory(const FrameHeader& header) {
   return memory_[header.slot].get() + header.offset;
 }
 
-bool InStream::chunk_intact(const FrameHeader& header) {
-  const std::byte* memory = chunk_memory(header);
-  return memory == nullptr || planted(Mutant::checksum_ignored) ||
-         crc32c(memory, header.payload_bytes) == header.payload_crc;
-}
-
 bool InStream::chunk_arrived(const FrameHeader& header) {
   InMessage& message = by_slot_[header.slot];
   const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);

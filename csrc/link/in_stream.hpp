@@ -38,8 +38,6 @@ class InStream {
   [[nodiscard]] bool wants(const FrameHeader& header) const;
   // Where a chunk's bytes go now, or null if it is here already or its message is gone.
   [[nodiscard]] std::byte* chunk_memory(const FrameHeader& header);
-  // The bytes of a chunk that has arrived are those that were sent, or it is not wanted any more.
-  [[nodiscard]] bool chunk_intact(const FrameHeader& header);
   // The memory of a receive slot, which stays where it is; null: there is no such slot.
   [[nodiscard]] std::byte* slot_memory(std::uint16_t slot);
   // The chunk is here in full.  True if it was wanted and completed its message.

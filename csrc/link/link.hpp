@@ -216,7 +216,9 @@ class Link {
     InStream* stream = nullptr;
     std::uint32_t received = 0;
     bool discard = false;
-    std::unique_ptr<std::byte[]> text;  // payload of an ABORT
+    bool placed = false;                 // the payload is in its slot already
+    std::unique_ptr<std::byte[]> text;   // payload of an ABORT
+    std::unique_ptr<std::byte[]> chunk;  // payload of data, where checksums are on
   };
   struct Control {
     bool ping = false;
@@ -324,6 +326,9 @@ class Link {
   [[nodiscard]] bool begin_data(RailId rail, const FrameHeader& header, TimeNs now);
   [[nodiscard]] bool take_acks(OutStream& stream, const FrameHeader& header, TimeNs now);
   void frame_end(RailId rail, TimeNs now);
+  void hear(Rail& rail, TimeNs now);
+  [[nodiscard]] bool take_checked(Incoming& incoming);
+  [[nodiscard]] bool names_an_epoch(const FrameHeader& header) const;
   void on_rail_down(const FrameHeader& header, TimeNs now);
   void on_fenced(RailId rail, Epoch epoch, TimeNs now);
   void queue_ack(InStream& stream, RailId rail);

@@ -13,13 +13,14 @@ constexpr TimeNs notice_interval_min_ns = 5 * ns_per_ms;
 constexpr TimeNs notice_interval_max_ns = 200 * ns_per_ms;
 constexpr TimeNs ack_request_min_ns = 20 * ns_per_ms;
 constexpr TimeNs ack_request_max_ns = 500 * ns_per_ms;
+constexpr TimeNs unheard_step_ns = 1000 * ns_per_ms;  // a longer step is a pause of our own
 
 }  // namespace
 
 void Link::tick(TimeNs now) {
   const TimeNs observed = std::max<TimeNs>(0, now - last_tick_);
   last_tick_ = now;
-  const TimeNs unheard = unheard_ + std::min(observed, options_.ack_deadline_floor_ns / 2);
+  const TimeNs unheard = unheard_ + std::min(observed, unheard_step_ns);
   unheard_ = heard_ || !options_.shape.resilience ? 0 : unheard;
   heard_ = false;
   for (RailId id = 0; id < rails_.size(); ++id) {

@@ -1,5 +1,6 @@
 // Frames in: every field is checked before it is used for anything.
 #include <algorithm>
+#include <cstring>
 
 #include "link/link.hpp"
 #include "link/mutants.hpp"
@@ -9,6 +10,7 @@ namespace {
 
 // A peer cannot make us keep streams of more communicators than this.
 constexpr std::size_t max_communicators = 4096;
+constexpr Epoch max_epochs_ahead = 1U << 20;
 
 bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
   switch (header.type) {
@@ -35,9 +37,8 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
     rail.incoming.header = header;
     rail.incoming.stream = nullptr;
     rail.incoming.received = 0;
-    rail.last_rx = now;
-    rail.pinged = rail.unanswered = 0;
-    heard_ = true;
+    rail.incoming.placed = false;
+    hear(rail, now);
     if (header.type == FrameType::data) valid = begin_data(id, header, now);
   }
   if (!valid) {
@@ -78,6 +79,12 @@ bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
 std::span<std::byte> Link::payload_room(RailId id) {
   Incoming& incoming = rails_[id].incoming;
   const std::size_t left = incoming.header.payload_bytes - incoming.received;
+  if (incoming.stream != nullptr && options_.shape.checksum) {
+    // Apart, until it is known to be right: another rail may be filling the same chunk.
+    if (!incoming.chunk)
+      incoming.chunk = std::make_unique_for_overwrite<std::byte[]>(options_.shape.chunk_bytes);
+    return {incoming.chunk.get() + incoming.received, left};
+  }
   if (incoming.stream != nullptr) {
     if (std::byte* memory = incoming.stream->chunk_memory(incoming.header); memory != nullptr)
       return {memory + incoming.received, left};
@@ -95,14 +102,34 @@ std::byte* Link::slot_memory(std::uint64_t communicator, std::uint16_t slot) {
 }
 
 void Link::payload_placed(RailId id, TimeNs now) {
+  rails_[id].incoming.placed = true;
   payload_filled(id, rails_[id].incoming.header.payload_bytes, now);
 }
 
 void Link::payload_filled(RailId id, std::size_t bytes, TimeNs now) {
   Rail& rail = rails_[id];
   rail.incoming.received += static_cast<std::uint32_t>(bytes);
-  rail.last_rx = now;
+  hear(rail, now);
   if (rail.incoming.received == rail.incoming.header.payload_bytes) frame_end(id, now);
+}
+
+void Link::hear(Rail& rail, TimeNs now) {
+  rail.last_rx = now;
+  rail.pinged = rail.unanswered = 0;
+  heard_ = true;
+}
+
+// False: the bytes are not those that were sent.
+bool Link::take_checked(Incoming& incoming) {
+  const FrameHeader& header = incoming.header;
+  std::byte* const memory = incoming.stream->chunk_memory(header);
+  if (memory == nullptr || header.payload_bytes == 0) return true;  // not wanted any more
+  const std::byte* const bytes = incoming.placed ? memory : incoming.chunk.get();
+  if (crc32c(bytes, header.payload_bytes) != header.payload_crc &&
+      !planted(Mutant::checksum_ignored))
+    return false;
+  if (!incoming.placed) std::memcpy(memory, bytes, header.payload_bytes);
+  return true;
 }
 
 void Link::frame_end(RailId id, TimeNs now) {
@@ -114,7 +141,7 @@ void Link::frame_end(RailId id, TimeNs now) {
   switch (header.type) {
     case FrameType::data: {
       InStream* stream = incoming.stream;
-      if (options_.shape.checksum && stream != nullptr && !stream->chunk_intact(header)) {
+      if (options_.shape.checksum && stream != nullptr && !take_checked(incoming)) {
         rail_failed(id, rail.epoch, RailCause::checksum, now);
         break;
       }
@@ -142,15 +169,23 @@ void Link::frame_end(RailId id, TimeNs now) {
       rail.control.pong_number = header.number;
       break;
     case FrameType::pong:
+      if (header.number > static_cast<std::uint64_t>(now)) {  // the time of a probe of ours
+        rail_failed(id, rail.epoch, RailCause::protocol, now);
+        break;
+      }
       rail.answered = std::max(rail.answered, static_cast<TimeNs>(header.number));
       if (rail.state == RailState::probation && rail.answered >= rail.probation_since) {
         rail.connect_failures = 0;
         move(id, RailState::up, RailCause::none, now);
       }
       break;
-    case FrameType::rail_down: on_rail_down(header, now); break;
+    case FrameType::rail_down:
     case FrameType::fenced:
-      if (header.number < rails_.size())
+      if (!names_an_epoch(header))
+        rail_failed(id, rail.epoch, RailCause::protocol, now);
+      else if (header.type == FrameType::rail_down)
+        on_rail_down(header, now);
+      else
         on_fenced(static_cast<RailId>(header.number), header.epoch, now);
       break;
     case FrameType::abort: {
@@ -163,8 +198,14 @@ void Link::frame_end(RailId id, TimeNs now) {
   }
 }
 
+// Of a rail that exists, and no further ahead than attempts that came to nothing can be.
+bool Link::names_an_epoch(const FrameHeader& header) const {
+  if (header.number >= rails_.size()) return false;
+  const Rail& rail = rails_[header.number];
+  return header.epoch <= std::max(rail.epoch, rail.own_fenced) + max_epochs_ahead;
+}
+
 void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
-  if (header.number >= rails_.size()) return;
   const auto about = static_cast<RailId>(header.number);
   Rail& rail = rails_[about];
   if (header.epoch == rail.epoch) rail_failed(about, header.epoch, RailCause::peer_notice, now);

@@ -38,7 +38,7 @@ void Link::open_and_queue(OutStream& stream, TimeNs now) {
   const bool opened = stream.open_messages() > 0;
   if (!stream.quarantined())
     stream.quarantined_since_ns = 0;
-  else if (stream.quarantined_since_ns == 0)
+  else if (opened || stream.quarantined_since_ns == 0)
     stream.quarantined_since_ns = now;
   if (!opened) return;
   if (was_idle) {
@@ -262,9 +262,9 @@ void Link::replay_from(RailId id, bool hedge) {
   for (RailId other = 0; other < rails_.size(); ++other)
     if (other != id && rails_[other].carries_data() && rails_[other].state == RailState::up)
       others.push_back(other);
-  if (others.empty() && best_ != any_rail && best_ != id && rails_[best_].state == RailState::up)
-    others.push_back(best_);  // the fallback
-  if ((hedge || planted(Mutant::replay_needs_another_rail)) && others.empty()) return;
+  const bool fallback =
+      others.empty() && best_ != any_rail && best_ != id && rails_[best_].state == RailState::up;
+  if ((hedge || planted(Mutant::replay_needs_another_rail)) && others.empty() && !fallback) return;
   std::uint32_t chunks = 0;
   for (auto& [communicator, pair] : streams_) {
     OutStream& stream = pair->out;
@@ -278,7 +278,7 @@ void Link::replay_from(RailId id, bool hedge) {
         if (message.last_rail[chunk] != id || (message.replay_queued & bit) != 0) continue;
         message.replay_queued |= bit;
         ++chunks;
-        if (hedge && message.bytes <= options_.small_message_bytes) {
+        if (hedge && !fallback && message.bytes <= options_.small_message_bytes) {
           for (const RailId other : others)
             replays_.push_back({&stream, number, chunk, other, hedge, id});
         } else {

@@ -26,10 +26,11 @@ void CarriedLink::send(TimeNs now) {
   bool moved = true;
   for (int round = 0; moved && round < send_rounds; ++round) {
     moved = false;
-    if (best != any_rail && ends[best].rail) moved = ends[best].rail->pump_out(now);
+    if (best != any_rail && ends[best].rail && link.connected(best))
+      moved = ends[best].rail->pump_out(now);
     for (RailId id = 0; id < ends.size(); ++id) {
       Rail* rail = ends[id].rail.get();
-      if (rail == nullptr || id == best) continue;
+      if (rail == nullptr || id == best || !link.connected(id)) continue;
       if (rail->wants_write() || link.has_frames(id)) moved |= rail->pump_out(now);
     }
   }

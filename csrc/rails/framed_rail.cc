@@ -46,9 +46,12 @@ void FramedRail::pull(TimeNs now) {
     OutFrame& frame = frames_[frame_count_];
     if (!link_.next_frame(rail_, frame, now)) break;
     ++frame_count_;
+    payload_of_[part_end_] = nullptr;
     parts_[part_end_++] = {&frame.header, sizeof(FrameHeader)};
-    if (frame.header.payload_bytes > 0)
+    if (frame.header.payload_bytes > 0) {
+      payload_of_[part_end_] = &frame;
       parts_[part_end_++] = {const_cast<std::byte*>(frame.payload), frame.header.payload_bytes};
+    }
     bytes += sizeof(FrameHeader) + frame.header.payload_bytes;
   }
 }
@@ -87,8 +90,11 @@ void FramedRail::advance(std::size_t bytes) {
   detached_.clear();
 }
 
-void FramedRail::detach(const DetachScope& /*scope*/, TimeNs /*now*/) {
+void FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
   for (std::size_t i = part_begin_; i < part_end_; ++i) {
+    const OutFrame* frame = payload_of_[i];
+    if (frame == nullptr || !scope.covers(frame->header, frame->lent)) continue;
+    payload_of_[i] = nullptr;  // ours from now on
     const auto* begin = static_cast<const std::byte*>(parts_[i].iov_base);
     detached_.emplace_back(begin, begin + parts_[i].iov_len);
     parts_[i].iov_base = detached_.back().data();
@@ -114,6 +120,7 @@ void FramedRail::heal() {
   detached_.push_back(std::move(held_));
   held_.clear();
   parts_[0] = {detached_.back().data(), detached_.back().size()};
+  payload_of_[0] = nullptr;
   part_begin_ = 0;
   part_end_ = 1;
   frame_count_ = 0;

@@ -25,7 +25,7 @@ class FramedRail final : public Rail {
   [[nodiscard]] bool wants_write() const override { return part_begin_ != part_end_; }
   void report_path(TimeNs now) override;
   void acknowledge() override;
-  void detach(const DetachScope& scope, TimeNs now) override;  // copies all that is left to send
+  void detach(const DetachScope& scope, TimeNs now) override;  // copies what is left to send
   bool fence(TimeNs now) override;                             // closes the pipe, which is all
   [[nodiscard]] std::optional<pollfd> arm() override;
   void mute() override { muted_ = true; }
@@ -51,6 +51,8 @@ class FramedRail final : public Rail {
 
   std::array<OutFrame, batch_frames> frames_;
   std::array<iovec, 2 * batch_frames> parts_{};
+  // By part: the frame whose payload it is, in memory that is not this object's; else null.
+  std::array<const OutFrame*, 2 * batch_frames> payload_of_{};
   std::size_t frame_count_ = 0;
   std::size_t part_begin_ = 0;  // first part not written in full
   std::size_t part_end_ = 0;

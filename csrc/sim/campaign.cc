@@ -13,7 +13,7 @@ namespace r2ccl::sim {
 namespace {
 
 constexpr TimeNs start_limit = 2000 * ns_per_ms;
-constexpr TimeNs run_limit = 15'000 * ns_per_ms;
+constexpr TimeNs run_limit = 30'000 * ns_per_ms;
 // Until everything has come back: the longest back-off, a few failed attempts, a slow fence.
 constexpr TimeNs quiet_limit = 600 * ns_per_ms;
 constexpr TimeNs outage = 2000 * ns_per_ms;

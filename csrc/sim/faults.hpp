@@ -36,7 +36,7 @@ class Faults {
     for (int rank = 0; rank < ranks(); ++rank)
       for (RailId rail = 0; rail < rails(); ++rail) {
         for (int peer = 0; peer < ranks(); ++peer)
-          if (peer != rank && !isolated(rank, peer))
+          if (peer != rank && !isolated(rank, peer) && world_.is_disturbed(rank, peer, rail))
             world_.disturb(rank, peer, rail, [](Port& port) {
               const bool carrier = port.carrier;
               port = {};

@@ -51,6 +51,8 @@ struct Port {
   std::uint32_t phantoms = 0;      // so many of the next messages are acknowledged, but lost
   std::uint32_t lost_notices = 0;  // the same, of messages that carry no data
   std::uint32_t duplicates = 0;    // so many of the next completions are found twice
+
+  friend bool operator==(const Port&, const Port&) = default;
 };
 
 struct Path {

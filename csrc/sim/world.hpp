@@ -134,6 +134,12 @@ class World {
   void trace(const std::string& text);
   [[nodiscard]] bool traces() const { return observe_text != nullptr; }
 
+  // The port of `rank` does to `peer` what a healthy one would not.
+  [[nodiscard]] bool is_disturbed(int rank, int peer, RailId rail) {
+    Port port = path(rank, peer, rail).ports[side_of(rank, peer)];
+    port.carrier = true;
+    return port != Port{};
+  }
   [[nodiscard]] bool has_carrier(int rank, int peer, RailId rail) {
     return path(rank, peer, rail).ports[side_of(rank, peer)].carrier;
   }

@@ -81,7 +81,7 @@ def _show(failure: campaign.Failure) -> None:
 def _mutants(first: int, count: int, json_file: Path | None) -> bool:
     click.echo("building the core with its planted bugs", err=True)
     library = mutants.build()
-    sound = mutants.judge(library, "none", first, SOUND_SEEDS)
+    sound = mutants.judge(library, mutants.SOUND, first, SOUND_SEEDS)
     if sound.text != "nothing was noticed":
         click.echo(f"without a planted bug, seed {sound.seed}: {sound.text}")
         return False

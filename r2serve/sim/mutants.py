@@ -23,6 +23,9 @@ import click
 
 SOURCES = Path(__file__).resolve().parents[2]
 FOLDER = SOURCES / "build" / "mutants"
+SOUND = "none"
+"""No planted bug."""
+
 _INVARIANT = re.compile(r"I[1-7]: ")
 
 
@@ -86,7 +89,7 @@ def hunt(library: Path, mutant: str, first: int, count: int) -> dict[str, Any]:
 
 
 def judge(library: Path, mutant: str, first: int, count: int) -> Verdict:
-    """One planted bug (or none of them, ``none``) against the seeds."""
+    """One planted bug (or :data:`SOUND`) against the seeds."""
     code = "import sys, json; from r2serve.sim import mutants; mutants.main(sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", code, str(library), mutant, str(first), str(count)],
@@ -98,7 +101,12 @@ def judge(library: Path, mutant: str, first: int, count: int) -> Verdict:
         return Verdict(mutant, False, first, f"crashed: {done.stderr.strip()[-300:]}")
     found = json.loads(done.stdout)
     caught = bool(_INVARIANT.match(found["violation"]))
-    return Verdict(mutant, caught, found["seed"], found["violation"] or "nothing was noticed")
+    text = found["violation"] or "nothing was noticed"
+    if caught and mutant != SOUND:
+        without = judge(library, SOUND, found["seed"], 1)
+        if without.text != "nothing was noticed":
+            return Verdict(mutant, False, found["seed"], f"fails without it, too: {without.text}")
+    return Verdict(mutant, caught, found["seed"], text)
 
 
 def main(arguments: list[str]) -> None:

@@ -93,5 +93,34 @@ TEST(FramedRail, SleepsForRoomOnlyWhileThereIsNone) {
   EXPECT_EQ(fixture.rail->arm()->events, POLLOUT);
 }
 
+TEST(FramedRail, DetachCopiesEachLentPayloadOnceAndOnlyThose) {
+  Fixture fixture;
+  EXPECT_TRUE(fixture.rail->pump_out(2));
+  FrameHeader pong{};
+  pong.type = FrameType::pong;
+  pong.number = 2;
+  seal(pong);
+  const auto bytes = std::as_bytes(std::span(&pong, 1));
+  fixture.pipe->arrived.assign(bytes.begin(), bytes.end());
+  EXPECT_TRUE(fixture.rail->pump_in(3));
+  const std::size_t probe = fixture.pipe->written.size();
+
+  std::vector<std::byte> large(1U << 20, std::byte{1});  // more than is staged
+  OutStream& stream = fixture.link.out_stream(7);
+  fixture.link.post(stream, large, {}, 4);
+  fixture.pipe->room = 100;  // the header and a bit of the first payload
+  EXPECT_TRUE(fixture.rail->pump_out(5));
+  fixture.rail->detach({.communicator = 8, .before = {}}, 6);  // of another communicator
+  fixture.rail->detach({.communicator = 7, .before = 0}, 6);   // of earlier messages
+  for (int again = 0; again < 3; ++again) fixture.rail->detach({.communicator = 7, .before = 1}, 6);
+  std::fill(large.begin(), large.end(), std::byte{2});
+  fixture.pipe->room = 4U << 20;
+  while (fixture.rail->wants_write()) EXPECT_TRUE(fixture.rail->pump_out(7));
+  const auto payload = std::span(fixture.pipe->written).subspan(probe);
+  const std::size_t chunk = LinkOptions{}.shape.chunk_bytes;
+  for (std::size_t i = sizeof(FrameHeader); i < sizeof(FrameHeader) + chunk; ++i)
+    ASSERT_EQ(payload[i], std::byte{1}) << i;
+}
+
 }  // namespace
 }  // namespace r2ccl

@@ -113,20 +113,6 @@ TEST(LinkFrames, AnAckOfChunksThatWereNotSentFailsTheRail) {
   EXPECT_EQ(sent.size(), 3U);
 }
 
-TEST(LinkFrames, NoticesAboutRailsThatDoNotExistChangeNothing) {
-  LinkPair pair(2);
-  for (const FrameType type : {FrameType::rail_down, FrameType::fenced}) {
-    Frame frame{{}, {}};
-    frame.header.type = type;
-    frame.header.number = 2;
-    frame.header.epoch = 1;
-    seal(frame.header);
-    EXPECT_TRUE(pair.deliver(pair.b, 0, frame));
-  }
-  EXPECT_EQ(pair.b.state(0), RailState::up);
-  EXPECT_EQ(pair.b.state(1), RailState::up);
-}
-
 // --- ABORT ---------------------------------------------------------------------------------------
 
 TEST(LinkFrames, AnAbortArrivesWithItsTextOnEveryRail) {
@@ -219,6 +205,32 @@ TEST(LinkFrames, TheLastAckOfAClosedCommunicatorIsRepeatedWhenItWasLost) {
   });
   EXPECT_EQ(pair.out(pair.a).delivered(), 1U);
   EXPECT_EQ(pair.out(pair.a).settled_position(), 300U);
+}
+
+TEST(LinkFrames, NoticesOfRailsAndEpochsThatCannotBeAreRejected) {
+  for (const FrameType type : {FrameType::rail_down, FrameType::fenced}) {
+    for (const auto& [number, epoch] : {std::pair{2U, 1U}, {1U, 0xFFFFFFFFU}}) {
+      LinkPair pair(2);
+      Frame frame{};
+      frame.header.type = type;
+      frame.header.number = number;
+      frame.header.epoch = epoch;
+      seal(frame.header);
+      (void)pair.deliver(pair.a, 0, frame);
+      EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
+      EXPECT_EQ(pair.a.state(1), RailState::up);
+    }
+  }
+}
+
+TEST(LinkFrames, AnAnswerToAProbeOfTheFutureIsRejected) {
+  LinkPair pair(1);
+  Frame frame{};
+  frame.header.type = FrameType::pong;
+  frame.header.number = static_cast<std::uint64_t>(pair.now) + 1;
+  seal(frame.header);
+  (void)pair.deliver(pair.a, 0, frame);
+  EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
 }
 
 }  // namespace

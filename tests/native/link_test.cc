@@ -429,5 +429,24 @@ TEST(LinkFallback, WithoutItTheControlRailCarriesNone) {
   EXPECT_TRUE(pair.pull(pair.a, 1, FrameType::data).empty());
 }
 
+TEST(LinkFallback, WhatWaitsForTheControlRailGoesToADataRailThatIsBack) {
+  LinkOptions options = LinkPair::default_options();
+  LinkPair pair({RailKind::sim, RailKind::sim, RailKind::control}, options);
+  pair.pass(205 * ns_per_ms, [&] {
+    pair.exchange(0);
+    pair.exchange(2);
+  });
+  pair.post(pair.a, bytes_of(100, 1));
+  ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
+  (void)pair.pull(pair.a, 1);  // a probe
+  pair.pass(15 * ns_per_ms);   // both are silent, and the control rail's socket takes nothing
+  ASSERT_EQ(pair.a.state(0), RailState::suspect);
+  ASSERT_EQ(pair.a.state(1), RailState::suspect);
+  pair.acknowledge(pair.a, 1);
+  ASSERT_EQ(pair.a.state(1), RailState::up);
+  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  EXPECT_EQ(pair.pull(pair.a, 1, FrameType::data).size(), 1U);
+}
+
 }  // namespace
 }  // namespace r2ccl

@@ -36,10 +36,16 @@ class RailInfo:
     peer: str
     state: str
     cause: str
+    verdict: str
+    """Where the fault is that the rail went down by: local NIC, remote NIC, path, transient; none:
+    not known yet, or nothing of the network."""
+    slow: bool
     epoch: int
     local: str
     remote: str
     round_trip_ns: int
+    rate: int
+    """Bytes per second when the rail was last what traffic waited for; 0: it never was."""
     tx_bytes: int
     rx_bytes: int
     data_tx_bytes: int

@@ -86,10 +86,13 @@ nb::list rails(Engine& engine) {
     rail["peer"] = info.peer;
     rail["state"] = std::string(name_of(info.state));
     rail["cause"] = std::string(name_of(info.cause));
+    rail["verdict"] = std::string(name_of(info.verdict));
+    rail["slow"] = info.slow;
     rail["epoch"] = info.epoch;
     rail["local"] = info.local;
     rail["remote"] = info.remote;
     rail["round_trip_ns"] = info.round_trip;
+    rail["rate"] = static_cast<std::uint64_t>(info.rate);
     rail["tx_bytes"] = info.counters.tx_bytes;
     rail["rx_bytes"] = info.counters.rx_bytes;
     rail["data_tx_bytes"] = info.counters.data_tx_bytes;

@@ -143,19 +143,21 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
     const Member& other = members_[static_cast<std::size_t>(peer)];
     if (other.link == nullptr || other.link->peer_said_bye() || !for_long(waiting_since)) continue;
     if (planted(Mutant::dark_link_waits)) continue;
-    const char* verdict = nullptr;
+    const char* what = nullptr;
     if (other.link->dark() && for_long(other.link->dark_since()))
-      verdict = "no rail for the link timeout to ";
+      what = "no rail for the link timeout to ";
     else if (other.link->unheard() >= unheard_timeouts * link_timeout_)
-      verdict = "no word for ten link timeouts from the process of ";
+      what = "no word for ten link timeouts from the process of ";
     else if (other.out->quarantined_since_ns != 0 && for_long(other.out->quarantined_since_ns))
-      verdict = "no slot that a lost rail could not still write at ";
-    if (verdict == nullptr) continue;
+      what = "no slot that a lost rail could not still write at ";
+    if (what == nullptr) continue;
     const double seconds = static_cast<double>(link_timeout_) * 1e-9;
     return {ErrorCode::peer_lost,
-            verdict + describe_peer(peer) + "; link_timeout_s = " + std::to_string(seconds) +
+            what + describe_peer(peer) + "; link_timeout_s = " + std::to_string(seconds) +
                 " s, communicator '" + name_ + "', rank " + std::to_string(rank_) + ", " +
-                describe(tag_) + ": " + describe_rails(peer)};
+                describe(tag_) +
+                "; verdict: " + std::string(name_of(other.link->overall_verdict())) +
+                "; rails: " + describe_rails(peer)};
   }
   return {};
 }

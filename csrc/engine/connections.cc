@@ -21,6 +21,8 @@ namespace {
 constexpr std::size_t max_strangers = 128;  // accepted connections that have proven nothing yet
 constexpr int backlog = 128;
 
+constexpr const char* closed_by_peer = "the peer closed the connection";
+
 std::string error_text(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
 FileDescriptor new_socket(int family) {
@@ -76,6 +78,18 @@ ssize_t receive_with_memory(int socket, std::span<std::byte> data, FileDescripto
 }
 
 }  // namespace
+
+FileDescriptor begin_connect(const RailRoute& route) {
+  FileDescriptor socket = new_socket(route.remote.family());
+  if (!socket.valid()) return socket;
+  bind_to_device(socket.get(), route.device);
+  const int on = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  if (::bind(socket.get(), route.local.get(), route.local.size) != 0) return {};
+  const int result = ::connect(socket.get(), route.remote.get(), route.remote.size);
+  if (result != 0 && errno != EINPROGRESS) return {};
+  return socket;
+}
 
 Connections::Connections(const AcceptorHandshake::Self& self, TimeNs handshake_timeout,
                          std::int64_t socket_buffer_bytes, Callbacks callbacks, LogQueue& log)
@@ -140,7 +154,6 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
     pending_.erase(same);
   }
   Pending pending;
-  pending.socket = new_socket(route.remote.family());
   pending.local = route.remote.family() == AF_UNIX;
   pending.remote = route.remote.text();
   pending.deadline = now + handshake_timeout_;
@@ -149,19 +162,16 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
   pending.handshake = std::move(handshake);
   pending.connecting = true;
 
-  bool started = pending.socket.valid();
-  if (started && pending.local) {
+  bool started = false;
+  if (pending.local) {
     pending.memory = make_ring_memory();
-    started = pending.memory.valid();
-  } else if (started) {
-    bind_to_device(pending.socket.get(), route.device);
-    const int on = 1;
-    ::setsockopt(pending.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    started = ::bind(pending.socket.get(), route.local.get(), route.local.size) == 0;
-  }
-  if (started) {
-    const int result = ::connect(pending.socket.get(), route.remote.get(), route.remote.size);
-    started = result == 0 || errno == EINPROGRESS;
+    pending.socket = new_socket(AF_UNIX);
+    started = pending.memory.valid() && pending.socket.valid() &&
+              (::connect(pending.socket.get(), route.remote.get(), route.remote.size) == 0 ||
+               errno == EINPROGRESS);
+  } else {
+    pending.socket = begin_connect(route);
+    started = pending.socket.valid();
   }
   if (!started) {
     give_up(pending, error_text("connect"));
@@ -235,7 +245,7 @@ bool Connections::advance(Pending& pending, TimeNs now) {
     return true;
   }
   if (!flush(pending) || !receive(pending)) {
-    give_up(pending, "the peer closed the connection");
+    give_up(pending, closed_by_peer);
     return true;
   }
   (void)flush(pending);
@@ -291,6 +301,7 @@ bool Connections::receive(Pending& pending) {
     }
     if (got == 0) return false;
     if (got < 0) return errno == EAGAIN || errno == EINTR;
+    pending.heard = true;
     (void)pending.handshake->feed({buffer.data(), static_cast<std::size_t>(got)});
     if (!flush(pending)) return false;
   }
@@ -320,7 +331,10 @@ void Connections::give_up(Pending& pending, const std::string& why) {
   const bool other_settings = pending.handshake->fault() == HandshakeFault::config;
   const std::string final = other_settings ? reason : "";
   if (pending.connector == nullptr) {
-    log_.add(LogLevel::warning, "dropped a connection from " + pending.remote + ": " + reason);
+    // Closed without a word: a peer's Localiser, or anybody who looks for open ports.
+    const bool probe = !pending.heard && why == closed_by_peer;
+    log_.add(probe ? LogLevel::debug : LogLevel::warning,
+             "dropped a connection from " + pending.remote + ": " + reason);
     if (other_settings)
       callbacks_.failed(
           {.peer = hello.connector, .rail = hello.rail, .refused = {}, .final = final});

@@ -29,6 +29,9 @@ struct RailRoute {
   SocketAddress remote;  // only where we connect
 };
 
+// A TCP connection along the route, under way; invalid: it cannot begin, errno says why.
+[[nodiscard]] FileDescriptor begin_connect(const RailRoute& route);
+
 struct EstablishedRail {
   std::uint32_t peer = 0;
   RailId rail = 0;
@@ -89,6 +92,7 @@ class Connections {
     TimeNs deadline = 0;
     bool connecting = false;  // the transport's own connect is not through yet
     bool local = false;       // a unix socket
+    bool heard = false;       // something was received
   };
 
   static Status open(Listener& listener);

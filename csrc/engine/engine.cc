@@ -270,8 +270,11 @@ std::vector<Engine::RailInfo> Engine::rails() {
                        .kind = end.kind,
                        .state = peer->link.state(rail),
                        .cause = peer->link.cause(rail),
+                       .verdict = peer->link.verdict(rail),
+                       .slow = peer->link.slow(rail),
                        .epoch = peer->link.epoch(rail),
                        .round_trip = peer->link.round_trip(rail),
+                       .rate = peer->link.rate(rail),
                        .counters = peer->link.counters(rail)});
     }
   }
@@ -311,6 +314,7 @@ void Engine::run_background() {
     connections_->progress(now);
     read_fault_file(now);
     start_due_connects(now);
+    localiser_.progress(now);
     // A caller that polls keeps ticking; then nothing is left to do here.
     if (now - last_tick_ >= tick_interval_) progress_all(now);
   }

@@ -17,6 +17,7 @@
 
 #include "drivers/link_monitor.hpp"
 #include "engine/connections.hpp"
+#include "engine/localiser.hpp"
 #include "engine/log.hpp"
 #include "engine/peer.hpp"
 #include "journal/journal.hpp"
@@ -60,8 +61,11 @@ class Engine {
     RailKind kind;
     RailState state;
     RailCause cause;
+    Verdict verdict;
+    bool slow;
     Epoch epoch;
     TimeNs round_trip;
+    double rate;  // bytes per second; 0: not known
     RailCounters counters;
   };
   [[nodiscard]] std::vector<RailInfo> rails();
@@ -135,6 +139,7 @@ class Engine {
   std::atomic<int> contenders_{0};
   std::map<std::uint32_t, std::unique_ptr<Peer>> peers_;
   std::unique_ptr<Connections> connections_;
+  Localiser localiser_{peers_};
   std::map<std::uint64_t, Communicator*> communicators_;
   std::map<std::uint64_t, AbortNotice> early_aborts_;  // of communicators not made here yet
   TimeNs last_tick_ = 0;

@@ -1,5 +1,8 @@
 #include "engine/peer.hpp"
 
+#include <iomanip>
+#include <sstream>
+
 #include "engine/clock.hpp"
 
 namespace r2ccl {
@@ -62,6 +65,34 @@ void Peer::on_replay(RailId rail, std::uint32_t chunks, bool hedge) {
                    .value = chunks});
 }
 
+void Peer::on_located(RailId rail, Verdict verdict) {
+  journal_.record({.time_ns = now_ns(),
+                   .kind = JournalKind::verdict,
+                   .to = static_cast<std::uint8_t>(verdict),
+                   .rail = rails[rail].journal_entry,
+                   .epoch = link.epoch(rail)});
+  if (closing || link.peer_said_bye()) return;
+  const std::string& device = rails[rail].route.device;
+  std::string text = rails[rail].name + " to " + label + ": the fault is " +
+                     (verdict == Verdict::transient ? "" : "at the ") +
+                     std::string(name_of(verdict));
+  if (verdict == Verdict::local_nic && !device.empty()) text += " " + device;
+  log_.add(LogLevel::warning, std::move(text));
+}
+
+void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
+  journal_.record({.time_ns = now_ns(),
+                   .kind = JournalKind::speed,
+                   .to = static_cast<std::uint8_t>(slow ? 1 : 0),
+                   .rail = rails[rail].journal_entry,
+                   .epoch = link.epoch(rail),
+                   .value = static_cast<std::uint64_t>(bytes_per_s)});
+  std::ostringstream text;
+  text << rails[rail].name << " to " << label << (slow ? ": slow, " : ": no longer slow, ")
+       << std::setprecision(3) << bytes_per_s * 1e-6 << " MB/s";
+  log_.add(slow ? LogLevel::warning : LogLevel::info, text.str());
+}
+
 void Peer::publish() {
   for (RailId id = 0; id < rails.size(); ++id) {
     JournalRail* entry = journal_.rail(rails[id].journal_entry);
@@ -78,6 +109,8 @@ void Peer::publish() {
     entry->hedged_chunks = counters.hedged_chunks;
     entry->last_tx_ns = counters.last_tx_ns;
     entry->round_trip_ns = link.round_trip(id);
+    entry->verdict = static_cast<std::uint8_t>(link.verdict(id));
+    entry->rate = static_cast<std::uint64_t>(link.rate(id));
   }
 }
 
@@ -86,8 +119,10 @@ std::string Peer::describe_rails() const {
   for (RailId id = 0; id < rails.size(); ++id) {
     if (!text.empty()) text += ", ";
     text += rails[id].name + " " + std::string(name_of(link.state(id)));
-    if (link.cause(id) != RailCause::none)
-      text += " (" + std::string(name_of(link.cause(id))) + ")";
+    if (link.cause(id) == RailCause::none) continue;
+    text += " (" + std::string(name_of(link.cause(id)));
+    if (link.verdict(id) != Verdict::none) text += ", " + std::string(name_of(link.verdict(id)));
+    text += ")";
   }
   return text;
 }

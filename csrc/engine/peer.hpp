@@ -49,6 +49,8 @@ class Peer final : public LinkObserver, public CarriedLink {
 
   void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) override;
   void on_replay(RailId rail, std::uint32_t chunks, bool hedge) override;
+  void on_located(RailId rail, Verdict verdict) override;
+  void on_slow(RailId rail, bool slow, double bytes_per_s) override;
 
   // Copies counters and states into the journal's rail table.
   void publish();

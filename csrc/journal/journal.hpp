@@ -15,7 +15,7 @@
 
 namespace r2ccl {
 
-inline constexpr std::uint32_t journal_version = 1;
+inline constexpr std::uint32_t journal_version = 2;
 
 struct JournalHeader {
   char magic[8];  // "R2JOURNL"
@@ -36,7 +36,7 @@ struct JournalRail {
   std::uint8_t kind;
   std::uint8_t state;
   std::uint8_t cause;
-  std::uint8_t padding;
+  std::uint8_t verdict;  // Verdict: where the fault is
   std::uint32_t epoch;
   std::uint64_t tx_bytes;
   std::uint64_t rx_bytes;
@@ -45,23 +45,32 @@ struct JournalRail {
   std::uint64_t hedged_chunks;
   std::int64_t last_tx_ns;
   std::int64_t round_trip_ns;
+  std::uint64_t rate;  // bytes per second when it was last what traffic waited for; 0: never
 };
-static_assert(sizeof(JournalRail) == 128);
+static_assert(sizeof(JournalRail) == 136);
 
-enum class JournalKind : std::uint8_t { rail_state = 1, stall, replay, hedge, abort };
+enum class JournalKind : std::uint8_t {
+  rail_state = 1,
+  stall,
+  replay,
+  hedge,
+  abort,
+  verdict,  // where the fault of a rail is
+  speed,    // a rail is slow, or is so no more
+};
 
 struct JournalRecord {
   std::uint64_t sequence = 0;  // 1-based; written last, so a reader sees whole records only
   std::int64_t time_ns = 0;    // CLOCK_MONOTONIC
   JournalKind kind = JournalKind::rail_state;
-  std::uint8_t from = 0;  // rail_state: RailState
-  std::uint8_t to = 0;
+  std::uint8_t from = 0;   // rail_state: RailState
+  std::uint8_t to = 0;     // verdict: Verdict; speed: 1 slow, 0 not
   std::uint8_t cause = 0;  // RailCause
   std::uint32_t rail = 0;  // index into the rail table; 0xFFFFFFFF: none
   std::uint32_t epoch = 0;
   std::uint32_t call = 0;  // stall: call number within the communicator
   std::uint64_t communicator = 0;
-  std::uint64_t value = 0;   // stall: ns; replay, hedge: chunks
+  std::uint64_t value = 0;   // stall: ns; replay, hedge: chunks; speed: bytes per second
   std::uint64_t detail = 0;  // stall: bytes of the call
 };
 static_assert(sizeof(JournalRecord) == 56);

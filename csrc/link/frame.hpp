@@ -18,7 +18,8 @@ enum class FrameType : std::uint8_t {
   ack_request,  // the sender misses an ack: repeat it
   ping,         // probe; a full-size payload while on probation
   pong,
-  rail_down,  // number = rail, epoch: the sender of this frame gave the rail up
+  rail_down,  // number = rail, epoch: the sender of this frame gave the rail up; flags: what it
+              // knows of its own port (PortEvidence)
   fenced,     // number = rail, epoch: nothing of that epoch can be written any more
   abort,      // a communicator met a fatal verdict; the payload is its text
   bye,        // orderly close of the process

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <utility>
 
 #include "link/mutants.hpp"
 
@@ -11,7 +12,10 @@ namespace r2ccl {
 namespace {
 
 constexpr TimeNs hanging_ns = 50 * ns_per_ms;
-constexpr TimeNs noise_ns = 200'000;  // of round trips on a busy host
+constexpr double noise_ns = 200'000;  // of round trips on a busy host
+// A rail is slow below the first share of the fastest one's rate, and no more above the second.
+constexpr double slow_share = 1.0 / 3;
+constexpr double fair_share = 2.0 / 3;
 // Closed communicators that are remembered; frames of older ones cannot be under way any more.
 constexpr std::size_t max_closed = 4096;
 
@@ -47,9 +51,12 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
 }
 
 void Link::choose_best() {
-  // The rail with the lowest round trip; a rail in use is left only for one clearly better, so that
-  // noise does not move traffic.  The control rail serves where no data rail is UP, and a suspect
-  // rail where none is.
+  // The rail that a small message is through first; a rail in use is left only for one clearly
+  // better, so that noise does not move traffic.  The control rail serves where no data rail is UP,
+  // and a suspect rail where none is.
+  const auto small_time = [this](const Rail& rail) {
+    return rail.time_for(options_.small_message_bytes);
+  };
   for (const RailState wanted : {RailState::up, RailState::suspect}) {
     for (const bool fallback : {false, true}) {
       RailId lowest = any_rail;
@@ -57,19 +64,32 @@ void Link::choose_best() {
         const Rail& rail = rails_[id];
         if (rail.state != wanted || rail.carries_data() == fallback || !may_carry_data(rail))
           continue;
-        if (lowest == any_rail || rail.base_round_trip < rails_[lowest].base_round_trip)
-          lowest = id;
+        if (lowest == any_rail || small_time(rail) < small_time(rails_[lowest])) lowest = id;
       }
       if (lowest == any_rail) continue;
-      const bool keep =
-          best_ != any_rail && rails_[best_].state == wanted &&
-          rails_[best_].carries_data() != fallback &&
-          rails_[best_].base_round_trip <= 2 * rails_[lowest].base_round_trip + noise_ns;
+      const bool keep = best_ != any_rail && rails_[best_].state == wanted &&
+                        rails_[best_].carries_data() != fallback &&
+                        small_time(rails_[best_]) <= 2 * small_time(rails_[lowest]) + noise_ns;
       if (!keep) best_ = lowest;
       return;
     }
   }
   best_ = any_rail;
+}
+
+void Link::compare_rates() {
+  double fastest = 0;
+  for (const Rail& rail : rails_)
+    if (rail.carries_data() && usable(rail)) fastest = std::max(fastest, rail.meter.measured());
+  for (RailId id = 0; id < rails_.size(); ++id) {
+    Rail& rail = rails_[id];
+    const double rate = rail.meter.measured();
+    if (!rail.carries_data() || !usable(rail) || rate <= 0) continue;
+    const bool slow = rate < fastest * (rail.slow ? fair_share : slow_share);
+    if (slow == std::exchange(rail.slow, slow)) continue;
+    if (observer_ != nullptr) observer_->on_slow(id, slow, rate);
+  }
+  choose_best();
 }
 
 bool Link::has_data_rail() const {
@@ -102,6 +122,11 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   Rail& rail = rails_[id];
   if (rail.state != RailState::connecting || epoch <= rail.epoch || epoch <= rail.own_fenced)
     return false;
+  if (wants_location(id)) {
+    rail.findings = {.own = {}, .peer = {}, .answered = true, .complete = true};
+    conclude(id);
+  }
+  rail.verdict = Verdict::none;
   rail.epoch = epoch;
   // Earlier numbers that never became an epoch on one of the sides cannot any more.
   rail.own_fenced = rail.peer_fenced = epoch - 1;
@@ -110,6 +135,8 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.silent = 0;
   rail.outstanding_since = 0;
   rail.inquire_at = rail.pinged = rail.unanswered = 0;
+  rail.meter = {};
+  rail.slow = false;
   rail.incoming = {};
   rail.control = {};
   rail.last_rx = rail.last_tx = rail.probation_since = now;
@@ -127,6 +154,10 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   if (epoch != rail.epoch) return;
   if (rail.state != RailState::probation && !usable(rail)) return;
   move(id, RailState::down, cause, now);
+  rail.findings = {};
+  if (cause == RailCause::carrier) rail.findings.own = PortEvidence::broken;
+  rail.verdict = Verdict::none;
+  conclude(id);
 
   const double age_s = static_cast<double>(now - rail.penalty_at) * 1e-9;
   if (options_.flap_half_life_s > 0)
@@ -194,6 +225,57 @@ void Link::resolve_epoch(RailId id) {
   rail.attempts.clear();
 }
 
+// --- where the fault is -----------------------------------------------------------------------
+
+bool Link::wants_location(RailId id) const {
+  const Rail& rail = rails_[id];
+  if (rail.epoch == 0 || connected(id) || rail.verdict != Verdict::none) return false;
+  switch (rail.cause) {
+    case RailCause::socket_error:
+    case RailCause::peer_notice:
+    case RailCause::dead_deadline:
+    case RailCause::probation: return true;
+    case RailCause::none:
+    case RailCause::carrier:
+    case RailCause::protocol:
+    case RailCause::injected:
+    case RailCause::checksum:
+    case RailCause::recalled: return false;
+  }
+  return false;
+}
+
+void Link::located(RailId id, Epoch epoch, const Findings& findings) {
+  Rail& rail = rails_[id];
+  if (epoch != rail.epoch || connected(id)) return;
+  // What an end says of its own port counts for more than what is seen of it from outside.
+  const PortEvidence peer = rail.findings.peer;
+  rail.findings = findings;
+  if (peer != PortEvidence::unknown) rail.findings.peer = peer;
+  each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
+  conclude(id);
+}
+
+void Link::conclude(RailId id) {
+  Rail& rail = rails_[id];
+  const Verdict verdict = judge(rail.findings);
+  if (verdict == rail.verdict) return;
+  rail.verdict = verdict;
+  if (observer_ != nullptr) observer_->on_located(id, verdict);
+}
+
+// Ports of ours or of the peer's, if all of one side are broken; else whatever they lead to.
+Verdict Link::overall_verdict() const {
+  const auto all = [this](Verdict verdict) {
+    return std::all_of(rails_.begin(), rails_.end(), [verdict](const Rail& rail) {
+      return !rail.carries_data() || rail.verdict == verdict;
+    });
+  };
+  for (const Verdict verdict : {Verdict::local_nic, Verdict::remote_nic})
+    if (all(verdict)) return verdict;
+  return Verdict::peer;
+}
+
 // --- reconnection ----------------------------------------------------------------------------
 
 void Link::schedule_connect(RailId id, TimeNs now) {
@@ -248,7 +330,10 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
                       TimeNs now) {
   Rail& rail = rails_[id];
   if (epoch != rail.epoch || position > rail.sent) return;
-  if (peer_limited) rail.silent = 0;
+  if (peer_limited) {
+    rail.silent = 0;
+    rail.meter.restart(rail.acked);
+  }
   if (position <= rail.acked) return;
   rail.acked = position;
   rail.silent = rail.contradicted = 0;
@@ -259,9 +344,11 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
 }
 
-void Link::path_round_trip(RailId id, TimeNs smoothed, TimeNs base) {
-  rails_[id].round_trip = smoothed;
-  rails_[id].base_round_trip = base;
+void Link::path_round_trip(RailId id, TimeNs smoothed, TimeNs base, std::uint64_t held_back) {
+  Rail& rail = rails_[id];
+  rail.round_trip = smoothed;
+  rail.base_round_trip = base;
+  rail.held_back = held_back;
   choose_best();
 }
 

@@ -21,7 +21,9 @@
 #include "link/in_stream.hpp"
 #include "link/out_stream.hpp"
 #include "link/rail_state.hpp"
+#include "link/rate_meter.hpp"
 #include "link/shape.hpp"
+#include "link/verdict.hpp"
 #include "r2ccl/errors.hpp"
 
 namespace r2ccl {
@@ -67,6 +69,10 @@ class LinkObserver {
   virtual void on_frame_sent(RailId /*rail*/, const OutFrame& /*frame*/) {}
   virtual void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) = 0;
   virtual void on_replay(RailId rail, std::uint32_t chunks, bool hedge) = 0;
+  // Where the fault is that its epoch ended by.
+  virtual void on_located(RailId /*rail*/, Verdict /*verdict*/) {}
+  // It takes far fewer bytes per second than another rail of the link; or does so no more.
+  virtual void on_slow(RailId /*rail*/, bool /*slow*/, double /*bytes_per_s*/) {}
 };
 
 struct LinkAction {
@@ -114,6 +120,10 @@ class Link {
   [[nodiscard]] bool rail_established(RailId rail, Epoch epoch, TimeNs now);
   // The transport of this epoch broke, or something outside knows that it did.
   void rail_failed(RailId rail, Epoch epoch, RailCause cause, TimeNs now);
+  // Somebody is to find out where the fault is that the rail's last epoch ended by.
+  [[nodiscard]] bool wants_location(RailId rail) const;
+  // What was found out of it on this side.  The peer is told of our port.
+  void located(RailId rail, Epoch epoch, const Findings& findings);
   // Everything of the ended epoch is off the wire on our side: the local fence.
   void rail_closed(RailId rail, Epoch epoch, TimeNs now);
   // The epoch to offer to a connector that has fenced every one up to `connector_fenced`; empty if
@@ -134,7 +144,8 @@ class Link {
   // nothing because the peer does not read, which no rail is charged for.
   void path_acked(RailId rail, Epoch epoch, std::uint64_t position, bool peer_limited, TimeNs now);
   // Smoothed: deadlines follow it.  Base, the recent minimum: small messages take the lowest.
-  void path_round_trip(RailId rail, TimeNs smoothed, TimeNs base);
+  // `held_back`: so many bytes may be outstanding only because acknowledgements are delayed.
+  void path_round_trip(RailId rail, TimeNs smoothed, TimeNs base, std::uint64_t held_back);
 
   // --- frames out ------------------------------------------------------------------------------
   // The next frame for this rail; false if there is none it may carry.
@@ -174,10 +185,17 @@ class Link {
   [[nodiscard]] RailKind kind(RailId rail) const { return rails_[rail].kind; }
   [[nodiscard]] RailState state(RailId rail) const { return rails_[rail].state; }
   [[nodiscard]] RailCause cause(RailId rail) const { return rails_[rail].cause; }
+  [[nodiscard]] Verdict verdict(RailId rail) const { return rails_[rail].verdict; }
+  // Of a link that has no rail left: what all its rails have in common.
+  [[nodiscard]] Verdict overall_verdict() const;
+  [[nodiscard]] TimeNs last_heard(RailId rail) const { return rails_[rail].last_rx; }
   [[nodiscard]] Epoch epoch(RailId rail) const { return rails_[rail].epoch; }
   [[nodiscard]] Epoch fenced_epoch(RailId rail) const { return rails_[rail].own_fenced; }
   [[nodiscard]] const RailCounters& counters(RailId rail) const { return rails_[rail].counters; }
   [[nodiscard]] TimeNs round_trip(RailId rail) const { return rails_[rail].round_trip; }
+  // Bytes per second when it was last what traffic waited for; 0: it never was in this epoch.
+  [[nodiscard]] double rate(RailId rail) const { return rails_[rail].meter.measured(); }
+  [[nodiscard]] bool slow(RailId rail) const { return rails_[rail].slow; }
   [[nodiscard]] RailId best_rail() const { return best_; }
   // The rail may have bytes on the path that are not acknowledged yet.
   [[nodiscard]] bool awaits_path_ack(RailId rail) const;
@@ -241,6 +259,8 @@ class Link {
     RailKind kind = RailKind::tcp;
     RailState state = RailState::connecting;
     RailCause cause = RailCause::none;
+    Findings findings;  // about the fault that ended the epoch
+    Verdict verdict = Verdict::none;
     Epoch epoch = 0;
     Epoch own_fenced = 0;     // our side wrote off every epoch up to this
     Epoch peer_fenced = 0;    // so did the peer
@@ -251,6 +271,9 @@ class Link {
     Control control;
     TimeNs round_trip = 0;
     TimeNs base_round_trip = 0;
+    std::uint64_t held_back = 0;
+    RateMeter meter;
+    bool slow = false;
     TimeNs outstanding_since = 0;
     TimeNs silent = 0;  // observed time without path progress while bytes are outstanding
     TimeNs suspect_since = 0;
@@ -274,6 +297,12 @@ class Link {
     bool connecting = false;  // a connect action is out
     RailCounters counters;
     [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
+    // When `bytes` more would be through, in ns, if all before them is through at once.
+    [[nodiscard]] double time_for(std::uint64_t bytes) const {
+      const double transfer =
+          meter.believed() > 0 ? static_cast<double>(bytes) * 1e9 / meter.believed() : 0;
+      return static_cast<double>(base_round_trip) + transfer;
+    }
   };
   struct Replay {
     OutStream* stream;
@@ -302,8 +331,10 @@ class Link {
   void move(RailId rail, RailState to, RailCause cause, TimeNs now);
   void choose_best();
   void update_darkness(TimeNs now);
+  void compare_rates();
   void maybe_reopen(RailId rail, TimeNs now);
   void schedule_connect(RailId rail, TimeNs now);
+  void conclude(RailId rail);
   void clear_suspicion(RailId rail, TimeNs now);
   void resolve_epoch(RailId rail);
   void step(Step what, RailId rail) {
@@ -318,6 +349,7 @@ class Link {
   bool next_chunk(RailId rail, OutFrame& frame);
   void fill_chunk(RailId rail, OutStream& stream, OutMessage& message, std::uint16_t chunk,
                   OutFrame& frame);
+  [[nodiscard]] bool better_left(RailId rail, std::uint64_t remaining) const;
   void reap(Rail& rail);
   void replay_from(RailId rail, bool hedge);
 

@@ -28,8 +28,9 @@ void Link::tick(TimeNs now) {
     if (rail.state == RailState::probation) {
       if (now - rail.probation_since > options_.probation_timeout_ns)
         rail_failed(id, rail.epoch, RailCause::probation, now);
-    } else if (usable(rail) && options_.shape.resilience) {
-      judge_rail(id, observed, now);
+    } else if (usable(rail)) {
+      if (rail.meter.observe(observed, rail.sent, rail.acked, rail.held_back)) compare_rates();
+      if (options_.shape.resilience) judge_rail(id, observed, now);
     }
   }
   if (options_.shape.resilience) repeat_notices(now);

@@ -200,6 +200,7 @@ void Link::frame_end(RailId id, TimeNs now) {
 
 // Of a rail that exists, and no further ahead than attempts that came to nothing can be.
 bool Link::names_an_epoch(const FrameHeader& header) const {
+  if (header.flags > static_cast<std::uint8_t>(PortEvidence::broken)) return false;
   if (header.number >= rails_.size()) return false;
   const Rail& rail = rails_[header.number];
   return header.epoch <= std::max(rail.epoch, rail.own_fenced) + max_epochs_ahead;
@@ -208,7 +209,14 @@ bool Link::names_an_epoch(const FrameHeader& header) const {
 void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
   const auto about = static_cast<RailId>(header.number);
   Rail& rail = rails_[about];
-  if (header.epoch == rail.epoch) rail_failed(about, header.epoch, RailCause::peer_notice, now);
+  if (header.epoch == rail.epoch) {
+    rail_failed(about, header.epoch, RailCause::peer_notice, now);
+    const auto port = static_cast<PortEvidence>(header.flags);
+    if (port != PortEvidence::unknown) {
+      rail.findings.peer = port;
+      conclude(about);
+    }
+  }
   // An epoch that never opened on this side never will: it is fenced as it stands.
   if (header.epoch > rail.epoch && !connected(about) && rail.state != RailState::down)
     rail.own_fenced = std::max(rail.own_fenced, header.epoch);

@@ -115,6 +115,7 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
   if (control.notices != 0) {
     const RailId about = take_rail(control.notices);
     header.type = FrameType::rail_down;
+    header.flags = static_cast<std::uint8_t>(rails_[about].findings.own);
     header.number = about;
     header.epoch = rails_[about].epoch;
   } else if (control.fenced != 0) {
@@ -176,7 +177,10 @@ bool Link::next_replay(RailId id, OutFrame& frame) {
       replay = replays_.erase(replay);
       continue;
     }
-    if (replay->target != any_rail && replay->target != id) {
+    const bool other = replay->target != any_rail
+                           ? replay->target != id
+                           : better_left(id, replays_.size() * options_.shape.chunk_bytes);
+    if (other) {
       ++replay;
       continue;
     }
@@ -202,8 +206,12 @@ bool Link::next_chunk(RailId id, OutFrame& frame) {
       --i;
       continue;
     }
+    const std::uint32_t remaining =
+        message->bytes - message->next_chunk * options_.shape.chunk_bytes;
     // Striping small messages is slower than one rail.
-    if (message->bytes <= options_.small_message_bytes && id != best_) continue;
+    const bool other =
+        message->bytes <= options_.small_message_bytes ? id != best_ : better_left(id, remaining);
+    if (other) continue;
     fill_chunk(id, stream, *message, message->next_chunk, frame);
     stream.advance_posting();
     // Streams take turns.
@@ -211,6 +219,22 @@ bool Link::next_chunk(RailId id, OutFrame& frame) {
     stream.queued = stream.posting() != nullptr;
     if (stream.queued) posting_.push_back(&stream);
     return true;
+  }
+  return false;
+}
+
+// Another rail would be through with all that is left before this one is with its chunk.  Of rails
+// that say so of each other there is always one left that takes it.
+bool Link::better_left(RailId id, std::uint64_t remaining) const {
+  const Rail& rail = rails_[id];
+  if (rail.meter.believed() <= 0) return false;
+  const std::uint64_t chunk = std::min<std::uint64_t>(options_.shape.chunk_bytes, remaining);
+  const double time = rail.time_for(rail.sent - rail.acked + chunk);
+  for (RailId other = 0; other < rails_.size(); ++other) {
+    const Rail& faster = rails_[other];
+    if (other != id && faster.carries_data() && faster.state == RailState::up &&
+        faster.time_for(faster.sent - faster.acked + remaining) < time)
+      return true;
   }
   return false;
 }

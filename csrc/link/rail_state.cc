@@ -1,5 +1,7 @@
 #include "link/rail_state.hpp"
 
+#include "link/verdict.hpp"
+
 namespace r2ccl {
 
 std::string_view name_of(RailKind kind) {
@@ -37,6 +39,18 @@ std::string_view name_of(RailCause cause) {
     case RailCause::injected: return "injected";
     case RailCause::checksum: return "checksum";
     case RailCause::recalled: return "recalled";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::none: return "none";
+    case Verdict::local_nic: return "local NIC";
+    case Verdict::remote_nic: return "remote NIC";
+    case Verdict::path: return "path";
+    case Verdict::transient: return "transient";
+    case Verdict::peer: return "peer";
   }
   return "unknown";
 }

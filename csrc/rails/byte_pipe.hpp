@@ -19,6 +19,7 @@ struct PathReport {
   std::uint64_t unacknowledged = 0;  // bytes written that the peer's end has not acknowledged
   TimeNs round_trip = 0;             // the transport's own smoothed estimate; 0: not known
   TimeNs base_round_trip = 0;        // its recent minimum: the path without waiting for processes
+  std::uint64_t held_back = 0;       // an acknowledgement of so many bytes may be delayed
   bool peer_limited = false;         // nothing moves because the peer does not read
 };
 

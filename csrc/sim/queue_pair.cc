@@ -196,7 +196,7 @@ bool QueuePair::take(const Completion& completion, TimeNs now) {
 void QueuePair::report_path(TimeNs now) {
   reported_ = acked_;
   link_.path_acked(rail_, epoch_, acked_, /*peer_limited=*/false, now);
-  link_.path_round_trip(rail_, 2 * delays_.latency_ns, 2 * delays_.latency_ns);
+  link_.path_round_trip(rail_, 2 * delays_.latency_ns, 2 * delays_.latency_ns, 0);
 }
 
 // A port cannot be told to read from elsewhere: the queue pair is given up.

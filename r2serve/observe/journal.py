@@ -1,6 +1,6 @@
 """Reads a worker's journal: live rail counters and the last events.
 
-The layout is that of ``csrc/journal/journal.hpp``, version 1.  A journal is readable while it is
+The layout is that of ``csrc/journal/journal.hpp``, version 2.  A journal is readable while it is
 written and after its writer died.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MAGIC = b"R2JOURNL"
-VERSION = 1
+VERSION = 2
 
 _HEADER = struct.Struct("<8sIIIIIIQ24x")
-_RAIL = struct.Struct("<32s32sBBBxIQQQQQqq")
+_RAIL = struct.Struct("<32s32sBBBBIQQQQQqqQ")
 _RECORD = struct.Struct("<QqBBBBIIIQQQ")
 
 RAIL_KINDS = ("tcp", "shm", "control", "verbs", "sim")
@@ -31,7 +31,8 @@ RAIL_CAUSES = (
     "checksum",
     "recalled",
 )
-EVENT_KINDS = ("", "rail_state", "stall", "replay", "hedge", "abort")
+RAIL_VERDICTS = ("none", "local NIC", "remote NIC", "path", "transient", "peer")
+EVENT_KINDS = ("", "rail_state", "stall", "replay", "hedge", "abort", "verdict", "speed")
 
 
 class JournalError(ValueError):
@@ -47,6 +48,7 @@ class RailCounters:
     peer: str
     state: str
     cause: str
+    verdict: str
     epoch: int
     tx_bytes: int
     rx_bytes: int
@@ -55,6 +57,8 @@ class RailCounters:
     hedged_chunks: int
     last_tx_ns: int
     round_trip_ns: int
+    rate: int
+    """Bytes per second when the rail was last what traffic waited for; 0: it never was."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Event:
     """One record.
 
     ``time_ns`` is CLOCK_MONOTONIC.  ``value`` is nanoseconds for a stall, chunks for a replay or
-    hedge, the error code for an abort; ``detail`` is the bytes of the stalled call.
+    hedge, the error code for an abort, bytes per second for a speed; ``detail`` is the bytes of the stalled call.
     """
 
     time_ns: int
@@ -130,7 +134,7 @@ def _name(names: tuple[str, ...], index: int) -> str:
 
 
 def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
-    name, peer, kind, state, cause, *numbers = values
+    name, peer, kind, state, cause, verdict, *numbers = values
     assert isinstance(name, bytes)
     assert isinstance(peer, bytes)
     integers = [int(number) for number in numbers]
@@ -140,6 +144,7 @@ def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
         peer.split(b"\0", 1)[0].decode("utf-8", "replace"),
         _name(RAIL_STATES, int(state)),
         _name(RAIL_CAUSES, int(cause)),
+        _name(RAIL_VERDICTS, int(verdict)),
         *integers,
     )
 
@@ -151,6 +156,10 @@ def _event(values: tuple[int, ...], rails: list[RailCounters]) -> Event:
         text = f"{_name(RAIL_STATES, before)}->{_name(RAIL_STATES, after)}"
         if cause:
             text += f" {_name(RAIL_CAUSES, cause)}"
+    elif _name(EVENT_KINDS, kind) == "verdict":
+        text = _name(RAIL_VERDICTS, after)
+    elif _name(EVENT_KINDS, kind) == "speed":
+        text = "slow" if after else "no longer slow"
     known = rail < len(rails)
     return Event(
         time_ns=time_ns,

@@ -15,7 +15,7 @@ from r2serve.errors import StartupTimeoutError
 from r2serve.observe import journal
 from r2serve.process import Process
 
-_HEADER_BYTES, _RAIL_BYTES, _RECORD_BYTES = 64, 128, 56
+_HEADER_BYTES, _RAIL_BYTES, _RECORD_BYTES = 64, 136, 56
 
 
 class Pair:
@@ -117,9 +117,9 @@ def record(sequence: int, kind: int = 2, rail: int = 0) -> bytes:
 
 
 def build(count: int, records: list[bytes], *, rails: int = 1, magic: bytes = b"R2JOURNL") -> bytes:
-    header = struct.pack("<8sIIIIIIQ24x", magic, 1, 4242, 2, len(records), rails, 0, count)
+    header = struct.pack("<8sIIIIIIQ24x", magic, 2, 4242, 2, len(records), rails, 0, count)
     rail = struct.pack(
-        "<32s32sBBBxIQQQQQqq", b"rail0@node1", b"rank 3", 0, 4, 1, 9, 1, 2, 3, 4, 5, 6, 7
+        "<32s32sBBBBIQQQQQqqQ", b"rail0@node1", b"rank 3", 0, 4, 1, 2, 9, 1, 2, 3, 4, 5, 6, 7, 8
     )
     assert (len(header), len(rail)) == (_HEADER_BYTES, _RAIL_BYTES)
     return header + rail + bytes(_RAIL_BYTES) + b"".join(records)
@@ -135,6 +135,7 @@ def test_fields_are_read_where_the_layout_puts_them() -> None:
             peer="rank 3",
             state="DOWN",
             cause="carrier",
+            verdict="remote NIC",
             epoch=9,
             tx_bytes=1,
             rx_bytes=2,
@@ -143,6 +144,7 @@ def test_fields_are_read_where_the_layout_puts_them() -> None:
             hedged_chunks=5,
             last_tx_ns=6,
             round_trip_ns=7,
+            rate=8,
         )
     ]
     assert read.events == [
@@ -164,6 +166,12 @@ def test_fields_are_read_where_the_layout_puts_them() -> None:
 def test_a_move_is_told_in_words() -> None:
     (event,) = journal.parse(build(1, [record(1, kind=1)])).events
     assert event.text == "UP->DOWN carrier"
+
+
+def test_a_verdict_and_a_change_of_speed_are_told_in_words() -> None:
+    verdict, speed = journal.parse(build(2, [record(1, kind=6), record(2, kind=7)])).events
+    assert (verdict.kind, verdict.text) == ("verdict", "transient")
+    assert (speed.kind, speed.text, speed.value) == ("speed", "slow", 1000)
 
 
 def test_the_ring_is_read_from_its_oldest_record() -> None:
@@ -191,7 +199,7 @@ def test_what_a_newer_core_may_add_is_told_as_unknown() -> None:
     [
         (b"", "0 bytes are too few"),
         (b"R2JOURNL", "8 bytes are too few"),
-        (build(1, [record(1)], magic=b"R3JOURNL"), "not a journal of version 1"),
+        (build(1, [record(1)], magic=b"R3JOURNL"), "not a journal of version 2"),
         (build(1, [record(1)])[:-1], "truncated"),
         (build(1, [record(1)], rails=3), "truncated"),
     ],

@@ -79,6 +79,7 @@ PathReport TcpPipe::path() {
   if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
     report.round_trip = static_cast<TimeNs>(info.tcpi_rtt) * 1000;
     report.base_round_trip = static_cast<TimeNs>(info.tcpi_min_rtt) * 1000;
+    report.held_back = info.tcpi_snd_mss;  // Linux delays those of at most one full segment
     // Nothing in flight, though bytes wait: the peer's window is closed.  Its window probes are
     // answered as long as the path works.
     report.peer_limited =

@@ -1,0 +1,141 @@
+#include "engine/localiser.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace r2ccl {
+namespace {
+
+constexpr TimeNs answer_ns = 300 * ns_per_ms;     // a probe has this long
+constexpr TimeNs survey_ns = 60'000 * ns_per_ms;  // between looks at what connects to what
+
+bool asks_over(RailKind kind) { return kind == RailKind::tcp; }
+
+bool same_port(const RailEnd& a, const RailEnd& b) {
+  if (!a.route.device.empty() || !b.route.device.empty()) return a.route.device == b.route.device;
+  return a.route.local.text() == b.route.local.text();
+}
+
+}  // namespace
+
+void Localiser::progress(TimeNs now) {
+  for (auto& [process, peer] : peers_) {
+    if (!peer->started || peer->closing || peer->link.peer_said_bye()) continue;
+    Map& map = maps_[process];
+    map.reached.resize(peer->rails.size());
+    survey(*peer, map, now);
+    for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
+      const auto found = map.cases.find(rail);
+      if (!asks_over(peer->rails[rail].kind) || !peer->link.wants_location(rail)) {
+        if (found != map.cases.end()) map.cases.erase(found);
+        continue;
+      }
+      if (found == map.cases.end() || found->second.epoch != peer->link.epoch(rail)) {
+        map.cases.insert_or_assign(rail, open(*peer, map, rail, now));
+        continue;
+      }
+      Case& of = found->second;
+      // The whole time, even if all have answered: neighbours are heard once in a probe interval.
+      (void)advance(of.probes);
+      if (now - of.began < answer_ns) continue;
+      peer->link.located(rail, of.epoch, conclude(*peer, rail, of));
+      peer->send(now);
+      map.cases.erase(rail);
+    }
+  }
+}
+
+void Localiser::survey(Peer& peer, Map& map, TimeNs now) {
+  if (!map.probes.empty()) {
+    if (advance(map.probes) && now - map.asked_at < answer_ns) return;
+    std::fill(map.reached.begin(), map.reached.end(), 0);
+    for (const Probe& probe : map.probes)
+      if (probe.answered) map.reached[probe.from] |= std::uint64_t{1} << probe.to;
+    map.probes.clear();
+  }
+  if (map.asked_at != 0 && now - map.asked_at < survey_ns) return;
+  for (RailId rail = 0; rail < peer.rails.size(); ++rail)
+    if (asks_over(peer.rails[rail].kind) && peer.link.state(rail) != RailState::up) return;
+  map.asked_at = now;
+  for (RailId from = 0; from < peer.rails.size(); ++from) {
+    for (RailId to = 0; to < peer.rails.size(); ++to) {
+      if (from == to || !asks_over(peer.rails[from].kind) || !asks_over(peer.rails[to].kind))
+        continue;
+      map.probes.push_back(ask(peer, from, to));
+    }
+  }
+}
+
+Localiser::Case Localiser::open(const Peer& peer, const Map& map, RailId rail, TimeNs now) {
+  Case made{.epoch = peer.link.epoch(rail), .began = now, .probes = {}};
+  made.probes.push_back(ask(peer, rail, rail));
+  for (RailId other = 0; other < peer.rails.size(); ++other) {
+    if (other == rail || !asks_over(peer.rails[other].kind)) continue;
+    if ((map.reached[rail] >> other & 1U) != 0) made.probes.push_back(ask(peer, rail, other));
+    if ((map.reached[other] >> rail & 1U) != 0) made.probes.push_back(ask(peer, other, rail));
+  }
+  return made;
+}
+
+Localiser::Probe Localiser::ask(const Peer& peer, RailId from, RailId to) {
+  RailRoute route = peer.rails[from].route;
+  route.remote = peer.rails[to].route.remote;
+  return {.from = from, .to = to, .socket = begin_connect(route), .answered = false};
+}
+
+// True: some are still under way.
+bool Localiser::advance(std::vector<Probe>& probes) {
+  bool waiting = false;
+  for (Probe& probe : probes) {
+    if (!probe.socket.valid()) continue;
+    pollfd ready{probe.socket.get(), POLLOUT, 0};
+    if (::poll(&ready, 1, 0) == 0) {
+      waiting = true;
+      continue;
+    }
+    int error = 0;
+    socklen_t size = sizeof(error);
+    ::getsockopt(probe.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    probe.answered = error == 0 || error == ECONNREFUSED;
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    ::setsockopt(probe.socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    probe.socket.reset();
+  }
+  return waiting;
+}
+
+Findings Localiser::conclude(const Peer& peer, RailId rail, const Case& of) const {
+  Findings findings{.own = ask_neighbours(peer, rail, of.began), .peer = {}, .complete = true};
+  const auto ask_all = [&](bool ours, PortEvidence& port) {
+    for (const Probe& probe : of.probes) {
+      if ((ours ? probe.from : probe.to) != rail) continue;
+      if (probe.answered) port = PortEvidence::works;
+      // The rail's own path proves nothing about one end if it does not answer.
+      if (probe.from != probe.to && port == PortEvidence::unknown) port = PortEvidence::broken;
+    }
+  };
+  ask_all(/*ours=*/true, findings.own);
+  ask_all(/*ours=*/false, findings.peer);
+  findings.answered = of.probes.front().answered;
+  return findings;
+}
+
+PortEvidence Localiser::ask_neighbours(const Peer& peer, RailId rail, TimeNs since) const {
+  PortEvidence port = PortEvidence::unknown;
+  for (const auto& [process, other] : peers_) {
+    if (other.get() == &peer || other->closing) continue;
+    for (RailId id = 0; id < other->rails.size(); ++id) {
+      if (!asks_over(other->rails[id].kind) || !same_port(other->rails[id], peer.rails[rail]))
+        continue;
+      if (other->link.connected(id) && other->link.last_heard(id) > since)
+        return PortEvidence::works;
+      if (other->link.epoch(id) > 0) port = PortEvidence::broken;
+    }
+  }
+  return port;
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,62 @@
+// Finds out where a rail's fault is.  After a fault the rail's own path is asked again, and so are
+// our port and the peer's apart from each other: each with the other NICs of the other side, as far
+// as the network connects them, and our port by the rails to other peers that share it.
+//
+// What answers now proves that a port works.  That nothing does proves something only of what
+// answered before, so what connects to what is asked now and then while all is well.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "drivers/file_descriptor.hpp"
+#include "engine/peer.hpp"
+#include "link/verdict.hpp"
+
+namespace r2ccl {
+
+class Localiser {
+ public:
+  using Peers = std::map<std::uint32_t, std::unique_ptr<Peer>>;
+  explicit Localiser(Peers& peers) : peers_(peers) {}
+
+  // Looks for new faults, at what was asked, and tells the links what was found.
+  void progress(TimeNs now);
+
+ private:
+  // A connection from the NIC of one rail to the peer's NIC of another, closed as soon as it is
+  // made.
+  struct Probe {
+    RailId from;
+    RailId to;
+    FileDescriptor socket;
+    bool answered = false;
+  };
+  struct Case {
+    Epoch epoch;
+    TimeNs began;
+    std::vector<Probe> probes;
+  };
+  // What is known of the network between us and a peer.
+  struct Map {
+    std::vector<std::uint64_t> reached;  // by our rail: bit r, the peer's NIC of rail r
+    std::vector<Probe> probes;           // under way, while all is well
+    TimeNs asked_at = 0;
+    std::map<RailId, Case> cases;
+  };
+
+  [[nodiscard]] static Probe ask(const Peer& peer, RailId from, RailId to);
+  static bool advance(std::vector<Probe>& probes);
+  void survey(Peer& peer, Map& map, TimeNs now);
+  [[nodiscard]] static Case open(const Peer& peer, const Map& map, RailId rail, TimeNs now);
+  [[nodiscard]] Findings conclude(const Peer& peer, RailId rail, const Case& of) const;
+  // Whether rails to other peers that share the port are heard since; unknown: there are none.
+  [[nodiscard]] PortEvidence ask_neighbours(const Peer& peer, RailId rail, TimeNs since) const;
+
+  Peers& peers_;
+  std::map<std::uint32_t, Map> maps_;
+};
+
+}  // namespace r2ccl

@@ -1,0 +1,94 @@
+// Where a fault is: what each end finds out, and what the other one makes of it.
+#include <gtest/gtest.h>
+
+#include "link_pair.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::LinkPair;
+
+constexpr auto works = PortEvidence::works;
+constexpr auto broken = PortEvidence::broken;
+constexpr auto unknown = PortEvidence::unknown;
+
+TEST(Verdict, OneBrokenPortIsToBlameAndTwoAreThePath) {
+  EXPECT_EQ(judge({.own = broken, .peer = works}), Verdict::local_nic);
+  EXPECT_EQ(judge({.own = works, .peer = broken}), Verdict::remote_nic);
+  EXPECT_EQ(judge({.own = broken, .peer = broken}), Verdict::path);
+}
+
+TEST(Verdict, WithoutABrokenPortItWaitsForEverythingThatCanBeFoundOut) {
+  EXPECT_EQ(judge({.own = works, .peer = works}), Verdict::none);
+  EXPECT_EQ(judge({.own = works, .peer = works, .complete = true}), Verdict::path);
+  EXPECT_EQ(judge({.own = unknown, .peer = unknown, .complete = true}), Verdict::path);
+  EXPECT_EQ(judge({.own = works, .peer = works, .answered = true, .complete = true}),
+            Verdict::transient);
+}
+
+TEST(Verdict, ALostCarrierIsTheLocalNicHereAndTheRemoteNicThere) {
+  LinkPair pair(2);
+  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  EXPECT_EQ(pair.a.verdict(0), Verdict::local_nic);
+  pair.exchange(1);
+  EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
+  EXPECT_EQ(pair.b.cause(0), RailCause::peer_notice);
+  EXPECT_FALSE(pair.a.wants_location(0));
+  EXPECT_FALSE(pair.b.wants_location(0));
+}
+
+TEST(Verdict, WhatOneEndFindsOutLaterIsToldToTheOther) {
+  LinkPair pair(2);
+  pair.a.rail_failed(0, 1, RailCause::dead_deadline, pair.now);
+  pair.exchange(1);
+  EXPECT_TRUE(pair.a.wants_location(0));
+  EXPECT_TRUE(pair.b.wants_location(0));
+  pair.b.located(0, 1, {.own = unknown, .peer = unknown, .complete = true});
+  EXPECT_EQ(pair.b.verdict(0), Verdict::path);
+  pair.a.located(0, 1, {.own = broken, .peer = unknown, .complete = true});
+  EXPECT_EQ(pair.a.verdict(0), Verdict::local_nic);
+  pair.exchange(1);
+  EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
+}
+
+TEST(Verdict, WhatThePeerSaysOfItsPortCountsForMoreThanWhatWeSeeOfIt) {
+  LinkPair pair(2);
+  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.exchange(1);
+  pair.b.located(0, 1, {.own = works, .peer = works, .complete = true});
+  EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
+}
+
+TEST(Verdict, ARailThatReopensBeforeItIsLocatedWasAwayForAMoment) {
+  struct Observer final : LinkObserver {
+    void on_rail_moved(RailId, RailState, RailState, RailCause) override {}
+    void on_replay(RailId, std::uint32_t, bool) override {}
+    void on_located(RailId, Verdict verdict) override { verdicts.push_back(verdict); }
+    std::vector<Verdict> verdicts;
+  };
+  LinkPair pair(2);
+  Observer observer;
+  pair.a.set_observer(&observer);
+  pair.a.rail_failed(0, 1, RailCause::socket_error, pair.now);
+  pair.close_rails(pair.a);
+  pair.exchange(1);
+  pair.close_rails(pair.b);
+  pair.exchange(1);
+  pair.open(0, 2);
+  EXPECT_EQ(observer.verdicts, (std::vector{Verdict::transient}));
+  EXPECT_EQ(pair.a.verdict(0), Verdict::none);
+  pair.a.located(0, 1, {.own = broken, .peer = unknown, .complete = true});  // of the old epoch
+  EXPECT_EQ(pair.a.verdict(0), Verdict::none);
+  pair.a.set_observer(nullptr);
+}
+
+TEST(Verdict, ALinkWithoutRailsIsThePeersFaultUnlessAllPortsOfOneSideAreBroken) {
+  LinkPair pair(2);
+  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  EXPECT_EQ(pair.a.overall_verdict(), Verdict::peer);
+  pair.a.rail_failed(1, 1, RailCause::carrier, pair.now);
+  EXPECT_EQ(pair.a.overall_verdict(), Verdict::local_nic);
+}
+
+}  // namespace
+}  // namespace r2ccl

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from r2serve.drills.faults import Faults, rail_port
+
 logger = logging.getLogger("r2serve.drills.lab")
 
 _NAMESPACES = Path(__file__).with_name("namespaces.py")
@@ -195,7 +197,7 @@ class Node:
         self._processes.clear()
 
 
-class Lab:
+class Lab(Faults):
     """Nodes and rails as a context manager.
 
     nodes, rails: how many of each (1 to 200, 1 to 200).
@@ -210,6 +212,7 @@ class Lab:
             raise ValueError(f"nodes must be 1 to 200, not {nodes}")
         if not 1 <= rails <= 200:
             raise ValueError(f"rails must be 1 to 200, not {rails}")
+        super().__init__()
         self.name = lab_name(os.getpid(), next(_sequence))
         self.rails = rails
         self.nodes: list[Node] = []
@@ -261,7 +264,7 @@ class Lab:
             node = Node(index, self.rails, holder, self._rootless)
             self.nodes.append(node)
             for rail in range(self.rails):
-                self._plug(node, _rail_port(index, rail), f"rail{rail}", node.rail_address(rail))
+                self._plug(node, rail_port(index, rail), f"rail{rail}", node.rail_address(rail))
             self._plug(node, f"n{index}m", "mgmt", node.management_address)
         logger.info(
             "%s: %d nodes with %d rails each%s",
@@ -289,54 +292,6 @@ class Lab:
     def run_in_switch(self, *argv: str) -> str:
         """Runs a short command (ip, tc, nft …) among the switch's ports and returns its output."""
         return str(self._require_switch().run(*argv)["out"])
-
-    def port(self, node: int, rail: int) -> str:
-        """The switch's device that rail `rail` of node `node` is plugged into."""
-        self._check_port(node, rail)
-        return _rail_port(node, rail)
-
-    def cut(self, node: int, rail: int, *, at_switch: bool = True) -> int:
-        """Takes the carrier away; returns the CLOCK_MONOTONIC time in ns at which it was gone.
-
-        at_switch: pull the cable at the switch (the node's port stays administratively up, without
-        carrier); otherwise the node's own port is set down and the switch loses the carrier.
-        """
-        self._check_port(node, rail)
-        if at_switch:
-            holder, device = self._require_switch(), _rail_port(node, rail)
-        else:
-            holder, device = self.nodes[node]._holder, f"rail{rail}"
-        return int(holder.run("ip", "link", "set", device, "down")["at_ns"])
-
-    def black_hole(self, node: int, rail: int) -> int:
-        """Lets the switch drop all that comes from or goes to the port, with the carrier up."""
-        self._check_port(node, rail)
-        port = _rail_port(node, rail)
-        return int(self._require_switch().run("ip", "link", "set", port, "nomaster")["at_ns"])
-
-    def heal(self, node: int, rail: int) -> int:
-        """Undoes cut and black_hole on this port, whichever there was."""
-        self._check_port(node, rail)
-        port, switch = _rail_port(node, rail), self._require_switch()
-        self.nodes[node].run("ip", "link", "set", f"rail{rail}", "up")
-        answer = switch.run("ip", "link", "set", port, "master", f"rail{rail}", "up")
-        return int(answer["at_ns"])
-
-    def carrier(self, node: int, rail: int) -> bool:
-        """Whether the node's port sees a carrier."""
-        self._check_port(node, rail)
-        text = self.nodes[node].run("ip", "-json", "link", "show", "dev", f"rail{rail}")
-        return "LOWER_UP" in json.loads(text)[0]["flags"]
-
-    def _check_port(self, node: int, rail: int) -> None:
-        if not 0 <= node < len(self.nodes):
-            raise ValueError(f"node {node} is not one of the lab's {len(self.nodes)} nodes")
-        if not 0 <= rail < self.rails:
-            raise ValueError(f"rail {rail} is not one of the lab's {self.rails} rails")
-
-
-def _rail_port(node: int, rail: int) -> str:
-    return f"n{node}r{rail}"
 
 
 def holders_of_dead_processes(proc: Path = Path("/proc")) -> list[tuple[int, str]]:

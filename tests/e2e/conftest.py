@@ -13,10 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from r2serve.drills.lab import Lab, LabUnavailableError
 
 WORKERS = Path(__file__).parent / "workers"
 LOOPBACK_RAILS = "127.0.0.1,127.0.0.2"
@@ -222,3 +225,28 @@ def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
             sys.stdout.write(f"\n    {line}\n")
 
     return say
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["root", "user-namespace"])
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    if not request.param and os.geteuid() != 0:
+        pytest.skip("needs root")
+    try:
+        with Lab(nodes=2, rails=2, user_namespace=request.param) as built:
+            yield built
+    except LabUnavailableError as error:
+        pytest.skip(f"no lab on this machine: {error}")
+
+
+@pytest.fixture
+def make_lab() -> Iterator[Callable[[int], Lab]]:
+    """Builds labs of two nodes with so many rails; they end with the test."""
+    with ExitStack() as stack:
+
+        def make(rails: int) -> Lab:
+            try:
+                return stack.enter_context(Lab(nodes=2, rails=rails))
+            except LabUnavailableError as error:
+                pytest.skip(f"no lab on this machine: {error}")
+
+        yield make

@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab_probes import becomes_reachable, reaches
 
 from r2serve.drills import lab as labs
-from r2serve.drills.lab import Lab, LabCommandError, LabUnavailableError, Node
-
-# A refused connection is an answer of the other node's kernel; a black hole gives none.
-PROBE = """
-import socket, sys
-with socket.socket() as sock:
-    sock.settimeout(0.4)
-    try:
-        sock.connect((sys.argv[1], 9))
-    except ConnectionRefusedError:
-        sys.exit(0)
-    except OSError:
-        sys.exit(1)
-"""
-
-
-def reaches(source: Node, address: str) -> bool:
-    try:
-        source.run(sys.executable, "-I", "-S", "-c", PROBE, address)
-    except LabCommandError:
-        return False
-    return True
-
-
-def becomes_reachable(source: Node, address: str, patience_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if reaches(source, address):
-            return True
-    return False
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["root", "user-namespace"])
-def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    if not request.param and os.geteuid() != 0:
-        pytest.skip("needs root")
-    try:
-        with Lab(nodes=2, rails=2, user_namespace=request.param) as built:
-            yield built
-    except LabUnavailableError as error:
-        pytest.skip(f"no lab on this machine: {error}")
+from r2serve.drills.lab import Lab, LabCommandError
 
 
 def test_every_rail_and_the_management_port_connect_the_nodes(lab: Lab) -> None:

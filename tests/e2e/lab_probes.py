@@ -1,0 +1,159 @@
+"""What gets through a lab: asked of the kernels of its nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from r2serve.drills.lab import LabCommandError, Node
+
+# A refused connection is an answer of the other node's kernel; a black hole gives none.
+PROBE = """
+import socket, sys
+with socket.socket() as sock:
+    sock.settimeout(0.4)
+    try:
+        sock.connect((sys.argv[1], 9))
+    except ConnectionRefusedError:
+        sys.exit(0)
+    except OSError:
+        sys.exit(1)
+"""
+
+
+def reaches(source: Node, address: str) -> bool:
+    try:
+        source.run(sys.executable, "-I", "-S", "-c", PROBE, address)
+    except LabCommandError:
+        return False
+    return True
+
+
+def becomes_reachable(source: Node, address: str, patience_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if reaches(source, address):
+            return True
+    return False
+
+
+# Three datagrams of the given size; that nobody listens does not matter.
+DATAGRAMS = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    for _ in range(3):
+        sock.sendto(bytes(int(sys.argv[2])), (sys.argv[1], 9))
+"""
+
+
+def datagrams_arrive(source: Node, target: Node, rail: int, size: int) -> bool:
+    """Whether three datagrams of `size` bytes get from one node's port to the other's."""
+
+    def received() -> int:
+        return int(target.run("cat", f"/sys/class/net/rail{rail}/statistics/rx_bytes"))
+
+    before = received()
+    address = target.rail_address(rail)
+    source.run(sys.executable, "-I", "-S", "-c", DATAGRAMS, address, str(size))
+    deadline = time.monotonic() + 0.3
+    while time.monotonic() < deadline:
+        if received() - before >= 3 * size:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# Answers every connection's bytes with the same bytes, each connection in a thread of its own.
+ECHO = """
+import socket, sys, threading
+
+def echo(connection):
+    with connection:
+        try:
+            while data := connection.recv(1 << 16):
+                connection.sendall(data)
+        except OSError:
+            return
+
+with socket.create_server((sys.argv[1], 7)) as server:
+    sys.stdout.write("ready\\n")
+    sys.stdout.flush()
+    while True:
+        threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
+"""
+
+# A line of input is a number of bytes: sends them and says how the echo was, and after how long.
+TALK = """
+import socket, sys, threading, time
+sock = socket.create_connection((sys.argv[1], 7), timeout=5)
+sock.settimeout(float(sys.argv[2]))
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+for line in sys.stdin:
+    sent, got, began = bytes(int(line)), b"", time.monotonic()
+    sender = threading.Thread(target=sock.sendall, args=(sent,), daemon=True)
+    try:
+        sender.start()
+        while len(got) < len(sent):
+            data = sock.recv(1 << 16)
+            if not data:
+                raise ConnectionResetError
+            got += data
+        word = "same" if got == sent else "changed"
+    except TimeoutError:
+        word = "silence"
+    except OSError:
+        word = "error"
+    sys.stdout.write(f"{word} {time.monotonic() - began}\\n")
+    sys.stdout.flush()
+"""
+
+
+class Talk:
+    """One TCP connection between two nodes of a lab over one rail, and what it does to bytes."""
+
+    def __init__(self, near: Node, far: Node, rail: int, timeout_s: float = 5.0) -> None:
+        address = far.rail_address(rail)
+        self._server = self._start(far, ECHO, address)
+        self._client = self._start(near, TALK, address, str(timeout_s))
+
+    def _start(self, node: Node, script: str, *arguments: str) -> subprocess.Popen[bytes]:
+        process = node.popen(
+            [sys.executable, "-I", "-S", "-c", script, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    def say(self, size: int) -> tuple[str, float]:
+        """What became of the echo of `size` bytes (same, changed, silence, error); seconds."""
+        assert self._client.stdin is not None
+        assert self._client.stdout is not None
+        self._client.stdin.write(b"%d\n" % size)
+        self._client.stdin.flush()
+        word, seconds = self._client.stdout.readline().split()
+        return word.decode(), float(seconds)
+
+    def close(self) -> None:
+        for process in (self._client, self._server):
+            process.terminate()
+            process.wait(10)
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                stream.close()
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connections(node: Node, rail: int) -> int:
+    """How many TCP connections of the node over the rail its kernel holds to be established."""
+    address = node.rail_address(rail)
+    listing = node.run("ss", "--no-header", "--tcp", "--numeric", "state", "established")
+    return sum(f" {address}:" in line for line in listing.splitlines())

@@ -1,0 +1,170 @@
+"""Each fault of the lab does what it says, to its port alone, and heal undoes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lab_probes import Talk, becomes_reachable, connections, datagrams_arrive, reaches
+
+from r2serve.drills.lab import Lab
+
+SMALL, LARGE = 200, 1400
+
+
+def healed(lab: Lab) -> bool:
+    """Whether rail 0 carries frames of all sizes both ways again."""
+    first, second = lab.nodes
+    return becomes_reachable(first, second.rail_address(0)) and all(
+        datagrams_arrive(one, other, 0, LARGE) for one, other in ((first, second), (second, first))
+    )
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("direction", ["from", "to"])
+def test_one_way_loss_is_of_one_direction(lab: Lab, node: int, direction: Any) -> None:
+    assert healed(lab)
+    near, far = lab.nodes[node], lab.nodes[1 - node]
+    source, target = (near, far) if direction == "from" else (far, near)
+    lab.one_way(node, 0, direction)
+    try:
+        assert not datagrams_arrive(source, target, 0, SMALL)
+        assert datagrams_arrive(target, source, 0, SMALL)
+        assert not reaches(near, far.rail_address(0))
+        assert reaches(near, far.rail_address(1))
+        assert lab.carrier(0, 0)
+        assert lab.carrier(1, 0)
+    finally:
+        lab.heal(node, 0)
+    assert healed(lab)
+
+
+def test_an_mtu_hole_swallows_only_large_packets(lab: Lab) -> None:
+    assert healed(lab)
+    first, second = lab.nodes
+    lab.mtu_hole(0, 0, 1000)
+    try:
+        for source, target in ((first, second), (second, first)):
+            assert datagrams_arrive(source, target, 0, SMALL)
+            assert not datagrams_arrive(source, target, 0, LARGE)
+            assert datagrams_arrive(source, target, 1, LARGE)
+    finally:
+        lab.heal(0, 0)
+    assert healed(lab)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_reset_ends_the_connections_of_one_rail_at_both_ends(lab: Lab, node: int) -> None:
+    first, second = lab.nodes
+    with Talk(first, second, 0) as struck, Talk(first, second, 1) as other:
+        assert struck.say(1000)[0] == "same"
+        lab.reset(node, 0)
+        assert struck.say(1000)[0] == "error"
+        assert (connections(first, 0), connections(second, 0)) == (0, 0)
+        assert other.say(1000)[0] == "same"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_the_other_end_of_a_half_open_connection_is_not_told(lab: Lab, node: int) -> None:
+    near, far = lab.nodes[node], lab.nodes[1 - node]
+    with Talk(far, near, 0, timeout_s=0.5) as talk:
+        assert talk.say(1000)[0] == "same"
+        lab.half_open(node, 0)
+        try:
+            assert talk.say(1000)[0] == "silence"
+            assert (connections(near, 0), connections(far, 0)) == (0, 1)
+        finally:
+            lab.heal(node, 0)
+    assert healed(lab)
+
+
+def test_a_stale_connection_is_silent_and_a_new_one_is_not(lab: Lab) -> None:
+    first, second = lab.nodes
+    with Talk(first, second, 0, timeout_s=0.5) as old:
+        assert old.say(1000)[0] == "same"
+        lab.stale(0, 0)
+        try:
+            assert old.say(1000)[0] == "silence"
+            assert reaches(first, second.rail_address(0))
+        finally:
+            lab.heal(0, 0)
+    with pytest.raises(ValueError, match="node 0 has no connection over rail 1"):
+        lab.stale(0, 1)
+
+
+def test_flipped_bytes_arrive_as_if_nothing_were_wrong(lab: Lab) -> None:
+    first, second = lab.nodes
+    with Talk(first, second, 0) as talk:
+        assert talk.say(200_000)[0] == "same"
+        lab.flip(0, 0, offset=1000, every=1)
+        try:
+            assert talk.say(200_000)[0] == "changed"
+            assert talk.say(500)[0] == "same"
+        finally:
+            lab.heal(0, 0)
+        assert talk.say(200_000)[0] == "same"
+
+
+def test_a_limited_port_is_as_slow_as_it_was_told(lab: Lab) -> None:
+    """1 MB there and back: at least 80 ms at 100 Mbit/s; some of it passes as a burst."""
+    first, second = lab.nodes
+    with Talk(first, second, 0) as slow, Talk(first, second, 1) as fast:
+        lab.limit(0, 0, 1000)
+        lab.limit(0, 0, 100)
+        try:
+            word, seconds = slow.say(1_000_000)
+            assert word == "same"
+            assert seconds > 0.07
+            assert fast.say(1_000_000)[0] == "same"
+        finally:
+            lab.heal(0, 0)
+        for node, run in ((first, first.run), (None, lab.run_in_switch)):
+            device = "rail0" if node else lab.port(0, 0)
+            assert "tbf" not in run("tc", "qdisc", "show", "dev", device)
+
+
+def test_a_new_filter_takes_the_place_of_the_old_one_and_heal_undoes_all_at_once(lab: Lab) -> None:
+    assert healed(lab)
+    first, second = lab.nodes
+    lab.one_way(0, 0, "from")
+    lab.mtu_hole(0, 0)
+    try:
+        assert datagrams_arrive(first, second, 0, SMALL)
+    finally:
+        lab.limit(0, 0, 10)
+        lab.cut(0, 0)
+        lab.heal(0, 0)
+    assert healed(lab)
+    assert "faults" not in lab.run_in_switch("nft", "list", "tables")
+    lab.heal(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "arguments", "said"),
+    [
+        ("one_way", ("both",), "direction must be 'from' or 'to', not 'both'"),
+        ("mtu_hole", (67,), "mtu must be 68 to 65535 bytes, not 67"),
+        ("mtu_hole", (65536,), "not 65536"),
+        ("limit", (0,), "mbit must be 1 to 100000 Mbit/s, not 0"),
+        ("limit", (100_001,), "not 100001"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    lab: Lab, fault: str, arguments: tuple[Any, ...], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        getattr(lab, fault)(0, 0, *arguments)
+
+
+@pytest.mark.parametrize("fault", ["reset", "half_open", "stale", "flip", "mtu_hole", "heal"])
+def test_a_port_that_is_not_there_has_no_faults(lab: Lab, fault: str) -> None:
+    with pytest.raises(ValueError, match="node 2 is not one of the lab's 2 nodes"):
+        getattr(lab, fault)(2, 0)
+    with pytest.raises(ValueError, match="rail 2 is not one of the lab's 2 rails"):
+        getattr(lab, fault)(0, 2)
+
+
+@pytest.mark.parametrize(("offset", "every"), [(59, 1), (60001, 1), (60, 0), (60, 1_000_001)])
+def test_bytes_are_flipped_behind_the_headers_only(lab: Lab, offset: int, every: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        lab.flip(0, 0, offset=offset, every=every)

@@ -16,6 +16,7 @@ constexpr double noise_ns = 200'000;  // of round trips on a busy host
 // A rail is slow below the first share of the fastest one's rate, and no more above the second.
 constexpr double slow_share = 1.0 / 3;
 constexpr double fair_share = 2.0 / 3;
+constexpr TimeNs lasting_ns = 1000 * ns_per_ms;  // and only if that lasts
 // Closed communicators that are remembered; frames of older ones cannot be under way any more.
 constexpr std::size_t max_closed = 4096;
 
@@ -77,19 +78,26 @@ void Link::choose_best() {
   best_ = any_rail;
 }
 
-void Link::compare_rates() {
+void Link::measure_rates(TimeNs observed) {
+  bool measured = false;
   double fastest = 0;
-  for (const Rail& rail : rails_)
-    if (rail.carries_data() && usable(rail)) fastest = std::max(fastest, rail.meter.measured());
+  for (Rail& rail : rails_) {
+    if (!rail.carries_data() || !usable(rail)) continue;
+    measured |= rail.meter.observe(observed, rail.sent, rail.acked, rail.held_back);
+    fastest = std::max(fastest, rail.meter.measured());
+  }
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     const double rate = rail.meter.measured();
     if (!rail.carries_data() || !usable(rail) || rate <= 0) continue;
     const bool slow = rate < fastest * (rail.slow ? fair_share : slow_share);
-    if (slow == std::exchange(rail.slow, slow)) continue;
+    rail.differs = slow == rail.slow ? 0 : rail.differs + observed;
+    if (rail.differs < lasting_ns) continue;
+    rail.slow = slow;
+    rail.differs = 0;
     if (observer_ != nullptr) observer_->on_slow(id, slow, rate);
   }
-  choose_best();
+  if (measured) choose_best();
 }
 
 bool Link::has_data_rail() const {
@@ -137,6 +145,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.inquire_at = rail.pinged = rail.unanswered = 0;
   rail.meter = {};
   rail.slow = false;
+  rail.differs = 0;
   rail.incoming = {};
   rail.control = {};
   rail.last_rx = rail.last_tx = rail.probation_since = now;
@@ -342,6 +351,13 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
   reap(rail);
   if (planted(Mutant::lost_wake_up)) return;
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
+}
+
+void Link::path_advanced(RailId id, Epoch epoch, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (epoch != rail.epoch) return;
+  rail.silent = rail.contradicted = 0;
+  clear_suspicion(id, now);
 }
 
 void Link::path_round_trip(RailId id, TimeNs smoothed, TimeNs base, std::uint64_t held_back) {

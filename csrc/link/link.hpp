@@ -143,6 +143,8 @@ class Link {
   // The path has acknowledged the epoch's first `position` bytes.  `peer_limited`: it carries
   // nothing because the peer does not read, which no rail is charged for.
   void path_acked(RailId rail, Epoch epoch, std::uint64_t position, bool peer_limited, TimeNs now);
+  // The path has carried something, though perhaps not what is missing: it is not silent.
+  void path_advanced(RailId rail, Epoch epoch, TimeNs now);
   // Smoothed: deadlines follow it.  Base, the recent minimum: small messages take the lowest.
   // `held_back`: so many bytes may be outstanding only because acknowledgements are delayed.
   void path_round_trip(RailId rail, TimeNs smoothed, TimeNs base, std::uint64_t held_back);
@@ -274,6 +276,7 @@ class Link {
     std::uint64_t held_back = 0;
     RateMeter meter;
     bool slow = false;
+    TimeNs differs = 0;  // how long its rate has spoken against `slow`
     TimeNs outstanding_since = 0;
     TimeNs silent = 0;  // observed time without path progress while bytes are outstanding
     TimeNs suspect_since = 0;
@@ -331,7 +334,7 @@ class Link {
   void move(RailId rail, RailState to, RailCause cause, TimeNs now);
   void choose_best();
   void update_darkness(TimeNs now);
-  void compare_rates();
+  void measure_rates(TimeNs observed);
   void maybe_reopen(RailId rail, TimeNs now);
   void schedule_connect(RailId rail, TimeNs now);
   void conclude(RailId rail);

@@ -23,14 +23,14 @@ void Link::tick(TimeNs now) {
   const TimeNs unheard = unheard_ + std::min(observed, unheard_step_ns);
   unheard_ = heard_ || !options_.shape.resilience ? 0 : unheard;
   heard_ = false;
+  measure_rates(observed);
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     if (rail.state == RailState::probation) {
       if (now - rail.probation_since > options_.probation_timeout_ns)
         rail_failed(id, rail.epoch, RailCause::probation, now);
-    } else if (usable(rail)) {
-      if (rail.meter.observe(observed, rail.sent, rail.acked, rail.held_back)) compare_rates();
-      if (options_.shape.resilience) judge_rail(id, observed, now);
+    } else if (usable(rail) && options_.shape.resilience) {
+      judge_rail(id, observed, now);
     }
   }
   if (options_.shape.resilience) repeat_notices(now);

@@ -6,8 +6,8 @@
 namespace r2ccl {
 namespace {
 
-constexpr TimeNs enough_ns = 20 * ns_per_ms;         // of being behind, for a measurement
-constexpr TimeNs window_ns = 1000 * ns_per_ms;       // in which that must come together
+constexpr TimeNs enough_ns = 50 * ns_per_ms;         // of being behind, for a measurement
+constexpr TimeNs window_ns = 2000 * ns_per_ms;       // in which that must come together
 constexpr TimeNs longest_step_ns = 20 * ns_per_ms;   // a longer one was not watched
 constexpr std::uint64_t traffic_bytes = 256U << 10;  // less in a window says nothing
 constexpr double doubling_ns = 1e9;

@@ -21,6 +21,7 @@ struct PathReport {
   TimeNs base_round_trip = 0;        // its recent minimum: the path without waiting for processes
   std::uint64_t held_back = 0;       // an acknowledgement of so many bytes may be delayed
   bool peer_limited = false;         // nothing moves because the peer does not read
+  bool advanced = false;             // much has arrived since the last report, behind a gap too
 };
 
 class BytePipe {

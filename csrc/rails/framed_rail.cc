@@ -146,6 +146,7 @@ void FramedRail::acknowledge() {
 void FramedRail::report_path(TimeNs now) {
   const PathReport report = pipe_->path();
   const std::uint64_t acked = written_ - std::min(written_, report.unacknowledged);
+  if (report.advanced) link_.path_advanced(rail_, epoch_, now);
   link_.path_acked(rail_, epoch_, acked, report.peer_limited, now);
   if (report.round_trip > 0)
     link_.path_round_trip(rail_, report.round_trip, report.base_round_trip, report.held_back);

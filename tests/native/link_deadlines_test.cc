@@ -215,6 +215,21 @@ TEST(LinkDeadlines, APeerThatDoesNotReadCostsNoRail) {
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 
+TEST(LinkDeadlines, AGapInWhatThePathCarriesIsNoSilence) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(100, 1));
+  (void)pair.pull(pair.a, 0);
+  pair.pass(1000 * ns_per_ms, [&] {
+    pair.exchange(1);
+    pair.a.path_advanced(0, 1, pair.now);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  pass_with_rail_1(pair, 15 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);
+  pair.a.path_advanced(0, 1, pair.now);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+}
+
 TEST(LinkDeadlines, APauseOfOurOwnLoopChargesNobody) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));

@@ -41,23 +41,23 @@ struct Path {
 
 TEST(RateMeter, MeasuresWhileThePathIsBehind) {
   Path path;
-  EXPECT_FALSE(path.saturated(1e8, 9));
+  EXPECT_FALSE(path.saturated(1e8, 24));
   EXPECT_EQ(path.meter.measured(), 0);
   EXPECT_TRUE(path.saturated(1e8, 1));
   EXPECT_NEAR(path.meter.measured(), 1e8, 1e6);
-  path.saturated(1e7, 60);
+  path.saturated(1e7, 150);
   EXPECT_NEAR(path.meter.measured(), 1e7, 2e6);
 }
 
 TEST(RateMeter, APathThatIsNeverBehindTakesAtLeastWhatItCarried) {
   Path path;
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     path.acked += 10'000;
     path.idle(1);
   }
   EXPECT_GE(path.meter.measured(), 5e6);
   Path probes;
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     probes.acked += 80;
     EXPECT_FALSE(probes.idle(1));
   }
@@ -66,7 +66,7 @@ TEST(RateMeter, APathThatIsNeverBehindTakesAtLeastWhatItCarried) {
 
 TEST(RateMeter, BelievesInARailThatItHasNotMeasuredForLong) {
   Path path;
-  path.saturated(1e7, 10);
+  path.saturated(1e7, 25);
   EXPECT_FALSE(path.idle(1000));  // two seconds
   EXPECT_NEAR(path.meter.believed() / path.meter.measured(), 4, 0.2);
 }

@@ -17,6 +17,8 @@ namespace {
 constexpr int tcp_delack_max_us = 46;
 constexpr int delack_us = 2000;
 
+constexpr std::uint32_t full_segments = 4;
+
 Io io_error() {
   return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? Io::again : Io::broken;
 }
@@ -79,6 +81,9 @@ PathReport TcpPipe::path() {
   if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
     report.round_trip = static_cast<TimeNs>(info.tcpi_rtt) * 1000;
     report.base_round_trip = static_cast<TimeNs>(info.tcpi_min_rtt) * 1000;
+    // Not a few small segments: they pass where an MTU black hole holds up all that matters.
+    report.advanced = info.tcpi_delivered - delivered_ >= full_segments;
+    delivered_ = info.tcpi_delivered;
     report.held_back = info.tcpi_snd_mss;  // Linux delays those of at most one full segment
     // Nothing in flight, though bytes wait: the peer's window is closed.  Its window probes are
     // answered as long as the path works.

@@ -28,6 +28,7 @@ class TcpPipe final : public BytePipe {
 
  private:
   FileDescriptor socket_;
+  std::uint32_t delivered_ = 0;  // segments, at the last report
 };
 
 }  // namespace r2ccl

@@ -13,6 +13,7 @@ constexpr TimeNs notice_interval_min_ns = 5 * ns_per_ms;
 constexpr TimeNs notice_interval_max_ns = 200 * ns_per_ms;
 constexpr TimeNs ack_request_min_ns = 20 * ns_per_ms;
 constexpr TimeNs ack_request_max_ns = 500 * ns_per_ms;
+constexpr TimeNs inquire_interval_max_ns = 1000 * ns_per_ms;
 constexpr TimeNs unheard_step_ns = 1000 * ns_per_ms;  // a longer step is a pause of our own
 
 }  // namespace
@@ -108,8 +109,8 @@ void Link::inquire(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
   if (!options_.connects || now < rail.inquire_at || planted(Mutant::inquiry_never_made)) return;
   rail.inquire_at = now + rail.inquire_interval;
-  rail.inquire_interval = std::min(2 * rail.inquire_interval,
-                                   std::max(options_.rejoin_backoff_max_ns, rail.inquire_interval));
+  rail.inquire_interval =
+      std::min(2 * rail.inquire_interval, std::max(inquire_interval_max_ns, rail.inquire_interval));
   actions_.push_back({LinkAction::Kind::connect, id, 0, now});
 }
 

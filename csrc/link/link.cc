@@ -112,6 +112,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.inquire_at = rail.pinged = rail.unanswered = 0;
   rail.incoming = {};
   rail.control = {};
+  rail.control.addresses = announced_;
   rail.last_rx = rail.last_tx = rail.probation_since = now;
   // A notice about the old epoch that no rail has carried yet would be read as one about this.
   for (Rail& other : rails_) other.control.notices &= ~(std::uint64_t{1} << id);
@@ -323,6 +324,16 @@ Link::Load Link::load() const {
 void Link::send_abort(const AbortNotice& notice) {
   aborts_.push_back(notice);
   if (aborts_.back().text.size() > max_abort_bytes) aborts_.back().text.resize(max_abort_bytes);
+}
+
+void Link::announce_address(RailId id, const Endpoint& at) {
+  assert(!options_.connects);
+  Rail& rail = rails_[id];
+  rail.address = at;
+  ++rail.address_sequence;
+  const std::uint64_t bit = std::uint64_t{1} << id;
+  announced_ |= bit;
+  for (Rail& other : rails_) other.control.addresses |= bit;
 }
 
 void Link::send_bye() {

@@ -195,6 +195,16 @@ class Peer {
         header.number = about(input_.byte() & 3);
         header.epoch = static_cast<Epoch>(about(world_.link().epoch(on)));
         break;
+      case FrameType::address: {
+        header.number = about(input_.byte() & 3);
+        header.epoch = static_cast<std::uint32_t>(about(1));
+        header.slot = input_.take<std::uint16_t>();
+        const std::uint8_t version = input_.byte();
+        header.offset = version < 96 ? 4 : version < 192 ? 6 : version;
+        header.delivered = input_.take<std::uint32_t>();
+        if (header.offset == 6) header.credit = input_.take<std::uint64_t>();
+        break;
+      }
       case FrameType::abort:
         header.epoch = input_.byte();
         header.payload_bytes = input_.byte() * 2U;

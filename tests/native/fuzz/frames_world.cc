@@ -366,6 +366,13 @@ void FrameWorld::check() {
   for (const AbortNotice& notice : link.received_aborts())
     require(notice.text.size() <= max_abort_bytes, "the text of an ABORT is bounded");
   link.received_aborts().clear();
+  require(link.received_addresses().size() <= world_rails, "one address a rail is kept");
+  for (const AddressNotice& notice : link.received_addresses()) {
+    require(notice.rail < world_rails && notice.via < world_rails, "of rails that there are");
+    require(notice.at.port != 0 && (notice.at.version == 4 || notice.at.version == 6),
+            "of ports that there may be");
+  }
+  if (now_ / ns_per_ms % 2 == 0) link.received_addresses().clear();
   for (RailId rail = 0; rail < world_rails; ++rail)
     require(link.connected(rail) == (carried_.ends[rail].rail != nullptr),
             "a rail is there as long as its epoch is open");

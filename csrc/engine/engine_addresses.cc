@@ -59,7 +59,7 @@ void Engine::announce_address(Peer& peer, RailId rail, const SocketAddress& now_
 }
 
 // The pair's key proves who is there, so a wrong address costs no more than a connection that comes
-// to nothing; the link sees to it that they are few.
+// to nothing.  A peer that names one after the other does not make us connect more often for it.
 void Engine::take_addresses(Peer& peer, TimeNs now) {
   for (const AddressNotice& notice : std::exchange(peer.link.received_addresses(), {})) {
     RailEnd& end = peer.rails[notice.rail];
@@ -73,6 +73,8 @@ void Engine::take_addresses(Peer& peer, TimeNs now) {
     if (remote.text() == end.route.remote.text()) continue;
     log_.add(LogLevel::info, end.name + " to " + peer.label + ": now at " + remote.text());
     end.route.remote = remote;
+    if (now - end.redirected_at < config_.rejoin_backoff_min_ms * ns_per_ms) continue;
+    end.redirected_at = now;
     peer.link.connect_soon(notice.rail, now);
   }
   peer.act(now);

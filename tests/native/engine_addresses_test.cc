@@ -24,16 +24,24 @@ class Addresses : public ::testing::Test {
     return config;
   }
 
+  static Job::Options options() {
+    return {
+        .ranks = 2, .rails = 2, .shm = false, .devices = true, .config = config(), .listening = {}};
+  }
   static IpAddress ip(const std::string& text) { return IpAddress::parse(text).value(); }
 
   void replace(int rank, int rail, const std::string& old, const std::string& by) {
-    FakeLinkMonitor& monitor = *job.monitors[static_cast<std::size_t>(rank)];
+    replace(*job, rank, rail, old, by);
+  }
+  static void replace(const Job& of, int rank, int rail, const std::string& old,
+                      const std::string& by) {
+    FakeLinkMonitor& monitor = *of.monitors[static_cast<std::size_t>(rank)];
     monitor.remove_address(Job::ifindex(rail), ip(old));
     monitor.add_address(Job::ifindex(rail), ip(by));
   }
 
   Engine::RailInfo info(int rank, int rail) {
-    return job.engines[static_cast<std::size_t>(rank)]->rails()[static_cast<std::size_t>(rail)];
+    return job->engines[static_cast<std::size_t>(rank)]->rails()[static_cast<std::size_t>(rail)];
   }
 
   // Both ends of the rail are UP, between these addresses.
@@ -61,7 +69,7 @@ class Addresses : public ::testing::Test {
   }
 
   void steps() {
-    job.run([](int, Communicator& communicator) {
+    job->run([](int, Communicator& communicator) {
       std::vector<float> data(1000, 1.0F);
       auto* bytes = reinterpret_cast<std::byte*>(data.data());
       for (int i = 0; i < 20; ++i) {
@@ -72,7 +80,7 @@ class Addresses : public ::testing::Test {
     });
   }
 
-  Job job{{.ranks = 2, .rails = 2, .shm = false, .devices = true, .config = config()}};
+  std::unique_ptr<Job> job = std::make_unique<Job>(options());
   const std::string given = Job::address(0);
 };
 
@@ -109,7 +117,7 @@ TEST_F(Addresses, OfBothEndsMayChangeAtOnce) {
 
 TEST_F(Addresses, ThatAreNewAreWatchedLikeTheFirst) {
   for (const int rank : {accepting, connecting}) {
-    FakeLinkMonitor& monitor = *job.monitors[static_cast<std::size_t>(rank)];
+    FakeLinkMonitor& monitor = *job->monitors[static_cast<std::size_t>(rank)];
     const std::string next = "127.0.4." + std::to_string(rank + 1);
     replace(rank, 0, given, next);
     ASSERT_TRUE(joined(0, "127.0.4.1", rank == accepting ? given : next));
@@ -127,6 +135,31 @@ TEST_F(Addresses, ThatAreNewAreWatchedLikeTheFirst) {
     ASSERT_TRUE(joined(0, "127.0.4.1", rank == accepting ? given : next));
     EXPECT_GT(info(rank, 0).epoch, epoch);
   }
+}
+
+TEST_F(Addresses, ThatChangeBeforeThePeersAreKnownAreSaidToThem) {
+  Job::Options late = options();
+  late.listening = [](Job& made) {
+    for (const int rank : {accepting, connecting})
+      replace(made, rank, 0, Job::address(0), "127.0.5." + std::to_string(rank + 1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the engines take note
+  };
+  job.reset();
+  job = std::make_unique<Job>(late);
+  ASSERT_TRUE(joined(0, "127.0.5.1", "127.0.5.2"));
+  steps();
+}
+
+TEST_F(Addresses, ThatChangeAgainAndAgainEndWithTheLast) {
+  std::string accepts = given;
+  for (int i = 1; i < 100; ++i) {
+    const std::string next = "127.0.6." + std::to_string(i);
+    replace(accepting, 0, accepts, next);
+    accepts = next;
+    if (i % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+  ASSERT_TRUE(joined(0, accepts, given));
+  steps();
 }
 
 }  // namespace

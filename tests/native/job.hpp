@@ -25,6 +25,7 @@ class Job {
     bool shm = false;      // all ranks on one node instead of one node each
     bool devices = false;  // rail i is on a device that exists for the rank's monitor only
     Config config;
+    std::function<void(Job&)> listening = {};  // when every rank listens, and none knows another
   };
 
   explicit Job(const Options& options) : options_(options) {
@@ -49,6 +50,7 @@ class Job {
       }
       engines.push_back(engine.value());
     }
+    if (options.listening) options.listening(*this);
     for (int rank = 0; rank < options.ranks; ++rank)
       for (int peer = 0; peer < options.ranks; ++peer)
         if (peer != rank) add_peer(base, rank, peer, ports);

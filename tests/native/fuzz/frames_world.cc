@@ -346,6 +346,11 @@ void FrameWorld::abort(std::size_t which, std::size_t text_bytes) {
       {world_communicators[which], ErrorCode::aborted, std::string(text_bytes, '!')});
 }
 
+void FrameWorld::announce(RailId rail, std::uint16_t port) {
+  if (!options_.connects)
+    carried_.link.announce_address(rail, {.version = 4, .port = port, .address = {}});
+}
+
 void FrameWorld::bye() { carried_.link.send_bye(); }
 
 std::uint64_t FrameWorld::consumed(std::uint64_t communicator) const {

@@ -111,7 +111,7 @@ class Peer {
       case 2: world_.bye(); break;
       case 3: world_.break_pipe(on); break;
       case 4: flood(on); break;
-      case 5: world_.announce(on, input_.take<std::uint16_t>()); break;
+      case 5: world_.announce(on, 1 + input_.byte()); break;
       default: world_.send(on, input_.bytes(input_.byte())); break;
     }
   }

@@ -210,8 +210,13 @@ void FrameWorld::witness_payload(Witness& seen, std::span<const std::byte> paylo
 // to the link.
 bool FrameWorld::incorrect(const FrameHeader& header) const {
   const auto type = static_cast<unsigned>(header.type);
-  if (!seal_right(header) || type < 1 || type > 9) return true;
+  if (!seal_right(header) || type < 1 || type > 10) return true;
   if (header.payload_bytes > longest_payload(header.type, shape())) return true;
+  if (header.type == FrameType::address) {
+    const bool v4 = header.offset == 4 && header.delivered >> 32U == 0 && header.credit == 0;
+    return !options_.connects || header.number >= world_rails || header.epoch == 0 ||
+           header.slot == 0 || !(v4 || header.offset == 6);
+  }
   const auto calls = calls_.find(header.communicator);
   const bool known = calls != calls_.end();
   const bool closed = known && !calls->second.open;
@@ -251,6 +256,10 @@ void FrameWorld::check_emitted(RailId rail) {
     if (emitted.size() - at < sizeof(header) + header.payload_bytes) break;
     const std::byte* payload = emitted.data() + at + sizeof(header);
     at += sizeof(header) + header.payload_bytes;
+    if (header.type == FrameType::address)
+      require(!options_.connects && header.number < world_rails && header.epoch != 0 &&
+                  header.slot != 0,
+              "only the accepting end says where it listens");
     if (header.type != FrameType::data) continue;
     const auto calls = calls_.find(header.communicator);
     require(calls != calls_.end(), "data goes out for our communicators only");

@@ -151,10 +151,7 @@ Status Engine::add_peer(const PeerDescription& description) {
     end.given = IpAddress::from_sockaddr(local.value().get()).value_or(IpAddress());
     if (!rail.device.empty()) {
       monitor_->watch(rail.device);  // by name: it may be removed and come back
-      // It may have moved since the peer was told of it.
-      const SocketAddress* listener = connections_->listeners.at(rail.device, end.given);
-      if (!connects && listener != nullptr && local_address(end) != end.given)
-        announce_address(*peer, static_cast<RailId>(i), *listener);
+      announce_if_moved(*peer, static_cast<RailId>(i));
     } else if (!end.given.is_loopback()) {
       auto index = ifindex_of(end.given);
       if (index.ok()) {

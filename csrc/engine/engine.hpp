@@ -112,10 +112,11 @@ class Engine {
 
   // engine_addresses.cc: ports that return with another address
   void device_changed(const std::string& device, TimeNs now);
-  void announce_address(Peer& peer, RailId rail, const SocketAddress& now_at);
+  void announce_if_moved(Peer& peer, RailId rail);
   void take_addresses(Peer& peer, TimeNs now);
   // Where a rail is to be connected from next.
   [[nodiscard]] IpAddress local_address(const RailEnd& end) const;
+  [[nodiscard]] bool address_is_gone(const RailEnd& end, int socket) const;
   void note_addresses(const Peer& peer, RailEnd& end, int socket) const;
 
   void apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now);

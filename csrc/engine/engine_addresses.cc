@@ -4,7 +4,9 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cstring>
+#include <optional>
+#include <span>
+#include <utility>
 
 #include "engine/engine.hpp"
 
@@ -47,15 +49,19 @@ void Engine::device_changed(const std::string& device, TimeNs now) {
       for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
         const RailEnd& end = peer->rails[rail];
         if (end.route.device == device && end.given == listener.given)
-          announce_address(*peer, rail, listener.now);
+          peer->link.announce_address(rail, endpoint_at(listener.now));
       }
       peer->send(now);
     }
   }
 }
 
-void Engine::announce_address(Peer& peer, RailId rail, const SocketAddress& now_at) {
-  peer.link.announce_address(rail, endpoint_at(now_at));
+// A port may have moved since the peer was told of it.
+void Engine::announce_if_moved(Peer& peer, RailId rail) {
+  const RailEnd& end = peer.rails[rail];
+  const SocketAddress* port = connections_->listeners.at(end.route.device, end.given);
+  if (port != nullptr && peer.process > process_ && local_address(end) != end.given)
+    peer.link.announce_address(rail, endpoint_at(*port));
 }
 
 // The pair's key proves who is there, so a wrong address costs no more than a connection that comes
@@ -84,6 +90,17 @@ IpAddress Engine::local_address(const RailEnd& end) const {
   const SocketAddress* port = connections_->listeners.at(end.route.device, end.given);
   if (port == nullptr) return end.given;
   return IpAddress::from_sockaddr(port->get()).value_or(end.given);
+}
+
+// A connection may have been under way when its end's address was taken from the port, which no
+// event will tell again.
+bool Engine::address_is_gone(const RailEnd& end, int socket) const {
+  if (end.given.family == AF_UNSPEC || end.route.device.empty()) return false;
+  const auto present = monitor_->addresses(end.route.device);
+  const auto local = name_of_socket(socket, ::getsockname);
+  // None at all: the monitor may not have looked yet.
+  return local && !present.empty() &&
+         std::find(present.begin(), present.end(), *local) == present.end();
 }
 
 // Of a connection about to carry the rail: whose end of it is where.

@@ -128,7 +128,7 @@ void Engine::on_established(EstablishedRail rail) {
   const int socket = rail.socket.get();
 
   std::unique_ptr<BytePipe> pipe;
-  bool opened = end.fault == Fault::none;
+  bool opened = end.fault == Fault::none && !address_is_gone(end, socket);
   if (opened && end.kind == RailKind::shm) {
     const bool connector = rail.peer < process_;
     auto shm = ShmPipe::open(std::move(rail.socket), std::move(rail.memory), connector);

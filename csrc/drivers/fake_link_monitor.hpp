@@ -39,6 +39,10 @@ class FakeLinkMonitor final : public LinkMonitor {
   void watch(const std::string& name) override {
     change([&] { table_.watch(name, pending_); });
   }
+  [[nodiscard]] std::vector<IpAddress> addresses(const std::string& name) const override {
+    const std::lock_guard lock(mutex_);
+    return table_.addresses(name);
+  }
   [[nodiscard]] int fd() const override { return fd_.get(); }
 
   void poll(const Callback& callback) override {
@@ -61,7 +65,7 @@ class FakeLinkMonitor final : public LinkMonitor {
   }
 
   const FileDescriptor fd_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   LinkTable table_;
   std::vector<LinkEvent> pending_;
 };

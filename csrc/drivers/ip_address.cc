@@ -54,4 +54,19 @@ bool IpAddress::is_loopback() const {
          std::all_of(bytes.begin(), bytes.end() - 1, [](std::byte b) { return b == std::byte{0}; });
 }
 
+AddressScope IpAddress::scope() const {
+  const auto byte = [this](std::size_t i) { return std::to_integer<unsigned>(bytes[i]); };
+  if (is_loopback()) return AddressScope::loopback;
+  if (family == AF_INET) {
+    if (byte(0) == 0 || byte(0) >= 224) return AddressScope::none;
+    return byte(0) == 169 && byte(1) == 254 ? AddressScope::link : AddressScope::global;
+  }
+  if (family != AF_INET6 || byte(0) == 0 || byte(0) == 0xFF) return AddressScope::none;
+  return byte(0) == 0xFE && (byte(1) & 0xC0U) == 0x80 ? AddressScope::link : AddressScope::global;
+}
+
+bool IpAddress::replaceable_by(const IpAddress& other) const {
+  return other.family == family && other.scope() == scope() && scope() != AddressScope::none;
+}
+
 }  // namespace r2ccl

@@ -13,6 +13,10 @@
 
 namespace r2ccl {
 
+// How far an address reaches; none: no port has it for itself (unspecified, multicast, broadcast,
+// IPv4 in IPv6).
+enum class AddressScope { none, loopback, link, global };
+
 struct IpAddress {
   int family = AF_UNSPEC;             // AF_INET or AF_INET6; AF_UNSPEC: none
   std::array<std::byte, 16> bytes{};  // network order; IPv4 uses the first 4
@@ -26,6 +30,9 @@ struct IpAddress {
 
   [[nodiscard]] std::string to_string() const;
   [[nodiscard]] bool is_loopback() const;  // 127.0.0.0/8 or ::1
+  [[nodiscard]] AddressScope scope() const;
+  // A port that had this address may be reached at the other one instead: same family, same scope.
+  [[nodiscard]] bool replaceable_by(const IpAddress& other) const;
 
   friend auto operator<=>(const IpAddress&, const IpAddress&) = default;
 };

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "drivers/ip_address.hpp"
 
@@ -38,6 +39,9 @@ class LinkMonitor {
   // index stays with one device; a name also follows a device that comes back under it.
   virtual void watch(int ifindex) = 0;
   virtual void watch(const std::string& name) = 0;
+
+  // The usable addresses of the device of this name as of the last poll(), the lowest first.
+  [[nodiscard]] virtual std::vector<IpAddress> addresses(const std::string& name) const = 0;
 
   // Readable (level-triggered) when poll() has something to read.
   [[nodiscard]] virtual int fd() const = 0;

@@ -60,6 +60,15 @@ void LinkTable::remove_address(int ifindex, const IpAddress& address, Events& ev
   }
 }
 
+std::vector<IpAddress> LinkTable::addresses(const std::string& name) const {
+  std::vector<IpAddress> found;
+  for (const auto& [ifindex, entry] : entries_) {
+    if (entry.state.name != name) continue;
+    for (const auto& [address, generation] : entry.addresses) found.push_back(address);
+  }
+  return found;
+}
+
 void LinkTable::begin_resync() { ++generation_; }
 
 void LinkTable::end_resync(Events& events) {

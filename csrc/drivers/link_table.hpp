@@ -34,6 +34,9 @@ class LinkTable {
   void add_address(int ifindex, const IpAddress& address, Events& events);
   void remove_address(int ifindex, const IpAddress& address, Events& events);
 
+  // In ascending order.
+  [[nodiscard]] std::vector<IpAddress> addresses(const std::string& name) const;
+
   // Between the two, everything that exists is set or added again; the rest is gone.
   void begin_resync();
   void end_resync(Events& events);

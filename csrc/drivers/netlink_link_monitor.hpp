@@ -24,6 +24,9 @@ class NetlinkLinkMonitor final : public LinkMonitor {
 
   void watch(int ifindex) override;
   void watch(const std::string& name) override;
+  [[nodiscard]] std::vector<IpAddress> addresses(const std::string& name) const override {
+    return table_.addresses(name);
+  }
   [[nodiscard]] int fd() const override { return events_.get(); }
   void poll(const Callback& callback) override;
 

@@ -11,23 +11,28 @@
 namespace r2ccl {
 
 Result<SocketAddress> SocketAddress::ip(const std::string& address, std::uint16_t port) {
+  const auto parsed = IpAddress::parse(address);
+  if (parsed.has_value()) return ip(*parsed, port);
+  return Status(ErrorCode::invalid_argument,
+                "not a numeric IPv4 or IPv6 address: '" + address + "'");
+}
+
+SocketAddress SocketAddress::ip(const IpAddress& address, std::uint16_t port) {
   SocketAddress result;
-  auto* v4 = reinterpret_cast<sockaddr_in*>(&result.storage);
-  if (::inet_pton(AF_INET, address.c_str(), &v4->sin_addr) == 1) {
+  if (address.family == AF_INET) {
+    auto* v4 = reinterpret_cast<sockaddr_in*>(&result.storage);
+    std::memcpy(&v4->sin_addr, address.bytes.data(), sizeof(v4->sin_addr));
     v4->sin_family = AF_INET;
     v4->sin_port = htons(port);
     result.size = sizeof(sockaddr_in);
-    return result;
-  }
-  auto* v6 = reinterpret_cast<sockaddr_in6*>(&result.storage);
-  if (::inet_pton(AF_INET6, address.c_str(), &v6->sin6_addr) == 1) {
+  } else if (address.family == AF_INET6) {
+    auto* v6 = reinterpret_cast<sockaddr_in6*>(&result.storage);
+    std::memcpy(&v6->sin6_addr, address.bytes.data(), sizeof(v6->sin6_addr));
     v6->sin6_family = AF_INET6;
     v6->sin6_port = htons(port);
     result.size = sizeof(sockaddr_in6);
-    return result;
   }
-  return Status(ErrorCode::invalid_argument,
-                "not a numeric IPv4 or IPv6 address: '" + address + "'");
+  return result;
 }
 
 Result<SocketAddress> SocketAddress::abstract_unix(const std::string& name) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "drivers/ip_address.hpp"
 #include "r2ccl/errors.hpp"
 
 namespace r2ccl {
@@ -16,6 +17,7 @@ struct SocketAddress {
 
   // "10.0.0.1" or "fd00::1"; names are not looked up.
   static Result<SocketAddress> ip(const std::string& address, std::uint16_t port);
+  static SocketAddress ip(const IpAddress& address, std::uint16_t port);
   // A name in the abstract namespace of unix sockets (network namespace wide, leaves no file).
   static Result<SocketAddress> abstract_unix(const std::string& name);
 

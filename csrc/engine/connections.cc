@@ -1,7 +1,6 @@
 #include "engine/connections.hpp"
 
 #include <linux/memfd.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/mman.h>
@@ -19,7 +18,6 @@ namespace r2ccl {
 namespace {
 
 constexpr std::size_t max_strangers = 128;  // accepted connections that have proven nothing yet
-constexpr int backlog = 128;
 
 constexpr const char* closed_by_peer = "the peer closed the connection";
 
@@ -27,14 +25,6 @@ std::string error_text(const char* what) { return std::string(what) + ": " + std
 
 FileDescriptor new_socket(int family) {
   return FileDescriptor(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-}
-
-// Keeps a rail on its own port even where the routing table prefers another.  Not permitted in
-// every container; the source address then has to do.
-void bind_to_device(int fd, const std::string& device) {
-  if (!device.empty())
-    ::setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, device.c_str(),
-                 static_cast<socklen_t>(device.size()));
 }
 
 ssize_t send_with_memory(int socket, std::span<const std::byte> data, int memory) {
@@ -99,49 +89,6 @@ Connections::Connections(const AcceptorHandshake::Self& self, TimeNs handshake_t
       callbacks_(std::move(callbacks)),
       log_(log) {}
 
-Status Connections::open(Listener& listener) {
-  listener.socket = new_socket(listener.address.family());
-  const int fd = listener.socket.get();
-  if (!listener.socket.valid()) return {ErrorCode::invalid_argument, error_text("socket")};
-  bind_to_device(fd, listener.device);
-  listener.ifindex = listener.device.empty() ? 0 : ::if_nametoindex(listener.device.c_str());
-  const bool again = listener.address.port() != 0;
-  const int on = 1;
-  // Not before the kernel has chosen a port, or it may choose one that another process is about to
-  // listen on; but then for all connections accepted here, whose remains would block
-  // device_returned().
-  if (again) ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  const bool bound = ::bind(fd, listener.address.get(), listener.address.size) == 0;
-  if (bound && !again) ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (!bound || ::listen(fd, backlog) != 0)
-    return {ErrorCode::invalid_argument,
-            error_text(("cannot listen on " + listener.address.text()).c_str())};
-  return {};
-}
-
-Result<std::uint16_t> Connections::listen(const SocketAddress& address, const std::string& device) {
-  Listener listener;
-  listener.address = address;
-  listener.device = device;
-  R2CCL_TRY(open(listener));
-  listener.address.size = sizeof(listener.address.storage);
-  ::getsockname(listener.socket.get(), listener.address.get(), &listener.address.size);
-  const std::uint16_t port = listener.address.port();
-  listeners_.push_back(std::move(listener));
-  return port;
-}
-
-void Connections::device_returned(const std::string& device) {
-  for (Listener& listener : listeners_) {
-    if (listener.device != device || listener.ifindex == ::if_nametoindex(device.c_str())) continue;
-    const Status status = open(listener);
-    if (status.ok()) continue;
-    log_.add(LogLevel::error, device + " came back: " + status.message());
-    listener.socket.reset();
-    listener.ifindex = 0;
-  }
-}
-
 void Connections::connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key,
                           TimeNs now) {
   const auto same = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& other) {
@@ -187,7 +134,7 @@ void Connections::cancel(std::uint32_t peer) {
 }
 
 void Connections::add_poll_fds(std::vector<pollfd>& fds) const {
-  for (const Listener& listener : listeners_) fds.push_back({listener.socket.get(), POLLIN, 0});
+  listeners.add_poll_fds(fds);
   for (const Pending& pending : pending_) {
     const bool writes = pending.connecting || !pending.handshake->output().empty();
     fds.push_back(
@@ -208,12 +155,12 @@ void Connections::progress(TimeNs now) {
 }
 
 void Connections::accept_all(TimeNs now) {
-  for (const Listener& listener : listeners_) {
+  listeners.each_socket([&](int listener) {
     for (;;) {
       SocketAddress remote;
       remote.size = sizeof(remote.storage);
-      FileDescriptor socket(::accept4(listener.socket.get(), remote.get(), &remote.size,
-                                      SOCK_NONBLOCK | SOCK_CLOEXEC));
+      FileDescriptor socket(
+          ::accept4(listener, remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket.valid()) break;
       if (strangers_ >= max_strangers) {
         // The line is full of connections that have proven nothing: the oldest makes room.
@@ -235,7 +182,7 @@ void Connections::accept_all(TimeNs now) {
       pending_.push_back(std::move(pending));
       ++strangers_;
     }
-  }
+  });
 }
 
 bool Connections::advance(Pending& pending, TimeNs now) {

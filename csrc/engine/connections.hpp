@@ -17,6 +17,7 @@
 #include "drivers/file_descriptor.hpp"
 #include "drivers/socket_address.hpp"
 #include "engine/handshake.hpp"
+#include "engine/listeners.hpp"
 #include "engine/log.hpp"
 #include "link/shape.hpp"
 
@@ -63,11 +64,6 @@ class Connections {
   Connections(const AcceptorHandshake::Self& self, TimeNs handshake_timeout,
               std::int64_t socket_buffer_bytes, Callbacks callbacks, LogQueue& log);
 
-  // Returns the port that was bound (0 for unix sockets).
-  Result<std::uint16_t> listen(const SocketAddress& address, const std::string& device);
-  // After a device of this name came back with its address: a socket that is bound to a device
-  // stays with the one that is gone.  Listens on the same port as before.
-  void device_returned(const std::string& device);
   // Starts a connection; one under way for the same rail is given up.
   void connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key, TimeNs now);
   void cancel(std::uint32_t peer);  // gives up everything with this peer, silently
@@ -76,13 +72,9 @@ class Connections {
   void progress(TimeNs now);
   [[nodiscard]] std::size_t pending() const { return pending_.size(); }
 
+  Listeners listeners;
+
  private:
-  struct Listener {
-    FileDescriptor socket;
-    SocketAddress address;  // with the port
-    std::string device;
-    unsigned ifindex = 0;  // of the device, 0 if there is none
-  };
   struct Pending {
     FileDescriptor socket;
     FileDescriptor memory;
@@ -95,7 +87,6 @@ class Connections {
     bool heard = false;       // something was received
   };
 
-  static Status open(Listener& listener);
   void accept_all(TimeNs now);
   // True: the entry is finished, one way or the other.
   bool advance(Pending& pending, TimeNs now);
@@ -110,7 +101,6 @@ class Connections {
   const std::int64_t socket_buffer_bytes_;
   const Callbacks callbacks_;
   LogQueue& log_;
-  std::vector<Listener> listeners_;
   std::list<Pending> pending_;
   std::size_t strangers_ = 0;  // accepted entries in pending_
 };

@@ -60,13 +60,17 @@ FileDescriptor make_eventfd() { return FileDescriptor(::eventfd(0, EFD_NONBLOCK 
 
 }  // namespace
 
-Result<std::shared_ptr<Engine>> Engine::create(const Config& config, std::uint32_t process) {
+Result<std::shared_ptr<Engine>> Engine::create(const Config& config, std::uint32_t process,
+                                               std::unique_ptr<LinkMonitor> monitor) {
   auto journal = Journal::open(config.journal_dir);
   if (!journal.ok()) return journal.take_status();
-  auto monitor = NetlinkLinkMonitor::open();
-  if (!monitor.ok()) return monitor.take_status();
-  return std::shared_ptr<Engine>(new Engine(config, process, std::move(journal.value()),
-                                            std::move(monitor.value()), make_eventfd()));
+  if (monitor == nullptr) {
+    auto netlink = NetlinkLinkMonitor::open();
+    if (!netlink.ok()) return netlink.take_status();
+    monitor = std::move(netlink.value());
+  }
+  return std::shared_ptr<Engine>(
+      new Engine(config, process, std::move(journal.value()), std::move(monitor), make_eventfd()));
 }
 
 Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
@@ -110,7 +114,8 @@ Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {
                                             : SocketAddress::ip(spec.address, 0);
   if (!address.ok()) return address.take_status();
   const Lock guard(*this);
-  return connections_->listen(address.value(), spec.device);
+  if (!spec.device.empty()) monitor_->watch(spec.device);
+  return connections_->listeners.listen(address.value(), spec.device);
 }
 
 Status Engine::add_peer(const PeerDescription& description) {
@@ -143,11 +148,12 @@ Status Engine::add_peer(const PeerDescription& description) {
     if (!remote.ok()) return remote.take_status();
     end.route.local = local.value();
     end.route.remote = remote.value();
-    const auto address = IpAddress::parse(rail.local_address);
+    end.given = IpAddress::from_sockaddr(local.value().get()).value_or(IpAddress());
     if (!rail.device.empty()) {
       monitor_->watch(rail.device);  // by name: it may be removed and come back
-    } else if (address.has_value() && !address->is_loopback()) {
-      auto index = ifindex_of(*address);
+      announce_if_moved(*peer, static_cast<RailId>(i));
+    } else if (!end.given.is_loopback()) {
+      auto index = ifindex_of(end.given);
       if (index.ok()) {
         end.ifindex = index.value();
         monitor_->watch(end.ifindex);
@@ -310,6 +316,8 @@ void Engine::run_background() {
     if ((fds[1].revents & POLLIN) != 0 || now - last_monitor_poll_ > 1000 * ns_per_ms) {
       last_monitor_poll_ = now;
       monitor_->poll([this](const LinkEvent& event) { on_link_event(event); });
+      for (const std::string& device : connections_->listeners.broken())
+        device_changed(device, now);
     }
     connections_->progress(now);
     read_fault_file(now);

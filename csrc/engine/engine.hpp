@@ -37,7 +37,9 @@ class Engine {
 
   // Starts the background thread.  `process` numbers processes within the job (any unique number);
   // of two peers the lower one accepts connections.  Call in the network namespace of the rails.
-  static Result<std::shared_ptr<Engine>> create(const Config& config, std::uint32_t process);
+  // A monitor of a test takes the place of the system's.
+  static Result<std::shared_ptr<Engine>> create(const Config& config, std::uint32_t process,
+                                                std::unique_ptr<LinkMonitor> monitor = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -111,6 +113,16 @@ class Engine {
   [[nodiscard]] Decision decide(const Hello& hello, bool fresh);
   void start_due_connects(TimeNs now);
   void on_link_event(const LinkEvent& event);
+
+  // engine_addresses.cc: ports that return with another address
+  void device_changed(const std::string& device, TimeNs now);
+  void announce_if_moved(Peer& peer, RailId rail);
+  void take_addresses(Peer& peer, TimeNs now);
+  // Where a rail is to be connected from next.
+  [[nodiscard]] IpAddress local_address(const RailEnd& end) const;
+  [[nodiscard]] bool address_is_gone(const RailEnd& end, int socket) const;
+  void note_addresses(const Peer& peer, RailEnd& end, int socket) const;
+
   void apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now);
   void read_fault_file(TimeNs now);
   // Waits for bytes of the peers, at most one tick; releases the lock meanwhile.

@@ -46,6 +46,7 @@ void Engine::yield() {
 bool Engine::progress(Peer& peer, TimeNs now, bool all_rails) {
   const bool arrived = peer.receive(now, all_rails);
   if (!peer.link.received_aborts().empty()) take_aborts(peer);
+  if (!peer.link.received_addresses().empty()) take_addresses(peer, now);
   peer.send(now);
   if (arrived && blocked_ > 0) notify_blocked();
   return arrived;
@@ -88,10 +89,13 @@ void Engine::start_due_connects(TimeNs now) {
   for (auto& [process, peer] : peers_) {
     if (peer->link.peer_said_bye()) continue;
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
-      const RailEnd& end = peer->rails[rail];
+      RailEnd& end = peer->rails[rail];
       TimeNs& connect_at = peer->ends[rail].connect_at;
       if (connect_at == 0 || connect_at > now || end.fault != Fault::none) continue;
       connect_at = 0;
+      // An inquiry goes over the path of the connection that it is about.
+      if (end.given.family != AF_UNSPEC && !peer->link.connected(rail))
+        end.route.local = SocketAddress::ip(local_address(end), 0);
       connections_->connect(end.route, hello_for(*peer, rail), peer->key, now);
     }
   }
@@ -119,11 +123,12 @@ Decision Engine::decide(const Hello& hello, bool fresh) {
 void Engine::on_established(EstablishedRail rail) {
   Peer* peer = find(rail.peer);
   if (peer == nullptr || rail.rail >= peer->rails.size()) return;
-  const RailEnd& end = peer->rails[rail.rail];
+  RailEnd& end = peer->rails[rail.rail];
   const TimeNs now = now_ns();
+  const int socket = rail.socket.get();
 
   std::unique_ptr<BytePipe> pipe;
-  bool opened = end.fault == Fault::none;
+  bool opened = end.fault == Fault::none && !address_is_gone(end, socket);
   if (opened && end.kind == RailKind::shm) {
     const bool connector = rail.peer < process_;
     auto shm = ShmPipe::open(std::move(rail.socket), std::move(rail.memory), connector);
@@ -135,6 +140,7 @@ void Engine::on_established(EstablishedRail rail) {
   if (!opened) {
     peer->connect_failed(rail.rail, rail.epoch, {}, now);
   } else if (peer->begin_epoch(rail.rail, rail.epoch, now)) {
+    note_addresses(*peer, end, socket);
     peer->carry(rail.rail,
                 std::make_unique<FramedRail>(peer->link, rail.rail, std::move(pipe), rail.leftover),
                 now);
@@ -145,7 +151,7 @@ void Engine::on_established(EstablishedRail rail) {
 
 void Engine::on_link_event(const LinkEvent& event) {
   const TimeNs now = now_ns();
-  if (event.kind == LinkEventKind::address_added) connections_->device_returned(event.name);
+  device_changed(event.name, now);
   for (auto& [process, peer] : peers_) {
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       const RailEnd& end = peer->rails[rail];
@@ -155,11 +161,12 @@ void Engine::on_link_event(const LinkEvent& event) {
       if (!concerned) continue;
       const auto local = IpAddress::from_sockaddr(end.route.local.get());
       const bool ours = local.has_value() && *local == event.address;
+      const bool wanted = ours || local_address(end) == event.address;
       const bool lost = event.kind == LinkEventKind::removed ||
                         (event.kind == LinkEventKind::state && !event.carrier_up) ||
                         (event.kind == LinkEventKind::address_removed && ours);
       const bool back = (event.kind == LinkEventKind::state && event.carrier_up) ||
-                        (event.kind == LinkEventKind::address_added && ours);
+                        (event.kind == LinkEventKind::address_added && wanted);
       if (lost) peer->link.rail_failed(rail, peer->link.epoch(rail), RailCause::carrier, now);
       if (back) peer->link.connect_soon(rail, now);
     }

@@ -36,7 +36,9 @@ struct PeerDescription {
 struct RailEnd {
   RailKind kind = RailKind::tcp;
   std::string name;
-  RailRoute route;
+  RailRoute route;            // with the addresses of the connection that is open, or was last
+  IpAddress given;            // the local address at start; none: shm
+  TimeNs redirected_at = 0;   // when an announced address last made us connect at once
   int ifindex = 0;            // where the route names no device: whose events concern the rail
   Fault fault = Fault::none;  // injected
   std::uint32_t journal_entry = no_rail_entry;

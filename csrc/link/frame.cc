@@ -1,7 +1,6 @@
 #include "link/frame.hpp"
 
-#include <array>
-#include <cstddef>
+#include <algorithm>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -54,6 +53,24 @@ std::uint32_t crc32c(const void* data, std::size_t bytes) {
   return crc32c_portable(begin, bytes);
 }
 
+void put(const Endpoint& endpoint, FrameHeader& header) {
+  header.offset = endpoint.version;
+  header.slot = endpoint.port;
+  std::memcpy(&header.delivered, endpoint.address.data(), 8);
+  std::memcpy(&header.credit, endpoint.address.data() + 8, 8);
+}
+
+std::optional<Endpoint> endpoint_of(const FrameHeader& header) {
+  if ((header.offset != 4 && header.offset != 6) || header.slot == 0) return std::nullopt;
+  Endpoint endpoint{.version = static_cast<std::uint8_t>(header.offset), .port = header.slot};
+  std::memcpy(endpoint.address.data(), &header.delivered, 8);
+  std::memcpy(endpoint.address.data() + 8, &header.credit, 8);
+  const bool rest = std::any_of(endpoint.address.begin() + 4, endpoint.address.end(),
+                                [](std::byte byte) { return byte != std::byte{0}; });
+  if (endpoint.version == 4 && rest) return std::nullopt;
+  return endpoint;
+}
+
 void seal(FrameHeader& header) {
   header.magic = frame_magic;
   header.crc = crc32c(&header, offsetof(FrameHeader, crc));
@@ -74,6 +91,7 @@ std::string_view name_of(FrameType type) {
     case FrameType::fenced: return "fenced";
     case FrameType::abort: return "abort";
     case FrameType::bye: return "bye";
+    case FrameType::address: return "address";
   }
   return "unknown";
 }

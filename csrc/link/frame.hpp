@@ -2,8 +2,11 @@
 // Fields are little-endian; r2ccl runs on little-endian hosts only (checked at compile time).
 #pragma once
 
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "r2ccl/types.hpp"
@@ -23,6 +26,7 @@ enum class FrameType : std::uint8_t {
   fenced,     // number = rail, epoch: nothing of that epoch can be written any more
   abort,      // a communicator met a fatal verdict; the payload is its text
   bye,        // orderly close of the process
+  address,    // number = rail, epoch = sequence, Endpoint: where the accepting end now listens
 };
 
 namespace frame_flag {
@@ -34,18 +38,19 @@ struct FrameHeader {
   std::uint32_t magic;
   FrameType type;
   std::uint8_t flags;
-  std::uint16_t slot;           // data: the receiver's slot
+  std::uint16_t slot;           // data: the receiver's slot; address: port
   std::uint32_t payload_bytes;  // bytes that follow the header
-  std::uint32_t offset;         // data: the chunk's first byte within the message
+  std::uint32_t offset;         // data: the chunk's first byte within the message; address: 4 or 6
   std::uint32_t message_bytes;  // data: size of the whole message
-  std::uint32_t epoch;          // rail_down, fenced: the epoch they are about; abort: error code
+  std::uint32_t epoch;          // rail_down, fenced: theirs; abort: error code; address: sequence
   std::uint64_t communicator;   // data, ack, ack_request, abort
-  std::uint64_t number;         // data: message; ping, pong: probe; rail_down, fenced: rail
-  std::uint64_t delivered;      // data, ack: messages of the reverse stream that arrived in full
-  std::uint64_t credit;         // data, ack: messages of the reverse stream that were consumed
-  CallTag tag;                  // data
-  std::uint32_t payload_crc;    // data: CRC32C of the payload, where checksums are on; else 0
-  std::uint32_t crc;            // CRC32C of all bytes before it
+  std::uint64_t number;  // data: message; ping, pong: probe; rail_down, fenced, address: rail
+  // address: its 16 bytes are those of the next two fields
+  std::uint64_t delivered;    // data, ack: messages of the reverse stream that arrived in full
+  std::uint64_t credit;       // data, ack: messages of the reverse stream that were consumed
+  CallTag tag;                // data
+  std::uint32_t payload_crc;  // data: CRC32C of the payload, where checksums are on; else 0
+  std::uint32_t crc;          // CRC32C of all bytes before it
 };
 static_assert(sizeof(FrameHeader) == 80);
 
@@ -56,6 +61,18 @@ inline constexpr std::uint32_t max_probe_bytes = 16384;
 
 // CRC32C (Castagnoli, RFC 3720 appendix B.4), by the SSE4.2 instruction where there is one.
 [[nodiscard]] std::uint32_t crc32c(const void* data, std::size_t bytes);
+
+// A numeric address and port.  In the header itself, so that its checksum covers them and a frame
+// that waits somewhere cannot change.
+struct Endpoint {
+  std::uint8_t version = 0;             // of IP: 4 or 6
+  std::uint16_t port = 0;               // never 0 in a frame
+  std::array<std::byte, 16> address{};  // network order; IPv4: the first four, and zeros
+
+  friend bool operator==(const Endpoint&, const Endpoint&) = default;
+};
+void put(const Endpoint& endpoint, FrameHeader& header);
+[[nodiscard]] std::optional<Endpoint> endpoint_of(const FrameHeader& header);  // empty: not valid
 
 void seal(FrameHeader& header);                          // sets magic and crc
 [[nodiscard]] bool intact(const FrameHeader& header);    // magic and crc are right

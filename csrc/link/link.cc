@@ -148,6 +148,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.differs = 0;
   rail.incoming = {};
   rail.control = {};
+  rail.control.addresses = announced_;
   rail.last_rx = rail.last_tx = rail.probation_since = now;
   // A notice about the old epoch that no rail has carried yet would be read as one about this.
   for (Rail& other : rails_) other.control.notices &= ~(std::uint64_t{1} << id);
@@ -232,57 +233,6 @@ void Link::resolve_epoch(RailId id) {
   for (const Attempt& attempt : rail.attempts)
     attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot));
   rail.attempts.clear();
-}
-
-// --- where the fault is -----------------------------------------------------------------------
-
-bool Link::wants_location(RailId id) const {
-  const Rail& rail = rails_[id];
-  if (rail.epoch == 0 || connected(id) || rail.verdict != Verdict::none) return false;
-  switch (rail.cause) {
-    case RailCause::socket_error:
-    case RailCause::peer_notice:
-    case RailCause::dead_deadline:
-    case RailCause::probation: return true;
-    case RailCause::none:
-    case RailCause::carrier:
-    case RailCause::protocol:
-    case RailCause::injected:
-    case RailCause::checksum:
-    case RailCause::recalled: return false;
-  }
-  return false;
-}
-
-void Link::located(RailId id, Epoch epoch, const Findings& findings) {
-  Rail& rail = rails_[id];
-  if (epoch != rail.epoch || connected(id)) return;
-  // What an end says of its own port counts for more than what is seen of it from outside.
-  const PortEvidence peer = rail.findings.peer;
-  rail.findings = findings;
-  if (peer != PortEvidence::unknown) rail.findings.peer = peer;
-  each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
-  conclude(id);
-}
-
-void Link::conclude(RailId id) {
-  Rail& rail = rails_[id];
-  const Verdict verdict = judge(rail.findings);
-  if (verdict == rail.verdict) return;
-  rail.verdict = verdict;
-  if (observer_ != nullptr) observer_->on_located(id, verdict);
-}
-
-// Ports of ours or of the peer's, if all of one side are broken; else whatever they lead to.
-Verdict Link::overall_verdict() const {
-  const auto all = [this](Verdict verdict) {
-    return std::all_of(rails_.begin(), rails_.end(), [verdict](const Rail& rail) {
-      return !rail.carries_data() || rail.verdict == verdict;
-    });
-  };
-  for (const Verdict verdict : {Verdict::local_nic, Verdict::remote_nic})
-    if (all(verdict)) return verdict;
-  return Verdict::peer;
 }
 
 // --- reconnection ----------------------------------------------------------------------------
@@ -426,6 +376,16 @@ Link::Load Link::load() const {
 void Link::send_abort(const AbortNotice& notice) {
   aborts_.push_back(notice);
   if (aborts_.back().text.size() > max_abort_bytes) aborts_.back().text.resize(max_abort_bytes);
+}
+
+void Link::announce_address(RailId id, const Endpoint& at) {
+  assert(!options_.connects);
+  Rail& rail = rails_[id];
+  rail.address = at;
+  ++rail.address_sequence;
+  const std::uint64_t bit = std::uint64_t{1} << id;
+  announced_ |= bit;
+  for (Rail& other : rails_) other.control.addresses |= bit;
 }
 
 void Link::send_bye() {

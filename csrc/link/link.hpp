@@ -89,6 +89,13 @@ struct AbortNotice {
   std::string text;
 };
 
+// Where the peer's end of a rail is now, and the rail that said so.
+struct AddressNotice {
+  RailId rail;
+  RailId via;
+  Endpoint at;
+};
+
 struct RailCounters {
   std::uint64_t tx_bytes = 0;
   std::uint64_t rx_bytes = 0;
@@ -112,6 +119,9 @@ class Link {
   void consume(InStream& stream, TimeNs now);
   void send_abort(const AbortNotice& notice);
   void send_bye();
+  // Of the accepting end: it listens for this rail elsewhere than the peer knows.  Said on every
+  // rail, and again on each that is opened anew; the last word counts.
+  void announce_address(RailId rail, const Endpoint& at);
 
   // --- events of rails -----------------------------------------------------------------------
   void start(TimeNs now);  // asks for the first connections
@@ -180,6 +190,8 @@ class Link {
   // -------------------------------------------------------------------------
   [[nodiscard]] std::vector<LinkAction>& actions() { return actions_; }
   [[nodiscard]] std::vector<AbortNotice>& received_aborts() { return received_aborts_; }
+  // At most one a rail, the newest.
+  [[nodiscard]] std::vector<AddressNotice>& received_addresses() { return received_addresses_; }
   // Without resilience: a rail took undelivered bytes with it.
   [[nodiscard]] bool lost_bytes() const { return lost_bytes_; }
   [[nodiscard]] bool peer_said_bye() const { return peer_bye_; }
@@ -246,14 +258,15 @@ class Link {
     bool bye = false;
     std::uint32_t ping_bytes = 0;
     std::uint64_t pong_number = 0;
-    std::uint64_t notices = 0;  // bit r: RAIL_DOWN of rail r is due here
-    std::uint64_t fenced = 0;   // bit r: FENCED of rail r is due here
+    std::uint64_t notices = 0;    // bit r: RAIL_DOWN of rail r is due here
+    std::uint64_t fenced = 0;     // bit r: FENCED of rail r is due here
+    std::uint64_t addresses = 0;  // bit r: ADDRESS of rail r is due here
     std::vector<InStream*> acks;
     std::vector<OutStream*> ack_requests;
     std::vector<std::uint64_t> closed_acks;  // communicators whose last ack is asked for again
     std::size_t aborts_sent = 0;
     [[nodiscard]] bool any(std::size_t aborts) const {
-      return ping || pong || bye || notices != 0 || fenced != 0 || !acks.empty() ||
+      return ping || pong || bye || (notices | fenced | addresses) != 0 || !acks.empty() ||
              !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts;
     }
   };
@@ -297,7 +310,9 @@ class Link {
     TimeNs penalty_at = 0;
     std::uint32_t connect_failures = 0;
     TimeNs connect_at = 0;
-    bool connecting = false;  // a connect action is out
+    bool connecting = false;             // a connect action is out
+    Endpoint address;                    // announced to the peer
+    std::uint32_t address_sequence = 0;  // of the last announcement, own or the peer's; 0: none
     RailCounters counters;
     [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
     // When `bytes` more would be through, in ns, if all before them is through at once.
@@ -337,12 +352,14 @@ class Link {
   void measure_rates(TimeNs observed);
   void maybe_reopen(RailId rail, TimeNs now);
   void schedule_connect(RailId rail, TimeNs now);
-  void conclude(RailId rail);
   void clear_suspicion(RailId rail, TimeNs now);
   void resolve_epoch(RailId rail);
   void step(Step what, RailId rail) {
     if (observer_ != nullptr) observer_->on_step(what, rail);
   }
+
+  // link_verdict.cc: where faults are
+  void conclude(RailId rail);
 
   // link_send.cc: frames out
   void queue_stream(OutStream& stream);
@@ -366,6 +383,7 @@ class Link {
   [[nodiscard]] bool names_an_epoch(const FrameHeader& header) const;
   void on_rail_down(const FrameHeader& header, TimeNs now);
   void on_fenced(RailId rail, Epoch epoch, TimeNs now);
+  [[nodiscard]] bool on_address(RailId via, const FrameHeader& header);
   void queue_ack(InStream& stream, RailId rail);
   void queue_ack_everywhere(InStream& stream);
   void repeat_last_ack(RailId rail, std::uint64_t communicator);
@@ -412,6 +430,8 @@ class Link {
   std::vector<LinkAction> actions_;
   std::deque<AbortNotice> aborts_;  // frames point into their texts
   std::vector<AbortNotice> received_aborts_;
+  std::uint64_t announced_ = 0;  // bit r: the peer has been told another address of rail r
+  std::vector<AddressNotice> received_addresses_;
   std::vector<std::byte> scratch_;  // payload that nobody wants; zeros to send in probes are apart
   LinkObserver* observer_ = nullptr;
   RailId best_ = any_rail;

@@ -22,7 +22,8 @@ bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
     case FrameType::pong:
     case FrameType::rail_down:
     case FrameType::fenced:
-    case FrameType::bye: return header.payload_bytes == 0;
+    case FrameType::bye:
+    case FrameType::address: return header.payload_bytes == 0;
   }
   return false;
 }
@@ -195,6 +196,9 @@ void Link::frame_end(RailId id, TimeNs now) {
       break;
     }
     case FrameType::bye: peer_bye_ = true; break;
+    case FrameType::address:
+      if (!on_address(id, header)) rail_failed(id, rail.epoch, RailCause::protocol, now);
+      break;
   }
 }
 
@@ -222,6 +226,20 @@ void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
     rail.own_fenced = std::max(rail.own_fenced, header.epoch);
   if (header.epoch <= rail.own_fenced && !planted(Mutant::fenced_not_repeated))
     each_usable([&](RailId, Rail& other) { other.control.fenced |= std::uint64_t{1} << about; });
+}
+
+// False: no correct peer says this.
+bool Link::on_address(RailId via, const FrameHeader& header) {
+  const auto at = endpoint_of(header);
+  if (!options_.connects || header.number >= rails_.size() || header.epoch == 0 || !at)
+    return false;
+  const auto about = static_cast<RailId>(header.number);
+  // Said on every rail, so an older word may come after a newer one.
+  if (header.epoch <= rails_[about].address_sequence) return true;
+  rails_[about].address_sequence = header.epoch;
+  std::erase_if(received_addresses_, [&](const AddressNotice& old) { return old.rail == about; });
+  received_addresses_.push_back({about, via, *at});
+  return true;
 }
 
 void Link::queue_ack(InStream& stream, RailId id) {

@@ -123,6 +123,12 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     header.type = FrameType::fenced;
     header.number = about;
     header.epoch = rails_[about].own_fenced;
+  } else if (control.addresses != 0 && usable(rail)) {
+    const RailId about = take_rail(control.addresses);
+    header.type = FrameType::address;
+    header.number = about;
+    header.epoch = rails_[about].address_sequence;
+    put(rails_[about].address, header);
   } else if (control.aborts_sent < aborts_.size() && usable(rail)) {
     const AbortNotice& notice = aborts_[control.aborts_sent++];
     header.type = FrameType::abort;

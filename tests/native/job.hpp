@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "drivers/fake_link_monitor.hpp"
 #include "engine/communicator.hpp"
 #include "engine/engine.hpp"
 
@@ -21,8 +22,10 @@ class Job {
   struct Options {
     int ranks = 2;
     int rails = 2;
-    bool shm = false;  // all ranks on one node instead of one node each
+    bool shm = false;      // all ranks on one node instead of one node each
+    bool devices = false;  // rail i is on a device that exists for the rank's monitor only
     Config config;
+    std::function<void(Job&)> listening = {};  // when every rank listens, and none knows another
   };
 
   explicit Job(const Options& options) : options_(options) {
@@ -30,7 +33,8 @@ class Job {
     const auto base = next_process.fetch_add(1000);
     std::vector<std::vector<std::uint16_t>> ports;
     for (int rank = 0; rank < options.ranks; ++rank) {
-      auto engine = Engine::create(options.config, base + static_cast<std::uint32_t>(rank));
+      auto engine =
+          Engine::create(options.config, base + static_cast<std::uint32_t>(rank), monitor());
       EXPECT_TRUE(engine.ok());
       ports.emplace_back();
       if (options.shm) {
@@ -39,13 +43,14 @@ class Job {
         EXPECT_TRUE(port.ok()) << port.take_status().message();
       }
       for (int rail = 0; rail < options.rails; ++rail) {
-        auto port =
-            engine.value()->listen({.kind = RailKind::tcp, .device = "", .address = address(rail)});
+        auto port = engine.value()->listen(
+            {.kind = RailKind::tcp, .device = device(rail), .address = address(rail)});
         EXPECT_TRUE(port.ok()) << port.take_status().message();
         ports.back().push_back(port.value());
       }
       engines.push_back(engine.value());
     }
+    if (options.listening) options.listening(*this);
     for (int rank = 0; rank < options.ranks; ++rank)
       for (int peer = 0; peer < options.ranks; ++peer)
         if (peer != rank) add_peer(base, rank, peer, ports);
@@ -95,11 +100,27 @@ class Job {
     for (std::thread& thread : threads) thread.join();
   }
 
+  static int ifindex(int rail) { return rail + 1; }
+  static std::string address(int rail) { return "127.0.0." + std::to_string(rail + 1); }
+
   std::vector<std::shared_ptr<Engine>> engines;
+  std::vector<FakeLinkMonitor*> monitors;  // of each rank, where there are devices
   std::vector<std::unique_ptr<Communicator>> communicators;
 
  private:
-  static std::string address(int rail) { return "127.0.0." + std::to_string(rail + 1); }
+  [[nodiscard]] std::string device(int rail) const {
+    return options_.devices ? "no-port" + std::to_string(rail) : "";
+  }
+  std::unique_ptr<LinkMonitor> monitor() {
+    if (!options_.devices) return nullptr;
+    auto made = std::make_unique<FakeLinkMonitor>();
+    for (int rail = 0; rail < options_.rails; ++rail) {
+      made->set_link(ifindex(rail), device(rail), true);
+      made->add_address(ifindex(rail), IpAddress::parse(address(rail)).value());
+    }
+    monitors.push_back(made.get());
+    return made;
+  }
   static std::string unix_name(std::uint32_t base, int rank) {
     return "r2ccl-test-" + std::to_string(::getpid()) + "-" + std::to_string(base) + "-" +
            std::to_string(rank);
@@ -123,7 +144,7 @@ class Job {
         description.rails.push_back(
             {.kind = RailKind::tcp,
              .name = "rail" + std::to_string(rail) + "@node" + std::to_string(rank),
-             .device = "",
+             .device = device(rail),
              .local_address = address(rail),
              .remote_address = address(rail),
              .remote_port = ports[static_cast<std::size_t>(peer)][static_cast<std::size_t>(rail)]});

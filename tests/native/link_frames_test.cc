@@ -50,7 +50,7 @@ TEST(LinkFrames, AnImpossibleFieldFailsTheRailThoughTheChecksumIsRight) {
       {"type 0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
       {"unknown type without payload",
        [](FrameHeader& h) {
-         h.type = static_cast<FrameType>(10);
+         h.type = static_cast<FrameType>(11);
          h.payload_bytes = 0;
        }},
       {"an ack with payload", [](FrameHeader& h) { h.type = FrameType::ack; }},
@@ -231,6 +231,130 @@ TEST(LinkFrames, AnAnswerToAProbeOfTheFutureIsRejected) {
   seal(frame.header);
   (void)pair.deliver(pair.a, 0, frame);
   EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
+}
+
+// --- addresses -----------------------------------------------------------------------------------
+
+Endpoint endpoint(unsigned last, std::uint16_t port = 4711) {
+  Endpoint at{.version = 4, .port = port};
+  at.address = {std::byte{10}, std::byte{0}, std::byte{0}, static_cast<std::byte>(last)};
+  return at;
+}
+
+Frame address_frame(RailId about, std::uint32_t sequence, const Endpoint& at) {
+  Frame frame{};
+  frame.header.type = FrameType::address;
+  frame.header.number = about;
+  frame.header.epoch = sequence;
+  put(at, frame.header);
+  seal(frame.header);
+  return frame;
+}
+
+TEST(LinkFrames, AnAddressIsSaidOnEveryRailAndTakenOnce) {
+  LinkPair pair({RailKind::sim, RailKind::sim, RailKind::control}, LinkPair::default_options());
+  Endpoint at{.version = 6, .port = 0xFFFF};
+  for (std::size_t i = 0; i < at.address.size(); ++i) at.address[i] = static_cast<std::byte>(i + 1);
+  pair.b.announce_address(1, at);
+  for (RailId rail = 0; rail < 3; ++rail) {
+    const auto frames = pair.pull(pair.b, rail, FrameType::address);
+    ASSERT_EQ(frames.size(), 1U);
+    pair.deliver(pair.a, rail, frames);
+    EXPECT_TRUE(pair.pull(pair.b, rail, FrameType::address).empty());
+  }
+  ASSERT_EQ(pair.a.received_addresses().size(), 1U);
+  EXPECT_EQ(pair.a.received_addresses()[0].rail, 1);
+  EXPECT_EQ(pair.a.received_addresses()[0].via, 0);
+  EXPECT_EQ(pair.a.received_addresses()[0].at, at);
+  // And not again once it was read.
+  pair.a.received_addresses().clear();
+  pair.deliver(pair.a, 2, address_frame(1, 1, at));
+  EXPECT_TRUE(pair.a.received_addresses().empty());
+}
+
+TEST(LinkFrames, ANewerAddressWinsOverAnOlderOneThatComesLate) {
+  LinkPair pair(2);
+  pair.b.announce_address(0, endpoint(1));
+  const auto late = pair.pull(pair.b, 1, FrameType::address);
+  pair.b.announce_address(0, endpoint(2));
+  pair.deliver(pair.a, 0, pair.pull(pair.b, 0, FrameType::address));
+  pair.deliver(pair.a, 1, late);
+  ASSERT_EQ(pair.a.received_addresses().size(), 1U);
+  EXPECT_EQ(pair.a.received_addresses()[0].at, endpoint(2));
+  // Of each rail for itself; what was not read yet is replaced, so there is at most one.
+  pair.b.announce_address(1, endpoint(3));
+  for (unsigned last = 4; last < 100; ++last) {
+    pair.b.announce_address(0, endpoint(last));
+    pair.exchange(1);
+  }
+  ASSERT_EQ(pair.a.received_addresses().size(), 2U);
+  EXPECT_EQ(pair.a.received_addresses()[0].at, endpoint(3));
+  EXPECT_EQ(pair.a.received_addresses()[1].at, endpoint(99));
+}
+
+TEST(LinkFrames, AnAddressIsSaidAgainOnEachRailThatIsOpenedAnew) {
+  LinkPair pair(2);
+  for (Link* end : {&pair.a, &pair.b}) {
+    end->rail_failed(1, 1, RailCause::carrier, pair.now);
+    pair.close_rails(*end);
+  }
+  pair.b.announce_address(1, endpoint(1));
+  pair.b.announce_address(1, endpoint(2));
+  (void)pair.pull(pair.b, 0);  // lost with its rail
+  for (Link* end : {&pair.a, &pair.b}) {
+    end->peer_fenced(1, 1, pair.now);
+    end->rail_failed(0, 1, RailCause::carrier, pair.now);
+    pair.close_rails(*end);
+    end->peer_fenced(0, 1, pair.now);
+  }
+  ASSERT_TRUE(pair.b.rail_established(0, 2, pair.now));
+  ASSERT_TRUE(pair.a.rail_established(0, 2, pair.now));
+  EXPECT_TRUE(pair.pull(pair.b, 0, FrameType::address).empty());  // on probation
+  pair.deliver(pair.b, 0, pair.pull(pair.a, 0));
+  pair.deliver(pair.a, 0, pair.pull(pair.b, 0));
+  EXPECT_TRUE(pair.a.received_addresses().empty());
+  // The probe of B is answered with the pong that this pull carries.
+  Frame pong{};
+  pong.header.type = FrameType::pong;
+  pong.header.number = static_cast<std::uint64_t>(pair.now);
+  seal(pong.header);
+  ASSERT_TRUE(pair.deliver(pair.b, 0, pong));
+  pair.exchange(0);
+  ASSERT_EQ(pair.a.received_addresses().size(), 1U);
+  EXPECT_EQ(pair.a.received_addresses()[0].at, endpoint(2));
+}
+
+TEST(LinkFrames, AnAddressThatCannotBeFailsTheRail) {
+  const std::vector<Forgery> forgeries{
+      {"unknown rail", [](FrameHeader& h) { h.number = 2; }},
+      {"rail near 2^64", [](FrameHeader& h) { h.number = ~std::uint64_t{0}; }},
+      {"no sequence", [](FrameHeader& h) { h.epoch = 0; }},
+      {"IP version 0", [](FrameHeader& h) { h.offset = 0; }},
+      {"IP version 5", [](FrameHeader& h) { h.offset = 5; }},
+      {"IP version 4 + 256", [](FrameHeader& h) { h.offset = 260; }},
+      {"port 0", [](FrameHeader& h) { h.slot = 0; }},
+      {"IPv4 with more than four bytes", [](FrameHeader& h) { h.delivered |= 1ULL << 32U; }},
+      {"IPv4 with sixteen bytes", [](FrameHeader& h) { h.credit = 1; }},
+      {"a payload", [](FrameHeader& h) { h.payload_bytes = 1; }},
+  };
+  for (const Forgery& forgery : forgeries) {
+    SCOPED_TRACE(forgery.what);
+    LinkPair pair(2);
+    Frame frame = address_frame(1, 1, endpoint(1));
+    forgery.change(frame.header);
+    seal(frame.header);
+    (void)pair.deliver(pair.a, 0, frame);
+    EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
+    EXPECT_EQ(pair.a.state(1), RailState::up);
+    EXPECT_TRUE(pair.a.received_addresses().empty());
+  }
+}
+
+TEST(LinkFrames, OnlyTheAcceptingEndHasAnAddressToTell) {
+  LinkPair pair(2);
+  (void)pair.deliver(pair.b, 0, address_frame(1, 1, endpoint(1)));
+  EXPECT_EQ(pair.b.cause(0), RailCause::protocol);
+  EXPECT_TRUE(pair.b.received_addresses().empty());
 }
 
 }  // namespace

@@ -76,6 +76,43 @@ TEST(IpAddress, ReadsAndWritesNumericText) {
   EXPECT_EQ(IpAddress().to_string(), "none");
 }
 
+TEST(IpAddress, HasAScopeAndStandsInForOnesOfTheSameOnly) {
+  for (const char* text : {"0.0.0.0", "0.1.2.3", "224.0.0.1", "255.255.255.255", "::", "ff02::1",
+                           "::ffff:127.0.0.1", "::ffff:10.0.0.1"})
+    EXPECT_EQ(ip(text).scope(), AddressScope::none) << text;
+  for (const char* text : {"127.0.0.1", "127.9.8.7", "::1"})
+    EXPECT_EQ(ip(text).scope(), AddressScope::loopback) << text;
+  for (const char* text : {"169.254.0.1", "fe80::1", "febf::1"})
+    EXPECT_EQ(ip(text).scope(), AddressScope::link) << text;
+  for (const char* text :
+       {"10.0.0.1", "169.253.0.1", "223.1.1.1", "fd00::1", "2001:db8::1", "fec0::1"})
+    EXPECT_EQ(ip(text).scope(), AddressScope::global) << text;
+  EXPECT_EQ(IpAddress().scope(), AddressScope::none);
+
+  EXPECT_TRUE(ip("10.0.0.1").replaceable_by(ip("192.168.0.1")));
+  EXPECT_TRUE(ip("fd00::1").replaceable_by(ip("2001:db8::1")));
+  EXPECT_TRUE(ip("fe80::1").replaceable_by(ip("fe80::2")));
+  EXPECT_FALSE(ip("fd00::1").replaceable_by(ip("fe80::2")));
+  EXPECT_FALSE(ip("10.0.0.1").replaceable_by(ip("fd00::1")));
+  EXPECT_FALSE(ip("10.0.0.1").replaceable_by(ip("127.0.0.1")));
+  EXPECT_FALSE(ip("10.0.0.1").replaceable_by(ip("224.0.0.1")));
+  EXPECT_FALSE(IpAddress().replaceable_by(IpAddress()));
+}
+
+TEST(FakeLinkMonitor, KnowsTheAddressesOfADevice) {
+  FakeLinkMonitor monitor;
+  monitor.set_link(1, "a", true);
+  monitor.set_link(2, "b", true);
+  EXPECT_TRUE(monitor.addresses("a").empty());
+  for (const char* text : {"fd00::1", "10.0.0.2", "10.0.0.1"}) monitor.add_address(1, ip(text));
+  monitor.add_address(2, ip("10.0.0.3"));
+  EXPECT_EQ(monitor.addresses("a"), (std::vector{ip("10.0.0.1"), ip("10.0.0.2"), ip("fd00::1")}));
+  monitor.remove_address(1, ip("10.0.0.1"));
+  monitor.remove_link(2);
+  EXPECT_EQ(monitor.addresses("a"), (std::vector{ip("10.0.0.2"), ip("fd00::1")}));
+  EXPECT_TRUE(monitor.addresses("b").empty());
+}
+
 TEST(FakeLinkMonitor, ReportsWatchedInterfacesOnly) {
   FakeLinkMonitor monitor;
   monitor.set_link(1, "a", true);

@@ -111,6 +111,7 @@ class Peer {
       case 2: world_.bye(); break;
       case 3: world_.break_pipe(on); break;
       case 4: flood(on); break;
+      case 5: world_.announce(on, 1 + input_.byte()); break;
       default: world_.send(on, input_.bytes(input_.byte())); break;
     }
   }
@@ -195,6 +196,16 @@ class Peer {
         header.number = about(input_.byte() & 3);
         header.epoch = static_cast<Epoch>(about(world_.link().epoch(on)));
         break;
+      case FrameType::address: {
+        header.number = about(input_.byte() & 3);
+        header.epoch = static_cast<std::uint32_t>(about(1));
+        header.slot = input_.take<std::uint16_t>();
+        const std::uint8_t version = input_.byte();
+        header.offset = version < 96 ? 4 : version < 192 ? 6 : version;
+        header.delivered = input_.take<std::uint32_t>();
+        if (header.offset == 6) header.credit = input_.take<std::uint64_t>();
+        break;
+      }
       case FrameType::abort:
         header.epoch = input_.byte();
         header.payload_bytes = input_.byte() * 2U;

@@ -210,8 +210,13 @@ void FrameWorld::witness_payload(Witness& seen, std::span<const std::byte> paylo
 // to the link.
 bool FrameWorld::incorrect(const FrameHeader& header) const {
   const auto type = static_cast<unsigned>(header.type);
-  if (!seal_right(header) || type < 1 || type > 9) return true;
+  if (!seal_right(header) || type < 1 || type > 10) return true;
   if (header.payload_bytes > longest_payload(header.type, shape())) return true;
+  if (header.type == FrameType::address) {
+    const bool v4 = header.offset == 4 && header.delivered >> 32U == 0 && header.credit == 0;
+    return !options_.connects || header.number >= world_rails || header.epoch == 0 ||
+           header.slot == 0 || !(v4 || header.offset == 6);
+  }
   const auto calls = calls_.find(header.communicator);
   const bool known = calls != calls_.end();
   const bool closed = known && !calls->second.open;
@@ -251,6 +256,10 @@ void FrameWorld::check_emitted(RailId rail) {
     if (emitted.size() - at < sizeof(header) + header.payload_bytes) break;
     const std::byte* payload = emitted.data() + at + sizeof(header);
     at += sizeof(header) + header.payload_bytes;
+    if (header.type == FrameType::address)
+      require(!options_.connects && header.number < world_rails && header.epoch != 0 &&
+                  header.slot != 0,
+              "only the accepting end says where it listens");
     if (header.type != FrameType::data) continue;
     const auto calls = calls_.find(header.communicator);
     require(calls != calls_.end(), "data goes out for our communicators only");
@@ -346,6 +355,11 @@ void FrameWorld::abort(std::size_t which, std::size_t text_bytes) {
       {world_communicators[which], ErrorCode::aborted, std::string(text_bytes, '!')});
 }
 
+void FrameWorld::announce(RailId rail, std::uint16_t port) {
+  if (!options_.connects)
+    carried_.link.announce_address(rail, {.version = 4, .port = port, .address = {}});
+}
+
 void FrameWorld::bye() { carried_.link.send_bye(); }
 
 std::uint64_t FrameWorld::consumed(std::uint64_t communicator) const {
@@ -366,6 +380,13 @@ void FrameWorld::check() {
   for (const AbortNotice& notice : link.received_aborts())
     require(notice.text.size() <= max_abort_bytes, "the text of an ABORT is bounded");
   link.received_aborts().clear();
+  require(link.received_addresses().size() <= world_rails, "one address a rail is kept");
+  for (const AddressNotice& notice : link.received_addresses()) {
+    require(notice.rail < world_rails && notice.via < world_rails, "of rails that there are");
+    require(notice.at.port != 0 && (notice.at.version == 4 || notice.at.version == 6),
+            "of ports that there may be");
+  }
+  if (now_ / ns_per_ms % 2 == 0) link.received_addresses().clear();
   for (RailId rail = 0; rail < world_rails; ++rail)
     require(link.connected(rail) == (carried_.ends[rail].rail != nullptr),
             "a rail is there as long as its epoch is open");

@@ -77,6 +77,7 @@ class FrameWorld {
   void consume(std::size_t which);
   void close(std::size_t which);
   void abort(std::size_t which, std::size_t text_bytes);
+  void announce(RailId rail, std::uint16_t port);
   void bye();
 
   // Everything that holds between two events.

@@ -1,0 +1,116 @@
+// Ports that return with another address.  Whoever connects takes the address that its port has
+// now; whoever accepts listens on the one that its port has now and says so over the other rails.
+// Speed and MTU of a port need nothing of the kind: TCP finds them anew with each connection.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "engine/engine.hpp"
+
+namespace r2ccl {
+namespace {
+
+Endpoint endpoint_at(const SocketAddress& address) {
+  const auto ip = IpAddress::from_sockaddr(address.get()).value_or(IpAddress());
+  return {.version = static_cast<std::uint8_t>(ip.family == AF_INET ? 4 : 6),
+          .port = address.port(),
+          .address = ip.bytes};
+}
+
+std::optional<IpAddress> ip_of(const Endpoint& endpoint) {
+  const std::size_t bytes = endpoint.version == 4 ? 4 : 16;
+  return IpAddress::from_bytes(endpoint.version == 4 ? AF_INET : AF_INET6,
+                               std::span(endpoint.address).first(bytes));
+}
+
+template <typename GetName>
+std::optional<IpAddress> name_of_socket(int socket, GetName get_name) {
+  SocketAddress name;
+  name.size = sizeof(name.storage);
+  if (get_name(socket, name.get(), &name.size) != 0) return std::nullopt;
+  return IpAddress::from_sockaddr(name.get());
+}
+
+}  // namespace
+
+void Engine::device_changed(const std::string& device, TimeNs now) {
+  std::vector<std::string> errors;
+  const auto moved =
+      connections_->listeners.device_changed(device, monitor_->addresses(device), errors);
+  for (std::string& error : errors) log_.add(LogLevel::error, std::move(error));
+  for (const Listeners::Moved& listener : moved) {
+    log_.add(LogLevel::info, device + ": listens on " + listener.now.text() + " (at start " +
+                                 listener.given.to_string() + ")");
+    for (auto& [process, peer] : peers_) {
+      if (process < process_) continue;  // there we connect
+      for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
+        const RailEnd& end = peer->rails[rail];
+        if (end.route.device == device && end.given == listener.given)
+          peer->link.announce_address(rail, endpoint_at(listener.now));
+      }
+      peer->send(now);
+    }
+  }
+}
+
+// A port may have moved since the peer was told of it.
+void Engine::announce_if_moved(Peer& peer, RailId rail) {
+  const RailEnd& end = peer.rails[rail];
+  const SocketAddress* port = connections_->listeners.at(end.route.device, end.given);
+  if (port != nullptr && peer.process > process_ && local_address(end) != end.given)
+    peer.link.announce_address(rail, endpoint_at(*port));
+}
+
+// The pair's key proves who is there, so a wrong address costs no more than a connection that comes
+// to nothing.  A peer that names one after the other does not make us connect more often for it.
+void Engine::take_addresses(Peer& peer, TimeNs now) {
+  for (const AddressNotice& notice : std::exchange(peer.link.received_addresses(), {})) {
+    RailEnd& end = peer.rails[notice.rail];
+    const auto before = IpAddress::from_sockaddr(end.route.remote.get());
+    const auto ip = ip_of(notice.at);
+    if (!ip || !before || !before->replaceable_by(*ip)) {
+      peer.link.rail_failed(notice.via, peer.link.epoch(notice.via), RailCause::protocol, now);
+      continue;
+    }
+    const SocketAddress remote = SocketAddress::ip(*ip, notice.at.port);
+    if (remote.text() == end.route.remote.text()) continue;
+    log_.add(LogLevel::info, end.name + " to " + peer.label + ": now at " + remote.text());
+    end.route.remote = remote;
+    if (now - end.redirected_at < config_.rejoin_backoff_min_ms * ns_per_ms) continue;
+    end.redirected_at = now;
+    peer.link.connect_soon(notice.rail, now);
+  }
+  peer.act(now);
+}
+
+IpAddress Engine::local_address(const RailEnd& end) const {
+  const SocketAddress* port = connections_->listeners.at(end.route.device, end.given);
+  if (port == nullptr) return end.given;
+  return IpAddress::from_sockaddr(port->get()).value_or(end.given);
+}
+
+// A connection may have been under way when its end's address was taken from the port, which no
+// event will tell again.
+bool Engine::address_is_gone(const RailEnd& end, int socket) const {
+  if (end.given.family == AF_UNSPEC || end.route.device.empty()) return false;
+  const auto present = monitor_->addresses(end.route.device);
+  const auto local = name_of_socket(socket, ::getsockname);
+  // None at all: the monitor may not have looked yet.
+  return local && !present.empty() &&
+         std::find(present.begin(), present.end(), *local) == present.end();
+}
+
+// Of a connection about to carry the rail: whose end of it is where.
+void Engine::note_addresses(const Peer& peer, RailEnd& end, int socket) const {
+  if (end.given.family == AF_UNSPEC) return;
+  if (const auto local = name_of_socket(socket, ::getsockname))
+    end.route.local = SocketAddress::ip(*local, 0);
+  const auto remote = name_of_socket(socket, ::getpeername);
+  if (remote && peer.process > process_)  // else it is what we connect to, and may be newer
+    end.route.remote = SocketAddress::ip(*remote, end.route.remote.port());
+}
+
+}  // namespace r2ccl

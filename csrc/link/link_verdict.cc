@@ -1,0 +1,57 @@
+// Where the fault is that ended a rail's epoch.
+#include <algorithm>
+
+#include "link/link.hpp"
+
+namespace r2ccl {
+
+bool Link::wants_location(RailId id) const {
+  const Rail& rail = rails_[id];
+  if (rail.epoch == 0 || connected(id) || rail.verdict != Verdict::none) return false;
+  switch (rail.cause) {
+    case RailCause::socket_error:
+    case RailCause::peer_notice:
+    case RailCause::dead_deadline:
+    case RailCause::probation: return true;
+    case RailCause::none:
+    case RailCause::carrier:
+    case RailCause::protocol:
+    case RailCause::injected:
+    case RailCause::checksum:
+    case RailCause::recalled: return false;
+  }
+  return false;
+}
+
+void Link::located(RailId id, Epoch epoch, const Findings& findings) {
+  Rail& rail = rails_[id];
+  if (epoch != rail.epoch || connected(id)) return;
+  // What an end says of its own port counts for more than what is seen of it from outside.
+  const PortEvidence peer = rail.findings.peer;
+  rail.findings = findings;
+  if (peer != PortEvidence::unknown) rail.findings.peer = peer;
+  each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
+  conclude(id);
+}
+
+void Link::conclude(RailId id) {
+  Rail& rail = rails_[id];
+  const Verdict verdict = judge(rail.findings);
+  if (verdict == rail.verdict) return;
+  rail.verdict = verdict;
+  if (observer_ != nullptr) observer_->on_located(id, verdict);
+}
+
+// Ports of ours or of the peer's, if all of one side are broken; else whatever they lead to.
+Verdict Link::overall_verdict() const {
+  const auto all = [this](Verdict verdict) {
+    return std::all_of(rails_.begin(), rails_.end(), [verdict](const Rail& rail) {
+      return !rail.carries_data() || rail.verdict == verdict;
+    });
+  };
+  for (const Verdict verdict : {Verdict::local_nic, Verdict::remote_nic})
+    if (all(verdict)) return verdict;
+  return Verdict::peer;
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,166 @@
+// The real engine over loopback, with ports whose addresses change.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "job.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::Job;
+
+constexpr int accepting = 0;  // of two ranks, the one with the lower number
+constexpr int connecting = 1;
+
+class Addresses : public ::testing::Test {
+ protected:
+  static Config config() {
+    Config config;
+    config.rejoin_backoff_min_ms = 1;
+    config.rejoin_backoff_max_ms = 100;
+    config.handshake_timeout_ms = 500;
+    return config;
+  }
+
+  static Job::Options options() {
+    return {
+        .ranks = 2, .rails = 2, .shm = false, .devices = true, .config = config(), .listening = {}};
+  }
+  static IpAddress ip(const std::string& text) { return IpAddress::parse(text).value(); }
+
+  void replace(int rank, int rail, const std::string& old, const std::string& by) {
+    replace(*job, rank, rail, old, by);
+  }
+  static void replace(const Job& of, int rank, int rail, const std::string& old,
+                      const std::string& by) {
+    FakeLinkMonitor& monitor = *of.monitors[static_cast<std::size_t>(rank)];
+    monitor.remove_address(Job::ifindex(rail), ip(old));
+    monitor.add_address(Job::ifindex(rail), ip(by));
+  }
+
+  Engine::RailInfo info(int rank, int rail) {
+    return job->engines[static_cast<std::size_t>(rank)]->rails()[static_cast<std::size_t>(rail)];
+  }
+
+  // Both ends of the rail are UP, between these addresses.
+  ::testing::AssertionResult joined(int rail, const std::string& accepts,
+                                    const std::string& connects) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    std::string text;
+    while (std::chrono::steady_clock::now() < deadline) {
+      bool right = true;
+      text.clear();
+      for (const int rank : {accepting, connecting}) {
+        const auto rail_info = info(rank, rail);
+        const std::string& local = rank == accepting ? accepts : connects;
+        const std::string& remote = rank == accepting ? connects : accepts;
+        right = right && rail_info.state == RailState::up &&
+                rail_info.local.starts_with(local + ":") &&
+                rail_info.remote.starts_with(remote + ":");
+        text += std::string(name_of(rail_info.state)) + " " + rail_info.local + " to " +
+                rail_info.remote + "; ";
+      }
+      if (right) return ::testing::AssertionSuccess();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return ::testing::AssertionFailure() << "at " << text;
+  }
+
+  void steps() {
+    job->run([](int, Communicator& communicator) {
+      std::vector<float> data(1000, 1.0F);
+      auto* bytes = reinterpret_cast<std::byte*>(data.data());
+      for (int i = 0; i < 20; ++i) {
+        const Status status = communicator.all_reduce(bytes, bytes, data.size(), DType::f32,
+                                                      ReduceOp::max, Algorithm::automatic);
+        ASSERT_TRUE(status.ok()) << status.message();
+      }
+    });
+  }
+
+  std::unique_ptr<Job> job = std::make_unique<Job>(options());
+  const std::string given = Job::address(0);
+};
+
+TEST_F(Addresses, OfEitherEndAreTakenAnewAndTheRailRejoins) {
+  std::string accepts = given;
+  std::string connects = given;
+  for (int round = 0; round < 3; ++round) {
+    const std::string next = "127.0.2." + std::to_string(round + 1);
+    replace(accepting, 0, accepts, next);
+    ASSERT_TRUE(joined(0, next, connects));
+    accepts = next;
+    steps();
+    replace(connecting, 0, connects, next);
+    ASSERT_TRUE(joined(0, accepts, next));
+    connects = next;
+    steps();
+  }
+  replace(accepting, 0, accepts, given);
+  replace(connecting, 0, connects, given);
+  ASSERT_TRUE(joined(0, given, given));
+  EXPECT_EQ(info(accepting, 1).epoch, 1U);
+}
+
+TEST_F(Addresses, OfBothEndsMayChangeAtOnce) {
+  replace(accepting, 0, given, "127.0.3.1");
+  replace(connecting, 0, given, "127.0.3.2");
+  ASSERT_TRUE(joined(0, "127.0.3.1", "127.0.3.2"));
+  // And those of the other rail, which the first one tells of.
+  replace(accepting, 1, Job::address(1), "127.0.3.3");
+  replace(connecting, 1, Job::address(1), "127.0.3.4");
+  ASSERT_TRUE(joined(1, "127.0.3.3", "127.0.3.4"));
+  steps();
+}
+
+TEST_F(Addresses, ThatAreNewAreWatchedLikeTheFirst) {
+  for (const int rank : {accepting, connecting}) {
+    FakeLinkMonitor& monitor = *job->monitors[static_cast<std::size_t>(rank)];
+    const std::string next = "127.0.4." + std::to_string(rank + 1);
+    replace(rank, 0, given, next);
+    ASSERT_TRUE(joined(0, "127.0.4.1", rank == accepting ? given : next));
+    const Epoch epoch = info(rank, 0).epoch;
+    // The address in use is what counts, not one that is added or taken away beside it.
+    monitor.add_address(Job::ifindex(0), ip("127.0.4.9"));
+    monitor.remove_address(Job::ifindex(0), ip("127.0.4.9"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(info(rank, 0).epoch, epoch);
+    monitor.remove_address(Job::ifindex(0), ip(next));
+    for (int i = 0; i < 2000 && info(rank, 0).cause != RailCause::carrier; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(info(rank, 0).cause, RailCause::carrier);
+    monitor.add_address(Job::ifindex(0), ip(next));
+    ASSERT_TRUE(joined(0, "127.0.4.1", rank == accepting ? given : next));
+    EXPECT_GT(info(rank, 0).epoch, epoch);
+  }
+}
+
+TEST_F(Addresses, ThatChangeBeforeThePeersAreKnownAreSaidToThem) {
+  Job::Options late = options();
+  late.listening = [](Job& made) {
+    for (const int rank : {accepting, connecting})
+      replace(made, rank, 0, Job::address(0), "127.0.5." + std::to_string(rank + 1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the engines take note
+  };
+  job.reset();
+  job = std::make_unique<Job>(late);
+  ASSERT_TRUE(joined(0, "127.0.5.1", "127.0.5.2"));
+  steps();
+}
+
+TEST_F(Addresses, ThatChangeAgainAndAgainEndWithTheLast) {
+  std::string accepts = given;
+  for (int i = 1; i < 100; ++i) {
+    const std::string next = "127.0.6." + std::to_string(i);
+    replace(accepting, 0, accepts, next);
+    accepts = next;
+    if (i % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+  ASSERT_TRUE(joined(0, accepts, given));
+  steps();
+}
+
+}  // namespace
+}  // namespace r2ccl

@@ -120,7 +120,8 @@ class Engine {
   void take_addresses(Peer& peer, TimeNs now);
   // Where a rail is to be connected from next.
   [[nodiscard]] IpAddress local_address(const RailEnd& end) const;
-  [[nodiscard]] bool address_is_gone(const RailEnd& end, int socket) const;
+  [[nodiscard]] bool address_is_gone(const RailEnd& end, const IpAddress& local) const;
+  [[nodiscard]] bool came_too_late(const RailEnd& end, int socket) const;
   void note_addresses(const Peer& peer, RailEnd& end, int socket) const;
 
   void apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now);

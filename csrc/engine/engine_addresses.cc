@@ -92,15 +92,18 @@ IpAddress Engine::local_address(const RailEnd& end) const {
   return IpAddress::from_sockaddr(port->get()).value_or(end.given);
 }
 
-// A connection may have been under way when its end's address was taken from the port, which no
-// event will tell again.
-bool Engine::address_is_gone(const RailEnd& end, int socket) const {
+// The port has not this address any more.
+bool Engine::address_is_gone(const RailEnd& end, const IpAddress& local) const {
   if (end.given.family == AF_UNSPEC || end.route.device.empty()) return false;
   const auto present = monitor_->addresses(end.route.device);
-  const auto local = name_of_socket(socket, ::getsockname);
   // None at all: the monitor may not have looked yet.
-  return local && !present.empty() &&
-         std::find(present.begin(), present.end(), *local) == present.end();
+  return !present.empty() && std::find(present.begin(), present.end(), local) == present.end();
+}
+
+// A connection may have been under way when the event came that its end's address has gone.
+bool Engine::came_too_late(const RailEnd& end, int socket) const {
+  const auto local = name_of_socket(socket, ::getsockname);
+  return local && address_is_gone(end, *local);
 }
 
 // Of a connection about to carry the rail: whose end of it is where.

@@ -128,7 +128,7 @@ void Engine::on_established(EstablishedRail rail) {
   const int socket = rail.socket.get();
 
   std::unique_ptr<BytePipe> pipe;
-  bool opened = end.fault == Fault::none && !address_is_gone(end, socket);
+  bool opened = end.fault == Fault::none && !came_too_late(end, socket);
   if (opened && end.kind == RailKind::shm) {
     const bool connector = rail.peer < process_;
     auto shm = ShmPipe::open(std::move(rail.socket), std::move(rail.memory), connector);
@@ -164,7 +164,9 @@ void Engine::on_link_event(const LinkEvent& event) {
       const bool wanted = ours || local_address(end) == event.address;
       const bool lost = event.kind == LinkEventKind::removed ||
                         (event.kind == LinkEventKind::state && !event.carrier_up) ||
-                        (event.kind == LinkEventKind::address_removed && ours);
+                        (event.kind == LinkEventKind::address_removed && ours) ||
+                        (event.kind == LinkEventKind::address_added && local.has_value() &&
+                         address_is_gone(end, *local));
       const bool back = (event.kind == LinkEventKind::state && event.carrier_up) ||
                         (event.kind == LinkEventKind::address_added && wanted);
       if (lost) peer->link.rail_failed(rail, peer->link.epoch(rail), RailCause::carrier, now);

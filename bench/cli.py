@@ -22,7 +22,7 @@ from r2serve.bench.collectives.matrix import (
     Options,
     parse_sizes,
 )
-from r2serve.bench.collectives.stalls import FaultError
+from r2serve.bench.collectives.strikes import FaultError
 from r2serve.drills.lab import LabUnavailableError
 
 

@@ -54,8 +54,7 @@ def heal_all(stream: Stream, eventually) -> None:
     stream.look()
 
 
-@pytest.mark.parametrize("size", [16 * KIB, MIB], ids=["16KiB", "1MiB"])
-@pytest.mark.parametrize("rails", [3, 5])
+@pytest.mark.parametrize(("rails", "size"), [(3, 16 * KIB), (3, MIB), (5, 16 * KIB)])
 @pytest.mark.timeout(120)
 def test_the_rail_failed_over_to_may_fail_too_until_none_is_left(
     jobs, make_lab, eventually, show, rails: int, size: int

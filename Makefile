@@ -42,7 +42,7 @@ test: setup $(STAMPS)/system-test ## all tests: native (plain, ASan/UBSan, TSan)
 	@$(MAKE) test-native
 	$(BIN)/pytest --native-results=build/results $(ARGS)
 
-test-long: setup $(STAMPS)/system-test ## the tests that take minutes
+test-long: setup $(STAMPS)/system-test ## the tests that take minutes: fuzzing, seeds, 200 faults a kind
 	@rm -rf build/results
 	@R2SERVE_TEST_LONG=1 $(MAKE) test-native
 	$(BIN)/pytest -m long --native-results=build/results $(ARGS)

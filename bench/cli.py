@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterable
@@ -10,7 +11,16 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from r2serve.bench.collectives import machine, markdown, report, resilience, runner, stalls, verdict
+from r2serve.bench.collectives import (
+    distributions,
+    machine,
+    markdown,
+    report,
+    resilience,
+    runner,
+    stalls,
+    verdict,
+)
 from r2serve.bench.collectives.control import NotSupported, WorkerError
 from r2serve.bench.collectives.matrix import (
     ALGORITHMS,
@@ -22,7 +32,7 @@ from r2serve.bench.collectives.matrix import (
     Options,
     parse_sizes,
 )
-from r2serve.bench.collectives.stalls import FaultError
+from r2serve.bench.collectives.strikes import FaultError
 from r2serve.drills.lab import LabUnavailableError
 
 
@@ -109,11 +119,9 @@ def collectives(
             markdown.require_place(docs_path)  # before minutes of measuring, not after
     except (OptionError, markdown.MarkerError) as error:
         raise click.UsageError(str(error)) from error
-    # As Ctrl-C: workers are ended and their files removed on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _clean_up_when_terminated()
     result = report.Report(machine.describe(sys.argv[1:]))
-    # Lines, not a spinner: a thread that redraws would take the ranks' cores.
-    progress = Console(stderr=True, log_path=False).log
+    progress = _progress()
     try:
         measured = runner.run(options, progress)
         result.rows, result.skipped = measured.rows, measured.skipped
@@ -134,3 +142,59 @@ def collectives(
         report.write_png(result.rows, png_path)
     if docs_path is not None:
         markdown.put(result, docs_path)
+
+
+@command.command(name="stalls")
+@click.option(
+    "--faults",
+    type=click.IntRange(min=0),
+    default=200,
+    show_default=True,
+    help="Real faults of each kind under r2ccl, half of them at each size.",
+)
+@click.option(
+    "--mptcp",
+    "of_mptcp",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="The same under MPTCP; each of them takes seconds.",
+)
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(distributions.KINDS),
+    help="Only faults of this kind; may be repeated.  [default: all]",
+)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
+def stall_distributions(
+    faults: int, of_mptcp: int, kinds: tuple[str, ...], json_path: Path | None
+) -> None:
+    """How long all_reduces of 16 KiB and 1 MiB stall at real faults, beside none and MPTCP.
+
+    Two nodes with two rails in network namespaces. The faults are a port that loses its carrier,
+    the peer's port that does, and a switch that drops everything with all carriers up.
+    """
+    if not faults and not of_mptcp:
+        raise click.UsageError("--faults and --mptcp are both 0: there is nothing to measure")
+    _clean_up_when_terminated()
+    metadata = machine.describe(sys.argv[1:])
+    try:
+        measured = distributions.run(faults, of_mptcp, _progress(), kinds or distributions.KINDS)
+    except (WorkerError, NotSupported, FaultError, LabUnavailableError) as error:
+        raise click.ClickException(str(error)) from error
+    distributions.show(measured, Console())
+    if json_path is not None:
+        text = json.dumps(distributions.as_json(measured, metadata), indent=1) + "\n"
+        json_path.write_text(text, encoding="utf-8")
+
+
+def _clean_up_when_terminated() -> None:
+    """As Ctrl-C: workers are ended and their files removed on the way out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def _progress() -> runner.Progress:
+    """Lines, not a spinner: a thread that redraws would take the ranks' cores."""
+    return Console(stderr=True, log_path=False).log

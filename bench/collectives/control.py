@@ -107,12 +107,13 @@ class WorkerGroup:
             by_rank[int(connection.line(deadline).removeprefix("hello "))] = connection
         self._connections = [by_rank[rank] for rank in range(self._ranks)]
 
-    def prepare(self, request: str) -> None:
+    def prepare(self, request: str, *, anew: bool = False) -> None:
         """Makes ``request`` the current collective; its result is checked once.
 
-        Raises NotSupported when the workers say that they cannot do it.
+        anew: also when it is the current one already. Raises NotSupported when the workers say
+        that they cannot do it.
         """
-        if request == self._prepared:
+        if request == self._prepared and not anew:
             return
         self._prepared = None
         answers = self._ask(request)

@@ -8,45 +8,27 @@ carried bytes just before, nodes take turns, and every fault is healed before th
 from __future__ import annotations
 
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from r2serve.bench.collectives import strikes
 from r2serve.bench.collectives.control import WorkerGroup
 from r2serve.bench.collectives.matrix import Workload, format_size
-from r2serve.bench.collectives.peers import Launch, Process, python_worker
 from r2serve.bench.collectives.runner import Progress
 from r2serve.bench.collectives.statistics import median
+from r2serve.bench.collectives.strikes import RAILS, SIZES, FaultError, Soak
 from r2serve.drills.lab import Lab
 
 KINDS = ("carrier", "blackhole")
-SIZES = (16 * 1024, 1024 * 1024)  # one that a single rail carries and one that both do
-RAILS = 2
 STORE_PORT = 29400
 
 BASELINE_MS = 150
 BEFORE_FAULT_MS = 150
 WINDOW_MS = 700
-# A call that starts later than this after the fault is slow for another reason.
-CAUSED_WITHIN_NS = 300_000_000
 NEXT_COLLECTIVES = 100
-IN_USE_SHARE = 0.05
-HEAL_TIMEOUT_S = 20.0
-
-# Faults follow each other far faster than in real life; a rail that flaps is not what is measured.
-ENVIRONMENT = {
-    "R2CCL_REJOIN_BACKOFF_MIN_MS": "50",
-    "R2CCL_REJOIN_BACKOFF_MAX_MS": "100",
-    "R2CCL_FLAP_HALF_LIFE_S": "0",
-}
-
-
-class FaultError(RuntimeError):
-    """A fault that did not strike, or a rail that did not come back: no measurement."""
 
 
 @dataclass(frozen=True)
@@ -71,28 +53,14 @@ class Fault:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Soak:
-    """Back-to-back calls of one rank: start of the first and the time of each, in ns."""
-
-    start_ns: int
-    times_ns: Sequence[int]
-
-    def ends(self) -> Iterator[int]:
-        end = self.start_ns
-        for duration in self.times_ns:
-            end += duration
-            yield end
-
-
 def run(count: int, progress: Progress) -> list[Fault]:
     """``count`` faults of each kind and size. Raises LabUnavailableError where labs cannot be."""
     faults = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
         lab = stack.enter_context(Lab(nodes=2, rails=RAILS))
-        both = stack.enter_context(_group(lab, scratch, "both", RAILS, STORE_PORT))
-        one = stack.enter_context(_group(lab, scratch, "one", 1, STORE_PORT + 1))
+        both = stack.enter_context(strikes.r2ccl_group(lab, scratch, "both", RAILS, STORE_PORT))
+        one = stack.enter_context(strikes.r2ccl_group(lab, scratch, "one", 1, STORE_PORT + 1))
         for kind in KINDS:
             for size in SIZES:
                 progress(f"stalls: {count} x {kind} during all_reduce of {format_size(size)}")
@@ -103,50 +71,30 @@ def run(count: int, progress: Progress) -> list[Fault]:
     return faults
 
 
-@contextmanager
-def _group(lab: Lab, scratch: Path, name: str, rails: int, port: int) -> Iterator[WorkerGroup]:
-    """r2ccl with rank r in node r, on the first ``rails`` rails of the lab."""
-    control, log = scratch / f"{name}.control", scratch / f"{name}.log"
-    store = f"{lab.nodes[0].management_address}:{port}"
-    ranks = len(lab.nodes)
-    processes = [
-        Process(python_worker("r2ccl", control, node.index, ranks, store), node.popen)
-        for node in lab.nodes
-    ]
-    environment = {**ENVIRONMENT, "R2CCL_RAILS": ",".join(f"rail{i}" for i in range(rails))}
-    with WorkerGroup(f"r2ccl on {name}", Launch(processes, environment), ranks, control, log) as g:
-        yield g
-
-
 def _strike(
     lab: Lab, both: WorkerGroup, one: WorkerGroup, kind: str, size: int, index: int
 ) -> Fault:
     node = index % 2
-    _wait_until_up(both)
-    baseline = median(_soak(one, BASELINE_MS)[0].times_ns)
-    used = _rails_in_use(both, node)
+    strikes.wait_until_up(both)
+    baseline = median(strikes.soak(one, BASELINE_MS)[0].times_ns)
+    before = strikes.sent(both, node)
+    strikes.soak(both, BASELINE_MS)
+    used = strikes.in_use(before, strikes.sent(both, node))
     rail = used[(index // 2) % len(used)]
     strike = lab.cut if kind == "carrier" else lab.black_hole
-    struck_at: list[int] = []
-
-    def fault_thread() -> None:
-        time.sleep(BEFORE_FAULT_MS / 3000)
-        lab.heal(node, rail)  # changes nothing, see Fault.undisturbed_ms
-        time.sleep(BEFORE_FAULT_MS * 2 / 3000)
-        struck_at.append(time.monotonic_ns())
-        strike(node, rail)
-
-    thread = threading.Thread(target=fault_thread)
-    thread.start()
+    steps = (
+        # Changes nothing, see Fault.undisturbed_ms.
+        (BEFORE_FAULT_MS / 3000, lambda: lab.heal(node, rail)),
+        (BEFORE_FAULT_MS * 2 / 3000, lambda: strike(node, rail)),
+    )
     try:
-        soaks = _soak(both, WINDOW_MS)
+        soaks, began = strikes.soak_through(both, WINDOW_MS, steps)
+        states = strikes.states(both, node)
     finally:
-        thread.join()
-        states = _states(both, node)
         lab.heal(node, rail)
     if states.get(rail) == "UP":
         raise FaultError(f"{kind} of rail {rail} of node {node} was not noticed")
-    stall, undisturbed, following = analyse(soaks, struck_at[0])
+    stall, undisturbed, following = analyse(soaks, began[-1])
     return Fault(
         kind=kind,
         bytes=size,
@@ -161,71 +109,23 @@ def _strike(
 def analyse(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int, list[int]]:
     """The hit call's time, the longest time before the fault, and the times of the next calls.
 
-    The hit call is the longest of any rank among those that end after the fault and start soon
-    enough to be its doing; the same call of rank 0 is where "next" starts. Raises FaultError when
-    the calls end too early to tell.
+    The hit call is that of strikes.hit_call; the same call of rank 0 is where "next" starts.
+    Raises FaultError when the calls end too early to tell.
     """
-    before: list[int] = []
-    candidates: list[tuple[int, int]] = []
-    for soak in soaks:
-        for index, (duration, end) in enumerate(zip(soak.times_ns, soak.ends(), strict=True)):
-            if end < struck_ns:
-                before.append(duration)
-            elif end - duration < struck_ns + CAUSED_WITHIN_NS:
-                candidates.append((duration, index))
-    if not before or not candidates:
+    before = [
+        duration
+        for soak in soaks
+        for duration, end in zip(soak.times_ns, soak.ends(), strict=True)
+        if end < struck_ns
+    ]
+    found = strikes.hit_call(soaks, struck_ns)
+    if not before or found is None:
         raise FaultError("the fault did not fall into the time of the collectives")
-    stall, hit = max(candidates)
+    stall, hit = found
     following = list(soaks[0].times_ns[hit + 1 : hit + 1 + NEXT_COLLECTIVES])
     if not following:
         raise FaultError("no collective followed the one that the fault hit")
     return stall, max(before), following
-
-
-def _soak(group: WorkerGroup, duration_ms: int) -> list[Soak]:
-    answers = group.ask(f"soak {duration_ms}", "soak")
-    return [Soak(int(start), [int(time) for time in times]) for start, *times in answers]
-
-
-def _rails_in_use(group: WorkerGroup, node: int) -> list[int]:
-    before = _sent(group, node)
-    _soak(group, BASELINE_MS)
-    grown = {rail: sent - before[rail] for rail, sent in _sent(group, node).items()}
-    least = IN_USE_SHARE * max(grown.values())
-    return [rail for rail, sent in sorted(grown.items()) if sent > least]
-
-
-def _rails(group: WorkerGroup) -> list[list[tuple[int, str, int]]]:
-    """Index, state and bytes sent of the rails of each rank."""
-    result = []
-    for answer in group.ask("rails", "rails"):
-        parts = [rail.rsplit(",", 2) for rail in answer]
-        result.append([(rail_index(name), state, int(sent)) for name, state, sent in parts])
-    return result
-
-
-def rail_index(name: str) -> int:
-    """``1`` of ``rail1@node0``."""
-    return int(name.partition("@")[0].removeprefix("rail"))
-
-
-def _sent(group: WorkerGroup, node: int) -> dict[int, int]:
-    return {rail: sent for rail, _, sent in _rails(group)[node]}
-
-
-def _states(group: WorkerGroup, node: int) -> dict[int, str]:
-    return {rail: state for rail, state, _ in _rails(group)[node]}
-
-
-def _wait_until_up(group: WorkerGroup) -> None:
-    deadline = time.monotonic() + HEAL_TIMEOUT_S
-    while True:
-        rails = [rail for of_rank in _rails(group) for rail in of_rank]
-        if all(state == "UP" for _, state, _ in rails):
-            return
-        if time.monotonic() > deadline:
-            raise FaultError(f"rails did not come back: {rails}")
-        time.sleep(0.05)
 
 
 @dataclass(frozen=True)

@@ -73,17 +73,17 @@ def _latency_checks(size: int, own: float, p50: dict[str, float]) -> list[Check]
     checks: list[Check] = []
     if SMALL[0] <= size <= SMALL[1]:
         if floor is not None:
-            checks.append(_at_most(f"{name}: r2ccl / floor", own / floor, FLOOR_LIMIT))
+            checks.append(at_most(f"{name}: r2ccl / floor", own / floor, FLOOR_LIMIT))
         if gloo is not None:
             checks.append(
-                _at_least(f"{name}: gloo / r2ccl", gloo / own, small_gloo_factor(gloo, floor))
+                at_least(f"{name}: gloo / r2ccl", gloo / own, small_gloo_factor(gloo, floor))
             )
         if openmpi is not None:
-            checks.append(_at_most(f"{name}: r2ccl / Open MPI", own / openmpi, 1.0))
+            checks.append(at_most(f"{name}: r2ccl / Open MPI", own / openmpi, 1.0))
     if size == MIB and gloo is not None:
         checks.append(_one_mib(name, own, gloo, floor))
     if size == 64 * MIB and gloo is not None:
-        checks.append(_at_least(f"{name}: gloo / r2ccl", gloo / own, GLOO_FACTOR_64MIB))
+        checks.append(at_least(f"{name}: gloo / r2ccl", gloo / own, GLOO_FACTOR_64MIB))
     return checks
 
 
@@ -95,15 +95,15 @@ def small_gloo_factor(gloo: float, floor: float | None) -> float:
 
 
 def _one_mib(name: str, own: float, gloo: float, floor: float | None) -> Check:
-    check = _at_least(f"{name}: gloo / r2ccl", gloo / own, GLOO_FACTOR_1MIB)
+    check = at_least(f"{name}: gloo / r2ccl", gloo / own, GLOO_FACTOR_1MIB)
     if check.met or floor is None:
         return check
-    return _at_most(f"{name}: r2ccl / floor", own / floor, FLOOR_LIMIT_1MIB)
+    return at_most(f"{name}: r2ccl / floor", own / floor, FLOOR_LIMIT_1MIB)
 
 
 def _resilience_check(pair: Pairs) -> Check:
     name = f"{pair.op} {format_size(pair.bytes)}, {pair.ranks} ranks, {pair.rails} rails"
-    return _at_most(f"{name}: resilience on / off", pair.ratio, RESILIENCE_LIMIT)
+    return at_most(f"{name}: resilience on / off", pair.ratio, RESILIENCE_LIMIT)
 
 
 def _stall_checks(stall: Summary) -> list[Check]:
@@ -113,16 +113,18 @@ def _stall_checks(stall: Summary) -> list[Check]:
     else:
         limit = BLACK_HOLE_STALL_MS + stall.undisturbed_ms_worst
     return [
-        _at_most(f"{name}: worst stall of {stall.faults}, ms", stall.stall_ms_worst, limit),
-        _at_most(f"{name}: next calls / one rail healthy", stall.next_ratio_median, NEXT_LIMIT),
+        at_most(f"{name}: worst stall of {stall.faults}, ms", stall.stall_ms_worst, limit),
+        at_most(f"{name}: next calls / one rail healthy", stall.next_ratio_median, NEXT_LIMIT),
     ]
 
 
-def _at_most(target: str, measured: float, limit: float) -> Check:
+def at_most(target: str, measured: float, limit: float) -> Check:
+    """That ``measured`` is no more than ``limit``."""
     return Check(target, measured, f"at most {limit:.4g}", measured <= limit)
 
 
-def _at_least(target: str, measured: float, limit: float) -> Check:
+def at_least(target: str, measured: float, limit: float) -> Check:
+    """That ``measured`` is no less than ``limit``."""
     return Check(target, measured, f"at least {limit:.4g}", measured >= limit)
 
 

@@ -1,11 +1,12 @@
-"""A worker of the peers that are called from Python: r2ccl and torch gloo.
+"""A worker of the peers that are called from Python: r2ccl, torch gloo and MPTCP.
 
 Speaks the protocol of ``native/worker.hpp`` and measures by the same loop: back-to-back calls, one
 clock reading between two. Two more commands serve the measurement of stalls:
 
     soak <ms>   all-reduces for that long -> `soak <start ns> <ns> <ns> ...`: when the first one
                 started (CLOCK_MONOTONIC) and the time of each
-    rails       -> `rails <name>,<state>,<bytes sent> ...` (r2ccl; those that carry collectives)
+    rails       -> `rails <name>,<state>,<bytes sent> ...` (r2ccl: those that carry collectives;
+                MPTCP: the devices)
 
     python -m r2serve.bench.collectives.worker IMPL CONTROL_SOCKET RANK RANKS STORE
 """
@@ -21,6 +22,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+
+from r2serve.bench.collectives.mptcp import Mptcp
 
 Once = Callable[[], object]
 
@@ -86,7 +89,7 @@ class Gloo:
         torch.distributed.destroy_process_group()
 
 
-PEERS: dict[str, Callable[[int, int, str], Peer]] = {"r2ccl": R2ccl, "gloo": Gloo}
+PEERS: dict[str, Callable[[int, int, str], Peer]] = {"r2ccl": R2ccl, "gloo": Gloo, "mptcp": Mptcp}
 
 
 class Worker:

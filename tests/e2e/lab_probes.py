@@ -56,7 +56,7 @@ def datagrams_arrive(source: Node, target: Node, rail: int, size: int) -> bool:
     before = received()
     address = target.rail_address(rail)
     source.run(sys.executable, "-I", "-S", "-c", DATAGRAMS, address, str(size))
-    deadline = time.monotonic() + 0.3
+    deadline = time.monotonic() + 0.15
     while time.monotonic() < deadline:
         if received() - before >= 3 * size:
             return True

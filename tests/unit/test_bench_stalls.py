@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from r2serve.bench.collectives.stalls import (
-    KINDS,
+from r2serve.bench.collectives.stalls import KINDS, analyse, run, summarise
+from r2serve.bench.collectives.strikes import (
     SIZES,
     FaultError,
     Soak,
-    analyse,
+    hit_call,
+    in_use,
     rail_index,
-    run,
-    summarise,
 )
 from r2serve.drills.lab import LabUnavailableError
 
@@ -65,6 +64,16 @@ def test_without_calls_after_the_hit_one_nothing_can_be_said_of_the_next() -> No
 
 def test_rails_are_numbered_by_their_name() -> None:
     assert rail_index("rail1@node0") == 1
+
+
+def test_no_call_is_hit_by_what_happens_after_the_last() -> None:
+    assert hit_call([Soak(0, [MS, MS])], struck_ns=3 * MS) is None
+    assert hit_call([Soak(0, [MS, 2 * MS]), Soak(0, [MS])], struck_ns=2 * MS) == (2 * MS, 1)
+
+
+def test_rails_that_carry_next_to_nothing_are_not_in_use() -> None:
+    assert in_use({0: 0, 1: 10, 2: 0}, {0: 1000, 1: 59, 2: 500}) == [0, 2]
+    assert in_use({0: 0, 1: 10}, {0: 1000, 1: 1010}) == [0, 1]
 
 
 def test_real_faults_in_a_lab() -> None:

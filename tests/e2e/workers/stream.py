@@ -66,6 +66,8 @@ class Stream:
             return self.log.lines
         elif what == "steps":
             return self.steps
+        elif what == "pid":
+            return os.getpid()
         elif what == "resources":
             return resources()
         elif what == "stop":

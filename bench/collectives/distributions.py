@@ -1,0 +1,290 @@
+"""How the stalls of many real faults are distributed, beside no fault and beside MPTCP.
+
+Each fault strikes a rail that carried bytes just before, under back-to-back all-reduces, at either
+node in turn, and is healed before the next. Before each one the same is measured without it: the
+same window, and in the fault's place a command of the lab that changes nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from r2serve.bench.collectives import mptcp, strikes
+from r2serve.bench.collectives.control import WorkerGroup
+from r2serve.bench.collectives.matrix import Workload, format_size
+from r2serve.bench.collectives.report import verdict_table
+from r2serve.bench.collectives.runner import Progress, Skipped
+from r2serve.bench.collectives.statistics import percentile
+from r2serve.bench.collectives.strikes import RAILS, SIZES, FaultError, Soak
+from r2serve.bench.collectives.verdict import Check, at_least, at_most, tally
+from r2serve.drills.lab import Lab
+
+# carrier: of the port of the node that measures; peer's port: of the other node's, the own one
+# stays up; black hole: the switch drops all, every carrier stays up.
+CARRIER, PEER_PORT, BLACK_HOLE = "carrier", "peer's port", "black hole"
+KINDS = (CARRIER, PEER_PORT, BLACK_HOLE)
+P99_MS = {CARRIER: 5.0, PEER_PORT: 10.0, BLACK_HOLE: 50.0}
+TIMES_SHORTER = 20.0  # than MPTCP's, median and p99
+
+STORE_PORT = 29410
+BEFORE_FAULT_MS = 100
+WINDOW_MS = 450
+# What does not go on by itself is healed then, and its stall is at least that long.
+PATIENCE_S = 30.0
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One fault: the longest call that it may have slowed, and the same without a fault.
+
+    system: r2ccl or mptcp; node: whose port was struck, or cut off at the switch.
+    """
+
+    system: str
+    kind: str
+    bytes: int
+    node: int
+    rail: int
+    stall_ms: float
+    no_fault_ms: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Percentiles of times in milliseconds."""
+
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(*(percentile(values, percent) for percent in (50, 90, 99)), max(values))
+
+    def cells(self) -> list[str]:
+        return [f"{value:.2f}" for value in (self.p50, self.p90, self.p99, self.max)]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The faults of one kind at one size under one system."""
+
+    system: str
+    kind: str
+    bytes: int
+    faults: int
+    stall_ms: Spread
+    no_fault_ms: Spread
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Measured:
+    """Every sample, and what could not be measured."""
+
+    samples: list[Sample] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+def run(faults: int, of_mptcp: int, progress: Progress, kinds: Sequence[str] = KINDS) -> Measured:
+    """``faults`` of each kind under r2ccl and ``of_mptcp`` under MPTCP, split over SIZES.
+
+    Raises LabUnavailableError where labs cannot be, FaultError where a fault cannot be made or
+    undone, WorkerError where a worker ends. Without MPTCP in the kernel that part is skipped.
+    """
+    measured = Measured()
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
+        lab = stack.enter_context(Lab(nodes=2, rails=RAILS))
+        if faults:
+            with strikes.r2ccl_group(lab, scratch, "both", RAILS, STORE_PORT) as workers:
+                measured.samples += _series("r2ccl", lab, workers, kinds, faults, progress)
+        if of_mptcp:
+            try:
+                mptcp.configure(lab)
+            except mptcp.MptcpUnavailable as error:
+                measured.skipped.append(Skipped("mptcp", str(error)))
+                return measured
+            store = f"{lab.nodes[0].rail_address(0)}:{STORE_PORT + 1}"
+            with strikes.group(lab, "mptcp", scratch, "mptcp", store, {}) as workers:
+                measured.samples += _series("mptcp", lab, workers, kinds, of_mptcp, progress)
+    return measured
+
+
+def split(count: int) -> list[tuple[int, int]]:
+    """How many of ``count`` faults are made at each size, as (size, faults); none without any."""
+    parts = [(size, (count + place) // len(SIZES)) for place, size in enumerate(reversed(SIZES))]
+    return [(size, part) for size, part in reversed(parts) if part]
+
+
+def as_json(measured: Measured, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """All of it, and where and how it was measured."""
+    found = distributions(measured.samples)
+    return {
+        **metadata,
+        "distributions": [one.as_json() for one in found],
+        "skipped": [{"what": s.what, "reason": s.reason} for s in measured.skipped],
+        "samples": [sample.as_json() for sample in measured.samples],
+        "verdict": [check.as_json() for check in checks(found)],
+    }
+
+
+def show(measured: Measured, console: Console) -> None:
+    """A table a kind of fault, and the targets."""
+    found = distributions(measured.samples)
+    for kind in dict.fromkeys(one.kind for one in found):
+        console.print(table(kind, [one for one in found if one.kind == kind]))
+    for skipped in measured.skipped:
+        console.print(f"[yellow]not measured:[/] {skipped.what}: {skipped.reason}", highlight=False)
+    if found:
+        console.print(verdict_table(checks(found)))
+        console.print(tally(checks(found)))
+
+
+def table(kind: str, found: Sequence[Distribution]) -> Table:
+    """The distributions of one kind, each beside the same windows without a fault."""
+    title = f"{kind}: longest call, ms"
+    if kind in P99_MS:
+        title += f"; p99 of r2ccl wanted: at most {P99_MS[kind]:g}"
+    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("", "bytes", "windows"):
+        shown.add_column(column, no_wrap=True)
+    for column in ("p50", "p90", "p99", "max"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        what, size = one.system, format_size(one.bytes)
+        shown.add_row(what, size, f"{one.faults} with a fault", *one.stall_ms.cells())
+        shown.add_row("", "", "the same without", *one.no_fault_ms.cells())
+    return shown
+
+
+def _series(
+    system: str,
+    lab: Lab,
+    workers: WorkerGroup,
+    kinds: Sequence[str],
+    count: int,
+    progress: Progress,
+) -> list[Sample]:
+    samples = []
+    for kind in kinds:
+        for size, faults in split(count):
+            progress(f"{system}: {faults} x {kind} during all_reduce of {format_size(size)}")
+            request = Workload("all_reduce", size, "float32").request("auto")
+            for index in range(faults):
+                # A connection of MPTCP that has seen a fault may be ill for long: a new one each.
+                workers.prepare(request, anew=system == "mptcp")
+                samples.append(_sample(system, lab, workers, kind, size, index))
+    return samples
+
+
+def _sample(
+    system: str, lab: Lab, workers: WorkerGroup, kind: str, size: int, index: int
+) -> Sample:
+    for _ in range(ATTEMPTS):
+        strikes.wait_until_up(workers)
+        node = index % len(lab.nodes)
+        before = strikes.sent(workers, node)
+        quiet = _window(workers, kind, node, lambda node=node: lab.heal(node, 0), lambda: None)
+        used = strikes.in_use(before, strikes.sent(workers, node))
+        rail = used[(index // 2) % len(used)]
+        strike = lab.black_hole if kind == BLACK_HOLE else lab.cut
+        try:
+            stall = _window(
+                workers,
+                kind,
+                node,
+                lambda node=node, rail=rail, strike=strike: strike(node, rail),
+                lambda node=node, rail=rail: lab.heal(node, rail),
+            )
+            noticed = system == "mptcp" or strikes.states(workers, node)[rail] != "UP"
+        finally:
+            lab.heal(node, rail)
+        if noticed:
+            return Sample(system, kind, size, node, rail, stall / 1e6, quiet / 1e6)
+    raise FaultError(f"{kind} of rail {rail} of node {node} was not noticed, {ATTEMPTS} times")
+
+
+def _window(
+    workers: WorkerGroup,
+    kind: str,
+    node: int,
+    happens: Callable[[], object],
+    helps: Callable[[], object],
+) -> int:
+    """The longest call, in ns, that what ``happens`` may have slowed."""
+    steps = ((BEFORE_FAULT_MS / 1e3, happens), (PATIENCE_S, helps))
+    soaks, began = strikes.soak_through(workers, WINDOW_MS, steps)
+    found = strikes.hit_call(witnesses(kind, node, soaks), began[0]) if began else None
+    if found is None:
+        raise FaultError("the fault did not fall into the time of the collectives")
+    return found[0]
+
+
+def witnesses(kind: str, node: int, soaks: Sequence[Soak]) -> list[Soak]:
+    """Of the soaks by rank those that measure a fault of that kind at the port of ``node``."""
+    if kind == CARRIER:
+        return [soaks[node]]
+    if kind == PEER_PORT:
+        return [soak for rank, soak in enumerate(soaks) if rank != node]
+    return list(soaks)
+
+
+def distributions(samples: Sequence[Sample]) -> list[Distribution]:
+    """The samples by kind, size and system, in order of first appearance within each kind."""
+    groups: dict[tuple[str, int, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.kind, sample.bytes, sample.system), []).append(sample)
+    kinds = list(dict.fromkeys(kind for kind, _, _ in groups))
+    return [
+        Distribution(
+            system=system,
+            kind=kind,
+            bytes=size,
+            faults=len(group),
+            stall_ms=Spread.of([sample.stall_ms for sample in group]),
+            no_fault_ms=Spread.of([sample.no_fault_ms for sample in group]),
+        )
+        for (kind, size, system), group in sorted(
+            groups.items(), key=lambda item: (kinds.index(item[0][0]), item[0][1])
+        )
+    ]
+
+
+def checks(found: Sequence[Distribution]) -> list[Check]:
+    """The targets for r2ccl's p99, and for its stalls beside those of MPTCP where measured."""
+    others = {(one.kind, one.bytes): one for one in found if one.system == "mptcp"}
+    result = []
+    for own in found:
+        if own.system != "r2ccl":
+            continue
+        name = f"{own.kind}, {format_size(own.bytes)}"
+        result.append(
+            at_most(f"{name}: p99 of {own.faults}, ms", own.stall_ms.p99, P99_MS[own.kind])
+        )
+        other = others.get((own.kind, own.bytes))
+        if other is not None:
+            for word, above, below in (
+                ("median", other.stall_ms.p50, own.stall_ms.p50),
+                ("p99", other.stall_ms.p99, own.stall_ms.p99),
+            ):
+                result.append(
+                    at_least(f"{name}: MPTCP / r2ccl, {word}", above / below, TIMES_SHORTER)
+                )
+    return result

@@ -1,0 +1,124 @@
+"""One fault after another, none of them healed: the rail failed over to, three and five rails."""
+
+from __future__ import annotations
+
+import pytest
+from real_rails import (
+    BLACK_HOLE,
+    BOUND_S,
+    CABLE,
+    KIB,
+    LOST_FROM,
+    LOST_TO,
+    MIB,
+    OWN_PORT,
+    REJOIN_S,
+    Fault,
+    Stream,
+    moves_of,
+    stalls_of,
+    summary,
+)
+
+from r2serve.drills.lab import Lab
+
+# What strikes the rails of a chain in turn, and at which node.
+CHAIN: list[tuple[Fault, int]] = [
+    (CABLE, 0),
+    (BLACK_HOLE, 1),
+    (OWN_PORT, 1),
+    (LOST_TO, 0),
+    (LOST_FROM, 1),
+]
+
+AGAIN = {"replay", "hedge"}
+
+
+def lose(stream: Stream, fault: Fault, node: int, rail: int, eventually) -> list[int]:
+    """A fault that stays; steps go on and no other rail is charged. Returns its stalls, in ns."""
+    steps = stream.steps()
+    fault[1](stream.lab, node, rail)
+    events = stream.await_down(rail, eventually)
+    eventually("further steps", lambda: stream.steps() > steps + 20)
+    events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+    assert moves_of(events, "DOWN") == moves_of(events, "DOWN", rail), events
+    return stalls_of(events)
+
+
+def heal_all(stream: Stream, eventually) -> None:
+    for node in (0, 1):
+        for rail in range(stream.lab.rails):
+            stream.lab.heal(node, rail)
+    for rail in range(stream.lab.rails):
+        eventually(f"rail {rail} UP", lambda r=rail: stream.is_up(r), REJOIN_S)
+    stream.look()
+
+
+@pytest.mark.parametrize(("rails", "size"), [(3, 16 * KIB), (3, MIB), (5, 16 * KIB)])
+@pytest.mark.timeout(120)
+def test_the_rail_failed_over_to_may_fail_too_until_none_is_left(
+    jobs, make_lab, eventually, show, rails: int, size: int
+) -> None:
+    """Always the one that carries the most; after the last one the management NIC serves."""
+    lab: Lab = make_lab(rails)
+    stream = Stream(jobs, lab, size=size)
+    left = set(range(rails))
+    hits: list[int] = []
+    for fault, node in CHAIN[:rails]:
+        assert stream.control_bytes() == 0
+        rail = stream.carried(left, 0.05).most_common(1)[0][0]
+        hits += lose(stream, fault, node, rail, eventually)
+        left.remove(rail)
+    assert stream.control_bytes() > 0
+    heal_all(stream, eventually)
+    stream.finish()
+    show(summary(f"{rails} of {rails} rails in turn, {size} bytes", hits, rails))
+    assert hits
+    assert max(hits) < BOUND_S * 1e9
+
+
+@pytest.mark.timeout(120)
+def test_two_rails_of_three_fall_silent_at_once(jobs, make_lab, eventually, show) -> None:
+    """What is hedged on the second one is lost there too."""
+    lab: Lab = make_lab(3)
+    stream = Stream(jobs, lab)
+    hits: list[int] = []
+    for node in (0, 1):
+        steps = stream.steps()
+        first = stream.busiest()
+        second = (first + 1) % 3
+        for rail in (first, second):
+            lab.black_hole(node, rail)
+        events = stream.await_down(first, eventually)
+        eventually(f"rail {second} DOWN", lambda rail=second: stream.is_out(rail))
+        eventually("further steps", lambda s=steps: stream.steps() > s + 20)
+        events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+        assert not moves_of(events, "DOWN", 3 - first - second)
+        hits += stalls_of(events)
+        heal_all(stream, eventually)
+    stream.finish()
+    show(summary("two of three rails silent at once", hits, 2))
+    assert hits
+    assert max(hits) < BOUND_S * 1e9
+
+
+@pytest.mark.parametrize("fault", [CABLE, BLACK_HOLE], ids=["cable", "black-hole"])
+@pytest.mark.timeout(120)
+def test_a_rail_that_died_idle_is_known_before_it_is_needed(
+    jobs, make_lab, eventually, show, fault: Fault
+) -> None:
+    lab: Lab = make_lab(3)
+    stream = Stream(jobs, lab)
+    (busy, _), *_, (idle, bytes_of_idle) = stream.carried().most_common()
+    assert bytes_of_idle == 0
+    fault[1](lab, 1, idle)
+    events = stream.await_down(idle, eventually)
+    again = [event for of_rank in events for event in of_rank if event["kind"] in AGAIN]
+    assert again == [], "a rail that carries nothing had something to be sent again"
+    hits = lose(stream, BLACK_HOLE, 0, busy, eventually)
+    assert stream.busiest() == 3 - busy - idle
+    heal_all(stream, eventually)
+    stream.finish()
+    show(summary(f"black hole after an idle rail's {fault[0]}", hits, 1))
+    assert hits
+    assert max(hits) < BOUND_S * 1e9

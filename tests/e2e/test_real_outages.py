@@ -1,0 +1,117 @@
+"""Rails that flap, and outages of every rail that a job has: the step waits and goes on."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from real_rails import (
+    BOUND_S,
+    KIB,
+    MIB,
+    REJOIN_S,
+    Stream,
+    moves_of,
+    stalls_of,
+    summary,
+)
+
+from r2serve.drills.lab import Lab
+
+FLAPS = 20
+FLAPS_OF_ALL = 5
+OUTAGE_S = 8.0
+
+Events = list[list[dict[str, Any]]]
+
+
+def flap(stream: Stream, rails: list[int], times: int) -> Events:
+    """Rails that go down together for 50 to 300 ms, at either end in turn; returns the events."""
+    chance = random.Random(7)
+    events: Events = [[], []]
+    for number in range(times):
+        for rail in rails:
+            stream.lab.cut(number % 2, rail)
+        time.sleep(chance.uniform(0.05, 0.3))
+        for rail in rails:
+            stream.lab.heal(number % 2, rail)
+        time.sleep(chance.uniform(0.05, 0.3))
+        events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+    return events
+
+
+@pytest.mark.parametrize(
+    ("size", "flaps"), [(16 * KIB, FLAPS), (MIB, FLAPS // 2)], ids=["16KiB", "1MiB"]
+)
+@pytest.mark.timeout(120)
+def test_a_flapping_rail_costs_a_step_one_stall_at_most(
+    jobs, make_lab, eventually, show, size: int, flaps: int
+) -> None:
+    """With the shipped back-off and damping; a flap of a rail that is out costs nothing at all."""
+    lab: Lab = make_lab(2)
+    stream = Stream(jobs, lab, size=size, rejoin_backoff_max_ms=5000)
+    rail = stream.busiest()
+    steps = stream.steps()
+    events = flap(stream, [rail], flaps)
+    eventually("further steps", lambda: stream.steps() > steps + 100)
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+    stream.finish()
+    lost = moves_of(events, "DOWN")
+    assert lost == moves_of(events, "DOWN", rail)
+    assert lost
+    for of_rank in events:
+        hit = [event["call"] for event in of_rank if event["kind"] == "stall"]
+        assert len(hit) == len(set(hit)) <= len(moves_of([of_rank], "DOWN"))
+    hits = stalls_of(events)
+    show(summary(f"flaps of one rail, {size} bytes", hits, flaps) + f", {len(lost) // 2} DOWN")
+    assert max(hits) < BOUND_S * 1e9
+
+
+@pytest.mark.timeout(120)
+def test_flaps_of_all_rails_at_once_lose_no_step(jobs, make_lab, eventually, show) -> None:
+    stream = Stream(jobs, make_lab(2), fallback=False)
+    events = flap(stream, [0, 1], FLAPS_OF_ALL)
+    steps = stream.steps()
+    eventually("further steps", lambda: stream.steps() > steps + 100, REJOIN_S)
+    for rail in (0, 1):
+        eventually(f"rail {rail} UP", lambda r=rail: stream.is_up(r), REJOIN_S)
+    events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+    stream.finish()
+    hits = stalls_of(events)
+    show(summary("flaps of all rails", hits, FLAPS_OF_ALL))
+    assert hits
+    assert not [event for of_rank in events for event in of_rank if event["kind"] == "abort"]
+
+
+@pytest.mark.timeout(120)
+def test_an_outage_of_every_rail_is_waited_out(jobs, make_lab, eventually, show) -> None:
+    """Eight seconds without any rail and without the management NIC, back-off as shipped.
+
+    Of a job with one rail and of one with two, at the same time.
+    """
+    streams = [
+        Stream(jobs, make_lab(rails), fallback=False, rejoin_backoff_max_ms=5000)
+        for rails in (1, 2)
+    ]
+    every = [(stream, rail) for stream in streams for rail in range(stream.lab.rails)]
+    for stream, rail in every:
+        stream.lab.cut(1, rail)
+    for stream, rail in every:
+        eventually(f"rail {rail} DOWN", lambda s=stream, r=rail: s.is_out(r))
+    steps = [stream.steps() for stream in streams]
+    time.sleep(OUTAGE_S)
+    assert [stream.steps() for stream in streams] == steps
+    for stream, rail in every:
+        stream.lab.heal(1, rail)
+    healed = time.monotonic()
+    for stream, before in zip(streams, steps, strict=True):
+        eventually("further steps", lambda s=stream, b=before: s.steps() > b + 1, REJOIN_S)
+    after_s = time.monotonic() - healed
+    for stream, rail in every:
+        eventually(f"rail {rail} UP", lambda s=stream, r=rail: s.is_up(r), REJOIN_S)
+    for stream in streams:
+        stream.finish()
+    show(f"{OUTAGE_S:g} s without any rail: both jobs go on {after_s * 1e3:.0f} ms after the end")

@@ -1,0 +1,96 @@
+"""Faults with the carrier up: one-way loss, MTU holes, and connections that end or go silent."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from real_rails import (
+    BOUND_S,
+    HALF_OPEN,
+    KIB,
+    LOST_FROM,
+    LOST_TO,
+    MIB,
+    REJOIN_S,
+    RESET,
+    STALE,
+    Stream,
+    moves_of,
+    stalls_of,
+    strike,
+    summary,
+)
+
+from r2serve.drills.lab import Lab
+
+HOLE_S = 4.5
+SIZES = pytest.mark.parametrize("size", [16 * KIB, MIB], ids=["16KiB", "1MiB"])
+
+
+@pytest.fixture
+def lab(make_lab) -> Lab:
+    return make_lab(2)
+
+
+@SIZES
+@pytest.mark.timeout(120)
+def test_loss_in_one_direction_costs_no_bit(jobs, lab: Lab, eventually, show, size: int) -> None:
+    """Each direction at each end of the rail in use."""
+    stream = Stream(jobs, lab, size=size)
+    for fault in (LOST_FROM, LOST_TO):
+        hits = []
+        for node in (0, 1):
+            hits += strike(stream, fault, node, stream.busiest(), eventually)
+        show(summary(f"{fault[0]}, {size} bytes", hits, 2))
+        assert hits, "no fault hit a step"
+        assert max(hits) < BOUND_S * 1e9
+    stream.finish()
+
+
+@SIZES
+@pytest.mark.timeout(120)
+def test_connections_that_end_or_go_silent_cost_no_bit(
+    jobs, lab: Lab, eventually, show, size: int
+) -> None:
+    """At either end of the rail in use; the path itself is fine, so the rail comes back at once."""
+    stream = Stream(jobs, lab, size=size)
+    for fault in (RESET, HALF_OPEN, STALE):
+        hits = []
+        for node in (0, 1):
+            hits += strike(stream, fault, node, stream.busiest(), eventually, passes=True)
+        show(summary(f"{fault[0]}, {size} bytes", hits, 2))
+        assert max(hits, default=0) < BOUND_S * 1e9
+    stream.finish()
+
+
+@SIZES
+@pytest.mark.timeout(120)
+def test_an_mtu_hole_keeps_its_rail_out_until_it_is_healed(
+    jobs, lab: Lab, eventually, show, size: int
+) -> None:
+    """Small frames pass, so attempts get as far as the full-size probe, ever more rarely."""
+    stream = Stream(jobs, lab, size=size, rejoin_backoff_max_ms=1500)
+    rail = stream.busiest()
+    lab.mtu_hole(1, rail)
+    events = stream.await_down(rail, eventually)
+    steps = stream.steps()
+    time.sleep(HOLE_S)
+    assert stream.steps() > steps + 100
+    events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+    assert not moves_of(events, "UP", rail), "it came back through the hole"
+    assert moves_of(events, "DOWN") == moves_of(events, "DOWN", rail)
+    attempts = [move["time_ns"] / 1e9 for move in moves_of([events[1]], "PROBATION", rail)]
+    pauses = [after - before for before, after in itertools.pairwise(attempts)]
+    assert len(attempts) > 3, attempts
+    assert pauses[-1] > 1.25 * pauses[0], pauses
+    lab.heal(1, rail)
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    stream.finish()
+    hits = stalls_of(events)
+    show(
+        summary(f"MTU hole, {size} bytes", hits, 1) + f", {len(attempts)} attempts in {HOLE_S:g} s"
+    )
+    assert hits
+    assert max(hits) < BOUND_S * 1e9

@@ -1,0 +1,84 @@
+"""What is wrong though every rail is fine, and what is wrong though every rail seems fine."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from real_rails import (
+    BOUND_S,
+    KIB,
+    MIB,
+    REJOIN_S,
+    Stream,
+    moves_of,
+    stalls_of,
+    summary,
+)
+
+from r2serve.drills.lab import Lab
+
+STOPPED_S = 2.0
+
+
+@pytest.fixture
+def lab(make_lab) -> Lab:
+    return make_lab(2)
+
+
+@pytest.mark.parametrize(
+    ("size", "stopped"), [(16 * KIB, (0, 1)), (MIB, (1,))], ids=["16KiB", "1MiB"]
+)
+@pytest.mark.timeout(120)
+def test_a_stopped_peer_costs_no_rail(
+    jobs, lab: Lab, eventually, show, size: int, stopped: tuple[int, ...]
+) -> None:
+    """Its kernel answers late for it, so a rail may be suspected; none is charged."""
+    stream = Stream(jobs, lab, size=size)
+    for number in stopped:
+        rank, node = stream.ranks[number], lab.nodes[number]
+        pid = str(rank.ask({"do": "pid"}))
+        node.run("sh", "-c", f"kill -STOP {pid}")
+        time.sleep(STOPPED_S)
+        node.run("sh", "-c", f"kill -CONT {pid}")
+        steps = stream.steps()
+        eventually("further steps", lambda s=steps: stream.steps() > s + 100)
+    events = stream.look()
+    stream.finish()
+    suspicions = len(moves_of(events, "SUSPECT"))
+    show(
+        f"peer stopped for {STOPPED_S:g} s, {size} bytes: {len(stopped)} faults, "
+        f"{suspicions} suspicions"
+    )
+    assert moves_of(events, "DOWN") == []
+
+
+@pytest.mark.timeout(120)
+def test_flipped_bits_are_found_by_the_checksum(jobs, lab: Lab, eventually, show) -> None:
+    """Bytes overwritten where no checksum of the path sees them, as by a NIC with bad memory."""
+    stream = Stream(jobs, lab, checksum=True)
+    hits: list[int] = []
+    verdicts: list[str] = []
+    for node in (0, 1):
+        rail = stream.busiest()
+        lab.flip(node, rail)
+        events = stream.await_down(rail, eventually)
+        lab.heal(node, rail)
+        eventually(f"rail {rail} UP", lambda r=rail: stream.is_up(r), REJOIN_S)
+        events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+        assert moves_of(events, "DOWN") == moves_of(events, "DOWN", rail), events
+        hits += stalls_of(events)
+        verdicts += [move["text"] for move in moves_of(events, "DOWN")]
+    stream.finish()
+    show(summary("flipped bits", hits, 2))
+    assert sum("checksum" in verdict for verdict in verdicts) >= 2, verdicts
+    assert max(hits, default=0) < BOUND_S * 1e9
+
+
+@pytest.mark.timeout(120)
+def test_flipped_bits_are_real(jobs, lab: Lab) -> None:
+    """Without the checksum they reach the result: the test above does not pass for nothing."""
+    stream = Stream(jobs, lab, checksum=False)
+    lab.flip(0, stream.busiest())
+    said = stream.ranks[1].hear(20)
+    assert "wrong" in said, said

@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;  // peers differ by their pair key
 
 std::uint64_t fingerprint_of(const Config& config) {
-  const std::array<std::uint64_t, 9> settings{
+  const std::array<std::uint64_t, 10> settings{
       static_cast<std::uint64_t>(config.slot_bytes),
       static_cast<std::uint64_t>(config.slots),
       static_cast<std::uint64_t>(config.chunk_bytes),
@@ -29,6 +29,7 @@ std::uint64_t fingerprint_of(const Config& config) {
       config.checksum ? 1U : 0U,
       config.fallback ? 1U : 0U,
       static_cast<std::uint64_t>(sizeof(FrameHeader)),
+      frame_version,
   };
   return config_fingerprint(settings);
 }

@@ -122,10 +122,11 @@ async def _stream(prompts_: list[str]) -> list[load.Stream]:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         assert await load.wait_until_healthy(url, 5)
         order: dict[str, Any] = {
+            "mode": "stream",
             "url": url,
             "model": "m",
             "prompts": prompts_,
-            "max_tokens": 4,
+            "max_tokens": [4] * len(prompts_),
         }
         return await load.stream_all(order)
     finally:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 from r2serve.drills.kinds import KINDS
 
@@ -29,6 +30,9 @@ _FIRST_AT_S = 1.0
 _OUTAGE_S = 8.0
 # Less than this is too short for the outage and still an impression of the rest.
 _OUTAGE_NEEDS_S = 100.0
+
+
+T = TypeVar("T")
 
 
 class ScheduleError(ValueError):
@@ -162,14 +166,16 @@ def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: i
         raise ScheduleError(f"seconds is {seconds:g}: must be {_FIRST_AT_S + _SLOT_S:g} or more")
     # An outage takes two slots.
     outage = int(slots * 0.6) if seconds >= _OUTAGE_NEEDS_S else slots
-    scenes, ports = _scenes(), _ports(source, nodes, rails)
+    scenes = _scenes()
+    struck = _in_turn(source, range(nodes))
+    ports = _in_turn(source, itertools.product(range(nodes), range(rails)))
     faults: list[Fault] = []
     for slot in range(slots):
         at_s = _FIRST_AT_S + slot * _SLOT_S + source.uniform(0, 1)
         if slot == outage:
-            faults.append(Fault(at_s, "cable", next(ports)[0], Aim.ALL, _OUTAGE_S))
+            faults.append(Fault(at_s, "cable", next(struck), Aim.ALL, _OUTAGE_S))
         elif slot != outage + 1:
-            faults += _play(next(scenes), source, ports, at_s)
+            faults += _play(next(scenes), source, struck, ports, at_s)
     rounded = [
         replace(fault, at_s=round(fault.at_s, 2), duration_s=round(fault.duration_s, 2))
         for fault in faults
@@ -186,11 +192,11 @@ class _Scene:
     second: str | None = None
 
 
-def _ports(source: random.Random, nodes: int, rails: int) -> Iterator[tuple[int, int]]:
-    """Ports in shuffled orders without end, each as often as any other."""
-    ports = list(itertools.product(range(nodes), range(rails)))
+def _in_turn(source: random.Random, things: Iterable[T]) -> Iterator[T]:
+    """In shuffled orders without end, each as often as any other."""
+    every = list(things)
     while True:
-        yield from source.sample(ports, len(ports))
+        yield from source.sample(every, len(every))
 
 
 def _scenes() -> Iterator[_Scene]:
@@ -207,12 +213,17 @@ def _scenes() -> Iterator[_Scene]:
 
 
 def _play(
-    scene: _Scene, source: random.Random, ports: Iterator[tuple[int, int]], at_s: float
+    scene: _Scene,
+    source: random.Random,
+    nodes: Iterator[int],
+    ports: Iterator[tuple[int, int]],
+    at_s: float,
 ) -> list[Fault]:
+    if scene.aim is not None:
+        return [Fault(at_s, scene.kind, next(nodes), scene.aim, source.uniform(1.5, 3.0))]
     node, rail = next(ports)
     if scene.second is None:
-        aimed = rail if scene.aim is None else scene.aim
-        return [Fault(at_s, scene.kind, node, aimed, source.uniform(1.5, 3.0))]
+        return [Fault(at_s, scene.kind, node, rail, source.uniform(1.5, 3.0))]
     other = next(port for port in ports if port[1] != rail)
     return [
         Fault(at_s, scene.kind, node, rail, source.uniform(2.5, 3.0)),

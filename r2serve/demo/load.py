@@ -141,7 +141,9 @@ async def stream_all(order: dict[str, Any]) -> list[Stream]:
     send = in_turn if order["mode"] == "loop" else each_once
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection each: the server closes one that has been idle for 5 s, which on a busy machine
+    # it may do just before it sees the request that was sent on it.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     # No total limit: how long a stall may last is the caller's decision, who sends SIGTERM.
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:

@@ -14,7 +14,7 @@ from r2serve.demo.client import Run
 from r2serve.demo.report import first_difference
 from r2serve.drills.kinds import KINDS
 from r2serve.drills.player import Played
-from r2serve.drills.stalls import Stall, fault_of, gaps_of, stalls_of, was_noticed
+from r2serve.drills.stalls import Stall, fault_of, gaps_of, stalls_of, unprovoked, was_noticed
 from r2serve.observe.journal import Event
 
 NO_FAULT = "no fault under way"
@@ -108,6 +108,7 @@ class HourReport:
     stalls: list[Stall] = field(default_factory=list)
     worst_gap_ms: float = 0.0
     rail_events: dict[str, int] = field(default_factory=dict)
+    unprovoked: int = 0
     took_s: float = 0.0
     errors: list[str] = field(default_factory=list)
 
@@ -134,6 +135,7 @@ class HourReport:
             event.text if event.kind == "rail_state" else event.kind for event in events
         )
         self.rail_events = dict(sorted(counts.items()))
+        self.unprovoked = unprovoked(played, events)
 
     @property
     def lost(self) -> int:
@@ -204,6 +206,7 @@ class HourReport:
             "worst_stall_ms": round(self.worst_stall_ms, 3),
             "worst_gap_ms": round(self.worst_gap_ms, 1),
             "rail_events": self.rail_events,
+            "left_up_unprovoked": self.unprovoked,
             "took_s": round(self.took_s, 1),
             "passed": self.passed,
             "problems": self.problems(),
@@ -229,6 +232,7 @@ def _summary(report: HourReport) -> Table:
     table.add_row("worst gap between tokens at a client", f"{report.worst_gap_ms:.0f} ms")
     downs = sum(n for text, n in report.rail_events.items() if "->DOWN" in text)
     table.add_row("rails gone DOWN, as workers count", str(downs))
+    table.add_row("rails that left UP with no fault under way", str(report.unprovoked))
     table.add_row("took", f"{report.took_s:.0f} s")
     return table
 

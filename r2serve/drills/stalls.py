@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,9 @@ from r2serve.observe.journal import Event
 # Of what follows a fault's end, this much is still its own: a rail that is UP again has yet to be
 # given traffic.
 AFTERMATH_NS = 500_000_000
-# A rail event is recorded by whoever looks after the rail, moments beside the wait that it caused.
-BESIDE_NS = 50_000_000
+# A stall's length is the sum of a call's waits, so what began it may lie before it by as much as
+# the call took.
+EARLIER_NS = 1_000_000_000
 
 
 class EventLog:
@@ -59,28 +61,30 @@ def fault_of(played: Sequence[Played], begin_ns: int, end_ns: int) -> int | None
 
 
 def stalls_of(events: Sequence[Event], played: Sequence[Played]) -> list[Stall]:
-    """All stalls among the events, each with its fault and its cause."""
+    """All stalls among the events, which are oldest first, each with its fault and its cause."""
+    times = [event.time_ns for event in events]
     found = []
     for event in events:
         if event.kind == "stall":
-            begin_ns = event.time_ns - event.value
-            fault = fault_of(played, begin_ns, event.time_ns)
-            found.append(
-                Stall(begin_ns, event.time_ns, fault, cause_of(events, begin_ns, event.time_ns))
-            )
+            begin_ns, end_ns = event.time_ns - event.value, event.time_ns
+            near = events[bisect_left(times, begin_ns - EARLIER_NS) : bisect_right(times, end_ns)]
+            fault = fault_of(played, begin_ns, end_ns)
+            found.append(Stall(begin_ns, end_ns, fault, cause_of(near, begin_ns, end_ns)))
     return found
 
 
 def cause_of(events: Iterable[Event], begin_ns: int, end_ns: int) -> str:
-    """The weightiest rail event in or beside a wait, the first of these."""
-    best: tuple[int, str] | None = None
+    """The weightiest rail event in a wait, or else shortly before it; the first of these."""
+    within: tuple[int, str] = 0, ""
+    earlier = within
     for event in events:
-        if not begin_ns - BESIDE_NS <= event.time_ns <= end_ns:
-            continue
-        weight, text = _weigh(event)
-        if weight and (best is None or weight > best[0]):
-            best = weight, text
-    return best[1] if best else "no rail event of this worker's journal"
+        if begin_ns <= event.time_ns <= end_ns:
+            within = max(within, _weigh(event), key=lambda found: found[0])
+        elif begin_ns - EARLIER_NS <= event.time_ns < begin_ns:
+            earlier = max(earlier, _weigh(event), key=lambda found: found[0])
+    if within[0]:
+        return within[1]
+    return f"{earlier[1]}, before it" if earlier[0] else "no rail event recorded"
 
 
 def _weigh(event: Event) -> tuple[int, str]:
@@ -104,6 +108,16 @@ def was_noticed(one: Played, events: Iterable[Event]) -> bool:
         and one.struck_ns <= event.time_ns <= end_ns
     }
     return all(f"rail{rail}" in left for rail in one.rails)
+
+
+def unprovoked(played: Sequence[Played], events: Iterable[Event]) -> int:
+    """How often a rail left UP while no fault was under way, as a busy machine makes them."""
+    return sum(
+        event.kind == "rail_state"
+        and event.text.startswith("UP->")
+        and fault_of(played, event.time_ns, event.time_ns) is None
+        for event in events
+    )
 
 
 @dataclass(frozen=True)

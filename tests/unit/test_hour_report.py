@@ -14,7 +14,7 @@ from r2serve.drills.hour import request_tokens
 from r2serve.drills.hour_report import HourReport, WrongRequest, render, wrong_requests
 from r2serve.drills.player import Played
 from r2serve.drills.schedule import Fault
-from r2serve.drills.stalls import cause_of, fault_of, stalls_of, was_noticed
+from r2serve.drills.stalls import cause_of, fault_of, stalls_of, unprovoked, was_noticed
 from r2serve.observe.journal import Event
 
 MS = 1_000_000
@@ -107,8 +107,9 @@ def test_the_cause_is_the_weightiest_rail_event_of_the_wait() -> None:
     assert cause_of([*events, down], 98 * MS, 110 * MS) == (
         "rail0@node1 SUSPECT->DOWN dead-deadline"
     )
-    assert cause_of(events[:1], 98 * MS, 110 * MS) == "rail0@node1 DOWN->FENCING"
-    assert cause_of(events, 500 * MS, 510 * MS).startswith("no rail event")
+    assert cause_of(events[:1], 85 * MS, 110 * MS) == "rail0@node1 DOWN->FENCING"
+    assert cause_of(events, 500 * MS, 510 * MS) == "rail0@node0 UP->SUSPECT, before it"
+    assert cause_of(events, 5 * S, 5 * S + MS) == "no rail event recorded"
 
 
 def test_every_stall_is_found_with_its_length() -> None:
@@ -125,6 +126,16 @@ def test_noticed_means_that_each_of_its_rails_left_up_meanwhile() -> None:
     assert not was_noticed(fault, [first, move(9_990, "rail1@node0", "UP->DOWN carrier")])
     assert not was_noticed(fault, [first, move(12_900, "rail1@node0", "UP->DOWN carrier")])
     assert not was_noticed(fault, [first, move(10_500, "rail1@node0", "SUSPECT->UP")])
+
+
+def test_who_leaves_up_between_faults_is_counted() -> None:
+    events = [
+        move(9_000, "rail0@node0", "UP->SUSPECT"),
+        move(9_001, "rail0@node0", "SUSPECT->UP"),
+        move(10_500, "rail0@node0", "UP->DOWN carrier"),
+        move(20_000, "rail1@node0", "UP->DOWN socket-error"),
+    ]
+    assert unprovoked(two(), events) == 2
 
 
 def good_report() -> HourReport:

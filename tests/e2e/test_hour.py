@@ -93,4 +93,6 @@ def test_without_a_fallback_requests_wait_for_a_rail(tmp_path: Path) -> None:
     data, _ = play(tmp_path, 560, "--no-fallback", "--seconds", "26")
     check(data, least_faults=4, least_requests=8)
     second = [fault for fault in data["faults"] if "second" in fault["label"]]
-    assert max(ms for fault in second for ms in fault["stalls_ms"]) > 500
+    # As the client saw it: a journal's stall begins anew with whatever arrives, be it a probe's
+    # echo over the management NIC.
+    assert max(fault["worst_gap_ms"] for fault in second) > 700

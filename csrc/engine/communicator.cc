@@ -261,19 +261,22 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
   const TimeNs spin = engine_->config().spin_us * 1000;
   const TimeNs began = now_ns();
   TimeNs last_arrival = began;
+  std::uint64_t arrivals = peer.link.arrivals();
   std::uint64_t disturbances = peer.link.disturbances();
   for (unsigned round = 0;; ++round) {
     const TimeNs now = now_ns();
     const bool check = round % rounds_per_check == rounds_per_check - 1;
-    const bool arrived = engine_->progress(peer, now, bulk_ || check);
+    engine_->progress(peer, now, bulk_ || check);
     if (bulk_ || check) {
       for (Peer* other : others_)
         if (other != &peer) engine_->progress(*other, now, /*all_rails=*/true);
       engine_->tick_if_due(now);
     }
     const bool finished = done();
-    if (arrived || finished) {
-      // The time since bytes last came counts as a stall if a rail event lies in it.
+    // Not whatever comes: probes are answered all the time.
+    if (finished || arrivals != peer.link.arrivals()) {
+      arrivals = peer.link.arrivals();
+      // The time since something last came counts as a stall if a rail event lies in it.
       if (disturbances != peer.link.disturbances()) {
         stalled_ += now - last_arrival;
         disturbances = peer.link.disturbances();

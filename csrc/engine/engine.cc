@@ -325,7 +325,7 @@ void Engine::run_background() {
     start_due_connects(now);
     localiser_.progress(now);
     // A caller that polls keeps ticking; then nothing is left to do here.
-    if (now - last_tick_ >= tick_interval_) progress_all(now);
+    if (now - last_tick_ >= tick_interval_) progress_all(now_ns());
   }
 }
 

@@ -62,9 +62,10 @@ void Localiser::survey(Peer& peer, Map& map, TimeNs now) {
   map.asked_at = now;
   for (RailId from = 0; from < peer.rails.size(); ++from) {
     for (RailId to = 0; to < peer.rails.size(); ++to) {
-      if (from == to || !asks_over(peer.rails[from].kind) || !asks_over(peer.rails[to].kind))
-        continue;
-      map.probes.push_back(ask(peer, from, to));
+      // Without a device a connection may go over any NIC, and proves nothing.
+      const bool apart = from != to && !peer.rails[from].route.device.empty() &&
+                         !peer.rails[to].route.device.empty();
+      if (apart) map.probes.push_back(ask(peer, from, to));
     }
   }
 }
@@ -99,7 +100,9 @@ bool Localiser::advance(std::vector<Probe>& probes) {
     int error = 0;
     socklen_t size = sizeof(error);
     ::getsockopt(probe.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    probe.answered = error == 0 || error == ECONNREFUSED;
+    // A host refuses for each of its addresses on every NIC that it has, but a listener accepts on
+    // its own NIC alone.
+    probe.answered = error == 0 || (error == ECONNREFUSED && probe.from == probe.to);
     const linger at_once{.l_onoff = 1, .l_linger = 0};
     ::setsockopt(probe.socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     probe.socket.reset();

@@ -231,6 +231,8 @@ class Link {
     std::size_t actions = 0;
   };
   [[nodiscard]] Load load() const;
+  // Counts what a collective waits for: chunks, and news of what was delivered.
+  [[nodiscard]] std::uint64_t arrivals() const { return arrivals_; }
   // Counts events on rails that a waiting collective may be stalled by.
   [[nodiscard]] std::uint64_t disturbances() const { return disturbances_; }
   void set_observer(LinkObserver* observer) { observer_ = observer; }
@@ -303,6 +305,7 @@ class Link {
     TimeNs probation_since = 0;
     TimeNs notice_at = 0;  // next repetition of RAIL_DOWN
     TimeNs notice_interval = 0;
+    TimeNs last_ping = 0;   // when a probe was sent last
     TimeNs answered = 0;    // when the last probe that was answered had been sent
     TimeNs pinged = 0;      // when the probe that is not answered yet was sent; 0: none is
     TimeNs unanswered = 0;  // observed time since another rail was heard
@@ -441,6 +444,7 @@ class Link {
   TimeNs unheard_ = 0;
   bool heard_ = false;  // since the last tick
   bool dark_ = true;
+  std::uint64_t arrivals_ = 0;
   std::uint64_t disturbances_ = 0;
   bool bye_sent_ = false;
   bool peer_bye_ = false;

@@ -87,7 +87,10 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
         {frame.stream, rail.sent, frame.header.number, frame.header.slot,
          static_cast<std::uint16_t>(frame.header.offset / options_.shape.chunk_bytes)});
   }
-  if (frame.header.type == FrameType::ping && rail.pinged == 0) rail.pinged = now;
+  if (frame.header.type == FrameType::ping) {
+    rail.last_ping = std::max(rail.last_ping, now);
+    if (rail.pinged == 0) rail.pinged = now;
+  }
   seal(frame.header);
   if (observer_ != nullptr) observer_->on_frame_sent(id, frame);
   step(Step::frame_sent, id);

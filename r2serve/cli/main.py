@@ -39,6 +39,9 @@ SUBCOMMANDS = {
     "demo": LazyCommand(
         "r2serve.demo.cli", "Serve a model over two nodes and cut rails under it.", "vllm"
     ),
+    "drills": LazyCommand(
+        "r2serve.drills.cli", "Play an hour of faults under a served model.", "vllm"
+    ),
     "sim": LazyCommand("r2serve.sim.cli", "Run whole jobs with random faults in simulated time."),
 }
 

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
 from pathlib import Path
-from types import FrameType
 
 import click
-from rich.console import Console
 
 from r2serve.demo.flow import Options, run_demo
-from r2serve.demo.progress import Progress
 from r2serve.demo.report import render
-
-INTERRUPTED = 130
-PLAIN_WIDTH = 160
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    # Taking everything down takes moments; a second Ctrl-C must not cut that short.
-    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(other, signal.SIG_IGN)
-    raise KeyboardInterrupt
+from r2serve.demo.terminal import report_and_exit
 
 
 @click.command(name="demo")
@@ -66,16 +51,4 @@ def command(
         namespaces=namespaces,
         keep_logs=keep_logs,
     )
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    # Without a terminal there is no width to fit into, and a wrapped table is hard to read.
-    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-    try:
-        report = run_demo(options, Progress(console))
-    except KeyboardInterrupt:
-        console.print("interrupted; everything that the demo made is gone")
-        sys.exit(INTERRUPTED)
-    render(report, console)
-    if json_path is not None:
-        json_path.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
-    sys.exit(0 if report.passed else 1)
+    report_and_exit(lambda progress: run_demo(options, progress), render, json_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,21 @@ class LoadError(RuntimeError):
 
 @dataclass(frozen=True)
 class Request:
-    """One request's outcome. times_ns: CLOCK_MONOTONIC of each token's arrival."""
+    """One request's outcome.
+
+    times_ns: CLOCK_MONOTONIC of each token's arrival; sent_ns: of its sending. prompt: its index.
+    """
 
     token_ids: tuple[int, ...]
     times_ns: tuple[int, ...]
     error: str
     finished: bool
+    prompt: int = 0
+    sent_ns: int = 0
+
+    @property
+    def completed(self) -> bool:
+        return self.finished and not self.error
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Run:
 
     @property
     def completed(self) -> int:
-        return sum(request.finished and not request.error for request in self.requests)
+        return sum(request.completed for request in self.requests)
 
     @property
     def failed(self) -> int:
@@ -86,6 +96,8 @@ def _parse(data: dict[str, Any]) -> Run:
                 times_ns=tuple(item["times_ns"]),
                 error=item["error"],
                 finished=item["finished"],
+                prompt=item["prompt"],
+                sent_ns=item["sent_ns"],
             )
             for item in data["requests"]
         )
@@ -98,35 +110,55 @@ def _start(place: Place, order: dict[str, Any], stdout: int) -> subprocess.Popen
         [sys.executable, "-P", str(_LOAD)], env=env, stdin=subprocess.PIPE, stdout=stdout
     )
     assert process.stdin is not None
-    with process.stdin as pipe:
-        pipe.write(json.dumps(order).encode() + b"\n")
+    process.stdin.write(json.dumps(order).encode() + b"\n")
+    process.stdin.flush()
     return process
 
 
 def wait_until_healthy(place: Place, url: str, timeout_s: float) -> subprocess.Popen[bytes]:
     """A process that exits with 0 once the server answers, with 1 after timeout_s."""
-    return _start(
-        place, {"mode": "wait", "url": url, "timeout_s": timeout_s}, stdout=subprocess.DEVNULL
-    )
+    order = {"mode": "wait", "url": url, "timeout_s": timeout_s}
+    process = _start(place, order, stdout=subprocess.DEVNULL)
+    _close_input(process)
+    return process
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended already
+        process.stdin.close()
 
 
 class Load:
-    """A run under way."""
+    """A run under way.
+
+    max_tokens: of a request, or of each prompt's. streams: None sends one request a prompt, all at
+    once; otherwise so many are kept under way, prompts in turn, until drain() is called.
+    """
 
     def __init__(
-        self, place: Place, url: str, prompts: Sequence[str], max_tokens: int, result: Path
+        self,
+        place: Place,
+        url: str,
+        prompts: Sequence[str],
+        max_tokens: int | Sequence[int],
+        result: Path,
+        streams: int | None = None,
     ) -> None:
         self._result = result
-        self.streams = len(prompts)
-        self.expected_tokens = len(prompts) * max_tokens
+        limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else list(max_tokens)
+        self.streams = len(prompts) if streams is None else streams
+        self.expected_tokens = sum(limits)
         self.tokens = 0
+        self.finished = 0
         self.changed_at = time.monotonic()
         order = {
-            "mode": "stream",
+            "mode": "stream" if streams is None else "loop",
             "url": url,
             "model": "tiny-llama",
             "prompts": list(prompts),
-            "max_tokens": max_tokens,
+            "max_tokens": limits,
+            "streams": self.streams,
             "result": str(result),
         }
         self._process = _start(place, order, stdout=subprocess.PIPE)
@@ -137,7 +169,8 @@ class Load:
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
             for line in pipe:
-                tokens = int(json.loads(line)["tokens"])
+                said = json.loads(line)
+                self.finished, tokens = int(said["finished"]), int(said["tokens"])
                 if tokens != self.tokens:
                     self.tokens, self.changed_at = tokens, time.monotonic()
 
@@ -150,6 +183,30 @@ class Load:
         """Time since the last token came."""
         return time.monotonic() - self.changed_at
 
+    def wait_for_tokens(self, count: int, patience_s: float) -> None:
+        """Raises LoadError when no token comes for patience_s before there are so many."""
+        while self.running and self.tokens < count:
+            if self.silent_s > patience_s:
+                raise LoadError(f"no token for {patience_s:.0f} s")
+            time.sleep(0.02)
+
+    def finish(self, patience_s: float, watch: Callable[[], None]) -> Run:
+        """Waits for the end; what has not come when patience_s pass without a token has failed.
+
+        watch is called now and then. Raises LoadError when the load process broke.
+        """
+        while self.running:
+            watch()
+            if self.silent_s > patience_s:
+                self.stop()
+                break
+            time.sleep(0.1)
+        return self.result(timeout_s=10)
+
+    def drain(self) -> None:
+        """Begins no further request; the run ends with those under way."""
+        _close_input(self._process)
+
     def stop(self) -> None:
         """Ends the run; what has not finished counts as failed."""
         self._process.terminate()
@@ -161,6 +218,7 @@ class Load:
         except subprocess.TimeoutExpired as error:
             raise LoadError(f"the run did not end within {timeout_s:.0f} s") from error
         self._reader.join()
+        _close_input(self._process)
         if status != 0:
             raise LoadError(f"the load process ended with status {status}")
         return _parse(json.loads(self._result.read_text(encoding="utf-8")))

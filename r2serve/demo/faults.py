@@ -91,9 +91,9 @@ class Journals:
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = list(directories)
 
-    def read(self) -> list[journal.Journal]:
+    def read(self, *, events: bool = True) -> list[journal.Journal]:
         paths = [path for d in self._directories for path in sorted(d.glob("r2ccl-*.journal"))]
-        return [journal.read(path) for path in paths]
+        return [journal.read(path, events=events) for path in paths]
 
     def sent_bytes(self) -> Counter[int]:
         """Bytes of messages that all workers have sent so far, by rail between nodes."""
@@ -103,11 +103,18 @@ class Journals:
         return sent
 
     def all_up(self) -> bool:
+        return self.down() == set()
+
+    def down(self) -> set[int] | None:
+        """Rails that are not UP in some worker's eyes; None while no worker has any rail."""
         rails = self._rails()
-        return bool(rails) and all(rail.state == "UP" for rail in rails)
+        if not rails:
+            return None
+        return {rail_index(rail.name) for rail in rails if rail.state != "UP"}
 
     def _rails(self) -> list[journal.RailCounters]:
-        return [rail for book in self.read() for rail in book.rails if rail.kind in DATA_RAILS]
+        books = self.read(events=False)
+        return [rail for book in books for rail in book.rails if rail.kind in DATA_RAILS]
 
     def events(self, begin_ns: int, end_ns: int) -> list[journal.Event]:
         return [

@@ -170,7 +170,7 @@ def _disturbed(
         decoding=lambda: load.running and load.tokens < load.expected_tokens,
         watch=progress.line,
     )
-    _wait_for_tokens(load, len(texts) * 16)
+    load.wait_for_tokens(len(texts) * 16, RUN_TIMEOUT_S)
     time.sleep(SETTLE_S)
     try:
         # One fault at either node's port: neither node's point of view is special.
@@ -181,28 +181,13 @@ def _disturbed(
         report.faults.append(fault)
     except FaultError as error:
         report.errors.append(str(error))
-    run = _finish(load, progress)
+    run = load.finish(
+        RUN_TIMEOUT_S,
+        lambda: progress.detail(f"{load.tokens} of {load.expected_tokens} tokens"),
+    )
     for fault, window in zip(report.faults, striker.windows, strict=True):
         _add_rates(fault, run, window.struck_ns, window.healed_ns, window.back_ns)
     return run
-
-
-def _wait_for_tokens(load: Load, count: int) -> None:
-    while load.running and load.tokens < count:
-        if load.silent_s > RUN_TIMEOUT_S:
-            raise LoadError(f"no token for {RUN_TIMEOUT_S:.0f} s")
-        time.sleep(0.02)
-
-
-def _finish(load: Load, progress: Progress) -> Run:
-    """The run's result, with what does not come within RUN_TIMEOUT_S of silence counted as lost."""
-    while load.running:
-        progress.detail(f"{load.tokens} of {load.expected_tokens} tokens")
-        if load.silent_s > RUN_TIMEOUT_S:
-            load.stop()
-            break
-        time.sleep(0.1)
-    return load.result(timeout_s=10)
 
 
 def _add_rates(fault: FaultReport, run: Run, struck_ns: int, healed_ns: int, back_ns: int) -> None:

@@ -5,10 +5,15 @@ r2serve, so that it starts quickly. Standard input: one JSON object.
 
     {"mode": "wait", "url": …, "timeout_s": …}
         exits 0 as soon as /health answers 200, 1 after timeout_s
-    {"mode": "stream", "url": …, "model": …, "prompts": [...], "max_tokens": …, "result": PATH}
-        prints {"tokens": so far, "streaming": requests under way} every 100 ms and writes
-        {"requests": [{"token_ids", "times_ns", "text", "error", "finished"}]} to PATH at the end,
-        also when ended by SIGTERM. times_ns is CLOCK_MONOTONIC, one a token.
+    {"mode": "stream", "url": …, "model": …, "prompts": [...], "max_tokens": [one a prompt],
+     "result": PATH}
+        one request a prompt, all at once; prints {"tokens": so far, "streaming": requests under
+        way, "finished": …} every 100 ms and writes {"requests": [{"prompt": index, "sent_ns",
+        "token_ids", "times_ns", "text", "error", "finished"}]} to PATH at the end, also when ended
+        by SIGTERM. Times are CLOCK_MONOTONIC, those of times_ns one a token.
+    {"mode": "loop", …, "streams": …}
+        the same with so many requests under way, prompts in turn and again from the first one,
+        until standard input is closed; what is under way then is awaited
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -26,12 +32,16 @@ from typing import Any
 import aiohttp
 
 REPORT_INTERVAL_S = 0.1
+# A server that is gone refuses at once; a loop must not fill the memory with that.
+PAUSE_AFTER_ERROR_S = 0.5
 
 
 @dataclass
 class Stream:
     """What one request has received."""
 
+    prompt: int = 0
+    sent_ns: int = 0
     token_ids: list[int] = field(default_factory=list)
     times_ns: list[int] = field(default_factory=list)
     text: str = ""
@@ -62,13 +72,12 @@ async def wait_until_healthy(url: str, timeout_s: float) -> bool:
     return False
 
 
-async def stream_one(
-    session: aiohttp.ClientSession, order: dict[str, Any], prompt: str, stream: Stream
-) -> None:
+async def stream_one(session: aiohttp.ClientSession, order: dict[str, Any], stream: Stream) -> None:
+    stream.sent_ns = time.monotonic_ns()
     body = {
         "model": order["model"],
-        "prompt": prompt,
-        "max_tokens": order["max_tokens"],
+        "prompt": order["prompts"][stream.prompt],
+        "max_tokens": order["max_tokens"][stream.prompt],
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -91,32 +100,63 @@ async def report(streams: list[Stream]) -> None:
     while True:
         await asyncio.sleep(REPORT_INTERVAL_S)
         tokens = sum(len(stream.token_ids) for stream in streams)
+        finished = sum(stream.finished for stream in streams)
         running = sum(not (stream.finished or stream.error) for stream in streams)
-        sys.stdout.write(json.dumps({"tokens": tokens, "streaming": running}) + "\n")
+        progress = {"tokens": tokens, "streaming": running, "finished": finished}
+        sys.stdout.write(json.dumps(progress) + "\n")
         sys.stdout.flush()
 
 
+async def each_once(
+    session: aiohttp.ClientSession, order: dict[str, Any], streams: list[Stream]
+) -> None:
+    streams.extend(Stream(prompt) for prompt in range(len(order["prompts"])))
+    await asyncio.gather(*(stream_one(session, order, stream) for stream in streams))
+
+
+async def in_turn(
+    session: aiohttp.ClientSession, order: dict[str, Any], streams: list[Stream]
+) -> None:
+    closed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin.fileno())
+            closed.set()
+
+    async def keep_one_under_way() -> None:
+        while not closed.is_set():
+            streams.append(stream := Stream(len(streams) % len(order["prompts"])))
+            await stream_one(session, order, stream)
+            if stream.error:
+                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+
+    loop.add_reader(sys.stdin.fileno(), read)
+    await asyncio.gather(*(keep_one_under_way() for _ in range(order["streams"])))
+
+
 async def stream_all(order: dict[str, Any]) -> list[Stream]:
-    streams = [Stream() for _ in order["prompts"]]
+    streams: list[Stream] = []
+    send = in_turn if order["mode"] == "loop" else each_once
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection each: the server closes one that has been idle for 5 s, which on a busy machine
+    # it may do just before it sees the request that was sent on it.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     # No total limit: how long a stall may last is the caller's decision, who sends SIGTERM.
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         reporter = asyncio.create_task(report(streams))
-        work = asyncio.gather(
-            *(
-                stream_one(session, order, prompt, stream)
-                for prompt, stream in zip(order["prompts"], streams, strict=True)
-            )
-        )
+        work = asyncio.create_task(send(session, order, streams))
         stop = asyncio.create_task(stopped.wait())
         pending: list[asyncio.Future[Any]] = [work, stop]
         await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         for task in (work, stop, reporter):
             task.cancel()
-        await asyncio.gather(work, stop, reporter, return_exceptions=True)
+        outcome, *_ = await asyncio.gather(work, stop, reporter, return_exceptions=True)
+    if isinstance(outcome, Exception):
+        raise outcome
     for stream in streams:
         if not stream.finished and not stream.error:
             stream.error = "unfinished when stopped" if stopped.is_set() else "stream ended early"

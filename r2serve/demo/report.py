@@ -22,16 +22,22 @@ class Mismatch:
     position: int
 
 
+def first_difference(want: Sequence[int], got: Sequence[int]) -> int | None:
+    """Position of the first token that differs, or where the shorter one ends; None if equal."""
+    for position, (a, b) in enumerate(zip(want, got, strict=False)):
+        if a != b:
+            return position
+    return None if len(want) == len(got) else min(len(want), len(got))
+
+
 def compare(reference: Run, run: Run) -> list[Mismatch]:
     """First difference of each request; a request that is shorter differs where it ends."""
     if len(reference.requests) != len(run.requests):
         raise ValueError(f"{len(run.requests)} requests against {len(reference.requests)}")
     found = []
     for index, (want, got) in enumerate(zip(reference.requests, run.requests, strict=True)):
-        if want.token_ids != got.token_ids:
-            pairs = zip(want.token_ids, got.token_ids, strict=False)
-            shorter = min(len(want.token_ids), len(got.token_ids))
-            position = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+        position = first_difference(want.token_ids, got.token_ids)
+        if position is not None:
             found.append(Mismatch(index, position))
     return found
 

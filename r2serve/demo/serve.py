@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -42,7 +42,8 @@ class ServeError(RuntimeError):
 class Plan:
     """What to serve and how.
 
-    lab: the places are nodes of a lab, one rank each; otherwise one place has both ranks.
+    lab: the places are nodes of a lab, with as many ranks each; otherwise one place has them all.
+    tensor_parallel: ranks, a multiple of the places. settings: further environment variables.
     """
 
     label: str
@@ -51,6 +52,8 @@ class Plan:
     lab: bool
     work: Path
     max_requests: int
+    tensor_parallel: int = 2
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def vllm_command() -> str:
@@ -94,7 +97,7 @@ def environment(plan: Plan, place: Place, index: int) -> dict[str, str]:
             env["R2CCL_NODE"] = "per-rank"
             env["R2CCL_RAILS"] = ",".join(LOOPBACK_RAILS)
             env["R2CCL_FAULT_FILE"] = str(fault_file(plan))
-    return env
+    return env | dict(plan.settings)
 
 
 def journal_directory(plan: Plan, index: int) -> Path:
@@ -108,7 +111,8 @@ def fault_file(plan: Plan) -> Path:
 
 def arguments(plan: Plan, places: Sequence[Place], index: int, port: int) -> list[str]:
     argv = [vllm_command(), "serve", str(plan.model), "--served-model-name", "tiny-llama"]
-    argv += ["--tensor-parallel-size", "2", "--dtype", "float32", "--enforce-eager"]
+    argv += ["--tensor-parallel-size", str(plan.tensor_parallel)]
+    argv += ["--dtype", "float32", "--enforce-eager"]
     argv += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(plan.max_requests)]
     # A prompt served from the cache has another first step than one that is computed.
     argv += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
@@ -200,9 +204,13 @@ class Server:
             )
 
     def stream(
-        self, texts: Sequence[str], tokens: int, label: str, watch: Callable[[str], None]
+        self,
+        texts: Sequence[str],
+        tokens: int | Sequence[int],
+        label: str,
+        watch: Callable[[str], None],
     ) -> Run:
-        """One undisturbed run of all texts; label names its result file.
+        """One undisturbed run of all texts; tokens: of each, or one a text; label: names its file.
 
         Raises LoadError when it does not end within RUN_TIMEOUT_S, ServeError when a node ends.
         """

@@ -193,11 +193,15 @@ def test_counters_are_summed_over_workers_without_shared_memory(
         (tmp_path / name).touch()
     (tmp_path / "other.txt").touch()
     monkeypatch.setattr(
-        faults.journal, "read", lambda path: SimpleNamespace(rails=books[path.name], events=[])
+        faults.journal,
+        "read",
+        lambda path, events: SimpleNamespace(rails=books[path.name], events=[]),
     )
     journals = Journals([tmp_path])
     assert journals.sent_bytes() == Counter({0: 12, 1: 1})
     assert not journals.all_up()
+    assert journals.down() == {1}
+    assert Journals([]).down() is None
 
 
 def test_faults_inside_the_engine_are_lines_of_a_file(tmp_path: Path) -> None:

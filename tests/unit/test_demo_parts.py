@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ pytest.importorskip("tokenizers")
 from aiohttp import web
 
 from r2serve.demo import load, workdir
+from r2serve.demo.client import Load, Run
 from r2serve.demo.flow import tokens_for
 from r2serve.demo.model import TinyLlama, make_tiny_llama, prompts
 from r2serve.demo.places import LocalPlace
@@ -104,32 +107,40 @@ async def _complete(request: web.Request) -> web.StreamResponse:
             break
         if body["prompt"] == "short" and index == 2:
             break
+        if body["prompt"] == "hang" and index == 2:
+            await asyncio.sleep(60)
         choice = {"text": f" {index}", "token_ids": [index], "finish_reason": finish}
         await answer.write(_event({"choices": [choice]}))
     await answer.write(_event(b"[DONE]"))
     return answer
 
 
-async def _stream(prompts_: list[str]) -> list[load.Stream]:
+@contextlib.asynccontextmanager
+async def _server() -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_post("/v1/completions", _complete)
     app.router.add_get("/health", _healthy)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def _stream(prompts_: list[str]) -> list[load.Stream]:
+    async with _server() as url:
         assert await load.wait_until_healthy(url, 5)
         order: dict[str, Any] = {
+            "mode": "stream",
             "url": url,
             "model": "m",
             "prompts": prompts_,
-            "max_tokens": 4,
+            "max_tokens": [4] * len(prompts_),
         }
         return await load.stream_all(order)
-    finally:
-        await runner.cleanup()
 
 
 async def _healthy(request: web.Request) -> web.Response:
@@ -149,6 +160,52 @@ def test_streams_tell_success_from_every_way_to_fail(capsys: pytest.CaptureFixtu
     assert "engine died" in broken.error
     assert short.error == "stream ended early"
     assert short.token_ids == [0, 1]
+
+
+def _in_turn(tmp_path: Path, prompts_: list[str], tokens: int, stop: Callable[[Load], None]) -> Run:
+    """What a closed loop of two streams brought that was stopped after so many tokens."""
+
+    def run(url: str) -> Run:
+        place = LocalPlace()
+        try:
+            limits = range(3, 3 + len(prompts_))
+            running = Load(place, url, prompts_, limits, tmp_path / "result", streams=2)
+            running.wait_for_tokens(tokens, 20)
+            stop(running)
+            return running.finish(20, lambda: None)
+        finally:
+            place.kill_all()
+
+    async def serve_it() -> Run:
+        async with _server() as url:
+            return await asyncio.to_thread(run, url)
+
+    return asyncio.run(serve_it())
+
+
+def test_a_closed_loop_takes_prompts_in_turn_and_finishes_what_it_began(tmp_path: Path) -> None:
+    run = _in_turn(tmp_path, ["one", "two", "three"], 40, Load.drain)
+    assert run.failed == 0
+    assert len(run.requests) > 8
+    for number, request in enumerate(run.requests):
+        assert request.prompt == number % 3
+        assert request.token_ids == tuple(range(3 + request.prompt))
+        assert 0 < request.sent_ns <= request.times_ns[0]
+
+
+def test_a_closed_loop_goes_on_after_a_lost_request(tmp_path: Path) -> None:
+    run = _in_turn(tmp_path, ["one", "short"], 40, Load.drain)
+    lost = [request for request in run.requests if not request.completed]
+    assert {request.prompt for request in lost} == {1}
+    assert {request.error for request in lost} == {"stream ended early"}
+    assert run.completed > 1
+
+
+def test_what_is_under_way_when_a_closed_loop_is_stopped_is_lost(tmp_path: Path) -> None:
+    run = _in_turn(tmp_path, ["one", "hang"], 10, Load.stop)
+    assert {request.error for request in run.requests if request.prompt == 1} == {
+        "unfinished when stopped"
+    }
 
 
 def test_nothing_is_healthy_where_nobody_listens() -> None:

@@ -1,0 +1,65 @@
+"""The kinds of faults that a drill can give a port of the lab, by name.
+
+A further kind is one more line in :data:`KINDS`; schedules take it up by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from r2serve.drills.lab import Lab
+
+Change = Callable[[Lab, int, int], object]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a fault is made and undone, each called with the lab, the node and the rail.
+
+    cycle_s: None for a fault that stays; for one that comes and goes, how long it is there and how
+    long it is gone, in s. leaves_up: whether the rail must not stay UP; False for a rail that only
+    gets worse, of which no worker need notice anything.
+    """
+
+    make: Change
+    undo: Change
+    cycle_s: tuple[float, float] | None = None
+    leaves_up: bool = True
+
+
+def _cut_cable(lab: Lab, node: int, rail: int) -> object:
+    return lab.cut(node, rail)
+
+
+def _set_port_down(lab: Lab, node: int, rail: int) -> object:
+    return lab.cut(node, rail, at_switch=False)
+
+
+def _black_hole(lab: Lab, node: int, rail: int) -> object:
+    return lab.black_hole(node, rail)
+
+
+def _heal(lab: Lab, node: int, rail: int) -> object:
+    return lab.heal(node, rail)
+
+
+def _take_address(lab: Lab, node: int, rail: int) -> object:
+    return lab.nodes[node].run("ip", "address", "del", *_address(lab, node, rail))
+
+
+def _give_address(lab: Lab, node: int, rail: int) -> object:
+    return lab.nodes[node].run("ip", "address", "add", *_address(lab, node, rail))
+
+
+def _address(lab: Lab, node: int, rail: int) -> tuple[str, str, str]:
+    return f"{lab.nodes[node].rail_address(rail)}/24", "dev", f"rail{rail}"
+
+
+KINDS = {
+    "cable": Kind(_cut_cable, _heal),
+    "black-hole": Kind(_black_hole, _heal),
+    "port": Kind(_set_port_down, _heal),
+    "address": Kind(_take_address, _give_address),
+    "flap": Kind(_cut_cable, _heal, cycle_s=(0.3, 0.5)),
+}

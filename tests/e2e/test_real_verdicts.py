@@ -1,0 +1,122 @@
+"""Where a fault is: what each end says of it, on rails apart, on rails that meet, and of a third."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from functools import partial
+
+import pytest
+from real_rails import BLACK_HOLE, CABLE, OWN_PORT, REJOIN_S, RESET, Fault, Stream
+
+from r2serve.drills.lab import Lab
+
+
+def verdicts(events: list[list[dict]], rail: int) -> list[set[str]]:
+    """By rank: what it said of the rail."""
+    return [
+        {
+            event["text"]
+            for event in of_rank
+            if event["kind"] == "verdict" and event["rail"].startswith(f"rail{rail}@")
+        }
+        for of_rank in events
+    ]
+
+
+def locate(stream: Stream, fault: Fault, node: int, rail: int, eventually) -> list[set[str]]:
+    """The verdicts of both ranks on a fault that is healed when both have come to one."""
+    _, make, undo = fault
+    stream.look()
+    make(stream.lab, node, rail)
+    events: list[list[dict]] = [[], []]
+
+    def located() -> bool:
+        for old, new in zip(events, stream.look(), strict=True):
+            old += new
+        return all(verdicts(events, rail))
+
+    eventually(f"a verdict on rail {rail} at both ends", located)
+    undo(stream.lab, node, rail)
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    return verdicts(events, rail)
+
+
+def join_rails(lab: Lab) -> None:
+    """Lets every NIC reach every other one: the switches of both rails become one network."""
+    lab.run_in_switch("ip", "link", "add", "cross0", "type", "veth", "peer", "name", "cross1")
+    for rail in (0, 1):
+        lab.run_in_switch("ip", "link", "set", f"cross{rail}", "master", f"rail{rail}", "up")
+    for node in lab.nodes:
+        # Each NIC answers for its own address alone.
+        node.run("sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1")
+        node.run("sysctl", "-qw", "net.ipv4.conf.all.arp_announce=2")
+        for own, other in ((0, 1), (1, 0)):
+            network = node.rail_address(other).rpartition(".")[0] + ".0/24"
+            route = ["ip", "route", "add", network, "dev", f"rail{own}", "metric", "100"]
+            node.run(*route, "src", node.rail_address(own))
+
+
+@pytest.mark.timeout(120)
+def test_carriers_tell_which_side_and_silence_between_two_nodes_only_the_path(
+    jobs, make_lab, eventually
+) -> None:
+    stream = Stream(jobs, make_lab(2))
+    for fault, node in itertools.product((CABLE, OWN_PORT), (0, 1)):
+        said = locate(stream, fault, node, 0, eventually)
+        assert said[node] == {"local NIC"}, said
+        assert said[1 - node] == {"remote NIC"}, said
+    assert locate(stream, BLACK_HOLE, 0, 1, eventually) == [{"path"}, {"path"}]
+    assert locate(stream, RESET, 1, 1, eventually) == [{"transient"}, {"transient"}]
+    stream.finish()
+
+
+@pytest.mark.timeout(120)
+def test_where_rails_meet_each_port_is_asked_apart_from_the_other(
+    jobs, make_lab, eventually
+) -> None:
+    lab = make_lab(2)
+    join_rails(lab)
+    stream = Stream(jobs, lab)
+    time.sleep(0.5)  # until what connects to what is known
+    for node, rail in itertools.product((0, 1), (0, 1)):
+        said = locate(stream, BLACK_HOLE, node, rail, eventually)
+        # The other end may have to be told.
+        assert "local NIC" in said[node], said
+        assert "remote NIC" in said[1 - node], said
+    stream.finish()
+
+
+@pytest.mark.timeout(120)
+def test_a_third_node_tells_whose_port_it_is(jobs, make_lab, eventually) -> None:
+    lab = make_lab(2, nodes=3)
+    ranks = jobs.start(
+        "stream.py",
+        3,
+        config={"rails": "rail0,rail1", "node": ""},
+        popen=lambda rank: partial(lab.nodes[rank].popen),
+        host=lab.nodes[0].management_address,
+        pause_s=0.001,
+    )
+    for rank in ranks:
+        rank.hear(60)
+    time.sleep(0.5)
+    lab.black_hole(1, 0)
+
+    def of(number: int, peer: int) -> str:
+        found = [
+            event["text"]
+            for event in ranks[number].ask({"do": "events"})
+            if event["kind"] == "verdict" and event["peer"] == f"rank {peer}"
+        ]
+        return found[-1] if found else ""
+
+    for other in (0, 2):
+        eventually("local NIC", lambda o=other: of(1, o) == "local NIC")
+        eventually("remote NIC", lambda o=other: of(o, 1) == "remote NIC")
+    for number, peer in ((0, 2), (2, 0)):
+        assert of(number, peer) == ""
+    ranks[0].ask({"do": "stop"})
+    for rank in ranks:
+        assert "steps" in rank.hear(30)
+        rank.wait(30)

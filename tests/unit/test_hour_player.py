@@ -1,0 +1,125 @@
+"""What the player of a schedule does to the lab, when, and what it notes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from r2serve.drills import player as players
+from r2serve.drills.kinds import KINDS, Kind
+from r2serve.drills.player import Player
+from r2serve.drills.schedule import Aim, Fault, Schedule
+
+
+class FakeLab:
+    """Ports and rails of two nodes, one of which carries the traffic."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[float, str, int, int]] = []
+        self.lost: set[int] = set()
+        self.in_use = 1
+        self.deaf = False
+        self.begun = time.monotonic()
+        self._ticks = itertools.count(1)
+
+    def make(self, lab: object, node: int, rail: int) -> None:
+        assert lab is self
+        self.lost.add(rail)
+        self.log.append((time.monotonic() - self.begun, "make", node, rail))
+
+    def undo(self, lab: object, node: int, rail: int) -> None:
+        assert lab is self
+        self.lost.discard(rail)
+        self.log.append((time.monotonic() - self.begun, "undo", node, rail))
+
+    def down(self) -> set[int] | None:
+        return {0} if self.deaf else set(self.lost)
+
+    def sent_bytes(self) -> Counter[int]:
+        return Counter({self.in_use: 4096 * next(self._ticks)})
+
+    def steps(self) -> list[tuple[str, int, int]]:
+        return [entry[1:] for entry in self.log]
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
+    fake = FakeLab()
+    monkeypatch.setitem(KINDS, "loss", Kind(fake.make, fake.undo))
+    monkeypatch.setitem(KINDS, "blink", Kind(fake.make, fake.undo, cycle_s=(0.2, 0.1)))
+    for name in ("POLL_S", "LOOK_S", "TRAFFIC_S"):
+        monkeypatch.setattr(players, name, 0.01)
+    monkeypatch.setattr(players, "AIM_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(players, "REJOIN_TIMEOUT_S", 0.3)
+    return fake
+
+
+def player(lab: Any, *faults: Fault, attend: Callable[[], None] = lambda: None) -> Player:
+    seconds = max(fault.end_s for fault in faults) + 0.1
+    return Player(Schedule(faults, seconds), lab, lab, attend, watch=lambda line: None)
+
+
+def test_every_fault_is_made_and_undone_at_its_time(lab: FakeLab) -> None:
+    made = player(lab, Fault(0.1, "loss", 0, 1, 0.5), Fault(0.8, "loss", 1, 0, 0.5))
+    assert made.play()
+    assert lab.steps() == [("make", 0, 1), ("undo", 0, 1), ("make", 1, 0), ("undo", 1, 0)]
+    times = [entry[0] for entry in lab.log]
+    assert times == pytest.approx([0.1, 0.6, 0.8, 1.3], abs=0.3)
+    assert time.monotonic() - lab.begun >= 1.4
+    for one in made.played:
+        assert one.healed_ns is not None
+        assert one.back_ns is not None
+        assert one.struck_ns < one.healed_ns <= one.back_ns
+
+
+@pytest.mark.parametrize(
+    ("aim", "rails"), [(Aim.IN_USE, (1,)), (Aim.IDLE, (0,)), (Aim.ALL, (0, 1))]
+)
+def test_a_fault_aims_at_what_carries_the_traffic(
+    lab: FakeLab, aim: Aim, rails: tuple[int, ...]
+) -> None:
+    made = player(lab, Fault(0.0, "loss", 1, aim, 0.5))
+    assert made.play()
+    assert made.played[0].rails == rails
+    assert lab.steps() == [(what, 1, rail) for what in ("make", "undo") for rail in rails]
+
+
+def test_a_second_fault_strikes_while_the_first_lasts(lab: FakeLab) -> None:
+    made = player(lab, Fault(0.0, "loss", 0, 0, 0.9), Fault(0.3, "loss", 1, 1, 0.5))
+    assert made.play()
+    assert lab.steps() == [("make", 0, 0), ("make", 1, 1), ("undo", 1, 1), ("undo", 0, 0)]
+    assert [one.label for one in made.played] == ["loss", "loss, second fault"]
+    assert made.played[1].late_s < 0.2
+
+
+def test_one_that_comes_and_goes_ends_undone(lab: FakeLab) -> None:
+    made = player(lab, Fault(0.0, "blink", 0, 0, 0.9))
+    assert made.play()
+    assert lab.steps() == [("make", 0, 0), ("undo", 0, 0)] * 3
+    assert lab.lost == set()
+
+
+def test_a_fault_waits_for_its_rail_and_what_follows_is_as_much_later(lab: FakeLab) -> None:
+    lab.deaf = True
+    made = player(lab, Fault(0.0, "loss", 0, 0, 0.5), Fault(0.6, "loss", 0, 1, 0.5))
+    assert not made.play()
+    assert [one.late_s for one in made.played] == pytest.approx([0.3, 0.3], abs=0.2)
+    assert lab.log[2][0] >= 1.2
+    assert [one.back_ns for one in made.played] == [None, None]
+
+
+def test_what_ends_the_play_heals_everything(lab: FakeLab) -> None:
+    def attend() -> None:
+        if len(lab.lost) == 2:
+            raise RuntimeError("the server is gone")
+
+    made = player(lab, Fault(0.0, "loss", 0, 0, 1.0), Fault(0.1, "loss", 1, 1, 1.0), attend=attend)
+    with pytest.raises(RuntimeError, match="the server is gone"):
+        made.play()
+    assert lab.lost == set()
+    assert [one.healed_ns for one in made.played] == [None, None]

@@ -239,13 +239,13 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def make_lab() -> Iterator[Callable[[int], Lab]]:
-    """Builds labs of two nodes with so many rails; they end with the test."""
+def make_lab() -> Iterator[Callable[..., Lab]]:
+    """Builds labs with so many rails; they end with the test."""
     with ExitStack() as stack:
 
-        def make(rails: int) -> Lab:
+        def make(rails: int, nodes: int = 2) -> Lab:
             try:
-                return stack.enter_context(Lab(nodes=2, rails=rails))
+                return stack.enter_context(Lab(nodes=nodes, rails=rails))
             except LabUnavailableError as error:
                 pytest.skip(f"no lab on this machine: {error}")
 

@@ -1,4 +1,4 @@
-"""Where a fault is: what each end says of it, on rails apart, on rails that meet, and of a third."""
+"""Where a fault is: on rails apart, on rails that meet, and with a third node."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def test_carriers_tell_which_side_and_silence_between_two_nodes_only_the_path(
 
 
 @pytest.mark.timeout(120)
-def test_where_rails_meet_each_port_is_asked_apart_from_the_other(
-    jobs, make_lab, eventually
-) -> None:
+def test_where_rails_meet_each_port_is_asked_apart(jobs, make_lab, eventually) -> None:
     lab = make_lab(2)
     join_rails(lab)
     stream = Stream(jobs, lab)

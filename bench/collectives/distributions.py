@@ -40,7 +40,7 @@ BEFORE_FAULT_MS = 100
 WINDOW_MS = 450
 # What does not go on by itself is healed then, and its stall is at least that long.
 PATIENCE_S = 30.0
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -197,28 +197,31 @@ def _series(
 def _sample(
     system: str, lab: Lab, workers: WorkerGroup, kind: str, size: int, index: int
 ) -> Sample:
+    """One fault; again where a busy machine let it miss the calls, or nobody noticed it."""
+    node = index % len(lab.nodes)
     for _ in range(ATTEMPTS):
         strikes.wait_until_up(workers)
-        node = index % len(lab.nodes)
         before = strikes.sent(workers, node)
-        quiet = _window(workers, kind, node, lambda node=node: lab.heal(node, 0), lambda: None)
+        quiet = _window(workers, kind, node, lambda: lab.heal(node, 0), lambda: None)
         used = strikes.in_use(before, strikes.sent(workers, node))
-        rail = used[(index // 2) % len(used)]
-        strike = lab.black_hole if kind == BLACK_HOLE else lab.cut
-        try:
-            stall = _window(
-                workers,
-                kind,
-                node,
-                lambda node=node, rail=rail, strike=strike: strike(node, rail),
-                lambda node=node, rail=rail: lab.heal(node, rail),
-            )
-            noticed = system == "mptcp" or strikes.states(workers, node)[rail] != "UP"
-        finally:
-            lab.heal(node, rail)
-        if noticed:
+        stall, rail, noticed = _strike(lab, workers, kind, node, used[(index // 2) % len(used)])
+        if stall is not None and quiet is not None and (noticed or system == "mptcp"):
             return Sample(system, kind, size, node, rail, stall / 1e6, quiet / 1e6)
-    raise FaultError(f"{kind} of rail {rail} of node {node} was not noticed, {ATTEMPTS} times")
+    raise FaultError(f"{ATTEMPTS} times a {kind} at node {node} did not strike")
+
+
+def _strike(
+    lab: Lab, workers: WorkerGroup, kind: str, node: int, rail: int
+) -> tuple[int | None, int, bool]:
+    """The stall in ns (None: the fault missed the calls), the rail, whether it went out of use."""
+    strike = lab.black_hole if kind == BLACK_HOLE else lab.cut
+    try:
+        stall = _window(
+            workers, kind, node, lambda: strike(node, rail), lambda: lab.heal(node, rail)
+        )
+        return stall, rail, strikes.states(workers, node)[rail] != "UP"
+    finally:
+        lab.heal(node, rail)
 
 
 def _window(
@@ -227,14 +230,12 @@ def _window(
     node: int,
     happens: Callable[[], object],
     helps: Callable[[], object],
-) -> int:
-    """The longest call, in ns, that what ``happens`` may have slowed."""
+) -> int | None:
+    """The longest call, in ns, that what ``happens`` may have slowed; None: there was none."""
     steps = ((BEFORE_FAULT_MS / 1e3, happens), (PATIENCE_S, helps))
     soaks, began = strikes.soak_through(workers, WINDOW_MS, steps)
     found = strikes.hit_call(witnesses(kind, node, soaks), began[0]) if began else None
-    if found is None:
-        raise FaultError("the fault did not fall into the time of the collectives")
-    return found[0]
+    return None if found is None else found[0]
 
 
 def witnesses(kind: str, node: int, soaks: Sequence[Soak]) -> list[Soak]:

@@ -1,0 +1,55 @@
+"""What a rail and its journal owe after an outage: damping, and the whole stall."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from real_rails import REJOIN_S, Stream, moves_of, stalls_of
+
+FLAPS = 20
+# Back-off that starts at 50 ms and doubles with each failure leaves room for seven in this time.
+MOST_REJOINS = 8
+OUTAGE_S = 3.0
+
+
+@pytest.mark.parametrize("node", [0, 1], ids=["accepting-end", "connecting-end"])
+@pytest.mark.timeout(120)
+def test_a_flapping_rail_is_damped(jobs, make_lab, eventually, show, node: int) -> None:
+    """Twenty flaps in 7 s, as shipped: the rail is used ever more rarely, whichever end flaps."""
+    stream = Stream(jobs, make_lab(2), rejoin_backoff_max_ms=5000)
+    rail = stream.busiest()
+    events: list[list[dict[str, Any]]] = [[], []]
+    for _ in range(FLAPS):
+        stream.lab.cut(node, rail)
+        time.sleep(0.15)
+        stream.lab.heal(node, rail)
+        time.sleep(0.2)
+        events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    stream.finish()
+    rejoins = len(moves_of([events[0]], "UP", rail))
+    show(f"{FLAPS} flaps in a row at node {node}: the rail rejoined {rejoins} times meanwhile")
+    assert rejoins <= MOST_REJOINS
+
+
+@pytest.mark.timeout(120)
+def test_the_journal_has_the_whole_stall_of_an_outage(jobs, make_lab, eventually, show) -> None:
+    """Nothing but notices and probes over the management NIC comes meanwhile: no data."""
+    stream = Stream(jobs, make_lab(2), fallback=False)
+    for rail in (0, 1):
+        stream.lab.cut(1, rail)
+    for rail in (0, 1):
+        eventually(f"rail {rail} DOWN", lambda r=rail: stream.is_out(r))
+    time.sleep(OUTAGE_S)
+    steps = stream.steps()
+    for rail in (0, 1):
+        stream.lab.heal(1, rail)
+    eventually("further steps", lambda: stream.steps() > steps + 10, REJOIN_S)
+    hits = stalls_of(stream.look())
+    stream.finish()
+    show(
+        f"outage of {OUTAGE_S:g} s: worst stall in the journals {max(hits, default=0) / 1e6:.1f} ms"
+    )
+    assert max(hits, default=0) >= OUTAGE_S * 1e9

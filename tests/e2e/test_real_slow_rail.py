@@ -1,0 +1,90 @@
+"""A rail that is slow but alive: both rails limited, then one of them to a tenth of the other."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from real_rails import KIB, MIB, REJOIN_S, Stream, moves_of
+
+from r2serve.drills.lab import Lab
+
+RATE_MBIT = 1000
+SLOW_MBIT = 100
+SHARE = 0.9  # of what the other rail gives alone
+WITHIN_S = 1.0
+MEASURED_S = 1.5
+WATCHED_S = 20.0
+
+
+def rate(stream: Stream, for_s: float) -> float:
+    """All-reduces a second."""
+    before, began = stream.steps(), time.monotonic()
+    time.sleep(for_s)
+    return (stream.steps() - before) / (time.monotonic() - began)
+
+
+def limit(lab: Lab, rail: int, mbit: int) -> None:
+    for node in (0, 1):
+        lab.limit(node, rail, mbit)
+
+
+def slow_down(stream: Stream, eventually: Any) -> tuple[float, float]:
+    """Steps a second with rail 0 gone, and with it at a tenth of its rate, a second later."""
+    lab = stream.lab
+    for rail in (0, 1):
+        limit(lab, rail, RATE_MBIT)
+    lab.cut(1, 0)
+    eventually("rail 0 DOWN", lambda: stream.is_out(0))
+    time.sleep(0.5)
+    alone = rate(stream, MEASURED_S)
+    lab.heal(1, 0)
+    limit(lab, 0, RATE_MBIT)
+    eventually("rail 0 UP", lambda: stream.is_up(0), REJOIN_S)
+    time.sleep(1.0)
+    stream.look()
+    limit(lab, 0, SLOW_MBIT)
+    time.sleep(WITHIN_S)
+    return alone, rate(stream, MEASURED_S)
+
+
+def moves_under(stream: Stream, for_s: float) -> list[Any]:
+    """The moves to SUSPECT and to DOWN within that time."""
+    events: list[list[dict[str, Any]]] = [[], []]
+    until = time.monotonic() + for_s
+    while time.monotonic() < until:
+        time.sleep(1.0)
+        events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+    return moves_of(events, "SUSPECT") + moves_of(events, "DOWN")
+
+
+@pytest.mark.parametrize("size", [MIB, 4 * MIB], ids=["1MiB", "4MiB"])
+@pytest.mark.timeout(120)
+def test_a_slow_rail_does_not_slow_down_the_others(
+    jobs, make_lab, eventually, show, size: int
+) -> None:
+    """A second after the slow-down, as fast as the other rail alone in the same run."""
+    stream = Stream(jobs, make_lab(2), size=size)
+    alone, beside = slow_down(stream, eventually)
+    show(
+        f"slow rail, {size // KIB} KiB: {beside:.0f} all-reduces a second, "
+        f"{alone:.0f} by the other rail alone"
+    )
+    stream.finish()
+    assert beside >= SHARE * alone
+
+
+@pytest.mark.parametrize(
+    "watched_s", [WATCHED_S, pytest.param(300.0, marks=pytest.mark.long)], ids=["short", "long"]
+)
+@pytest.mark.timeout(420)
+def test_a_slow_rail_does_not_flap(jobs, make_lab, eventually, show, watched_s: float) -> None:
+    """It is alive and answers: it loses its share, not its place."""
+    stream = Stream(jobs, make_lab(2), size=MIB)
+    slow_down(stream, eventually)
+    moves = moves_under(stream, watched_s)
+    show(f"slow rail for {watched_s:g} s: {len(moves)} moves to SUSPECT or DOWN")
+    stream.finish()
+    assert moves_of([moves], "DOWN") == []
+    assert len(moves) <= 2, "suspected again and again"

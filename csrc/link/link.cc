@@ -169,12 +169,7 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   rail.verdict = Verdict::none;
   conclude(id);
 
-  const double age_s = static_cast<double>(now - rail.penalty_at) * 1e-9;
-  if (options_.flap_half_life_s > 0)
-    rail.penalty *= std::exp2(-age_s / options_.flap_half_life_s);
-  else
-    rail.penalty = 0;
-  rail.penalty += 1;
+  rail.penalty = penalty(rail, now) + 1;
   rail.penalty_at = now;
 
   if (options_.shape.resilience)
@@ -240,19 +235,29 @@ void Link::resolve_epoch(RailId id) {
 void Link::schedule_connect(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
   if (!options_.connects || bye_sent_ || peer_bye_) return;
+  rail.connecting = true;
+  rail.connect_at = now + backoff(rail, now);
+  actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});
+}
+
+double Link::penalty(const Rail& rail, TimeNs now) const {
+  if (options_.flap_half_life_s <= 0) return 0;
+  const double age_s = static_cast<double>(now - rail.penalty_at) * 1e-9;
+  return rail.penalty * std::exp2(-age_s / options_.flap_half_life_s);
+}
+
+TimeNs Link::backoff(const Rail& rail, TimeNs now) {
   jitter_ ^= jitter_ << 13;
   jitter_ ^= jitter_ >> 7;
   jitter_ ^= jitter_ << 17;
   const double jitter = 0.75 + 0.5 * static_cast<double>(jitter_ >> 11) * 0x1p-53;
   const double doublings =
-      std::clamp(rail.penalty - 1.0 + static_cast<double>(rail.connect_failures), 0.0, 30.0);
+      std::clamp(penalty(rail, now) - 1.0 + static_cast<double>(rail.connect_failures), 0.0, 30.0);
   const double delay = std::min(
       static_cast<double>(options_.rejoin_backoff_min_ns) * std::exp2(doublings),
       planted(Mutant::backoff_never_ends) ? 1e18
                                           : static_cast<double>(options_.rejoin_backoff_max_ns));
-  rail.connecting = true;
-  rail.connect_at = now + static_cast<TimeNs>(delay * jitter);
-  actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});
+  return static_cast<TimeNs>(delay * jitter);
 }
 
 void Link::never_opened(RailId id, Epoch epoch) {
@@ -278,9 +283,12 @@ void Link::connect_soon(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
   // An attempt that has just begun is soon enough; one that hangs is begun anew.
   if (!rail.connecting || (rail.connect_at <= now && now - rail.connect_at < hanging_ns)) return;
+  // A rail that flaps is tried ever more rarely, unless it is all there is.
+  const bool damped = has_data_rail();
+  if (damped && now < rail.connect_at && rail.connect_failures == 0) return;
   rail.connect_failures = 0;
-  rail.connect_at = now;
-  actions_.push_back({LinkAction::Kind::connect, id, 0, now});
+  rail.connect_at = damped ? now + backoff(rail, now) : now;
+  actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});
 }
 
 // --- path ------------------------------------------------------------------------------------

@@ -40,6 +40,26 @@ def _black_hole(lab: Lab, node: int, rail: int) -> object:
     return lab.black_hole(node, rail)
 
 
+def _lose_from(lab: Lab, node: int, rail: int) -> object:
+    return lab.one_way(node, rail, "from")
+
+
+def _lose_to(lab: Lab, node: int, rail: int) -> object:
+    return lab.one_way(node, rail, "to")
+
+
+def _mtu_hole(lab: Lab, node: int, rail: int) -> object:
+    return lab.mtu_hole(node, rail)
+
+
+def _reset(lab: Lab, node: int, rail: int) -> object:
+    return lab.reset(node, rail)
+
+
+def _slow_down(lab: Lab, node: int, rail: int) -> object:
+    return lab.limit(node, rail, mbit=20)
+
+
 def _heal(lab: Lab, node: int, rail: int) -> object:
     return lab.heal(node, rail)
 
@@ -61,5 +81,10 @@ KINDS = {
     "black-hole": Kind(_black_hole, _heal),
     "port": Kind(_set_port_down, _heal),
     "address": Kind(_take_address, _give_address),
+    "loss-from": Kind(_lose_from, _heal),
+    "loss-to": Kind(_lose_to, _heal),
+    "mtu": Kind(_mtu_hole, _heal, leaves_up=False),
+    "reset": Kind(_reset, _heal, leaves_up=False),
+    "slow": Kind(_slow_down, _heal, leaves_up=False),
     "flap": Kind(_cut_cable, _heal, cycle_s=(0.3, 0.5)),
 }

@@ -205,9 +205,10 @@ def _scenes() -> Iterator[_Scene]:
     for turn in itertools.count():
         # Every other round takes each port in turn, whether it carries anything or not.
         aim = None if turn % 2 else Aim.IN_USE
-        first, second = steady[turn % len(steady)], steady[(turn + 1) % len(steady)]
+        first, second, third = (steady[(turn + i) % len(steady)] for i in range(3))
         round_of = [_Scene(kind, aim) for kind in kinds]
         round_of.insert(2, _Scene(first, second=second))
+        round_of.insert(8, _Scene(second, second=third))
         round_of.append(_Scene(second, Aim.IDLE))
         yield from round_of
 

@@ -315,6 +315,34 @@ TEST(Link, AnEpochIsOpenedOnceAndOnlyAfterBothFences) {
   EXPECT_TRUE(pair.a.rail_established(0, 3, pair.now));
 }
 
+TEST(Link, ARailThatFlapsIsTriedEverMoreRarelyUnlessItIsAllThereIs) {
+  LinkPair pair(2);
+  const auto soonest = [&pair] {
+    pair.a.actions().clear();
+    pair.a.connect_soon(0, pair.now);
+    return pair.a.actions().empty() ? -1 : pair.a.actions().front().at - pair.now;
+  };
+  std::vector<TimeNs> waits;
+  for (Epoch epoch = 1; epoch < 6; ++epoch) {
+    pair.a.rail_failed(0, epoch, RailCause::carrier, pair.now);
+    pair.close_rails(pair.a);
+    pair.exchange(1);
+    pair.close_rails(pair.b);
+    pair.exchange(1);
+    pair.now += 10'000 * ns_per_ms;  // the attempt that was due came to nothing
+    waits.push_back(soonest());
+    EXPECT_EQ(soonest(), -1);  // it is planned already
+    pair.open(0, epoch + 1);
+    pair.now += 10 * ns_per_ms;
+  }
+  EXPECT_LT(waits.front(), 65 * ns_per_ms);
+  EXPECT_GT(waits.back(), 2 * waits.front());
+  pair.a.rail_failed(0, 6, RailCause::carrier, pair.now);
+  pair.a.rail_failed(1, 1, RailCause::carrier, pair.now);
+  pair.close_rails(pair.a);
+  EXPECT_EQ(soonest(), 0);
+}
+
 TEST(Link, AFenceThatCoversMoreThanOurEpochCounts) {
   LinkPair pair(2);
   // B answered for epoch 2 and never saw it confirmed: everything up to 2 is fenced there.

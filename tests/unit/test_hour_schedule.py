@@ -60,12 +60,12 @@ def test_more_nodes_and_rails_are_covered_too() -> None:
 def test_a_further_kind_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(lab: object, node: int, rail: int) -> None: ...
 
-    monkeypatch.setitem(KINDS, "slow", Kind(nothing, nothing, leaves_up=False))
+    monkeypatch.setitem(KINDS, "dim", Kind(nothing, nothing, leaves_up=False))
     hour = compressed_hour(0)
-    slow = [index for index, fault in enumerate(hour.faults) if fault.kind == "slow"]
-    assert len(slow) >= 4
-    # Nobody would notice a rail that is both idle and slow, or slow while another is gone.
-    assert all(hour.label(index) == "slow" for index in slow)
+    dim = [index for index, fault in enumerate(hour.faults) if fault.kind == "dim"]
+    assert len(dim) >= 3
+    # Nobody would notice a rail that is both idle and dim, or dim while another is gone.
+    assert all(hour.label(index) == "dim" for index in dim)
 
 
 @pytest.mark.parametrize(("seconds", "rails", "field"), [(5, 2, "seconds"), (300, 1, "rails")])

@@ -148,18 +148,33 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
       what = "no rail for the link timeout to ";
     else if (other.link->unheard() >= unheard_timeouts * link_timeout_)
       what = "no word for ten link timeouts from the process of ";
-    else if (other.out->quarantined_since_ns != 0 && for_long(other.out->quarantined_since_ns))
-      what = "no slot that a lost rail could not still write at ";
-    if (what == nullptr) continue;
-    const double seconds = static_cast<double>(link_timeout_) * 1e-9;
-    return {ErrorCode::peer_lost,
-            what + describe_peer(peer) + "; link_timeout_s = " + std::to_string(seconds) +
-                " s, communicator '" + name_ + "', rank " + std::to_string(rank_) + ", " +
-                describe(tag_) +
-                "; verdict: " + std::string(name_of(other.link->overall_verdict())) +
-                "; rails: " + describe_rails(peer)};
+    if (what != nullptr) return lost(peer, what);
   }
   return {};
+}
+
+void LinkChannel::check_slots() {
+  if (failed()) return;
+  const TimeNs now = clock();
+  for (int peer = 0; peer < size(); ++peer) {
+    const OutStream* out = member(peer).out;
+    if (out == nullptr || out->quarantined_since_ns == 0 ||
+        now - out->quarantined_since_ns < link_timeout_)
+      continue;
+    const Status status = lost(peer, "no slot that a lost rail could not still write at ");
+    fail(status.code(), status.message());
+    return;
+  }
+}
+
+Status LinkChannel::lost(int peer, const char* what) const {
+  const Member& other = members_[static_cast<std::size_t>(peer)];
+  return {ErrorCode::peer_lost,
+          what + describe_peer(peer) +
+              "; link_timeout_s = " + std::to_string(static_cast<double>(link_timeout_) * 1e-9) +
+              " s, communicator '" + name_ + "', rank " + std::to_string(rank_) + ", " +
+              describe(tag_) + "; verdict: " + std::string(name_of(other.link->overall_verdict())) +
+              "; rails: " + describe_rails(peer)};
 }
 
 Status LinkChannel::mismatch(int peer, const InMessage& message, std::size_t bytes) const {

@@ -25,6 +25,9 @@ class LinkChannel : public Channel {
 
   // Sticky: this and every later call ends with the error; all other ranks are told.
   void fail(ErrorCode code, const std::string& text);
+  // Fails if what was posted has waited for a slot for too long because a fence does not complete:
+  // the caller may have returned, and only the peer still waits.
+  void check_slots();
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
@@ -63,6 +66,7 @@ class LinkChannel : public Channel {
   virtual void on_failed(ErrorCode code, const std::string& text) = 0;
 
   [[nodiscard]] Status check_liveness(int awaited, TimeNs waiting_since) const;
+  [[nodiscard]] Status lost(int peer, const char* what) const;
   [[nodiscard]] bool failed() const { return failed_ != ErrorCode::ok; }
   [[nodiscard]] Status failure() const { return {failed_, failure_text_}; }
   // Everything sent is acknowledged, and every acknowledgement that we owe is sent.

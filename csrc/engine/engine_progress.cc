@@ -67,6 +67,7 @@ void Engine::tick(TimeNs now) {
     peer->tick(now, refresh);
     peer->publish();
   }
+  for (auto& [id, communicator] : communicators_) communicator->check_slots();
 }
 
 // --- connections

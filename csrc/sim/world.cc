@@ -39,6 +39,8 @@ void World::schedule_tick(int rank) {
         end(rank, peer).tick();
         check_queues(end(rank, peer));
       });
+      for (SimChannel* channel : channels_)
+        if (channel->world_rank() == rank) channel->check_slots();
     }
     schedule_tick(rank);
   });

@@ -57,7 +57,7 @@ TEST(Campaign, SeedsBreakNoInvariant) {
 // its own, too.
 TEST(Campaign, SeedsThatFoundBugs) {
   for (const std::uint64_t seed :
-       {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U, 24483U, 32363U}) {
+       {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U, 24483U, 32363U, 35197U}) {
     const SeedResult result = run_seed(seed);
     EXPECT_EQ(result.violations, std::vector<std::string>()) << seed << ": " << result.job;
   }

@@ -276,5 +276,43 @@ TEST(World, LosingAllRailsOfOneLinkForLongIsAnErrorOnEveryRank) {
   EXPECT_LT(world.now() - began, 3 * second);
 }
 
+// The sender has returned: only its peer waits, and cannot know what for.
+TEST(World, AFenceThatNeverCompletesEndsTheWaitOfThePeerToo) {
+  World::Options options = small(2, 2);
+  options.rails[0] = RailKind::verbs;
+  options.link.shape.slots = 2;
+  options.link.shape.spare_slots = 0;
+  options.link_timeout_ns = second;
+  World world(options);
+  world.delay_fences(0, 1, -1);
+  ASSERT_TRUE(world.run_until([&] { return world.all_rails_up(); }, second));
+  std::vector<std::unique_ptr<SimChannel>> channels;
+  for (int rank = 0; rank < 2; ++rank)
+    channels.push_back(std::make_unique<SimChannel>(world, 7, std::vector{0, 1}, rank));
+  ASSERT_EQ(world.end(0, 1).link.best_rail(), 0);
+  for (const int rank : {0, 1}) world.black_hole(rank, 1 - rank, 0, true);
+  std::array<Status, 2> status;
+  const std::array<std::byte, 8> data{};
+  EXPECT_TRUE(world.run(
+      [&](int rank) {
+        SimChannel& channel = *channels[static_cast<std::size_t>(rank)];
+        status[static_cast<std::size_t>(rank)] = channel.call(tag_of(0), [&]() -> Status {
+          for (int message = 0; message < 3; ++message) {
+            if (rank == 0) {
+              R2CCL_TRY(channel.send(1, data));
+            } else {
+              auto received = channel.receive(0, data.size());
+              if (!received.ok()) return received.take_status();
+              R2CCL_TRY(channel.release(0));
+            }
+          }
+          return {};
+        });
+      },
+      10 * second));
+  EXPECT_TRUE(status[0].ok()) << status[0].message();
+  EXPECT_EQ(status[1].code(), ErrorCode::peer_lost) << status[1].message();
+}
+
 }  // namespace
 }  // namespace r2ccl::sim

@@ -66,7 +66,8 @@ class Event:
     """One record.
 
     ``time_ns`` is CLOCK_MONOTONIC.  ``value`` is nanoseconds for a stall, chunks for a replay or
-    hedge, the error code for an abort, bytes per second for a speed; ``detail`` is the bytes of the stalled call.
+    hedge, the error code for an abort, bytes per second for a speed; ``detail`` is the bytes of the
+    stalled call.
     """
 
     time_ns: int

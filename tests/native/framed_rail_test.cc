@@ -56,6 +56,28 @@ struct Fixture {
   }
 };
 
+// Of a probe that was sent at that time.
+FrameHeader echo_of(std::uint64_t sent) {
+  FrameHeader pong{};
+  pong.type = FrameType::pong;
+  pong.number = sent;
+  seal(pong);
+  return pong;
+}
+
+// Its probe may have been sent after the time was taken with which the echo is read.
+TEST(FramedRail, AnEchoMayComeWithAnOlderTimeButNotOfAProbeThatWasNeverSent) {
+  for (const std::uint64_t sent : {5U, 6U}) {
+    Fixture fixture;
+    EXPECT_TRUE(fixture.rail->pump_out(5));
+    const FrameHeader pong = echo_of(sent);
+    const auto bytes = std::as_bytes(std::span(&pong, 1));
+    fixture.pipe->arrived.assign(bytes.begin(), bytes.end());
+    EXPECT_TRUE(fixture.rail->pump_in(4));
+    EXPECT_EQ(fixture.link.state(0), sent == 5 ? RailState::up : RailState::down);
+  }
+}
+
 TEST(FramedRail, WantsToWriteUntilTheLastByteIsHandedOn) {
   Fixture fixture;
   fixture.pipe->room = 1000;
@@ -70,10 +92,8 @@ TEST(FramedRail, WantsToWriteUntilTheLastByteIsHandedOn) {
 
 TEST(FramedRail, AHeaderThatIsNotCompleteIsNoArrival) {
   Fixture fixture;
-  FrameHeader pong{};
-  pong.type = FrameType::pong;
-  pong.number = 2;  // the time of a probe
-  seal(pong);
+  EXPECT_TRUE(fixture.rail->pump_out(2));
+  const FrameHeader pong = echo_of(2);
   const auto bytes = std::as_bytes(std::span(&pong, 1));
   fixture.pipe->arrived.assign(bytes.begin(), bytes.begin() + 50);
   EXPECT_TRUE(fixture.rail->pump_in(2));

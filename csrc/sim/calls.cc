@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "plan/cost_model.hpp"
+
 namespace r2ccl::sim {
 namespace {
 
@@ -66,6 +68,10 @@ class Part {
         tree_(tree),
         rank_(channel.rank()),
         ranks_(channel.size()),
+        // Every rank for itself, as in an engine.
+        all_reduce_(call.algorithm == Algorithm::automatic
+                        ? choose_all_reduce(call.counts[0] * size_of(call.dtype), tree.node_sizes)
+                        : call.algorithm),
         own_(call.counts[static_cast<std::size_t>(rank_)]) {}
 
   Status run(std::string& wrong) {
@@ -158,7 +164,7 @@ class Part {
     switch (call_.collective) {
       case Collective::all_reduce:
         if (call_.in_place) in = out;
-        return call_.algorithm == Algorithm::one_shot
+        return all_reduce_ == Algorithm::one_shot
                    ? all_reduce_one_shot(channel_, in, out, call_.counts[0], reducer)
                    : all_reduce_two_shot(channel_, in, out, call_.counts[0], reducer);
       case Collective::all_gather: return all_gatherv(channel_, in, out, call_.counts, call_.dtype);
@@ -200,6 +206,7 @@ class Part {
   const ReductionTree& tree_;
   const int rank_;
   const int ranks_;
+  const Algorithm all_reduce_;
   const std::size_t own_;
   Bytes in_;
   Bytes out_;
@@ -213,7 +220,7 @@ Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t by
   call.seed = random.next();
   call.number = number;
   call.collective = collectives[random.below(collectives.size())];
-  call.algorithm = random.below(2) == 0 ? Algorithm::one_shot : Algorithm::two_shot;
+  call.algorithm = random.below(2) == 0 ? Algorithm::automatic : Algorithm::two_shot;
   call.dtype = dtypes[random.below(dtypes.size())];
   call.op = static_cast<ReduceOp>(random.below(call.dtype == DType::boolean ? 4 : 5));
   call.root = static_cast<int>(random.below(static_cast<std::uint64_t>(ranks)));

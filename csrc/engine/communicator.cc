@@ -260,13 +260,14 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
   Peer& peer = *peer_of(awaited);
   const TimeNs spin = engine_->config().spin_us * 1000;
   const TimeNs began = now_ns();
-  TimeNs last_arrival = began;
+  TimeNs last_arrival = began;  // of what is waited for
+  TimeNs last_byte = began;     // of anything, so that it pays to look again soon
   std::uint64_t arrivals = peer.link.arrivals();
   std::uint64_t disturbances = peer.link.disturbances();
   for (unsigned round = 0;; ++round) {
     const TimeNs now = now_ns();
     const bool check = round % rounds_per_check == rounds_per_check - 1;
-    engine_->progress(peer, now, bulk_ || check);
+    if (engine_->progress(peer, now, bulk_ || check)) last_byte = now;
     if (bulk_ || check) {
       for (Peer* other : others_)
         if (other != &peer) engine_->progress(*other, now, /*all_rails=*/true);
@@ -285,7 +286,7 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
     }
     if (failed()) return failure();
     if (finished) return {};
-    if (now - last_arrival < spin) {
+    if (now - std::max(last_arrival, last_byte) < spin) {
       if (check) {
         R2CCL_TRY(check_liveness(awaited, began));
         engine_->yield();

@@ -79,9 +79,10 @@ void Engine::take_addresses(Peer& peer, TimeNs now) {
     if (remote.text() == end.route.remote.text()) continue;
     log_.add(LogLevel::info, end.name + " to " + peer.label + ": now at " + remote.text());
     end.route.remote = remote;
-    if (now - end.redirected_at < config_.rejoin_backoff_min_ms * ns_per_ms) continue;
-    end.redirected_at = now;
-    peer.link.connect_soon(notice.rail, now);
+    if (end.redirected_at <= now)  // else an attempt is planned, and goes to the newest address
+      end.redirected_at =
+          std::max(now, end.redirected_at + config_.rejoin_backoff_min_ms * ns_per_ms);
+    peer.link.connect_anew(notice.rail, end.redirected_at);
   }
   peer.act(now);
 }

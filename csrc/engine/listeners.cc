@@ -90,15 +90,15 @@ std::vector<Listeners::Moved> Listeners::device_changed(const std::string& devic
     const bool moves = IpAddress::from_sockaddr(listener.address.get()) != wanted;
     if (!moves && listener.socket.valid() && listener.ifindex == ::if_nametoindex(device.c_str()))
       continue;
-    const SocketAddress before = std::exchange(listener.address, address);
-    const Status status = open(listener);
+    // The old socket serves until the new one does: its address may still be there.
+    Listener fresh{.socket = {}, .address = address, .given = listener.given, .device = device};
+    const Status status = open(fresh);
     if (status.ok()) {
+      listener = std::move(fresh);
       if (moves) moved.push_back({listener.given, listener.address});
-    } else {
-      if (!listener.failed) errors.push_back(device + ": " + status.message());
-      listener.address = before;
+    } else if (!std::exchange(listener.failed, true)) {
+      errors.push_back(device + ": " + status.message());
     }
-    listener.failed = !status.ok();
   }
   return moved;
 }

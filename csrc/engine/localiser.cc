@@ -9,8 +9,10 @@
 namespace r2ccl {
 namespace {
 
-constexpr TimeNs answer_ns = 300 * ns_per_ms;     // a probe has this long
-constexpr TimeNs survey_ns = 60'000 * ns_per_ms;  // between looks at what connects to what
+constexpr TimeNs answer_ns = 300 * ns_per_ms;         // a probe has this long
+constexpr TimeNs heard_lately_ns = 1500 * ns_per_ms;  // a fault may take so long to be noticed
+constexpr std::size_t most_probes = 4;                // of a survey, at a time
+constexpr TimeNs survey_ns = 60'000 * ns_per_ms;      // between looks at what connects to what
 
 bool asks_over(RailKind kind) { return kind == RailKind::tcp; }
 
@@ -23,7 +25,10 @@ bool same_port(const RailEnd& a, const RailEnd& b) {
 
 void Localiser::progress(TimeNs now) {
   for (auto& [process, peer] : peers_) {
-    if (!peer->started || peer->closing || peer->link.peer_said_bye()) continue;
+    if (!peer->started || peer->closing || peer->link.peer_said_bye()) {
+      maps_.erase(process);
+      continue;
+    }
     Map& map = maps_[process];
     map.reached.resize(peer->rails.size());
     survey(*peer, map, now);
@@ -49,42 +54,48 @@ void Localiser::progress(TimeNs now) {
 }
 
 void Localiser::survey(Peer& peer, Map& map, TimeNs now) {
-  if (!map.probes.empty()) {
-    if (advance(map.probes) && now - map.asked_at < answer_ns) return;
-    std::fill(map.reached.begin(), map.reached.end(), 0);
-    for (const Probe& probe : map.probes)
-      if (probe.answered) map.reached[probe.from] |= std::uint64_t{1} << probe.to;
-    map.probes.clear();
+  (void)advance(map.probes);
+  std::erase_if(map.probes, [&](const Probe& probe) {
+    if (probe.socket.valid() && now - probe.asked_at < answer_ns) return false;
+    const std::uint64_t bit = std::uint64_t{1} << probe.to;
+    map.reached[probe.from] = (map.reached[probe.from] & ~bit) | (probe.answered ? bit : 0);
+    return true;
+  });
+  const std::size_t rails = peer.rails.size();
+  if (map.next == rails * rails) {
+    if (!map.probes.empty() || now - map.begun_at < survey_ns) return;
+    map.next = 0;
   }
-  if (map.asked_at != 0 && now - map.asked_at < survey_ns) return;
-  for (RailId rail = 0; rail < peer.rails.size(); ++rail)
+  for (RailId rail = 0; rail < rails; ++rail)
     if (asks_over(peer.rails[rail].kind) && peer.link.state(rail) != RailState::up) return;
-  map.asked_at = now;
-  for (RailId from = 0; from < peer.rails.size(); ++from) {
-    for (RailId to = 0; to < peer.rails.size(); ++to) {
-      // Without a device a connection may go over any NIC, and proves nothing.
-      const bool apart = from != to && !peer.rails[from].route.device.empty() &&
-                         !peer.rails[to].route.device.empty();
-      if (apart) map.probes.push_back(ask(peer, from, to));
-    }
+  if (map.next == 0) map.begun_at = now;
+  for (; map.next < rails * rails && map.probes.size() < most_probes; ++map.next) {
+    const auto from = static_cast<RailId>(map.next / rails);
+    const auto to = static_cast<RailId>(map.next % rails);
+    // Without a device a connection may go over any NIC, and proves nothing.
+    const bool apart = from != to && asks_over(peer.rails[from].kind) &&
+                       asks_over(peer.rails[to].kind) && !peer.rails[from].route.device.empty() &&
+                       !peer.rails[to].route.device.empty();
+    if (apart) map.probes.push_back(ask(peer, from, to, now));
   }
 }
 
 Localiser::Case Localiser::open(const Peer& peer, const Map& map, RailId rail, TimeNs now) {
   Case made{.epoch = peer.link.epoch(rail), .began = now, .probes = {}};
-  made.probes.push_back(ask(peer, rail, rail));
+  made.probes.push_back(ask(peer, rail, rail, now));
   for (RailId other = 0; other < peer.rails.size(); ++other) {
-    if (other == rail || !asks_over(peer.rails[other].kind)) continue;
-    if ((map.reached[rail] >> other & 1U) != 0) made.probes.push_back(ask(peer, rail, other));
-    if ((map.reached[other] >> rail & 1U) != 0) made.probes.push_back(ask(peer, other, rail));
+    if (other == rail || !peer.link.connected(other)) continue;
+    if ((map.reached[rail] >> other & 1U) != 0) made.probes.push_back(ask(peer, rail, other, now));
+    if ((map.reached[other] >> rail & 1U) != 0) made.probes.push_back(ask(peer, other, rail, now));
   }
   return made;
 }
 
-Localiser::Probe Localiser::ask(const Peer& peer, RailId from, RailId to) {
+Localiser::Probe Localiser::ask(const Peer& peer, RailId from, RailId to, TimeNs now) {
   RailRoute route = peer.rails[from].route;
   route.remote = peer.rails[to].route.remote;
-  return {.from = from, .to = to, .socket = begin_connect(route), .answered = false};
+  return {
+      .from = from, .to = to, .asked_at = now, .socket = begin_connect(route), .answered = false};
 }
 
 // True: some are still under way.
@@ -129,13 +140,14 @@ Findings Localiser::conclude(const Peer& peer, RailId rail, const Case& of) cons
 PortEvidence Localiser::ask_neighbours(const Peer& peer, RailId rail, TimeNs since) const {
   PortEvidence port = PortEvidence::unknown;
   for (const auto& [process, other] : peers_) {
-    if (other.get() == &peer || other->closing) continue;
+    if (other.get() == &peer || other->closing || other->link.peer_said_bye()) continue;
     for (RailId id = 0; id < other->rails.size(); ++id) {
       if (!asks_over(other->rails[id].kind) || !same_port(other->rails[id], peer.rails[rail]))
         continue;
       if (other->link.connected(id) && other->link.last_heard(id) > since)
         return PortEvidence::works;
-      if (other->link.epoch(id) > 0) port = PortEvidence::broken;
+      // One that was silent long before has nothing to say of this fault.
+      if (since - other->link.last_heard(id) < heard_lately_ns) port = PortEvidence::broken;
     }
   }
   return port;

@@ -31,6 +31,7 @@ class Localiser {
   struct Probe {
     RailId from;
     RailId to;
+    TimeNs asked_at;
     FileDescriptor socket;
     bool answered = false;
   };
@@ -42,12 +43,13 @@ class Localiser {
   // What is known of the network between us and a peer.
   struct Map {
     std::vector<std::uint64_t> reached;  // by our rail: bit r, the peer's NIC of rail r
-    std::vector<Probe> probes;           // under way, while all is well
-    TimeNs asked_at = 0;
+    std::vector<Probe> probes;           // of the survey, under way: a few at a time
+    std::size_t next = 0;  // which it asks next: our rail times rails, plus the peer's
+    TimeNs begun_at = 0;
     std::map<RailId, Case> cases;
   };
 
-  [[nodiscard]] static Probe ask(const Peer& peer, RailId from, RailId to);
+  [[nodiscard]] static Probe ask(const Peer& peer, RailId from, RailId to, TimeNs now);
   static bool advance(std::vector<Probe>& probes);
   void survey(Peer& peer, Map& map, TimeNs now);
   [[nodiscard]] static Case open(const Peer& peer, const Map& map, RailId rail, TimeNs now);

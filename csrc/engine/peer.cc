@@ -88,8 +88,8 @@ void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
                    .epoch = link.epoch(rail),
                    .value = static_cast<std::uint64_t>(bytes_per_s)});
   std::ostringstream text;
-  text << rails[rail].name << " to " << label << (slow ? ": slow, " : ": no longer slow, ")
-       << std::setprecision(3) << bytes_per_s * 1e-6 << " MB/s";
+  text << rails[rail].name << " to " << label << (slow ? ": slow" : ": no longer slow");
+  if (bytes_per_s > 0) text << ", " << std::setprecision(3) << bytes_per_s * 1e-6 << " MB/s";
   log_.add(slow ? LogLevel::warning : LogLevel::info, text.str());
 }
 

@@ -38,7 +38,7 @@ struct RailEnd {
   std::string name;
   RailRoute route;            // with the addresses of the connection that is open, or was last
   IpAddress given;            // the local address at start; none: shm
-  TimeNs redirected_at = 0;   // when an announced address last made us connect at once
+  TimeNs redirected_at = 0;   // when an announced address last made us connect, or will
   int ifindex = 0;            // where the route names no device: whose events concern the rail
   Fault fault = Fault::none;  // injected
   std::uint32_t journal_entry = no_rail_entry;

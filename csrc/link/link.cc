@@ -17,6 +17,7 @@ constexpr double noise_ns = 200'000;  // of round trips on a busy host
 constexpr double slow_share = 1.0 / 3;
 constexpr double fair_share = 2.0 / 3;
 constexpr TimeNs lasting_ns = 1000 * ns_per_ms;  // and only if that lasts
+constexpr TimeNs watched_ns = 20 * ns_per_ms;    // at most this of a tick: a pause is not watched
 // Closed communicators that are remembered; frames of older ones cannot be under way any more.
 constexpr std::size_t max_closed = 4096;
 
@@ -56,7 +57,7 @@ void Link::choose_best() {
   // better, so that noise does not move traffic.  The control rail serves where no data rail is UP,
   // and a suspect rail where none is.
   const auto small_time = [this](const Rail& rail) {
-    return rail.time_for(options_.small_message_bytes);
+    return rail.time_for(options_.small_message_bytes, rail.meter.believed());
   };
   for (const RailState wanted : {RailState::up, RailState::suspect}) {
     for (const bool fallback : {false, true}) {
@@ -84,20 +85,27 @@ void Link::measure_rates(TimeNs observed) {
   for (Rail& rail : rails_) {
     if (!rail.carries_data() || !usable(rail)) continue;
     measured |= rail.meter.observe(observed, rail.sent, rail.acked, rail.held_back);
-    fastest = std::max(fastest, rail.meter.measured());
+    fastest = std::max(fastest, rail.meter.at_least());
   }
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     const double rate = rail.meter.measured();
     if (!rail.carries_data() || !usable(rail) || rate <= 0) continue;
     const bool slow = rate < fastest * (rail.slow ? fair_share : slow_share);
-    rail.differs = slow == rail.slow ? 0 : rail.differs + observed;
+    rail.differs = slow == rail.slow ? 0 : rail.differs + std::min(observed, watched_ns);
     if (rail.differs < lasting_ns) continue;
     rail.slow = slow;
     rail.differs = 0;
     if (observer_ != nullptr) observer_->on_slow(id, slow, rate);
   }
   if (measured) choose_best();
+}
+
+void Link::forget_rate(RailId id) {
+  Rail& rail = rails_[id];
+  rail.meter = {};
+  rail.differs = 0;
+  if (std::exchange(rail.slow, false) && observer_ != nullptr) observer_->on_slow(id, false, 0);
 }
 
 bool Link::has_data_rail() const {
@@ -143,9 +151,6 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.silent = 0;
   rail.outstanding_since = 0;
   rail.inquire_at = rail.pinged = rail.unanswered = 0;
-  rail.meter = {};
-  rail.slow = false;
-  rail.differs = 0;
   rail.incoming = {};
   rail.control = {};
   rail.control.addresses = announced_;
@@ -164,6 +169,7 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   if (epoch != rail.epoch) return;
   if (rail.state != RailState::probation && !usable(rail)) return;
   move(id, RailState::down, cause, now);
+  forget_rate(id);
   rail.findings = {};
   if (cause == RailCause::carrier) rail.findings.own = PortEvidence::broken;
   rail.verdict = Verdict::none;
@@ -291,6 +297,14 @@ void Link::connect_soon(RailId id, TimeNs now) {
   actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});
 }
 
+void Link::connect_anew(RailId id, TimeNs at) {
+  Rail& rail = rails_[id];
+  if (!rail.connecting) return;
+  rail.connect_failures = 0;
+  rail.connect_at = at;
+  actions_.push_back({LinkAction::Kind::connect, id, 0, at});
+}
+
 // --- path ------------------------------------------------------------------------------------
 
 void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_limited,
@@ -299,7 +313,7 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
   if (epoch != rail.epoch || position > rail.sent) return;
   if (peer_limited) {
     rail.silent = 0;
-    rail.meter.restart(rail.acked);
+    rail.meter.restart(rail.sent, rail.acked);
   }
   if (position <= rail.acked) return;
   rail.acked = position;

@@ -73,6 +73,8 @@ class Link {
   void connect_refused(RailId rail, Epoch peer_fenced, TimeNs now);
   // Something suggests that a reconnection would succeed now (carrier is back).
   void connect_soon(RailId rail, TimeNs now);
+  // The peer's end is somewhere else: an attempt under way is of no use.
+  void connect_anew(RailId rail, TimeNs at);
   // The path has acknowledged the epoch's first `position` bytes.  `peer_limited`: it carries
   // nothing because the peer does not read, which no rail is charged for.
   void path_acked(RailId rail, Epoch epoch, std::uint64_t position, bool peer_limited, TimeNs now);
@@ -153,7 +155,7 @@ class Link {
     std::size_t actions = 0;
   };
   [[nodiscard]] Load load() const;
-  // Counts what a collective waits for: chunks, and news of what was delivered.
+  // Counts what a collective waits for: whole messages, and news of what was delivered.
   [[nodiscard]] std::uint64_t arrivals() const { return arrivals_; }
   // Counts events on rails that a waiting collective may be stalled by.
   [[nodiscard]] std::uint64_t disturbances() const { return disturbances_; }
@@ -240,10 +242,9 @@ class Link {
     std::uint32_t address_sequence = 0;  // of the last announcement, own or the peer's; 0: none
     RailCounters counters;
     [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
-    // When `bytes` more would be through, in ns, if all before them is through at once.
-    [[nodiscard]] double time_for(std::uint64_t bytes) const {
-      const double transfer =
-          meter.believed() > 0 ? static_cast<double>(bytes) * 1e9 / meter.believed() : 0;
+    // When `bytes` would be through, in ns, at a rate in bytes per second; 0: at once.
+    [[nodiscard]] double time_for(std::uint64_t bytes, double rate) const {
+      const double transfer = rate > 0 ? static_cast<double>(bytes) * 1e9 / rate : 0;
       return static_cast<double>(base_round_trip) + transfer;
     }
   };
@@ -275,6 +276,7 @@ class Link {
   void choose_best();
   void update_darkness(TimeNs now);
   void measure_rates(TimeNs observed);
+  void forget_rate(RailId rail);
   void maybe_reopen(RailId rail, TimeNs now);
   void schedule_connect(RailId rail, TimeNs now);
   [[nodiscard]] double penalty(const Rail& rail, TimeNs now) const;

@@ -238,12 +238,15 @@ bool Link::better_left(RailId id, std::uint64_t remaining) const {
   const Rail& rail = rails_[id];
   if (rail.meter.believed() <= 0) return false;
   const std::uint64_t chunk = std::min<std::uint64_t>(options_.shape.chunk_bytes, remaining);
-  const double time = rail.time_for(rail.sent - rail.acked + chunk);
+  const double time = rail.time_for(rail.sent - rail.acked + chunk, rail.meter.believed());
   for (RailId other = 0; other < rails_.size(); ++other) {
     const Rail& faster = rails_[other];
-    if (other != id && faster.carries_data() && faster.state == RailState::up &&
-        faster.time_for(faster.sent - faster.acked + remaining) < time)
-      return true;
+    if (other == id || !faster.carries_data() || faster.state != RailState::up) continue;
+    const std::uint64_t outstanding = faster.sent - faster.acked;
+    // One that nothing is known of gets something to show what it can do, and no more.
+    if (faster.meter.at_least() <= 0 && outstanding > 0) continue;
+    const double rate = std::max(faster.meter.believed(), faster.meter.at_least());
+    if (faster.time_for(outstanding + remaining, rate) < time) return true;
   }
   return false;
 }

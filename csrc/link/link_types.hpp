@@ -58,7 +58,8 @@ class LinkObserver {
   virtual void on_replay(RailId rail, std::uint32_t chunks, bool hedge) = 0;
   // Where the fault is that its epoch ended by.
   virtual void on_located(RailId /*rail*/, Verdict /*verdict*/) {}
-  // It takes far fewer bytes per second than another rail of the link; or does so no more.
+  // It takes far fewer bytes per second than another rail of the link; or does so no more, with 0
+  // bytes per second if it went down.
   virtual void on_slow(RailId /*rail*/, bool /*slow*/, double /*bytes_per_s*/) {}
 };
 

@@ -6,42 +6,52 @@
 namespace r2ccl {
 namespace {
 
-constexpr TimeNs enough_ns = 50 * ns_per_ms;         // of being behind, for a measurement
-constexpr TimeNs window_ns = 2000 * ns_per_ms;       // in which that must come together
-constexpr TimeNs longest_step_ns = 20 * ns_per_ms;   // a longer one was not watched
-constexpr std::uint64_t traffic_bytes = 256U << 10;  // less in a window says nothing
+constexpr TimeNs enough_ns = 50 * ns_per_ms;        // of being behind, for a measurement
+constexpr TimeNs window_ns = 2000 * ns_per_ms;      // in which that must come together
+constexpr TimeNs longest_step_ns = 20 * ns_per_ms;  // a longer one was not watched
+constexpr std::uint64_t enough_bytes = 64U << 10;   // in a tick, to say what a path carries
 constexpr double doubling_ns = 1e9;
 constexpr double weight = 0.5;  // of a new measurement
+
+double per_second(std::uint64_t bytes, TimeNs time) {
+  return static_cast<double>(bytes) * 1e9 / static_cast<double>(time);
+}
 
 }  // namespace
 
 bool RateMeter::observe(TimeNs elapsed, std::uint64_t sent, std::uint64_t acked,
                         std::uint64_t held_back) {
   age_ += elapsed;
-  if (measured_ > 0)
-    believed_ = measured_ * std::exp2(std::min(static_cast<double>(age_) / doubling_ns, 60.0));
-  if (elapsed > longest_step_ns) {
-    restart(acked);
+  believed_ = measured_ * std::exp2(std::min(static_cast<double>(age_) / doubling_ns, 60.0));
+  if (elapsed <= 0 || elapsed > longest_step_ns) {
+    restart(sent, acked);
     return false;
   }
+  const bool behind = acked + held_back < last_sent_;
+  const std::uint64_t bytes = acked - last_acked_;
+  last_sent_ = sent;
+  last_acked_ = acked;
   window_ += elapsed;
-  if (sent - acked > held_back) behind_ += elapsed;
-  const auto bytes = static_cast<double>(acked - begin_);
-  if (behind_ >= enough_ns && bytes > 0) {
-    const double rate = bytes * 1e9 / static_cast<double>(behind_);
-    // What is far below the old measurement is no noise, and traffic may be gone before the next.
-    const bool anew = measured_ == 0 || rate < measured_ / 2;
-    measure(anew ? rate : weight * rate + (1 - weight) * measured_);
-  } else if (behind_ < enough_ns && window_ < window_ns) {
-    return false;
-  } else if (behind_ < enough_ns && acked - begin_ >= traffic_bytes) {
-    // It was hardly ever behind with all this, so it takes at least that much.
-    measure(std::max(measured_, bytes * 1e9 / static_cast<double>(enough_ns)));
-  } else {
-    restart(acked);
+  if (bytes >= enough_bytes) carried_ = std::max(carried_, per_second(bytes, elapsed));
+  if (behind) {
+    behind_ += elapsed;
+    taken_ += bytes;
+  } else if (bytes >= enough_bytes && measured_ > 0 && per_second(bytes, elapsed) > measured_) {
+    measure(per_second(bytes, elapsed));  // it takes more than was thought
+    restart(sent, acked);
+    return true;
+  }
+  if (behind_ < enough_ns) {
+    if (window_ >= window_ns) restart(sent, acked);
     return false;
   }
-  restart(acked);
+  const double rate = per_second(taken_, behind_);
+  const bool silent = taken_ == 0;
+  restart(sent, acked);
+  if (silent) return false;
+  // What is far below the old measurement is no noise, and traffic may be gone before the next.
+  const bool anew = measured_ <= 0 || rate < measured_ / 2;
+  measure(anew ? rate : weight * rate + (1 - weight) * measured_);
   return true;
 }
 
@@ -50,9 +60,11 @@ void RateMeter::measure(double rate) {
   age_ = 0;
 }
 
-void RateMeter::restart(std::uint64_t acked) {
+void RateMeter::restart(std::uint64_t sent, std::uint64_t acked) {
   window_ = behind_ = 0;
-  begin_ = acked;
+  taken_ = 0;
+  last_sent_ = sent;
+  last_acked_ = acked;
 }
 
 }  // namespace r2ccl

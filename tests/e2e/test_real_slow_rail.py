@@ -12,9 +12,10 @@ from r2serve.drills.lab import Lab
 
 RATE_MBIT = 1000
 SLOW_MBIT = 100
-# Of what the other rail gives alone.  Nine tenths is what is wanted, and printed; but this machine
-# may be busy in one of the two measurements.  Without detection it is a half.
-LEAST_SHARE = 0.7
+# Of what the other rail gives alone; without detection it is a half.  The machine may be busy in one
+# of two measurements, so there are some more tries.
+SHARE = 0.9
+TRIES = 4
 WITHIN_S = 1.0
 MEASURED_S = 1.5
 WATCHED_S = 20.0
@@ -68,13 +69,16 @@ def test_a_slow_rail_does_not_slow_down_the_others(
 ) -> None:
     """A second after the slow-down, as fast as the other rail alone in the same run."""
     stream = Stream(jobs, make_lab(2), size=size)
-    alone, beside = slow_down(stream, eventually)
-    show(
-        f"slow rail, {size // KIB} KiB: {beside:.0f} all-reduces a second, "
-        f"{alone:.0f} by the other rail alone: {beside / alone:.2f}"
-    )
+    shares: list[float] = []
+    while len(shares) < TRIES and max(shares, default=0) < SHARE:
+        alone, beside = slow_down(stream, eventually)
+        shares.append(beside / alone)
+        show(
+            f"slow rail, {size // KIB} KiB: {beside:.0f} all-reduces a second, "
+            f"{alone:.0f} by the other rail alone: {shares[-1]:.2f}"
+        )
     stream.finish()
-    assert beside >= LEAST_SHARE * alone
+    assert max(shares) >= SHARE
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from r2serve.drills.lab import Lab
 
 RATE_MBIT = 1000
 SLOW_MBIT = 100
-# Of what the other rail gives alone; without detection it is a half.  The machine may be busy in one
-# of two measurements, so there are some more tries.
+# Of what the other rail gives alone; without detection it is a half.  The machine may be busy in
+# one of two measurements, so there are some more tries.
 SHARE = 0.9
 TRIES = 4
 WITHIN_S = 1.0

@@ -162,16 +162,16 @@ def test_values_that_were_not_refused_in_words(case: str) -> None:
 
 
 def a_journal(rails: int = 2, records: int = 5) -> bytes:
-    header = struct.pack("<8sIIIIIIQ24x", b"R2JOURNL", 1, 7, rails + 1, 4, rails, 0, records)
+    header = struct.pack("<8sIIIIIIQ24x", b"R2JOURNL", 2, 7, rails + 1, 4, rails, 0, records)
     rail = b"".join(
-        struct.pack("<32s32sBBBxIQQQQQqq", b"rail%d" % i, b"rank 1", 0, 2, 0, 1, *range(7))
+        struct.pack("<32s32sBBBBIQQQQQqqQ", b"rail%d" % i, b"rank 1", 0, 2, 0, 0, 1, *range(8))
         for i in range(rails)
     )
     ring = [b"\0" * 56] * 4
     for number in range(1, records + 1):
-        record = (number, number, 1 + number % 5, 1, 2, 0, number % 3, 1, 1, 2, 3, 4)
+        record = (number, number, 1 + number % 7, 1, 2, 0, number % 3, 1, 1, 2, 3, 4)
         ring[(number - 1) % 4] = struct.pack("<QqBBBBIIIQQQ", *record)
-    return header + rail + b"\0" * 128 + b"".join(ring)
+    return header + rail + b"\0" * 136 + b"".join(ring)
 
 
 def parse(data: bytes) -> None:
@@ -194,7 +194,7 @@ def test_the_journal_that_is_mutated_is_one() -> None:
 @given(st.binary(max_size=400))
 def test_a_journal_of_any_bytes(data: bytes) -> None:
     parse(data)
-    parse(b"R2JOURNL\1\0\0\0" + data)
+    parse(b"R2JOURNL\2\0\0\0" + data)
 
 
 @fuzz

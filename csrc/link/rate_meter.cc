@@ -6,10 +6,10 @@
 namespace r2ccl {
 namespace {
 
-constexpr TimeNs enough_ns = 50 * ns_per_ms;        // of being behind, for a measurement
+constexpr TimeNs enough_ns = 50 * ns_per_ms;        // for a measurement: single ticks are noise
 constexpr TimeNs window_ns = 2000 * ns_per_ms;      // in which that must come together
 constexpr TimeNs longest_step_ns = 20 * ns_per_ms;  // a longer one was not watched
-constexpr std::uint64_t enough_bytes = 64U << 10;   // in a tick, to say what a path carries
+constexpr std::uint64_t enough_bytes = 256U << 10;  // in that time, to say what a path carries
 constexpr double doubling_ns = 1e9;
 constexpr double weight = 0.5;  // of a new measurement
 
@@ -32,12 +32,14 @@ bool RateMeter::observe(TimeNs elapsed, std::uint64_t sent, std::uint64_t acked,
   last_sent_ = sent;
   last_acked_ = acked;
   window_ += elapsed;
-  if (bytes >= enough_bytes) carried_ = std::max(carried_, per_second(bytes, elapsed));
   if (behind) {
     behind_ += elapsed;
     taken_ += bytes;
-  } else if (bytes >= enough_bytes && measured_ > 0 && per_second(bytes, elapsed) > measured_) {
-    measure(per_second(bytes, elapsed));  // it takes more than was thought
+  }
+  const double carried = carry(elapsed, bytes);
+  carried_ = std::max(carried_, carried);
+  if (measured_ > 0 && carried > measured_) {  // it takes more than was thought
+    measure(carried);
     restart(sent, acked);
     return true;
   }
@@ -55,6 +57,16 @@ bool RateMeter::observe(TimeNs elapsed, std::uint64_t sent, std::uint64_t acked,
   return true;
 }
 
+double RateMeter::carry(TimeNs elapsed, std::uint64_t bytes) {
+  carry_time_ += elapsed;
+  carry_bytes_ += bytes;
+  if (carry_time_ < enough_ns) return 0;
+  const double rate = carry_bytes_ >= enough_bytes ? per_second(carry_bytes_, carry_time_) : 0;
+  carry_time_ = 0;
+  carry_bytes_ = 0;
+  return rate;
+}
+
 void RateMeter::measure(double rate) {
   measured_ = believed_ = rate;
   age_ = 0;
@@ -62,7 +74,8 @@ void RateMeter::measure(double rate) {
 
 void RateMeter::restart(std::uint64_t sent, std::uint64_t acked) {
   window_ = behind_ = 0;
-  taken_ = 0;
+  carry_time_ = 0;
+  taken_ = carry_bytes_ = 0;
   last_sent_ = sent;
   last_acked_ = acked;
 }

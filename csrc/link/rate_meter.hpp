@@ -26,14 +26,18 @@ class RateMeter {
 
  private:
   void measure(double rate);
+  // Bytes per second of the time that has just come together; 0: it has not, or they are too few.
+  [[nodiscard]] double carry(TimeNs elapsed, std::uint64_t bytes);
 
   double measured_ = 0;
   double believed_ = 0;
-  double carried_ = 0;           // the most, in a tick of enough bytes
-  TimeNs age_ = 0;               // of the measurement
-  TimeNs window_ = 0;            // since the next one was begun
-  TimeNs behind_ = 0;            // of that, in which the path was behind
-  std::uint64_t taken_ = 0;      // acknowledged in that time
+  double carried_ = 0;       // the most that carry() told
+  TimeNs age_ = 0;           // of the measurement
+  TimeNs window_ = 0;        // since the next one was begun
+  TimeNs behind_ = 0;        // of that, in which the path was behind
+  std::uint64_t taken_ = 0;  // acknowledged in that time
+  TimeNs carry_time_ = 0;
+  std::uint64_t carry_bytes_ = 0;
   std::uint64_t last_sent_ = 0;  // at the last tick
   std::uint64_t last_acked_ = 0;
 };

@@ -81,8 +81,12 @@ TEST(RateMeter, WhatHasJustBeenSentIsNotBehind) {
 TEST(RateMeter, CarryingMoreThanWasMeasuredProvesItWrong) {
   Path path;
   path.saturated(1e7, 30);
-  path.acked += 1'000'000;
-  EXPECT_TRUE(path.idle(1) || path.idle(1));
+  bool measured = false;
+  for (int i = 0; i < 50; ++i) {
+    path.acked += 1'000'000;
+    measured |= path.idle(1);
+  }
+  EXPECT_TRUE(measured);
   EXPECT_GT(path.meter.measured(), 1e8);
 }
 

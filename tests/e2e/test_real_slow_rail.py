@@ -84,13 +84,26 @@ def test_a_slow_rail_does_not_slow_down_the_others(
 @pytest.mark.parametrize(
     "watched_s", [WATCHED_S, pytest.param(300.0, marks=pytest.mark.long)], ids=["short", "long"]
 )
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 def test_a_slow_rail_does_not_flap(jobs, make_lab, eventually, show, watched_s: float) -> None:
-    """It is alive and answers: it loses its share, not its place."""
+    """It is alive and answers: it loses its share, not its place.
+
+    Whatever holds the whole host up for longer than a deadline has rails suspected, too: as long
+    without a slow rail says how often.
+    """
     stream = Stream(jobs, make_lab(2), size=MIB)
+    for rail in (0, 1):
+        limit(stream.lab, rail, RATE_MBIT)
+    stream.look()
+    without = moves_under(stream, watched_s)
     slow_down(stream, eventually)
     moves = moves_under(stream, watched_s)
-    show(f"slow rail for {watched_s:g} s: {len(moves)} moves to SUSPECT or DOWN")
+    own = moves_of([moves], "SUSPECT", rail=0)
+    show(
+        f"slow rail for {watched_s:g} s: {len(own)} moves of it to SUSPECT, "
+        f"{len(moves) - len(own)} of the other rail, none to DOWN; "
+        f"as long without: {len(without)} of both"
+    )
     stream.finish()
     assert moves_of([moves], "DOWN") == []
-    assert len(moves) <= 2, "suspected again and again"
+    assert len(own) <= max(2, len(without)), "suspected again and again"

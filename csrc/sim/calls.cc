@@ -42,6 +42,7 @@ Bytes input_of(const Call& call, int rank, std::size_t count) {
 Bytes folded(const Call& call, const std::vector<Bytes>& inputs, const ReductionTree& tree) {
   Bytes out(inputs[0].size());
   std::vector<const void*> from;
+  from.reserve(inputs.size());
   for (const Bytes& input : inputs) from.push_back(input.data());
   reduce(call.dtype, call.op, out.data(), from, tree, out.size() / size_of(call.dtype),
          Simd::portable);
@@ -96,6 +97,7 @@ class Part {
 
   [[nodiscard]] std::vector<Bytes> inputs(std::size_t count) const {
     std::vector<Bytes> all;
+    all.reserve(static_cast<std::size_t>(ranks_));
     for (int rank = 0; rank < ranks_; ++rank) all.push_back(input_of(call_, rank, count));
     return all;
   }

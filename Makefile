@@ -23,7 +23,7 @@ COMMA := ,
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long model fuzz bench lint lint-python lint-cpp docs clean
+.PHONY: help setup demo test test-native test-long test-guest model fuzz bench lint lint-python lint-cpp docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,15 @@ test-native: setup $(STAMPS)/system-test ## native tests alone
 	$(call native,plain,-DCMAKE_CXX_COMPILER=g++)
 	$(call native,asan,$(SANITIZED) -DR2CCL_SANITIZE=address$(COMMA)undefined)
 	$(call native,tsan,$(SANITIZED) -DR2CCL_SANITIZE=thread)
+
+# The kernel comes from the distribution, once; UML=1 builds one that runs as a process, once.
+UML_KERNEL := build/guest/linux
+test-guest: setup $(STAMPS)/system-guest $(if $(UML),$(UML_KERNEL)) ## RDMA rails on Soft-RoCE, in QEMU; with UML=1 in a process
+	@$(BIN)/python tests/guest/guest.py $(if $(UML),--uml $(UML_KERNEL)) --rails 2x3 --memory 6G \
+		--timeout 900 -- $(BIN)/pytest -p no:cacheprovider tests/guest/inside $(ARGS)
+
+$(UML_KERNEL):
+	tests/guest/build_uml.sh $@
 
 model: $(STAMPS)/system-model ## search the protocol's model exhaustively with Spin
 	@$(PYTHON) docs/model/check.py $(ARGS)

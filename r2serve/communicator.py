@@ -383,7 +383,8 @@ class Communicator:
 
         Args:
             rail_index: position of the rail in its link.
-            fault: ``cut`` (as if its carrier was lost), ``drop`` (a silent black hole), ``heal``.
+            fault: ``cut`` (as if its carrier was lost), ``drop`` (a silent black hole),
+                ``error`` (its transport fails, once), ``heal``.
             peer: rank; default: the rails of all peers.
         """
         process = 0 if peer is None else self._members[peer]

@@ -10,12 +10,13 @@ import re
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from r2serve.errors import ConfigError
+from r2serve.rdma import RdmaPort, find_port, port_of_interface
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,12 @@ class Interface:
     master: str = ""
     master_kind: str = ""
     addresses: tuple[Address, ...] = ()
+    networks: tuple[str, ...] = ()
+    """Of each address, as ``10.0.0.0/24``; empty: not known."""
+
+    def network_of(self, address: Address) -> str:
+        """The network that an address is in; empty: not known."""
+        return dict(zip(self.addresses, self.networks, strict=False)).get(address, "")
 
 
 @dataclass(frozen=True)
@@ -86,16 +93,39 @@ class Port:
     device: str
     address: str
     family: socket.AddressFamily
+    network: str = ""
+    rdma: RdmaPort | None = None
 
 
-def select_ports(spec: str, management: str, engine_address: str | None) -> list[Port]:
+def select_ports(
+    spec: str, management: str, engine_address: str | None, rdma: Sequence[RdmaPort] = ()
+) -> list[Port]:
     """The ports that become rails, by the rule of :func:`choose_ports`, on this machine.
+
+    Args:
+        rdma: what RDMA ports there are.  ``spec`` may name them, too: ``device`` or
+            ``device:port``.
 
     Raises:
         ConfigError: as :func:`choose_ports`.
         OSError: the system does not tell its interfaces.
     """
-    return choose_ports(spec, management, engine_address, list_interfaces())
+    spec = ",".join(_interface_of(item.strip(), spec, rdma) for item in spec.split(","))
+    ports = choose_ports(spec, management, engine_address, list_interfaces())
+    return [replace(port, rdma=port_of_interface(rdma, port.device)) for port in ports]
+
+
+def _interface_of(item: str, spec: str, rdma: Sequence[RdmaPort]) -> str:
+    """What names an RDMA port becomes the name of its network interface."""
+    port = find_port(rdma, item)
+    if port is None:
+        return item
+    if not port.netdev:
+        raise ConfigError(
+            f"rails (R2CCL_RAILS) is {spec!r}: {port.name} has no network interface, over which "
+            "its queue pairs are arranged; give it one (InfiniBand: IPoIB)"
+        )
+    return port.netdev
 
 
 def choose_ports(
@@ -132,6 +162,7 @@ def choose_ports(
             device=interface.name,
             address=str(address),
             family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
+            network=interface.network_of(address),
         )
         for index, (interface, address) in enumerate(found)
     ]
@@ -179,13 +210,14 @@ def list_interfaces() -> list[Interface]:
     """
     links = _dump_links()
     names = {link.index: link for link in links}
-    addresses: dict[str, list[Address]] = {}
+    addresses: dict[str, list[tuple[Address, str]]] = {}
     for name, entries in psutil.net_if_addrs().items():
         # "eth0:1" is an address label of eth0, not an interface.
         device = addresses.setdefault(name.split(":")[0], [])
         for entry in entries:
             if entry.family in (socket.AF_INET, socket.AF_INET6):
-                device.append(ipaddress.ip_address(entry.address.split("%")[0]))
+                address = ipaddress.ip_address(entry.address.split("%")[0])
+                device.append((address, _network(address, entry.netmask)))
     return [
         Interface(
             name=link.name,
@@ -196,10 +228,18 @@ def list_interfaces() -> list[Interface]:
             kind=link.kind,
             master=names[link.master].name if link.master in names else "",
             master_kind=names[link.master].kind if link.master in names else "",
-            addresses=tuple(addresses.get(link.name, ())),
+            addresses=tuple(address for address, _ in addresses.get(link.name, ())),
+            networks=tuple(network for _, network in addresses.get(link.name, ())),
         )
         for link in sorted(links, key=lambda link: link.index)
     ]
+
+
+def _network(address: Address, netmask: str | None) -> str:
+    if not netmask:
+        return ""
+    bits = int(ipaddress.ip_address(netmask.split("%")[0])).bit_count()
+    return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
 
 
 # --- the rule ---

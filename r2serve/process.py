@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from r2serve import _core
 from r2serve.config import Config
-from r2serve.errors import ERROR_TYPES, ConfigError
-from r2serve.interfaces import node_identity, select_ports
+from r2serve.errors import ERROR_TYPES, ConfigError, R2cclError
+from r2serve.interfaces import Port, node_identity, select_ports
+from r2serve.rdma import RdmaPort, list_ports
 from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
 
 LINGER_S = 5.0
@@ -41,6 +42,8 @@ class RailInfo:
     not known yet, or nothing of the network."""
     slow: bool
     epoch: int
+    device: str
+    """The interface, or the RDMA device and port; empty: none was named."""
     local: str
     remote: str
     round_trip_ns: int
@@ -81,14 +84,49 @@ class Process:
         )
 
     def _listen_on_ports(self) -> tuple[PortInfo, ...]:
-        ports = select_ports(self.config.rails, self.config.management, self.management_address)
+        ports = select_ports(
+            self.config.rails, self.config.management, self.management_address, list_ports()
+        )
         self._rail_addresses = {port.address for port in ports}
         infos = []
         for port in ports:
             device = "" if port.device == "lo" else port.device
             number = self.engine.listen("tcp", device, port.address)
-            infos.append(PortInfo(device, port.address, number))
+            verbs = self._open_verbs(port)
+            infos.append(
+                PortInfo(
+                    device,
+                    port.address,
+                    number,
+                    verbs_device=verbs.device if verbs else "",
+                    verbs_port=verbs.port if verbs else 0,
+                    network=port.network,
+                )
+            )
         return tuple(infos)
+
+    def _open_verbs(self, port: Port) -> RdmaPort | None:
+        """The RDMA port that carries this one's rails, if it is to and can.
+
+        Raises:
+            ConfigError: it has to and cannot.
+        """
+        if self.config.rdma == "off":
+            return None
+        why = "it has no RDMA device"
+        if port.rdma is not None:
+            try:
+                self.engine.open_verbs(port.rdma.device, port.rdma.port)
+            except R2cclError as error:
+                why = f"{port.rdma.name} cannot be used: {error}"
+            else:
+                return port.rdma
+        where = f"{port.name} ({port.device or port.address})"
+        if self.config.rdma == "require":
+            raise ConfigError(f"rdma (R2CCL_RDMA) is 'require', but of {where} {why}")
+        if port.rdma is not None:
+            _LOG.warning("%s: its rails go over TCP: %s", where, why)
+        return None
 
     def _listen_for_control(self) -> PortInfo | None:
         """Control frames also go over the management NIC, and data while nothing else is left."""

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +22,11 @@ class PortInfo:
     device: str
     address: str
     port: int
+    verbs_device: str = ""
+    """The RDMA device that carries rails of this port; empty: they go over TCP."""
+    verbs_port: int = 0
+    network: str = ""
+    """What its address is in, as ``10.0.0.0/24``; empty: not known."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ def engine_address() -> str | None:
 def rails_between(own: ProcessInfo, peer: ProcessInfo, own_node: int) -> list[dict[str, Any]]:
     """The rails of the link from ``own`` to ``peer``, in the order that both ends agree on.
 
-    Rail i joins port i of both; where one side has fewer ports, its ports take turns.
+    Which ports it joins says :func:`pair_ports`.
 
     Raises:
         ConfigError: they are on different nodes and one of them has no port.
@@ -100,13 +106,48 @@ def rails_between(own: ProcessInfo, peer: ProcessInfo, own_node: int) -> list[di
                 "different nodes; name devices or addresses"
             )
     rails = []
-    for index in range(max(len(own.ports), len(peer.ports))):
-        local = own.ports[index % len(own.ports)]
-        remote = peer.ports[index % len(peer.ports)]
-        rails.append(_rail("tcp", f"rail{index}@node{own_node}", local, remote))
+    own_is_lower = own.process < peer.process
+    lower, higher = (own, peer) if own_is_lower else (peer, own)
+    for index, (low, high) in enumerate(pair_ports(lower.ports, higher.ports)):
+        local, remote = (low, high) if own_is_lower else (high, low)
+        kind = "verbs" if local.verbs_device and remote.verbs_device else "tcp"
+        rails.append(_rail(kind, f"rail{index}@node{own_node}", local, remote))
     if own.control is not None and peer.control is not None:
         rails.append(_rail("control", f"control@node{own_node}", own.control, peer.control))
     return rails
+
+
+def pair_ports(
+    lower: Sequence[PortInfo], higher: Sequence[PortInfo]
+) -> list[tuple[PortInfo, PortInfo]]:
+    """Which ports of two processes make rails, in rail order.
+
+    Ports of one network make rails with each other: the i-th with the i-th, and where one side has
+    fewer, its ports take turns.  So do those that are left, which may reach each other through a
+    router; they take turns with all ports of a side that has none left.  Every port has a rail.
+
+    Args:
+        lower, higher: of the process with the lower and of that with the higher number, which makes
+            the answer the same at both ends.
+    """
+    common = {port.network for port in lower} & {port.network for port in higher} - {""}
+    pairs: list[tuple[int, int]] = []
+
+    def join(low: list[int], high: list[int]) -> None:
+        for index in range(max(len(low), len(high))):
+            pairs.append((low[index % len(low)], high[index % len(high)]))
+
+    def places(ports: Sequence[PortInfo], wanted: Callable[[str], bool]) -> list[int]:
+        return [place for place, port in enumerate(ports) if wanted(port.network)]
+
+    for network in sorted(common):
+        join(places(lower, network.__eq__), places(higher, network.__eq__))
+    low_left = places(lower, lambda network: network not in common)
+    high_left = places(higher, lambda network: network not in common)
+    if low_left or high_left:
+        join(low_left or list(range(len(lower))), high_left or list(range(len(higher))))
+    pairs.sort(key=lambda pair: (max(pair), pair))
+    return [(lower[low], higher[high]) for low, high in pairs]
 
 
 def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dict[str, Any]:
@@ -117,4 +158,6 @@ def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dic
         "local_address": local.address if local else "",
         "remote_address": remote.address,
         "remote_port": remote.port,
+        "verbs_device": local.verbs_device if local else "",
+        "verbs_port": local.verbs_port if local else 0,
     }

@@ -31,6 +31,12 @@ void each_field(Config& config, Visit visit) {
   visit("rejoin_backoff_min_ms", config.rejoin_backoff_min_ms);
   visit("rejoin_backoff_max_ms", config.rejoin_backoff_max_ms);
   visit("flap_half_life_s", config.flap_half_life_s);
+  visit("gid_index", config.gid_index);
+  visit("verbs_timeout", config.verbs_timeout);
+  visit("verbs_retry_count", config.verbs_retry_count);
+  visit("traffic_class", config.traffic_class);
+  visit("service_level", config.service_level);
+  visit("pkey_index", config.pkey_index);
   visit("spin_us", config.spin_us);
   visit("background_interval_ms", config.background_interval_ms);
   visit("algorithm", config.algorithm);

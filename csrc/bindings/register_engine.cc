@@ -5,13 +5,14 @@
 #include <stdexcept>
 
 #include "bindings.hpp"
+#include "drivers/ibverbs.hpp"
 #include "engine/engine.hpp"
 
 namespace r2ccl::bindings {
 namespace {
 
 RailKind kind_of(const std::string& name) {
-  for (const auto kind : {RailKind::tcp, RailKind::shm, RailKind::control})
+  for (const auto kind : {RailKind::tcp, RailKind::shm, RailKind::control, RailKind::verbs})
     if (name == name_of(kind)) return kind;
   throw nb::value_error(("rail kind: " + name).c_str());
 }
@@ -37,7 +38,26 @@ RailDescription rail_from(const nb::dict& fields) {
   rail.local_address = nb::cast<std::string>(fields["local_address"]);
   rail.remote_address = nb::cast<std::string>(fields["remote_address"]);
   rail.remote_port = nb::cast<std::uint16_t>(fields["remote_port"]);
+  rail.verbs = {nb::cast<std::string>(fields["verbs_device"]),
+                nb::cast<std::uint8_t>(fields["verbs_port"])};
   return rail;
+}
+
+void open_verbs(Engine& engine, const std::string& device, std::uint8_t port) {
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = engine.open_verbs({device, port});
+  }
+  raise_if_failed(status);
+}
+
+void register_buffer(Engine& engine, std::uintptr_t data, std::size_t bytes) {
+  raise_if_failed(engine.register_buffer({reinterpret_cast<std::byte*>(data), bytes}));
+}
+
+void deregister_buffer(Engine& engine, std::uintptr_t data) {
+  raise_if_failed(engine.deregister_buffer(reinterpret_cast<const std::byte*>(data)));
 }
 
 void add_peer(Engine& engine, std::uint32_t process, const std::string& label,
@@ -61,13 +81,13 @@ void connect(Engine& engine, const std::vector<std::uint32_t>& peers, double tim
 }
 
 void inject(Engine& engine, std::uint16_t rail, const std::string& fault, std::uint32_t process) {
-  const Fault kind = fault == "cut" ? Fault::cut : fault == "drop" ? Fault::drop : Fault::none;
-  if (kind == Fault::none && fault != "heal")
-    throw nb::value_error(("fault: '" + fault + "' is none of cut, drop, heal").c_str());
+  const auto kind = fault_named(fault);
+  if (!kind.has_value())
+    throw nb::value_error(("fault: '" + fault + "' is none of cut, drop, error, heal").c_str());
   Status status;
   {
     const nb::gil_scoped_release release;
-    status = engine.inject(rail, kind, process);
+    status = engine.inject(rail, *kind, process);
   }
   raise_if_failed(status);
 }
@@ -89,6 +109,7 @@ nb::list rails(Engine& engine) {
     rail["verdict"] = std::string(name_of(info.verdict));
     rail["slow"] = info.slow;
     rail["epoch"] = info.epoch;
+    rail["device"] = info.device;
     rail["local"] = info.local;
     rail["remote"] = info.remote;
     rail["round_trip_ns"] = info.round_trip;
@@ -125,10 +146,22 @@ nb::bytes journal_bytes(Engine& engine) {
 }  // namespace
 
 void register_engine(nb::module_& module) {
+  module.def(
+      "verbs_devices",
+      [] {
+        auto loaded = load_ibverbs();
+        if (!loaded.ok()) raise_if_failed(loaded.take_status());
+        return loaded.value()->devices();
+      },
+      "Names of the RDMA devices; raises where libibverbs cannot be used.");
   nb::class_<Engine>(module, "Engine", "The links of one process.")
       .def(nb::new_(&make_engine), nb::arg("config"), nb::arg("process"))
       .def("listen", &listen_on, nb::arg("kind"), nb::arg("device"), nb::arg("address"),
            "Accepts rails at an address; returns the port.")
+      .def("open_verbs", &open_verbs, nb::arg("device"), nb::arg("port"),
+           "Raises where rails over this RDMA port cannot work.")
+      .def("register_buffer", &register_buffer, nb::arg("data"), nb::arg("bytes"))
+      .def("deregister_buffer", &deregister_buffer, nb::arg("data"))
       .def("add_peer", &add_peer, nb::arg("process"), nb::arg("label"), nb::arg("secret"),
            nb::arg("rails"))
       .def("has_peer", &Engine::has_peer, nb::arg("process"),

@@ -48,11 +48,27 @@ void LinkChannel::drop_streams() {
   }
 }
 
+bool LinkChannel::delivered(const Member& peer) const {
+  return peer.out == nullptr || peer.link->peer_said_bye() ||
+         (peer.out->idle() && !peer.in->owes_ack());
+}
+
 bool LinkChannel::all_delivered() const {
-  return std::all_of(members_.begin(), members_.end(), [](const Member& peer) {
-    return peer.out == nullptr || peer.link->dark() || peer.link->peer_said_bye() ||
-           (peer.out->idle() && !peer.in->owes_ack());
+  return std::all_of(members_.begin(), members_.end(), [this](const Member& peer) {
+    return delivered(peer) ||
+           (peer.link->dark() && clock() - peer.link->dark_since() >= link_timeout_);
   });
+}
+
+void LinkChannel::leave() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (delivered(member(peer))) continue;
+    member(peer).link->send_abort({id_, ErrorCode::peer_closed,
+                                   "rank " + std::to_string(rank_) + " has closed communicator '" +
+                                       name_ + "' before all was delivered"});
+    flush(peer, clock());
+  }
+  drop_streams();
 }
 
 // --- Channel -------------------------------------------------------------------------------------

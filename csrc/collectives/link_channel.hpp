@@ -71,6 +71,8 @@ class LinkChannel : public Channel {
   [[nodiscard]] Status failure() const { return {failed_, failure_text_}; }
   // Everything sent is acknowledged, and every acknowledgement that we owe is sent.
   [[nodiscard]] bool all_delivered() const;
+  // Whoever waits for what is not delivered yet will wait in vain, and is told so.
+  void leave();
   // Nothing of this communicator is kept or sent any more.
   void drop_streams();
   [[nodiscard]] const CallTag& tag() const { return tag_; }
@@ -84,6 +86,7 @@ class LinkChannel : public Channel {
   };
   [[nodiscard]] Member& member(int peer) { return members_[static_cast<std::size_t>(peer)]; }
   void detach_settled(int peer);
+  [[nodiscard]] bool delivered(const Member& peer) const;
   [[nodiscard]] Status mismatch(int peer, const InMessage& message, std::size_t bytes) const;
 
   const std::uint64_t id_;

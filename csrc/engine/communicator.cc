@@ -41,6 +41,9 @@ Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engin
     }
     made->peers_.push_back(peer);
     made->add_member(peer == nullptr ? nullptr : &peer->link);
+    if (peer != nullptr && !peer->link.streams_reachable(id))
+      return Status(ErrorCode::internal, "memory for communicator '" + made->name() + "': " +
+                                             made->engine_->verbs_devices_.pool().last_error());
   }
   made->sends_.resize(members.size());
   made->receives_.resize(members.size());
@@ -70,7 +73,7 @@ void Communicator::close(double linger_s) {
     engine_->tick_if_due(now_ns());
     if (!all_delivered()) engine_->block(others_);
   }
-  drop_streams();  // a call that failed has dropped them already
+  leave();
   engine_->remove_communicator(*this);
 }
 

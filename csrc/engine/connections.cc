@@ -263,6 +263,7 @@ void Connections::finish(Pending& pending) {
   rail.epoch = pending.handshake->epoch();
   rail.peer_last_fenced = pending.handshake->peer_last_fenced();
   rail.leftover = pending.handshake->take_leftover();
+  rail.channel_key = pending.handshake->channel_key();
   if (!pending.local) prepare_rail_socket(pending.socket.get(), socket_buffer_bytes_);
   rail.socket = std::move(pending.socket);
   rail.memory = std::move(pending.memory);

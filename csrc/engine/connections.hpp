@@ -41,6 +41,7 @@ struct EstablishedRail {
   FileDescriptor socket;
   FileDescriptor memory;  // shm rails: the shared rings
   std::vector<std::byte> leftover;
+  HandshakeKey channel_key{};  // for what is said on the connection before frames
 };
 
 // An attempt of ours that came to nothing, or one of a peer with other settings.

@@ -62,7 +62,8 @@ FileDescriptor make_eventfd() { return FileDescriptor(::eventfd(0, EFD_NONBLOCK 
 }  // namespace
 
 Result<std::shared_ptr<Engine>> Engine::create(const Config& config, std::uint32_t process,
-                                               std::unique_ptr<LinkMonitor> monitor) {
+                                               std::unique_ptr<LinkMonitor> monitor,
+                                               std::shared_ptr<VerbsDriver> verbs) {
   auto journal = Journal::open(config.journal_dir);
   if (!journal.ok()) return journal.take_status();
   if (monitor == nullptr) {
@@ -70,12 +71,13 @@ Result<std::shared_ptr<Engine>> Engine::create(const Config& config, std::uint32
     if (!netlink.ok()) return netlink.take_status();
     monitor = std::move(netlink.value());
   }
-  return std::shared_ptr<Engine>(
-      new Engine(config, process, std::move(journal.value()), std::move(monitor), make_eventfd()));
+  return std::shared_ptr<Engine>(new Engine(config, process, std::move(journal.value()),
+                                            std::move(monitor), std::move(verbs), make_eventfd()));
 }
 
 Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
-               std::unique_ptr<LinkMonitor> monitor, FileDescriptor wake)
+               std::unique_ptr<LinkMonitor> monitor, std::shared_ptr<VerbsDriver> verbs,
+               FileDescriptor wake)
     : config_(config),
       process_(process),
       fingerprint_(fingerprint_of(config)),
@@ -83,7 +85,8 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
       journal_(std::move(journal)),
       monitor_(std::move(monitor)),
       wake_(std::move(wake)),
-      arrivals_(make_eventfd()) {
+      arrivals_(make_eventfd()),
+      verbs_devices_(std::move(verbs), log_) {
   Connections::Callbacks callbacks;
   callbacks.find_key = [this](std::uint32_t connector) -> std::optional<HandshakeKey> {
     const Peer* peer = find(connector);
@@ -102,6 +105,18 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
       std::make_unique<Connections>(AcceptorHandshake::Self{process, job_number, fingerprint_},
                                     config.handshake_timeout_ms * ns_per_ms,
                                     config.socket_buffer_bytes, std::move(callbacks), log_);
+  VerbsConnections::Callbacks verbs_callbacks;
+  verbs_callbacks.connected = [this](EstablishedRail rail, std::unique_ptr<VerbsSession> session) {
+    on_verbs_connected(std::move(rail), std::move(session));
+  };
+  verbs_callbacks.failed = [this](const EstablishedRail& rail, const std::string& why) {
+    Peer* peer = find(rail.peer);
+    if (peer == nullptr) return;
+    log_.add(LogLevel::warning, peer->rails[rail.rail].name + " to " + peer->label + ": " + why);
+    peer->connect_failed(rail.rail, rail.epoch, {}, now_ns());
+  };
+  verbs_connections_ =
+      std::make_unique<VerbsConnections>(config_, verbs_devices_, std::move(verbs_callbacks));
   background_ = std::thread([this] { run_background(); });
 }
 
@@ -130,7 +145,13 @@ Status Engine::add_peer(const PeerDescription& description) {
   const Lock guard(*this);
   if (peers_.contains(description.process)) return {};
 
-  auto peer = std::make_unique<Peer>(description, link_options(config_, connects), journal_, log_,
+  LinkOptions options = link_options(config_, connects);
+  for (const RailDescription& rail : description.rails) {
+    if (rail.kind != RailKind::verbs) continue;
+    R2CCL_TRY(verbs_devices_.open(rail.verbs.device));
+    options.memory = &verbs_devices_.pool();
+  }
+  auto peer = std::make_unique<Peer>(description, options, journal_, log_,
                                      (std::uint64_t{process_} << 32U) ^ description.process);
   peer->key = derive_pair_key(description.secret, job_number, process_, description.process);
   for (std::size_t i = 0; i < description.rails.size(); ++i) {
@@ -247,6 +268,7 @@ void Engine::close(double linger_s) {
   for (auto& [process, peer] : peers_)
     for (CarriedLink::End& end : peer->ends) end.rail.reset();
   connections_.reset();
+  verbs_connections_.reset();
   log_.close();
 }
 
@@ -272,6 +294,9 @@ std::vector<Engine::RailInfo> Engine::rails() {
       const bool shm = end.kind == RailKind::shm;
       infos.push_back({.name = end.name,
                        .peer = peer->label,
+                       .device = end.kind == RailKind::verbs
+                                     ? end.verbs.device + ":" + std::to_string(end.verbs.port)
+                                     : end.route.device,
                        .local = shm ? "" : end.route.local.text(),
                        .remote = shm ? "" : end.route.remote.text(),
                        .kind = end.kind,
@@ -304,6 +329,8 @@ void Engine::run_background() {
       fds.push_back({wake_.get(), POLLIN, 0});
       fds.push_back({monitor_->fd(), POLLIN, 0});
       connections_->add_poll_fds(fds);
+      verbs_connections_->add_poll_fds(fds);
+      verbs_devices_.add_poll_fds(fds);
     }
     const int ready = ::poll(fds.data(), fds.size(), interval_ms);
     if (ready < 0 && errno != EINTR) log_.add(LogLevel::error, "background poll failed");
@@ -321,6 +348,10 @@ void Engine::run_background() {
         device_changed(device, now);
     }
     connections_->progress(now);
+    verbs_connections_->progress(now);
+    verbs_devices_.progress(now, [this, now](const std::string& device, const VerbsEvent& event) {
+      on_verbs_event(device, event, now);
+    });
     read_fault_file(now);
     start_due_connects(now);
     localiser_.progress(now);

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "engine/localiser.hpp"
 #include "engine/log.hpp"
 #include "engine/peer.hpp"
+#include "engine/verbs_devices.hpp"
 #include "journal/journal.hpp"
 #include "r2ccl/config.hpp"
 
@@ -37,15 +39,18 @@ class Engine {
 
   // Starts the background thread.  `process` numbers processes within the job (any unique number);
   // of two peers the lower one accepts connections.  Call in the network namespace of the rails.
-  // A monitor of a test takes the place of the system's.
+  // A monitor and RDMA devices of a test take the place of the system's.
   static Result<std::shared_ptr<Engine>> create(const Config& config, std::uint32_t process,
-                                                std::unique_ptr<LinkMonitor> monitor = nullptr);
+                                                std::unique_ptr<LinkMonitor> monitor = nullptr,
+                                                std::shared_ptr<VerbsDriver> verbs = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // Returns the port.  Before the peers are told of it.
   Result<std::uint16_t> listen(const ListenSpec& spec);
+  // Before a rail is described that uses it.  An error: verbs rails of the port cannot work.
+  Status open_verbs(const VerbsPortName& port);
   Status add_peer(const PeerDescription& description);
   [[nodiscard]] bool has_peer(std::uint32_t process);
   // Opens the rails to peers and waits until each has a data rail UP.  When every peer knows us:
@@ -59,7 +64,7 @@ class Engine {
   Status inject(RailId rail, Fault fault, std::uint32_t peer = 0);
 
   struct RailInfo {
-    std::string name, peer, local, remote;
+    std::string name, peer, device, local, remote;
     RailKind kind;
     RailState state;
     RailCause cause;
@@ -71,6 +76,9 @@ class Engine {
     RailCounters counters;
   };
   [[nodiscard]] std::vector<RailInfo> rails();
+  // Memory of a caller that RDMA devices then read themselves: what is sent from it is not copied.
+  Status register_buffer(std::span<std::byte> buffer);
+  Status deregister_buffer(const std::byte* buffer);
   [[nodiscard]] std::string journal_bytes();
   [[nodiscard]] const std::string& journal_path() const { return journal_.path(); }
   [[nodiscard]] LogQueue& log() { return log_; }
@@ -99,7 +107,8 @@ class Engine {
   };
 
   Engine(const Config& config, std::uint32_t process, Journal journal,
-         std::unique_ptr<LinkMonitor> monitor, FileDescriptor wake);
+         std::unique_ptr<LinkMonitor> monitor, std::shared_ptr<VerbsDriver> verbs,
+         FileDescriptor wake);
 
   // engine_progress.cc; all with the lock held.
   bool progress(Peer& peer, TimeNs now, bool all_rails);
@@ -113,6 +122,12 @@ class Engine {
   [[nodiscard]] Decision decide(const Hello& hello, bool fresh);
   void start_due_connects(TimeNs now);
   void on_link_event(const LinkEvent& event);
+
+  // engine_verbs.cc: queue pairs and their devices
+  void on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSession> session);
+  void on_verbs_event(const std::string& device, const VerbsEvent& event, TimeNs now);
+  [[nodiscard]] bool verbs_address_is_gone(const RailEnd& end, const VerbsAddress& address);
+  void withdraw_exchange(Peer& peer, RailId rail);
 
   // engine_addresses.cc: ports that return with another address
   void device_changed(const std::string& device, TimeNs now);
@@ -150,8 +165,10 @@ class Engine {
 
   std::mutex mutex_;
   std::atomic<int> contenders_{0};
+  VerbsDevices verbs_devices_;  // whose memory the peers' links use
   std::map<std::uint32_t, std::unique_ptr<Peer>> peers_;
   std::unique_ptr<Connections> connections_;
+  std::unique_ptr<VerbsConnections> verbs_connections_;
   Localiser localiser_{peers_};
   std::map<std::uint64_t, Communicator*> communicators_;
   std::map<std::uint64_t, AbortNotice> early_aborts_;  // of communicators not made here yet

@@ -94,6 +94,7 @@ void Engine::start_due_connects(TimeNs now) {
       TimeNs& connect_at = peer->ends[rail].connect_at;
       if (connect_at == 0 || connect_at > now || end.fault != Fault::none) continue;
       connect_at = 0;
+      if (end.kind == RailKind::verbs) withdraw_exchange(*peer, rail);
       // An inquiry goes over the path of the connection that it is about.
       if (end.given.family != AF_UNSPEC && !peer->link.connected(rail))
         end.route.local = SocketAddress::ip(local_address(end), 0);
@@ -135,6 +136,10 @@ void Engine::on_established(EstablishedRail rail) {
     auto shm = ShmPipe::open(std::move(rail.socket), std::move(rail.memory), connector);
     opened = shm.ok();
     if (opened) pipe = std::move(shm.value());
+  } else if (opened && end.kind == RailKind::verbs) {
+    const bool connector = rail.peer < process_;
+    verbs_connections_->begin(std::move(rail), connector, end.verbs, local_address(end), now);
+    return;
   } else if (opened) {
     pipe = std::make_unique<TcpPipe>(std::move(rail.socket));
   }
@@ -188,6 +193,10 @@ void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now) {
     case Fault::drop:
       if (carrier) carrier->mute();
       break;
+    case Fault::error:
+      peer.rails[rail].fault = Fault::none;
+      if (carrier) carrier->sever();
+      break;
     case Fault::none:
       if (carrier) carrier->heal();
       peer.link.connect_soon(rail, now);
@@ -210,13 +219,13 @@ void Engine::read_fault_file(TimeNs now) {
     std::istringstream words(line);
     unsigned rail = 0;
     std::string what;
-    if (!(words >> rail >> what) || (what != "cut" && what != "drop" && what != "heal")) {
-      log_.add(LogLevel::error, "R2CCL_FAULT_FILE: not '<rail> cut|drop|heal': " + line);
+    const auto fault = words >> rail >> what ? fault_named(what) : std::nullopt;
+    if (!fault.has_value()) {
+      log_.add(LogLevel::error, "R2CCL_FAULT_FILE: not '<rail> cut|drop|error|heal': " + line);
       continue;
     }
-    const Fault fault = what == "cut" ? Fault::cut : what == "drop" ? Fault::drop : Fault::none;
     for (auto& [process, peer] : peers_)
-      if (rail < peer->rails.size()) apply_fault(*peer, static_cast<RailId>(rail), fault, now);
+      if (rail < peer->rails.size()) apply_fault(*peer, static_cast<RailId>(rail), *fault, now);
   }
 }
 

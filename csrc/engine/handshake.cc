@@ -126,7 +126,10 @@ std::size_t Handshake::bytes_of(MessageType type) {
   return 0;
 }
 
-Handshake::~Handshake() { wipe(key_); }
+Handshake::~Handshake() {
+  wipe(key_);
+  wipe(channel_key_);
+}
 
 HandshakeState Handshake::feed(std::span<const std::byte> data) {
   while (state_ == HandshakeState::in_progress && !data.empty()) {
@@ -228,6 +231,13 @@ void Handshake::remember(std::span<const std::byte> message) {
   transcript_.insert(transcript_.end(), message.begin(), message.end());
 }
 
+void Handshake::derive_channel_key() {
+  HmacSha256 hmac(key_);
+  hmac.update(as_bytes("r2ccl channel\n"));
+  hmac.update(transcript_);
+  channel_key_ = hmac.finish();
+}
+
 void Handshake::establish() {
   state_ = HandshakeState::established;
   wipe(key_);
@@ -306,6 +316,7 @@ void ConnectorHandshake::on_challenge(std::span<const std::byte> message) {
   }
   offered_epoch_ = epoch_;
   send(MessageType::auth, std::vector<std::byte>(kProofBytes - kMacBytes));
+  derive_channel_key();
   expect(MessageType::ready);
 }
 
@@ -394,6 +405,7 @@ void AcceptorHandshake::on_auth(std::span<const std::byte> message) {
                   say("the offer of epoch ", epoch_, " of rail ", hello_.rail, " to process ",
                       hello_.connector, " is outdated, it would now be ", decision.epoch));
   }
+  derive_channel_key();
   send(MessageType::ready, std::vector<std::byte>(kProofBytes - kMacBytes));
   establish();
 }

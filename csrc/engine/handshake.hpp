@@ -104,6 +104,8 @@ class Handshake {
   [[nodiscard]] const Hello& hello() const { return hello_; }
   [[nodiscard]] std::uint32_t epoch() const { return epoch_; }
   [[nodiscard]] std::uint32_t peer_last_fenced() const { return peer_last_fenced_; }
+  // The same at both ends, and of this connection alone: for what they say after it.
+  [[nodiscard]] const HandshakeKey& channel_key() const { return channel_key_; }
 
  protected:
   enum class MessageType : std::uint8_t { hello = 1, challenge, refuse, auth, ready };
@@ -119,12 +121,14 @@ class Handshake {
   void send(MessageType type, std::vector<std::byte> message);
   [[nodiscard]] bool authentic(MessageType type, std::span<const std::byte> message) const;
   void remember(std::span<const std::byte> message);
+  void derive_channel_key();  // once AUTH is in the transcript
   void establish();
   void reject(HandshakeFault fault, std::string reason);  // and sends nothing any more
   void end(HandshakeFault fault, std::string reason);     // rejected, output() stays
   void reject_unauthentic(MessageType type);
 
   HandshakeKey key_{};
+  HandshakeKey channel_key_{};
   Hello hello_;
   std::uint32_t epoch_ = 0;
   std::uint32_t peer_last_fenced_ = 0;

@@ -14,7 +14,8 @@ constexpr TimeNs heard_lately_ns = 1500 * ns_per_ms;  // a fault may take so lon
 constexpr std::size_t most_probes = 4;                // of a survey, at a time
 constexpr TimeNs survey_ns = 60'000 * ns_per_ms;      // between looks at what connects to what
 
-bool asks_over(RailKind kind) { return kind == RailKind::tcp; }
+// RoCE's ports answer TCP, too.
+bool asks_over(RailKind kind) { return kind == RailKind::tcp || kind == RailKind::verbs; }
 
 bool same_port(const RailEnd& a, const RailEnd& b) {
   if (!a.route.device.empty() || !b.route.device.empty()) return a.route.device == b.route.device;

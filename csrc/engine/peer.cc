@@ -16,6 +16,14 @@ std::vector<RailKind> kinds_of(const PeerDescription& description) {
 
 }  // namespace
 
+std::optional<Fault> fault_named(std::string_view name) {
+  if (name == "heal") return Fault::none;
+  if (name == "cut") return Fault::cut;
+  if (name == "drop") return Fault::drop;
+  if (name == "error") return Fault::error;
+  return std::nullopt;
+}
+
 Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
            LogQueue& log, std::uint64_t jitter_seed)
     : CarriedLink(options, kinds_of(description), jitter_seed),
@@ -27,6 +35,7 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
   for (std::size_t i = 0; i < rails.size(); ++i) {
     rails[i].kind = description.rails[i].kind;
     rails[i].name = description.rails[i].name;
+    rails[i].verbs = description.rails[i].verbs;
     rails[i].journal_entry = journal.add_rail(rails[i].name, label);
   }
   link.set_observer(this);

@@ -3,18 +3,24 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/connections.hpp"
 #include "engine/handshake.hpp"
+#include "engine/verbs_connections.hpp"
 #include "journal/journal.hpp"
 #include "link/link.hpp"
 #include "rails/carried_link.hpp"
 
 namespace r2ccl {
 
-enum class Fault : std::uint8_t { none, cut, drop };
+// `error`: the transport fails, once; the others last until they are healed.
+enum class Fault : std::uint8_t { none, cut, drop, error };
+
+[[nodiscard]] std::optional<Fault> fault_named(std::string_view name);  // "heal": none
 
 struct RailDescription {
   RailKind kind = RailKind::tcp;
@@ -23,6 +29,7 @@ struct RailDescription {
   std::string local_address;   // tcp, control: numeric; shm: unused
   std::string remote_address;  // tcp, control: numeric; shm: name of the peer's unix socket
   std::uint16_t remote_port = 0;
+  VerbsPortName verbs;  // of ours; verbs alone
 };
 
 struct PeerDescription {
@@ -36,6 +43,7 @@ struct PeerDescription {
 struct RailEnd {
   RailKind kind = RailKind::tcp;
   std::string name;
+  VerbsPortName verbs;
   RailRoute route;            // with the addresses of the connection that is open, or was last
   IpAddress given;            // the local address at start; none: shm
   TimeNs redirected_at = 0;   // when an announced address last made us connect, or will

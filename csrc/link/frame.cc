@@ -92,6 +92,8 @@ std::string_view name_of(FrameType type) {
     case FrameType::abort: return "abort";
     case FrameType::bye: return "bye";
     case FrameType::address: return "address";
+    case FrameType::slots: return "slots";
+    case FrameType::released: return "released";
   }
   return "unknown";
 }

@@ -27,6 +27,8 @@ enum class FrameType : std::uint8_t {
   abort,      // a communicator met a fatal verdict; the payload is its text
   bye,        // orderly close of the process
   address,    // number = rail, epoch = sequence, Endpoint: where the accepting end now listens
+  slots,      // number = address, epoch = key: where this rail may write a communicator's messages
+  released,   // nothing that was written over this rail into a communicator's slots is under way
 };
 
 namespace frame_flag {
@@ -44,7 +46,7 @@ struct FrameHeader {
   std::uint32_t message_bytes;  // data: size of the whole message
   std::uint32_t epoch;          // rail_down, fenced: theirs; abort: error code; address: sequence
   std::uint64_t communicator;   // data, ack, ack_request, abort
-  std::uint64_t number;  // data: message; ping, pong: probe; rail_down, fenced, address: rail
+  std::uint64_t number;         // data: message; ping, pong: probe; slots: address; else: rail
   // address: its 16 bytes are those of the next two fields
   std::uint64_t delivered;    // data, ack: messages of the reverse stream that arrived in full
   std::uint64_t credit;       // data, ack: messages of the reverse stream that were consumed
@@ -55,11 +57,13 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 80);
 
 // Peers must agree on what frames there are and mean, so it is part of their fingerprint.
-inline constexpr std::uint32_t frame_version = 2;
+inline constexpr std::uint32_t frame_version = 3;
 inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
 // Room for the text of an ABORT and for a full-size probe.
 inline constexpr std::uint32_t max_abort_bytes = 480;
 inline constexpr std::uint32_t max_probe_bytes = 16384;
+// Rails of one-sided writes carry so much payload together with its header, and no larger probe.
+inline constexpr std::uint32_t max_eager_bytes = 4096;
 
 // CRC32C (Castagnoli, RFC 3720 appendix B.4), by the SSE4.2 instruction where there is one.
 [[nodiscard]] std::uint32_t crc32c(const void* data, std::size_t bytes);

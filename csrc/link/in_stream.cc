@@ -7,12 +7,12 @@
 
 namespace r2ccl {
 
-InStream::InStream(const StreamShape& shape, std::uint64_t communicator)
+InStream::InStream(const StreamShape& shape, std::uint64_t communicator, StreamMemory* memory)
     : shape_(shape),
       communicator_(communicator),
       by_slot_(shape.all_slots()),
       slot_ring_(shape.slots),
-      memory_(shape.all_slots()) {}
+      memory_(memory, shape.all_slots(), shape.slot_bytes) {}
 
 InStream::Verdict InStream::judge(const FrameHeader& header) {
   const bool well_formed =
@@ -35,7 +35,6 @@ InStream::Verdict InStream::judge(const FrameHeader& header) {
                         .bytes = header.message_bytes,
                         .in_use = true};
     slot_ring_[header.number % shape_.slots] = header.slot;
-    if (header.message_bytes > 0) (void)slot_memory(header.slot);
   } else if ((message.number != header.number && !planted(Mutant::generation_ignored)) ||
              message.bytes != header.message_bytes) {
     return Verdict::reject;
@@ -54,19 +53,12 @@ bool InStream::wants(const FrameHeader& header) const {
   return !message.in_use || message.number != header.number || (message.chunk_bits & bit) == 0;
 }
 
-std::byte* InStream::slot_memory(std::uint16_t slot) {
-  if (slot >= shape_.all_slots()) return nullptr;
-  auto& memory = memory_[slot];
-  if (!memory) memory = std::make_unique_for_overwrite<std::byte[]>(shape_.slot_bytes);
-  return memory.get();
-}
-
 std::byte* InStream::chunk_memory(const FrameHeader& header) {
   const InMessage& message = by_slot_[header.slot];
   const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
   if (!message.in_use || message.number != header.number || (message.chunk_bits & bit) != 0)
     return nullptr;
-  return memory_[header.slot].get() + header.offset;
+  return memory_.slot(header.slot) + header.offset;
 }
 
 bool InStream::chunk_arrived(const FrameHeader& header) {
@@ -93,7 +85,7 @@ const InMessage* InStream::front() const {
 }
 
 const std::byte* InStream::front_data() const {
-  return memory_[slot_ring_[consumed_ % shape_.slots]].get();
+  return memory_.at(slot_ring_[consumed_ % shape_.slots]);
 }
 
 void InStream::consume() {

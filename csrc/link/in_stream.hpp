@@ -4,11 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "link/frame.hpp"
 #include "link/shape.hpp"
+#include "link/stream_block.hpp"
 
 namespace r2ccl {
 
@@ -28,7 +28,7 @@ struct InMessage {
 
 class InStream {
  public:
-  InStream(const StreamShape& shape, std::uint64_t communicator);
+  InStream(const StreamShape& shape, std::uint64_t communicator, StreamMemory* memory);
 
   enum class Verdict : std::uint8_t { take, discard, reject };
   // Judges a data header.  `take`: the chunk is wanted and its slot is ready.
@@ -39,7 +39,9 @@ class InStream {
   // Where a chunk's bytes go now, or null if it is here already or its message is gone.
   [[nodiscard]] std::byte* chunk_memory(const FrameHeader& header);
   // The memory of a receive slot, which stays where it is; null: there is no such slot.
-  [[nodiscard]] std::byte* slot_memory(std::uint16_t slot);
+  [[nodiscard]] std::byte* slot_memory(std::uint16_t slot) { return memory_.slot(slot); }
+  [[nodiscard]] const StreamBlock& block() const { return memory_; }
+  [[nodiscard]] StreamBlock take_block() { return std::move(memory_); }  // and is used no more
   // The chunk is here in full.  True if it was wanted and completed its message.
   bool chunk_arrived(const FrameHeader& header);
 
@@ -61,7 +63,8 @@ class InStream {
   void owe_again();  // the last acks may be lost
 
   OutStream* reverse = nullptr;
-  TimeNs owed_since_ns = 0;  // 0: owes nothing
+  TimeNs owed_since_ns = 0;   // 0: owes nothing
+  std::uint64_t offered = 0;  // bit r: over rail r the peer may write the slots by itself
 
  private:
   [[nodiscard]] InMessage& at(std::uint64_t number) {
@@ -75,7 +78,7 @@ class InStream {
   const std::uint64_t communicator_;
   std::vector<InMessage> by_slot_;
   std::vector<std::uint16_t> slot_ring_;
-  std::vector<std::unique_ptr<std::byte[]>> memory_;  // by slot, made on first use
+  StreamBlock memory_;
   std::uint64_t delivered_ = 0;
   std::uint64_t consumed_ = 0;
   std::uint64_t acked_ = 0;  // values that the last ack carried

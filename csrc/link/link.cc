@@ -147,7 +147,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   // Earlier numbers that never became an epoch on one of the sides cannot any more.
   rail.own_fenced = rail.peer_fenced = epoch - 1;
   rail.connecting = false;
-  rail.sent = rail.acked = 0;
+  rail.sent = rail.acked = rail.landed = 0;
   rail.silent = 0;
   rail.outstanding_since = 0;
   rail.inquire_at = rail.pinged = rail.unanswered = 0;
@@ -160,7 +160,8 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   ++rail.counters.epochs;
   assert(rail.attempts.empty());
   move(id, RailState::probation, RailCause::none, now);
-  probe(id, max_probe_bytes);
+  for (auto& [communicator, pair] : streams_) offer_slots(pair->in, id);
+  probe(id, rail.one_sided() ? max_eager_bytes : max_probe_bytes);
   return true;
 }
 
@@ -171,7 +172,8 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   move(id, RailState::down, cause, now);
   forget_rate(id);
   rail.findings = {};
-  if (cause == RailCause::carrier) rail.findings.own = PortEvidence::broken;
+  if (cause == RailCause::carrier || cause == RailCause::device)
+    rail.findings.own = PortEvidence::broken;
   rail.verdict = Verdict::none;
   conclude(id);
 
@@ -234,6 +236,7 @@ void Link::resolve_epoch(RailId id) {
   for (const Attempt& attempt : rail.attempts)
     attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot));
   rail.attempts.clear();
+  forget_memory(id);
 }
 
 // --- reconnection ----------------------------------------------------------------------------
@@ -321,6 +324,7 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
   step(Step::path_acked, id);
   clear_suspicion(id, now);
   reap(rail);
+  if (!buried_.empty()) exhume();
   if (planted(Mutant::lost_wake_up)) return;
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
 }
@@ -348,7 +352,11 @@ void Link::clear_suspicion(RailId id, TimeNs now) {
 
 Link::Streams& Link::streams(std::uint64_t communicator) {
   auto& pair = streams_[communicator];
-  if (!pair) pair = std::make_unique<Streams>(options_.shape, communicator);
+  if (!pair) {
+    pair = std::make_unique<Streams>(options_.shape, communicator, options_.memory);
+    for (RailId id = 0; id < rails_.size(); ++id)
+      if (connected(id)) offer_slots(pair->in, id);
+  }
   return *pair;
 }
 
@@ -376,6 +384,7 @@ void Link::close_streams(std::uint64_t communicator) {
     std::erase(rail.control.acks, in);
     if (rail.incoming.stream == in) rail.incoming.stream = nullptr;
   }
+  bury(*found->second);
   streams_.erase(found);
 }
 
@@ -386,7 +395,10 @@ bool Link::all_delivered() const {
 }
 
 Link::Load Link::load() const {
-  Load load{.streams = streams_.size(), .replays = replays_.size(), .actions = actions_.size()};
+  Load load{.streams = streams_.size(),
+            .replays = replays_.size(),
+            .actions = actions_.size(),
+            .buried = buried_.size()};
   for (const Rail& rail : rails_) {
     load.attempts += rail.attempts.size();
     load.control += rail.control.acks.size() + rail.control.ack_requests.size() +

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,6 +38,10 @@ class Link {
   OutStream& out_stream(std::uint64_t communicator);
   InStream& in_stream(std::uint64_t communicator);
   void close_streams(std::uint64_t communicator);
+  // Rails that reach memory by themselves reach that of these streams.
+  [[nodiscard]] bool streams_reachable(std::uint64_t communicator) const {
+    return options_.memory == nullptr || streams_.at(communicator)->in.block().base() != nullptr;
+  }
   void post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag, TimeNs now);
   // The front message has been read; gives the sender credit.
   void consume(InStream& stream, TimeNs now);
@@ -78,6 +83,9 @@ class Link {
   // The path has acknowledged the epoch's first `position` bytes.  `peer_limited`: it carries
   // nothing because the peer does not read, which no rail is charged for.
   void path_acked(RailId rail, Epoch epoch, std::uint64_t position, bool peer_limited, TimeNs now);
+  // The peer's process has found the epoch's first `position` bytes in its memory: what a rail of
+  // one-sided writes has acknowledged may still be on its way there.
+  void attempts_landed(RailId rail, Epoch epoch, std::uint64_t position, TimeNs now);
   // The path has carried something, though perhaps not what is missing: it is not silent.
   void path_advanced(RailId rail, Epoch epoch, TimeNs now);
   // Smoothed: deadlines follow it.  Base, the recent minimum: small messages take the lowest.
@@ -100,10 +108,7 @@ class Link {
   // Bytes were put there.  At the frame's last byte the frame is acted upon.
   void payload_filled(RailId rail, std::size_t bytes, TimeNs now);
 
-  // For rails that write into memory by themselves: the receive slots of a stream lie at fixed
-  // places.  Null: there is no such slot.
-  [[nodiscard]] std::byte* slot_memory(std::uint64_t communicator, std::uint16_t slot);
-  // A payload that such a rail has put into its slot already.
+  // A payload that a rail of one-sided writes has put into its slot already.
   void payload_placed(RailId rail, TimeNs now);
 
   // --- time --------------------------------------------------------------------------------------
@@ -153,6 +158,7 @@ class Link {
     std::size_t attempts = 0;
     std::size_t control = 0;
     std::size_t actions = 0;
+    std::size_t buried = 0;
   };
   [[nodiscard]] Load load() const;
   // Counts what a collective waits for: whole messages, and news of what was delivered.
@@ -184,17 +190,24 @@ class Link {
     bool bye = false;
     std::uint32_t ping_bytes = 0;
     std::uint64_t pong_number = 0;
-    std::uint64_t notices = 0;    // bit r: RAIL_DOWN of rail r is due here
-    std::uint64_t fenced = 0;     // bit r: FENCED of rail r is due here
-    std::uint64_t addresses = 0;  // bit r: ADDRESS of rail r is due here
+    std::uint64_t notices = 0;            // bit r: RAIL_DOWN of rail r is due here
+    std::uint64_t fenced = 0;             // bit r: FENCED of rail r is due here
+    std::uint64_t addresses = 0;          // bit r: ADDRESS of rail r is due here
+    std::vector<InStream*> slots;         // the peer is to be told where they are
+    std::vector<std::uint64_t> released;  // communicators whose slots we write no more
     std::vector<InStream*> acks;
     std::vector<OutStream*> ack_requests;
     std::vector<std::uint64_t> closed_acks;  // communicators whose last ack is asked for again
     std::size_t aborts_sent = 0;
     [[nodiscard]] bool any(std::size_t aborts) const {
       return ping || pong || bye || (notices | fenced | addresses) != 0 || !acks.empty() ||
-             !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts;
+             !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts ||
+             !slots.empty() || !released.empty();
     }
+  };
+  struct RemoteSlots {
+    std::uint64_t address;
+    std::uint32_t key;
   };
   struct Rail {
     RailKind kind = RailKind::tcp;
@@ -203,10 +216,12 @@ class Link {
     Findings findings;  // about the fault that ended the epoch
     Verdict verdict = Verdict::none;
     Epoch epoch = 0;
-    Epoch own_fenced = 0;     // our side wrote off every epoch up to this
-    Epoch peer_fenced = 0;    // so did the peer
-    std::uint64_t sent = 0;   // bytes of frames pulled in this epoch
-    std::uint64_t acked = 0;  // of these, acknowledged by the path
+    Epoch own_fenced = 0;      // our side wrote off every epoch up to this
+    Epoch peer_fenced = 0;     // so did the peer
+    std::uint64_t sent = 0;    // bytes of frames pulled in this epoch
+    std::uint64_t acked = 0;   // of these, acknowledged by the path
+    std::uint64_t landed = 0;  // of these, found by the peer; where that is not the same
+    std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
     std::deque<Attempt> attempts;
     Incoming incoming;
     Control control;
@@ -242,6 +257,7 @@ class Link {
     std::uint32_t address_sequence = 0;  // of the last announcement, own or the peer's; 0: none
     RailCounters counters;
     [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
+    [[nodiscard]] bool one_sided() const { return kind == RailKind::verbs; }
     // When `bytes` would be through, in ns, at a rate in bytes per second; 0: at once.
     [[nodiscard]] double time_for(std::uint64_t bytes, double rate) const {
       const double transfer = rate > 0 ? static_cast<double>(bytes) * 1e9 / rate : 0;
@@ -262,8 +278,8 @@ class Link {
     std::uint64_t credit;
   };
   struct Streams {
-    Streams(const StreamShape& shape, std::uint64_t communicator)
-        : out(shape, communicator), in(shape, communicator) {
+    Streams(const StreamShape& shape, std::uint64_t communicator, StreamMemory* memory)
+        : out(shape, communicator, memory), in(shape, communicator, memory) {
       out.reverse = &in;
       in.reverse = &out;
     }
@@ -287,6 +303,24 @@ class Link {
     if (observer_ != nullptr) observer_->on_step(what, rail);
   }
 
+  // link_memory.cc: memory that rails reach by themselves
+  struct Buried {
+    std::uint64_t communicator;
+    std::uint64_t written_by;                               // bit r: perhaps by rail r
+    std::vector<std::pair<RailId, std::uint64_t>> read_by;  // until so many bytes are acknowledged
+    StreamBlock in;
+    StreamBlock out;
+  };
+  void offer_slots(InStream& stream, RailId rail);
+  void on_slots(RailId rail, const FrameHeader& header);
+  void on_released(RailId rail, std::uint64_t communicator);
+  void forget_memory(RailId rail);
+  void bury(Streams& pair);
+  void exhume();
+  [[nodiscard]] bool can_place(const Rail& rail, const OutStream& stream) const {
+    return !rail.one_sided() || rail.remote_slots.contains(stream.communicator());
+  }
+
   // link_verdict.cc: where faults are
   void conclude(RailId rail);
 
@@ -298,7 +332,8 @@ class Link {
   bool next_chunk(RailId rail, OutFrame& frame);
   void fill_chunk(RailId rail, OutStream& stream, OutMessage& message, std::uint16_t chunk,
                   OutFrame& frame);
-  [[nodiscard]] bool better_left(RailId rail, std::uint64_t remaining) const;
+  [[nodiscard]] bool better_left(RailId rail, std::uint64_t remaining,
+                                 const OutStream& stream) const;
   void reap(Rail& rail);
   void replay_from(RailId rail, bool hedge);
 
@@ -353,8 +388,9 @@ class Link {
   // ack is repeated.
   std::unordered_map<std::uint64_t, LastAck> closed_;
   std::deque<std::uint64_t> closed_order_;  // oldest first
-  InStream* last_in_ = nullptr;             // most frames are for the stream of the frame before
-  std::deque<OutStream*> posting_;          // streams with chunks never posted
+  std::list<Buried> buried_;
+  InStream* last_in_ = nullptr;     // most frames are for the stream of the frame before
+  std::deque<OutStream*> posting_;  // streams with chunks never posted
   std::deque<Replay> replays_;
   std::vector<LinkAction> actions_;
   std::deque<AbortNotice> aborts_;  // frames point into their texts

@@ -23,7 +23,9 @@ bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
     case FrameType::rail_down:
     case FrameType::fenced:
     case FrameType::bye:
-    case FrameType::address: return header.payload_bytes == 0;
+    case FrameType::address:
+    case FrameType::slots:
+    case FrameType::released: return header.payload_bytes == 0;
   }
   return false;
 }
@@ -33,7 +35,10 @@ bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
 bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
   Rail& rail = rails_[id];
   if (!connected(id)) return false;
-  bool valid = intact(header) && type_and_size_valid(header, options_.shape);
+  const bool about_memory = header.type == FrameType::slots || header.type == FrameType::released;
+  bool valid =
+      intact(header) && type_and_size_valid(header, options_.shape) &&
+      (!about_memory || (rail.one_sided() && rail.remote_slots.size() < max_communicators));
   if (valid) {
     rail.incoming.header = header;
     rail.incoming.stream = nullptr;
@@ -96,12 +101,6 @@ std::span<std::byte> Link::payload_room(RailId id) {
     return {incoming.text.get() + incoming.received, left};
   }
   return std::span(scratch_).first(std::min(left, scratch_.size()));
-}
-
-std::byte* Link::slot_memory(std::uint64_t communicator, std::uint16_t slot) {
-  if (closed_.contains(communicator)) return nullptr;
-  if (streams_.size() >= max_communicators && !streams_.contains(communicator)) return nullptr;
-  return streams(communicator).in.slot_memory(slot);
 }
 
 void Link::payload_placed(RailId id, TimeNs now) {
@@ -199,6 +198,8 @@ void Link::frame_end(RailId id, TimeNs now) {
       break;
     }
     case FrameType::bye: peer_bye_ = true; break;
+    case FrameType::slots: on_slots(id, header); break;
+    case FrameType::released: on_released(id, header.communicator); break;
     case FrameType::address:
       if (!on_address(id, header)) rail_failed(id, rail.epoch, RailCause::protocol, now);
       break;

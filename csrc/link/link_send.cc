@@ -126,6 +126,17 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     header.type = FrameType::fenced;
     header.number = about;
     header.epoch = rails_[about].own_fenced;
+  } else if (!control.slots.empty()) {
+    InStream* const stream = control.slots.back();
+    control.slots.pop_back();
+    stream->offered |= std::uint64_t{1} << id;
+    header.type = FrameType::slots;
+    header.communicator = stream->communicator();
+    header.number = reinterpret_cast<std::uintptr_t>(stream->block().base());
+  } else if (!control.released.empty()) {
+    header.type = FrameType::released;
+    header.communicator = control.released.back();
+    control.released.pop_back();
   } else if (control.addresses != 0 && usable(rail)) {
     const RailId about = take_rail(control.addresses);
     header.type = FrameType::address;
@@ -188,8 +199,8 @@ bool Link::next_replay(RailId id, OutFrame& frame) {
     }
     const bool other = replay->target != any_rail
                            ? replay->target != id
-                           : better_left(id, replays_.size() * options_.shape.chunk_bytes);
-    if (other) {
+                           : better_left(id, replays_.size() * options_.shape.chunk_bytes, stream);
+    if (other || !can_place(rails_[id], stream)) {
       ++replay;
       continue;
     }
@@ -218,9 +229,10 @@ bool Link::next_chunk(RailId id, OutFrame& frame) {
     const std::uint32_t remaining =
         message->bytes - message->next_chunk * options_.shape.chunk_bytes;
     // Striping small messages is slower than one rail.
-    const bool other =
-        message->bytes <= options_.small_message_bytes ? id != best_ : better_left(id, remaining);
-    if (other) continue;
+    const bool other = message->bytes <= options_.small_message_bytes
+                           ? id != best_
+                           : better_left(id, remaining, stream);
+    if (other || !can_place(rails_[id], stream)) continue;
     fill_chunk(id, stream, *message, message->next_chunk, frame);
     stream.advance_posting();
     // Streams take turns.
@@ -234,7 +246,7 @@ bool Link::next_chunk(RailId id, OutFrame& frame) {
 
 // Another rail would be through with all that is left before this one is with its chunk.  Of rails
 // that say so of each other there is always one left that takes it.
-bool Link::better_left(RailId id, std::uint64_t remaining) const {
+bool Link::better_left(RailId id, std::uint64_t remaining, const OutStream& stream) const {
   const Rail& rail = rails_[id];
   if (rail.meter.believed() <= 0) return false;
   const std::uint64_t chunk = std::min<std::uint64_t>(options_.shape.chunk_bytes, remaining);
@@ -242,6 +254,7 @@ bool Link::better_left(RailId id, std::uint64_t remaining) const {
   for (RailId other = 0; other < rails_.size(); ++other) {
     const Rail& faster = rails_[other];
     if (other == id || !faster.carries_data() || faster.state != RailState::up) continue;
+    if (!can_place(faster, stream)) continue;
     const std::uint64_t outstanding = faster.sent - faster.acked;
     // One that nothing is known of gets something to show what it can do, and no more.
     if (faster.meter.at_least() <= 0 && outstanding > 0) continue;
@@ -275,6 +288,12 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   frame.payload = message.data + offset;
   frame.lent = !message.staged;
   frame.stream = &stream;
+  if (const Rail& rail = rails_[id]; rail.one_sided()) {
+    const RemoteSlots& slots = rail.remote_slots.at(stream.communicator());
+    frame.remote_address =
+        slots.address + std::uint64_t{message.slot} * options_.shape.slot_bytes + offset;
+    frame.remote_key = slots.key;
+  }
   reap(rails_[id]);
   stream.attempt_posted(message, chunk, id);
 }
@@ -282,12 +301,14 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
 // Resolves attempts from the oldest on: those that the path acknowledged, and those whose message
 // was delivered while no other attempt of the chunk exists, since then it arrived by this one.
 void Link::reap(Rail& rail) {
+  const std::uint64_t resolved =
+      rail.one_sided() && !planted(Mutant::acknowledged_is_landed) ? rail.landed : rail.acked;
   while (!rail.attempts.empty()) {
     const Attempt& attempt = rail.attempts.front();
     OutMessage& message = attempt.stream->in_slot(attempt.slot);
     const bool arrived =
         attempt.number < attempt.stream->delivered() && message.attempts[attempt.chunk] == 1;
-    if (attempt.position > rail.acked && !arrived) return;
+    if (attempt.position > resolved && !arrived) return;
     attempt.stream->attempt_resolved(message);
     rail.attempts.pop_front();
   }

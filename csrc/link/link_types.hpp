@@ -15,8 +15,17 @@ namespace r2ccl {
 
 class OutStream;
 
+// Memory that rails reach by themselves.
+class StreamMemory {
+ public:
+  virtual ~StreamMemory() = default;
+  virtual std::byte* allocate(std::size_t bytes) = 0;  // null: there is no more
+  virtual void release(std::byte* memory) = 0;
+};
+
 struct LinkOptions {
   StreamShape shape;
+  StreamMemory* memory = nullptr;  // of a link with rails of one-sided writes; outlives the link
   std::uint32_t small_message_bytes = 32U << 10;
   TimeNs ack_deadline_floor_ns = 20 * ns_per_ms;
   double ack_deadline_factor = 8.0;
@@ -45,7 +54,9 @@ enum class Step : std::uint8_t {
 struct OutFrame {
   FrameHeader header;
   const std::byte* payload = nullptr;
-  bool lent = false;            // the payload is a caller's memory
+  bool lent = false;                 // the payload is a caller's memory
+  std::uint64_t remote_address = 0;  // data, over a rail of one-sided writes: where it goes
+  std::uint32_t remote_key = 0;
   OutStream* stream = nullptr;  // data frames; for the link's own use while the frame is made
 };
 

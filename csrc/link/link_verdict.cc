@@ -12,13 +12,15 @@ bool Link::wants_location(RailId id) const {
     case RailCause::socket_error:
     case RailCause::peer_notice:
     case RailCause::dead_deadline:
+    case RailCause::completion:
     case RailCause::probation: return true;
     case RailCause::none:
     case RailCause::carrier:
     case RailCause::protocol:
     case RailCause::injected:
     case RailCause::checksum:
-    case RailCause::recalled: return false;
+    case RailCause::recalled:
+    case RailCause::device: return false;
   }
   return false;
 }

@@ -35,6 +35,8 @@ enum class Mutant : std::uint8_t {
   backoff_never_ends,         // each failed attempt doubles the wait, without limit
   abort_not_forwarded,        // a fatal verdict is kept
   dark_link_waits,            // a link without rails is waited for, for ever
+  acknowledged_is_landed,     // what a one-sided rail acknowledged is taken for written
+  buried_at_once,             // memory of a closed stream is used again while rails write it
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),
@@ -61,8 +63,10 @@ inline constexpr std::array mutant_names{
     std::string_view("backoff_never_ends"),
     std::string_view("abort_not_forwarded"),
     std::string_view("dark_link_waits"),
+    std::string_view("acknowledged_is_landed"),
+    std::string_view("buried_at_once"),
 };
-static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::dark_link_waits) + 1);
+static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::buried_at_once) + 1);
 
 #if defined(R2CCL_MUTANTS)
 inline Mutant planted_mutant = Mutant::none;

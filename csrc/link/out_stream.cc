@@ -8,12 +8,13 @@
 
 namespace r2ccl {
 
-OutStream::OutStream(const StreamShape& shape, std::uint64_t communicator)
+OutStream::OutStream(const StreamShape& shape, std::uint64_t communicator, StreamMemory* memory)
     : shape_(shape),
       communicator_(communicator),
       by_slot_(shape.all_slots()),
       slot_ring_(shape.slots),
-      staging_(shape.all_slots()) {}
+      staging_(shape.resilience ? memory : nullptr, shape.all_slots(),
+               std::min(shape.staging_bytes, shape.slot_bytes)) {}
 
 void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& tag) {
   const bool staged = shape_.resilience && bytes <= shape_.staging_bytes;
@@ -55,12 +56,9 @@ std::size_t OutStream::open_messages() {
     message.replay_queued = 0;
     message.attempts.fill(0);
     if (op.staged && bytes > 0) {
-      auto& staging = staging_[slot];
-      if (!staging)
-        staging = std::make_unique_for_overwrite<std::byte[]>(
-            std::min(shape_.staging_bytes, shape_.slot_bytes));
-      std::memcpy(staging.get(), op.data, bytes);
-      message.data = staging.get();
+      std::byte* const staging = staging_.slot(slot);
+      std::memcpy(staging, op.data, bytes);
+      message.data = staging;
     }
     slot_ring_[next_number_ % shape_.slots] = slot;
     opened_position_ += bytes;

@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <vector>
 
 #include "link/shape.hpp"
+#include "link/stream_block.hpp"
 #include "r2ccl/types.hpp"
 
 namespace r2ccl {
@@ -37,7 +37,7 @@ struct OutMessage {
 
 class OutStream {
  public:
-  OutStream(const StreamShape& shape, std::uint64_t communicator);
+  OutStream(const StreamShape& shape, std::uint64_t communicator, StreamMemory* memory);
 
   // Appends bytes; they are cut into messages of slot_bytes (none: one empty message).
   void post(const std::byte* data, std::uint64_t bytes, const CallTag& tag);
@@ -68,6 +68,8 @@ class OutStream {
   [[nodiscard]] OutMessage* posting();
   void advance_posting();
 
+  [[nodiscard]] const StreamBlock& block() const { return staging_; }
+  [[nodiscard]] StreamBlock take_block() { return std::move(staging_); }  // and is used no more
   [[nodiscard]] std::uint64_t communicator() const { return communicator_; }
   [[nodiscard]] std::uint64_t delivered() const { return delivered_; }
   [[nodiscard]] std::uint64_t credit() const { return credit_; }
@@ -105,10 +107,10 @@ class OutStream {
   const std::uint64_t communicator_;
   std::deque<Op> ops_;
   std::vector<OutMessage> by_slot_;
-  std::vector<std::uint16_t> slot_ring_;               // message number mod slots -> slot
-  std::vector<std::unique_ptr<std::byte[]>> staging_;  // by slot, made on first use
-  std::uint64_t next_number_ = 0;                      // messages opened
-  std::uint64_t posting_number_ = 0;                   // first message with chunks never posted
+  std::vector<std::uint16_t> slot_ring_;  // message number mod slots -> slot
+  StreamBlock staging_;
+  std::uint64_t next_number_ = 0;     // messages opened
+  std::uint64_t posting_number_ = 0;  // first message with chunks never posted
   std::uint64_t delivered_ = 0;
   std::uint64_t credit_ = 0;
   std::uint64_t posted_position_ = 0;

@@ -39,6 +39,8 @@ std::string_view name_of(RailCause cause) {
     case RailCause::injected: return "injected";
     case RailCause::checksum: return "checksum";
     case RailCause::recalled: return "recalled";
+    case RailCause::completion: return "completion-error";
+    case RailCause::device: return "device-error";
   }
   return "unknown";
 }

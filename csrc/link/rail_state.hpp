@@ -22,6 +22,8 @@ enum class RailCause : std::uint8_t {
   injected,       // a fault injected on purpose
   checksum,       // a chunk's bytes are not those that were sent
   recalled,       // given up so that it stops reading a caller's memory
+  completion,     // a queue pair's request ended with an error
+  device,         // an RDMA device failed, or refused what it was asked for
 };
 
 //            CONNECTING -> PROBATION -> UP <-> SUSPECT

@@ -2,6 +2,7 @@
 // and shared-memory rings are byte pipes; FramedRail puts frames on them.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <cstddef>
@@ -39,6 +40,9 @@ class BytePipe {
 
   // The pipe is about to be closed, and bytes not sent yet have nothing left to do.
   virtual void abandon() {}
+
+  // As if the path had broken the connection.
+  void sever() { ::shutdown(fd(), SHUT_RDWR); }
 
   // The events of fd() to sleep for until bytes arrive, with `for_write` also until there is room;
   // 0: there is something already.

@@ -71,7 +71,7 @@ void CarriedLink::tick(TimeNs now, bool refresh_paths) {
   for (RailId id = 0; id < ends.size(); ++id) {
     Rail* rail = ends[id].rail.get();
     if (rail == nullptr) continue;
-    rail->acknowledge();
+    rail->acknowledge(now);
     if (refresh_paths || link.awaits_path_ack(id)) rail->report_path(now);
   }
   fence(now);

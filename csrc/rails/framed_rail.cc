@@ -138,7 +138,7 @@ std::optional<pollfd> FramedRail::arm() {
   return pollfd{pipe_->fd(), events, 0};
 }
 
-void FramedRail::acknowledge() {
+void FramedRail::acknowledge(TimeNs /*now*/) {
   if (owes_path_ack_) pipe_->acknowledge();
   owes_path_ack_ = false;
 }

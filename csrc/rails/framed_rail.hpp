@@ -24,10 +24,11 @@ class FramedRail final : public Rail {
   bool pump_in(TimeNs now) override;
   [[nodiscard]] bool wants_write() const override { return part_begin_ != part_end_; }
   void report_path(TimeNs now) override;
-  void acknowledge() override;
+  void acknowledge(TimeNs now) override;
   void detach(const DetachScope& scope, TimeNs now) override;  // copies what is left to send
   bool fence(TimeNs now) override;                             // closes the pipe, which is all
   [[nodiscard]] std::optional<pollfd> arm() override;
+  void sever() override { pipe_->sever(); }
   void mute() override { muted_ = true; }
   void heal() override;
   [[nodiscard]] bool muted() const override { return muted_; }

@@ -38,7 +38,7 @@ class Rail {
   // Tells the link what the path has acknowledged.
   virtual void report_path(TimeNs now) = 0;
   // Lets the peer's end know what arrived here, if nothing has told it yet.
-  virtual void acknowledge() {}
+  virtual void acknowledge(TimeNs /*now*/) {}
   // From now on no frame that was taken from the link reads memory in `scope`.
   virtual void detach(const DetachScope& scope, TimeNs now) = 0;
 
@@ -49,7 +49,9 @@ class Rail {
   // What to poll before sleeping; empty: something can be done at once.
   [[nodiscard]] virtual std::optional<pollfd> arm() = 0;
 
-  // A fault of drills: a black hole, in which bytes are held back in both directions until heal().
+  // A fault of drills: the transport fails as it may by itself.
+  virtual void sever() = 0;
+  // Another: a black hole, in which bytes are held back in both directions until heal().
   virtual void mute() = 0;
   virtual void heal() = 0;
   [[nodiscard]] virtual bool muted() const = 0;

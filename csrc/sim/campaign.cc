@@ -17,6 +17,7 @@ constexpr TimeNs run_limit = 30'000 * ns_per_ms;
 // Until everything has come back: the longest back-off, a few failed attempts, a slow fence.
 constexpr TimeNs quiet_limit = 600 * ns_per_ms;
 constexpr TimeNs outage = 2000 * ns_per_ms;
+constexpr TimeNs linger = 5000 * ns_per_ms;
 // How much later than link_timeout an error may come: pauses, and notices on their way.
 constexpr TimeNs error_slack = 600 * ns_per_ms;
 
@@ -99,6 +100,7 @@ class Seed {
       }
       ++outcome.returned;
     }
+    if (communicator.id % 2 == 0) channel.close_in_order(linger);
   }
 
   // What a rank does between two calls: it computes.

@@ -25,6 +25,7 @@ constexpr std::array<KindName, fault_kinds> kinds{{
     {"bit_flip", &FaultOptions::bit_flip},
     {"late_completions", &FaultOptions::late_completions},
     {"duplicate_completion", &FaultOptions::duplicate_completion},
+    {"late_landing", &FaultOptions::late_landing},
     {"phantom_success", &FaultOptions::phantom_success},
     {"slow_fence", &FaultOptions::slow_fence},
     {"endless_fence", &FaultOptions::endless_fence},

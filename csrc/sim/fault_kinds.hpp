@@ -26,6 +26,7 @@ enum class FaultKind : std::uint8_t {
   bit_flip,              // of what a port sends
   late_completions,      // queues are polled late, in any order between rails
   duplicate_completion,  // a completion is found twice
+  late_landing,          // what a port has acknowledged is not in memory yet
   phantom_success,       // acknowledged by a port that then dies with it
   slow_fence,            // late writes of an ended epoch land after the fence was asked for
   endless_fence,         // a fence that never completes
@@ -59,6 +60,7 @@ struct FaultOptions {
   double bit_flip = 0.15;
   double late_completions = 0.3;
   double duplicate_completion = 0.2;
+  double late_landing = 0.15;
   double phantom_success = 0.2;
   double slow_fence = 0.2;
   double endless_fence = 0.02;

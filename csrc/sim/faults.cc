@@ -70,6 +70,12 @@ void Faults::strike(FaultKind kind) {
     case FaultKind::duplicate_completion:
       world_.disturb(rank, peer, rail, [](Port& port) { port.duplicates = 2; });
       break;
+    case FaultKind::late_landing:
+      for_a_while(
+          rank, peer, rail,
+          [this](Port& port) { port.landing_ns = random_.between(50'000, 10 * ns_per_ms); },
+          [](Port& port) { port.landing_ns = 0; });
+      break;
     case FaultKind::phantom_success:
       world_.disturb(rank, peer, rail, [this](Port& port) {
         port.phantoms = 1 + static_cast<std::uint32_t>(random_.below(3));

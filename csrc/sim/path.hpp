@@ -51,6 +51,7 @@ struct Port {
   std::uint32_t phantoms = 0;      // so many of the next messages are acknowledged, but lost
   std::uint32_t lost_notices = 0;  // the same, of messages that carry no data
   std::uint32_t duplicates = 0;    // so many of the next completions are found twice
+  TimeNs landing_ns = 0;           // up to this until what the peer's port took is in memory
 
   friend bool operator==(const Port&, const Port&) = default;
 };
@@ -63,7 +64,7 @@ struct Path {
   [[nodiscard]] bool bad() const {
     return std::any_of(ports.begin(), ports.end(), [](const Port& port) {
       return !port.carrier || port.black_hole || port.slowdown > 1 || port.extra_latency_ns > 0 ||
-             port.largest < std::numeric_limits<std::size_t>::max();
+             port.landing_ns > 0 || port.largest < std::numeric_limits<std::size_t>::max();
     });
   }
   [[nodiscard]] bool cut() const { return !ports[0].carrier || !ports[1].carrier; }

@@ -61,16 +61,20 @@ TimeNs QueuePairs::arrive(Side from, Packet& packet) {
     });
     return 0;
   }
+  // Not open yet: its port does not answer.
+  if (ends_[to] == nullptr && !left_[from]) return delays_.retransmit_ns;
   // A receiver that does not run has no receives left: its port asks to be tried again.
-  if (ends_[to] != nullptr && !ends_[to]->has_receives()) return receiver_not_ready_ns;
   Lane& lane = lanes_[from];
+  if (ends_[to] != nullptr && !ends_[to]->has_receives(lane.landing.size()))
+    return receiver_not_ready_ns;
   Port& port = path_.ports[from];
   lane.arrived = packet.position;
   schedule_ack(from);
   const bool data = packet.header.type == FrameType::data;
-  // An ABORT and a BYE are said once on each rail; a port loses them only together with itself.
+  // What is said once on each rail a port loses only together with itself.
   const bool notice =
-      !data && packet.header.type != FrameType::abort && packet.header.type != FrameType::bye;
+      !data && packet.header.type != FrameType::abort && packet.header.type != FrameType::bye &&
+      packet.header.type != FrameType::slots && packet.header.type != FrameType::released;
   std::uint32_t* const lost = port.phantoms > 0                 ? &port.phantoms
                               : notice && port.lost_notices > 0 ? &port.lost_notices
                                                                 : nullptr;
@@ -80,14 +84,35 @@ TimeNs QueuePairs::arrive(Side from, Packet& packet) {
     return 0;
   }
   if (port.flips > 0 || port.duplicates > 0) path_.disturbed_at = events_.now();
-  if (ends_[to] != nullptr) ends_[to]->on_landed(packet, port);
+  const auto late =
+      static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(port.landing_ns) + 1));
+  lane.last_landing = std::max(lane.last_landing, events_.now() + late);
+  lane.landing.push_back(std::move(packet));
+  if (lane.last_landing == events_.now())
+    land_next(from);
+  else
+    events_.at(lane.last_landing, [this, from] { land_next(from); });
   return 0;
+}
+
+void QueuePairs::land_next(Side from) {
+  Lane& lane = lanes_[from];
+  if (lane.landing.empty()) return;  // the receiving end has left
+  const Packet packet = std::move(lane.landing.front());
+  lane.landing.pop_front();
+  if (ends_[other(from)] != nullptr) ends_[other(from)]->on_landed(packet, path_.ports[from]);
+}
+
+void QueuePairs::found(Side side, std::uint64_t position) {
+  lanes_[other(side)].found = position;
+  schedule_ack(other(side));
 }
 
 void QueuePairs::flush(Side side) { lanes_[side].queue.clear(); }
 
 void QueuePairs::leave(Side side) {
   flush(side);
+  while (!lanes_[other(side)].landing.empty()) land_next(other(side));
   ends_[side] = nullptr;
   left_[side] = true;
 }
@@ -111,7 +136,7 @@ void QueuePairs::acknowledge(Side from) {
   if (path_.blocked(other(from)))
     lane.ack_lost = true;
   else if (ends_[from] != nullptr)
-    ends_[from]->on_acked(lane.arrived);
+    ends_[from]->on_acked(lane.arrived, lane.found);
 }
 
 bool QueuePairs::carries_other_message(Side from, const FrameHeader& header) const {
@@ -122,17 +147,21 @@ bool QueuePairs::carries_other_message(Side from, const FrameHeader& header) con
            packet.header.number != header.number;
   };
   const auto& queue = lanes_[from].queue;
+  const auto& landing = lanes_[from].landing;
   return std::any_of(queue.begin(), queue.end(), other_message) ||
-         flights_[from].any(other_message);
+         flights_[from].any(other_message) ||
+         std::any_of(landing.begin(), landing.end(), other_message);
 }
 
 // --- one of them ---------------------------------------------------------------------------------
 
-QueuePair::QueuePair(Link& link, RailId rail, QueuePairs& pairs, Side side, EventSink& owner,
-                     EventQueue& events, Random& random, const Delays& delays, TimeNs fence_ns)
+QueuePair::QueuePair(Link& link, RailId rail, const Memory& memory, QueuePairs& pairs, Side side,
+                     EventSink& owner, EventQueue& events, Random& random, const Delays& delays,
+                     TimeNs fence_ns)
     : link_(link),
       rail_(rail),
       epoch_(link.epoch(rail)),
+      memory_(memory),
       pairs_(pairs),
       side_(side),
       owner_(owner),
@@ -151,6 +180,7 @@ bool QueuePair::pump_out(TimeNs now) {
     posted_ += sizeof(FrameHeader) + frame.header.payload_bytes;
     pairs_.post(side_, {.header = frame.header,
                         .source = frame.payload,
+                        .target = reinterpret_cast<std::byte*>(frame.remote_address),
                         .lent = frame.lent,
                         .payload = {},
                         .position = posted_});
@@ -164,12 +194,13 @@ bool QueuePair::pump_in(TimeNs now) {
     link_.rail_failed(rail_, epoch_, RailCause::socket_error, now);
     return true;
   }
-  if (acked_ != reported_) report_path(now);
+  if (!reported_) report_path(now);
   bool arrived = false;
   while (!muted_ && !completions_.empty() && completions_.front().visible_at <= events_.now()) {
     const Completion completion = std::move(completions_.front());
     completions_.pop_front();
     arrived = true;
+    pairs_.found(side_, completion.position);
     if (!take(completion, now)) break;
   }
   return arrived;
@@ -194,8 +225,9 @@ bool QueuePair::take(const Completion& completion, TimeNs now) {
 }
 
 void QueuePair::report_path(TimeNs now) {
-  reported_ = acked_;
+  reported_ = true;
   link_.path_acked(rail_, epoch_, acked_, /*peer_limited=*/false, now);
+  link_.attempts_landed(rail_, epoch_, found_, now);
   link_.path_round_trip(rail_, 2 * delays_.latency_ns, 2 * delays_.latency_ns, 0);
 }
 
@@ -222,17 +254,19 @@ bool QueuePair::fence(TimeNs /*now*/) {
 
 void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
   const bool data = packet.header.type == FrameType::data;
-  std::byte* const slot = data && packet.header.payload_bytes > 0
-                              ? link_.slot_memory(packet.header.communicator, packet.header.slot)
-                              : nullptr;
+  std::byte* target = data && packet.header.payload_bytes > 0 ? packet.target : nullptr;
+  if (target != nullptr && !memory_.holds(target, packet.payload.size())) {
+    pairs_.on_stray_write(packet.header);
+    target = nullptr;
+  }
   // Not of a chunk that was counted already: a checksum cannot help there (a known gap).
-  const bool flips = slot != nullptr && port.flips > 0;
+  const bool flips = target != nullptr && port.flips > 0;
   const bool flip_payload = flips && random_.below(2) == 0 &&
                             link_.in_stream(packet.header.communicator).wants(packet.header);
-  if (slot != nullptr) {
-    std::memcpy(slot + packet.header.offset, packet.payload.data(), packet.payload.size());
+  if (target != nullptr) {
+    std::memcpy(target, packet.payload.data(), packet.payload.size());
     if (flip_payload)
-      slot[packet.header.offset + random_.below(packet.payload.size())] ^=
+      target[random_.below(packet.payload.size())] ^=
           static_cast<std::byte>(1U << random_.below(8));
   }
   if (fence_asked_ != 0) return;
@@ -241,7 +275,7 @@ void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
   TimeNs visible_at = events_.now() + wait;
   if (!completions_.empty()) visible_at = std::max(visible_at, completions_.back().visible_at);
   Completion completion{packet.header, data ? std::vector<std::byte>() : packet.payload,
-                        visible_at};
+                        packet.position, visible_at};
   if (flips) --port.flips;
   if (flips && !flip_payload) {
     auto* header = reinterpret_cast<std::byte*>(&completion.header);
@@ -254,8 +288,10 @@ void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
   events_.at(visible_at, [&owner = owner_] { owner.on_event(); });
 }
 
-void QueuePair::on_acked(std::uint64_t position) {
+void QueuePair::on_acked(std::uint64_t position, std::uint64_t found) {
   acked_ = position;
+  found_ = found;
+  reported_ = false;
   owner_.on_event();
 }
 

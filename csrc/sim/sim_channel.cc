@@ -26,6 +26,13 @@ Status SimChannel::call(const CallTag& tag, const std::function<Status()>& body)
   return end_call(body());
 }
 
+void SimChannel::close_in_order(TimeNs limit) {
+  const TimeNs until = world_.now() + limit;
+  const Status status =
+      world_.wait([this, until] { return failed() || all_delivered() || world_.now() >= until; });
+  if (status.ok() && !failed()) leave();
+}
+
 Result<std::span<const std::byte>> SimChannel::receive(int peer, std::size_t bytes) {
   auto view = LinkChannel::receive(peer, bytes);
   if (view.ok()) world_.on_message_read(end(peer), id(), view.value());

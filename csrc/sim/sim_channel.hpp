@@ -25,6 +25,8 @@ class SimChannel final : public LinkChannel {
   Status call(const CallTag& tag, const std::function<Status()>& body);
   [[nodiscard]] int world_rank() const { return members_[static_cast<std::size_t>(rank())]; }
   void close() { drop_streams(); }
+  // When everything is delivered, or `limit` is over.
+  void close_in_order(TimeNs limit);
 
   Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) override;
   Status release(int peer) override;

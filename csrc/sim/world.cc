@@ -11,9 +11,13 @@ namespace r2ccl::sim {
 World::World(const Options& options)
     : options_(options), random_(options.seed), ranks_(static_cast<std::size_t>(options.ranks)) {
   roads_.resize(ranks_.size() * ranks_.size() * options.rails.size());
+  const auto& kinds = options.rails;
+  const bool one_sided = std::find(kinds.begin(), kinds.end(), RailKind::verbs) != kinds.end();
   for (int rank = 0; rank < options.ranks; ++rank) {
+    of(rank).memory.resize(ranks_.size());
     for (int peer = 0; peer < options.ranks; ++peer) {
       LinkOptions link = options.link;
+      if (one_sided) link.memory = &of(rank).memory[static_cast<std::size_t>(peer)];
       link.connects = rank > peer;
       of(rank).ends.push_back(
           peer == rank ? nullptr
@@ -303,6 +307,8 @@ void World::check_move(const LinkEnd& at, RailId rail, RailState from, RailState
     case RailCause::dead_deadline:
     case RailCause::protocol:
     case RailCause::checksum:
+    case RailCause::completion:
+    case RailCause::device:
     case RailCause::socket_error: report("I7", "and nothing had happened on its path"); break;
     case RailCause::none:
     case RailCause::carrier:
@@ -386,14 +392,19 @@ std::unique_ptr<Rail> World::new_queue_pair(LinkEnd& at, RailId rail, Epoch epoc
       const bool lower = from == acceptor_side;
       check_lent({lower ? low : high, lower ? high : low, header.communicator}, header);
     };
+    found->on_stray_write = [this](const FrameHeader& header) {
+      shadow_.report("I2: message " + std::to_string(header.number) + " of communicator " +
+                     std::to_string(header.communicator) + " is written to memory not in use");
+    };
   }
   TimeNs fence = options_.fence_ns;
   if (Rank& rank = of(at.rank); rank.slow_fences > 0) {
     --rank.slow_fences;
     fence = rank.slow_fence_ns;
   }
-  return std::make_unique<QueuePair>(at.link, rail, *found, at.side, at, events_, random_,
-                                     options_.delays, fence);
+  return std::make_unique<QueuePair>(at.link, rail,
+                                     of(at.rank).memory[static_cast<std::size_t>(at.peer)], *found,
+                                     at.side, at, events_, random_, options_.delays, fence);
 }
 
 LinkEnd& World::end(int rank, int peer) { return *of(rank).ends[static_cast<std::size_t>(peer)]; }

@@ -19,6 +19,7 @@
 #include "sim/event_queue.hpp"
 #include "sim/fiber.hpp"
 #include "sim/link_end.hpp"
+#include "sim/memory.hpp"
 #include "sim/queue_pair.hpp"
 #include "sim/random.hpp"
 #include "sim/shadow.hpp"
@@ -167,6 +168,7 @@ class World {
     bool begun = false;
   };
   struct Rank {
+    std::vector<Memory> memory;                  // by peer
     std::vector<std::unique_ptr<LinkEnd>> ends;  // by peer; null: itself
     TimeNs clock_offset = 0;
     TimeNs paused_until = 0;

@@ -2,7 +2,7 @@
 # Makes sure that the machine has what pip cannot bring.  As root on a Debian-like system it installs
 # what is missing; otherwise it says what is missing and how to get it, and fails.
 #
-#   system.sh build|test|model|demo|lint ...
+#   system.sh build|test|guest|model|demo|lint ...
 set -eu
 
 missing=
@@ -37,6 +37,7 @@ check() {
         need g++ have g++
         need python3-venv "$PYTHON" -c 'import ensurepip'
         need python3-dev python_headers
+        need libibverbs-dev include infiniband/verbs.h
         ;;
       test)
         need libgtest-dev include gtest/gtest.h
@@ -48,6 +49,16 @@ check() {
         need iproute2 have ip
         need nftables have nft
         need spin have spin
+        ;;
+      guest)
+        need qemu-system-x86 have qemu-system-x86_64
+        need busybox-static test -x /bin/busybox
+        need kmod have modprobe
+        need iproute2 have rdma
+        need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
+        need ibverbs-utils have ibv_devinfo
+        need perftest have ib_write_lat
+        need python3-pyverbs test -d /usr/lib/python3/dist-packages/pyverbs
         ;;
       model)
         need spin have spin

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from r2serve.config import Config, Option, Value, show
+from r2serve.config import Config
 from r2serve.errors import ConfigError
+from r2serve.option import Option, Value, show
 
 _HEADER = """\
 # Configuration

@@ -1,6 +1,6 @@
 """The top-level command, which loads a subcommand only when it is called.
 
-A subcommand lives in a module that exposes a click command or group named ``command``.
+A subcommand lives in a module that exposes a click command or group, ``command`` by default.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ class LazyCommand:
     module: str
     summary: str
     extra: str = ""
+    attribute: str = "command"
 
     def load(self, name: str) -> click.Command:
         try:
-            command = importlib.import_module(self.module).command
+            command = getattr(importlib.import_module(self.module), self.attribute)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] == "r2serve":
                 raise
@@ -42,7 +43,13 @@ SUBCOMMANDS = {
     "drills": LazyCommand(
         "r2serve.drills.cli", "Play an hour of faults under a served model.", "vllm"
     ),
+    "doctor": LazyCommand(
+        "r2serve.topo.cli", "Say what would keep rails from working here.", attribute="check"
+    ),
     "sim": LazyCommand("r2serve.sim.cli", "Run whole jobs with random faults in simulated time."),
+    "topo": LazyCommand(
+        "r2serve.topo.cli", "Show NICs, rails and failover chains of this node.", attribute="topo"
+    ),
 }
 
 

@@ -30,6 +30,8 @@ RAIL_CAUSES = (
     "injected",
     "checksum",
     "recalled",
+    "completion-error",
+    "device-error",
 )
 RAIL_VERDICTS = ("none", "local NIC", "remote NIC", "path", "transient", "peer")
 EVENT_KINDS = ("", "rail_state", "stall", "replay", "hedge", "abort", "verdict", "speed")

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "drivers/fake_link_monitor.hpp"
+#include "drivers/fake_verbs.hpp"
 #include "engine/communicator.hpp"
 #include "engine/engine.hpp"
 
@@ -24,6 +25,7 @@ class Job {
     int rails = 2;
     bool shm = false;      // all ranks on one node instead of one node each
     bool devices = false;  // rail i is on a device that exists for the rank's monitor only
+    int verbs = 0;         // so many rails, the first ones, go over RDMA devices of the test
     Config config;
     std::function<void(Job&)> listening = {};  // when every rank listens, and none knows another
   };
@@ -32,9 +34,11 @@ class Job {
     static std::atomic<std::uint32_t> next_process{100};
     const auto base = next_process.fetch_add(1000);
     std::vector<std::vector<std::uint16_t>> ports;
+    for (int rank = 0; rank < options.ranks; ++rank)
+      for (int rail = 0; rail < options.verbs; ++rail) verbs->add_device(verbs_device(rank, rail));
     for (int rank = 0; rank < options.ranks; ++rank) {
       auto engine =
-          Engine::create(options.config, base + static_cast<std::uint32_t>(rank), monitor());
+          Engine::create(options.config, base + static_cast<std::uint32_t>(rank), monitor(), verbs);
       EXPECT_TRUE(engine.ok());
       ports.emplace_back();
       if (options.shm) {
@@ -101,8 +105,12 @@ class Job {
   }
 
   static int ifindex(int rail) { return rail + 1; }
+  static std::string verbs_device(int rank, int rail) {
+    return "rdma" + std::to_string(rank) + "_" + std::to_string(rail);
+  }
   static std::string address(int rail) { return "127.0.0." + std::to_string(rail + 1); }
 
+  std::shared_ptr<FakeVerbs> verbs = std::make_shared<FakeVerbs>();
   std::vector<std::shared_ptr<Engine>> engines;
   std::vector<FakeLinkMonitor*> monitors;  // of each rank, where there are devices
   std::vector<std::unique_ptr<Communicator>> communicators;
@@ -138,16 +146,18 @@ class Job {
                                    .device = "",
                                    .local_address = "",
                                    .remote_address = unix_name(base, peer),
-                                   .remote_port = 0});
+                                   .remote_port = 0,
+                                   .verbs = {}});
     else
       for (int rail = 0; rail < options_.rails; ++rail)
         description.rails.push_back(
-            {.kind = RailKind::tcp,
+            {.kind = rail < options_.verbs ? RailKind::verbs : RailKind::tcp,
              .name = "rail" + std::to_string(rail) + "@node" + std::to_string(rank),
              .device = device(rail),
              .local_address = address(rail),
              .remote_address = address(rail),
-             .remote_port = ports[static_cast<std::size_t>(peer)][static_cast<std::size_t>(rail)]});
+             .remote_port = ports[static_cast<std::size_t>(peer)][static_cast<std::size_t>(rail)],
+             .verbs = {.device = verbs_device(rank, rail), .port = 1}});
     const Status status = engines[static_cast<std::size_t>(rank)]->add_peer(description);
     EXPECT_TRUE(status.ok()) << status.message();
   }

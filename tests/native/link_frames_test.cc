@@ -50,7 +50,17 @@ TEST(LinkFrames, AnImpossibleFieldFailsTheRailThoughTheChecksumIsRight) {
       {"type 0", [](FrameHeader& h) { h.type = static_cast<FrameType>(0); }},
       {"unknown type without payload",
        [](FrameHeader& h) {
-         h.type = static_cast<FrameType>(11);
+         h.type = static_cast<FrameType>(13);
+         h.payload_bytes = 0;
+       }},
+      {"slots over a rail that writes none",
+       [](FrameHeader& h) {
+         h.type = FrameType::slots;
+         h.payload_bytes = 0;
+       }},
+      {"released over a rail that writes none",
+       [](FrameHeader& h) {
+         h.type = FrameType::released;
          h.payload_bytes = 0;
        }},
       {"an ack with payload", [](FrameHeader& h) { h.type = FrameType::ack; }},

@@ -127,6 +127,8 @@ TEST(Connection, TakesNoMoreThanItsBuffersAndSaysThatThePeerDoesNotRead) {
 // A queue pair on each side of a wire, under links of their own.
 struct Pair {
   Wire& wire;
+  Memory sender_memory;
+  Memory receiver_memory;
   Link sender;
   Link receiver;
   QueuePairs pairs;
@@ -135,19 +137,25 @@ struct Pair {
 
   Pair(Wire& over, TimeNs fence_ns)
       : wire(over),
-        sender(LinkOptions{}, std::array{RailKind::verbs}, 1),
-        receiver(LinkOptions{}, std::array{RailKind::verbs}, 2),
+        sender(options(sender_memory), std::array{RailKind::verbs}, 1),
+        receiver(options(receiver_memory), std::array{RailKind::verbs}, 2),
         pairs(1, over.events, over.random, over.delays, over.path) {
     for (Link* link : {&sender, &receiver}) {
       link->start(wire.events.now());
       EXPECT_TRUE(link->rail_established(0, 1, wire.events.now()));
     }
-    from = make(sender, acceptor_side, fence_ns);
-    to = make(receiver, connector_side, fence_ns);
+    for (Link* link : {&sender, &receiver}) (void)link->in_stream(7);
+    from = make(sender, sender_memory, acceptor_side, fence_ns);
+    to = make(receiver, receiver_memory, connector_side, fence_ns);
     pump(20);
   }
-  std::unique_ptr<QueuePair> make(Link& link, Side side, TimeNs fence_ns) {
-    return std::make_unique<QueuePair>(link, 0, pairs, side, wire.ends[side], wire.events,
+  static LinkOptions options(Memory& memory) {
+    LinkOptions made;
+    made.memory = &memory;
+    return made;
+  }
+  std::unique_ptr<QueuePair> make(Link& link, const Memory& memory, Side side, TimeNs fence_ns) {
+    return std::make_unique<QueuePair>(link, 0, memory, pairs, side, wire.ends[side], wire.events,
                                        wire.random, wire.delays, fence_ns);
   }
   void pump(int times) {
@@ -172,7 +180,7 @@ TEST(QueuePair, WritesLandUntilTheFenceIsCompleteAndTellNobody) {
     EXPECT_EQ(pair.to->fence(wire.events.now()), fence_ns == 0);
     if (fence_ns == 0) pair.to.reset();
     wire.pass(ns_per_ms);
-    const std::byte* slot = pair.receiver.slot_memory(7, 0);
+    const std::byte* slot = pair.receiver.in_stream(7).slot_memory(0);
     EXPECT_EQ(std::equal(data.begin(), data.end(), slot), fence_ns != 0);
     EXPECT_EQ(pair.receiver.in_stream(7).delivered(), 0U);
     wire.pass(20 * ns_per_ms);
@@ -289,6 +297,7 @@ TEST(World, AFenceThatNeverCompletesEndsTheWaitOfThePeerToo) {
   std::vector<std::unique_ptr<SimChannel>> channels;
   for (int rank = 0; rank < 2; ++rank)
     channels.push_back(std::make_unique<SimChannel>(world, 7, std::vector{0, 1}, rank));
+  (void)world.run_until([] { return false; }, 5 * ns_per_ms);  // both know the other's slots
   ASSERT_EQ(world.end(0, 1).link.best_rail(), 0);
   for (const int rank : {0, 1}) world.black_hole(rank, 1 - rank, 0, true);
   std::array<Status, 2> status;

@@ -11,8 +11,9 @@ import pytest
 
 from r2serve import _core
 from r2serve.cli.config import markdown
-from r2serve.config import PREFIX, Config, Option, options, show
+from r2serve.config import Config, options
 from r2serve.errors import ConfigError
+from r2serve.option import PREFIX, Option, show
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +56,7 @@ SAMPLES = {
     "algorithm": "two_shot",
     "simd": "portable",
     "log_level": "debug",
+    "rdma": "off",
 }
 
 

@@ -21,10 +21,11 @@ from hypothesis.extra import numpy as numpy_st
 from r2serve import interfaces, tensors
 from r2serve.cli import main
 from r2serve.communicator import Communicator
-from r2serve.config import PREFIX, Config, Option, options
+from r2serve.config import Config, options
 from r2serve.errors import ConfigError, InvalidArgumentError
 from r2serve.interfaces import Interface, choose_ports, node_identity
 from r2serve.observe import journal
+from r2serve.option import PREFIX, Option
 from r2serve.sim import cli as sim_cli
 from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
 

@@ -52,6 +52,8 @@ def test_port_i_is_joined_with_port_i() -> None:
             "local_address": f"10.0.{i}.1",
             "remote_address": f"10.0.{i}.2",
             "remote_port": 40_020 + i,
+            "verbs_device": "",
+            "verbs_port": 0,
         }
         for i in (0, 1)
     ]

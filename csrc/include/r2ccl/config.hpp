@@ -38,13 +38,21 @@ struct Config {
   std::int64_t rejoin_backoff_max_ms = 5000;
   double flap_half_life_s = 30.0;
 
+  // RDMA.
+  std::int64_t gid_index = -1;         // below 0: by rule
+  std::int64_t verbs_timeout = 14;     // 4.096 us * 2^this until a packet is sent again
+  std::int64_t verbs_retry_count = 6;  // times, before the queue pair fails
+  std::int64_t traffic_class = 0;
+  std::int64_t service_level = 0;
+  std::int64_t pkey_index = 0;
+
   // Progress.
   std::int64_t spin_us = 200;               // busy-poll before sleeping in poll()
   std::int64_t background_interval_ms = 2;  // how often the background thread looks for idle links
 
   Algorithm algorithm = Algorithm::automatic;
   std::string journal_dir;  // empty: no journal file
-  std::string fault_file;   // drills without root: "<rail> cut|drop|heal" a line; empty: none
+  std::string fault_file;   // drills without root: "<rail> cut|drop|error|heal" a line; empty: none
 };
 
 }  // namespace r2ccl

@@ -1,0 +1,302 @@
+// RDMA devices that exist in a test only, all on one wire.  Writes land when the script says so, or
+// at once; everything that a device can do to its user can be asked for.  The script functions may
+// be called from another thread than the user's.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "drivers/fake_wire.hpp"
+#include "drivers/verbs.hpp"
+
+namespace r2ccl {
+
+class FakeVerbs final : public VerbsDriver,
+                        private FakeWire,
+                        public std::enable_shared_from_this<FakeVerbs> {
+ public:
+  // --- the script --------------------------------------------------------------------------------
+  // A device with one port, 1, and a RoCE v2 GID at index 1.
+  void add_device(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    Device& device = devices_[name];
+    device.gid.back() = static_cast<std::byte>(devices_.size());
+  }
+  // Writes wait on the wire from now on; or all that wait land, and further ones at once.
+  void hold() { set_holding(true); }
+  void let_go() { set_holding(false); }
+  // What this device sends and what is sent to it vanishes, and nothing says so.
+  void mute(const std::string& name, bool muted) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].muted = muted;
+    if (!muted) land();
+  }
+  // The retries of all its writes that have not landed are exhausted.  False: there are none.
+  bool exhaust_retries(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    bool any = false;
+    for (auto& [number, pair] : pairs_) {
+      if (pair.device != name || pair.waiting.empty()) continue;
+      break_pair(pair, "retries exhausted");
+      any = true;
+    }
+    return any;
+  }
+  // Its newest queue pair is in the error state, and nothing says why.
+  void flush_newest(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    if (Pair* pair = newest(name); pair != nullptr) flush(*pair);
+  }
+  [[nodiscard]] std::uint32_t queue_pair_of(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const Pair* pair = newest(name);
+    return pair == nullptr ? 0 : pair->number;
+  }
+  void post_event(const std::string& name, const VerbsEvent& event) {
+    const std::lock_guard lock(mutex_);
+    Device& device = devices_[name];
+    device.events.push_back(event);
+    ::eventfd_write(device.event_fd.get(), 1);
+  }
+  // Of the newest queue pair of the device: a completion that nobody asked for.
+  void inject_completion(const std::string& name, const VerbsCompletion& completion) {
+    const std::lock_guard lock(mutex_);
+    if (Pair* pair = newest(name); pair != nullptr) complete(*pair, completion);
+  }
+  void set_gid(const std::string& name, std::uint8_t index, std::byte last) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].gid_index = index;
+    devices_[name].gid.back() = last;
+  }
+  void set_port_active(const std::string& name, bool active) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].active = active;
+  }
+  void remove(const std::string& name) {  // every call to it fails from now on
+    const std::lock_guard lock(mutex_);
+    devices_[name].removed = true;
+    for (auto& [number, pair] : pairs_)
+      if (pair.device == name) pair.dead = true;
+  }
+  void plug_in(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].removed = false;
+  }
+  void fail_posts(const std::string& name, int error) {  // 0: no more
+    const std::lock_guard lock(mutex_);
+    devices_[name].post_error = error;
+  }
+  void fail_sharing(const std::string& name, int error) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].share_error = error;
+  }
+  // The error state is not reached until hang(false).
+  void hang(const std::string& name, bool hanging) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].hanging = hanging;
+    changed_.notify_all();
+  }
+  // What was under way when a queue pair failed still lands, once; as if there was no fence.
+  void land_late(bool late) {
+    const std::lock_guard lock(mutex_);
+    lands_late_ = late;
+    if (late) return;
+    for (const Write& write : std::exchange(late_, {})) put(write);
+  }
+  [[nodiscard]] std::size_t late() const {
+    const std::lock_guard lock(mutex_);
+    return late_.size();
+  }
+  [[nodiscard]] std::size_t queue_pairs() const {
+    const std::lock_guard lock(mutex_);
+    return pairs_.size();
+  }
+  [[nodiscard]] std::size_t shared_regions() const {
+    const std::lock_guard lock(mutex_);
+    return regions_.size();
+  }
+  [[nodiscard]] std::uint64_t writes(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    return devices_.at(name).writes;
+  }
+
+  // --- VerbsDriver -------------------------------------------------------------------------------
+  std::vector<std::string> devices() override {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> names;
+    for (const auto& [name, device] : devices_)
+      if (!device.removed) names.push_back(name);
+    return names;
+  }
+  Result<std::unique_ptr<VerbsDevice>> open(const std::string& name) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = devices_.find(name);
+    if (found == devices_.end() || found->second.removed)
+      return Status(ErrorCode::internal, "RDMA device " + name + ": No such device");
+    return std::unique_ptr<VerbsDevice>(std::make_unique<Handle>(shared_from_this(), name));
+  }
+
+ private:
+  class SharedMemory final : public VerbsMemory {
+   public:
+    SharedMemory(std::shared_ptr<FakeVerbs> verbs, std::uint32_t key)
+        : verbs_(std::move(verbs)), key_(key) {}
+    ~SharedMemory() override {
+      const std::lock_guard lock(verbs_->mutex_);
+      verbs_->regions_.erase(key_);
+    }
+    SharedMemory(const SharedMemory&) = delete;
+    SharedMemory& operator=(const SharedMemory&) = delete;
+    [[nodiscard]] std::uint32_t local_key() const override { return key_; }
+    [[nodiscard]] std::uint32_t remote_key() const override { return key_; }
+
+   private:
+    const std::shared_ptr<FakeVerbs> verbs_;
+    const std::uint32_t key_;
+  };
+
+  class QueuePair final : public VerbsQueuePair {
+   public:
+    QueuePair(std::shared_ptr<FakeVerbs> verbs, std::uint32_t number)
+        : verbs_(std::move(verbs)), number_(number) {}
+    ~QueuePair() override {
+      const std::lock_guard lock(verbs_->mutex_);
+      verbs_->flush(verbs_->pairs_.at(number_));
+      verbs_->pairs_.erase(number_);
+    }
+    QueuePair(const QueuePair&) = delete;
+    QueuePair& operator=(const QueuePair&) = delete;
+
+    [[nodiscard]] std::uint32_t number() const override { return number_; }
+    [[nodiscard]] std::uint32_t inline_bytes() const override { return 64; }
+    int connect(const VerbsAddress& /*own*/, const VerbsAddress& peer,
+                const VerbsPath& /*path*/) override {
+      const std::lock_guard lock(verbs_->mutex_);
+      Pair& pair = self();
+      if (pair.dead) return EIO;
+      if (!verbs_->devices_[pair.device].active) return ETIMEDOUT;
+      pair.peer = peer.queue_pair;
+      return 0;
+    }
+    int fail() override {
+      std::unique_lock lock(verbs_->mutex_);
+      const std::string device = self().device;
+      verbs_->changed_.wait(lock, [&] { return !verbs_->devices_[device].hanging; });
+      if (self().dead) return EIO;
+      verbs_->flush(self());
+      return 0;
+    }
+    int post(std::span<const VerbsWrite> writes) override {
+      const std::lock_guard lock(verbs_->mutex_);
+      return verbs_->post(self(), writes);
+    }
+    int post_receives(std::uint64_t id, std::uint32_t count) override {
+      const std::lock_guard lock(verbs_->mutex_);
+      Pair& pair = self();
+      if (pair.dead) return EIO;
+      if (pair.receives.size() + count > pair.depth.receives) return ENOMEM;
+      for (std::uint32_t i = 0; i < count; ++i) pair.receives.push_back(id);
+      if (pair.failed) verbs_->flush(pair);
+      verbs_->land();
+      return 0;
+    }
+    int poll(std::span<VerbsCompletion> completions) override {
+      const std::lock_guard lock(verbs_->mutex_);
+      Pair& pair = self();
+      if (pair.dead) return -EIO;
+      std::size_t taken = 0;
+      for (; taken < completions.size() && !pair.completions.empty(); ++taken) {
+        completions[taken] = pair.completions.front();
+        pair.completions.pop_front();
+      }
+      return static_cast<int>(taken);
+    }
+    [[nodiscard]] int fd() const override {
+      const std::lock_guard lock(verbs_->mutex_);
+      return verbs_->pairs_.at(number_).fd.get();
+    }
+    int arm() override {
+      const std::lock_guard lock(verbs_->mutex_);
+      eventfd_t count = 0;
+      (void)::eventfd_read(self().fd.get(), &count);
+      self().armed = true;
+      return 0;
+    }
+
+   private:
+    Pair& self() { return verbs_->pairs_.at(number_); }
+    const std::shared_ptr<FakeVerbs> verbs_;
+    const std::uint32_t number_;
+  };
+
+  class Handle final : public VerbsDevice {
+   public:
+    Handle(std::shared_ptr<FakeVerbs> verbs, std::string name)
+        : verbs_(std::move(verbs)), name_(std::move(name)) {}
+    [[nodiscard]] const std::string& name() const override { return name_; }
+    Result<VerbsPort> port(std::uint8_t number) override {
+      const std::lock_guard lock(verbs_->mutex_);
+      const Device& device = verbs_->devices_[name_];
+      if (device.removed || number != 1)
+        return Status(ErrorCode::internal, name_ + " port " + std::to_string(number) + ": gone");
+      VerbsPort port;
+      port.active = device.active;
+      port.mtu = 4096;
+      port.bits_per_s = 1e11;
+      port.gids.push_back({0, VerbsGidType::roce_v1, device.gid});
+      port.gids.push_back({device.gid_index, VerbsGidType::roce_v2, device.gid});
+      return port;
+    }
+    Result<std::unique_ptr<VerbsMemory>> share(std::span<std::byte> memory,
+                                               bool /*relaxed_ordering*/) override {
+      const std::lock_guard lock(verbs_->mutex_);
+      const Device& device = verbs_->devices_[name_];
+      const int error = device.removed ? ENODEV : device.share_error;
+      if (error != 0)
+        return Status(ErrorCode::internal, "registering " + std::to_string(memory.size()) +
+                                               " bytes with " + name_ + ": " +
+                                               std::strerror(error));
+      const std::uint32_t key = ++verbs_->next_key_;
+      verbs_->regions_[key] = {name_, memory};
+      return std::unique_ptr<VerbsMemory>(std::make_unique<SharedMemory>(verbs_, key));
+    }
+    Result<std::unique_ptr<VerbsQueuePair>> create_queue_pair(std::uint8_t /*port*/,
+                                                              std::uint16_t /*pkey_index*/,
+                                                              const VerbsDepth& depth) override {
+      const std::lock_guard lock(verbs_->mutex_);
+      if (verbs_->devices_[name_].removed)
+        return Status(ErrorCode::internal, "a queue pair of " + name_ + ": gone");
+      const std::uint32_t number = ++verbs_->next_pair_;
+      Pair& pair = verbs_->pairs_[number];
+      pair.device = name_;
+      pair.number = number;
+      pair.depth = depth;
+      return std::unique_ptr<VerbsQueuePair>(std::make_unique<QueuePair>(verbs_, number));
+    }
+    [[nodiscard]] int event_fd() const override {
+      const std::lock_guard lock(verbs_->mutex_);
+      return verbs_->devices_.at(name_).event_fd.get();
+    }
+    std::optional<VerbsEvent> next_event() override {
+      const std::lock_guard lock(verbs_->mutex_);
+      Device& device = verbs_->devices_[name_];
+      if (device.events.empty()) return std::nullopt;
+      const VerbsEvent event = device.events.front();
+      device.events.pop_front();
+      eventfd_t count = 0;
+      if (device.events.empty()) (void)::eventfd_read(device.event_fd.get(), &count);
+      return event;
+    }
+
+   private:
+    const std::shared_ptr<FakeVerbs> verbs_;
+    const std::string name_;
+  };
+};
+
+}  // namespace r2ccl

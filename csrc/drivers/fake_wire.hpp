@@ -1,0 +1,201 @@
+// What lies between the RDMA devices of a test: queue pairs, memory, and writes on their way.
+#pragma once
+
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "drivers/file_descriptor.hpp"
+#include "drivers/verbs.hpp"
+
+namespace r2ccl {
+
+// All functions want the lock.
+class FakeWire {
+ protected:
+  struct Region {
+    std::string device;
+    std::span<std::byte> memory;
+  };
+  struct Write {
+    VerbsWrite request;
+    std::vector<std::byte> inlined;
+    std::uint32_t to = 0;
+  };
+  struct Pair {
+    std::string device;
+    std::uint32_t number = 0;
+    std::uint32_t peer = 0;
+    std::deque<std::uint64_t> receives;
+    std::deque<Write> waiting;
+    std::deque<VerbsCompletion> completions;
+    VerbsDepth depth;
+    FileDescriptor fd{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+    bool armed = false;
+    bool failed = false;
+    bool dead = false;
+  };
+  struct Device {
+    VerbsGid gid{};
+    std::uint8_t gid_index = 1;
+    std::deque<VerbsEvent> events;
+    FileDescriptor event_fd{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+    int post_error = 0;
+    int share_error = 0;
+    std::uint64_t writes = 0;
+    bool active = true;
+    bool muted = false;
+    bool removed = false;
+    bool hanging = false;
+  };
+
+  void set_holding(bool holding) {
+    const std::lock_guard lock(mutex_);
+    holding_ = holding;
+    land();
+  }
+
+  Pair* newest(const std::string& device) {
+    for (auto pair = pairs_.rbegin(); pair != pairs_.rend(); ++pair)
+      if (pair->second.device == device) return &pair->second;
+    return nullptr;
+  }
+
+  int post(Pair& pair, std::span<const VerbsWrite> writes) {
+    Device& device = devices_[pair.device];
+    if (pair.dead) return EIO;
+    if (device.post_error != 0) return device.post_error;
+    for (const VerbsWrite& request : writes) {
+      if (pair.waiting.size() >= pair.depth.sends) return ENOMEM;
+      ++device.writes;
+      Write write{request, {}, pair.peer};
+      if (request.inlined && request.source.bytes > 0)
+        write.inlined.assign(request.source.data, request.source.data + request.source.bytes);
+      pair.waiting.push_back(std::move(write));
+    }
+    if (pair.failed) flush(pair);
+    land();
+    return 0;
+  }
+
+  void complete(Pair& pair, const VerbsCompletion& completion) {
+    pair.completions.push_back(completion);
+    if (std::exchange(pair.armed, false)) ::eventfd_write(pair.fd.get(), 1);
+  }
+
+  // Everything that may land does, in the order of each queue pair.
+  void land() {
+    if (holding_) return;
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (auto& [number, pair] : pairs_)
+        while (!pair.waiting.empty() && deliver(pair)) moved = true;
+    }
+  }
+
+  bool deliver(Pair& pair) {
+    const auto found = pairs_.find(pair.peer);
+    if (found == pairs_.end() || pair.dead) return false;
+    Pair& peer = found->second;
+    if (devices_[pair.device].muted || devices_[peer.device].muted || peer.failed || peer.dead ||
+        peer.peer != pair.number)
+      return false;
+    const Write& write = pair.waiting.front();
+    const bool immediate = write.request.immediate.has_value();
+    if (immediate && peer.receives.empty()) return false;  // not ready: tried again
+    if (!put(write)) {
+      break_pair(pair, "remote access error");
+      return false;
+    }
+    if (immediate) {
+      VerbsCompletion arrival;
+      arrival.id = peer.receives.front();
+      arrival.ok = arrival.receive = true;
+      arrival.immediate = write.request.immediate;
+      arrival.bytes = write.request.source.bytes;
+      peer.receives.pop_front();
+      complete(peer, arrival);
+    }
+    sent(pair);
+    return true;
+  }
+
+  void sent(Pair& pair) {
+    const VerbsWrite& request = pair.waiting.front().request;
+    if (request.signaled) {
+      VerbsCompletion done;
+      done.id = request.id;
+      done.ok = true;
+      complete(pair, done);
+    }
+    pair.waiting.pop_front();
+  }
+
+  bool put(const Write& write) {
+    const VerbsWrite& request = write.request;
+    if (request.source.bytes == 0) return true;
+    const auto found = regions_.find(request.remote_key);
+    if (found == regions_.end()) return false;
+    auto* const at = reinterpret_cast<std::byte*>(request.remote_address);
+    const auto memory = found->second.memory;
+    if (at < memory.data() || at + request.source.bytes > memory.data() + memory.size())
+      return false;
+    std::memcpy(at, request.inlined ? write.inlined.data() : request.source.data,
+                request.source.bytes);
+    return true;
+  }
+
+  void break_pair(Pair& pair, std::string_view why) {
+    VerbsCompletion broken;
+    broken.id = pair.waiting.front().request.id;
+    broken.status = why;
+    pair.waiting.pop_front();
+    complete(pair, broken);
+    flush(pair);
+  }
+
+  void flush(Pair& pair) {
+    pair.failed = true;
+    for (const Write& write : std::exchange(pair.waiting, {})) {
+      VerbsCompletion flushed;
+      flushed.id = write.request.id;
+      flushed.flushed = true;
+      flushed.status = "flushed";
+      complete(pair, flushed);
+      if (!lands_late_) continue;
+      Write& late = late_.emplace_back(write);
+      late.inlined.assign(write.request.source.data,
+                          write.request.source.data + write.request.source.bytes);
+      late.request.inlined = true;
+    }
+    for (const std::uint64_t id : std::exchange(pair.receives, {})) {
+      VerbsCompletion flushed;
+      flushed.id = id;
+      flushed.flushed = true;
+      flushed.status = "flushed";
+      complete(pair, flushed);
+    }
+  }
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, Device> devices_;
+  std::map<std::uint32_t, Region> regions_;
+  std::map<std::uint32_t, Pair> pairs_;
+  std::vector<Write> late_;
+  std::uint32_t next_key_ = 100;
+  std::uint32_t next_pair_ = 10;
+  bool holding_ = false;
+  bool lands_late_ = false;
+};
+
+}  // namespace r2ccl

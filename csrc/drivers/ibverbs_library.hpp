@@ -1,0 +1,44 @@
+// libibverbs as it is found when it is wanted.  For ibverbs.cc, in builds that have its header.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include "r2ccl/errors.hpp"
+
+#undef ibv_query_port  // macros that call what is to be loaded
+#undef ibv_reg_mr
+
+namespace r2ccl {
+
+// The entry points that are no inline functions.
+struct IbverbsLibrary {
+  static Result<const IbverbsLibrary*> load();  // once
+
+  decltype(&::ibv_get_device_list) get_device_list = nullptr;
+  decltype(&::ibv_free_device_list) free_device_list = nullptr;
+  decltype(&::ibv_get_device_name) get_device_name = nullptr;
+  decltype(&::ibv_open_device) open_device = nullptr;
+  decltype(&::ibv_close_device) close_device = nullptr;
+  decltype(&::ibv_query_port) query_port = nullptr;
+  decltype(&::_ibv_query_gid_table) query_gid_table = nullptr;
+  decltype(&::ibv_alloc_pd) alloc_pd = nullptr;
+  decltype(&::ibv_dealloc_pd) dealloc_pd = nullptr;
+  decltype(&::ibv_reg_mr) reg_mr = nullptr;
+  decltype(&::ibv_reg_mr_iova2) reg_mr_iova2 = nullptr;
+  decltype(&::ibv_dereg_mr) dereg_mr = nullptr;
+  decltype(&::ibv_create_comp_channel) create_comp_channel = nullptr;
+  decltype(&::ibv_destroy_comp_channel) destroy_comp_channel = nullptr;
+  decltype(&::ibv_create_cq) create_cq = nullptr;
+  decltype(&::ibv_destroy_cq) destroy_cq = nullptr;
+  decltype(&::ibv_get_cq_event) get_cq_event = nullptr;
+  decltype(&::ibv_ack_cq_events) ack_cq_events = nullptr;
+  decltype(&::ibv_create_qp) create_qp = nullptr;
+  decltype(&::ibv_modify_qp) modify_qp = nullptr;
+  decltype(&::ibv_destroy_qp) destroy_qp = nullptr;
+  decltype(&::ibv_get_async_event) get_async_event = nullptr;
+  decltype(&::ibv_ack_async_event) ack_async_event = nullptr;
+  decltype(&::ibv_event_type_str) event_type_str = nullptr;
+  decltype(&::ibv_wc_status_str) wc_status_str = nullptr;
+};
+
+}  // namespace r2ccl

@@ -1,0 +1,109 @@
+// Rails over RDMA: what connects their queue pairs, and what their devices say.
+#include <algorithm>
+#include <utility>
+
+#include "engine/clock.hpp"
+#include "engine/engine.hpp"
+#include "rails/verbs/verbs_rail.hpp"
+
+namespace r2ccl {
+
+void Engine::on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSession> session) {
+  Peer* peer = find(rail.peer);
+  if (peer == nullptr || rail.rail >= peer->rails.size()) return;
+  RailEnd& end = peer->rails[rail.rail];
+  const TimeNs now = now_ns();
+  const int socket = rail.socket.get();
+  if (end.fault != Fault::none || came_too_late(end, socket)) {
+    peer->connect_failed(rail.rail, rail.epoch, {}, now);
+    return;
+  }
+  if (!peer->begin_epoch(rail.rail, rail.epoch, now)) return;
+  note_addresses(*peer, end, socket);
+  const auto note = [this, name = end.name + " to " + peer->label](const std::string& why) {
+    log_.add(LogLevel::warning, name + ": " + why);
+  };
+  peer->carry(rail.rail,
+              std::make_unique<VerbsRail>(peer->link, rail.rail, std::move(session),
+                                          std::move(rail.socket), note),
+              now);
+}
+
+// A connection is to be made anew, and the one under way is of no use: nobody may take the epoch
+// that it was about for open.
+void Engine::withdraw_exchange(Peer& peer, RailId rail) {
+  if (const Epoch epoch = verbs_connections_->withdraw(peer.process, rail); epoch != 0)
+    peer.link.never_opened(rail, epoch);
+}
+
+// The port answers to another name than the one that the rail's peer was given.
+bool Engine::verbs_address_is_gone(const RailEnd& end, const VerbsAddress& address) {
+  const auto device = verbs_devices_.find(end.verbs.device);
+  if (device == nullptr) return true;
+  auto port = device->port(end.verbs.port);
+  if (!port.ok()) return true;
+  const auto& gids = port.value().gids;
+  const bool has_gid = std::any_of(gids.begin(), gids.end(), [&](const VerbsGidEntry& entry) {
+    return entry.gid == address.gid;
+  });
+  return !has_gid || (!port.value().ethernet && port.value().lid != address.lid);
+}
+
+void Engine::on_verbs_event(const std::string& device, const VerbsEvent& event, TimeNs now) {
+  using Kind = VerbsEvent::Kind;
+  log_.add(LogLevel::debug, "RDMA device " + device + ": " + std::string(event.text));
+  for (auto& [process, peer] : peers_) {
+    for (RailId id = 0; id < peer->rails.size(); ++id) {
+      const RailEnd& end = peer->rails[id];
+      if (end.kind != RailKind::verbs || end.verbs.device != device) continue;
+      const auto* rail = dynamic_cast<const VerbsRail*>(peer->ends[id].rail.get());
+      const bool its_port = event.port == end.verbs.port;
+      const bool its_pair = rail != nullptr && rail->number() == event.queue_pair;
+      RailCause cause = RailCause::none;
+      switch (event.kind) {
+        case Kind::port_error:
+          if (its_port) cause = RailCause::carrier;
+          break;
+        case Kind::port_active:
+          if (its_port) peer->link.connect_soon(id, now);
+          break;
+        case Kind::gid_changed:
+        case Kind::port_changed:
+          if (its_port && rail != nullptr && verbs_address_is_gone(end, rail->address()))
+            cause = RailCause::carrier;
+          break;
+        case Kind::device_fatal: cause = RailCause::device; break;
+        case Kind::queue_pair_fatal:
+        case Kind::completion_queue_error:
+          if (its_pair) cause = RailCause::device;
+          break;
+        case Kind::other: break;
+      }
+      if (cause != RailCause::none) peer->link.rail_failed(id, peer->link.epoch(id), cause, now);
+    }
+    peer->act(now);
+    peer->send(now);
+  }
+}
+
+Status Engine::open_verbs(const VerbsPortName& port) {
+  const Lock guard(*this);
+  R2CCL_TRY(verbs_devices_.open(port.device));
+  R2CCL_TRY(verbs_devices_.find(port.device)->port(port.port).take_status());
+  VerbsSession trial(port.device, verbs_devices_.pool(),
+                     static_cast<std::uint32_t>(config_.chunk_bytes));
+  return trial.prepare();  // as every epoch will
+}
+
+Status Engine::register_buffer(std::span<std::byte> buffer) {
+  const Lock guard(*this);
+  return verbs_devices_.pool().register_buffer(buffer);
+}
+
+Status Engine::deregister_buffer(const std::byte* buffer) {
+  const Lock guard(*this);
+  if (verbs_devices_.pool().deregister_buffer(buffer)) return {};
+  return {ErrorCode::invalid_argument, "buffer: it is not registered"};
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,205 @@
+#include "engine/verbs_connections.hpp"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+namespace r2ccl {
+namespace {
+
+template <typename Work, typename Body>
+void run(const std::shared_ptr<Work>& work, Body body) {
+  std::thread([work, body = std::move(body)] {
+    body(*work);
+    work->done.store(true, std::memory_order_release);
+  }).detach();
+}
+
+std::uint32_t random_packet_number() {
+  std::uint32_t number = 0;
+  (void)!::getrandom(&number, sizeof(number), 0);  // to tell epochs apart; no secret
+  return number & 0xFFFFFFU;
+}
+
+}  // namespace
+
+VerbsConnections::~VerbsConnections() {
+  for (Pending& pending : pending_) (void)give_up(pending, "");
+  // A device that hangs keeps its thread, and with that what it may still reach.
+  for (Closing& closing : closing_) {
+    if (closing.work && !closing.work->done.load(std::memory_order_acquire))
+      closing.session->abandon_memory();
+    else if (closing.fence && !closing.fence->done())
+      closing.session->abandon_memory();
+  }
+}
+
+void VerbsConnections::begin(EstablishedRail rail, bool connector, const VerbsPortName& port,
+                             const IpAddress& local, TimeNs now) {
+  (void)withdraw(rail.peer, rail.rail);
+  Pending& pending = pending_.emplace_back();
+  pending.session = std::make_unique<VerbsSession>(port.device, devices_.pool(),
+                                                   static_cast<std::uint32_t>(config_.chunk_bytes));
+  pending.exchange = std::make_unique<VerbsExchange>(rail.channel_key, connector);
+  pending.rail = std::move(rail);
+  pending.deadline = now + config_.handshake_timeout_ms * ns_per_ms;
+  start_creating(pending, port, local);
+}
+
+Epoch VerbsConnections::withdraw(std::uint32_t peer, RailId rail) {
+  for (auto same = pending_.begin(); same != pending_.end(); ++same) {
+    if (same->rail.peer != peer || same->rail.rail != rail) continue;
+    const Epoch epoch = same->rail.epoch;
+    (void)give_up(*same, "");
+    pending_.erase(same);
+    return epoch;
+  }
+  return 0;
+}
+
+void VerbsConnections::start_creating(Pending& pending, const VerbsPortName& port,
+                                      const IpAddress& local) {
+  pending.work = std::make_shared<Work>();
+  auto device = devices_.find(port.device);
+  if (device == nullptr) {
+    pending.work->error = "RDMA device " + port.device + " is gone";
+  } else if (const Status status = pending.session->prepare(); !status.ok()) {
+    pending.work->error = status.message();
+  }
+  if (!pending.work->error.empty()) {
+    pending.work->done.store(true);
+    return;
+  }
+  VerbsPath path;
+  path.port = port.port;
+  path.timeout = static_cast<std::uint8_t>(config_.verbs_timeout);
+  path.retry_count = static_cast<std::uint8_t>(config_.verbs_retry_count);
+  path.traffic_class = static_cast<std::uint8_t>(config_.traffic_class);
+  path.service_level = static_cast<std::uint8_t>(config_.service_level);
+  path.pkey_index = static_cast<std::uint16_t>(config_.pkey_index);
+  run(pending.work, [device = std::move(device), path, local,
+                     wanted = static_cast<int>(config_.gid_index)](Work& work) {
+    auto attributes = device->port(path.port);
+    if (!attributes.ok()) {
+      work.error = attributes.take_status().message();
+      return;
+    }
+    const VerbsPort& now = attributes.value();
+    auto gid = choose_gid(now, local, wanted);
+    if (!gid.ok()) {
+      work.error = gid.take_status().message();
+      return;
+    }
+    auto pair = device->create_queue_pair(path.port, path.pkey_index, VerbsSession::depth());
+    if (!pair.ok()) {
+      work.error = pair.take_status().message();
+      return;
+    }
+    work.path = path;
+    work.path.gid_index = gid.value().index;
+    work.pair = std::move(pair.value());
+    work.address = {.queue_pair = work.pair->number(),
+                    .first_packet = random_packet_number(),
+                    .mtu = now.mtu,
+                    .lid = now.ethernet ? std::uint16_t{0} : now.lid,
+                    .gid = gid.value().gid};
+  });
+}
+
+void VerbsConnections::start_connecting(Pending& pending) {
+  pending.phase = Phase::connecting;
+  pending.work->done.store(false);
+  run(pending.work, [peer = pending.session->peer.address](Work& work) {
+    int error = work.pair->connect(work.address, peer, work.path);
+    if (error == 0)
+      error = work.pair->post_receives(request_id(VerbsRequest::receive, 0),
+                                       VerbsSession::depth().receives - 1);
+    if (error != 0) work.error = std::string("connecting a queue pair: ") + std::strerror(error);
+  });
+}
+
+void VerbsConnections::add_poll_fds(std::vector<pollfd>& fds) const {
+  for (const Pending& pending : pending_) {
+    const bool writes = !pending.exchange->output().empty();
+    fds.push_back(
+        {pending.rail.socket.get(), static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN), 0});
+  }
+}
+
+void VerbsConnections::progress(TimeNs now) {
+  for (auto pending = pending_.begin(); pending != pending_.end();)
+    pending = advance(*pending, now) ? pending_.erase(pending) : std::next(pending);
+  for (auto closing = closing_.begin(); closing != closing_.end();) {
+    const bool working = closing->work && !closing->work->done.load(std::memory_order_acquire);
+    if (!working && closing->work) {
+      if (closing->work->pair) closing->fence = VerbsFence::begin(std::move(closing->work->pair));
+      closing->work.reset();
+    }
+    const bool over = !working && (closing->fence == nullptr || closing->fence->done());
+    closing = over ? closing_.erase(closing) : std::next(closing);
+  }
+}
+
+bool VerbsConnections::advance(Pending& pending, TimeNs now) {
+  if (!exchange(pending)) return give_up(pending, "the peer closed the connection");
+  if (pending.work->done.load(std::memory_order_acquire)) {
+    if (!pending.work->error.empty()) return give_up(pending, pending.work->error);
+    if (pending.phase == Phase::creating) {
+      pending.exchange->say_endpoint(pending.session->endpoint(pending.work->address));
+      pending.phase = Phase::waiting_for_peer;
+    }
+    if (pending.phase == Phase::waiting_for_peer && pending.exchange->peer().has_value()) {
+      pending.session->peer = *pending.exchange->peer();
+      start_connecting(pending);
+    } else if (pending.phase == Phase::connecting) {
+      pending.exchange->say_connected();
+      pending.phase = Phase::finishing;
+    }
+  }
+  if (!exchange(pending)) return give_up(pending, "the peer closed the connection");
+  if (pending.phase == Phase::finishing && pending.exchange->peer_connected() &&
+      pending.exchange->output().empty()) {
+    pending.session->pair = std::move(pending.work->pair);
+    pending.session->own = pending.work->address;
+    callbacks_.connected(std::move(pending.rail), std::move(pending.session));
+    return true;
+  }
+  return now >= pending.deadline && give_up(pending, "timed out");
+}
+
+bool VerbsConnections::exchange(Pending& pending) {
+  VerbsExchange& talk = *pending.exchange;
+  const int socket = pending.rail.socket.get();
+  if (!pending.rail.leftover.empty() && !talk.feed(std::exchange(pending.rail.leftover, {})))
+    return false;
+  while (!talk.output().empty()) {
+    const auto data = talk.output();
+    const ssize_t sent = ::send(socket, data.data(), data.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EAGAIN || errno == EINTR) break;
+      return false;
+    }
+    talk.sent(static_cast<std::size_t>(sent));
+  }
+  std::array<std::byte, 256> buffer;
+  for (;;) {
+    const ssize_t got = ::recv(socket, buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (got == 0) return false;
+    if (got < 0) return errno == EAGAIN || errno == EINTR;
+    if (!talk.feed({buffer.data(), static_cast<std::size_t>(got)})) return false;
+  }
+}
+
+// True.
+bool VerbsConnections::give_up(Pending& pending, const std::string& why) {
+  closing_.push_back({std::move(pending.session), std::move(pending.work), nullptr});
+  if (!why.empty()) callbacks_.failed(pending.rail, why);
+  return true;
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,93 @@
+// Queue pairs of rails whose handshake is through, until they are connected.  What a device may
+// take long for runs on threads of its own.
+#pragma once
+
+#include <poll.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "drivers/ip_address.hpp"
+#include "engine/connections.hpp"
+#include "engine/verbs_devices.hpp"
+#include "engine/verbs_exchange.hpp"
+#include "r2ccl/config.hpp"
+#include "rails/verbs/fence.hpp"
+#include "rails/verbs/session.hpp"
+
+namespace r2ccl {
+
+// One end of a verbs rail.
+struct VerbsPortName {
+  std::string device;
+  std::uint8_t port = 1;
+};
+
+class VerbsConnections {
+ public:
+  struct Callbacks {
+    std::function<void(EstablishedRail, std::unique_ptr<VerbsSession>)> connected;
+    std::function<void(const EstablishedRail&, const std::string& why)> failed;
+  };
+
+  VerbsConnections(const Config& config, VerbsDevices& devices, Callbacks callbacks)
+      : config_(config), devices_(devices), callbacks_(std::move(callbacks)) {}
+  ~VerbsConnections();
+  VerbsConnections(const VerbsConnections&) = delete;
+  VerbsConnections& operator=(const VerbsConnections&) = delete;
+
+  // One under way for the same rail is given up.  `local`: the rail's own address.
+  void begin(EstablishedRail rail, bool connector, const VerbsPortName& port,
+             const IpAddress& local, TimeNs now);
+
+  // Gives one up without a word.  The epoch that it was about; 0: there was none.
+  Epoch withdraw(std::uint32_t peer, RailId rail);
+
+  void add_poll_fds(std::vector<pollfd>& fds) const;
+  void progress(TimeNs now);
+
+ private:
+  // What a thread does to a queue pair, and what came of it.
+  struct Work {
+    std::atomic<bool> done{false};
+    std::unique_ptr<VerbsQueuePair> pair;
+    VerbsAddress address;
+    VerbsPath path;
+    std::string error;  // empty: it worked
+  };
+  enum class Phase : std::uint8_t { creating, waiting_for_peer, connecting, finishing };
+  struct Pending {
+    EstablishedRail rail;
+    std::unique_ptr<VerbsSession> session;
+    std::unique_ptr<VerbsExchange> exchange;
+    std::shared_ptr<Work> work;
+    Phase phase = Phase::creating;
+    TimeNs deadline = 0;
+  };
+  // Given up: kept until its thread and its queue pair's fence are through.
+  struct Closing {
+    std::unique_ptr<VerbsSession> session;
+    std::shared_ptr<Work> work;
+    std::shared_ptr<VerbsFence> fence;
+  };
+
+  // True: over, one way or the other.
+  bool advance(Pending& pending, TimeNs now);
+  bool exchange(Pending& pending);  // false: the connection is of no use
+  bool give_up(Pending& pending, const std::string& why);
+  void start_creating(Pending& pending, const VerbsPortName& port, const IpAddress& local);
+  void start_connecting(Pending& pending);
+
+  const Config& config_;
+  VerbsDevices& devices_;
+  const Callbacks callbacks_;
+  std::list<Pending> pending_;
+  std::list<Closing> closing_;
+};
+
+}  // namespace r2ccl

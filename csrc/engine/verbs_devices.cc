@@ -1,0 +1,101 @@
+#include "engine/verbs_devices.hpp"
+
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "drivers/ibverbs.hpp"
+
+namespace r2ccl {
+namespace {
+
+constexpr TimeNs look_interval_ns = 1000 * ns_per_ms;
+
+// As a GID has it: IPv4 is mapped into IPv6.
+VerbsGid gid_of(const IpAddress& address) {
+  VerbsGid gid{};
+  if (address.family == AF_INET6) {
+    std::copy(address.bytes.begin(), address.bytes.end(), gid.begin());
+    return gid;
+  }
+  gid[10] = gid[11] = std::byte{0xff};
+  std::copy_n(address.bytes.begin(), 4, gid.begin() + 12);
+  return gid;
+}
+
+}  // namespace
+
+Result<VerbsGidEntry> choose_gid(const VerbsPort& port, const IpAddress& local, int wanted) {
+  const VerbsGid own = gid_of(local);
+  const VerbsGidEntry* best = nullptr;
+  int best_rank = -1;
+  for (const VerbsGidEntry& entry : port.gids) {
+    if (wanted >= 0 && entry.index != wanted) continue;
+    const bool v2 = entry.type == VerbsGidType::roce_v2;
+    const bool is_own = local.family != AF_UNSPEC && entry.gid == own;
+    const int rank = port.ethernet ? 2 * static_cast<int>(is_own) + static_cast<int>(v2) : 0;
+    if (rank > best_rank) {
+      best = &entry;
+      best_rank = rank;
+    }
+  }
+  if (best != nullptr) return *best;
+  if (wanted < 0) return Status(ErrorCode::internal, "the port has no GID");
+  return Status(ErrorCode::internal, "gid_index (R2CCL_GID_INDEX) is " + std::to_string(wanted) +
+                                         ": the port has no GID there");
+}
+
+Status VerbsDevices::open(const std::string& device) {
+  if (find(device) != nullptr) return {};
+  if (driver_ == nullptr) {
+    auto loaded = load_ibverbs();
+    if (!loaded.ok()) return loaded.take_status();
+    driver_ = std::move(loaded.value());
+  }
+  Entry entry;
+  R2CCL_TRY(reopen(device, entry));
+  entries_[device] = std::move(entry);
+  return {};
+}
+
+Status VerbsDevices::reopen(const std::string& name, Entry& entry) {
+  auto opened = driver_->open(name);
+  if (!opened.ok()) return opened.take_status();
+  std::shared_ptr<VerbsDevice> device = std::move(opened.value());
+  R2CCL_TRY(pool_.add_device(device));
+  entry.device = std::move(device);
+  return {};
+}
+
+std::shared_ptr<VerbsDevice> VerbsDevices::find(const std::string& device) const {
+  const auto found = entries_.find(device);
+  return found == entries_.end() ? nullptr : found->second.device;
+}
+
+void VerbsDevices::add_poll_fds(std::vector<pollfd>& fds) const {
+  for (const auto& [name, entry] : entries_)
+    if (entry.device) fds.push_back({entry.device->event_fd(), POLLIN, 0});
+}
+
+void VerbsDevices::progress(TimeNs now, const OnEvent& on_event) {
+  for (auto& [name, entry] : entries_) {
+    if (entry.device == nullptr) {
+      if (now - entry.looked_at < look_interval_ns) continue;
+      entry.looked_at = now;
+      if (const Status status = reopen(name, entry); status.ok())
+        log_.add(LogLevel::info, "RDMA device " + name + " is back");
+      continue;
+    }
+    while (const auto event = entry.device->next_event()) {
+      on_event(name, *event);
+      if (event->kind != VerbsEvent::Kind::device_fatal) continue;
+      entry.device.reset();
+      entry.looked_at = now;
+      break;
+    }
+  }
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,55 @@
+// What both ends of a verbs rail say after their handshake, over the same connection: where each
+// one's queue pair is, and that it is connected.  Sans-IO.  Every message is authenticated with the
+// connection's own key and a label of its sender's role.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/handshake.hpp"
+#include "rails/verbs/session.hpp"
+
+namespace r2ccl {
+
+class VerbsExchange {
+ public:
+  VerbsExchange(const HandshakeKey& key, bool connector) : key_(key), connector_(connector) {}
+  ~VerbsExchange() { wipe(key_); }
+  VerbsExchange(const VerbsExchange&) = delete;
+  VerbsExchange& operator=(const VerbsExchange&) = delete;
+
+  void say_endpoint(const VerbsEndpoint& own);
+  void say_connected();
+
+  // False: nobody with the key has said this.
+  [[nodiscard]] bool feed(std::span<const std::byte> data);
+  [[nodiscard]] std::span<const std::byte> output() const { return output_; }
+  void sent(std::size_t bytes) {
+    output_.erase(output_.begin(), output_.begin() + static_cast<std::ptrdiff_t>(bytes));
+  }
+
+  [[nodiscard]] const std::optional<VerbsEndpoint>& peer() const { return peer_; }
+  [[nodiscard]] bool peer_connected() const { return peer_connected_; }
+
+ private:
+  static constexpr std::size_t body_bytes = 56;
+  using Message = std::array<std::byte, body_bytes + sizeof(Digest)>;
+
+  void say(std::span<const std::byte> body);
+  [[nodiscard]] Digest mac(bool connector, std::span<const std::byte> body) const;
+  bool take(const Message& message);
+
+  HandshakeKey key_;
+  const bool connector_;
+  std::vector<std::byte> output_;
+  Message input_{};
+  std::size_t input_bytes_ = 0;
+  std::optional<VerbsEndpoint> peer_;
+  bool peer_connected_ = false;
+};
+
+}  // namespace r2ccl

@@ -1,0 +1,46 @@
+#include "rails/verbs/fence.hpp"
+
+#include <array>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "rails/verbs/session.hpp"
+
+namespace r2ccl {
+namespace {
+
+// For a queue pair to flush; destroying it ends it in any case.
+constexpr std::chrono::seconds flush_time{1};
+
+// Whatever was posted before the markers is through when they are.
+void drain(VerbsQueuePair& pair) {
+  const VerbsWrite marker{
+      .id = request_id(VerbsRequest::marker, 0), .source = {}, .immediate = {}, .signaled = true};
+  int left = 0;
+  if (pair.post({&marker, 1}) == 0) ++left;
+  if (pair.post_receives(request_id(VerbsRequest::marker, 1), 1) == 0) ++left;
+  const auto deadline = std::chrono::steady_clock::now() + flush_time;
+  std::array<VerbsCompletion, 16> completions;
+  while (left > 0 && std::chrono::steady_clock::now() < deadline) {
+    const int got = pair.poll(completions);
+    if (got < 0) return;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(got); ++i)
+      if ((completions[i].id & 3U) == static_cast<std::uint64_t>(VerbsRequest::marker)) --left;
+    if (got == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<VerbsFence> VerbsFence::begin(std::unique_ptr<VerbsQueuePair> pair) {
+  auto fence = std::make_shared<VerbsFence>();
+  std::thread([fence, taken = std::move(pair)]() mutable {
+    if (taken->fail() == 0) drain(*taken);
+    taken.reset();
+    fence->done_.store(true, std::memory_order_release);
+  }).detach();
+  return fence;
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,139 @@
+"""Which RDMA devices there are and which network interface each port belongs to, from sysfs.
+
+Layout: Documentation/ABI/stable/sysfs-class-infiniband of the kernel.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSFS = Path("/sys/class/infiniband")
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An entry of a port's GID table; ``kind``: ``IB``, ``RoCE v1`` or ``RoCE v2``."""
+
+    index: int
+    address: ipaddress.IPv6Address
+    kind: str
+    netdev: str
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    """A port of an RDMA device."""
+
+    device: str
+    port: int
+    state: str
+    """As the kernel says it: ``ACTIVE``, ``DOWN``, ``INIT``, …"""
+    link_layer: str
+    """``Ethernet`` (RoCE) or ``InfiniBand``."""
+    gbit_s: float
+    lid: int
+    gids: tuple[Gid, ...]
+    netdev: str
+    """Empty: the port belongs to no network interface."""
+    numa_node: int
+    """-1: not known."""
+    pci: str
+    """Empty: no PCI device."""
+
+    @property
+    def active(self) -> bool:
+        return self.state == "ACTIVE"
+
+    @property
+    def name(self) -> str:
+        return f"{self.device}:{self.port}"
+
+
+def list_ports(sysfs: Path = SYSFS) -> list[RdmaPort]:
+    """All ports of all RDMA devices, in the order of their names; none where there are none."""
+    if not sysfs.is_dir():
+        return []
+    return [
+        _port(device, directory)
+        for device in sorted(sysfs.iterdir())
+        for directory in sorted((device / "ports").glob("[0-9]*"), key=lambda path: int(path.name))
+    ]
+
+
+def find_port(ports: Sequence[RdmaPort], name: str) -> RdmaPort | None:
+    """The port of that name: ``device:port``, or a device, whose first port is meant."""
+    for port in ports:
+        if name in (port.name, port.device):
+            return port
+    return None
+
+
+def port_of_interface(ports: Sequence[RdmaPort], netdev: str) -> RdmaPort | None:
+    """The port that belongs to a network interface, an active one before others."""
+    own = [port for port in ports if port.netdev == netdev]
+    return min(own, key=lambda port: not port.active, default=None)
+
+
+def _port(device: Path, directory: Path) -> RdmaPort:
+    gids = _gids(directory)
+    netdevs = [gid.netdev for gid in gids if gid.netdev] or _netdevs(device, directory)
+    pci = device / "device"
+    return RdmaPort(
+        device=device.name,
+        port=int(directory.name),
+        state=_read(directory / "state").partition(": ")[2],
+        link_layer=_read(directory / "link_layer"),
+        gbit_s=_leading_number(_read(directory / "rate")),
+        lid=int(_read(directory / "lid") or "0", 0),
+        gids=gids,
+        netdev=netdevs[0] if netdevs else "",
+        numa_node=int(_read(pci / "numa_node") or -1),
+        pci=pci.resolve().name if (pci / "vendor").exists() else "",
+    )
+
+
+def _netdevs(device: Path, directory: Path) -> list[str]:
+    """The interfaces of the same PCI function (InfiniBand has no GID table that names them)."""
+    named = _read(device / "parent")  # Soft-RoCE
+    if named:
+        return [named]
+    number = int(directory.name) - 1
+    found = []
+    for interface in sorted((device / "device" / "net").glob("*")):
+        if int(_read(interface / "dev_port") or "0", 0) == number:
+            found.append(interface.name)
+    return found
+
+
+def _gids(directory: Path) -> tuple[Gid, ...]:
+    found = []
+    for entry in sorted((directory / "gids").glob("*"), key=lambda path: int(path.name)):
+        text = _read(entry)
+        kind = _read(directory / "gid_attrs" / "types" / entry.name)
+        if not text or not kind:
+            continue
+        address = ipaddress.IPv6Address(text)
+        if int(address) == 0:
+            continue
+        netdev = _read(directory / "gid_attrs" / "ndevs" / entry.name)
+        kind = "IB" if kind == "IB/RoCE v1" and not netdev else kind.removeprefix("IB/")
+        found.append(Gid(int(entry.name), address, kind, netdev))
+    return tuple(found)
+
+
+def _leading_number(text: str) -> float:
+    try:
+        return float(text.split()[0])
+    except (IndexError, ValueError):
+        return 0.0
+
+
+def _read(path: Path) -> str:
+    """The text of an attribute; empty where the kernel has none (an unused GID is EINVAL)."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

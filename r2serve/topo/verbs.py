@@ -1,0 +1,59 @@
+"""What libibverbs and pyverbs say; either may be missing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from r2serve import _core
+from r2serve.errors import R2cclError
+
+_DEBIAN = "/usr/lib/python3/dist-packages"
+_MTU = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
+
+
+def library_state() -> str:
+    """``ok``, or why the core cannot use libibverbs."""
+    try:
+        _core.verbs_devices()
+    except R2cclError as error:
+        return str(error)
+    return "ok"
+
+
+def pyverbs_device() -> ModuleType | None:
+    """The module ``pyverbs.device``: installed here, or the distribution's own."""
+    for path in ("", _DEBIAN):
+        if path and not (Path(path) / "pyverbs").is_dir():
+            continue
+        if path and path not in sys.path:
+            sys.path.append(path)  # last: nothing here is hidden by it
+        try:
+            return importlib.import_module("pyverbs.device")
+        except ImportError:
+            continue
+    return None
+
+
+def describe(device: str, port: int) -> dict[str, Any] | None:
+    """Firmware, limits and the port's active MTU; None without pyverbs or permission."""
+    module = pyverbs_device()
+    if module is None:
+        return None
+    try:
+        with module.Context(name=device) as context:
+            limits = context.query_device()
+            state = context.query_port(port)
+            return {
+                "firmware": str(limits.fw_ver),
+                "max_qp": int(limits.max_qp),
+                "max_mr_bytes": int(limits.max_mr_size),
+                "max_qp_wr": int(limits.max_qp_wr),
+                "active_mtu": _MTU.get(int(state.active_mtu), 0),
+                "max_mtu": _MTU.get(int(state.max_mtu), 0),
+            }
+    except Exception as error:  # noqa: BLE001 - PyverbsRDMAError, of a module that may not be here
+        return {"error": str(error)}

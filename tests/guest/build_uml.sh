@@ -1,0 +1,40 @@
+#!/bin/bash
+# Builds a User-Mode Linux that has Soft-RoCE from Debian's kernel source: a kernel that runs as a
+# process, for guest.py --uml.  Some minutes, once.
+#
+#   build_uml.sh FILE
+set -euo pipefail
+
+kernel=$(realpath -m "$1")
+source=linux-source-6.12
+options=(
+    # a user space
+    64BIT PRINTK BUG MULTIUSER POSIX_TIMERS HIGH_RES_TIMERS FUTEX EPOLL EVENTFD SIGNALFD TIMERFD AIO
+    FILE_LOCKING ADVISE_SYSCALLS MEMBARRIER SYSVIPC SHMEM INOTIFY_USER BINFMT_ELF BINFMT_SCRIPT BLOCK
+    # its terminal and its files
+    TTY UNIX98_PTYS STDERR_CONSOLE STDIO_CONSOLE NULL_CHAN FD_CHAN PROC_FS PROC_SYSCTL SYSFS TMPFS
+    TMPFS_XATTR DEVTMPFS HOSTFS OVERLAY_FS
+    # its network
+    NAMESPACES NET_NS NET UNIX PACKET INET IPV6 IP_ADVANCED_ROUTER IP_MULTIPLE_TABLES NETDEVICES
+    NET_CORE VETH BRIDGE NET_SCHED NET_SCH_TBF
+    # InfiniBand, whose menu wants memory-mapped devices
+    VIRTIO_MENU VIRTIO_UML UML_PCI_OVER_VIRTIO INFINIBAND INFINIBAND_USER_ACCESS
+    INFINIBAND_ADDR_TRANS RDMA_RXE
+)
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+apt-get install -qq -y --no-install-recommends gcc make flex bison bc libc6-dev xz-utils > /dev/null
+(cd "$work" && apt-get -q -o APT::Sandbox::User=root download "$source")
+dpkg-deb --fsys-tarfile "$work/$source"*.deb | tar -xO "./usr/src/$source.tar.xz" | tar -xJ -C "$work"
+cd "$work/$source"
+make -s ARCH=um allnoconfig
+for option in "${options[@]}"; do scripts/config --enable "$option"; done
+scripts/config --set-val UML_PCI_OVER_VIRTIO_DEVICE_ID 1234
+make -s ARCH=um olddefconfig
+for option in "${options[@]}"; do
+    grep -qx "CONFIG_$option=y" .config || { echo "this source has no $option" >&2 && exit 1; }
+done
+make -s ARCH=um -j"$(nproc)" linux > build.log 2>&1 || { tail -n 40 build.log >&2 && exit 1; }
+mkdir -p "$(dirname "$kernel")"
+mv linux "$kernel"

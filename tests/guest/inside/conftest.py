@@ -1,0 +1,42 @@
+"""Runs inside the guest: two nodes with three Soft-RoCE rails each (see ../guest.py)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ranks import Job
+
+REPORT: list[str] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _in_the_guest() -> None:
+    if not Path("/sys/class/infiniband/rxe_n1r2").exists():
+        pytest.exit("these tests run inside the guest: make test-guest", returncode=3)
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[Job]:
+    """Two ranks over all three rails."""
+    made = Job(rails_of=lambda rank: ",".join(f"n{rank}r{rail}" for rail in range(3)))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def show() -> Callable[[str], None]:
+    """A line of the report that the run ends with."""
+    return REPORT.append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if REPORT:
+        terminalreporter.section("measured")
+    for line in REPORT:
+        terminalreporter.write_line(line)

@@ -1,0 +1,79 @@
+#!/bin/bash
+# Soft-RoCE rails of the guest, and their faults.
+#
+#   rails.sh create NODES RAILS
+#   rails.sh down DEV | up DEV           the NIC goes down, which its own RDMA device says
+#   rails.sh unplug DEV | plug DEV       its cable is pulled
+#   rails.sh mute DEV | unmute DEV       its switch port drops everything, and nothing says so
+#   rails.sh limit DEV KBIT | unlimit DEV  its switch port lets through so much
+#
+# The NIC of node N on rail R is nNrR with address 10.R.0.(N+1), its RDMA device rxe_nNrR; a bridge a
+# rail is the switch, and the switch port of nNrR is pnNrR.  Soft-RoCE of these kernels lives in one
+# network namespace, so all nodes do; rules keep what leaves a NIC on its wire.
+set -eu
+
+load() { # MODULE...: if this kernel has modules
+    [ ! -d "/lib/modules/$(uname -r)" ] || modprobe -a "$@"
+}
+
+node_of() { local rest=${1#n}; echo "${rest%%r*}"; }
+rail_of() { echo "${1##*r}"; }
+mac_of() { printf '02:00:00:00:%02x:%02x' "$(node_of "$1")" "$(rail_of "$1")"; }
+nics() { ls /sys/class/net | grep -E '^n[0-9]+r[0-9]+$'; }
+
+# Fixed neighbours, which a NIC forgets when it goes down: the answer to an ARP request may come
+# before the RDMA core listens for it, and then a connection takes a second.
+meet_neighbours() { # DEV
+    local other
+    for other in $(nics); do
+        [ "$(rail_of "$other")" = "$(rail_of "$1")" ] && [ "$other" != "$1" ] || continue
+        ip neigh replace "10.$(rail_of "$1").0.$(($(node_of "$other") + 1))" \
+            lladdr "$(mac_of "$other")" dev "$1" nud permanent
+    done
+}
+
+create() { # NODES RAILS
+    local node rail nic scope
+    load veth bridge rdma_rxe ib_uverbs
+    for scope in all default; do
+        echo 0 > /proc/sys/net/ipv4/conf/$scope/rp_filter
+        echo 1 > /proc/sys/net/ipv4/conf/$scope/accept_local # packets of our own other NICs
+        echo 1 > /proc/sys/net/ipv4/conf/$scope/arp_ignore   # a NIC answers for its own address
+    done
+    # Before the table of local addresses, which would keep everything inside.
+    ip rule add pref 100 lookup local
+    ip rule del pref 0
+    for ((rail = 0; rail < $2; rail++)); do
+        ip link add "rail$rail" up type bridge
+        for ((node = 0; node < $1; node++)); do
+            nic=n${node}r$rail
+            ip link add "$nic" up address "$(mac_of "$nic")" mtu 4200 type veth peer name "p$nic" mtu 4200
+            ip link set "p$nic" master "rail$rail" up
+            ip rule add pref 10 oif "$nic" lookup main
+            ip addr add "10.$rail.0.$((node + 1))/24" dev "$nic"
+        done
+    done
+    for nic in $(nics); do
+        meet_neighbours "$nic"
+        rdma link add "rxe_$nic" type rxe netdev "$nic"
+    done
+}
+
+case ${1:-} in
+    create) create "$2" "$3" ;;
+    down) ip link set "$2" down ;;
+    up) ip link set "$2" up && meet_neighbours "$2" ;;
+    unplug) ip link set "p$2" down ;;
+    plug) ip link set "p$2" up ;;
+    mute) bridge link set dev "p$2" state 0 ;;
+    unmute) bridge link set dev "p$2" state 3 ;;
+    limit)
+        load sch_tbf
+        # Deep enough to hold what a queue pair has on its way: slow, not lossy.
+        for dev in "$2" "p$2"; do
+            tc qdisc replace dev "$dev" root tbf rate "$3kbit" burst 16kb limit 16mb
+        done
+        ;;
+    unlimit) for dev in "$2" "p$2"; do tc qdisc del dev "$dev" root; done ;;
+    *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+esac

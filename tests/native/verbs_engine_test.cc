@@ -1,0 +1,353 @@
+// The real engine over RDMA devices that a test plays.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "job.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::Job;
+
+class Verbs : public ::testing::Test {
+ protected:
+  static Config config() {
+    Config config;
+    config.rejoin_backoff_min_ms = 1;
+    config.rejoin_backoff_max_ms = 50;
+    config.flap_half_life_s = 0;
+    config.link_timeout_s = 20.0;
+    return config;
+  }
+  static Job::Options options(int rails = 2, int verbs = 2) {
+    return {.ranks = 2,
+            .rails = rails,
+            .shm = false,
+            .devices = false,
+            .verbs = verbs,
+            .config = config(),
+            .listening = {}};
+  }
+
+  Engine::RailInfo info(int rank, int rail) {
+    return job->engines[static_cast<std::size_t>(rank)]->rails()[static_cast<std::size_t>(rail)];
+  }
+  bool all_up() {
+    for (const int rank : {0, 1})
+      for (const auto& rail : job->engines[static_cast<std::size_t>(rank)]->rails())
+        if (rail.state != RailState::up) return false;
+    return true;
+  }
+  template <typename Predicate>
+  static ::testing::AssertionResult eventually(Predicate predicate) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(15);
+    while (std::chrono::steady_clock::now() < deadline) {
+      if (predicate()) return ::testing::AssertionSuccess();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return ::testing::AssertionFailure() << "not within 15 s";
+  }
+  ::testing::AssertionResult rejoined() {
+    return eventually([this] { return all_up(); });
+  }
+
+  // All-reduces of this many floats, each with its own numbers, whose results are checked.
+  void steps(int count, std::size_t floats, const std::function<void(int step)>& between = {}) {
+    job->run([&](int rank, Communicator& communicator) {
+      std::vector<float> data(floats);
+      auto* bytes = reinterpret_cast<std::byte*>(data.data());
+      for (int step = 0; step < count; ++step) {
+        if (rank == 0 && between) between(step);
+        for (std::size_t i = 0; i < floats; ++i)
+          data[i] = static_cast<float>((i * 7 + static_cast<std::size_t>(step)) % 1000) *
+                    static_cast<float>(rank + 1);
+        const Status status = communicator.all_reduce(bytes, bytes, floats, DType::f32,
+                                                      ReduceOp::sum, Algorithm::automatic);
+        ASSERT_TRUE(status.ok()) << status.message();
+        for (std::size_t i = 0; i < floats; ++i)
+          ASSERT_EQ(data[i],
+                    static_cast<float>((i * 7 + static_cast<std::size_t>(step)) % 1000) * 3)
+              << "step " << step << " element " << i;
+      }
+    });
+  }
+  // The rail goes down by `cause` in the middle of traffic, which another one takes over.
+  void expect_failover(const std::function<void()>& fault, RailCause cause, int rail = 0) {
+    ASSERT_TRUE(rejoined());
+    const Epoch epoch = info(0, rail).epoch;
+    steps(60, 3000, [&](int step) {
+      if (step == 20) fault();
+    });
+    EXPECT_TRUE(eventually([&] {
+      return saw(cause, rail) && info(0, rail).epoch > epoch && all_up();
+    })) << name_of(cause);
+    steps(10, 3000);
+  }
+  // By the journal of one of the ranks: whoever notices first tells the other.
+  bool saw(RailCause cause, int rail) { return saw_at(0, cause, rail) || saw_at(1, cause, rail); }
+  bool saw_at(std::size_t rank, RailCause cause, int rail) {
+    const std::string bytes = job->engines[rank]->journal_bytes();
+    JournalHeader header;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    for (std::size_t at = sizeof(header) + header.rail_capacity * sizeof(JournalRail);
+         at + sizeof(JournalRecord) <= bytes.size(); at += sizeof(JournalRecord)) {
+      JournalRecord record;
+      std::memcpy(&record, bytes.data() + at, sizeof(record));
+      if (record.sequence != 0 && record.kind == JournalKind::rail_state &&
+          record.rail == static_cast<std::uint32_t>(rail) &&
+          record.to == static_cast<std::uint8_t>(RailState::down) &&
+          record.cause == static_cast<std::uint8_t>(cause))
+        return true;
+    }
+    return false;
+  }
+  static std::string device(int rank, int rail = 0) { return Job::verbs_device(rank, rail); }
+
+  std::unique_ptr<Job> job = std::make_unique<Job>(options());
+};
+
+TEST_F(Verbs, CarryEverySize) {
+  for (const std::size_t floats : {1U, 100U, 1000U, 1003U, 1100U, 8000U, 40000U, 300000U})
+    steps(5, floats);
+  for (const int rail : {0, 1}) {
+    EXPECT_EQ(info(0, rail).kind, RailKind::verbs);
+    EXPECT_EQ(info(0, rail).epoch, 1U) << "a rail went down for nothing";
+    EXPECT_GT(job->verbs->writes(device(0, rail)), 0U);
+  }
+  EXPECT_EQ(info(0, 0).device, device(0) + ":1");
+  EXPECT_GT(info(0, 0).round_trip, 0);
+}
+
+TEST_F(Verbs, AreLeftWhenTheirPortHasAnError) {
+  expect_failover(
+      [&] { job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1}); },
+      RailCause::carrier);
+}
+
+TEST_F(Verbs, AreKeptWhenAnotherPortHasOne) {
+  ASSERT_TRUE(rejoined());
+  const auto event = [&](VerbsEvent::Kind kind, std::uint8_t port, std::uint32_t pair) {
+    job->verbs->post_event(device(0), {.kind = kind, .port = port, .queue_pair = pair});
+  };
+  steps(40, 3000, [&](int step) {
+    if (step != 10) return;
+    event(VerbsEvent::Kind::port_error, 2, 0);
+    event(VerbsEvent::Kind::queue_pair_fatal, 0, 9999);
+    event(VerbsEvent::Kind::completion_queue_error, 0, 9999);
+    event(VerbsEvent::Kind::gid_changed, 2, 0);
+    event(VerbsEvent::Kind::gid_changed, 1, 0);  // to what it was before
+    event(VerbsEvent::Kind::other, 1, 0);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  for (const int rail : {0, 1}) EXPECT_EQ(info(0, rail).epoch, 1U);
+}
+
+TEST_F(Verbs, AreConnectedAnewWhenTheirGidChanges) {
+  expect_failover(
+      [&] {
+        job->verbs->set_gid(device(0), 3, std::byte{77});
+        job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::gid_changed, .port = 1});
+      },
+      RailCause::carrier);
+}
+
+TEST_F(Verbs, AreLeftWhenACompletionQueueOverruns) {
+  expect_failover(
+      [&] {
+        job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::completion_queue_error,
+                                           .queue_pair = job->verbs->queue_pair_of(device(0))});
+      },
+      RailCause::device);
+}
+
+TEST_F(Verbs, AreLeftWhenAQueuePairIsInError) {
+  expect_failover(
+      [&] {
+        job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::queue_pair_fatal,
+                                           .queue_pair = job->verbs->queue_pair_of(device(0))});
+      },
+      RailCause::device);
+}
+
+TEST_F(Verbs, AreLeftAtACompletionThatNobodyAskedFor) {
+  expect_failover([&] { job->verbs->inject_completion(device(0), {.id = 4444444, .ok = true}); },
+                  RailCause::completion);
+}
+
+TEST_F(Verbs, AreLeftAtAFlushAfterSuccess) {
+  expect_failover([&] { job->verbs->flush_newest(device(0)); }, RailCause::completion);
+}
+
+TEST_F(Verbs, AreLeftWhenRetriesAreExhausted) {
+  expect_failover(
+      [&] {
+        job->verbs->mute(device(0), true);
+        std::thread([verbs = job->verbs] {
+          for (int i = 0; i < 2000 && !verbs->exhaust_retries(device(0)); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          verbs->mute(device(0), false);
+        }).detach();
+      },
+      RailCause::completion);
+}
+
+TEST_F(Verbs, AreLeftWhenAPostFails) {
+  expect_failover(
+      [&] {
+        job->verbs->fail_posts(device(0), ENOMEM);
+        std::thread([verbs = job->verbs] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          verbs->fail_posts(device(0), 0);
+        }).detach();
+      },
+      RailCause::device);
+}
+
+TEST_F(Verbs, AreSilentInABlackHoleAndComeBack) {
+  expect_failover(
+      [&] {
+        job->verbs->mute(device(0), true);
+        std::thread([verbs = job->verbs] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+          verbs->mute(device(0), false);
+        }).detach();
+      },
+      RailCause::dead_deadline);
+}
+
+TEST_F(Verbs, GoOnAfterTheirDeviceWasRemovedAndPluggedIn) {
+  expect_failover(
+      [&] {
+        job->verbs->remove(device(0));
+        job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
+        std::thread([verbs = job->verbs] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          verbs->plug_in(device(0));
+        }).detach();
+      },
+      RailCause::device);
+}
+
+TEST_F(Verbs, AreNotReusedWhileAFenceHangs) {
+  ASSERT_TRUE(rejoined());
+  job->verbs->hang(device(0), true);
+  steps(200, 3000, [&](int step) {
+    if (step == 20)
+      job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
+  });
+  EXPECT_EQ(info(0, 0).state, RailState::down);
+  EXPECT_EQ(info(0, 0).epoch, 1U);
+  job->verbs->hang(device(0), false);
+  EXPECT_TRUE(rejoined());
+  steps(20, 3000);
+}
+
+TEST_F(Verbs, ReadACallersRegisteredMemoryThemselves) {
+  constexpr std::size_t floats = 200000;  // a message that is not staged
+  std::array<std::vector<float>, 2> data{std::vector<float>(floats), std::vector<float>(floats)};
+  for (const std::size_t rank : {0U, 1U}) {
+    std::iota(data[rank].begin(), data[rank].end(), static_cast<float>(rank));
+    const Status status =
+        job->engines[rank]->register_buffer(std::as_writable_bytes(std::span(data[rank])));
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  job->run([&](int rank, Communicator& communicator) {
+    auto* bytes = reinterpret_cast<std::byte*>(data[static_cast<std::size_t>(rank)].data());
+    for (int step = 0; step < 10; ++step) {
+      const Status status = communicator.all_reduce(bytes, bytes, floats, DType::f32, ReduceOp::max,
+                                                    Algorithm::automatic);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  });
+  for (std::size_t i = 0; i < floats; ++i) ASSERT_EQ(data[0][i], static_cast<float>(i + 1));
+  for (const std::size_t rank : {0U, 1U}) {
+    auto* bytes = reinterpret_cast<const std::byte*>(data[rank].data());
+    EXPECT_TRUE(job->engines[rank]->deregister_buffer(bytes).ok());
+    EXPECT_FALSE(job->engines[rank]->deregister_buffer(bytes).ok());
+  }
+}
+
+TEST_F(Verbs, OfManyCommunicatorsGiveTheirMemoryBack) {
+  const auto round = [this](std::uint64_t id) {
+    const auto made = job->make_communicators(id);
+    std::vector<std::thread> threads;
+    for (const auto& communicator : made)
+      threads.emplace_back([&communicator] {
+        std::vector<float> data(50000, 1.0F);
+        auto* bytes = reinterpret_cast<std::byte*>(data.data());
+        for (int step = 0; step < 3; ++step)
+          ASSERT_TRUE(communicator
+                          ->all_reduce(bytes, bytes, data.size(), DType::f32, ReduceOp::max,
+                                       Algorithm::automatic)
+                          .ok());
+        communicator->close(5.0);
+      });
+    for (std::thread& thread : threads) thread.join();
+  };
+  for (std::uint64_t id = 1; id <= 10; ++id) round(id);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const std::size_t regions = job->verbs->shared_regions();
+  for (std::uint64_t id = 11; id <= 40; ++id) round(id);
+  EXPECT_LE(job->verbs->shared_regions(), regions + 4);
+}
+
+TEST_F(Verbs, MixWithTcpWhichTakesOverAndGivesBack) {
+  job = std::make_unique<Job>(options(3, 2));
+  ASSERT_TRUE(rejoined());
+  steps(30, 300000);
+  const std::uint64_t over_tcp = info(0, 2).counters.data_tx_bytes;
+  for (const int rail : {0, 1}) {
+    job->verbs->set_port_active(device(0, rail), false);
+    job->verbs->post_event(device(0, rail), {.kind = VerbsEvent::Kind::port_error, .port = 1});
+  }
+  steps(30, 30000);
+  EXPECT_GT(info(0, 2).counters.data_tx_bytes, over_tcp);
+  EXPECT_NE(info(0, 0).state, RailState::up);
+  for (const int rail : {0, 1}) {
+    job->verbs->set_port_active(device(0, rail), true);
+    job->verbs->post_event(device(0, rail), {.kind = VerbsEvent::Kind::port_active, .port = 1});
+  }
+  ASSERT_TRUE(rejoined());
+  const std::uint64_t before = info(0, 0).counters.data_tx_bytes;
+  steps(30, 300000);
+  EXPECT_GT(info(0, 0).counters.data_tx_bytes, before);
+}
+
+TEST_F(Verbs, ThatCannotWorkAreAnError) {
+  job->verbs->add_device("rdma-short");
+  job->verbs->fail_sharing("rdma-short", ENOMEM);
+  for (const std::string& name : {std::string("rdma-nobody"), std::string("rdma-short")}) {
+    const Status status = job->engines[0]->open_verbs({name, 1});
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.message().find(name), std::string::npos) << status.message();
+  }
+  EXPECT_FALSE(job->engines[0]->open_verbs({device(0), 2}).ok()) << "there is no port 2";
+}
+
+// The same devices, one rail, and the stale write that a fence is there for.
+TEST_F(Verbs, LateWritesOfAnEndedEpochDoNotReachASlotThatIsInUseAgain) {
+  ASSERT_TRUE(rejoined());
+  job->verbs->mute(device(0), true);
+  job->run([&](int rank, Communicator& communicator) {
+    std::vector<float> data(40000, static_cast<float>(rank));
+    auto* bytes = reinterpret_cast<std::byte*>(data.data());
+    const Status status = communicator.all_reduce(bytes, bytes, data.size(), DType::f32,
+                                                  ReduceOp::max, Algorithm::automatic);
+    ASSERT_TRUE(status.ok()) << status.message();
+  });
+  // The queue pair that holds the first attempts is destroyed before any slot is used again.
+  job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
+  ASSERT_TRUE(eventually([&] { return info(0, 0).state != RailState::down; }));
+  const std::size_t pairs = job->verbs->queue_pairs();
+  EXPECT_LE(pairs, 4U);
+  job->verbs->mute(device(0), false);
+  steps(40, 40000);
+}
+
+}  // namespace
+}  // namespace r2ccl

@@ -67,7 +67,10 @@ test-native: setup $(STAMPS)/system-test ## native tests alone
 
 # The kernel comes from the distribution, once; UML=1 builds one that runs as a process, once.
 UML_KERNEL := build/guest/linux
-test-guest: setup $(STAMPS)/system-guest $(if $(UML),$(UML_KERNEL)) ## RDMA rails on Soft-RoCE, in QEMU; with UML=1 in a process
+test-guest: setup $(STAMPS)/system-test $(STAMPS)/system-guest $(if $(UML),$(UML_KERNEL)) ## RDMA rails on Soft-RoCE, in QEMU; with UML=1 in a process
+	@cmake -S . -B build/native-plain -G Ninja -DCMAKE_CXX_COMPILER=g++ -DR2CCL_PYTHON=OFF \
+		-DR2CCL_TESTS=ON >build/plain.log || { cat build/plain.log; exit 1; }
+	@cmake --build build/native-plain --target late_write_guest
 	@$(BIN)/python tests/guest/guest.py $(if $(UML),--uml $(UML_KERNEL)) --rails 2x3 --memory 6G \
 		--timeout 900 -- $(BIN)/pytest -p no:cacheprovider tests/guest/inside $(ARGS)
 

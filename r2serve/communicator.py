@@ -8,13 +8,11 @@ communicators are independent, also from different threads.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import logging
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,13 @@ from r2serve.config import Config
 from r2serve.errors import InvalidArgumentError
 from r2serve.observe import journal
 from r2serve.process import LINGER_S, Process, RailInfo, acquire, release
-from r2serve.topology import ProcessInfo, engine_address, local_address_towards
+from r2serve.topology import (
+    ProcessInfo,
+    communicator_id,
+    engine_address,
+    local_address_towards,
+    number_nodes,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -61,7 +65,7 @@ class Communicator:
         self.rank = rank
         self.world_size = len(members)
         self.name = name
-        self.nodes = _number_nodes([member.node for member in members])
+        self.nodes = number_nodes([member.node for member in members])
         self._process = process
         for other, member in enumerate(members):
             if other != rank:
@@ -73,7 +77,7 @@ class Communicator:
         process.engine.connect(peers, config.connect_timeout_s)
         self._core = _core.Communicator(
             process.engine,
-            _communicator_id(process, name, processes),
+            communicator_id(process.info.process, name, processes),
             name,
             rank,
             processes,
@@ -356,6 +360,28 @@ class Communicator:
         """Wait until all ranks are here."""
         self._core.barrier()
 
+    def register_buffer(self, tensor: Array) -> None:
+        """Let RDMA devices read a tensor where it lies: what is sent from it is copied no more.
+
+        Large tensors gain by it; TCP rails are indifferent.  It must stay where it is, and be given
+        back with :meth:`deregister_buffer` as often as it was registered.
+
+        Raises:
+            InternalError: a device refuses, for want of lockable memory perhaps.
+            InvalidArgumentError: another buffer begins there.
+        """
+        data, _ = tensors.checked("tensor", tensor)
+        self._process.engine.register_buffer(data.data_ptr(), data.nbytes)
+
+    def deregister_buffer(self, tensor: Array) -> None:
+        """End :meth:`register_buffer`, before the memory is freed.
+
+        Raises:
+            InvalidArgumentError: it is not registered.
+        """
+        data, _ = tensors.checked("tensor", tensor)
+        self._process.engine.deregister_buffer(data.data_ptr())
+
     # --- life and observation -----------------------------------------------------------------
 
     def close(self) -> None:
@@ -414,19 +440,3 @@ class Communicator:
         for extent in tensor.shape[1:]:
             row *= extent
         return row
-
-
-_MADE: dict[tuple[int, str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
-
-
-def _communicator_id(process: Process, name: str, members: list[int]) -> int:
-    """The same on all members, and of no other communicator of the job."""
-    key = (process.info.process, name, tuple(members))
-    nth = next(_MADE[key])
-    digest = hashlib.sha256(f"{name}/{members}/{nth}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
-
-
-def _number_nodes(identities: Sequence[str]) -> list[int]:
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(identity, len(numbers)) for identity in identities]

@@ -114,7 +114,10 @@ class Process:
         if self.config.rdma == "off":
             return None
         why = "it has no RDMA device"
-        if port.rdma is not None:
+        chosen = self.config.gid_index >= 0
+        if port.rdma is not None and not (chosen or port.rdma.answers_to(port.address)):
+            why = f"{port.rdma.name} has no GID that is {port.address}"
+        elif port.rdma is not None:
             try:
                 self.engine.open_verbs(port.rdma.device, port.rdma.port)
             except R2cclError as error:

@@ -51,6 +51,17 @@ class RdmaPort:
     def name(self) -> str:
         return f"{self.device}:{self.port}"
 
+    def answers_to(self, address: str) -> bool:
+        """Whether RoCE would use this address; of InfiniBand, which has its own, always.
+
+        A container may see RDMA devices of its host beside an interface of its own that has the
+        name of one of the host's.
+        """
+        wanted = ipaddress.ip_address(address)
+        return self.link_layer != "Ethernet" or any(
+            wanted in (gid.address, gid.address.ipv4_mapped) for gid in self.gids
+        )
+
 
 def list_ports(sysfs: Path = SYSFS) -> list[RdmaPort]:
     """All ports of all RDMA devices, in the order of their names; none where there are none."""

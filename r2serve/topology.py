@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -161,3 +163,19 @@ def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dic
         "verbs_device": local.verbs_device if local else "",
         "verbs_port": local.verbs_port if local else 0,
     }
+
+
+_MADE: dict[tuple[int, str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
+
+
+def communicator_id(process: int, name: str, members: list[int]) -> int:
+    """The same on all members, and of no other communicator of the job."""
+    nth = next(_MADE[process, name, tuple(members)])
+    digest = hashlib.sha256(f"{name}/{members}/{nth}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def number_nodes(identities: Sequence[str]) -> list[int]:
+    """Nodes by first appearance."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(identity, len(numbers)) for identity in identities]

@@ -17,7 +17,8 @@ bool find(void* library, const char* name, Function& function, std::string& miss
 }
 
 bool find_all(void* from, IbverbsLibrary& to, std::string& missing) {
-  return find(from, "ibv_get_device_list", to.get_device_list, missing) &&
+  return find(from, "ibv_fork_init", to.fork_init, missing) &&
+         find(from, "ibv_get_device_list", to.get_device_list, missing) &&
          find(from, "ibv_free_device_list", to.free_device_list, missing) &&
          find(from, "ibv_get_device_name", to.get_device_name, missing) &&
          find(from, "ibv_open_device", to.open_device, missing) &&
@@ -52,8 +53,12 @@ Result<const IbverbsLibrary*> IbverbsLibrary::load() {
     void* const loaded = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
     if (loaded == nullptr) return std::string(::dlerror());
     std::string missing;
-    if (find_all(loaded, library, missing)) return std::string();
-    return "libibverbs.so.1 is older than rdma-core 32: it has no " + missing;
+    if (!find_all(loaded, library, missing))
+      return "libibverbs.so.1 is older than rdma-core 32: it has no " + missing;
+    // Kernels before 5.12 give a writing parent new pages after a fork, and the device keeps the
+    // old ones.  Where it cannot be helped, nothing is worse than without.
+    (void)library.fork_init();
+    return std::string();
   }();
   if (!error.empty()) return Status(ErrorCode::internal, error);
   return &library;

@@ -14,6 +14,7 @@ namespace r2ccl {
 struct IbverbsLibrary {
   static Result<const IbverbsLibrary*> load();  // once
 
+  decltype(&::ibv_fork_init) fork_init = nullptr;
   decltype(&::ibv_get_device_list) get_device_list = nullptr;
   decltype(&::ibv_free_device_list) free_device_list = nullptr;
   decltype(&::ibv_get_device_name) get_device_name = nullptr;

@@ -265,6 +265,7 @@ void Engine::close(double linger_s) {
   (void)!::write(wake_.get(), &one, sizeof(one));
   if (background_.joinable()) background_.join();
   const Lock guard(*this);
+  fence_verbs();
   for (auto& [process, peer] : peers_)
     for (CarriedLink::End& end : peer->ends) end.rail.reset();
   connections_.reset();

@@ -128,6 +128,7 @@ class Engine {
   void on_verbs_event(const std::string& device, const VerbsEvent& event, TimeNs now);
   [[nodiscard]] bool verbs_address_is_gone(const RailEnd& end, const VerbsAddress& address);
   void withdraw_exchange(Peer& peer, RailId rail);
+  void fence_verbs();
 
   // engine_addresses.cc: ports that return with another address
   void device_changed(const std::string& device, TimeNs now);

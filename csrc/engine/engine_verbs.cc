@@ -1,5 +1,7 @@
 // Rails over RDMA: what connects their queue pairs, and what their devices say.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "engine/clock.hpp"
@@ -34,6 +36,29 @@ void Engine::on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSessi
 void Engine::withdraw_exchange(Peer& peer, RailId rail) {
   if (const Epoch epoch = verbs_connections_->withdraw(peer.process, rail); epoch != 0)
     peer.link.never_opened(rail, epoch);
+}
+
+// What was said last is on its way, and then devices are to let go of memory before it is gone; as
+// far as they answer.
+void Engine::fence_verbs() {
+  const auto until = [this](auto through) {
+    const TimeNs limit = now_ns() + 500 * ns_per_ms;
+    for (bool waiting = true; waiting && now_ns() < limit;) {
+      waiting = false;
+      for (auto& [process, peer] : peers_)
+        for (RailId id = 0; id < peer->rails.size(); ++id)
+          if (peer->link.kind(id) == RailKind::verbs && peer->ends[id].rail)
+            waiting |= !through(*peer, id);
+      if (waiting) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  until([](Peer& peer, RailId id) {
+    if (!peer.link.connected(id)) return true;
+    (void)peer.ends[id].rail->pump_in(now_ns());
+    if (peer.link.connected(id)) peer.ends[id].rail->report_path(now_ns());
+    return !peer.link.awaits_path_ack(id);
+  });
+  until([](Peer& peer, RailId id) { return peer.ends[id].rail->fence(now_ns()); });
 }
 
 // The port answers to another name than the one that the rail's peer was given.

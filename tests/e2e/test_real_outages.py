@@ -64,7 +64,10 @@ def test_a_flapping_rail_costs_a_step_one_stall_at_most(
     assert lost
     for of_rank in events:
         hit = [event["call"] for event in of_rank if event["kind"] == "stall"]
-        assert len(hit) == len(set(hit)) <= len(moves_of([of_rank], "DOWN"))
+        assert len(hit) == len(set(hit))
+        # The two ends may notice a fault in two successive steps.
+        faults = [call for call in hit if call - 1 not in hit]
+        assert len(faults) <= len(moves_of([of_rank], "DOWN"))
     hits = stalls_of(events)
     show(summary(f"flaps of one rail, {size} bytes", hits, flaps) + f", {len(lost) // 2} DOWN")
     assert max(hits) < BOUND_S * 1e9

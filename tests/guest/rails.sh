@@ -8,7 +8,8 @@
 #   rails.sh limit DEV KBIT | unlimit DEV  its switch port lets through so much
 #
 # The NIC of node N on rail R is nNrR with address 10.R.0.(N+1), its RDMA device rxe_nNrR; a bridge a
-# rail is the switch, and the switch port of nNrR is pnNrR.  Soft-RoCE of these kernels lives in one
+# rail is the switch, and the switch port of nNrR is pnNrR. Each node also has a NIC without RDMA, nNt
+# with address 10.200.0.(N+1).  Soft-RoCE of these kernels lives in one
 # network namespace, so all nodes do; rules keep what leaves a NIC on its wire.
 set -eu
 
@@ -32,6 +33,13 @@ meet_neighbours() { # DEV
     done
 }
 
+attach() { # NIC BRIDGE ADDRESS [OPTION...]
+    ip link add "$1" up mtu 4200 "${@:4}" type veth peer name "p$1" mtu 4200
+    ip link set "p$1" master "$2" up
+    ip rule add pref 10 oif "$1" lookup main
+    ip addr add "$3/24" dev "$1"
+}
+
 create() { # NODES RAILS
     local node rail nic scope
     load veth bridge rdma_rxe ib_uverbs
@@ -47,12 +55,11 @@ create() { # NODES RAILS
         ip link add "rail$rail" up type bridge
         for ((node = 0; node < $1; node++)); do
             nic=n${node}r$rail
-            ip link add "$nic" up address "$(mac_of "$nic")" mtu 4200 type veth peer name "p$nic" mtu 4200
-            ip link set "p$nic" master "rail$rail" up
-            ip rule add pref 10 oif "$nic" lookup main
-            ip addr add "10.$rail.0.$((node + 1))/24" dev "$nic"
+            attach "$nic" "rail$rail" "10.$rail.0.$((node + 1))" address "$(mac_of "$nic")"
         done
     done
+    ip link add plain up type bridge
+    for ((node = 0; node < $1; node++)); do attach "n${node}t" plain "10.200.0.$((node + 1))"; done
     for nic in $(nics); do
         meet_neighbours "$nic"
         rdma link add "rxe_$nic" type rxe netdev "$nic"

@@ -265,6 +265,7 @@ TEST_F(Verbs, ReadACallersRegisteredMemoryThemselves) {
     }
   });
   for (std::size_t i = 0; i < floats; ++i) ASSERT_EQ(data[0][i], static_cast<float>(i + 1));
+  EXPECT_FALSE(job->engines[0]->register_buffer({}).ok());
   for (const std::size_t rank : {0U, 1U}) {
     auto* bytes = reinterpret_cast<const std::byte*>(data[rank].data());
     EXPECT_TRUE(job->engines[rank]->deregister_buffer(bytes).ok());
@@ -316,6 +317,21 @@ TEST_F(Verbs, MixWithTcpWhichTakesOverAndGivesBack) {
   const std::uint64_t before = info(0, 0).counters.data_tx_bytes;
   steps(30, 300000);
   EXPECT_GT(info(0, 0).counters.data_tx_bytes, before);
+}
+
+TEST_F(Verbs, SayGoodbyeBeforeTheyGo) {
+  ASSERT_TRUE(rejoined());
+  Status status;
+  std::thread waiting([&] {
+    std::vector<float> data(10);
+    status = job->communicators[1]->receive_from(reinterpret_cast<std::byte*>(data.data()),
+                                                 data.size(), DType::f32, 0);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  job->communicators[0]->close(1.0);
+  job->engines[0]->close(1.0);
+  waiting.join();
+  EXPECT_EQ(status.code(), ErrorCode::peer_closed) << status.message();
 }
 
 TEST_F(Verbs, ThatCannotWorkAreAnError) {

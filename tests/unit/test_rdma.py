@@ -56,6 +56,8 @@ def test_a_roce_port(tmp_path: Path) -> None:
     assert [(gid.index, gid.kind) for gid in port.gids] == [(1, "RoCE v1"), (2, "RoCE v2")]
     assert port.gids[0].address.ipv4_mapped is not None
     assert port.lid == 31
+    assert port.answers_to("10.0.0.1")
+    assert not port.answers_to("10.0.0.2"), "a port of the host, seen from a container"
     assert (port.pci, port.numa_node) == ("", -1)
 
 
@@ -77,6 +79,7 @@ def test_an_infiniband_port_and_its_interface(tmp_path: Path) -> None:
     assert [gid.kind for gid in port.gids] == ["IB"]
     assert port.numa_node == 1
     assert port.pci == "device"
+    assert port.answers_to("10.0.0.1"), "whatever IPoIB has"
 
 
 def test_soft_roce_names_its_parent(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ std::byte* MemoryPool::allocate(std::size_t bytes) {
 void MemoryPool::release(std::byte* memory) { free_.emplace(regions_.at(memory).bytes, memory); }
 
 Status MemoryPool::register_buffer(std::span<std::byte> buffer) {
+  if (buffer.empty()) return {ErrorCode::invalid_argument, "buffer: it has no bytes"};
   const auto found = regions_.find(buffer.data());
   if (found != regions_.end()) {
     Region& known = found->second;

@@ -89,6 +89,17 @@ class Worker:
             if last:
                 return took
 
+    def registered(self, elements: int, count: int) -> None:
+        """All-reduces of a tensor that the devices read where it lies."""
+        rank, world = self._communicator.rank, self._communicator.world_size
+        data = torch.empty(elements)
+        self._communicator.register_buffer(data)
+        for number in range(count):
+            data.fill_(rank + number)
+            self._communicator.all_reduce(data, out=data)
+            assert torch.all(data == sum(range(world)) + world * number)
+        self._communicator.deregister_buffer(data)
+
     def times(self, elements: int, count: int) -> list[float]:
         """How long each of so many all-reduces takes, in us, after as many others."""
         data, took = torch.ones(elements), []

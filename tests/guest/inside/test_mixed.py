@@ -1,0 +1,44 @@
+"""Verbs and TCP rails in one link."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ranks import Job, rails
+
+LARGE = 256 * 1024  # floats: 1 MiB, striped
+
+
+def by_kind(job: Job) -> Counter[str]:
+    """Data that rank 0 has sent, in bytes."""
+    carried: Counter[str] = Counter()
+    for rail in job.ranks[0].ask("rails"):
+        carried[rail["kind"]] += rail["data_tx_bytes"]
+    return carried
+
+
+def test_tcp_takes_over_when_all_rdma_is_gone_and_gives_back() -> None:
+    job = Job(rails_of=lambda rank: f"n{rank}r0,n{rank}r1,n{rank}t", rdma="auto")
+    kinds = [rail["kind"] for rail in job.ranks[0].ask("rails")]
+    assert kinds == ["verbs", "verbs", "tcp"]
+    with job.stream(LARGE) as stream:
+        stream.more(20)
+        together = by_kind(job)
+        assert together["verbs"] > 0
+        # The switch of both RDMA rails is gone; nothing says so.
+        for rail in (0, 1):
+            rails("mute", f"n0r{rail}")
+        for rail in (0, 1):
+            job.await_left(rail)
+        before = by_kind(job)
+        stream.more(15)
+        alone = by_kind(job) - before
+        assert alone["tcp"] >= 15 * LARGE * 4 / 2
+        assert alone["verbs"] == 0
+        for rail in (0, 1):
+            rails("unmute", f"n0r{rail}")
+        job.await_up()
+        before = by_kind(job)
+        stream.more(20)
+        assert (by_kind(job) - before)["verbs"] > 0
+    job.stop()

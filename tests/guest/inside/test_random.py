@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ranks import Job, rails
 
-CALLS = int(os.environ.get("R2SERVE_GUEST_CALLS", "150"))
+CALLS = int(os.environ.get("R2SERVE_GUEST_CALLS", "600"))
 
 
 def test_random_collectives_are_exact_while_rails_break(

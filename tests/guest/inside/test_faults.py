@@ -102,7 +102,7 @@ def test_all_rails_gone_for_a_while(job: Job) -> None:
         stream.more(10)
 
 
-def test_a_slow_rail_keeps_its_place(job: Job, show: Callable[[str], None]) -> None:
+def test_a_slow_rail_keeps_its_place(job: Job) -> None:
     since = time.monotonic_ns()
     with job.stream(LARGE) as stream:
         stream.more(20)

@@ -49,11 +49,18 @@ Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out
   const Shares shares(bytes, channel.size());
   const auto segments_of = [&](int rank) { return Segments(shares.size(rank), segment_bytes); };
 
+  // In place, what would land there is not sent yet.
+  const int rank = channel.rank();
+  if (in != out) {
+    R2CCL_TRY(for_each_peer(channel, [&](int peer) {
+      return channel.expect(peer, segments_of(rank).count(),
+                            {out + shares.begin(peer), shares.size(peer)});
+    }));
+  }
   R2CCL_TRY(for_each_peer(channel, [&](int peer) {
     return channel.send(peer, {in + shares.begin(peer), shares.size(peer)});
   }));
 
-  const int rank = channel.rank();
   const std::size_t own = shares.begin(rank);
   R2CCL_TRY(fold_own_share(channel, in + own, out + own, segments_of(rank), reducer));
 

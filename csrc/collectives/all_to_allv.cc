@@ -15,11 +15,11 @@ Status all_to_allv(Channel& channel, const std::byte* in, std::span<const std::s
   // these could close a circle of ranks that wait for each other.
   const bool in_place = in == out;
   const bool same_layout = std::ranges::equal(in_counts, out_counts);
-  std::vector<std::byte> copy;
   if (in_place && !same_layout) {
-    copy.assign(in, in + sent.begin(size));
-    in = copy.data();
+    channel.scratch().assign(in, in + sent.begin(size));
+    in = channel.scratch().data();
   }
+  if (in != out) R2CCL_TRY(expect_parts(channel, out, received));
 
   R2CCL_TRY(for_each_peer(channel, [&](int peer) {
     return channel.send(peer, {in + sent.begin(peer), sent.size(peer)});

@@ -41,6 +41,7 @@ Status broadcast(Channel& channel, std::byte* data, std::size_t count, DType dty
   }
   const int parent = flat ? root : (root + (from_root & (from_root - 1))) % size;
   const Segments segments(bytes, channel.segment_bytes());
+  R2CCL_TRY(channel.expect(parent, 0, {data, bytes}));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     std::byte* const part = data + segments.begin(s);
     R2CCL_TRY(receive_into(channel, parent, part, segments.size(s)));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "r2ccl/errors.hpp"
 
@@ -24,8 +25,15 @@ class Channel {
   // message.  The memory may be read until settle() or finish() says otherwise.
   virtual Status send(int peer, std::span<const std::byte> data) = 0;
 
+  // The peer's next messages but `skip` may land right in this memory, one behind the other, and
+  // receive() returns a view of it then.  What was not received yet is neither read nor written.
+  // Once a peer and call, before finish().
+  virtual Status expect(int /*peer*/, std::size_t /*skip*/, std::span<std::byte> /*memory*/) {
+    return {};
+  }
+
   // Waits for the next message of a peer, which must have `bytes` bytes, and returns a view of the
-  // slot it lies in.  The view is valid until release(peer).  One message per peer at a time.
+  // memory it lies in.  The view is valid until release(peer).  One message per peer at a time.
   virtual Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) = 0;
   virtual Status release(int peer) = 0;
 
@@ -33,8 +41,16 @@ class Channel {
   // (counted over all sends of this call to this peer).  Needed before overwriting them.
   virtual Status settle(int peer, std::size_t bytes) = 0;
 
-  // Waits until nothing can read any memory passed to send() in this call.
+  // Waits until nothing can read any memory passed to send() in this call, nor write any passed to
+  // expect().
   virtual Status finish() = 0;
+
+  // Memory of the call's own that it may send from: it outlives the algorithm, as a rail may read
+  // it until the call is over.
+  [[nodiscard]] std::vector<std::byte>& scratch() { return scratch_; }
+
+ private:
+  std::vector<std::byte> scratch_;
 };
 
 }  // namespace r2ccl

@@ -11,6 +11,7 @@ Status gather(Channel& channel, const std::byte* in, std::byte* out,
     R2CCL_TRY(channel.send(root, {in, parts.size(rank)}));
     return channel.finish();
   }
+  R2CCL_TRY(expect_parts(channel, out, parts));
   copy_part(out + parts.begin(rank), in, parts.size(rank));
   return receive_parts(channel, out, parts);
 }

@@ -9,6 +9,8 @@ namespace {
 
 // A process that is stopped keeps its rails, and is waited for; but not for ever.
 constexpr int unheard_timeouts = 10;
+// So long a call that failed waits for fences of rails that might write its caller's memory.
+constexpr TimeNs abandon_limit_ns = 500 * ns_per_ms;
 
 }  // namespace
 
@@ -30,18 +32,35 @@ Status LinkChannel::begin_call(const CallTag& tag) {
 }
 
 Status LinkChannel::end_call(Status status) {
-  if (status.ok()) return status;
+  if (status.ok()) {
+    scratch() = {};
+    return status;
+  }
   fail(status.code(), status.message());
   drop_streams();  // nothing may read the caller's buffers after the return
+  scratch() = {};
   return status;
 }
 
+// Nothing may read or write a caller's memory any more; frames under way point into the streams'
+// memory, too.
+bool LinkChannel::let_go() {
+  bool all = true;
+  for (int peer = 0; peer < size(); ++peer) {
+    const Member& from = member(peer);
+    if (from.out == nullptr) continue;
+    all = from.link->reclaim_target(*from.in, /*received=*/false, clock()) && all;
+    all = detach(peer, {.communicator = id_, .before = {}}) && all;
+  }
+  return all;
+}
+
 void LinkChannel::drop_streams() {
+  if (!let_go()) linger(abandon_limit_ns, [this] { return let_go(); });
   for (int peer = 0; peer < size(); ++peer) {
     Member& dropped = member(peer);
     if (dropped.out == nullptr) continue;
-    detach(peer, {.communicator = id_,
-                  .before = {}});  // frames under way point into the streams' memory, too
+    dropped.link->revoke_target(*dropped.in);
     dropped.link->close_streams(id_);
     dropped.out = nullptr;
     dropped.in = nullptr;
@@ -82,6 +101,13 @@ Status LinkChannel::send(int peer, std::span<const std::byte> data) {
   return {};
 }
 
+Status LinkChannel::expect(int peer, std::size_t skip, std::span<std::byte> memory) {
+  if (failed()) return failure();
+  const Member& from = member(peer);
+  if (from.link->offer_target(*from.in, skip, memory)) flush(peer, clock());
+  return {};
+}
+
 Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t bytes) {
   const Member& from = member(peer);
   R2CCL_TRY(wait(peer, [&from] { return from.in->front() != nullptr; }));
@@ -103,15 +129,17 @@ Status LinkChannel::settle(int peer, std::size_t bytes) {
   const Member& to = member(peer);
   const std::uint64_t position = to.call_position + bytes;
   R2CCL_TRY(wait(peer, [&] { return to.out->settled_position() >= position; }));
-  detach_settled(peer);
-  return {};
+  return detach_settled(peer);
 }
 
 // A rail may still be about to send a chunk that another one has delivered meanwhile.
-void LinkChannel::detach_settled(int peer) {
+Status LinkChannel::detach_settled(int peer) {
   const Member& to = member(peer);
-  if (to.out->lent_position() > to.call_position && !planted(Mutant::settled_not_detached))
-    detach(peer, {.communicator = id_, .before = to.out->delivered()});
+  if (to.out->lent_position() <= to.call_position || planted(Mutant::settled_not_detached))
+    return {};
+  const DetachScope scope{.communicator = id_, .before = to.out->delivered()};
+  return await_release(peer, "a lost rail could still read the memory that was sent to ",
+                       [&] { return detach(peer, scope); });
 }
 
 Status LinkChannel::finish() {
@@ -120,9 +148,21 @@ Status LinkChannel::finish() {
     if (to.link == nullptr) continue;
     R2CCL_TRY(
         wait(peer, [&to] { return to.out->settled_position() == to.out->posted_position(); }));
-    detach_settled(peer);
+    R2CCL_TRY(detach_settled(peer));
+    // What went another way than into its target may still be on its first way there.
+    R2CCL_TRY(
+        await_release(peer, "a lost rail could still write the memory of a result from ",
+                      [&] { return to.link->reclaim_target(*to.in, /*received=*/true, clock()); }));
   }
   return {};
+}
+
+Status LinkChannel::await_release(int peer, const char* what,
+                                  const std::function<bool()>& released) {
+  bool done = released();
+  if (!done) linger(link_timeout_, [&] { return failed() || (done = released()); });
+  if (failed()) return failure();
+  return done ? Status() : lost(peer, what);
 }
 
 // --- failure -------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class LinkChannel : public Channel {
   [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
   [[nodiscard]] std::size_t segment_bytes() const override { return segment_bytes_; }
   Status send(int peer, std::span<const std::byte> data) override;
+  Status expect(int peer, std::size_t skip, std::span<std::byte> memory) override;
   Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) override;
   Status release(int peer) override;
   Status settle(int peer, std::size_t bytes) override;
@@ -55,11 +56,13 @@ class LinkChannel : public Channel {
 
   // Until done(), failed(), or check_liveness() has something to say.
   virtual Status wait(int peer, const std::function<bool()>& done) = 0;
+  // Until done(), whatever has failed, but at most for so long.
+  virtual void linger(TimeNs limit, const std::function<bool()>& done) = 0;
   [[nodiscard]] virtual TimeNs clock() const = 0;
   // The link has something to send.
   virtual void flush(int peer, TimeNs now) = 0;
   // As Rail::detach, of all rails to the peer.
-  virtual void detach(int peer, const DetachScope& scope) = 0;
+  [[nodiscard]] virtual bool detach(int peer, const DetachScope& scope) = 0;
   // "rank 1" and "rail0@node1 DOWN (carrier), …"
   [[nodiscard]] virtual std::string describe_peer(int peer) const = 0;
   [[nodiscard]] virtual std::string describe_rails(int peer) const = 0;
@@ -85,7 +88,11 @@ class LinkChannel : public Channel {
     std::uint64_t call_position = 0;  // of the out stream when the call began
   };
   [[nodiscard]] Member& member(int peer) { return members_[static_cast<std::size_t>(peer)]; }
-  void detach_settled(int peer);
+  Status detach_settled(int peer);
+  // Until rails have let go of a caller's memory, though the peer may have gone meanwhile; not for
+  // a fence that never completes.
+  Status await_release(int peer, const char* what, const std::function<bool()>& released);
+  [[nodiscard]] bool let_go();
   [[nodiscard]] bool delivered(const Member& peer) const;
   [[nodiscard]] Status mismatch(int peer, const InMessage& message, std::size_t bytes) const;
 

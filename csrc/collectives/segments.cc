@@ -11,6 +11,12 @@ Status receive_into(Channel& channel, int peer, std::byte* to, std::size_t bytes
   return channel.release(peer);
 }
 
+Status expect_parts(Channel& channel, std::byte* out, const Parts& parts) {
+  return for_each_peer(channel, [&](int peer) {
+    return channel.expect(peer, 0, {out + parts.begin(peer), parts.size(peer)});
+  });
+}
+
 Status receive_parts(Channel& channel, std::byte* out, const Parts& parts, bool settle) {
   bool more = true;
   for (std::size_t s = 0; more; ++s) {

@@ -71,6 +71,9 @@ class Parts {
 Status receive_into(Channel& channel, int peer, std::byte* to, std::size_t bytes,
                     std::size_t settle_bytes = 0);
 
+// Lets every peer's part land in its place in out.
+Status expect_parts(Channel& channel, std::byte* out, const Parts& parts);
+
 // Receives every peer's part into its place in out, a segment of each in turn, and finishes.
 // settle: that place still holds what this call sent to the same peer.
 Status receive_parts(Channel& channel, std::byte* out, const Parts& parts, bool settle = false);

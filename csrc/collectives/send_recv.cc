@@ -10,6 +10,7 @@ Status send(Channel& channel, const std::byte* data, std::size_t count, DType dt
 
 Status recv(Channel& channel, std::byte* data, std::size_t count, DType dtype, int peer) {
   const Segments segments(count * size_of(dtype), channel.segment_bytes());
+  R2CCL_TRY(channel.expect(peer, 0, {data, count * size_of(dtype)}));
   for (std::size_t s = 0; s < segments.count(); ++s) {
     R2CCL_TRY(receive_into(channel, peer, data + segments.begin(s), segments.size(s)));
   }

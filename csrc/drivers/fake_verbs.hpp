@@ -101,6 +101,11 @@ class FakeVerbs final : public VerbsDriver,
     devices_[name].hanging = hanging;
     changed_.notify_all();
   }
+  // Its queue pairs cannot be destroyed until refuse_destroy(false).
+  void refuse_destroy(const std::string& name, bool refusing) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].undying = refusing;
+  }
   // What was under way when a queue pair failed still lands, once; as if there was no fence.
   void land_late(bool late) {
     const std::lock_guard lock(mutex_);
@@ -116,9 +121,23 @@ class FakeVerbs final : public VerbsDriver,
     const std::lock_guard lock(mutex_);
     return pairs_.size();
   }
+  [[nodiscard]] std::size_t queue_pairs_of(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    std::size_t count = 0;
+    for (const auto& [number, pair] : pairs_) count += pair.device == name ? 1U : 0U;
+    return count;
+  }
   [[nodiscard]] std::size_t shared_regions() const {
     const std::lock_guard lock(mutex_);
     return regions_.size();
+  }
+  // Bytes that peers have put into memory that was registered as a whole from there on.
+  [[nodiscard]] std::size_t written(const void* memory) const {
+    const std::lock_guard lock(mutex_);
+    std::size_t bytes = 0;
+    for (const auto& [key, region] : regions_)
+      if (region.memory.data() == memory) bytes += region.written;
+    return bytes;
   }
   [[nodiscard]] std::uint64_t writes(const std::string& name) const {
     const std::lock_guard lock(mutex_);
@@ -164,11 +183,7 @@ class FakeVerbs final : public VerbsDriver,
    public:
     QueuePair(std::shared_ptr<FakeVerbs> verbs, std::uint32_t number)
         : verbs_(std::move(verbs)), number_(number) {}
-    ~QueuePair() override {
-      const std::lock_guard lock(verbs_->mutex_);
-      verbs_->flush(verbs_->pairs_.at(number_));
-      verbs_->pairs_.erase(number_);
-    }
+    ~QueuePair() override { (void)destroy(); }
     QueuePair(const QueuePair&) = delete;
     QueuePair& operator=(const QueuePair&) = delete;
 
@@ -189,6 +204,15 @@ class FakeVerbs final : public VerbsDriver,
       verbs_->changed_.wait(lock, [&] { return !verbs_->devices_[device].hanging; });
       if (self().dead) return EIO;
       verbs_->flush(self());
+      return 0;
+    }
+    int destroy() override {
+      const std::lock_guard lock(verbs_->mutex_);
+      const auto pair = verbs_->pairs_.find(number_);
+      if (pair == verbs_->pairs_.end()) return 0;
+      if (verbs_->devices_[pair->second.device].undying) return EBUSY;
+      verbs_->flush(pair->second);
+      verbs_->pairs_.erase(pair);
       return 0;
     }
     int post(std::span<const VerbsWrite> writes) override {
@@ -247,7 +271,6 @@ class FakeVerbs final : public VerbsDriver,
       VerbsPort port;
       port.active = device.active;
       port.mtu = 4096;
-      port.bits_per_s = 1e11;
       port.gids.push_back({0, VerbsGidType::roce_v1, device.gid});
       port.gids.push_back({device.gid_index, VerbsGidType::roce_v2, device.gid});
       return port;
@@ -262,7 +285,7 @@ class FakeVerbs final : public VerbsDriver,
                                                " bytes with " + name_ + ": " +
                                                std::strerror(error));
       const std::uint32_t key = ++verbs_->next_key_;
-      verbs_->regions_[key] = {name_, memory};
+      verbs_->regions_[key] = {name_, memory, 0};
       return std::unique_ptr<VerbsMemory>(std::make_unique<SharedMemory>(verbs_, key));
     }
     Result<std::unique_ptr<VerbsQueuePair>> create_queue_pair(std::uint8_t /*port*/,

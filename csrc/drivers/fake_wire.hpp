@@ -25,6 +25,7 @@ class FakeWire {
   struct Region {
     std::string device;
     std::span<std::byte> memory;
+    std::size_t written = 0;  // bytes, by peers
   };
   struct Write {
     VerbsWrite request;
@@ -56,6 +57,7 @@ class FakeWire {
     bool muted = false;
     bool removed = false;
     bool hanging = false;
+    bool undying = false;
   };
 
   void set_holding(bool holding) {
@@ -149,6 +151,7 @@ class FakeWire {
     const auto memory = found->second.memory;
     if (at < memory.data() || at + request.source.bytes > memory.data() + memory.size())
       return false;
+    found->second.written += request.source.bytes;
     std::memcpy(at, request.inlined ? write.inlined.data() : request.source.data,
                 request.source.bytes);
     return true;

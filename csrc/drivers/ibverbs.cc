@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -33,6 +34,13 @@ struct Context {
 
   Context(const IbverbsLibrary& of, ibv_context* opened, ibv_pd* allocated)
       : library(of), verbs(opened), domain(allocated) {}
+  // Completion queues take turns, so that no one processor gets all interrupts.
+  int next_vector() { return static_cast<int>(vectors++ % vector_count()); }
+  [[nodiscard]] unsigned vector_count() const {
+    return verbs->num_comp_vectors > 0 ? static_cast<unsigned>(verbs->num_comp_vectors) : 1U;
+  }
+  std::atomic<unsigned> vectors{0};
+
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
   ~Context() {
@@ -47,23 +55,6 @@ ibv_mtu mtu_of(std::uint32_t bytes) {
   ibv_mtu mtu = IBV_MTU_256;
   while (mtu < IBV_MTU_4096 && bytes_of(mtu) < bytes) mtu = static_cast<ibv_mtu>(mtu + 1);
   return mtu;
-}
-
-// ibv_port_attr: both are codes.
-double rate_of(std::uint8_t width, std::uint32_t speed) {
-  struct Code {
-    std::uint32_t code;
-    double value;
-  };
-  constexpr std::array<Code, 5> widths{{{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}}};
-  constexpr std::array<Code, 9> lanes{
-      {{1, 2.5}, {2, 5}, {4, 10}, {8, 10}, {16, 14}, {32, 25}, {64, 50}, {128, 100}, {256, 200}}};
-  const auto value = [](const auto& codes, std::uint32_t code) {
-    const auto found =
-        std::find_if(codes.begin(), codes.end(), [&](const Code& one) { return one.code == code; });
-    return found == codes.end() ? 0.0 : found->value;
-  };
-  return value(widths, width) * value(lanes, speed) * 1e9;
 }
 
 VerbsGidType type_of(std::uint32_t type) {
@@ -97,7 +88,7 @@ class QueuePair final : public VerbsQueuePair {
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
   ~QueuePair() override {
-    if (pair_ != nullptr) library().destroy_qp(pair_);
+    (void)destroy();
     if (events_ > 0) library().ack_cq_events(completions_, events_);
     if (completions_ != nullptr) library().destroy_cq(completions_);
     library().destroy_comp_channel(channel_);
@@ -143,7 +134,9 @@ class QueuePair final : public VerbsQueuePair {
     receive.ah_attr.dlid = peer.lid;
     receive.ah_attr.sl = path.service_level;
     receive.ah_attr.port_num = path.port;
-    if (own.lid == 0 || peer.lid == 0) {  // RoCE
+    const bool infiniband = own.lid != 0 && peer.lid != 0;
+    const bool same_subnet = std::equal(own.gid.begin(), own.gid.begin() + 8, peer.gid.begin());
+    if (!infiniband || !same_subnet) {
       receive.ah_attr.is_global = 1;
       std::memcpy(receive.ah_attr.grh.dgid.raw, peer.gid.data(), peer.gid.size());
       receive.ah_attr.grh.sgid_index = path.gid_index;
@@ -171,6 +164,13 @@ class QueuePair final : public VerbsQueuePair {
     ibv_qp_attr attributes{};
     attributes.qp_state = IBV_QPS_ERR;
     return library().modify_qp(pair_, &attributes, IBV_QP_STATE);
+  }
+
+  int destroy() override {
+    if (pair_ == nullptr) return 0;
+    const int error = library().destroy_qp(pair_);
+    if (error == 0) pair_ = nullptr;
+    return error;
   }
 
   int post(std::span<const VerbsWrite> writes) override {
@@ -280,7 +280,6 @@ class Device final : public VerbsDevice {
     port.ethernet = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
     port.lid = attributes.lid;
     port.mtu = bytes_of(attributes.active_mtu);
-    port.bits_per_s = rate_of(attributes.active_width, attributes.active_speed);
     std::vector<ibv_gid_entry> entries(most_gids);
     const ssize_t count = library().query_gid_table(context_->verbs, entries.data(), entries.size(),
                                                     0, sizeof(ibv_gid_entry));
@@ -319,7 +318,7 @@ class Device final : public VerbsDevice {
     if (channel == nullptr) return failed("completion channel of " + what, errno);
     ibv_cq* const completions =
         library().create_cq(context_->verbs, static_cast<int>(depth.sends + depth.receives),
-                            nullptr, channel, /*comp_vector=*/0);
+                            nullptr, channel, context_->next_vector());
     if (completions == nullptr) {
       const int error = errno;
       library().destroy_comp_channel(channel);

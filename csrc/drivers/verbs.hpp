@@ -31,7 +31,6 @@ struct VerbsPort {
   bool ethernet = true;   // RoCE; else InfiniBand
   std::uint16_t lid = 0;  // InfiniBand
   std::uint32_t mtu = 0;  // bytes of payload in a packet
-  double bits_per_s = 0;  // 0: not known
   std::vector<VerbsGidEntry> gids;
 };
 
@@ -113,7 +112,7 @@ struct VerbsWrite {
   bool inlined = false;  // the source may be reused at once
 };
 
-// A reliable connection with a completion queue of its own.  Its destruction is a fence.
+// A reliable connection with a completion queue of its own.
 class VerbsQueuePair {
  public:
   virtual ~VerbsQueuePair() = default;
@@ -124,6 +123,9 @@ class VerbsQueuePair {
   // All return 0 or an errno.  connect() and fail() may block for seconds.
   virtual int connect(const VerbsAddress& own, const VerbsAddress& peer, const VerbsPath& path) = 0;
   virtual int fail() = 0;  // into the error state, in which everything is flushed
+  // A fence: nothing that was posted here or by the peer touches memory any more.  On an error it
+  // may be tried again; once it has worked only the destructor may follow.
+  virtual int destroy() = 0;
   virtual int post(std::span<const VerbsWrite> writes) = 0;  // all or, on an error, some
   virtual int post_receives(std::uint64_t id, std::uint32_t count) = 0;
 

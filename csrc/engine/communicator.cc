@@ -67,12 +67,7 @@ void Communicator::close(double linger_s) {
   if (closed_) return;
   closed_ = true;
   const Engine::Lock lock(*engine_);
-  const TimeNs deadline = now_ns() + static_cast<TimeNs>(linger_s * 1e9);
-  while (!failed() && now_ns() < deadline && !all_delivered()) {
-    for (Peer* peer : others_) engine_->progress(*peer, now_ns(), /*all_rails=*/true);
-    engine_->tick_if_due(now_ns());
-    if (!all_delivered()) engine_->block(others_);
-  }
+  linger(static_cast<TimeNs>(linger_s * 1e9), [this] { return failed() || all_delivered(); });
   leave();
   engine_->remove_communicator(*this);
 }
@@ -107,7 +102,7 @@ Status Communicator::run(const CallTag& tag, std::size_t bytes, Body body) {
 }
 
 Status Communicator::conclude(Status status) {
-  if (stalled_ == 0 && status.ok()) return status;
+  if (stalled_ == 0 && status.ok() && scratch().empty()) return status;
   const Engine::Lock lock(*engine_);
   if (stalled_ > 0)
     engine_->journal_.record({.time_ns = now_ns(),
@@ -234,6 +229,13 @@ Status Communicator::send(int peer, std::span<const std::byte> data) {
   return LinkChannel::send(peer, data);
 }
 
+Status Communicator::expect(int peer, std::size_t skip, std::span<std::byte> memory) {
+  // As offer_target() says, and without the lock.
+  if (memory.size() <= static_cast<std::size_t>(engine_->config().small_message_bytes)) return {};
+  const Engine::Lock lock(*engine_);
+  return LinkChannel::expect(peer, skip, memory);
+}
+
 Result<std::span<const std::byte>> Communicator::receive(int peer, std::size_t bytes) {
   const Engine::Lock lock(*engine_);
   return LinkChannel::receive(peer, bytes);
@@ -301,12 +303,21 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
   }
 }
 
+void Communicator::linger(TimeNs limit, const std::function<bool()>& done) {
+  const TimeNs deadline = now_ns() + limit;
+  while (!done() && now_ns() < deadline) {
+    for (Peer* peer : others_) engine_->progress(*peer, now_ns(), /*all_rails=*/true);
+    engine_->tick_if_due(now_ns());
+    if (!done()) engine_->block(others_);
+  }
+}
+
 TimeNs Communicator::clock() const { return now_ns(); }
 
 void Communicator::flush(int peer, TimeNs now) { peer_of(peer)->send(now); }
 
-void Communicator::detach(int peer, const DetachScope& scope) {
-  peer_of(peer)->detach(scope, now_ns());
+bool Communicator::detach(int peer, const DetachScope& scope) {
+  return peer_of(peer)->detach(scope, now_ns());
 }
 
 std::string Communicator::describe_peer(int peer) const { return peer_of(peer)->label; }

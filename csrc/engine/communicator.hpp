@@ -57,6 +57,7 @@ class Communicator final : public LinkChannel {
   // --- Channel, with the engine's lock taken
   // -------------------------------------------------------
   Status send(int peer, std::span<const std::byte> data) override;
+  Status expect(int peer, std::size_t skip, std::span<std::byte> memory) override;
   Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) override;
   Status release(int peer) override;
   Status settle(int peer, std::size_t bytes) override;
@@ -79,9 +80,10 @@ class Communicator final : public LinkChannel {
   // --- LinkChannel, with the engine's lock held
   // ----------------------------------------------------
   Status wait(int peer, const std::function<bool()>& done) override;
+  void linger(TimeNs limit, const std::function<bool()>& done) override;
   [[nodiscard]] TimeNs clock() const override;
   void flush(int peer, TimeNs now) override;
-  void detach(int peer, const DetachScope& scope) override;
+  bool detach(int peer, const DetachScope& scope) override;
   [[nodiscard]] std::string describe_peer(int peer) const override;
   [[nodiscard]] std::string describe_rails(int peer) const override;
   void on_failed(ErrorCode code, const std::string& text) override;

@@ -122,7 +122,17 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
 
 Engine::~Engine() {
   close(0.0);
-  if (background_.joinable()) background_.detach();  // of a fork: it is the parent's
+  if (!foreign()) return;
+  // Of a fork: threads, queue pairs and devices are the parent's.
+  if (background_.joinable()) background_.detach();
+  for (auto& [process, peer] : peers_)
+    for (CarriedLink::End& end : peer->ends)
+      for (auto* rail : {&end.rail, &end.fencing})
+        if (*rail &&
+            peer->link.kind(static_cast<RailId>(&end - peer->ends.data())) == RailKind::verbs)
+          (void)rail->release();
+  (void)verbs_connections_.release();
+  verbs_devices_.abandon();
 }
 
 Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {

@@ -12,15 +12,18 @@ namespace r2ccl {
 
 void Engine::on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSession> session) {
   Peer* peer = find(rail.peer);
-  if (peer == nullptr || rail.rail >= peer->rails.size()) return;
+  if (peer == nullptr || rail.rail >= peer->rails.size())
+    return verbs_connections_->close(std::move(session));
   RailEnd& end = peer->rails[rail.rail];
   const TimeNs now = now_ns();
   const int socket = rail.socket.get();
   if (end.fault != Fault::none || came_too_late(end, socket)) {
+    verbs_connections_->close(std::move(session));
     peer->connect_failed(rail.rail, rail.epoch, {}, now);
     return;
   }
-  if (!peer->begin_epoch(rail.rail, rail.epoch, now)) return;
+  if (!peer->begin_epoch(rail.rail, rail.epoch, now))
+    return verbs_connections_->close(std::move(session));
   note_addresses(*peer, end, socket);
   const auto note = [this, name = end.name + " to " + peer->label](const std::string& why) {
     log_.add(LogLevel::warning, name + ": " + why);
@@ -55,6 +58,7 @@ void Engine::fence_verbs() {
   until([](Peer& peer, RailId id) {
     if (!peer.link.connected(id)) return true;
     (void)peer.ends[id].rail->pump_in(now_ns());
+    if (peer.link.connected(id)) (void)peer.ends[id].rail->pump_out(now_ns());
     if (peer.link.connected(id)) peer.ends[id].rail->report_path(now_ns());
     return !peer.link.awaits_path_ack(id);
   });
@@ -71,7 +75,8 @@ bool Engine::verbs_address_is_gone(const RailEnd& end, const VerbsAddress& addre
   const bool has_gid = std::any_of(gids.begin(), gids.end(), [&](const VerbsGidEntry& entry) {
     return entry.gid == address.gid;
   });
-  return !has_gid || (!port.value().ethernet && port.value().lid != address.lid);
+  return !has_gid || port.value().mtu != address.mtu ||
+         (!port.value().ethernet && port.value().lid != address.lid);
 }
 
 void Engine::on_verbs_event(const std::string& device, const VerbsEvent& event, TimeNs now) {

@@ -3,6 +3,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -11,6 +12,9 @@
 
 namespace r2ccl {
 namespace {
+
+// Of a device that hangs; each has a thread and locked memory.
+constexpr std::ptrdiff_t most_unfinished = 4;
 
 template <typename Work, typename Body>
 void run(const std::shared_ptr<Work>& work, Body body) {
@@ -51,6 +55,11 @@ void VerbsConnections::begin(EstablishedRail rail, bool connector, const VerbsPo
   start_creating(pending, port, local);
 }
 
+void VerbsConnections::close(std::unique_ptr<VerbsSession> session) {
+  auto fence = VerbsFence::begin(std::move(session->pair));
+  closing_.push_back({std::move(session), nullptr, std::move(fence)});
+}
+
 Epoch VerbsConnections::withdraw(std::uint32_t peer, RailId rail) {
   for (auto same = pending_.begin(); same != pending_.end(); ++same) {
     if (same->rail.peer != peer || same->rail.rail != rail) continue;
@@ -66,8 +75,15 @@ void VerbsConnections::start_creating(Pending& pending, const VerbsPortName& por
                                       const IpAddress& local) {
   pending.work = std::make_shared<Work>();
   auto device = devices_.find(port.device);
+  const auto unfinished = std::count_if(
+      closing_.begin(), closing_.end(),
+      [&](const Closing& closing) { return closing.session->device() == port.device; });
   if (device == nullptr) {
     pending.work->error = "RDMA device " + port.device + " is gone";
+  } else if (unfinished >= most_unfinished) {
+    pending.work->error = "RDMA device " + port.device +
+                          " does not answer: " + std::to_string(unfinished) +
+                          " queue pairs of it are not closed yet";
   } else if (const Status status = pending.session->prepare(); !status.ok()) {
     pending.work->error = status.message();
   }

@@ -45,6 +45,9 @@ class VerbsConnections {
   void begin(EstablishedRail rail, bool connector, const VerbsPortName& port,
              const IpAddress& local, TimeNs now);
 
+  // A connected one that nobody wants.
+  void close(std::unique_ptr<VerbsSession> session);
+
   // Gives one up without a word.  The epoch that it was about; 0: there was none.
   Epoch withdraw(std::uint32_t peer, RailId rail);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 #include <utility>
 
 #include "drivers/ibverbs.hpp"
@@ -54,18 +55,12 @@ Status VerbsDevices::open(const std::string& device) {
     if (!loaded.ok()) return loaded.take_status();
     driver_ = std::move(loaded.value());
   }
-  Entry entry;
-  R2CCL_TRY(reopen(device, entry));
-  entries_[device] = std::move(entry);
-  return {};
-}
-
-Status VerbsDevices::reopen(const std::string& name, Entry& entry) {
-  auto opened = driver_->open(name);
+  auto opened = driver_->open(device);
   if (!opened.ok()) return opened.take_status();
-  std::shared_ptr<VerbsDevice> device = std::move(opened.value());
-  R2CCL_TRY(pool_.add_device(device));
-  entry.device = std::move(device);
+  Entry entry;
+  entry.device = std::move(opened.value());
+  R2CCL_TRY(pool_.add_device(entry.device));
+  entries_[device] = std::move(entry);
   return {};
 }
 
@@ -82,20 +77,50 @@ void VerbsDevices::add_poll_fds(std::vector<pollfd>& fds) const {
 void VerbsDevices::progress(TimeNs now, const OnEvent& on_event) {
   for (auto& [name, entry] : entries_) {
     if (entry.device == nullptr) {
-      if (now - entry.looked_at < look_interval_ns) continue;
-      entry.looked_at = now;
-      if (const Status status = reopen(name, entry); status.ok())
-        log_.add(LogLevel::info, "RDMA device " + name + " is back");
+      look_for(name, entry, now);
       continue;
     }
     while (const auto event = entry.device->next_event()) {
       on_event(name, *event);
       if (event->kind != VerbsEvent::Kind::device_fatal) continue;
+      pool_.remove_device(name);
       entry.device.reset();
       entry.looked_at = now;
       break;
     }
   }
+}
+
+void VerbsDevices::look_for(const std::string& name, Entry& entry, TimeNs now) {
+  if (entry.returning == nullptr) {
+    if (now - entry.looked_at < look_interval_ns) return;
+    entry.returning = std::make_shared<Return>();
+    entry.returning->memory = pool_.known();
+    std::thread([driver = driver_, name, back = entry.returning] {
+      if (auto opened = driver->open(name); opened.ok()) {
+        back->device = std::move(opened.value());
+        MemoryPool::register_all(*back->device, back->memory);
+      }
+      back->done.store(true, std::memory_order_release);
+    }).detach();
+    return;
+  }
+  if (!entry.returning->done.load(std::memory_order_acquire)) return;
+  const auto back = std::exchange(entry.returning, nullptr);
+  entry.looked_at = now;
+  if (back->device == nullptr) return;
+  if (const Status status = pool_.add_device(back->device, std::move(back->memory)); status.ok()) {
+    entry.device = back->device;
+    log_.add(LogLevel::info, "RDMA device " + name + " is back");
+  } else {
+    log_.add(LogLevel::warning, "RDMA device " + name + " is back, but " + status.message());
+  }
+}
+
+void VerbsDevices::abandon() {
+  pool_.abandon();
+  (void)new auto(std::move(entries_));  // kept on purpose
+  entries_.clear();
 }
 
 }  // namespace r2ccl

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -40,14 +41,23 @@ class VerbsDevices {
   void add_poll_fds(std::vector<pollfd>& fds) const;
   // Hands on what devices have to say, and looks for those that are gone.
   void progress(TimeNs now, const OnEvent& on_event);
+  // Of a fork: the devices are the parent's.
+  void abandon();
 
  private:
+  // A device that was gone is opened, and told of all memory, on a thread: that may take long.
+  struct Return {
+    std::atomic<bool> done{false};
+    std::shared_ptr<VerbsDevice> device;  // null: it is not back
+    std::vector<MemoryPool::Known> memory;
+  };
   struct Entry {
     std::shared_ptr<VerbsDevice> device;  // null: gone
+    std::shared_ptr<Return> returning;    // while gone: somebody is looking
     TimeNs looked_at = 0;                 // while gone
   };
 
-  Status reopen(const std::string& name, Entry& entry);
+  void look_for(const std::string& name, Entry& entry, TimeNs now);
 
   std::shared_ptr<VerbsDriver> driver_;
   LogQueue& log_;

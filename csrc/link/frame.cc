@@ -94,6 +94,7 @@ std::string_view name_of(FrameType type) {
     case FrameType::address: return "address";
     case FrameType::slots: return "slots";
     case FrameType::released: return "released";
+    case FrameType::target: return "target";
   }
   return "unknown";
 }

@@ -29,11 +29,14 @@ enum class FrameType : std::uint8_t {
   address,    // number = rail, epoch = sequence, Endpoint: where the accepting end now listens
   slots,      // number = address, epoch = key: where this rail may write a communicator's messages
   released,   // nothing that was written over this rail into a communicator's slots is under way
+  target,     // number = message, delivered = address, credit = bytes, epoch = key: memory of a
+              // caller, where this rail may put that message and those after it
 };
 
 namespace frame_flag {
-inline constexpr std::uint8_t replay = 1;   // not the chunk's first attempt
-inline constexpr std::uint8_t ack_now = 2;  // the sender waits for this message's delivery ack
+inline constexpr std::uint8_t replay = 1;     // not the chunk's first attempt
+inline constexpr std::uint8_t ack_now = 2;    // the sender waits for this message's delivery ack
+inline constexpr std::uint8_t in_target = 4;  // the chunk was put into the target, not the slot
 }  // namespace frame_flag
 
 struct FrameHeader {
@@ -44,10 +47,12 @@ struct FrameHeader {
   std::uint32_t payload_bytes;  // bytes that follow the header
   std::uint32_t offset;         // data: the chunk's first byte within the message; address: 4 or 6
   std::uint32_t message_bytes;  // data: size of the whole message
-  std::uint32_t epoch;          // rail_down, fenced: theirs; abort: error code; address: sequence
-  std::uint64_t communicator;   // data, ack, ack_request, abort
-  std::uint64_t number;         // data: message; ping, pong: probe; slots: address; else: rail
-  // address: its 16 bytes are those of the next two fields
+  // rail_down, fenced: theirs; abort: error code; address: sequence; slots, target: key; data, of a
+  // replay: 1 + the rail by which the first attempt went to the target, 0: it did not
+  std::uint32_t epoch;
+  std::uint64_t communicator;  // data, ack, ack_request, abort
+  std::uint64_t number;  // data, target: message; ping, pong: probe; slots: address; else: rail
+  // address: its 16 bytes are those of the next two fields; target: its memory
   std::uint64_t delivered;    // data, ack: messages of the reverse stream that arrived in full
   std::uint64_t credit;       // data, ack: messages of the reverse stream that were consumed
   CallTag tag;                // data
@@ -57,7 +62,7 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 80);
 
 // Peers must agree on what frames there are and mean, so it is part of their fingerprint.
-inline constexpr std::uint32_t frame_version = 3;
+inline constexpr std::uint32_t frame_version = 4;
 inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
 // Room for the text of an ABORT and for a full-size probe.
 inline constexpr std::uint32_t max_abort_bytes = 480;

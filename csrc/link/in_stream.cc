@@ -14,6 +14,24 @@ InStream::InStream(const StreamShape& shape, std::uint64_t communicator, StreamM
       slot_ring_(shape.slots),
       memory_(memory, shape.all_slots(), shape.slot_bytes) {}
 
+std::optional<std::uint64_t> offset_in_target(std::uint64_t first, std::uint64_t target_bytes,
+                                              std::uint64_t number, std::uint32_t message_bytes,
+                                              std::uint32_t slot_bytes) {
+  if (number < first || number - first > target_bytes / slot_bytes) return std::nullopt;
+  const std::uint64_t offset = (number - first) * slot_bytes;
+  if (offset >= target_bytes) return std::nullopt;
+  if (message_bytes != std::min<std::uint64_t>(slot_bytes, target_bytes - offset))
+    return std::nullopt;
+  return offset;
+}
+
+std::byte* InStream::target_of(std::uint64_t number, std::uint32_t bytes) const {
+  if (target.memory == nullptr) return nullptr;
+  const auto offset =
+      offset_in_target(target.first, target.bytes, number, bytes, shape_.slot_bytes);
+  return offset.has_value() ? target.memory + *offset : nullptr;
+}
+
 InStream::Verdict InStream::judge(const FrameHeader& header) {
   const bool well_formed =
       header.message_bytes <= shape_.slot_bytes && header.slot < shape_.all_slots() &&
@@ -33,7 +51,8 @@ InStream::Verdict InStream::judge(const FrameHeader& header) {
                         .chunk_bits = bits,
                         .tag = header.tag,
                         .bytes = header.message_bytes,
-                        .in_use = true};
+                        .in_use = true,
+                        .target = target_of(header.number, header.message_bytes)};
     slot_ring_[header.number % shape_.slots] = header.slot;
   } else if ((message.number != header.number && !planted(Mutant::generation_ignored)) ||
              message.bytes != header.message_bytes) {
@@ -58,7 +77,22 @@ std::byte* InStream::chunk_memory(const FrameHeader& header) {
   const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
   if (!message.in_use || message.number != header.number || (message.chunk_bits & bit) != 0)
     return nullptr;
-  return memory_.slot(header.slot) + header.offset;
+  return (message.target != nullptr ? message.target : memory_.slot(header.slot)) + header.offset;
+}
+
+const std::byte* InStream::chunk_placed(const FrameHeader& header) {
+  const bool in_target = (header.flags & frame_flag::in_target) != 0;
+  return (in_target ? target_of(header.number, header.message_bytes) : memory_.slot(header.slot)) +
+         header.offset;
+}
+
+bool InStream::put_into_target(RailId rail, const FrameHeader& header) {
+  if ((header.flags & frame_flag::replay) != 0 && !planted(Mutant::replay_into_target))
+    return false;
+  std::erase(target.late, Target::Late{rail, header.number, header.offset});
+  if (header.number < consumed_) return true;
+  return (target.offered >> rail & 1U) != 0 &&
+         target_of(header.number, header.message_bytes) != nullptr;
 }
 
 bool InStream::chunk_arrived(const FrameHeader& header) {
@@ -69,6 +103,11 @@ bool InStream::chunk_arrived(const FrameHeader& header) {
   if (!message.in_use || !current || here) return false;
   message.chunk_bits |= bit;
   message.received += header.payload_bytes;
+  if (header.epoch != 0 && (header.flags & frame_flag::replay) != 0) {
+    const auto first = static_cast<RailId>(header.epoch - 1);
+    if ((target.offered >> first & 1U) != 0)
+      target.late.push_back({first, header.number, header.offset});
+  }
   if (message.received < message.bytes) return false;
   message.complete = true;
   if (message.ack_now) owed_now_ = true;
@@ -85,7 +124,9 @@ const InMessage* InStream::front() const {
 }
 
 const std::byte* InStream::front_data() const {
-  return memory_.at(slot_ring_[consumed_ % shape_.slots]);
+  const InMessage& message = at(consumed_);
+  return message.target != nullptr ? message.target
+                                   : memory_.at(slot_ring_[consumed_ % shape_.slots]);
 }
 
 void InStream::consume() {

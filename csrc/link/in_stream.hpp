@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "link/frame.hpp"
@@ -24,7 +25,35 @@ struct InMessage {
   bool complete = false;
   bool replayed = false;  // a chunk of it came as a replay
   bool ack_now = false;
+  std::byte* target = nullptr;  // where it lies; null: in its slot
 };
+
+// Memory of a caller that messages land in as they are, instead of in slots.  Who writes it by
+// one-sided writes does so once a chunk, at the first attempt; every other attempt goes to the
+// slot.
+struct Target {
+  // A chunk that came otherwise, whose first attempt may still be written over the rail.
+  struct Late {
+    RailId rail;
+    std::uint64_t number;
+    std::uint32_t offset;
+    friend bool operator==(const Late&, const Late&) = default;
+  };
+  std::byte* memory = nullptr;  // null: there is none
+  std::uint64_t bytes = 0;
+  std::uint64_t first = 0;    // message that begins it
+  std::uint64_t offered = 0;  // bit r: the peer may write it over rail r
+  std::vector<Late> late;
+  TimeNs wanted_since = 0;  // back, by its owner; 0: not yet
+};
+
+// Where a message lies in a target of so many bytes that begins with message `first`; empty: not in
+// it, or cut otherwise.
+[[nodiscard]] std::optional<std::uint64_t> offset_in_target(std::uint64_t first,
+                                                            std::uint64_t target_bytes,
+                                                            std::uint64_t number,
+                                                            std::uint32_t message_bytes,
+                                                            std::uint32_t slot_bytes);
 
 class InStream {
  public:
@@ -38,6 +67,10 @@ class InStream {
   [[nodiscard]] bool wants(const FrameHeader& header) const;
   // Where a chunk's bytes go now, or null if it is here already or its message is gone.
   [[nodiscard]] std::byte* chunk_memory(const FrameHeader& header);
+  // Where a one-sided write has put a chunk.
+  [[nodiscard]] const std::byte* chunk_placed(const FrameHeader& header);
+  // A first attempt of a chunk was put into the target.  False: it was not to.
+  [[nodiscard]] bool put_into_target(RailId rail, const FrameHeader& header);
   // The memory of a receive slot, which stays where it is; null: there is no such slot.
   [[nodiscard]] std::byte* slot_memory(std::uint16_t slot) { return memory_.slot(slot); }
   [[nodiscard]] const StreamBlock& block() const { return memory_; }
@@ -47,7 +80,7 @@ class InStream {
 
   // The next message to consume, or null if it is not here in full.
   [[nodiscard]] const InMessage* front() const;
-  [[nodiscard]] const std::byte* front_data() const;
+  [[nodiscard]] const std::byte* front_data() const;  // in the slot or in the target
   void consume();
 
   [[nodiscard]] std::uint64_t communicator() const { return communicator_; }
@@ -65,6 +98,7 @@ class InStream {
   OutStream* reverse = nullptr;
   TimeNs owed_since_ns = 0;   // 0: owes nothing
   std::uint64_t offered = 0;  // bit r: over rail r the peer may write the slots by itself
+  Target target;
 
  private:
   [[nodiscard]] InMessage& at(std::uint64_t number) {
@@ -73,6 +107,9 @@ class InStream {
   [[nodiscard]] const InMessage& at(std::uint64_t number) const {
     return by_slot_[slot_ring_[number % shape_.slots]];
   }
+
+  // Null: the message does not lie in the target.
+  [[nodiscard]] std::byte* target_of(std::uint64_t number, std::uint32_t bytes) const;
 
   const StreamShape shape_;
   const std::uint64_t communicator_;

@@ -198,6 +198,7 @@ void Link::rail_closed(RailId id, Epoch epoch, TimeNs now) {
   step(Step::rail_closed, id);
   rail.own_fenced = epoch;
   rail.incoming = {};
+  forget_memory(id);
   move(id, RailState::fencing, rail.cause, now);
   each_usable([&](RailId, Rail& other) { other.control.fenced |= std::uint64_t{1} << id; });
   schedule_connect(id, now);
@@ -236,7 +237,6 @@ void Link::resolve_epoch(RailId id) {
   for (const Attempt& attempt : rail.attempts)
     attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot));
   rail.attempts.clear();
-  forget_memory(id);
 }
 
 // --- reconnection ----------------------------------------------------------------------------
@@ -402,7 +402,8 @@ Link::Load Link::load() const {
   for (const Rail& rail : rails_) {
     load.attempts += rail.attempts.size();
     load.control += rail.control.acks.size() + rail.control.ack_requests.size() +
-                    rail.control.closed_acks.size();
+                    rail.control.closed_acks.size() + rail.control.slots.size() +
+                    rail.control.released.size() + rail.control.targets.size();
   }
   return load;
 }

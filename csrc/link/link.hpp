@@ -38,6 +38,15 @@ class Link {
   OutStream& out_stream(std::uint64_t communicator);
   InStream& in_stream(std::uint64_t communicator);
   void close_streams(std::uint64_t communicator);
+  // The stream's next messages but `skip` may land in this memory, which their receiver keeps valid
+  // and does not read or write before it has received them, until reclaim_target() says true.
+  // True: the peer is to be told.
+  bool offer_target(InStream& stream, std::uint64_t skip, std::span<std::byte> memory);
+  // Nothing writes the stream's target any more.  Rails that still might are given up, and it is
+  // to be asked again.  `received`: so were all messages that were to land there.
+  [[nodiscard]] bool reclaim_target(InStream& stream, bool received, TimeNs now);
+  // What cannot be reclaimed, since a fence does not complete.
+  void revoke_target(InStream& stream);
   // Rails that reach memory by themselves reach that of these streams.
   [[nodiscard]] bool streams_reachable(std::uint64_t communicator) const {
     return options_.memory == nullptr || streams_.at(communicator)->in.block().base() != nullptr;
@@ -195,6 +204,7 @@ class Link {
     std::uint64_t addresses = 0;          // bit r: ADDRESS of rail r is due here
     std::vector<InStream*> slots;         // the peer is to be told where they are
     std::vector<std::uint64_t> released;  // communicators whose slots we write no more
+    std::vector<InStream*> targets;       // the peer is to be told of them
     std::vector<InStream*> acks;
     std::vector<OutStream*> ack_requests;
     std::vector<std::uint64_t> closed_acks;  // communicators whose last ack is asked for again
@@ -202,12 +212,17 @@ class Link {
     [[nodiscard]] bool any(std::size_t aborts) const {
       return ping || pong || bye || (notices | fenced | addresses) != 0 || !acks.empty() ||
              !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts ||
-             !slots.empty() || !released.empty();
+             !slots.empty() || !released.empty() || !targets.empty();
     }
   };
   struct RemoteSlots {
     std::uint64_t address;
     std::uint32_t key;
+    // A target of the peer's caller, by the message that begins it.
+    std::uint64_t target_first = 0;
+    std::uint64_t target_bytes = 0;
+    std::uint64_t target_address = 0;
+    std::uint32_t target_key = 0;
   };
   struct Rail {
     RailKind kind = RailKind::tcp;
@@ -314,6 +329,8 @@ class Link {
   void offer_slots(InStream& stream, RailId rail);
   void on_slots(RailId rail, const FrameHeader& header);
   void on_released(RailId rail, std::uint64_t communicator);
+  [[nodiscard]] bool on_target(RailId rail, const FrameHeader& header);
+  [[nodiscard]] bool target_fields_valid(RailId rail, const FrameHeader& header) const;
   void forget_memory(RailId rail);
   void bury(Streams& pair);
   void exhume();
@@ -332,6 +349,7 @@ class Link {
   bool next_chunk(RailId rail, OutFrame& frame);
   void fill_chunk(RailId rail, OutStream& stream, OutMessage& message, std::uint16_t chunk,
                   OutFrame& frame);
+  void place(RailId rail, OutMessage& message, std::uint16_t chunk, OutFrame& frame);
   [[nodiscard]] bool better_left(RailId rail, std::uint64_t remaining,
                                  const OutStream& stream) const;
   void reap(Rail& rail);
@@ -343,7 +361,7 @@ class Link {
   [[nodiscard]] bool take_acks(OutStream& stream, const FrameHeader& header, TimeNs now);
   void frame_end(RailId rail, TimeNs now);
   void hear(Rail& rail, TimeNs now);
-  [[nodiscard]] bool take_checked(Incoming& incoming);
+  [[nodiscard]] bool take_payload(Incoming& incoming);
   [[nodiscard]] bool names_an_epoch(const FrameHeader& header) const;
   void on_rail_down(const FrameHeader& header, TimeNs now);
   void on_fenced(RailId rail, Epoch epoch, TimeNs now);

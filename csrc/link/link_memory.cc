@@ -28,6 +28,63 @@ void Link::on_slots(RailId id, const FrameHeader& header) {
     rail.control.released.push_back(header.communicator);
 }
 
+bool Link::on_target(RailId id, const FrameHeader& header) {
+  const auto slots = rails_[id].remote_slots.find(header.communicator);
+  if (slots == rails_[id].remote_slots.end()) return closed_.contains(header.communicator);
+  slots->second.target_first = header.number;
+  slots->second.target_bytes = header.credit;
+  slots->second.target_address = header.delivered;
+  slots->second.target_key = header.epoch;
+  return true;
+}
+
+// Of a data frame: only first attempts go to a target, by rails that may write there.
+bool Link::target_fields_valid(RailId id, const FrameHeader& header) const {
+  const bool replay = (header.flags & frame_flag::replay) != 0;
+  return header.epoch <= (replay ? rails_.size() : 0) &&
+         ((header.flags & frame_flag::in_target) == 0 || rails_[id].one_sided());
+}
+
+bool Link::offer_target(InStream& stream, std::uint64_t skip, std::span<std::byte> memory) {
+  // A target costs a frame a rail, a copy of a small message less than that.
+  if (memory.size() <= options_.small_message_bytes) return false;
+  stream.target = {.memory = memory.data(),
+                   .bytes = memory.size(),
+                   .first = stream.consumed() + skip,
+                   .offered = 0,
+                   .late = {},
+                   .wanted_since = 0};
+  if (options_.memory == nullptr || !options_.memory->is_registered(memory)) return false;
+  for (RailId id = 0; id < rails_.size(); ++id)
+    if (rails_[id].one_sided() && connected(id)) rails_[id].control.targets.push_back(&stream);
+  return true;
+}
+
+bool Link::reclaim_target(InStream& stream, bool received, TimeNs now) {
+  Target& target = stream.target;
+  if (target.memory == nullptr) return true;
+  for (Rail& rail : rails_) std::erase(rail.control.targets, &stream);
+  std::uint64_t writers = received ? 0 : target.offered;
+  for (const Target::Late& late : target.late) writers |= bit(late.rail);
+  if (planted(Mutant::target_not_recalled)) writers = 0;
+  if (target.wanted_since == 0) target.wanted_since = now;
+  // What is late on a rail that is UP comes soon.
+  const bool patient = received && now - target.wanted_since <= options_.ack_deadline_floor_ns;
+  for (RailId id = 0; id < rails_.size(); ++id) {
+    if ((writers & bit(id)) == 0 || (patient && rails_[id].state == RailState::up)) continue;
+    rail_failed(id, rails_[id].epoch, RailCause::recalled, now);
+  }
+  if (writers != 0) return false;
+  target = {};
+  return true;
+}
+
+void Link::revoke_target(InStream& stream) {
+  if (stream.target.memory != nullptr && options_.memory != nullptr)
+    options_.memory->revoke({stream.target.memory, stream.target.bytes});
+  stream.target = {};
+}
+
 void Link::on_released(RailId id, std::uint64_t communicator) {
   if (const auto found = streams_.find(communicator); found != streams_.end())
     found->second->in.offered &= ~bit(id);
@@ -44,10 +101,15 @@ void Link::attempts_landed(RailId id, Epoch epoch, std::uint64_t position, TimeN
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
 }
 
-// Nothing of the rail's last epoch reaches memory of either side any more.
+// Nothing of the rail's last epoch reaches memory of this side any more.
 void Link::forget_memory(RailId id) {
   rails_[id].remote_slots.clear();
-  for (auto& [communicator, pair] : streams_) pair->in.offered &= ~bit(id);
+  for (auto& [communicator, pair] : streams_) {
+    InStream& stream = pair->in;
+    stream.offered &= ~bit(id);
+    stream.target.offered &= ~bit(id);
+    std::erase_if(stream.target.late, [id](const auto& late) { return late.rail == id; });
+  }
   for (Buried& buried : buried_) {
     buried.written_by &= ~bit(id);
     std::erase_if(buried.read_by, [id](const auto& reader) { return reader.first == id; });
@@ -63,7 +125,9 @@ void Link::bury(Streams& pair) {
     Rail& rail = rails_[id];
     if (!rail.one_sided()) continue;
     std::erase(rail.control.slots, &pair.in);
-    if (rail.acked < rail.sent) buried.read_by.emplace_back(id, rail.sent);
+    std::erase(rail.control.targets, &pair.in);
+    if (rail.own_fenced < rail.epoch && rail.acked < rail.sent)
+      buried.read_by.emplace_back(id, rail.sent);
     if (rail.remote_slots.erase(communicator) > 0 && connected(id))
       rail.control.released.push_back(communicator);
   }

@@ -25,7 +25,8 @@ bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
     case FrameType::bye:
     case FrameType::address:
     case FrameType::slots:
-    case FrameType::released: return header.payload_bytes == 0;
+    case FrameType::released:
+    case FrameType::target: return header.payload_bytes == 0;
   }
   return false;
 }
@@ -35,7 +36,8 @@ bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
 bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
   Rail& rail = rails_[id];
   if (!connected(id)) return false;
-  const bool about_memory = header.type == FrameType::slots || header.type == FrameType::released;
+  const bool about_memory = header.type == FrameType::slots || header.type == FrameType::released ||
+                            header.type == FrameType::target;
   bool valid =
       intact(header) && type_and_size_valid(header, options_.shape) &&
       (!about_memory || (rail.one_sided() && rail.remote_slots.size() < max_communicators));
@@ -57,7 +59,7 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
 
 bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
   Rail& rail = rails_[id];
-  if (!may_carry_data(rail)) return false;
+  if (!may_carry_data(rail) || !target_fields_valid(id, header)) return false;
   InStream* stream = last_in_;
   if (stream == nullptr || stream->communicator() != header.communicator) {
     if (closed_.contains(header.communicator)) return true;  // late: nobody wants it
@@ -67,6 +69,8 @@ bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
     last_in_ = stream;
   }
   if (!take_acks(*stream->reverse, header, now)) return false;
+  if ((header.flags & frame_flag::in_target) != 0 && !stream->put_into_target(id, header))
+    return false;
   switch (stream->judge(header)) {
     case InStream::Verdict::take: rail.incoming.stream = stream; return true;
     case InStream::Verdict::discard: return true;
@@ -121,16 +125,20 @@ void Link::hear(Rail& rail, TimeNs now) {
   heard_ = true;
 }
 
-// False: the bytes are not those that were sent.
-bool Link::take_checked(Incoming& incoming) {
+// Brings a chunk to where it belongs, if it is not there.  False: the bytes are not those that were
+// sent.
+bool Link::take_payload(Incoming& incoming) {
   const FrameHeader& header = incoming.header;
+  const bool checked = options_.shape.checksum;
+  if (header.payload_bytes == 0 || (!checked && !incoming.placed)) return true;
   std::byte* const memory = incoming.stream->chunk_memory(header);
-  if (memory == nullptr || header.payload_bytes == 0) return true;  // not wanted any more
-  const std::byte* const bytes = incoming.placed ? memory : incoming.chunk.get();
-  if (crc32c(bytes, header.payload_bytes) != header.payload_crc &&
+  if (memory == nullptr) return true;  // not wanted any more
+  const std::byte* const bytes =
+      incoming.placed ? incoming.stream->chunk_placed(header) : incoming.chunk.get();
+  if (checked && crc32c(bytes, header.payload_bytes) != header.payload_crc &&
       !planted(Mutant::checksum_ignored))
     return false;
-  if (!incoming.placed) std::memcpy(memory, bytes, header.payload_bytes);
+  if (bytes != memory) std::memcpy(memory, bytes, header.payload_bytes);
   return true;
 }
 
@@ -143,7 +151,7 @@ void Link::frame_end(RailId id, TimeNs now) {
   switch (header.type) {
     case FrameType::data: {
       InStream* stream = incoming.stream;
-      if (options_.shape.checksum && stream != nullptr && !take_checked(incoming)) {
+      if (stream != nullptr && !take_payload(incoming)) {
         rail_failed(id, rail.epoch, RailCause::checksum, now);
         break;
       }
@@ -200,6 +208,9 @@ void Link::frame_end(RailId id, TimeNs now) {
     case FrameType::bye: peer_bye_ = true; break;
     case FrameType::slots: on_slots(id, header); break;
     case FrameType::released: on_released(id, header.communicator); break;
+    case FrameType::target:
+      if (!on_target(id, header)) rail_failed(id, rail.epoch, RailCause::protocol, now);
+      break;
     case FrameType::address:
       if (!on_address(id, header)) rail_failed(id, rail.epoch, RailCause::protocol, now);
       break;

@@ -137,6 +137,15 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     header.type = FrameType::released;
     header.communicator = control.released.back();
     control.released.pop_back();
+  } else if (!control.targets.empty()) {
+    InStream* const stream = control.targets.back();
+    control.targets.pop_back();
+    stream->target.offered |= std::uint64_t{1} << id;
+    header.type = FrameType::target;
+    header.communicator = stream->communicator();
+    header.number = stream->target.first;
+    header.delivered = reinterpret_cast<std::uintptr_t>(stream->target.memory);
+    header.credit = stream->target.bytes;
   } else if (control.addresses != 0 && usable(rail)) {
     const RailId about = take_rail(control.addresses);
     header.type = FrameType::address;
@@ -288,14 +297,34 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   frame.payload = message.data + offset;
   frame.lent = !message.staged;
   frame.stream = &stream;
-  if (const Rail& rail = rails_[id]; rail.one_sided()) {
-    const RemoteSlots& slots = rail.remote_slots.at(stream.communicator());
-    frame.remote_address =
-        slots.address + std::uint64_t{message.slot} * options_.shape.slot_bytes + offset;
-    frame.remote_key = slots.key;
-  }
+  if (again) header.epoch = message.target_rail[chunk];
+  if (rails_[id].one_sided())
+    place(id, message, chunk, frame);
+  else if (!again)
+    message.target_rail[chunk] = 0;
   reap(rails_[id]);
   stream.attempt_posted(message, chunk, id);
+}
+
+// Where a one-sided write goes: the first attempt into the target, if there is one, and every other
+// into the slot.
+void Link::place(RailId id, OutMessage& message, std::uint16_t chunk, OutFrame& frame) {
+  FrameHeader& header = frame.header;
+  const RemoteSlots& slots = rails_[id].remote_slots.at(header.communicator);
+  const auto offset = offset_in_target(slots.target_first, slots.target_bytes, message.number,
+                                       message.bytes, options_.shape.slot_bytes);
+  const bool again = (header.flags & frame_flag::replay) != 0;
+  if (offset.has_value() && (!again || planted(Mutant::replay_into_target))) {
+    header.flags |= frame_flag::in_target;
+    message.target_rail[chunk] = static_cast<std::uint8_t>(id + 1);
+    frame.remote_address = slots.target_address + *offset + header.offset;
+    frame.remote_key = slots.target_key;
+    return;
+  }
+  if (!again) message.target_rail[chunk] = 0;
+  frame.remote_address =
+      slots.address + std::uint64_t{message.slot} * options_.shape.slot_bytes + header.offset;
+  frame.remote_key = slots.key;
 }
 
 // Resolves attempts from the oldest on: those that the path acknowledged, and those whose message

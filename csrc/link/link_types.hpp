@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "link/frame.hpp"
@@ -21,6 +22,10 @@ class StreamMemory {
   virtual ~StreamMemory() = default;
   virtual std::byte* allocate(std::size_t bytes) = 0;  // null: there is no more
   virtual void release(std::byte* memory) = 0;
+  // Callers' memory that every rail may be told to write.
+  [[nodiscard]] virtual bool is_registered(std::span<const std::byte> memory) const = 0;
+  // The last resort: a rail that cannot be fenced is not to write it any more.
+  virtual void revoke(std::span<const std::byte> memory) = 0;
 };
 
 struct LinkOptions {

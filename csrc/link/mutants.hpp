@@ -37,6 +37,8 @@ enum class Mutant : std::uint8_t {
   dark_link_waits,            // a link without rails is waited for, for ever
   acknowledged_is_landed,     // what a one-sided rail acknowledged is taken for written
   buried_at_once,             // memory of a closed stream is used again while rails write it
+  target_not_recalled,        // a call returns while a rail may still write its result
+  replay_into_target,         // replays go into a target, of which its owner knows nothing
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),
@@ -65,8 +67,10 @@ inline constexpr std::array mutant_names{
     std::string_view("dark_link_waits"),
     std::string_view("acknowledged_is_landed"),
     std::string_view("buried_at_once"),
+    std::string_view("target_not_recalled"),
+    std::string_view("replay_into_target"),
 };
-static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::buried_at_once) + 1);
+static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::replay_into_target) + 1);
 
 #if defined(R2CCL_MUTANTS)
 inline Mutant planted_mutant = Mutant::none;

@@ -33,6 +33,8 @@ struct OutMessage {
   std::uint64_t replay_queued = 0;  // bit c: chunk c waits in the link's replay queue
   std::array<std::uint8_t, max_chunks_per_message> last_rail{};
   std::array<std::uint8_t, max_chunks_per_message> attempts{};
+  // 1 + the rail by which the first attempt went into the receiver's target; 0: it did not.
+  std::array<std::uint8_t, max_chunks_per_message> target_rail{};
 };
 
 class OutStream {

@@ -80,10 +80,15 @@ void CarriedLink::tick(TimeNs now, bool refresh_paths) {
   send(now);
 }
 
-void CarriedLink::detach(const DetachScope& scope, TimeNs now) {
+bool CarriedLink::detach(const DetachScope& scope, TimeNs now) {
+  bool detached = true;
   for (const End& end : ends)
-    if (end.rail) end.rail->detach(scope, now);
+    if (end.rail) detached = end.rail->detach(scope, now) && detached;
   act(now);
+  fence(now);
+  for (const End& end : ends)
+    if (end.fencing) detached = end.fencing->detached(scope) && detached;
+  return detached;
 }
 
 std::optional<Epoch> CarriedLink::offer(RailId id, Epoch fenced, bool fresh, TimeNs now) {

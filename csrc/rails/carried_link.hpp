@@ -29,7 +29,7 @@ class CarriedLink {
   void tick(TimeNs now, bool refresh_paths);
 
   // As Rail::detach, of all rails.
-  void detach(const DetachScope& scope, TimeNs now);
+  [[nodiscard]] bool detach(const DetachScope& scope, TimeNs now);
 
   // What to offer to a connector that says it has fenced every epoch up to `fenced`; empty: no
   // epoch can begin now.  `fresh`: it says so now, so an epoch still open here has ended.

@@ -90,7 +90,7 @@ void FramedRail::advance(std::size_t bytes) {
   detached_.clear();
 }
 
-void FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
+bool FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
   for (std::size_t i = part_begin_; i < part_end_; ++i) {
     const OutFrame* frame = payload_of_[i];
     if (frame == nullptr || !scope.covers(frame->header, frame->lent)) continue;
@@ -99,6 +99,7 @@ void FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
     detached_.emplace_back(begin, begin + parts_[i].iov_len);
     parts_[i].iov_base = detached_.back().data();
   }
+  return true;
 }
 
 void FramedRail::hold_back() {

@@ -25,7 +25,7 @@ class FramedRail final : public Rail {
   [[nodiscard]] bool wants_write() const override { return part_begin_ != part_end_; }
   void report_path(TimeNs now) override;
   void acknowledge(TimeNs now) override;
-  void detach(const DetachScope& scope, TimeNs now) override;  // copies what is left to send
+  bool detach(const DetachScope& scope, TimeNs now) override;  // copies what is left to send
   bool fence(TimeNs now) override;                             // closes the pipe, which is all
   [[nodiscard]] std::optional<pollfd> arm() override;
   void sever() override { pipe_->sever(); }

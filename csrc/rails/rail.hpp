@@ -39,8 +39,11 @@ class Rail {
   virtual void report_path(TimeNs now) = 0;
   // Lets the peer's end know what arrived here, if nothing has told it yet.
   virtual void acknowledge(TimeNs /*now*/) {}
-  // From now on no frame that was taken from the link reads memory in `scope`.
-  virtual void detach(const DetachScope& scope, TimeNs now) = 0;
+  // No frame that was taken from the link is to read memory in `scope` any more.  True: none does;
+  // else it is to be asked again, after the rail was given up perhaps.
+  [[nodiscard]] virtual bool detach(const DetachScope& scope, TimeNs now) = 0;
+  // The same of a rail whose epoch has ended.
+  [[nodiscard]] virtual bool detached(const DetachScope& /*scope*/) const { return true; }
 
   // The local fence.  The first call asks for it; true: nothing of this epoch touches memory of
   // this process any more, and the rail may go.  Until then it is asked again.

@@ -77,7 +77,9 @@ class Part {
 
   Status run(std::string& wrong) {
     prepare();
+    if (call_.registered) channel_.register_buffer(out_);
     Status status = channel_.call(tag(), [this] { return algorithm(); });
+    if (call_.registered) channel_.deregister_buffer(out_);
     // Whatever reads the caller's memory from now on reads garbage.
     std::fill(in_.begin(), in_.end(), garbage);
     if (status.ok() && out_ != expected_) wrong = describe(call_) + " returned wrong bytes";
@@ -227,6 +229,7 @@ Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t by
   call.op = static_cast<ReduceOp>(random.below(call.dtype == DType::boolean ? 4 : 5));
   call.root = static_cast<int>(random.below(static_cast<std::uint64_t>(ranks)));
   call.in_place = random.below(2) == 0;
+  call.registered = random.below(2) == 0;
   // Shares of a total, so that the work of a call does not grow with the number of ranks.
   const bool one = call.collective == Collective::all_reduce ||
                    call.collective == Collective::broadcast || call.collective == Collective::send;

@@ -23,6 +23,7 @@ struct Call {
   int root = 0;
   std::vector<std::size_t> counts;  // elements, by rank; all_reduce and broadcast: the first alone
   bool in_place = false;
+  bool registered = false;  // ports may write the result where it belongs
 };
 
 // `bytes`: about the largest size of a rank's share.

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
+#include <span>
 
 #include "link/link_types.hpp"
 
@@ -14,25 +17,42 @@ class Memory final : public StreamMemory {
   std::byte* allocate(std::size_t bytes) override {
     auto block = std::make_unique_for_overwrite<std::byte[]>(bytes);
     std::byte* const at = block.get();
-    blocks_.emplace(at, Block{std::move(block), bytes});
+    regions_.emplace(at, Region{std::move(block), bytes, ++last_key_});
     return at;
   }
-  void release(std::byte* memory) override { blocks_.erase(memory); }
+  void release(std::byte* memory) override { regions_.erase(memory); }
 
-  [[nodiscard]] bool holds(const std::byte* at, std::size_t bytes) const {
-    auto block = blocks_.upper_bound(at);
-    if (block == blocks_.begin()) return false;
-    --block;
-    return at + bytes <= block->first + block->second.bytes;
+  // A caller's.
+  void add(std::span<const std::byte> memory) {
+    if (!memory.empty()) regions_[memory.data()] = {nullptr, memory.size(), ++last_key_};
   }
-  [[nodiscard]] std::size_t blocks() const { return blocks_.size(); }
+  void remove(std::span<const std::byte> memory) { regions_.erase(memory.data()); }
+  [[nodiscard]] bool is_registered(std::span<const std::byte> memory) const override {
+    return key(memory.data(), memory.size()) != 0;
+  }
+  void revoke(std::span<const std::byte> memory) override {
+    revoked_.insert(key(memory.data(), memory.size()));
+  }
+
+  // What the peer needs to write there; 0: it must not.
+  [[nodiscard]] std::uint32_t key(const std::byte* at, std::size_t bytes) const {
+    auto region = regions_.upper_bound(at);
+    if (region == regions_.begin()) return 0;
+    --region;
+    return at + bytes <= region->first + region->second.bytes ? region->second.key : 0;
+  }
+  [[nodiscard]] bool is_revoked(std::uint32_t key) const { return revoked_.contains(key); }
+  [[nodiscard]] std::size_t regions() const { return regions_.size(); }
 
  private:
-  struct Block {
-    std::unique_ptr<std::byte[]> memory;
+  struct Region {
+    std::unique_ptr<std::byte[]> memory;  // null: a caller's
     std::size_t bytes;
+    std::uint32_t key;
   };
-  std::map<const std::byte*, Block> blocks_;
+  std::map<const std::byte*, Region> regions_;
+  std::set<std::uint32_t> revoked_;
+  std::uint32_t last_key_ = 0;
 };
 
 }  // namespace r2ccl::sim

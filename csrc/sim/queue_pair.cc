@@ -74,7 +74,8 @@ TimeNs QueuePairs::arrive(Side from, Packet& packet) {
   // What is said once on each rail a port loses only together with itself.
   const bool notice =
       !data && packet.header.type != FrameType::abort && packet.header.type != FrameType::bye &&
-      packet.header.type != FrameType::slots && packet.header.type != FrameType::released;
+      packet.header.type != FrameType::slots && packet.header.type != FrameType::released &&
+      packet.header.type != FrameType::target;
   std::uint32_t* const lost = port.phantoms > 0                 ? &port.phantoms
                               : notice && port.lost_notices > 0 ? &port.lost_notices
                                                                 : nullptr;
@@ -177,16 +178,25 @@ bool QueuePair::pump_out(TimeNs now) {
   while (!muted_ && pairs_.unread(side_) < send_depth) {
     OutFrame frame;
     if (!link_.next_frame(rail_, frame, now)) break;
+    if (frame.header.type == FrameType::slots) add_key(frame.header, frame.header.number, 1);
+    if (frame.header.type == FrameType::target)
+      add_key(frame.header, frame.header.delivered, frame.header.credit);
     posted_ += sizeof(FrameHeader) + frame.header.payload_bytes;
     pairs_.post(side_, {.header = frame.header,
                         .source = frame.payload,
                         .target = reinterpret_cast<std::byte*>(frame.remote_address),
+                        .key = frame.remote_key,
                         .lent = frame.lent,
                         .payload = {},
                         .position = posted_});
     moved = true;
   }
   return moved;
+}
+
+void QueuePair::add_key(FrameHeader& header, std::uint64_t address, std::uint64_t bytes) const {
+  header.epoch = memory_.key(reinterpret_cast<const std::byte*>(address), bytes);
+  seal(header);
 }
 
 bool QueuePair::pump_in(TimeNs now) {
@@ -231,32 +241,36 @@ void QueuePair::report_path(TimeNs now) {
   link_.path_round_trip(rail_, 2 * delays_.latency_ns, 2 * delays_.latency_ns, 0);
 }
 
-// A port cannot be told to read from elsewhere: the queue pair is given up.
-void QueuePair::detach(const DetachScope& scope, TimeNs now) {
-  const auto& queue = pairs_.queue(side_);
-  const bool reads = std::any_of(queue.begin(), queue.end(), [&](const auto& packet) {
-    return scope.covers(packet.header, packet.lent);
-  });
-  if (!reads) return;
-  pairs_.flush(side_);
+// A port cannot be told to read from elsewhere: the queue pair is given up, and until it is fenced
+// it reads on.
+bool QueuePair::detach(const DetachScope& scope, TimeNs now) {
+  if (detached(scope)) return true;
   link_.rail_failed(rail_, epoch_, RailCause::recalled, now);
+  return false;
+}
+
+bool QueuePair::detached(const DetachScope& scope) const {
+  const auto& queue = pairs_.queue(side_);
+  return std::none_of(queue.begin(), queue.end(),
+                      [&](const auto& packet) { return scope.covers(packet.header, packet.lent); });
 }
 
 bool QueuePair::fence(TimeNs /*now*/) {
   if (fence_asked_ == 0) {
-    pairs_.flush(side_);
     completions_.clear();
     fence_asked_ = events_.now();
     if (fence_ns_ > 0) events_.after(fence_ns_, [&owner = owner_] { owner.on_event(); });
   }
-  return fence_ns_ >= 0 && events_.now() - fence_asked_ >= fence_ns_;
+  const bool done = fence_ns_ >= 0 && events_.now() - fence_asked_ >= fence_ns_;
+  if (done) pairs_.flush(side_);
+  return done;
 }
 
 void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
   const bool data = packet.header.type == FrameType::data;
   std::byte* target = data && packet.header.payload_bytes > 0 ? packet.target : nullptr;
-  if (target != nullptr && !memory_.holds(target, packet.payload.size())) {
-    pairs_.on_stray_write(packet.header);
+  if (target != nullptr && memory_.key(target, packet.payload.size()) != packet.key) {
+    if (!memory_.is_revoked(packet.key)) pairs_.on_stray_write(packet.header);
     target = nullptr;
   }
   // Not of a chunk that was counted already: a checksum cannot help there (a known gap).

@@ -25,7 +25,8 @@ class QueuePairs {
   struct Packet {
     FrameHeader header{};
     const std::byte* source = nullptr;  // read when the port gets to it
-    std::byte* target = nullptr;        // of data: in a slot of the peer
+    std::byte* target = nullptr;        // of data: in a slot of the peer, or in its caller's memory
+    std::uint32_t key = 0;              // that the peer gave for it
     bool lent = false;                  // the source is a caller's memory
     std::vector<std::byte> payload;
     std::uint64_t position = 0;  // of the epoch's byte stream, after the frame
@@ -94,7 +95,8 @@ class QueuePair final : public Rail {
   bool pump_in(TimeNs now) override;
   [[nodiscard]] bool wants_write() const override { return pairs_.unread(side_) > 0; }
   void report_path(TimeNs now) override;
-  void detach(const DetachScope& scope, TimeNs now) override;
+  bool detach(const DetachScope& scope, TimeNs now) override;
+  [[nodiscard]] bool detached(const DetachScope& scope) const override;
   bool fence(TimeNs now) override;
   [[nodiscard]] std::optional<pollfd> arm() override { return std::nullopt; }
   void sever() override { on_broken(); }
@@ -122,6 +124,7 @@ class QueuePair final : public Rail {
   };
 
   bool take(const Completion& completion, TimeNs now);
+  void add_key(FrameHeader& header, std::uint64_t address, std::uint64_t bytes) const;
 
   Link& link_;
   const RailId rail_;

@@ -21,16 +21,28 @@ LinkEnd& SimChannel::end(int peer) const {
   return world_.end(world_rank(), members_[static_cast<std::size_t>(peer)]);
 }
 
+Memory& SimChannel::memory_to(int peer) const {
+  return world_.memory(world_rank(), members_[static_cast<std::size_t>(peer)]);
+}
+
 Status SimChannel::call(const CallTag& tag, const std::function<Status()>& body) {
   R2CCL_TRY(begin_call(tag));
   return end_call(body());
 }
 
 void SimChannel::close_in_order(TimeNs limit) {
-  const TimeNs until = world_.now() + limit;
-  const Status status =
-      world_.wait([this, until] { return failed() || all_delivered() || world_.now() >= until; });
-  if (status.ok() && !failed()) leave();
+  linger(limit, [this] { return failed() || all_delivered(); });
+  if (!failed()) leave();
+}
+
+void SimChannel::register_buffer(std::span<const std::byte> memory) {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank()) memory_to(peer).add(memory);
+}
+
+void SimChannel::deregister_buffer(std::span<const std::byte> memory) {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank()) memory_to(peer).remove(memory);
 }
 
 Result<std::span<const std::byte>> SimChannel::receive(int peer, std::size_t bytes) {
@@ -65,12 +77,17 @@ Status SimChannel::wait(int peer, const std::function<bool()>& done) {
   return check_liveness(peer, since);
 }
 
+void SimChannel::linger(TimeNs limit, const std::function<bool()>& done) {
+  const TimeNs until = world_.now() + limit;
+  (void)world_.wait([&] { return done() || world_.now() >= until; });
+}
+
 TimeNs SimChannel::clock() const { return world_.clock(world_rank()); }
 
 void SimChannel::flush(int peer, TimeNs /*now*/) { end(peer).progress(); }
 
-void SimChannel::detach(int peer, const DetachScope& scope) {
-  end(peer).CarriedLink::detach(scope, clock());
+bool SimChannel::detach(int peer, const DetachScope& scope) {
+  return end(peer).CarriedLink::detach(scope, clock());
 }
 
 std::string SimChannel::describe_peer(int peer) const {

@@ -12,6 +12,7 @@ namespace r2ccl::sim {
 
 class World;
 class LinkEnd;
+class Memory;
 
 class SimChannel final : public LinkChannel {
  public:
@@ -28,6 +29,10 @@ class SimChannel final : public LinkChannel {
   // When everything is delivered, or `limit` is over.
   void close_in_order(TimeNs limit);
 
+  // The rails to all peers may be told to write there.
+  void register_buffer(std::span<const std::byte> memory);
+  void deregister_buffer(std::span<const std::byte> memory);
+
   Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) override;
   Status release(int peer) override;
   Status settle(int peer, std::size_t bytes) override;
@@ -35,14 +40,16 @@ class SimChannel final : public LinkChannel {
 
  private:
   Status wait(int peer, const std::function<bool()>& done) override;
+  void linger(TimeNs limit, const std::function<bool()>& done) override;
   [[nodiscard]] TimeNs clock() const override;
   void flush(int peer, TimeNs now) override;
-  void detach(int peer, const DetachScope& scope) override;
+  bool detach(int peer, const DetachScope& scope) override;
   [[nodiscard]] std::string describe_peer(int peer) const override;
   [[nodiscard]] std::string describe_rails(int peer) const override;
   void on_failed(ErrorCode code, const std::string& text) override;
 
   [[nodiscard]] LinkEnd& end(int peer) const;
+  [[nodiscard]] Memory& memory_to(int peer) const;
 
   World& world_;
   const std::vector<int> members_;

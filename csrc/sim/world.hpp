@@ -148,6 +148,10 @@ class World {
     return road(rank, peer, rail).path;
   }
   [[nodiscard]] LinkEnd& end(int rank, int peer);
+  // That the peer's ports may write.
+  [[nodiscard]] Memory& memory(int rank, int peer) {
+    return of(rank).memory[static_cast<std::size_t>(peer)];
+  }
   [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] EventQueue& events() { return events_; }
   [[nodiscard]] Random& random() { return random_; }

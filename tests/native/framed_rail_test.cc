@@ -130,9 +130,10 @@ TEST(FramedRail, DetachCopiesEachLentPayloadOnceAndOnlyThose) {
   fixture.link.post(stream, large, {}, 4);
   fixture.pipe->room = 100;  // the header and a bit of the first payload
   EXPECT_TRUE(fixture.rail->pump_out(5));
-  fixture.rail->detach({.communicator = 8, .before = {}}, 6);  // of another communicator
-  fixture.rail->detach({.communicator = 7, .before = 0}, 6);   // of earlier messages
-  for (int again = 0; again < 3; ++again) fixture.rail->detach({.communicator = 7, .before = 1}, 6);
+  EXPECT_TRUE(fixture.rail->detach({.communicator = 8, .before = {}}, 6));  // another communicator
+  EXPECT_TRUE(fixture.rail->detach({.communicator = 7, .before = 0}, 6));   // earlier messages
+  for (int again = 0; again < 3; ++again)
+    EXPECT_TRUE(fixture.rail->detach({.communicator = 7, .before = 1}, 6));
   std::fill(large.begin(), large.end(), std::byte{2});
   fixture.pipe->room = 4U << 20;
   while (fixture.rail->wants_write()) EXPECT_TRUE(fixture.rail->pump_out(7));

@@ -25,7 +25,10 @@ class Job {
     int rails = 2;
     bool shm = false;      // all ranks on one node instead of one node each
     bool devices = false;  // rail i is on a device that exists for the rank's monitor only
-    int verbs = 0;         // so many rails, the first ones, go over RDMA devices of the test
+    int verbs = 0;         // so many rails, the first ones, go over RDMA devices
+    std::shared_ptr<VerbsDriver> driver = {};                     // of these; none: the test's own
+    std::function<std::string(int rank, int rail)> address = {};  // none: loopback
+    std::function<std::string(int rank, int rail)> rdma = {};     // a device of `driver`
     Config config;
     std::function<void(Job&)> listening = {};  // when every rank listens, and none knows another
   };
@@ -35,10 +38,11 @@ class Job {
     const auto base = next_process.fetch_add(1000);
     std::vector<std::vector<std::uint16_t>> ports;
     for (int rank = 0; rank < options.ranks; ++rank)
-      for (int rail = 0; rail < options.verbs; ++rail) verbs->add_device(verbs_device(rank, rail));
+      for (int rail = 0; rail < options.verbs && !options.driver; ++rail)
+        verbs->add_device(verbs_device(rank, rail));
     for (int rank = 0; rank < options.ranks; ++rank) {
-      auto engine =
-          Engine::create(options.config, base + static_cast<std::uint32_t>(rank), monitor(), verbs);
+      auto engine = Engine::create(options.config, base + static_cast<std::uint32_t>(rank),
+                                   monitor(), options.driver ? options.driver : verbs);
       EXPECT_TRUE(engine.ok());
       ports.emplace_back();
       if (options.shm) {
@@ -48,7 +52,7 @@ class Job {
       }
       for (int rail = 0; rail < options.rails; ++rail) {
         auto port = engine.value()->listen(
-            {.kind = RailKind::tcp, .device = device(rail), .address = address(rail)});
+            {.kind = RailKind::tcp, .device = device(rail), .address = address_of(rank, rail)});
         EXPECT_TRUE(port.ok()) << port.take_status().message();
         ports.back().push_back(port.value());
       }
@@ -119,6 +123,9 @@ class Job {
   [[nodiscard]] std::string device(int rail) const {
     return options_.devices ? "no-port" + std::to_string(rail) : "";
   }
+  [[nodiscard]] std::string address_of(int rank, int rail) const {
+    return options_.address ? options_.address(rank, rail) : address(rail);
+  }
   std::unique_ptr<LinkMonitor> monitor() {
     if (!options_.devices) return nullptr;
     auto made = std::make_unique<FakeLinkMonitor>();
@@ -154,10 +161,12 @@ class Job {
             {.kind = rail < options_.verbs ? RailKind::verbs : RailKind::tcp,
              .name = "rail" + std::to_string(rail) + "@node" + std::to_string(rank),
              .device = device(rail),
-             .local_address = address(rail),
-             .remote_address = address(rail),
+             .local_address = address_of(rank, rail),
+             .remote_address = address_of(peer, rail),
              .remote_port = ports[static_cast<std::size_t>(peer)][static_cast<std::size_t>(rail)],
-             .verbs = {.device = verbs_device(rank, rail), .port = 1}});
+             .verbs = {
+                 .device = options_.rdma ? options_.rdma(rank, rail) : verbs_device(rank, rail),
+                 .port = 1}});
     const Status status = engines[static_cast<std::size_t>(rank)]->add_peer(description);
     EXPECT_TRUE(status.ok()) << status.message();
   }

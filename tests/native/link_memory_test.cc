@@ -22,8 +22,14 @@ class Memory final : public StreamMemory {
     return blocks.back().data();
   }
   void release(std::byte* memory) override { EXPECT_EQ(in_use.erase(memory), 1U); }
+  [[nodiscard]] bool is_registered(std::span<const std::byte> memory) const override {
+    return memory.data() == registered.data() && memory.size() <= registered.size();
+  }
+  void revoke(std::span<const std::byte> memory) override { revoked = memory.size(); }
 
   bool exhausted = false;
+  std::vector<std::byte> registered;
+  std::size_t revoked = 0;
   std::vector<std::vector<std::byte>> blocks;
   std::set<std::byte*> in_use;
 };
@@ -67,6 +73,13 @@ struct Ends {
       to.payload_filled(rail, bytes, now);
       at += bytes;
     }
+  }
+  // As a device does: ahead of the header, to where it says.
+  void place(Link& to, RailId rail, const OutFrame& frame) {
+    std::copy_n(frame.payload, frame.header.payload_bytes,
+                reinterpret_cast<std::byte*>(frame.remote_address));
+    ASSERT_TRUE(to.frame_begin(rail, frame.header, now));
+    to.payload_placed(rail, now);
   }
   void exchange(RailId rail) {
     for (int round = 0; round < 6; ++round) {
@@ -189,6 +202,172 @@ TEST(LinkMemory, OfACommunicatorThatIsClosedHereIsReleasedAtOnce) {
   (void)ends.b.in_stream(communicator);
   for (const OutFrame& frame : ends.pull(ends.b, 0)) ends.deliver(ends.a, 0, frame);
   EXPECT_EQ(Ends::count(ends.pull(ends.a, 0), FrameType::released), 1);
+}
+
+// --- targets: memory of a caller that messages land in
+// --------------------------------------------
+
+constexpr std::size_t result_bytes = 300'000;  // three chunks, one message
+
+struct Targets : Ends {
+  explicit Targets(std::size_t bytes = result_bytes) {
+    for (const RailId rail : {RailId{0}, RailId{1}}) {
+      open(rail, 1);
+      exchange(rail);
+    }
+    (void)a.out_stream(communicator);
+    in = &b.in_stream(communicator);
+    b_memory.registered.resize(bytes);
+    exchange(0);
+  }
+  void expect(std::uint64_t skip = 0) { (void)b.offer_target(*in, skip, b_memory.registered); }
+  std::vector<OutFrame> send(std::size_t bytes = result_bytes) {
+    post(a, bytes);
+    return pull(a, 0);
+  }
+  [[nodiscard]] bool in_result(const OutFrame& frame) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(b_memory.registered.data());
+    return frame.remote_address >= begin &&
+           frame.remote_address + frame.header.payload_bytes <= begin + b_memory.registered.size();
+  }
+  [[nodiscard]] bool is_whole() const {
+    return in->front() != nullptr && std::equal(data.begin(), data.end(), in->front_data());
+  }
+  InStream* in = nullptr;
+};
+
+TEST(LinkTarget, AMessageLandsWhereItsReceiverWantsIt) {
+  Targets ends;
+  ends.expect();
+  ends.exchange(0);
+  const auto frames = ends.send();
+  ASSERT_EQ(frames.size(), 3U);
+  for (const OutFrame& frame : frames) {
+    EXPECT_TRUE(ends.in_result(frame));
+    ends.place(ends.b, 0, frame);
+  }
+  EXPECT_TRUE(ends.is_whole());
+  EXPECT_EQ(ends.in->front_data(), ends.b_memory.registered.data());
+  ends.b.consume(*ends.in, ends.now);
+  EXPECT_TRUE(ends.b.reclaim_target(*ends.in, /*received=*/true, ends.now));
+  EXPECT_EQ(ends.b.state(0), RailState::up);
+}
+
+TEST(LinkTarget, WithoutAWordOfItMessagesLandInSlotsAndAreBroughtThere) {
+  Targets ends;
+  const auto frames = ends.send();
+  ends.expect();
+  for (const OutFrame& frame : frames) {
+    EXPECT_FALSE(ends.in_result(frame));
+    ends.place(ends.b, 0, frame);
+  }
+  EXPECT_TRUE(ends.is_whole());
+  EXPECT_EQ(ends.in->front_data(), ends.b_memory.registered.data());
+}
+
+TEST(LinkTarget, AMessageThatHasBegunStaysInItsSlot) {
+  Targets ends;
+  const auto early = ends.send();
+  ends.place(ends.b, 0, early[0]);
+  ends.expect();
+  ends.exchange(1);
+  for (const OutFrame& frame : {early[1], early[2]}) ends.place(ends.b, 0, frame);
+  EXPECT_TRUE(ends.is_whole());
+  EXPECT_NE(ends.in->front_data(), ends.b_memory.registered.data());
+}
+
+TEST(LinkTarget, OnlyMessagesThatAreMeantAndCutLikeIt) {
+  for (const std::size_t other : {result_bytes - 1, result_bytes + 1}) {
+    Targets ends;
+    ends.expect();
+    ends.exchange(0);
+    for (const OutFrame& frame : ends.send(other)) EXPECT_FALSE(ends.in_result(frame));
+  }
+  Targets ends;
+  ends.expect(/*skip=*/1);
+  ends.exchange(0);
+  for (const OutFrame& frame : ends.send()) EXPECT_FALSE(ends.in_result(frame));
+}
+
+TEST(LinkTarget, SmallOrUnknownMemoryIsNotOffered) {
+  Targets small(1000);
+  small.expect();
+  EXPECT_EQ(Ends::count(small.pull(small.b, 0), FrameType::target), 0);
+  Targets unknown;
+  std::vector<std::byte> other(result_bytes);
+  (void)unknown.b.offer_target(*unknown.in, 0, other);
+  EXPECT_EQ(Ends::count(unknown.pull(unknown.b, 0), FrameType::target), 0);
+  for (const OutFrame& frame : unknown.send()) unknown.place(unknown.b, 0, frame);
+  EXPECT_EQ(unknown.in->front_data(), other.data());  // brought there by software
+}
+
+TEST(LinkTarget, AReplayGoesToTheSlotAndTheFirstAttemptIsFencedBeforeTheMemoryIsGivenBack) {
+  Targets ends;
+  ends.expect();
+  ends.exchange(0);
+  const auto first = ends.send();
+  ends.place(ends.b, 0, first[0]);
+  ends.place(ends.b, 0, first[1]);
+  ends.a.rail_failed(0, 1, RailCause::injected, ends.now);  // the third is on its way
+  std::size_t replayed = 0;
+  for (const OutFrame& frame : ends.pull(ends.a, 1)) {
+    if (frame.header.type == FrameType::data) {
+      ++replayed;
+      EXPECT_EQ(frame.header.epoch, 1U);  // rail 0 may write the target
+      EXPECT_EQ(frame.header.flags & frame_flag::in_target, 0);
+    }
+    if (frame.header.type != FrameType::rail_down) ends.deliver(ends.b, 1, frame);
+  }
+  EXPECT_EQ(replayed, 3U);
+  EXPECT_TRUE(ends.is_whole());
+  ends.b.consume(*ends.in, ends.now);
+
+  ASSERT_EQ(ends.b.state(0), RailState::up);
+  EXPECT_FALSE(ends.b.reclaim_target(*ends.in, /*received=*/true, ends.now));
+  EXPECT_EQ(ends.b.state(0), RailState::up) << "it may come yet";
+  ends.now += 21 * ns_per_ms;
+  EXPECT_FALSE(ends.b.reclaim_target(*ends.in, /*received=*/true, ends.now));
+  EXPECT_EQ(ends.b.state(0), RailState::down);
+  EXPECT_EQ(ends.b.cause(0), RailCause::recalled);
+  EXPECT_FALSE(ends.b.reclaim_target(*ends.in, /*received=*/true, ends.now));
+  ends.b.rail_closed(0, 1, ends.now);  // our end of it alone
+  EXPECT_TRUE(ends.b.reclaim_target(*ends.in, /*received=*/true, ends.now));
+}
+
+TEST(LinkTarget, AFirstAttemptThatComesLateSparesTheRail) {
+  Targets ends;
+  ends.expect();
+  ends.exchange(0);
+  const auto first = ends.send();
+  ends.a.rail_failed(0, 1, RailCause::injected, ends.now);
+  for (const OutFrame& frame : ends.pull(ends.a, 1))
+    if (frame.header.type != FrameType::rail_down) ends.deliver(ends.b, 1, frame);
+  EXPECT_TRUE(ends.is_whole());
+  for (const OutFrame& frame : first) ends.place(ends.b, 0, frame);
+  ends.b.consume(*ends.in, ends.now);
+  EXPECT_TRUE(ends.b.reclaim_target(*ends.in, /*received=*/true, ends.now));
+  EXPECT_EQ(ends.b.state(0), RailState::up);
+}
+
+TEST(LinkTarget, ACallThatFailedGivesUpEveryRailThatMayWrite) {
+  Targets ends;
+  ends.expect();
+  ends.exchange(0);
+  EXPECT_FALSE(ends.b.reclaim_target(*ends.in, /*received=*/false, ends.now));
+  EXPECT_EQ(ends.b.state(0), RailState::down);
+  EXPECT_EQ(ends.b.state(1), RailState::up);
+  ends.b.revoke_target(*ends.in);
+  EXPECT_EQ(ends.b_memory.revoked, result_bytes);
+  EXPECT_TRUE(ends.b.reclaim_target(*ends.in, /*received=*/false, ends.now));
+}
+
+TEST(LinkTarget, WhatIsNotMeantForItEndsTheRail) {
+  Targets ends;
+  OutFrame frame = ends.send()[0];
+  frame.header.flags |= frame_flag::in_target;
+  seal(frame.header);
+  EXPECT_FALSE(ends.b.frame_begin(0, frame.header, ends.now));
+  EXPECT_EQ(ends.b.cause(0), RailCause::protocol);
 }
 
 }  // namespace

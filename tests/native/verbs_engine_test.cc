@@ -273,6 +273,105 @@ TEST_F(Verbs, ReadACallersRegisteredMemoryThemselves) {
   }
 }
 
+TEST_F(Verbs, PutResultsIntoACallersRegisteredMemory) {
+  constexpr std::size_t floats = 3'000'000;  // more than there are slots for
+  std::array<std::vector<float>, 2> in{std::vector<float>(floats, 1),
+                                       std::vector<float>(floats, 2)};
+  std::array<std::vector<float>, 2> out{std::vector<float>(floats), std::vector<float>(floats)};
+  for (const std::size_t rank : {0U, 1U})
+    ASSERT_TRUE(
+        job->engines[rank]->register_buffer(std::as_writable_bytes(std::span(out[rank]))).ok());
+  const auto all_reduce = [&](int rank, Communicator& communicator) {
+    const auto own = static_cast<std::size_t>(rank);
+    const Status status = communicator.all_reduce(
+        reinterpret_cast<std::byte*>(in[own].data()), reinterpret_cast<std::byte*>(out[own].data()),
+        floats, DType::f32, ReduceOp::sum, Algorithm::two_shot);
+    ASSERT_TRUE(status.ok()) << status.message();
+  };
+  job->run(all_reduce);
+  for (const auto& result : out) {
+    for (std::size_t i = 0; i < floats; ++i) ASSERT_EQ(result[i], 3.0F) << i;
+    EXPECT_EQ(job->verbs->written(result.data()), floats * sizeof(float) / 2);  // the peer's half
+  }
+
+  // A rail that is lost in the middle of it.
+  for (auto& result : out) std::fill(result.begin(), result.end(), 0.0F);
+  job->run([&](int rank, Communicator& communicator) {
+    if (rank == 0) job->verbs->mute(device(0), true);
+    all_reduce(rank, communicator);
+    if (rank == 0) job->verbs->mute(device(0), false);
+  });
+  for (const auto& result : out)
+    for (std::size_t i = 0; i < floats; ++i) ASSERT_EQ(result[i], 3.0F) << i;
+  EXPECT_TRUE(rejoined());
+}
+
+TEST_F(Verbs, DoNotGiveMemoryBackThatADeviceMayStillRead) {
+  constexpr std::size_t floats = 2'000'000;  // more than one rail takes at once
+  std::vector<float> data(floats, 1.0F);
+  ASSERT_TRUE(job->engines[0]->register_buffer(std::as_writable_bytes(std::span(data))).ok());
+  ASSERT_TRUE(rejoined());
+  job->verbs->mute(device(0), true);
+  job->verbs->hang(device(0), true);  // its queue pairs are not fenced
+  std::atomic<bool> returned{false};
+  std::thread sending([&] {
+    const Status status = job->communicators[0]->send_to(
+        reinterpret_cast<const std::byte*>(data.data()), floats, DType::f32, 1);
+    EXPECT_TRUE(status.ok()) << status.message();
+    returned = true;
+  });
+  std::vector<float> received(floats);
+  const Status status = job->communicators[1]->receive_from(
+      reinterpret_cast<std::byte*>(received.data()), floats, DType::f32, 0);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(received, data);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_FALSE(returned);
+  job->verbs->hang(device(0), false);
+  sending.join();
+  job->verbs->mute(device(0), false);
+  EXPECT_TRUE(rejoined());
+}
+
+TEST_F(Verbs, AreNotReusedWhileAQueuePairCannotBeDestroyed) {
+  ASSERT_TRUE(rejoined());
+  job->verbs->refuse_destroy(device(0), true);
+  steps(200, 3000, [&](int step) {
+    if (step == 20)
+      job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
+  });
+  EXPECT_EQ(info(0, 0).state, RailState::down);
+  job->verbs->refuse_destroy(device(0), false);
+  EXPECT_TRUE(rejoined());
+}
+
+TEST_F(Verbs, OfAnotherDeviceAreNotHeldUpByOneThatIsGone) {
+  ASSERT_TRUE(rejoined());
+  job->verbs->remove(device(0));
+  job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
+  ASSERT_TRUE(eventually([&] { return info(0, 0).state != RailState::up; }));
+  const auto made = job->make_communicators(999);
+  std::vector<float> data(1000);
+  EXPECT_TRUE(job->engines[0]->register_buffer(std::as_writable_bytes(std::span(data))).ok());
+  job->verbs->plug_in(device(0));
+  EXPECT_TRUE(rejoined());
+  job->communicators = job->make_communicators(1000);
+  steps(20, 3000);
+}
+
+TEST_F(Verbs, OfADeviceThatHangsDoNotPileUp) {
+  ASSERT_TRUE(rejoined());
+  job->verbs->set_port_active(device(0), false);
+  job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
+  ASSERT_TRUE(eventually([&] { return info(0, 0).state == RailState::connecting; }));
+  job->verbs->hang(device(0), true);
+  std::this_thread::sleep_for(std::chrono::seconds(2));  // tens of attempts
+  EXPECT_LE(job->verbs->queue_pairs_of(device(0)), 6U);
+  job->verbs->hang(device(0), false);
+  job->verbs->set_port_active(device(0), true);
+  EXPECT_TRUE(rejoined());
+}
+
 TEST_F(Verbs, OfManyCommunicatorsGiveTheirMemoryBack) {
   const auto round = [this](std::uint64_t id) {
     const auto made = job->make_communicators(id);

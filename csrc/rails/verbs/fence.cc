@@ -12,6 +12,8 @@ namespace {
 
 // For a queue pair to flush; destroying it ends it in any case.
 constexpr std::chrono::seconds flush_time{1};
+// Until a queue pair that could not be destroyed is tried again.
+constexpr std::chrono::milliseconds retry_time{100};
 
 // Whatever was posted before the markers is through when they are.
 void drain(VerbsQueuePair& pair) {
@@ -37,6 +39,7 @@ std::shared_ptr<VerbsFence> VerbsFence::begin(std::unique_ptr<VerbsQueuePair> pa
   auto fence = std::make_shared<VerbsFence>();
   std::thread([fence, taken = std::move(pair)]() mutable {
     if (taken->fail() == 0) drain(*taken);
+    while (taken->destroy() != 0) std::this_thread::sleep_for(retry_time);
     taken.reset();
     fence->done_.store(true, std::memory_order_release);
   }).detach();

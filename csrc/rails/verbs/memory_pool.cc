@@ -6,12 +6,21 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 namespace r2ccl {
 namespace {
 
 constexpr std::size_t page_bytes = 4096;
+// Data may overtake data, and a frame's header its payload: nobody looks at either before the
+// completion that follows both, which overtakes nothing.
+constexpr bool relaxed_ordering = true;
+
+// By a device that may take long for it.
+void free_apart(std::vector<std::unique_ptr<VerbsMemory>> gone) {
+  if (!gone.empty()) std::thread([freed = std::move(gone)]() mutable { freed.clear(); }).detach();
+}
 
 std::string memlock_hint() {
   rlimit limit{};
@@ -23,28 +32,63 @@ std::string memlock_hint() {
 }  // namespace
 
 MemoryPool::~MemoryPool() {
+  if (abandoned_) {
+    (void)new Regions(std::move(regions_));  // kept on purpose
+    return;
+  }
   for (auto& [at, region] : regions_) {
     region.with.clear();
     if (region.own) ::munmap(const_cast<std::byte*>(at), region.bytes);
   }
 }
 
-Status MemoryPool::add_device(std::shared_ptr<VerbsDevice> device) {
+std::vector<MemoryPool::Known> MemoryPool::known() const {
+  std::vector<Known> all;
+  for (const auto& [at, region] : regions_)
+    if (!region.revoked)
+      all.push_back({.span = {const_cast<std::byte*>(at), region.bytes}, .serial = region.serial});
+  return all;
+}
+
+void MemoryPool::register_all(VerbsDevice& device, std::vector<Known>& known) {
+  for (Known& one : known)  // what fails is tried again, and its error told, by add_device()
+    if (auto shared = device.share(one.span, relaxed_ordering); shared.ok())
+      one.with = std::move(shared.value());
+}
+
+Status MemoryPool::add_device(std::shared_ptr<VerbsDevice> device, std::vector<Known> ahead) {
   const std::string& name = device->name();
-  for (auto& [at, region] : regions_) region.with.erase(name);
+  for (Known& one : ahead) {
+    const auto region = regions_.find(one.span.data());
+    if (region != regions_.end() && region->second.serial == one.serial && one.with &&
+        !region->second.revoked)
+      region->second.with[name] = std::move(one.with);
+  }
   for (auto& [at, region] : regions_) {
+    if (region.revoked || region.with.contains(name)) continue;
     Status status = share(const_cast<std::byte*>(at), region, *device);
     if (status.ok()) continue;
-    for (auto& [other, shared] : regions_) shared.with.erase(name);
+    remove_device(name);
     return status;
   }
   devices_[name] = std::move(device);
   return {};
 }
 
-// Data may overtake data; what tells of it is written after it in any case.
+void MemoryPool::remove_device(const std::string& name) {
+  devices_.erase(name);
+  std::vector<std::unique_ptr<VerbsMemory>> gone;
+  for (auto& [at, region] : regions_) {
+    const auto with = region.with.find(name);
+    if (with == region.with.end()) continue;
+    gone.push_back(std::move(with->second));
+    region.with.erase(with);
+  }
+  free_apart(std::move(gone));
+}
+
 Status MemoryPool::share(std::byte* at, Region& region, VerbsDevice& device) {
-  auto shared = device.share({at, region.bytes}, /*relaxed_ordering=*/true);
+  auto shared = device.share({at, region.bytes}, relaxed_ordering);
   if (!shared.ok()) {
     const Status status = shared.take_status();
     return {status.code(), status.message() + memlock_hint()};
@@ -74,7 +118,7 @@ std::byte* MemoryPool::allocate(std::size_t bytes) {
   // A child of a fork would otherwise take pages that a device writes.
   ::madvise(mapped, bytes, MADV_DONTFORK);
   auto* const memory = static_cast<std::byte*>(mapped);
-  Region region{.bytes = bytes, .users = 1, .own = true, .with = {}};
+  Region region{.bytes = bytes, .serial = ++last_serial_, .with = {}};
   if (const Status status = share_with_all(memory, region); !status.ok()) {
     last_error_ = status.message();
     region.with.clear();
@@ -100,7 +144,7 @@ Status MemoryPool::register_buffer(std::span<std::byte> buffer) {
     ++known.users;
     return {};
   }
-  Region region{.bytes = buffer.size(), .users = 1, .own = false, .with = {}};
+  Region region{.bytes = buffer.size(), .own = false, .serial = ++last_serial_, .with = {}};
   R2CCL_TRY(share_with_all(buffer.data(), region));
   regions_[buffer.data()] = std::move(region);
   registered_bytes_ += buffer.size();
@@ -116,12 +160,35 @@ bool MemoryPool::deregister_buffer(const std::byte* buffer) {
   return true;
 }
 
+bool MemoryPool::is_registered(std::span<const std::byte> memory) const {
+  return !devices_.empty() && std::ranges::all_of(devices_, [&](const auto& device) {
+    return find(device.first, memory.data(), memory.size()).has_value();
+  });
+}
+
+void MemoryPool::revoke(std::span<const std::byte> memory) {
+  const auto found = region_of(memory.data(), memory.size());
+  if (found == regions_.end() || found->second.own) return;
+  Region& region = regions_.at(found->first);
+  region.revoked = true;
+  std::vector<std::unique_ptr<VerbsMemory>> gone;
+  for (auto& [name, with] : region.with) gone.push_back(std::move(with));
+  region.with.clear();
+  free_apart(std::move(gone));
+}
+
+MemoryPool::Regions::const_iterator MemoryPool::region_of(const std::byte* data,
+                                                          std::size_t bytes) const {
+  auto region = regions_.upper_bound(data);
+  if (region == regions_.begin()) return regions_.end();
+  --region;
+  return data + bytes <= region->first + region->second.bytes ? region : regions_.end();
+}
+
 std::optional<MemoryPool::Keys> MemoryPool::find(const std::string& device, const std::byte* data,
                                                  std::size_t bytes) const {
-  auto region = regions_.upper_bound(data);
-  if (region == regions_.begin()) return std::nullopt;
-  --region;
-  if (data + bytes > region->first + region->second.bytes) return std::nullopt;
+  const auto region = region_of(data, bytes);
+  if (region == regions_.end()) return std::nullopt;
   const auto with = region->second.with.find(device);
   if (with == region->second.with.end()) return std::nullopt;
   return Keys{with->second->local_key(), with->second->remote_key()};

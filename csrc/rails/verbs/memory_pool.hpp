@@ -24,13 +24,27 @@ class MemoryPool final : public StreamMemory {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  // Everything here is registered with the device, too.  One of the same name takes the place of
-  // the other, which is gone.
-  Status add_device(std::shared_ptr<VerbsDevice> device);
+  // What add_device() registers; register_all() does it ahead, on any thread.
+  struct Known {
+    std::span<std::byte> span;
+    std::uint64_t serial = 0;  // another one's, if the same memory is registered anew
+    std::unique_ptr<VerbsMemory> with = {};
+  };
+  [[nodiscard]] std::vector<Known> known() const;
+  static void register_all(VerbsDevice& device, std::vector<Known>& known);
+  // Everything here is registered with the device, too.  `ahead`: what already is.
+  Status add_device(std::shared_ptr<VerbsDevice> device, std::vector<Known> ahead = {});
+  // One that is gone; it may take its time to free what it has.
+  void remove_device(const std::string& name);
+  // Of a fork: what the parent's devices have is not ours to free.
+  void abandon() { abandoned_ = true; }
 
   // Null: last_error() says why.
   std::byte* allocate(std::size_t bytes) override;
   void release(std::byte* memory) override;
+  [[nodiscard]] bool is_registered(std::span<const std::byte> memory) const override;
+  // No device may use the buffer any more; it is still to be given back.
+  void revoke(std::span<const std::byte> memory) override;
   [[nodiscard]] const std::string& last_error() const { return last_error_; }
 
   // A caller's buffer; as often as it is registered it has to be given back.
@@ -52,18 +66,26 @@ class MemoryPool final : public StreamMemory {
   struct Region {
     std::size_t bytes = 0;
     unsigned users = 1;
-    bool own = true;                                           // mapped here
+    bool own = true;       // mapped here
+    bool revoked = false;  // no device may use it
+    std::uint64_t serial = 0;
     std::map<std::string, std::unique_ptr<VerbsMemory>> with;  // by device
   };
 
+  using Regions = std::map<const std::byte*, Region>;
+
+  // The one that has all of these bytes; the end: none.
+  [[nodiscard]] Regions::const_iterator region_of(const std::byte* data, std::size_t bytes) const;
   Status share(std::byte* at, Region& region, VerbsDevice& device);
   Status share_with_all(std::byte* at, Region& region);
 
   std::map<std::string, std::shared_ptr<VerbsDevice>> devices_;
-  std::map<const std::byte*, Region> regions_;
+  Regions regions_;
   std::multimap<std::size_t, std::byte*> free_;  // by size: registering is slow
   std::size_t registered_bytes_ = 0;
   std::string last_error_;
+  std::uint64_t last_serial_ = 0;
+  bool abandoned_ = false;
 };
 
 }  // namespace r2ccl

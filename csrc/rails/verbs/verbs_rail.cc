@@ -15,6 +15,13 @@ constexpr std::uint32_t credit_only = 1U << 31U;
 constexpr std::uint32_t count_mask = credit_only - 1;
 constexpr int rounds_per_pump = 4;
 constexpr TimeNs base_window_ns = 10'000 * ns_per_ms;
+// For a rail that is UP to have read what another one has delivered.
+constexpr TimeNs patience_ns = 20 * ns_per_ms;
+
+// The payload goes ahead of the header, to where it belongs.
+bool is_placed(const FrameHeader& header) {
+  return header.payload_bytes > max_eager_bytes || (header.flags & frame_flag::in_target) != 0;
+}
 
 }  // namespace
 
@@ -64,12 +71,7 @@ bool VerbsRail::pump_out(TimeNs now) {
 
 void VerbsRail::post(OutFrame& frame, TimeNs now) {
   FrameHeader& header = frame.header;
-  if (header.type == FrameType::slots) {  // the key is this device's
-    const auto keys = session_->pool().find(session_->device(),
-                                            reinterpret_cast<const std::byte*>(header.number), 1);
-    header.epoch = keys.has_value() ? keys->remote : 0;
-    seal(header);
-  }
+  if (header.type == FrameType::slots || header.type == FrameType::target) add_key(header);
   Flight& flight = flights_[sent_ % ring_frames];
   position_ += sizeof(FrameHeader) + header.payload_bytes;
   flight = {.header = header, .position = position_, .posted_at = now};
@@ -79,7 +81,7 @@ void VerbsRail::post(OutFrame& frame, TimeNs now) {
   std::array<VerbsWrite, 2> writes;
   std::size_t count = 0;
   std::uint32_t bytes = sizeof(header);
-  if (header.payload_bytes > max_eager_bytes) {
+  if (is_placed(header)) {
     place(frame, flight, writes[count++]);
   } else if (header.payload_bytes > 0) {
     std::memcpy(entry + bytes, frame.payload, header.payload_bytes);
@@ -100,7 +102,19 @@ void VerbsRail::post(OutFrame& frame, TimeNs now) {
     fail(RailCause::device, std::string("posting a send: ") + std::strerror(error), now);
 }
 
-// The write of a payload into its slot, from where it is if the device may read there.
+// The peer writes by the key of the device that it writes through.
+void VerbsRail::add_key(FrameHeader& header) const {
+  const bool slots = header.type == FrameType::slots;
+  const std::uint64_t address = slots ? header.number : header.delivered;
+  const auto keys =
+      session_->pool().find(session_->device(), reinterpret_cast<const std::byte*>(address),
+                            slots ? 1 : static_cast<std::size_t>(header.credit));
+  if (!keys.has_value() && !slots) header.credit = 0;  // no target then
+  header.epoch = keys.has_value() ? keys->remote : 0;
+  seal(header);
+}
+
+// The write of a payload into its slot or target, from where it is if the device may read there.
 void VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) {
   const std::uint32_t bytes = frame.header.payload_bytes;
   const std::byte* data = frame.payload;
@@ -139,14 +153,26 @@ void VerbsRail::send_credit(TimeNs now) {
     fail(RailCause::device, std::string("posting credit: ") + std::strerror(error), now);
 }
 
-// What a device was asked to read it reads: the queue pair is given up.
-void VerbsRail::detach(const DetachScope& scope, TimeNs now) {
+// What a device was asked to read it reads: a queue pair that is not through with it soon is given
+// up, and fenced then.
+bool VerbsRail::detach(const DetachScope& scope, TimeNs now) {
+  if (!detached(scope)) (void)pump_in(now);  // it may be through, and nobody has asked yet
+  if (detached(scope)) {
+    recall_asked_ = 0;
+    return true;
+  }
+  if (recall_asked_ == 0) recall_asked_ = now;
+  if (open() && (link_.state(rail_) != RailState::up || now - recall_asked_ > patience_ns))
+    link_.rail_failed(rail_, epoch_, RailCause::recalled, now);
+  return false;
+}
+
+bool VerbsRail::detached(const DetachScope& scope) const {
   for (std::uint64_t frame = completed_; frame < sent_; ++frame) {
     const Flight& flight = flights_[frame % ring_frames];
-    if (!flight.reads_lent || !scope.covers(flight.header, /*lent=*/true)) continue;
-    link_.rail_failed(rail_, epoch_, RailCause::recalled, now);
-    return;
+    if (flight.reads_lent && scope.covers(flight.header, /*lent=*/true)) return false;
   }
+  return true;
 }
 
 void VerbsRail::heal() {
@@ -252,7 +278,7 @@ bool VerbsRail::take_frame(std::uint32_t bytes, TimeNs now) {
   if (bytes < sizeof(header)) return fail(RailCause::protocol, "a frame without a header", now);
   std::memcpy(&header, entry, sizeof(header));
   const std::uint32_t with_it = bytes - static_cast<std::uint32_t>(sizeof(header));
-  const bool placed = header.payload_bytes > max_eager_bytes;
+  const bool placed = is_placed(header);
   const bool fits =
       placed ? with_it == 0 && header.type == FrameType::data : with_it == header.payload_bytes;
   if (!fits) return fail(RailCause::protocol, "a frame of another size than it says", now);

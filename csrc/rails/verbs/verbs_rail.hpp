@@ -45,7 +45,8 @@ class VerbsRail final : public Rail {
   [[nodiscard]] bool wants_write() const override { return false; }
   void report_path(TimeNs now) override;
   void acknowledge(TimeNs now) override;
-  void detach(const DetachScope& scope, TimeNs now) override;
+  bool detach(const DetachScope& scope, TimeNs now) override;
+  [[nodiscard]] bool detached(const DetachScope& scope) const override;
   bool fence(TimeNs now) override;
   [[nodiscard]] std::optional<pollfd> arm() override;
   void sever() override { (void)session_->pair->fail(); }
@@ -76,6 +77,7 @@ class VerbsRail final : public Rail {
   [[nodiscard]] bool open() const;  // the epoch is
   [[nodiscard]] bool has_room() const;
   void post(OutFrame& frame, TimeNs now);
+  void add_key(FrameHeader& header) const;
   void place(const OutFrame& frame, Flight& flight, VerbsWrite& write);
   void send_credit(TimeNs now);
   // False: the epoch is over.
@@ -108,6 +110,8 @@ class VerbsRail final : public Rail {
   bool credit_in_flight_ = false;
   std::uint32_t receives_due_ = 0;
   std::deque<VerbsCompletion> early_;  // found while going to sleep
+
+  TimeNs recall_asked_ = 0;  // since when a caller waits for its memory; 0: none does
 
   TimeNs round_trip_ = 0;
   TimeNs base_ = 0;       // the lowest of this window

@@ -112,6 +112,7 @@ class Peer {
       case 3: world_.break_pipe(on); break;
       case 4: flood(on); break;
       case 5: world_.announce(on, 1 + input_.byte()); break;
+      case 6: world_.expect(which, amount() % (4 * world_.shape().slot_bytes)); break;
       default: world_.send(on, input_.bytes(input_.byte())); break;
     }
   }
@@ -159,7 +160,7 @@ class Peer {
     if (form >= 240) {
       header = input_.take<FrameHeader>();
     } else {
-      header.type = static_cast<FrameType>(form < 128 ? 1 : form % 11);
+      header.type = static_cast<FrameType>(form < 128 ? 1 : form % 14);
       fields(on, header);
     }
     finish(on, header);
@@ -170,7 +171,8 @@ class Peer {
     header.communicator = communicator();
     switch (header.type) {
       case FrameType::data: {
-        header.flags = input_.byte() & 3;
+        header.flags = input_.byte() & 7;
+        if ((header.flags & frame_flag::replay) != 0) header.epoch = input_.byte() % 5;
         header.number = about(world_.consumed(header.communicator));
         header.message_bytes = size();
         const std::uint8_t slot = input_.byte();
@@ -206,6 +208,16 @@ class Peer {
         if (header.offset == 6) header.credit = input_.take<std::uint64_t>();
         break;
       }
+      case FrameType::slots:
+        header.number = input_.take<std::uint64_t>();
+        header.epoch = input_.byte();
+        break;
+      case FrameType::target:
+        header.number = about(input_.byte());
+        header.delivered = input_.take<std::uint64_t>();
+        header.credit = input_.byte() < 200 ? size() : input_.take<std::uint64_t>();
+        header.epoch = input_.byte();
+        break;
       case FrameType::abort:
         header.epoch = input_.byte();
         header.payload_bytes = input_.byte() * 2U;

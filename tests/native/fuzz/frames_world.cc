@@ -59,6 +59,12 @@ bool seal_right(const FrameHeader& header) {
   return header.magic == frame_magic && header.crc == ~crc;
 }
 
+// Not where a peer that floods us would have us map gigabytes.
+LinkOptions with_memory(LinkOptions options, WorldMemory& memory) {
+  if (options.shape.slot_bytes <= 4096) options.memory = &memory;
+  return options;
+}
+
 std::uint32_t longest_payload(FrameType type, const StreamShape& shape) {
   switch (type) {
     case FrameType::data: return shape.chunk_bytes;
@@ -84,7 +90,9 @@ std::vector<std::byte> content(bool ours, std::uint64_t communicator, std::uint6
 }
 
 FrameWorld::FrameWorld(const LinkOptions& options, unsigned rails_up, std::size_t baseline)
-    : options_(options), baseline_(baseline), carried_(options, world_kinds, 1) {
+    : options_(with_memory(options, memory_)),
+      baseline_(baseline),
+      carried_(options_, world_kinds, 1) {
   carried_.link.start(now_);
   carried_.act(now_);
   for (const std::uint64_t communicator : world_communicators) {
@@ -190,7 +198,7 @@ void FrameWorld::witness(RailId rail, std::size_t bytes) {
     left = left.subspan(part);
     if (seen.header_bytes < sizeof(header)) return;
     seen.header_bytes = 0;
-    seen.poisoned = incorrect(header);
+    seen.poisoned = incorrect(rail, header);
     seen.payload_left = header.payload_bytes;
     if (header.type == FrameType::data && !calls_.contains(header.communicator))
       strange_.insert(header.communicator);
@@ -208,9 +216,10 @@ void FrameWorld::witness_payload(Witness& seen, std::span<const std::byte> paylo
 
 // What is wrong whatever came before; the rules of slots, and which rail may carry data, are left
 // to the link.
-bool FrameWorld::incorrect(const FrameHeader& header) const {
+bool FrameWorld::incorrect(RailId rail, const FrameHeader& header) const {
   const auto type = static_cast<unsigned>(header.type);
-  if (!seal_right(header) || type < 1 || type > 10) return true;
+  if (!seal_right(header) || type < 1 || type > 13) return true;
+  if (header.type >= FrameType::slots && world_kinds[rail] != RailKind::verbs) return true;
   if (header.payload_bytes > longest_payload(header.type, shape())) return true;
   if (header.type == FrameType::address) {
     const bool v4 = header.offset == 4 && header.delivered >> 32U == 0 && header.credit == 0;
@@ -326,6 +335,33 @@ void FrameWorld::consume(std::size_t which) {
   ++calls.consumed;
 }
 
+void FrameWorld::expect(std::size_t which, std::size_t bytes) {
+  const std::uint64_t communicator = world_communicators[which];
+  Calls& calls = calls_[communicator];
+  if (!calls.open) return;
+  if (!calls.target.empty()) {
+    if (calls.consumed >= calls.target_end) reclaim(communicator, /*received=*/true);
+    return;
+  }
+  if (bytes == 0) return;
+  calls.target.resize(bytes);
+  const std::uint64_t skip = bytes % 3;
+  calls.target_end = calls.consumed + skip + (bytes + shape().slot_bytes - 1) / shape().slot_bytes;
+  (void)carried_.link.offer_target(carried_.link.in_stream(communicator), skip, calls.target);
+}
+
+void FrameWorld::reclaim(std::uint64_t communicator, bool received) {
+  InStream& stream = carried_.link.in_stream(communicator);
+  if (!carried_.link.reclaim_target(stream, received, now_)) {
+    now_ += options_.ack_deadline_floor_ns + 1;
+    (void)carried_.link.reclaim_target(stream, received, now_);
+    carried_.act(now_);
+    require(carried_.link.reclaim_target(stream, received, now_),
+            "rails that are closed write no memory");
+  }
+  calls_[communicator].target = {};
+}
+
 // As the channel does after a call: memory goes back to the caller as soon as it is settled.
 void FrameWorld::settle() {
   for (auto& [communicator, calls] : calls_) {
@@ -334,7 +370,7 @@ void FrameWorld::settle() {
     calls.delivered = std::max(calls.delivered, stream.delivered());
     while (!calls.posts.empty() && stream.settled_position() >= calls.posts.front().end) {
       if (stream.lent_position() > calls.posts.front().begin)
-        carried_.detach({.communicator = communicator, .before = stream.delivered()}, now_);
+        (void)carried_.detach({.communicator = communicator, .before = stream.delivered()}, now_);
       calls.posts.pop_front();
     }
   }
@@ -344,7 +380,8 @@ void FrameWorld::close(std::size_t which) {
   const std::uint64_t communicator = world_communicators[which];
   Calls& calls = calls_[communicator];
   if (!calls.open) return;
-  carried_.detach({.communicator = communicator, .before = {}}, now_);
+  reclaim(communicator, /*received=*/false);
+  (void)carried_.detach({.communicator = communicator, .before = {}}, now_);
   carried_.link.close_streams(communicator);
   calls.open = false;
   calls.posts.clear();
@@ -396,7 +433,7 @@ void FrameWorld::check() {
   require(load.streams <= std::min(streams, max_communicators), "streams are bounded");
   require(load.replays <= chunks_posted_ * world_rails, "replays are bounded");
   require(load.attempts <= chunks_posted_ * (opened_ + world_rails), "attempts are bounded");
-  require(load.control <= world_rails * (2 * streams + world_communicators.size()),
+  require(load.control <= world_rails * (4 * streams + world_communicators.size()),
           "control frames are bounded");
   require(load.actions == 0, "what the link asks for is carried out");
   check_memory();
@@ -406,8 +443,10 @@ void FrameWorld::check() {
 std::size_t FrameWorld::own_bytes() const {
   std::size_t bytes = 0;
   for (const Path& path : paths_) bytes += path.coming.capacity() + path.emitted.capacity();
-  for (const auto& [communicator, calls] : calls_)
+  for (const auto& [communicator, calls] : calls_) {
+    bytes += calls.target.capacity();
     for (const Post& post : calls.posts) bytes += post.end - post.begin + sizeof(Post);
+  }
   return bytes + 64 * (strange_.size() + changed_.size());
 }
 
@@ -419,7 +458,8 @@ void FrameWorld::check_memory() const {
   const std::size_t streams = world_communicators.size() + strange_.size();
   // Messages land in slots; staging is only for what we posted ourselves.
   const std::size_t slots = s.all_slots() * s.slot_bytes * streams;
-  const std::size_t staged = s.all_slots() * staging * world_communicators.size();
+  const std::size_t staged =
+      s.all_slots() * staging * (options_.memory != nullptr ? streams : world_communicators.size());
   // Input, a batch of frames, and copies of what a call left behind.
   const std::size_t rail = (64U << 10) + 8 * (sizeof(OutFrame) + s.chunk_bytes);
   const std::size_t queued = 64 * chunks_posted_ * (opened_ + world_rails);

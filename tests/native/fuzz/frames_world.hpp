@@ -18,7 +18,8 @@
 
 namespace r2ccl::fuzz {
 
-inline constexpr std::array world_kinds{RailKind::tcp, RailKind::tcp, RailKind::control};
+// The second one's peer is told of memory, though its bytes come as any other rail's do.
+inline constexpr std::array world_kinds{RailKind::tcp, RailKind::verbs, RailKind::control};
 inline constexpr std::size_t world_rails = world_kinds.size();
 inline constexpr std::array<std::uint64_t, 3> world_communicators{5, 6, 7};
 
@@ -44,6 +45,17 @@ struct Path {
     coming.clear();
     taken = 0;
   }
+};
+
+// What rails of one-sided writes may reach: as much as is asked for.
+class WorldMemory final : public StreamMemory {
+ public:
+  std::byte* allocate(std::size_t bytes) override { return new std::byte[bytes]; }
+  void release(std::byte* memory) override { delete[] memory; }
+  [[nodiscard]] bool is_registered(std::span<const std::byte> /*memory*/) const override {
+    return true;
+  }
+  void revoke(std::span<const std::byte> /*memory*/) override {}
 };
 
 // Reads along with the link, and knows what no correct peer sends.
@@ -75,6 +87,8 @@ class FrameWorld {
 
   void post(std::size_t which, std::size_t bytes);
   void consume(std::size_t which);
+  // The next messages of a communicator are to land in `bytes` bytes, or once they have, are not.
+  void expect(std::size_t which, std::size_t bytes);
   void close(std::size_t which);
   void abort(std::size_t which, std::size_t text_bytes);
   void announce(RailId rail, std::uint16_t port);
@@ -101,18 +115,22 @@ class FrameWorld {
     std::uint64_t consumed = 0;
     std::uint64_t delivered = 0;  // what the peer claimed
     std::deque<Post> posts;
+    std::vector<std::byte> target;
+    std::uint64_t target_end = 0;  // the first message that does not land there
   };
 
   void open(RailId rail, Epoch epoch, std::span<const std::byte> leftover);
   void settle();
   void witness(RailId rail, std::size_t bytes);
   void witness_payload(Witness& seen, std::span<const std::byte> payload);
-  [[nodiscard]] bool incorrect(const FrameHeader& header) const;
+  [[nodiscard]] bool incorrect(RailId rail, const FrameHeader& header) const;
+  void reclaim(std::uint64_t communicator, bool received);
   void check_emitted(RailId rail);
   void check_memory() const;
   [[nodiscard]] std::size_t own_bytes() const;
 
-  const LinkOptions options_;
+  WorldMemory memory_;
+  LinkOptions options_;
   const std::size_t baseline_;
   TimeNs now_ = 1000 * ns_per_ms;
   CarriedLink carried_;

@@ -70,7 +70,7 @@ UML_KERNEL := build/guest/linux
 test-guest: setup $(STAMPS)/system-test $(STAMPS)/system-guest $(if $(UML),$(UML_KERNEL)) ## RDMA rails on Soft-RoCE, in QEMU; with UML=1 in a process
 	@cmake -S . -B build/native-plain -G Ninja -DCMAKE_CXX_COMPILER=g++ -DR2CCL_PYTHON=OFF \
 		-DR2CCL_TESTS=ON >build/plain.log || { cat build/plain.log; exit 1; }
-	@cmake --build build/native-plain --target late_write_guest
+	@cmake --build build/native-plain --target guest_tests
 	@$(BIN)/python tests/guest/guest.py $(if $(UML),--uml $(UML_KERNEL)) --rails 2x3 --memory 6G \
 		--timeout 900 -- $(BIN)/pytest -p no:cacheprovider tests/guest/inside $(ARGS)
 

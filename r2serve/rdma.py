@@ -6,6 +6,7 @@ Layout: Documentation/ABI/stable/sysfs-class-infiniband of the kernel.
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,17 +122,15 @@ def _netdevs(device: Path, directory: Path) -> list[str]:
 
 def _gids(directory: Path) -> tuple[Gid, ...]:
     found = []
-    for entry in sorted((directory / "gids").glob("*"), key=lambda path: int(path.name)):
-        text = _read(entry)
-        kind = _read(directory / "gid_attrs" / "types" / entry.name)
-        if not text or not kind:
+    for index in sorted(map(int, os.listdir(directory / "gids"))):
+        # Most of some thousand entries are unused, which reading the type tells.
+        kind = _read(f"{directory}/gid_attrs/types/{index}")
+        text = _read(f"{directory}/gids/{index}") if kind else ""
+        if not text or int(address := ipaddress.IPv6Address(text)) == 0:
             continue
-        address = ipaddress.IPv6Address(text)
-        if int(address) == 0:
-            continue
-        netdev = _read(directory / "gid_attrs" / "ndevs" / entry.name)
+        netdev = _read(f"{directory}/gid_attrs/ndevs/{index}")
         kind = "IB" if kind == "IB/RoCE v1" and not netdev else kind.removeprefix("IB/")
-        found.append(Gid(int(entry.name), address, kind, netdev))
+        found.append(Gid(index, address, kind, netdev))
     return tuple(found)
 
 
@@ -142,9 +141,15 @@ def _leading_number(text: str) -> float:
         return 0.0
 
 
-def _read(path: Path) -> str:
+def _read(path: Path | str) -> str:
     """The text of an attribute; empty where the kernel has none (an unused GID is EINVAL)."""
     try:
-        return path.read_text().strip()
+        attribute = os.open(path, os.O_RDONLY)
     except OSError:
         return ""
+    try:
+        return os.read(attribute, 4096).decode().strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(attribute)

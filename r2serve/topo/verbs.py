@@ -48,12 +48,12 @@ def describe(device: str, port: int) -> dict[str, Any] | None:
             limits = context.query_device()
             state = context.query_port(port)
             return {
-                "firmware": str(limits.fw_ver),
+                "firmware": str(limits.fw_version),
                 "max_qp": int(limits.max_qp),
                 "max_mr_bytes": int(limits.max_mr_size),
                 "max_qp_wr": int(limits.max_qp_wr),
                 "active_mtu": _MTU.get(int(state.active_mtu), 0),
                 "max_mtu": _MTU.get(int(state.max_mtu), 0),
             }
-    except Exception as error:  # noqa: BLE001 - PyverbsRDMAError, of a module that may not be here
+    except importlib.import_module("pyverbs.pyverbs_error").PyverbsError as error:
         return {"error": str(error)}

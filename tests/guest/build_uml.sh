@@ -12,11 +12,12 @@ options=(
     64BIT PRINTK BUG MULTIUSER POSIX_TIMERS HIGH_RES_TIMERS FUTEX EPOLL EVENTFD SIGNALFD TIMERFD AIO
     FILE_LOCKING ADVISE_SYSCALLS MEMBARRIER SYSVIPC SHMEM INOTIFY_USER BINFMT_ELF BINFMT_SCRIPT BLOCK
     # its terminal and its files
-    TTY UNIX98_PTYS STDERR_CONSOLE STDIO_CONSOLE NULL_CHAN FD_CHAN PROC_FS PROC_SYSCTL SYSFS TMPFS
+    TTY UNIX98_PTYS STDERR_CONSOLE NULL_CHAN PROC_FS PROC_SYSCTL SYSFS TMPFS
     TMPFS_XATTR DEVTMPFS HOSTFS OVERLAY_FS
     # its network
     NAMESPACES NET_NS NET UNIX PACKET INET IPV6 IP_ADVANCED_ROUTER IP_MULTIPLE_TABLES NETDEVICES
-    NET_CORE VETH BRIDGE NET_SCHED NET_SCH_TBF
+    NET_CORE VETH BRIDGE NET_SCHED NET_SCH_TBF NET_SCH_INGRESS
+    NET_CLS_MATCHALL NET_CLS_ACT NET_ACT_GACT
     # InfiniBand, whose menu wants memory-mapped devices
     VIRTIO_MENU VIRTIO_UML UML_PCI_OVER_VIRTIO INFINIBAND INFINIBAND_USER_ACCESS
     INFINIBAND_ADDR_TRANS RDMA_RXE
@@ -32,9 +33,11 @@ make -s ARCH=um allnoconfig
 for option in "${options[@]}"; do scripts/config --enable "$option"; done
 scripts/config --set-val UML_PCI_OVER_VIRTIO_DEVICE_ID 1234
 make -s ARCH=um olddefconfig
+missing=()
 for option in "${options[@]}"; do
-    grep -qx "CONFIG_$option=y" .config || { echo "this source has no $option" >&2 && exit 1; }
+    grep -qx "CONFIG_$option=y" .config || missing+=("$option")
 done
+[ ${#missing[@]} -eq 0 ] || { echo "this source has no ${missing[*]}" >&2 && exit 1; }
 make -s ARCH=um -j"$(nproc)" linux > build.log 2>&1 || { tail -n 40 build.log >&2 && exit 1; }
 mkdir -p "$(dirname "$kernel")"
 mv linux "$kernel"

@@ -180,8 +180,10 @@ def _command_script(command: list[str]) -> str:
 
 def _finish(exchange: Path, output: str, rails: str) -> str:
     """Makes the rails, runs the command, and says how it ended."""
+    # Names are looked up in files alone: nobody answers for others, and asking takes seconds.
     return f"""ip link set lo up
 export PATH={PATH}
+printf '%s: files\\n' passwd group hosts > /etc/nsswitch.conf
 if ! {rails} > /dev/console 2>&1; then exec busybox poweroff -f; fi
 mkfifo /run/output
 cat /run/output > {output} &

@@ -5,6 +5,8 @@
 #   rails.sh down DEV | up DEV           the NIC goes down, which its own RDMA device says
 #   rails.sh unplug DEV | plug DEV       its cable is pulled
 #   rails.sh mute DEV | unmute DEV       its switch port drops everything, and nothing says so
+#   rails.sh deafen DEV | undeafen DEV   its switch port drops what goes to it, and only that
+#   rails.sh narrow DEV | widen DEV      its switch port drops frames of more than 1500 bytes
 #   rails.sh limit DEV KBIT | unlimit DEV  its switch port lets through so much
 #
 # The NIC of node N on rail R is nNrR with address 10.R.0.(N+1), its RDMA device rxe_nNrR; a bridge a
@@ -74,6 +76,14 @@ case ${1:-} in
     plug) ip link set "p$2" up ;;
     mute) bridge link set dev "p$2" state 0 ;;
     unmute) bridge link set dev "p$2" state 3 ;;
+    deafen)
+        load sch_ingress cls_matchall act_gact
+        tc qdisc add dev "p$2" clsact
+        tc filter add dev "p$2" egress matchall action drop
+        ;;
+    undeafen) tc qdisc del dev "p$2" clsact ;;
+    narrow) ip link set "p$2" mtu 1500 ;;
+    widen) ip link set "p$2" mtu 4200 ;;
     limit)
         load sch_tbf
         # Deep enough to hold what a queue pair has on its way: slow, not lossy.

@@ -21,12 +21,31 @@ def _in_the_guest() -> None:
         pytest.exit("these tests run inside the guest: make test-guest", returncode=3)
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    """Two ranks over all three rails."""
-    made = Job(rails_of=lambda rank: ",".join(f"n{rank}r{rail}" for rail in range(3)))
+@pytest.fixture(scope="session")
+def _jobs() -> Iterator[list[Job]]:
+    made: list[Job] = []
     yield made
-    made.stop()
+    for job in made:
+        job.stop()
+
+
+@pytest.fixture
+def job(_jobs: list[Job]) -> Iterator[Job]:
+    """Two ranks over all three rails; the same ones for all tests, as long as they live."""
+    if not _jobs or not _jobs[-1].is_alive():
+        _jobs.append(Job(rails_of=lambda rank: ",".join(f"n{rank}r{rail}" for rail in range(3))))
+    made = _jobs[-1]
+    made.await_up()
+    before = made.carried()
+    yield made
+    assert sum(made.carried().values()) > sum(before.values()), "nothing went over verbs"
+
+
+@pytest.fixture
+def alone(_jobs: list[Job]) -> None:
+    """Nobody else is at work."""
+    while _jobs:
+        _jobs.pop().stop()
 
 
 @pytest.fixture

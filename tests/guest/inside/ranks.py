@@ -27,6 +27,7 @@ RAILS = str(Path(__file__).resolve().parent.parent / "rails.sh")
 SLOW = 10
 """The guest is so many times slower than a machine: time-outs are so much longer."""
 PATIENCE_S = 120.0
+STOP = "stop"
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -62,43 +63,55 @@ class Worker:
     def inject(self, rail: int, fault: str) -> None:
         self._communicator.inject(rail, fault)
 
-    def begin_stream(self, elements: int) -> None:
-        """All-reduces in a thread, until the test says stop."""
-        self._took = self._threads.submit(self._stream, elements)
+    def begin_stream(self, elements: int, repeats: int, gathered: int) -> None:
+        """Steps of so many all-reduces, and an all-gather perhaps, until the test says stop."""
+        self._took = self._threads.submit(self._stream, elements, repeats, gathered)
 
     def end_stream(self) -> list[float]:
         """How long each took, in ms."""
         return self._took.result(PATIENCE_S)
 
-    def _stream(self, elements: int) -> list[float]:
+    def _stream(self, elements: int, repeats: int, gathered: int) -> list[float]:
         """Element 0 tells that it is the last one; the others are known and checked."""
         rank, world = self._communicator.rank, self._communicator.world_size
         expected = torch.arange(elements, dtype=torch.float32) * sum(range(1, world + 1))
         mine = torch.arange(elements, dtype=torch.float32) * (rank + 1)
+        share = torch.arange(gathered, dtype=torch.float32)
         data, took = torch.empty(elements), []
         while True:
-            data.copy_(mine)
-            data[0] = self._shared.stop.value if rank == 0 else 0
-            began = time.perf_counter_ns()
-            self._communicator.all_reduce(data, out=data)
-            took.append((time.perf_counter_ns() - began) / 1e6)
-            last, data[0] = data[0].item(), 0
-            assert torch.equal(data, expected), f"step {len(took)} has other bits"
+            stop = self._shared.stop.value if rank == 0 else 0
+            time_ns, last = 0, False
+            for _ in range(repeats):
+                data.copy_(mine)
+                data[0] = stop
+                began = time.perf_counter_ns()
+                self._communicator.all_reduce(data, out=data)
+                time_ns += time.perf_counter_ns() - began
+                last, data[0] = bool(data[0]), 0
+                assert torch.equal(data, expected), f"step {len(took)} has other bits"
+            if gathered:
+                began = time.perf_counter_ns()
+                shares = self._communicator.all_gather(share + rank)
+                time_ns += time.perf_counter_ns() - began
+                assert all(torch.equal(shares[r], share + r) for r in range(world))
+            took.append(time_ns / 1e6)
             if rank == 0:
                 self._shared.steps.value += 1
             if last:
                 return took
 
     def registered(self, elements: int, count: int) -> None:
-        """All-reduces of a tensor that the devices read where it lies."""
+        """All-reduces of a tensor that the devices read where it lies, into one that they write."""
         rank, world = self._communicator.rank, self._communicator.world_size
-        data = torch.empty(elements)
-        self._communicator.register_buffer(data)
+        data, result = torch.empty(elements), torch.empty(elements)
+        for tensor in (data, result):
+            self._communicator.register_buffer(tensor)
         for number in range(count):
             data.fill_(rank + number)
-            self._communicator.all_reduce(data, out=data)
-            assert torch.all(data == sum(range(world)) + world * number)
-        self._communicator.deregister_buffer(data)
+            self._communicator.all_reduce(data, out=result)
+            assert torch.all(result == sum(range(world)) + world * number)
+        for tensor in (data, result):
+            self._communicator.deregister_buffer(tensor)
 
     def times(self, elements: int, count: int) -> list[float]:
         """How long each of so many all-reduces takes, in us, after as many others."""
@@ -173,9 +186,17 @@ class Rank:
         return self.end()
 
     def stop(self) -> None:
-        self._pipe.close()
+        """Closes the communicator in order; wait_stopped() follows."""
+        if self.is_alive():
+            self.begin(STOP)
+
+    def wait_stopped(self) -> None:
         self._process.join(30)
         self.kill()
+        self._pipe.close()
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
 
     def kill(self) -> None:
         self._process.kill()
@@ -202,6 +223,7 @@ class Job:
             "flap_half_life_s": 1.0,
             "ack_deadline_floor_ms": 20 * SLOW,
             "dead_deadline_ms": 500 * SLOW,
+            "verbs_timeout": 17,  # eight times as long
         }
         self.ranks = [
             Rank(
@@ -220,6 +242,11 @@ class Job:
     def stop(self) -> None:
         for rank in self.ranks:
             rank.stop()
+        for rank in self.ranks:
+            rank.wait_stopped()
+
+    def is_alive(self) -> bool:
+        return all(rank.is_alive() for rank in self.ranks)
 
     def ask(self, what: str, **arguments: Any) -> list[Any]:
         """The answers of all ranks, which work at the same time."""
@@ -276,9 +303,9 @@ class Job:
         }
 
     @contextmanager
-    def stream(self, elements: int) -> Iterator[Stream]:
-        """All-reduces without end while the body runs, whose results are checked."""
-        running = Stream(self, elements)
+    def stream(self, elements: int, repeats: int = 1, gathered: int = 0) -> Iterator[Stream]:
+        """Steps without end while the body runs, whose results are checked."""
+        running = Stream(self, elements, repeats, gathered)
         try:
             yield running
         except BaseException:
@@ -289,13 +316,13 @@ class Job:
 
 
 class Stream:
-    """Its ``took`` is there when it is over: how long rank 0's calls took, in ms."""
+    """Its ``took`` is there when it is over: how long rank 0's steps took, in ms."""
 
-    def __init__(self, job: Job, elements: int) -> None:
+    def __init__(self, job: Job, elements: int, repeats: int, gathered: int) -> None:
         self._job = job
         self.took: list[float] = []
         job.shared.steps.value = job.shared.stop.value = 0
-        job.ask("begin_stream", elements=elements)
+        job.ask("begin_stream", elements=elements, repeats=repeats, gathered=gathered)
 
     @property
     def steps(self) -> int:
@@ -333,9 +360,8 @@ def _serve(
         worker = Worker(communicator, shared)
         pipe.send((True, None))
         while True:
-            try:
-                what, arguments = pipe.recv()
-            except EOFError:
+            what, arguments = pipe.recv()
+            if what == STOP:
                 break
             pipe.send((True, getattr(worker, what)(**arguments)))
         communicator.close()

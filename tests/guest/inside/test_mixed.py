@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from ranks import Job, rails
 
 LARGE = 256 * 1024  # floats: 1 MiB, striped
@@ -17,6 +18,7 @@ def by_kind(job: Job) -> Counter[str]:
     return carried
 
 
+@pytest.mark.usefixtures("alone")
 def test_tcp_takes_over_when_all_rdma_is_gone_and_gives_back() -> None:
     job = Job(rails_of=lambda rank: f"n{rank}r0,n{rank}r1,n{rank}t", rdma="auto")
     kinds = [rail["kind"] for rail in job.ranks[0].ask("rails")]

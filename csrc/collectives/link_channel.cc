@@ -162,7 +162,8 @@ Status LinkChannel::await_release(int peer, const char* what,
   bool done = released();
   if (!done) linger(link_timeout_, [&] { return failed() || (done = released()); });
   if (failed()) return failure();
-  return done ? Status() : lost(peer, what);
+  if (done) return {};
+  return lost(peer, what);
 }
 
 // --- failure -------------------------------------------------------------------------------------

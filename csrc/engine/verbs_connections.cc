@@ -36,10 +36,8 @@ VerbsConnections::~VerbsConnections() {
   for (Pending& pending : pending_) (void)give_up(pending, "");
   // A device that hangs keeps its thread, and with that what it may still reach.
   for (Closing& closing : closing_) {
-    if (closing.work && !closing.work->done.load(std::memory_order_acquire))
-      closing.session->abandon_memory();
-    else if (closing.fence && !closing.fence->done())
-      closing.session->abandon_memory();
+    const bool working = closing.work && !closing.work->done.load(std::memory_order_acquire);
+    if (working || (closing.fence && !closing.fence->done())) closing.session->abandon_memory();
   }
 }
 

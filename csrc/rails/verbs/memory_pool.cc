@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <list>
 #include <thread>
 #include <utility>
 
@@ -32,14 +33,15 @@ std::string memlock_hint() {
 }  // namespace
 
 MemoryPool::~MemoryPool() {
-  if (abandoned_) {
-    (void)new Regions(std::move(regions_));  // kept on purpose
-    return;
-  }
   for (auto& [at, region] : regions_) {
     region.with.clear();
     if (region.own) ::munmap(const_cast<std::byte*>(at), region.bytes);
   }
+}
+
+void MemoryPool::abandon() {
+  static auto* const kept = new std::list<Regions>();  // for ever
+  kept->push_back(std::exchange(regions_, {}));
 }
 
 std::vector<MemoryPool::Known> MemoryPool::known() const {
@@ -130,7 +132,10 @@ std::byte* MemoryPool::allocate(std::size_t bytes) {
   return memory;
 }
 
-void MemoryPool::release(std::byte* memory) { free_.emplace(regions_.at(memory).bytes, memory); }
+void MemoryPool::release(std::byte* memory) {
+  if (const auto region = regions_.find(memory); region != regions_.end())  // else: abandoned
+    free_.emplace(region->second.bytes, memory);
+}
 
 Status MemoryPool::register_buffer(std::span<std::byte> buffer) {
   if (buffer.empty()) return {ErrorCode::invalid_argument, "buffer: it has no bytes"};

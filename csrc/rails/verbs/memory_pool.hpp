@@ -37,7 +37,7 @@ class MemoryPool final : public StreamMemory {
   // One that is gone; it may take its time to free what it has.
   void remove_device(const std::string& name);
   // Of a fork: what the parent's devices have is not ours to free.
-  void abandon() { abandoned_ = true; }
+  void abandon();
 
   // Null: last_error() says why.
   std::byte* allocate(std::size_t bytes) override;
@@ -85,7 +85,6 @@ class MemoryPool final : public StreamMemory {
   std::size_t registered_bytes_ = 0;
   std::string last_error_;
   std::uint64_t last_serial_ = 0;
-  bool abandoned_ = false;
 };
 
 }  // namespace r2ccl

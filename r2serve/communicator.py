@@ -361,10 +361,11 @@ class Communicator:
         self._core.barrier()
 
     def register_buffer(self, tensor: Array) -> None:
-        """Let RDMA devices read a tensor where it lies: what is sent from it is copied no more.
+        """Let RDMA devices read a tensor where it lies and put results into it, without a copy.
 
-        Large tensors gain by it; TCP rails are indifferent.  It must stay where it is, and be given
-        back with :meth:`deregister_buffer` as often as it was registered.
+        Large tensors gain by it; TCP rails are indifferent, and what is input and output at once is
+        copied.  It must stay where it is, and be given back with :meth:`deregister_buffer` as often
+        as it was registered.
 
         Raises:
             InternalError: a device refuses, for want of lockable memory perhaps.

@@ -39,18 +39,15 @@ def _can_boot() -> None:
         pytest.skip(f"no guest: {NATIVE} is not built (make test-native)")
 
 
+NEVER_RAN = 125
+"""The exit status of guest.py where the guest did not come to the end of the command."""
 PART: dict[str, str] = {}
 WHOLE = {"R2SERVE_SWEEP_PARTS": "1000000", "R2SERVE_GUEST_CALLS": "6000"}
 
 
-@pytest.mark.timeout(LIMIT_S + 180)
-@pytest.mark.usefixtures("_can_boot")
-@pytest.mark.parametrize(
-    "sizes", [PART, pytest.param(WHOLE, marks=pytest.mark.long)], ids=["part", "whole"]
-)
-def test_rails_over_rdma_in_the_guest(show: Callable[[str], None], sizes: dict[str, str]) -> None:
+def run_in_guest(sizes: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
-    done = subprocess.run(
+    return subprocess.run(
         [
             *(sys.executable, GUEST / "guest.py", "--rails", "2x3", "--memory", "6G"),
             *("--timeout", str(LIMIT_S), "--", *command, GUEST / "inside"),
@@ -61,6 +58,20 @@ def test_rails_over_rdma_in_the_guest(show: Callable[[str], None], sizes: dict[s
         env=os.environ | sizes,
         check=False,
     )
+
+
+@pytest.mark.timeout(2 * LIMIT_S + 360)
+@pytest.mark.usefixtures("_can_boot")
+@pytest.mark.parametrize(
+    "sizes", [PART, pytest.param(WHOLE, marks=pytest.mark.long)], ids=["part", "whole"]
+)
+def test_rails_over_rdma_in_the_guest(show: Callable[[str], None], sizes: dict[str, str]) -> None:
+    done = run_in_guest(sizes)
+    if done.returncode == NEVER_RAN and "Kernel panic" in done.stderr:
+        # Emulated processors that run at the same time do not always survive a kernel that patches
+        # its own code.
+        show("guest: its kernel crashed; once more")
+        done = run_in_guest(sizes)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     report = done.stdout.partition(" measured ")[2]
     for line in report.splitlines()[1:]:

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "collectives/collectives.hpp"
@@ -286,32 +287,37 @@ void sweep(const Case& which, Totals& totals) {
             << " steps, " << done << " kills\n";
 }
 
-class Sweep : public ::testing::TestWithParam<int> {};
+// How many ranks, and how many rails between each two.
+class Sweep : public ::testing::TestWithParam<std::tuple<int, std::size_t>> {};
 
 TEST_P(Sweep, ARailDiesAtEveryStep) {
-  const int ranks = GetParam();
+  const auto [ranks, rails] = GetParam();
   Totals totals;
-  for (const std::size_t rails : {1U, 2U, 3U, 4U}) {
-    for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot}) {
-      // What one message stream carries at a time: the whole, or a rank's share of it.
-      const auto shares =
-          algorithm == Algorithm::one_shot ? std::size_t{1} : static_cast<std::size_t>(ranks);
-      for (const auto& [count, size] : {std::pair<std::size_t, const char*>{16, "small"},
-                                        {90 * shares, "multi-chunk"},
-                                        {225 * shares, "multi-slot"}}) {
-        sweep({ranks, rails, algorithm, count, size}, totals);
-        if (HasFailure()) return;
-      }
+  for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot}) {
+    // What one message stream carries at a time: the whole, or a rank's share of it.
+    const auto shares =
+        algorithm == Algorithm::one_shot ? std::size_t{1} : static_cast<std::size_t>(ranks);
+    for (const auto& [count, size] : {std::pair<std::size_t, const char*>{16, "small"},
+                                      {90 * shares, "multi-chunk"},
+                                      {225 * shares, "multi-slot"}}) {
+      sweep({ranks, rails, algorithm, count, size}, totals);
+      if (HasFailure()) return;
     }
   }
   const std::string taken =
       stride() == 1 ? "every one" : "every " + std::to_string(stride()) + "th";
-  std::cout << ranks << " ranks, all: " << totals.steps << " steps, " << taken << " killed in "
-            << kills_at(0).size() << " ways: " << totals.kills << " kills\n";
+  std::cout << ranks << " ranks, " << rails << " rails, all: " << totals.steps << " steps, "
+            << taken << " killed in " << kills_at(0).size() << " ways: " << totals.kills
+            << " kills\n";
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Sweep, ::testing::Values(2, 3, 4),
-                         ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(RanksAndRails, Sweep,
+                         ::testing::Combine(::testing::Values(2, 3, 4),
+                                            ::testing::Values(1U, 2U, 3U, 4U)),
+                         [](const auto& name) {
+                           return std::to_string(std::get<0>(name.param)) + "_ranks_" +
+                                  std::to_string(std::get<1>(name.param)) + "_rails";
+                         });
 
 }  // namespace
 }  // namespace r2ccl::sim

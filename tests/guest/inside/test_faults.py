@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from bare import port_is_active
 from ranks import Job, rails
 
 SMALL, LARGE = 4 * 1024, 64 * 1024  # floats: 16 KiB, one message; 256 KiB, striped
@@ -55,6 +56,7 @@ def test_a_rail_fails_in_the_middle_and_comes_back(
             struck.append(stream.steps)
             rails(*breaks)
             job.await_left(0)
+            assert port_is_active(f"rxe_{breaks[1]}") != quick, "the fault is another one"
             stream.more(20)
             rails(*heals)
             job.await_up()

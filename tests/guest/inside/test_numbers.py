@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from bare import connected_pair
 from ranks import Job, rails
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -71,20 +72,14 @@ def test_an_all_reduce_beside_a_bare_ping_pong_and_two_rails_beside_one(
 
 def test_retries_of_a_bare_queue_pair(show: Callable[[str], None]) -> None:
     """What finding a dead path takes where nothing but the queue pair's own retries finds it."""
-    job = one_rail(
-        dead_deadline_ms=60_000,
-        ack_deadline_floor_ms=60_000,
-        probe_interval_ms=50,
-        verbs_timeout=14,
-    )
-    before = time.monotonic_ns()
+    near, far = connected_pair(timeout=14, retry_cnt=6)
     rails("mute", "n0r0")
-    job.eventually("rail0 DOWN", lambda: (0, "rail0", "completion-error") in job.moves())
-    [event] = [e for e in job.ranks[0].ask("events") if "->DOWN completion" in e["text"]]
+    try:
+        status, seconds = near.write(far)
+    finally:
+        rails("unmute", "n0r0")
+    assert status == "IBV_WC_RETRY_EXC_ERR"
     show(
-        f"retries exhausted after {(event['time_ns'] - before) / 1e6:.0f} ms at timeout 14, "
+        f"a bare queue pair's retries are exhausted after {seconds * 1e3:.0f} ms at timeout 14, "
         "retry_cnt 6; computed for timeout 20, retry_cnt 7 (NCCL's defaults): 34 s"
     )
-    rails("unmute", "n0r0")
-    job.await_up()
-    job.stop()

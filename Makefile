@@ -74,8 +74,7 @@ test-guest: setup $(STAMPS)/system-test $(STAMPS)/system-guest $(if $(UML),$(UML
 	@cmake -S . -B build/native-plain -G Ninja -DR2CCL_PYTHON=OFF -DR2CCL_TESTS=ON $(PLAIN) \
 		>build/plain.log || { cat build/plain.log; exit 1; }
 	@cmake --build build/native-plain --target guest_tests
-	@$(BIN)/python tests/guest/guest.py $(if $(UML),--uml $(UML_KERNEL)) --rails 2x3 --memory 6G \
-		--timeout 900 -- $(BIN)/pytest -p no:cacheprovider tests/guest/inside $(ARGS)
+	@$(BIN)/python tests/guest/check.py $(if $(UML),--uml $(UML_KERNEL)) --timeout 900 -- $(ARGS)
 
 $(UML_KERNEL):
 	tests/guest/build_uml.sh $@

@@ -46,12 +46,8 @@ WHOLE = {"R2SERVE_SWEEP_PARTS": "1000000", "R2SERVE_GUEST_CALLS": "6000"}
 
 
 def run_in_guest(sizes: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
     return subprocess.run(
-        [
-            *(sys.executable, GUEST / "guest.py", "--rails", "2x3", "--memory", "6G"),
-            *("--timeout", str(LIMIT_S), "--", *command, GUEST / "inside"),
-        ],
+        [sys.executable, GUEST / "check.py", "--timeout", str(LIMIT_S), "--", "-q"],
         capture_output=True,
         text=True,
         timeout=LIMIT_S + 120,

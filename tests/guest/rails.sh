@@ -19,59 +19,78 @@ load() { # MODULE...: if this kernel has modules
     [ ! -d "/lib/modules/$(uname -r)" ] || modprobe -a "$@"
 }
 
-node_of() { local rest=${1#n}; echo "${rest%%r*}"; }
-rail_of() { echo "${1##*r}"; }
-mac_of() { printf '02:00:00:00:%02x:%02x' "$(node_of "$1")" "$(rail_of "$1")"; }
-nics() { ls /sys/class/net | grep -E '^n[0-9]+r[0-9]+$'; }
+# Nothing below starts a process that it can do without: here each takes a quarter of a second.
+
+parse() { # NIC: sets node, rail and mac
+    [[ $1 =~ ^n([0-9]+)r([0-9]+)$ ]] || { echo "rails.sh: $1 is not the name of a NIC" >&2 && exit 2; }
+    node=${BASH_REMATCH[1]} rail=${BASH_REMATCH[2]}
+    printf -v mac '02:00:00:00:%02x:%02x' "$node" "$rail"
+}
+
+say() { batch+="$*"$'\n'; } # a line for `ip -batch`
+
+do_it() {
+    ip -batch - <<< "$batch"
+    batch=
+}
 
 # Fixed neighbours, which a NIC forgets when it goes down: the answer to an ARP request may come
 # before the RDMA core listens for it, and then a connection takes a second.
-meet_neighbours() { # DEV
-    local other
-    for other in $(nics); do
-        [ "$(rail_of "$other")" = "$(rail_of "$1")" ] && [ "$other" != "$1" ] || continue
-        ip neigh replace "10.$(rail_of "$1").0.$(($(node_of "$other") + 1))" \
-            lladdr "$(mac_of "$other")" dev "$1" nud permanent
+meet_neighbours() { # NIC NODES
+    local nic=$1 own others=$2 other node rail mac
+    parse "$nic"
+    own=$node
+    for ((other = 0; other < others; other++)); do
+        ((other != own)) || continue
+        parse "n${other}r$rail"
+        say neigh replace "10.$rail.0.$((other + 1))" lladdr "$mac" dev "$nic" nud permanent
     done
 }
 
 attach() { # NIC BRIDGE ADDRESS [OPTION...]
-    ip link add "$1" up mtu 4200 "${@:4}" type veth peer name "p$1" mtu 4200
-    ip link set "p$1" master "$2" up
-    ip rule add pref 10 oif "$1" lookup main
-    ip addr add "$3/24" dev "$1"
+    say link add "$1" up mtu 4200 "${@:4}" type veth peer name "p$1" mtu 4200
+    say link set "p$1" master "$2" up
+    say rule add pref 10 oif "$1" lookup main
+    say addr add "$3/24" dev "$1"
 }
 
 create() { # NODES RAILS
-    local node rail nic scope
+    local nodes=$1 rails=$2 at nic nics=() node rail mac devices=
     load veth bridge rdma_rxe ib_uverbs
-    for scope in all default; do
-        echo 0 > /proc/sys/net/ipv4/conf/$scope/rp_filter
-        echo 1 > /proc/sys/net/ipv4/conf/$scope/accept_local # packets of our own other NICs
-        echo 1 > /proc/sys/net/ipv4/conf/$scope/arp_ignore   # a NIC answers for its own address
+    for at in all default; do
+        echo 0 > /proc/sys/net/ipv4/conf/$at/rp_filter
+        echo 1 > /proc/sys/net/ipv4/conf/$at/accept_local # packets of our own other NICs
+        echo 1 > /proc/sys/net/ipv4/conf/$at/arp_ignore   # a NIC answers for its own address
     done
     # Before the table of local addresses, which would keep everything inside.
-    ip rule add pref 100 lookup local
-    ip rule del pref 0
-    for ((rail = 0; rail < $2; rail++)); do
-        ip link add "rail$rail" up type bridge
-        for ((node = 0; node < $1; node++)); do
-            nic=n${node}r$rail
-            attach "$nic" "rail$rail" "10.$rail.0.$((node + 1))" address "$(mac_of "$nic")"
-        done
+    say rule add pref 100 lookup local
+    say rule del pref 0
+    for ((at = 0; at < rails; at++)); do say link add "rail$at" up type bridge; done
+    for ((at = 0; at < nodes * rails; at++)); do
+        nic=n$((at / rails))r$((at % rails))
+        parse "$nic"
+        attach "$nic" "rail$rail" "10.$rail.0.$((node + 1))" address "$mac"
+        nics+=("$nic")
+        devices+="link add rxe_$nic type rxe netdev $nic"$'\n'
     done
-    ip link add plain up type bridge
-    for ((node = 0; node < $1; node++)); do attach "n${node}t" plain "10.200.0.$((node + 1))"; done
-    for nic in $(nics); do
-        meet_neighbours "$nic"
-        rdma link add "rxe_$nic" type rxe netdev "$nic"
-    done
+    say link add plain up type bridge
+    for ((at = 0; at < nodes; at++)); do attach "n${at}t" plain "10.200.0.$((at + 1))"; done
+    for nic in "${nics[@]}"; do meet_neighbours "$nic" "$nodes"; done
+    do_it
+    rdma -b - <<< "$devices"
 }
 
+batch=
 case ${1:-} in
     create) create "$2" "$3" ;;
     down) ip link set "$2" down ;;
-    up) ip link set "$2" up && meet_neighbours "$2" ;;
+    up)
+        parse "$2"
+        nodes=(/sys/class/net/n*r"$rail")
+        say link set "$2" up
+        meet_neighbours "$2" "${#nodes[@]}"
+        do_it
+        ;;
     unplug) ip link set "p$2" down ;;
     plug) ip link set "p$2" up ;;
     mute) bridge link set dev "p$2" state 0 ;;
@@ -79,8 +98,9 @@ case ${1:-} in
     deafen)
         # The switch does not know where the NIC is and does not ask there. (No tc filter: the first
         # one patches the kernel's code, which an emulated second processor does not always survive.)
+        parse "$2"
         bridge link set dev "p$2" learning off flood off
-        bridge fdb del "$(mac_of "$2")" dev "p$2" master
+        bridge fdb del "$mac" dev "p$2" master
         ;;
     undeafen) bridge link set dev "p$2" learning on flood on ;;
     narrow) ip link set "p$2" mtu 1500 ;;

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ranks import Job
+if TYPE_CHECKING:
+    from ranks import Job
 
 REPORT: list[str] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that need no ranks come first: meanwhile torch is loaded."""
+
+    def needs_ranks(item: pytest.Item) -> bool:
+        return not {"job", "new_job"}.isdisjoint(getattr(item, "fixturenames", ()))
+
+    items.sort(key=needs_ranks)
+    if any(map(needs_ranks, items)):
+        threading.Thread(target=importlib.import_module, args=["ranks"]).start()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,11 +44,20 @@ def _jobs() -> Iterator[list[Job]]:
         job.stop()
 
 
+@pytest.fixture(scope="session")
+def new_job() -> type[Job]:
+    from ranks import Job
+
+    return Job
+
+
 @pytest.fixture
-def job(_jobs: list[Job]) -> Iterator[Job]:
+def job(_jobs: list[Job], new_job: type[Job]) -> Iterator[Job]:
     """Two ranks over all three rails; the same ones for all tests, as long as they live."""
     if not _jobs or not _jobs[-1].is_alive():
-        _jobs.append(Job(rails_of=lambda rank: ",".join(f"n{rank}r{rail}" for rail in range(3))))
+        _jobs.append(
+            new_job(rails_of=lambda rank: ",".join(f"n{rank}r{rail}" for rail in range(3)))
+        )
     made = _jobs[-1]
     made.await_up()
     before = made.carried()

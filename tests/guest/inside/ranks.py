@@ -1,5 +1,5 @@
-"""Ranks of a job inside the guest: forks of one process that has torch, which takes the guest half
-a minute to load."""
+"""Ranks of a job inside the guest: forks of one process that has torch, which takes the guest a
+minute to load (see conftest.py)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import os
 import random
 import socket
 import statistics
-import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,18 +21,12 @@ import torch
 from r2serve import Config
 from r2serve.communicator import Communicator
 
-RAILS = str(Path(__file__).resolve().parent.parent / "rails.sh")
 SLOW = 10
 """The guest is so many times slower than a machine: time-outs are so much longer."""
 PATIENCE_S = 120.0
 STOP = "stop"
 
 _FORK = multiprocessing.get_context("fork")
-
-
-def rails(*words: str) -> None:
-    """Do something to a rail, and wait until it is done."""
-    subprocess.run([RAILS, *words], check=True)
 
 
 class Shared:

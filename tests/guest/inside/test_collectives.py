@@ -6,8 +6,12 @@ import os
 import random
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ranks import Job, rails
+from rails import rails
+
+if TYPE_CHECKING:
+    from ranks import Job
 
 CALLS = int(os.environ.get("R2SERVE_GUEST_CALLS", "600"))
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ranks import Job, rails
+from rails import rails
+
+if TYPE_CHECKING:
+    from ranks import Job
 
 # What vLLM calls in a decode step of the demo's model (4 layers, hidden size 256, 1024 words) over
 # two ranks for eight requests: an all-reduce for the embedding and two a layer, and an all-gather

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 from bare import port_is_active
-from ranks import Job, rails
+from rails import rails
+
+if TYPE_CHECKING:
+    from ranks import Job
 
 SMALL, LARGE = 4 * 1024, 64 * 1024  # floats: 16 KiB, one message; 256 KiB, striped
 

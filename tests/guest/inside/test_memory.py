@@ -6,8 +6,10 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ranks import Job
+if TYPE_CHECKING:
+    from ranks import Job
 
 NATIVE = Path(__file__).resolve().parents[3] / "build/native-plain"
 

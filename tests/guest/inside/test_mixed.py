@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
-from ranks import Job, rails
+from rails import rails
+
+if TYPE_CHECKING:
+    from ranks import Job
 
 LARGE = 256 * 1024  # floats: 1 MiB, striped
 
@@ -19,8 +23,8 @@ def by_kind(job: Job) -> Counter[str]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_tcp_takes_over_when_all_rdma_is_gone_and_gives_back() -> None:
-    job = Job(rails_of=lambda rank: f"n{rank}r0,n{rank}r1,n{rank}t", rdma="auto")
+def test_tcp_takes_over_when_all_rdma_is_gone_and_gives_back(new_job: type[Job]) -> None:
+    job = new_job(rails_of=lambda rank: f"n{rank}r0,n{rank}r1,n{rank}t", rdma="auto")
     kinds = [rail["kind"] for rail in job.ranks[0].ask("rails")]
     assert kinds == ["verbs", "verbs", "tcp"]
     with job.stream(LARGE) as stream:

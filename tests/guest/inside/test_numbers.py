@@ -6,10 +6,14 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 from bare import connected_pair
-from ranks import Job, rails
+from rails import rails
+
+if TYPE_CHECKING:
+    from ranks import Job
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -33,22 +37,18 @@ def bare_ping_pong(size: int) -> float:
     return 2 * float(row[5])  # the average: the median is not always a number
 
 
-def one_rail(**config: object) -> Job:
-    return Job(rails_of=lambda rank: f"n{rank}r0", **config)
-
-
 def median_us(job: Job, size: int, count: int) -> float:
     return statistics.median(job.ask("times", elements=size // 4, count=count)[0])
 
 
 def test_an_all_reduce_beside_a_bare_ping_pong_and_two_rails_beside_one(
-    show: Callable[[str], None],
+    new_job: type[Job], show: Callable[[str], None]
 ) -> None:
     sizes = [4 * KIB, 16 * KIB, 64 * KIB]
     bare = {size: bare_ping_pong(size) for size in sizes}
     took = {}
     for kind, rdma in (("verbs", "require"), ("tcp", "off")):
-        job = one_rail(rdma=rdma)
+        job = new_job(rails_of=lambda rank: f"n{rank}r0", rdma=rdma)
         took[kind] = {size: median_us(job, size, 60) for size in sizes}
         assert {rail["kind"] for rail in job.ranks[0].ask("rails")} == {kind}
         if kind == "verbs":
@@ -60,7 +60,7 @@ def test_an_all_reduce_beside_a_bare_ping_pong_and_two_rails_beside_one(
             f"all_reduce of {size // KIB} KiB: verbs {verbs:.0f} us, TCP {tcp:.0f} us, "
             f"bare two-way RDMA WRITE {bare[size]:.0f} us: {verbs / bare[size]:.2f} x (wanted 1.5)"
         )
-    job = Job(rails_of=lambda rank: f"n{rank}r0,n{rank}r1")
+    job = new_job(rails_of=lambda rank: f"n{rank}r0,n{rank}r1")
     both = median_us(job, LARGE, 3)
     assert all(carried > 0 for carried in job.carried().values())
     job.stop()

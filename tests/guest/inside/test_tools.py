@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from ranks import rails
+from rails import rails
 
 from r2serve.topo.cli import check, topo
 

@@ -46,6 +46,7 @@ SUBCOMMANDS = {
     "doctor": LazyCommand(
         "r2serve.topo.cli", "Say what would keep rails from working here.", attribute="check"
     ),
+    "journal": LazyCommand("r2serve.observe.cli", "Show what happened to the rails of workers."),
     "sim": LazyCommand("r2serve.sim.cli", "Run whole jobs with random faults in simulated time."),
     "topo": LazyCommand(
         "r2serve.topo.cli", "Show NICs, rails and failover chains of this node.", attribute="topo"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from r2serve import _core
 from r2serve.config import Config
 from r2serve.errors import StartupTimeoutError
 from r2serve.observe import journal
+from r2serve.observe.cli import command
+from r2serve.observe.trace import chrome_trace
 from r2serve.process import Process
 
 _HEADER_BYTES, _RAIL_BYTES, _RECORD_BYTES = 64, 136, 56
@@ -80,12 +86,7 @@ def test_rails_are_told_with_their_counters(pair: Pair) -> None:
 
 def test_every_move_of_a_rail_is_an_event(pair: Pair) -> None:
     before = time.monotonic_ns()
-    pair.engine.inject(1, "cut")
-    pair.engine.inject(1, "heal")
-    deadline = time.monotonic() + 20
-    while pair.engine.rails()[1]["epoch"] < 2 or pair.engine.rails()[1]["state"] != "UP":
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    cut_and_healed(pair)
     events = journal.parse(pair.engine.journal_bytes()).events
     events = [event for event in events if event.time_ns >= before]
     assert {event.kind for event in events} == {"rail_state"}
@@ -105,6 +106,94 @@ def test_a_journal_stays_readable_when_its_writer_is_gone(pair: Pair) -> None:
     (path,) = pair.folder.glob("r2ccl-*.journal")
     pair.close()
     assert len(journal.read(path).rails) == 2
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def cut_and_healed(pair: Pair) -> None:
+    pair.engine.inject(1, "cut")
+    pair.engine.inject(1, "heal")
+    deadline = time.monotonic() + 20
+    while pair.engine.rails()[1]["epoch"] < 2 or pair.engine.rails()[1]["state"] != "UP":
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ask(*words: str) -> str:
+    done = CliRunner(env={"COLUMNS": "160"}).invoke(command, words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_journal_is_shown(pair: Pair) -> None:
+    cut_and_healed(pair)
+    text = ask("show", str(pair.folder))
+    assert re.search(r"rail1@node0 +rank 1 +tcp +UP", text), text
+    assert "UP->DOWN injected" in text
+    last = ask("show", "--last", "1", str(pair.folder))
+    assert "PROBATION->UP" in last
+    assert "UP->DOWN" not in last
+
+
+def test_all_of_a_journal_is_dumped(pair: Pair, tmp_path: Path) -> None:
+    cut_and_healed(pair)
+    (path,) = pair.folder.glob("r2ccl-*.journal")
+    [dumped] = json.loads(ask("dump", str(path)))
+    assert dumped == json.loads(ask("show", "--json", str(path)))[0]
+    assert dumped["process"] == journal.read(path).process
+    assert [rail["name"] for rail in dumped["rails"]] == ["rail0@node0", "rail1@node0"]
+    assert "UP->DOWN injected" in [event["text"] for event in dumped["events"]]
+
+
+def test_a_trace_has_the_states_of_each_rail_one_after_the_other(
+    pair: Pair, tmp_path: Path
+) -> None:
+    cut_and_healed(pair)
+    output = tmp_path / "trace.json"
+    ask("dump", "--chrome-trace", "-o", str(output), str(pair.folder))
+    events = json.loads(output.read_text())["traceEvents"]
+    names = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
+    track = next(tid for tid, name in names.items() if name == "rail1@node0 to rank 1")
+    spans = [event for event in events if event["ph"] == "X" and event["tid"] == track]
+    assert [span["name"] for span in spans][-4:] == ["FENCING", "CONNECTING", "PROBATION", "UP"]
+    for span, after in itertools.pairwise(spans):
+        assert span["ts"] + span["dur"] == pytest.approx(after["ts"])
+
+
+def test_a_stall_is_on_the_trace_while_it_lasted() -> None:
+    stall = journal.Event(
+        time_ns=5_000_000,
+        kind="stall",
+        rail="",
+        peer="",
+        epoch=0,
+        comm=7,
+        call=3,
+        value=2_000_000,
+        detail=4096,
+        text="",
+    )
+    events = chrome_trace([journal.Journal(process=11, events=[stall])])["traceEvents"]
+    [span] = [event for event in events if event["ph"] == "X"]
+    assert (span["name"], span["ts"], span["dur"]) == ("stall", 3000.0, 2000.0)
+    assert span["args"] == {"communicator": 7, "call": 3, "bytes": 4096}
+
+
+def test_where_no_journal_is_the_command_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = CliRunner().invoke(command, ["show", str(tmp_path)])
+    assert (none.exit_code, none.output) == (1, f"Error: no r2ccl-*.journal in {tmp_path}\n")
+    monkeypatch.delenv("R2CCL_JOURNAL_DIR", raising=False)
+    unset = CliRunner().invoke(command, ["show"])
+    assert unset.exit_code == 1
+    assert "R2CCL_JOURNAL_DIR" in unset.output
+    broken = tmp_path / "r2ccl-1.journal"
+    broken.write_bytes(b"nothing")
+    assert "too few for a journal" in CliRunner().invoke(command, ["dump", str(broken)]).output
 
 
 # --- bytes by hand --------------------------------------------------------------------------------

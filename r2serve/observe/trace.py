@@ -1,0 +1,92 @@
+"""A journal as a trace in the Trace Event Format, which Perfetto and chrome://tracing open.
+
+Each process has a track for its stalls and one for each rail and peer.  Format: the Chromium
+project's "Trace Event Format".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from r2serve.observe.journal import Event, Journal
+
+_STALLS = 0  # the track of what no rail alone is to blame for
+
+
+def chrome_trace(journals: Iterable[Journal]) -> dict[str, Any]:
+    """One object in the JSON Object Format; times are CLOCK_MONOTONIC's, in us."""
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": [event for journal in journals for event in _process(journal)],
+    }
+
+
+def _process(journal: Journal) -> list[dict[str, Any]]:
+    tracks = {(rail.name, rail.peer): number for number, rail in enumerate(journal.rails, 1)}
+    names = {_STALLS: "collectives"} | {
+        number: f"{rail} to {peer}" for (rail, peer), number in tracks.items()
+    }
+    found = [_metadata(journal.process, None, "process_name", f"r2ccl {journal.process}")]
+    found += [_metadata(journal.process, at, "thread_name", names[at]) for at in names]
+    states: dict[int, Event] = {}
+    for event in journal.events:
+        track = tracks.get((event.rail, event.peer), _STALLS)
+        if event.kind == "rail_state":
+            if before := states.get(track):
+                found.append(_span(journal.process, track, before, event.time_ns))
+            states[track] = event
+        elif event.kind == "stall":
+            found.append(_stall(journal.process, event))
+        else:
+            found.append(_instant(journal.process, track, event))
+    end = max((event.time_ns for event in journal.events), default=0)
+    found += [_span(journal.process, track, event, end) for track, event in states.items()]
+    return found
+
+
+def _metadata(process: int, track: int | None, what: str, name: str) -> dict[str, Any]:
+    made: dict[str, Any] = {"ph": "M", "pid": process, "name": what, "args": {"name": name}}
+    return made if track is None else made | {"tid": track}
+
+
+def _span(process: int, track: int, move: Event, end_ns: int) -> dict[str, Any]:
+    """The state that a rail moved to, until the next move."""
+    moved, _, cause = move.text.partition(" ")
+    return {
+        "ph": "X",
+        "pid": process,
+        "tid": track,
+        "name": moved.partition("->")[2],
+        "cat": "rail",
+        "ts": move.time_ns / 1e3,
+        "dur": (end_ns - move.time_ns) / 1e3,
+        "args": {"epoch": move.epoch, "cause": cause},
+    }
+
+
+def _stall(process: int, event: Event) -> dict[str, Any]:
+    """Recorded when it is over."""
+    return {
+        "ph": "X",
+        "pid": process,
+        "tid": _STALLS,
+        "name": "stall",
+        "cat": "stall",
+        "ts": (event.time_ns - event.value) / 1e3,
+        "dur": event.value / 1e3,
+        "args": {"communicator": event.comm, "call": event.call, "bytes": event.detail},
+    }
+
+
+def _instant(process: int, track: int, event: Event) -> dict[str, Any]:
+    return {
+        "ph": "i",
+        "s": "t",
+        "pid": process,
+        "tid": track,
+        "name": f"{event.kind} {event.text}".strip(),
+        "cat": event.kind,
+        "ts": event.time_ns / 1e3,
+        "args": {"value": event.value, "epoch": event.epoch},
+    }

@@ -62,7 +62,7 @@ test-native: setup $(STAMPS)/system-test ## native tests alone
 	$(call native,asan,$(SANITIZED) -DR2CCL_SANITIZE=address$(COMMA)undefined)
 	$(call native,tsan,$(SANITIZED) -DR2CCL_SANITIZE=thread)
 
-test-long: export R2CCL_SWEEP := full
+test-long: export R2SERVE_SWEEP := full
 test-long: setup $(STAMPS)/system-test ## the tests that take minutes: fuzzing, seeds, 200 faults a kind
 	@rm -rf build/results
 	$(call native,plain,$(PLAIN))

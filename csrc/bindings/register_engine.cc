@@ -1,12 +1,15 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <stdexcept>
 
 #include "bindings.hpp"
 #include "drivers/ibverbs.hpp"
 #include "engine/engine.hpp"
+#include "engine/verbs_devices.hpp"
 
 namespace r2ccl::bindings {
 namespace {
@@ -15,6 +18,25 @@ RailKind kind_of(const std::string& name) {
   for (const auto kind : {RailKind::tcp, RailKind::shm, RailKind::control, RailKind::verbs})
     if (name == name_of(kind)) return kind;
   throw nb::value_error(("rail kind: " + name).c_str());
+}
+
+using GidEntry = std::tuple<std::uint8_t, std::string, nb::bytes>;
+
+std::uint8_t gid_index(bool ethernet, const std::vector<GidEntry>& gids, const std::string& local,
+                       int wanted) {
+  VerbsPort port;
+  port.ethernet = ethernet;
+  for (const auto& [index, kind, bytes] : gids) {
+    VerbsGidEntry entry{.index = index};
+    if (kind == "RoCE v2") entry.type = VerbsGidType::roce_v2;
+    if (kind == "RoCE v1") entry.type = VerbsGidType::roce_v1;
+    if (bytes.size() != entry.gid.size()) throw nb::value_error("gids: each has 16 bytes");
+    std::memcpy(entry.gid.data(), bytes.c_str(), entry.gid.size());
+    port.gids.push_back(entry);
+  }
+  auto chosen = choose_gid(port, IpAddress::parse(local).value_or(IpAddress()), wanted);
+  if (!chosen.ok()) raise_if_failed(chosen.take_status());
+  return chosen.value().index;
 }
 
 std::shared_ptr<Engine> make_engine(const nb::dict& config, std::uint32_t process) {
@@ -154,6 +176,10 @@ void register_engine(nb::module_& module) {
         return loaded.value()->devices();
       },
       "Names of the RDMA devices; raises where libibverbs cannot be used.");
+  module.def("gid_index", &gid_index, nb::arg("ethernet"), nb::arg("gids"), nb::arg("local"),
+             nb::arg("wanted"),
+             "The GID that rails of a port use; of each: index, type, 16 bytes.  Raises: none is "
+             "there.");
   nb::class_<Engine>(module, "Engine", "The links of one process.")
       .def(nb::new_(&make_engine), nb::arg("config"), nb::arg("process"))
       .def("listen", &listen_on, nb::arg("kind"), nb::arg("device"), nb::arg("address"),

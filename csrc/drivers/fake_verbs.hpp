@@ -101,6 +101,18 @@ class FakeVerbs final : public VerbsDriver,
     devices_[name].hanging = hanging;
     changed_.notify_all();
   }
+  // What its ports are is not answered until hang_ports(false).
+  void hang_ports(const std::string& name, bool hanging) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].ports_hang = hanging;
+    changed_.notify_all();
+  }
+  // What was registered with it is not freed until hang_freeing(false).
+  void hang_freeing(const std::string& name, bool hanging) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].freeing_hangs = hanging;
+    changed_.notify_all();
+  }
   // Its queue pairs cannot be destroyed until refuse_destroy(false).
   void refuse_destroy(const std::string& name, bool refusing) {
     const std::lock_guard lock(mutex_);
@@ -166,7 +178,9 @@ class FakeVerbs final : public VerbsDriver,
     SharedMemory(std::shared_ptr<FakeVerbs> verbs, std::uint32_t key)
         : verbs_(std::move(verbs)), key_(key) {}
     ~SharedMemory() override {
-      const std::lock_guard lock(verbs_->mutex_);
+      std::unique_lock lock(verbs_->mutex_);
+      const Device& device = verbs_->devices_[verbs_->regions_[key_].device];
+      verbs_->changed_.wait(lock, [&] { return !device.freeing_hangs; });
       verbs_->regions_.erase(key_);
     }
     SharedMemory(const SharedMemory&) = delete;
@@ -264,7 +278,7 @@ class FakeVerbs final : public VerbsDriver,
         : verbs_(std::move(verbs)), name_(std::move(name)) {}
     [[nodiscard]] const std::string& name() const override { return name_; }
     Result<VerbsPort> port(std::uint8_t number) override {
-      const std::lock_guard lock(verbs_->mutex_);
+      std::unique_lock lock(verbs_->mutex_);
       const Device& device = verbs_->devices_[name_];
       if (device.removed || number != 1)
         return Status(ErrorCode::internal, name_ + " port " + std::to_string(number) + ": gone");
@@ -273,7 +287,8 @@ class FakeVerbs final : public VerbsDriver,
       port.mtu = 4096;
       port.gids.push_back({0, VerbsGidType::roce_v1, device.gid});
       port.gids.push_back({device.gid_index, VerbsGidType::roce_v2, device.gid});
-      return port;
+      verbs_->changed_.wait(lock, [&] { return !device.ports_hang; });
+      return port;  // as it was when it was asked
     }
     Result<std::unique_ptr<VerbsMemory>> share(std::span<std::byte> memory,
                                                bool /*relaxed_ordering*/) override {

@@ -57,6 +57,8 @@ class FakeWire {
     bool muted = false;
     bool removed = false;
     bool hanging = false;
+    bool ports_hang = false;
+    bool freeing_hangs = false;
     bool undying = false;
   };
 

@@ -304,12 +304,20 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
 }
 
 void Communicator::linger(TimeNs limit, const std::function<bool()>& done) {
-  const TimeNs deadline = now_ns() + limit;
-  while (!done() && now_ns() < deadline) {
+  const auto disturbances = [this] {
+    return std::accumulate(
+        others_.begin(), others_.end(), std::uint64_t{0},
+        [](std::uint64_t sum, const Peer* peer) { return sum + peer->link.disturbances(); });
+  };
+  const std::uint64_t before = disturbances();
+  const TimeNs began = now_ns();
+  while (!done() && now_ns() < began + limit) {
     for (Peer* peer : others_) engine_->progress(*peer, now_ns(), /*all_rails=*/true);
     engine_->tick_if_due(now_ns());
     if (!done()) engine_->block(others_);
   }
+  // A call that waits until a lost rail lets go of its memory is stalled by that.
+  if (stalled_ > 0 || before != disturbances()) stalled_ += now_ns() - began;
 }
 
 TimeNs Communicator::clock() const { return now_ns(); }

@@ -360,9 +360,14 @@ void Engine::run_background() {
     }
     connections_->progress(now);
     verbs_connections_->progress(now);
-    verbs_devices_.progress(now, [this, now](const std::string& device, const VerbsEvent& event) {
-      on_verbs_event(device, event, now);
-    });
+    verbs_devices_.progress(
+        now,
+        [this, now](const std::string& device, const VerbsEvent& event) {
+          on_verbs_event(device, event, now);
+        },
+        [this, now](const std::string& device, std::uint8_t port, Result<VerbsPort> is) {
+          on_verbs_port(device, port, std::move(is), now);
+        });
     read_fault_file(now);
     start_due_connects(now);
     localiser_.progress(now);

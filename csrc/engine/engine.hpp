@@ -126,7 +126,8 @@ class Engine {
   // engine_verbs.cc: queue pairs and their devices
   void on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSession> session);
   void on_verbs_event(const std::string& device, const VerbsEvent& event, TimeNs now);
-  [[nodiscard]] bool verbs_address_is_gone(const RailEnd& end, const VerbsAddress& address);
+  void on_verbs_port(const std::string& device, std::uint8_t port, Result<VerbsPort> is,
+                     TimeNs now);
   void withdraw_exchange(Peer& peer, RailId rail);
   void fence_verbs();
 

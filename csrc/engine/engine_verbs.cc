@@ -65,23 +65,38 @@ void Engine::fence_verbs() {
   until([](Peer& peer, RailId id) { return peer.ends[id].rail->fence(now_ns()); });
 }
 
-// The port answers to another name than the one that the rail's peer was given.
-bool Engine::verbs_address_is_gone(const RailEnd& end, const VerbsAddress& address) {
-  const auto device = verbs_devices_.find(end.verbs.device);
-  if (device == nullptr) return true;
-  auto port = device->port(end.verbs.port);
-  if (!port.ok()) return true;
-  const auto& gids = port.value().gids;
-  const bool has_gid = std::any_of(gids.begin(), gids.end(), [&](const VerbsGidEntry& entry) {
-    return entry.gid == address.gid;
-  });
-  return !has_gid || port.value().mtu != address.mtu ||
-         (!port.value().ethernet && port.value().lid != address.lid);
+namespace {
+
+// The port answers to the name that the rail's peer was given.
+bool answers_to(const VerbsPort& port, const VerbsAddress& address) {
+  return port.mtu == address.mtu && (port.ethernet || port.lid == address.lid) &&
+         std::ranges::any_of(port.gids,
+                             [&](const VerbsGidEntry& entry) { return entry.gid == address.gid; });
+}
+
+}  // namespace
+
+void Engine::on_verbs_port(const std::string& device, std::uint8_t port, Result<VerbsPort> is,
+                           TimeNs now) {
+  for (auto& [process, peer] : peers_) {
+    for (RailId id = 0; id < peer->rails.size(); ++id) {
+      const RailEnd& end = peer->rails[id];
+      if (end.kind != RailKind::verbs || end.verbs.device != device || end.verbs.port != port)
+        continue;
+      const auto* rail = dynamic_cast<const VerbsRail*>(peer->ends[id].rail.get());
+      if (rail != nullptr && !(is.ok() && answers_to(is.value(), rail->address())))
+        peer->link.rail_failed(id, peer->link.epoch(id), RailCause::carrier, now);
+    }
+    peer->act(now);
+    peer->send(now);
+  }
 }
 
 void Engine::on_verbs_event(const std::string& device, const VerbsEvent& event, TimeNs now) {
   using Kind = VerbsEvent::Kind;
   log_.add(LogLevel::debug, "RDMA device " + device + ": " + std::string(event.text));
+  if (event.kind == Kind::gid_changed || event.kind == Kind::port_changed)
+    return verbs_devices_.ask_port(device, event.port);
   for (auto& [process, peer] : peers_) {
     for (RailId id = 0; id < peer->rails.size(); ++id) {
       const RailEnd& end = peer->rails[id];
@@ -97,16 +112,13 @@ void Engine::on_verbs_event(const std::string& device, const VerbsEvent& event, 
         case Kind::port_active:
           if (its_port) peer->link.connect_soon(id, now);
           break;
-        case Kind::gid_changed:
-        case Kind::port_changed:
-          if (its_port && rail != nullptr && verbs_address_is_gone(end, rail->address()))
-            cause = RailCause::carrier;
-          break;
         case Kind::device_fatal: cause = RailCause::device; break;
         case Kind::queue_pair_fatal:
         case Kind::completion_queue_error:
           if (its_pair) cause = RailCause::device;
           break;
+        case Kind::gid_changed:
+        case Kind::port_changed:
         case Kind::other: break;
       }
       if (cause != RailCause::none) peer->link.rail_failed(id, peer->link.epoch(id), cause, now);

@@ -74,7 +74,47 @@ void VerbsDevices::add_poll_fds(std::vector<pollfd>& fds) const {
     if (entry.device) fds.push_back({entry.device->event_fd(), POLLIN, 0});
 }
 
-void VerbsDevices::progress(TimeNs now, const OnEvent& on_event) {
+std::shared_ptr<VerbsDevices::Question> VerbsDevices::ask(std::shared_ptr<VerbsDevice> device,
+                                                          std::uint8_t port) {
+  auto question = std::make_shared<Question>();
+  question->device = std::move(device);
+  question->port = port;
+  std::thread([question] {
+    question->answer.emplace(question->device->port(question->port));
+    question->done.store(true, std::memory_order_release);
+  }).detach();
+  return question;
+}
+
+void VerbsDevices::ask_port(const std::string& device, std::uint8_t port) {
+  auto opened = find(device);
+  if (opened == nullptr) return;  // its rails know
+  Asked& asked = asked_[{device, port}];
+  if (asked.question == nullptr || asked.question->device != opened)
+    asked = {.question = ask(std::move(opened), port)};
+  else
+    asked.again = true;
+}
+
+void VerbsDevices::hand_on_answers(const OnPort& on_port) {
+  for (auto next = asked_.begin(); next != asked_.end();) {
+    const auto at = next++;
+    auto& [question, again] = at->second;
+    if (!question->done.load(std::memory_order_acquire)) continue;
+    auto opened = find(at->first.first);
+    if (again && opened == question->device) {  // the answer may be out of date
+      question = ask(std::move(opened), question->port);
+      again = false;
+      continue;
+    }
+    const auto answered = std::move(question);
+    asked_.erase(at);
+    if (opened == answered->device)
+      on_port(opened->name(), answered->port, std::move(*answered->answer));
+  }
+}
+
+void VerbsDevices::progress(TimeNs now, const OnEvent& on_event, const OnPort& on_port) {
   for (auto& [name, entry] : entries_) {
     if (entry.device == nullptr) {
       look_for(name, entry, now);
@@ -89,6 +129,7 @@ void VerbsDevices::progress(TimeNs now, const OnEvent& on_event) {
       break;
     }
   }
+  hand_on_answers(on_port);  // after the events, which tell whether they are still true
 }
 
 void VerbsDevices::look_for(const std::string& name, Entry& entry, TimeNs now) {
@@ -120,7 +161,9 @@ void VerbsDevices::look_for(const std::string& name, Entry& entry, TimeNs now) {
 void VerbsDevices::abandon() {
   pool_.abandon();
   (void)new auto(std::move(entries_));  // kept on purpose
+  (void)new auto(std::move(asked_));
   entries_.clear();
+  asked_.clear();
 }
 
 }  // namespace r2ccl

@@ -8,7 +8,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "drivers/ip_address.hpp"
@@ -28,6 +30,8 @@ Result<VerbsGidEntry> choose_gid(const VerbsPort& port, const IpAddress& local, 
 class VerbsDevices {
  public:
   using OnEvent = std::function<void(const std::string& device, const VerbsEvent& event)>;
+  using OnPort =
+      std::function<void(const std::string& device, std::uint8_t port, Result<VerbsPort> now)>;
 
   // No driver: libibverbs, loaded when the first device is opened.
   VerbsDevices(std::shared_ptr<VerbsDriver> driver, LogQueue& log)
@@ -39,12 +43,25 @@ class VerbsDevices {
   [[nodiscard]] MemoryPool& pool() { return pool_; }
 
   void add_poll_fds(std::vector<pollfd>& fds) const;
+  // What a port is now; progress() hands on the answer.
+  void ask_port(const std::string& device, std::uint8_t port);
   // Hands on what devices have to say, and looks for those that are gone.
-  void progress(TimeNs now, const OnEvent& on_event);
+  void progress(TimeNs now, const OnEvent& on_event, const OnPort& on_port);
   // Of a fork: the devices are the parent's.
   void abandon();
 
  private:
+  // Asked on a thread: a device may take long to answer.
+  struct Question {
+    std::shared_ptr<VerbsDevice> device;
+    std::uint8_t port = 0;
+    std::optional<Result<VerbsPort>> answer;
+    std::atomic<bool> done{false};
+  };
+  struct Asked {
+    std::shared_ptr<Question> question;
+    bool again = false;  // asked anew since
+  };
   // A device that was gone is opened, and told of all memory, on a thread: that may take long.
   struct Return {
     std::atomic<bool> done{false};
@@ -58,11 +75,14 @@ class VerbsDevices {
   };
 
   void look_for(const std::string& name, Entry& entry, TimeNs now);
+  static std::shared_ptr<Question> ask(std::shared_ptr<VerbsDevice> device, std::uint8_t port);
+  void hand_on_answers(const OnPort& on_port);
 
   std::shared_ptr<VerbsDriver> driver_;
   LogQueue& log_;
   MemoryPool pool_;
   std::map<std::string, Entry> entries_;
+  std::map<std::pair<std::string, std::uint8_t>, Asked> asked_;
 };
 
 }  // namespace r2ccl

@@ -150,7 +150,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.sent = rail.acked = rail.landed = 0;
   rail.silent = 0;
   rail.outstanding_since = 0;
-  rail.inquire_at = rail.pinged = rail.unanswered = 0;
+  rail.inquire_at = rail.pinged = rail.unanswered = rail.overdue_since = 0;
   rail.incoming = {};
   rail.control = {};
   rail.control.addresses = announced_;

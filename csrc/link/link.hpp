@@ -249,7 +249,7 @@ class Link {
     TimeNs outstanding_since = 0;
     TimeNs silent = 0;  // observed time without path progress while bytes are outstanding
     TimeNs suspect_since = 0;
-    TimeNs asked_others = 0;      // while suspect: when the other rails were probed last
+    TimeNs asked_others = 0;      // while suspect or overdue: when the others were probed last
     TimeNs path_answered = 0;     // while suspect: the peer answered on another connection
     TimeNs contradicted = 0;      // observed time since another rail was answered
     TimeNs inquire_at = 0;        // while suspect: when to ask on another connection
@@ -262,8 +262,9 @@ class Link {
     TimeNs last_ping = 0;   // when a probe was sent last
     TimeNs answered = 0;    // when the last probe that was answered had been sent
     TimeNs pinged = 0;      // when the probe that is not answered yet was sent; 0: none is
-    TimeNs unanswered = 0;  // observed time since another rail was heard
-    double penalty = 0.0;   // of flapping; halves every flap_half_life_s
+    TimeNs unanswered = 0;  // observed time since then; once overdue, that others are answered
+    TimeNs overdue_since = 0;
+    double penalty = 0.0;  // of flapping; halves every flap_half_life_s
     TimeNs penalty_at = 0;
     std::uint32_t connect_failures = 0;
     TimeNs connect_at = 0;
@@ -372,6 +373,7 @@ class Link {
 
   // link_deadlines.cc: time
   void judge_rail(RailId rail, TimeNs observed, TimeNs now);
+  void judge_unanswered(RailId rail, TimeNs watched, TimeNs now);
   void suspect(RailId rail, TimeNs now);
   void inquire(RailId rail, TimeNs now);
   void ask_others(RailId rail, TimeNs now);

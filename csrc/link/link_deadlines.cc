@@ -52,13 +52,7 @@ void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
   if (rail.acked == rail.sent) {
     rail.silent = 0;
     if (now - rail.last_tx >= options_.probe_interval_ns) probe(id, 0);
-    // The path takes what we send, but nobody answers, and the peer's process is there.
-    if (rail.pinged == 0) return;
-    if (!others_answered_since(id, rail.pinged) && !planted(Mutant::unanswered_peer_charged))
-      return;
-    rail.unanswered += std::min(observed, deadline / 2);
-    if (rail.unanswered >= options_.dead_deadline_ns)
-      rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
+    if (rail.pinged != 0) judge_unanswered(id, std::min(observed, deadline / 2), now);
     return;
   }
   rail.silent += planted(Mutant::own_pause_charged)
@@ -75,6 +69,26 @@ void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
       inquire(id, now);
     if (now - rail.asked_others >= options_.probe_interval_ns) ask_others(id, now);
   }
+}
+
+// The path takes what we send, but nobody answers.
+void Link::judge_unanswered(RailId id, TimeNs watched, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (rail.overdue_since == 0) {
+    rail.unanswered += watched;
+    if (rail.unanswered < options_.dead_deadline_ns) return;
+    // What the peer answered before then proves nothing: it may have fallen asleep since.
+    rail.overdue_since = now;
+    rail.unanswered = 0;
+    return ask_others(id, now);
+  }
+  // Whoever has just come back answers on one rail first; the others have a deadline to follow.
+  if (others_answered_since(id, rail.overdue_since) || planted(Mutant::unanswered_peer_charged))
+    rail.unanswered += watched;
+  if (rail.unanswered >= ack_deadline(rail))
+    rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
+  else if (now - rail.asked_others >= options_.probe_interval_ns)
+    ask_others(id, now);
 }
 
 // The peer's process is there and can be reached, though not over this rail.

@@ -121,7 +121,7 @@ void Link::payload_filled(RailId id, std::size_t bytes, TimeNs now) {
 
 void Link::hear(Rail& rail, TimeNs now) {
   rail.last_rx = now;
-  rail.pinged = rail.unanswered = 0;
+  rail.pinged = rail.unanswered = rail.overdue_since = 0;
   heard_ = true;
 }
 

@@ -18,6 +18,12 @@ python_headers() {
   "$PYTHON" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
 }
+# The distribution's is built for the distribution's Python.
+has_pyverbs() {
+  "$PYTHON" -c 'import sys
+sys.path.append("/usr/lib/python3/dist-packages")
+import pyverbs.device'
+}
 # The runtimes of clang's sanitizers and of its fuzzer are a package of their own on some systems.
 clang_sanitizes() {
   probe=$(mktemp)
@@ -58,7 +64,7 @@ check() {
         need ibverbs-providers test -e /etc/libibverbs.d/rxe.driver
         need ibverbs-utils have ibv_devinfo
         need perftest have ib_write_lat
-        need python3-pyverbs test -d /usr/lib/python3/dist-packages/pyverbs
+        need python3-pyverbs has_pyverbs
         ;;
       model)
         need spin have spin

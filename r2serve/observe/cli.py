@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,8 +21,12 @@ from r2serve.observe.trace import chrome_trace
 _STATE_COLOURS = {"UP": "green", "SUSPECT": "yellow", "DOWN": "red", "FENCING": "red"}
 
 
-def find(places: tuple[Path, ...]) -> list[Path]:
-    """The journals at these places, files or folders; by default in ``R2CCL_JOURNAL_DIR``."""
+def read(places: tuple[Path, ...]) -> list[Journal]:
+    """The journals at these places, files or folders; by default in ``R2CCL_JOURNAL_DIR``.
+
+    One of a folder that cannot be read (of another version, or just being made) is named on
+    standard error.
+    """
     if not places:
         try:
             folder = Config.from_env().journal_dir
@@ -34,21 +37,18 @@ def find(places: tuple[Path, ...]) -> list[Path]:
                 "no journal: name a file or folder, or set journal_dir (R2CCL_JOURNAL_DIR)"
             )
         places = (Path(folder),)
-    found = [
-        path
-        for place in places
-        for path in (sorted(place.glob("r2ccl-*.journal")) if place.is_dir() else [place])
-    ]
+    found = []
+    for place in places:
+        for path in sorted(place.glob("r2ccl-*.journal")) if place.is_dir() else [place]:
+            try:
+                found.append(journal.read(path))
+            except (OSError, journal.JournalError) as error:
+                if path == place:
+                    raise click.ClickException(f"{path}: {error}") from error
+                click.echo(f"{path}: {error}", err=True)
     if not found:
-        raise click.ClickException(f"no r2ccl-*.journal in {', '.join(map(str, places))}")
+        raise click.ClickException(f"no readable r2ccl-*.journal in {', '.join(map(str, places))}")
     return found
-
-
-def read(places: tuple[Path, ...]) -> list[Journal]:
-    try:
-        return [journal.read(path) for path in find(places)]
-    except (OSError, journal.JournalError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def as_json(found: list[Journal]) -> str:
@@ -131,13 +131,11 @@ def _rails(one: Journal) -> Table:
 
 def _events(events: list[Event]) -> Table:
     table = Table(title="last events", box=box.SIMPLE_HEAD)
-    for column in ("ago", "event", "rail", "peer", "what"):
+    for column in ("before the last", "event", "rail", "peer", "what"):
         table.add_column(column)
-    now = time.monotonic_ns()
     for event in events:
-        table.add_row(
-            f"{(now - event.time_ns) / 1e9:.3f} s", event.kind, event.rail, event.peer, _what(event)
-        )
+        before = (events[-1].time_ns - event.time_ns) / 1e9
+        table.add_row(f"{before:.3f} s", event.kind, event.rail, event.peer, _what(event))
     return table
 
 

@@ -15,33 +15,34 @@ _STALLS = 0  # the track of what no rail alone is to blame for
 
 
 def chrome_trace(journals: Iterable[Journal]) -> dict[str, Any]:
-    """One object in the JSON Object Format; times are CLOCK_MONOTONIC's, in us."""
-    return {
-        "displayTimeUnit": "ms",
-        "traceEvents": [event for journal in journals for event in _process(journal)],
-    }
+    """One object in the JSON Object Format; times are CLOCK_MONOTONIC's, in us.
+
+    Its process ids are the journals' places: processes of several nodes may have the same.
+    """
+    events = [event for place, one in enumerate(journals, 1) for event in _process(place, one)]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _process(journal: Journal) -> list[dict[str, Any]]:
+def _process(place: int, journal: Journal) -> list[dict[str, Any]]:
     tracks = {(rail.name, rail.peer): number for number, rail in enumerate(journal.rails, 1)}
     names = {_STALLS: "collectives"} | {
         number: f"{rail} to {peer}" for (rail, peer), number in tracks.items()
     }
-    found = [_metadata(journal.process, None, "process_name", f"r2ccl {journal.process}")]
-    found += [_metadata(journal.process, at, "thread_name", names[at]) for at in names]
+    found = [_metadata(place, None, "process_name", f"r2ccl {journal.process}")]
+    found += [_metadata(place, at, "thread_name", names[at]) for at in names]
     states: dict[int, Event] = {}
     for event in journal.events:
         track = tracks.get((event.rail, event.peer), _STALLS)
         if event.kind == "rail_state":
             if before := states.get(track):
-                found.append(_span(journal.process, track, before, event.time_ns))
+                found.append(_span(place, track, before, event.time_ns))
             states[track] = event
         elif event.kind == "stall":
-            found.append(_stall(journal.process, event))
+            found.append(_stall(place, event))
         else:
-            found.append(_instant(journal.process, track, event))
+            found.append(_instant(place, track, event))
     end = max((event.time_ns for event in journal.events), default=0)
-    found += [_span(journal.process, track, event, end) for track, event in states.items()]
+    found += [_span(place, track, event, end) for track, event in states.items()]
     return found
 
 

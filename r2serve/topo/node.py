@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from r2serve import _core
 from r2serve.config import Config
+from r2serve.errors import R2cclError
 from r2serve.interfaces import Interface, Port, list_interfaces, select_ports, unusable
 from r2serve.rdma import RdmaPort, list_ports, port_of_interface
 from r2serve.topo import pci, verbs
@@ -130,25 +132,18 @@ def _nic(
 
 
 def _gid(port: RdmaPort | None, own: Sequence[Port], config: Config) -> str:
-    """As the core chooses it (csrc/engine/verbs_devices.hpp)."""
     if port is None or not own:
         return ""
-    addresses = {each.address for each in own}
-
-    def rank(place: int) -> tuple[bool, bool]:
-        gid = port.gids[place]
-        text = str(gid.address.ipv4_mapped or gid.address)
-        return (text in addresses, gid.kind == "RoCE v2")
-
-    places = [
-        place
-        for place, gid in enumerate(port.gids)
-        if config.gid_index < 0 or gid.index == config.gid_index
-    ]
-    if not places:
-        return ""
-    best = max(places, key=rank) if port.link_layer == "Ethernet" else places[0]
-    gid = port.gids[best]
+    try:
+        chosen = _core.gid_index(
+            ethernet=port.link_layer == "Ethernet",
+            gids=[(g.index, g.kind, g.address.packed) for g in port.gids if g.index < 256],
+            local=own[0].address,
+            wanted=config.gid_index,
+        )
+    except R2cclError:
+        return ""  # doctor says why
+    [gid] = [gid for gid in port.gids if gid.index == chosen]
     return f"{gid.index} ({gid.kind}, {gid.address.ipv4_mapped or gid.address})"
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -37,6 +38,13 @@ def _can_boot() -> None:
         pytest.skip("no guest: it takes 7 GiB of memory")
     if not NATIVE.exists():
         pytest.skip(f"no guest: {NATIVE} is not built (make test-native)")
+    if platform.machine() != "x86_64":
+        pytest.skip("no guest: its kernel is one for x86-64")
+    kernel = subprocess.run(
+        [sys.executable, GUEST / "guest.py", "--fetch"], capture_output=True, text=True, check=False
+    )
+    if kernel.returncode != 0:
+        pytest.skip(f"no guest: {kernel.stderr.strip()}")
 
 
 NEVER_RAN = 125

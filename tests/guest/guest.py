@@ -2,6 +2,7 @@
 """Runs a command on a kernel that has RDMA devices (Soft-RoCE), on a machine that has none.
 
     guest.py [--uml KERNEL] [--rails 2x2] [--timeout 600] [--keep DIR] -- COMMAND [ARG...]
+    guest.py --fetch
 
 The command sees this machine's files at the same paths, its directory and its environment, as root.
 What it writes is thrown away, but for what lies under ``--keep``.  Its output comes out here, and
@@ -303,6 +304,15 @@ def _copy(output: IO[bytes]) -> None:
         sys.stdout.buffer.flush()
 
 
+def fetch() -> int:
+    try:
+        kernel_tree()
+    except (GuestError, OSError) as error:
+        sys.stderr.write(f"guest.py: {error}\n")
+        return NEVER_RAN
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--uml", type=Path, help="a kernel that build_uml.sh made")
@@ -310,8 +320,13 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600, help="seconds")
     parser.add_argument("--memory", default="4G")
     parser.add_argument("--keep", type=lambda text: Path(text).resolve())
-    parser.add_argument("command", nargs="+")
+    parser.add_argument("--fetch", action="store_true", help="only the kernel for QEMU")
+    parser.add_argument("command", nargs="*")
     arguments = parser.parse_args()
+    if arguments.fetch:
+        return fetch()
+    if not arguments.command:
+        parser.error("no command")
     exchange = Path(tempfile.mkdtemp(prefix="r2serve-guest."))
     try:
         (exchange / "command").write_text(_command_script(arguments.command))
@@ -329,7 +344,7 @@ def main() -> int:
             sys.stderr.write(f"guest.py: no end after {arguments.timeout:g} s\n")
             return TIMED_OUT
         raise GuestError("the guest stopped before the command ended")
-    except GuestError as error:
+    except (GuestError, OSError) as error:
         sys.stderr.write(f"guest.py: {error}\n")
         return NEVER_RAN
     finally:

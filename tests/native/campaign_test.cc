@@ -56,8 +56,8 @@ TEST(Campaign, SeedsBreakNoInvariant) {
 // Seeds that found a bug once.  What a seed does changes with the generator; each bug has a test of
 // its own, too.
 TEST(Campaign, SeedsThatFoundBugs) {
-  for (const std::uint64_t seed :
-       {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U, 24483U, 32363U, 35197U}) {
+  for (const std::uint64_t seed : {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U,
+                                   24483U, 32363U, 35197U, 69164U}) {
     const SeedResult result = run_seed(seed);
     EXPECT_EQ(result.violations, std::vector<std::string>()) << seed << ": " << result.job;
   }

@@ -1,6 +1,8 @@
 // The link and time: suspicion, hedges, charges, probes, back-off.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "link/link.hpp"
 #include "link_pair.hpp"
 
@@ -265,6 +267,49 @@ TEST(LinkDeadlines, AnIdleRailThatDiedIsFoundByItsProbe) {
   pass_with_rail_1(pair, 20 * ns_per_ms);
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::ping).size(), 1U);
   pass_with_rail_1(pair, 230 * ns_per_ms);
+  EXPECT_EQ(pair.a.state(0), RailState::down);
+}
+
+TEST(LinkDeadlines, APeerThatFallsAsleepBetweenTwoAnswersCostsNoRail) {
+  LinkPair pair(2);
+  std::array<std::vector<Frame>, 2> unread;
+  const auto take = [&](RailId rail) {
+    for (Frame& frame : pair.pull(pair.a, rail)) unread.at(rail).push_back(std::move(frame));
+    pair.acknowledge(pair.a, rail);  // its kernel does
+  };
+  // Both rails are asked, and one is answered before the peer falls asleep.
+  pair.pass(205 * ns_per_ms, [&] {
+    pair.exchange(1);
+    take(0);
+  });
+  ASSERT_FALSE(unread[0].empty());
+  pair.pass(60'000 * ns_per_ms, [&] {
+    take(0);
+    take(1);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  // It wakes up, and answers on one rail a little before the other.
+  pair.deliver(pair.b, 1, unread[1]);
+  pair.pass(8 * ns_per_ms, [&] {
+    pair.exchange(1);
+    take(0);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  pair.deliver(pair.b, 0, unread[0]);
+  pair.pass(300 * ns_per_ms, [&] {
+    pair.exchange(0);
+    pair.exchange(1);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+}
+
+TEST(LinkDeadlines, ARailWhoseKernelAnswersAndWhosePeerDoesNotIsFound) {
+  LinkPair pair(2);
+  pair.pass(700 * ns_per_ms, [&] {
+    pair.exchange(1);
+    (void)pair.pull(pair.a, 0);
+    pair.acknowledge(pair.a, 0);
+  });
   EXPECT_EQ(pair.a.state(0), RailState::down);
 }
 

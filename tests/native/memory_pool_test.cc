@@ -65,6 +65,18 @@ TEST_F(MemoryPoolTest, ADeviceThatIsGoneHoldsUpNobody) {
   EXPECT_TRUE(pool.is_registered(other));
 }
 
+TEST_F(MemoryPoolTest, ADeviceThatFreesNothingDoesNotHoldUpTheEnd) {
+  auto last = std::make_unique<MemoryPool>();
+  ASSERT_TRUE(last->add_device(open()).ok());
+  ASSERT_NE(last->allocate(5000), nullptr);
+  ASSERT_TRUE(last->register_buffer(span()).ok());
+  verbs->hang_freeing("near", true);
+  last.reset();
+  EXPECT_EQ(verbs->shared_regions(), 2U);
+  verbs->hang_freeing("near", false);
+  EXPECT_TRUE(regions_become(0));
+}
+
 TEST_F(MemoryPoolTest, RevokedMemoryIsKnownAndOfNoUse) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   ASSERT_TRUE(pool.register_buffer(span()).ok());

@@ -3,7 +3,7 @@
 //
 // At each step the rail loses its carrier, goes silent both ways and is reset, and one of three
 // further kills has its turn.  Sanitized builds take every 16th step only, beginning at another one
-// in each configuration.  R2CCL_SWEEP=full takes every step and every kill in any build.
+// in each configuration.  R2SERVE_SWEEP=full takes every step and every kill in any build.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -64,7 +64,7 @@ constexpr bool sanitized() {
 }
 
 bool full() {
-  const char* wanted = std::getenv("R2CCL_SWEEP");
+  const char* wanted = std::getenv("R2SERVE_SWEEP");
   return wanted != nullptr && std::string_view(wanted) == "full";
 }
 
@@ -287,11 +287,11 @@ void sweep(const Case& which, Totals& totals) {
             << " steps, " << done << " kills\n";
 }
 
-// How many ranks, and how many rails between each two.
-class Sweep : public ::testing::TestWithParam<std::tuple<int, std::size_t>> {};
+// How many rails between each two, and how many ranks.
+class Sweep : public ::testing::TestWithParam<std::tuple<std::size_t, int>> {};
 
 TEST_P(Sweep, ARailDiesAtEveryStep) {
-  const auto [ranks, rails] = GetParam();
+  const auto [rails, ranks] = GetParam();
   Totals totals;
   for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot}) {
     // What one message stream carries at a time: the whole, or a rank's share of it.
@@ -311,12 +311,12 @@ TEST_P(Sweep, ARailDiesAtEveryStep) {
             << " kills\n";
 }
 
-INSTANTIATE_TEST_SUITE_P(RanksAndRails, Sweep,
-                         ::testing::Combine(::testing::Values(2, 3, 4),
-                                            ::testing::Values(1U, 2U, 3U, 4U)),
+INSTANTIATE_TEST_SUITE_P(RailsAndRanks, Sweep,
+                         ::testing::Combine(::testing::Values(1U, 2U, 3U, 4U),
+                                            ::testing::Values(2, 3, 4)),
                          [](const auto& name) {
-                           return std::to_string(std::get<0>(name.param)) + "_ranks_" +
-                                  std::to_string(std::get<1>(name.param)) + "_rails";
+                           return std::to_string(std::get<0>(name.param)) + "_rails_" +
+                                  std::to_string(std::get<1>(name.param)) + "_ranks";
                          });
 
 }  // namespace

@@ -1,11 +1,13 @@
 // The real engine over RDMA devices that a test plays.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
 #include <numeric>
 #include <thread>
+#include <vector>
 
 #include "job.hpp"
 
@@ -91,20 +93,32 @@ class Verbs : public ::testing::Test {
   // By the journal of one of the ranks: whoever notices first tells the other.
   bool saw(RailCause cause, int rail) { return saw_at(0, cause, rail) || saw_at(1, cause, rail); }
   bool saw_at(std::size_t rank, RailCause cause, int rail) {
+    return std::ranges::any_of(records(rank), [&](const JournalRecord& record) {
+      return record.kind == JournalKind::rail_state &&
+             record.rail == static_cast<std::uint32_t>(rail) &&
+             record.to == static_cast<std::uint8_t>(RailState::down) &&
+             record.cause == static_cast<std::uint8_t>(cause);
+    });
+  }
+  TimeNs longest_stall(std::size_t rank) {
+    TimeNs longest = 0;
+    for (const JournalRecord& record : records(rank))
+      if (record.kind == JournalKind::stall)
+        longest = std::max(longest, static_cast<TimeNs>(record.value));
+    return longest;
+  }
+  std::vector<JournalRecord> records(std::size_t rank) {
     const std::string bytes = job->engines[rank]->journal_bytes();
     JournalHeader header;
     std::memcpy(&header, bytes.data(), sizeof(header));
+    std::vector<JournalRecord> found;
     for (std::size_t at = sizeof(header) + header.rail_capacity * sizeof(JournalRail);
          at + sizeof(JournalRecord) <= bytes.size(); at += sizeof(JournalRecord)) {
       JournalRecord record;
       std::memcpy(&record, bytes.data() + at, sizeof(record));
-      if (record.sequence != 0 && record.kind == JournalKind::rail_state &&
-          record.rail == static_cast<std::uint32_t>(rail) &&
-          record.to == static_cast<std::uint8_t>(RailState::down) &&
-          record.cause == static_cast<std::uint8_t>(cause))
-        return true;
+      if (record.sequence != 0) found.push_back(record);
     }
-    return false;
+    return found;
   }
   static std::string device(int rank, int rail = 0) { return Job::verbs_device(rank, rail); }
 
@@ -154,6 +168,24 @@ TEST_F(Verbs, AreConnectedAnewWhenTheirGidChanges) {
         job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::gid_changed, .port = 1});
       },
       RailCause::carrier);
+}
+
+TEST_F(Verbs, GoOnWhileADeviceDoesNotSayWhatItsPortIs) {
+  ASSERT_TRUE(rejoined());
+  const auto ask = [&] {
+    job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::gid_changed, .port = 1});
+  };
+  job->verbs->hang_ports(device(0), true);
+  steps(40, 3000, [&](int step) {
+    if (step == 10) ask();
+  });
+  EXPECT_EQ(info(0, 0).epoch, 1U);
+  job->verbs->set_gid(device(0), 3, std::byte{77});
+  ask();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it is heard
+  job->verbs->hang_ports(device(0), false);
+  EXPECT_TRUE(eventually([&] { return saw(RailCause::carrier, 0) && all_up(); }));
+  steps(10, 3000);
 }
 
 TEST_F(Verbs, AreLeftWhenACompletionQueueOverruns) {
@@ -329,6 +361,7 @@ TEST_F(Verbs, DoNotGiveMemoryBackThatADeviceMayStillRead) {
   EXPECT_FALSE(returned);
   job->verbs->hang(device(0), false);
   sending.join();
+  EXPECT_GE(longest_stall(0), 200 * ns_per_ms);
   job->verbs->mute(device(0), false);
   EXPECT_TRUE(rejoined());
 }

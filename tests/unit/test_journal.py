@@ -186,14 +186,28 @@ def test_where_no_journal_is_the_command_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     none = CliRunner().invoke(command, ["show", str(tmp_path)])
-    assert (none.exit_code, none.output) == (1, f"Error: no r2ccl-*.journal in {tmp_path}\n")
+    assert (none.exit_code, none.output) == (
+        1,
+        f"Error: no readable r2ccl-*.journal in {tmp_path}\n",
+    )
     monkeypatch.delenv("R2CCL_JOURNAL_DIR", raising=False)
     unset = CliRunner().invoke(command, ["show"])
     assert unset.exit_code == 1
     assert "R2CCL_JOURNAL_DIR" in unset.output
-    broken = tmp_path / "r2ccl-1.journal"
+
+
+def test_a_broken_journal_does_not_hide_the_others(pair: Pair) -> None:
+    broken = pair.folder / "r2ccl-1.journal"
     broken.write_bytes(b"nothing")
-    assert "too few for a journal" in CliRunner().invoke(command, ["dump", str(broken)]).output
+    both = CliRunner().invoke(command, ["dump", str(pair.folder)])
+    assert both.exit_code == 0
+    assert "rail1@node0" in both.output
+    assert f"{broken}: 7 bytes are too few for a journal" in both.output
+    alone = CliRunner().invoke(command, ["dump", str(broken)])
+    assert (alone.exit_code, alone.output) == (
+        1,
+        f"Error: {broken}: 7 bytes are too few for a journal\n",
+    )
 
 
 # --- bytes by hand --------------------------------------------------------------------------------

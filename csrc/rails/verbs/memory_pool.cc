@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <list>
 #include <thread>
 #include <utility>
@@ -14,13 +16,24 @@ namespace r2ccl {
 namespace {
 
 constexpr std::size_t page_bytes = 4096;
+// At the end, with devices that may hang: all memory stays mapped then.
+constexpr std::chrono::seconds patience{1};
 // Data may overtake data, and a frame's header its payload: nobody looks at either before the
 // completion that follows both, which overtakes nothing.
 constexpr bool relaxed_ordering = true;
 
 // By a device that may take long for it.
-void free_apart(std::vector<std::unique_ptr<VerbsMemory>> gone) {
-  if (!gone.empty()) std::thread([freed = std::move(gone)]() mutable { freed.clear(); }).detach();
+std::future<void> free_apart(std::vector<std::unique_ptr<VerbsMemory>> gone,
+                             std::shared_ptr<VerbsDevice> device = nullptr) {
+  std::promise<void> over;
+  auto freed = over.get_future();
+  std::thread([memory = std::move(gone), last = std::move(device),
+               through = std::move(over)]() mutable {
+    memory.clear();
+    last.reset();
+    through.set_value();
+  }).detach();
+  return freed;
 }
 
 std::string memlock_hint() {
@@ -33,15 +46,20 @@ std::string memlock_hint() {
 }  // namespace
 
 MemoryPool::~MemoryPool() {
-  for (auto& [at, region] : regions_) {
-    region.with.clear();
+  std::vector<std::future<void>> freed;
+  for (auto& [name, device] : std::exchange(devices_, {}))
+    freed.push_back(free_apart(withdraw(name), std::move(device)));
+  const auto limit = std::chrono::steady_clock::now() + patience;
+  for (const auto& of_device : freed)
+    if (of_device.wait_until(limit) != std::future_status::ready) return;  // it may still write
+  for (const auto& [at, region] : regions_)
     if (region.own) ::munmap(const_cast<std::byte*>(at), region.bytes);
-  }
 }
 
 void MemoryPool::abandon() {
   static auto* const kept = new std::list<Regions>();  // for ever
   kept->push_back(std::exchange(regions_, {}));
+  devices_.clear();
 }
 
 std::vector<MemoryPool::Known> MemoryPool::known() const {
@@ -79,14 +97,18 @@ Status MemoryPool::add_device(std::shared_ptr<VerbsDevice> device, std::vector<K
 
 void MemoryPool::remove_device(const std::string& name) {
   devices_.erase(name);
+  (void)free_apart(withdraw(name));
+}
+
+std::vector<std::unique_ptr<VerbsMemory>> MemoryPool::withdraw(const std::string& device) {
   std::vector<std::unique_ptr<VerbsMemory>> gone;
   for (auto& [at, region] : regions_) {
-    const auto with = region.with.find(name);
+    const auto with = region.with.find(device);
     if (with == region.with.end()) continue;
     gone.push_back(std::move(with->second));
     region.with.erase(with);
   }
-  free_apart(std::move(gone));
+  return gone;
 }
 
 Status MemoryPool::share(std::byte* at, Region& region, VerbsDevice& device) {
@@ -179,7 +201,7 @@ void MemoryPool::revoke(std::span<const std::byte> memory) {
   std::vector<std::unique_ptr<VerbsMemory>> gone;
   for (auto& [name, with] : region.with) gone.push_back(std::move(with));
   region.with.clear();
-  free_apart(std::move(gone));
+  (void)free_apart(std::move(gone));
 }
 
 MemoryPool::Regions::const_iterator MemoryPool::region_of(const std::byte* data,

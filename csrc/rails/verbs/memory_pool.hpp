@@ -76,6 +76,8 @@ class MemoryPool final : public StreamMemory {
 
   // The one that has all of these bytes; the end: none.
   [[nodiscard]] Regions::const_iterator region_of(const std::byte* data, std::size_t bytes) const;
+  // What is registered with the device, which no longer counts.
+  std::vector<std::unique_ptr<VerbsMemory>> withdraw(const std::string& device);
   Status share(std::byte* at, Region& region, VerbsDevice& device);
   Status share_with_all(std::byte* at, Region& region);
 

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 REPORT: list[str] = []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # what is deselected is gone by then
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Those that need no ranks come first: meanwhile torch is loaded."""
 
     def needs_ranks(item: pytest.Item) -> bool:
         return not {"job", "new_job"}.isdisjoint(getattr(item, "fixturenames", ()))
 
     items.sort(key=needs_ranks)
-    if any(map(needs_ranks, items)):
+    if any(map(needs_ranks, items)) and not config.option.collectonly:
         threading.Thread(target=importlib.import_module, args=["ranks"]).start()
 
 

@@ -136,7 +136,7 @@ def test_a_journal_is_shown(pair: Pair) -> None:
     assert "UP->DOWN" not in last
 
 
-def test_all_of_a_journal_is_dumped(pair: Pair, tmp_path: Path) -> None:
+def test_all_of_a_journal_is_dumped(pair: Pair) -> None:
     cut_and_healed(pair)
     (path,) = pair.folder.glob("r2ccl-*.journal")
     [dumped] = json.loads(ask("dump", str(path)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 from r2serve.topo.verbs import pyverbs_device
 
@@ -15,17 +15,7 @@ def _pyverbs() -> SimpleNamespace:
     assert pyverbs_device() is not None, "no pyverbs: deploy/setup/system.sh guest"
     from pyverbs import addr, cq, device, enums, mr, pd, qp, wr  # type: ignore[import-not-found]
 
-    modules: dict[str, ModuleType] = {
-        "addr": addr,
-        "cq": cq,
-        "device": device,
-        "enums": enums,
-        "mr": mr,
-        "pd": pd,
-        "qp": qp,
-        "wr": wr,
-    }
-    return SimpleNamespace(**modules)
+    return SimpleNamespace(addr=addr, cq=cq, device=device, enums=enums, mr=mr, pd=pd, qp=qp, wr=wr)
 
 
 def port_is_active(device: str) -> bool:

@@ -268,7 +268,7 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
   TimeNs last_arrival = began;  // of what is waited for
   TimeNs last_byte = began;     // of anything, so that it pays to look again soon
   std::uint64_t arrivals = peer.link.arrivals();
-  std::uint64_t disturbances = peer.link.disturbances();
+  std::uint64_t disturbances = disturbances_before(peer);
   for (unsigned round = 0;; ++round) {
     const TimeNs now = now_ns();
     const bool check = round % rounds_per_check == rounds_per_check - 1;
@@ -283,10 +283,8 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
     if (finished || arrivals != peer.link.arrivals()) {
       arrivals = peer.link.arrivals();
       // The time since something last came counts as a stall if a rail event lies in it.
-      if (disturbances != peer.link.disturbances()) {
-        stalled_ += now - last_arrival;
-        disturbances = peer.link.disturbances();
-      }
+      if (disturbances != peer.link.disturbances()) stalled_ += now - last_arrival;
+      disturbances = disturbances_before(peer);
       last_arrival = now;
     }
     if (failed()) return failure();
@@ -303,13 +301,19 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
   }
 }
 
+// The rail events that what is waited for from now on cannot be stalled by.  A link without rails
+// stalls it whenever it lost them: in the pause between two calls, or before the last arrival.
+std::uint64_t Communicator::disturbances_before(const Peer& peer) {
+  return peer.link.dark() ? 0 : peer.link.disturbances();
+}
+
 void Communicator::linger(TimeNs limit, const std::function<bool()>& done) {
-  const auto disturbances = [this] {
+  const auto sum = [this](const auto& of) {
     return std::accumulate(
         others_.begin(), others_.end(), std::uint64_t{0},
-        [](std::uint64_t sum, const Peer* peer) { return sum + peer->link.disturbances(); });
+        [&of](std::uint64_t total, const Peer* peer) { return total + of(*peer); });
   };
-  const std::uint64_t before = disturbances();
+  const std::uint64_t before = sum(disturbances_before);
   const TimeNs began = now_ns();
   while (!done() && now_ns() < began + limit) {
     for (Peer* peer : others_) engine_->progress(*peer, now_ns(), /*all_rails=*/true);
@@ -317,7 +321,8 @@ void Communicator::linger(TimeNs limit, const std::function<bool()>& done) {
     if (!done()) engine_->block(others_);
   }
   // A call that waits until a lost rail lets go of its memory is stalled by that.
-  if (stalled_ > 0 || before != disturbances()) stalled_ += now_ns() - began;
+  const std::uint64_t after = sum([](const Peer& peer) { return peer.link.disturbances(); });
+  if (stalled_ > 0 || before != after) stalled_ += now_ns() - began;
 }
 
 TimeNs Communicator::clock() const { return now_ns(); }

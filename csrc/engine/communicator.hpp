@@ -81,6 +81,7 @@ class Communicator final : public LinkChannel {
   // ----------------------------------------------------
   Status wait(int peer, const std::function<bool()>& done) override;
   void linger(TimeNs limit, const std::function<bool()>& done) override;
+  static std::uint64_t disturbances_before(const Peer& peer);
   [[nodiscard]] TimeNs clock() const override;
   void flush(int peer, TimeNs now) override;
   bool detach(int peer, const DetachScope& scope) override;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <thread>
 
 #include "job.hpp"
 
@@ -109,6 +110,36 @@ TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
     EXPECT_EQ(status.code(), ErrorCode::peer_lost) << status.message();
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(1300));
   });
+}
+
+TEST(Engine, AStallBeginsWithTheCallWhereTheRailsWereLostBeforeIt) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  config.rejoin_backoff_max_ms = 20;
+  Job job({.ranks = 2, .rails = 2, .shm = false, .config = config});
+  const auto all_reduce = [](int, Communicator& communicator) {
+    all_reduce_checked(communicator, 2, 1000, Algorithm::automatic);
+  };
+  job.run(all_reduce);
+  for (RailId rail = 0; rail < 2; ++rail)
+    EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+  const auto any_up = [&] {
+    for (const auto& engine : job.engines)
+      for (const auto& rail : engine->rails())
+        if (rail.state == RailState::up || rail.state == RailState::suspect) return true;
+    return false;
+  };
+  while (any_up()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(job.longest_stall(0), 0);
+  std::thread mend([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    for (RailId rail = 0; rail < 2; ++rail)
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
+  });
+  job.run(all_reduce);
+  mend.join();
+  for (const std::size_t rank : {0U, 1U})
+    EXPECT_GE(job.longest_stall(rank), 150 * ns_per_ms) << rank;
 }
 
 TEST(Engine, DifferentCallsUnderOneNumberSayWhoCalledWhat) {

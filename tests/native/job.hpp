@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +17,7 @@
 #include "drivers/fake_verbs.hpp"
 #include "engine/communicator.hpp"
 #include "engine/engine.hpp"
+#include "journal/journal.hpp"
 
 namespace r2ccl::testing {
 
@@ -106,6 +109,28 @@ class Job {
       threads.emplace_back(
           [&, rank] { body(rank, *communicators[static_cast<std::size_t>(rank)]); });
     for (std::thread& thread : threads) thread.join();
+  }
+
+  // What a rank's journal has, oldest first but for the wrap.
+  [[nodiscard]] std::vector<JournalRecord> records(std::size_t rank) const {
+    const std::string bytes = engines[rank]->journal_bytes();
+    JournalHeader header;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    std::vector<JournalRecord> found;
+    for (std::size_t at = sizeof(header) + header.rail_capacity * sizeof(JournalRail);
+         at + sizeof(JournalRecord) <= bytes.size(); at += sizeof(JournalRecord)) {
+      JournalRecord record;
+      std::memcpy(&record, bytes.data() + at, sizeof(record));
+      if (record.sequence != 0) found.push_back(record);
+    }
+    return found;
+  }
+  [[nodiscard]] TimeNs longest_stall(std::size_t rank) const {
+    TimeNs longest = 0;
+    for (const JournalRecord& record : records(rank))
+      if (record.kind == JournalKind::stall)
+        longest = std::max(longest, static_cast<TimeNs>(record.value));
+    return longest;
   }
 
   static int ifindex(int rail) { return rail + 1; }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -93,32 +92,12 @@ class Verbs : public ::testing::Test {
   // By the journal of one of the ranks: whoever notices first tells the other.
   bool saw(RailCause cause, int rail) { return saw_at(0, cause, rail) || saw_at(1, cause, rail); }
   bool saw_at(std::size_t rank, RailCause cause, int rail) {
-    return std::ranges::any_of(records(rank), [&](const JournalRecord& record) {
+    return std::ranges::any_of(job->records(rank), [&](const JournalRecord& record) {
       return record.kind == JournalKind::rail_state &&
              record.rail == static_cast<std::uint32_t>(rail) &&
              record.to == static_cast<std::uint8_t>(RailState::down) &&
              record.cause == static_cast<std::uint8_t>(cause);
     });
-  }
-  TimeNs longest_stall(std::size_t rank) {
-    TimeNs longest = 0;
-    for (const JournalRecord& record : records(rank))
-      if (record.kind == JournalKind::stall)
-        longest = std::max(longest, static_cast<TimeNs>(record.value));
-    return longest;
-  }
-  std::vector<JournalRecord> records(std::size_t rank) {
-    const std::string bytes = job->engines[rank]->journal_bytes();
-    JournalHeader header;
-    std::memcpy(&header, bytes.data(), sizeof(header));
-    std::vector<JournalRecord> found;
-    for (std::size_t at = sizeof(header) + header.rail_capacity * sizeof(JournalRail);
-         at + sizeof(JournalRecord) <= bytes.size(); at += sizeof(JournalRecord)) {
-      JournalRecord record;
-      std::memcpy(&record, bytes.data() + at, sizeof(record));
-      if (record.sequence != 0) found.push_back(record);
-    }
-    return found;
   }
   static std::string device(int rank, int rail = 0) { return Job::verbs_device(rank, rail); }
 
@@ -361,7 +340,7 @@ TEST_F(Verbs, DoNotGiveMemoryBackThatADeviceMayStillRead) {
   EXPECT_FALSE(returned);
   job->verbs->hang(device(0), false);
   sending.join();
-  EXPECT_GE(longest_stall(0), 200 * ns_per_ms);
+  EXPECT_GE(job->longest_stall(0), 200 * ns_per_ms);
   job->verbs->mute(device(0), false);
   EXPECT_TRUE(rejoined());
 }

@@ -71,6 +71,7 @@ class Process:
         config = self.config
         number = secrets.randbelow(2**32 - 1) + 1
         self.engine = _core.Engine(config.core_fields(), number)
+        self.engine.set_label(f"rank {self.rank_hint}")
         unix_name = f"r2ccl-{number}-{secrets.token_hex(8)}"
         self.engine.listen("shm", "", unix_name)
         self.info = ProcessInfo(

@@ -195,6 +195,7 @@ void register_engine(nb::module_& module) {
       .def("connect", &connect, nb::arg("peers"), nb::arg("timeout_s"))
       .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0)
       .def("rails", &rails)
+      .def("set_label", &Engine::set_label, nb::arg("label"))
       .def("take_log", &take_log, "Log lines: (0 debug .. 3 error, text); None: closed.")
       .def_prop_ro(
           "log_fd", [](Engine& engine) { return engine.log().fd(); },

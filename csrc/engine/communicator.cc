@@ -48,6 +48,8 @@ Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engin
   made->sends_.resize(members.size());
   made->receives_.resize(members.size());
   made->tree_ = ReductionTree::from_nodes(nodes);
+  made->group_ =
+      made->engine_->journal_.add_group(made->name(), id, rank, static_cast<int>(members.size()));
   made->engine_->add_communicator(*made);
   return made;
 }
@@ -69,6 +71,7 @@ void Communicator::close(double linger_s) {
   const Engine::Lock lock(*engine_);
   linger(static_cast<TimeNs>(linger_s * 1e9), [this] { return failed() || all_delivered(); });
   leave();
+  note_closed(group_);
   engine_->remove_communicator(*this);
 }
 
@@ -94,24 +97,32 @@ Status Communicator::run(const CallTag& tag, std::size_t bytes, Body body) {
   bulk_ =
       bytes > static_cast<std::size_t>(std::min(config.small_message_bytes, config.staging_bytes));
   stalled_ = 0;
-  {
-    const Engine::Lock lock(*engine_);
-    R2CCL_TRY(begin_call(tag));
-  }
-  return conclude(body());
+  note_call_begins(group_, tag.collective, now_ns());
+  Status status = begin(tag);
+  if (status.ok()) status = conclude(body());
+  note_call_ends(group_, bytes, now_ns(), !status.ok());
+  return status;
+}
+
+Status Communicator::begin(const CallTag& tag) {
+  const Engine::Lock lock(*engine_);
+  return begin_call(tag);
 }
 
 Status Communicator::conclude(Status status) {
   if (stalled_ == 0 && status.ok() && scratch().empty()) return status;
   const Engine::Lock lock(*engine_);
-  if (stalled_ > 0)
+  if (stalled_ > 0) {
+    note_stall(group_, stalled_);
     engine_->journal_.record({.time_ns = now_ns(),
                               .kind = JournalKind::stall,
+                              .from = static_cast<std::uint8_t>(tag().collective),
                               .rail = no_rail_entry,
                               .call = tag().number,
                               .communicator = id(),
                               .value = static_cast<std::uint64_t>(stalled_),
                               .detail = call_bytes_});
+  }
   return end_call(std::move(status));
 }
 

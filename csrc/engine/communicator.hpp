@@ -72,6 +72,7 @@ class Communicator final : public LinkChannel {
   Status run(const CallTag& tag, std::size_t bytes, Body body);
   [[nodiscard]] CallTag collective_tag(Collective collective, DType dtype, ReduceOp op,
                                        std::size_t count, int root);
+  Status begin(const CallTag& tag);
   Status conclude(Status status);
   [[nodiscard]] Status check_rank(const char* field, int value) const;
   [[nodiscard]] Status check_counts(const char* field, std::span<const std::size_t> counts) const;
@@ -102,6 +103,7 @@ class Communicator final : public LinkChannel {
   std::size_t call_bytes_ = 0;
   bool bulk_ = false;  // the call is large: all rails of all members need attention
   TimeNs stalled_ = 0;
+  JournalGroup* group_ = nullptr;
   bool closed_ = false;
 };
 

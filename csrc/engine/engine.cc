@@ -64,7 +64,7 @@ FileDescriptor make_eventfd() { return FileDescriptor(::eventfd(0, EFD_NONBLOCK 
 Result<std::shared_ptr<Engine>> Engine::create(const Config& config, std::uint32_t process,
                                                std::unique_ptr<LinkMonitor> monitor,
                                                std::shared_ptr<VerbsDriver> verbs) {
-  auto journal = Journal::open(config.journal_dir);
+  auto journal = Journal::open(config.journal_dir, process);
   if (!journal.ok()) return journal.take_status();
   if (monitor == nullptr) {
     auto netlink = NetlinkLinkMonitor::open();
@@ -167,7 +167,6 @@ Status Engine::add_peer(const PeerDescription& description) {
   for (std::size_t i = 0; i < description.rails.size(); ++i) {
     const RailDescription& rail = description.rails[i];
     RailEnd& end = peer->rails[i];
-    end.route.device = rail.device;
     if (rail.kind == RailKind::shm) {
       auto remote = SocketAddress::abstract_unix(rail.remote_address);
       if (!remote.ok()) return remote.take_status();
@@ -280,7 +279,14 @@ void Engine::close(double linger_s) {
     for (CarriedLink::End& end : peer->ends) end.rail.reset();
   connections_.reset();
   verbs_connections_.reset();
+  for (auto& [process, peer] : peers_) peer->publish();
+  journal_.beat(0);
   log_.close();
+}
+
+void Engine::set_label(const std::string& label) {
+  const Lock guard(*this);
+  journal_.set_label(label);
 }
 
 Status Engine::inject(RailId rail, Fault fault, std::uint32_t process) {
@@ -305,9 +311,7 @@ std::vector<Engine::RailInfo> Engine::rails() {
       const bool shm = end.kind == RailKind::shm;
       infos.push_back({.name = end.name,
                        .peer = peer->label,
-                       .device = end.kind == RailKind::verbs
-                                     ? end.verbs.device + ":" + std::to_string(end.verbs.port)
-                                     : end.route.device,
+                       .device = end.port(),
                        .local = shm ? "" : end.route.local.text(),
                        .remote = shm ? "" : end.route.remote.text(),
                        .kind = end.kind,

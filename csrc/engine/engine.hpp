@@ -79,6 +79,7 @@ class Engine {
   // Memory of a caller that RDMA devices then read themselves: what is sent from it is not copied.
   Status register_buffer(std::span<std::byte> buffer);
   Status deregister_buffer(const std::byte* buffer);
+  void set_label(const std::string& label);  // what the journal calls this process: "rank 0"
   [[nodiscard]] std::string journal_bytes();
   [[nodiscard]] const std::string& journal_path() const { return journal_.path(); }
   [[nodiscard]] LogQueue& log() { return log_; }

@@ -67,6 +67,7 @@ void Engine::tick(TimeNs now) {
     peer->tick(now, refresh);
     peer->publish();
   }
+  journal_.beat(now);
   for (auto& [id, communicator] : communicators_) communicator->check_slots();
 }
 
@@ -185,6 +186,7 @@ void Engine::on_link_event(const LinkEvent& event) {
 
 void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now) {
   peer.rails[rail].fault = fault;
+  peer.note_injected(rail, fault);
   Rail* carrier = peer.ends[rail].rail.get();
   switch (fault) {
     case Fault::cut:

@@ -24,6 +24,10 @@ std::optional<Fault> fault_named(std::string_view name) {
   return std::nullopt;
 }
 
+std::string RailEnd::port() const {
+  return kind == RailKind::verbs ? verbs.device + ":" + std::to_string(verbs.port) : route.device;
+}
+
 Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
            LogQueue& log, std::uint64_t jitter_seed)
     : CarriedLink(options, kinds_of(description), jitter_seed),
@@ -36,15 +40,18 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
     rails[i].kind = description.rails[i].kind;
     rails[i].name = description.rails[i].name;
     rails[i].verbs = description.rails[i].verbs;
-    rails[i].journal_entry = journal.add_rail(rails[i].name, label);
+    rails[i].route.device = description.rails[i].device;
+    rails[i].since = now_ns();
+    rails[i].journal_entry = journal.add_rail(rails[i].name, label, rails[i].port());
   }
   link.set_observer(this);
   publish();
 }
 
 void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) {
-  const RailEnd& end = rails[rail];
-  journal_.record({.time_ns = now_ns(),
+  RailEnd& end = rails[rail];
+  end.since = now_ns();
+  journal_.record({.time_ns = end.since,
                    .kind = JournalKind::rail_state,
                    .from = static_cast<std::uint8_t>(from),
                    .to = static_cast<std::uint8_t>(to),
@@ -102,6 +109,14 @@ void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
   log_.add(slow ? LogLevel::warning : LogLevel::info, text.str());
 }
 
+void Peer::note_injected(RailId rail, Fault fault) {
+  journal_.record({.time_ns = now_ns(),
+                   .kind = JournalKind::injected,
+                   .to = static_cast<std::uint8_t>(fault),
+                   .rail = rails[rail].journal_entry,
+                   .epoch = link.epoch(rail)});
+}
+
 void Peer::publish() {
   for (RailId id = 0; id < rails.size(); ++id) {
     JournalRail* entry = journal_.rail(rails[id].journal_entry);
@@ -118,6 +133,8 @@ void Peer::publish() {
     entry->hedged_chunks = counters.hedged_chunks;
     entry->last_tx_ns = counters.last_tx_ns;
     entry->round_trip_ns = link.round_trip(id);
+    entry->slow = link.slow(id) ? 1 : 0;
+    entry->since_ns = rails[id].since;
     entry->verdict = static_cast<std::uint8_t>(link.verdict(id));
     entry->rate = static_cast<std::uint64_t>(link.rate(id));
   }

@@ -49,7 +49,10 @@ struct RailEnd {
   TimeNs redirected_at = 0;   // when an announced address last made us connect, or will
   int ifindex = 0;            // where the route names no device: whose events concern the rail
   Fault fault = Fault::none;  // injected
+  TimeNs since = 0;           // when the rail came to be in its state
   std::uint32_t journal_entry = no_rail_entry;
+
+  [[nodiscard]] std::string port() const;  // "eth0", "mlx5_0:1"; empty: none is named
 };
 
 class Peer final : public LinkObserver, public CarriedLink {
@@ -62,6 +65,7 @@ class Peer final : public LinkObserver, public CarriedLink {
   void on_located(RailId rail, Verdict verdict) override;
   void on_slow(RailId rail, bool slow, double bytes_per_s) override;
 
+  void note_injected(RailId rail, Fault fault);
   // Copies counters and states into the journal's rail table.
   void publish();
   [[nodiscard]] std::string describe_rails() const;  // "rail0@node1 DOWN (carrier), …"

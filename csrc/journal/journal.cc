@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
+#include <sstream>
 #include <utility>
 
 #include "drivers/file_descriptor.hpp"
@@ -16,9 +19,12 @@ namespace r2ccl {
 namespace {
 
 constexpr std::uint32_t rail_capacity = 512;
+constexpr std::uint32_t group_capacity = 64;
 constexpr std::uint32_t record_capacity = 8192;
 constexpr std::size_t rails_offset = sizeof(JournalHeader);
-constexpr std::size_t records_offset = rails_offset + rail_capacity * sizeof(JournalRail);
+constexpr std::size_t groups_offset = rails_offset + rail_capacity * sizeof(JournalRail);
+constexpr std::size_t records_offset = groups_offset + group_capacity * sizeof(JournalGroup);
+constexpr int first_bucket_log2 = 12;  // 4.096 us
 
 void copy_text(char* target, std::size_t capacity, std::string_view text) {
   const std::size_t length = std::min(capacity - 1, text.size());
@@ -26,16 +32,40 @@ void copy_text(char* target, std::size_t capacity, std::string_view text) {
   target[length] = '\0';
 }
 
+// Whoever reads in another process sees the old value or the new one, never a half of each.
+template <typename Value>
+void publish(Value& place, Value value) {
+  std::atomic_ref(place).store(value, std::memory_order_relaxed);
+}
+
+template <typename Value>
+void add(Value& place, Value value) {
+  publish(place, static_cast<Value>(place + value));
+}
+
+std::int64_t clock_ns(clockid_t clock) {
+  timespec now{};
+  (void)::clock_gettime(clock, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+std::string file_name(std::uint32_t engine) {
+  std::ostringstream name;
+  name << "/r2ccl-" << ::getpid() << '-' << std::hex << engine << ".journal";
+  return name.str();
+}
+
 }  // namespace
 
 std::size_t Journal::size() { return records_offset + record_capacity * sizeof(JournalRecord); }
 
-Result<Journal> Journal::open(const std::string& directory) {
+Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine) {
   FileDescriptor file;
   std::string path;
   if (!directory.empty()) {
-    path = directory + "/r2ccl-" + std::to_string(::getpid()) + ".journal";
-    file = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    path = directory + file_name(engine);
+    // Never one that is there: it may be somebody's, or lead somewhere else.
+    file = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!file.valid() || ::ftruncate(file.get(), static_cast<off_t>(size())) != 0)
       return Status(ErrorCode::invalid_argument,
                     "R2CCL_JOURNAL_DIR: cannot write '" + path + "': " + std::strerror(errno));
@@ -50,7 +80,10 @@ Result<Journal> Journal::open(const std::string& directory) {
   header.version = journal_version;
   header.process = static_cast<std::uint32_t>(::getpid());
   header.rail_capacity = rail_capacity;
+  header.group_capacity = group_capacity;
   header.record_capacity = record_capacity;
+  header.opened_clock_ns = clock_ns(CLOCK_REALTIME);
+  header.opened_ns = header.heartbeat_ns = clock_ns(CLOCK_MONOTONIC);
   std::memcpy(header.magic, "R2JOURNL", sizeof(header.magic));
   return journal;
 }
@@ -62,12 +95,20 @@ Journal::~Journal() {
   if (memory_ != nullptr) ::munmap(memory_, size());
 }
 
-std::uint32_t Journal::add_rail(std::string_view name, std::string_view peer) {
+void Journal::set_label(std::string_view label) {
+  copy_text(header().label, sizeof(header().label), label);
+}
+
+void Journal::beat(std::int64_t now) { publish(header().heartbeat_ns, now); }
+
+std::uint32_t Journal::add_rail(std::string_view name, std::string_view peer,
+                                std::string_view device) {
   const std::uint32_t entry = header().rail_count;
   if (entry >= rail_capacity) return no_rail_entry;
   JournalRail* added = reinterpret_cast<JournalRail*>(memory_ + rails_offset) + entry;
   copy_text(added->name, sizeof(added->name), name);
   copy_text(added->peer, sizeof(added->peer), peer);
+  copy_text(added->device, sizeof(added->device), device);
   std::atomic_ref(header().rail_count).store(entry + 1, std::memory_order_release);
   return entry;
 }
@@ -75,6 +116,25 @@ std::uint32_t Journal::add_rail(std::string_view name, std::string_view peer) {
 JournalRail* Journal::rail(std::uint32_t entry) {
   if (entry == no_rail_entry) return nullptr;
   return reinterpret_cast<JournalRail*>(memory_ + rails_offset) + entry;
+}
+
+JournalGroup* Journal::add_group(std::string_view name, std::uint64_t id, int rank, int ranks) {
+  auto* groups = reinterpret_cast<JournalGroup*>(memory_ + groups_offset);
+  JournalGroup* added = groups + header().group_count;
+  if (header().group_count == group_capacity) {
+    added =
+        std::find_if(groups, added, [](const JournalGroup& group) { return group.closed != 0; });
+    if (added == groups + group_capacity) return nullptr;
+    *added = {};
+  }
+  copy_text(added->name, sizeof(added->name), name);
+  added->id = id;
+  added->rank = static_cast<std::uint32_t>(rank);
+  added->ranks = static_cast<std::uint32_t>(ranks);
+  if (header().group_count < group_capacity)
+    std::atomic_ref(header().group_count)
+        .store(header().group_count + 1, std::memory_order_release);
+  return added;
 }
 
 void Journal::record(JournalRecord record) {
@@ -86,6 +146,37 @@ void Journal::record(JournalRecord record) {
   std::memcpy(place, &record, sizeof(record));
   std::atomic_ref(place->sequence).store(count + 1, std::memory_order_release);
   std::atomic_ref(header().record_count).store(count + 1, std::memory_order_release);
+}
+
+void note_call_begins(JournalGroup* group, Collective collective, std::int64_t now) {
+  if (group == nullptr) return;
+  publish(group->call_collective, static_cast<std::uint8_t>(collective));
+  publish(group->call_began_ns, now);
+}
+
+void note_call_ends(JournalGroup* group, std::size_t bytes, std::int64_t now, bool failed) {
+  if (group == nullptr) return;
+  const auto took =
+      static_cast<std::uint64_t>(std::max<std::int64_t>(1, now - group->call_began_ns));
+  publish(group->call_began_ns, std::int64_t{0});
+  if (failed) return add(group->failed_calls, std::uint64_t{1});
+  JournalLatency& latency = group->latencies[group->call_collective];
+  const std::uint64_t units = (took - 1) >> first_bucket_log2;
+  const auto bucket = std::min<std::size_t>(std::bit_width(units), latency.buckets.size() - 1);
+  add(latency.calls, std::uint64_t{1});
+  add(latency.total_ns, took);
+  add(latency.bytes, std::uint64_t{bytes});
+  add(latency.buckets[bucket], std::uint64_t{1});
+}
+
+void note_stall(JournalGroup* group, std::int64_t ns) {
+  if (group == nullptr) return;
+  add(group->stalled_calls, std::uint64_t{1});
+  add(group->stalled_ns, static_cast<std::uint64_t>(ns));
+}
+
+void note_closed(JournalGroup* group) {
+  if (group != nullptr) publish(group->closed, std::uint8_t{1});
 }
 
 }  // namespace r2ccl

@@ -46,8 +46,20 @@ SUBCOMMANDS = {
     "doctor": LazyCommand(
         "r2serve.topo.cli", "Say what would keep rails from working here.", attribute="check"
     ),
+    "events": LazyCommand(
+        "r2serve.observe.live", "Show what happens to this node's rails.", attribute="events"
+    ),
     "journal": LazyCommand("r2serve.observe.cli", "Show what happened to the rails of workers."),
+    "rails": LazyCommand(
+        "r2serve.observe.live", "Show the rails of this node's workers.", attribute="rails"
+    ),
+    "sidecar": LazyCommand(
+        "r2serve.observe.sidecar.cli", "Serve probes, metrics, rails and events.", "sidecar"
+    ),
     "sim": LazyCommand("r2serve.sim.cli", "Run whole jobs with random faults in simulated time."),
+    "top": LazyCommand(
+        "r2serve.observe.live", "Watch rails, collectives and events, live.", attribute="top"
+    ),
     "topo": LazyCommand(
         "r2serve.topo.cli", "Show NICs, rails and failover chains of this node.", attribute="topo"
     ),

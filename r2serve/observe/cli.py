@@ -16,9 +16,8 @@ from r2serve.config import Config
 from r2serve.errors import ConfigError
 from r2serve.observe import journal
 from r2serve.observe.journal import Event, Journal
+from r2serve.observe.live import clock, rail_cells, rail_columns, what
 from r2serve.observe.trace import chrome_trace
-
-_STATE_COLOURS = {"UP": "green", "SUSPECT": "yellow", "DOWN": "red", "FENCING": "red"}
 
 
 def read(places: tuple[Path, ...]) -> list[Journal]:
@@ -39,7 +38,7 @@ def read(places: tuple[Path, ...]) -> list[Journal]:
         places = (Path(folder),)
     found = []
     for place in places:
-        for path in sorted(place.glob("r2ccl-*.journal")) if place.is_dir() else [place]:
+        for path in sorted(place.glob(journal.PATTERN)) if place.is_dir() else [place]:
             try:
                 found.append(journal.read(path))
             except (OSError, journal.JournalError) as error:
@@ -47,7 +46,9 @@ def read(places: tuple[Path, ...]) -> list[Journal]:
                     raise click.ClickException(f"{path}: {error}") from error
                 click.echo(f"{path}: {error}", err=True)
     if not found:
-        raise click.ClickException(f"no readable r2ccl-*.journal in {', '.join(map(str, places))}")
+        raise click.ClickException(
+            f"no readable {journal.PATTERN} in {', '.join(map(str, places))}"
+        )
     return found
 
 
@@ -78,7 +79,7 @@ def show(places: tuple[Path, ...], last: int, json_wanted: bool) -> None:
     console = Console()
     for one in found:
         console.print(_rails(one))
-        console.print(_events(one.events[-last:] if last > 0 else []))
+        console.print(_events(one, one.events[-last:] if last > 0 else []))
 
 
 @command.command()
@@ -104,22 +105,15 @@ def dump(places: tuple[Path, ...], form: str | None, output: Path | None) -> Non
 
 
 def _rails(one: Journal) -> Table:
-    table = Table(title=f"process {one.process}: rails", box=box.SIMPLE_HEAD)
-    for column in ("rail", "peer", "kind", "state", "cause", "epoch", "sent", "received"):
+    who = f"{one.label}, process {one.process}" if one.label else f"process {one.process}"
+    table = Table(title=f"{who}: rails", box=box.SIMPLE_HEAD)
+    for column in (*rail_columns(), "sent", "received"):
         table.add_column(column)
     for column in ("replayed", "hedged", "round trip us"):
         table.add_column(column, justify="right")
     for rail in one.rails:
-        colour = _STATE_COLOURS.get(rail.state, "cyan")
-        cause = "" if rail.cause == "none" else rail.cause
-        verdict = "" if rail.verdict == "none" else f" ({rail.verdict})"
         table.add_row(
-            rail.name,
-            rail.peer,
-            rail.kind,
-            f"[{colour}]{rail.state}[/]",
-            cause + verdict,
-            str(rail.epoch),
+            *rail_cells(rail),
             decimal(rail.tx_bytes),
             decimal(rail.rx_bytes),
             str(rail.replayed_chunks),
@@ -129,21 +123,11 @@ def _rails(one: Journal) -> Table:
     return table
 
 
-def _events(events: list[Event]) -> Table:
+def _events(one: Journal, events: list[Event]) -> Table:
     table = Table(title="last events", box=box.SIMPLE_HEAD)
-    for column in ("before the last", "event", "rail", "peer", "what"):
+    for column in ("time", "event", "rail", "peer", "what"):
         table.add_column(column)
     for event in events:
-        before = (events[-1].time_ns - event.time_ns) / 1e9
-        table.add_row(f"{before:.3f} s", event.kind, event.rail, event.peer, _what(event))
+        at = clock(one.clock_ns(event.time_ns))
+        table.add_row(at, event.kind, event.rail, event.peer, what(event))
     return table
-
-
-def _what(event: Event) -> str:
-    if event.kind == "stall":
-        return f"{event.value / 1e6:.2f} ms in call {event.call} of {decimal(event.detail)}"
-    if event.kind in ("replay", "hedge"):
-        return f"{event.value} chunks"
-    if event.kind == "speed":
-        return f"{event.text}: {decimal(event.value)}/s"
-    return event.text

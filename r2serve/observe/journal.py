@@ -1,20 +1,26 @@
-"""Reads a worker's journal: live rail counters and the last events.
+"""Reads a worker's journal: live counters of rails and collectives, and the last events.
 
-The layout is that of ``csrc/journal/journal.hpp``, version 2.  A journal is readable while it is
-written and after its writer died.
+The layout is that of ``csrc/journal/journal.hpp``, version 3 (docs/journal.md).  A journal is
+readable while it is written and after its writer died.  Files are read, never mapped: nothing that
+happens to one can harm its reader.
 """
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 MAGIC = b"R2JOURNL"
-VERSION = 2
+VERSION = 3
+PATTERN = "r2ccl-*.journal"
 
-_HEADER = struct.Struct("<8sIIIIIIQ24x")
-_RAIL = struct.Struct("<32s32sBBBBIQQQQQqqQ")
+_HEADER = struct.Struct("<8sIIIIIIIIQqqq32s24x")
+_RAIL = struct.Struct("<32s32s32sBBBBIB7xqQQQQQqqQ")
+_GROUP = struct.Struct("<32sQIIqQQQBB6x")
+_LATENCY = struct.Struct("<QQQ24Q")
 _RECORD = struct.Struct("<QqBBBBIIIQQQ")
 
 RAIL_KINDS = ("tcp", "shm", "control", "verbs", "sim")
@@ -34,7 +40,33 @@ RAIL_CAUSES = (
     "device-error",
 )
 RAIL_VERDICTS = ("none", "local NIC", "remote NIC", "path", "transient", "peer")
-EVENT_KINDS = ("", "rail_state", "stall", "replay", "hedge", "abort", "verdict", "speed")
+EVENT_KINDS = (
+    "",
+    "rail_state",
+    "stall",
+    "replay",
+    "hedge",
+    "abort",
+    "verdict",
+    "speed",
+    "injected",
+)
+FAULTS = ("heal", "cut", "drop", "error")
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "gather",
+    "all_to_all",
+    "send",
+    "recv",
+    "barrier",
+)
+BUCKETS_S = (*(4096e-9 * 2**power for power in range(23)), float("inf"))
+"""Upper bounds of a latency histogram's buckets, in seconds."""
+
+_GROUP_BYTES = _GROUP.size + len(COLLECTIVES) * _LATENCY.size
 
 
 class JournalError(ValueError):
@@ -48,10 +80,15 @@ class RailCounters:
     name: str
     kind: str
     peer: str
+    device: str
+    """The interface, or the RDMA device and port; empty: none was named."""
     state: str
     cause: str
     verdict: str
+    slow: bool
     epoch: int
+    since_ns: int
+    """When it came to be in its state."""
     tx_bytes: int
     rx_bytes: int
     data_tx_bytes: int
@@ -61,6 +98,37 @@ class RailCounters:
     round_trip_ns: int
     rate: int
     """Bytes per second when the rail was last what traffic waited for; 0: it never was."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The calls of one collective that a communicator has ended."""
+
+    calls: int
+    total_ns: int
+    bytes: int
+    """Of this rank's larger buffer."""
+    buckets: tuple[int, ...]
+    """Calls by duration, each in one bucket of :data:`BUCKETS_S`."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A communicator of the process."""
+
+    name: str
+    id: int
+    rank: int
+    ranks: int
+    call: str
+    """The collective that it is in; empty: none."""
+    call_began_ns: int
+    failed_calls: int
+    stalled_calls: int
+    stalled_ns: int
+    closed: bool
+    latencies: dict[str, Latency]
+    """By collective; of those that were called."""
 
 
 @dataclass(frozen=True)
@@ -82,55 +150,162 @@ class Event:
     value: int
     detail: int
     text: str
+    sequence: int = 0
+    """Counts a journal's records, from 1."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """A snapshot.  ``events`` are oldest first; the oldest ones may have been overwritten."""
+    """A snapshot.  ``events`` are oldest first; the oldest ones may have been overwritten.
+
+    Times are CLOCK_MONOTONIC, in ns; :meth:`clock_ns` tells the time of day.
+    """
 
     process: int
     rails: list[RailCounters] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    label: str = ""
+    """What the process is for people: "rank 0"."""
+    opened_ns: int = 0
+    opened_clock_ns: int = 0
+    heartbeat_ns: int = 0
+    """When the process last looked after its links; 0: it has closed them."""
+    record_count: int = 0
+    """Records ever written."""
+
+    def clock_ns(self, time_ns: int) -> int:
+        """CLOCK_REALTIME, in ns, at a time of this journal's."""
+        return self.opened_clock_ns + time_ns - self.opened_ns
 
 
-def read(path: str | Path, *, events: bool = True) -> Journal:
-    """Read a journal file; without its events that takes a fraction of the time.
+@dataclass(frozen=True)
+class _Header:
+    process: int
+    rail_capacity: int
+    group_capacity: int
+    record_capacity: int
+    rail_count: int
+    group_count: int
+    record_count: int
+    opened_ns: int
+    opened_clock_ns: int
+    heartbeat_ns: int
+    label: str
+
+    @property
+    def groups_at(self) -> int:
+        return _HEADER.size + self.rail_capacity * _RAIL.size
+
+    @property
+    def records_at(self) -> int:
+        return self.groups_at + self.group_capacity * _GROUP_BYTES
+
+    @property
+    def size(self) -> int:
+        return self.records_at + self.record_capacity * _RECORD.size
+
+    def runs(self, after: int) -> Iterator[tuple[int, int, int]]:
+        """Where the records after that one lie: first sequence, offset, how many."""
+        first = max(after, self.record_count - self.record_capacity) + 1
+        while first <= self.record_count:
+            place = (first - 1) % self.record_capacity
+            many = min(self.record_count + 1 - first, self.record_capacity - place)
+            yield first, self.records_at + place * _RECORD.size, many
+            first += many
+
+
+def read(path: str | Path, *, events: bool = True, after: int = 0) -> Journal:
+    """Read a journal file; only events whose sequence is above `after`, or none at all.
 
     Raises:
         OSError: the file cannot be read.
         JournalError: it is no journal of this version.
     """
-    return parse(Path(path).read_bytes(), events=events)
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        header = _header(os.pread(file, _HEADER.size, 0), os.fstat(file).st_size)
+        tables = _HEADER.size, header.rail_count * _RAIL.size
+        groups = header.groups_at, header.group_count * _GROUP_BYTES
+        ring = [
+            (first, os.pread(file, many * _RECORD.size, offset))
+            for first, offset, many in (header.runs(after) if events else ())
+        ]
+        return _parse(
+            header, os.pread(file, tables[1], tables[0]), os.pread(file, groups[1], groups[0]), ring
+        )
+    except struct.error as error:
+        raise JournalError("the journal was truncated while it was read") from error
+    finally:
+        os.close(file)
 
 
-def parse(data: bytes, *, events: bool = True) -> Journal:
-    """Parse a journal's bytes.
+def parse(data: bytes, *, events: bool = True, after: int = 0) -> Journal:
+    """Parse a journal's bytes; only events whose sequence is above `after`, or none at all.
 
     Raises:
         JournalError: they are no journal of this version.
     """
+    header = _header(data[: _HEADER.size], len(data))
+    ring = [
+        (first, data[offset : offset + many * _RECORD.size])
+        for first, offset, many in (header.runs(after) if events else ())
+    ]
+    return _parse(header, data[_HEADER.size :], data[header.groups_at :], ring)
+
+
+def _header(data: bytes, size: int) -> _Header:
     if len(data) < _HEADER.size:
         raise JournalError(f"{len(data)} bytes are too few for a journal")
-    magic, version, process, rail_capacity, record_capacity, rail_count, _, count = (
-        _HEADER.unpack_from(data)
+    magic, version, process, rails, groups, records, rail_count, group_count, _, count, *rest = (
+        _HEADER.unpack(data)
     )
     if magic != MAGIC or version != VERSION:
         raise JournalError(f"not a journal of version {VERSION}: {magic!r}, version {version}")
-    records_at = _HEADER.size + rail_capacity * _RAIL.size
-    if len(data) < records_at + record_capacity * _RECORD.size or rail_count > rail_capacity:
+    *times, label = rest
+    opened_ns, opened_clock_ns, heartbeat_ns = times
+    header = _Header(
+        process,
+        rails,
+        groups,
+        records,
+        rail_count,
+        group_count,
+        count,
+        opened_ns,
+        opened_clock_ns,
+        heartbeat_ns,
+        _text(label),
+    )
+    if size < header.size or rail_count > rails or group_count > groups or (count and not records):
         raise JournalError("the journal is truncated")
-    rails = [
-        _rail(_RAIL.unpack_from(data, _HEADER.size + index * _RAIL.size))
-        for index in range(rail_count)
+    return header
+
+
+def _parse(header: _Header, rails: bytes, groups: bytes, ring: list[tuple[int, bytes]]) -> Journal:
+    found = [
+        _rail(_RAIL.unpack_from(rails, index * _RAIL.size)) for index in range(header.rail_count)
     ]
-    found = []
-    oldest = max(0, count - record_capacity) + 1
-    for sequence in range(oldest, count + 1) if events else ():
-        place = records_at + (sequence - 1) % record_capacity * _RECORD.size
-        record = _RECORD.unpack_from(data, place)
-        if record[0] == sequence:  # else: overwritten while it was copied
-            found.append(_event(record, rails))
-    return Journal(process=process, rails=rails, events=found)
+    return Journal(
+        process=header.process,
+        rails=found,
+        groups=[_group(groups, index * _GROUP_BYTES) for index in range(header.group_count)],
+        events=[
+            _event(record, found)
+            for first, run in ring
+            for sequence, record in enumerate(_RECORD.iter_unpack(run), first)
+            if record[0] == sequence  # else: overwritten while it was copied
+        ],
+        label=header.label,
+        opened_ns=header.opened_ns,
+        opened_clock_ns=header.opened_clock_ns,
+        heartbeat_ns=header.heartbeat_ns,
+        record_count=header.record_count,
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
 def _name(names: tuple[str, ...], index: int) -> str:
@@ -138,36 +313,71 @@ def _name(names: tuple[str, ...], index: int) -> str:
 
 
 def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
-    name, peer, kind, state, cause, verdict, *numbers = values
+    name, peer, device, kind, state, cause, verdict, epoch, slow, *numbers = values
     assert isinstance(name, bytes)
     assert isinstance(peer, bytes)
+    assert isinstance(device, bytes)
     integers = [int(number) for number in numbers]
     return RailCounters(
-        name.split(b"\0", 1)[0].decode("utf-8", "replace"),
+        _text(name),
         _name(RAIL_KINDS, int(kind)),
-        peer.split(b"\0", 1)[0].decode("utf-8", "replace"),
+        _text(peer),
+        _text(device),
         _name(RAIL_STATES, int(state)),
         _name(RAIL_CAUSES, int(cause)),
         _name(RAIL_VERDICTS, int(verdict)),
+        bool(slow),
+        int(epoch),
         *integers,
     )
 
 
+def _group(data: bytes, offset: int) -> Group:
+    name, number, rank, ranks, began, failed, stalled, stalled_ns, call, closed = (
+        _GROUP.unpack_from(data, offset)
+    )
+    latencies = {}
+    for index, collective in enumerate(COLLECTIVES):
+        calls, total_ns, moved, *buckets = _LATENCY.unpack_from(
+            data, offset + _GROUP.size + index * _LATENCY.size
+        )
+        if calls:
+            latencies[collective] = Latency(calls, total_ns, moved, tuple(buckets))
+    return Group(
+        name=_text(name),
+        id=number,
+        rank=rank,
+        ranks=ranks,
+        call=_name(COLLECTIVES, call) if began else "",
+        call_began_ns=began,
+        failed_calls=failed,
+        stalled_calls=stalled,
+        stalled_ns=stalled_ns,
+        closed=bool(closed),
+        latencies=latencies,
+    )
+
+
 def _event(values: tuple[int, ...], rails: list[RailCounters]) -> Event:
-    _, time_ns, kind, before, after, cause, rail, epoch, call, comm, value, detail = values
+    sequence, time_ns, number, before, after, cause, rail, epoch, call, comm, value, detail = values
+    kind = _name(EVENT_KINDS, number)
     text = ""
-    if _name(EVENT_KINDS, kind) == "rail_state":
+    if kind == "rail_state":
         text = f"{_name(RAIL_STATES, before)}->{_name(RAIL_STATES, after)}"
         if cause:
             text += f" {_name(RAIL_CAUSES, cause)}"
-    elif _name(EVENT_KINDS, kind) == "verdict":
+    elif kind == "verdict":
         text = _name(RAIL_VERDICTS, after)
-    elif _name(EVENT_KINDS, kind) == "speed":
+    elif kind == "speed":
         text = "slow" if after else "no longer slow"
+    elif kind == "injected":
+        text = _name(FAULTS, after)
+    elif kind == "stall":
+        text = _name(COLLECTIVES, before)
     known = rail < len(rails)
     return Event(
         time_ns=time_ns,
-        kind=_name(EVENT_KINDS, kind),
+        kind=kind,
         rail=rails[rail].name if known else "",
         peer=rails[rail].peer if known else "",
         epoch=epoch,
@@ -176,4 +386,5 @@ def _event(values: tuple[int, ...], rails: list[RailCounters]) -> Event:
         value=value,
         detail=detail,
         text=text,
+        sequence=sequence,
     )

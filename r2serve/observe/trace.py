@@ -28,7 +28,8 @@ def _process(place: int, journal: Journal) -> list[dict[str, Any]]:
     names = {_STALLS: "collectives"} | {
         number: f"{rail} to {peer}" for (rail, peer), number in tracks.items()
     }
-    found = [_metadata(place, None, "process_name", f"r2ccl {journal.process}")]
+    name = f"r2ccl {journal.process} {journal.label}".strip()
+    found = [_metadata(place, None, "process_name", name)]
     found += [_metadata(place, at, "thread_name", names[at]) for at in names]
     states: dict[int, Event] = {}
     for event in journal.events:
@@ -76,7 +77,12 @@ def _stall(process: int, event: Event) -> dict[str, Any]:
         "cat": "stall",
         "ts": (event.time_ns - event.value) / 1e3,
         "dur": event.value / 1e3,
-        "args": {"communicator": event.comm, "call": event.call, "bytes": event.detail},
+        "args": {
+            "communicator": event.comm,
+            "collective": event.text,
+            "call": event.call,
+            "bytes": event.detail,
+        },
     }
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import re
-import socket
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
+from pairs import free_port
 
 from r2serve.communicator import Communicator
 from r2serve.config import Config
@@ -43,18 +42,6 @@ def pair() -> Iterator[list[Communicator]]:
         closer.start()
     for closer in closers:
         closer.join()
-
-
-def free_port() -> int:
-    # Below the ports that the kernel gives to connections, one of which might take it meanwhile.
-    while True:
-        port = random.randrange(12_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 ONES = torch.ones(4, 3)

@@ -7,70 +7,29 @@ import json
 import re
 import struct
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from pairs import Pair, free_port
 
-from r2serve import _core
+from r2serve import Communicator
 from r2serve.config import Config
-from r2serve.errors import StartupTimeoutError
 from r2serve.observe import journal
 from r2serve.observe.cli import command
 from r2serve.observe.trace import chrome_trace
 from r2serve.process import Process
 
-_HEADER_BYTES, _RAIL_BYTES, _RECORD_BYTES = 64, 136, 56
-
-
-class Pair:
-    """Two engines of this process that are joined by two loopback rails."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        here = Config(rails="127.0.0.1,127.0.0.2", node="here", journal_dir=str(folder))
-        there = Config(rails="127.0.0.1,127.0.0.2", node="there")
-        self.ends = [Process(here, 0, None), Process(there, 1, None)]
-        for own, peer in (self.ends, self.ends[::-1]):
-            own.add_peer(peer.info, f"rank {peer.rank_hint}", own.rank_hint)
-        for own, peer in (self.ends, self.ends[::-1]):
-            connect(own.engine, peer.info.process)
-        self.engine = self.ends[0].engine
-
-    def wait_for_state(self, rail: int, state: str) -> None:
-        deadline = time.monotonic() + 20
-        while self.engine.rails()[rail]["state"] != state:
-            assert time.monotonic() < deadline, self.engine.rails()[rail]
-            time.sleep(0.005)
-
-    def close(self) -> None:
-        for end in self.ends:
-            end.engine.close(0.0)
-
-
-def connect(engine: _core.Engine, process: int) -> None:
-    """Opens the rails; that they are up is waited for elsewhere."""
-    try:
-        engine.connect([process], 0.0)
-    except StartupTimeoutError:
-        return
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path)
-    for rail in (0, 1):
-        made.wait_for_state(rail, "UP")
-    yield made
-    made.close()
+_HEADER_BYTES, _RAIL_BYTES, _GROUP_BYTES, _RECORD_BYTES = 128, 184, 2032, 56
 
 
 def test_file_and_memory_say_the_same(pair: Pair) -> None:
     (path,) = pair.folder.glob("r2ccl-*.journal")
     in_memory = journal.parse(pair.engine.journal_bytes())
     on_file = journal.read(path)
-    assert path.name == f"r2ccl-{on_file.process}.journal"
+    assert path.name.startswith(f"r2ccl-{on_file.process}-")
     assert [rail.name for rail in on_file.rails] == ["rail0@node0", "rail1@node0"]
     assert [rail.name for rail in in_memory.rails] == ["rail0@node0", "rail1@node0"]
     assert on_file.events[: len(in_memory.events)] == in_memory.events
@@ -86,11 +45,12 @@ def test_rails_are_told_with_their_counters(pair: Pair) -> None:
 
 def test_every_move_of_a_rail_is_an_event(pair: Pair) -> None:
     before = time.monotonic_ns()
-    cut_and_healed(pair)
+    pair.cut_and_heal(1)
     events = journal.parse(pair.engine.journal_bytes()).events
     events = [event for event in events if event.time_ns >= before]
-    assert {event.kind for event in events} == {"rail_state"}
     assert {(event.rail, event.peer) for event in events} == {("rail1@node0", "rank 1")}
+    assert [event.text for event in events if event.kind == "injected"] == ["cut", "heal"]
+    events = [event for event in events if event.kind == "rail_state"]
     assert [event.text for event in events] == [
         "UP->DOWN injected",
         "DOWN->FENCING injected",
@@ -104,20 +64,63 @@ def test_every_move_of_a_rail_is_an_event(pair: Pair) -> None:
 
 def test_a_journal_stays_readable_when_its_writer_is_gone(pair: Pair) -> None:
     (path,) = pair.folder.glob("r2ccl-*.journal")
+    assert abs(time.monotonic_ns() - journal.read(path).heartbeat_ns) < 5e9
     pair.close()
-    assert len(journal.read(path).rails) == 2
+    closed = journal.read(path)
+    assert (len(closed.rails), closed.heartbeat_ns) == (2, 0)
+
+
+def test_a_journal_tells_the_time_of_day(pair: Pair) -> None:
+    pair.cut_and_heal(1)
+    (path,) = pair.folder.glob("r2ccl-*.journal")
+    read = journal.read(path)
+    assert abs(read.clock_ns(read.events[-1].time_ns) - time.time_ns()) < 20e9
+    assert abs(read.clock_ns(read.rails[1].since_ns) - read.clock_ns(read.events[-1].time_ns)) < 1e6
+    assert read.label == "rank 0"
+
+
+def test_each_engine_of_a_process_has_a_journal(tmp_path: Path) -> None:
+    config = Config(rails="127.0.0.1", journal_dir=str(tmp_path))
+    engines = [Process(config, rank, None).engine for rank in (0, 1)]
+    found = sorted(tmp_path.glob(journal.PATTERN))
+    assert sorted(journal.read(path).label for path in found) == ["rank 0", "rank 1"]
+    for engine in engines:
+        engine.close(0.0)
+
+
+def test_calls_are_counted_by_collective_and_duration(tmp_path: Path) -> None:
+    folders = [tmp_path / "0", tmp_path / "1"]
+    port = free_port()
+
+    def work(rank: int) -> None:
+        folders[rank].mkdir()
+        config = Config(rails="127.0.0.1", node="per-rank", journal_dir=str(folders[rank]))
+        with Communicator.standalone(
+            "127.0.0.1", port, rank, 2, name="tp:0", config=config, share_engine=False
+        ) as group:
+            for _ in range(5):
+                group.all_reduce(torch.ones(100))
+            group.barrier()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(work, (0, 1)))
+    for rank, folder in enumerate(folders):
+        (path,) = folder.glob(journal.PATTERN)
+        [group] = journal.read(path).groups
+        assert (group.name, group.rank, group.ranks, group.closed) == ("tp:0", rank, 2, True)
+        assert (group.call, group.failed_calls) == ("", 0)
+        assert {name: one.calls for name, one in group.latencies.items()} == {
+            "all_reduce": 5,
+            "barrier": 1,
+        }
+        reduced = group.latencies["all_reduce"]
+        assert sum(reduced.buckets) == 5
+        assert reduced.bytes == 5 * 400
+        longest = max(at for at, many in enumerate(reduced.buckets) if many)
+        assert 0 < reduced.total_ns <= 5 * journal.BUCKETS_S[longest] * 1e9
 
 
 # --- the command ----------------------------------------------------------------------------------
-
-
-def cut_and_healed(pair: Pair) -> None:
-    pair.engine.inject(1, "cut")
-    pair.engine.inject(1, "heal")
-    deadline = time.monotonic() + 20
-    while pair.engine.rails()[1]["epoch"] < 2 or pair.engine.rails()[1]["state"] != "UP":
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def ask(*words: str) -> str:
@@ -127,7 +130,7 @@ def ask(*words: str) -> str:
 
 
 def test_a_journal_is_shown(pair: Pair) -> None:
-    cut_and_healed(pair)
+    pair.cut_and_heal(1)
     text = ask("show", str(pair.folder))
     assert re.search(r"rail1@node0 +rank 1 +tcp +UP", text), text
     assert "UP->DOWN injected" in text
@@ -137,10 +140,11 @@ def test_a_journal_is_shown(pair: Pair) -> None:
 
 
 def test_all_of_a_journal_is_dumped(pair: Pair) -> None:
-    cut_and_healed(pair)
+    pair.cut_and_heal(1)
     (path,) = pair.folder.glob("r2ccl-*.journal")
     [dumped] = json.loads(ask("dump", str(path)))
-    assert dumped == json.loads(ask("show", "--json", str(path)))[0]
+    shown = json.loads(ask("show", "--json", str(path)))[0]
+    assert dumped | {"heartbeat_ns": 0} == shown | {"heartbeat_ns": 0}
     assert dumped["process"] == journal.read(path).process
     assert [rail["name"] for rail in dumped["rails"]] == ["rail0@node0", "rail1@node0"]
     assert "UP->DOWN injected" in [event["text"] for event in dumped["events"]]
@@ -149,7 +153,7 @@ def test_all_of_a_journal_is_dumped(pair: Pair) -> None:
 def test_a_trace_has_the_states_of_each_rail_one_after_the_other(
     pair: Pair, tmp_path: Path
 ) -> None:
-    cut_and_healed(pair)
+    pair.cut_and_heal(1)
     output = tmp_path / "trace.json"
     ask("dump", "--chrome-trace", "-o", str(output), str(pair.folder))
     events = json.loads(output.read_text())["traceEvents"]
@@ -174,12 +178,17 @@ def test_a_stall_is_on_the_trace_while_it_lasted() -> None:
         call=3,
         value=2_000_000,
         detail=4096,
-        text="",
+        text="all_reduce",
     )
     events = chrome_trace([journal.Journal(process=11, events=[stall])])["traceEvents"]
     [span] = [event for event in events if event["ph"] == "X"]
     assert (span["name"], span["ts"], span["dur"]) == ("stall", 3000.0, 2000.0)
-    assert span["args"] == {"communicator": 7, "call": 3, "bytes": 4096}
+    assert span["args"] == {
+        "communicator": 7,
+        "collective": "all_reduce",
+        "call": 3,
+        "bytes": 4096,
+    }
 
 
 def test_where_no_journal_is_the_command_says_so(
@@ -220,12 +229,26 @@ def record(sequence: int, kind: int = 2, rail: int = 0) -> bytes:
 
 
 def build(count: int, records: list[bytes], *, rails: int = 1, magic: bytes = b"R2JOURNL") -> bytes:
-    header = struct.pack("<8sIIIIIIQ24x", magic, 2, 4242, 2, len(records), rails, 0, count)
-    rail = struct.pack(
-        "<32s32sBBBBIQQQQQqqQ", b"rail0@node1", b"rank 3", 0, 4, 1, 2, 9, 1, 2, 3, 4, 5, 6, 7, 8
+    header = struct.pack(
+        "<8s8IQqqq32s24x",
+        magic,
+        *(3, 4242, 2, 1, len(records), rails, 1, 0),
+        count,
+        *(1_000, 5_000_000, 7_000),
+        b"rank 0",
     )
-    assert (len(header), len(rail)) == (_HEADER_BYTES, _RAIL_BYTES)
-    return header + rail + bytes(_RAIL_BYTES) + b"".join(records)
+    rail = struct.pack(
+        "<32s32s32sBBBBIB7xqQQQQQqqQ",
+        b"rail0@node1",
+        b"rank 3",
+        b"eth7",
+        *(0, 4, 1, 2, 9, 1),
+        *range(10, 19),
+    )
+    group = struct.pack("<32sQIIqQQQBB6x", b"tp:0", 77, 1, 2, 50, 3, 4, 5, 8, 0)
+    group += struct.pack("<27Q", 6, 60_000, 600, 1, 5, *[0] * 22) + bytes(8 * 216)
+    assert (len(header), len(rail), len(group)) == (_HEADER_BYTES, _RAIL_BYTES, _GROUP_BYTES)
+    return header + rail + bytes(_RAIL_BYTES) + group + b"".join(records)
 
 
 def test_fields_are_read_where_the_layout_puts_them() -> None:
@@ -236,20 +259,40 @@ def test_fields_are_read_where_the_layout_puts_them() -> None:
             name="rail0@node1",
             kind="tcp",
             peer="rank 3",
+            device="eth7",
             state="DOWN",
             cause="carrier",
             verdict="remote NIC",
+            slow=True,
             epoch=9,
-            tx_bytes=1,
-            rx_bytes=2,
-            data_tx_bytes=3,
-            replayed_chunks=4,
-            hedged_chunks=5,
-            last_tx_ns=6,
-            round_trip_ns=7,
-            rate=8,
+            since_ns=10,
+            tx_bytes=11,
+            rx_bytes=12,
+            data_tx_bytes=13,
+            replayed_chunks=14,
+            hedged_chunks=15,
+            last_tx_ns=16,
+            round_trip_ns=17,
+            rate=18,
         )
     ]
+    assert read.groups == [
+        journal.Group(
+            name="tp:0",
+            id=77,
+            rank=1,
+            ranks=2,
+            call="barrier",
+            call_began_ns=50,
+            failed_calls=3,
+            stalled_calls=4,
+            stalled_ns=5,
+            closed=False,
+            latencies={"all_reduce": journal.Latency(6, 60_000, 600, (1, 5, *[0] * 22))},
+        )
+    ]
+    assert (read.label, read.heartbeat_ns, read.record_count) == ("rank 0", 7_000, 1)
+    assert read.clock_ns(1_500) == 5_000_500
     assert read.events == [
         journal.Event(
             time_ns=10,
@@ -261,7 +304,8 @@ def test_fields_are_read_where_the_layout_puts_them() -> None:
             call=5,
             value=1000,
             detail=64,
-            text="",
+            text="reduce_scatter",
+            sequence=1,
         )
     ]
 
@@ -287,6 +331,26 @@ def test_a_record_that_is_being_overwritten_is_left_out() -> None:
     assert [event.time_ns for event in journal.parse(build(6, ring)).events] == [30, 40, 50]
 
 
+def test_only_what_is_new_is_read() -> None:
+    ring = [record(5), record(6), record(3), record(4)]
+    assert [event.sequence for event in journal.parse(build(6, ring), after=4).events] == [5, 6]
+    assert [event.sequence for event in journal.parse(build(6, ring), after=1).events] == [
+        3,
+        4,
+        5,
+        6,
+    ]
+    assert journal.parse(build(6, ring), after=6).events == []
+
+
+def test_a_file_is_read_as_its_bytes_are(tmp_path: Path) -> None:
+    data = build(6, [record(5), record(6), record(3), record(4)])
+    (tmp_path / "one").write_bytes(data)
+    for after in range(7):
+        assert journal.read(tmp_path / "one", after=after) == journal.parse(data, after=after)
+    assert journal.read(tmp_path / "one", events=False) == journal.parse(data, events=False)
+
+
 def test_an_event_of_no_rail_has_no_rails_name() -> None:
     (event,) = journal.parse(build(1, [record(1, rail=0xFFFFFFFF)])).events
     assert (event.rail, event.peer) == ("", "")
@@ -302,7 +366,7 @@ def test_what_a_newer_core_may_add_is_told_as_unknown() -> None:
     [
         (b"", "0 bytes are too few"),
         (b"R2JOURNL", "8 bytes are too few"),
-        (build(1, [record(1)], magic=b"R3JOURNL"), "not a journal of version 2"),
+        (build(1, [record(1)], magic=b"R3JOURNL"), "not a journal of version 3"),
         (build(1, [record(1)])[:-1], "truncated"),
         (build(1, [record(1)], rails=3), "truncated"),
     ],

@@ -163,16 +163,19 @@ def test_values_that_were_not_refused_in_words(case: str) -> None:
 
 
 def a_journal(rails: int = 2, records: int = 5) -> bytes:
-    header = struct.pack("<8sIIIIIIQ24x", b"R2JOURNL", 2, 7, rails + 1, 4, rails, 0, records)
+    sizes = (rails + 1, 1, 4, rails, 1, 0)
+    header = struct.pack("<8s8IQqqq56x", b"R2JOURNL", 3, 7, *sizes, records, 1, 2, 3)
+    numbers = (0, 2, 0, 0, 1, 0, *range(9))
     rail = b"".join(
-        struct.pack("<32s32sBBBBIQQQQQqqQ", b"rail%d" % i, b"rank 1", 0, 2, 0, 0, 1, *range(8))
+        struct.pack("<32s32s32sBBBBIB7xqQQQQQqqQ", b"rail%d" % i, b"rank 1", b"eth0", *numbers)
         for i in range(rails)
     )
+    group = struct.pack("<32sQIIqQQQBB6x", b"tp:0", 1, 0, 2, 5, 0, 0, 0, 1, 0) + b"\1" * 9 * 216
     ring = [b"\0" * 56] * 4
     for number in range(1, records + 1):
         record = (number, number, 1 + number % 7, 1, 2, 0, number % 3, 1, 1, 2, 3, 4)
         ring[(number - 1) % 4] = struct.pack("<QqBBBBIIIQQQ", *record)
-    return header + rail + b"\0" * 136 + b"".join(ring)
+    return header + rail + b"\0" * 184 + group + b"".join(ring)
 
 
 def parse(data: bytes) -> None:
@@ -181,13 +184,15 @@ def parse(data: bytes) -> None:
     except journal.JournalError as error:
         begins(error, ".")
         return
-    assert len(parsed.rails) * 128 + len(parsed.events) * 56 <= len(data)
+    size = 184 * len(parsed.rails) + 2032 * len(parsed.groups) + 56 * len(parsed.events)
+    assert size <= len(data)
     json.dumps(dataclasses.asdict(parsed))
 
 
 def test_the_journal_that_is_mutated_is_one() -> None:
     parsed = journal.parse(a_journal())
     assert len(parsed.rails) == 2
+    assert len(parsed.groups) == 1
     assert len(parsed.events) == 4
 
 
@@ -195,17 +200,17 @@ def test_the_journal_that_is_mutated_is_one() -> None:
 @given(st.binary(max_size=400))
 def test_a_journal_of_any_bytes(data: bytes) -> None:
     parse(data)
-    parse(b"R2JOURNL\2\0\0\0" + data)
+    parse(b"R2JOURNL\3\0\0\0" + data)
 
 
 @fuzz
-@given(st.integers(0, 700))
+@given(st.integers(0, 3000))
 def test_a_journal_cut_anywhere(size: int) -> None:
     parse(a_journal()[:size])
 
 
 @fuzz
-@given(st.lists(st.tuples(st.integers(8, 700), st.binary(min_size=1, max_size=8)), max_size=8))
+@given(st.lists(st.tuples(st.integers(8, 2900), st.binary(min_size=1, max_size=8)), max_size=8))
 def test_a_journal_changed_anywhere(edits: list[tuple[int, bytes]]) -> None:
     data = bytearray(a_journal())
     for at, change in edits:

@@ -22,6 +22,7 @@ enum class Collective : std::uint8_t {
   recv,
   barrier,
 };
+inline constexpr std::size_t collective_count = 9;
 enum class Algorithm : std::uint8_t { automatic, one_shot, two_shot };
 
 // Bytes of one element.

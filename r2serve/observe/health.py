@@ -1,0 +1,76 @@
+"""Whether requests can be served: what the probes of the sidecar answer."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+
+from r2serve.observe.watch import RUNNING, SILENT, Watch, Worker
+
+STUCK_S = 10.0
+"""A collective that takes longer than this is stuck: no failover takes a tenth of it."""
+
+OK, DEGRADED, FAILING, NO_ENGINE = "ok", "degraded", "failing", "no-engine"
+
+_CARRYING = ("UP", "SUSPECT")
+
+
+@dataclass(frozen=True)
+class Health:
+    """status: of the node; reasons: why it is not ok, one a line for people."""
+
+    status: str
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """Requests are served: with all rails, or with fewer."""
+        return self.status in (OK, DEGRADED)
+
+
+def examine(watch: Watch, stuck_s: float = STUCK_S) -> Health:
+    """Of all workers that have not closed their links."""
+    workers = watch.live()
+    if not workers:
+        return Health(NO_ENGINE, (f"no running worker has a journal in {watch.folder}",))
+    failing = [reason for worker in workers for reason in _failing(worker, stuck_s)]
+    if failing:
+        return Health(FAILING, tuple(failing))
+    degraded = [reason for worker in workers for reason in _degraded(worker)]
+    return Health(DEGRADED if degraded else OK, tuple(degraded))
+
+
+def _failing(worker: Worker, stuck_s: float) -> list[str]:
+    now_ns = time.monotonic_ns()
+    if worker.status == SILENT:
+        silent_s = (now_ns - worker.journal.heartbeat_ns) / 1e9
+        return [f"{worker.label}: nothing heard of the process for {silent_s:.0f} s"]
+    assert worker.status == RUNNING
+    reasons = []
+    states = defaultdict(list)
+    for rail in worker.journal.rails:
+        if rail.kind != "control":
+            states[rail.peer].append(rail.state)
+    for peer, found in states.items():
+        if not set(_CARRYING) & set(found):
+            reasons.append(f"{worker.label}: no rail to {peer} is left")
+    for group in worker.journal.groups:
+        waited_s = (now_ns - group.call_began_ns) / 1e9
+        if group.call and waited_s > stuck_s:
+            reasons.append(f"{worker.label}: in {group.call} of {group.name} for {waited_s:.0f} s")
+    return reasons
+
+
+def _degraded(worker: Worker) -> list[str]:
+    reasons = []
+    for rail in worker.journal.rails:
+        if rail.kind == "control":
+            continue
+        what = rail.state if rail.state != "UP" else "slow" if rail.slow else ""
+        if not what:
+            continue
+        cause = "" if rail.cause == "none" else f" ({rail.cause})"
+        verdict = "" if rail.verdict == "none" else f", the fault is at the {rail.verdict}"
+        reasons.append(f"{worker.label}: {rail.name} to {rail.peer} is {what}{cause}{verdict}")
+    return reasons

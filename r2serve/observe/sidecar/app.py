@@ -1,0 +1,241 @@
+"""The sidecar's HTTP interface."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Header, Query, Response
+from pydantic import BaseModel
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from r2serve.observe import health
+from r2serve.observe.sidecar import schema
+from r2serve.observe.sidecar.metrics import Metrics
+from r2serve.observe.watch import Told, Watch
+
+LOOK_S = 0.05
+"""How often journals are read."""
+MAX_STREAMS = 64
+PING_S = 15
+SEND_S = 30
+"""A client of the stream that takes nothing for so long is left."""
+MAX_PAGE = 1000
+
+Kind = Literal["rail_state", "verdict", "speed", "stall", "replay", "hedge", "abort", "injected"]
+
+_JSON = "application/json"
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_SECURITY = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+
+class State:
+    """The watch and what was rendered of it since it last looked."""
+
+    def __init__(self, watch: Watch, stuck_s: float) -> None:
+        self.watch = watch
+        self.stuck_s = stuck_s
+        self.metrics = Metrics(watch)
+        self.streams = 0
+        self._rendered: dict[str, bytes] = {}
+        self._news = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Read the journals and wake the streams."""
+        new = self.watch.look()
+        self.metrics.take(new)
+        self._rendered.clear()
+        if new:
+            self._news.set()
+            self._news = asyncio.Event()
+
+    async def news(self) -> None:
+        """Return when there are new events."""
+        await self._news.wait()
+
+    def health(self) -> health.Health:
+        return health.examine(self.watch, self.stuck_s)
+
+    def rendered(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """What ``make`` gives, made once for all who ask between two looks."""
+        if name not in self._rendered:
+            self._rendered[name] = make()
+        return self._rendered[name]
+
+
+def make_app(watch: Watch, *, stuck_s: float = health.STUCK_S) -> FastAPI:
+    """The application; it looks at the watch while it runs.
+
+    Args:
+        watch: of the folder with the workers' journals.
+        stuck_s: a collective that takes longer makes ``/readyz`` answer 503.
+    """
+    state = State(watch, stuck_s)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        state.look()
+        following = asyncio.create_task(state.follow())
+        yield
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+
+    app = FastAPI(
+        title="r2serve sidecar",
+        summary="Rails, failovers and what they cost, of the workers of this node.",
+        version=version("r2serve"),
+        lifespan=lifespan,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    )
+    app.state.sidecar = state
+    _add_probes(app, state)
+    _add_views(app, state)
+    _add_events(app, state)
+    return app
+
+
+def _json(view: BaseModel) -> bytes:
+    return view.model_dump_json().encode()
+
+
+def _respond(content: bytes, media_type: str = _JSON, status: int = 200) -> Response:
+    return Response(content, status, _SECURITY, media_type)
+
+
+def _add_probes(app: FastAPI, state: State) -> None:
+    @app.get(
+        "/livez", tags=["probes"], response_class=Response, responses=_text("The sidecar runs.")
+    )
+    async def livez() -> Response:
+        """Whether this sidecar runs: always, whatever the engine does."""
+        return _respond(b"ok\n", "text/plain")
+
+    @app.get(
+        "/readyz",
+        tags=["probes"],
+        response_model=schema.HealthView,
+        responses={503: {"model": schema.HealthView, "description": "Requests are not served."}},
+    )
+    async def readyz() -> Response:
+        """Whether requests are served: also while rails are lost, as long as one is left to each
+        peer and no collective is stuck."""
+        found = state.health()
+        return _respond(_json(schema.HealthView.of(found)), status=200 if found.ready else 503)
+
+    @app.get("/health", tags=["probes"], response_model=schema.HealthView)
+    async def healthy() -> Response:
+        """The same for people: always 200, what is wrong is said."""
+        return _respond(_json(schema.HealthView.of(state.health())))
+
+    @app.get("/metrics", tags=["probes"], response_class=Response, responses=_text("Metrics."))
+    async def metrics() -> Response:
+        """Prometheus' text format."""
+        return _respond(state.rendered("metrics", state.metrics.render), _PROMETHEUS)
+
+
+def _add_views(app: FastAPI, state: State) -> None:
+    @app.get("/v1/rails", tags=["rails"], response_model=schema.RailsView)
+    async def rails() -> Response:
+        """Each end of each rail that a running worker has."""
+        return _respond(state.rendered("rails", lambda: _json(schema.RailsView.of(state.watch))))
+
+    @app.get("/v1/topology", tags=["rails"], response_model=schema.TopologyView)
+    async def topology() -> Response:
+        """The workers of this node, also those that have ended."""
+        return _respond(
+            state.rendered("topology", lambda: _json(schema.TopologyView.of(state.watch)))
+        )
+
+
+def _add_events(app: FastAPI, state: State) -> None:
+    watch = state.watch
+
+    @app.get("/v1/events", tags=["events"], response_model=schema.EventsView)
+    async def events(
+        after: Annotated[int, Query(ge=0, le=2**62, description="Only later ones than this.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+        kind: Annotated[Kind | None, Query(description="Only of this kind.")] = None,
+    ) -> Response:
+        """What happened, a page at a time."""
+        found, reached = _page(watch.after(after), limit, kind)
+        return _respond(
+            _json(
+                schema.EventsView(
+                    events=[schema.EventView.of(told) for told in found],
+                    next=max(after, watch.last_id if reached is None else reached),
+                    first_kept=watch.events[0].id if watch.events else 0,
+                )
+            )
+        )
+
+    @app.get(
+        "/v1/events/stream",
+        tags=["events"],
+        response_class=Response,
+        responses={
+            200: {
+                "description": "Server-sent events: of each event its id, its kind, and as data "
+                "what /v1/events says of it.",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            },
+            503: {"description": f"There are {MAX_STREAMS} streams already."},
+        },
+    )
+    async def stream(
+        after: Annotated[
+            int | None,
+            Query(ge=0, le=2**62, description="Begin after this one; default: with news."),
+        ] = None,
+        last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+    ) -> Response:
+        """What happens, as it happens.
+
+        A client that was cut off goes on after its Last-Event-ID.  One that is too slow misses what
+        is no longer kept when its turn comes: as little as possible is lost, and no memory held.
+        """
+        if state.streams >= MAX_STREAMS:
+            return Response(status_code=503)
+        begin = watch.last_id if after is None else after
+        if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
+            begin = int(last_event_id)
+        return EventSourceResponse(
+            _follow(state, begin), headers=_SECURITY, ping=PING_S, send_timeout=SEND_S
+        )
+
+
+async def _follow(state: State, last: int) -> AsyncIterator[ServerSentEvent]:
+    """Holds nothing for its client but the id of the last event: what follows is the watch's."""
+    state.streams += 1
+    try:
+        while True:
+            found = state.watch.after(last)[:MAX_PAGE]
+            if not found:
+                await state.news()
+            for told in found:
+                last = told.id
+                view = schema.EventView.of(told)
+                yield ServerSentEvent(data=view.model_dump_json(), id=str(told.id), event=view.kind)
+    finally:
+        state.streams -= 1
+
+
+def _page(found: list[Told], limit: int, kind: str | None) -> tuple[list[Told], int | None]:
+    """The first ones of that kind, and the id of the last one if there are more."""
+    if kind is not None:
+        found = [told for told in found if told.event.kind == kind]
+    return (found[:limit], found[limit - 1].id) if len(found) > limit else (found, None)
+
+
+def _text(description: str) -> dict[int | str, dict[str, object]]:
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    return {200: {"description": description, "content": content}}

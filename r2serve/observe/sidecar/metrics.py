@@ -1,0 +1,226 @@
+"""The Prometheus metrics of a watch."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from r2serve.observe import health
+from r2serve.observe.journal import BUCKETS_S, RAIL_STATES, Group, Latency
+from r2serve.observe.watch import RUNNING, Told, Watch, Worker
+
+VERDICT_S = 5.0
+"""A failover is counted when it is known where the fault is, but after so long at the latest."""
+
+_STALL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_WORKER = ("worker", "process", "node")
+_RAIL = (*_WORKER, "rail", "peer", "kind", "device")
+
+_RailKey = tuple[str, str, str, int]  # worker, rail, peer, epoch
+
+
+@dataclass
+class _Stalls:
+    total_s: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(_STALL_BUCKETS_S) + 1))
+
+    def add(self, seconds: float) -> None:
+        self.total_s += seconds
+        self.buckets[bisect_left(_STALL_BUCKETS_S, seconds)] += 1
+
+
+class Metrics(Collector):
+    """Counts what a watch tells, and renders it with what the workers are now."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._failovers: Counter[tuple[str, ...]] = Counter()
+        self._stalls: defaultdict[tuple[str, ...], _Stalls] = defaultdict(_Stalls)
+        self._unlocated: dict[_RailKey, tuple[float, tuple[str, ...]]] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def take(self, told: Iterable[Told]) -> None:
+        """Count new events, in the order of their ids."""
+        now_s = time.monotonic()
+        for one in told:
+            who = (one.label, one.worker, one.node)
+            event = one.event
+            key = (one.worker, event.rail, event.peer, event.epoch)
+            if event.kind == "stall":
+                self._stalls[(*who, one.group, event.text)].add(event.value / 1e9)
+            elif event.kind == "rail_state" and event.text.startswith(
+                ("UP->DOWN", "SUSPECT->DOWN")
+            ):
+                cause = event.text.partition(" ")[2] or "none"
+                self._unlocated[key] = now_s, (*who, event.rail, event.peer, cause)
+            elif event.kind == "verdict" and key in self._unlocated:
+                self._located(key, event.text)
+            elif event.kind == "rail_state" and event.text.endswith("->UP"):
+                for lost in [lost for lost in self._unlocated if lost[:3] == key[:3]]:
+                    self._located(lost, "none")  # it is back: nobody asks any more
+        for key in [
+            key for key, (since_s, _) in self._unlocated.items() if now_s - since_s > VERDICT_S
+        ]:
+            self._located(key, "none")
+
+    def _located(self, key: _RailKey, verdict: str) -> None:
+        _, labels = self._unlocated.pop(key)
+        self._failovers[(*labels, verdict)] += 1
+
+    def render(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry."""
+        yield InfoMetricFamily(
+            "r2serve_build", "This package.", value={"version": version("r2serve")}
+        )
+        state = health.examine(self._watch)
+        yield GaugeMetricFamily("r2serve_ready", "1: requests can be served.", value=state.ready)
+        workers = list(self._watch.workers.values())
+        yield self._workers(workers)
+        yield from self._rails(self._watch.live())
+        yield from self._collectives(workers)
+        yield self._failover_total()
+        yield self._failover_stalls()
+
+    def _workers(self, workers: list[Worker]) -> Metric:
+        up = GaugeMetricFamily(
+            "r2serve_worker_up", "1: the process looks after its links.", labels=_WORKER
+        )
+        for worker in workers:
+            up.add_metric(_who(worker), worker.status == RUNNING)
+        return up
+
+    def _rails(self, workers: list[Worker]) -> Iterator[Metric]:
+        up = GaugeMetricFamily("r2serve_rail_up", "1: carries traffic.", labels=_RAIL)
+        state = GaugeMetricFamily(
+            "r2serve_rail_state", "1 for the state that it is in.", labels=(*_RAIL, "state")
+        )
+        slow = GaugeMetricFamily("r2serve_rail_slow", "1: slow beside the others.", labels=_RAIL)
+        trip = GaugeMetricFamily(
+            "r2serve_rail_round_trip_seconds", "Of its probes and frames.", labels=_RAIL
+        )
+        moved = CounterMetricFamily(
+            "r2serve_rail_bytes", "Frames and payload.", labels=(*_RAIL, "direction")
+        )
+        replayed = CounterMetricFamily(
+            "r2serve_rail_replayed_chunks", "Sent again over it for a lost rail.", labels=_RAIL
+        )
+        hedged = CounterMetricFamily(
+            "r2serve_rail_hedged_chunks", "Sent again over it for a suspected rail.", labels=_RAIL
+        )
+        epochs = CounterMetricFamily(
+            "r2serve_rail_connections", "How often it was connected.", labels=_RAIL
+        )
+        for worker in workers:
+            for rail in worker.journal.rails:
+                labels = (*_who(worker), rail.name, rail.peer, rail.kind, rail.device)
+                up.add_metric(labels, rail.state == "UP")
+                for each in RAIL_STATES:
+                    state.add_metric((*labels, each), rail.state == each)
+                slow.add_metric(labels, rail.slow)
+                trip.add_metric(labels, rail.round_trip_ns / 1e9)
+                moved.add_metric((*labels, "tx"), rail.tx_bytes)
+                moved.add_metric((*labels, "rx"), rail.rx_bytes)
+                replayed.add_metric(labels, rail.replayed_chunks)
+                hedged.add_metric(labels, rail.hedged_chunks)
+                epochs.add_metric(labels, rail.epoch)
+        yield from (up, state, slow, trip, moved, replayed, hedged, epochs)
+
+    def _collectives(self, workers: list[Worker]) -> Iterator[Metric]:
+        labels = (*_WORKER, "group", "collective")
+        seconds = HistogramMetricFamily(
+            "r2serve_collective_seconds", "Duration of collectives.", labels=labels
+        )
+        moved = CounterMetricFamily(
+            "r2serve_collective_bytes", "Of the ranks' larger buffers.", labels=labels
+        )
+        stalled = CounterMetricFamily(
+            "r2serve_group_stalled_seconds", "Time that rail events cost.", labels=labels[:-1]
+        )
+        failed = CounterMetricFamily(
+            "r2serve_group_failed_calls", "Collectives that ended in an error.", labels=labels[:-1]
+        )
+        for worker in workers:
+            for name, groups in _by_name(worker).items():
+                who = (*_who(worker), name)
+                stalled.add_metric(who, sum(group.stalled_ns for group in groups) / 1e9)
+                failed.add_metric(who, sum(group.failed_calls for group in groups))
+                for collective, latency in _sum_of(groups).items():
+                    buckets = _cumulated(BUCKETS_S, latency.buckets)
+                    seconds.add_metric((*who, collective), buckets, latency.total_ns / 1e9)
+                    moved.add_metric((*who, collective), latency.bytes)
+        yield from (seconds, moved, stalled, failed)
+
+    def _failover_total(self) -> Metric:
+        total = CounterMetricFamily(
+            "r2serve_failover",
+            "Rails that were lost while in use.",
+            labels=(*_WORKER, "rail", "peer", "cause", "verdict"),
+        )
+        for labels, count in self._failovers.items():
+            total.add_metric(labels, count)
+        return total
+
+    def _failover_stalls(self) -> Metric:
+        stalls = HistogramMetricFamily(
+            "r2serve_failover_stall_seconds",
+            "How long collectives waited because of rail events.",
+            labels=(*_WORKER, "group", "collective"),
+        )
+        for labels, found in self._stalls.items():
+            buckets = _cumulated((*_STALL_BUCKETS_S, float("inf")), found.buckets)
+            stalls.add_metric(labels, buckets, found.total_s)
+        return stalls
+
+
+def _who(worker: Worker) -> tuple[str, str, str]:
+    return worker.label, worker.key, worker.node
+
+
+def _by_name(worker: Worker) -> dict[str, list[Group]]:
+    """An engine may have closed a group and made another of that name."""
+    found: defaultdict[str, list[Group]] = defaultdict(list)
+    for group in worker.journal.groups:
+        found[group.name].append(group)
+    return found
+
+
+def _sum_of(groups: list[Group]) -> dict[str, Latency]:
+    found: defaultdict[str, list[Latency]] = defaultdict(list)
+    for group in groups:
+        for collective, latency in group.latencies.items():
+            found[collective].append(latency)
+    return {
+        collective: Latency(
+            calls=sum(one.calls for one in all_of),
+            total_ns=sum(one.total_ns for one in all_of),
+            bytes=sum(one.bytes for one in all_of),
+            buckets=tuple(map(sum, zip(*(one.buckets for one in all_of), strict=True))),
+        )
+        for collective, all_of in found.items()
+    }
+
+
+def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Buckets as Prometheus has them: of all calls up to each bound."""
+    names = ["+Inf" if bound == float("inf") else str(float(bound)) for bound in bounds]
+    return list(zip(names, accumulate(counts), strict=True))

@@ -1,0 +1,68 @@
+"""Two engines of one process with rails between them, for tests of what is seen from outside."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from pathlib import Path
+
+from r2serve import _core
+from r2serve.config import Config
+from r2serve.errors import StartupTimeoutError
+from r2serve.process import Process
+
+
+class Pair:
+    """Two engines of this process that are joined by two loopback rails."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        here = Config(rails="127.0.0.1,127.0.0.2", node="here", journal_dir=str(folder))
+        there = Config(rails="127.0.0.1,127.0.0.2", node="there")
+        self.ends = [Process(here, 0, None), Process(there, 1, None)]
+        for own, peer in (self.ends, self.ends[::-1]):
+            own.add_peer(peer.info, f"rank {peer.rank_hint}", own.rank_hint)
+        for own, peer in (self.ends, self.ends[::-1]):
+            connect(own.engine, peer.info.process)
+        self.engine = self.ends[0].engine
+
+    def wait_for_state(self, rail: int, state: str) -> None:
+        deadline = time.monotonic() + 20
+        while self.engine.rails()[rail]["state"] != state:
+            assert time.monotonic() < deadline, self.engine.rails()[rail]
+            time.sleep(0.005)
+
+    def cut_and_heal(self, rail: int) -> None:
+        """Until the rail is UP again, in another epoch."""
+        before = self.engine.rails()[rail]["epoch"]
+        self.engine.inject(rail, "cut")
+        self.engine.inject(rail, "heal")
+        deadline = time.monotonic() + 20
+        while (now := self.engine.rails()[rail])["epoch"] == before or now["state"] != "UP":
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        for end in self.ends:
+            end.engine.close(0.0)
+
+
+def connect(engine: _core.Engine, process: int) -> None:
+    """Opens the rails; that they are up is waited for elsewhere."""
+    try:
+        engine.connect([process], 0.0)
+    except StartupTimeoutError:
+        return
+
+
+def free_port() -> int:
+    # Below the ports that the kernel gives to connections, one of which might take it meanwhile.
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,82 @@
+"""``r2serve rails``, ``r2serve events`` and ``r2serve top`` beside engines that run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from pairs import Pair
+
+from r2serve.cli import main
+from r2serve.observe.live import journal_folder
+
+
+def ask(pair: Pair, name: str, *words: str) -> Result:
+    runner = CliRunner(env={"COLUMNS": "200"})
+    return runner.invoke(main, [name, "--journal-dir", str(pair.folder), *words])
+
+
+def test_rails_are_shown_and_the_status_says_whether_enough_are_left(pair: Pair) -> None:
+    shown = ask(pair, "rails")
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count(" UP ") == 2
+    rails = json.loads(ask(pair, "rails", "--json").stdout)
+    assert [(rail["label"], rail["name"], rail["state"]) for rail in rails] == [
+        ("rank 0", "rail0@node0", "UP"),
+        ("rank 0", "rail1@node0", "UP"),
+    ]
+    for rail in (0, 1):
+        pair.engine.inject(rail, "cut")
+    pair.engine.journal_bytes()  # what it is now is on file
+    gone = ask(pair, "rails")
+    assert gone.exit_code == 1
+    assert "rank 0: no rail to rank 1 is left" in gone.stderr
+
+
+def test_events_are_told_in_lines(pair: Pair) -> None:
+    pair.cut_and_heal(1)
+    lines = ask(pair, "events", "--last", "3").stdout.splitlines()
+    assert len(lines) == 3
+    assert lines[-1].endswith("rank 0 rail_state rail1@node0 to rank 1: PROBATION->UP")
+    events = [json.loads(line) for line in ask(pair, "events", "--json").stdout.splitlines()]
+    assert [event["text"] for event in events if event["kind"] == "injected"] == ["cut", "heal"]
+    assert ask(pair, "events", "--last", "0").stdout == ""
+
+
+@pytest.mark.timeout(60)
+def test_events_are_followed(pair: Pair) -> None:
+    words = ["events", "-f", "--last", "1", "--journal-dir", str(pair.folder)]
+    command = [sys.executable, "-c", "from r2serve.cli import main; main()", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().endswith("PROBATION->UP\n")
+            pair.cut_and_heal(1)
+            seen = [process.stdout.readline() for _ in range(3)]
+            assert seen[0].endswith("injected rail1@node0 to rank 1: cut\n")
+            assert "rail1@node0 to rank 1: UP->DOWN injected\n" in "".join(seen)
+        finally:
+            process.kill()
+
+
+def test_top_shows_all_at_once(pair: Pair) -> None:
+    pair.cut_and_heal(0)
+    shown = ask(pair, "top", "--count", "2").output
+    assert "ok  1 workers" in shown
+    assert shown.count("rail0@node0") >= 2
+    assert "PROBATION->UP" in shown
+    summary = json.loads(ask(pair, "top", "--json", "--count", "1").stdout)
+    assert summary["status"] == "ok"
+    assert len(summary["rails"]) == 2
+
+
+def test_where_journals_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2CCL_JOURNAL_DIR", "/run/there")
+    assert journal_folder(None) == Path("/run/there")
+    assert journal_folder(Path("/here")) == Path("/here")
+    monkeypatch.delenv("R2CCL_JOURNAL_DIR")
+    assert journal_folder(None).parts[:3] == ("/", "dev", "shm")

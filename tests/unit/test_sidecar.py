@@ -1,0 +1,185 @@
+"""The sidecar's answers, over journals that engines write meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pairs import Pair
+from prometheus_client.parser import text_string_to_metric_families
+
+from r2serve.observe.sidecar import app as sidecar
+from r2serve.observe.sidecar import metrics
+from r2serve.observe.watch import Watch
+
+GETS = ["/livez", "/health", "/metrics", "/v1/rails", "/v1/topology", "/v1/events"]
+
+
+def client_of(folder: Path) -> TestClient:
+    return TestClient(sidecar.make_app(Watch(folder)))
+
+
+@pytest.fixture
+def client(pair: Pair) -> Iterator[TestClient]:
+    with client_of(pair.folder) as made:
+        yield made
+
+
+def samples(client: TestClient) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def wait_for(client: TestClient, path: str, done: Any) -> Any:
+    deadline = time.monotonic() + 20
+    while not done(found := client.get(path).json()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+    return found
+
+
+def test_without_an_engine_everything_but_readyz_answers(tmp_path: Path) -> None:
+    with client_of(tmp_path / "not there") as client:
+        for path in GETS:
+            assert client.get(path).status_code == 200, path
+        assert client.get("/v1/rails").json() == {"rails": []}
+        assert client.get("/v1/topology").json() == {"workers": [], "unreadable": {}}
+        assert client.get("/v1/events").json() == {"events": [], "next": 0, "first_kept": 0}
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/readyz").json()["status"] == "no-engine"
+
+
+def test_every_documented_path_is_tested_here(client: TestClient) -> None:
+    documented = client.get("/openapi.json").json()["paths"]
+    assert set(documented) == {*GETS, "/readyz", "/v1/events/stream"}
+    assert {method for path in documented.values() for method in path} == {"get"}
+
+
+def test_rails_are_told(pair: Pair, client: TestClient) -> None:
+    def both(found: Any) -> bool:
+        return [rail["state"] for rail in found["rails"]] == ["UP", "UP"]
+
+    rails = wait_for(client, "/v1/rails", both)["rails"]
+    assert [rail["name"] for rail in rails] == ["rail0@node0", "rail1@node0"]
+    assert {rail["peer"] for rail in rails} == {"rank 1"}
+    assert client.get("/readyz").status_code == 200
+    pair.engine.inject(1, "cut")
+    (_, lost) = wait_for(client, "/v1/rails", lambda found: not both(found))["rails"]
+    assert lost["cause"] == "injected"
+    assert client.get("/readyz").status_code == 200
+    assert client.get("/readyz").json()["status"] == "degraded"
+    pair.engine.inject(0, "cut")
+    wait_for(client, "/readyz", lambda found: found["status"] == "failing")
+    assert client.get("/readyz").status_code == 503
+    assert client.get("/health").status_code == 200
+    assert client.get("/livez").text == "ok\n"
+
+
+def test_workers_are_told_also_when_they_have_ended(pair: Pair, client: TestClient) -> None:
+    (worker,) = wait_for(client, "/v1/topology", lambda found: found["workers"])["workers"]
+    assert (worker["label"], worker["node"], worker["status"]) == ("rank 0", "node0", "running")
+    pair.close()
+    (worker,) = wait_for(
+        client, "/v1/topology", lambda found: found["workers"][0]["status"] == "closed"
+    )["workers"]
+    assert client.get("/v1/rails").json() == {"rails": []}
+
+
+def test_events_come_in_pages(pair: Pair, client: TestClient) -> None:
+    pair.cut_and_heal(1)
+    everything = wait_for(
+        client, "/v1/events", lambda found: found["events"][-1]["text"] == "PROBATION->UP"
+    )
+    events = everything["events"]
+    assert everything["first_kept"] == events[0]["id"]
+    paged: list[Any] = []
+    after = 0
+    while (page := client.get("/v1/events", params={"after": after, "limit": 2}).json())["events"]:
+        assert len(page["events"]) <= 2
+        paged += page["events"]
+        after = page["next"]
+    assert paged == events
+    injected = client.get("/v1/events", params={"kind": "injected"}).json()
+    assert [event["text"] for event in injected["events"]] == ["cut", "heal"]
+    assert injected["next"] == events[-1]["id"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"after": -1}, "after"),
+        ({"after": "x"}, "after"),
+        ({"limit": 0}, "limit"),
+        ({"limit": 1001}, "limit"),
+        ({"kind": "gossip"}, "kind"),
+    ],
+)
+def test_a_wrong_query_is_named(client: TestClient, query: dict[str, Any], field: str) -> None:
+    answer = client.get("/v1/events", params=query)
+    assert answer.status_code == 422
+    assert answer.json()["detail"][0]["loc"] == ["query", field]
+
+
+def test_nothing_can_be_changed(client: TestClient) -> None:
+    for path in [*GETS, "/readyz", "/v1/events/stream"]:
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert client.request(method, path).status_code == 405, (method, path)
+
+
+def test_metrics_tell_what_rails_are_and_do(pair: Pair, client: TestClient) -> None:
+    found = samples(client)
+    assert [value for _, value in found["r2serve_ready"]] == [1.0]
+    up = {labels["rail"]: value for labels, value in found["r2serve_rail_up"]}
+    assert up == {"rail0@node0": 1.0, "rail1@node0": 1.0}
+    states = [labels["state"] for labels, value in found["r2serve_rail_state"] if value]
+    assert states == ["UP", "UP"]
+    assert all(value > 0 for _, value in found["r2serve_rail_bytes_total"])
+    pair.engine.inject(1, "cut")
+    deadline = time.monotonic() + 20
+    while dict(up)["rail1@node0"]:
+        assert time.monotonic() < deadline
+        up = {labels["rail"]: value for labels, value in samples(client)["r2serve_rail_up"]}
+    assert up == {"rail0@node0": 1.0, "rail1@node0": 0.0}
+
+
+def test_a_failover_is_counted_once(pair: Pair, client: TestClient) -> None:
+    for _ in range(3):
+        pair.cut_and_heal(1)
+    deadline = time.monotonic() + 20
+    while not (found := samples(client).get("r2serve_failover_total")) or found[0][1] < 3:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+    [(labels, value)] = found
+    assert (labels["rail"], labels["cause"], labels["peer"]) == (
+        "rail1@node0",
+        "injected",
+        "rank 1",
+    )
+    assert value == 3.0
+
+
+def test_a_failover_without_a_verdict_is_counted_all_the_same(
+    pair: Pair, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "VERDICT_S", 0.2)
+    pair.engine.inject(0, "cut")
+    deadline = time.monotonic() + 20
+    while not (found := samples(client).get("r2serve_failover_total")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert [value for _, value in found] == [1.0]
+
+
+def test_the_description_has_examples_that_are_true_to_it(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()["components"]["schemas"]
+    for name in ("HealthView", "RailView", "WorkerView", "EventView"):
+        (example,) = described[name]["examples"]
+        getattr(sidecar.schema, name).model_validate(example)
+        assert set(example) == set(described[name]["properties"])

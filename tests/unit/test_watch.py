@@ -1,0 +1,189 @@
+"""What is told of workers while they run: the watch, and the verdict of the probes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pairs import Pair, free_port
+
+from r2serve import Communicator
+from r2serve.config import Config
+from r2serve.observe import health, watch
+from r2serve.observe.watch import Told, Watch
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def moves(told: list[Told], rail: str) -> list[str]:
+    return [
+        one.event.text.partition(" ")[0]
+        for one in told
+        if one.event.kind == "rail_state" and one.event.rail == rail
+    ]
+
+
+def test_events_are_told_once_and_in_order(pair: Pair) -> None:
+    seen = Watch(pair.folder)
+    first = seen.look()
+    assert moves(first, "rail1@node0") == ["CONNECTING->PROBATION", "PROBATION->UP"]
+    pair.cut_and_heal(1)
+    new = seen.look()
+    assert moves(new, "rail1@node0") == [
+        "UP->DOWN",
+        "DOWN->FENCING",
+        "FENCING->CONNECTING",
+        "CONNECTING->PROBATION",
+        "PROBATION->UP",
+    ]
+    assert not moves(new, "rail0@node0")
+    assert seen.look() == []
+    assert list(seen.events) == first + new
+    assert seen.after(first[-1].id) == new
+    assert seen.after(0) == first + new
+    assert seen.after(new[-1].id) == []
+    ids = [told.id for told in seen.events]
+    assert ids == sorted(set(ids))
+    assert abs(new[-1].clock_ns - time.time_ns()) < 20e9
+
+
+def test_events_have_the_same_ids_for_whoever_looks_later(pair: Pair) -> None:
+    early = Watch(pair.folder)
+    early.look()
+    pair.cut_and_heal(0)
+    early.look()
+    late = Watch(pair.folder)
+    late.look()
+    assert [told.id for told in late.events] == [told.id for told in early.events]
+
+
+def test_only_so_many_events_are_kept(pair: Pair) -> None:
+    seen = Watch(pair.folder, max_events=3)
+    pair.cut_and_heal(1)
+    new = seen.look()
+    assert len(new) > 3
+    assert seen.after(0) == new[-3:]
+    assert seen.last_id == new[-1].id
+
+
+def test_what_a_rail_carries_is_told(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_RATE_S", 0.1)
+    seen = Watch(pair.folder)
+    seen.look()
+    time.sleep(0.3)  # of probes, once every few milliseconds
+    seen.look()
+    (worker,) = seen.live()
+    assert set(worker.rates) == {("rail0@node0", "rank 1"), ("rail1@node0", "rank 1")}
+    assert all(rates.tx > 0 for rates in worker.rates.values())
+    assert all(rates.rx > 0 for rates in worker.rates.values())
+
+
+def test_a_folder_may_come_later_and_a_journal_go(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    seen = Watch(folder)
+    assert seen.look() == []
+    folder.mkdir()
+    pair = Pair(folder)
+    until(lambda: bool(seen.look()))
+    (worker,) = seen.live()
+    assert (worker.label, worker.node, worker.status) == ("rank 0", "node0", "running")
+    pair.close()
+    until(lambda: bool(seen.look() or not seen.live()))
+    assert worker.status == "closed"
+    kept = list(seen.events)
+    worker.path.unlink()
+    until(lambda: bool(seen.look() or not seen.workers))
+    assert list(seen.events) == kept
+
+
+def test_what_is_no_journal_is_named_and_left_alone(pair: Pair) -> None:
+    (pair.folder / "r2ccl-1-1.journal").write_bytes(b"nothing")
+    seen = Watch(pair.folder)
+    assert seen.look()
+    assert len(seen.workers) == 1
+    assert seen.unreadable == {"r2ccl-1-1.journal": "7 bytes are too few for a journal"}
+
+
+# --- health ---------------------------------------------------------------------------------------
+
+
+def state_of(pair: Pair) -> health.Health:
+    seen = Watch(pair.folder)
+    seen.look()
+    return health.examine(seen)
+
+
+def test_without_a_worker_nothing_is_ready(tmp_path: Path) -> None:
+    found = health.examine(Watch(tmp_path))
+    assert (found.status, found.ready) == ("no-engine", False)
+    assert str(tmp_path) in found.reasons[0]
+
+
+def test_a_lost_rail_degrades_and_the_last_one_fails(pair: Pair) -> None:
+    assert state_of(pair) == health.Health("ok")
+    pair.engine.inject(1, "cut")
+    until(lambda: state_of(pair).status == "degraded")
+    found = state_of(pair)
+    assert found.ready
+    assert "rank 0: rail1@node0 to rank 1 is " in found.reasons[0]
+    assert "(injected)" in found.reasons[0]
+    pair.engine.inject(0, "cut")
+    until(lambda: state_of(pair).status == "failing")
+    found = state_of(pair)
+    assert not found.ready
+    assert found.reasons == ("rank 0: no rail to rank 1 is left",)
+    pair.engine.inject(1, "heal")
+    until(lambda: state_of(pair).status == "degraded")
+    pair.engine.inject(0, "heal")
+    until(lambda: state_of(pair).status == "ok")
+
+
+def test_a_process_that_is_silent_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SILENT_S", -1.0)
+    found = state_of(pair)
+    assert found.status == "failing"
+    assert found.reasons[0].startswith("rank 0: nothing heard of the process")
+
+
+def test_a_stuck_collective_fails_until_it_is_over(tmp_path: Path) -> None:
+    port = free_port()
+    go = threading.Event()
+
+    def work(rank: int) -> None:
+        config = Config(rails="127.0.0.1", node="per-rank", journal_dir=str(tmp_path))
+        with Communicator.standalone(
+            "127.0.0.1", port, rank, 2, name="tp:0", config=config, share_engine=False
+        ) as group:
+            group.barrier()
+            if rank == 1:
+                assert go.wait(20)
+            group.all_reduce(torch.ones(10))
+            assert done.wait(20)
+
+    done = threading.Event()
+    ranks = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1)]
+    for thread in ranks:
+        thread.start()
+    seen = Watch(tmp_path)
+
+    def status() -> str:
+        seen.look()
+        return health.examine(seen, stuck_s=0.2).status
+
+    until(lambda: status() == "failing" and not health.examine(seen, stuck_s=60).reasons)
+    (reason,) = health.examine(seen, stuck_s=0.2).reasons
+    assert reason.startswith("rank 0: in all_reduce of tp:0 for ")
+    go.set()
+    until(lambda: status() == "ok")
+    done.set()
+    for thread in ranks:
+        thread.join()

@@ -61,9 +61,18 @@ class Stream:
     """The two ranks, one in each node of a lab, and what has been read of their journals."""
 
     def __init__(
-        self, jobs: Any, lab: Lab, *, size: int = 16 * KIB, **config: str | int | float | bool
+        self,
+        jobs: Any,
+        lab: Lab,
+        *,
+        size: int = 16 * KIB,
+        per_rank: Callable[[int], Mapping[str, Any]] | None = None,
+        **config: str | int | float | bool,
     ) -> None:
-        """size: bytes of an all-reduce; config: options of r2ccl, on top of quick rejoining."""
+        """size: bytes of an all-reduce; config: options of r2ccl, on top of quick rejoining.
+
+        per_rank: more of them by rank.
+        """
         self.lab = lab
         options: dict[str, Any] = {
             "rails": ",".join(f"rail{rail}" for rail in range(lab.rails)),
@@ -75,6 +84,7 @@ class Stream:
             "stream.py",
             2,
             config=options | config,
+            per_rank=per_rank,
             popen=lambda rank: partial(lab.nodes[rank].popen),
             host=lab.nodes[0].management_address,
             bytes=size,

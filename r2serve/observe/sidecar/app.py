@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
@@ -11,6 +12,8 @@ from typing import Annotated, Literal
 from fastapi import FastAPI, Header, Query, Response
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Receive, Scope, Send
 
 from r2serve.observe import health
 from r2serve.observe.sidecar import schema
@@ -24,6 +27,10 @@ PING_S = 15
 SEND_S = 30
 """A client of the stream that takes nothing for so long is left."""
 MAX_PAGE = 1000
+BATCH = 100
+"""Events that a stream sends at once."""
+
+_LOG = logging.getLogger("r2serve.sidecar")
 
 Kind = Literal["rail_state", "verdict", "speed", "stall", "replay", "hedge", "abort", "injected"]
 
@@ -208,25 +215,36 @@ def _add_events(app: FastAPI, state: State) -> None:
         begin = watch.last_id if after is None else after
         if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
             begin = int(last_event_id)
-        return EventSourceResponse(
-            _follow(state, begin), headers=_SECURITY, ping=PING_S, send_timeout=SEND_S
-        )
+        return _Stream(_follow(state, begin), headers=_SECURITY, ping=PING_S, send_timeout=SEND_S)
 
 
-async def _follow(state: State, last: int) -> AsyncIterator[ServerSentEvent]:
+class _Stream(EventSourceResponse):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            _LOG.warning("left a client of the stream that took nothing for %g s", SEND_S)
+
+
+async def _follow(state: State, last: int) -> AsyncIterator[bytes]:
     """Holds nothing for its client but the id of the last event: what follows is the watch's."""
     state.streams += 1
     try:
         while True:
-            found = state.watch.after(last)[:MAX_PAGE]
+            found = state.watch.after(last)[:BATCH]
             if not found:
                 await state.news()
-            for told in found:
-                last = told.id
-                view = schema.EventView.of(told)
-                yield ServerSentEvent(data=view.model_dump_json(), id=str(told.id), event=view.kind)
+                continue
+            last = found[-1].id
+            yield b"".join(map(_message, found))
     finally:
         state.streams -= 1
+
+
+def _message(told: Told) -> bytes:
+    view = schema.EventView.of(told)
+    said = ServerSentEvent(data=view.model_dump_json(), id=str(told.id), event=view.kind)
+    return said.encode()
 
 
 def _page(found: list[Told], limit: int, kind: str | None) -> tuple[list[Told], int | None]:

@@ -1,0 +1,177 @@
+"""A sidecar a node beside a job over real rails: what it says when one is cut, and who may die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_rails import REJOIN_S, Stream
+
+VISIBLE_S = 0.25
+SETTLED_S = 20.0
+
+
+class Sidecar:
+    """A sidecar of its own process, over a folder."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.start()
+
+    def start(self) -> None:
+        words = ["sidecar", "--port", str(self.port), "--journal-dir", str(self.folder)]
+        command = [sys.executable, "-c", "from r2serve.cli import main; main()", *words]
+        self.process = subprocess.Popen(command)
+        deadline = time.monotonic() + SETTLED_S
+        while True:
+            with contextlib.suppress(urllib.error.URLError):
+                self.get("/livez")
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def ask(self, path: str) -> Any:
+        return json.loads(self.get(path)[1])
+
+    def events(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while page := self.ask(f"/v1/events?limit=1000&after={found[-1]['id'] if found else 0}")[
+            "events"
+        ]:
+            found += page
+        return found
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples with these labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in self.get("/metrics")[1].splitlines()
+            if re.match(rf"{name}\{{", line) and all(each in line for each in wanted)
+        )
+
+
+@pytest.fixture
+def sidecars(tmp_path: Path, free_ports: Any) -> Iterator[list[Sidecar]]:
+    """One for each of two nodes; the folders have the journals of the two ranks."""
+    made = []
+    for node, port in enumerate(free_ports(2)):
+        folder = tmp_path / f"node{node}"
+        folder.mkdir()
+        made.append(Sidecar(folder, port))
+    yield made
+    for sidecar in made:
+        sidecar.kill()
+
+
+def stream_of(jobs: Any, make_lab: Any, sidecars: list[Sidecar]) -> Stream:
+    return Stream(
+        jobs, make_lab(2), per_rank=lambda rank: {"journal_dir": str(sidecars[rank].folder)}
+    )
+
+
+def listen(sidecar: Sidecar, heard: list[tuple[float, dict[str, Any]]]) -> None:
+    """Notes events and when they came, until the sidecar ends."""
+    url = f"http://127.0.0.1:{sidecar.port}/v1/events/stream"
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as lines:
+        for line in lines:
+            if line.startswith(b"data: "):
+                heard.append((time.time(), json.loads(line.removeprefix(b"data: "))))
+
+
+@pytest.mark.timeout(120)
+def test_a_cut_is_told_at_once_and_counted(jobs, make_lab, sidecars, eventually, show) -> None:
+    stream = stream_of(jobs, make_lab, sidecars)
+    for sidecar in sidecars:
+        eventually("ready", lambda s=sidecar: s.get("/readyz")[0] == 200)
+    heard: list[list[tuple[float, dict[str, Any]]]] = [[], []]
+    for sidecar, into in zip(sidecars, heard, strict=True):
+        threading.Thread(target=listen, args=(sidecar, into), daemon=True).start()
+    time.sleep(0.5)
+    rail = stream.busiest()
+    stream.lab.cut(1, rail)
+    eventually(f"rail {rail} DOWN", lambda: stream.is_out(rail))
+    for node, sidecar in enumerate(sidecars):
+        name = f"rail{rail}@node{node}"
+        eventually(
+            "counted", lambda s=sidecar, n=name: s.metric("r2serve_failover_total", rail=n) == 1
+        )
+        assert sidecar.metric("r2serve_rail_up", rail=name) == 0
+        assert sidecar.metric("r2serve_rail_up", rail=f"rail{1 - rail}@node{node}") == 1
+        assert sidecar.get("/readyz")[0] == 200
+        assert sidecar.ask("/readyz")["status"] == "degraded"
+        (lost,) = [each for each in sidecar.ask("/v1/rails")["rails"] if each["name"] == name]
+        assert lost["device"] == f"rail{rail}"
+        assert (lost["state"], lost["peer"]) != ("UP", f"rank {node}")
+        downs = [
+            (at - datetime.fromisoformat(event["time"]).timestamp(), event)
+            for at, event in heard[node]
+            if "->DOWN" in event["text"]
+        ]
+        assert {event["rail"] for _, event in downs} == {name}
+        late_s = max(late for late, _ in downs)
+        show(f"node {node}: told {late_s * 1e3:.0f} ms after it happened: {downs[0][1]['text']}")
+        assert late_s < VISIBLE_S
+    stream.lab.heal(1, rail)
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    for sidecar in sidecars:
+        eventually("ok again", lambda s=sidecar: s.ask("/health")["status"] == "ok")
+        steps = sidecar.metric("r2serve_collective_seconds_count", collective="all_reduce")
+        assert steps > 0
+    stream.finish()
+    for sidecar in sidecars:
+        eventually("no engine", lambda s=sidecar: s.get("/readyz")[0] == 503)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("first", ["worker", "sidecar"])
+def test_nothing_that_was_written_is_lost_by_a_kill(
+    jobs, make_lab, sidecars, eventually, first: str
+) -> None:
+    stream = stream_of(jobs, make_lab, sidecars)
+    sidecar = sidecars[1]
+    stream.lab.cut(1, 0)
+    eventually("rail 0 DOWN", lambda: stream.is_out(0))
+    stream.lab.heal(1, 0)
+    eventually("rail 0 UP", lambda: stream.is_up(0), REJOIN_S)
+    told = stream.ranks[1].ask({"do": "events"})
+    eventually("all told", lambda: len(sidecar.events()) >= len(told))
+    before = sidecar.events()
+    if first == "sidecar":
+        sidecar.kill()
+    steps = stream.steps()
+    eventually("the job goes on", lambda: stream.steps() > steps + 10)
+    stream.ranks[1].process.kill()
+    stream.ranks[1].process.wait()
+    if first == "worker":
+        eventually("silent", lambda: sidecar.get("/readyz")[0] == 503, SETTLED_S)
+        assert "nothing heard" in sidecar.ask("/readyz")["reasons"][0]
+        assert sidecar.metric("r2serve_worker_up") == 0
+        sidecar.kill()
+    sidecar.start()
+    after = sidecar.events()
+    assert after[: len(before)] == before
+    assert [event["text"] for event in after] >= [event["text"] for event in told]

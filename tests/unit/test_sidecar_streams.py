@@ -1,0 +1,146 @@
+"""The sidecar's stream of events over real sockets: to those who read, and to those who do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import uvicorn
+from pairs import Pair
+
+from r2serve.observe.sidecar import app as sidecar
+from r2serve.observe.watch import Watch
+
+# As many events as a journal's ring holds, so that what is held for a client would be seen.
+MANY = 8000
+UNREAD_CLIENTS = 30
+
+
+class Server:
+    """A sidecar in a thread of this process."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.app = sidecar.make_app(watch)
+        self.state = self.app.state.sidecar
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=128)
+        # Or the kernel would take it all for a client that reads nothing.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        self.port: int = self.socket.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(self.app, log_level="warning", timeout_graceful_shutdown=1)
+        )
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._server.serve(sockets=[self.socket]))
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture
+def server(pair: Pair) -> Iterator[Server]:
+    made = Server(Watch(pair.folder))
+    until(lambda: bool(made.state.watch.events))
+    yield made
+    made.close()
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def stream(server: Server, query: str = "", *headers: str) -> Iterator[socket.socket]:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(20)
+        client.connect(("127.0.0.1", server.port))
+        request = [f"GET /v1/events/stream{query} HTTP/1.1", "Host: here", *headers, "", ""]
+        client.sendall("\r\n".join(request).encode())
+        try:
+            yield client
+        finally:
+            client.shutdown(socket.SHUT_RDWR)  # also where a reader of its lines is left
+
+
+def events_of(client: socket.socket) -> Iterator[dict[str, Any]]:
+    with client.makefile("r", encoding="utf-8", newline="") as lines:
+        for line in lines:
+            if line.startswith("data: "):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_stream_begins_with_news_and_tells_them_soon(pair: Pair, server: Server) -> None:
+    with stream(server) as client:
+        until(lambda: server.state.streams == 1)
+        pair.engine.inject(1, "cut")
+        struck_s = time.time()
+        events = events_of(client)
+        assert next(events)["text"] == "cut"
+        assert time.time() - struck_s < 5  # that it is a fraction of a second is benchmarked
+        assert next(events)["text"] == "UP->DOWN injected"
+    until(lambda: server.state.streams == 0)
+
+
+@pytest.mark.parametrize("way", ["query", "header"])
+def test_a_stream_goes_on_where_it_was_cut_off(pair: Pair, server: Server, way: str) -> None:
+    pair.cut_and_heal(1)
+    until(lambda: server.state.watch.events[-1].event.text == "PROBATION->UP")
+    everything = list(server.state.watch.events)
+    last = everything[-3].id
+    query, headers = (f"?after={last}", ()) if way == "query" else ("", (f"Last-Event-ID: {last}",))
+    with stream(server, query, *headers) as client:
+        events = events_of(client)
+        assert [next(events)["id"] for _ in range(2)] == [told.id for told in everything[-2:]]
+
+
+@pytest.mark.timeout(120)
+def test_clients_that_do_not_read_hold_no_memory_and_are_left(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar, "SEND_S", 2)
+    for _ in range(MANY):
+        pair.engine.inject(0, "heal")
+    server = Server(Watch(pair.folder))
+    try:
+        until(lambda: len(server.state.watch.events) > MANY / 2)
+        before = psutil.Process().memory_info().rss
+        with contextlib.ExitStack() as unread:
+            for _ in range(UNREAD_CLIENTS):
+                unread.enter_context(stream(server, "?after=0"))
+            until(lambda: server.state.streams == UNREAD_CLIENTS)
+            time.sleep(1)
+            held = psutil.Process().memory_info().rss - before
+            size = sum(len(told.event.text) + 250 for told in server.state.watch.events)
+            assert held < UNREAD_CLIENTS * size / 4
+            until(lambda: server.state.streams == 0)
+            with stream(server, "?after=0") as reader:  # meanwhile others are served
+                assert next(events_of(reader))["id"] == server.state.watch.events[0].id
+    finally:
+        server.close()
+
+
+def test_only_so_many_streams_are_open_at_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar, "MAX_STREAMS", 2)
+    with stream(server), stream(server):
+        until(lambda: server.state.streams == 2)
+        with stream(server) as third:
+            assert third.recv(12) == b"HTTP/1.1 503"
+    until(lambda: server.state.streams == 0)
+    with stream(server) as fourth:
+        assert fourth.recv(12) == b"HTTP/1.1 200"

@@ -286,8 +286,8 @@ class Config:
     # Observation.
     journal_dir: str = core(
         "",
-        "Existing folder in which each process keeps its journal, `r2ccl-<pid>.journal`. Empty: "
-        "in memory only",
+        "Existing folder in which each process keeps its journal, `r2ccl-<pid>-<engine>.journal`. "
+        "Empty: in memory only",
     )
     fault_file: str = core(
         "",

@@ -16,11 +16,14 @@ from r2serve import _core
 from r2serve.config import Config
 from r2serve.errors import ERROR_TYPES, ConfigError, R2cclError
 from r2serve.interfaces import Port, node_identity, select_ports
+from r2serve.observe import journal
 from r2serve.rdma import RdmaPort, list_ports
 from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
 
 LINGER_S = 5.0
 """How long a close may wait for delivery."""
+KEPT_JOURNALS = 64
+"""Of workers that have ended, in the folder of a new one."""
 
 _LOG = logging.getLogger("r2serve.r2ccl")
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
@@ -70,6 +73,8 @@ class Process:
     def __post_init__(self) -> None:
         config = self.config
         number = secrets.randbelow(2**32 - 1) + 1
+        if config.journal_dir:
+            journal.prune(config.journal_dir, KEPT_JOURNALS)
         self.engine = _core.Engine(config.core_fields(), number)
         self.engine.set_label(f"rank {self.rank_hint}")
         unix_name = f"r2ccl-{number}-{secrets.token_hex(8)}"

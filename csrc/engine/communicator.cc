@@ -90,14 +90,20 @@ CallTag Communicator::collective_tag(Collective collective, DType dtype, ReduceO
 
 template <typename Body>
 Status Communicator::run(const CallTag& tag, std::size_t bytes, Body body) {
+  return run_as(tag.collective, tag, bytes, std::move(body));
+}
+
+template <typename Body>
+Status Communicator::run_as(Collective noted, const CallTag& tag, std::size_t bytes, Body body) {
   if (closed_)
     return {ErrorCode::invalid_argument, "communicator '" + name() + "' has been closed"};
+  noted_ = noted;
   call_bytes_ = bytes;
   const Config& config = engine_->config();
   bulk_ =
       bytes > static_cast<std::size_t>(std::min(config.small_message_bytes, config.staging_bytes));
   stalled_ = 0;
-  note_call_begins(group_, tag.collective, now_ns());
+  note_call_begins(group_, noted, now_ns());
   Status status = begin(tag);
   if (status.ok()) status = conclude(body());
   note_call_ends(group_, bytes, now_ns(), !status.ok());
@@ -116,7 +122,7 @@ Status Communicator::conclude(Status status) {
     note_stall(group_, stalled_);
     engine_->journal_.record({.time_ns = now_ns(),
                               .kind = JournalKind::stall,
-                              .from = static_cast<std::uint8_t>(tag().collective),
+                              .from = static_cast<std::uint8_t>(noted_),
                               .rail = no_rail_entry,
                               .call = tag().number,
                               .communicator = id(),
@@ -221,8 +227,8 @@ Status Communicator::receive_from(std::byte* data, std::size_t count, DType dtyp
   // What the peer's matching send() says.
   CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
   tag.number = receives_[static_cast<std::size_t>(peer)]++;
-  return run(tag, count * size_of(dtype),
-             [&] { return r2ccl::recv(*this, data, count, dtype, peer); });
+  return run_as(Collective::recv, tag, count * size_of(dtype),
+                [&] { return r2ccl::recv(*this, data, count, dtype, peer); });
 }
 
 Status Communicator::barrier() {

@@ -70,6 +70,9 @@ class Communicator final : public LinkChannel {
   // Runs one call: `body` is the algorithm, `bytes` the size of this rank's larger buffer.
   template <typename Body>
   Status run(const CallTag& tag, std::size_t bytes, Body body);
+  // The journal knows the call as `noted`.
+  template <typename Body>
+  Status run_as(Collective noted, const CallTag& tag, std::size_t bytes, Body body);
   [[nodiscard]] CallTag collective_tag(Collective collective, DType dtype, ReduceOp op,
                                        std::size_t count, int root);
   Status begin(const CallTag& tag);
@@ -100,6 +103,7 @@ class Communicator final : public LinkChannel {
 
   std::mutex call_mutex_;  // held for a call
   std::uint32_t calls_ = 0;
+  Collective noted_ = Collective::barrier;
   std::size_t call_bytes_ = 0;
   bool bulk_ = false;  // the call is large: all rails of all members need attention
   TimeNs stalled_ = 0;

@@ -64,13 +64,13 @@ FileDescriptor make_eventfd() { return FileDescriptor(::eventfd(0, EFD_NONBLOCK 
 Result<std::shared_ptr<Engine>> Engine::create(const Config& config, std::uint32_t process,
                                                std::unique_ptr<LinkMonitor> monitor,
                                                std::shared_ptr<VerbsDriver> verbs) {
-  auto journal = Journal::open(config.journal_dir, process);
-  if (!journal.ok()) return journal.take_status();
   if (monitor == nullptr) {
     auto netlink = NetlinkLinkMonitor::open();
     if (!netlink.ok()) return netlink.take_status();
     monitor = std::move(netlink.value());
   }
+  auto journal = Journal::open(config.journal_dir, process);
+  if (!journal.ok()) return journal.take_status();
   return std::shared_ptr<Engine>(new Engine(config, process, std::move(journal.value()),
                                             std::move(monitor), std::move(verbs), make_eventfd()));
 }
@@ -280,7 +280,7 @@ void Engine::close(double linger_s) {
   connections_.reset();
   verbs_connections_.reset();
   for (auto& [process, peer] : peers_) peer->publish();
-  journal_.beat(0);
+  journal_.closed();
   log_.close();
 }
 

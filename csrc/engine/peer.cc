@@ -42,7 +42,8 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
     rails[i].verbs = description.rails[i].verbs;
     rails[i].route.device = description.rails[i].device;
     rails[i].since = now_ns();
-    rails[i].journal_entry = journal.add_rail(rails[i].name, label, rails[i].port());
+    rails[i].journal_entry = journal.add_rail(
+        {.name = rails[i].name, .peer = label, .device = rails[i].port(), .peer_engine = process});
   }
   link.set_observer(this);
   publish();
@@ -51,17 +52,20 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
 void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) {
   RailEnd& end = rails[rail];
   end.since = now_ns();
+  const bool in_use = from == RailState::up || from == RailState::suspect;
+  const bool failover =
+      in_use && to == RailState::down && end.kind != RailKind::control && !farewell();
   journal_.record({.time_ns = end.since,
                    .kind = JournalKind::rail_state,
                    .from = static_cast<std::uint8_t>(from),
                    .to = static_cast<std::uint8_t>(to),
                    .cause = static_cast<std::uint8_t>(cause),
                    .rail = end.journal_entry,
-                   .epoch = link.epoch(rail)});
+                   .epoch = link.epoch(rail),
+                   .value = failover ? 1U : 0U});
   // A suspicion that clears is no news to an operator.
-  const bool notable =
-      !closing && !link.peer_said_bye() &&
-      (to == RailState::down || (to == RailState::up && from == RailState::probation));
+  const bool notable = !farewell() && (to == RailState::down ||
+                                       (to == RailState::up && from == RailState::probation));
   std::string text = end.name + " to " + label + ": " + std::string(name_of(from)) + " -> " +
                      std::string(name_of(to));
   if (cause != RailCause::none) text += " (" + std::string(name_of(cause)) + ")";
@@ -87,7 +91,7 @@ void Peer::on_located(RailId rail, Verdict verdict) {
                    .to = static_cast<std::uint8_t>(verdict),
                    .rail = rails[rail].journal_entry,
                    .epoch = link.epoch(rail)});
-  if (closing || link.peer_said_bye()) return;
+  if (farewell()) return;
   const std::string& device = rails[rail].route.device;
   std::string text = rails[rail].name + " to " + label + ": the fault is " +
                      (verdict == Verdict::transient ? "" : "at the ") +
@@ -134,6 +138,8 @@ void Peer::publish() {
     entry->last_tx_ns = counters.last_tx_ns;
     entry->round_trip_ns = link.round_trip(id);
     entry->slow = link.slow(id) ? 1 : 0;
+    entry->may_carry = link.may_carry_data(id) ? 1 : 0;
+    entry->farewell = farewell() ? 1 : 0;
     entry->since_ns = rails[id].since;
     entry->verdict = static_cast<std::uint8_t>(link.verdict(id));
     entry->rate = static_cast<std::uint64_t>(link.rate(id));

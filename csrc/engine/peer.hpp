@@ -78,6 +78,7 @@ class Peer final : public LinkObserver, public CarriedLink {
   std::string refusal;  // why no rail can ever come up; empty: none such
   bool started = false;
   bool closing = false;
+  [[nodiscard]] bool farewell() const { return closing || link.peer_said_bye(); }
 
  private:
   Journal& journal_;

@@ -1,6 +1,7 @@
 #include "journal/journal.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,10 +11,9 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <span>
 #include <sstream>
 #include <utility>
-
-#include "drivers/file_descriptor.hpp"
 
 namespace r2ccl {
 namespace {
@@ -66,16 +66,21 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
     path = directory + file_name(engine);
     // Never one that is there: it may be somebody's, or lead somewhere else.
     file = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!file.valid() || ::ftruncate(file.get(), static_cast<off_t>(size())) != 0)
+    // All of it now: a store into a full file system would end the process.
+    int error = file.valid() ? ::posix_fallocate(file.get(), 0, static_cast<off_t>(size())) : errno;
+    if (error == 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) error = errno;
+    if (error != 0) {
+      if (file.valid()) (void)::unlink(path.c_str());
       return Status(ErrorCode::invalid_argument,
-                    "R2CCL_JOURNAL_DIR: cannot write '" + path + "': " + std::strerror(errno));
+                    "R2CCL_JOURNAL_DIR: cannot write '" + path + "': " + std::strerror(error));
+    }
   }
   const int flags = file.valid() ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
   void* memory = ::mmap(nullptr, size(), PROT_READ | PROT_WRITE, flags, file.get(), 0);
   if (memory == MAP_FAILED)
     return Status(ErrorCode::internal,
                   std::string("cannot map the journal: ") + std::strerror(errno));
-  Journal journal(static_cast<char*>(memory), path);
+  Journal journal(static_cast<char*>(memory), path, std::move(file));
   JournalHeader& header = journal.header();
   header.version = journal_version;
   header.process = static_cast<std::uint32_t>(::getpid());
@@ -84,12 +89,16 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
   header.record_capacity = record_capacity;
   header.opened_clock_ns = clock_ns(CLOCK_REALTIME);
   header.opened_ns = header.heartbeat_ns = clock_ns(CLOCK_MONOTONIC);
+  header.engine = engine;
+  std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(header.magic, "R2JOURNL", sizeof(header.magic));
   return journal;
 }
 
 Journal::Journal(Journal&& other) noexcept
-    : memory_(std::exchange(other.memory_, nullptr)), path_(std::move(other.path_)) {}
+    : memory_(std::exchange(other.memory_, nullptr)),
+      path_(std::move(other.path_)),
+      file_(std::move(other.file_)) {}
 
 Journal::~Journal() {
   if (memory_ != nullptr) ::munmap(memory_, size());
@@ -99,16 +108,20 @@ void Journal::set_label(std::string_view label) {
   copy_text(header().label, sizeof(header().label), label);
 }
 
-void Journal::beat(std::int64_t now) { publish(header().heartbeat_ns, now); }
+void Journal::beat(std::int64_t now) {
+  if (header().heartbeat_ns != 0) publish(header().heartbeat_ns, now);
+}
 
-std::uint32_t Journal::add_rail(std::string_view name, std::string_view peer,
-                                std::string_view device) {
+void Journal::closed() { publish(header().heartbeat_ns, std::int64_t{0}); }
+
+std::uint32_t Journal::add_rail(const RailNames& names) {
   const std::uint32_t entry = header().rail_count;
   if (entry >= rail_capacity) return no_rail_entry;
   JournalRail* added = reinterpret_cast<JournalRail*>(memory_ + rails_offset) + entry;
-  copy_text(added->name, sizeof(added->name), name);
-  copy_text(added->peer, sizeof(added->peer), peer);
-  copy_text(added->device, sizeof(added->device), device);
+  copy_text(added->name, sizeof(added->name), names.name);
+  copy_text(added->peer, sizeof(added->peer), names.peer);
+  copy_text(added->device, sizeof(added->device), names.device);
+  added->peer_engine = names.peer_engine;
   std::atomic_ref(header().rail_count).store(entry + 1, std::memory_order_release);
   return entry;
 }
@@ -119,22 +132,27 @@ JournalRail* Journal::rail(std::uint32_t entry) {
 }
 
 JournalGroup* Journal::add_group(std::string_view name, std::uint64_t id, int rank, int ranks) {
-  auto* groups = reinterpret_cast<JournalGroup*>(memory_ + groups_offset);
-  JournalGroup* added = groups + header().group_count;
-  if (header().group_count == group_capacity) {
-    added =
-        std::find_if(groups, added, [](const JournalGroup& group) { return group.closed != 0; });
-    if (added == groups + group_capacity) return nullptr;
-    *added = {};
+  const std::span groups(reinterpret_cast<JournalGroup*>(memory_ + groups_offset), group_capacity);
+  const auto used = groups.first(header().group_count);
+  const auto closed = [](const JournalGroup& group) { return group.closed != 0; };
+  auto entry = std::ranges::find_if(
+      used, [&](const JournalGroup& group) { return closed(group) && name == group.name; });
+  if (entry == used.end() && used.size() == group_capacity) {
+    entry = std::ranges::find_if(used, closed);
+    if (entry == used.end()) return nullptr;
+    *entry = {};
   }
-  copy_text(added->name, sizeof(added->name), name);
-  added->id = id;
-  added->rank = static_cast<std::uint32_t>(rank);
-  added->ranks = static_cast<std::uint32_t>(ranks);
-  if (header().group_count < group_capacity)
+  const bool added = entry == used.end();
+  JournalGroup& group = added ? groups[used.size()] : *entry;
+  copy_text(group.name, sizeof(group.name), name);
+  group.id = id;
+  group.rank = static_cast<std::uint32_t>(rank);
+  group.ranks = static_cast<std::uint32_t>(ranks);
+  publish(group.closed, std::uint8_t{0});
+  if (added)
     std::atomic_ref(header().group_count)
         .store(header().group_count + 1, std::memory_order_release);
-  return added;
+  return &group;
 }
 
 void Journal::record(JournalRecord record) {
@@ -142,7 +160,8 @@ void Journal::record(JournalRecord record) {
   auto* place =
       reinterpret_cast<JournalRecord*>(memory_ + records_offset) + count % record_capacity;
   record.sequence = 0;
-  std::atomic_ref(place->sequence).store(0, std::memory_order_release);
+  std::atomic_ref(place->sequence).store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);  // before what follows
   std::memcpy(place, &record, sizeof(record));
   std::atomic_ref(place->sequence).store(count + 1, std::memory_order_release);
   std::atomic_ref(header().record_count).store(count + 1, std::memory_order_release);

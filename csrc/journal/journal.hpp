@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "drivers/file_descriptor.hpp"
 #include "r2ccl/errors.hpp"
 #include "r2ccl/types.hpp"
 
@@ -30,7 +31,7 @@ struct JournalHeader {
   std::uint32_t record_capacity;
   std::uint32_t rail_count;
   std::uint32_t group_count;
-  std::uint32_t reserved;
+  std::uint32_t engine;          // its number within the job
   std::uint64_t record_count;    // ever written; the ring holds the last record_capacity of them
   std::int64_t opened_ns;        // when the journal was made
   std::int64_t opened_clock_ns;  // CLOCK_REALTIME at that moment
@@ -50,7 +51,10 @@ struct JournalRail {
   std::uint8_t verdict;  // Verdict: where the fault is
   std::uint32_t epoch;
   std::uint8_t slow;
-  char padding[7];
+  std::uint8_t may_carry;  // data; the management NIC's rail may where it is the fallback
+  std::uint8_t farewell;   // the peer has closed its links, or we are closing ours
+  char padding;
+  std::uint32_t peer_engine;
   std::int64_t since_ns;  // when it came to be in its state
   std::uint64_t tx_bytes;
   std::uint64_t rx_bytes;
@@ -122,6 +126,11 @@ inline constexpr std::uint32_t no_rail_entry = 0xFFFFFFFF;
 // Not for concurrent use, but for groups: each is its communicator's.
 class Journal {
  public:
+  struct RailNames {
+    std::string_view name, peer, device;
+    std::uint32_t peer_engine = 0;
+  };
+
   // With an empty directory the journal lives in this process's memory only.  `engine` is a number
   // that no other engine of this directory has.
   static Result<Journal> open(const std::string& directory, std::uint32_t engine);
@@ -133,10 +142,11 @@ class Journal {
 
   void set_label(std::string_view label);
   void beat(std::int64_t now);
+  void closed();  // the links are; no heartbeat counts any more
   // no_rail_entry if the table is full.
-  std::uint32_t add_rail(std::string_view name, std::string_view peer, std::string_view device);
+  std::uint32_t add_rail(const RailNames& names);
   [[nodiscard]] JournalRail* rail(std::uint32_t entry);  // null for no_rail_entry
-  // Null if the table is full of groups that are open.
+  // Goes on with the entry of a closed group of that name.  Null: the table is full of open ones.
   JournalGroup* add_group(std::string_view name, std::uint64_t id, int rank, int ranks);
   void record(JournalRecord record);
 
@@ -144,12 +154,14 @@ class Journal {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  Journal(char* memory, std::string path) : memory_(memory), path_(std::move(path)) {}
+  Journal(char* memory, std::string path, FileDescriptor file)
+      : memory_(memory), path_(std::move(path)), file_(std::move(file)) {}
   [[nodiscard]] static std::size_t size();
   [[nodiscard]] JournalHeader& header() { return *reinterpret_cast<JournalHeader*>(memory_); }
 
   char* memory_;
   std::string path_;
+  FileDescriptor file_;  // locked for as long as the process lives, so that others can tell
 };
 
 // What a communicator notes of its calls.  A null group notes nothing.

@@ -152,6 +152,7 @@ class Link {
   // The rail may have bytes on the path that are not acknowledged yet.
   [[nodiscard]] bool awaits_path_ack(RailId rail) const;
   [[nodiscard]] bool connected(RailId rail) const;
+  [[nodiscard]] bool may_carry_data(RailId rail) const { return may_carry_data(rails_[rail]); }
   [[nodiscard]] bool has_data_rail() const;  // one is UP
   // No rail that may carry data is UP, and since when.
   [[nodiscard]] bool dark() const { return dark_; }

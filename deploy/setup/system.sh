@@ -2,7 +2,7 @@
 # Makes sure that the machine has what pip cannot bring.  As root on a Debian-like system it installs
 # what is missing; otherwise it says what is missing and how to get it, and fails.
 #
-#   system.sh build|test|guest|model|demo|lint ...
+#   system.sh build|test|guest|browser|model|demo|lint ...
 set -eu
 
 missing=
@@ -65,6 +65,9 @@ check() {
         need ibverbs-utils have ibv_devinfo
         need perftest have ib_write_lat
         need python3-pyverbs has_pyverbs
+        ;;
+      browser)
+        need chromium have chromium
         ;;
       model)
         need spin have spin

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 
-from r2serve.observe.watch import RUNNING, SILENT, Watch, Worker
+from r2serve.observe.watch import ENDED, SILENT, Watch, Worker
 
 STUCK_S = 10.0
 """A collective that takes longer than this is stuck: no failover takes a tenth of it."""
@@ -30,10 +30,10 @@ class Health:
 
 
 def examine(watch: Watch, stuck_s: float = STUCK_S) -> Health:
-    """Of all workers that have not closed their links."""
+    """Of all workers whose processes live and have not closed their links."""
     workers = watch.live()
     if not workers:
-        return Health(NO_ENGINE, (f"no running worker has a journal in {watch.folder}",))
+        return Health(NO_ENGINE, (_why_none(watch),))
     failing = [reason for worker in workers for reason in _failing(worker, stuck_s)]
     if failing:
         return Health(FAILING, tuple(failing))
@@ -41,19 +41,30 @@ def examine(watch: Watch, stuck_s: float = STUCK_S) -> Health:
     return Health(DEGRADED if degraded else OK, tuple(degraded))
 
 
+def _why_none(watch: Watch) -> str:
+    text = f"no running worker has a journal in {watch.folder}"
+    ended = [worker.label for worker in watch.known() if worker.status == ENDED]
+    if ended:
+        text += f"; ended without closing their links: {', '.join(ended)}"
+    for name, why in watch.unreadable.items():
+        text += f"; {name}: {why}"
+    return text
+
+
 def _failing(worker: Worker, stuck_s: float) -> list[str]:
     now_ns = time.monotonic_ns()
     if worker.status == SILENT:
         silent_s = (now_ns - worker.journal.heartbeat_ns) / 1e9
-        return [f"{worker.label}: nothing heard of the process for {silent_s:.0f} s"]
-    assert worker.status == RUNNING
+        return [f"{worker.label}: its process has done nothing for {silent_s:.0f} s"]
     reasons = []
-    states = defaultdict(list)
+    peers = defaultdict(list)
     for rail in worker.journal.rails:
-        if rail.kind != "control":
-            states[rail.peer].append(rail.state)
-    for peer, found in states.items():
-        if not set(_CARRYING) & set(found):
+        peers[rail.peer_engine].append(rail)
+    for rails in peers.values():
+        peer = rails[0].peer
+        if rails[0].farewell:
+            reasons.append(f"{worker.label}: {peer} has closed its links")
+        elif not any(rail.may_carry and rail.state in _CARRYING for rail in rails):
             reasons.append(f"{worker.label}: no rail to {peer} is left")
     for group in worker.journal.groups:
         waited_s = (now_ns - group.call_began_ns) / 1e9
@@ -65,8 +76,6 @@ def _failing(worker: Worker, stuck_s: float) -> list[str]:
 def _degraded(worker: Worker) -> list[str]:
     reasons = []
     for rail in worker.journal.rails:
-        if rail.kind == "control":
-            continue
         what = rail.state if rail.state != "UP" else "slow" if rail.slow else ""
         if not what:
             continue

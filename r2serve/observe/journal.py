@@ -7,6 +7,7 @@ happens to one can harm its reader.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ VERSION = 3
 PATTERN = "r2ccl-*.journal"
 
 _HEADER = struct.Struct("<8sIIIIIIIIQqqq32s24x")
-_RAIL = struct.Struct("<32s32s32sBBBBIB7xqQQQQQqqQ")
+_RAIL = struct.Struct("<32s32s32sBBBBIBBBxIqQQQQQqqQ")
 _GROUP = struct.Struct("<32sQIIqQQQBB6x")
 _LATENCY = struct.Struct("<QQQ24Q")
 _RECORD = struct.Struct("<QqBBBBIIIQQQ")
@@ -87,6 +88,12 @@ class RailCounters:
     verdict: str
     slow: bool
     epoch: int
+    may_carry: bool
+    """Data: the management NIC's rail may where it is the fallback."""
+    farewell: bool
+    """The peer has closed its links, or the process is closing them."""
+    peer_engine: int
+    """Number of the peer's engine: of two peers, too, that have one label in two groups."""
     since_ns: int
     """When it came to be in its state."""
     tx_bytes: int
@@ -135,9 +142,9 @@ class Group:
 class Event:
     """One record.
 
-    ``time_ns`` is CLOCK_MONOTONIC.  ``value`` is nanoseconds for a stall, chunks for a replay or
-    hedge, the error code for an abort, bytes per second for a speed; ``detail`` is the bytes of the
-    stalled call.
+    ``time_ns`` is CLOCK_MONOTONIC.  ``value`` is 1 for a move that lost a rail in use, nanoseconds
+    for a stall, chunks for a replay or hedge, the error code for an abort, bytes per second for a
+    speed; ``detail`` is the bytes of the stalled call.
     """
 
     time_ns: int
@@ -152,6 +159,8 @@ class Event:
     text: str
     sequence: int = 0
     """Counts a journal's records, from 1."""
+    entry: int = -1
+    """Place in the journal's rails; -1: it is of none."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,8 @@ class Journal:
     """When the process last looked after its links; 0: it has closed them."""
     record_count: int = 0
     """Records ever written."""
+    engine: int = 0
+    """Its number within the job."""
 
     def clock_ns(self, time_ns: int) -> int:
         """CLOCK_REALTIME, in ns, at a time of this journal's."""
@@ -192,6 +203,7 @@ class _Header:
     opened_clock_ns: int
     heartbeat_ns: int
     label: str
+    engine: int
 
     @property
     def groups_at(self) -> int:
@@ -231,13 +243,48 @@ def read(path: str | Path, *, events: bool = True, after: int = 0) -> Journal:
             (first, os.pread(file, many * _RECORD.size, offset))
             for first, offset, many in (header.runs(after) if events else ())
         ]
+        # What the writer has begun to overwrite meanwhile is neither the old nor the new.
+        newest = _header(os.pread(file, _HEADER.size, 0), header.size).record_count
         return _parse(
-            header, os.pread(file, tables[1], tables[0]), os.pread(file, groups[1], groups[0]), ring
+            header,
+            os.pread(file, tables[1], tables[0]),
+            os.pread(file, groups[1], groups[0]),
+            ring,
+            whole_after=newest + 1 - header.record_capacity,
         )
     except struct.error as error:
         raise JournalError("the journal was truncated while it was read") from error
     finally:
         os.close(file)
+
+
+def is_written(path: str | Path) -> bool:
+    """Whether the process that writes a journal lives: it holds a lock on the file.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)  # and with it the lock
+    return False
+
+
+def prune(folder: str | Path, keep: int) -> None:
+    """Delete the journals of a folder whose writers have ended, but for the newest `keep`."""
+    ended = []
+    for path in Path(folder).glob(PATTERN):
+        try:
+            if not is_written(path):
+                ended.append((path.stat().st_mtime, path))
+        except OSError:
+            continue  # somebody else's, or deleted just now
+    for _, path in sorted(ended, reverse=True)[keep:]:
+        path.unlink(missing_ok=True)
 
 
 def parse(data: bytes, *, events: bool = True, after: int = 0) -> Journal:
@@ -257,9 +304,19 @@ def parse(data: bytes, *, events: bool = True, after: int = 0) -> Journal:
 def _header(data: bytes, size: int) -> _Header:
     if len(data) < _HEADER.size:
         raise JournalError(f"{len(data)} bytes are too few for a journal")
-    magic, version, process, rails, groups, records, rail_count, group_count, _, count, *rest = (
-        _HEADER.unpack(data)
-    )
+    (
+        magic,
+        version,
+        process,
+        rails,
+        groups,
+        records,
+        rail_count,
+        group_count,
+        engine,
+        count,
+        *rest,
+    ) = _HEADER.unpack(data)
     if magic != MAGIC or version != VERSION:
         raise JournalError(f"not a journal of version {VERSION}: {magic!r}, version {version}")
     *times, label = rest
@@ -276,13 +333,20 @@ def _header(data: bytes, size: int) -> _Header:
         opened_clock_ns,
         heartbeat_ns,
         _text(label),
+        engine,
     )
     if size < header.size or rail_count > rails or group_count > groups or (count and not records):
         raise JournalError("the journal is truncated")
     return header
 
 
-def _parse(header: _Header, rails: bytes, groups: bytes, ring: list[tuple[int, bytes]]) -> Journal:
+def _parse(
+    header: _Header,
+    rails: bytes,
+    groups: bytes,
+    ring: list[tuple[int, bytes]],
+    whole_after: int = 0,
+) -> Journal:
     found = [
         _rail(_RAIL.unpack_from(rails, index * _RAIL.size)) for index in range(header.rail_count)
     ]
@@ -294,13 +358,14 @@ def _parse(header: _Header, rails: bytes, groups: bytes, ring: list[tuple[int, b
             _event(record, found)
             for first, run in ring
             for sequence, record in enumerate(_RECORD.iter_unpack(run), first)
-            if record[0] == sequence  # else: overwritten while it was copied
+            if record[0] == sequence > whole_after  # else: overwritten while it was copied
         ],
         label=header.label,
         opened_ns=header.opened_ns,
         opened_clock_ns=header.opened_clock_ns,
         heartbeat_ns=header.heartbeat_ns,
         record_count=header.record_count,
+        engine=header.engine,
     )
 
 
@@ -313,7 +378,7 @@ def _name(names: tuple[str, ...], index: int) -> str:
 
 
 def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
-    name, peer, device, kind, state, cause, verdict, epoch, slow, *numbers = values
+    name, peer, device, kind, state, cause, verdict, epoch, slow, carry, bye, *numbers = values
     assert isinstance(name, bytes)
     assert isinstance(peer, bytes)
     assert isinstance(device, bytes)
@@ -328,6 +393,8 @@ def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
         _name(RAIL_VERDICTS, int(verdict)),
         bool(slow),
         int(epoch),
+        bool(carry),
+        bool(bye),
         *integers,
     )
 
@@ -387,4 +454,5 @@ def _event(values: tuple[int, ...], rails: list[RailCounters]) -> Event:
         detail=detail,
         text=text,
         sequence=sequence,
+        entry=rail if known else -1,
     )

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from r2serve.observe import health
 from r2serve.observe.journal import Event, RailCounters
-from r2serve.observe.watch import CLOSED, Rates, Told, Watch, Worker, default_folder
+from r2serve.observe.watch import Told, Watch, Worker, default_folder
 
 FOLLOW_S = 0.05
 REFRESH_S = 0.5
@@ -120,8 +120,8 @@ def rails_table(workers: Iterable[Worker]) -> Table:
     for column in ("sent/s", "received/s", "round trip us"):
         table.add_column(column, justify="right")
     for worker in workers:
-        for rail in worker.journal.rails:
-            rates = worker.rates.get((rail.name, rail.peer), Rates())
+        for entry, rail in enumerate(worker.journal.rails):
+            rates = worker.rate(entry)
             table.add_row(
                 worker.label,
                 *rail_cells(rail),
@@ -222,9 +222,7 @@ def _groups(watch: Watch) -> Table:
         table.add_column(column)
     for column in ("calls", "mean us", "stalled ms"):
         table.add_column(column, justify="right")
-    for worker in watch.workers.values():
-        if worker.status == CLOSED:
-            continue
+    for worker in watch.live():
         for group in worker.journal.groups:
             for collective, latency in group.latencies.items():
                 table.add_row(

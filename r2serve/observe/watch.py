@@ -5,6 +5,7 @@ A :class:`Watch` is looked at by one thread, again and again; memory is bounded 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -16,13 +17,16 @@ from pathlib import Path
 from r2serve.observe import journal
 from r2serve.observe.journal import Event, Journal, RailCounters
 
+_LOG = logging.getLogger("r2serve.observe")
+
 SILENT_S = 5.0
-"""A process that has not looked after its links for so long is stopped, stuck or gone."""
+"""A process that has not looked after its links for so long is stopped or stuck."""
 SCAN_S = 0.5
 MAX_JOURNALS = 256
 MAX_EVENTS = 10_000
 
-RUNNING, SILENT, CLOSED = "running", "silent", "closed"
+RUNNING, SILENT, CLOSED, ENDED = "running", "silent", "closed", "ended"
+"""CLOSED: it closed its links in order; ENDED: it did not."""
 
 _RATE_S = 1.0  # rates are over at least so long
 
@@ -42,13 +46,31 @@ class Worker:
     key: str
     """Unique: of the file's name."""
     path: Path
-    journal: Journal
-    status: str = RUNNING
-    rates: dict[tuple[str, str], Rates] = field(default_factory=dict)
-    """By rail and peer."""
-    _inode: int = 0
+    inode: int
+    journal: Journal = field(default_factory=lambda: Journal(process=0))
+    written: bool = True
+    """Its process lives."""
+    rates: list[Rates] = field(default_factory=list)
+    """Of each of the journal's rails; empty: not known yet."""
+    held: list[Event] = field(default_factory=list)
+    """Read, but not told yet."""
     _sampled_ns: int = 0
-    _sample: dict[tuple[str, str], RailCounters] = field(default_factory=dict)
+    _sample: list[RailCounters] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """What has become of it by now."""
+        heartbeat_ns = self.journal.heartbeat_ns
+        if not heartbeat_ns:
+            return CLOSED
+        if not self.written:
+            return ENDED
+        return SILENT if time.monotonic_ns() - heartbeat_ns > SILENT_S * 1e9 else RUNNING
+
+    @property
+    def over(self) -> bool:
+        """Nothing will change any more."""
+        return self.status in (CLOSED, ENDED)
 
     @property
     def label(self) -> str:
@@ -66,26 +88,25 @@ class Worker:
         """The name of a communicator, by the number that events have."""
         return next((group.name for group in self.journal.groups if group.id == comm), "")
 
-    def take(self, new: Journal, now_ns: int) -> None:
+    def rate(self, entry: int) -> Rates:
+        """Of the rail at that place of the journal."""
+        return self.rates[entry] if entry < len(self.rates) else Rates()
+
+    def take(self, new: Journal) -> None:
         self.journal = new
-        if not new.heartbeat_ns:
-            self.status = CLOSED
-        else:
-            silent = now_ns - new.heartbeat_ns > SILENT_S * 1e9
-            self.status = SILENT if silent else RUNNING
+        now_ns = time.monotonic_ns()
         passed_s = (now_ns - self._sampled_ns) / 1e9
         if passed_s < _RATE_S:
             return
-        rails = {(rail.name, rail.peer): rail for rail in new.rails}
-        self.rates = {
-            key: Rates(
-                max(0, rail.tx_bytes - before.tx_bytes) / passed_s,
-                max(0, rail.rx_bytes - before.rx_bytes) / passed_s,
+        # Rails are only ever added.
+        self.rates = [
+            Rates(
+                (rail.tx_bytes - before.tx_bytes) / passed_s,
+                (rail.rx_bytes - before.rx_bytes) / passed_s,
             )
-            for key, rail in rails.items()
-            if (before := self._sample.get(key))
-        }
-        self._sampled_ns, self._sample = now_ns, rails
+            for rail, before in zip(new.rails, self._sample, strict=False)
+        ]
+        self._sampled_ns, self._sample = now_ns, new.rails
 
 
 @dataclass(frozen=True)
@@ -118,22 +139,30 @@ class Watch:
         self.last_id = 0
         self.unreadable: dict[str, str] = {}
         """Why, of journals that cannot be read, by file name."""
-        self._scanned_s = 0.0
+        self._scanned_ns = 0
+        self._max_events = max_events
 
     def look(self) -> list[Told]:
         """Read what is new; returns the new events."""
-        now_s = time.monotonic()
-        if not self._scanned_s or now_s - self._scanned_s >= SCAN_S:
-            self._scanned_s = now_s
+        now_ns = time.monotonic_ns()
+        if now_ns - self._scanned_ns >= SCAN_S * 1e9:
+            self._scanned_ns = now_ns
             self._scan()
         new: list[Told] = []
-        for worker in list(self.workers.values()):
-            new.extend(self._read(worker))
-        new.sort(key=lambda told: told.clock_ns)
-        for place, told in enumerate(new):
+        for worker in self.workers.values():
+            self._read(worker)
+            # What happens while journals are read waits for the next look: others that happened
+            # before it may be in journals that were read already.
+            told = [event for event in worker.held if event.time_ns < now_ns]
+            worker.held = worker.held[len(told) :]
+            new.extend(self._told(worker, event) for event in told)
+            if len(new) > 2 * self._max_events:
+                new = sorted(new, key=_clock)[-self._max_events :]
+        new.sort(key=_clock)
+        for place, one in enumerate(new):
             # The same after a restart, so that whoever followed can go on where he was.
-            self.last_id = max(self.last_id + 1, told.clock_ns // 1000)
-            new[place] = replace(told, id=self.last_id)
+            self.last_id = max(self.last_id + 1, one.clock_ns // 1000)
+            new[place] = replace(one, id=self.last_id)
         self.events.extend(new)
         return new
 
@@ -142,59 +171,69 @@ class Watch:
         found = list(takewhile(lambda told: told.id > last, reversed(self.events)))
         return found[::-1]
 
+    def known(self) -> list[Worker]:
+        """Workers whose journals could be read, also those that have ended."""
+        return [worker for worker in self.workers.values() if worker.journal.opened_ns]
+
     def live(self) -> list[Worker]:
-        """Workers that have not closed their links: running ones and silent ones."""
-        return [worker for worker in self.workers.values() if worker.status != CLOSED]
+        """Workers whose processes live and have not closed their links."""
+        return [worker for worker in self.workers.values() if not worker.over]
 
     def _scan(self) -> None:
-        """Finds journals that came and forgets those that went, the newest ones first."""
+        """Finds journals that came and forgets those that went, and the oldest of too many."""
         found: dict[str, tuple[float, int, Path]] = {}
         for path in self._paths():
             try:
                 status = path.stat()
-            except FileNotFoundError:
+            except OSError:
                 continue  # it went just now
             key = path.name.removeprefix("r2ccl-").removesuffix(".journal")
             found[key] = (status.st_mtime, status.st_ino, path)
-        newest = sorted(found, key=lambda key: found[key][0], reverse=True)[:MAX_JOURNALS]
-        for key in [key for key in self.workers if key not in newest]:
-            del self.workers[key]
+        kept = set(sorted(found, key=lambda key: found[key][0], reverse=True)[:MAX_JOURNALS])
+        kept |= {worker.key for worker in self.live()} & set(found)
+        self.workers = {key: one for key, one in self.workers.items() if key in kept}
         self.unreadable = {}
-        for key in newest:
+        for key in sorted(kept):
             _, inode, path = found[key]
-            worker = self.workers.get(key)
-            if worker is None or worker._inode != inode:
-                self.workers[key] = Worker(key, path, Journal(process=0), _inode=inode)
+            if key not in self.workers or self.workers[key].inode != inode:
+                self.workers[key] = Worker(key, path, inode)
 
     def _paths(self) -> Iterator[Path]:
         try:
             yield from self.folder.glob(journal.PATTERN)
-        except FileNotFoundError:
-            return
+        except OSError as error:
+            _LOG.warning("%s cannot be read: %s", self.folder, error)
 
-    def _read(self, worker: Worker) -> list[Told]:
+    def _read(self, worker: Worker) -> None:
+        known = worker.journal.record_count
+        if known and worker.over:
+            return
         try:
-            read = journal.read(worker.path, after=worker.journal.record_count)
+            # In this order: what it wrote before it ended is there when it is known to have ended.
+            written = journal.is_written(worker.path)
+            read = journal.read(worker.path, after=known)
         except (OSError, journal.JournalError) as error:
-            # Being made just now, of another version, or gone.
             self.unreadable[worker.path.name] = str(error)
-            if not worker.journal.record_count:
-                del self.workers[worker.key]
-            return []
-        worker.take(read, time.monotonic_ns())
-        return [
-            Told(
-                id=0,
-                worker=worker.key,
-                label=worker.label,
-                node=worker.node,
-                process=read.process,
-                group=worker.group_name(event.comm) if event.comm else "",
-                clock_ns=read.clock_ns(event.time_ns),
-                event=event,
-            )
-            for event in read.events
-        ]
+            return
+        worker.written = written
+        worker.take(read)
+        worker.held += read.events
+
+    def _told(self, worker: Worker, event: Event) -> Told:
+        return Told(
+            id=0,
+            worker=worker.key,
+            label=worker.label,
+            node=worker.node,
+            process=worker.journal.process,
+            group=worker.group_name(event.comm) if event.comm else "",
+            clock_ns=worker.journal.clock_ns(event.time_ns),
+            event=event,
+        )
+
+
+def _clock(told: Told) -> int:
+    return told.clock_ns
 
 
 def default_folder() -> Path:

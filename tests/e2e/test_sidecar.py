@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -18,60 +15,9 @@ from typing import Any
 
 import pytest
 from real_rails import REJOIN_S, Stream
+from sidecars import Sidecar
 
-VISIBLE_S = 0.25
-SETTLED_S = 20.0
-
-
-class Sidecar:
-    """A sidecar of its own process, over a folder."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder, port
-        self.start()
-
-    def start(self) -> None:
-        words = ["sidecar", "--port", str(self.port), "--journal-dir", str(self.folder)]
-        command = [sys.executable, "-c", "from r2serve.cli import main; main()", *words]
-        self.process = subprocess.Popen(command)
-        deadline = time.monotonic() + SETTLED_S
-        while True:
-            with contextlib.suppress(urllib.error.URLError):
-                self.get("/livez")
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def get(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    def ask(self, path: str) -> Any:
-        return json.loads(self.get(path)[1])
-
-    def events(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        while page := self.ask(f"/v1/events?limit=1000&after={found[-1]['id'] if found else 0}")[
-            "events"
-        ]:
-            found += page
-        return found
-
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples with these labels."""
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in self.get("/metrics")[1].splitlines()
-            if re.match(rf"{name}\{{", line) and all(each in line for each in wanted)
-        )
+VISIBLE_S = 2.0  # a tenth of it on a machine with a core for each process
 
 
 @pytest.fixture
@@ -119,6 +65,7 @@ def test_a_cut_is_told_at_once_and_counted(jobs, make_lab, sidecars, eventually,
         eventually(
             "counted", lambda s=sidecar, n=name: s.metric("r2serve_failover_total", rail=n) == 1
         )
+        assert sidecar.metric("r2serve_rail_state", rail=name) > 0
         assert sidecar.metric("r2serve_rail_up", rail=name) == 0
         assert sidecar.metric("r2serve_rail_up", rail=f"rail{1 - rail}@node{node}") == 1
         assert sidecar.get("/readyz")[0] == 200
@@ -167,11 +114,12 @@ def test_nothing_that_was_written_is_lost_by_a_kill(
     stream.ranks[1].process.kill()
     stream.ranks[1].process.wait()
     if first == "worker":
-        eventually("silent", lambda: sidecar.get("/readyz")[0] == 503, SETTLED_S)
-        assert "nothing heard" in sidecar.ask("/readyz")["reasons"][0]
+        eventually("ended", lambda: sidecar.get("/readyz")[0] == 503)
+        assert "ended without closing their links: rank 1" in sidecar.ask("/readyz")["reasons"][0]
         assert sidecar.metric("r2serve_worker_up") == 0
         sidecar.kill()
     sidecar.start()
     after = sidecar.events()
     assert after[: len(before)] == before
-    assert [event["text"] for event in after] >= [event["text"] for event in told]
+    texts = [event["text"] for event in after]
+    assert texts[: len(told)] == [event["text"] for event in told]

@@ -16,10 +16,13 @@ from r2serve.process import Process
 class Pair:
     """Two engines of this process that are joined by two loopback rails."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, both: bool = False) -> None:
+        """Of the first engine, or of both, the journal is in the folder."""
         self.folder = folder
         here = Config(rails="127.0.0.1,127.0.0.2", node="here", journal_dir=str(folder))
-        there = Config(rails="127.0.0.1,127.0.0.2", node="there")
+        there = Config(
+            rails="127.0.0.1,127.0.0.2", node="there", journal_dir=str(folder) if both else ""
+        )
         self.ends = [Process(here, 0, None), Process(there, 1, None)]
         for own, peer in (self.ends, self.ends[::-1]):
             own.add_peer(peer.info, f"rank {peer.rank_hint}", own.rank_hint)

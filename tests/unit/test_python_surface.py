@@ -165,9 +165,9 @@ def test_values_that_were_not_refused_in_words(case: str) -> None:
 def a_journal(rails: int = 2, records: int = 5) -> bytes:
     sizes = (rails + 1, 1, 4, rails, 1, 0)
     header = struct.pack("<8s8IQqqq56x", b"R2JOURNL", 3, 7, *sizes, records, 1, 2, 3)
-    numbers = (0, 2, 0, 0, 1, 0, *range(9))
+    numbers = (0, 2, 0, 0, 1, 0, 1, 0, 9, *range(9))
     rail = b"".join(
-        struct.pack("<32s32s32sBBBBIB7xqQQQQQqqQ", b"rail%d" % i, b"rank 1", b"eth0", *numbers)
+        struct.pack("<32s32s32sBBBBIBBBxIqQQQQQqqQ", b"rail%d" % i, b"rank 1", b"eth0", *numbers)
         for i in range(rails)
     )
     group = struct.pack("<32sQIIqQQQBB6x", b"tp:0", 1, 0, 2, 5, 0, 0, 0, 1, 0) + b"\1" * 9 * 216

@@ -16,7 +16,15 @@ from r2serve.observe.sidecar import app as sidecar
 from r2serve.observe.sidecar import metrics
 from r2serve.observe.watch import Watch
 
-GETS = ["/livez", "/health", "/metrics", "/v1/rails", "/v1/topology", "/v1/events"]
+GETS = [
+    "/livez",
+    "/health",
+    "/metrics",
+    "/v1/rails",
+    "/v1/collectives",
+    "/v1/topology",
+    "/v1/events",
+]
 
 
 def client_of(folder: Path) -> TestClient:
@@ -50,6 +58,7 @@ def test_without_an_engine_everything_but_readyz_answers(tmp_path: Path) -> None
         for path in GETS:
             assert client.get(path).status_code == 200, path
         assert client.get("/v1/rails").json() == {"rails": []}
+        assert client.get("/v1/collectives").json()["collectives"] == []
         assert client.get("/v1/topology").json() == {"workers": [], "unreadable": {}}
         assert client.get("/v1/events").json() == {"events": [], "next": 0, "first_kept": 0}
         assert client.get("/readyz").status_code == 503
@@ -179,7 +188,7 @@ def test_a_failover_without_a_verdict_is_counted_all_the_same(
 
 def test_the_description_has_examples_that_are_true_to_it(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["components"]["schemas"]
-    for name in ("HealthView", "RailView", "WorkerView", "EventView"):
+    for name in ("HealthView", "RailView", "WorkerView", "EventView", "CollectiveView"):
         (example,) = described[name]["examples"]
         getattr(sidecar.schema, name).model_validate(example)
         assert set(example) == set(described[name]["properties"])

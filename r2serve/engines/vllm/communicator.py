@@ -30,6 +30,7 @@ class R2cclCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
     """vLLM's own communicator; makes a :class:`SpanningCpuCommunicator` where nodes differ."""
 
     def __new__(cls, cpu_group: ProcessGroup, *args: Any, **kwargs: Any) -> R2cclCpuCommunicator:
+        flag.keep_journals()
         config = Config.from_env()
         flag.log_with_vllm(config.log_level)
         if nodes.spans_nodes(cpu_group, config):

@@ -10,11 +10,15 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from r2serve.config import Config, options
 from r2serve.errors import ConfigError
+from r2serve.observe.watch import default_folder
+
+_LOG = logging.getLogger(__name__)
 
 VARIABLE = "R2SERVE_DISTRIBUTED_BACKEND"
 WORKERS_VARIABLE = "R2SERVE_WORKERS_PER_NODE"
@@ -95,7 +99,29 @@ def check_environment() -> None:
     if value not in CHOICES:
         raise ConfigError(f"{VARIABLE} is {value!r}: must be {' or '.join(CHOICES)}")
     if value == "r2ccl":
+        keep_journals()
         Config.from_env()
+
+
+def keep_journals() -> None:
+    """In memory, in a folder of this user, unless the environment says where, or nowhere.
+
+    Of each process, since another node may have inherited the choice and not the folder.
+    """
+    folder = default_folder()
+    if os.environ.get("R2CCL_JOURNAL_DIR", str(folder)) != str(folder):
+        return
+    os.environ.pop("R2CCL_JOURNAL_DIR", None)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        _LOG.warning("no journals: %s", error)
+        return
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        _LOG.warning("no journals: %s belongs to somebody else", folder)
+        return
+    os.environ["R2CCL_JOURNAL_DIR"] = str(folder)
 
 
 def log_with_vllm(level: str) -> None:

@@ -7,9 +7,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Header, Query, Response
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
@@ -36,6 +39,7 @@ Kind = Literal["rail_state", "verdict", "speed", "stall", "replay", "hedge", "ab
 
 _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_CSP = "Content-Security-Policy"
 _SECURITY = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
@@ -53,7 +57,10 @@ class State:
     async def follow(self) -> None:
         """Look again and again, for ever."""
         while True:
-            self.look()
+            try:
+                self.look()
+            except OSError:
+                _LOG.exception("journals in %s could not be read", self.watch.folder)
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
@@ -102,12 +109,15 @@ def make_app(watch: Watch, *, stuck_s: float = health.STUCK_S) -> FastAPI:
         summary="Rails, failovers and what they cost, of the workers of this node.",
         version=version("r2serve"),
         lifespan=lifespan,
+        docs_url=None,  # its page is made of other people's scripts
+        redoc_url=None,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.sidecar = state
     _add_probes(app, state)
     _add_views(app, state)
     _add_events(app, state)
+    _add_dashboard(app)
     return app
 
 
@@ -155,6 +165,13 @@ def _add_views(app: FastAPI, state: State) -> None:
     async def rails() -> Response:
         """Each end of each rail that a running worker has."""
         return _respond(state.rendered("rails", lambda: _json(schema.RailsView.of(state.watch))))
+
+    @app.get("/v1/collectives", tags=["collectives"], response_model=schema.CollectivesView)
+    async def collectives() -> Response:
+        """How long collectives take, of each communicator of each running worker."""
+        return _respond(
+            state.rendered("collectives", lambda: _json(schema.CollectivesView.of(state.watch)))
+        )
 
     @app.get("/v1/topology", tags=["rails"], response_model=schema.TopologyView)
     async def topology() -> Response:
@@ -216,6 +233,17 @@ def _add_events(app: FastAPI, state: State) -> None:
         if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
             begin = int(last_event_id)
         return _Stream(_follow(state, begin), headers=_SECURITY, ping=PING_S, send_timeout=SEND_S)
+
+
+def _add_dashboard(app: FastAPI) -> None:
+    folder = Path(__file__).parent / "static"
+    app.mount("/static", StaticFiles(directory=folder))
+
+    @app.get("/", include_in_schema=False)
+    async def dashboard() -> FileResponse:
+        return FileResponse(
+            folder / "index.html", headers=_SECURITY | {_CSP: "default-src 'self'; img-src data:"}
+        )
 
 
 class _Stream(EventSourceResponse):

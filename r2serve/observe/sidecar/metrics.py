@@ -29,9 +29,9 @@ VERDICT_S = 5.0
 
 _STALL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _WORKER = ("worker", "process", "node")
-_RAIL = (*_WORKER, "rail", "peer", "kind", "device")
+_RAIL = (*_WORKER, "rail", "peer", "peer_engine", "kind", "device")
 
-_RailKey = tuple[str, str, str, int]  # worker, rail, peer, epoch
+_RailKey = tuple[str, int, int]  # worker, entry of the rail, epoch
 
 
 @dataclass
@@ -58,21 +58,20 @@ class Metrics(Collector):
     def take(self, told: Iterable[Told]) -> None:
         """Count new events, in the order of their ids."""
         now_s = time.monotonic()
+        self._forget()
         for one in told:
             who = (one.label, one.worker, one.node)
             event = one.event
-            key = (one.worker, event.rail, event.peer, event.epoch)
+            key = (one.worker, event.entry, event.epoch)
             if event.kind == "stall":
                 self._stalls[(*who, one.group, event.text)].add(event.value / 1e9)
-            elif event.kind == "rail_state" and event.text.startswith(
-                ("UP->DOWN", "SUSPECT->DOWN")
-            ):
+            elif event.kind == "rail_state" and event.value:  # a rail in use was lost
                 cause = event.text.partition(" ")[2] or "none"
                 self._unlocated[key] = now_s, (*who, event.rail, event.peer, cause)
             elif event.kind == "verdict" and key in self._unlocated:
                 self._located(key, event.text)
             elif event.kind == "rail_state" and event.text.endswith("->UP"):
-                for lost in [lost for lost in self._unlocated if lost[:3] == key[:3]]:
+                for lost in [lost for lost in self._unlocated if lost[:2] == key[:2]]:
                     self._located(lost, "none")  # it is back: nobody asks any more
         for key in [
             key for key, (since_s, _) in self._unlocated.items() if now_s - since_s > VERDICT_S
@@ -82,6 +81,12 @@ class Metrics(Collector):
     def _located(self, key: _RailKey, verdict: str) -> None:
         _, labels = self._unlocated.pop(key)
         self._failovers[(*labels, verdict)] += 1
+
+    def _forget(self) -> None:
+        """What is told of workers whose journals the watch has forgotten."""
+        for counted in (self._failovers, self._stalls):
+            for labels in [one for one in counted if one[1] not in self._watch.workers]:
+                del counted[labels]
 
     def render(self) -> bytes:
         """Prometheus' text format."""
@@ -94,7 +99,7 @@ class Metrics(Collector):
         )
         state = health.examine(self._watch)
         yield GaugeMetricFamily("r2serve_ready", "1: requests can be served.", value=state.ready)
-        workers = list(self._watch.workers.values())
+        workers = self._watch.known()
         yield self._workers(workers)
         yield from self._rails(self._watch.live())
         yield from self._collectives(workers)
@@ -132,7 +137,8 @@ class Metrics(Collector):
         )
         for worker in workers:
             for rail in worker.journal.rails:
-                labels = (*_who(worker), rail.name, rail.peer, rail.kind, rail.device)
+                peer = (rail.peer, f"{rail.peer_engine:x}")
+                labels = (*_who(worker), rail.name, *peer, rail.kind, rail.device)
                 up.add_metric(labels, rail.state == "UP")
                 for each in RAIL_STATES:
                     state.add_metric((*labels, each), rail.state == each)

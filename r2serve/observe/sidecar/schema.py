@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from r2serve.observe.health import Health
-from r2serve.observe.watch import Rates, Told, Watch, Worker
+from r2serve.observe.journal import BUCKETS_S
+from r2serve.observe.watch import Told, Watch, Worker
 
 
 def _example(**fields: Any) -> ConfigDict:
@@ -45,7 +46,9 @@ class WorkerView(BaseModel):
     label: str
     process: int = Field(description="The operating system's number of it.")
     node: str
-    status: Literal["running", "silent", "closed"]
+    status: Literal["running", "silent", "closed", "ended"] = Field(
+        description="closed: it closed its links in order; ended: it did not."
+    )
     opened: datetime = Field(description="When it made its journal.")
     groups: list[str] = Field(description="Its communicators.")
 
@@ -108,8 +111,8 @@ class RailView(BaseModel):
     @classmethod
     def all_of(cls, worker: Worker) -> list[RailView]:
         made = []
-        for rail in worker.journal.rails:
-            rates = worker.rates.get((rail.name, rail.peer), Rates())
+        for entry, rail in enumerate(worker.journal.rails):
+            rates = worker.rate(entry)
             made.append(
                 cls(
                     worker=worker.key,
@@ -145,6 +148,63 @@ class RailsView(BaseModel):
         return cls(rails=[view for worker in watch.live() for view in RailView.all_of(worker)])
 
 
+class CollectiveView(BaseModel):
+    model_config = _example(
+        worker="4242-9f3c01aa",
+        label="rank 0",
+        group="tp:0",
+        collective="all_reduce",
+        calls=3,
+        total_s=0.00021,
+        bytes=49152,
+        stalled_s=0.0,
+        buckets=[0, 0, 0, 0, 1, 2, *[0] * 18],
+    )
+    worker: str
+    label: str
+    group: str
+    collective: str
+    calls: int
+    total_s: float
+    bytes: int = Field(description="Of this rank's larger buffers.")
+    stalled_s: float = Field(description="Time that rail events cost all calls of the group.")
+    buckets: list[int] = Field(description="Calls by duration, each in one bucket.")
+
+    @classmethod
+    def all_of(cls, worker: Worker) -> list[CollectiveView]:
+        return [
+            cls(
+                worker=worker.key,
+                label=worker.label,
+                group=group.name,
+                collective=collective,
+                calls=latency.calls,
+                total_s=latency.total_ns / 1e9,
+                bytes=latency.bytes,
+                stalled_s=group.stalled_ns / 1e9,
+                buckets=list(latency.buckets),
+            )
+            for group in worker.journal.groups
+            if not group.closed
+            for collective, latency in group.latencies.items()
+        ]
+
+
+class CollectivesView(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    bounds_s: list[float] = Field(
+        description="Upper bounds of the buckets, in seconds; the last bucket has none."
+    )
+    collectives: list[CollectiveView]
+
+    @classmethod
+    def of(cls, watch: Watch) -> CollectivesView:
+        return cls(
+            bounds_s=list(BUCKETS_S[:-1]),
+            collectives=[each for worker in watch.live() for each in CollectiveView.all_of(worker)],
+        )
+
+
 class TopologyView(BaseModel):
     model_config = ConfigDict(extra="forbid")
     workers: list[WorkerView] = Field(description="Those that have ended, too.")
@@ -153,7 +213,7 @@ class TopologyView(BaseModel):
     @classmethod
     def of(cls, watch: Watch) -> TopologyView:
         return cls(
-            workers=[WorkerView.of(worker) for worker in watch.workers.values()],
+            workers=[WorkerView.of(worker) for worker in watch.known()],
             unreadable=dict(watch.unreadable),
         )
 

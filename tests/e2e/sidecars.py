@@ -1,0 +1,67 @@
+"""A sidecar as a process of its own, and what tests ask it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+SETTLED_S = 20.0
+
+
+class Sidecar:
+    """A sidecar of its own process, over a folder."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.start()
+
+    def start(self) -> None:
+        words = ["sidecar", "--port", str(self.port), "--journal-dir", str(self.folder)]
+        command = [sys.executable, "-c", "from r2serve.cli import main; main()", *words]
+        self.process = subprocess.Popen(command)
+        deadline = time.monotonic() + SETTLED_S
+        while True:
+            with contextlib.suppress(urllib.error.URLError):
+                self.get("/livez")
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def ask(self, path: str) -> Any:
+        return json.loads(self.get(path)[1])
+
+    def events(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while page := self.ask(f"/v1/events?limit=1000&after={found[-1]['id'] if found else 0}")[
+            "events"
+        ]:
+            found += page
+        return found
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples with these labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in self.get("/metrics")[1].splitlines()
+            if re.match(rf"{name}\{{", line) and all(each in line for each in wanted)
+        )

@@ -1,0 +1,151 @@
+"""The dashboard in a real browser while a cable is cut: what a person sees, and how soon."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_rails import REJOIN_S, Stream
+from sidecars import Sidecar
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+VISIBLE_S = 2.0  # a tenth of it on a machine with a core for each process
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    """Where the distribution's is."""
+    tools = subprocess.run(
+        [ROOT / "deploy/setup/system.sh", "browser"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHON": sys.executable},
+        check=False,
+    )
+    found = shutil.which("chromium")
+    if tools.returncode != 0 or found is None:
+        pytest.skip(f"no browser: {tools.stderr.strip()}")
+    return found
+
+
+@pytest.fixture
+def page(chromium: str) -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        # Root has no sandbox of its own; the page is this repository's.
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        made = browser.new_page(viewport={"width": 1100, "height": 900})
+        made.set_default_timeout(15_000)
+        made.problems = []
+        made.on("pageerror", lambda error: made.problems.append(str(error)))
+        made.on("console", lambda said: said.type == "error" and made.problems.append(said.text))
+        yield made
+        browser.close()
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path, free_ports: Any) -> Iterator[Sidecar]:
+    folder = tmp_path / "journals"
+    folder.mkdir()
+    made = Sidecar(folder, free_ports(1)[0])
+    yield made
+    made.kill()
+
+
+def row_of(page: Any, rail: str) -> Any:
+    return page.locator("#rails tr", has=page.get_by_role("rowheader", name=rail, exact=True))
+
+
+@pytest.mark.timeout(180)
+def test_a_person_sees_a_cut_at_once(jobs, make_lab, sidecar, page, eventually, show) -> None:
+    expect = playwright.expect
+    page.goto(f"http://127.0.0.1:{sidecar.port}/")
+    expect(page.get_by_role("status")).to_have_text("No engine is running here")
+    lab = make_lab(2)
+    stream = Stream(jobs, lab, per_rank=lambda rank: folder_of(sidecar, rank))
+    expect(page.get_by_role("status")).to_have_text("All rails up")
+    for rail in (0, 1):
+        expect(row_of(page, f"rail{rail}@node0").locator("td").nth(1)).to_have_text("UP")
+    expect(page.locator("#collectives")).to_contain_text("all_reduce")
+    expect(page.locator("#picture line.good")).to_have_count(3)  # the management NIC, too
+    picture(page, "dashboard")
+
+    rail = stream.busiest()
+    # Noted in the page itself: when the fault was, is in the event; when it was shown, here.
+    page.evaluate(
+        """() => new MutationObserver(() => {
+          const lost = [...document.querySelectorAll("#events li")].find((item) =>
+            item.textContent.includes("->DOWN"));
+          if (lost && window.shown === undefined)
+            window.shown = Date.now() - Date.parse(lost.querySelector("time").dateTime);
+        }).observe(document.getElementById("events"), { childList: true })"""
+    )
+    lab.cut(0, rail)
+    expect(page.get_by_role("status")).to_have_text("Degraded: requests are served")
+    expect(page.get_by_label("What is wrong")).to_contain_text(f"rail{rail}@node0 to rank 1 is")
+    lost = row_of(page, f"rail{rail}@node0").locator("td")
+    expect(lost.nth(1)).to_have_text(re.compile("DOWN|FENCING|CONNECTING"))
+    expect(lost.nth(3)).to_have_text("carrier")
+    expect(lost.nth(4)).to_have_text("local NIC")
+    expect(page.locator("#picture line.bad")).to_have_count(1)
+    expect(page.locator("#picture")).to_contain_text("fault at the local NIC")
+    expect(page.locator("#events")).to_contain_text(
+        re.compile(f"rank 0: rail{rail}@node0 to rank 1: (UP|SUSPECT)->DOWN carrier")
+    )
+    expect(page.locator("#events")).to_contain_text("the fault is at the local NIC")
+    late_s = page.evaluate("() => window.shown") / 1e3
+    show(f"the cut is on the page {late_s * 1e3:.0f} ms after it was noticed")
+    assert late_s < VISIBLE_S
+    picture(page, "dashboard-rail-lost")
+
+    lab.heal(0, rail)
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    expect(page.get_by_role("status")).to_have_text("All rails up")
+    page.emulate_media(color_scheme="dark")
+    picture(page, "dashboard-dark")
+    stream.finish()
+    expect(page.get_by_role("status")).to_have_text("No engine is running here")
+    assert page.problems == []
+
+
+@pytest.mark.timeout(60)
+def test_the_page_can_be_used_by_keyboard_alone_and_says_when_the_sidecar_is_gone(
+    sidecar, page
+) -> None:
+    page.goto(f"http://127.0.0.1:{sidecar.port}/")
+    playwright.expect(page.get_by_role("status")).to_have_text("No engine is running here")
+    reached = []
+    for _ in range(4):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("() => document.activeElement.outerHTML.slice(0, 200)"))
+    assert "skip" in reached[0]
+    assert "Table of rails" in reached[1]
+    assert "Table of collectives" in reached[2]
+    assert 'id="events"' in reached[3]
+    for region in ("Rails", "Collectives", "Events"):
+        assert page.get_by_role("heading", name=region, exact=True).count() == 1
+    sidecar.kill()
+    playwright.expect(page.locator("#connection")).to_have_text("the sidecar does not answer")
+    sidecar.start()
+    playwright.expect(page.locator("#connection")).to_have_text("live")
+
+
+def folder_of(sidecar: Sidecar, rank: int) -> dict[str, str]:
+    """Of rank 0, as a sidecar sees its own node alone."""
+    return {"journal_dir": str(sidecar.folder)} if rank == 0 else {}
+
+
+def picture(page: Any, name: str) -> None:
+    """Kept where R2SERVE_SCREENSHOTS names a folder: docs/ has them."""
+    if folder := os.environ.get("R2SERVE_SCREENSHOTS"):
+        time.sleep(1.5)  # rates are over a second
+        page.screenshot(path=f"{folder}/{name}.png", full_page=True)

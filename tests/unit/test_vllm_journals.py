@@ -1,0 +1,64 @@
+"""Where vLLM's workers keep their journals when nobody says where."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from r2serve.engines.vllm import flag
+from r2serve.observe import journal
+from r2serve.process import KEPT_JOURNALS
+
+VARIABLE = "R2CCL_JOURNAL_DIR"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "r2serve-0"
+    monkeypatch.setattr(flag, "default_folder", lambda: made)
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.delenv(VARIABLE)
+    return made
+
+
+def test_they_have_a_folder_of_the_users_own(folder: Path) -> None:
+    flag.keep_journals()
+    assert os.environ[VARIABLE] == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+    flag.keep_journals()  # on another node, which inherits the choice
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("choice", ["", "/tmp"])
+def test_what_the_environment_says_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, choice)
+    flag.keep_journals()
+    assert os.environ[VARIABLE] == choice
+    assert not folder.exists()
+
+
+def test_a_folder_of_somebody_else_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    flag.keep_journals()
+    assert VARIABLE not in os.environ
+    assert "belongs to somebody else" in caplog.text
+
+
+def test_only_the_newest_journals_of_ended_workers_stay(tmp_path: Path) -> None:
+    for number in range(KEPT_JOURNALS + 5):
+        path = tmp_path / f"r2ccl-{number}-1.journal"
+        path.touch()
+        os.utime(path, (number, number))
+    (tmp_path / "other.txt").touch()
+    journal.prune(tmp_path, KEPT_JOURNALS)
+    kept = sorted(int(path.name.split("-")[1]) for path in tmp_path.glob(journal.PATTERN))
+    assert kept == list(range(5, KEPT_JOURNALS + 5))
+    assert (tmp_path / "other.txt").exists()

@@ -39,6 +39,7 @@ def test_every_planted_bug_is_caught_by_an_invariant(show: Callable[[str], None]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_a_hundred_thousand_seeds_break_no_invariant(show: Callable[[str], None]) -> None:
     output = sim("--seeds", "100000")
     show(output.splitlines()[-1])

@@ -117,7 +117,8 @@ class Job {
     JournalHeader header;
     std::memcpy(&header, bytes.data(), sizeof(header));
     std::vector<JournalRecord> found;
-    for (std::size_t at = sizeof(header) + header.rail_capacity * sizeof(JournalRail);
+    for (std::size_t at = sizeof(header) + header.rail_capacity * sizeof(JournalRail) +
+                          header.group_capacity * sizeof(JournalGroup);
          at + sizeof(JournalRecord) <= bytes.size(); at += sizeof(JournalRecord)) {
       JournalRecord record;
       std::memcpy(&record, bytes.data() + at, sizeof(record));

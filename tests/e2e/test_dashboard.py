@@ -42,7 +42,9 @@ def chromium() -> str:
 def page(chromium: str) -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         # Root has no sandbox of its own; the page is this repository's.
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = driver.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         made = browser.new_page(viewport={"width": 1100, "height": 900})
         made.set_default_timeout(15_000)
         made.problems = []

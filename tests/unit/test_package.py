@@ -66,7 +66,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_holds_the_three_source_folders_and_the_core(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for wanted in ("config.py", "py.typed", "kernels/__init__.py", "bench/__init__.py"):
+    page = "observe/sidecar/static/index.html"
+    for wanted in ("config.py", "py.typed", page, "kernels/__init__.py", "bench/__init__.py"):
         assert f"r2serve/{wanted}" in names
     assert [name for name in names if re.fullmatch(r"r2serve/_core\..*so", name)]
     assert {name.split("/")[0] for name in names} == {"r2serve", wheel_info(names)}

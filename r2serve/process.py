@@ -16,7 +16,7 @@ from r2serve import _core
 from r2serve.config import Config
 from r2serve.errors import ERROR_TYPES, ConfigError, R2cclError
 from r2serve.interfaces import Port, node_identity, select_ports
-from r2serve.observe import journal
+from r2serve.observe import files
 from r2serve.rdma import RdmaPort, list_ports
 from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
 
@@ -74,7 +74,7 @@ class Process:
         config = self.config
         number = secrets.randbelow(2**32 - 1) + 1
         if config.journal_dir:
-            journal.prune(config.journal_dir, KEPT_JOURNALS)
+            files.prune(config.journal_dir, KEPT_JOURNALS)
         self.engine = _core.Engine(config.core_fields(), number)
         self.engine.set_label(f"rank {self.rank_hint}")
         unix_name = f"r2ccl-{number}-{secrets.token_hex(8)}"

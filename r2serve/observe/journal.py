@@ -7,7 +7,6 @@ happens to one can harm its reader.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 from collections.abc import Iterator
@@ -256,35 +255,6 @@ def read(path: str | Path, *, events: bool = True, after: int = 0) -> Journal:
         raise JournalError("the journal was truncated while it was read") from error
     finally:
         os.close(file)
-
-
-def is_written(path: str | Path) -> bool:
-    """Whether the process that writes a journal lives: it holds a lock on the file.
-
-    Raises:
-        OSError: the file cannot be opened.
-    """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)  # and with it the lock
-    return False
-
-
-def prune(folder: str | Path, keep: int) -> None:
-    """Delete the journals of a folder whose writers have ended, but for the newest `keep`."""
-    ended = []
-    for path in Path(folder).glob(PATTERN):
-        try:
-            if not is_written(path):
-                ended.append((path.stat().st_mtime, path))
-        except OSError:
-            continue  # somebody else's, or deleted just now
-    for _, path in sorted(ended, reverse=True)[keep:]:
-        path.unlink(missing_ok=True)
 
 
 def parse(data: bytes, *, events: bool = True, after: int = 0) -> Journal:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 
-from r2serve.observe import journal
+from r2serve.observe import files, journal
 from r2serve.observe.journal import Event, Journal, RailCounters
 
 _LOG = logging.getLogger("r2serve.observe")
@@ -210,7 +210,7 @@ class Watch:
             return
         try:
             # In this order: what it wrote before it ended is there when it is known to have ended.
-            written = journal.is_written(worker.path)
+            written = files.is_written(worker.path)
             read = journal.read(worker.path, after=known)
         except (OSError, journal.JournalError) as error:
             self.unreadable[worker.path.name] = str(error)

@@ -17,7 +17,7 @@ from pairs import Pair, free_port
 
 from r2serve import Communicator
 from r2serve.config import Config
-from r2serve.observe import journal
+from r2serve.observe import files, journal
 from r2serve.observe.cli import command
 from r2serve.observe.trace import chrome_trace
 from r2serve.process import Process
@@ -65,8 +65,8 @@ def test_every_move_of_a_rail_is_an_event(pair: Pair) -> None:
 def test_a_journal_stays_readable_when_its_writer_is_gone(pair: Pair) -> None:
     (path,) = pair.folder.glob("r2ccl-*.journal")
     assert abs(time.monotonic_ns() - journal.read(path).heartbeat_ns) < 5e9
-    assert journal.is_written(path)
-    journal.prune(pair.folder, keep=0)  # not that of a process that lives
+    assert files.is_written(path)
+    files.prune(pair.folder, keep=0)  # not that of a process that lives
     pair.close()
     closed = journal.read(path)
     assert (len(closed.rails), closed.heartbeat_ns) == (2, 0)

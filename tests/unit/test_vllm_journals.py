@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from r2serve.engines.vllm import flag
-from r2serve.observe import journal
+from r2serve.observe import files, journal
 from r2serve.process import KEPT_JOURNALS
 
 VARIABLE = "R2CCL_JOURNAL_DIR"
@@ -58,7 +58,7 @@ def test_only_the_newest_journals_of_ended_workers_stay(tmp_path: Path) -> None:
         path.touch()
         os.utime(path, (number, number))
     (tmp_path / "other.txt").touch()
-    journal.prune(tmp_path, KEPT_JOURNALS)
+    files.prune(tmp_path, KEPT_JOURNALS)
     kept = sorted(int(path.name.split("-")[1]) for path in tmp_path.glob(journal.PATTERN))
     assert kept == list(range(5, KEPT_JOURNALS + 5))
     assert (tmp_path / "other.txt").exists()

@@ -20,10 +20,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ARGS ?=
 COMMA := ,
 
-CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp')
+CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long test-guest model fuzz bench lint lint-python lint-cpp docs clean
+.PHONY: help setup demo test test-native test-long test-guest gpu-check model fuzz bench lint lint-python lint-cpp docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -34,7 +34,7 @@ setup: $(STAMPS)/installed ## everything into .venv: vLLM, tools, the core
 demo: setup $(STAMPS)/system-demo ## serve a model over two nodes and cut rails under it
 	$(BIN)/r2serve demo $(ARGS)
 
-bench: setup ## measure collectives beside gloo, Open MPI and the raw floor
+bench: setup $(STAMPS)/system-bench ## measure collectives beside gloo, Open MPI and the raw floor
 	$(BIN)/r2serve bench collectives $(ARGS)
 
 test: setup $(STAMPS)/system-test ## all tests: native (plain, ASan/UBSan, TSan), then Python
@@ -75,6 +75,9 @@ test-guest: setup $(STAMPS)/system-test $(STAMPS)/system-guest $(if $(UML),$(UML
 		>build/plain.log || { cat build/plain.log; exit 1; }
 	@cmake --build build/native-plain --target guest_tests
 	@$(BIN)/python tests/guest/check.py $(if $(UML),--uml $(UML_KERNEL)) --timeout 900 -- $(ARGS)
+
+gpu-check: ## build and check on a GPU; needs nvcc and a Python with torch for CUDA; 77: no GPU
+	@$(PYTHON) tests/gpu/check.py $(ARGS)
 
 $(UML_KERNEL):
 	tests/guest/build_uml.sh $@

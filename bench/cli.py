@@ -32,7 +32,10 @@ from r2serve.bench.collectives.matrix import (
     Options,
     parse_sizes,
 )
+from r2serve.bench.collectives.native.build import BuildError
 from r2serve.bench.collectives.strikes import FaultError
+from r2serve.bench.observers import costs
+from r2serve.cli.main import LazyCommand, LazyGroup
 from r2serve.drills.lab import LabUnavailableError
 
 
@@ -41,7 +44,14 @@ def _one_of(known: Iterable[str], default: str | None = None) -> str:
     return f"{', '.join(names)}.  [default: {default or names[0]}]"
 
 
-@click.group(name="bench")
+LAZY = {
+    "kernels": LazyCommand(
+        "r2serve.bench.kernels.cli", "Measure the Triton kernels, on a GPU.", "kernels", "kernels"
+    )
+}
+
+
+@click.group(name="bench", cls=LazyGroup, lazy=LAZY)
 def command() -> None:
     """Measure r2serve against its peers."""
 
@@ -187,6 +197,22 @@ def stall_distributions(
     distributions.show(measured, Console())
     if json_path is not None:
         text = json.dumps(distributions.as_json(measured, metadata), indent=1) + "\n"
+        json_path.write_text(text, encoding="utf-8")
+
+
+@command.command(name="observers")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
+def observer_costs(json_path: Path | None) -> None:
+    """What it costs to be observed: the journal, attribution and the sidecar."""
+    _clean_up_when_terminated()
+    metadata = machine.describe(sys.argv[1:])
+    try:
+        measured = costs.run(_progress())
+    except BuildError as error:
+        raise click.ClickException(str(error)) from error
+    costs.show(measured, Console())
+    if json_path is not None:
+        text = json.dumps({"metadata": metadata, **measured}, indent=1) + "\n"
         json_path.write_text(text, encoding="utf-8")
 
 

@@ -12,14 +12,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from r2serve.communicator import Communicator
     from r2serve.config import Config
+    from r2serve.device import DeviceCommunicator
     from r2serve.errors import ConfigError, R2cclError
 
-__all__ = ["Communicator", "Config", "ConfigError", "R2cclError", "__version__"]
+__all__ = [
+    "Communicator",
+    "Config",
+    "ConfigError",
+    "DeviceCommunicator",
+    "R2cclError",
+    "__version__",
+]
 
 _HOME_OF = {
     "Communicator": "r2serve.communicator",
     "Config": "r2serve.config",
     "ConfigError": "r2serve.errors",
+    "DeviceCommunicator": "r2serve.device",
     "R2cclError": "r2serve.errors",
 }
 

@@ -20,6 +20,8 @@ from r2serve.errors import ConfigError
 from r2serve.option import PREFIX, Option, Value, checked, complaint, core, option, parsed, show
 
 MAX_CHUNKS_PER_SLOT = 64  # the receiver counts a slot's chunks in one 64-bit word
+# A unix socket's path has 107 bytes; "/r2ccl-4194304-ffffffff.drills" are 30 of them.
+LONGEST_DRILL_FOLDER = 77
 
 _LOG = logging.getLogger(__name__)
 
@@ -270,6 +272,29 @@ class Config:
         high=1000,
     )
 
+    # GPUs.
+    cuda_library: str = option(
+        "libcuda.so.1",
+        "The CUDA driver: a file, or a name that the loader finds. Loaded when a communicator is "
+        "made for a GPU",
+    )
+    gpu_staging_bytes: int = option(
+        8 * 1024**2,
+        "Pinned memory of each communicator of a GPU: so much for inputs and as much for results, "
+        "twice. Larger collectives go in pieces. The same on all ranks",
+        unit="bytes",
+        low=1024**2,
+        high=1024**3,
+    )
+
+    fuse: str = option(
+        "auto",
+        "Make one operation of an all-reduce, the addition of the residual and the RMSNorm after "
+        "it, in models that vLLM compiles. `auto`: on GPUs; `on`: on the CPU, too, where it "
+        "gains nothing and start-up compiles for longer",
+        choices=("auto", "on", "off"),
+    )
+
     # Arithmetic.
     algorithm: str = core(
         "auto",
@@ -294,6 +319,11 @@ class Config:
         "For drills without root: a file whose lines `<rail> cut`, `<rail> drop`, "
         "`<rail> error` or `<rail> heal` inject faults into this process's rails as they are "
         "appended. Empty: none",
+    )
+    drills: bool = option(
+        False,
+        "Take drills from `r2serve drill` and the sidecar: faults injected on purpose into rails "
+        "of this process. Needs `journal_dir`",
     )
     log_level: str = option(
         "info",
@@ -358,6 +388,10 @@ class Config:
                 raise _wrong("rails", self, "auto or devices or addresses separated by commas")
             if len(set(names)) != len(names):
                 raise _wrong("rails", self, "a list without repetitions")
+        library = self.cuda_library
+        named = bool(library) and all(c.isprintable() and not c.isspace() for c in library)
+        if not (os.path.isfile(library) if os.sep in library else named):
+            raise _wrong("cuda_library", self, "an existing file or a name that the loader finds")
         for name in ("node", "management"):
             text = getattr(self, name)
             if any(not letter.isprintable() or letter.isspace() for letter in text):
@@ -366,6 +400,11 @@ class Config:
         # isdir() first: it also takes texts that can be no path.
         if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
             raise _wrong("journal_dir", self, "empty or an existing folder that can be written to")
+        if self.drills and not folder:
+            raise _wrong("drills", self, "off where journal_dir is empty")
+        if self.drills and len(os.fsencode(folder)) > LONGEST_DRILL_FOLDER:
+            right = f"a path of at most {LONGEST_DRILL_FOLDER} bytes where drills is on"
+            raise _wrong("journal_dir", self, right)
         if self.fault_file and not os.path.isdir(os.path.dirname(self.fault_file) or "."):
             raise _wrong("fault_file", self, "empty or a file in an existing folder")
 

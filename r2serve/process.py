@@ -10,11 +10,14 @@ import select
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from r2serve import _core
 from r2serve.config import Config
-from r2serve.errors import ERROR_TYPES, ConfigError, R2cclError
+from r2serve.drills.service import DrillService
+from r2serve.errors import ERROR_TYPES, ConfigError, InvalidArgumentError, R2cclError
 from r2serve.interfaces import Port, node_identity, select_ports
 from r2serve.observe import files
 from r2serve.rdma import RdmaPort, list_ports
@@ -57,6 +60,10 @@ class RailInfo:
     data_tx_bytes: int
     replayed_chunks: int
     hedged_chunks: int
+    index: int
+    """Its place among the rails of its link."""
+    peer_engine: int
+    """Number of the peer's engine."""
 
 
 @dataclass(eq=False)
@@ -77,6 +84,7 @@ class Process:
             files.prune(config.journal_dir, KEPT_JOURNALS)
         self.engine = _core.Engine(config.core_fields(), number)
         self.engine.set_label(f"rank {self.rank_hint}")
+        self.drills: DrillService | None = None
         unix_name = f"r2ccl-{number}-{secrets.token_hex(8)}"
         self.engine.listen("shm", "", unix_name)
         self.info = ProcessInfo(
@@ -88,6 +96,9 @@ class Process:
             control=self._listen_for_control(),
             unix_name=unix_name,
         )
+        if config.drills:
+            path = Path(self.engine.journal_path).with_suffix(".drills")
+            self.drills = DrillService(self.engine, path)
 
     def _listen_on_ports(self) -> tuple[PortInfo, ...]:
         ports = select_ports(
@@ -167,6 +178,16 @@ _USERS: Counter[Process] = Counter()
 """Communicators of each open engine."""
 
 
+def has_engines() -> bool:
+    """Whether this process has an open engine; costs next to nothing."""
+    return bool(_USERS)
+
+
+def opened() -> list[Process]:
+    """The open engines of this process: one, unless configurations differ."""
+    return list(_USERS)
+
+
 def acquire(config: Config, rank: int, management_address: str | None, share: bool) -> Process:
     """The engine for this configuration; without ``share`` one of its own.  Pair with release."""
     with _LOCK:
@@ -182,6 +203,18 @@ def acquire(config: Config, rank: int, management_address: str | None, share: bo
                 _SHARED[config] = process
         _USERS[process] += 1
         return process
+
+
+def retain(process: Process) -> None:
+    """One more communicator of an engine.  Pair with release.
+
+    Raises:
+        InvalidArgumentError: the engine has been closed, or is that of a parent process.
+    """
+    with _LOCK:
+        if process not in _USERS:
+            raise InvalidArgumentError("the communicator has been closed")
+        _USERS[process] += 1
 
 
 def release(process: Process) -> None:
@@ -203,6 +236,8 @@ def _forget(process: Process) -> None:
 
 
 def _close(process: Process) -> None:
+    if process.drills is not None:
+        process.drills.close()
     process.engine.close(LINGER_S)
     # A thread that comes back from the core while the interpreter ends takes the process with it.
     # Garbage collection may have brought us here in that very thread.
@@ -210,9 +245,20 @@ def _close(process: Process) -> None:
         process.log.join()
 
 
+_BEFORE_EXIT: list[Callable[[], None]] = []
+
+
+def before_exit(call: Callable[[], None]) -> Callable[[], None]:
+    """Have something done when the interpreter ends, while links are still there."""
+    _BEFORE_EXIT.append(call)
+    return call
+
+
 @atexit.register
 def _close_all() -> None:
     """What nobody closed still delivers what it owes."""
+    for call in _BEFORE_EXIT:
+        call()
     with _LOCK:
         left = list(_USERS)
         for process in left:

@@ -171,8 +171,19 @@ _MADE: dict[tuple[int, str, tuple[int, ...]], Iterator[int]] = defaultdict(itert
 def communicator_id(process: int, name: str, members: list[int]) -> int:
     """The same on all members, and of no other communicator of the job."""
     nth = next(_MADE[process, name, tuple(members)])
-    digest = hashlib.sha256(f"{name}/{members}/{nth}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
+    return _digest(f"{name}/{members}/{nth}")
+
+
+def part_id(parent: int, name: str, ranks: Sequence[int]) -> int:
+    """Of a communicator of some ranks of ``parent``: the same on all of them.
+
+    Of no other, as long as the parent makes no two of that name with those ranks.
+    """
+    return _digest(f"{parent:x}/{name}/{list(ranks)}")
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def number_nodes(identities: Sequence[str]) -> list[int]:

@@ -1,12 +1,18 @@
-"""Closing report of a test run: what was skipped and why, native tests included."""
+"""Closing report of a test run: what was skipped and why, native tests included; and `show`."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,6 +21,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="GoogleTest's XML reports, one folder a build variant, to count in the closing report",
     )
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Prints a line that is to be seen in every run, also of tests that pass."""
+
+    def say(line: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n    {line}\n")
+
+    return say
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CUDA driver that needs no GPU, as a library that is loaded in the place of the real one."""
+    from r2serve import _core
+
+    if not _core.has_kernels():
+        pytest.skip("no nvcc when r2serve was installed")
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    made = tmp_path_factory.mktemp("cuda") / "libfake_cuda.so"
+    source = ROOT / "tests/native/fake_cuda/fake_cuda.cc"
+    command = [compiler, "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}"]
+    subprocess.run([*command, str(source), "-o", str(made), "-pthread"], check=True, timeout=300)
+    return made
+
+
+@pytest.fixture(scope="session")
+def cuda_driver(request: pytest.FixtureRequest) -> str:
+    """The driver of this machine's GPU, or one that needs none."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "libcuda.so.1"
+    return str(request.getfixturevalue("fake_cuda"))
 
 
 def native_results(folder: Path) -> tuple[int, Counter[str]]:

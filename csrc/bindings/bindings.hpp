@@ -14,6 +14,7 @@ void register_errors(nb::module_& module);
 void register_config(nb::module_& module);
 void register_engine(nb::module_& module);
 void register_communicator(nb::module_& module);
+void register_device(nb::module_& module);
 void register_simulator(nb::module_& module);
 
 // Raises the Python class of the status's code; returns if it is ok.  Needs the GIL.

@@ -7,5 +7,6 @@ NB_MODULE(_core, module) {
   register_config(module);
   register_engine(module);
   register_communicator(module);
+  register_device(module);
   register_simulator(module);
 }

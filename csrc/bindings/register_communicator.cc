@@ -115,6 +115,7 @@ void register_communicator(nb::module_& module) {
              });
            })
       .def("barrier", [](Communicator& self) { collective([&] { return self.barrier(); }); })
+      .def("abort", &Communicator::abort, nb::arg("text"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Communicator::close, nb::arg("linger_s"),
            nb::call_guard<nb::gil_scoped_release>());
 }

@@ -102,14 +102,32 @@ void connect(Engine& engine, const std::vector<std::uint32_t>& peers, double tim
   raise_if_failed(status);
 }
 
-void inject(Engine& engine, std::uint16_t rail, const std::string& fault, std::uint32_t process) {
-  const auto kind = fault_named(fault);
-  if (!kind.has_value())
-    throw nb::value_error(("fault: '" + fault + "' is none of cut, drop, error, heal").c_str());
+Fault fault_from(const std::string& name) {
+  const auto fault = fault_named(name);
+  if (!fault.has_value())
+    throw nb::value_error(
+        ("fault: '" + name + "' is none of cut, drop, error, slow, corrupt, heal").c_str());
+  return *fault;
+}
+
+void inject(Engine& engine, std::uint16_t rail, const std::string& fault, std::uint32_t process,
+            double bytes_per_s) {
+  const Fault kind = fault_from(fault);
   Status status;
   {
     const nb::gil_scoped_release release;
-    status = engine.inject(rail, *kind, process);
+    status = engine.inject(rail, kind, process, bytes_per_s);
+  }
+  raise_if_failed(status);
+}
+
+void note_injected(Engine& engine, std::uint16_t rail, const std::string& fault,
+                   std::uint32_t process) {
+  const Fault kind = fault_from(fault);
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = engine.note_injected(rail, kind, process);
   }
   raise_if_failed(status);
 }
@@ -124,6 +142,8 @@ nb::list rails(Engine& engine) {
   for (const Engine::RailInfo& info : infos) {
     nb::dict rail;
     rail["name"] = info.name;
+    rail["index"] = info.index;
+    rail["peer_engine"] = info.peer_engine;
     rail["kind"] = std::string(name_of(info.kind));
     rail["peer"] = info.peer;
     rail["state"] = std::string(name_of(info.state));
@@ -193,7 +213,11 @@ void register_engine(nb::module_& module) {
       .def("has_peer", &Engine::has_peer, nb::arg("process"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("connect", &connect, nb::arg("peers"), nb::arg("timeout_s"))
-      .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0)
+      .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0,
+           nb::arg("bytes_per_s") = 0.0)
+      .def("note_injected", &note_injected, nb::arg("rail"), nb::arg("fault"),
+           nb::arg("process") = 0,
+           "Records a fault that is injected, or healed, outside of this process.")
       .def("rails", &rails)
       .def("set_label", &Engine::set_label, nb::arg("label"))
       .def("take_log", &take_log, "Log lines: (0 debug .. 3 error, text); None: closed.")
@@ -201,6 +225,10 @@ void register_engine(nb::module_& module) {
           "log_fd", [](Engine& engine) { return engine.log().fd(); },
           "Readable while take_log has something to say.")
       .def("journal_bytes", &journal_bytes)
+      .def("set_step", &Engine::set_step, nb::arg("step"),
+           "Number of the engine's step that follows; stalls are recorded with it.")
+      .def_prop_ro("stalled_ns", &Engine::stalled_ns,
+                   "What rail events have cost the calls of all communicators so far.")
       .def("close", &Engine::close, nb::arg("linger_s"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("journal_path", &Engine::journal_path)
       .def_prop_ro("process", &Engine::process);

@@ -63,12 +63,18 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::uint64_t id, std
 
 Communicator::~Communicator() { close(0.0); }
 
+void Communicator::abort(const std::string& text) {
+  if (engine_->foreign()) return;
+  const Engine::Lock lock(*engine_);
+  if (!closed_) fail(ErrorCode::aborted, text);
+}
+
 void Communicator::close(double linger_s) {
   if (engine_->foreign()) return;
   const std::lock_guard guard(call_mutex_);
   if (closed_) return;
-  closed_ = true;
   const Engine::Lock lock(*engine_);
+  closed_ = true;
   linger(static_cast<TimeNs>(linger_s * 1e9), [this] { return failed() || all_delivered(); });
   leave();
   note_closed(group_);
@@ -124,10 +130,12 @@ Status Communicator::conclude(Status status) {
                               .kind = JournalKind::stall,
                               .from = static_cast<std::uint8_t>(noted_),
                               .rail = no_rail_entry,
+                              .epoch = engine_->step_,
                               .call = tag().number,
                               .communicator = id(),
                               .value = static_cast<std::uint64_t>(stalled_),
                               .detail = call_bytes_});
+    engine_->stalled_ns_ += static_cast<std::uint64_t>(stalled_);
   }
   return end_call(std::move(status));
 }

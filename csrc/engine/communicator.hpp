@@ -51,6 +51,12 @@ class Communicator final : public LinkChannel {
   Status receive_from(std::byte* data, std::size_t count, DType dtype, int peer);
   Status barrier();
 
+  // What a call with such a parameter would answer, before anything is sent.
+  [[nodiscard]] Status check_rank(const char* field, int value) const;
+  [[nodiscard]] Status check_counts(const char* field, std::span<const std::size_t> counts) const;
+
+  // Ends the call in progress, also that of another thread, and all later ones, on every rank.
+  void abort(const std::string& text);
   // Waits until what was sent is delivered, at most linger_s, and leaves.
   void close(double linger_s);
 
@@ -77,8 +83,6 @@ class Communicator final : public LinkChannel {
                                        std::size_t count, int root);
   Status begin(const CallTag& tag);
   Status conclude(Status status);
-  [[nodiscard]] Status check_rank(const char* field, int value) const;
-  [[nodiscard]] Status check_counts(const char* field, std::span<const std::size_t> counts) const;
   [[nodiscard]] Peer* peer_of(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
 
   // --- LinkChannel, with the engine's lock held
@@ -108,7 +112,7 @@ class Communicator final : public LinkChannel {
   bool bulk_ = false;  // the call is large: all rails of all members need attention
   TimeNs stalled_ = 0;
   JournalGroup* group_ = nullptr;
-  bool closed_ = false;
+  bool closed_ = false;  // set with both locks held, so either protects it
 };
 
 }  // namespace r2ccl

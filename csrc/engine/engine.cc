@@ -16,6 +16,8 @@
 namespace r2ccl {
 namespace {
 
+// A rail hands out up to 256 KiB at once; its next word must come before it counts as dead.
+constexpr double slowest_bytes_per_s = 1e6;
 constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;  // peers differ by their pair key
 
 std::uint64_t fingerprint_of(const Config& config) {
@@ -289,13 +291,30 @@ void Engine::set_label(const std::string& label) {
   journal_.set_label(label);
 }
 
-Status Engine::inject(RailId rail, Fault fault, std::uint32_t process) {
+Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double bytes_per_s) {
+  if (fault == Fault::corrupt && !config_.checksum)
+    return {ErrorCode::invalid_argument,
+            "fault: corrupt needs checksum (R2CCL_CHECKSUM), or nobody would notice"};
+  if (fault == Fault::slow && !(bytes_per_s >= slowest_bytes_per_s))
+    return {ErrorCode::invalid_argument,
+            "bytes_per_s: a rail that sends less than 1 MB/s (8 Mbit/s) is silent, not slow"};
   const Lock guard(*this);
   const TimeNs now = now_ns();
+  return with_rails(rail, process,
+                    [&](Peer& peer) { apply_fault(peer, rail, fault, bytes_per_s, now); });
+}
+
+Status Engine::note_injected(RailId rail, Fault fault, std::uint32_t process) {
+  const Lock guard(*this);
+  return with_rails(rail, process, [&](Peer& peer) { peer.note_injected(rail, fault); });
+}
+
+template <typename Act>
+Status Engine::with_rails(RailId rail, std::uint32_t process, Act act) {
   bool found = false;
   for (auto& [id, peer] : peers_) {
     if ((process != 0 && id != process) || rail >= peer->rails.size()) continue;
-    apply_fault(*peer, rail, fault, now);
+    act(*peer);
     found = true;
   }
   if (found) return {};
@@ -314,6 +333,8 @@ std::vector<Engine::RailInfo> Engine::rails() {
                        .device = end.port(),
                        .local = shm ? "" : end.route.local.text(),
                        .remote = shm ? "" : end.route.remote.text(),
+                       .index = rail,
+                       .peer_engine = id,
                        .kind = end.kind,
                        .state = peer->link.state(rail),
                        .cause = peer->link.cause(rail),

@@ -61,10 +61,15 @@ class Engine {
   void close(double linger_s);
 
   // Injects a fault into a rail of one peer (process) or, with peer = 0, of all; Fault::none heals.
-  Status inject(RailId rail, Fault fault, std::uint32_t peer = 0);
+  // bytes_per_s: of Fault::slow.
+  Status inject(RailId rail, Fault fault, std::uint32_t peer = 0, double bytes_per_s = 0);
+  // Records a fault that is injected, or healed, outside of this process.
+  Status note_injected(RailId rail, Fault fault, std::uint32_t peer = 0);
 
   struct RailInfo {
     std::string name, peer, device, local, remote;
+    RailId index;
+    std::uint32_t peer_engine;
     RailKind kind;
     RailState state;
     RailCause cause;
@@ -81,6 +86,10 @@ class Engine {
   Status deregister_buffer(const std::byte* buffer);
   void set_label(const std::string& label);  // what the journal calls this process: "rank 0"
   [[nodiscard]] std::string journal_bytes();
+  // Number of the engine's step that follows; stalls are recorded with it.
+  void set_step(std::uint32_t step) { step_ = step; }
+  // What rail events have cost the calls of all communicators so far, in ns.
+  [[nodiscard]] std::uint64_t stalled_ns() const { return stalled_ns_; }
   [[nodiscard]] const std::string& journal_path() const { return journal_.path(); }
   [[nodiscard]] LogQueue& log() { return log_; }
   [[nodiscard]] const Config& config() const { return config_; }
@@ -142,7 +151,10 @@ class Engine {
   [[nodiscard]] bool came_too_late(const RailEnd& end, int socket) const;
   void note_addresses(const Peer& peer, RailEnd& end, int socket) const;
 
-  void apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now);
+  // Of one peer (process) or, with 0, of all that have such a rail.
+  template <typename Act>
+  Status with_rails(RailId rail, std::uint32_t process, Act act);
+  void apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_s, TimeNs now);
   void read_fault_file(TimeNs now);
   // Waits for bytes of the peers, at most one tick; releases the lock meanwhile.
   void block(const std::vector<Peer*>& peers);
@@ -182,6 +194,8 @@ class Engine {
   int blocked_ = 0;
   bool closing_ = false;
   bool closed_ = false;
+  std::atomic<std::uint64_t> stalled_ns_{0};
+  std::atomic<std::uint32_t> step_{0};
   std::atomic<bool> stop_{false};
   std::thread background_;
 };

@@ -93,7 +93,7 @@ void Engine::start_due_connects(TimeNs now) {
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       RailEnd& end = peer->rails[rail];
       TimeNs& connect_at = peer->ends[rail].connect_at;
-      if (connect_at == 0 || connect_at > now || end.fault != Fault::none) continue;
+      if (connect_at == 0 || connect_at > now || end.blocked()) continue;
       connect_at = 0;
       if (end.kind == RailKind::verbs) withdraw_exchange(*peer, rail);
       // An inquiry goes over the path of the connection that it is about.
@@ -111,7 +111,7 @@ Decision Engine::decide(const Hello& hello, bool fresh) {
     decision.why = "no such link any more";
   } else if (hello.rail >= peer->rails.size() || peer->rails[hello.rail].kind != hello.kind) {
     decision.why = "this link has no such rail";
-  } else if (peer->rails[hello.rail].fault != Fault::none) {
+  } else if (peer->rails[hello.rail].blocked()) {
     decision.why = "a fault is injected into the rail";
   } else {
     const auto epoch = peer->offer(hello.rail, hello.last_fenced, fresh, now_ns());
@@ -131,7 +131,7 @@ void Engine::on_established(EstablishedRail rail) {
   const int socket = rail.socket.get();
 
   std::unique_ptr<BytePipe> pipe;
-  bool opened = end.fault == Fault::none && !came_too_late(end, socket);
+  bool opened = !end.blocked() && !came_too_late(end, socket);
   if (opened && end.kind == RailKind::shm) {
     const bool connector = rail.peer < process_;
     auto shm = ShmPipe::open(std::move(rail.socket), std::move(rail.memory), connector);
@@ -184,7 +184,7 @@ void Engine::on_link_event(const LinkEvent& event) {
   }
 }
 
-void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now) {
+void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_s, TimeNs now) {
   peer.rails[rail].fault = fault;
   peer.note_injected(rail, fault);
   Rail* carrier = peer.ends[rail].rail.get();
@@ -199,7 +199,11 @@ void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, TimeNs now) {
       peer.rails[rail].fault = Fault::none;
       if (carrier) carrier->sever();
       break;
+    case Fault::slow: peer.limit(rail, bytes_per_s); break;
+    case Fault::corrupt: peer.link.corrupt(rail, true); break;
     case Fault::none:
+      peer.limit(rail, 0);
+      peer.link.corrupt(rail, false);
       if (carrier) carrier->heal();
       peer.link.connect_soon(rail, now);
       break;
@@ -222,12 +226,12 @@ void Engine::read_fault_file(TimeNs now) {
     unsigned rail = 0;
     std::string what;
     const auto fault = words >> rail >> what ? fault_named(what) : std::nullopt;
-    if (!fault.has_value()) {
+    if (!fault.has_value() || fault == Fault::slow || fault == Fault::corrupt) {
       log_.add(LogLevel::error, "R2CCL_FAULT_FILE: not '<rail> cut|drop|error|heal': " + line);
       continue;
     }
     for (auto& [process, peer] : peers_)
-      if (rail < peer->rails.size()) apply_fault(*peer, static_cast<RailId>(rail), *fault, now);
+      if (rail < peer->rails.size()) apply_fault(*peer, static_cast<RailId>(rail), *fault, 0, now);
   }
 }
 

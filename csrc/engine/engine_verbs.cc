@@ -17,7 +17,7 @@ void Engine::on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSessi
   RailEnd& end = peer->rails[rail.rail];
   const TimeNs now = now_ns();
   const int socket = rail.socket.get();
-  if (end.fault != Fault::none || came_too_late(end, socket)) {
+  if (end.blocked() || came_too_late(end, socket)) {
     verbs_connections_->close(std::move(session));
     peer->connect_failed(rail.rail, rail.epoch, {}, now);
     return;

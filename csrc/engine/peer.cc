@@ -21,6 +21,8 @@ std::optional<Fault> fault_named(std::string_view name) {
   if (name == "cut") return Fault::cut;
   if (name == "drop") return Fault::drop;
   if (name == "error") return Fault::error;
+  if (name == "slow") return Fault::slow;
+  if (name == "corrupt") return Fault::corrupt;
   return std::nullopt;
 }
 
@@ -55,14 +57,12 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
   const bool in_use = from == RailState::up || from == RailState::suspect;
   const bool failover =
       in_use && to == RailState::down && end.kind != RailKind::control && !farewell();
-  journal_.record({.time_ns = end.since,
-                   .kind = JournalKind::rail_state,
-                   .from = static_cast<std::uint8_t>(from),
-                   .to = static_cast<std::uint8_t>(to),
-                   .cause = static_cast<std::uint8_t>(cause),
-                   .rail = end.journal_entry,
-                   .epoch = link.epoch(rail),
-                   .value = failover ? 1U : 0U});
+  note(rail, {.time_ns = end.since,
+              .kind = JournalKind::rail_state,
+              .from = static_cast<std::uint8_t>(from),
+              .to = static_cast<std::uint8_t>(to),
+              .cause = static_cast<std::uint8_t>(cause),
+              .value = failover ? 1U : 0U});
   // A suspicion that clears is no news to an operator.
   const bool notable = !farewell() && (to == RailState::down ||
                                        (to == RailState::up && from == RailState::probation));
@@ -78,19 +78,15 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
 }
 
 void Peer::on_replay(RailId rail, std::uint32_t chunks, bool hedge) {
-  journal_.record({.time_ns = now_ns(),
-                   .kind = hedge ? JournalKind::hedge : JournalKind::replay,
-                   .rail = rails[rail].journal_entry,
-                   .epoch = link.epoch(rail),
-                   .value = chunks});
+  note(rail, {.time_ns = now_ns(),
+              .kind = hedge ? JournalKind::hedge : JournalKind::replay,
+              .value = chunks});
 }
 
 void Peer::on_located(RailId rail, Verdict verdict) {
-  journal_.record({.time_ns = now_ns(),
-                   .kind = JournalKind::verdict,
-                   .to = static_cast<std::uint8_t>(verdict),
-                   .rail = rails[rail].journal_entry,
-                   .epoch = link.epoch(rail)});
+  note(rail, {.time_ns = now_ns(),
+              .kind = JournalKind::verdict,
+              .to = static_cast<std::uint8_t>(verdict)});
   if (farewell()) return;
   const std::string& device = rails[rail].route.device;
   std::string text = rails[rail].name + " to " + label + ": the fault is " +
@@ -101,12 +97,10 @@ void Peer::on_located(RailId rail, Verdict verdict) {
 }
 
 void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
-  journal_.record({.time_ns = now_ns(),
-                   .kind = JournalKind::speed,
-                   .to = static_cast<std::uint8_t>(slow ? 1 : 0),
-                   .rail = rails[rail].journal_entry,
-                   .epoch = link.epoch(rail),
-                   .value = static_cast<std::uint64_t>(bytes_per_s)});
+  note(rail, {.time_ns = now_ns(),
+              .kind = JournalKind::speed,
+              .to = static_cast<std::uint8_t>(slow ? 1 : 0),
+              .value = static_cast<std::uint64_t>(bytes_per_s)});
   std::ostringstream text;
   text << rails[rail].name << " to " << label << (slow ? ": slow" : ": no longer slow");
   if (bytes_per_s > 0) text << ", " << std::setprecision(3) << bytes_per_s * 1e-6 << " MB/s";
@@ -114,36 +108,44 @@ void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
 }
 
 void Peer::note_injected(RailId rail, Fault fault) {
-  journal_.record({.time_ns = now_ns(),
-                   .kind = JournalKind::injected,
-                   .to = static_cast<std::uint8_t>(fault),
-                   .rail = rails[rail].journal_entry,
-                   .epoch = link.epoch(rail)});
+  note(
+      rail,
+      {.time_ns = now_ns(), .kind = JournalKind::injected, .to = static_cast<std::uint8_t>(fault)});
+}
+
+// The table first: who reads of a move finds the rail moved.
+void Peer::note(RailId rail, JournalRecord record) {
+  record.rail = rails[rail].journal_entry;
+  record.epoch = link.epoch(rail);
+  publish(rail);
+  journal_.record(record);
 }
 
 void Peer::publish() {
-  for (RailId id = 0; id < rails.size(); ++id) {
-    JournalRail* entry = journal_.rail(rails[id].journal_entry);
-    if (entry == nullptr) continue;
-    const RailCounters& counters = link.counters(id);
-    entry->kind = static_cast<std::uint8_t>(rails[id].kind);
-    entry->state = static_cast<std::uint8_t>(link.state(id));
-    entry->cause = static_cast<std::uint8_t>(link.cause(id));
-    entry->epoch = link.epoch(id);
-    entry->tx_bytes = counters.tx_bytes;
-    entry->rx_bytes = counters.rx_bytes;
-    entry->data_tx_bytes = counters.data_tx_bytes;
-    entry->replayed_chunks = counters.replayed_chunks;
-    entry->hedged_chunks = counters.hedged_chunks;
-    entry->last_tx_ns = counters.last_tx_ns;
-    entry->round_trip_ns = link.round_trip(id);
-    entry->slow = link.slow(id) ? 1 : 0;
-    entry->may_carry = link.may_carry_data(id) ? 1 : 0;
-    entry->farewell = farewell() ? 1 : 0;
-    entry->since_ns = rails[id].since;
-    entry->verdict = static_cast<std::uint8_t>(link.verdict(id));
-    entry->rate = static_cast<std::uint64_t>(link.rate(id));
-  }
+  for (RailId id = 0; id < rails.size(); ++id) publish(id);
+}
+
+void Peer::publish(RailId id) {
+  JournalRail* entry = journal_.rail(rails[id].journal_entry);
+  if (entry == nullptr) return;
+  const RailCounters& counters = link.counters(id);
+  entry->kind = static_cast<std::uint8_t>(rails[id].kind);
+  entry->state = static_cast<std::uint8_t>(link.state(id));
+  entry->cause = static_cast<std::uint8_t>(link.cause(id));
+  entry->epoch = link.epoch(id);
+  entry->tx_bytes = counters.tx_bytes;
+  entry->rx_bytes = counters.rx_bytes;
+  entry->data_tx_bytes = counters.data_tx_bytes;
+  entry->replayed_chunks = counters.replayed_chunks;
+  entry->hedged_chunks = counters.hedged_chunks;
+  entry->last_tx_ns = counters.last_tx_ns;
+  entry->round_trip_ns = link.round_trip(id);
+  entry->slow = link.slow(id) ? 1 : 0;
+  entry->may_carry = link.may_carry_data(id) ? 1 : 0;
+  entry->farewell = farewell() ? 1 : 0;
+  entry->since_ns = rails[id].since;
+  entry->verdict = static_cast<std::uint8_t>(link.verdict(id));
+  entry->rate = static_cast<std::uint64_t>(link.rate(id));
 }
 
 std::string Peer::describe_rails() const {

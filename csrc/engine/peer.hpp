@@ -17,8 +17,9 @@
 
 namespace r2ccl {
 
-// `error`: the transport fails, once; the others last until they are healed.
-enum class Fault : std::uint8_t { none, cut, drop, error };
+// `error`: the transport fails, once; the others last until they are healed.  `slow`: what this end
+// sends is limited to a rate; `corrupt`: its chunks have wrong checksums.
+enum class Fault : std::uint8_t { none, cut, drop, error, slow, corrupt };
 
 [[nodiscard]] std::optional<Fault> fault_named(std::string_view name);  // "heal": none
 
@@ -52,6 +53,8 @@ struct RailEnd {
   TimeNs since = 0;           // when the rail came to be in its state
   std::uint32_t journal_entry = no_rail_entry;
 
+  // No connection is to be opened.
+  [[nodiscard]] bool blocked() const { return fault == Fault::cut || fault == Fault::drop; }
   [[nodiscard]] std::string port() const;  // "eth0", "mlx5_0:1"; empty: none is named
 };
 
@@ -81,6 +84,9 @@ class Peer final : public LinkObserver, public CarriedLink {
   [[nodiscard]] bool farewell() const { return closing || link.peer_said_bye(); }
 
  private:
+  void note(RailId rail, JournalRecord record);  // with its entry and epoch
+  void publish(RailId rail);
+
   Journal& journal_;
   LogQueue& log_;
 };

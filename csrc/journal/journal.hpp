@@ -108,12 +108,12 @@ struct JournalRecord {
   std::uint64_t sequence = 0;  // 1-based; written last, so a reader sees whole records only
   std::int64_t time_ns = 0;
   JournalKind kind = JournalKind::rail_state;
-  std::uint8_t from = 0;   // rail_state: RailState; stall: Collective
-  std::uint8_t to = 0;     // rail_state; verdict: Verdict; speed: 1 slow, 0 not; injected: Fault
-  std::uint8_t cause = 0;  // RailCause
-  std::uint32_t rail = 0;  // index into the rail table; 0xFFFFFFFF: none
-  std::uint32_t epoch = 0;
-  std::uint32_t call = 0;  // stall, abort: call number within the communicator
+  std::uint8_t from = 0;    // rail_state: RailState; stall: Collective
+  std::uint8_t to = 0;      // rail_state; verdict: Verdict; speed: 1 slow, 0 not; injected: Fault
+  std::uint8_t cause = 0;   // RailCause
+  std::uint32_t rail = 0;   // index into the rail table; 0xFFFFFFFF: none
+  std::uint32_t epoch = 0;  // stall: the step that it was in; 0: nobody told of steps
+  std::uint32_t call = 0;   // stall, abort: call number within the communicator
   std::uint64_t communicator = 0;
   std::uint64_t value =
       0;  // stall: ns; replay, hedge: chunks; speed: bytes per second; abort: code

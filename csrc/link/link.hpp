@@ -176,6 +176,8 @@ class Link {
   // Counts events on rails that a waiting collective may be stalled by.
   [[nodiscard]] std::uint64_t disturbances() const { return disturbances_; }
   void set_observer(LinkObserver* observer) { observer_ = observer; }
+  // A fault of drills: where checksums are on, those of the chunks that this rail sends are wrong.
+  void corrupt(RailId rail, bool on) { rails_[rail].corrupt = on; }
 
  private:
   struct Attempt {
@@ -246,6 +248,7 @@ class Link {
     std::uint64_t held_back = 0;
     RateMeter meter;
     bool slow = false;
+    bool corrupt = false;
     TimeNs differs = 0;  // how long its rate has spoken against `slow`
     TimeNs outstanding_since = 0;
     TimeNs silent = 0;  // observed time without path progress while bytes are outstanding

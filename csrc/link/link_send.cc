@@ -289,7 +289,8 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   header.number = message.number;
   header.tag = message.tag;
   if (options_.shape.checksum)
-    header.payload_crc = crc32c(message.data + offset, header.payload_bytes);
+    header.payload_crc =
+        crc32c(message.data + offset, header.payload_bytes) ^ (rails_[id].corrupt ? 1U : 0U);
   InStream& reverse = *stream.reverse;
   header.delivered = reverse.delivered();
   header.credit = credit_of(reverse);

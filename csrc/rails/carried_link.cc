@@ -26,15 +26,30 @@ void CarriedLink::send(TimeNs now) {
   bool moved = true;
   for (int round = 0; moved && round < send_rounds; ++round) {
     moved = false;
-    if (best != any_rail && ends[best].rail && link.connected(best))
-      moved = ends[best].rail->pump_out(now);
+    if (best != any_rail && ends[best].rail && link.connected(best)) moved = pump_out(best, now);
     for (RailId id = 0; id < ends.size(); ++id) {
       Rail* rail = ends[id].rail.get();
       if (rail == nullptr || id == best || !link.connected(id)) continue;
-      if (rail->wants_write() || link.has_frames(id)) moved |= rail->pump_out(now);
+      if (rail->wants_write() || link.has_frames(id)) moved |= pump_out(id, now);
     }
   }
   if (!link.actions().empty()) act(now);
+}
+
+void CarriedLink::limit(RailId rail, double bytes_per_s) {
+  ends[rail].limit = bytes_per_s;
+  ends[rail].next_out = 0;
+}
+
+bool CarriedLink::pump_out(RailId id, TimeNs now) {
+  End& end = ends[id];
+  if (end.limit == 0) return end.rail->pump_out(now);
+  if (now < end.next_out) return false;
+  const std::uint64_t before = link.counters(id).tx_bytes;
+  const bool moved = end.rail->pump_out(now);
+  const auto bytes = static_cast<double>(link.counters(id).tx_bytes - before);
+  end.next_out = now + static_cast<TimeNs>(bytes * 1e9 / end.limit);
+  return moved;
 }
 
 void CarriedLink::act(TimeNs now) {

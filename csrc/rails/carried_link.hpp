@@ -41,10 +41,15 @@ class CarriedLink {
   // `refused`: the peer's process refused it, having fenced up to this epoch.
   void connect_failed(RailId rail, Epoch answered, std::optional<Epoch> refused, TimeNs now);
 
+  // A fault of drills: what this rail sends is held to so many bytes per second; 0: no more.
+  void limit(RailId rail, double bytes_per_s);
+
   struct End {
     std::unique_ptr<Rail> rail;     // while an epoch is open
     std::unique_ptr<Rail> fencing;  // ended, not fenced yet
     TimeNs connect_at = 0;          // 0: no attempt is due
+    double limit = 0;               // bytes per second, of a drill; 0: none
+    TimeNs next_out = 0;            // when the limit lets it send again
   };
 
   Link link;
@@ -52,6 +57,7 @@ class CarriedLink {
 
  private:
   void fence(TimeNs now);
+  bool pump_out(RailId id, TimeNs now);
 };
 
 }  // namespace r2ccl

@@ -2,7 +2,7 @@
 # Makes sure that the machine has what pip cannot bring.  As root on a Debian-like system it installs
 # what is missing; otherwise it says what is missing and how to get it, and fails.
 #
-#   system.sh build|test|guest|browser|model|demo|lint ...
+#   system.sh build|test|guest|browser|model|bench|demo|lint ...
 set -eu
 
 missing=
@@ -34,6 +34,15 @@ clang_sanitizes() {
   rm -f "$probe"
   return $status
 }
+# Of a package with a tool and a daemon (prometheus: promtool) the tool is wanted: nothing is started.
+start_no_daemon() {
+  policy=/usr/sbin/policy-rc.d
+  [ ! -e "$policy" ] || return 0
+  trap 'rm -f "$policy"' EXIT
+  trap 'exit 1' HUP INT TERM
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod 755 "$policy"
+}
 
 check() {
   missing=
@@ -55,6 +64,7 @@ check() {
         need iproute2 have ip
         need nftables have nft
         need spin have spin
+        need prometheus have promtool
         ;;
       guest)
         need qemu-system-x86 have qemu-system-x86_64
@@ -73,6 +83,9 @@ check() {
         need spin have spin
         need gcc have gcc
         need libc6-dev c_headers
+        ;;
+      bench)
+        need wrk have wrk
         ;;
       demo)
         need iproute2 have ip
@@ -101,9 +114,17 @@ for round in 1 2; do
     break
   fi
   echo "installing:$missing"
-  [ "$round" -eq 2 ] || apt-get update -qq
+  if [ "$round" -eq 1 ]; then
+    start_no_daemon
+    apt-get update -qq
+  fi
   # shellcheck disable=SC2086  # one word a package
   DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing >/dev/null
+  case " $missing " in
+    *" prometheus "*) # nor at the next boot
+      update-rc.d prometheus disable >/dev/null || echo "prometheus may start at boot" >&2
+      ;;
+  esac
   check "$@"
 done
 [ -n "$missing" ] || exit 0

@@ -6,7 +6,9 @@ A subcommand lives in a module that exposes a click command or group, ``command`
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -35,10 +37,15 @@ class LazyCommand:
 
 
 SUBCOMMANDS = {
-    "bench": LazyCommand("r2serve.bench.cli", "Measure collectives beside their peers.", "bench"),
+    "bench": LazyCommand(
+        "r2serve.bench.cli", "Measure collectives and kernels beside their peers.", "bench"
+    ),
     "config": LazyCommand("r2serve.cli.config", "Show every option with its current value."),
     "demo": LazyCommand(
         "r2serve.demo.cli", "Serve a model over two nodes and cut rails under it.", "vllm"
+    ),
+    "drill": LazyCommand(
+        "r2serve.drills.drill_cli", "Fault a rail of this node for a while, on purpose."
     ),
     "drills": LazyCommand(
         "r2serve.drills.cli", "Play an hour of faults under a served model.", "vllm"
@@ -67,21 +74,39 @@ SUBCOMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose subcommands are the entries of :data:`SUBCOMMANDS`."""
+    """A group of which some subcommands are loaded only when they are called."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(SUBCOMMANDS)
+        return sorted({*super().list_commands(ctx), *self.lazy})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = SUBCOMMANDS.get(cmd_name)
-        return entry.load(cmd_name) if entry else None
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        groups = [self.name or ""] if ctx.parent else []
+        return self.lazy[cmd_name].load(" ".join([*groups, cmd_name]))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        room = formatter.width - 6 - max(map(len, names))
+        rows = [(name, self._summary(ctx, name, room)) for name in names]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, SUBCOMMANDS[name].summary) for name in sorted(SUBCOMMANDS)])
+            formatter.write_dl(rows)
+
+    def _summary(self, ctx: click.Context, name: str, room: int) -> str:
+        if name in self.lazy:
+            return self.lazy[name].summary
+        command = self.get_command(ctx, name)
+        assert command is not None
+        return command.get_short_help_str(room)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, lazy=SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="r2serve", message="r2serve %(version)s")
 def main() -> None:
     """Keep LLM serving running when a NIC, cable or link dies in the middle of a decode step."""

@@ -6,7 +6,8 @@ import fcntl
 import os
 from pathlib import Path
 
-from r2serve.observe.journal import PATTERN
+from r2serve.observe import journal, request_log
+from r2serve.observe.opening import open_regular
 
 
 def is_written(path: str | Path) -> bool:
@@ -15,7 +16,7 @@ def is_written(path: str | Path) -> bool:
     Raises:
         OSError: the file cannot be opened.
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = open_regular(path)
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -25,14 +26,29 @@ def is_written(path: str | Path) -> bool:
     return False
 
 
+def _is_written(path: Path) -> bool:
+    try:
+        return is_written(path)
+    except OSError:
+        return False
+
+
 def prune(folder: str | Path, keep: int) -> None:
-    """Delete the journals of a folder whose writers have ended, but for the newest `keep`."""
-    ended = []
-    for path in Path(folder).glob(PATTERN):
-        try:
-            if not is_written(path):
-                ended.append((path.stat().st_mtime, path))
-        except OSError:
-            continue  # somebody else's, or deleted just now
-    for _, path in sorted(ended, reverse=True)[keep:]:
-        path.unlink(missing_ok=True)
+    """Delete journals, request logs and sockets of a folder whose writers have ended.
+
+    keep: so many of each, the newest, stay.
+    """
+    for pattern in (journal.PATTERN, request_log.PATTERN):
+        ended = []
+        for path in Path(folder).glob(pattern):
+            try:
+                if not is_written(path):
+                    ended.append((path.stat().st_mtime, path))
+            except OSError:
+                continue  # somebody else's, or deleted just now
+        for _, path in sorted(ended, reverse=True)[keep:]:
+            for each in (path, request_log.previous(path), request_log.unfinished(path)):
+                each.unlink(missing_ok=True)
+    for socket in Path(folder).glob("*.drills"):
+        if not _is_written(socket.with_suffix(".journal")):
+            socket.unlink(missing_ok=True)

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from r2serve.observe.opening import open_regular
+
 MAGIC = b"R2JOURNL"
 VERSION = 3
 PATTERN = "r2ccl-*.journal"
@@ -51,7 +53,7 @@ EVENT_KINDS = (
     "speed",
     "injected",
 )
-FAULTS = ("heal", "cut", "drop", "error")
+FAULTS = ("heal", "cut", "drop", "error", "slow", "corrupt")
 COLLECTIVES = (
     "all_reduce",
     "all_gather",
@@ -143,7 +145,8 @@ class Event:
 
     ``time_ns`` is CLOCK_MONOTONIC.  ``value`` is 1 for a move that lost a rail in use, nanoseconds
     for a stall, chunks for a replay or hedge, the error code for an abort, bytes per second for a
-    speed; ``detail`` is the bytes of the stalled call.
+    speed; ``detail`` is the bytes of the stalled call, and ``epoch`` of a stall the engine's step
+    that it was in (0: nobody told of steps).
     """
 
     time_ns: int
@@ -233,7 +236,7 @@ def read(path: str | Path, *, events: bool = True, after: int = 0) -> Journal:
         OSError: the file cannot be read.
         JournalError: it is no journal of this version.
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = open_regular(path)
     try:
         header = _header(os.pread(file, _HEADER.size, 0), os.fstat(file).st_size)
         tables = _HEADER.size, header.rail_count * _RAIL.size

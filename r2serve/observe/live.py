@@ -48,7 +48,9 @@ def folder_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def what(event: Event) -> str:
     """What happened, in a few words."""
     if event.kind == "stall":
-        return f"{event.value / 1e6:.2f} ms in {event.text} {event.call} of {decimal(event.detail)}"
+        step = f", step {event.epoch}" if event.epoch else ""
+        call = f"{event.text} {event.call} of {decimal(event.detail)}"
+        return f"{event.value / 1e6:.2f} ms in {call}{step}"
     if event.kind in ("replay", "hedge"):
         return f"{event.value} chunks"
     if event.kind == "speed":

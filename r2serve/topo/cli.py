@@ -68,7 +68,15 @@ def topo(as_json: bool, picture_file: Path | None) -> None:
     for chain in here.chains:
         order = ", ".join(f"{step.rail} {step.nic} ({step.distance})" for step in chain.steps)
         console.print(f"failover chain of {chain.rank}: {order or 'no rail'}")
+    for gpu in here.gpus:
+        where = f"buffers in {gpu.buffers}" if gpu.buffers else "no buffers"
+        console.print(
+            f"gpu{gpu.index}: {gpu.name}, compute capability {gpu.compute_capability}, {where}: "
+            f"{gpu.why_not}",
+            highlight=False,
+        )
     console.print(f"libibverbs: {here.libibverbs}", highlight=False)
+    console.print(f"CUDA: {here.cuda}", highlight=False)
 
 
 @click.command(name="doctor")

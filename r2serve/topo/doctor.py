@@ -256,18 +256,30 @@ def nics_answer_for_themselves(patient: Patient) -> Iterator[Finding]:
             )
 
 
-def gpus_are_reachable(patient: Patient) -> Iterator[Finding]:
-    if not pci.gpus() or not _verbs_rails(patient):
-        return
-    if "nvidia_peermem" in patient.modules or "nv_peer_mem" in patient.modules:
-        return
-    yield Finding(
-        NOTE,
-        "peer memory",
-        "nvidia_peermem is not loaded: device memory is reached by dma-buf where driver and kernel "
-        "have it, else through the host",
-        "modprobe nvidia_peermem",
-    )
+def gpus_have_buffers(patient: Patient) -> Iterator[Finding]:
+    node = patient.node
+    if pci.gpus() and not node.gpus:
+        yield Finding(
+            WARNING,
+            "GPU",
+            f"there are GPUs, and the driver shows none: {node.cuda}",
+            "install NVIDIA's driver, or name its library in R2CCL_CUDA_LIBRARY",
+        )
+    for gpu in node.gpus:
+        if not gpu.buffers:
+            yield Finding(
+                WARNING,
+                "GPU",
+                f"gpu{gpu.index} ({gpu.name}) cannot be used: {gpu.why_not}",
+                "install r2serve again where nvcc is in PATH" if "nvcc" in gpu.why_not else "",
+            )
+        else:
+            yield Finding(
+                NOTE,
+                "GPU",
+                f"gpu{gpu.index} ({gpu.name}): buffers are in {gpu.buffers}; {gpu.why_not}"
+                + (", though this GPU could (dma-buf)" if gpu.dma_buf else ""),
+            )
 
 
 def flow_control_is_known(patient: Patient) -> Iterator[Finding]:
@@ -319,7 +331,7 @@ CHECKS: dict[str, Check] = {
     "GID": gids_exist,
     "MTU": mtus_agree,
     "ARP": nics_answer_for_themselves,
-    "peer memory": gpus_are_reachable,
+    "GPU": gpus_have_buffers,
     "PFC": flow_control_is_known,
     "firewall": firewall_is_open,
     "pyverbs": pyverbs_is_here,

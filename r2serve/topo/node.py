@@ -13,7 +13,8 @@ from r2serve.config import Config
 from r2serve.errors import R2cclError
 from r2serve.interfaces import Interface, Port, list_interfaces, select_ports, unusable
 from r2serve.rdma import RdmaPort, list_ports, port_of_interface
-from r2serve.topo import pci, verbs
+from r2serve.topo import gpus, pci, verbs
+from r2serve.topo.gpus import Gpu
 from r2serve.topo.pci import Distance, Function
 from r2serve.topology import engine_address
 
@@ -74,6 +75,9 @@ class Node:
     chains: tuple[Chain, ...]
     libibverbs: str
     """``ok``, or why it cannot be used."""
+    gpus: tuple[Gpu, ...] = ()
+    cuda: str = ""
+    """``ok``, or why there is no driver."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,7 +97,8 @@ def look(config: Config) -> Node:
         for interface in interfaces
         if not interface.loopback and (not interface.kind or _is_rail(interface, ports))
     )
-    return Node(socket.gethostname(), nics, _chains(nics), verbs.library_state())
+    found, cuda = gpus.look(config)
+    return Node(socket.gethostname(), nics, _chains(nics), verbs.library_state(), found, cuda)
 
 
 def _is_rail(interface: Interface, ports: Sequence[Port]) -> bool:
@@ -150,11 +155,11 @@ def _gid(port: RdmaPort | None, own: Sequence[Port], config: Config) -> str:
 def _chains(nics: Sequence[Nic]) -> tuple[Chain, ...]:
     """Of each GPU; of each NUMA node with a NIC where there is no GPU."""
     rails = [nic for nic in nics if nic.rail]
-    gpus = pci.gpus()
-    if gpus:
+    functions = pci.gpus()
+    if functions:
         return tuple(
             _chain(f"gpu{index} ({gpu.address})", gpu, gpu.numa_node, rails)
-            for index, gpu in enumerate(gpus)
+            for index, gpu in enumerate(functions)
         )
     nodes = sorted({nic.numa_node for nic in rails})
     return tuple(

@@ -216,17 +216,6 @@ def eventually() -> Callable[..., None]:
     return wait
 
 
-@pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints a line that is to be seen in every run, also of tests that pass."""
-
-    def say(line: str) -> None:
-        with capsys.disabled():
-            sys.stdout.write(f"\n    {line}\n")
-
-    return say
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["root", "user-namespace"])
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     if not request.param and os.geteuid() != 0:

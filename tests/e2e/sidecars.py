@@ -19,12 +19,13 @@ SETTLED_S = 20.0
 class Sidecar:
     """A sidecar of its own process, over a folder."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder, port
+    def __init__(self, folder: Path, port: int, *options: str) -> None:
+        self.folder, self.port, self.options = folder, port, options
         self.start()
 
     def start(self) -> None:
         words = ["sidecar", "--port", str(self.port), "--journal-dir", str(self.folder)]
+        words += self.options
         command = [sys.executable, "-c", "from r2serve.cli import main; main()", *words]
         self.process = subprocess.Popen(command)
         deadline = time.monotonic() + SETTLED_S

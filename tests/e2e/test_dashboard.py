@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,11 @@ from typing import Any
 import pytest
 from real_rails import REJOIN_S, Stream
 from sidecars import Sidecar
+
+from r2serve.demo.client import Load
+from r2serve.demo.model import make_tiny_llama, prompts
+from r2serve.demo.places import LabPlace
+from r2serve.demo.serve import Plan, Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -47,6 +53,7 @@ def page(chromium: str) -> Iterator[Any]:
         )
         made = browser.new_page(viewport={"width": 1100, "height": 900})
         made.set_default_timeout(15_000)
+        playwright.expect.set_options(timeout=15_000)
         made.problems = []
         made.on("pageerror", lambda error: made.problems.append(str(error)))
         made.on("console", lambda said: said.type == "error" and made.problems.append(said.text))
@@ -63,6 +70,13 @@ def sidecar(tmp_path: Path, free_ports: Any) -> Iterator[Sidecar]:
     made.kill()
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """vLLM makes sockets in it, whose paths have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="r2serve-") as made:
+        yield Path(made)
+
+
 def row_of(page: Any, rail: str) -> Any:
     return page.locator("#rails tr", has=page.get_by_role("rowheader", name=rail, exact=True))
 
@@ -72,6 +86,7 @@ def test_a_person_sees_a_cut_at_once(jobs, make_lab, sidecar, page, eventually, 
     expect = playwright.expect
     page.goto(f"http://127.0.0.1:{sidecar.port}/")
     expect(page.get_by_role("status")).to_have_text("No engine is running here")
+    expect(page.locator("#requests")).to_have_text("None did.")
     lab = make_lab(2)
     stream = Stream(jobs, lab, per_rank=lambda rank: folder_of(sidecar, rank))
     expect(page.get_by_role("status")).to_have_text("All rails up")
@@ -119,6 +134,53 @@ def test_a_person_sees_a_cut_at_once(jobs, make_lab, sidecar, page, eventually, 
     assert page.problems == []
 
 
+@pytest.mark.timeout(500)
+def test_a_person_sees_which_requests_of_vllm_waited(
+    make_lab, short_path, free_ports, page, eventually, request
+) -> None:
+    expect = playwright.expect
+    lab = make_lab(2)
+    plan = Plan("r2ccl", make_tiny_llama(short_path / "model"), True, True, short_path, 4)
+    texts = prompts(4)
+    with Server(plan, [LabPlace(node) for node in lab.nodes]) as server:
+        server.wait_until_ready(lambda _: None)
+        server.stream(texts, 32, "warm-up", lambda _: None)
+        sidecar = Sidecar(server.journals()[0], free_ports(1)[0])
+        request.addfinalizer(sidecar.kill)
+        load = Load(server.front, server.url, texts, 400, short_path / "load.json", streams=4)
+        load.wait_for_tokens(100, 60)
+        page.goto(f"http://127.0.0.1:{sidecar.port}/")
+        expect(page.get_by_role("status")).to_have_text("All rails up")
+
+        lab.cut(0, 0)
+        expect(page.get_by_role("status")).to_have_text("Degraded: requests are served")
+        lost = row_of(page, "rail0@node0").locator("td")
+        expect(lost.nth(3)).to_have_text("carrier")
+        expect(lost.nth(4)).to_have_text("local NIC")
+        lab.heal(0, 0)
+        eventually("rail 0 UP", lambda: is_up(sidecar, "rail0@node0"), REJOIN_S)
+        time.sleep(1.0)  # both rails carry again
+        for rail in (0, 1):  # one of them carries, and nobody is told that it is lost
+            lab.black_hole(1, rail)
+            expect(page.get_by_role("status")).to_have_text("Degraded: requests are served")
+            picture(page, f"dashboard-requests-{rail}")
+            lab.heal(1, rail)
+            eventually("healed", lambda rail=rail: is_up(sidecar, f"rail{rail}@node0"), REJOIN_S)
+        waited = page.locator("#requests tr", has=page.get_by_role("rowheader"))
+        expect(waited.first.locator("td").nth(1)).to_contain_text("ms")
+        # A busy machine may have held up others, too, for a rail that was only suspected.
+        link = next(
+            link for link in waited.get_by_role("link").all() if was_lost(impact_of(sidecar, link))
+        )
+        assert link.inner_text().startswith("cmpl-")
+        impact = impact_of(sidecar, link)
+        assert impact["id"] == link.inner_text()
+        assert impact["decode_stall_s"] > 0  # the detection alone, where the other rail is idle
+        load.drain()
+        load.finish(60, lambda: None)
+    assert page.problems == []
+
+
 @pytest.mark.timeout(60)
 def test_the_page_can_be_used_by_keyboard_alone_and_says_when_the_sidecar_is_gone(
     sidecar, page
@@ -126,19 +188,55 @@ def test_the_page_can_be_used_by_keyboard_alone_and_says_when_the_sidecar_is_gon
     page.goto(f"http://127.0.0.1:{sidecar.port}/")
     playwright.expect(page.get_by_role("status")).to_have_text("No engine is running here")
     reached = []
-    for _ in range(4):
+    for _ in range(5):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("() => document.activeElement.outerHTML.slice(0, 200)"))
     assert "skip" in reached[0]
     assert "Table of rails" in reached[1]
     assert "Table of collectives" in reached[2]
-    assert 'id="events"' in reached[3]
-    for region in ("Rails", "Collectives", "Events"):
+    assert "Table of requests that waited" in reached[3]
+    assert 'id="events"' in reached[4]
+    for region in ("Rails", "Collectives", "Requests that waited", "Events"):
         assert page.get_by_role("heading", name=region, exact=True).count() == 1
     sidecar.kill()
     playwright.expect(page.locator("#connection")).to_have_text("the sidecar does not answer")
     sidecar.start()
     playwright.expect(page.locator("#connection")).to_have_text("live")
+
+
+@pytest.mark.timeout(60)
+def test_other_nodes_are_on_the_page_also_when_they_do_not_answer(
+    sidecar, page, tmp_path, free_ports, request
+) -> None:
+    expect = playwright.expect
+    page.goto(f"http://127.0.0.1:{sidecar.port}/")
+    expect(page.get_by_role("heading", name="Nodes")).to_be_hidden()
+    folder = tmp_path / "other"
+    folder.mkdir()
+    other = Sidecar(folder, free_ports(1)[0], "--peers", f"127.0.0.1:{sidecar.port}")
+    request.addfinalizer(other.kill)
+    page.goto(f"http://127.0.0.1:{other.port}/")
+    row = page.locator("#members tr", has=page.get_by_role("link"))
+    expect(row.get_by_role("link")).to_have_text(f"http://127.0.0.1:{sidecar.port}")
+    expect(row).to_contain_text("No engine is running here")
+    sidecar.kill()
+    expect(row).to_contain_text("Its sidecar does not answer")
+    expect(row).to_contain_text("ConnectError")
+    assert page.problems == []
+
+
+def impact_of(sidecar: Sidecar, link: Any) -> Any:
+    return sidecar.ask(f"/{link.get_attribute('href')}")
+
+
+def was_lost(impact: Any) -> bool:
+    """Whether a rail that was lost is among what held the request up."""
+    return any("->DOWN" in event["text"] for event in impact["events"])
+
+
+def is_up(sidecar: Sidecar, rail: str) -> bool:
+    rails = sidecar.ask("/v1/rails")["rails"]
+    return all(one["state"] == "UP" for one in rails if one["name"] == rail)
 
 
 def folder_of(sidecar: Sidecar, rank: int) -> dict[str, str]:

@@ -65,7 +65,8 @@ def test_a_cut_is_told_at_once_and_counted(jobs, make_lab, sidecars, eventually,
         eventually(
             "counted", lambda s=sidecar, n=name: s.metric("r2serve_failover_total", rail=n) == 1
         )
-        assert sidecar.metric("r2serve_rail_state", rail=name) > 0
+        assert sidecar.metric("r2serve_rail_state", rail=name) == 1  # it is in one state
+        assert sidecar.metric("r2serve_rail_state", rail=name, state="UP") == 0
         assert sidecar.metric("r2serve_rail_up", rail=name) == 0
         assert sidecar.metric("r2serve_rail_up", rail=f"rail{1 - rail}@node{node}") == 1
         assert sidecar.get("/readyz")[0] == 200

@@ -90,12 +90,23 @@ class Engine:
 
     def complete(self, prompt: str, tokens: int) -> tuple[int, str]:
         """Greedy text, with the HTTP status: 200, or what the engine's end gives."""
+        status, answer = self._ask(prompt, tokens)
+        return status, answer if isinstance(answer, str) else answer["text"]
+
+    def logprobs(self, prompt: str) -> list[float]:
+        """Of each token of the prompt but the first, after those before it."""
+        status, answer = self._ask(prompt, 1, echo=True, logprobs=0)
+        assert status == 200, answer
+        return [float(each) for each in answer["logprobs"]["token_logprobs"][1:-1]]
+
+    def _ask(self, prompt: str, tokens: int, **more: Any) -> tuple[int, Any]:
         body: dict[str, Any] = {
             "model": str(self.model),
             "prompt": prompt,
             "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
+            **more,
         }
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",
@@ -104,7 +115,7 @@ class Engine:
         )
         try:
             with urllib.request.urlopen(request, timeout=120) as response:
-                return response.status, json.load(response)["choices"][0]["text"]
+                return response.status, json.load(response)["choices"][0]
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
@@ -135,6 +146,11 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait(timeout=STOP_TIMEOUT_S)
 
 
+@pytest.fixture
+def sidecar_port() -> int:
+    return free_port()
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny-llama")
@@ -148,12 +164,15 @@ def start_engine(tiny_llama: Path, tmp_path: Path) -> Iterator[StartEngine]:
     """Start an engine, wait until it is up: ``start_engine(tp, flags, [environment, a node])``."""
     started: list[Engine] = []
 
-    def start(tensor_parallel: int, flags: list[str], nodes: list[dict[str, str]]) -> Engine:
+    def start(
+        tensor_parallel: int, flags: list[str], nodes: list[dict[str, str]], *, eager: bool = True
+    ) -> Engine:
         engine = Engine(tiny_llama, free_port())
         started.append(engine)
         master_port = str(free_port())
         for rank, extra in enumerate(nodes):
-            command: list[str | Path] = [VLLM, "serve", tiny_llama, "--enforce-eager"]
+            command: list[str | Path] = [VLLM, "serve", tiny_llama]
+            command += ["--enforce-eager"] if eager else []
             command += ["--tensor-parallel-size", str(tensor_parallel), "--max-model-len", "512"]
             command += ["--port", str(engine.port), "--max-num-seqs", "8", *flags]
             if len(nodes) > 1:

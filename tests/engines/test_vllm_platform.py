@@ -10,12 +10,13 @@ import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from vllm import platforms
+from vllm.config import CompilationMode
 from vllm.platforms.cpu import CpuPlatform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -48,9 +49,17 @@ def parser() -> FlexibleArgumentParser:
     return made
 
 
+STOCK_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+
+
 def engine_config(**additional: Any) -> SimpleNamespace:
-    parallel = SimpleNamespace(nnodes=2, local_world_size=2)
-    return SimpleNamespace(parallel_config=parallel, additional_config=additional)
+    parallel = SimpleNamespace(nnodes=2, local_world_size=2, worker_cls=STOCK_WORKER)
+    compilation = SimpleNamespace(
+        mode=CompilationMode.VLLM_COMPILE, compile_sizes=None, pass_config=SimpleNamespace()
+    )
+    return SimpleNamespace(
+        parallel_config=parallel, compilation_config=compilation, additional_config=additional
+    )
 
 
 @pytest.fixture
@@ -70,10 +79,16 @@ def test_register_subclasses_what_vllm_would_have_picked(
     monkeypatch.setattr(platforms, "builtin_platform_plugins", probes)
     name = plugin.register()
     assert name is not None
-    module, _, class_name = name.rpartition(".")
-    ours = getattr(importlib.import_module(module), class_name)
-    assert f"{ours.__base__.__module__}.{ours.__base__.__qualname__}" == base
-    assert ours._enum is CpuPlatform._enum
+    # What vLLM's build for GPUs has, and its module for them imports.
+    monkeypatch.setitem(sys.modules, "vllm._C_stable_libtorch", ModuleType("of this test"))
+    ours = named(name)
+    assert ours.__base__ is named(base)
+    assert ours._enum is named(base)._enum
+
+
+def named(qualified_name: str) -> Any:
+    module, _, name = qualified_name.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 @pytest.mark.parametrize("picked", [[], ["vllm.platforms.rocm.RocmPlatform"], [*patches.PLATFORMS]])
@@ -152,7 +167,10 @@ def test_the_flag_is_in_a_group_of_its_own_and_added_once() -> None:
     made = parser()
     Ours.pre_register_and_update(made)
     (group,) = [group for group in made._action_groups if group.title == "r2serve"]
-    assert [action.dest for action in group._group_actions] == ["distributed_backend"]
+    assert [action.dest for action in group._group_actions] == [
+        "distributed_backend",
+        "r2serve_sidecar",
+    ]
     made._search_keyword = "r2serve"
     assert "--distributed-backend {default,r2ccl}" in made.format_help()
 
@@ -211,7 +229,7 @@ def test_the_engine_configuration_tells_compile_caches_apart_and_counts_workers(
     monkeypatch.setenv("R2CCL_NODE", "per-rank")
     config = engine_config(other=1)
     Ours.check_and_update_config(config)
-    noted = {"distributed_backend": "r2ccl", "nnodes": 2, "per_rank_nodes": True}
+    noted = {"distributed_backend": "r2ccl", "nnodes": 2, "per_rank_nodes": True, "fuse": ""}
     assert config.additional_config == {"other": 1, "r2serve": noted}
     assert Ours().device_count() == 2
 
@@ -235,6 +253,29 @@ def test_the_flag_wins_over_additional_config() -> None:
 def test_a_wrong_additional_config_is_refused(section: object) -> None:
     with pytest.raises(ConfigError, match="additional_config"):
         Ours.check_and_update_config(engine_config(r2serve=section))
+
+
+@pytest.mark.usefixtures("asked_for", "no_stock_update")
+def test_passes_of_the_compiler_run_on_the_cpu_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stock = CpuPlatform.get_pass_manager_cls()
+
+    def as_vllm_does(config: Any) -> None:
+        config.compilation_config.mode = CompilationMode.DYNAMO_TRACE_ONCE
+        config.compilation_config.ir_enable_torch_wrap = False
+
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", as_vllm_does)
+    for wanted, runs in (("auto", False), ("off", False), ("on", True)):
+        monkeypatch.setenv("R2CCL_FUSE", wanted)
+        config = engine_config()
+        Ours.check_and_update_config(config)
+        compilation = config.compilation_config
+        assert compilation.pass_config.fuse_allreduce_rms is False
+        assert (compilation.mode == CompilationMode.VLLM_COMPILE) is runs
+        assert compilation.ir_enable_torch_wrap is runs
+        assert (Ours.get_pass_manager_cls() == patches.PASS_MANAGER) is runs
+        assert Ours.get_pass_manager_cls() in (stock, patches.PASS_MANAGER)
 
 
 def test_ray_carries_the_choice_and_the_options() -> None:
@@ -274,3 +315,21 @@ def test_the_flag_can_be_added_to_a_plain_parser() -> None:
     plain = argparse.ArgumentParser()
     flag.add_to(plain)
     assert plain.parse_args([]).distributed_backend == "default"
+
+
+def test_the_worker_class_is_ours_where_it_was_vllms(
+    no_stock_update: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = engine_config()
+    monkeypatch.setenv(flag.VARIABLE, "default")
+    Ours.check_and_update_config(config)
+    assert config.parallel_config.worker_cls == STOCK_WORKER
+    monkeypatch.setenv(flag.VARIABLE, "r2ccl")
+    for _ in range(2):
+        Ours.check_and_update_config(config)
+        assert config.parallel_config.worker_cls == patches.WORKERS[STOCK_WORKER]
+    assert caplog.text == ""
+    config.parallel_config.worker_cls = "somebody.else.Worker"
+    Ours.check_and_update_config(config)
+    assert config.parallel_config.worker_cls == "somebody.else.Worker"
+    assert "somebody.else.Worker is not known" in caplog.text

@@ -8,6 +8,7 @@ rank returned, else it shows the tracebacks.  One process imports vLLM, the rank
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -22,9 +23,13 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
+from vllm.ir.ops import fused_add_rms_norm
 from vllm.platforms import current_platform
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from r2serve.engines.vllm import ending
+from r2serve.engines.vllm import ending, patches
+from r2serve.engines.vllm.worker import trusted
 from r2serve.errors import R2cclError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
@@ -72,10 +77,24 @@ def of_rank(like: torch.Tensor, mine: int, other: int) -> torch.Tensor:
 
 def collectives(rank: int) -> None:
     """Every collective of a group that spans nodes, against torch on one process."""
-    group = parallel_state.get_tp_group()
-    comm = group.device_communicator
+    comm = parallel_state.get_tp_group().device_communicator
     assert type(comm).__name__ == "SpanningCpuCommunicator"
     assert isinstance(comm, CpuCommunicator)
+    every_collective(rank)
+    tensor_dicts(parallel_state.get_tp_group(), rank)
+
+
+def gpu_collectives(rank: int) -> None:
+    """The same on the communicator for GPUs; its driver is a fake."""
+    comm = parallel_state.get_tp_group().device_communicator
+    assert type(comm).__name__ == "SpanningCudaCommunicator"
+    assert isinstance(comm, CudaCommunicator)
+    every_collective(rank)
+
+
+def every_collective(rank: int) -> None:
+    group = parallel_state.get_tp_group()
+    comm = group.device_communicator
     assert group.use_custom_op_call
     for tensor in inputs(rank):
         before = tensor.clone()
@@ -99,7 +118,6 @@ def collectives(rank: int) -> None:
         same(comm.broadcast(tensor.clone(), src=1), of_rank(tensor, rank, 1))
         around_the_ring(group, rank, tensor)
     carried_as_bytes(comm, rank)
-    tensor_dicts(group, rank)
     compiled(rank)
 
 
@@ -206,10 +224,121 @@ def error_ends_every_rank(rank: int) -> None:
     logging.error("rank %d was left waiting", rank)
 
 
+def gpu_graph(rank: int) -> None:
+    """A captured graph is replayed while rails are cut and healed: every result is right."""
+    comm = parallel_state.get_tp_group().device_communicator
+    r2ccl = comm.r2ccl
+    cuda = Cuda()
+    stream = cuda.new("cuStreamCreate", 0)
+    r2ccl._core._stream = lambda: stream.value  # where torch would have a current stream
+    source = torch.zeros(5000)
+    cuda.call("cuStreamBeginCapture_v2", stream, 0)
+    total = comm.all_reduce(source)
+    everything = r2ccl.all_gather(total)
+    graph = cuda.new("cuStreamEndCapture", stream, handle_last=True)
+    executable = cuda.new("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
+    slowest = 0.0
+    for turn in range(REPLAYS):
+        if rank == 0 and turn % 50 == 25:
+            r2ccl.inject(turn // 50 % 2, "cut")
+        if rank == 0 and turn % 50 == 45:
+            r2ccl.inject(turn // 50 % 2, "heal")
+        source.copy_(torch.arange(5000.0) + rank + turn)
+        began = time.monotonic()
+        cuda.call("cuGraphLaunch", executable, stream)
+        cuda.call("cuStreamSynchronize", stream)
+        slowest = max(slowest, time.monotonic() - began)
+        r2ccl.check()
+        same(total, world() * (torch.arange(5000.0) + turn) + sum(range(world())))
+        for other in range(world()):
+            same(everything[other], total)
+    downs = [event for event in r2ccl.events() if "->DOWN" in event.text]
+    assert rank != 0 or downs, "no rail was lost"
+    logging.info("%d replays, %d losses, slowest %.3f s", REPLAYS, len(downs), slowest)
+
+
+def fused(rank: int) -> None:
+    """The operation that the compiler's pass puts in gives what the operations before it gave."""
+    import r2serve.engines.vllm.fusion  # noqa: F401  it registers the operation
+
+    group = parallel_state.get_tp_group()
+    for dtype in (torch.bfloat16, torch.float32):
+        for shape in ((1, 64), (7, 64), (9000, 64)):  # the last is too large for slots
+            generator = torch.Generator().manual_seed(rank)
+            tensor = torch.randn(shape, generator=generator).to(dtype)
+            residual = torch.randn(shape, generator=generator.manual_seed(9)).to(dtype)
+            weight = torch.randn(shape[-1:], generator=generator).to(dtype)
+            given = [each.clone() for each in (tensor, residual, weight)]
+            normed, new = torch.ops.r2serve.all_reduce_add_rms_norm(
+                tensor, residual, weight, 1e-5, group.unique_name
+            )
+            total = group.all_reduce(tensor)
+            expected, expected_new = fused_add_rms_norm(total, residual, weight, 1e-5)
+            same(new, expected_new)
+            torch.testing.assert_close(normed, expected)
+            for before, after in zip(given, (tensor, residual, weight), strict=True):
+                same(after, before)
+
+
+gpu_fused = fused
+
+REPLAYS = 400
+
+
+class Cuda:
+    """The driver that the communicator has, for what torch would do with it."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(os.environ["R2CCL_CUDA_LIBRARY"])
+
+    def call(self, name: str, *arguments: Any) -> None:
+        assert getattr(self._library, name)(*arguments) == 0, name
+
+    def new(self, name: str, *arguments: Any, handle_last: bool = False) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        where = ctypes.byref(made)
+        self.call(name, *((*arguments, where) if handle_last else (where, *arguments)))
+        return made
+
+
+def gpu_loss(rank: int) -> None:
+    """A lost peer: what the GPU computed since is given to nobody, and the worker ends."""
+    ending.DELIVERY_S = 0.5
+    group = parallel_state.get_tp_group()
+    group.all_reduce(torch.ones(4))
+    if rank == 1:
+        time.sleep(1.0)  # rank 0 has all of the first one
+        os._exit(0)
+    total = group.all_reduce(torch.ones(4))  # in the stream; nobody knows yet
+    tokens = ModelRunnerOutput(["a"], {"a": 0})
+    assert trusted(None) is None
+    for output in (tokens, Later(tokens)):
+        try:
+            got = trusted(output)
+            got.get_output()
+        except R2cclError as error:
+            logging.error("not given out: %s: %s", type(error).__name__, error)
+        else:
+            logging.error("garbage: %s of %s", got, total)
+    time.sleep(60)
+    logging.error("rank %d was left waiting", rank)
+
+
+class Later(AsyncModelRunnerOutput):
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self._output = output
+
+    def get_output(self) -> ModelRunnerOutput:
+        return self._output
+
+
 def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:
     os.environ["R2CCL_NODE"] = nodes[rank]
     os.environ["VLLM_DIST_IDENT"] = os.path.basename(os.path.dirname(store))
     logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(message)s")
+    if case.startswith("gpu_"):  # as the platform for CUDA has it
+        ours = patches.COMMUNICATORS[named(CudaCommunicator)]
+        patches.COMMUNICATORS[named(CpuCommunicator)] = ours
     with set_current_vllm_config(VllmConfig()):
         parallel_state.init_distributed_environment(
             len(nodes), rank, f"file://{store}", rank, "gloo"
@@ -218,6 +347,10 @@ def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:
         globals()[case](rank)
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
+
+
+def named(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def main(case: str, nodes: list[str]) -> int:

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <fstream>
 #include <numeric>
 #include <thread>
 
@@ -95,6 +97,29 @@ TEST(Engine, BlackHolesAreHedged) {
   }
 }
 
+// As another process sees it: no call into the engine brings the journal's table up to date.
+RailState told_state(const std::string& journal_path, std::size_t entry) {
+  JournalRail rail{};
+  std::ifstream file(journal_path, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(sizeof(JournalHeader) + entry * sizeof(rail)));
+  file.read(reinterpret_cast<char*>(&rail), sizeof(rail));
+  EXPECT_TRUE(file.good());
+  return static_cast<RailState>(rail.state);
+}
+
+TEST(Engine, WhoReadsOfAMoveFindsTheRailMoved) {
+  Config config;
+  config.journal_dir = ::testing::TempDir();
+  Job job({.ranks = 2, .rails = 8, .config = config});
+  const std::string path = job.engines[0]->journal_path();
+  for (RailId rail = 0; rail < 8; ++rail) {
+    while (job.engines[0]->rails()[rail].state != RailState::up) std::this_thread::yield();
+    ASSERT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+    EXPECT_NE(told_state(path, rail), RailState::up) << int{rail};
+  }
+  for (const auto& engine : job.engines) EXPECT_EQ(std::remove(engine->journal_path().c_str()), 0);
+}
+
 TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
   Config config;
   config.link_timeout_s = 0.3;
@@ -110,6 +135,31 @@ TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
     EXPECT_EQ(status.code(), ErrorCode::peer_lost) << status.message();
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(1300));
   });
+}
+
+TEST(Engine, WhoGivesUpEndsTheCallOnEveryRank) {
+  Job job({.ranks = 3, .rails = 2, .config = {}});
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    job.communicators[0]->abort("rank 0 gave up: it is late");
+  });
+  // Rank 2 never calls; the first waits in a call that another thread ends.
+  const auto waits = [&](std::size_t rank) {
+    const auto began = std::chrono::steady_clock::now();
+    const Status status = job.communicators[rank]->barrier();
+    EXPECT_EQ(status.code(), ErrorCode::aborted) << status.message();
+    EXPECT_NE(status.message().find("it is late"), std::string::npos) << status.message();
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
+  };
+  std::thread second([&] { waits(1); });
+  waits(0);
+  second.join();
+  other.join();
+  waits(2);
+  job.communicators[0]->abort("rank 0 gave up: again");
+  waits(0);  // for the first reason
+  job.communicators[0]->close(0.0);
+  job.communicators[0]->abort("rank 0 gave up: it was closed");
 }
 
 TEST(Engine, AStallBeginsWithTheCallWhereTheRailsWereLostBeforeIt) {

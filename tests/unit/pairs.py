@@ -6,6 +6,7 @@ import random
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from r2serve import _core
 from r2serve.config import Config
@@ -16,10 +17,13 @@ from r2serve.process import Process
 class Pair:
     """Two engines of this process that are joined by two loopback rails."""
 
-    def __init__(self, folder: Path, *, both: bool = False) -> None:
-        """Of the first engine, or of both, the journal is in the folder."""
+    def __init__(self, folder: Path, *, both: bool = False, **options: Any) -> None:
+        """Of the first engine, or of both, the journal is in the folder.
+
+        options: of the first engine's configuration.
+        """
         self.folder = folder
-        here = Config(rails="127.0.0.1,127.0.0.2", node="here", journal_dir=str(folder))
+        here = Config(rails="127.0.0.1,127.0.0.2", node="here", journal_dir=str(folder), **options)
         there = Config(
             rails="127.0.0.1,127.0.0.2", node="there", journal_dir=str(folder) if both else ""
         )
@@ -48,6 +52,8 @@ class Pair:
 
     def close(self) -> None:
         for end in self.ends:
+            if end.drills is not None:
+                end.drills.close()
             end.engine.close(0.0)
 
 

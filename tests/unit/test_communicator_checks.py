@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[Call, str]] = {
     "strides of another": (lambda c: c.all_gather(ONES.t()), "tensor: .* is not contiguous"),
     "device": (
         lambda c: c.all_reduce(torch.empty(3, device="meta")),
-        "tensor: is on meta; this build takes CPU tensors",
+        "tensor: is on meta; this communicator takes tensors on cpu",
     ),
     "op": (lambda c: c.all_reduce(ONES, "mean"), "op: 'mean' is none of sum, prod, min, max, avg"),
     "op of reduce_scatter": (lambda c: c.reduce_scatter(ONES, "xor"), "op: 'xor' is none of sum"),
@@ -143,7 +143,9 @@ def test_wrong_input_is_named(pair: list[Communicator], case: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_an_unknown_fault_is_named(pair: list[Communicator]) -> None:
-    with pytest.raises(ValueError, match="fault: 'melt' is none of cut, drop, error, heal"):
+    with pytest.raises(
+        ValueError, match="fault: 'melt' is none of cut, drop, error, slow, corrupt, heal"
+    ):
         pair[1].inject(0, "melt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from r2serve.config import Config
-from r2serve.topo import doctor, pci, picture
+from r2serve.topo import doctor, gpus, pci, picture
 from r2serve.topo.doctor import Finding, Patient
+from r2serve.topo.gpus import HOST_ASSISTED, Gpu
 from r2serve.topo.node import Chain, Nic, Node, Step
 from r2serve.topo.pci import Distance
 
@@ -101,11 +103,48 @@ def complaints(of: Patient) -> list[Finding]:
     return [finding for finding in doctor.judge(of) if finding.level in levels]
 
 
+def gpu(**changes: Any) -> Gpu:
+    healthy = Gpu(0, "H200", "9.0", True, HOST_ASSISTED, "r2serve does not use GPUDirect yet")
+    return dataclasses.replace(healthy, **changes)
+
+
+def with_gpus(*found: Gpu, cuda: str = "ok") -> Patient:
+    return patient(node=dataclasses.replace(patient().node, gpus=found, cuda=cuda))
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "text"),
+    [
+        (gpu(), "note", "buffers are in pinned memory of the host; .* this GPU could"),
+        (gpu(buffers="", why_not="no nvcc in the path"), "warning", "gpu0 .* no nvcc"),
+    ],
+)
+def test_of_gpus_it_is_said_where_buffers_are(found: Gpu, level: str, text: str) -> None:
+    [finding] = [each for each in doctor.judge(with_gpus(found)) if each.check == "GPU"]
+    assert finding.level == level
+    assert re.search(text, finding.text)
+
+
+def test_gpus_without_a_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pci, "gpus", lambda: [pci.Function("0000:01:00.0", 0, ())])
+    [finding] = complaints(with_gpus(cuda="no CUDA driver"))
+    assert finding.text == "there are GPUs, and the driver shows none: no CUDA driver"
+
+
+def test_what_the_driver_says_of_gpus(fake_cuda: Path) -> None:
+    found, state = gpus.look(Config(cuda_library=str(fake_cuda)))
+    assert state == "ok"
+    assert found == (
+        Gpu(0, "Fake", "9.0", False, HOST_ASSISTED, "r2serve does not use GPUDirect yet"),
+    )
+    assert gpus.look(Config(cuda_library="libnone.so"))[1].startswith("no CUDA driver: libnone.so")
+
+
 def test_a_healthy_node_has_no_complaint() -> None:
     assert complaints(patient()) == []
     assert {finding.check for finding in doctor.judge(patient())} >= set(doctor.CHECKS) - {
         "pyverbs",
-        "peer memory",
+        "GPU",
     }
 
 

@@ -68,6 +68,7 @@ def test_events_have_the_same_ids_for_whoever_looks_later(tmp_path: Path) -> Non
         while not stop.is_set():
             pair.engine.inject(0, "heal")  # is noted, and changes nothing
             pair.ends[1].engine.inject(0, "heal")
+            time.sleep(50e-6)  # more than one a microsecond push all later ids on
 
     striking = threading.Thread(target=strike)
     striking.start()

@@ -8,7 +8,6 @@ path is called without anything in between.  A group that spans nodes gets
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +16,10 @@ from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicat
 
 from r2serve.config import Config
 from r2serve.engines.vllm import flag, nodes
-from r2serve.engines.vllm.spanning import SpanningCollectives
+from r2serve.engines.vllm.spanning import SpanningCollectives, say_once_that_there_is_no_rail
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-_LOG = logging.getLogger(__name__)
-_warned_of_no_rail = False
 
 
 class R2cclCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
@@ -36,7 +32,7 @@ class R2cclCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
         if nodes.spans_nodes(cpu_group, config):
             cls = SpanningCpuCommunicator
         else:
-            _say_once_that_there_is_no_rail(kwargs.get("unique_name", ""))
+            say_once_that_there_is_no_rail(kwargs.get("unique_name", ""))
         made: R2cclCpuCommunicator = super().__new__(cls)
         return made
 
@@ -64,14 +60,3 @@ class SpanningCpuCommunicator(SpanningCollectives, R2cclCpuCommunicator):
             from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
 
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
-
-
-def _say_once_that_there_is_no_rail(group: str) -> None:
-    global _warned_of_no_rail
-    if not _warned_of_no_rail:
-        _warned_of_no_rail = True
-        _LOG.info(
-            "group %s is inside one node: it keeps the engine's own path, and there is no rail "
-            "to fail over to",
-            group,
-        )

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from r2serve.config import Config, options
+from r2serve.engines.vllm import sidecar
 from r2serve.errors import ConfigError
 from r2serve.observe.watch import default_folder
 
@@ -48,6 +49,31 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "communicator, or r2ccl, which moves traffic to another rail when one dies. "
         "r2ccl is set up by R2CCL_* variables (see `r2serve config`).",
     )
+    group.add_argument(
+        "--r2serve-sidecar",
+        metavar="[HOST:]PORT",
+        action=_CarrySidecar,
+        help="Start the sidecar (probes, metrics, dashboard) there, beside the engine, with "
+        "--distributed-backend r2ccl. HOST: 127.0.0.1 unless given.",
+    )
+
+
+class _CarrySidecar(argparse.Action):
+    """Puts the address where the engine's first process finds it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            sidecar.address(str(values))
+        except ConfigError as error:
+            raise argparse.ArgumentError(self, str(error)) from error
+        setattr(namespace, self.dest, values)
+        os.environ[sidecar.VARIABLE] = str(values)
 
 
 class _CarryFlag(argparse.Action):

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 from typing import Any, ClassVar
 
-from r2serve.engines.vllm import flag, patches
+from r2serve.config import Config
+from r2serve.engines.vllm import flag, patches, sidecar
 from r2serve.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
 
 
 def __getattr__(name: str) -> Any:
@@ -47,10 +51,18 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
         @classmethod
         def check_and_update_config(cls, vllm_config: Any) -> None:
             flag.read_additional_config(vllm_config.additional_config)
+            mode = vllm_config.compilation_config.mode
             super().check_and_update_config(vllm_config)
             if flag.active():
                 flag.check_environment()
+                if _spans_nodes(vllm_config.parallel_config):
+                    # FlashInfer's would go around the group's communicator.
+                    vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
+                    if cls._fuses():
+                        _let_passes_run(vllm_config.compilation_config, mode)
                 _note_in(vllm_config)
+                _follow_steps(vllm_config.parallel_config)
+                sidecar.start_once()
 
         @classmethod
         def get_device_communicator_cls(cls) -> str:
@@ -60,6 +72,21 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             if stock not in patches.COMMUNICATORS:
                 raise ConfigError(f"--distributed-backend r2ccl has no counterpart of {stock}")
             return patches.COMMUNICATORS[stock]
+
+        @classmethod
+        def get_pass_manager_cls(cls) -> str:
+            if cls._fuses():
+                return patches.PASS_MANAGER
+            stock: str = super().get_pass_manager_cls()
+            return stock
+
+        @classmethod
+        def _fuses(cls) -> bool:
+            """Whether the all-reduce is to become one operation with what comes after it."""
+            if not flag.active():
+                return False
+            wanted = Config.from_env().fuse
+            return wanted == "on" or (wanted == "auto" and base.device_type == "cuda")
 
         @classmethod
         def use_custom_op_collectives(cls) -> bool:
@@ -75,12 +102,28 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
         @classmethod
         def device_count(cls) -> int:
             workers = os.environ.get(flag.WORKERS_VARIABLE)
-            if flag.active() and workers is not None:
+            if flag.active() and workers is not None and base.device_type == "cpu":
                 return int(workers)
             return _stock_device_count(base)
 
     R2cclPlatform.__name__ = R2cclPlatform.__qualname__ = name
     return R2cclPlatform
+
+
+def _spans_nodes(parallel: Any) -> bool:
+    """Whether groups of this engine may."""
+    ray = getattr(parallel, "distributed_executor_backend", None) == "ray"  # it knows of no nodes
+    return parallel.nnodes > 1 or ray or Config.from_env().node == "per-rank"
+
+
+def _let_passes_run(compilation: Any, mode: Any) -> None:
+    """On the CPU vLLM leaves its own passes out of what it compiles; here they are wanted."""
+    from vllm.config import CompilationMode
+
+    if mode == CompilationMode.VLLM_COMPILE and compilation.mode != CompilationMode.NONE:
+        compilation.mode = mode
+        compilation.ir_enable_torch_wrap = True
+        compilation.compile_sizes = compilation.compile_sizes or []  # vLLM fills in none there
 
 
 def _note_in(vllm_config: Any) -> None:
@@ -91,9 +134,19 @@ def _note_in(vllm_config: Any) -> None:
             "distributed_backend": "r2ccl",
             "nnodes": parallel.nnodes,
             "per_rank_nodes": os.environ.get("R2CCL_NODE") == "per-rank",
+            "fuse": os.environ.get("R2CCL_FUSE", ""),
         }
     # vLLM tells from the device count which ranks share a node; torch sees one CPU.
     os.environ[flag.WORKERS_VARIABLE] = str(parallel.local_world_size)
+
+
+def _follow_steps(parallel: Any) -> None:
+    """Put our worker class in the place of vLLM's own."""
+    theirs = parallel.worker_cls
+    if theirs in patches.WORKERS:
+        parallel.worker_cls = patches.WORKERS[theirs]
+    elif theirs not in patches.WORKERS.values():
+        _LOG.warning("worker class %s is not known: no request is told what faults cost it", theirs)
 
 
 def _stock_device_count(base: type[Any]) -> int:

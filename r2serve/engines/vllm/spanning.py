@@ -15,32 +15,20 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+from vllm.ir.ops import fused_add_rms_norm
 from vllm.utils.network_utils import get_ip
 
-from r2serve import Communicator
+from r2serve import Communicator, tensors
+from r2serve.engines.vllm import sidecar
 from r2serve.engines.vllm.ending import end_worker_soon
 
 _LOG = logging.getLogger(__name__)
+_warned_of_no_rail = False
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# What r2ccl can name. Anything else (float8, uint16, complex ...) can still be moved, as bytes.
-_NAMED = frozenset(
-    {
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-        torch.bool,
-    }
-)
 
-
-def _final(method: Callable[_P, _R]) -> Callable[_P, _R]:
+def final(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """A collective that raises ends its worker: peers wait for this rank, and it cannot resume."""
 
     @functools.wraps(method)
@@ -70,33 +58,51 @@ class SpanningCollectives:
             R2cclError: a peer did not appear within ``connect_timeout_s``.
         """
         _name_the_engines_address()
-        self.r2ccl = Communicator.from_group(self.cpu_group, name=unique_name)
+        self.r2ccl = self.open(unique_name)
         _LOG.info(
-            "group %s: %d ranks on %d nodes, carried by r2ccl over %s",
+            "group %s: %d ranks on %d nodes, carried by r2ccl over %s; algorithm: %s; sidecar: %s",
             unique_name,
             self.world_size,
             len(set(self.r2ccl.nodes)),
             ", ".join(sorted({rail.name for rail in self.r2ccl.rails()})),
+            self.r2ccl.algorithm,
+            sidecar.url() or "none started here",
         )
+
+    def open(self, unique_name: str) -> Any:
+        """Make the communicator that carries the group."""
+        return Communicator.from_group(self.cpu_group, name=unique_name)
 
     def destroy(self) -> None:
         """Close in good order: everything sent is delivered first, within a bound."""
         self.r2ccl.close()
         super().destroy()  # type: ignore[misc]
 
-    @_final
+    @final
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks; ``input_`` stays as it is."""
         total: torch.Tensor = self.r2ccl.all_reduce(input_.contiguous())
         return total
 
-    @_final
+    @final
+    def all_reduce_add_rms_norm(
+        self, input_: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """all_reduce, then vLLM's ``fused_add_rms_norm``; returns (normed, new residual)."""
+        made: tuple[torch.Tensor, torch.Tensor] = fused_add_rms_norm(
+            self.r2ccl.all_reduce(input_.contiguous()), residual, weight, epsilon
+        )
+        return made
+
+    @final
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """All ranks' tensors, joined along ``dim``."""
         dim = _positive(dim, input_)
-        return _joined(_restored(self.r2ccl.all_gather(_carried(input_)), input_), dim)
+        return _joined(
+            tensors.restored(self.r2ccl.all_gather(tensors.carried(input_)), input_), dim
+        )
 
-    @_final
+    @final
     def all_gatherv(
         self,
         input_: torch.Tensor | list[torch.Tensor],
@@ -110,14 +116,14 @@ class SpanningCollectives:
             return self._all_gatherv(input_, sizes)
         return [self._all_gatherv(tensor, sizes) for tensor in input_]
 
-    @_final
+    @final
     def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """This rank's share, along ``dim``, of the sum over all ranks."""
         dim = _positive(dim, input_)
         mine: torch.Tensor = self.r2ccl.reduce_scatter(_in_front(input_, dim))
         return mine.movedim(0, dim).contiguous()
 
-    @_final
+    @final
     def reduce_scatterv(
         self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
     ) -> torch.Tensor:
@@ -131,39 +137,49 @@ class SpanningCollectives:
             mine = self.r2ccl.reduce_scatterv(rows, sizes)
         return mine.movedim(0, dim).contiguous()
 
-    @_final
+    def reduce_scatterv_into_output(
+        self,
+        input_: torch.Tensor,
+        output: torch.Tensor,
+        dim: int = -1,
+        sizes: list[int] | None = None,
+    ) -> torch.Tensor:
+        """As reduce_scatterv, into ``output``."""
+        return output.copy_(self.reduce_scatterv(input_, dim, sizes))
+
+    @final
     def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
         """All ranks' tensors, joined along ``dim``, on rank ``dst``; None elsewhere."""
         dim = _positive(dim, input_)
-        gathered = self.r2ccl.gather(_carried(input_), dst)
-        return None if gathered is None else _joined(_restored(gathered, input_), dim)
+        gathered = self.r2ccl.gather(tensors.carried(input_), dst)
+        return None if gathered is None else _joined(tensors.restored(gathered, input_), dim)
 
-    @_final
+    @final
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Rank ``src``'s values, in place."""
-        carried = _carried(tensor)
+        carried = tensors.carried(tensor)
         self.r2ccl.broadcast(carried, src)
         if carried.data_ptr() != tensor.data_ptr():
             tensor.copy_(carried.view(tensor.dtype).view(tensor.shape))
         return tensor
 
-    @_final
+    @final
     def send(self, tensor: torch.Tensor, dst: int | None = None) -> None:
         """To rank ``dst``, by default the next one."""
         if dst is None:
             dst = (self.rank_in_group + 1) % self.world_size
-        self.r2ccl.send(_carried(tensor), dst)
+        self.r2ccl.send(tensors.carried(tensor), dst)
 
-    @_final
+    @final
     def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> torch.Tensor:
         """From rank ``src``, by default the previous one; shape and type as it was sent."""
         if src is None:
             src = (self.rank_in_group - 1) % self.world_size
         tensor = torch.empty(size, dtype=dtype, device=self.device)
-        self.r2ccl.recv(_carried(tensor), src)
+        self.r2ccl.recv(tensors.carried(tensor), src)
         return tensor
 
-    @_final
+    @final
     def send_tensor_dict(self, tensor_dict: dict[str, torch.Tensor | Any], dst: int) -> None:
         """To rank ``dst``: the length of the description, the description, the tensors."""
         description = {
@@ -171,36 +187,51 @@ class SpanningCollectives:
             for key, value in tensor_dict.items()
         }
         text = torch.frombuffer(bytearray(pickle.dumps(description)), dtype=torch.uint8)
-        self.r2ccl.send(torch.tensor([text.numel()]), dst)
+        text = text.to(self.device)
+        self.r2ccl.send(torch.tensor([text.numel()], device=self.device), dst)
         self.r2ccl.send(text, dst)
         for value in tensor_dict.values():
             if isinstance(value, torch.Tensor) and value.numel():
-                self.r2ccl.send(_carried(value), dst)
+                self.r2ccl.send(tensors.carried(value), dst)
 
-    @_final
+    @final
     def recv_tensor_dict(self, src: int) -> dict[str, torch.Tensor | Any]:
         """What rank ``src`` sent with send_tensor_dict."""
-        length = torch.empty(1, dtype=torch.int64)
+        length = torch.empty(1, dtype=torch.int64, device=self.device)
         self.r2ccl.recv(length, src)
-        text = torch.empty(int(length.item()), dtype=torch.uint8)
+        text = torch.empty(int(length.item()), dtype=torch.uint8, device=self.device)
         self.r2ccl.recv(text, src)
-        received: dict[str, Any] = pickle.loads(text.numpy().tobytes())
+        received: dict[str, Any] = pickle.loads(text.cpu().numpy().tobytes())
         for key, value in received.items():
             if isinstance(value, _Shape):
                 received[key] = torch.empty(value.shape, dtype=value.dtype, device=self.device)
                 if received[key].numel():
-                    self.r2ccl.recv(_carried(received[key]), src)
+                    self.r2ccl.recv(tensors.carried(received[key]), src)
         return received
 
     def _all_gatherv(self, input_: torch.Tensor, sizes: list[int] | None) -> torch.Tensor:
         if sizes is None:
-            return _restored(self.r2ccl.all_gather(_carried(input_)), input_).flatten(0, 1)
+            return tensors.restored(self.r2ccl.all_gather(tensors.carried(input_)), input_).flatten(
+                0, 1
+            )
         row = input_.shape[1:]
         rows = input_.reshape(input_.shape[0], math.prod(row)).contiguous()
-        if rows.dtype not in _NAMED:
+        if rows.dtype not in tensors.DTYPES:
             rows = rows.view(torch.uint8)
         joined: torch.Tensor = self.r2ccl.all_gatherv(rows, sizes)
         return joined.view(input_.dtype).view(sum(sizes), *row)
+
+
+def say_once_that_there_is_no_rail(group: str) -> None:
+    """To the log: the first of the groups inside one node."""
+    global _warned_of_no_rail
+    if not _warned_of_no_rail:
+        _warned_of_no_rail = True
+        _LOG.info(
+            "group %s is inside one node: it keeps the engine's own path, and there is no rail "
+            "to fail over to",
+            group,
+        )
 
 
 def _name_the_engines_address() -> None:
@@ -234,14 +265,3 @@ def _in_front(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 def _joined(ranks: torch.Tensor, dim: int) -> torch.Tensor:
     """(ranks, *shape) -> the ranks' tensors one after the other along ``dim``."""
     return ranks.movedim(0, dim).flatten(dim, dim + 1)
-
-
-def _carried(tensor: torch.Tensor) -> torch.Tensor:
-    """What goes on the wire for ``tensor``: itself, contiguous, or its bytes."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.dtype in _NAMED else tensor.view(-1).view(torch.uint8)
-
-
-def _restored(ranks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What arrived for tensors like ``like``, (ranks, *shape of like)."""
-    return ranks.view(like.dtype).view(ranks.shape[0], *like.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +19,14 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from r2serve.observe import health
+from r2serve.observe.requests import Requests
 from r2serve.observe.sidecar import schema
+from r2serve.observe.sidecar.answers import SECURITY, as_json, respond
+from r2serve.observe.sidecar.auth import Guard
+from r2serve.observe.sidecar.drills import add_drills
 from r2serve.observe.sidecar.metrics import Metrics
+from r2serve.observe.sidecar.peers import Peers, add_cluster
+from r2serve.observe.sidecar.requests import add_requests
 from r2serve.observe.watch import Told, Watch
 
 LOOK_S = 0.05
@@ -37,19 +43,19 @@ _LOG = logging.getLogger("r2serve.sidecar")
 
 Kind = Literal["rail_state", "verdict", "speed", "stall", "replay", "hedge", "abort", "injected"]
 
-_JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _CSP = "Content-Security-Policy"
-_SECURITY = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 class State:
     """The watch and what was rendered of it since it last looked."""
 
-    def __init__(self, watch: Watch, stuck_s: float) -> None:
+    def __init__(self, watch: Watch, stuck_s: float, peers: Peers) -> None:
         self.watch = watch
+        self.peers = peers
+        self.requests = Requests(watch.folder)
         self.stuck_s = stuck_s
-        self.metrics = Metrics(watch)
+        self.metrics = Metrics(watch, peers, self.requests)
         self.streams = 0
         self._rendered: dict[str, bytes] = {}
         self._news = asyncio.Event()
@@ -59,14 +65,15 @@ class State:
         while True:
             try:
                 self.look()
-            except OSError:
-                _LOG.exception("journals in %s could not be read", self.watch.folder)
+            except Exception:  # noqa: BLE001  what went wrong once may go right the next time
+                _LOG.exception("%s could not be read", self.watch.folder)
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
         """Read the journals and wake the streams."""
         new = self.watch.look()
         self.metrics.take(new)
+        self.metrics.take_requests(self.requests.look())
         self._rendered.clear()
         if new:
             self._news.set()
@@ -79,30 +86,51 @@ class State:
     def health(self) -> health.Health:
         return health.examine(self.watch, self.stuck_s)
 
-    def rendered(self, name: str, make: Callable[[], bytes]) -> bytes:
+    def known(self, name: str) -> bytes | None:
+        """What was rendered since the last look."""
+        return self._rendered.get(name)
+
+    def rendered(self, name: str, make: Callable[[], bytes | BaseModel]) -> bytes:
         """What ``make`` gives, made once for all who ask between two looks."""
         if name not in self._rendered:
-            self._rendered[name] = make()
+            made = make()
+            self._rendered[name] = made if isinstance(made, bytes) else as_json(made)
         return self._rendered[name]
 
 
-def make_app(watch: Watch, *, stuck_s: float = health.STUCK_S) -> FastAPI:
+def make_app(
+    watch: Watch,
+    *,
+    stuck_s: float = health.STUCK_S,
+    token: str | None = None,
+    peers: Sequence[str] = (),
+) -> FastAPI:
     """The application; it looks at the watch while it runs.
 
     Args:
         watch: of the folder with the workers' journals.
         stuck_s: a collective that takes longer makes ``/readyz`` answer 503.
+        token: who has it may start drills; None: nobody may.
+        peers: addresses of other nodes' sidecars.
+
+    Raises:
+        PeerError: one of them is none.
     """
-    state = State(watch, stuck_s)
+    state = State(watch, stuck_s, Peers(peers))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.look()
-        following = asyncio.create_task(state.follow())
+        following = [
+            asyncio.create_task(state.follow()),
+            asyncio.create_task(state.peers.follow()),
+        ]
         yield
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
+        for task in following:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        state.requests.close()
 
     app = FastAPI(
         title="r2serve sidecar",
@@ -114,19 +142,15 @@ def make_app(watch: Watch, *, stuck_s: float = health.STUCK_S) -> FastAPI:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.sidecar = state
+    app.add_middleware(Guard, token=token)
     _add_probes(app, state)
     _add_views(app, state)
     _add_events(app, state)
+    add_requests(app, state)
+    add_drills(app, state)
+    add_cluster(app, state)
     _add_dashboard(app)
     return app
-
-
-def _json(view: BaseModel) -> bytes:
-    return view.model_dump_json().encode()
-
-
-def _respond(content: bytes, media_type: str = _JSON, status: int = 200) -> Response:
-    return Response(content, status, _SECURITY, media_type)
 
 
 def _add_probes(app: FastAPI, state: State) -> None:
@@ -135,7 +159,7 @@ def _add_probes(app: FastAPI, state: State) -> None:
     )
     async def livez() -> Response:
         """Whether this sidecar runs: always, whatever the engine does."""
-        return _respond(b"ok\n", "text/plain")
+        return respond(b"ok\n", "text/plain")
 
     @app.get(
         "/readyz",
@@ -147,38 +171,36 @@ def _add_probes(app: FastAPI, state: State) -> None:
         """Whether requests are served: also while rails are lost, as long as one is left to each
         peer and no collective is stuck."""
         found = state.health()
-        return _respond(_json(schema.HealthView.of(found)), status=200 if found.ready else 503)
+        return respond(schema.HealthView.of(found), status=200 if found.ready else 503)
 
     @app.get("/health", tags=["probes"], response_model=schema.HealthView)
     async def healthy() -> Response:
         """The same for people: always 200, what is wrong is said."""
-        return _respond(_json(schema.HealthView.of(state.health())))
+        return respond(schema.HealthView.of(state.health()))
 
     @app.get("/metrics", tags=["probes"], response_class=Response, responses=_text("Metrics."))
     async def metrics() -> Response:
         """Prometheus' text format."""
-        return _respond(state.rendered("metrics", state.metrics.render), _PROMETHEUS)
+        return respond(state.rendered("metrics", state.metrics.render), _PROMETHEUS)
 
 
 def _add_views(app: FastAPI, state: State) -> None:
     @app.get("/v1/rails", tags=["rails"], response_model=schema.RailsView)
     async def rails() -> Response:
         """Each end of each rail that a running worker has."""
-        return _respond(state.rendered("rails", lambda: _json(schema.RailsView.of(state.watch))))
+        return respond(state.rendered("rails", lambda: schema.RailsView.of(state.watch)))
 
     @app.get("/v1/collectives", tags=["collectives"], response_model=schema.CollectivesView)
     async def collectives() -> Response:
         """How long collectives take, of each communicator of each running worker."""
-        return _respond(
-            state.rendered("collectives", lambda: _json(schema.CollectivesView.of(state.watch)))
+        return respond(
+            state.rendered("collectives", lambda: schema.CollectivesView.of(state.watch))
         )
 
     @app.get("/v1/topology", tags=["rails"], response_model=schema.TopologyView)
     async def topology() -> Response:
         """The workers of this node, also those that have ended."""
-        return _respond(
-            state.rendered("topology", lambda: _json(schema.TopologyView.of(state.watch)))
-        )
+        return respond(state.rendered("topology", lambda: schema.TopologyView.of(state.watch)))
 
 
 def _add_events(app: FastAPI, state: State) -> None:
@@ -192,13 +214,11 @@ def _add_events(app: FastAPI, state: State) -> None:
     ) -> Response:
         """What happened, a page at a time."""
         found, reached = _page(watch.after(after), limit, kind)
-        return _respond(
-            _json(
-                schema.EventsView(
-                    events=[schema.EventView.of(told) for told in found],
-                    next=max(after, watch.last_id if reached is None else reached),
-                    first_kept=watch.events[0].id if watch.events else 0,
-                )
+        return respond(
+            schema.EventsView(
+                events=[schema.EventView.of(told) for told in found],
+                next=max(after, watch.last_id if reached is None else reached),
+                first_kept=watch.events[0].id if watch.events else 0,
             )
         )
 
@@ -232,7 +252,7 @@ def _add_events(app: FastAPI, state: State) -> None:
         begin = watch.last_id if after is None else after
         if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
             begin = int(last_event_id)
-        return _Stream(_follow(state, begin), headers=_SECURITY, ping=PING_S, send_timeout=SEND_S)
+        return _Stream(_follow(state, begin), headers=SECURITY, ping=PING_S, send_timeout=SEND_S)
 
 
 def _add_dashboard(app: FastAPI) -> None:
@@ -242,7 +262,7 @@ def _add_dashboard(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def dashboard() -> FileResponse:
         return FileResponse(
-            folder / "index.html", headers=_SECURITY | {_CSP: "default-src 'self'; img-src data:"}
+            folder / "index.html", headers=SECURITY | {_CSP: "default-src 'self'; img-src data:"}
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import accumulate
@@ -22,6 +22,8 @@ from prometheus_client.registry import Collector
 
 from r2serve.observe import health
 from r2serve.observe.journal import BUCKETS_S, RAIL_STATES, Group, Latency
+from r2serve.observe.requests import Ended, Requests
+from r2serve.observe.sidecar.peers import Peers
 from r2serve.observe.watch import RUNNING, Told, Watch, Worker
 
 VERDICT_S = 5.0
@@ -29,6 +31,7 @@ VERDICT_S = 5.0
 
 _STALL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _WORKER = ("worker", "process", "node")
+_ENGINE = ("model_name", "engine")
 _RAIL = (*_WORKER, "rail", "peer", "peer_engine", "kind", "device")
 
 _RailKey = tuple[str, int, int]  # worker, entry of the rail, epoch
@@ -47,10 +50,15 @@ class _Stalls:
 class Metrics(Collector):
     """Counts what a watch tells, and renders it with what the workers are now."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(
+        self, watch: Watch, peers: Peers | None = None, requests: Requests | None = None
+    ) -> None:
         self._watch = watch
+        self._requests = requests
+        self._peers = peers or Peers(())
         self._failovers: Counter[tuple[str, ...]] = Counter()
         self._stalls: defaultdict[tuple[str, ...], _Stalls] = defaultdict(_Stalls)
+        self._waits: defaultdict[tuple[str, ...], _Stalls] = defaultdict(_Stalls)
         self._unlocated: dict[_RailKey, tuple[float, tuple[str, ...]]] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -78,13 +86,21 @@ class Metrics(Collector):
         ]:
             self._located(key, "none")
 
+    def take_requests(self, ended: Iterable[Ended]) -> None:
+        """Count requests that have ended having waited."""
+        for one in ended:
+            worker = self._watch.workers.get(one.worker)
+            who = (one.label, one.worker, worker.node if worker else "")
+            for phase, stall_s in one.stall_s.items():
+                self._waits[(*who, phase)].add(stall_s)
+
     def _located(self, key: _RailKey, verdict: str) -> None:
         _, labels = self._unlocated.pop(key)
         self._failovers[(*labels, verdict)] += 1
 
     def _forget(self) -> None:
         """What is told of workers whose journals the watch has forgotten."""
-        for counted in (self._failovers, self._stalls):
+        for counted in (self._failovers, self._stalls, self._waits):
             for labels in [one for one in counted if one[1] not in self._watch.workers]:
                 del counted[labels]
 
@@ -99,12 +115,30 @@ class Metrics(Collector):
         )
         state = health.examine(self._watch)
         yield GaugeMetricFamily("r2serve_ready", "1: requests can be served.", value=state.ready)
+        answers = GaugeMetricFamily(
+            "r2serve_peer_up", "1: the sidecar of that node answers.", labels=("peer",)
+        )
+        for member in self._peers.views():
+            answers.add_metric((member.url,), member.answers)
+        yield answers
         workers = self._watch.known()
         yield self._workers(workers)
+        yield self._engines(workers)
         yield from self._rails(self._watch.live())
         yield from self._collectives(workers)
         yield self._failover_total()
-        yield self._failover_stalls()
+        yield self._histogram(
+            "r2serve_failover_stall_seconds",
+            "How long collectives waited because of rail events.",
+            (*_WORKER, "group", "collective"),
+            self._stalls,
+        )
+        yield self._histogram(
+            "r2serve_request_stall_seconds",
+            "How long requests waited because of rail events: of those that did, when they ended.",
+            (*_WORKER, "phase"),
+            self._waits,
+        )
 
     def _workers(self, workers: list[Worker]) -> Metric:
         up = GaugeMetricFamily(
@@ -113,6 +147,17 @@ class Metrics(Collector):
         for worker in workers:
             up.add_metric(_who(worker), worker.status == RUNNING)
         return up
+
+    def _engines(self, workers: list[Worker]) -> Metric:
+        """Joins these metrics with vLLM's own, whose labels it has."""
+        info = GaugeMetricFamily(
+            "r2serve_engine_info", "What a worker serves.", labels=(*_WORKER, *_ENGINE)
+        )
+        about = self._requests.about() if self._requests else {}
+        for worker in workers:
+            if said := about.get(worker.key):
+                info.add_metric((*_who(worker), *(said.get(name, "") for name in _ENGINE)), 1)
+        return info
 
     def _rails(self, workers: list[Worker]) -> Iterator[Metric]:
         up = GaugeMetricFamily("r2serve_rail_up", "1: carries traffic.", labels=_RAIL)
@@ -186,16 +231,15 @@ class Metrics(Collector):
             total.add_metric(labels, count)
         return total
 
-    def _failover_stalls(self) -> Metric:
-        stalls = HistogramMetricFamily(
-            "r2serve_failover_stall_seconds",
-            "How long collectives waited because of rail events.",
-            labels=(*_WORKER, "group", "collective"),
-        )
-        for labels, found in self._stalls.items():
+    @staticmethod
+    def _histogram(
+        name: str, text: str, labels: Sequence[str], counted: Mapping[tuple[str, ...], _Stalls]
+    ) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=labels)
+        for values, found in counted.items():
             buckets = _cumulated((*_STALL_BUCKETS_S, float("inf")), found.buckets)
-            stalls.add_metric(labels, buckets, found.total_s)
-        return stalls
+            family.add_metric(values, buckets, found.total_s)
+        return family
 
 
 def _who(worker: Worker) -> tuple[str, str, str]:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any, Literal
+from datetime import datetime
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from r2serve.observe.health import Health
 from r2serve.observe.journal import BUCKETS_S
+from r2serve.observe.sidecar.answers import example, instant
 from r2serve.observe.watch import Told, Watch, Worker
 
 
-def _example(**fields: Any) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"examples": [fields]}, extra="forbid")
-
-
-def _instant(clock_ns: int) -> datetime:
-    return datetime.fromtimestamp(clock_ns / 1e9, UTC)
-
-
 class HealthView(BaseModel):
-    model_config = _example(
+    model_config = example(
         status="degraded", reasons=["rank 0: rail1@node0 to rank 1 is DOWN (carrier)"]
     )
     status: Literal["ok", "degraded", "failing", "no-engine"]
@@ -33,7 +26,7 @@ class HealthView(BaseModel):
 
 
 class WorkerView(BaseModel):
-    model_config = _example(
+    model_config = example(
         key="4242-9f3c01aa",
         label="rank 0",
         process=4242,
@@ -61,13 +54,13 @@ class WorkerView(BaseModel):
             process=read.process,
             node=worker.node,
             status=worker.status,  # type: ignore[arg-type]
-            opened=_instant(read.opened_clock_ns),
+            opened=instant(read.opened_clock_ns),
             groups=[group.name for group in read.groups if not group.closed],
         )
 
 
 class RailView(BaseModel):
-    model_config = _example(
+    model_config = example(
         worker="4242-9f3c01aa",
         label="rank 0",
         name="rail1@node0",
@@ -122,7 +115,7 @@ class RailView(BaseModel):
                     kind=rail.kind,
                     device=rail.device,
                     state=rail.state,
-                    since=_instant(worker.journal.clock_ns(rail.since_ns)),
+                    since=instant(worker.journal.clock_ns(rail.since_ns)),
                     cause=rail.cause,
                     verdict=rail.verdict,
                     slow=rail.slow,
@@ -140,7 +133,6 @@ class RailView(BaseModel):
 
 
 class RailsView(BaseModel):
-    model_config = ConfigDict(extra="forbid")
     rails: list[RailView]
 
     @classmethod
@@ -149,7 +141,7 @@ class RailsView(BaseModel):
 
 
 class CollectiveView(BaseModel):
-    model_config = _example(
+    model_config = example(
         worker="4242-9f3c01aa",
         label="rank 0",
         group="tp:0",
@@ -191,7 +183,6 @@ class CollectiveView(BaseModel):
 
 
 class CollectivesView(BaseModel):
-    model_config = ConfigDict(extra="forbid")
     bounds_s: list[float] = Field(
         description="Upper bounds of the buckets, in seconds; the last bucket has none."
     )
@@ -206,7 +197,6 @@ class CollectivesView(BaseModel):
 
 
 class TopologyView(BaseModel):
-    model_config = ConfigDict(extra="forbid")
     workers: list[WorkerView] = Field(description="Those that have ended, too.")
     unreadable: dict[str, str] = Field(description="Why, by file, of journals of other versions.")
 
@@ -219,7 +209,7 @@ class TopologyView(BaseModel):
 
 
 class EventView(BaseModel):
-    model_config = _example(
+    model_config = example(
         id=1795324260123456,
         time="2026-11-22T05:11:00.123456Z",
         worker="4242-9f3c01aa",
@@ -246,7 +236,7 @@ class EventView(BaseModel):
     )
     rail: str
     peer: str
-    epoch: int
+    epoch: int = Field(description="Of the rail; of a stall the engine's step; 0: not known.")
     text: str
     group: str = Field(description="The communicator, of a stall or an abort.")
     call: int = Field(description="Number of the call within it.")
@@ -261,7 +251,7 @@ class EventView(BaseModel):
         event = told.event
         return cls(
             id=told.id,
-            time=_instant(told.clock_ns),
+            time=instant(told.clock_ns),
             worker=told.worker,
             label=told.label,
             kind=event.kind,
@@ -277,7 +267,6 @@ class EventView(BaseModel):
 
 
 class EventsView(BaseModel):
-    model_config = ConfigDict(extra="forbid")
     events: list[EventView] = Field(description="Oldest first.")
     next: int = Field(description="Ask with after=next for what follows.")
     first_kept: int = Field(description="Id of the oldest event that is still kept; 0: none is.")

@@ -6,6 +6,7 @@ const AT_MOST_EVERY_MS = 100;
 const WINDOW_S = 10; // of what is told of collectives
 const TIMELINE_MS = 5 * 60 * 1000;
 const EVENTS_SHOWN = 200;
+const REQUESTS_SHOWN = 20;
 const NOTABLE = new Set(["rail_state", "verdict", "speed", "stall", "abort", "injected"]);
 
 // Worst last: a port is as good as the worst of its ends.
@@ -151,6 +152,44 @@ function showCollectives({ bounds_s: bounds, collectives }) {
   place("collectives").replaceChildren(...shown);
 }
 
+// --- nodes
+
+// Of the sidecars of other nodes too, where this one knows any.
+function showNodes({ members }) {
+  place("nodes").hidden = members.length < 2;
+  const rows = members.map(({ url, answers, error, node }) => {
+    const [looks, words] = answers ? HEALTH[node.health.status] : ["bad", "Its sidecar does not answer"];
+    const rails = (node?.rails ?? []).filter((rail) => rail.kind !== "shm");
+    const running = (node?.workers ?? []).filter((worker) => worker.status === "running");
+    return element("tr", {},
+      element("th", { scope: "row" }, url ? element("a", { href: url }, url) : "this one"),
+      element("td", { class: looks }, words),
+      element("td", {}, answers ? running.map((worker) => worker.label).join(", ") : ""),
+      element("td", {}, answers ? `${rails.filter((rail) => rail.state === "UP").length} of ${rails.length}` : ""),
+      element("td", {}, answers ? node.health.reasons.join("; ") : error));
+  });
+  place("members").replaceChildren(...rows);
+}
+
+// --- requests
+
+function showRequests({ requests }) {
+  const time = (seconds) => (seconds === null ? "" : duration(seconds));
+  const rows = requests.map((request) =>
+    element("tr", {},
+      element("th", { scope: "row" }, element("a", { href: `v1/requests/${encodeURIComponent(request.id)}/impact` }, request.id)),
+      element("td", {}, request.status),
+      element("td", { class: "number" }, request.stall_percent === null
+        ? duration(request.stall_s)
+        : `${duration(request.stall_s)} (${request.stall_percent.toFixed(1)} %)`),
+      element("td", { class: "number" }, request.prefill_stall_s ? duration(request.prefill_stall_s) : ""),
+      element("td", { class: "number" }, time(request.e2e_s)),
+      element("td", { class: "number" }, time(request.e2e_without_s)),
+      element("td", { class: "number" }, time(request.worst_itl_s))));
+  if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: 7, class: "quiet" }, "None did.")));
+  place("requests").replaceChildren(...rows);
+}
+
 // --- events
 
 const events = []; // oldest first
@@ -254,11 +293,14 @@ async function refresh() {
   if (asking) return;
   asking = true;
   try {
-    const [health, rails, collectives] = await Promise.all([ask("health"), ask("v1/rails"), ask("v1/collectives")]);
+    const [health, rails, collectives, requests, cluster] = await Promise.all(
+      ["health", "v1/rails", "v1/collectives", `v1/requests?waited=true&limit=${REQUESTS_SHOWN}`, "v1/cluster"].map(ask));
     showHealth(health);
     showRails(ports(rails.rails));
     forgetLanes(rails.rails);
     showCollectives(collectives);
+    showRequests(requests);
+    showNodes(cluster);
     drawTimeline();
     place("connection").textContent = "live";
   } catch {

@@ -1,0 +1,1 @@
+"""The Triton kernels beside an empty kernel, a copy, PyTorch eager and torch.compile."""

@@ -1,0 +1,128 @@
+"""What is measured of a kernel, the targets, and the row that comes of it.  Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Contenders:
+    """Calls that compute the same from the same inputs, none of which allocates its inputs."""
+
+    kernel: Callable[[], Any]
+    eager: Callable[[], Any]
+    compiled: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one shape.  ``moved_bytes``: what it has to read and to write, once each."""
+
+    kernel: str
+    shape: tuple[int, ...]
+    dtype: str
+    peers: int
+    moved_bytes: int
+    build: Callable[[torch.device], Contenders]
+    waits: bool = False
+    targets: tuple[str, ...] = ("eager", "compiled")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Measured once a run: an empty kernel, and how fast a large copy moves bytes (both ways)."""
+
+    empty_us: float
+    copy_bytes_per_us: float
+
+
+@dataclass(frozen=True)
+class Times:
+    kernel_us: float
+    eager_us: float
+    compiled_us: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """``value`` is a ratio; the target is reached where it is at least ``least``."""
+
+    name: str
+    value: float
+    least: float
+
+    @property
+    def reached(self) -> bool:
+        return self.value >= self.least
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "reached": self.reached}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Times in microseconds, each a median; ``moved_us`` is the time of a copy of as many bytes."""
+
+    kernel: str
+    shape: tuple[int, ...]
+    dtype: str
+    peers: int
+    waits: bool
+    median_us: float
+    empty_us: float
+    moved_us: float
+    eager_us: float
+    compiled_us: float
+    targets: tuple[Target, ...]
+
+    @property
+    def reached(self) -> bool:
+        return all(target.reached for target in self.targets)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "targets": [target.as_json() for target in self.targets],
+            "reached": self.reached,
+        }
+
+
+def targets_of(
+    names: Sequence[str], times: Times, empty_us: float, moved_us: float
+) -> list[Target]:
+    """The project's targets.
+
+    * latency: within 1.25 x the time to move its bytes, or within 1.5 x an empty kernel;
+    * bandwidth: at least 85 % of the copy bandwidth;
+    * eager: 1.5 x faster than the same in PyTorch eager;
+    * compiled: no slower than the same under torch.compile.
+    """
+    kernel_us = times.kernel_us
+    known = {
+        "latency": Target("latency", max(1.25 * moved_us, 1.5 * empty_us) / kernel_us, 1.0),
+        "bandwidth": Target("bandwidth", moved_us / kernel_us, 0.85),
+        "eager": Target("eager", times.eager_us / kernel_us, 1.5),
+        "compiled": Target("compiled", times.compiled_us / kernel_us, 1.0),
+    }
+    return [known[name] for name in names]
+
+
+def row_of(case: Case, times: Times, machine: Machine) -> Row:
+    moved_us = case.moved_bytes / machine.copy_bytes_per_us
+    return Row(
+        kernel=case.kernel,
+        shape=case.shape,
+        dtype=case.dtype,
+        peers=case.peers,
+        waits=case.waits,
+        median_us=times.kernel_us,
+        empty_us=machine.empty_us,
+        moved_us=moved_us,
+        eager_us=times.eager_us,
+        compiled_us=times.compiled_us,
+        targets=tuple(targets_of(case.targets, times, machine.empty_us, moved_us)),
+    )

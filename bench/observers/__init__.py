@@ -1,0 +1,1 @@
+"""What it costs to be observed: the journal, attribution and the sidecar."""

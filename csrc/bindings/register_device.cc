@@ -1,0 +1,151 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "device/stream_communicator.hpp"
+
+// Buffers and streams cross as addresses: r2serve/device.py has checked shape, dtype and
+// contiguity.
+namespace r2ccl::bindings {
+namespace {
+
+using cuda::Address;
+using device::StreamCommunicator;
+using Counts = std::vector<std::size_t>;
+using StreamHandle = std::uintptr_t;
+
+cuda::Stream at(StreamHandle stream) {
+  return reinterpret_cast<cuda::Stream>(stream);  // NOLINT(performance-no-int-to-ptr)
+}
+
+// Runs without the GIL: a launch waits where too many are ahead of it.
+template <typename Call>
+void enqueue(Call call) {
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = call();
+  }
+  raise_if_failed(status);
+}
+
+std::unique_ptr<StreamCommunicator> make(Communicator& communicator, const std::string& library,
+                                         int device, std::uint64_t staging_bytes) {
+  device::StreamOptions options;
+  options.library = library;
+  options.device = device;
+  options.staging_bytes = staging_bytes;
+  auto made = StreamCommunicator::create(communicator, options);
+  if (!made.ok()) raise_if_failed(made.take_status());
+  return std::move(made.value());
+}
+
+nb::dict slots_of(const StreamCommunicator& self) {
+  const StreamCommunicator::Slots slots = self.slots();
+  nb::dict made;
+  made["ring"] = device::ring;
+  made["base"] = slots.base;
+  made["entry_bytes"] = slots.entry_bytes;
+  made["most_bytes"] = slots.most_bytes;
+  made["sequence"] = slots.sequence;
+  made["arrived"] = reinterpret_cast<std::uintptr_t>(slots.arrived);
+  made["abort"] = reinterpret_cast<std::uintptr_t>(slots.abort);
+  return made;
+}
+
+nb::list gpus(const std::string& library) {
+  auto described = cuda::describe_all(library);
+  if (!described.ok()) raise_if_failed(described.take_status());
+  nb::list made;
+  for (const cuda::Description& gpu : described.value()) {
+    nb::dict one;
+    one["name"] = gpu.name;
+    one["major"] = gpu.major;
+    one["minor"] = gpu.minor;
+    one["dma_buf"] = gpu.dma_buf;
+    made.append(one);
+  }
+  return made;
+}
+
+}  // namespace
+
+void register_device(nb::module_& module) {
+  module.def("gpus", &gpus, nb::arg("library"), "What a CUDA driver shows, in its order.");
+  module.def("has_kernels", [] { return !device::kernel_image().empty(); });
+  nb::class_<StreamCommunicator>(module, "StreamCommunicator",
+                                 "Collectives on a GPU's memory, in the order of its streams.")
+      .def(nb::new_(&make), nb::arg("communicator"), nb::arg("library"), nb::arg("device"),
+           nb::arg("staging_bytes"))
+      .def("all_reduce",
+           [](StreamCommunicator& self, StreamHandle stream, Address in, Address out,
+              std::size_t count, std::uint8_t dtype, std::uint8_t op, std::uint8_t algorithm) {
+             enqueue([&] {
+               return self.all_reduce(at(stream), in, out, count, static_cast<DType>(dtype),
+                                      static_cast<ReduceOp>(op), static_cast<Algorithm>(algorithm));
+             });
+           })
+      .def("all_gatherv",
+           [](StreamCommunicator& self, StreamHandle stream, Address in, Address out,
+              const Counts& counts, std::uint8_t dtype) {
+             enqueue([&] {
+               return self.all_gatherv(at(stream), in, out, counts, static_cast<DType>(dtype));
+             });
+           })
+      .def("reduce_scatterv",
+           [](StreamCommunicator& self, StreamHandle stream, Address in, Address out,
+              const Counts& counts, std::uint8_t dtype, std::uint8_t op) {
+             enqueue([&] {
+               return self.reduce_scatterv(at(stream), in, out, counts, static_cast<DType>(dtype),
+                                           static_cast<ReduceOp>(op));
+             });
+           })
+      .def("broadcast",
+           [](StreamCommunicator& self, StreamHandle stream, Address data, std::size_t count,
+              std::uint8_t dtype, int root) {
+             enqueue([&] {
+               return self.broadcast(at(stream), data, count, static_cast<DType>(dtype), root);
+             });
+           })
+      .def("gather",
+           [](StreamCommunicator& self, StreamHandle stream, Address in, Address out,
+              const Counts& counts, std::uint8_t dtype, int root) {
+             enqueue([&] {
+               return self.gather(at(stream), in, out, counts, static_cast<DType>(dtype), root);
+             });
+           })
+      .def("send",
+           [](StreamCommunicator& self, StreamHandle stream, Address data, std::size_t count,
+              std::uint8_t dtype, int peer) {
+             enqueue([&] {
+               return self.send_to(at(stream), data, count, static_cast<DType>(dtype), peer);
+             });
+           })
+      .def("recv",
+           [](StreamCommunicator& self, StreamHandle stream, Address data, std::size_t count,
+              std::uint8_t dtype, int peer) {
+             enqueue([&] {
+               return self.receive_from(at(stream), data, count, static_cast<DType>(dtype), peer);
+             });
+           })
+      .def("barrier",
+           [](StreamCommunicator& self, StreamHandle stream) {
+             enqueue([&] { return self.barrier(at(stream)); });
+           })
+      .def("gather_slots",
+           [](StreamCommunicator& self, StreamHandle stream, Address in, std::size_t count,
+              std::uint8_t dtype) {
+             enqueue([&] {
+               return self.gather_slots(at(stream), in, count, static_cast<DType>(dtype));
+             });
+           })
+      .def("slots", &slots_of, "Addresses and sizes, by name.")
+      .def(
+          "check", [](StreamCommunicator& self) { enqueue([&] { return self.failure(); }); },
+          "Raises why no more results come.")
+      .def("wake", &StreamCommunicator::wake, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &StreamCommunicator::close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace r2ccl::bindings

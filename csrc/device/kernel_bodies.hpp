@@ -1,0 +1,102 @@
+// The bodies of the kernels that hand work to the proxy and take its results, for the device and
+// the host.  A block is whoever calls a body with the same `at.block`; `sync` is its barrier, and
+// `shared` memory of the block.
+//
+// Every block waits, so grids have to stay far below what fits on a GPU at once (max_blocks): what
+// waits must not keep from running what it waits for.
+#pragma once
+
+#include "device/mailbox.hpp"
+
+namespace r2ccl::device {
+
+inline constexpr std::uint32_t max_blocks = 16;
+
+struct Place {
+  std::uint32_t block;
+  std::uint32_t blocks;
+  std::uint32_t thread;  // of the block
+  std::uint32_t threads;
+};
+
+struct Shared {
+  Sequence sequence;
+  bool go;
+};
+
+struct alignas(16) Vector {
+  std::uint64_t low, high;
+};
+
+// `count` rows of `bytes`, which lie `pitch` bytes apart at the caller's, and one after the other
+// in a staging entry, from `offset` on.
+struct Rows {
+  std::uint64_t count = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t pitch = 0;
+  std::uint64_t offset = 0;
+};
+
+// By all threads of all blocks; 16 bytes at a time where both ends allow it.
+R2CCL_SHARED void copy(const Place& at, std::byte* to, const std::byte* from, std::uint64_t bytes) {
+  const std::uint64_t first = std::uint64_t{at.block} * at.threads + at.thread;
+  const std::uint64_t step = std::uint64_t{at.blocks} * at.threads;
+  const auto misaligned =
+      (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) %
+      alignof(Vector);
+  const std::uint64_t vectors = misaligned != 0 ? 0 : bytes / sizeof(Vector);
+  for (std::uint64_t i = first; i < vectors; i += step)
+    reinterpret_cast<Vector*>(to)[i] = reinterpret_cast<const Vector*>(from)[i];
+  for (std::uint64_t i = vectors * sizeof(Vector) + first; i < bytes; i += step) to[i] = from[i];
+}
+
+// Copies a part of a collective's input where the proxy sends it from, and with the last part posts
+// the collective.  The caller may change the source as soon as the kernel has ended.  After an
+// abort nothing is staged, and what is posted yet is carried out by nobody: the proxy ended before
+// it published the abort.
+//
+// That all parts fit an entry, and a grid max_blocks, is for whoever launches.
+template <typename Sync>
+R2CCL_SHARED void stage(const Place& at, const Sync& sync, Shared& shared, Mailbox& mailbox,
+                        DeviceState& state, const Staging& staging, const std::byte* source,
+                        const Rows& rows, std::uint32_t plan, bool last) {
+  if (at.thread == 0) {
+    shared.sequence = state.sequence + 1;
+    shared.go =
+        load_acquire(mailbox.abort) == 0 && await(mailbox, mailbox.arrived, shared.sequence - ring);
+  }
+  sync();
+  if (shared.go) {
+    std::byte* const target = staging.input(shared.sequence) + rows.offset;
+    for (std::uint64_t row = 0; row < rows.count; ++row)
+      copy(at, target + row * rows.bytes, source + row * rows.pitch, rows.bytes);
+  }
+  sync();
+  if (at.thread != 0 || count_up(state.staged_blocks) != at.blocks) return;
+  // The last block: all others have read the number, and staged their parts.
+  state.staged_blocks = 0;
+  if (!last) return;
+  state.sequence = shared.sequence;
+  if (!shared.go) return;
+  mailbox.commands[shared.sequence % ring] = {shared.sequence, plan};
+  store_release(mailbox.posted, shared.sequence);
+}
+
+// Waits for the result of a collective, and copies a part of it into `target`; after an abort the
+// target is left as it is.  `lag`: how many have been posted since that one, less than the ring.
+template <typename Sync>
+R2CCL_SHARED void deliver(const Place& at, const Sync& sync, Shared& shared, const Mailbox& mailbox,
+                          const DeviceState& state, const Staging& staging, std::byte* target,
+                          const Rows& rows, std::uint32_t lag) {
+  if (at.thread == 0) {
+    shared.sequence = state.sequence - lag;
+    shared.go = await(mailbox, mailbox.arrived, shared.sequence);
+  }
+  sync();
+  if (!shared.go) return;
+  const std::byte* const source = staging.result(shared.sequence) + rows.offset;
+  for (std::uint64_t row = 0; row < rows.count; ++row)
+    copy(at, target + row * rows.pitch, source + row * rows.bytes, rows.bytes);
+}
+
+}  // namespace r2ccl::device

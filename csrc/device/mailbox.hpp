@@ -1,0 +1,130 @@
+// What the kernels of a GPU and a thread of the host (the proxy) share: a few words in pinned
+// memory that both can reach.  Kernels post a collective when its input is staged, and wait until
+// the proxy says that its result has arrived.  The same source is compiled for the device and, for
+// tests and for a job without a GPU, for the host.
+//
+// A captured graph replays the same launches for ever, so nothing that changes from one replay to
+// the next may be an argument: the number of the collective lives in device memory, and the place
+// in the staging memory follows from it.
+//
+// Order, for collective s:
+//   device  stages the input; fence; commands[s % ring] = {s, plan}; posted = s     (release)
+//   proxy   sees posted >= s (acquire); carries it out; flush; arrived = s          (release)
+//   device  sees arrived >= s (acquire); reads the result
+// The device stages s + ring only after arrived >= s, so neither a command nor its staging memory
+// is overwritten while the proxy may read it.
+#pragma once
+
+#include <sched.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define R2CCL_SHARED __host__ __device__ inline
+#else
+#define R2CCL_SHARED inline
+#endif
+
+namespace r2ccl::device {
+
+// Counts collectives of a mailbox from 1, and wraps.
+using Sequence = std::uint32_t;
+
+// Collectives that may be under way at once; a power of two, so that the wrap changes no place.
+inline constexpr std::uint32_t ring = 2;
+
+// Whether a counter has come to `wanted`, which is never half the range away from it.
+R2CCL_SHARED bool reached(Sequence counter, Sequence wanted) {
+  return static_cast<std::int32_t>(counter - wanted) >= 0;
+}
+
+struct alignas(128) Word {
+  std::uint32_t value = 0;
+};
+
+struct alignas(16) Command {
+  Sequence sequence = 0;
+  std::uint32_t plan =
+      0;  // what to do: a number that the host gave out when the graph was captured
+};
+
+struct Mailbox {
+  Word posted;   // written by the device: the last collective whose input is staged
+  Word arrived;  // written by the proxy: the last one whose result is there
+  Word abort;    // written by the proxy: not 0: no more results will come (an ErrorCode); sticky
+  Command commands[ring];
+};
+
+// In device memory; written by kernels alone.
+struct DeviceState {
+  Sequence sequence = 0;            // of the collective that was posted last
+  std::uint32_t staged_blocks = 0;  // of the staging kernel that runs
+};
+
+// Pinned memory that the device can reach, or device memory that the NIC can.
+struct Staging {
+  std::byte* base = nullptr;
+  std::uint64_t entry_bytes = 0;    // of each of the `ring` entries: an input and a result
+  std::uint64_t result_offset = 0;  // within an entry
+
+  [[nodiscard]] R2CCL_SHARED std::byte* input(Sequence sequence) const {
+    return base + (sequence % ring) * entry_bytes;
+  }
+  [[nodiscard]] R2CCL_SHARED std::byte* result(Sequence sequence) const {
+    return input(sequence) + result_offset;
+  }
+};
+
+// --- memory order across the bus, and across threads of the host
+// ----------------------------------
+
+R2CCL_SHARED std::uint32_t load_acquire(const Word& word) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t value;
+  asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(&word.value) : "memory");
+  return value;
+#else
+  return __atomic_load_n(&word.value, __ATOMIC_ACQUIRE);
+#endif
+}
+
+R2CCL_SHARED void store_release(Word& word, std::uint32_t value) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(&word.value), "r"(value) : "memory");
+#else
+  __atomic_store_n(&word.value, value, __ATOMIC_RELEASE);
+#endif
+}
+
+// Adds one; everything that any block did before its own is seen by whoever sees the sum.
+R2CCL_SHARED std::uint32_t count_up(std::uint32_t& counter) {
+#if defined(__CUDA_ARCH__)
+  __threadfence_system();
+  const std::uint32_t before = atomicAdd(&counter, 1U);
+  __threadfence_system();
+  return before + 1;
+#else
+  return __atomic_add_fetch(&counter, 1U, __ATOMIC_ACQ_REL);
+#endif
+}
+
+// Between two looks at a word of the other side: leaves the bus, or the core, to others.
+R2CCL_SHARED void pause_briefly() {
+#if defined(__CUDA_ARCH__)
+  __nanosleep(100);
+#else
+  (void)::sched_yield();
+#endif
+}
+
+// Until the counter has come to `wanted`; false: it never will.
+R2CCL_SHARED bool await(const Mailbox& mailbox, const Word& counter, Sequence wanted) {
+  while (!reached(load_acquire(counter), wanted)) {
+    if (load_acquire(mailbox.abort) != 0) return false;
+    pause_briefly();
+  }
+  return true;
+}
+
+}  // namespace r2ccl::device

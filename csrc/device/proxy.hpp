@@ -1,0 +1,63 @@
+// The thread of the host that carries out what kernels post into a mailbox.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "device/mailbox.hpp"
+#include "r2ccl/errors.hpp"
+
+namespace r2ccl::device {
+
+struct ProxyOptions {
+  // Looks at the mailbox all the time for so long after the last collective, then at intervals:
+  // a kernel cannot wake a thread.
+  std::chrono::microseconds spin{2000};
+  std::chrono::microseconds interval{50};
+};
+
+// One mailbox's; several would wait for each other in orders that differ from rank to rank.
+class Proxy {
+ public:
+  // Carries out one collective on the staging entry of that number; returns when the result lies
+  // there and nothing reads the input any more.
+  using Carry = std::function<Status(std::uint32_t plan, Sequence sequence)>;
+  // Makes what NICs wrote visible to kernels; may be empty where the platform orders it.
+  using Flush = std::function<Status()>;
+
+  Proxy(Mailbox& mailbox, Carry carry, Flush flush, const ProxyOptions& options);
+  // Ends when the collective that is being carried out has ended.  Kernels that wait are let go.
+  ~Proxy();
+  Proxy(const Proxy&) = delete;
+  Proxy& operator=(const Proxy&) = delete;
+
+  // A collective will be posted soon: look without a pause again.
+  void wake();
+  // Why no more results come; ok while they do.  To be asked before results are given to anybody.
+  [[nodiscard]] Status failure() const;
+
+ private:
+  void run();
+  bool await_post(Sequence next);  // false: the proxy is to end
+  [[nodiscard]] Status carry_out(Sequence sequence);
+  void give_up(Status why);
+
+  Mailbox& mailbox_;
+  const Carry carry_;
+  const Flush flush_;
+  const ProxyOptions options_;
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  bool closing_ = false;
+  bool woken_ = false;
+  Status failure_;
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace r2ccl::device

@@ -1,0 +1,379 @@
+#include "device/stream_communicator.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <utility>
+
+namespace r2ccl::device {
+namespace {
+
+constexpr unsigned threads_per_block = 256;
+constexpr std::uint64_t bytes_per_block = 64U << 10U;  // less is copied sooner than begun
+constexpr std::uint64_t smallest_staging = 4096;
+
+constexpr std::uint64_t line_bytes = 128;
+
+constexpr std::uint64_t rounded_up(std::uint64_t bytes) {
+  return (bytes + line_bytes - 1) / line_bytes * line_bytes;
+}
+
+Status copied(const Status& status) {
+  return status.ok() ? Status() : Status(status.code(), status.message());
+}
+
+template <typename T>
+T* at(cuda::Address address) {
+  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StreamCommunicator>> StreamCommunicator::create(
+    Communicator& communicator, const StreamOptions& options) {
+  const auto ranks = static_cast<std::uint64_t>(communicator.size());
+  if (options.staging_bytes < smallest_staging * ranks)
+    return Status(ErrorCode::invalid_argument,
+                  "staging_bytes: " + std::to_string(options.staging_bytes) + "; " +
+                      std::to_string(ranks) + " ranks need " +
+                      std::to_string(smallest_staging * ranks));
+  std::unique_ptr<StreamCommunicator> made(new StreamCommunicator(communicator, options));
+  if (Status status = made->open(options); !status.ok()) return status;
+  return made;
+}
+
+StreamCommunicator::StreamCommunicator(Communicator& communicator, const StreamOptions& options)
+    : communicator_(communicator),
+      staging_bytes_(rounded_up(options.staging_bytes)),
+      process_(::getpid()) {}
+
+Status StreamCommunicator::open(const StreamOptions& options) {
+  auto device = cuda::Device::open(options.library, options.device, options.image);
+  if (!device.ok()) return device.take_status();
+  device_ = std::move(device.value());
+  for (const auto& [name, kernel] :
+       {std::pair{"r2ccl_stage", &stage_kernel_}, std::pair{"r2ccl_deliver", &deliver_kernel_}}) {
+    auto found = device_->kernel(name);
+    if (!found.ok()) return found.take_status();
+    *kernel = found.value();
+  }
+  const std::uint64_t entry_bytes = 2 * staging_bytes_;
+  auto mailbox = device_->allocate_pinned(sizeof(Mailbox));
+  if (!mailbox.ok()) return mailbox.take_status();
+  auto state = device_->allocate(sizeof(DeviceState));
+  if (!state.ok()) return state.take_status();
+  auto staging = device_->allocate_pinned(ring * entry_bytes);
+  if (!staging.ok()) return staging.take_status();
+  mailbox_memory_ = std::move(mailbox.value());
+  state_memory_ = std::move(state.value());
+  staging_memory_ = std::move(staging.value());
+  staging_ = {at<std::byte>(staging_memory_.address()), entry_bytes, staging_bytes_};
+  staging_of_host_ = {staging_memory_.host(), entry_bytes, staging_bytes_};
+  proxy_ = std::make_unique<Proxy>(
+      *new (mailbox_memory_.host()) Mailbox,
+      [this](std::uint32_t plan, Sequence sequence) { return carry(plan, sequence); },
+      // Neither NICs nor anybody else writes into the device's own memory here.
+      Proxy::Flush(), options.proxy);
+  return {};
+}
+
+StreamCommunicator::~StreamCommunicator() { close(); }
+
+void StreamCommunicator::close() {
+  const std::lock_guard guard(call_mutex_);
+  if (proxy_ == nullptr) return;
+  if (::getpid() != process_) {
+    (void)proxy_.release();  // a child has not its thread
+    return;
+  }
+  // Kernels that wait end with the collectives that they wait for, or with the abort word.
+  if (Status status = device_->synchronise(); proxy_->failure().ok()) closed_ = std::move(status);
+  if (closed_.ok()) closed_ = proxy_->failure();
+  if (closed_.ok())
+    closed_ = {ErrorCode::invalid_argument,
+               "communicator '" + communicator_.name() + "' has been closed"};
+  proxy_.reset();
+}
+
+Status StreamCommunicator::failure() {
+  const std::lock_guard guard(call_mutex_);
+  return proxy_ == nullptr ? copied(closed_) : proxy_->failure();
+}
+
+void StreamCommunicator::wake() {
+  const std::lock_guard guard(call_mutex_);
+  if (proxy_ != nullptr) proxy_->wake();
+}
+
+// --- calls
+// ----------------------------------------------------------------------------------------
+
+Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cuda::Address out,
+                                      std::size_t count, DType dtype, ReduceOp op,
+                                      Algorithm algorithm) {
+  if (op == ReduceOp::avg && dtype == DType::boolean)
+    return {ErrorCode::invalid_argument, "op: avg is not defined for bool"};
+  return enqueue(stream,
+                 {.collective = Collective::all_reduce,
+                  .dtype = dtype,
+                  .op = op,
+                  .algorithm = algorithm,
+                  .counts = {count}},
+                 {in, {&count, 1}}, {out, {&count, 1}});
+}
+
+Status StreamCommunicator::all_gatherv(cuda::Stream stream, cuda::Address in, cuda::Address out,
+                                       std::span<const std::size_t> counts, DType dtype) {
+  R2CCL_TRY(communicator_.check_counts("sizes", counts));
+  return enqueue(stream,
+                 {.collective = Collective::all_gather,
+                  .dtype = dtype,
+                  .counts = {counts.begin(), counts.end()}},
+                 {in, own(counts)}, {out, counts});
+}
+
+Status StreamCommunicator::reduce_scatterv(cuda::Stream stream, cuda::Address in, cuda::Address out,
+                                           std::span<const std::size_t> counts, DType dtype,
+                                           ReduceOp op) {
+  R2CCL_TRY(communicator_.check_counts("sizes", counts));
+  if (op == ReduceOp::avg && dtype == DType::boolean)
+    return {ErrorCode::invalid_argument, "op: avg is not defined for bool"};
+  return enqueue(stream,
+                 {.collective = Collective::reduce_scatter,
+                  .dtype = dtype,
+                  .op = op,
+                  .counts = {counts.begin(), counts.end()}},
+                 {in, counts}, {out, own(counts)});
+}
+
+Status StreamCommunicator::broadcast(cuda::Stream stream, cuda::Address data, std::size_t count,
+                                     DType dtype, int root) {
+  R2CCL_TRY(communicator_.check_rank("root", root));
+  const Parts all{data, {&count, 1}};
+  const bool gives = communicator_.rank() == root;
+  return enqueue(
+      stream,
+      {.collective = Collective::broadcast, .dtype = dtype, .root = root, .counts = {count}},
+      gives ? all : Parts(), gives ? Parts() : all);
+}
+
+Status StreamCommunicator::gather(cuda::Stream stream, cuda::Address in, cuda::Address out,
+                                  std::span<const std::size_t> counts, DType dtype, int root) {
+  R2CCL_TRY(communicator_.check_rank("root", root));
+  R2CCL_TRY(communicator_.check_counts("sizes", counts));
+  return enqueue(stream,
+                 {.collective = Collective::gather,
+                  .dtype = dtype,
+                  .root = root,
+                  .counts = {counts.begin(), counts.end()}},
+                 {in, own(counts)}, communicator_.rank() == root ? Parts{out, counts} : Parts());
+}
+
+Status StreamCommunicator::send_to(cuda::Stream stream, cuda::Address data, std::size_t count,
+                                   DType dtype, int peer) {
+  R2CCL_TRY(communicator_.check_rank("dst", peer));
+  if (peer == communicator_.rank())
+    return {ErrorCode::invalid_argument, "dst: is this rank itself"};
+  return enqueue(stream,
+                 {.collective = Collective::send, .dtype = dtype, .root = peer, .counts = {count}},
+                 {data, {&count, 1}}, {});
+}
+
+Status StreamCommunicator::receive_from(cuda::Stream stream, cuda::Address data, std::size_t count,
+                                        DType dtype, int peer) {
+  R2CCL_TRY(communicator_.check_rank("src", peer));
+  if (peer == communicator_.rank())
+    return {ErrorCode::invalid_argument, "src: is this rank itself"};
+  return enqueue(stream,
+                 {.collective = Collective::recv, .dtype = dtype, .root = peer, .counts = {count}},
+                 {}, {data, {&count, 1}});
+}
+
+Status StreamCommunicator::barrier(cuda::Stream stream) {
+  // A part of nothing, so that the stream waits for its arrival.
+  constexpr std::size_t nothing = 0;
+  return enqueue(stream, {.collective = Collective::barrier, .counts = {nothing}}, {},
+                 {0, {&nothing, 1}});
+}
+
+std::span<const std::size_t> StreamCommunicator::own(std::span<const std::size_t> counts) const {
+  return counts.subspan(static_cast<std::size_t>(communicator_.rank()), 1);
+}
+
+// --- into the stream
+// ------------------------------------------------------------------------------
+
+Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const Parts& in,
+                                   const Parts& out) {
+  const std::lock_guard guard(call_mutex_);
+  if (proxy_ == nullptr) return copied(closed_);
+  R2CCL_TRY(proxy_->failure());
+  auto capturing = device_->capturing(stream);
+  if (!capturing.ok()) return capturing.take_status();
+  proxy_->wake();
+
+  const std::size_t element = size_of(plan.dtype);
+  const std::size_t largest = *std::ranges::max_element(plan.counts);
+  const std::size_t most = piece_bytes(plan.counts.size()) / element;
+  const std::size_t pieces = std::max<std::size_t>((largest + most - 1) / most, 1);
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    const std::size_t first = piece * most;
+    const std::uint32_t number = add_plan(plan, capturing.value(), first, most);
+    R2CCL_TRY(stage(stream, in, {first, most, element}, number));
+    // One behind: a piece is staged while the one before it is carried out.
+    if (piece > 0) R2CCL_TRY(deliver(stream, out, {first - most, most, element}, 1));
+  }
+  return deliver(stream, out, {(pieces - 1) * most, most, element}, 0);
+}
+
+Status StreamCommunicator::gather_slots(cuda::Stream stream, cuda::Address in, std::size_t count,
+                                        DType dtype) {
+  const auto ranks = static_cast<std::size_t>(communicator_.size());
+  if (count * size_of(dtype) > piece_bytes(ranks))
+    return {ErrorCode::invalid_argument, "tensor: " + std::to_string(count * size_of(dtype)) +
+                                             " bytes; a slot has " +
+                                             std::to_string(piece_bytes(ranks))};
+  return enqueue(stream,
+                 {.collective = Collective::all_gather,
+                  .dtype = dtype,
+                  .counts = std::vector<std::size_t>(ranks, count)},
+                 {in, {&count, 1}}, {});
+}
+
+StreamCommunicator::Slots StreamCommunicator::slots() const {
+  const auto* mailbox = reinterpret_cast<const Mailbox*>(mailbox_memory_.host());
+  return {.base = staging_memory_.address() + staging_.result_offset,
+          .entry_bytes = staging_.entry_bytes,
+          .most_bytes = piece_bytes(static_cast<std::size_t>(communicator_.size())),
+          .sequence = state_memory_.address() + offsetof(DeviceState, sequence),
+          .arrived = &mailbox->arrived,
+          .abort = &mailbox->abort};
+}
+
+std::uint64_t StreamCommunicator::piece_bytes(std::size_t parts) const {
+  return staging_bytes_ / parts / line_bytes * line_bytes;
+}
+
+std::vector<StreamCommunicator::Copy> StreamCommunicator::copies(const Parts& parts,
+                                                                 const Piece& piece) {
+  std::vector<Copy> found;
+  const auto elements_of = [&](std::size_t count) {
+    return std::min(count - std::min(count, piece.first), piece.most);
+  };
+  const auto alike = [&](std::size_t count) { return count == parts.counts.front(); };
+  if (std::ranges::all_of(parts.counts, alike) && !parts.counts.empty()) {
+    const std::size_t count = parts.counts.front();
+    found.push_back(
+        {parts.address + piece.first * piece.element,
+         {parts.counts.size(), elements_of(count) * piece.element, count * piece.element, 0}});
+    return found;
+  }
+  cuda::Address address = parts.address;
+  std::uint64_t offset = 0;
+  for (const std::size_t count : parts.counts) {
+    const std::uint64_t bytes = elements_of(count) * piece.element;
+    if (bytes > 0)
+      found.push_back({address + piece.first * piece.element, {1, bytes, bytes, offset}});
+    address += count * piece.element;
+    offset += bytes;
+  }
+  return found;
+}
+
+Status StreamCommunicator::stage(cuda::Stream stream, const Parts& in, const Piece& piece,
+                                 std::uint32_t plan) {
+  auto* mailbox = at<Mailbox>(mailbox_memory_.address());
+  auto* state = at<DeviceState>(state_memory_.address());
+  std::vector<Copy> parts = copies(in, piece);
+  if (parts.empty()) parts.emplace_back();  // nothing to stage, but the collective to post
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto* source = at<const std::byte>(parts[i].address);
+    bool last = i + 1 == parts.size();
+    std::array<void*, 7> arguments{&mailbox,       &state, &staging_, &source,
+                                   &parts[i].rows, &plan,  &last};
+    R2CCL_TRY(launch(stage_kernel_, stream, parts[i].rows, arguments.data()));
+  }
+  return {};
+}
+
+Status StreamCommunicator::deliver(cuda::Stream stream, const Parts& out, const Piece& piece,
+                                   std::uint32_t lag) {
+  auto* mailbox = at<Mailbox>(mailbox_memory_.address());
+  auto* state = at<DeviceState>(state_memory_.address());
+  for (Copy& part : copies(out, piece)) {
+    auto* target = at<std::byte>(part.address);
+    std::array<void*, 6> arguments{&mailbox, &state, &staging_, &target, &part.rows, &lag};
+    R2CCL_TRY(launch(deliver_kernel_, stream, part.rows, arguments.data()));
+  }
+  return {};
+}
+
+Status StreamCommunicator::launch(cuda::Function kernel, cuda::Stream stream, const Rows& rows,
+                                  void** arguments) {
+  const std::uint64_t bytes = rows.count * rows.bytes;
+  const auto blocks =
+      static_cast<unsigned>(std::clamp<std::uint64_t>(bytes / bytes_per_block, 1, max_blocks));
+  return device_->launch(kernel, blocks, threads_per_block, stream, arguments);
+}
+
+// --- plans
+// ----------------------------------------------------------------------------------------
+
+std::uint32_t StreamCommunicator::add_plan(const Plan& plan, bool captured, std::size_t first,
+                                           std::size_t most) {
+  Plan piece = plan;
+  piece.captured = captured;
+  for (std::size_t& count : piece.counts) count = std::min(count - std::min(count, first), most);
+  const std::lock_guard guard(plan_mutex_);
+  if (free_plans_.empty()) {
+    plans_.push_back(std::move(piece));
+    return static_cast<std::uint32_t>(plans_.size() - 1);
+  }
+  const std::uint32_t number = free_plans_.back();
+  free_plans_.pop_back();
+  plans_[number] = std::move(piece);
+  return number;
+}
+
+Status StreamCommunicator::carry(std::uint32_t number, Sequence sequence) {
+  Plan plan;
+  {
+    const std::lock_guard guard(plan_mutex_);
+    if (number >= plans_.size())
+      return {ErrorCode::internal, "plan " + std::to_string(number) +
+                                       " was posted, and there are " +
+                                       std::to_string(plans_.size())};
+    if (plans_[number].captured) {
+      plan = plans_[number];
+    } else {
+      plan = std::move(plans_[number]);
+      free_plans_.push_back(number);
+    }
+  }
+  return carry_out(plan, staging_of_host_.input(sequence), staging_of_host_.result(sequence));
+}
+
+Status StreamCommunicator::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
+  const std::size_t count = plan.counts.front();
+  const bool at_root = communicator_.rank() == plan.root;
+  switch (plan.collective) {
+    case Collective::all_reduce:
+      return communicator_.all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
+    case Collective::all_gather: return communicator_.all_gatherv(in, out, plan.counts, plan.dtype);
+    case Collective::reduce_scatter:
+      return communicator_.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
+    case Collective::broadcast:
+      return communicator_.broadcast(at_root ? in : out, count, plan.dtype, plan.root);
+    case Collective::gather:
+      return communicator_.gather(in, out, plan.counts, plan.dtype, plan.root);
+    case Collective::send: return communicator_.send_to(in, count, plan.dtype, plan.root);
+    case Collective::recv: return communicator_.receive_from(out, count, plan.dtype, plan.root);
+    case Collective::barrier: return communicator_.barrier();
+    case Collective::all_to_all: break;
+  }
+  return {ErrorCode::internal, std::string(name_of(plan.collective)) + " was posted"};
+}
+
+}  // namespace r2ccl::device

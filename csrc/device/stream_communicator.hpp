@@ -1,0 +1,156 @@
+// Collectives on memory of a GPU, in the order of one of its streams.  Kernels stage the input in
+// pinned memory and post it; the proxy carries it out on a communicator of the host; kernels
+// deliver the result.  All of it may be captured into a graph, which then needs nobody else when it
+// is replayed.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/kernel_bodies.hpp"
+#include "device/kernel_image.hpp"
+#include "device/proxy.hpp"
+#include "drivers/cuda_device.hpp"
+#include "engine/communicator.hpp"
+
+namespace r2ccl::device {
+
+struct StreamOptions {
+  std::string library = "libcuda.so.1";
+  int device = 0;
+  // Of an input, and as much of a result; larger collectives go in pieces.  The same on all ranks.
+  std::uint64_t staging_bytes = 8U << 20U;
+  ProxyOptions proxy{};
+  std::span<const std::byte> image = kernel_image();
+};
+
+// Calls are one after another, on streams that the caller has put in order.  What they return says
+// whether the work is in the stream; failure() whether results are to be trusted.
+class StreamCommunicator {
+ public:
+  // `communicator` is used by nobody else, and outlives close().  Waits for all of the GPU's work:
+  // of ranks that share one none may begin before all have been made.
+  static Result<std::unique_ptr<StreamCommunicator>> create(Communicator& communicator,
+                                                            const StreamOptions& options);
+  ~StreamCommunicator();
+  StreamCommunicator(const StreamCommunicator&) = delete;
+  StreamCommunicator& operator=(const StreamCommunicator&) = delete;
+
+  // As Communicator's; addresses are the device's.
+  Status all_reduce(cuda::Stream stream, cuda::Address in, cuda::Address out, std::size_t count,
+                    DType dtype, ReduceOp op, Algorithm algorithm);
+  Status all_gatherv(cuda::Stream stream, cuda::Address in, cuda::Address out,
+                     std::span<const std::size_t> counts, DType dtype);
+  Status reduce_scatterv(cuda::Stream stream, cuda::Address in, cuda::Address out,
+                         std::span<const std::size_t> counts, DType dtype, ReduceOp op);
+  Status broadcast(cuda::Stream stream, cuda::Address data, std::size_t count, DType dtype,
+                   int root);
+  Status gather(cuda::Stream stream, cuda::Address in, cuda::Address out,
+                std::span<const std::size_t> counts, DType dtype, int root);
+  Status send_to(cuda::Stream stream, cuda::Address data, std::size_t count, DType dtype, int peer);
+  Status receive_from(cuda::Stream stream, cuda::Address data, std::size_t count, DType dtype,
+                      int peer);
+  // For the stream: what is put into it later waits.
+  Status barrier(cuda::Stream stream);
+
+  // As all_gatherv with one count for all, but the parts stay where they arrive: kernels of the
+  // caller's, next in the stream, wait for them and read them (slots()).
+  Status gather_slots(cuda::Stream stream, cuda::Address in, std::size_t count, DType dtype);
+  // Where they do.  `sequence` is in the device's memory, the words are in the host's.
+  struct Slots {
+    cuda::Address base = 0;         // of entry 0; collective s is in entry s % ring
+    std::uint64_t entry_bytes = 0;  // from one entry to the next
+    std::uint64_t most_bytes = 0;   // that a part may have
+    cuda::Address sequence = 0;
+    const Word* arrived = nullptr;
+    const Word* abort = nullptr;
+  };
+  [[nodiscard]] Slots slots() const;
+
+  // Why no more results come, and those since are void; ok while they do.
+  [[nodiscard]] Status failure();
+  // A graph is about to be replayed: the proxy looks without a pause for a while.
+  void wake();
+  // Waits for what is in the streams, and ends; idempotent.
+  void close();
+
+ private:
+  // What the proxy is to do with an entry.
+  struct Plan {
+    Collective collective = Collective::barrier;
+    DType dtype = DType::u8;
+    ReduceOp op = ReduceOp::sum;
+    Algorithm algorithm = Algorithm::automatic;
+    int root = 0;                     // or the peer
+    std::vector<std::size_t> counts;  // of elements: one, or one for each rank
+    bool captured = false;            // into a graph: carried out again and again
+  };
+  // A buffer of the caller's: parts one after the other, in elements.
+  struct Parts {
+    cuda::Address address = 0;
+    std::span<const std::size_t> counts;
+  };
+
+  // Of each part `most` elements, from `first` on, or as many as there are.
+  struct Piece {
+    std::size_t first;
+    std::size_t most;
+    std::size_t element;  // bytes of one
+  };
+  struct Copy {
+    cuda::Address address = 0;
+    Rows rows;
+  };
+
+  StreamCommunicator(Communicator& communicator, const StreamOptions& options);
+  Status open(const StreamOptions& options);
+
+  // Puts a collective into the stream, in pieces that are the same on all ranks; `in` and `out` may
+  // have no parts here.
+  Status enqueue(cuda::Stream stream, const Plan& plan, const Parts& in, const Parts& out);
+  Status stage(cuda::Stream stream, const Parts& in, const Piece& piece, std::uint32_t plan);
+  Status deliver(cuda::Stream stream, const Parts& out, const Piece& piece, std::uint32_t lag);
+  // Bytes that a part may have in a piece of so many; a multiple of what a vector has, so that
+  // pieces lie where copies are fast.
+  [[nodiscard]] std::uint64_t piece_bytes(std::size_t parts) const;
+  // Parts that are alike are one copy.
+  static std::vector<Copy> copies(const Parts& parts, const Piece& piece);
+  Status launch(cuda::Function kernel, cuda::Stream stream, const Rows& rows, void** arguments);
+
+  [[nodiscard]] std::span<const std::size_t> own(std::span<const std::size_t> counts) const;
+
+  std::uint32_t add_plan(const Plan& plan, bool captured, std::size_t first, std::size_t most);
+  // Of the proxy's thread.
+  Status carry(std::uint32_t number, Sequence sequence);
+  Status carry_out(const Plan& plan, std::byte* in, std::byte* out);
+
+  Communicator& communicator_;
+  const std::uint64_t staging_bytes_;
+  const pid_t process_;
+  std::unique_ptr<cuda::Device> device_;
+  cuda::Function stage_kernel_ = nullptr;
+  cuda::Function deliver_kernel_ = nullptr;
+  cuda::Memory mailbox_memory_;
+  cuda::Memory state_memory_;
+  cuda::Memory staging_memory_;
+  Staging staging_;          // as the device knows it
+  Staging staging_of_host_;  // the same memory
+
+  std::mutex call_mutex_;  // held for a call
+  std::mutex plan_mutex_;  // of the plans
+  std::deque<Plan> plans_;
+  std::vector<std::uint32_t> free_plans_;
+
+  std::unique_ptr<Proxy> proxy_;  // null: closed
+  Status closed_;
+};
+
+}  // namespace r2ccl::device

@@ -1,0 +1,199 @@
+#include "drivers/cuda_device.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace r2ccl::cuda {
+namespace {
+
+constexpr int oldest_compute_capability = 8;  // major: what the kernels are compiled for
+constexpr int binary_version = 6;             // CU_FUNC_ATTRIBUTE_BINARY_VERSION
+
+}  // namespace
+
+class Device::Current {
+ public:
+  explicit Current(const Device& device)
+      : cuda_(device.cuda_),
+        status_(cuda_.check("cuCtxPushCurrent", cuda_.push_context(device.context_))) {}
+  ~Current() {
+    Context popped = nullptr;
+    if (status_.ok()) (void)cuda_.pop_context(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+  Status take_status() {
+    return status_.ok() ? Status() : Status(status_.code(), status_.message());
+  }
+
+ private:
+  const Library& cuda_;
+  const Status status_;
+};
+
+Result<std::vector<Description>> describe_all(const std::string& library) {
+  auto loaded = Library::load(library);
+  if (!loaded.ok()) return loaded.take_status();
+  const Library& cuda = *loaded.value();
+  int count = 0;
+  R2CCL_TRY(cuda.check("cuDeviceGetCount", cuda.device_count(&count)));
+  std::vector<Description> found;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    int device = 0;
+    R2CCL_TRY(cuda.check("cuDeviceGet", cuda.device_get(&device, ordinal)));
+    std::array<char, 256> name{};
+    R2CCL_TRY(cuda.check("cuDeviceGetName",
+                         cuda.device_name(name.data(), static_cast<int>(name.size()), device)));
+    Description made{.name = name.data()};
+    int dma_buf = 0;
+    for (const auto& [attribute, value] :
+         {std::pair{compute_capability_major, &made.major},
+          std::pair{compute_capability_minor, &made.minor}, std::pair{dma_buf_supported, &dma_buf}})
+      R2CCL_TRY(
+          cuda.check("cuDeviceGetAttribute", cuda.device_attribute(value, attribute, device)));
+    made.dma_buf = dma_buf != 0;
+    found.push_back(std::move(made));
+  }
+  return found;
+}
+
+Memory::~Memory() {
+  if (device_ != nullptr) device_->free(*this);
+}
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+  if (device_ != nullptr) device_->free(*this);
+  device_ = std::exchange(other.device_, nullptr);
+  address_ = std::exchange(other.address_, 0);
+  host_ = std::exchange(other.host_, nullptr);
+  return *this;
+}
+
+Result<std::unique_ptr<Device>> Device::open(const std::string& library, int ordinal,
+                                             std::span<const std::byte> image) {
+  if (image.empty())
+    return Status(ErrorCode::invalid_argument,
+                  "this build of r2serve has no kernels: install it where nvcc is in PATH");
+  auto loaded = Library::load(library);
+  if (!loaded.ok()) return loaded.take_status();
+  const Library& cuda = *loaded.value();
+  int count = 0;
+  R2CCL_TRY(cuda.check("cuDeviceGetCount", cuda.device_count(&count)));
+  if (ordinal < 0 || ordinal >= count)
+    return Status(ErrorCode::invalid_argument, "device: " + std::to_string(ordinal) +
+                                                   "; there are " + std::to_string(count) +
+                                                   " GPUs, from 0");
+  int device = 0;
+  R2CCL_TRY(cuda.check("cuDeviceGet", cuda.device_get(&device, ordinal)));
+  int major = 0;
+  R2CCL_TRY(cuda.check("cuDeviceGetAttribute",
+                       cuda.device_attribute(&major, compute_capability_major, device)));
+  if (major < oldest_compute_capability)
+    return Status(ErrorCode::invalid_argument,
+                  "device: GPU " + std::to_string(ordinal) + " has compute capability " +
+                      std::to_string(major) + ".x; 8.0 or later is needed");
+  std::unique_ptr<Device> made(new Device(cuda, device));
+  R2CCL_TRY(
+      cuda.check("cuDevicePrimaryCtxRetain", cuda.retain_primary_context(&made->context_, device)));
+  R2CCL_TRY(made->load(image));
+  return made;
+}
+
+Status Device::load(std::span<const std::byte> image) {
+  Current current(*this);
+  R2CCL_TRY(current.take_status());
+  return cuda_.check("cuModuleLoadData", cuda_.load_module(&module_, image.data()));
+}
+
+// Errors of what is given back are nobody's: a driver that is ending says of all that it is gone.
+Device::~Device() {
+  if (context_ == nullptr || foreign()) return;
+  if (module_ != nullptr) {
+    const Current current(*this);
+    (void)cuda_.unload_module(module_);
+  }
+  (void)cuda_.release_primary_context(device_);
+}
+
+Result<Memory> Device::allocate(std::size_t bytes) const {
+  Current current(*this);
+  if (Status status = current.take_status(); !status.ok()) return status;
+  Memory made;
+  if (Status status = cuda_.check("cuMemAlloc", cuda_.allocate(&made.address_, bytes));
+      !status.ok())
+    return status;
+  made.device_ = this;
+  if (Status status = cuda_.check("cuMemsetD8", cuda_.fill(made.address_, 0, bytes)); !status.ok())
+    return status;
+  // It is asynchronous, and streams of the caller's do not wait for it.
+  if (Status status = cuda_.check("cuCtxSynchronize", cuda_.synchronise_context()); !status.ok())
+    return status;
+  return made;
+}
+
+Result<Memory> Device::allocate_pinned(std::size_t bytes) const {
+  Current current(*this);
+  if (Status status = current.take_status(); !status.ok()) return status;
+  void* host = nullptr;
+  if (Status status =
+          cuda_.check("cuMemHostAlloc",
+                      cuda_.allocate_host(&host, bytes, host_memory_portable | host_memory_mapped));
+      !status.ok())
+    return status;
+  Memory made;
+  made.device_ = this;
+  made.host_ = static_cast<std::byte*>(host);
+  std::fill_n(made.host_, bytes, std::byte{0});
+  if (Status status = cuda_.check("cuMemHostGetDevicePointer",
+                                  cuda_.device_address_of(&made.address_, host, 0));
+      !status.ok())
+    return status;
+  return made;
+}
+
+void Device::free(const Memory& memory) const {
+  if (foreign()) return;
+  const Current current(*this);
+  (void)(memory.host_ != nullptr ? cuda_.free_host(memory.host_) : cuda_.free(memory.address_));
+}
+
+Result<Function> Device::kernel(const char* name) const {
+  Current current(*this);
+  if (Status status = current.take_status(); !status.ok()) return status;
+  Function found = nullptr;
+  if (Status status = cuda_.check(name, cuda_.find_function(&found, module_, name)); !status.ok())
+    return status;
+  int version = 0;  // to ask for it loads the kernel, also where modules are loaded lazily
+  if (Status status = cuda_.check(name, cuda_.function_attribute(&version, binary_version, found));
+      !status.ok())
+    return status;
+  return found;
+}
+
+Status Device::launch(Function kernel, unsigned blocks, unsigned threads, Stream stream,
+                      void** arguments) const {
+  Current current(*this);
+  R2CCL_TRY(current.take_status());
+  return cuda_.check("cuLaunchKernel", cuda_.launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream,
+                                                    arguments, nullptr));
+}
+
+Result<bool> Device::capturing(Stream stream) const {
+  Current current(*this);
+  if (Status status = current.take_status(); !status.ok()) return status;
+  int status = capture_none;
+  if (Status failed = cuda_.check("cuStreamIsCapturing", cuda_.is_capturing(stream, &status));
+      !failed.ok())
+    return failed;
+  return status != capture_none;
+}
+
+Status Device::synchronise() const {
+  Current current(*this);
+  R2CCL_TRY(current.take_status());
+  return cuda_.check("cuCtxSynchronize", cuda_.synchronise_context());
+}
+
+}  // namespace r2ccl::cuda

@@ -1,0 +1,68 @@
+// The CUDA driver as it is found when it is wanted: neither its header nor its library is needed to
+// build.  What its types are here is what its binary interface says they are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "r2ccl/errors.hpp"
+
+namespace r2ccl::cuda {
+
+using Code = int;                    // CUresult
+using Address = unsigned long long;  // CUdeviceptr
+using Stream = void*;
+using Context = void*;
+using Module = void*;
+using Function = void*;
+
+inline constexpr unsigned host_memory_portable = 1;
+inline constexpr unsigned host_memory_mapped = 2;
+inline constexpr int capture_none = 0;
+
+// As CUdevice_attribute has them.
+enum Attribute : int {
+  compute_capability_major = 75,
+  compute_capability_minor = 76,
+  dma_buf_supported = 124,
+};
+
+// The entry points, by their names without "cu"; those of several versions are named by the one
+// that is meant.
+struct Library {
+  // `path`: a file, or a name that the loader finds; each is loaded once.
+  static Result<const Library*> load(const std::string& path);
+
+  Code (*init)(unsigned flags) = nullptr;
+  Code (*error_name)(Code, const char** name) = nullptr;
+  Code (*error_string)(Code, const char** text) = nullptr;
+  Code (*device_count)(int* count) = nullptr;
+  Code (*device_get)(int* device, int ordinal) = nullptr;
+  Code (*device_name)(char* name, int size, int device) = nullptr;
+  Code (*device_attribute)(int* value, int attribute, int device) = nullptr;
+  Code (*retain_primary_context)(Context*, int device) = nullptr;
+  Code (*release_primary_context)(int device) = nullptr;  // _v2
+  Code (*push_context)(Context) = nullptr;                // _v2
+  Code (*pop_context)(Context*) = nullptr;                // _v2
+  Code (*synchronise_context)() = nullptr;
+  Code (*allocate)(Address*, std::size_t bytes) = nullptr;  // _v2
+  Code (*free)(Address) = nullptr;                          // _v2
+  Code (*fill)(Address, unsigned char, std::size_t bytes) = nullptr;
+  Code (*allocate_host)(void**, std::size_t bytes, unsigned flags) = nullptr;
+  Code (*free_host)(void*) = nullptr;
+  Code (*device_address_of)(Address*, void* host, unsigned flags) = nullptr;  // _v2
+  Code (*load_module)(Module*, const void* image) = nullptr;
+  Code (*unload_module)(Module) = nullptr;
+  Code (*find_function)(Function*, Module, const char* name) = nullptr;
+  Code (*function_attribute)(int* value, int attribute, Function) = nullptr;
+  Code (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                 unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream,
+                 void** arguments, void** extra) = nullptr;
+  Code (*is_capturing)(Stream, int* status) = nullptr;
+
+  // What an entry point answered; names the entry point's error.
+  [[nodiscard]] Status check(const char* what, Code code) const;
+};
+
+}  // namespace r2ccl::cuda

@@ -1,0 +1,261 @@
+"""The worker's end of a drill: faults that somebody asks for, each undone when its time is over.
+
+Only where the option ``drills`` is on.  A worker listens on a unix socket beside its journal, which
+its own user and root may use; a request and its answer are one line of JSON each.  What it injects
+it undoes by itself, whatever becomes of whoever asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+from r2serve.errors import R2cclError
+
+_LOG = logging.getLogger("r2serve.drills")
+
+PATTERN = "*.drills"
+KINDS = ("cut", "drop", "slow", "flap", "corrupt")
+SYSTEM, ENGINE = "system", "engine"
+"""Who makes the fault: the operating system, told by the drill command, or the worker's engine."""
+LONGEST_S = 3600.0
+MAX_LINE = 64 * 1024
+_ENDED_KEPT = 64
+_TALK_S = 2.0
+PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class DrillError(ValueError):
+    """The drill cannot be; the text names the field, its value and what would be right."""
+
+
+class Injectable(Protocol):
+    """What is asked of an engine (``_core.Engine``)."""
+
+    def inject(self, rail: int, fault: str, process: int = 0, bytes_per_s: float = 0.0) -> None: ...
+    def note_injected(self, rail: int, fault: str, process: int = 0) -> None: ...
+    def rails(self) -> list[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for.
+
+    Raises:
+        DrillError: a field is wrong.
+    """
+
+    id: str
+    kind: str
+    rail: str
+    seconds: float
+    peer: str = ""
+    """Of one peer alone; empty: of all."""
+    mbit: float = 10.0
+    """Of ``slow``: Mbit/s that this end still sends."""
+    period_s: float = 1.0
+    """Of ``flap``: half of it cut, half of it not."""
+    by: str = ENGINE
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.id, str) and 0 < len(self.id) <= 64):
+            raise DrillError(f"id: {self.id!r} must be text of 1 to 64 letters")
+        if self.kind not in KINDS:
+            raise DrillError(f"kind: {self.kind!r} must be one of {', '.join(KINDS)}")
+        if self.by not in (SYSTEM, ENGINE):
+            raise DrillError(f"by: {self.by!r} must be {SYSTEM} or {ENGINE}")
+        for name, low, high in (
+            ("seconds", 0.01, LONGEST_S),
+            ("mbit", 0.001, 1e6),
+            ("period_s", 0.02, LONGEST_S),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not low <= value <= high:
+                raise DrillError(f"{name}: {value!r} must be a number from {low:g} to {high:g}")
+
+
+@dataclass
+class Drill:
+    """One that is under way, or has ended."""
+
+    order: Order
+    rails: list[tuple[int, int]]
+    """Of each: its place in its link, and the peer's engine."""
+    began_clock_ns: int
+    ended_clock_ns: int = 0
+    """0: it is under way."""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def view(self) -> dict[str, Any]:
+        """For whoever asked."""
+        return asdict(self.order) | {
+            "began_clock_ns": self.began_clock_ns,
+            "ended_clock_ns": self.ended_clock_ns,
+        }
+
+
+class DrillService:
+    """Serves drills of one engine until it is closed."""
+
+    def __init__(self, engine: Injectable, path: Path) -> None:
+        """Raises OSError where the socket cannot be made."""
+        self._engine = engine
+        self._path = path
+        self._drills: dict[str, Drill] = {}
+        self._ended: deque[Drill] = deque(maxlen=_ENDED_KEPT)
+        # Garbage collection may close this in any thread, also in one of ours.
+        self._lock = threading.RLock()
+        self._closing = False
+        self._runs: set[threading.Thread] = set()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        os.fchmod(self._socket.fileno(), 0o600)  # of the file, too: it is there from the first on
+        self._socket.bind(str(path))
+        self._socket.listen(8)
+        self._thread = threading.Thread(target=self._serve, name="r2serve-drills", daemon=True)
+        self._thread.start()
+        _LOG.warning("drills are enabled: whoever may write to %s can fault rails", path)
+
+    def close(self) -> None:
+        """End all drills and serve no more."""
+        with self._lock:
+            self._closing = True
+            for drill in self._drills.values():
+                drill.over.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        for thread in (self._thread, *list(self._runs)):
+            if thread is not threading.current_thread():
+                thread.join()
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        while not self._closing:
+            try:
+                client, _ = self._socket.accept()
+            except OSError as error:
+                if not self._closing:
+                    _LOG.warning("no drill can be asked for now: %s", error)
+                    time.sleep(_TALK_S)
+                continue
+            with client:
+                client.settimeout(_TALK_S)
+                try:
+                    self._answer(client)
+                except Exception:  # noqa: BLE001  whatever one client said, the next one is served
+                    _LOG.warning("a drill's client was left", exc_info=True)
+
+    def _answer(self, client: socket.socket) -> None:
+        _, user, _ = PEER_CREDENTIALS.unpack(
+            client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+        )
+        if user not in (0, os.getuid()):
+            return
+        try:
+            said = self._do(json.loads(_line(client)))
+        except (R2cclError, ValueError, TypeError, KeyError, RecursionError) as error:
+            said = {"error": f"{error}"}
+        client.sendall(json.dumps(said).encode() + b"\n")
+
+    def _do(self, request: object) -> dict[str, Any]:
+        if not isinstance(request, dict):
+            raise DrillError("a request is an object")
+        what = request.pop("do", None)
+        if what == "rails":
+            return {"rails": self._engine.rails()}
+        if what == "list":
+            with self._lock:
+                kept = chain(self._drills.values(), self._ended)
+                return {"drills": [drill.view() for drill in kept]}
+        if what == "start":
+            return {"drill": self._start(Order(**request)).view()}
+        if what == "end":
+            with self._lock:
+                drill = self._drills.get(str(request["id"]))
+            if drill is None:
+                raise DrillError(f"id: there is no drill {request['id']!r} under way")
+            drill.over.set()
+            return {"drill": drill.view()}
+        raise DrillError(f"do: {what!r} must be rails, list, start or end")
+
+    def _start(self, order: Order) -> Drill:
+        found = [
+            (int(rail["index"]), int(rail["peer_engine"]))
+            for rail in self._engine.rails()
+            if rail["name"] == order.rail
+            and rail["kind"] in ("tcp", "verbs")
+            and order.peer in ("", rail["peer"])
+        ]
+        if not found:
+            names = sorted(
+                {rail["name"] for rail in self._engine.rails() if rail["kind"] in ("tcp", "verbs")}
+            )
+            to = f" to {order.peer}" if order.peer else ""
+            raise DrillError(f"rail: no {order.rail!r}{to} here; there are {', '.join(names)}")
+        drill = Drill(order, found, time.time_ns())
+        with self._lock:
+            if self._closing:
+                raise DrillError("the worker is closing its links")
+            for other in self._drills.values():
+                if set(other.rails) & set(found):
+                    raise DrillError(f"rail: {order.rail} is in drill {other.order.id} already")
+            self._drills[order.id] = drill
+        try:
+            self._fault(drill, "cut" if order.kind == "flap" else order.kind)
+        except BaseException:
+            with self._lock:
+                del self._drills[order.id]
+            raise
+        _LOG.warning("drill %s: %s of %s for %g s", order.id, order.kind, order.rail, order.seconds)
+        run = threading.Thread(target=self._run, args=(drill,), name="r2serve-drill", daemon=True)
+        self._runs.add(run)
+        run.start()
+        return drill
+
+    def _run(self, drill: Drill) -> None:
+        """Until its time is over; then the rails are as they were."""
+        order = drill.order
+        ends = time.monotonic() + order.seconds
+        faulted = True
+        while (left_s := ends - time.monotonic()) > 0:
+            flaps = order.kind == "flap" and order.by == ENGINE
+            if drill.over.wait(min(left_s, order.period_s / 2) if flaps else left_s):
+                break
+            if flaps and ends - time.monotonic() > 0:
+                faulted = not faulted
+                self._fault(drill, "cut" if faulted else "heal")
+        if faulted:
+            self._fault(drill, "heal")
+        with self._lock:
+            drill.ended_clock_ns = time.time_ns()
+            self._ended.append(self._drills.pop(order.id))
+            self._runs.discard(threading.current_thread())
+        _LOG.warning("drill %s: %s of %s has ended", order.id, order.kind, order.rail)
+
+    def _fault(self, drill: Drill, fault: str) -> None:
+        for rail, peer in drill.rails:
+            if drill.order.by == SYSTEM:
+                self._engine.note_injected(rail, fault, peer)
+            else:
+                self._engine.inject(rail, fault, peer, drill.order.mbit * 125_000)
+
+
+def _line(client: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n"):
+        more = client.recv(MAX_LINE)
+        if not more or len(data) + len(more) > MAX_LINE:
+            raise DrillError("a request is one line of JSON of at most 64 KiB")
+        data += more
+    return data

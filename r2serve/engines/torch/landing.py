@@ -1,0 +1,84 @@
+"""Tensors of any device, layout and type, as what r2ccl carries: flat, contiguous, of the host.
+
+A collective's input is read, and copied where it must be, when the collective is carried out and
+not when it is asked for: what was asked for before may still have to write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from r2serve import tensors
+from r2serve.errors import InvalidArgumentError
+
+
+def check(given: Sequence[torch.Tensor]) -> None:
+    """Whether they can be carried together.
+
+    Raises:
+        InvalidArgumentError: a tensor is sparse, or they are of different types.
+    """
+    for tensor in given:
+        if tensor.layout is not torch.strided:
+            raise InvalidArgumentError(
+                f"tensor: layout {tensor.layout}; r2ccl takes strided tensors"
+            )
+    if len({tensor.dtype for tensor in given}) > 1:
+        names = ", ".join(sorted({str(tensor.dtype) for tensor in given}))
+        raise InvalidArgumentError(f"tensors: of different types ({names})")
+
+
+def source(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of ``tensor``, flat: itself where it can be read as it lies, else a copy."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensors.carried(tensor.detach().cpu()).view(-1)
+
+
+def joined(given: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """The elements of all, one behind the other; of none: an empty tensor like ``like``."""
+    parts = [source(tensor) for tensor in given]
+    return torch.cat(parts) if parts else like.new_empty(0)
+
+
+class Landing:
+    """Where results for a tensor arrive: the tensor itself, or memory that is copied into it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        check([tensor])
+        self._tensor = tensor.detach()
+        as_it_lies = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        self._direct = tensor.is_cpu and as_it_lies
+        self._host = self._tensor
+        if not self._direct:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        self.memory = tensors.carried(self._host).view(-1)
+        """Flat; what lands here is what the tensor gets from :meth:`deliver`."""
+
+    def fill(self) -> None:
+        """Put the tensor's own elements in place."""
+        if not self._direct:
+            self._host.copy_(self._tensor)
+
+    def deliver(self) -> None:
+        if not self._direct:
+            self._tensor.copy_(self._host)
+
+
+class Landings:
+    """As one piece of memory, for tensors of one type that arrive one behind the other."""
+
+    def __init__(self, into: Sequence[torch.Tensor]) -> None:
+        check(into)
+        self._into = [Landing(tensor) for tensor in into]
+        self.sizes = [landing.memory.numel() for landing in self._into]
+        self.memory = self._into[0].memory.new_empty(sum(self.sizes))
+
+    def deliver(self) -> None:
+        begin = 0
+        for landing, size in zip(self._into, self.sizes, strict=True):
+            landing.memory.copy_(self.memory[begin : begin + size])
+            landing.deliver()
+            begin += size

@@ -1,0 +1,83 @@
+"""torch's reduction operators on a communicator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from r2serve import tensors
+from r2serve.communicator import Communicator
+from r2serve.errors import InvalidArgumentError
+
+_NAMES = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.PRODUCT: "prod",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.AVG: "avg",
+}
+# Rare, so every rank gathers all inputs and folds them itself.
+_BITWISE = {
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+class Reduction:
+    """One operator.
+
+    Raises:
+        InvalidArgumentError: r2ccl has no such operator (``PREMUL_SUM``).
+    """
+
+    def __init__(self, op: Any) -> None:
+        """op: a ``ReduceOp``, or one of its members."""
+        op = getattr(op, "op", op)
+        self._name = _NAMES.get(op)
+        self._fold = _BITWISE.get(op)
+        if self._name is None and self._fold is None:
+            known = ", ".join(each.name for each in (*_NAMES, *_BITWISE))
+            raise InvalidArgumentError(f"op: {op} is none of {known}")
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` in a type that can be reduced: a complex one as pairs of real ones.
+
+        Raises:
+            InvalidArgumentError: its type has no such sum.
+        """
+        if tensor.is_conj():
+            raise InvalidArgumentError("tensor: is a conjugate view; call .resolve_conj() first")
+        if tensor.is_complex() and self._name in ("sum", "avg"):
+            return torch.view_as_real(tensor)
+        if self._fold is not None and tensor.is_floating_point():
+            raise InvalidArgumentError(f"op: bitwise, of a tensor of {tensor.dtype}")
+        if tensor.dtype not in tensors.DTYPES:
+            raise tensors.unusable("tensor", tensor, tensor.device)
+        return tensor
+
+    def everywhere(self, comm: Communicator, flat: torch.Tensor, out: torch.Tensor) -> None:
+        """The whole result on every rank.  ``out`` may be ``flat``."""
+        if self._name is not None:
+            comm.all_reduce(flat, self._name, out=out)
+        else:
+            out.copy_(self._folded(comm, flat))
+
+    def shared(
+        self, comm: Communicator, flat: torch.Tensor, sizes: Sequence[int], out: torch.Tensor
+    ) -> None:
+        """Rank r's ``sizes[r]`` elements of the result on rank r."""
+        if self._name is not None:
+            comm.reduce_scatterv(flat, sizes, self._name, out=out)
+        else:
+            begin = sum(sizes[: comm.rank])
+            out.copy_(self._folded(comm, flat)[begin : begin + sizes[comm.rank]])
+
+    def _folded(self, comm: Communicator, flat: torch.Tensor) -> torch.Tensor:
+        assert self._fold is not None
+        whole: torch.Tensor = functools.reduce(self._fold, comm.all_gather(flat))
+        return whole

@@ -1,0 +1,111 @@
+"""vLLM's CUDA communicator with r2ccl underneath, for groups that span nodes.
+
+As on the CPU a group inside one node keeps vLLM's own path, NVLink and all.  A group that spans
+nodes gets :class:`SpanningCudaCommunicator`, all of whose collectives are r2ccl's.  What vLLM
+sends on a group's ``device_group`` instead (tensors of pipeline stages) is NCCL's still.  **Not yet
+run on a GPU.**
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
+from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
+
+from r2serve.config import Config
+from r2serve.device import DeviceCommunicator
+from r2serve.engines.vllm import flag, nodes
+from r2serve.engines.vllm.spanning import (
+    SpanningCollectives,
+    final,
+    say_once_that_there_is_no_rail,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# What vLLM's own would use instead of the collectives below.
+_OTHER_PATHS = (
+    "pynccl_comm",
+    "ca_comm",
+    "qr_comm",
+    "symm_mem_comm",
+    "fi_ar_comm",
+    "fi_pcie_ipc_ar_comm",
+    "aiter_ar_comm",
+)
+_OTHER_PATHS_WANTED = (
+    "use_custom_allreduce",
+    "use_torch_symm_mem",
+    "use_flashinfer_allreduce",
+    "use_flashinfer_pcie_ipc_allreduce",
+    "use_aiter_allreduce",
+    "use_aiter_ag_rs",
+)
+
+
+class R2cclCudaCommunicator(CudaCommunicator):  # type: ignore[misc]
+    """vLLM's own communicator; makes a :class:`SpanningCudaCommunicator` where nodes differ."""
+
+    def __new__(cls, cpu_group: ProcessGroup, *args: Any, **kwargs: Any) -> R2cclCudaCommunicator:
+        flag.keep_journals()
+        config = Config.from_env()
+        flag.log_with_vllm(config.log_level)
+        if nodes.spans_nodes(cpu_group, config):
+            cls = SpanningCudaCommunicator
+        else:
+            say_once_that_there_is_no_rail(kwargs.get("unique_name", ""))
+        made: R2cclCudaCommunicator = super().__new__(cls)
+        return made
+
+
+class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
+    """Collectives of a group whose ranks live on more than one node."""
+
+    def __init__(
+        self,
+        cpu_group: ProcessGroup,
+        device: torch.device | None = None,
+        device_group: ProcessGroup | None = None,
+        unique_name: str = "",
+        use_all2all: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        # Not CudaCommunicator's: it would make an NCCL communicator.
+        kwargs.pop("tcp_store_group", None)
+        DeviceCommunicatorBase.__init__(
+            self, cpu_group, device, device_group, unique_name, use_all2all=use_all2all, **kwargs
+        )
+        for path in _OTHER_PATHS:
+            setattr(self, path, None)
+        for wanted in _OTHER_PATHS_WANTED:
+            setattr(self, wanted, False)
+        self.connect(unique_name)
+        if self.use_all2all:
+            from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
+
+            self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
+
+    def open(self, unique_name: str) -> DeviceCommunicator:
+        """Make the communicator that carries the group."""
+        return DeviceCommunicator.from_group(self.cpu_group, name=unique_name, device=self.device)
+
+    def all_reduce_add_rms_norm(
+        self, input_: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the base class has it, in one kernel where a tensor is small enough for its slots."""
+        input_ = input_.contiguous()
+        if not self.r2ccl.fused.takes(input_):
+            return super().all_reduce_add_rms_norm(input_, residual, weight, epsilon)
+        return self._fused(input_, residual.contiguous(), weight, epsilon)
+
+    @final
+    def _fused(
+        self, input_: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        made: tuple[torch.Tensor, torch.Tensor] = self.r2ccl.fused.add_rms_norm(
+            input_, residual, weight, epsilon
+        )
+        return made

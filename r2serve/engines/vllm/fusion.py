@@ -1,0 +1,146 @@
+"""A pass of vLLM's compiler that puts one operation in the place of three.
+
+An all-reduce over ranks on several nodes, the addition of the residual and the RMSNorm after it
+become ``r2serve::all_reduce_add_rms_norm``, which the group's communicator carries out: on a GPU in
+one kernel that reads what the ranks sent, on the CPU one after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import vllm.ir.ops
+from vllm.compilation.passes.pass_manager import PostGradPassManager
+from vllm.compilation.passes.utility.noop_elimination import NoOpEliminationPass
+from vllm.compilation.passes.vllm_inductor_pass import (
+    VllmFusionPatternMatcherPass,
+    VllmPatternReplacement,
+)
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import get_tp_group, parallel_state, tensor_model_parallel_all_reduce
+from vllm.utils.torch_utils import direct_register_custom_op
+
+from r2serve.engines.vllm.spanning import SpanningCollectives
+
+_LOG = logging.getLogger(__name__)
+_LIBRARY = torch.library.Library("r2serve", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def all_reduce_add_rms_norm(
+    tensor: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    group_name: str,
+) -> Pair:
+    """(normed, new residual) of the sum over a group of vLLM's; all inputs stay as they are."""
+    group = parallel_state._groups[group_name]()
+    assert group is not None, f"the group {group_name} is gone"
+    made: Pair = group.device_communicator.all_reduce_add_rms_norm(
+        tensor, residual, weight, epsilon
+    )
+    return made
+
+
+def _shapes_of_all_reduce_add_rms_norm(
+    tensor: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    group_name: str,
+) -> Pair:
+    return torch.empty_like(tensor), torch.empty_like(residual)
+
+
+direct_register_custom_op(
+    op_name="all_reduce_add_rms_norm",
+    op_func=all_reduce_add_rms_norm,
+    fake_impl=_shapes_of_all_reduce_add_rms_norm,
+    target_lib=_LIBRARY,
+)
+
+
+class _Fused(VllmPatternReplacement):  # type: ignore[misc]
+    """``parts``: picks what a graph uses of the two results."""
+
+    def __init__(
+        self, parts: Callable[[Pair], Any], epsilon: float, dtype: torch.dtype, group_name: str
+    ) -> None:
+        self._parts = parts
+        self._epsilon = epsilon
+        self._dtype = dtype
+        self._group_name = group_name
+
+    @property
+    def pattern(self) -> Callable[..., Any]:
+        def pattern(tensor: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+            total = tensor_model_parallel_all_reduce(tensor)
+            made = vllm.ir.ops.fused_add_rms_norm(total, residual, weight, self._epsilon)
+            return self._parts(made)
+
+        return pattern
+
+    @property
+    def replacement(self) -> Callable[..., Any]:
+        def replacement(tensor: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Any:
+            made = torch.ops.r2serve.all_reduce_add_rms_norm.default(
+                tensor, residual, weight, self._epsilon, self._group_name
+            )
+            return self._parts(made)
+
+        return replacement
+
+    def get_inputs(self) -> list[torch.Tensor]:
+        empty = functools.partial(self.empty, dtype=self._dtype)
+        return [empty(5, 16), empty(5, 16), empty(16)]
+
+
+class AllReduceAddRmsNormPass(VllmFusionPatternMatcherPass):  # type: ignore[misc]
+    """For the tensor-parallel group, if it spans nodes."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        super().__init__(config, "r2serve_all_reduce_add_rms_norm")
+        text = config.model_config.hf_text_config
+        self._epsilon = float(getattr(text, "rms_norm_eps", 1e-6))
+        group = get_tp_group()
+        if not isinstance(group.device_communicator, SpanningCollectives):
+            return
+        # The last norm of a model leaves no residual to anybody.
+        for parts in (_both, _normed):
+            self.register(_Fused(parts, self._epsilon, self.model_dtype, group.unique_name))
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        super().__call__(graph)
+        _LOG.info(
+            "all-reduce, addition and RMSNorm are one operation at %d places of a compiled graph",
+            self.matched_count,
+        )
+
+    def uuid(self) -> str:
+        registered = f"{len(self._pattern_replacements)} {self._epsilon} {self.model_dtype}"
+        return f"{super().uuid()} {registered}"
+
+
+def _both(made: Pair) -> Pair:
+    return made[0], made[1]
+
+
+def _normed(made: Pair) -> torch.Tensor:
+    return made[0]
+
+
+class R2cclPassManager(PostGradPassManager):  # type: ignore[misc]
+    """vLLM's, with the pass above before all that would fuse a norm with something else."""
+
+    def configure(self, config: VllmConfig) -> None:
+        super().configure(config)
+        with set_current_vllm_config(config, check_compile=False):
+            ours = AllReduceAddRmsNormPass(config)
+        first = sum(isinstance(each, NoOpEliminationPass) for each in self.passes[:1])
+        self.passes.insert(first, ours)

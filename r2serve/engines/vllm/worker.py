@@ -1,0 +1,187 @@
+"""vLLM's worker for this machine, which tells :mod:`r2serve.observe.attribution` of each step, and
+gives out no token that a GPU computed without a lost peer's part.
+
+A class is made for each worker class of vLLM by one function, so a further one is one more line in
+:mod:`r2serve.engines.vllm.patches`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from r2serve import process
+from r2serve.device import check_all, wake_all
+from r2serve.engines.vllm import patches
+from r2serve.engines.vllm.ending import end_worker_soon
+from r2serve.errors import R2cclError
+from r2serve.observe.attribution import Attribution, NewRequest, Step
+
+_LOG = logging.getLogger(__name__)
+
+# What vLLM makes of a client's request: a number for each of several answers, eight random digits.
+_INTERNAL_ID = re.compile(r"(?:\d+_)?(.+)-[0-9a-f]{8}")
+
+
+def __getattr__(name: str) -> Any:
+    """Make the class on first use: its base exists only on the machine it is for."""
+    for base, ours in patches.WORKERS.items():
+        module, _, class_name = ours.rpartition(".")
+        if module == __name__ and class_name == name:
+            base_module, _, base_name = base.rpartition(".")
+            return make_worker(getattr(importlib.import_module(base_module), base_name), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def make_worker(base: type[Any], name: str) -> type[Any]:
+    """A subclass of vLLM's worker class ``base`` whose steps are followed."""
+
+    class R2cclWorker(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._r2serve_steps = FollowedSteps(_about(self.vllm_config))
+
+        def execute_model(self, scheduler_output: Any) -> Any:
+            self._r2serve_steps.began(scheduler_output)
+            wake_all()
+            output = None
+            try:
+                output = super().execute_model(scheduler_output)
+            finally:
+                self._r2serve_steps.ended(sampled=output is not None)
+            return trusted(output)
+
+        def sample_tokens(self, grammar_output: Any) -> Any:
+            sampled = False
+            try:
+                output = super().sample_tokens(grammar_output)
+                sampled = True
+            finally:
+                self._r2serve_steps.ended(sampled=sampled)
+            return trusted(output)
+
+    R2cclWorker.__name__ = R2cclWorker.__qualname__ = name
+    return R2cclWorker
+
+
+def trusted(output: Any) -> Any:
+    """``output``, once it is known that nothing in it was computed from results that never came.
+
+    A GPU's kernels end without results when a peer is lost; that has to be asked for, after the
+    tokens have come from the GPU and before anybody sees them.
+
+    Raises:
+        R2cclError: why they are void; this worker then ends.
+    """
+    from vllm.v1.outputs import AsyncModelRunnerOutput
+
+    if isinstance(output, AsyncModelRunnerOutput):
+        return _trusted_later()(output)
+    if output is not None:
+        _check_devices()
+    return output
+
+
+@functools.cache
+def _trusted_later() -> type[Any]:
+    from vllm.v1.outputs import AsyncModelRunnerOutput
+
+    class TrustedOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
+        def __init__(self, output: Any) -> None:
+            self._output = output
+
+        def get_output(self) -> Any:
+            output = self._output.get_output()
+            _check_devices()
+            return output
+
+    return TrustedOutput
+
+
+def _check_devices() -> None:
+    try:
+        check_all()
+    except R2cclError as error:
+        end_worker_soon(error)
+        raise
+
+
+class FollowedSteps:
+    """Steps of one worker, in vLLM's terms.  A step never fails because of what is noted of it."""
+
+    def __init__(self, about: Mapping[str, str] | None = None) -> None:
+        """about: labels of the engine's own metrics."""
+        self._attribution = Attribution(_engines, about or {})
+        self._lost = False
+
+    def began(self, output: Any) -> None:
+        """output: vLLM's SchedulerOutput."""
+        if process.has_engines():
+            self._guarded(lambda: self._attribution.began(step_of(output, self._attribution)))
+
+    def ended(self, *, sampled: bool) -> None:
+        self._guarded(lambda: self._attribution.ended(sampled=sampled))
+
+    def _guarded(self, note: Callable[[], None]) -> None:
+        if self._lost:
+            return
+        try:
+            note()
+        except Exception:  # noqa: BLE001  no request fails because nobody knows what it waited
+            self._lost = True
+            _LOG.exception("what faults cost requests is not noted any more")
+
+
+def step_of(output: Any, known: Attribution) -> Step:
+    """What a SchedulerOutput says of the requests of its step."""
+    scheduled: dict[str, int] = output.num_scheduled_tokens
+    prefill: list[str] = []
+    decode: list[str] = []
+    yielding: list[str] = []
+    new: list[NewRequest] = []
+    for request in output.scheduled_new_reqs:
+        identity = request.req_id
+        new.append(NewRequest(identity, client_name(identity), request.prompt_len))
+        # Model runners of version 2 get one that was preempted as a new one, with what it has said.
+        (decode if known.has_tokens(identity) else prefill).append(identity)
+        so_far = request.prefill_token_ids
+        wanted = request.prompt_len if so_far is None else len(so_far)
+        if request.num_computed_tokens + scheduled[identity] >= wanted:
+            yielding.append(identity)
+    cached = output.scheduled_cached_reqs
+    for identity, computed, generated in zip(
+        cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+    ):
+        (decode if generated else prefill).append(identity)
+        # A chunk of a prompt, or of one that is computed again after a preemption, yields nothing.
+        if computed + scheduled[identity] >= known.prompt_tokens(identity) + generated:
+            yielding.append(identity)
+    return Step(prefill, decode, yielding, new, output.finished_req_ids)
+
+
+def client_name(identity: str) -> str:
+    """The id that a client knows a request by.
+
+    With VLLM_DISABLE_REQUEST_ID_RANDOMIZATION it is the engine's own, as long as that does not end
+    in a hyphen and eight hexadecimal digits.
+    """
+    found = _INTERNAL_ID.fullmatch(identity)
+    return found[1] if found else identity
+
+
+def _about(vllm_config: Any) -> dict[str, str]:
+    """The labels that vLLM's own metrics have."""
+    names = vllm_config.model_config.served_model_name
+    return {
+        "model_name": names if isinstance(names, str) else names[0],
+        "engine": str(vllm_config.parallel_config.data_parallel_index),
+    }
+
+
+def _engines() -> list[Any]:
+    return [each.engine for each in process.opened()]

@@ -1,0 +1,145 @@
+"""What is known of one request: its times, and what it waited because of rail events."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+MAX_STEPS = 32
+"""Of the steps that held a request up, so many are kept one by one: the last."""
+MAX_SPANS = 64
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A collective that a rail event held up; times are CLOCK_REALTIME."""
+
+    collective: str
+    group: str
+    call: int
+    began_clock_ns: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStep:
+    """A step that was held up, of one worker."""
+
+    worker: str
+    """Key of its journal."""
+    label: str
+    step: int
+    phase: str
+    began_clock_ns: int
+    ended_clock_ns: int
+    stalls: tuple[Stall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """As the worker saw a request's tokens."""
+
+    scheduled_clock_ns: int
+    first_token_clock_ns: int
+    last_token_clock_ns: int
+    tokens: int
+    worst_gap_s: float
+    worst_gap_ended_clock_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """As the engine's front end saw it."""
+
+    reason: str
+    prompt_tokens: int
+    tokens: int
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+    e2e_s: float
+    ended_clock_ns: int
+
+    @property
+    def ttft_s(self) -> float:
+        """From its arrival to its first token."""
+        return max(0.0, self.e2e_s - self.decode_s)
+
+    @property
+    def mean_itl_s(self) -> float:
+        """Mean time between two tokens."""
+        return self.decode_s / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+
+class Spans:
+    """Time that was waited: intervals, joined where they overlap.
+
+    They come nearly in order of time.  What is older than the last ``MAX_SPANS`` of them is only a
+    sum, and nothing that lies before its end counts again.
+    """
+
+    __slots__ = ("_folded_ns", "_folded_until", "_spans")
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []  # sorted, apart from one another
+        self._folded_ns = 0
+        self._folded_until = 0
+
+    def add(self, begin: int, end: int) -> None:
+        begin = max(begin, self._folded_until)
+        if begin >= end:
+            return
+        first = bisect_left(self._spans, begin, key=lambda span: span[1])
+        last = first
+        while last < len(self._spans) and self._spans[last][0] <= end:
+            begin = min(begin, self._spans[last][0])
+            end = max(end, self._spans[last][1])
+            last += 1
+        self._spans[first:last] = [(begin, end)]
+        if len(self._spans) > MAX_SPANS:
+            oldest = self._spans.pop(0)
+            self._folded_ns += oldest[1] - oldest[0]
+            self._folded_until = oldest[1]
+
+    @property
+    def total_ns(self) -> int:
+        return self._folded_ns + sum(end - begin for begin, end in self._spans)
+
+
+@dataclass(slots=True)
+class Request:
+    """One request, as far as it is known by now."""
+
+    name: str
+    number: int
+    """Rises with each request that became known."""
+    timings: Timings | None = None
+    pace: Pace | None = None
+    held_steps: int = 0
+    steps: deque[HeldStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
+    waited: dict[str, Spans] = field(default_factory=dict)
+    """By phase; only where it waited."""
+    told: bool = False
+
+    def stall_s(self, phase: str | None = None) -> float:
+        """What it waited in a phase, or in all."""
+        spans = self.waited.values() if phase is None else [self.waited.get(phase, Spans())]
+        return sum(each.total_ns for each in spans) / 1e9
+
+    @property
+    def finished(self) -> bool:
+        return self.timings is not None or self.pace is not None
+
+    def hold(self, held: HeldStep) -> None:
+        """Charge a step, once, also where it was told in parts."""
+        for place, known in enumerate(self.steps):
+            if (known.worker, known.step, known.phase) == (held.worker, held.step, held.phase):
+                stalls = known.stalls + held.stalls
+                ended_ns = max(known.ended_clock_ns, held.ended_clock_ns)
+                self.steps[place] = replace(known, stalls=stalls, ended_clock_ns=ended_ns)
+                return
+        self.held_steps += 1
+        self.steps.append(held)

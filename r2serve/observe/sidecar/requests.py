@@ -1,0 +1,249 @@
+"""What rail events cost each request, over HTTP."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import takewhile
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import FastAPI, HTTPException, Path, Query, Response
+from pydantic import BaseModel, Field
+
+from r2serve.observe.impact import DECODE, PREFILL, HeldStep, Request
+from r2serve.observe.sidecar.answers import example, instant, respond
+from r2serve.observe.sidecar.schema import EventView
+from r2serve.observe.watch import Told, Watch
+
+if TYPE_CHECKING:
+    from r2serve.observe.sidecar.app import State
+
+MAX_PAGE = 1000
+CAUSE_NS = 1_000_000_000
+"""Rail events of so long before a stall may be what it is of."""
+MAX_CAUSES = 200
+
+_CAUSES = ("rail_state", "verdict", "speed", "injected", "stall")
+
+_REQUEST = {
+    "id": "chatcmpl-8c1f",
+    "number": 17,
+    "status": "finished",
+    "reason": "length",
+    "prompt_tokens": 12,
+    "tokens": 128,
+    "queued_s": 0.001,
+    "ttft_s": 0.021,
+    "mean_itl_s": 0.0062,
+    "worst_itl_s": 0.208,
+    "e2e_s": 0.808,
+    "prefill_stall_s": 0.0,
+    "decode_stall_s": 0.202,
+    "stall_s": 0.202,
+    "stall_percent": 25.0,
+    "ttft_without_s": 0.021,
+    "mean_itl_without_s": 0.0046,
+    "e2e_without_s": 0.606,
+    "held_steps": 1,
+}
+
+
+class RequestView(BaseModel):
+    model_config = example(**_REQUEST)
+    id: str = Field(description="The engine's answer has it, too.")
+    number: int = Field(description="Rises with each request that became known here.")
+    status: str = Field(description="running, or finished.")
+    reason: str | None = Field(description="Why it ended: stop, length, abort.")
+    prompt_tokens: int | None
+    tokens: int | None = Field(description="That were generated.")
+    queued_s: float | None = Field(description="Waiting to be scheduled.")
+    ttft_s: float | None = Field(description="From its arrival to its first token.")
+    mean_itl_s: float | None = Field(description="Mean time between two tokens.")
+    worst_itl_s: float | None = Field(
+        description="Longest time between two tokens, as the worker saw them."
+    )
+    e2e_s: float | None = Field(description="From its arrival to its end.")
+    prefill_stall_s: float = Field(description="Waited for rail events before its first token.")
+    decode_stall_s: float = Field(description="And after it.")
+    stall_s: float = Field(description="Both.")
+    stall_percent: float | None = Field(description="Of e2e_s.")
+    ttft_without_s: float | None = Field(description="Estimate, had there been no fault.")
+    mean_itl_without_s: float | None
+    e2e_without_s: float | None
+    held_steps: int = Field(description="Steps of workers of this node that rail events held up.")
+
+    @classmethod
+    def of(cls, request: Request) -> RequestView:
+        return cls(**_fields(request))
+
+
+class StallView(BaseModel):
+    model_config = example(
+        collective="all_reduce",
+        group="tp:0",
+        call=4711,
+        began="2026-11-22T05:11:00.123456Z",
+        seconds=0.202,
+    )
+    collective: str
+    group: str
+    call: int
+    began: datetime
+    seconds: float
+
+
+class HeldStepView(BaseModel):
+    model_config = example(
+        worker="4242-9f3c01aa",
+        label="rank 0",
+        step=812,
+        phase="decode",
+        began="2026-11-22T05:11:00.120000Z",
+        ended="2026-11-22T05:11:00.327000Z",
+        stalls=[],
+    )
+    worker: str
+    label: str
+    step: int = Field(description="Steps of that worker, from 1.")
+    phase: str = Field(description="What it did for this request: prefill or decode.")
+    began: datetime
+    ended: datetime
+    stalls: list[StallView]
+
+    @classmethod
+    def of(cls, held: HeldStep) -> HeldStepView:
+        return cls(
+            worker=held.worker,
+            label=held.label,
+            step=held.step,
+            phase=held.phase,
+            began=instant(held.began_clock_ns),
+            ended=instant(held.ended_clock_ns),
+            stalls=[
+                StallView(
+                    collective=stall.collective,
+                    group=stall.group,
+                    call=stall.call,
+                    began=instant(stall.began_clock_ns),
+                    seconds=stall.ns / 1e9,
+                )
+                for stall in held.stalls
+            ],
+        )
+
+
+class ImpactView(RequestView):
+    model_config = example(**_REQUEST, steps=[], events=[])
+    steps: list[HeldStepView] = Field(description="The last ones that held it up.")
+    events: list[EventView] = Field(description="What happened to rails then, oldest first.")
+
+    @classmethod
+    def of_all(cls, request: Request, watch: Watch) -> ImpactView:
+        return cls(
+            **_fields(request),
+            steps=[HeldStepView.of(held) for held in request.steps],
+            events=[EventView.of(told) for told in _causes(request, watch)],
+        )
+
+
+class RequestsView(BaseModel):
+    requests: list[RequestView] = Field(description="Newest first.")
+    next: int = Field(description="Ask with before=next for older ones; 0: there are none.")
+    known: int = Field(description="Requests that are kept here.")
+    unreadable: dict[str, str] = Field(description="Why, by file, of request logs.")
+
+
+def add_requests(app: FastAPI, state: State) -> None:
+    """Adds /v1/requests and what is below it."""
+
+    @app.get("/v1/requests", tags=["requests"], response_model=RequestsView)
+    async def requests(
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+        before: Annotated[
+            int | None, Query(ge=1, le=2**62, description="Only ones with lower numbers.")
+        ] = None,
+        waited: Annotated[bool, Query(description="Only ones that rail events held up.")] = False,
+    ) -> Response:
+        """Requests, and what rail events cost each, a page at a time."""
+        kept = state.requests
+        found = kept.newest(before=before, limit=limit + 1, waited=waited)
+        more = len(found) > limit
+        view = RequestsView(
+            requests=[RequestView.of(request) for request in found[:limit]],
+            next=found[limit - 1].number if more else 0,
+            known=len(kept),
+            unreadable=dict(kept.unreadable),
+        )
+        return respond(view)
+
+    @app.get(
+        "/v1/requests/{request}/impact",
+        tags=["requests"],
+        response_model=ImpactView,
+        responses={404: {"description": "No such request is kept here."}},
+    )
+    async def impact(
+        request: Annotated[str, Path(description="Its id.", max_length=512)],
+    ) -> Response:
+        """What held a request up, step by step, and what it would have taken without."""
+        found = state.requests.get(request)
+        if found is None:
+            raise HTTPException(404, f"no request {request!r} is kept here")
+        return respond(ImpactView.of_all(found, state.watch))
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    prefill_s, decode_s = request.stall_s(PREFILL), request.stall_s(DECODE)
+    fields: dict[str, Any] = dict.fromkeys(RequestView.model_fields)
+    fields |= {
+        "id": request.name,
+        "number": request.number,
+        "status": "finished" if request.finished else "running",
+        "prefill_stall_s": prefill_s,
+        "decode_stall_s": decode_s,
+        "stall_s": prefill_s + decode_s,
+        "held_steps": request.held_steps,
+    }
+    if request.pace is not None:
+        fields |= {"tokens": request.pace.tokens, "worst_itl_s": request.pace.worst_gap_s}
+    if (timings := request.timings) is not None:
+        stall_s = prefill_s + decode_s
+        gaps = max(1, timings.tokens - 1)
+        fields |= {
+            "reason": timings.reason,
+            "prompt_tokens": timings.prompt_tokens,
+            "tokens": timings.tokens,
+            "queued_s": timings.queued_s,
+            "ttft_s": timings.ttft_s,
+            "mean_itl_s": timings.mean_itl_s,
+            "e2e_s": timings.e2e_s,
+            "stall_percent": 100 * stall_s / timings.e2e_s if timings.e2e_s else 0.0,
+            "ttft_without_s": max(0.0, timings.ttft_s - prefill_s),
+            "mean_itl_without_s": max(0.0, timings.mean_itl_s - decode_s / gaps),
+            "e2e_without_s": max(0.0, timings.e2e_s - stall_s),
+        }
+    return fields
+
+
+def _causes(request: Request, watch: Watch) -> list[Told]:
+    """What happened to rails while it was held up, and shortly before; of a rail that had been lost
+    before that, when it was."""
+    stalls = [stall for held in request.steps for stall in held.stalls]
+    if not stalls:
+        return []
+    first_ns = min(stall.began_clock_ns for stall in stalls) - CAUSE_NS
+    last_ns = max(held.ended_clock_ns for held in request.steps)
+    told = [
+        one
+        for one in takewhile(lambda one: one.clock_ns >= first_ns, reversed(watch.events))
+        if one.clock_ns <= last_ns and one.event.kind in _CAUSES
+    ]
+    if not any(_is_loss(one) for one in told):
+        before = (one for one in reversed(watch.events) if one.clock_ns < first_ns)
+        lost = next((one for one in before if _is_loss(one)), None)
+        if lost is not None:
+            told.append(lost)
+    return told[:MAX_CAUSES][::-1]
+
+
+def _is_loss(told: Told) -> bool:
+    return told.event.kind == "rail_state" and told.event.value == 1

@@ -1,0 +1,129 @@
+"""Drills over real ports, by the system and by the engines, undone whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_rails import REJOIN_S, Stream
+
+from r2serve.drills.lab import Lab
+
+CODE = "from r2serve.cli import main; main()"
+LONG = "600s"
+
+
+@pytest.fixture
+def stream(jobs: Any, make_lab: Any, tmp_path: Path) -> Stream:
+    def options(rank: int) -> dict[str, Any]:
+        folder = tmp_path / f"node{rank}"
+        folder.mkdir(exist_ok=True)
+        return {"journal_dir": str(folder), "drills": True}
+
+    return Stream(jobs, make_lab(2), per_rank=options, checksum=True)
+
+
+def drill(lab: Lab, folder: Path, kind: str, rail: int, *options: str) -> subprocess.Popen[bytes]:
+    words = ["drill", kind, "--rail", f"rail{rail}@node0", "--journal-dir", str(folder), "--json"]
+    return lab.nodes[0].popen(
+        [sys.executable, "-c", CODE, *words, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def said(command: subprocess.Popen[bytes]) -> dict[str, Any]:
+    assert command.stdout is not None
+    line = command.stdout.readline()
+    assert line, command.stderr.read().decode() if command.stderr else ""
+    told: dict[str, Any] = json.loads(line)
+    return told
+
+
+def injected(stream: Stream, rail: int) -> list[str]:
+    events = stream.ranks[0].ask({"do": "events"})
+    return [e["text"] for e in events if e["kind"] == "injected" and e["rail"] == name_of(rail)]
+
+
+def name_of(rail: int) -> str:
+    return f"rail{rail}@node0"
+
+
+def state(stream: Stream, rail: int) -> str:
+    return str(stream.rails(0)[rail]["state"])
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["cut", "drop"])
+@pytest.mark.parametrize("by", ["system", "engine"])
+def test_a_rail_is_lost_for_a_while(
+    stream: Stream, tmp_path: Path, eventually: Any, kind: str, by: str
+) -> None:
+    rail = stream.busiest()
+    command = drill(stream.lab, tmp_path / "node0", kind, rail, "--for", "1s", "--by", by)
+    assert said(command)["by"] == by
+    eventually(f"rail {rail} lost", lambda: not stream.is_up(rail), REJOIN_S)
+    assert command.wait(timeout=30) == 0
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    assert injected(stream, rail) == [kind, "heal"]
+    stream.finish()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["cut", "drop", "slow"])
+def test_the_system_undoes_what_a_killed_drill_made(
+    stream: Stream, tmp_path: Path, eventually: Any, kind: str
+) -> None:
+    rail = stream.busiest()
+    folder = tmp_path / "node0"
+    command = drill(stream.lab, folder, kind, rail, "--for", "1500ms", "--by", "system")
+    assert said(command)["by"] == "system"
+    command.kill()
+    command.wait()
+
+    def faulted() -> bool:
+        node = stream.lab.nodes[0]
+        link = json.loads(node.run("ip", "-json", "link", "show", "dev", f"rail{rail}"))[0]
+        tables = node.run("nft", "list", "tables")
+        queues = node.run("tc", "qdisc", "show", "dev", f"rail{rail}")
+        return link["operstate"] != "UP" or "r2serve_drill" in tables or "tbf" in queues
+
+    eventually("undone", lambda: not faulted(), 20)
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    eventually("recorded", lambda: injected(stream, rail) == [kind, "heal"], 10)
+    stream.finish()
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupted_drill_is_undone_at_once(
+    stream: Stream, tmp_path: Path, eventually: Any
+) -> None:
+    rail = stream.busiest()
+    command = drill(stream.lab, tmp_path / "node0", "cut", rail, "--for", LONG, "--by", "system")
+    said(command)
+    eventually(f"rail {rail} lost", lambda: not stream.is_up(rail), REJOIN_S)
+    began = time.monotonic()
+    command.terminate()
+    assert command.wait(timeout=30) == 0, command.stderr.read() if command.stderr else ""
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    assert time.monotonic() - began < REJOIN_S
+    stream.finish()
+
+
+@pytest.mark.timeout(120)
+def test_a_corrupt_rail_is_left_and_every_bit_is_right(
+    stream: Stream, tmp_path: Path, eventually: Any
+) -> None:
+    rail = stream.busiest()
+    command = drill(stream.lab, tmp_path / "node0", "corrupt", rail, "--for", "1s")
+    assert said(command)["by"] == "engine"  # what the system does not do, the engine does
+    assert command.wait(timeout=30) == 0
+    causes = [e["text"] for e in stream.ranks[1].ask({"do": "events"}) if e["value"] == 1]
+    assert any("checksum" in text for text in causes), causes
+    eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
+    stream.finish()  # compares every bit

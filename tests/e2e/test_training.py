@@ -1,0 +1,64 @@
+"""A data-parallel training over two nodes on the backend r2ccl, with a rail cut under it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+STEPS = 120
+
+
+def train(jobs: Any, lab: Any, backend: str, faults: bool) -> list[dict[str, Any]]:
+    """What the two ranks say at the end of it; faults: rail 0 is cut in mid-step, and healed."""
+    ranks = jobs.start(
+        "training.py",
+        2,
+        config={"rails": "rail0,rail1", "node": "", "rejoin_backoff_max_ms": 200},
+        popen=lambda rank: partial(lab.nodes[rank].popen),
+        host=lab.nodes[0].management_address,
+        backend=backend,
+        steps=STEPS,
+        pauses=[STEPS // 3] if faults else [],
+    )
+    for rank in ranks:
+        rank.hear(60)
+    for rank in ranks:
+        rank.say({"go": True})
+    if faults:
+        for rank in ranks:
+            assert rank.hear(60) == {"step": STEPS // 3}
+        for rank in ranks:
+            rank.say({"go": True})
+        time.sleep(0.1)  # a step takes less
+        lab.cut(1, 0)
+        time.sleep(1.0)
+        lab.heal(1, 0)
+    said = [rank.hear(120) for rank in ranks]
+    for rank in ranks:
+        rank.wait(30)
+    return said
+
+
+@pytest.mark.timeout(300)
+def test_losses_are_the_same_to_the_bit_through_a_cut(jobs, make_lab, show, monkeypatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mgmt0")
+    lab = make_lab(2)
+    undisturbed = train(jobs, lab, "r2ccl", faults=False)
+    disturbed = train(jobs, lab, "r2ccl", faults=True)
+    gloo = train(jobs, lab, "gloo", faults=False)
+    assert undisturbed[0]["losses"] == undisturbed[1]["losses"]
+    assert len(undisturbed[0]["losses"]) == STEPS
+    assert undisturbed[0]["losses"][0] != undisturbed[0]["losses"][-1]
+    assert [rank["rails_lost"] for rank in undisturbed] == [0, 0]
+    for rank in disturbed:
+        assert rank["losses"] == undisturbed[0]["losses"]
+        assert rank["rails_lost"] >= 1
+    median_s, total_s = undisturbed[0]["median_s"], undisturbed[0]["total_s"]
+    show(
+        f"a step: {median_s * 1e3:.1f} ms, of gloo's {median_s / gloo[0]['median_s']:.2f}; "
+        f"with a cut: all steps together {disturbed[0]['total_s'] / total_s:.3f} of those without, "
+        f"worst {disturbed[0]['worst_s'] * 1e3:.0f} ms after {undisturbed[0]['worst_s'] * 1e3:.0f}"
+    )

@@ -1,0 +1,37 @@
+"""The communicator that vLLM builds on CUDA, whole, from its groups to the wire, without a GPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from vllm_jobs import run_ranks
+
+
+@pytest.mark.parametrize(
+    "nodes", [("per-rank",) * 2, ("a", "a", "b", "b")], ids=["two nodes", "two nodes of two"]
+)
+def test_collectives_across_nodes(nodes: tuple[str, ...], fake_cuda: Path) -> None:
+    done = run_ranks("gpu_collectives", *nodes, R2CCL_CUDA_LIBRARY=str(fake_cuda))
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_graph_survives_cuts(fake_cuda: Path, show) -> None:
+    done = run_ranks("gpu_graph", "per-rank", "per-rank", R2CCL_CUDA_LIBRARY=str(fake_cuda))
+    assert done.returncode == 0, done.stdout
+    for line in re.findall(r"rank \d: \d+ replays.*", done.stdout):
+        show(line)
+
+
+def test_no_token_is_computed_without_a_lost_peer(fake_cuda: Path) -> None:
+    done = run_ranks(
+        "gpu_loss",
+        "per-rank",
+        "per-rank",
+        R2CCL_CUDA_LIBRARY=str(fake_cuda),
+        R2CCL_LINK_TIMEOUT_S="2",
+    )
+    assert done.stdout.count("not given out: PeerLostError") == 2, done.stdout
+    assert "garbage" not in done.stdout
+    assert "left waiting" not in done.stdout

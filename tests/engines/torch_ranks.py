@@ -1,0 +1,460 @@
+"""A program that makes the ranks of one job of torch.distributed as processes, and checks them.
+
+    python torch_ranks.py CASE RANKS
+
+CASE is the name of a function below; every rank runs it.  The program ends with status 0 when
+every rank returned, else it shows the tracebacks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+import r2serve.engines.torch
+from r2serve.errors import AbortedError, PeerClosedError, PeerLostError, R2cclError
+
+SUMMED = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8)
+MOVED = (*SUMMED, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.uint16)
+SHAPES = ((6,), (4, 3), (2, 4, 5), (0, 4), ())
+OPS: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
+    dist.ReduceOp.SUM: lambda ranks: ranks.sum(0),
+    dist.ReduceOp.PRODUCT: lambda ranks: ranks.prod(0),
+    dist.ReduceOp.MIN: lambda ranks: ranks.amin(0),
+    dist.ReduceOp.MAX: lambda ranks: ranks.amax(0),
+}
+
+
+def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """What rank ``rank`` brings: small integers, so that sums are exact in every type."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count).reshape(shape) % 5 + rank).to(dtype)
+
+
+def everyone(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [values(rank, shape, dtype) for rank in range(dist.get_world_size())]
+
+
+def same(got: torch.Tensor, expected: torch.Tensor) -> None:
+    expected = expected.to(got.dtype)
+    assert got.shape == expected.shape, (got.shape, expected.shape)
+    raw = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (got, expected))
+    assert torch.equal(*raw), (got, expected)
+
+
+def scattered(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of zeros whose elements do not lie together."""
+    return torch.zeros((*shape, 2), dtype=dtype)[..., 0]
+
+
+def targets(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    yield torch.zeros(shape, dtype=dtype)
+    yield scattered(shape, dtype)
+
+
+def reductions(me: int, ranks: int) -> None:
+    for dtype in SUMMED:
+        for shape in SHAPES:
+            whole = torch.stack(everyone(shape, dtype))
+            for op, expected in OPS.items():
+                for tensor in targets(shape, dtype):
+                    tensor.copy_(values(me, shape, dtype))
+                    dist.all_reduce(tensor, op=op)
+                    same(tensor, expected(whole).to(dtype))
+            for tensor in targets(shape, dtype):
+                tensor.copy_(values(me, shape, dtype))
+                dist.reduce(tensor, dst=1)
+                same(tensor, whole.sum(0).to(dtype) if me == 1 else values(me, shape, dtype))
+            parts = [whole + part for part in range(ranks)]
+            for out in targets(shape, dtype):
+                dist.reduce_scatter(out, [part[me] for part in parts])
+                same(out, parts[me].sum(0).to(dtype))
+            if shape:
+                for out in targets(shape, dtype):
+                    dist.reduce_scatter_tensor(out, torch.cat([part[me] for part in parts]))
+                    same(out, parts[me].sum(0).to(dtype))
+    average = torch.full((3,), float(me))
+    dist.all_reduce(average, op=dist.ReduceOp.AVG)
+    same(average, torch.full((3,), (ranks - 1) / 2))
+    pair = torch.tensor([1 + 2j, me * 1j])
+    dist.all_reduce(pair)
+    same(pair, torch.tensor([ranks * (1 + 2j), sum(range(ranks)) * 1j]))
+    for op, bits in ((dist.ReduceOp.BAND, 8), (dist.ReduceOp.BOR, 15), (dist.ReduceOp.BXOR, 7)):
+        mask = torch.tensor([(8 | 1 << me) if op != dist.ReduceOp.BXOR else 1 << me])
+        dist.all_reduce(mask, op=op)
+        same(mask, torch.tensor([bits]))
+    several = [torch.full((size,), float(me)) for size in (1, 7, 0)]
+    dist.all_reduce_coalesced(several)
+    for tensor in several:
+        same(tensor, torch.full_like(tensor, sum(range(ranks))))
+
+
+def movements(me: int, ranks: int) -> None:
+    for dtype in MOVED:
+        for shape in SHAPES:
+            mine, all_ranks = values(me, shape, dtype), everyone(shape, dtype)
+            outs = [next(targets(shape, dtype)) for _ in range(ranks - 1)]
+            outs.append(scattered(shape, dtype))
+            dist.all_gather(outs, mine)
+            for out, expected in zip(outs, all_ranks, strict=True):
+                same(out, expected)
+            for tensor in targets(shape, dtype):
+                if me == 1:
+                    tensor.copy_(mine)
+                dist.broadcast(tensor, src=1)
+                same(tensor, all_ranks[1])
+            into = [torch.zeros(shape, dtype=dtype) for _ in range(ranks)] if me == 0 else None
+            dist.gather(mine, into, dst=0)
+            for out, expected in zip(into or [], all_ranks, strict=me == 0):
+                same(out, expected)
+            for out in targets(shape, dtype):
+                dist.scatter(out, all_ranks if me == 1 else None, src=1)
+                same(out, mine)
+            outs = [torch.zeros(shape, dtype=dtype) for _ in range(ranks)]
+            dist.all_to_all(outs, all_ranks)
+            for out in outs:
+                same(out, mine)
+            if shape:
+                for out in targets((ranks * shape[0], *shape[1:]), dtype):
+                    dist.all_gather_into_tensor(out, mine)
+                    same(out, torch.cat(all_ranks))
+                for out in targets((ranks * shape[0], *shape[1:]), dtype):
+                    dist.all_to_all_single(out, torch.cat(all_ranks))
+                    same(out, torch.cat([mine] * ranks))
+    uneven = [torch.full((rank + 1, 2), float(10 * me + rank)) for rank in range(ranks)]
+    got = torch.zeros((ranks * (me + 1), 2))
+    sizes = [rank + 1 for rank in range(ranks)]
+    dist.all_to_all_single(got, torch.cat(uneven), [me + 1] * ranks, sizes)
+    same(got, torch.cat([torch.full((me + 1, 2), float(10 * rank + me)) for rank in range(ranks)]))
+    outs = [torch.zeros((me + 1, 2)) for _ in range(ranks)]
+    dist.all_to_all(outs, uneven)
+    same(torch.cat(outs), got)
+    outs = [torch.zeros(size) for size in sizes]
+    dist.all_gather(outs, torch.full((me + 1,), float(me)))
+    for rank, out in enumerate(outs):
+        same(out, torch.full((rank + 1,), float(rank)))
+    said: list[Any] = [None] * ranks
+    dist.all_gather_object(said, {"rank": me, "text": "x" * me})
+    assert said == [{"rank": rank, "text": "x" * rank} for rank in range(ranks)]
+
+
+def asynchronous(me: int, ranks: int) -> None:
+    """Works end in order, also for whoever waits by a future; compiled code's collectives, too."""
+    tensors = [torch.full((1000,), float(me + turn)) for turn in range(20)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    ended = [work.get_future().then(lambda done: done.value()[0].clone()) for work in works]
+    barrier = dist.barrier(async_op=True)
+    for turn, future in enumerate(ended):
+        same(future.wait(), torch.full((1000,), float(sum(range(ranks)) + ranks * turn)))
+    barrier.wait()
+    assert all(work.is_completed() and work.is_success() for work in works)
+    group = dist.group.WORLD
+    assert group is not None
+    same(functional.all_reduce(torch.ones(3), "sum", group).clone(), torch.full((3,), float(ranks)))
+    same(
+        functional.all_gather_tensor(torch.full((2,), float(me)), 0, group).clone(),
+        torch.arange(ranks).repeat_interleave(2).float(),
+    )
+    same(
+        functional.reduce_scatter_tensor(torch.ones(ranks), "sum", 0, group).clone(),
+        torch.tensor([float(ranks)]),
+    )
+
+
+def layouts(me: int, ranks: int) -> None:
+    """Works keep their order where tensors are copied on the way, too; and views of all sorts."""
+    for tensor in targets((3,), torch.float32):
+        tensor.fill_(me)
+        outs = [torch.zeros(3) for _ in range(ranks)]
+        works = [
+            dist.broadcast(tensor, src=1, async_op=True),
+            dist.all_reduce(tensor, async_op=True),
+            dist.all_to_all(outs, [tensor] * ranks, async_op=True),
+        ]
+        for work in works:
+            work.wait()
+        same(tensor, torch.full((3,), float(ranks)))
+        same(torch.stack(outs), torch.full((ranks, 3), float(ranks)))
+    complex_ones = torch.full((2,), 1j * (me + 1))
+    negated = complex_ones.conj().imag  # a view that says: negate when you read
+    assert negated.is_neg()
+    dist.broadcast(negated, src=1)
+    same(negated.clone(), torch.full((2,), -2.0))
+    same(complex_ones.imag, torch.full((2,), 2.0))
+    with torch.inference_mode():
+        strided = scattered((3,), torch.float32)
+        works = [
+            dist.irecv(strided, (me - 1) % ranks),
+            dist.isend(torch.full((3,), float(me)), (me + 1) % ranks),
+        ]
+        for work in works:
+            assert work is not None
+            work.wait()
+        same(strided, torch.full((3,), float((me - 1) % ranks)))
+
+
+def hooks(me: int, ranks: int) -> None:
+    """DDP, with a hook whose callbacks ask for more and wait for it."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for step in range(5):
+        torch.manual_seed(100 * step + me)
+        model(torch.randn(4, 64)).square().mean().backward()
+        gradients = [torch.empty_like(model.module.weight) for _ in range(ranks)]
+        assert model.module.weight.grad is not None
+        dist.all_gather(gradients, model.module.weight.grad)
+        for gradient in gradients:
+            same(gradient, gradients[0])
+
+
+def death_in_training(me: int, ranks: int) -> None:
+    """The error comes out of backward(): C++ waits for a future, not for a work."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    model(torch.randn(4, 64)).mean().backward()
+    dist.barrier()
+    if me == 0:
+        os._exit(0)
+    refused(RuntimeError, "rank 0", lambda: model(torch.randn(4, 64)).mean().backward())
+
+
+def aborted(me: int, ranks: int) -> None:
+    """Who aborts ends what others wait for, though he waits for nothing himself."""
+    group = dist.group.WORLD
+    assert group is not None
+    dist.barrier()
+    if me == 0:
+        time.sleep(0.5)
+        group.abort()
+        refused(PeerClosedError, "shut down", lambda: dist.barrier())
+        refused(PeerClosedError, "shut down", lambda: group.send([torch.ones(1)], 1, 0))
+        time.sleep(2)  # or others might only see it leave
+        return
+    began = time.monotonic()
+    refused(AbortedError, "was aborted", lambda: dist.barrier())
+    assert time.monotonic() - began < 2
+
+
+def again(me: int, ranks: int) -> None:
+    """A world that ends and is made again on the store that there was."""
+    dist.destroy_process_group()
+    folder = os.environ["STORE_FOLDER"]
+    store = dist.FileStore(f"{folder}/again", ranks)
+    for _ in range(3):
+        dist.init_process_group(
+            r2serve.engines.torch.BACKEND,
+            store=store,
+            rank=me,
+            world_size=ranks,
+        )
+        ones = torch.ones(2)
+        dist.all_reduce(ones)
+        same(ones, torch.full((2,), float(ranks)))
+        dist.destroy_process_group()
+
+
+def point_to_point(me: int, ranks: int) -> None:
+    after, before = (me + 1) % ranks, (me - 1) % ranks
+    big, got = torch.full((2_000_000,), float(me)), torch.zeros(2_000_000)
+    works = [dist.isend(big, after), dist.irecv(got, before)]  # everybody sends first
+    for work in works:
+        assert work is not None
+        work.wait()
+    same(got, torch.full_like(got, before))
+    # In another order than they were sent in, with a collective under way between them.
+    sends = [dist.isend(torch.full((3,), float(tag)), after, tag=tag) for tag in range(3)]
+    for tag in (2, 0, 1):
+        small = torch.zeros(3)
+        dist.recv(small, before, tag=tag)
+        same(small, torch.full((3,), float(tag)))
+        dist.all_reduce(small)
+    for send in sends:
+        assert send is not None
+        send.wait()
+    batch = [
+        dist.P2POp(dist.isend, big, before),
+        dist.P2POp(dist.irecv, got, after),
+    ]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    same(got, torch.full_like(got, after))
+
+
+def groups(me: int, ranks: int) -> None:
+    """Groups of some ranks, of one, made again, and gone."""
+    pair = dist.new_group([0, 1])
+    alone = [dist.new_group([rank]) for rank in range(ranks)][me]
+    again = dist.new_group([0, 1])
+    one = torch.ones(2)
+    dist.all_reduce(one, group=alone)
+    dist.barrier(group=alone)
+    same(one, torch.ones(2))
+    if me < 2:
+        for group in (pair, again):
+            both = torch.full((2,), float(me + 1))
+            dist.all_reduce(both, group=group)
+            same(both, torch.full((2,), 3.0))
+        dist.destroy_process_group(pair)
+    dist.barrier()
+
+
+def refused(
+    expected: type[Exception] | tuple[type[Exception], ...], words: str, call: Callable[[], Any]
+) -> None:
+    with pytest.raises(expected) as caught:
+        call()
+    assert words in str(caught.value)
+
+
+def mistakes(me: int, ranks: int) -> None:
+    """Each is refused with its name, and leaves the group as it was."""
+    one, some = torch.ones(ranks), [torch.ones(1) for _ in range(ranks)]
+    floats8 = one.to(torch.float8_e4m3fn)
+    premul = dist._make_nccl_premul_sum(2.0) if hasattr(dist, "_make_nccl_premul_sum") else None
+    refused(R2cclError, "float8_e4m3fn", lambda: dist.all_reduce(floats8))
+    if premul is not None:
+        refused(R2cclError, "op:", lambda: dist.all_reduce(one, op=premul))
+    refused(R2cclError, "bitwise", lambda: dist.all_reduce(one, op=dist.ReduceOp.BAND))
+    refused(R2cclError, "layout", lambda: dist.broadcast(one.to_sparse(), src=0))
+    refused(NotImplementedError, "src", lambda: dist.recv(one))
+    refused(
+        R2cclError,
+        "input_split_sizes",
+        lambda: dist.all_to_all_single(torch.zeros(ranks), one, [1] * ranks, [2] * ranks),
+    )
+    if ranks > 1:
+        refused(
+            R2cclError,
+            "not divisible",
+            lambda: dist.all_to_all_single(torch.zeros(ranks + 1), torch.ones(ranks + 1)),
+        )
+    refused(R2cclError, "outputs", lambda: dist.all_gather([torch.ones(3)] * ranks, one[:1]))
+    refused(
+        R2cclError,
+        "input: shape",
+        lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * ranks + 1)),
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    refused(R2cclError, "resolve_conj", lambda: group.allreduce([torch.tensor([1j]).conj()]))
+    refused(R2cclError, "lists", lambda: group.allreduce([one, one]))
+    refused(
+        R2cclError,
+        "different types",
+        lambda: group.alltoall(some, [*some[1:], torch.ones(1, dtype=torch.int32)]),
+    )
+    refused(R2cclError, "peer", lambda: group.send([one], me, 0))
+    dist.all_reduce(one)
+    same(one, torch.full((ranks,), float(ranks)))
+
+
+def late(me: int, ranks: int) -> None:
+    """A rank that never comes: the others do not wait for ever, whether they wait or look away."""
+    if me == 0:
+        time.sleep(4)
+        refused(AbortedError, "timeout", lambda: dist.barrier())
+        return
+    group = dist.new_group(list(range(1, ranks)), use_local_synchronization=True)
+    began = time.monotonic()
+    if me == 1:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        refused(AbortedError, "timeout", lambda: work.wait(timedelta(seconds=1)))
+    else:
+        refused(AbortedError, "timeout", lambda: dist.all_reduce(torch.ones(1)))
+    assert 0.9 < time.monotonic() - began < 4
+    dist.all_reduce(torch.ones(1), group=group)  # another group is none the worse
+
+
+def overdue(me: int, ranks: int) -> None:
+    """The group's own timeout ends what runs in its caller's thread."""
+    if me == 0:
+        time.sleep(5)
+    began = time.monotonic()
+    refused(AbortedError, "timeout", lambda: dist.all_reduce(torch.ones(1)))
+    assert time.monotonic() - began < 5
+
+
+def death(me: int, ranks: int) -> None:
+    dist.barrier()
+    if me == 0:
+        os._exit(0)
+    refused(PeerLostError, "rank 0", lambda: dist.barrier())
+
+
+def unmatched(me: int, ranks: int) -> None:
+    """What nobody ever sends does not keep a group from ending."""
+    work = dist.irecv(torch.ones(1), (me + 1) % ranks)
+    assert work is not None
+    dist.barrier()
+    dist.destroy_process_group()
+    refused((AbortedError, PeerClosedError), "shut down", work.wait)
+
+
+def forgotten(me: int, ranks: int) -> None:
+    """Nor a process, which may not even end the group."""
+    for _ in range(2):
+        dist.irecv(torch.ones(1), (me + 1) % ranks)
+    dist.barrier()
+
+
+NOT_DESTROYED = {
+    "unmatched",
+    "forgotten",
+    "death",
+    "death_in_training",
+    "late",
+    "overdue",
+    "aborted",
+    "again",
+}
+
+
+def rank_main(rank: int, case: str, ranks: int, folder: str) -> None:
+    os.environ["STORE_FOLDER"] = folder
+    timeout = timedelta(seconds=2 if case == "overdue" else 60)
+    dist.init_process_group(
+        r2serve.engines.torch.BACKEND,
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=timeout,
+    )
+    assert type(dist.group.WORLD).__name__ == "R2cclGroup"
+    globals()[case](rank, ranks)
+    if case not in NOT_DESTROYED:
+        dist.destroy_process_group()
+
+
+def main(case: str, ranks: int) -> int:
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        started = [
+            context.Process(target=rank_main, args=(rank, case, ranks, folder))
+            for rank in range(ranks)
+        ]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join()
+    return max(process.exitcode != 0 for process in started)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

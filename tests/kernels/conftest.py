@@ -1,0 +1,55 @@
+"""Kernels run under Triton's interpreter, on CPU tensors, unless this machine has a GPU.
+
+Triton decides at ``@triton.jit`` whether to interpret, by an environment variable.  It is set here
+only while the kernels are imported and while their tests run: subprocesses of other tests of the
+same run must not inherit it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import triton
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+INTERPRET = os.environ.get("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1") == "1"
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+
+
+def interpret_the_language() -> None:
+    """Triton's own library has jitted functions too (tl.sum).  Whoever imported Triton before this
+    file, vLLM say, had them compiled for GPUs; kernels that are interpreted call them directly."""
+    for module in (triton.language, triton.language.standard):
+        for name, value in vars(module).items():
+            if isinstance(value, JITFunction):
+                setattr(module, name, InterpretedFunction(value.fn))
+
+
+def import_kernels() -> None:
+    for name in [name for name in sys.modules if name.startswith("r2serve.kernels.")]:
+        del sys.modules[name]  # imported by other tests, as compiled functions
+    for path in sorted(KERNELS.glob("*.py")):
+        if path.stem != "__init__":
+            importlib.import_module(f"r2serve.kernels.{path.stem}")
+
+
+if INTERPRET:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        interpret_the_language()
+        import_kernels()
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_INTERPRET", "1" if INTERPRET else "0")
+    with np.errstate(all="ignore"):  # the interpreter computes with numpy, which warns of inf - inf
+        yield

@@ -1,0 +1,103 @@
+"""The collective that ends in a kernel, from the rails to the model's next operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from inputs import DEVICE
+from pairs import free_port
+
+from r2serve import tensors
+from r2serve.communicator import Communicator
+from r2serve.config import Config
+from r2serve.device import DeviceCommunicator
+from r2serve.errors import InvalidArgumentError
+from r2serve.fused import FusedReduce
+from r2serve.kernels import reference
+
+RANKS = 2
+EPSILON = 1e-5
+
+
+@pytest.fixture(scope="module")
+def pair(cuda_driver: str) -> Iterator[list[DeviceCommunicator]]:
+    port = free_port()
+
+    def make(rank: int) -> DeviceCommunicator:
+        config = Config(
+            rails="127.0.0.1,127.0.0.2",
+            node=f"n{rank}",
+            cuda_library=cuda_driver,
+            gpu_staging_bytes=1024**2,
+        )
+        host = Communicator.standalone(
+            "127.0.0.1", port, rank, RANKS, name="tp", config=config, share_engine=False
+        )
+        return DeviceCommunicator(host, torch.device(DEVICE))
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        made = list(pool.map(make, range(RANKS)))
+        yield made
+        list(pool.map(DeviceCommunicator.close, made))
+
+
+def bring(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(rank))
+    return made.to(dtype).to(DEVICE)
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, device=DEVICE)
+
+
+def fused_at(
+    pair: list[DeviceCommunicator], me: int, sources: list[torch.Tensor], *others: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of rank ``me``; the other only brings its part, as Triton's interpreter is one a process."""
+    core, theirs = pair[1 - me]._stream_core, sources[1 - me]
+    code = tensors.DTYPES[theirs.dtype]
+    core.gather_slots(pair[1 - me]._stream(), theirs.data_ptr(), theirs.numel(), code)
+    return pair[me].fused.add_rms_norm(sources[me], *others, EPSILON)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(3, 96), (1, 1), (70, 33), (2, 3, 64)])
+def test_is_the_all_reduce_and_what_comes_after_it(
+    pair: list[DeviceCommunicator], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    residual, weight = bring(7, shape, dtype), bring(8, shape[-1:], dtype)
+    for turn in range(5):  # around the ring more than once
+        me = turn % RANKS
+        sources = [bring(10 * turn + rank, shape, dtype) for rank in range(RANKS)]
+        assert all(each.fused.takes(source) for each, source in zip(pair, sources, strict=True))
+        normed, new = fused_at(pair, me, sources, residual, weight)
+        pair[me].check()
+        expected = reference.reduce_add_rms_norm(torch.stack(sources), residual, weight, EPSILON)
+        assert torch.equal(new, expected[1])
+        torch.testing.assert_close(normed, expected[0])
+
+
+def test_a_tensor_that_does_not_do_is_refused_before_anything_is_sent(
+    pair: list[DeviceCommunicator],
+) -> None:
+    good = ones(2, 64)
+    fused = pair[0].fused
+    for tensor, residual, word in (
+        (ones(2, 64).double(), good, "float64"),
+        (ones(0, 64), good, "bytes"),
+        (ones(3, 50_000), good, "bytes"),
+        (good, ones(3, 64), "residual"),
+        (good, good.double(), "residual"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=word):
+            fused.add_rms_norm(tensor, residual, ones(tensor.shape[-1]), EPSILON)
+    normed, _ = fused_at(pair, 0, [good, good], good, ones(64))
+    torch.testing.assert_close(normed, good)
+
+
+def test_ranks_of_one_node_are_summed_in_another_order(pair: list[DeviceCommunicator]) -> None:
+    fused = FusedReduce(pair[0]._stream_core, lambda: 0, [0, 0], torch.device(DEVICE))
+    assert not fused.takes(ones(2, 64))

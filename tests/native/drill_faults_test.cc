@@ -1,0 +1,118 @@
+// Faults of drills that a rail lives on with: too slow, and with wrong checksums.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "job.hpp"
+
+namespace r2ccl {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::Job;
+
+constexpr std::size_t count = 250'000;  // 1 MB
+
+void all_reduce_checked(Communicator& communicator) {
+  std::vector<float> data(count, static_cast<float>(communicator.rank() + 1));
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  const Status status =
+      communicator.all_reduce(bytes, bytes, count, DType::f32, ReduceOp::sum, Algorithm::one_shot);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_TRUE(std::ranges::all_of(data, [](float value) { return value == 3.0F; }));
+}
+
+double seconds_of(Job& job, int calls) {
+  const auto began = steady_clock::now();
+  job.run([&](int, Communicator& communicator) {
+    for (int call = 0; call < calls; ++call) all_reduce_checked(communicator);
+  });
+  return std::chrono::duration<double>(steady_clock::now() - began).count();
+}
+
+bool lost_by(Job& job, std::size_t rank, RailCause cause) {
+  return std::ranges::any_of(job.records(rank), [&](const JournalRecord& record) {
+    return record.kind == JournalKind::rail_state && record.value == 1 &&
+           record.cause == static_cast<std::uint8_t>(cause);
+  });
+}
+
+std::vector<int> injected(Job& job, std::size_t rank) {
+  std::vector<int> found;
+  for (const JournalRecord& record : job.records(rank))
+    if (record.kind == JournalKind::injected) found.push_back(record.to);
+  return found;
+}
+
+TEST(DrillFaults, ASlowRailSendsNoFasterThanItsRate) {
+  for (const int verbs : {0, 1}) {
+    Job job({.ranks = 2, .rails = 1, .verbs = verbs, .config = {}});
+    constexpr double bytes_per_s = 4e6;
+    ASSERT_TRUE(job.engines[0]->inject(0, Fault::slow, 0, bytes_per_s).ok());
+    // Calls of 1 MB; the rail does not wait before its first portion, nor after its last one.
+    EXPECT_GT(seconds_of(job, 4), 3e6 / bytes_per_s);
+    EXPECT_FALSE(lost_by(job, 0, RailCause::dead_deadline));
+    ASSERT_TRUE(job.engines[0]->inject(0, Fault::none).ok());
+    EXPECT_LT(seconds_of(job, 4), 3e6 / bytes_per_s);
+    EXPECT_EQ(injected(job, 0), (std::vector{4, 0}));
+  }
+}
+
+TEST(DrillFaults, ACorruptRailIsLostAndEveryBitIsRight) {
+  for (const int verbs : {0, 2}) {
+    Config config;
+    config.checksum = true;
+    config.rejoin_backoff_min_ms = 1;
+    Job job({.ranks = 2, .rails = 2, .verbs = verbs, .config = config});
+    ASSERT_TRUE(job.engines[0]->inject(0, Fault::corrupt).ok());
+    for (int round = 0; round < 20 && !lost_by(job, 1, RailCause::checksum); ++round)
+      (void)seconds_of(job, 5);
+    EXPECT_TRUE(lost_by(job, 1, RailCause::checksum));
+    ASSERT_TRUE(job.engines[0]->inject(0, Fault::none).ok());
+    (void)seconds_of(job, 5);
+  }
+}
+
+TEST(DrillFaults, WhatNobodyWouldNoticeIsRefused) {
+  Job job({.ranks = 2, .rails = 1, .config = {}});
+  const Status corrupt = job.engines[0]->inject(0, Fault::corrupt);
+  EXPECT_EQ(corrupt.code(), ErrorCode::invalid_argument);
+  EXPECT_NE(corrupt.message().find("R2CCL_CHECKSUM"), std::string::npos);
+  for (const double bytes_per_s : {0.0, 0.9e6})
+    EXPECT_EQ(job.engines[0]->inject(0, Fault::slow, 0, bytes_per_s).code(),
+              ErrorCode::invalid_argument);
+  EXPECT_EQ(job.engines[0]->inject(7, Fault::cut).code(), ErrorCode::invalid_argument);
+  EXPECT_TRUE(injected(job, 0).empty());
+}
+
+TEST(DrillFaults, AFaultOfTheSystemIsRecordedAndNoMore) {
+  Job job({.ranks = 2, .rails = 1, .config = {}});
+  ASSERT_TRUE(job.engines[0]->note_injected(0, Fault::cut).ok());
+  (void)seconds_of(job, 2);
+  ASSERT_TRUE(job.engines[0]->note_injected(0, Fault::none).ok());
+  EXPECT_EQ(injected(job, 0), (std::vector{1, 0}));
+  EXPECT_EQ(job.engines[0]->rails().front().state, RailState::up);
+  EXPECT_EQ(job.engines[0]->note_injected(3, Fault::cut).code(), ErrorCode::invalid_argument);
+}
+
+TEST(DrillFaults, WhatCallsWaitedIsCountedByTheEngine) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  Job job({.ranks = 2, .rails = 1, .config = config});
+  (void)seconds_of(job, 1);
+  EXPECT_EQ(job.engines[0]->stalled_ns(), 0U);
+  ASSERT_TRUE(job.engines[0]->inject(0, Fault::cut).ok());
+  std::thread healing([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_TRUE(job.engines[0]->inject(0, Fault::none).ok());
+  });
+  (void)seconds_of(job, 1);
+  healing.join();
+  EXPECT_GT(job.engines[0]->stalled_ns(), 40'000'000U);
+}
+
+}  // namespace
+}  // namespace r2ccl

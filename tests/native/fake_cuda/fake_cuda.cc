@@ -1,0 +1,409 @@
+// A CUDA driver without a GPU, as a library of its own that is loaded in the place of libcuda.so.1:
+// its device memory is the host's, its streams are threads (the default stream is the caller's
+// own), and its kernels are the bodies of kernels.cu compiled for the host.  Streams can be
+// captured into graphs, which are replayed with the arguments of that time.
+//
+// One device, of compute capability 9.0.  What a real driver would refuse here is refused, too.
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "device/kernel_bodies.hpp"
+
+namespace {
+
+using namespace r2ccl::device;
+
+enum Code : int {
+  success = 0,
+  invalid_value = 1,
+  out_of_memory = 2,
+  invalid_image = 200,
+  invalid_context = 201,
+  not_found = 500,
+  capture_unsupported = 900,
+};
+
+using Work = std::function<void()>;
+using Graph = std::vector<Work>;
+
+class Stream {
+ public:
+  Stream() : thread_([this] { run(); }) {}
+  ~Stream() {
+    {
+      const std::lock_guard guard(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  void add(Work work) {
+    {
+      const std::lock_guard guard(mutex_);
+      (captured_ ? *captured_ : queue_).push_back(std::move(work));
+    }
+    changed_.notify_all();
+  }
+  void begin_capture() {
+    const std::lock_guard guard(mutex_);
+    captured_ = std::make_unique<std::deque<Work>>();
+  }
+  [[nodiscard]] bool capturing() {
+    const std::lock_guard guard(mutex_);
+    return captured_ != nullptr;
+  }
+  std::unique_ptr<Graph> end_capture() {
+    const std::lock_guard guard(mutex_);
+    if (captured_ == nullptr) return nullptr;
+    auto graph = std::make_unique<Graph>(captured_->begin(), captured_->end());
+    captured_.reset();
+    return graph;
+  }
+  void synchronise() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.empty() && !running_; });
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      const Work work = std::move(queue_.front());
+      queue_.pop_front();
+      running_ = true;
+      lock.unlock();
+      work();
+      lock.lock();
+      running_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Work> queue_;
+  std::unique_ptr<std::deque<Work>> captured_;  // null: no capture
+  bool running_ = false;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+struct Driver {
+  std::mutex mutex;
+  std::set<void*> memory;
+  std::map<Stream*, std::shared_ptr<Stream>> streams;
+  std::map<std::string, int> failing;  // entry points, and what their next call answers
+};
+
+// Never destroyed: streams of a process that ends may still run.
+Driver& driver() {
+  static auto* made = new Driver;
+  return *made;
+}
+
+thread_local int contexts = 0;  // on this thread's stack
+int context = 0;                // the only one: its address
+
+int told(const char* entry) {
+  const std::lock_guard guard(driver().mutex);
+  const auto found = driver().failing.find(entry);
+  if (found == driver().failing.end()) return success;
+  const int code = found->second;
+  driver().failing.erase(found);
+  return code;
+}
+
+int allocate(void** memory, std::size_t bytes, const char* entry) {
+  if (contexts == 0) return invalid_context;
+  if (const int code = told(entry); code != success) return code;
+  if (bytes == 0) return invalid_value;
+  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (*memory == nullptr) return out_of_memory;
+  const std::lock_guard guard(driver().mutex);
+  driver().memory.insert(*memory);
+  return success;
+}
+
+int give_back(void* memory) {
+  if (contexts == 0) return invalid_context;
+  {
+    const std::lock_guard guard(driver().mutex);
+    if (driver().memory.erase(memory) == 0) return invalid_value;
+  }
+  std::free(memory);
+  return success;
+}
+
+std::shared_ptr<Stream> stream_at(void* handle) {
+  const std::lock_guard guard(driver().mutex);
+  const auto found = driver().streams.find(static_cast<Stream*>(handle));
+  return found == driver().streams.end() ? nullptr : found->second;
+}
+
+int enqueue(void* handle, Work work) {
+  if (handle == nullptr) {
+    work();
+    return success;
+  }
+  const std::shared_ptr<Stream> stream = stream_at(handle);
+  if (stream == nullptr) return invalid_value;
+  stream->add(std::move(work));
+  return success;
+}
+
+// --- kernels
+// --------------------------------------------------------------------------------------
+
+using Kernel = Work (*)(unsigned blocks, void** arguments);
+
+template <typename T>
+T argument(void** arguments, int at) {
+  T value;
+  std::memcpy(&value, arguments[at], sizeof(T));
+  return value;
+}
+
+// Blocks run one after the other: none waits for another.
+template <typename Body>
+void each_block(unsigned blocks, Body body) {
+  for (unsigned block = 0; block < blocks; ++block) {
+    Shared shared{};
+    body(
+        Place{block, blocks, 0, 1}, [] {}, shared);
+  }
+}
+
+Work stage_kernel(unsigned blocks, void** arguments) {
+  auto* mailbox = argument<Mailbox*>(arguments, 0);
+  auto* state = argument<DeviceState*>(arguments, 1);
+  const auto staging = argument<Staging>(arguments, 2);
+  const auto* source = argument<const std::byte*>(arguments, 3);
+  const auto rows = argument<Rows>(arguments, 4);
+  const auto plan = argument<std::uint32_t>(arguments, 5);
+  const auto last = argument<bool>(arguments, 6);
+  return [=] {
+    each_block(blocks, [&](const Place& at, const auto& sync, Shared& shared) {
+      stage(at, sync, shared, *mailbox, *state, staging, source, rows, plan, last);
+    });
+  };
+}
+
+Work deliver_kernel(unsigned blocks, void** arguments) {
+  const auto* mailbox = argument<const Mailbox*>(arguments, 0);
+  const auto* state = argument<const DeviceState*>(arguments, 1);
+  const auto staging = argument<Staging>(arguments, 2);
+  auto* target = argument<std::byte*>(arguments, 3);
+  const auto rows = argument<Rows>(arguments, 4);
+  const auto lag = argument<std::uint32_t>(arguments, 5);
+  return [=] {
+    each_block(blocks, [&](const Place& at, const auto& sync, Shared& shared) {
+      deliver(at, sync, shared, *mailbox, *state, staging, target, rows, lag);
+    });
+  };
+}
+
+struct NamedKernel {
+  std::string_view name;
+  Kernel kernel;
+};
+
+const NamedKernel kernels[] = {{"r2ccl_stage", &stage_kernel}, {"r2ccl_deliver", &deliver_kernel}};
+
+}  // namespace
+
+// What a real driver exports, by its names.
+extern "C" {
+
+// For tests: the next call of an entry point fails.
+int fake_cuda_fail(const char* entry, int code) {
+  const std::lock_guard guard(driver().mutex);
+  driver().failing[entry] = code;
+  return success;
+}
+// How much memory has been allocated and not been given back: a number of blocks.
+int fake_cuda_live_memory() {
+  const std::lock_guard guard(driver().mutex);
+  return static_cast<int>(driver().memory.size());
+}
+
+int cuInit(unsigned flags) { return flags == 0 ? told("cuInit") : invalid_value; }
+int cuGetErrorName(int code, const char** name) {
+  *name = code == out_of_memory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_OF_THE_FAKE";
+  return success;
+}
+int cuGetErrorString(int code, const char** text) {
+  *text = code == out_of_memory ? "out of memory" : "as the test wants it";
+  return success;
+}
+int cuDeviceGetCount(int* count) {
+  *count = 1;
+  return told("cuDeviceGetCount");
+}
+int cuDeviceGet(int* device, int ordinal) {
+  *device = 0;
+  return ordinal == 0 ? success : invalid_value;
+}
+int cuDeviceGetName(char* name, int size, int /*device*/) {
+  std::snprintf(name, static_cast<std::size_t>(size), "Fake");
+  return success;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int /*device*/) {
+  const std::map<int, int> known{{75, 9}, {76, 0}, {124, 0}};
+  const auto found = known.find(attribute);
+  *value = found == known.end() ? 0 : found->second;
+  return told("cuDeviceGetAttribute");
+}
+int cuDevicePrimaryCtxRetain(void** retained, int /*device*/) {
+  *retained = &context;
+  return success;
+}
+int cuDevicePrimaryCtxRelease_v2(int /*device*/) { return success; }
+int cuCtxPushCurrent_v2(void* pushed) {
+  if (pushed != &context) return invalid_context;
+  ++contexts;
+  return success;
+}
+int cuCtxPopCurrent_v2(void** popped) {
+  if (contexts == 0) return invalid_context;
+  --contexts;
+  *popped = &context;
+  return success;
+}
+int cuCtxSynchronize() {
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    const std::lock_guard guard(driver().mutex);
+    for (const auto& [handle, stream] : driver().streams) streams.push_back(stream);
+  }
+  for (const auto& stream : streams) stream->synchronise();
+  return success;
+}
+int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
+  void* memory = nullptr;
+  const int code = allocate(&memory, bytes, "cuMemAlloc");
+  *address = reinterpret_cast<std::uintptr_t>(memory);
+  return code;
+}
+int cuMemFree_v2(unsigned long long address) { return give_back(reinterpret_cast<void*>(address)); }
+int cuMemsetD8_v2(unsigned long long address, unsigned char value, std::size_t bytes) {
+  std::memset(reinterpret_cast<void*>(address), value, bytes);
+  return success;
+}
+int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned /*flags*/) {
+  return allocate(memory, bytes, "cuMemHostAlloc");
+}
+int cuMemFreeHost(void* memory) { return give_back(memory); }
+int cuMemHostGetDevicePointer_v2(unsigned long long* address, void* memory, unsigned flags) {
+  *address = reinterpret_cast<std::uintptr_t>(memory);
+  return flags == 0 ? success : invalid_value;
+}
+int cuModuleLoadData(void** module, const void* image) {
+  *module = &context;
+  return image == nullptr ? invalid_image : told("cuModuleLoadData");
+}
+int cuModuleUnload(void* /*module*/) { return success; }
+int cuModuleGetFunction(void** function, void* /*module*/, const char* name) {
+  for (const NamedKernel& kernel : kernels) {
+    if (kernel.name != name) continue;
+    *function = reinterpret_cast<void*>(kernel.kernel);
+    return success;
+  }
+  return not_found;
+}
+int cuFuncGetAttribute(int* value, int /*attribute*/, void* /*function*/) {
+  *value = 90;
+  return success;
+}
+int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned /*shared*/,
+                   void* stream, void** arguments, void** extra) {
+  if (contexts == 0) return invalid_context;
+  if (const int code = told("cuLaunchKernel"); code != success) return code;
+  const bool flat = grid_y == 1 && grid_z == 1 && block_y == 1 && block_z == 1;
+  if (!flat || grid_x == 0 || block_x == 0 || block_x > 1024 || extra != nullptr)
+    return invalid_value;
+  return enqueue(stream, reinterpret_cast<Kernel>(function)(grid_x, arguments));
+}
+
+int cuStreamCreate(void** stream, unsigned /*flags*/) {
+  auto made = std::make_shared<Stream>();
+  *stream = made.get();
+  const std::lock_guard guard(driver().mutex);
+  driver().streams.emplace(made.get(), std::move(made));
+  return success;
+}
+int cuStreamDestroy_v2(void* handle) {
+  // The last one who holds it ends it, without the lock.
+  const std::shared_ptr<Stream> stream = stream_at(handle);
+  if (stream == nullptr) return invalid_value;
+  const std::lock_guard guard(driver().mutex);
+  driver().streams.erase(stream.get());
+  return success;
+}
+int cuStreamSynchronize(void* handle) {
+  if (handle == nullptr) return success;
+  const std::shared_ptr<Stream> stream = stream_at(handle);
+  if (stream == nullptr) return invalid_value;
+  if (stream->capturing()) return capture_unsupported;
+  stream->synchronise();
+  return success;
+}
+int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
+  return enqueue(stream, [=] { function(data); });
+}
+int cuStreamIsCapturing(void* handle, int* status) {
+  *status = 0;
+  if (handle == nullptr) return success;
+  const std::shared_ptr<Stream> stream = stream_at(handle);
+  if (stream == nullptr) return invalid_value;
+  *status = stream->capturing() ? 1 : 0;
+  return success;
+}
+int cuStreamBeginCapture_v2(void* handle, int /*mode*/) {
+  const std::shared_ptr<Stream> stream = stream_at(handle);
+  if (stream == nullptr) return invalid_value;  // the default stream cannot be captured
+  stream->begin_capture();
+  return success;
+}
+int cuStreamEndCapture(void* handle, void** graph) {
+  const std::shared_ptr<Stream> stream = stream_at(handle);
+  if (stream == nullptr) return invalid_value;
+  *graph = stream->end_capture().release();
+  return *graph == nullptr ? invalid_value : success;
+}
+int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long /*flags*/) {
+  *executable = new Graph(*static_cast<Graph*>(graph));
+  return success;
+}
+int cuGraphLaunch(void* executable, void* stream) {
+  for (const Work& work : *static_cast<Graph*>(executable))
+    if (const int code = enqueue(stream, work); code != success) return code;
+  return success;
+}
+int cuGraphExecDestroy(void* executable) {
+  delete static_cast<Graph*>(executable);
+  return success;
+}
+int cuGraphDestroy(void* graph) {
+  delete static_cast<Graph*>(graph);
+  return success;
+}
+
+}  // extern "C"

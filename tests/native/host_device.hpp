@@ -1,0 +1,132 @@
+// A device of the host's threads: streams that run in order beside everything else, and graphs of
+// kernels that are captured once and replayed with the arguments of that time.
+#pragma once
+
+#include <barrier>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "device/kernel_bodies.hpp"
+
+namespace r2ccl::testing {
+
+using Kernel = std::function<void()>;
+using Graph = std::vector<Kernel>;
+
+class HostStream {
+ public:
+  HostStream() : thread_([this] { run(); }) {}
+  ~HostStream() {
+    {
+      const std::lock_guard guard(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  HostStream(const HostStream&) = delete;
+  HostStream& operator=(const HostStream&) = delete;
+
+  void launch(Kernel kernel) {
+    {
+      const std::lock_guard guard(mutex_);
+      queue_.push_back(std::move(kernel));
+    }
+    changed_.notify_all();
+  }
+  void replay(const Graph& graph) {
+    for (const Kernel& kernel : graph) launch(kernel);
+  }
+  void synchronise() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.empty() && !running_; });
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      const Kernel kernel = std::move(queue_.front());
+      queue_.pop_front();
+      running_ = true;
+      lock.unlock();
+      kernel();
+      lock.lock();
+      running_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Kernel> queue_;
+  bool running_ = false;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+// The kernels of one mailbox.
+struct HostDevice {
+  device::Mailbox mailbox;
+  device::DeviceState state;
+  std::vector<std::byte> memory;
+  device::Staging staging;
+  std::uint32_t blocks = 1;   // of a launch
+  std::uint32_t threads = 1;  // of a block
+
+  HostDevice(std::size_t input_bytes, std::size_t result_bytes)
+      : memory(device::ring * (input_bytes + result_bytes)),
+        staging{memory.data(), input_bytes + result_bytes, input_bytes} {}
+  HostDevice(const HostDevice&) = delete;
+  HostDevice& operator=(const HostDevice&) = delete;
+
+  // As if so many collectives had been there before.
+  void begin_after(device::Sequence sequence) {
+    state.sequence = mailbox.posted.value = mailbox.arrived.value = sequence;
+  }
+
+  // body(place, sync, shared) in a thread for each of the device's.
+  template <typename Body>
+  void launch(Body body) const {
+    std::vector<device::Shared> shared(blocks);
+    std::deque<std::barrier<>> barriers;
+    for (std::uint32_t block = 0; block < blocks; ++block) barriers.emplace_back(threads);
+    std::vector<std::thread> running;
+    const auto thread_of = [&](std::uint32_t block, std::uint32_t thread) {
+      body(
+          device::Place{block, blocks, thread, threads},
+          [&barrier = barriers[block]] { barrier.arrive_and_wait(); }, shared[block]);
+    };
+    for (std::uint32_t i = 1; i < blocks * threads; ++i)
+      running.emplace_back(thread_of, i / threads, i % threads);
+    thread_of(0, 0);
+    for (std::thread& thread : running) thread.join();
+  }
+
+  [[nodiscard]] Kernel stage(const void* source, std::size_t bytes, std::uint32_t plan) {
+    return [=, this] {
+      launch([&](const device::Place& at, const auto& sync, device::Shared& shared) {
+        device::stage(at, sync, shared, mailbox, state, staging,
+                      static_cast<const std::byte*>(source), {1, bytes, bytes, 0}, plan,
+                      /*last=*/true);
+      });
+    };
+  }
+  [[nodiscard]] Kernel deliver(void* target, std::size_t bytes, std::size_t offset = 0) {
+    return [=, this] {
+      launch([&](const device::Place& at, const auto& sync, device::Shared& shared) {
+        device::deliver(at, sync, shared, mailbox, state, staging, static_cast<std::byte*>(target),
+                        {1, bytes, bytes, offset}, /*lag=*/0);
+      });
+    };
+  }
+};
+
+}  // namespace r2ccl::testing

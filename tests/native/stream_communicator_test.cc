@@ -1,0 +1,366 @@
+// Collectives on the memory of a GPU, over real links, with a driver that needs none: as they are
+// put into a stream, in pieces, and as graphs that are replayed while rails are cut.
+#include "device/stream_communicator.hpp"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "job.hpp"
+
+namespace r2ccl {
+namespace {
+
+using device::StreamCommunicator;
+using device::StreamOptions;
+using std::chrono::milliseconds;
+using testing::Job;
+
+// What tests use of the driver beside the core.
+struct Fake {
+  Fake() : library(::dlopen(R2CCL_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL)) {
+    EXPECT_NE(library, nullptr) << ::dlerror();
+  }
+  template <typename... Arguments>
+  int call(const char* name, Arguments... arguments) const {
+    auto* function = reinterpret_cast<int (*)(Arguments...)>(::dlsym(library, name));
+    return function == nullptr ? -1 : function(arguments...);
+  }
+  void* library;
+};
+
+const Fake& fake() {
+  static const Fake loaded;
+  return loaded;
+}
+
+StreamOptions options(std::uint64_t staging_bytes = 1U << 16U) {
+  static constexpr std::array image{std::byte{1}};
+  StreamOptions made;
+  made.library = R2CCL_FAKE_CUDA;
+  made.staging_bytes = staging_bytes;
+  made.image = image;
+  return made;
+}
+
+template <typename T>
+cuda::Address address(const std::vector<T>& memory) {
+  return reinterpret_cast<std::uintptr_t>(memory.data());
+}
+
+// A rank with a stream of its own.  All are made before one does anything: they share a GPU.
+struct Rank {
+  Rank(Communicator& communicator, std::uint64_t staging_bytes = 1U << 16U) {
+    auto created = StreamCommunicator::create(communicator, options(staging_bytes));
+    EXPECT_TRUE(created.ok()) << created.take_status().message();
+    collectives = std::move(created.value());
+    EXPECT_EQ(fake().call("cuStreamCreate", &stream, 0U), 0);
+    EXPECT_TRUE(communicator.barrier().ok());
+  }
+  ~Rank() {
+    collectives->close();
+    if (graph != nullptr) fake().call("cuGraphExecDestroy", graph);
+    fake().call("cuStreamDestroy_v2", stream);
+  }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  void synchronise() const { EXPECT_EQ(fake().call("cuStreamSynchronize", stream), 0); }
+  // Work of the stream, by the host's function.
+  void add(std::function<void()>& work) const {
+    auto* run = +[](void* given) { (*static_cast<std::function<void()>*>(given))(); };
+    EXPECT_EQ(fake().call("cuLaunchHostFunc", stream, run, static_cast<void*>(&work)), 0);
+  }
+  void capture(const std::function<void()>& body) {
+    void* captured = nullptr;
+    EXPECT_EQ(fake().call("cuStreamBeginCapture_v2", stream, 0), 0);
+    body();
+    EXPECT_EQ(fake().call("cuStreamEndCapture", stream, &captured), 0);
+    EXPECT_EQ(fake().call("cuGraphInstantiateWithFlags", &graph, captured, 0ULL), 0);
+    fake().call("cuGraphDestroy", captured);
+  }
+  void replay() const { EXPECT_EQ(fake().call("cuGraphLaunch", graph, stream), 0); }
+
+  std::unique_ptr<StreamCommunicator> collectives;
+  cuda::Stream stream = nullptr;
+  void* graph = nullptr;
+};
+
+std::vector<float> values(std::size_t count, int rank, std::size_t turn) {
+  std::minstd_rand random(static_cast<unsigned>(rank * 7919 + static_cast<int>(turn) + 1));
+  std::normal_distribution<float> normal;
+  std::vector<float> made(count);
+  std::ranges::generate(made, [&] { return normal(random); });
+  return made;
+}
+
+const std::byte* bytes(const std::vector<float>& data) {
+  return reinterpret_cast<const std::byte*>(data.data());
+}
+std::byte* bytes(std::vector<float>& data) { return reinterpret_cast<std::byte*>(data.data()); }
+
+// Every collective of a rank, on the stream and on the host; what each gave has to be the same.
+void compare_all(Rank& rank, Communicator& host, std::size_t count, std::size_t turn) {
+  const int me = host.rank();
+  const auto ranks = static_cast<std::size_t>(host.size());
+  const int root = static_cast<int>(turn % ranks);
+  std::vector<std::size_t> even(ranks, count);
+  std::vector<std::size_t> uneven(ranks);
+  for (std::size_t i = 0; i < ranks; ++i)
+    uneven[i] = (count * (i + turn) / ranks + i) % (count + 3);
+  StreamCommunicator& gpu = *rank.collectives;
+  const auto expect_same = [&](const char* what, std::size_t in_count, std::size_t out_count,
+                               auto on_stream, auto on_host) {
+    const std::vector<float> in = values(in_count, me, turn);
+    std::vector<float> got(out_count, -1.0F);
+    std::vector<float> wanted(out_count, -1.0F);
+    const Status first = on_stream(in, got);
+    ASSERT_TRUE(first.ok()) << what << ": " << first.message();
+    rank.synchronise();
+    const Status second = on_host(in, wanted);
+    ASSERT_TRUE(second.ok()) << what << ": " << second.message();
+    const Status after = gpu.failure();
+    ASSERT_TRUE(after.ok()) << what << ": " << after.message();
+    EXPECT_TRUE(out_count == 0 ||
+                std::memcmp(got.data(), wanted.data(), out_count * sizeof(float)) == 0)
+        << what << " of " << count << ", turn " << turn << ", rank " << me;
+  };
+  expect_same(
+      "all_reduce", count, count,
+      [&](const auto& in, auto& out) {
+        return gpu.all_reduce(rank.stream, address(in), address(out), count, DType::f32,
+                              ReduceOp::sum, Algorithm::automatic);
+      },
+      [&](const auto& in, auto& out) {
+        return host.all_reduce(bytes(in), bytes(out), count, DType::f32, ReduceOp::sum,
+                               Algorithm::automatic);
+      });
+  for (const auto& counts : {even, uneven}) {
+    const std::size_t own = counts[static_cast<std::size_t>(me)];
+    const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    expect_same(
+        "all_gatherv", own, total,
+        [&](const auto& in, auto& out) {
+          return gpu.all_gatherv(rank.stream, address(in), address(out), counts, DType::f32);
+        },
+        [&](const auto& in, auto& out) {
+          return host.all_gatherv(bytes(in), bytes(out), counts, DType::f32);
+        });
+    expect_same(
+        "reduce_scatterv", total, own,
+        [&](const auto& in, auto& out) {
+          return gpu.reduce_scatterv(rank.stream, address(in), address(out), counts, DType::f32,
+                                     ReduceOp::max);
+        },
+        [&](const auto& in, auto& out) {
+          return host.reduce_scatterv(bytes(in), bytes(out), counts, DType::f32, ReduceOp::max);
+        });
+    expect_same(
+        "gather", own, total,
+        [&](const auto& in, auto& out) {
+          return gpu.gather(rank.stream, address(in), address(out), counts, DType::f32, root);
+        },
+        [&](const auto& in, auto& out) {
+          return host.gather(bytes(in), bytes(out), counts, DType::f32, root);
+        });
+  }
+  expect_same(
+      "broadcast", count, count,
+      [&](const auto& in, auto& out) {
+        if (me == root) out = in;
+        return gpu.broadcast(rank.stream, address(out), count, DType::f32, root);
+      },
+      [&](const auto& in, auto& out) {
+        if (me == root) out = in;
+        return host.broadcast(bytes(out), count, DType::f32, root);
+      });
+  const int next = (me + 1) % host.size();
+  const int before = (me + host.size() - 1) % host.size();
+  expect_same(
+      "send and recv", count, count,
+      [&](const auto& in, auto& out) {
+        R2CCL_TRY(gpu.send_to(rank.stream, address(in), count, DType::f32, next));
+        return gpu.receive_from(rank.stream, address(out), count, DType::f32, before);
+      },
+      [&](const auto& in, auto& out) {
+        R2CCL_TRY(host.send_to(bytes(in), count, DType::f32, next));
+        return host.receive_from(bytes(out), count, DType::f32, before);
+      });
+  const Status reached = gpu.barrier(rank.stream);
+  EXPECT_TRUE(reached.ok()) << reached.message();
+}
+
+TEST(StreamCommunicator, EveryCollectiveGivesTheHostsBitsInOneOrManyPieces) {
+  Job job({.ranks = 3, .rails = 2, .config = {}});
+  const auto of_streams = job.make_communicators(77);
+  job.run([&](int me, Communicator& host) {
+    Rank rank(*of_streams[static_cast<std::size_t>(me)], 16384);  // 1,365 elements of a part
+    std::size_t turn = 0;
+    for (const std::size_t count : {0UL, 1UL, 7UL, 1000UL, 4096UL, 4097UL, 10'000UL})
+      compare_all(rank, host, count, turn++);
+  });
+}
+
+TEST(StreamCommunicator, AGraphIsReplayedWhileRailsAreCutAndHealed) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  config.flap_half_life_s = 0.0;  // no penalty: under a sanitizer rails are cut in most replays
+  Job job({.ranks = 2, .rails = 2, .config = config});
+  constexpr std::size_t count = 6000;  // two pieces
+  constexpr int replays = 400;
+  std::atomic<int> ended = 0;
+  std::thread cutting([&] {
+    for (unsigned turn = 0; ended < 2; ++turn) {
+      const auto rail = static_cast<RailId>(turn % 2);
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+      std::this_thread::sleep_for(milliseconds(5));
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
+      std::this_thread::sleep_for(milliseconds(15));
+    }
+  });
+  job.run([&](int me, Communicator& communicator) {
+    Rank rank(communicator, 16384);
+    std::vector<float> in(count);
+    std::vector<float> sum(count);
+    std::vector<float> all(2 * count);
+    int turn = 0;
+    int wrong = 0;
+    const auto value = [](int of, int at, std::size_t i) {
+      return static_cast<float>((at * 31 + static_cast<int>(i) * 7 + of * 13) % 1024);
+    };
+    std::function<void()> prepare = [&] {
+      for (std::size_t i = 0; i < count; ++i) in[i] = value(me, turn, i);
+    };
+    std::function<void()> check = [&] {
+      for (std::size_t i = 0; i < count; ++i) {
+        const float first = value(0, turn, i);
+        const float second = value(1, turn, i);
+        if (sum[i] != first + second || all[i] != first || all[count + i] != second) ++wrong;
+      }
+      ++turn;
+    };
+    const std::vector<std::size_t> counts{count, count};
+    rank.capture([&] {
+      rank.add(prepare);
+      EXPECT_TRUE(rank.collectives
+                      ->all_reduce(rank.stream, address(in), address(sum), count, DType::f32,
+                                   ReduceOp::sum, Algorithm::automatic)
+                      .ok());
+      EXPECT_TRUE(
+          rank.collectives->all_gatherv(rank.stream, address(in), address(all), counts, DType::f32)
+              .ok());
+      rank.add(check);
+    });
+    for (int i = 0; i < replays; ++i) rank.replay();
+    rank.synchronise();
+    const Status status = rank.collectives->failure();
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(turn, replays);
+    EXPECT_EQ(wrong, 0);
+    ++ended;
+  });
+  cutting.join();
+}
+
+TEST(StreamCommunicator, LostRailsBecomeAnErrorAndLeaveTheTargetAlone) {
+  Config config;
+  config.link_timeout_s = 0.3;
+  Job job({.ranks = 2, .rails = 2, .config = config});
+  job.run([&](int me, Communicator& communicator) {
+    Rank rank(communicator);
+    for (RailId rail = 0; rail < 2; ++rail)
+      EXPECT_TRUE(job.engines[static_cast<std::size_t>(me)]->inject(rail, Fault::cut).ok());
+    const std::vector<float> in(100, 1.0F);
+    const std::vector<float> out(100, 7.0F);
+    const auto reduce = [&] {
+      return rank.collectives->all_reduce(rank.stream, address(in), address(out), in.size(),
+                                          DType::f32, ReduceOp::sum, Algorithm::automatic);
+    };
+    EXPECT_TRUE(reduce().ok());  // it is in the stream
+    rank.synchronise();
+    const ErrorCode code = rank.collectives->failure().code();
+    EXPECT_TRUE(code == ErrorCode::peer_lost || code == ErrorCode::aborted);
+    EXPECT_EQ(out, std::vector<float>(100, 7.0F));
+    EXPECT_EQ(reduce().code(), code);
+    rank.collectives->close();
+    EXPECT_EQ(rank.collectives->failure().code(), code);
+  });
+}
+
+TEST(StreamCommunicator, WrongArgumentsAreRefusedAndChangeNothing) {
+  Job job({.ranks = 2, .rails = 1, .config = {}});
+  job.run([&](int me, Communicator& communicator) {
+    Rank rank(communicator);
+    StreamCommunicator& gpu = *rank.collectives;
+    const std::vector<std::size_t> three{1, 1, 1};
+    for (const Status& status :
+         {gpu.broadcast(rank.stream, 0, 1, DType::f32, 2),
+          gpu.send_to(rank.stream, 0, 1, DType::f32, me),
+          gpu.receive_from(rank.stream, 0, 1, DType::f32, -1),
+          gpu.all_gatherv(rank.stream, 0, 0, three, DType::f32),
+          gpu.reduce_scatterv(rank.stream, 0, 0, three, DType::f32, ReduceOp::sum),
+          gpu.all_reduce(rank.stream, 0, 0, 1, DType::boolean, ReduceOp::avg,
+                         Algorithm::automatic)})
+      EXPECT_EQ(status.code(), ErrorCode::invalid_argument) << status.message();
+    const std::vector<float> in(10, 2.0F);
+    const std::vector<float> out(10);
+    EXPECT_TRUE(gpu.all_reduce(rank.stream, address(in), address(out), 10, DType::f32,
+                               ReduceOp::sum, Algorithm::automatic)
+                    .ok());
+    rank.synchronise();
+    EXPECT_EQ(out[9], 4.0F);
+    gpu.close();
+    EXPECT_EQ(gpu.barrier(rank.stream).code(), ErrorCode::invalid_argument);  // closed
+  });
+}
+
+TEST(StreamCommunicator, WhatTheDriverRefusesIsSaidAndNothingIsKept) {
+  Job job({.ranks = 2, .rails = 1, .config = {}});
+  const auto failure_of = [&](const StreamOptions& with) {
+    auto made = StreamCommunicator::create(*job.communicators[0], with);
+    return made.ok() ? std::string("none") : made.take_status().message();
+  };
+  for (const char* entry : {"cuMemAlloc", "cuMemHostAlloc", "cuModuleLoadData"}) {
+    fake().call("fake_cuda_fail", entry, 2);
+    EXPECT_EQ(failure_of(options()),
+              std::string(entry) + ": CUDA_ERROR_OUT_OF_MEMORY (2) out of memory");
+    EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+  }
+  StreamOptions wrong = options();
+  wrong.device = 1;
+  EXPECT_EQ(failure_of(wrong), "device: 1; there are 1 GPUs, from 0");
+  wrong = options(100);
+  EXPECT_EQ(failure_of(wrong), "staging_bytes: 100; 2 ranks need 8192");
+  wrong = options();
+  wrong.image = {};
+  EXPECT_NE(failure_of(wrong).find("no kernels"), std::string::npos);
+  wrong = options();
+  wrong.library = "libcuda_that_is_not.so";
+  EXPECT_NE(failure_of(wrong).find("libcuda_that_is_not.so"), std::string::npos);
+  wrong.library = "libc.so.6";
+  EXPECT_NE(failure_of(wrong).find("it has no cuInit"), std::string::npos);
+  EXPECT_EQ(failure_of(options()), "none");
+  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+
+  job.run([&](int me, Communicator& communicator) {
+    Rank rank(communicator);
+    if (me != 0) return;
+    fake().call("fake_cuda_fail", "cuLaunchKernel", 719);
+    EXPECT_NE(rank.collectives->barrier(rank.stream).message().find("cuLaunchKernel"),
+              std::string::npos);
+  });
+}
+
+}  // namespace
+}  // namespace r2ccl

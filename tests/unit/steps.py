@@ -1,0 +1,82 @@
+"""Steps of a worker over rails that can really be lost, for tests of what they cost requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from pairs import free_port
+
+from r2serve import Communicator
+from r2serve.config import Config
+from r2serve.observe.attribution import Attribution, NewRequest, Step
+
+OUTAGE_S = 0.2
+
+
+class Job:
+    """Two ranks of this process that share a group over two loopback rails."""
+
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        self.pool = ThreadPoolExecutor(2)
+
+        def make(rank: int) -> Communicator:
+            config = Config(
+                rails="127.0.0.1,127.0.0.2",
+                node=f"n{rank}",
+                journal_dir=str(folder) if rank == 0 else "",
+                rejoin_backoff_min_ms=1,
+                rejoin_backoff_max_ms=5,
+            )
+            return Communicator.standalone(
+                "127.0.0.1", port, rank, 2, name="tp:0", config=config, share_engine=False
+            )
+
+        self.ranks = list(self.pool.map(make, range(2)))
+        self.engine = self.ranks[0]._process.engine
+        self.attribution = Attribution(lambda: [self.engine], {"model_name": "m", "engine": "3"})
+
+    def all_reduce(self) -> float:
+        """Returns how long rank 0 was in it, in seconds."""
+
+        def call(rank: int) -> float:
+            began = time.monotonic()
+            self.ranks[rank].all_reduce(torch.ones(1000))
+            return time.monotonic() - began
+
+        first_s, _ = self.pool.map(call, range(2))
+        return first_s
+
+    def step(self, *, outage: bool = False, **parts: Any) -> float:
+        fields: dict[str, Any] = {"prefill": [], "decode": [], "yielding": []}
+        self.attribution.began(Step(**(fields | parts)))
+        if outage:
+            self.lose_all_rails()
+        took_s = self.all_reduce()
+        self.attribution.ended(sampled=True)
+        return took_s
+
+    def lose_all_rails(self) -> None:
+        """For a while."""
+        for rank in self.ranks:
+            rank.inject(0, "cut")
+            rank.inject(1, "cut")
+        threading.Timer(OUTAGE_S, self.heal).start()
+
+    def heal(self) -> None:
+        for rank in self.ranks:
+            rank.inject(0, "heal")
+            rank.inject(1, "heal")
+
+    def close(self) -> None:
+        list(self.pool.map(lambda rank: rank.close(), self.ranks))
+        self.pool.shutdown()
+
+
+def new(*names: str) -> list[NewRequest]:
+    return [NewRequest(f"id-{name}", name, 4) for name in names]

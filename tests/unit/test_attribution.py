@@ -1,0 +1,86 @@
+"""Steps over real rails that are really lost: which requests are charged, and how much."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from steps import OUTAGE_S, Job, new
+
+from r2serve.observe import attribution, impact, requests
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    made.close()
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    (path,) = folder.glob("*.requests")
+    return [json.loads(line) for line in path.read_text().splitlines()][1:]
+
+
+def test_an_outage_is_charged_to_the_requests_of_its_step_alone(job: Job, tmp_path: Path) -> None:
+    job.step(prefill=["id-a", "id-b"], yielding=["id-a", "id-b"], new=new("a", "b"))
+    for _ in range(5):
+        job.step(decode=["id-a", "id-b"], yielding=["id-a", "id-b"])
+    assert lines(tmp_path) == []  # nothing failed
+    job.step(decode=["id-b"], yielding=["id-b"], finished=["id-a"])
+    took_s = job.step(
+        outage=True, prefill=["id-c"], decode=["id-b"], yielding=["id-b"], new=new("c")
+    )
+    assert took_s > OUTAGE_S
+    job.step(decode=["id-b"], prefill=["id-c"], yielding=["id-b", "id-c"])
+    job.step(finished=["id-b", "id-c"])
+
+    kept = requests.Requests(tmp_path)
+    (b, c) = kept.look()
+    waits = {name: kept.get(name) for name in "abc"}
+    assert waits["a"] is not None
+    assert not waits["a"].waited
+    for name, phase in (("b", impact.DECODE), ("c", impact.PREFILL)):
+        request = waits[name]
+        assert request is not None
+        assert set(request.waited) == {phase}
+        assert request.stall_s() == pytest.approx(job.engine.stalled_ns / 1e9)
+        assert 0.9 * OUTAGE_S < request.stall_s() <= took_s
+        assert [held.step for held in request.steps] == [8]
+    assert b.stall_s.keys() == {impact.DECODE}
+    assert c.stall_s.keys() == {impact.PREFILL}
+    assert waits["b"].pace is not None
+    assert waits["b"].pace.tokens == 9
+    assert waits["b"].pace.worst_gap_s >= took_s
+
+
+def test_what_happened_between_steps_is_charged_to_none(job: Job, tmp_path: Path) -> None:
+    job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
+    job.lose_all_rails()
+    job.all_reduce()  # of no step: as when an engine warms up
+    assert job.engine.stalled_ns > 0
+    job.step(decode=["id-a"], yielding=["id-a"])
+    job.step(finished=["id-a"])
+    assert [line for line in lines(tmp_path) if "step" in line] == []
+
+
+def test_one_line_says_what_a_fault_was_and_whom_it_touched(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.1)
+    caplog.set_level(logging.WARNING, "r2serve.faults")
+    job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
+    job.step(outage=True, decode=["id-a"], yielding=["id-a"])
+    deadline = time.monotonic() + 10
+    while not (records := [one for one in caplog.records if one.name == "r2serve.faults"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (said,) = (record.getMessage() for record in records)
+    assert said.startswith("drill: rail0@node0 to rank 1 was lost (injected)")
+    assert "ms stall in 1 step" in said
+    assert said.endswith("carried by rail0@node0, rail1@node0; requests: a")

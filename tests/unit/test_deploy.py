@@ -1,0 +1,624 @@
+"""What deploy/ ships, judged by the tools and schemas of those who will read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from enum import Enum
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
+from fastapi.testclient import TestClient
+from grafana_foundation_sdk.cog import plugins, runtime
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import units
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from pairs import Pair
+from prometheus_client.parser import text_string_to_metric_families
+
+from r2serve.config import options
+from r2serve.observe.sidecar import app as sidecar
+from r2serve.observe.sidecar.cli import command as sidecar_command
+from r2serve.observe.sidecar.metrics import Metrics
+from r2serve.observe.watch import Watch
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+RULES = PROMETHEUS / "r2serve.rules.yml"
+RULES_TEST = PROMETHEUS / "r2serve.rules_test.yml"
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+
+SCRAPED = {"job", "instance"}
+"""Labels that a scrape adds."""
+KUBERNETES_VERSIONS = ("1.29", kubernetes_validate.latest_version())
+
+Json = dict[str, Any]
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def dashboard() -> Json:
+    found: Json = json.loads((ROOT / "deploy/grafana/r2serve.json").read_text())
+    return found
+
+
+def panels() -> list[Json]:
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def alerts() -> list[Json]:
+    (group,) = load(RULES)["groups"]
+    return list(group["rules"])
+
+
+def lost(given: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """What of the one a model has not taken over into the other: it does not know it."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for key, value in given.items():
+            if key in kept:
+                yield from lost(value, kept[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        for index, (one, other) in enumerate(zip(given, kept, strict=True)):
+            yield from lost(one, other, f"{path}[{index}]")
+    elif given != kept:
+        yield f"{path}: {given!r}"
+
+
+# ---- metrics that are used are metrics that exist -----------------------------------------------
+
+
+def exported(folder: Path) -> dict[str, set[str]]:
+    """The labels of every series that a sidecar can have, also of those that it has none of now."""
+    found = {}
+    for family in Metrics(Watch(folder)).collect():
+        labels = set(getattr(family, "_labelnames", ()))  # there is no other way to learn them
+        if family.type == "histogram":
+            found[f"{family.name}_bucket"] = labels | {"le"}
+            found[f"{family.name}_sum"] = found[f"{family.name}_count"] = labels
+        else:
+            found[family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")] = (
+                labels
+            )
+    return found
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\br2serve_\w+", expression))
+
+
+def labels_in(text: str) -> set[str]:
+    """Of a PromQL expression, or of a text with templates."""
+    grouped = re.findall(r"\b(?:by|without|on)\s*\(([^)]*)\)", text)
+    found = {label.strip() for labels in grouped for label in labels.split(",")}
+    found |= set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", text))
+    return found | set(re.findall(r"\{\{\s*(?:\$labels\.)?([a-z]\w*)", text))
+
+
+def dashboard_queries() -> list[tuple[str, str]]:
+    """Every expression, with the text that shows its labels."""
+    found = [
+        (target["expr"], target["legendFormat"])
+        for panel in panels()
+        for target in panel["targets"]
+    ]
+    for variable in dashboard()["templating"]["list"]:
+        if variable["type"] == "query":
+            call = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+            assert call, variable["query"]
+            found.append((call[1], f"{{{{{call[2]}}}}}"))
+    return found
+
+
+def alert_queries() -> list[tuple[str, str]]:
+    return [(rule["expr"], " ".join(rule["annotations"].values())) for rule in alerts()]
+
+
+def test_a_real_journal_s_series_are_those_that_are_checked_against(pair: Pair) -> None:
+    pair.cut_and_heal(1)
+    with TestClient(sidecar.make_app(Watch(pair.folder))) as client:
+        text = client.get("/metrics").text
+    known = exported(pair.folder)
+    known["r2serve_build_info"] = {"version"}  # of an info family the value is the labels
+    samples = [sample for one in text_string_to_metric_families(text) for sample in one.samples]
+    assert {"r2serve_ready", "r2serve_rail_up", "r2serve_rail_bytes_total"} <= {
+        sample.name for sample in samples
+    }
+    for sample in samples:
+        assert set(sample.labels) == known[sample.name], sample.name
+
+
+@pytest.mark.parametrize(("expression", "shown"), [*dashboard_queries(), *alert_queries()])
+def test_only_metrics_and_labels_are_used_that_the_sidecar_exports(
+    expression: str, shown: str, tmp_path: Path
+) -> None:
+    known = exported(tmp_path)
+    names = names_in(expression)
+    assert names <= set(known), names - set(known)
+    labels = set().union(SCRAPED, *(known[name] for name in names))
+    assert labels_in(expression) | labels_in(shown) <= labels
+
+
+def test_the_alerts_are_tested_with_series_as_the_sidecar_exports_them(tmp_path: Path) -> None:
+    known = exported(tmp_path)
+    for test in load(RULES_TEST)["tests"]:
+        for series in test["input_series"]:
+            name = series["series"].partition("{")[0]
+            if name != "up":
+                assert labels_in(series["series"]) == known[name] | SCRAPED, series
+
+
+def test_the_dashboard_shows_every_metric(tmp_path: Path) -> None:
+    shown = {
+        name for panel in panels() for one in panel["targets"] for name in names_in(one["expr"])
+    }
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
+    for name in exported(tmp_path):
+        family = re.sub(r"_(bucket|sum|count)$", "", name)
+        # The version; what joins them with vLLM's; what an alert is about; what Prometheus asks.
+        about = (
+            "r2serve_build_info",
+            "r2serve_engine_info",
+            "r2serve_rail_connections_total",
+            "r2serve_peer_up",
+        )
+        assert family in families or family in about, name
+
+
+# ---- the dashboard ------------------------------------------------------------------------------
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type that Grafana's own description gives."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, one) for one in args)
+    if origin is list:
+        return isinstance(value, list) and all(fits(one, args[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(one, args[1]) for one in value.values())
+    if origin is typing.Literal:
+        return value in args
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return value in [one.value for one in hint]
+    if hint in (object, typing.Any):
+        return True
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def misfits(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, list):
+        for index, one in enumerate(value):
+            yield from misfits(one, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from misfits(one, f"{path}.{key}")
+    elif callable(getattr(value, "to_json", None)):
+        for name, hint in typing.get_type_hints(type(value)).items():
+            inner = getattr(value, name)
+            if not fits(inner, hint):
+                yield f"{path}.{name}: {inner!r} is not {hint}"
+            yield from misfits(inner, f"{path}.{name}")
+
+
+def faults(data: Json) -> list[str]:
+    """What Grafana's own description of dashboards (its Foundation SDK) does not allow."""
+    plugins.register_default_plugins()
+    unknown = [one["type"] for one in data["panels"] if one["type"] != "row"]
+    unknown = [kind for kind in unknown if runtime.panelcfg_config(kind) is None]
+    model = Dashboard.from_json(data)
+    again = json.loads(json.dumps(model, cls=JSONEncoder))
+    return [*unknown, *lost(data, again), *misfits(model)]
+
+
+def test_grafana_knows_every_field_of_the_dashboard() -> None:
+    assert faults(dashboard()) == []
+    assert dashboard()["schemaVersion"] == Dashboard().schema_version
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data, panel: data.update(schemVersion=41),
+        lambda data, panel: data.update(refresh=15),
+        lambda data, panel: data["templating"]["list"][1].update(multi="yes"),
+        lambda data, panel: panel.update(type="timesseries"),
+        lambda data, panel: panel["gridPos"].update(w="12"),
+        lambda data, panel: panel["targets"][0].update(legend="x"),
+        lambda data, panel: panel["targets"][0].update(instant="true"),
+        lambda data, panel: panel["fieldConfig"]["defaults"].update(units="s"),
+        lambda data, panel: panel["fieldConfig"]["defaults"]["custom"].update(drawStyle="dots"),
+        lambda data, panel: panel["options"]["legend"].update(placement="top"),
+    ],
+)
+def test_a_wrong_field_would_be_found(spoil: Any) -> None:
+    data = dashboard()
+    spoil(data, next(one for one in data["panels"] if one["type"] == "timeseries"))
+    assert faults(data) != []
+
+
+def test_panels_say_what_they_show() -> None:
+    known = {value for name, value in vars(units).items() if not name.startswith("_")}
+    for panel in panels():
+        assert panel["title"], panel
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"] in known, panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for target in panel["targets"]:
+            assert target["legendFormat"], panel["title"]
+            assert target["datasource"] == panel["datasource"]
+    assert len({panel["title"] for panel in panels()}) == len(panels())
+
+
+def test_panels_lie_beside_each_other() -> None:
+    everything = dashboard()["panels"]
+    assert len({panel["id"] for panel in everything}) == len(everything)
+    cells = {
+        panel["id"]: {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        for panel in everything
+        for at in [panel["gridPos"]]
+    }
+    assert all(0 <= x < 24 for taken in cells.values() for x, _ in taken)
+    for one, other in combinations(cells, 2):
+        assert not cells[one] & cells[other], (one, other)
+
+
+def test_every_variable_is_used() -> None:
+    variables = {variable["name"] for variable in dashboard()["templating"]["list"]}
+    assert variables == {"datasource", "instance", "node", "worker", "group"}
+    text = json.dumps(dashboard()["panels"])
+    used = set(re.findall(r"\$\{?(\w+)", text))
+    assert variables <= used
+    assert used - variables == {"__rate_interval", "__interval", "__range"}
+
+
+# ---- Prometheus ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("no promtool; deploy/setup/system.sh test brings it")
+    return found
+
+
+def run(*command: str | Path) -> None:
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_promtool_takes_rules_and_configuration(promtool: str) -> None:
+    run(promtool, "check", "rules", "--lint=all", "--lint-fatal", RULES)
+    run(promtool, "check", "config", "--lint=all", "--lint-fatal", PROMETHEUS / "prometheus.yml")
+
+
+def test_alerts_fire_when_they_should_and_else_do_not(promtool: str) -> None:
+    run(promtool, "test", "rules", RULES_TEST)
+
+
+def test_every_alert_is_seen_firing_and_silent() -> None:
+    seen = [
+        (case["alertname"], bool(case["exp_alerts"]))
+        for test in load(RULES_TEST)["tests"]
+        for case in test["alert_rule_test"]
+    ]
+    names = [rule["alert"] for rule in alerts()]
+    assert len(set(names)) == len(names)
+    assert set(seen) == {(name, fires) for name in names for fires in (True, False)}
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_alerts_say_how_bad_it_is_and_what_to_do(rule: Json) -> None:
+    assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
+    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert anchor in {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}
+
+
+def test_every_query_of_the_dashboard_finds_something(promtool: str, tmp_path: Path) -> None:
+    series = []
+    for name, labels in exported(tmp_path).items():
+        counts = name.endswith(("_total", "_bucket", "_sum", "_count"))
+        for direction in ("tx", "rx") if "direction" in labels else ("",):
+            for edge in ("0.5", "+Inf") if "le" in labels else ("",):
+                given = {"state": "UP", "kind": "tcp", "direction": direction, "le": edge}
+                pairs = [f'{one}="{given.get(one, "x")}"' for one in sorted(labels | SCRAPED)]
+                values = "1+1x60" if counts else "1x60"
+                series.append({"series": f"{name}{{{', '.join(pairs)}}}", "values": values})
+    cases = []
+    for expression, _ in dashboard_queries():
+        for macro in ("$__rate_interval", "$__interval", "$__range"):
+            expression = expression.replace(macro, "1m")
+        asked = f"count({re.sub(r'[$][a-z]+', 'x', expression)}) > bool 0"
+        found = [{"labels": "{}", "value": 1}]
+        cases.append({"expr": asked, "eval_time": "12m", "exp_samples": found})
+    test = {"interval": "15s", "input_series": series, "promql_expr_test": cases}
+    (tmp_path / "queries.yml").write_text(yaml.safe_dump({"tests": [test]}))
+    run(promtool, "test", "rules", tmp_path / "queries.yml")
+
+
+# ---- Kubernetes ---------------------------------------------------------------------------------
+
+
+def manifests(*, with_gpus: bool = False) -> list[Json]:
+    """As they are, or with the lines for GPUs and RDMA put in force."""
+    found = []
+    for path in sorted(KUBERNETES.glob("*.yaml")):
+        text = path.read_text()
+        if with_gpus:
+            text = re.sub(r"^( *)#\+ ", r"\1", text, flags=re.MULTILINE)
+        found += [one for one in yaml.safe_load_all(text) if one["kind"] != "Kustomization"]
+    return found
+
+
+def of_kind(kind: str, *, with_gpus: bool = False) -> list[Json]:
+    return [one for one in manifests(with_gpus=with_gpus) if one["kind"] == kind]
+
+
+def pod_templates(*, with_gpus: bool = False) -> tuple[Json, Json]:
+    """Of leader and worker."""
+    (workers,) = of_kind("LeaderWorkerSet", with_gpus=with_gpus)
+    template = workers["spec"]["leaderWorkerTemplate"]
+    return template["leaderTemplate"], template["workerTemplate"]
+
+
+def container(template: Json, name: str) -> Json:
+    found: Json
+    (found,) = [one for one in template["spec"]["containers"] if one["name"] == name]
+    return found
+
+
+def command_line(given: Json) -> list[str]:
+    """With the variables that LeaderWorkerSet gives to workers in place."""
+    line = " ".join([*given["command"], *given["args"]])
+    line = line.replace("$(LWS_LEADER_ADDRESS)", "r2serve-0.r2serve.default")
+    line = line.replace("$(LWS_WORKER_INDEX)", "1")
+    assert "$(" not in line
+    return line.split()
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("with_gpus", [False, True])
+def test_core_objects_are_as_kubernetes_describes_them(version: str, with_gpus: bool) -> None:
+    objects = [*of_kind("Service"), *of_kind("PodDisruptionBudget")]
+    for template in pod_templates(with_gpus=with_gpus):
+        metadata = {"name": "x", **template["metadata"]}
+        objects.append(
+            {
+                "apiVersion": "v1",
+                "kind": "PodTemplate",
+                "metadata": {"name": "x"},
+                "template": template,
+            }
+        )
+        objects.append(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        )
+    assert len(objects) == 6
+    for one in objects:
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_a_field_that_kubernetes_does_not_know_would_be_found() -> None:
+    (template, _) = pod_templates()
+    spec = {**template["spec"], "terminationGracePeriod": 60}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(pod, KUBERNETES_VERSIONS[-1], strict=True)
+
+
+def test_what_wraps_the_pods() -> None:
+    """No package has the schemas of LeaderWorkerSet and of Multus: by hand, field by field."""
+    (workers,) = of_kind("LeaderWorkerSet")
+    assert workers["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    spec = workers["spec"]
+    assert set(spec) == {"replicas", "startupPolicy", "leaderWorkerTemplate"}
+    assert (spec["replicas"], spec["startupPolicy"]) == (1, "LeaderCreated")
+    template = dict(spec["leaderWorkerTemplate"])
+    assert set(template) == {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
+    assert (template["size"], template["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    for network in of_kind("NetworkAttachmentDefinition"):
+        assert network["apiVersion"] == "k8s.cni.cncf.io/v1"
+        assert set(network["spec"]) == {"config"}
+        config = json.loads(network["spec"]["config"])
+        assert set(config) == {"cniVersion", "type", "master", "mode", "ipam"}
+        assert config["ipam"]["type"] == "whereabouts"
+
+
+def test_the_operator_s_objects_are_as_it_describes_them() -> None:
+    """Also the alerts, as an operator gets them (deploy/README.md)."""
+    rule: Json = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule"}
+    rule |= {"metadata": {"name": "r2serve"}, "spec": load(RULES)}
+    for model, given in ((PodMonitor, of_kind("PodMonitor")[0]), (PrometheusRule, rule)):
+        kept = model.model_validate(given).model_dump(by_alias=True, exclude_none=True, mode="json")
+        assert list(lost(given, kept)) == []
+
+
+def test_kustomize_takes_all_of_it() -> None:
+    listed = set(load(KUBERNETES / "kustomization.yaml")["resources"])
+    assert listed == {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl: what it makes of them is not seen")
+    command = ["kubectl", "kustomize", str(KUBERNETES)]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    (image,) = load(KUBERNETES / "kustomization.yaml")["images"]
+    text = made.replace(f"{image['name']}:{image['newTag']}", image["name"])
+
+    def key(one: Json) -> tuple[str, str]:
+        return one["kind"], one["metadata"]["name"]
+
+    assert sorted(yaml.safe_load_all(text), key=key) == sorted(manifests(), key=key)
+
+
+def test_names_within_the_manifests_fit() -> None:
+    leader, worker = pod_templates()
+    (service,) = of_kind("Service")
+    (budget,) = of_kind("PodDisruptionBudget")
+    (monitor,) = of_kind("PodMonitor")
+    assert service["spec"]["selector"].items() <= leader["metadata"]["labels"].items()
+    assert not service["spec"]["selector"].items() <= worker["metadata"]["labels"].items()
+    networks = [one["metadata"]["name"] for one in of_kind("NetworkAttachmentDefinition")]
+    for template in (leader, worker):
+        labels = template["metadata"]["labels"]
+        for selector in (budget["spec"]["selector"], monitor["spec"]["selector"]):
+            assert selector["matchLabels"].items() <= labels.items()
+        assert labels[monitor["spec"]["jobLabel"]] == "r2serve"
+        annotation = template["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
+        assert annotation.split(", ") == networks
+        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+        for one in (*template["spec"]["containers"], *template["spec"]["initContainers"]):
+            assert {mount["name"] for mount in one.get("volumeMounts", [])} <= volumes
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in [
+            port["name"] for port in container(template, "sidecar")["ports"]
+        ]
+    assert (
+        service["spec"]["ports"][0]["targetPort"] == container(leader, "engine")["ports"][0]["name"]
+    )
+
+
+def test_the_job_has_one_name() -> None:
+    (job,) = load(PROMETHEUS / "prometheus.yml")["scrape_configs"]
+    asked = {name for rule in alerts() for name in re.findall(r'job="(\w+)"', rule["expr"])}
+    assert asked == {job["job_name"]} == {"r2serve"}
+    default = next(one for one in sidecar_command.params if one.name == "port").default
+    (targets,) = job["static_configs"]
+    assert all(target.endswith(f":{default}") for target in targets["targets"])
+
+
+def test_probes_ask_for_what_is_there(tmp_path: Path) -> None:
+    with TestClient(sidecar.make_app(Watch(tmp_path))) as client:
+        paths = set(client.get("/openapi.json").json()["paths"])
+    for template in pod_templates():
+        own = container(template, "sidecar")
+        ports = {"r2serve": own["ports"][0]["containerPort"]}
+        assert {own[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")} == {
+            "/readyz",
+            "/livez",
+        }
+        for one in template["spec"]["containers"]:
+            named = {port["name"]: port["containerPort"] for port in one.get("ports", [])}
+            for name, probe in one.items():
+                if name.endswith("Probe"):
+                    asked = probe["httpGet"]
+                    port = named.get(asked["port"], asked["port"])
+                    assert isinstance(port, int), (one["name"], name)
+                    if port == ports["r2serve"]:
+                        assert asked["path"] in paths
+                    else:
+                        assert (one["name"], asked["path"]) == ("engine", "/health")
+
+
+def test_the_sidecar_can_read_what_the_engine_writes() -> None:
+    for template in pod_templates():
+        assert template["spec"]["securityContext"]["runAsUser"] > 0
+        own, engine = container(template, "sidecar"), container(template, "engine")
+        for one in (own, engine):
+            assert "runAsUser" not in one["securityContext"], "the pod's is that of both"
+        (mounted,) = own["volumeMounts"]
+        assert mounted["readOnly"]
+        environment = {one["name"]: one.get("value") for one in engine["env"]}
+        asked = sidecar_command.make_context("sidecar", command_line(own)[2:]).params
+        assert str(asked["journal_dir"]) == mounted["mountPath"] == environment["R2CCL_JOURNAL_DIR"]
+        assert (asked["host"], asked["port"]) == ("0.0.0.0", own["ports"][0]["containerPort"])
+        assert mounted["name"] in [
+            one["name"]
+            for one in engine["volumeMounts"]
+            if one["mountPath"] == mounted["mountPath"] and not one.get("readOnly")
+        ]
+        (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == mounted["name"]]
+        assert volume["emptyDir"]["medium"] == "Memory"
+
+
+def test_pods_ask_for_no_privilege_but_rdma_s() -> None:
+    """As Pod Security's restricted profile has it, until the lines for RDMA are put in force."""
+    for with_gpus in (False, True):
+        for template in pod_templates(with_gpus=with_gpus):
+            pod = template["spec"]
+            assert pod["securityContext"]["runAsNonRoot"]
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not pod["automountServiceAccountToken"]
+            assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+            for one in (*pod["containers"], *pod["initContainers"]):
+                rights = one["securityContext"]
+                assert rights["allowPrivilegeEscalation"] is False
+                rdma = with_gpus and one["name"] == "engine"
+                added = {"add": ["IPC_LOCK"]} if rdma else {}
+                assert rights["capabilities"] == {"drop": ["ALL"], **added}
+                asked = one["resources"]["limits"].keys() - {"memory"}
+                assert asked == ({"nvidia.com/gpu", "rdma/rail0", "rdma/rail1"} if rdma else set())
+
+
+def test_options_of_r2ccl_are_real() -> None:
+    known = {option.variable for option in options()}
+    for template in pod_templates():
+        given = {one["name"]: one.get("value") for one in container(template, "engine")["env"]}
+        ours = {name for name in given if name.startswith(("R2CCL_", "R2SERVE_"))}
+        assert {"R2CCL_JOURNAL_DIR", "R2CCL_RAILS"} <= ours <= known
+        networks = template["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"].split(",")
+        rails = [f"net{number}" for number in range(1, len(networks) + 1)]  # as Multus counts
+        assert given["R2CCL_RAILS"] == ",".join(rails)
+
+
+PARSE = """
+import json, sys
+from vllm.entrypoints.cli.serve import cmd_init
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = FlexibleArgumentParser()
+(serve,) = cmd_init()
+serve.subparser_init(parser.add_subparsers())
+asked = ("model_tag", "tensor_parallel_size", "nnodes", "node_rank", "master_addr", "master_port",
+    "headless", "distributed_backend")
+for line in json.loads(sys.argv[1]):
+    found = vars(parser.parse_args(line))
+    print(json.dumps({name: found[name] for name in asked}))
+"""
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="no vLLM")
+def test_vllm_takes_the_command_lines(tmp_path: Path) -> None:
+    """Its own parser with our flag, which also reads the R2CCL_ variables."""
+    engines = [container(template, "engine") for template in pod_templates()]
+    lines = [command_line(engine) for engine in engines]
+    assert all(line[:2] == ["vllm", "serve"] for line in lines)
+    environment = {one["name"]: one["value"] for one in engines[0]["env"] if "value" in one}
+    environment = {name: value for name, value in environment.items() if name.startswith("R2CCL_")}
+    environment["R2CCL_JOURNAL_DIR"] = str(tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", PARSE, json.dumps([line[1:] for line in lines])],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    leader, worker = map(json.loads, ran.stdout.splitlines()[-2:])
+    differing = {name for name in leader if leader[name] != worker[name]}
+    assert differing == {"node_rank", "headless"}
+    assert (leader["node_rank"], worker["node_rank"]) == (0, 1)
+    assert (leader["headless"], worker["headless"]) == (False, True)
+    assert (leader["nnodes"], leader["distributed_backend"]) == (2, "r2ccl")
+    gpus = container(pod_templates(with_gpus=True)[0], "engine")["resources"]["limits"]
+    assert leader["tensor_parallel_size"] == 2 * int(gpus["nvidia.com/gpu"])

@@ -1,0 +1,253 @@
+"""Communicators of GPUs, over real links; where there is no GPU, with a driver that needs none."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from pairs import free_port
+
+from r2serve import device
+from r2serve.communicator import Communicator
+from r2serve.config import Config
+from r2serve.device import DeviceCommunicator
+from r2serve.errors import AbortedError, ConfigError, InternalError, InvalidArgumentError
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if HAS_GPU else torch.device("cpu")
+STAGING = 1024**2
+REPLAYS = 20_000 if HAS_GPU else 200
+
+
+def settle() -> None:
+    """Waits for what is in the streams; without a GPU that is done when a call returns."""
+    if HAS_GPU:
+        torch.cuda.synchronize()
+
+
+class Ranks:
+    """Two ranks of this process, each with links and a stream of its own."""
+
+    def __init__(self, library: str) -> None:
+        self.pool = ThreadPoolExecutor(2)
+        self.options: dict[str, Any] = {"cuda_library": library, "gpu_staging_bytes": STAGING}
+        self.streams = [torch.cuda.Stream() if HAS_GPU else None for _ in range(2)]
+
+    def make(self, **of_rank_1: Any) -> list[DeviceCommunicator]:
+        port = free_port()
+
+        def one(rank: int) -> DeviceCommunicator:
+            options = self.options | (of_rank_1 if rank == 1 else {})
+            config = Config(
+                rails="127.0.0.1,127.0.0.2",
+                node=f"n{rank}",
+                rejoin_backoff_min_ms=1,
+                flap_half_life_s=0.0,  # rails that are cut a thousand times come back at once
+                **options,
+            )
+            host = Communicator.standalone(
+                "127.0.0.1", port, rank, 2, name="tp", config=config, share_engine=False
+            )
+            try:
+                return DeviceCommunicator(host, DEVICE)
+            except BaseException:
+                host.close()
+                raise
+
+        return self.run(one, range(2))
+
+    def run(self, call: Callable[[Any], Any], of_ranks: Any) -> list[Any]:
+        """``call`` with each of the two, at once."""
+
+        def in_stream(rank: int, given: Any) -> Any:
+            stream = self.streams[rank]
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
+                return call(given)
+
+        started = [self.pool.submit(in_stream, *each) for each in enumerate(of_ranks)]
+        return [each.result(120) for each in started]
+
+
+@pytest.fixture
+def ranks(cuda_driver: str) -> Iterator[Ranks]:
+    made = Ranks(cuda_driver)
+    yield made
+    made.pool.shutdown()
+
+
+@pytest.fixture
+def pair(ranks: Ranks) -> Iterator[list[DeviceCommunicator]]:
+    made = ranks.make()
+    yield made
+    ranks.run(DeviceCommunicator.close, made)
+
+
+def bring(rank: int, *shape: int, device: torch.device = DEVICE) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(device)
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, device=DEVICE)
+
+
+# Each with a communicator, and what its rank brings: bring(*shape).
+CASES: dict[str, Callable[[Any, int, Any], Any]] = {
+    "all_reduce": lambda c, r, b: c.all_reduce(b(7, 5)),
+    "all_reduce in place": lambda c, r, b: c.all_reduce(x := b(7, 5), out=x),
+    "all_reduce in pieces": lambda c, r, b: c.all_reduce(b(3, STAGING // 4 + 5), "max"),
+    "all_gather": lambda c, r, b: c.all_gather(b(7, 5)),
+    "all_gather in pieces": lambda c, r, b: c.all_gather(b(STAGING // 4 + 5)),
+    "all_gatherv": lambda c, r, b: c.all_gatherv(b((3, 0)[r], 5), [3, 0]),
+    "reduce_scatter": lambda c, r, b: c.reduce_scatter(b(6, 5)),
+    "reduce_scatterv": lambda c, r, b: c.reduce_scatterv(b(7, 5), [2, 5], "avg"),
+    "broadcast": lambda c, r, b: c.broadcast(b(7), 1),
+    "gather": lambda c, r, b: c.gather(b(7), 1),
+    "all_to_all": lambda c, r, b: c.all_to_all(b(6, 5)),
+    "all_to_allv": lambda c, r, b: c.all_to_allv(
+        b((3, 5)[r], 2), ([1, 2], [4, 1])[r], ([1, 4], [2, 1])[r]
+    ),
+    "send": lambda c, r, b: c.send(b(9), 1) if r == 0 else c.recv(b(9), 0),
+    "barrier": lambda c, r, b: c.barrier(),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gives_the_bits_of_the_host(case: str, ranks: Ranks, pair: list[Any]) -> None:
+    def both(rank: int) -> tuple[Any, Any]:
+        communicator = pair[rank]
+        got = CASES[case](communicator, rank, functools.partial(bring, rank))
+        settle()
+        communicator.check()
+        on_host = functools.partial(bring, rank, device=torch.device("cpu"))
+        return got, CASES[case](communicator.host, rank, on_host)
+
+    for got, expected in ranks.run(both, range(2)):
+        assert (got is None) is (expected is None)
+        assert got is None or torch.equal(got.cpu(), expected)
+
+
+def test_what_is_wrong_is_said_before_anything_is_sent(ranks: Ranks, pair: list[Any]) -> None:
+    for communicator in pair:
+        with pytest.raises(InvalidArgumentError, match="root"):
+            communicator.broadcast(ones(3), 2)
+        with pytest.raises(InvalidArgumentError, match=f"is on meta; this .* on {DEVICE}"):
+            communicator.all_reduce(torch.ones(3, device="meta"))
+        with pytest.raises(InvalidArgumentError, match="not contiguous"):
+            communicator.all_reduce(ones(3, 4).t())
+    for total in ranks.run(lambda each: each.all_reduce(ones(3)), pair):
+        assert total.tolist() == [2.0, 2.0, 2.0]
+
+
+def reduce_and_ask(communicator: Any, target: torch.Tensor) -> None:
+    communicator.all_reduce(ones(3), out=target)
+    settle()
+    communicator.check()
+
+
+def test_an_abort_is_told_to_whoever_asks_and_leaves_results_alone(
+    ranks: Ranks, pair: list[Any]
+) -> None:
+    device.check_all()
+    target = 7 * ones(3)
+    pair[0].abort("the test wants it")
+    with pytest.raises(AbortedError):
+        reduce_and_ask(pair[1], target)
+    assert target.tolist() == [7.0, 7.0, 7.0]
+    with pytest.raises(AbortedError, match="the test wants it"):
+        device.check_all()
+    ranks.run(DeviceCommunicator.close, pair)
+    device.check_all()  # who has closed it knows
+
+
+class Captured:
+    """What a rank put into a stream, to be done again and again."""
+
+    def __init__(self, communicator: DeviceCommunicator, driver: str, body: Any) -> None:
+        if HAS_GPU:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+            ):
+                body()
+            self.replay = graph.replay
+            self.synchronise = torch.cuda.current_stream().synchronize
+            return
+        cuda = ctypes.CDLL(driver)
+        stream, graph_made, executable = (ctypes.c_void_p() for _ in range(3))
+        assert cuda.cuStreamCreate(ctypes.byref(stream), 0) == 0
+        communicator._core._stream = lambda: stream.value
+        assert cuda.cuStreamBeginCapture_v2(stream, 0) == 0
+        body()
+        assert cuda.cuStreamEndCapture(stream, ctypes.byref(graph_made)) == 0
+        instantiate = cuda.cuGraphInstantiateWithFlags
+        assert instantiate(ctypes.byref(executable), graph_made, ctypes.c_ulonglong(0)) == 0
+        self.replay = lambda: cuda.cuGraphLaunch(executable, stream)
+        self.synchronise = lambda: cuda.cuStreamSynchronize(stream)
+
+
+def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
+    ranks: Ranks, pair: list[Any], cuda_driver: str
+) -> None:
+    """One after the other, so that every result is looked at."""
+    size = STAGING // 4 + 100  # two pieces of an all-reduce
+    captured_by_all = threading.Barrier(2)
+
+    def rank_main(rank: int) -> int:
+        communicator = pair[rank]
+        source, total = torch.zeros(size, device=DEVICE), torch.zeros(size, device=DEVICE)
+        everything = torch.zeros(2, size, device=DEVICE)
+
+        def body() -> None:
+            communicator.all_reduce(source, out=total)
+            communicator.all_gather(total, out=everything)
+
+        captured = Captured(communicator, cuda_driver, body)
+        captured_by_all.wait(60)  # to capture is to wait for the device, replays of others too
+        steps = torch.arange(float(size), device=DEVICE)
+        for turn in range(REPLAYS):
+            if rank == 0 and turn % 20 == 5:
+                communicator.inject(turn // 20 % 2, "cut")
+            if rank == 0 and turn % 20 == 15:
+                communicator.inject(turn // 20 % 2, "heal")
+            source.copy_(steps + rank + turn % 1000)
+            captured.replay()
+            captured.synchronise()
+            communicator.check()
+            expected = 2 * (steps + turn % 1000) + 1
+            assert torch.equal(total, expected), (rank, turn)
+            assert torch.equal(everything, torch.stack([expected, expected])), (rank, turn)
+        return sum("->DOWN" in event.text for event in communicator.events())
+
+    assert ranks.run(rank_main, range(2))[0] >= REPLAYS // 20
+
+
+def test_ranks_agree_on_the_size_of_pieces(ranks: Ranks) -> None:
+    with pytest.raises(ConfigError, match=r"R2CCL_GPU_STAGING_BYTES.*\[1048576, 2097152\]"):
+        ranks.make(gpu_staging_bytes=2 * STAGING)
+
+
+def test_a_driver_that_is_not_there_is_named(ranks: Ranks) -> None:
+    ranks.options["cuda_library"] = "libcuda_of_nobody.so.1"
+    with pytest.raises(InternalError, match=r"no CUDA driver: libcuda_of_nobody.so.1"):
+        ranks.make()
+
+
+@pytest.mark.skipif(HAS_GPU, reason="a process that uses CUDA cannot be forked")
+def test_a_child_may_drop_what_it_inherits(pair: list[Any]) -> None:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            pair[0].close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0

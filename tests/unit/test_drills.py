@@ -1,0 +1,335 @@
+"""Drills: what a worker takes, refuses and undoes, and what the command makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pairs import Pair
+
+from r2serve.cli import main
+from r2serve.config import Config
+from r2serve.drills import client, system
+from r2serve.drills.service import DrillError, DrillService, Order
+from r2serve.drills.system import Guardian, SystemFault
+from r2serve.errors import ConfigError
+from r2serve.observe import files, journal
+
+RAIL = "rail1@node0"
+
+
+@pytest.fixture
+def drilled(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path, drills=True, checksum=False)
+    for rail in (0, 1):
+        made.wait_for_state(rail, "UP")
+    yield made
+    made.close()
+
+
+def injected(pair: Pair) -> list[str]:
+    events = journal.parse(pair.engine.journal_bytes()).events
+    return [event.text for event in events if event.kind == "injected"]
+
+
+def start(pair: Pair, **fields: Any) -> list[dict[str, Any]]:
+    return client.start(client.find(pair.folder, RAIL), rail=RAIL, **fields)
+
+
+def drills(pair: Pair) -> list[dict[str, Any]]:
+    return client.listed(pair.folder)[1]
+
+
+def wait_for(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_drill_is_recorded_and_undoes_itself(drilled: Pair) -> None:
+    (view,) = start(drilled, kind="cut", seconds=0.2)
+    assert (view["kind"], view["rail"], view["ended_clock_ns"]) == ("cut", RAIL, 0)
+    assert drilled.engine.rails()[1]["state"] in ("DOWN", "FENCING", "CONNECTING")
+    assert drilled.engine.rails()[0]["state"] == "UP"
+    (listed,) = drills(drilled)
+    assert listed["id"] == view["id"]
+    drilled.wait_for_state(1, "UP")
+    wait_for(lambda: drills(drilled)[0]["ended_clock_ns"])
+    assert injected(drilled) == ["cut", "heal"]
+
+
+def test_a_drill_can_be_ended_before_its_time(drilled: Pair) -> None:
+    (view,) = start(drilled, kind="drop", seconds=600.0)
+    assert client.end(drilled.folder, view["id"]) == 1
+    wait_for(lambda: injected(drilled) == ["drop", "heal"])
+    with pytest.raises(DrillError, match="no drill"):
+        client.end(drilled.folder, view["id"])
+
+
+def test_a_flap_cuts_again_and_again(drilled: Pair) -> None:
+    start(drilled, kind="flap", seconds=0.5, period_s=0.1)
+    wait_for(lambda: drills(drilled)[0]["ended_clock_ns"])
+    told = injected(drilled)
+    assert told.count("cut") >= 3
+    assert set(told[::2]) == {"cut"}
+    assert set(told[1::2]) == {"heal"}
+    drilled.wait_for_state(1, "UP")
+
+
+def test_a_worker_that_closes_ends_its_drills(drilled: Pair) -> None:
+    start(drilled, kind="cut", seconds=600.0)
+    drilled.close()
+    assert client.sockets(drilled.folder) == []
+    assert injected(drilled) == ["cut", "heal"]
+
+
+def test_one_rail_has_one_drill_at_a_time(drilled: Pair) -> None:
+    start(drilled, kind="drop", seconds=600.0)
+    with pytest.raises(DrillError, match="is in drill"):
+        start(drilled, kind="cut", seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"kind": "melt", "seconds": 1.0}, "kind: 'melt' must be one of cut, drop"),
+        ({"kind": "cut", "seconds": 0}, "seconds: 0 must be a number from 0.01 to 3600"),
+        ({"kind": "cut", "seconds": 1e9}, "seconds: 1000000000.0 must be"),
+        ({"kind": "slow", "seconds": 1.0, "mbit": -1}, "mbit: -1 must be"),
+        ({"kind": "corrupt", "seconds": 1.0}, "corrupt needs checksum"),
+        ({"kind": "cut", "seconds": 1.0, "peer": "rank 7"}, "no 'rail1@node0' to rank 7"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(drilled: Pair, fields: Any, why: str) -> None:
+    with pytest.raises(DrillError, match=why):
+        start(drilled, **fields)
+    assert injected(drilled) == []
+    assert [drill for drill in drills(drilled) if not drill["ended_clock_ns"]] == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"{\n",
+        b"[]\n",
+        b'"x"\n',
+        b"null\n",
+        b"[" * 9999 + b"\n",
+        b'{"do": "melt"}\n',
+        b'{"do": "start", "x": 1}\n',
+        b"x" * 99_999,
+    ],
+)
+def test_nonsense_gets_an_error_and_the_next_one_an_answer(drilled: Pair, said: bytes) -> None:
+    (path,) = client.sockets(drilled.folder)
+    with socket.socket(socket.AF_UNIX) as talk:
+        talk.connect(str(path))
+        talk.sendall(said)
+        talk.shutdown(socket.SHUT_WR)
+        assert "error" in json.loads(talk.makefile("rb").readline())
+    assert len(client.ask(path, {"do": "rails"})["rails"]) >= 2
+
+
+def test_only_the_workers_user_may_ask(drilled: Pair) -> None:
+    (path,) = client.sockets(drilled.folder)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_socket_has_its_mode_from_the_first_on(
+    drilled: Pair, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before = os.umask(0)
+    try:
+        made = DrillService(drilled.engine, tmp_path_factory.mktemp("sockets") / "x.drills")
+    finally:
+        os.umask(before)
+    (path,) = client.sockets(made._path.parent)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    made.close()
+
+
+def test_a_folder_that_is_too_deep_for_a_socket_is_refused_at_start(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    Config(journal_dir=str(deep))
+    with pytest.raises(ConfigError, match=r"journal_dir.*at most"):
+        Config(journal_dir=str(deep), drills=True)
+
+
+def test_sockets_of_killed_workers_are_pruned(drilled: Pair) -> None:
+    left = drilled.folder / "r2ccl-1-abc.drills"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+    assert len(client.sockets(drilled.folder)) == 2
+    files.prune(drilled.folder, keep=64)
+    assert len(client.sockets(drilled.folder)) == 1
+    assert client.listed(drilled.folder)[0] == 1
+
+
+def test_a_service_that_is_closed_from_one_of_its_threads_does_not_wait_for_itself(
+    drilled: Pair,
+) -> None:
+    service = drilled.ends[0].drills
+    assert service is not None
+
+    class Closing:
+        """What an engine's finalizer may do in whatever thread runs."""
+
+        def inject(self, *words: Any) -> None:
+            drilled.engine.inject(*words)
+            service.close()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(drilled.engine, name)
+
+    workers = client.find(drilled.folder, RAIL)
+    service._engine = Closing()
+    assert client.start(workers, rail=RAIL, kind="cut", seconds=0.05)
+    service._thread.join(20)
+    assert not service._thread.is_alive()
+
+
+def test_without_the_option_no_drill_is_taken(pair: Pair) -> None:
+    with pytest.raises(DrillError, match="R2CCL_DRILLS=on"):
+        client.find(pair.folder, RAIL)
+
+
+def test_drills_without_a_journal_are_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="drills"):
+        Config(drills=True)
+
+
+def test_the_command_names_the_rails_that_there_are(drilled: Pair) -> None:
+    words = ["drill", "cut", "--rail", "rail7@node0", "--journal-dir", str(drilled.folder)]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1
+    assert "there are rail0@node0, rail1@node0" in result.output
+
+
+def test_the_command_waits_and_says_what_it_did(drilled: Pair) -> None:
+    words = ["--rail", RAIL, "--for", "200ms", "--by", "engine"]
+    folder = ["--journal-dir", str(drilled.folder), "--json"]
+    result = CliRunner().invoke(main, ["drill", "slow", "--mbit", "50", *words, *folder])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.output)
+    assert (said["kind"], said["seconds"], said["mbit"]) == ("slow", 0.2, 50)
+    wait_for(lambda: injected(drilled) == ["slow", "heal"])
+
+
+def test_a_killed_command_leaves_nothing_behind(drilled: Pair) -> None:
+    code = "from r2serve.cli import main; main()"
+    words = ["drill", "cut", "--rail", RAIL, "--for", "1s", "--by", "engine"]
+    words += ["--journal-dir", str(drilled.folder)]
+    command = subprocess.Popen([sys.executable, "-c", code, *words])
+    wait_for(lambda: injected(drilled))
+    command.kill()
+    command.wait()
+    drilled.wait_for_state(1, "UP")
+    assert injected(drilled) == ["cut", "heal"]
+
+
+@pytest.mark.parametrize("text", ["", "x", "5h", "-1s", "0", "1e9"])
+def test_a_duration_that_is_none_is_refused(text: str) -> None:
+    result = CliRunner().invoke(main, ["drill", "cut", "--rail", RAIL, "--for", text])
+    assert result.exit_code == 2
+    assert "--for" in result.output
+
+
+def marking(folder: Path, seconds: float, period_s: float = 0.0) -> SystemFault:
+    """A fault that is made and undone by writing so into a file."""
+
+    def command(word: str) -> tuple[str, ...]:
+        return ("sh", "-c", f"echo {word} >> {folder / 'said'}")
+
+    return SystemFault([command("made")], [command("undone")], seconds, period_s)
+
+
+def said(folder: Path) -> list[str]:
+    return (folder / "said").read_text().split()
+
+
+def test_a_guardian_undoes_when_the_time_is_over(tmp_path: Path) -> None:
+    assert Guardian(marking(tmp_path, 0.2)).wait()
+    assert said(tmp_path) == ["made", "undone"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_guardian_that_is_told_to_end_undoes_first(tmp_path: Path, number: int) -> None:
+    guardian = Guardian(marking(tmp_path, 600.0))
+    os.kill(guardian.pid, number)
+    assert guardian.wait()
+    assert said(tmp_path) == ["made", "undone"]
+
+
+def test_a_guardian_outlives_whoever_started_it(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from r2serve.drills.system import Guardian, SystemFault;"
+        f"fault = SystemFault([('sh', '-c', 'echo made >> {tmp_path}/said')],"
+        f" [('sh', '-c', 'echo undone >> {tmp_path}/said')], 0.5);"
+        "Guardian(fault); os.killpg(0, signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    wait_for(lambda: said(tmp_path) == ["made", "undone"])
+
+
+def test_who_is_interrupted_while_a_fault_is_made_undoes_it(tmp_path: Path) -> None:
+    code = (
+        # Who runs tests in the background may ignore Ctrl-C, and hands that down.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "import sys; from r2serve.drills.system import Guardian, SystemFault;"
+        f"fault = SystemFault([('sh', '-c', 'echo made >> {tmp_path}/said; sleep 1')],"
+        f" [('sh', '-c', 'echo undone >> {tmp_path}/said')], 600.0);"
+        "Guardian(fault)"
+    )
+    making = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    wait_for((tmp_path / "said").exists)
+    making.send_signal(signal.SIGINT)
+    assert making.wait(timeout=20) != 0
+    assert said(tmp_path) == ["made", "undone"]
+
+
+def test_a_guardian_flaps(tmp_path: Path) -> None:
+    assert Guardian(marking(tmp_path, 2.0, 0.2)).wait()
+    told = said(tmp_path)
+    assert len(told) >= 4
+    assert set(told[::2]) == {"made"}
+    assert told[-1] == "undone"
+
+
+def test_a_fault_that_cannot_be_made_is_undone_and_said(tmp_path: Path) -> None:
+    fault = marking(tmp_path, 5.0)
+    broken = SystemFault([*fault.make, ("sh", "-c", "echo no >&2; exit 3")], fault.undo, 5.0)
+    with pytest.raises(DrillError, match=r"the system refuses: .*no"):
+        Guardian(broken)
+    assert said(tmp_path) == ["made", "undone"]
+
+
+def test_the_system_faults_only_a_port_that_is_here() -> None:
+    with pytest.raises(DrillError, match=r"no network device 'nope'|only root"):
+        system.plan("cut", "nope", "10.0.0.1:5", 1.0, mbit=1, period_s=1)
+    if os.geteuid() == 0:
+        with pytest.raises(DrillError, match="another namespace"):
+            system.plan("drop", "lo", "10.0.0.1:5", 1.0, mbit=1, period_s=1)
+    with pytest.raises(DrillError, match="the engine does"):
+        system.plan("corrupt", "lo", "127.0.0.1:5", 1.0, mbit=1, period_s=1)
+
+
+def test_an_order_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(DrillError, match="id: '' must be"):
+        Order(id="", kind="cut", rail=RAIL, seconds=1)
+    with pytest.raises(DrillError, match="by: 'magic' must be"):
+        Order(id="x", kind="cut", rail=RAIL, seconds=1, by="magic")

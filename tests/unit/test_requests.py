@@ -1,0 +1,254 @@
+"""What requests waited, joined from the logs that workers and a front end wrote."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from r2serve.observe.impact import DECODE, MAX_SPANS, PREFILL, Spans
+from r2serve.observe.request_log import RequestLog
+from r2serve.observe.requests import SCAN_S, Ended, Requests
+
+MS = 1_000_000
+
+
+def everything(requests: Requests) -> list[Ended]:
+    """Until there is nothing left to read."""
+    told = []
+    requests.look()
+    for _ in range(200):
+        told += requests.look()
+    return told
+
+
+def worker(folder: Path, number: int = 0) -> RequestLog:
+    path = folder / f"r2ccl-{number}-abc.requests"
+    return RequestLog(path, writer="worker", label=f"rank {number}")
+
+
+def step(
+    number: int, ended_ns: int, ns: int, *, prefill: list[str], decode: list[str]
+) -> dict[str, Any]:
+    stall = {
+        "collective": "all_reduce",
+        "group": "tp:0",
+        "call": number,
+        "ended_ns": ended_ns,
+        "ns": ns,
+    }
+    return {
+        "step": number,
+        "began_ns": ended_ns - ns - MS,
+        "ended_ns": ended_ns + MS,
+        "stalls": [stall],
+        "prefill": prefill,
+        "decode": decode,
+    }
+
+
+def ended(name: str, **fields: Any) -> dict[str, Any]:
+    line = dict.fromkeys(("scheduled_ns", "first_token_ns", "last_token_ns", "tokens"), 1)
+    return {"request": name, **line, "worst_gap_ns": 5 * MS, "worst_gap_ended_ns": 1, **fields}
+
+
+def finished(name: str, **fields: Any) -> dict[str, Any]:
+    seconds = {"queued_s": 0.1, "prefill_s": 0.2, "decode_s": 1.0, "e2e_s": 1.5}
+    counts = {"prompt_tokens": 5, "tokens": 11}
+    return {"finished": name, "reason": "stop", "ended_clock_ns": 1, **counts, **seconds, **fields}
+
+
+def test_a_step_is_charged_to_its_requests_and_to_no_other(tmp_path: Path) -> None:
+    now = time.monotonic_ns()
+    log, requests = worker(tmp_path), Requests(tmp_path)
+    log.write(step(1, now, 200 * MS, prefill=["a"], decode=["b", "c"]))
+    log.write(ended("d"))
+    assert requests.look() == []
+    waits = {name: requests.get(name) for name in "abcd"}
+    assert waits["a"] is not None
+    assert (waits["a"].stall_s(PREFILL), waits["a"].stall_s(DECODE)) == (0.2, 0)
+    for name in "bc":
+        assert waits[name].stall_s(PREFILL) == 0
+        assert waits[name].stall_s() == pytest.approx(0.2)
+        assert [held.step for held in waits[name].steps] == [1]
+    assert waits["d"].stall_s() == 0
+    assert [request.name for request in requests.newest(limit=9, waited=True)] == ["c", "b", "a"]
+
+
+def test_workers_that_wait_for_one_another_are_one_wait(tmp_path: Path) -> None:
+    now = time.monotonic_ns()
+    requests = Requests(tmp_path)
+    for number in range(2):
+        log = worker(tmp_path, number)
+        log.write(step(7, now + number * MS, 200 * MS, prefill=[], decode=["a"]))
+        log.write(step(8, now + 500 * MS, 10 * MS, prefill=[], decode=["a"]))
+    requests.look()
+    request = requests.get("a")
+    assert request is not None
+    assert request.stall_s() == pytest.approx(0.211)
+    assert request.held_steps == 4
+
+
+def test_who_ended_having_waited_is_told_once(tmp_path: Path) -> None:
+    requests = Requests(tmp_path)
+    logs = [worker(tmp_path, number) for number in range(2)]
+    # The second worker's wait is read after the first one's end.
+    logs[0].write(ended("a"))
+    logs[1].write(step(1, time.monotonic_ns(), 30 * MS, prefill=[], decode=["a"]))
+    logs[1].write(ended("a"))
+    logs[1].write(ended("b"))
+    (told,) = requests.look()
+    assert told.stall_s == {DECODE: pytest.approx(0.03)}
+    logs[0].write(ended("a"))
+    assert requests.look() == []
+
+
+def test_the_front_ends_times_join_the_workers(tmp_path: Path) -> None:
+    requests = Requests(tmp_path)
+    worker(tmp_path).write(ended("cmpl-1-0", worst_gap_ns=80 * MS))
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    front.write(finished("cmpl-1-0"))
+    requests.look()
+    request = requests.get("cmpl-1")  # as the engine's answer has it
+    assert request is requests.get("cmpl-1-0")
+    assert request is not None
+    assert request.pace is not None
+    assert request.timings is not None
+    assert request.pace.worst_gap_s == pytest.approx(0.08)
+    assert request.timings.ttft_s == pytest.approx(0.5)
+    assert request.timings.mean_itl_s == pytest.approx(0.1)
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    requests, log = Requests(tmp_path, max_requests=10), worker(tmp_path)
+    for number in range(100):
+        log.write(ended(f"r{number}", last_token_ns=number))
+    everything(requests)
+    assert len(requests) == 10
+    assert [one.name for one in requests.newest(limit=3)] == ["r99", "r98", "r97"]
+    older = requests.newest(before=requests.newest(limit=3)[-1].number, limit=2)
+    assert [one.name for one in older] == ["r96", "r95"]
+
+
+def test_it_makes_no_difference_when_logs_are_read(tmp_path: Path) -> None:
+    """Four workers and a front end; more requests than are kept, and one that runs all the time."""
+    live = Requests(tmp_path, max_requests=100)
+    logs = [worker(tmp_path, number) for number in range(4)]
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    begin = time.monotonic_ns()
+    clock = time.time_ns() - begin
+    for number in range(1500):
+        at = begin + number * 10 * MS
+        for place, log in enumerate(logs):
+            if number < 3 * MAX_SPANS:
+                held = ["long", f"r{number}"] if number % 2 else [f"r{number}"]
+                log.write(step(number, at + place * MS, 5 * MS, prefill=[], decode=held))
+            log.write(ended(f"r{number}", last_token_ns=at + 5 * MS))
+        front.write(finished(f"r{number}", ended_clock_ns=clock + at + 6 * MS))
+        if number % 100 == 0:
+            live.look()
+    everything(live)
+    late = Requests(tmp_path, max_requests=100)
+    everything(late)
+    for requests in (live, late):
+        long = requests.get("long")
+        assert long is not None
+        # Of each of those steps 5 ms, and 3 ms by which the last worker was later.
+        assert long.stall_s() == pytest.approx(3 * MAX_SPANS // 2 * 8e-3)
+        assert len(requests) == 100
+        newest = requests.newest(limit=50)
+        assert [one.name for one in newest] == [f"r{number}" for number in range(1499, 1449, -1)]
+        assert all(one.pace is not None and one.timings is not None for one in newest)
+
+
+def test_a_look_takes_a_bounded_bite(tmp_path: Path) -> None:
+    log = worker(tmp_path)
+    for number in range(20_000):
+        log.write(ended(f"r{number}", last_token_ns=number))
+    requests = Requests(tmp_path, max_requests=100_000)
+    requests.look()
+    assert 0 < len(requests) < 10_000
+    everything(requests)
+    assert len(requests) > 15_000
+
+
+def test_a_step_that_is_told_in_parts_is_one_step(tmp_path: Path) -> None:
+    now = time.monotonic_ns()
+    log, requests = worker(tmp_path), Requests(tmp_path)
+    log.write(step(3, now, 4 * MS, prefill=[], decode=["a", "a"]))
+    log.write(step(3, now + 50 * MS, 6 * MS, prefill=[], decode=["a", "a"]))
+    requests.look()
+    request = requests.get("a")
+    assert request is not None
+    assert request.held_steps == 1
+    assert [len(held.stalls) for held in request.steps] == [2]
+    assert request.stall_s() == pytest.approx(0.010)
+
+
+def test_a_log_that_was_read_to_its_end_is_left_until_it_goes_on(tmp_path: Path) -> None:
+    log, requests = worker(tmp_path), Requests(tmp_path)
+    log.write(ended("a"))
+    log.close()
+    requests.look()
+    assert requests.followed == 1
+    deadline = time.monotonic() + 20
+    while requests.followed:
+        requests.look()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert requests.get("a") is not None
+
+
+@pytest.mark.parametrize("value", ["Infinity", "1e999", '"x"', "null", "{}"])
+def test_numbers_that_are_none_spoil_a_line_alone(tmp_path: Path, value: str) -> None:
+    log, requests = worker(tmp_path), Requests(tmp_path)
+    text = json.dumps(ended("a")).replace('"tokens": 1', f'"tokens": {value}')
+    with log.path.open("a") as raw:
+        raw.write(text + "\n")
+    log.write(ended("b"))
+    requests.look()
+    assert requests.get("b") is not None
+    assert requests.unreadable == {}
+
+
+def test_a_log_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    requests = Requests(tmp_path)
+    (tmp_path / "broken.requests").write_text("no\n")
+    log = worker(tmp_path)
+    log.write(ended("a"))
+    log.write({"of a later version": 1})
+    bad = worker(tmp_path, 1)
+    bad.write({"step": 1})
+    bad.write(ended("b"))
+    requests.look()
+    assert set(requests.unreadable) == {"broken.requests"}
+    assert requests.get("a") is not None
+    assert requests.get("b") is not None
+    (tmp_path / "broken.requests").unlink()
+    time.sleep(SCAN_S)
+    requests.look()
+    assert requests.unreadable == {}
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), max_size=MAX_SPANS))
+def test_time_that_is_waited_twice_counts_once(intervals: list[tuple[int, int]]) -> None:
+    spans = Spans()
+    for begin, length in intervals:
+        spans.add(begin, begin + length)
+    waited = {t for begin, length in intervals for t in range(begin, begin + length)}
+    assert spans.total_ns == len(waited)
+
+
+def test_of_many_waits_the_sum_is_kept() -> None:
+    spans = Spans()
+    for number in range(10 * MAX_SPANS):
+        spans.add(10 * number, 10 * number + 3)
+    assert spans.total_ns == 30 * MAX_SPANS
+    for number in range(10 * MAX_SPANS):  # of another worker, read afterwards
+        spans.add(10 * number, 10 * number + 3)
+    assert spans.total_ns == 30 * MAX_SPANS

@@ -1,0 +1,94 @@
+"""What the sidecar says of requests, while steps over real rails are held up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from steps import OUTAGE_S, Job, new
+from test_sidecar import samples, wait_for
+
+from r2serve.observe.request_log import RequestLog
+from r2serve.observe.sidecar import app as sidecar
+from r2serve.observe.watch import Watch
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(sidecar.make_app(Watch(tmp_path))) as made:
+        yield made
+
+
+def test_a_request_is_told_what_an_outage_cost_it(
+    job: Job, client: TestClient, tmp_path: Path
+) -> None:
+    job.step(prefill=["id-a", "id-b"], yielding=["id-a", "id-b"], new=new("a", "b"))
+    job.step(outage=True, decode=["id-b"], yielding=["id-b"], finished=["id-a"])
+    found = wait_for(client, "/v1/requests", lambda found: len(found["requests"]) == 2)
+    assert [request["id"] for request in found["requests"]] == ["b", "a"]
+    impact = client.get("/v1/requests/b/impact").json()
+    assert impact["status"] == "running"
+    assert impact["decode_stall_s"] == impact["stall_s"] > OUTAGE_S
+    assert impact["prefill_stall_s"] == 0
+    (step,) = impact["steps"]
+    assert (step["step"], step["phase"], step["label"]) == (2, "decode", "rank 0")
+    assert [stall["collective"] for stall in step["stalls"]] == ["all_reduce"]
+    told = [(event["kind"], event["rail"], event["text"]) for event in impact["events"]]
+    assert ("injected", "rail0@node0", "cut") in told
+    assert ("rail_state", "rail1@node0", "UP->DOWN injected") in told
+    assert {event["epoch"] for event in impact["events"] if event["kind"] == "stall"} == {2}
+
+    # The front end's part, which is vLLM's to write (tests/engines).
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    times = {"queued_s": 0.0, "prefill_s": 0.1, "decode_s": 0.8, "e2e_s": 1.0}
+    counts = {"prompt_tokens": 5, "tokens": 3, "ended_clock_ns": 1}
+    front.write({"finished": "b", "reason": "length", **counts, **times})
+    job.step(finished=["id-b"])
+    impact = wait_for(
+        client, "/v1/requests/b/impact", lambda one: one["e2e_s"] and one["worst_itl_s"]
+    )
+    assert impact["status"] == "finished"
+    assert impact["stall_percent"] == pytest.approx(100 * impact["stall_s"])
+    assert impact["e2e_without_s"] == pytest.approx(1.0 - impact["stall_s"])
+    assert impact["ttft_s"] == impact["ttft_without_s"] == pytest.approx(0.2)
+    assert impact["mean_itl_without_s"] == pytest.approx(0.4 - impact["stall_s"] / 2)
+    assert impact["worst_itl_s"] > impact["stall_s"]
+    (waited,) = client.get("/v1/requests", params={"waited": True}).json()["requests"]
+    assert waited["id"] == "b"
+
+    ((labels, _),) = samples(client)["r2serve_engine_info"]
+    assert (labels["worker"], labels["model_name"], labels["engine"]) == ("rank 0", "m", "3")
+    ((labels, count),) = samples(client)["r2serve_request_stall_seconds_count"]
+    assert (labels["worker"], labels["phase"], count) == ("rank 0", "decode", 1)
+    ((_, total_s),) = samples(client)["r2serve_request_stall_seconds_sum"]
+    assert total_s == pytest.approx(impact["stall_s"])
+
+
+def test_requests_come_in_pages(job: Job, client: TestClient) -> None:
+    names = [f"r{number}" for number in range(5)]
+    ids = [f"id-{name}" for name in names]
+    job.step(prefill=ids, yielding=ids, new=new(*names))
+    job.step(finished=ids)
+    wait_for(client, "/v1/requests", lambda found: found["known"] == 5)
+    seen, before = [], None
+    while before != 0:
+        params = {"limit": 2} | ({"before": before} if before else {})
+        page = client.get("/v1/requests", params=params).json()
+        seen += [request["id"] for request in page["requests"]]
+        before = page["next"]
+    assert seen == names[::-1]
+
+
+def test_a_request_that_is_not_kept_is_not_found(client: TestClient) -> None:
+    answer = client.get("/v1/requests/nobody/impact")
+    assert answer.status_code == 404
+    assert "nobody" in answer.json()["detail"]

@@ -1,0 +1,56 @@
+"""The sidecar's answers to whatever fits its OpenAPI description, and to whatever does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from pairs import Pair
+
+from r2serve.observe.sidecar import app as sidecar
+from r2serve.observe.watch import Watch
+
+schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+
+checks = pytest.importorskip("schemathesis.specs.openapi.checks")
+
+CHECKS = [
+    schemathesis.checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+TOKEN = "0123456789abcdef"
+EXAMPLES = 30
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Over a worker that takes drills."""
+    pair = Pair(tmp_path_factory.mktemp("journals"), drills=True)
+    app = sidecar.make_app(Watch(pair.folder), token=TOKEN)
+    with TestClient(app):  # looks at the journals meanwhile
+        yield schemathesis.openapi.from_asgi("/openapi.json", app).exclude(
+            path="/v1/events/stream"  # which has no end
+        )
+    pair.close()
+
+
+def test_every_answer_is_as_described(described: Any) -> None:
+    seen = []
+    for found in described.get_all_operations():
+        operation = found.ok()
+        seen.append(operation.label)
+
+        @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy())
+        def check(case: Any) -> None:
+            case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"}, checks=CHECKS)
+
+        check()
+    assert {"GET /v1/rails", "POST /v1/drills", "GET /v1/requests/{request}/impact"} < set(seen)
+    assert len(seen) > 12

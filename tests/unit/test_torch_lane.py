@@ -1,0 +1,177 @@
+"""Order and ends of what one communicator is asked for, without a communicator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+
+from r2serve.engines.torch import lane
+from r2serve.engines.torch.lane import Lane, R2cclWork
+from r2serve.errors import PeerClosedError
+
+
+class Asked:
+    """Works that a test controls: each does what it is told, and all are written down."""
+
+    def __init__(self) -> None:
+        self.lane = Lane("test")
+        self.done: list[tuple[str, int]] = []
+        self.given_up: list[str] = []
+        self.ending = threading.Event()
+
+    def ask(
+        self,
+        name: str,
+        *,
+        wait: bool = False,
+        until: threading.Event | None = None,
+        error: Exception | None = None,
+        timeout_s: float = 60.0,
+    ) -> R2cclWork:
+        def call() -> None:
+            if until is not None:
+                assert until.wait(10)
+            self.done.append((name, threading.get_ident()))
+            if error is not None:
+                raise error
+
+        def give_up(why: str) -> None:
+            self.given_up.append(why)
+            self.ending.set()
+
+        return self.lane.add(R2cclWork(name, call, [torch.ones(1)], timeout_s, give_up), wait=wait)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.done]
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    made = Asked()
+    yield made
+    made.ending.set()
+    made.lane.close(PeerClosedError("the test is over"))
+
+
+def test_who_waits_does_it_himself_if_nothing_is_before_him(asked: Asked) -> None:
+    assert asked.ask("first", wait=True).is_completed()
+    assert asked.done == [("first", threading.get_ident())]
+
+
+def test_works_end_in_the_order_in_which_they_were_asked_for(asked: Asked) -> None:
+    go = threading.Event()
+    works = [asked.ask("0", until=go), *(asked.ask(str(i), wait=i % 3 == 0) for i in range(1, 20))]
+    assert asked.names == []
+    assert not works[3].is_completed()  # who waits is not let before
+    go.set()
+    assert all(work.wait() for work in works)
+    assert asked.names == [str(i) for i in range(20)]
+    assert threading.get_ident() not in dict.fromkeys(thread for _, thread in asked.done)
+
+
+def test_an_error_is_for_whoever_waits_and_for_his_future(asked: Asked) -> None:
+    work = asked.ask("wrong", error=ValueError("so and so"))
+    with pytest.raises(ValueError, match="so and so"):
+        work.wait()
+    assert isinstance(work.exception(), ValueError)
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(Exception, match="so and so"):  # what C++ makes of it
+        work.get_future().wait()
+    assert asked.ask("next", wait=True).wait()
+
+
+def test_a_future_asked_for_before_or_after_the_end_has_the_results(asked: Asked) -> None:
+    go = threading.Event()
+    work = asked.ask("it", until=go)
+    early = work.get_future().then(lambda done: done.value()[0].item())
+    go.set()
+    assert early.wait() == 1.0
+    assert work.get_future().wait()[0].item() == 1.0
+
+
+def test_who_waits_for_too_long_has_it_given_up(asked: Asked) -> None:
+    work = asked.ask("endless", until=asked.ending, error=ValueError("given up"))
+    with pytest.raises(ValueError, match="given up"):
+        work.wait(timedelta(seconds=0.05))
+    assert asked.given_up == ["endless has not ended within 0.05 s (timeout)"]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_nobody_waits_for_is_watched_as_well(asked: Asked, wait: bool) -> None:
+    """Waiting for a future, as DDP does, or in the call itself, has no timeout of its own."""
+    began = time.monotonic()
+    work = asked.ask("endless", wait=wait, until=asked.ending, timeout_s=0.1)
+    work.get_future().wait()
+    assert asked.given_up[0] == "endless has not ended within 0.1 s (timeout)"
+    assert time.monotonic() - began < 5 + lane.WATCH_S
+
+
+@pytest.mark.timeout(20)
+def test_a_callback_may_ask_for_more_and_wait_for_it(asked: Asked) -> None:
+    """As DDP's communication hooks do."""
+    go = threading.Event()
+    work = asked.ask("first", until=go)
+
+    def more(_: object) -> int:
+        asked.ask("second").wait()
+        asked.ask("third").get_future().wait()
+        return 3
+
+    done = work.get_future().then(more)
+    go.set()
+    assert done.wait() == 3
+    assert asked.names == ["first", "second", "third"]
+
+
+def test_an_error_reaches_who_asks_for_the_future_before_the_end(asked: Asked) -> None:
+    go = threading.Event()
+    work = asked.ask("wrong", until=go, error=ValueError("so and so"))
+    seen: list[str] = []
+
+    def look(done: torch.futures.Future[list[torch.Tensor]]) -> None:
+        with pytest.raises(Exception, match="so and so"):
+            done.value()
+        seen.append("error")
+
+    after = work.get_future().then(look)
+    go.set()
+    after.wait()
+    assert seen == ["error"]
+
+
+def test_a_closed_lane_ends_what_waits_and_begins_nothing(asked: Asked) -> None:
+    go = threading.Event()
+    running, waiting = asked.ask("running", until=go), asked.ask("waiting")
+    assert not asked.lane.drain(0.05)
+    closing = threading.Thread(target=asked.lane.close, args=(PeerClosedError("it is over"),))
+    closing.start()
+    time.sleep(0.05)
+    assert closing.is_alive()  # what runs is waited for
+    go.set()
+    closing.join(10)
+    assert running.wait()
+    later = asked.ask("later", wait=True)
+    for refused in (waiting, later):
+        with pytest.raises(PeerClosedError, match="it is over"):
+            refused.wait()
+    assert asked.names == ["running"]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_lane_can_be_closed_from_within(asked: Asked, wait: bool) -> None:
+    """As garbage collection may do."""
+
+    def close() -> None:
+        asked.lane.close(PeerClosedError("it is over"))
+
+    ends: Callable[[str], None] = asked.given_up.append
+    work = asked.lane.add(R2cclWork("closing", close, [], 60.0, ends), wait=wait)
+    assert work.wait(timedelta(seconds=10))
+    assert not asked.given_up

@@ -1,0 +1,158 @@
+"""The sidecar that an engine starts: where, when, and until when."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from pairs import Pair
+
+from r2serve.engines.vllm import flag, sidecar
+from r2serve.errors import ConfigError
+from r2serve.observe.sidecar import cli
+from r2serve.observe.watch import Watch
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Command lines, of processes that are not started."""
+    commands: list[list[str]] = []
+
+    def note(command: list[str], **_: Any) -> None:
+        commands.append(command)
+
+    monkeypatch.setattr(sidecar.subprocess, "Popen", note)
+    monkeypatch.setattr(sidecar, "_started", False)
+    monkeypatch.setenv("R2CCL_JOURNAL_DIR", str(tmp_path))
+    monkeypatch.setenv(sidecar.VARIABLE, "0")
+    monkeypatch.delenv(sidecar.VARIABLE)
+    return commands
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(exit_on_error=False)
+    flag.add_to(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "url"),
+    [
+        ("8199", ("127.0.0.1", 8199), "http://127.0.0.1:8199"),
+        ("0.0.0.0:81", ("0.0.0.0", 81), "http://0.0.0.0:81"),
+        ("[::1]:81", ("::1", 81), "http://[::1]:81"),
+    ],
+)
+def test_the_flag_says_where(
+    started: list[list[str]], text: str, where: tuple[str, int], url: str
+) -> None:
+    assert sidecar.url() is None
+    parser().parse_args(["--r2serve-sidecar", text])
+    assert os.environ[sidecar.VARIABLE] == text
+    assert sidecar.address(text) == where
+    assert sidecar.url() == url
+
+
+@pytest.mark.parametrize("text", ["", "x", "host:", "0", "65536", "host:-1", "host:8 "])
+def test_what_is_no_address_is_refused_by_the_parser(started: list[list[str]], text: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match="HOST:"):
+        parser().parse_args(["--r2serve-sidecar", text])
+    with pytest.raises(ConfigError):
+        sidecar.address(text)
+    assert sidecar.VARIABLE not in os.environ
+
+
+def test_it_is_started_once_and_watches_the_engine(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sidecar.start_once()
+    assert started == []
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    monkeypatch.setenv(sidecar.VARIABLE, str(port))
+    sidecar.start_once()
+    sidecar.start_once()
+    (command,) = started
+    for word, value in (
+        ("--host", "127.0.0.1"),
+        ("--port", str(port)),
+        ("--journal-dir", str(tmp_path)),
+        ("--until", str(os.getpid())),
+    ):
+        assert command[command.index(word) + 1] == value
+    assert (tmp_path / "sidecar.log").exists()
+
+
+def test_a_log_that_cannot_be_written_is_no_reason_to_fail(
+    started: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sidecar.log").symlink_to("/etc/hostname")
+    monkeypatch.setenv(sidecar.VARIABLE, "8199")
+    sidecar.start_once()
+    assert started == []
+    assert "no sidecar: " in caplog.text
+
+
+def test_it_waits_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "LOOK_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        threading.Timer(0.3, taken.close).start()
+        with cli._bound("127.0.0.1", port) as bound:
+            assert bound.getsockname()[1] == port
+
+
+def test_it_does_not_wait_for_its_port_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LOOK_S", 0.02), ("IDLE_S", 0.05), ("PATIENCE_S", 0.05)):
+        monkeypatch.setattr(cli, name, value)
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(click.ClickException, match="Address already in use"):
+        cli._bound("127.0.0.1", taken.getsockname()[1])
+
+
+def test_without_journals_there_is_nothing_to_serve(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(sidecar.VARIABLE, "8199")
+    monkeypatch.delenv("R2CCL_JOURNAL_DIR")
+    sidecar.start_once()
+    assert started == []
+    assert "there are no journals" in caplog.text
+
+
+def test_it_ends_when_neither_engine_nor_workers_are_left(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "IDLE_S", 0.3)
+    monkeypatch.setattr(cli, "LOOK_S", 0.05)
+    server: Any = SimpleNamespace(should_exit=False)
+    engine = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    watch = Watch(pair.folder)
+    ending = threading.Thread(target=cli._end_after, args=(engine.pid, watch, server), daemon=True)
+    ending.start()
+    ending.join(0.6)
+    assert not server.should_exit  # the engine is there
+    watch.look()
+    engine.kill()
+    engine.wait()
+    ending.join(0.6)
+    assert not server.should_exit  # a worker is there
+    pair.close()
+    deadline = time.monotonic() + 20
+    while not server.should_exit:
+        assert time.monotonic() < deadline
+        watch.look()
+        time.sleep(0.05)

@@ -1,0 +1,109 @@
+"""What vLLM's scheduler says of a step, and what is made of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from r2serve.engines.vllm import worker
+from r2serve.observe.attribution import Attribution, NewRequest
+
+
+def scheduled(
+    new: list[tuple[str, int, int, int]] = [],  # noqa: B006  never changed
+    cached: list[tuple[str, int, int, int]] = [],  # noqa: B006
+    finished: set[str] = set(),  # noqa: B006
+) -> Any:
+    """new: id, prompt, computed, scheduled; cached: id, computed, output tokens, scheduled."""
+    from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+    output = SchedulerOutput.make_empty()
+    output.finished_req_ids = finished
+    output.scheduled_new_reqs = [
+        NewRequestData(
+            req_id=identity,
+            prompt_token_ids=[1] * prompt,
+            mm_features=[],
+            sampling_params=None,
+            pooling_params=None,
+            block_ids=([],),
+            num_computed_tokens=computed,
+            lora_request=None,
+        )
+        for identity, prompt, computed, _ in new
+    ]
+    data = CachedRequestData.make_empty()
+    data.req_ids = [identity for identity, *_ in cached]
+    data.num_computed_tokens = [computed for _, computed, _, _ in cached]
+    data.num_output_tokens = [made for _, _, made, _ in cached]
+    output.scheduled_cached_reqs = data
+    output.num_scheduled_tokens = {one[0]: one[3] for one in (*new, *cached)}
+    return output
+
+
+def test_a_prompt_in_chunks_yields_with_the_last_one() -> None:
+    known = Attribution(list)
+    step = worker.step_of(scheduled(new=[("a", 100, 0, 60), ("b", 10, 4, 6)]), known)
+    assert (step.prefill, step.decode, step.yielding) == (["a", "b"], [], ["b"])
+    assert step.new == [NewRequest("a", "a", 100), NewRequest("b", "b", 10)]
+    known.began(step)
+    step = worker.step_of(scheduled(cached=[("a", 60, 0, 30), ("b", 10, 1, 1)]), known)
+    assert (step.prefill, step.decode, step.yielding) == (["a"], ["b"], ["b"])
+    step = worker.step_of(scheduled(cached=[("a", 90, 0, 10)], finished={"b"}), known)
+    assert (step.prefill, step.yielding, set(step.finished)) == (["a"], ["a"], {"b"})
+
+
+def test_a_request_that_was_preempted_goes_on() -> None:
+    known = Attribution(list)
+    known.began(worker.step_of(scheduled(new=[("a", 10, 0, 10)]), known))
+    known.ended(sampled=True)
+    for made in range(1, 4):
+        known.began(worker.step_of(scheduled(cached=[("a", 9 + made, made, 1)]), known))
+        known.ended(sampled=True)
+    again = scheduled(new=[("a", 10, 0, 8)])
+    again.scheduled_new_reqs[0].prefill_token_ids = [1] * 14
+    step = worker.step_of(again, known)
+    assert (step.prefill, step.decode, step.yielding) == ([], ["a"], [])
+    known.began(step)
+    known.ended(sampled=True)
+    assert known._running["a"].tokens == 4
+    again.scheduled_new_reqs[0].num_computed_tokens = 6
+    assert worker.step_of(again, known).yielding == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("identity", "name"),
+    [
+        ("cmpl-7f-0-0a1b2c3d", "cmpl-7f-0"),
+        ("3_chatcmpl-7f-0a1b2c3d", "chatcmpl-7f"),
+        ("chatcmpl-7f", "chatcmpl-7f"),
+        ("2026_request", "2026_request"),
+    ],
+)
+def test_a_request_has_the_name_that_its_client_knows(identity: str, name: str) -> None:
+    assert worker.client_name(identity) == name
+
+
+def test_a_step_does_not_fail_because_of_what_is_noted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker.process, "has_engines", lambda: True)
+    steps = worker.FollowedSteps()
+    steps.began(SimpleNamespace(num_scheduled_tokens={}))  # of a vLLM that is different
+    steps.ended(sampled=True)
+    steps.began(scheduled())
+    assert caplog.text.count("is not noted any more") == 1
+
+
+def test_a_worker_class_of_vllm_has_a_counterpart_that_is_one() -> None:
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    ours = worker.R2cclCpuWorker
+    assert issubclass(ours, CPUWorker)
+    assert ours.__qualname__ == "R2cclCpuWorker"
+    with pytest.raises(AttributeError):
+        worker.R2cclOtherWorker  # noqa: B018

@@ -1,9 +1,8 @@
 """Types of the native core; see csrc/bindings/."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-def set_error_types(types: Mapping[str, type[Exception]]) -> None: ...
 def config_defaults() -> dict[str, bool | int | float | str]: ...
 def simulate(
     seed: int, mutant: str = "none", trace: Callable[[str], None] | None = None

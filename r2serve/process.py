@@ -17,7 +17,7 @@ from pathlib import Path
 from r2serve import _core
 from r2serve.config import Config
 from r2serve.drills.service import DrillService
-from r2serve.errors import ERROR_TYPES, ConfigError, InvalidArgumentError, R2cclError
+from r2serve.errors import ConfigError, InvalidArgumentError, R2cclError
 from r2serve.interfaces import Port, node_identity, select_ports
 from r2serve.observe import files
 from r2serve.rdma import RdmaPort, list_ports
@@ -30,8 +30,6 @@ KEPT_JOURNALS = 64
 
 _LOG = logging.getLogger("r2serve.r2ccl")
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
-
-_core.set_error_types(ERROR_TYPES)
 
 
 @dataclass(frozen=True)

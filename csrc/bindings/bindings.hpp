@@ -10,7 +10,6 @@ namespace r2ccl::bindings {
 
 namespace nb = nanobind;
 
-void register_errors(nb::module_& module);
 void register_config(nb::module_& module);
 void register_engine(nb::module_& module);
 void register_communicator(nb::module_& module);

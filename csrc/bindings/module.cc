@@ -3,7 +3,6 @@
 NB_MODULE(_core, module) {
   using namespace r2ccl::bindings;
   module.doc() = "The r2ccl core.";
-  register_errors(module);
   register_config(module);
   register_engine(module);
   register_communicator(module);

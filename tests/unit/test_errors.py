@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,12 @@ def test_builtin_bases() -> None:
     assert issubclass(StartupTimeoutError, TimeoutError)
     assert issubclass(ConfigError, ValueError)
     assert not issubclass(ConfigError, R2cclError)
+
+
+def test_the_core_raises_them_whatever_else_is_imported() -> None:
+    ask = "from r2serve import _core; _core.gpus('libnone.so')"
+    asked = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=False
+    )
+    last = asked.stderr.splitlines()[-1]
+    assert last.startswith("r2serve.errors.InternalError: no CUDA driver: libnone.so")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -138,6 +141,13 @@ def test_what_the_driver_says_of_gpus(fake_cuda: Path) -> None:
         Gpu(0, "Fake", "9.0", False, HOST_ASSISTED, "r2serve does not use GPUDirect yet"),
     )
     assert gpus.look(Config(cuda_library="libnone.so"))[1].startswith("no CUDA driver: libnone.so")
+
+
+def test_the_command_alone_needs_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2CCL_CUDA_LIBRARY", "libnone.so")
+    command = [Path(sys.executable).with_name("r2serve"), "topo", "--json"]
+    said = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+    assert json.loads(said)["cuda"].startswith("no CUDA driver: libnone.so")
 
 
 def test_a_healthy_node_has_no_complaint() -> None:

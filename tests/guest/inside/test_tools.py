@@ -20,7 +20,8 @@ def _three_rails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str) -> Result:
     command, *options = arguments
-    return CliRunner().invoke({"topo": topo, "doctor": check}[command], options)
+    tool = {"topo": topo, "doctor": check}[command]
+    return CliRunner().invoke(tool, options, catch_exceptions=False)
 
 
 def test_topo(show: Callable[[str], None], tmp_path: Path) -> None:

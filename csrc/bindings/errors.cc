@@ -6,9 +6,9 @@ namespace r2ccl::bindings {
 namespace {
 
 // Indexed by ErrorCode.
-constexpr std::array<const char*, 8> code_names{
-    "ok",          "invalid_argument", "order_mismatch", "peer_lost",
-    "peer_closed", "aborted",          "timeout",        "internal"};
+constexpr std::array<const char*, 8> code_names{"ok",        "invalid_argument", "order_mismatch",
+                                                "peer_lost", "peer_closed",      "aborted",
+                                                "timeout",   "internal"};
 
 }  // namespace
 

@@ -107,15 +107,7 @@ class Collectives:
             InvalidArgumentError: dimension 0 is not divisible by the world size.
         """
         source, _ = tensors.checked("tensor", tensor, self.device)
-        rows = source.shape[0] if source.dim() else 0
-        if source.dim() == 0 or rows % self.world_size:
-            raise InvalidArgumentError(
-                f"tensor: dimension 0 of shape {tuple(source.shape)} is not divisible by the "
-                f"world size {self.world_size}"
-            )
-        return self.reduce_scatterv(
-            tensor, [rows // self.world_size] * self.world_size, op, out=out
-        )
+        return self.reduce_scatterv(tensor, self._even_rows(source), op, out=out)
 
     def reduce_scatterv(
         self, tensor: Array, sizes: Sequence[int], op: str = "sum", *, out: Array | None = None
@@ -154,12 +146,7 @@ class Collectives:
     def all_to_all(self, tensor: Array, *, out: Array | None = None) -> Array:
         """Send the r-th even share of dimension 0 to rank r; receive in rank order."""
         source, _ = tensors.checked("tensor", tensor, self.device)
-        if source.dim() == 0 or source.shape[0] % self.world_size:
-            raise InvalidArgumentError(
-                f"tensor: dimension 0 of shape {tuple(source.shape)} is not divisible by the "
-                f"world size {self.world_size}"
-            )
-        even = [source.shape[0] // self.world_size] * self.world_size
+        even = self._even_rows(source)
         return self.all_to_allv(tensor, even, even, out=out)
 
     def all_to_allv(
@@ -198,3 +185,12 @@ class Collectives:
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self._core.barrier()
+
+    def _even_rows(self, tensor: torch.Tensor) -> list[int]:
+        """Of each rank's share of dimension 0."""
+        if tensor.dim() == 0 or tensor.shape[0] % self.world_size:
+            raise InvalidArgumentError(
+                f"tensor: dimension 0 of shape {tuple(tensor.shape)} is not divisible by the "
+                f"world size {self.world_size}"
+            )
+        return [tensor.shape[0] // self.world_size] * self.world_size

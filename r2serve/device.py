@@ -14,6 +14,7 @@ why.  It has to be asked before results are given to anybody.
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,20 @@ class DeviceCommunicator(Collectives):
         except BaseException:
             host.close()
             raise
+
+    def all_to_all(self, tensor: Array, *, out: Array | None = None) -> Array:
+        """As ``Communicator.all_to_all``; in the stream."""
+        source, code = tensors.checked("tensor", tensor, self.device)
+        rows = self._even_rows(source)
+        target = tensors.target(out, source.shape, source)
+        self._stream_core.all_to_all(
+            self._stream(),
+            source.data_ptr(),
+            target.data_ptr(),
+            rows[0] * math.prod(source.shape[1:]),
+            code,
+        )
+        return tensors.like(tensor, target, out)
 
     def all_to_allv(
         self,

@@ -115,6 +115,13 @@ void register_device(nb::module_& module) {
                return self.gather(at(stream), in, out, counts, static_cast<DType>(dtype), root);
              });
            })
+      .def("all_to_all",
+           [](StreamCommunicator& self, StreamHandle stream, Address in, Address out,
+              std::size_t count, std::uint8_t dtype) {
+             enqueue([&] {
+               return self.all_to_all(at(stream), in, out, count, static_cast<DType>(dtype));
+             });
+           })
       .def("send",
            [](StreamCommunicator& self, StreamHandle stream, Address data, std::size_t count,
               std::uint8_t dtype, int peer) {

@@ -171,6 +171,13 @@ Status StreamCommunicator::gather(cuda::Stream stream, cuda::Address in, cuda::A
                  {in, own(counts)}, communicator_.rank() == root ? Parts{out, counts} : Parts());
 }
 
+Status StreamCommunicator::all_to_all(cuda::Stream stream, cuda::Address in, cuda::Address out,
+                                      std::size_t count, DType dtype) {
+  const std::vector<std::size_t> counts(static_cast<std::size_t>(communicator_.size()), count);
+  return enqueue(stream, {.collective = Collective::all_to_all, .dtype = dtype, .counts = counts},
+                 {in, counts}, {out, counts});
+}
+
 Status StreamCommunicator::send_to(cuda::Stream stream, cuda::Address data, std::size_t count,
                                    DType dtype, int peer) {
   R2CCL_TRY(communicator_.check_rank("dst", peer));
@@ -370,10 +377,11 @@ Status StreamCommunicator::carry_out(const Plan& plan, std::byte* in, std::byte*
       return communicator_.gather(in, out, plan.counts, plan.dtype, plan.root);
     case Collective::send: return communicator_.send_to(in, count, plan.dtype, plan.root);
     case Collective::recv: return communicator_.receive_from(out, count, plan.dtype, plan.root);
+    case Collective::all_to_all:
+      return communicator_.all_to_allv(in, plan.counts, out, plan.counts, plan.dtype);
     case Collective::barrier: return communicator_.barrier();
-    case Collective::all_to_all: break;
   }
-  return {ErrorCode::internal, std::string(name_of(plan.collective)) + " was posted"};
+  return {ErrorCode::internal, "a plan of no collective was posted"};
 }
 
 }  // namespace r2ccl::device

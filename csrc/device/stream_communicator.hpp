@@ -55,6 +55,9 @@ class StreamCommunicator {
                    int root);
   Status gather(cuda::Stream stream, cuda::Address in, cuda::Address out,
                 std::span<const std::size_t> counts, DType dtype, int root);
+  // Even: `count` elements to each rank, and from each.
+  Status all_to_all(cuda::Stream stream, cuda::Address in, cuda::Address out, std::size_t count,
+                    DType dtype);
   Status send_to(cuda::Stream stream, cuda::Address data, std::size_t count, DType dtype, int peer);
   Status receive_from(cuda::Stream stream, cuda::Address data, std::size_t count, DType dtype,
                       int peer);

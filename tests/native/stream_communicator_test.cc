@@ -185,6 +185,14 @@ void compare_all(Rank& rank, Communicator& host, std::size_t count, std::size_t 
         if (me == root) out = in;
         return host.broadcast(bytes(out), count, DType::f32, root);
       });
+  expect_same(
+      "all_to_all", count * ranks, count * ranks,
+      [&](const auto& in, auto& out) {
+        return gpu.all_to_all(rank.stream, address(in), address(out), count, DType::f32);
+      },
+      [&](const auto& in, auto& out) {
+        return host.all_to_allv(bytes(in), even, bytes(out), even, DType::f32);
+      });
   const int next = (me + 1) % host.size();
   const int before = (me + host.size() - 1) % host.size();
   expect_same(

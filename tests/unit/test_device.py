@@ -111,6 +111,8 @@ CASES: dict[str, Callable[[Any, int, Any], Any]] = {
     "broadcast": lambda c, r, b: c.broadcast(b(7), 1),
     "gather": lambda c, r, b: c.gather(b(7), 1),
     "all_to_all": lambda c, r, b: c.all_to_all(b(6, 5)),
+    "all_to_all in place": lambda c, r, b: c.all_to_all(x := b(6, 5), out=x),
+    "all_to_all in pieces": lambda c, r, b: c.all_to_all(b(STAGING // 2 + 6)),
     "all_to_allv": lambda c, r, b: c.all_to_allv(
         b((3, 5)[r], 2), ([1, 2], [4, 1])[r], ([1, 4], [2, 1])[r]
     ),

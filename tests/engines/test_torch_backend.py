@@ -16,9 +16,12 @@ import pytest
 FOLDER = Path(__file__).parent
 
 
-def run(script: str, *arguments: str, timeout_s: int = 120) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, *arguments: str, timeout_s: int = 120, driver: str = ""
+) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
+        "R2CCL_CUDA_LIBRARY": driver or "libcuda.so.1",
         "R2CCL_RAILS": "127.0.0.1,127.0.0.2",
         "R2CCL_NODE": "per-rank",
         "R2CCL_LINK_TIMEOUT_S": "2",
@@ -50,6 +53,7 @@ def run(script: str, *arguments: str, timeout_s: int = 120) -> subprocess.Comple
         ("mistakes", 2),
         ("late", 3),
         ("overdue", 2),
+        ("overdue_later", 2),
         ("death", 3),
         ("unmatched", 2),
         ("forgotten", 2),
@@ -57,6 +61,30 @@ def run(script: str, *arguments: str, timeout_s: int = 120) -> subprocess.Comple
 )
 def test_ranks(case: str, ranks: int) -> None:
     ran = run("torch_ranks.py", case, str(ranks))
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-6000:]
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks"),
+    [
+        ("reductions", 3),
+        ("movements", 3),
+        ("asynchronous", 3),
+        ("point_to_point", 3),
+        ("groups", 3),
+        ("layouts", 3),
+        ("hooks", 2),
+        ("aborted", 3),
+        ("again", 2),
+        ("mistakes", 2),
+        ("overdue", 2),
+        ("overdue_later", 2),
+        ("death", 3),
+        ("forgotten", 2),
+    ],
+)
+def test_ranks_with_tensors_of_a_gpu(case: str, ranks: int, cuda_driver: str) -> None:
+    ran = run("torch_ranks.py", case, str(ranks), "gpu", driver=cuda_driver)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-6000:]
 
 

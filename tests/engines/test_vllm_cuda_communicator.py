@@ -24,6 +24,19 @@ def test_a_graph_survives_cuts(fake_cuda: Path, show) -> None:
         show(line)
 
 
+def test_what_stages_exchange_survives_cuts(fake_cuda: Path, show) -> None:
+    done = run_ranks(
+        "gpu_stages",
+        "per-rank",
+        "per-rank",
+        R2CCL_CUDA_LIBRARY=str(fake_cuda),
+        R2CCL_REJOIN_BACKOFF_MIN_MS="1",
+    )
+    assert done.returncode == 0, done.stdout
+    [line] = re.findall(r"90 steps of two stages.*", done.stdout)
+    show(line)
+
+
 def test_no_token_is_computed_without_a_lost_peer(fake_cuda: Path) -> None:
     done = run_ranks(
         "gpu_loss",

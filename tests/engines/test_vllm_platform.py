@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from vllm import platforms
 from vllm.config import CompilationMode
 from vllm.platforms.cpu import CpuPlatform
@@ -213,6 +214,37 @@ def test_only_groups_that_span_nodes_hide_behind_an_op(monkeypatch: pytest.Monke
     assert not Ours.use_custom_op_collectives()
     monkeypatch.setattr(nodes, "_latest_spans_nodes", True)
     assert Ours.use_custom_op_collectives()
+
+
+class Cuda(CpuPlatform):  # type: ignore[misc]
+    device_type = "cuda"
+    dist_backend = "nccl"
+
+
+@pytest.mark.usefixtures("asked_for", "no_stock_update")
+def test_device_groups_of_gpus_are_ours_where_the_engine_spans_nodes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = make_platform(Cuda, "OursOnCuda")()
+    assert ours.dist_backend == "nccl"
+    config = engine_config()
+    Ours.check_and_update_config(config)
+    assert os.environ[flag.SPANS_VARIABLE] == "1"
+    assert ours.dist_backend == "r2ccl"
+    assert dist.is_backend_available("r2ccl")
+    assert Ours().dist_backend == "gloo"
+    monkeypatch.setenv("VLLM_DISTRIBUTED_USE_SPLIT_GROUP", "1")
+    assert ours.dist_backend == "nccl"
+    assert "does not outlive a rail" in caplog.text
+    config.parallel_config.nnodes = 1
+    Ours.check_and_update_config(config)
+    monkeypatch.delenv("VLLM_DISTRIBUTED_USE_SPLIT_GROUP")
+    assert ours.dist_backend == "nccl"
+
+
+def test_device_groups_are_stock_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(flag.SPANS_VARIABLE, "1")
+    assert make_platform(Cuda, "OursOnCuda")().dist_backend == "nccl"
 
 
 @pytest.mark.usefixtures("asked_for")

@@ -1,9 +1,10 @@
 """A program that makes the ranks of one job of torch.distributed as processes, and checks them.
 
-    python torch_ranks.py CASE RANKS
+    python torch_ranks.py CASE RANKS [gpu]
 
-CASE is the name of a function below; every rank runs it.  The program ends with status 0 when
-every rank returned, else it shows the tracebacks.
+CASE is the name of a function below; every rank runs it, with ``gpu`` on a GPU: where there is
+none, what is on the host is taken for it, and R2CCL_CUDA_LIBRARY has to name a driver that does so,
+too.  The program ends with status 0 when every rank returned, else it shows the tracebacks.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import r2serve.engines.torch
+from r2serve.engines.torch import landing
 from r2serve.errors import AbortedError, PeerClosedError, PeerLostError, R2cclError
 
 SUMMED = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8)
@@ -391,10 +393,17 @@ def overdue(me: int, ranks: int) -> None:
     assert time.monotonic() - began < 5
 
 
+def overdue_later(me: int, ranks: int) -> None:
+    dist.all_reduce(torch.ones(1))
+    overdue(me, ranks)
+
+
 def death(me: int, ranks: int) -> None:
+    dist.all_reduce(torch.ones(1))
     dist.barrier()
     if me == 0:
         os._exit(0)
+    refused(PeerLostError, "rank 0", lambda: dist.all_reduce(torch.ones(1)))
     refused(PeerLostError, "rank 0", lambda: dist.barrier())
 
 
@@ -421,14 +430,19 @@ NOT_DESTROYED = {
     "death_in_training",
     "late",
     "overdue",
+    "overdue_later",
     "aborted",
     "again",
 }
 
 
-def rank_main(rank: int, case: str, ranks: int, folder: str) -> None:
+def rank_main(rank: int, case: str, ranks: int, folder: str, on_gpu: bool) -> None:
     os.environ["STORE_FOLDER"] = folder
-    timeout = timedelta(seconds=2 if case == "overdue" else 60)
+    if on_gpu and torch.cuda.is_available():
+        torch.set_default_device("cuda")
+    elif on_gpu:
+        landing.GPUS.add("cpu")
+    timeout = timedelta(seconds=2 if case.startswith("overdue") else 60)
     dist.init_process_group(
         r2serve.engines.torch.BACKEND,
         init_method=f"file://{folder}/store",
@@ -442,11 +456,11 @@ def rank_main(rank: int, case: str, ranks: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
-def main(case: str, ranks: int) -> int:
+def main(case: str, ranks: int, *, on_gpu: bool) -> int:
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         started = [
-            context.Process(target=rank_main, args=(rank, case, ranks, folder))
+            context.Process(target=rank_main, args=(rank, case, ranks, folder, on_gpu))
             for rank in range(ranks)
         ]
         for process in started:
@@ -457,4 +471,4 @@ def main(case: str, ranks: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), on_gpu=sys.argv[3:] == ["gpu"]))

@@ -20,15 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
 from vllm.ir.ops import fused_add_rms_norm
 from vllm.platforms import current_platform
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from r2serve.engines.vllm import ending, patches
+from r2serve.engines.torch import landing
+from r2serve.engines.vllm import ending, flag, patches
+from r2serve.engines.vllm.platform import make_platform
 from r2serve.engines.vllm.worker import trusted
 from r2serve.errors import R2cclError
 
@@ -332,6 +336,48 @@ class Later(AsyncModelRunnerOutput):
         return self._output
 
 
+def gpu_stages(rank: int) -> None:
+    """What pipeline stages exchange past their group's communicator outlives a rail, too."""
+    group = parallel_state.get_pp_group()
+    communicator = group.device_group.communicator
+    # A GPU's tensors go on the device group; what takes their place here is on the host.
+    own, group.cpu_group = group.cpu_group, group.device_group
+    sibling = group.make_sibling_device_group()
+    for turn in range(90):
+        if rank == 0 and turn % 15 == 5:
+            communicator.inject(turn // 30 % 2, "cut" if turn % 30 == 5 else "heal")
+        hidden = numbers(turn, (64, 128), torch.bfloat16)
+        if rank == 0:
+            group.send_tensor_dict({"hidden": hidden, "turn": turn})
+        else:
+            got = group.recv_tensor_dict()
+            assert got["turn"] == turn
+            same(got["hidden"], hidden)
+        tokens = torch.full((8,), turn if group.is_last_rank else -1)
+        dist.broadcast(tokens, src=group.last_rank, group=sibling, async_op=True).wait()
+        same(tokens, torch.full((8,), turn))
+        counts = torch.tensor([rank + 1, turn], dtype=torch.int32)
+        dist.all_reduce(counts, group=group.device_group)
+        same(counts, torch.tensor([3, 2 * turn], dtype=torch.int32))
+    group.cpu_group = own
+    if rank == 0:
+        lost = [event for event in communicator.events() if "->DOWN" in event.text]
+        logging.info("90 steps of two stages, rails went DOWN %d times", len(lost))
+        assert lost
+
+
+def device_backend() -> str:
+    """What the platform for CUDA names for device groups."""
+
+    class Cuda(CpuPlatform):  # type: ignore[misc]
+        device_type = "cuda"
+        dist_backend = "nccl"
+
+    os.environ[flag.SPANS_VARIABLE] = "1"
+    landing.GPUS.add("cpu")
+    return str(make_platform(Cuda, "R2cclCudaPlatform")().dist_backend)
+
+
 def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:
     os.environ["R2CCL_NODE"] = nodes[rank]
     os.environ["VLLM_DIST_IDENT"] = os.path.basename(os.path.dirname(store))
@@ -339,11 +385,13 @@ def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:
     if case.startswith("gpu_"):  # as the platform for CUDA has it
         ours = patches.COMMUNICATORS[named(CudaCommunicator)]
         patches.COMMUNICATORS[named(CpuCommunicator)] = ours
+    stages = case == "gpu_stages"
+    backend = device_backend() if stages else "gloo"
     with set_current_vllm_config(VllmConfig()):
         parallel_state.init_distributed_environment(
-            len(nodes), rank, f"file://{store}", rank, "gloo"
+            len(nodes), rank, f"file://{store}", rank, backend
         )
-        parallel_state.initialize_model_parallel(len(nodes))
+        parallel_state.initialize_model_parallel(*((1, len(nodes)) if stages else (len(nodes), 1)))
         globals()[case](rank)
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()

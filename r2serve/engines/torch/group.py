@@ -3,6 +3,7 @@
 torch's names and argument lists are translated here, and nothing else is done.  The collectives of
 a group come one after another, on its lane; each direction of point-to-point traffic between two
 ranks, and each tag, has a communicator and a lane of its own, so none waits for another.
+Collectives of tensors that are on a GPU go into its stream (:mod:`r2serve.engines.torch.stream`).
 
 What torch's interface has and this backend has not: receiving from any rank, ``PREMUL_SUM``,
 sparse tensors, and sums of types that the core does not know (float8, unsigned over 8 bits).
@@ -19,27 +20,21 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
+from r2serve.collectives import Collectives
 from r2serve.communicator import Communicator
-from r2serve.engines.torch.arguments import (
-    check_alike,
-    check_mine,
-    check_shares,
-    single,
-    split_sizes,
-)
-from r2serve.engines.torch.landing import Landing, Landings, check, joined, source
+from r2serve.engines.torch.arguments import single
+from r2serve.engines.torch.landing import GPUS, Landing, Landings, check, home_of, source
 from r2serve.engines.torch.lane import Lane, R2cclWork
-from r2serve.engines.torch.reduction import Reduction
-from r2serve.errors import PeerClosedError
+from r2serve.engines.torch.operations import Operations, Tensors
+from r2serve.engines.torch.stream import Handover, StreamLane, StreamWork
+from r2serve.errors import InvalidArgumentError, PeerClosedError
 from r2serve.process import before_exit
-
-_Tensors = Sequence[torch.Tensor]
-_ProcessGroup: Any = dist.ProcessGroup  # its types have forms that torch itself never calls
 
 LINGER_S = 5.0
 """How long a group that is shut down may go on with what it was asked for before."""
+
+_ABORTED = "the process group was aborted"
 
 
 class _Served(NamedTuple):
@@ -49,7 +44,7 @@ class _Served(NamedTuple):
     lane: Lane
 
 
-class R2cclGroup(_ProcessGroup):  # type: ignore[misc]
+class R2cclGroup(Operations):
     """Ranks whose collectives r2ccl carries.  Made by torch, on all ranks of the group alike."""
 
     # What torch asks of a group's backend; a group in Python is its own.
@@ -77,8 +72,10 @@ class R2cclGroup(_ProcessGroup):  # type: ignore[misc]
         self._group = _Served(comm, Lane(name))
         self._pairs: dict[str, _Served] = {}
         self._lock = threading.Lock()  # of the pairs
+        self._streams_lock = threading.Lock()  # of the next; making it waits for the other ranks
+        self._streams: list[StreamLane] = []  # one, once a collective has had tensors of a GPU
         self._open = [self._group]
-        self._leave = weakref.finalize(self, _leave, self._open, os.getpid())
+        self._leave = weakref.finalize(self, _leave, self._open, self._streams, os.getpid())
         _GROUPS.add(self)
 
     @classmethod
@@ -112,221 +109,41 @@ class R2cclGroup(_ProcessGroup):  # type: ignore[misc]
     def _get_backend(self, _: torch.device) -> R2cclGroup:
         return self
 
-    # --- collectives ------------------------------------------------------------------------------
-
-    def allreduce(self, given: _Tensors, opts: Any = None) -> R2cclWork:
-        return self._reduce_all("all_reduce", [single(given)], opts)
-
-    def allreduce_coalesced(self, given: _Tensors, opts: Any = None) -> R2cclWork:
-        return self._reduce_all("all_reduce of several", given, opts)
-
-    def _reduce_all(self, what: str, given: _Tensors, opts: Any) -> R2cclWork:
-        reduction = _reduction(opts)
-        into = [Landing(reduction.view(tensor)) for tensor in given]
-
-        def call(comm: Communicator) -> None:
-            for landing in into:
-                landing.fill()
-                reduction.everywhere(comm, landing.memory, landing.memory)
-
-        return self._ask(what, call, into, given, opts)
-
-    def reduce(self, given: _Tensors, opts: Any) -> R2cclWork:
-        root, reduction = opts.rootRank, _reduction(opts)
-        view = reduction.view(single(given))
-        check([view])
-        sizes = [view.numel() if rank == root else 0 for rank in range(self._size)]
-        into = [Landing(view)] if self._rank == root else []
-
-        def call(comm: Communicator) -> None:
-            flat = source(view)
-            out = into[0].memory if into else flat.new_empty(0)
-            reduction.shared(comm, flat, sizes, out)
-
-        return self._ask("reduce", call, into, given, opts)
-
-    def broadcast(self, given: _Tensors, opts: Any) -> R2cclWork:
-        landing, root = Landing(single(given)), opts.rootRank
-
-        def call(comm: Communicator) -> None:
-            landing.fill()
-            comm.broadcast(landing.memory, root)
-
-        return self._ask("broadcast", call, [landing], given, opts)
-
-    def allgather(
-        self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None
-    ) -> R2cclWork:
-        return self._gather_all("all_gather", [single(outputs)], inputs, opts)
-
-    def allgather_coalesced(
-        self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None
-    ) -> R2cclWork:
-        by_input = list(zip(*outputs, strict=True))
-        return self._gather_all("all_gather of several", by_input, inputs, opts)
-
-    def _gather_all(
-        self, what: str, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any
-    ) -> R2cclWork:
-        """outputs: for each input the tensors of all ranks."""
-        for of_ranks, given in zip(outputs, inputs, strict=True):
-            check_mine(self._size, self._rank, "outputs", of_ranks, given)
-        into = [Landings(of_ranks) for of_ranks in outputs]
-
-        def call(comm: Communicator) -> None:
-            for given, landings in zip(inputs, into, strict=True):
-                comm.all_gatherv(source(given), landings.sizes, out=landings.memory)
-
-        results = [tensor for of_ranks in outputs for tensor in of_ranks]
-        return self._ask(what, call, into, results, opts)
-
-    def all_gather_single(
-        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
-    ) -> R2cclWork:
-        return self.all_gather_single_coalesced([output], [given], opts)
-
-    def all_gather_single_coalesced(
-        self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
-    ) -> R2cclWork:
-        for output, given in zip(outputs, inputs, strict=True):
-            check_shares(self._size, "output", output, "input", given)
-        into = [Landing(output) for output in outputs]
-
-        def call(comm: Communicator) -> None:
-            for given, landing in zip(inputs, into, strict=True):
-                comm.all_gather(source(given), out=landing.memory)
-
-        return self._ask("all_gather", call, into, outputs, opts)
-
-    def reduce_scatter(
-        self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any = None
-    ) -> R2cclWork:
-        reduction = _reduction(opts)
-        views = [reduction.view(tensor) for tensor in single(inputs)]
-        output = reduction.view(single(outputs))
-        check_mine(self._size, self._rank, "inputs", views, output)
-        landing, sizes = Landing(output), [view.numel() for view in views]
-
-        def call(comm: Communicator) -> None:
-            reduction.shared(comm, joined(views, landing.memory), sizes, landing.memory)
-
-        return self._ask("reduce_scatter", call, [landing], outputs, opts)
-
-    def reduce_scatter_single(
-        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
-    ) -> R2cclWork:
-        return self.reduce_scatter_single_coalesced([output], [given], opts)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
-    ) -> R2cclWork:
-        reduction = _reduction(opts)
-        into = [Landing(reduction.view(output)) for output in outputs]
-        views = [reduction.view(given) for given in inputs]
-        for output, given in zip(outputs, inputs, strict=True):
-            check_shares(self._size, "input", given, "output", output)
-
-        def call(comm: Communicator) -> None:
-            for view, landing in zip(views, into, strict=True):
-                sizes = [landing.memory.numel()] * comm.world_size
-                reduction.shared(comm, source(view), sizes, landing.memory)
-
-        return self._ask("reduce_scatter", call, into, outputs, opts)
-
-    def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> R2cclWork:
-        root, given = opts.rootRank, single(inputs)
-        check([given])
-        results = single(outputs) if self._rank == root else []
-        check_alike(self._size, "outputs", results, given)
-        into = [Landings(results)] if self._rank == root else []
-        out = into[0].memory if into else None
-        return self._ask(
-            "gather", lambda comm: comm.gather(source(given), root, out=out), into, results, opts
-        )
-
-    def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> R2cclWork:
-        root, output = opts.rootRank, single(outputs)
-        given = single(inputs) if self._rank == root else []
-        check_alike(self._size, "inputs", given, output)
-        landing = Landing(output)
-        count = landing.memory.numel()
-        sent = [count if self._rank == root else 0] * self._size
-        received = [count if rank == root else 0 for rank in range(self._size)]
-
-        def call(comm: Communicator) -> None:
-            flat = joined(given, landing.memory)
-            comm.all_to_allv(flat, sent, received, out=landing.memory)
-
-        return self._ask("scatter", call, [landing], outputs, opts)
-
-    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> R2cclWork:
-        check([*outputs, *inputs])
-        into = Landings(outputs)
-        unit = into.memory.element_size()
-        sizes = [tensor.numel() * tensor.element_size() // unit for tensor in inputs]
-        return self._ask(
-            "all_to_all",
-            lambda comm: comm.all_to_allv(
-                joined(inputs, into.memory), sizes, into.sizes, out=into.memory
-            ),
-            [into],
-            outputs,
-            opts,
-        )
-
-    def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        given: torch.Tensor,
-        output_splits: Sequence[int] | None = None,
-        input_splits: Sequence[int] | None = None,
-        opts: Any = None,
-    ) -> R2cclWork:
-        check([output, given])
-        landing = Landing(output)
-        unit = landing.memory.element_size()
-        sent = split_sizes(self._size, "input_split_sizes", given, unit, input_splits)
-        received = split_sizes(self._size, "output_split_sizes", output, unit, output_splits)
-        return self._ask(
-            "all_to_all",
-            lambda comm: comm.all_to_allv(source(given), sent, received, out=landing.memory),
-            [landing],
-            [output],
-            opts,
-        )
-
     def barrier(self, opts: Any = None) -> R2cclWork:
-        return self._ask("barrier", lambda comm: comm.barrier(), [], [], opts)
-
-    # torch before 2.13 asks by these names.
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
+        """Of the ranks' threads; what is in the current streams of GPUs has been done."""
+        for streams in self._streams:
+            streams.settle()
+        return self._on_lane(self._group, "barrier", lambda comm: comm.barrier(), [], [], [], opts)
 
     # --- point to point ---------------------------------------------------------------------------
 
-    def send(self, given: _Tensors, dst: int, tag: int = 0) -> R2cclWork:
+    def send(self, given: Tensors, dst: int, tag: int = 0) -> R2cclWork:
         tensor, served = single(given), self._pair(self._rank, dst, tag)
         check([tensor])
         peer = int(dst > self._rank)
-        return self._ask_of(
-            served, f"send to rank {dst}", lambda comm: comm.send(source(tensor), peer), [], given
+        return self._on_lane(
+            served,
+            f"send to rank {dst}",
+            lambda comm: comm.send(source(tensor, comm.device), peer),
+            [],
+            given,
+            given,
         )
 
-    def recv(self, given: _Tensors, src: int, tag: int = 0) -> R2cclWork:
-        landing, served = Landing(single(given)), self._pair(src, self._rank, tag)
+    def recv(self, given: Tensors, src: int, tag: int = 0) -> R2cclWork:
+        served = self._pair(src, self._rank, tag)
+        landing = Landing(single(given), served.comm.device)
         peer = int(src > self._rank)
-        return self._ask_of(
+        return self._on_lane(
             served,
             f"receive from rank {src}",
             lambda comm: comm.recv(landing.memory, peer),
             [landing],
             given,
+            given,
         )
 
-    def recv_anysource(self, given: _Tensors, tag: int = 0) -> R2cclWork:
+    def recv_anysource(self, given: Tensors, tag: int = 0) -> R2cclWork:
         raise NotImplementedError("r2ccl receives from a rank that is named: recv(…, src=…)")
 
     def _pair(self, src: int, dst: int, tag: int) -> _Served:
@@ -348,12 +165,16 @@ class R2cclGroup(_ProcessGroup):  # type: ignore[misc]
         until_s = time.monotonic() + LINGER_S
         for served in list(self._open):
             served.lane.drain(max(0.0, until_s - time.monotonic()))
+        for streams in self._streams:
+            streams.close(max(0.0, until_s - time.monotonic()))
         self._leave()
 
     def abort(self) -> None:
         """End now, on all ranks; what is under way ends in an error."""
+        for streams in self._streams:
+            streams.comm.abort(_ABORTED)
         for served in list(self._open):
-            served.comm.abort("the process group was aborted")
+            served.comm.abort(_ABORTED)
         self._leave()
 
     # --- how it is done ---------------------------------------------------------------------------
@@ -361,46 +182,75 @@ class R2cclGroup(_ProcessGroup):  # type: ignore[misc]
     def _ask(
         self,
         what: str,
-        call: Callable[[Communicator], Any],
+        call: Callable[[Collectives], Any],
         into: Sequence[Landing | Landings],
-        results: _Tensors,
+        results: Tensors,
+        touched: Tensors,
         opts: Any,
-    ) -> R2cclWork:
-        # Where torch does not say, somebody may want to do something else meanwhile.
-        wait = not getattr(opts, "asyncOp", True)
-        given_s = opts.timeout.total_seconds() if opts is not None else 0.0
-        return self._ask_of(self._group, what, call, into, results, wait, given_s)
+    ) -> R2cclWork | StreamWork:
+        """touched: all tensors of the collective; first one that says where it is carried out."""
+        home = home_of(touched[0])
+        if home.type not in GPUS:
+            return self._on_lane(self._group, what, call, into, results, touched, opts)
+        streams = self._streams_of(home)
 
-    def _ask_of(
+        def put() -> None:
+            call(streams.comm)
+            for landing in into:
+                landing.deliver()
+
+        return streams.add(what, put, results, self._limit_s(opts))
+
+    def _on_lane(
         self,
         served: _Served,
         what: str,
         call: Callable[[Communicator], Any],
         into: Sequence[Landing | Landings],
-        results: _Tensors,
-        wait: bool = False,
-        timeout_s: float = 0.0,
+        results: Tensors,
+        touched: Tensors,
+        opts: Any = None,
     ) -> R2cclWork:
-        # What the caller's thread has, and the lane's has not.
-        inference = torch.is_inference_mode_enabled()
-        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        stream = torch.cuda.current_stream() if on_gpu else None
-        comm = served.comm
+        inference = torch.is_inference_mode_enabled()  # of the caller's thread, not of the lane's
+        handover = Handover(touched)
 
         def run() -> None:
-            with torch.inference_mode(inference), torch.cuda.stream(stream):
-                call(comm)
+            with torch.inference_mode(inference), handover.taken():
+                call(served.comm)
                 for landing in into:
                     landing.deliver()
 
-        limit_s = timeout_s if timeout_s > 0 else self._timeout_s
-        return served.lane.add(R2cclWork(what, run, results, limit_s, comm.abort), wait=wait)
+        # Where torch does not say, somebody may want to do something else meanwhile.
+        wait = opts is not None and not getattr(opts, "asyncOp", True)
+        work = R2cclWork(what, run, results, self._limit_s(opts), served.comm.abort)
+        return served.lane.add(work, wait=wait)
+
+    def _limit_s(self, opts: Any) -> float:
+        given_s: float = opts.timeout.total_seconds() if opts is not None else 0.0
+        return given_s if given_s > 0 else self._timeout_s
+
+    def _streams_of(self, device: torch.device) -> StreamLane:
+        with self._streams_lock:
+            if not self._leave.alive:
+                raise PeerClosedError("the process group has been shut down")
+            if not self._streams:
+                host = self._group.comm.twin(f"{self._label}:gpu")
+                self._streams.append(StreamLane.made(host, device, self._timeout_s))
+            [streams] = self._streams
+        if streams.comm.device != device:
+            raise InvalidArgumentError(
+                f"tensor: is on {device}; this group's first collective had one on "
+                f"{streams.comm.device}, and r2ccl has one device a process"
+            )
+        return streams
 
 
-def _leave(open_ones: list[_Served], process: int) -> None:
+def _leave(open_ones: list[_Served], streams: list[StreamLane], process: int) -> None:
     if process != os.getpid():
         return  # of the parent that forked us
     why = PeerClosedError("the process group has been shut down")
+    for each in streams:
+        each.close(0)
     for comm, lane in list(open_ones):
         if not lane.drain(0):
             comm.abort("the process group is shut down")
@@ -417,7 +267,3 @@ def _leave_all() -> None:
     """What nobody shut down still tells the others, before its links are closed."""
     for group in list(_GROUPS):
         group._leave()
-
-
-def _reduction(opts: Any) -> Reduction:
-    return Reduction(dist.ReduceOp.SUM if opts is None else opts.reduceOp)

@@ -1,7 +1,8 @@
-"""Tensors of any device, layout and type, as what r2ccl carries: flat, contiguous, of the host.
+"""Tensors of any device, layout and type, as what r2ccl carries: flat, contiguous, at home.
 
-A collective's input is read, and copied where it must be, when the collective is carried out and
-not when it is asked for: what was asked for before may still have to write it.
+Home is where a communicator has its tensors.  A collective's input is read, and copied where it
+must be, when the collective is carried out and not when it is asked for: what was asked for before
+may still have to write it.
 """
 
 from __future__ import annotations
@@ -30,49 +31,61 @@ def check(given: Sequence[torch.Tensor]) -> None:
         raise InvalidArgumentError(f"tensors: of different types ({names})")
 
 
-def source(tensor: torch.Tensor) -> torch.Tensor:
+GPUS = {"cuda"}
+"""Types of devices that a :class:`r2serve.DeviceCommunicator` is at home on."""
+
+
+def home_of(tensor: torch.Tensor) -> torch.device:
+    """Where a collective is carried out: where this tensor is, if that is a GPU, or on the host.
+
+    Ranks have to agree, so it is asked of a tensor that each of them has.
+    """
+    return tensor.device if tensor.device.type in GPUS else tensors.CPU
+
+
+def source(tensor: torch.Tensor, home: torch.device) -> torch.Tensor:
     """The elements of ``tensor``, flat: itself where it can be read as it lies, else a copy."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensors.carried(tensor.detach().cpu()).view(-1)
+    return tensors.carried(tensor.detach().to(home)).view(-1)
 
 
 def joined(given: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     """The elements of all, one behind the other; of none: an empty tensor like ``like``."""
-    parts = [source(tensor) for tensor in given]
+    parts = [source(tensor, like.device) for tensor in given]
     return torch.cat(parts) if parts else like.new_empty(0)
 
 
 class Landing:
     """Where results for a tensor arrive: the tensor itself, or memory that is copied into it."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, home: torch.device) -> None:
         check([tensor])
         self._tensor = tensor.detach()
         as_it_lies = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-        self._direct = tensor.is_cpu and as_it_lies
-        self._host = self._tensor
+        self._direct = tensor.device == home and as_it_lies
+        self._arrived = self._tensor
         if not self._direct:
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        self.memory = tensors.carried(self._host).view(-1)
+            self._arrived = torch.empty(tensor.shape, dtype=tensor.dtype, device=home)
+        self.memory = tensors.carried(self._arrived).view(-1)
         """Flat; what lands here is what the tensor gets from :meth:`deliver`."""
 
     def fill(self) -> None:
         """Put the tensor's own elements in place."""
         if not self._direct:
-            self._host.copy_(self._tensor)
+            self._arrived.copy_(self._tensor)
 
     def deliver(self) -> None:
         if not self._direct:
-            self._tensor.copy_(self._host)
+            self._tensor.copy_(self._arrived)
 
 
 class Landings:
     """As one piece of memory, for tensors of one type that arrive one behind the other."""
 
-    def __init__(self, into: Sequence[torch.Tensor]) -> None:
+    def __init__(self, into: Sequence[torch.Tensor], home: torch.device) -> None:
         check(into)
-        self._into = [Landing(tensor) for tensor in into]
+        self._into = [Landing(tensor, home) for tensor in into]
         self.sizes = [landing.memory.numel() for landing in self._into]
         self.memory = self._into[0].memory.new_empty(sum(self.sizes))
 

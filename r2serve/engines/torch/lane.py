@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -146,6 +146,12 @@ def _nothing() -> None:
     pass
 
 
+class Watched(Protocol):
+    """What has works that may be overdue."""
+
+    def end_what_is_overdue(self) -> None: ...
+
+
 class Lane:
     """The works of one communicator, one after another."""
 
@@ -157,7 +163,7 @@ class Lane:
         self._runner = 0  # identity of the thread that runs it
         self._closed: BaseException | None = None
         self._thread: threading.Thread | None = None
-        _watch(self)
+        watch(self)
 
     def add(self, work: R2cclWork, *, wait: bool) -> R2cclWork:
         """Have it done.
@@ -239,13 +245,14 @@ class Lane:
 
 # --- one thread watches all lanes of the process --------------------------------------------------
 
-_LANES: weakref.WeakSet[Lane] = weakref.WeakSet()
+_LANES: weakref.WeakSet[Watched] = weakref.WeakSet()
 _WATCHING = threading.Lock()
 _STOP = threading.Event()
 _watcher: threading.Thread | None = None
 
 
-def _watch(lane: Lane) -> None:
+def watch(lane: Watched) -> None:
+    """Look every :data:`WATCH_S` whether something of it is overdue, as long as it is there."""
     global _watcher
     with _WATCHING:
         _LANES.add(lane)

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from r2serve import tensors
-from r2serve.communicator import Communicator
+from r2serve.collectives import Collectives
 from r2serve.errors import InvalidArgumentError
 
 _NAMES = {
@@ -60,7 +60,7 @@ class Reduction:
             raise tensors.unusable("tensor", tensor, tensor.device)
         return tensor
 
-    def everywhere(self, comm: Communicator, flat: torch.Tensor, out: torch.Tensor) -> None:
+    def everywhere(self, comm: Collectives, flat: torch.Tensor, out: torch.Tensor) -> None:
         """The whole result on every rank.  ``out`` may be ``flat``."""
         if self._name is not None:
             comm.all_reduce(flat, self._name, out=out)
@@ -68,7 +68,7 @@ class Reduction:
             out.copy_(self._folded(comm, flat))
 
     def shared(
-        self, comm: Communicator, flat: torch.Tensor, sizes: Sequence[int], out: torch.Tensor
+        self, comm: Collectives, flat: torch.Tensor, sizes: Sequence[int], out: torch.Tensor
     ) -> None:
         """Rank r's ``sizes[r]`` elements of the result on rank r."""
         if self._name is not None:
@@ -77,7 +77,7 @@ class Reduction:
             begin = sum(sizes[: comm.rank])
             out.copy_(self._folded(comm, flat)[begin : begin + sizes[comm.rank]])
 
-    def _folded(self, comm: Communicator, flat: torch.Tensor) -> torch.Tensor:
+    def _folded(self, comm: Collectives, flat: torch.Tensor) -> torch.Tensor:
         assert self._fold is not None
         whole: torch.Tensor = functools.reduce(self._fold, comm.all_gather(flat))
         return whole

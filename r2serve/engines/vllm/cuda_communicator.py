@@ -2,8 +2,8 @@
 
 As on the CPU a group inside one node keeps vLLM's own path, NVLink and all.  A group that spans
 nodes gets :class:`SpanningCudaCommunicator`, all of whose collectives are r2ccl's.  What vLLM
-sends on a group's ``device_group`` instead (tensors of pipeline stages) is NCCL's still.  **Not yet
-run on a GPU.**
+sends on a group's ``device_group`` instead (tensors of pipeline stages) goes by our backend of
+torch.distributed.  **Not yet run on a GPU.**
 """
 
 from __future__ import annotations

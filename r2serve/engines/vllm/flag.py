@@ -23,9 +23,16 @@ _LOG = logging.getLogger(__name__)
 
 VARIABLE = "R2SERVE_DISTRIBUTED_BACKEND"
 WORKERS_VARIABLE = "R2SERVE_WORKERS_PER_NODE"
+SPANS_VARIABLE = "R2SERVE_SPANS_NODES"
+"""``1``: groups of this engine may span nodes."""
 CHOICES = ("default", "r2ccl")
 SECTION = "r2serve"
-CARRIED = (VARIABLE, WORKERS_VARIABLE, *(option.variable for option in options()))
+CARRIED = (
+    VARIABLE,
+    WORKERS_VARIABLE,
+    SPANS_VARIABLE,
+    *(option.variable for option in options()),
+)
 
 
 def active() -> bool:

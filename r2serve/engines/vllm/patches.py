@@ -16,6 +16,9 @@ seam (vLLM 0.32)                       what for, and what would let it go
                                        begins and ends.  Goes when a step has a hook.
 ``vllm.stat_logger_plugins``           what clients saw of each request.
 ``get_device_communicator_cls``        our communicator, a subclass of the platform's own.
+``dist_backend`` (on CUDA)             our backend of torch.distributed for ``device_group`` of
+                                       every group, where the engine spans nodes. Goes when a
+                                       communicator may bring its group's.
 ``get_pass_manager_cls``               our compiler pass, before vLLM's own. On the CPU, with
                                        ``R2CCL_FUSE=on``, vLLM's mode of compilation is put back.
 ``use_custom_op_collectives``          True for groups that span nodes.  Relies on the order in

@@ -55,7 +55,9 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             super().check_and_update_config(vllm_config)
             if flag.active():
                 flag.check_environment()
-                if _spans_nodes(vllm_config.parallel_config):
+                spans = _spans_nodes(vllm_config.parallel_config)
+                os.environ[flag.SPANS_VARIABLE] = str(int(spans))
+                if spans:
                     # FlashInfer's would go around the group's communicator.
                     vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
                     if cls._fuses():
@@ -72,6 +74,19 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             if stock not in patches.COMMUNICATORS:
                 raise ConfigError(f"--distributed-backend r2ccl has no counterpart of {stock}")
             return patches.COMMUNICATORS[stock]
+
+        @property
+        def dist_backend(self) -> str:
+            """What carries a group's ``device_group``: tensors of stages, counts, tokens."""
+            stock: str = base.dist_backend
+            if base.device_type == "cuda" and _carries_device_groups(stock):
+                from r2serve.engines.torch import BACKEND
+                from r2serve.engines.vllm.spanning import name_the_engines_address
+
+                flag.keep_journals()
+                name_the_engines_address()
+                return BACKEND
+            return stock
 
         @classmethod
         def get_pass_manager_cls(cls) -> str:
@@ -114,6 +129,23 @@ def _spans_nodes(parallel: Any) -> bool:
     """Whether groups of this engine may."""
     ray = getattr(parallel, "distributed_executor_backend", None) == "ray"  # it knows of no nodes
     return parallel.nnodes > 1 or ray or Config.from_env().node == "per-rank"
+
+
+def _carries_device_groups(stock: str) -> bool:
+    """Whether r2ccl does, of all groups of this engine, in the place of ``stock``.
+
+    vLLM names one backend for all of them, so groups inside a node come along.
+    """
+    if not flag.active() or os.environ.get(flag.SPANS_VARIABLE) != "1":
+        return False
+    if os.environ.get("VLLM_DISTRIBUTED_USE_SPLIT_GROUP", "0") not in ("", "0"):
+        _LOG.warning(
+            "VLLM_DISTRIBUTED_USE_SPLIT_GROUP is set: what engine code sends on a group's "
+            "device_group stays with %s, and does not outlive a rail",
+            stock,
+        )
+        return False
+    return True
 
 
 def _let_passes_run(compilation: Any, mode: Any) -> None:

@@ -57,7 +57,7 @@ class SpanningCollectives:
         Raises:
             R2cclError: a peer did not appear within ``connect_timeout_s``.
         """
-        _name_the_engines_address()
+        name_the_engines_address()
         self.r2ccl = self.open(unique_name)
         _LOG.info(
             "group %s: %d ranks on %d nodes, carried by r2ccl over %s; algorithm: %s; sidecar: %s",
@@ -234,7 +234,7 @@ def say_once_that_there_is_no_rail(group: str) -> None:
         )
 
 
-def _name_the_engines_address() -> None:
+def name_the_engines_address() -> None:
     """Let the rule that keeps the management NIC free know which address vLLM uses.
 
     vLLM would find the same address again at every call: where it was not told one, it takes that

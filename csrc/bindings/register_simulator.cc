@@ -52,6 +52,7 @@ nb::dict simulate(std::uint64_t seed, const std::string& mutant, const sim::Trac
   fields["violations"] = result.violations;
   fields["steps"] = result.steps;
   fields["calls"] = result.calls;
+  fields["gpu_calls"] = result.gpu_calls;
   fields["errors"] = result.errors;
   fields["replays"] = result.replays;
   fields["hedges"] = result.hedges;

@@ -1,12 +1,15 @@
 // The bodies of the kernels that hand work to the proxy and take its results, for the device and
-// the host.  A block is whoever calls a body with the same `at.block`; `sync` is its barrier, and
-// `shared` memory of the block.
+// the host.  A block is whoever calls a body with the same `at.block`; `block` has its barrier,
+// sync(), and its way to wait, await(mailbox, counter, wanted); `shared` is memory of the block.
 //
 // Every block waits, so grids have to stay far below what fits on a GPU at once (max_blocks): what
 // waits must not keep from running what it waits for.
 #pragma once
 
 #include "device/mailbox.hpp"
+#if !defined(__CUDACC__)
+#include "link/mutants.hpp"
+#endif
 
 namespace r2ccl::device {
 
@@ -37,6 +40,15 @@ struct Rows {
   std::uint64_t offset = 0;
 };
 
+// A planted bug (link/mutants.hpp).
+R2CCL_SHARED bool entry_is_taken_for_free() {
+#if defined(R2CCL_MUTANTS) && !defined(__CUDACC__)
+  return planted(Mutant::entry_not_awaited);
+#else
+  return false;
+#endif
+}
+
 // By all threads of all blocks; 16 bytes at a time where both ends allow it.
 R2CCL_SHARED void copy(const Place& at, std::byte* to, const std::byte* from, std::uint64_t bytes) {
   const std::uint64_t first = std::uint64_t{at.block} * at.threads + at.thread;
@@ -56,22 +68,23 @@ R2CCL_SHARED void copy(const Place& at, std::byte* to, const std::byte* from, st
 // it published the abort.
 //
 // That all parts fit an entry, and a grid max_blocks, is for whoever launches.
-template <typename Sync>
-R2CCL_SHARED void stage(const Place& at, const Sync& sync, Shared& shared, Mailbox& mailbox,
+template <typename Block>
+R2CCL_SHARED void stage(const Place& at, const Block& block, Shared& shared, Mailbox& mailbox,
                         DeviceState& state, const Staging& staging, const std::byte* source,
                         const Rows& rows, std::uint32_t plan, bool last) {
   if (at.thread == 0) {
     shared.sequence = state.sequence + 1;
-    shared.go =
-        load_acquire(mailbox.abort) == 0 && await(mailbox, mailbox.arrived, shared.sequence - ring);
+    shared.go = load_acquire(mailbox.abort) == 0 &&
+                (entry_is_taken_for_free() ||
+                 block.await(mailbox, mailbox.arrived, shared.sequence - ring));
   }
-  sync();
+  block.sync();
   if (shared.go) {
     std::byte* const target = staging.input(shared.sequence) + rows.offset;
     for (std::uint64_t row = 0; row < rows.count; ++row)
       copy(at, target + row * rows.bytes, source + row * rows.pitch, rows.bytes);
   }
-  sync();
+  block.sync();
   if (at.thread != 0 || count_up(state.staged_blocks) != at.blocks) return;
   // The last block: all others have read the number, and staged their parts.
   state.staged_blocks = 0;
@@ -84,15 +97,15 @@ R2CCL_SHARED void stage(const Place& at, const Sync& sync, Shared& shared, Mailb
 
 // Waits for the result of a collective, and copies a part of it into `target`; after an abort the
 // target is left as it is.  `lag`: how many have been posted since that one, less than the ring.
-template <typename Sync>
-R2CCL_SHARED void deliver(const Place& at, const Sync& sync, Shared& shared, const Mailbox& mailbox,
-                          const DeviceState& state, const Staging& staging, std::byte* target,
-                          const Rows& rows, std::uint32_t lag) {
+template <typename Block>
+R2CCL_SHARED void deliver(const Place& at, const Block& block, Shared& shared,
+                          const Mailbox& mailbox, const DeviceState& state, const Staging& staging,
+                          std::byte* target, const Rows& rows, std::uint32_t lag) {
   if (at.thread == 0) {
     shared.sequence = state.sequence - lag;
-    shared.go = await(mailbox, mailbox.arrived, shared.sequence);
+    shared.go = block.await(mailbox, mailbox.arrived, shared.sequence);
   }
-  sync();
+  block.sync();
   if (!shared.go) return;
   const std::byte* const source = staging.result(shared.sequence) + rows.offset;
   for (std::uint64_t row = 0; row < rows.count; ++row)

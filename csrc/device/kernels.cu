@@ -4,8 +4,8 @@
 namespace r2ccl::device {
 namespace {
 
-struct BlockBarrier {
-  __device__ void operator()() const { __syncthreads(); }
+struct ThreadBlock : Spinning {
+  __device__ void sync() const { __syncthreads(); }
 };
 
 __device__ Place here() { return {blockIdx.x, gridDim.x, threadIdx.x, blockDim.x}; }
@@ -17,14 +17,14 @@ extern "C" __global__ void r2ccl_stage(Mailbox* mailbox, DeviceState* state, Sta
                                        const std::byte* source, Rows rows, std::uint32_t plan,
                                        bool last) {
   __shared__ Shared shared;
-  stage(here(), BlockBarrier{}, shared, *mailbox, *state, staging, source, rows, plan, last);
+  stage(here(), ThreadBlock{}, shared, *mailbox, *state, staging, source, rows, plan, last);
 }
 
 extern "C" __global__ void r2ccl_deliver(const Mailbox* mailbox, const DeviceState* state,
                                          Staging staging, std::byte* target, Rows rows,
                                          std::uint32_t lag) {
   __shared__ Shared shared;
-  deliver(here(), BlockBarrier{}, shared, *mailbox, *state, staging, target, rows, lag);
+  deliver(here(), ThreadBlock{}, shared, *mailbox, *state, staging, target, rows, lag);
 }
 
 }  // namespace r2ccl::device

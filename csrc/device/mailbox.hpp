@@ -118,13 +118,17 @@ R2CCL_SHARED void pause_briefly() {
 #endif
 }
 
-// Until the counter has come to `wanted`; false: it never will.
-R2CCL_SHARED bool await(const Mailbox& mailbox, const Word& counter, Sequence wanted) {
-  while (!reached(load_acquire(counter), wanted)) {
-    if (load_acquire(mailbox.abort) != 0) return false;
-    pause_briefly();
+// How a block waits: it looks, again and again.
+struct Spinning {
+  // Until the counter has come to `wanted`; false: it never will.
+  [[nodiscard]] R2CCL_SHARED bool await(const Mailbox& mailbox, const Word& counter,
+                                        Sequence wanted) const {
+    while (!reached(load_acquire(counter), wanted)) {
+      if (load_acquire(mailbox.abort) != 0) return false;
+      pause_briefly();
+    }
+    return true;
   }
-  return true;
-}
+};
 
 }  // namespace r2ccl::device

@@ -1,6 +1,5 @@
 #include "device/proxy.hpp"
 
-#include <string>
 #include <utility>
 
 namespace r2ccl::device {
@@ -13,9 +12,7 @@ constexpr unsigned looks_per_clock = 64;  // reading the clock costs as much as 
 }  // namespace
 
 Proxy::Proxy(Mailbox& mailbox, Carry carry, Flush flush, const ProxyOptions& options)
-    : mailbox_(mailbox),
-      carry_(std::move(carry)),
-      flush_(std::move(flush)),
+    : server_(mailbox, std::move(carry), std::move(flush)),
       options_(options),
       thread_([this] { run(); }) {}
 
@@ -43,17 +40,14 @@ Status Proxy::failure() const {
 }
 
 void Proxy::run() {
-  for (Sequence next = load_acquire(mailbox_.arrived) + 1; await_post(next); ++next) {
-    Status status = carry_out(next);
-    if (!status.ok()) return give_up(std::move(status));
-    store_release(mailbox_.arrived, next);
-  }
+  while (await_post())
+    if (Status status = server_.serve(); !status.ok()) return give_up(std::move(status));
 }
 
-bool Proxy::await_post(Sequence next) {
+bool Proxy::await_post() {
   auto began = Clock::now();
   for (unsigned look = 0;; ++look) {
-    if (reached(load_acquire(mailbox_.posted), next)) return true;
+    if (server_.due()) return true;
     pause_briefly();
     if (look % looks_per_clock != 0) continue;
     std::unique_lock lock(mutex_);
@@ -64,20 +58,10 @@ bool Proxy::await_post(Sequence next) {
   }
 }
 
-Status Proxy::carry_out(Sequence sequence) {
-  const Command command = mailbox_.commands[sequence % ring];
-  if (command.sequence != sequence)
-    return {ErrorCode::internal, "collective " + std::to_string(sequence) +
-                                     " was posted, but its command is that of " +
-                                     std::to_string(command.sequence)};
-  R2CCL_TRY(carry_(command.plan, sequence));
-  return flush_ ? flush_() : Status();
-}
-
 void Proxy::give_up(Status why) {
   const std::lock_guard guard(mutex_);
   if (!failure_.ok()) return;
-  store_release(mailbox_.abort, static_cast<std::uint32_t>(why.code()));
+  server_.give_up(why.code());
   failure_ = std::move(why);
 }
 

@@ -4,11 +4,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
 
-#include "device/mailbox.hpp"
+#include "device/server.hpp"
 #include "r2ccl/errors.hpp"
 
 namespace r2ccl::device {
@@ -23,11 +22,8 @@ struct ProxyOptions {
 // One mailbox's; several would wait for each other in orders that differ from rank to rank.
 class Proxy {
  public:
-  // Carries out one collective on the staging entry of that number; returns when the result lies
-  // there and nothing reads the input any more.
-  using Carry = std::function<Status(std::uint32_t plan, Sequence sequence)>;
-  // Makes what NICs wrote visible to kernels; may be empty where the platform orders it.
-  using Flush = std::function<Status()>;
+  using Carry = Server::Carry;
+  using Flush = Server::Flush;
 
   Proxy(Mailbox& mailbox, Carry carry, Flush flush, const ProxyOptions& options);
   // Ends when the collective that is being carried out has ended.  Kernels that wait are let go.
@@ -42,13 +38,10 @@ class Proxy {
 
  private:
   void run();
-  bool await_post(Sequence next);  // false: the proxy is to end
-  [[nodiscard]] Status carry_out(Sequence sequence);
+  bool await_post();  // false: the proxy is to end
   void give_up(Status why);
 
-  Mailbox& mailbox_;
-  const Carry carry_;
-  const Flush flush_;
+  Server server_;
   const ProxyOptions options_;
 
   mutable std::mutex mutex_;  // of what follows

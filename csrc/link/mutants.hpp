@@ -39,6 +39,9 @@ enum class Mutant : std::uint8_t {
   buried_at_once,             // memory of a closed stream is used again while rails write it
   target_not_recalled,        // a call returns while a rail may still write its result
   replay_into_target,         // replays go into a target, of which its owner knows nothing
+  arrival_before_result,      // a GPU is told that a result is there before it is
+  abort_not_published,        // a GPU is not told that no result will come
+  entry_not_awaited,          // a kernel stages where the host still reads
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),
@@ -69,8 +72,11 @@ inline constexpr std::array mutant_names{
     std::string_view("buried_at_once"),
     std::string_view("target_not_recalled"),
     std::string_view("replay_into_target"),
+    std::string_view("arrival_before_result"),
+    std::string_view("abort_not_published"),
+    std::string_view("entry_not_awaited"),
 };
-static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::replay_into_target) + 1);
+static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::entry_not_awaited) + 1);
 
 #if defined(R2CCL_MUTANTS)
 inline Mutant planted_mutant = Mutant::none;

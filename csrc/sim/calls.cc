@@ -60,164 +60,156 @@ std::size_t before(const Call& call, int rank) {
   return std::accumulate(call.counts.begin(), call.counts.begin() + rank, std::size_t{0});
 }
 
-// One rank's part in a call: its memory, and what must be in it afterwards.
-class Part {
- public:
-  Part(SimChannel& channel, const Call& call, const ReductionTree& tree)
-      : channel_(channel),
-        call_(call),
-        tree_(tree),
-        rank_(channel.rank()),
-        ranks_(channel.size()),
-        // Every rank for itself, as in an engine.
-        all_reduce_(call.algorithm == Algorithm::automatic
-                        ? choose_all_reduce(call.counts[0] * size_of(call.dtype), tree.node_sizes)
-                        : call.algorithm),
-        own_(call.counts[static_cast<std::size_t>(rank_)]) {}
-
-  Status run(std::string& wrong) {
-    prepare();
-    if (call_.registered) channel_.register_buffer(out_);
-    Status status = channel_.call(tag(), [this] { return algorithm(); });
-    if (call_.registered) channel_.deregister_buffer(out_);
-    // Whatever reads the caller's memory from now on reads garbage.
-    std::fill(in_.begin(), in_.end(), garbage);
-    if (status.ok() && out_ != expected_) wrong = describe(call_) + " returned wrong bytes";
-    std::fill(out_.begin(), out_.end(), garbage);
-    return status;
-  }
-
- private:
-  [[nodiscard]] CallTag tag() const {
-    return {.count = sum(call_.counts),
-            .number = call_.number,
-            .collective = call_.collective,
-            .dtype = call_.dtype,
-            .op = call_.op,
-            .root = static_cast<std::uint8_t>(call_.root)};
-  }
-
-  [[nodiscard]] std::vector<Bytes> inputs(std::size_t count) const {
-    std::vector<Bytes> all;
-    all.reserve(static_cast<std::size_t>(ranks_));
-    for (int rank = 0; rank < ranks_; ++rank) all.push_back(input_of(call_, rank, count));
-    return all;
-  }
-
-  // Of each rank its own count, in rank order.
-  [[nodiscard]] Bytes gathered() const {
-    Bytes all;
-    for (int rank = 0; rank < ranks_; ++rank) {
-      const Bytes part = input_of(call_, rank, call_.counts[static_cast<std::size_t>(rank)]);
-      all.insert(all.end(), part.begin(), part.end());
-    }
-    return all;
-  }
-
-  void prepare() {
-    const std::size_t total = sum(call_.counts);
-    const std::size_t size = size_of(call_.dtype);
-    switch (call_.collective) {
-      case Collective::all_reduce:
-        in_ = input_of(call_, rank_, call_.counts[0]);
-        expected_ = folded(call_, inputs(call_.counts[0]), tree_);
-        break;
-      case Collective::all_gather:
-        in_ = input_of(call_, rank_, own_);
-        expected_ = gathered();
-        break;
-      case Collective::gather:
-        in_ = input_of(call_, rank_, own_);
-        if (rank_ == call_.root) expected_ = gathered();
-        break;
-      case Collective::broadcast: expected_ = input_of(call_, call_.root, call_.counts[0]); break;
-      case Collective::reduce_scatter:
-        in_ = input_of(call_, rank_, total);
-        expected_ = piece(call_, folded(call_, inputs(total), tree_), before(call_, rank_), own_);
-        break;
-      case Collective::all_to_all: {
-        // Rank r sends counts[r] elements to everybody.
-        in_ = input_of(call_, rank_, own_ * static_cast<std::size_t>(ranks_));
-        for (int rank = 0; rank < ranks_; ++rank) {
-          const std::size_t count = call_.counts[static_cast<std::size_t>(rank)];
-          const Bytes all = input_of(call_, rank, count * static_cast<std::size_t>(ranks_));
-          const Bytes part = piece(call_, all, count * static_cast<std::size_t>(rank_), count);
-          expected_.insert(expected_.end(), part.begin(), part.end());
-        }
-        break;
-      }
-      case Collective::send: {  // to the next rank of a ring
-        in_ = input_of(call_, rank_, own_);
-        const int previous = (rank_ + ranks_ - 1) % ranks_;
-        expected_ = input_of(call_, previous, call_.counts[static_cast<std::size_t>(previous)]);
-        break;
-      }
-      case Collective::recv:
-      case Collective::barrier: break;
-    }
-    out_.assign(expected_.size(), garbage);
-    if (call_.collective == Collective::broadcast && rank_ == call_.root) out_ = expected_;
-    if (call_.collective == Collective::all_reduce && call_.in_place) out_ = in_;
-    in_.reserve(size);  // an empty input still has an address
-  }
-
-  Status algorithm() {
-    const Reducer reducer{call_.dtype, call_.op, tree_, Simd::portable};
-    const std::byte* in = in_.data();
-    std::byte* out = out_.data();
-    switch (call_.collective) {
-      case Collective::all_reduce:
-        if (call_.in_place) in = out;
-        return all_reduce_ == Algorithm::one_shot
-                   ? all_reduce_one_shot(channel_, in, out, call_.counts[0], reducer)
-                   : all_reduce_two_shot(channel_, in, out, call_.counts[0], reducer);
-      case Collective::all_gather: return all_gatherv(channel_, in, out, call_.counts, call_.dtype);
-      case Collective::gather:
-        return r2ccl::gather(channel_, in, out, call_.counts, call_.dtype, call_.root);
-      case Collective::broadcast:
-        return r2ccl::broadcast(channel_, out, call_.counts[0], call_.dtype, call_.root);
-      case Collective::reduce_scatter:
-        return reduce_scatterv(channel_, in, out, call_.counts, reducer);
-      case Collective::all_to_all: {
-        const std::vector<std::size_t> mine(static_cast<std::size_t>(ranks_), own_);
-        return all_to_allv(channel_, in, mine, out, call_.counts, call_.dtype);
-      }
-      case Collective::send: return ring(in, out);
-      case Collective::recv: break;
-      case Collective::barrier: return barrier(channel_);
-    }
-    return {};
-  }
-
-  // Even ranks send first, so that nobody waits for a peer that waits for him; in an odd ring the
-  // last one, which is even, has an even neighbour, who receives from it last.
-  Status ring(const std::byte* in, std::byte* out) {
-    const int next = (rank_ + 1) % ranks_;
-    const int previous = (rank_ + ranks_ - 1) % ranks_;
-    const std::size_t theirs = call_.counts[static_cast<std::size_t>(previous)];
-    const auto give = [&] { return r2ccl::send(channel_, in, own_, call_.dtype, next); };
-    const auto take = [&] { return r2ccl::recv(channel_, out, theirs, call_.dtype, previous); };
-    if (rank_ % 2 == 0) {
-      R2CCL_TRY(give());
-      return take();
-    }
-    R2CCL_TRY(take());
-    return give();
-  }
-
-  SimChannel& channel_;
-  const Call& call_;
-  const ReductionTree& tree_;
-  const int rank_;
-  const int ranks_;
-  const Algorithm all_reduce_;
-  const std::size_t own_;
-  Bytes in_;
-  Bytes out_;
-  Bytes expected_;
-};
-
 }  // namespace
+
+Part::Part(SimChannel& channel, const Call& call, const ReductionTree& tree)
+    : channel_(channel),
+      call_(call),
+      tree_(tree),
+      rank_(channel.rank()),
+      ranks_(channel.size()),
+      // Every rank for itself, as in an engine.
+      all_reduce_(call.algorithm == Algorithm::automatic
+                      ? choose_all_reduce(call.counts[0] * size_of(call.dtype), tree.node_sizes)
+                      : call.algorithm),
+      own_(call.counts[static_cast<std::size_t>(rank_)]) {
+  prepare();
+}
+
+Status Part::run(std::string& wrong) {
+  out_.assign(expected_.size(), garbage);
+  const bool in_place = call_.collective == Collective::all_reduce && call_.in_place;
+  if (in_place) out_ = in_;
+  Status status = carry(in_place ? out_.data() : in_.data(), out_.data());
+  // Whatever reads the caller's memory from now on reads garbage.
+  std::fill(in_.begin(), in_.end(), garbage);
+  if (status.ok() && out_ != expected_) wrong = describe(call_) + " returned wrong bytes";
+  std::fill(out_.begin(), out_.end(), garbage);
+  return status;
+}
+
+Status Part::carry(const std::byte* in, std::byte* out) {
+  const std::span<const std::byte> target(out, expected_.size());
+  if (call_.registered) channel_.register_buffer(target);
+  Status status = channel_.call(tag(), [&] { return algorithm(in, out); });
+  if (call_.registered) channel_.deregister_buffer(target);
+  return status;
+}
+
+CallTag Part::tag() const {
+  return {.count = sum(call_.counts),
+          .number = call_.number,
+          .collective = call_.collective,
+          .dtype = call_.dtype,
+          .op = call_.op,
+          .root = static_cast<std::uint8_t>(call_.root)};
+}
+
+std::vector<Part::Bytes> Part::inputs(std::size_t count) const {
+  std::vector<Bytes> all;
+  all.reserve(static_cast<std::size_t>(ranks_));
+  for (int rank = 0; rank < ranks_; ++rank) all.push_back(input_of(call_, rank, count));
+  return all;
+}
+
+// Of each rank its own count, in rank order.
+Part::Bytes Part::gathered() const {
+  Bytes all;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const Bytes part = input_of(call_, rank, call_.counts[static_cast<std::size_t>(rank)]);
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+void Part::prepare() {
+  const std::size_t total = sum(call_.counts);
+  const std::size_t size = size_of(call_.dtype);
+  switch (call_.collective) {
+    case Collective::all_reduce:
+      in_ = input_of(call_, rank_, call_.counts[0]);
+      expected_ = folded(call_, inputs(call_.counts[0]), tree_);
+      break;
+    case Collective::all_gather:
+      in_ = input_of(call_, rank_, own_);
+      expected_ = gathered();
+      break;
+    case Collective::gather:
+      in_ = input_of(call_, rank_, own_);
+      if (rank_ == call_.root) expected_ = gathered();
+      break;
+    case Collective::broadcast:
+      expected_ = input_of(call_, call_.root, call_.counts[0]);
+      if (rank_ == call_.root) in_ = expected_;
+      break;
+    case Collective::reduce_scatter:
+      in_ = input_of(call_, rank_, total);
+      expected_ = piece(call_, folded(call_, inputs(total), tree_), before(call_, rank_), own_);
+      break;
+    case Collective::all_to_all: {
+      // Rank r sends counts[r] elements to everybody.
+      in_ = input_of(call_, rank_, own_ * static_cast<std::size_t>(ranks_));
+      for (int rank = 0; rank < ranks_; ++rank) {
+        const std::size_t count = call_.counts[static_cast<std::size_t>(rank)];
+        const Bytes all = input_of(call_, rank, count * static_cast<std::size_t>(ranks_));
+        const Bytes part = piece(call_, all, count * static_cast<std::size_t>(rank_), count);
+        expected_.insert(expected_.end(), part.begin(), part.end());
+      }
+      break;
+    }
+    case Collective::send: {  // to the next rank of a ring
+      in_ = input_of(call_, rank_, own_);
+      const int previous = (rank_ + ranks_ - 1) % ranks_;
+      expected_ = input_of(call_, previous, call_.counts[static_cast<std::size_t>(previous)]);
+      break;
+    }
+    case Collective::recv:
+    case Collective::barrier: break;
+  }
+  in_.reserve(size);  // an empty input still has an address
+}
+
+Status Part::algorithm(const std::byte* in, std::byte* out) {
+  const Reducer reducer{call_.dtype, call_.op, tree_, Simd::portable};
+  switch (call_.collective) {
+    case Collective::all_reduce:
+      return all_reduce_ == Algorithm::one_shot
+                 ? all_reduce_one_shot(channel_, in, out, call_.counts[0], reducer)
+                 : all_reduce_two_shot(channel_, in, out, call_.counts[0], reducer);
+    case Collective::all_gather: return all_gatherv(channel_, in, out, call_.counts, call_.dtype);
+    case Collective::gather:
+      return r2ccl::gather(channel_, in, out, call_.counts, call_.dtype, call_.root);
+    case Collective::broadcast:
+      std::copy_n(in, in_.size(), out);
+      return r2ccl::broadcast(channel_, out, call_.counts[0], call_.dtype, call_.root);
+    case Collective::reduce_scatter:
+      return reduce_scatterv(channel_, in, out, call_.counts, reducer);
+    case Collective::all_to_all: {
+      const std::vector<std::size_t> mine(static_cast<std::size_t>(ranks_), own_);
+      return all_to_allv(channel_, in, mine, out, call_.counts, call_.dtype);
+    }
+    case Collective::send: return ring(in, out);
+    case Collective::recv: break;
+    case Collective::barrier: return barrier(channel_);
+  }
+  return {};
+}
+
+// Even ranks send first, so that nobody waits for a peer that waits for him; in an odd ring the
+// last one, which is even, has an even neighbour, who receives from it last.
+Status Part::ring(const std::byte* in, std::byte* out) {
+  const int next = (rank_ + 1) % ranks_;
+  const int previous = (rank_ + ranks_ - 1) % ranks_;
+  const std::size_t theirs = call_.counts[static_cast<std::size_t>(previous)];
+  const auto give = [&] { return r2ccl::send(channel_, in, own_, call_.dtype, next); };
+  const auto take = [&] { return r2ccl::recv(channel_, out, theirs, call_.dtype, previous); };
+  if (rank_ % 2 == 0) {
+    R2CCL_TRY(give());
+    return take();
+  }
+  R2CCL_TRY(take());
+  return give();
+}
 
 Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t bytes) {
   Call call;
@@ -247,11 +239,6 @@ std::string describe(const Call& call) {
                     .op = call.op,
                     .root = static_cast<std::uint8_t>(call.root)};
   return describe(tag);
-}
-
-Status run_call(SimChannel& channel, const Call& call, const ReductionTree& tree,
-                std::string& wrong) {
-  return Part(channel, call, tree).run(wrong);
 }
 
 }  // namespace r2ccl::sim

@@ -30,8 +30,40 @@ struct Call {
 [[nodiscard]] Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t bytes);
 [[nodiscard]] std::string describe(const Call& call);
 
-// Runs it on this rank.  What is wrong with the result goes to `wrong`; empty: nothing.
-Status run_call(SimChannel& channel, const Call& call, const ReductionTree& tree,
-                std::string& wrong);
+// One rank's part in a call: its memory, and what must be in it afterwards.
+class Part {
+ public:
+  using Bytes = std::vector<std::byte>;
+
+  Part(SimChannel& channel, const Call& call, const ReductionTree& tree);
+
+  // Runs it on this rank.  What is wrong with the result goes to `wrong`; empty: nothing.
+  Status run(std::string& wrong);
+
+  // What this rank brings, and what it must get.
+  [[nodiscard]] const Bytes& input() const { return in_; }
+  [[nodiscard]] const Bytes& expected() const { return expected_; }
+  // The call on other memory: `in` has input(), `out` is for what is expected().
+  Status carry(const std::byte* in, std::byte* out);
+
+ private:
+  [[nodiscard]] CallTag tag() const;
+  [[nodiscard]] std::vector<Bytes> inputs(std::size_t count) const;
+  [[nodiscard]] Bytes gathered() const;
+  void prepare();
+  Status algorithm(const std::byte* in, std::byte* out);
+  Status ring(const std::byte* in, std::byte* out);
+
+  SimChannel& channel_;
+  const Call& call_;
+  const ReductionTree& tree_;
+  const int rank_;
+  const int ranks_;
+  const Algorithm all_reduce_;
+  const std::size_t own_;
+  Bytes in_;
+  Bytes out_;
+  Bytes expected_;
+};
 
 }  // namespace r2ccl::sim

@@ -6,6 +6,7 @@
 
 #include "sim/calls.hpp"
 #include "sim/faults.hpp"
+#include "sim/gpu.hpp"
 #include "sim/job.hpp"
 #include "sim/world.hpp"
 
@@ -69,11 +70,36 @@ class Seed {
         const int rank = communicator.members[own];
         channels_.push_back(std::make_unique<SimChannel>(
             world_, communicator.id, communicator.members, static_cast<int>(own)));
-        world_.spawn(rank, think_time(), [this, index, own, channel = channels_.back().get()] {
+        const auto work_of = [this, index, own, channel = channels_.back().get()] {
           work(job_.communicators[index], *channel, outcomes_[index][own]);
-        });
+        };
+        if (communicator.on_gpu)
+          spawn_gpu(communicator, *channels_.back(), outcomes_[index][own]);
+        else
+          world_.spawn(rank, think_time(), work_of);
       }
     }
+  }
+
+  // Its host's thread begins late, as a proxy that sleeps, and its blocks when they like.
+  void spawn_gpu(const Job::Communicator& communicator, SimChannel& channel, Outcome& outcome) {
+    const int rank = channel.world_rank();
+    gpus_.push_back(std::make_unique<Gpu>(
+        world_, channel, communicator.calls, communicator.tree, random_.next(),
+        Gpu::Observer{
+            .think = [this] { think(); },
+            .entered = [this, &outcome](const Call&) { outcome.entered = world_.now(); },
+            .returned = [this, &channel, &outcome](
+                            const Call& call,
+                            const Status& status) { note(channel, call, status, outcome); },
+            .wrong = [this, &channel](const std::string& what) { wrong(channel, what); }}));
+    Gpu& gpu = *gpus_.back();
+    world_.spawn(rank, think_time(), [this, &communicator, &channel, &outcome, &gpu] {
+      gpu.serve();
+      if (!outcome.failed) leave(communicator, channel);
+    });
+    for (std::uint32_t block = 0; block < gpu.blocks(); ++block)
+      world_.spawn(rank, think_time(), [&gpu, block] { gpu.run_block(block); });
   }
 
   TimeNs think_time() { return static_cast<TimeNs>(random_.below(3) * random_.below(ns_per_ms)); }
@@ -82,24 +108,36 @@ class Seed {
     for (const Call& call : communicator.calls) {
       think();
       outcome.entered = world_.now();
-      std::string wrong;
-      const Status status = run_call(channel, call, communicator.tree, wrong);
-      if (world_.traces())
-        world_.trace("rank " + std::to_string(channel.world_rank()) + " communicator " +
-                     channel.name() + " " + describe(call) + ": " +
-                     (status.ok() ? "returned" : status.message()));
-      if (!wrong.empty())
-        violate("I1: rank " + std::to_string(channel.world_rank()) + " communicator " +
-                channel.name() + " " + wrong);
-      if (!status.ok()) {
-        outcome.failed = true;
-        outcome.code = status.code();
-        outcome.text = status.message();
-        outcome.failed_at = world_.now();
-        return;
-      }
-      ++outcome.returned;
+      std::string bytes;
+      const Status status = Part(channel, call, communicator.tree).run(bytes);
+      if (!bytes.empty()) wrong(channel, bytes);
+      note(channel, call, status, outcome);
+      if (outcome.failed) return;
     }
+    leave(communicator, channel);
+  }
+
+  void note(const SimChannel& channel, const Call& call, const Status& status, Outcome& outcome) {
+    if (world_.traces())
+      world_.trace("rank " + std::to_string(channel.world_rank()) + " communicator " +
+                   channel.name() + " " + describe(call) + ": " +
+                   (status.ok() ? "returned" : status.message()));
+    if (status.ok()) {
+      ++outcome.returned;
+      return;
+    }
+    outcome.failed = true;
+    outcome.code = status.code();
+    outcome.text = status.message();
+    outcome.failed_at = world_.now();
+  }
+
+  void wrong(const SimChannel& channel, const std::string& what) {
+    violate("I1: rank " + std::to_string(channel.world_rank()) + " communicator " + channel.name() +
+            " " + what);
+  }
+
+  void leave(const Job::Communicator& communicator, SimChannel& channel) {
     if (communicator.id % 2 == 0) channel.close_in_order(linger);
   }
 
@@ -123,6 +161,7 @@ class Seed {
                std::to_string(communicator.id) + " call " + std::to_string(outcome.returned) + ";";
       }
     }
+    if (who.empty()) who = " kernels of a GPU wait for a result";
     violate("I4: a collective hangs:" + who);
   }
 
@@ -145,6 +184,7 @@ class Seed {
                               std::to_string(communicator.id) + " call " +
                               std::to_string(outcome.returned);
       result_.calls += outcome.returned;
+      if (communicator.on_gpu) result_.gpu_calls += outcome.returned;
       if (outcome.failed) {
         ++result_.errors;
         judge_error(outcome, who, may_fail, lost);
@@ -212,6 +252,7 @@ class Seed {
     result_.fences = counters.fences;
     result_.downs = counters.downs;
     result_.virtual_ns = world_.now();
+    gpus_.clear();
     channels_.clear();
   }
 
@@ -221,6 +262,7 @@ class Seed {
   World world_;
   Faults faults_;
   std::vector<std::unique_ptr<SimChannel>> channels_;
+  std::vector<std::unique_ptr<Gpu>> gpus_;
   std::vector<std::vector<Outcome>> outcomes_;
 };
 

@@ -71,6 +71,8 @@ struct FaultOptions {
   double death = 0.04;
   double isolation = 0.03;
 
+  double on_gpu = 0.25;  // no fault: collectives of a communicator come from GPUs
+
   [[nodiscard]] double of(FaultKind kind) const;
   void set(FaultKind kind, double chance);
 };

@@ -8,6 +8,7 @@ namespace r2ccl::sim {
 
 Job make_job(std::uint64_t seed, const FaultOptions& options) {
   Random random(seed);
+  Random gpus(~seed);  // so that all else is as without them
   Job job;
   World::Options& world = job.world;
   world.seed = random.next();
@@ -67,6 +68,7 @@ Job make_job(std::uint64_t seed, const FaultOptions& options) {
   for (std::size_t index = 0; index < communicators; ++index) {
     Job::Communicator added;
     added.id = index + 1;
+    added.on_gpu = gpus.chance(options.on_gpu);
     for (int rank = 0; rank < world.ranks; ++rank)
       if (index == 0 || world.ranks == 2 || random.below(3) != 0) added.members.push_back(rank);
     if (added.members.size() < 2) continue;
@@ -96,8 +98,10 @@ std::string describe(const Job& job) {
   std::ostringstream text;
   text << job.world.ranks << " ranks, rails";
   for (const RailKind kind : job.world.rails) text << ' ' << name_of(kind);
-  text << ", " << job.communicators.size() << " communicators, slots " << job.world.link.shape.slots
-       << '+' << job.world.link.shape.spare_slots << " of " << job.world.link.shape.slot_bytes
+  text << ", " << job.communicators.size() << " communicators ("
+       << std::ranges::count_if(job.communicators, &Job::Communicator::on_gpu)
+       << " on GPUs), slots " << job.world.link.shape.slots << '+'
+       << job.world.link.shape.spare_slots << " of " << job.world.link.shape.slot_bytes
        << " bytes, faults";
   for (const FaultKind kind : job.enabled) text << ' ' << name_of(kind);
   return text.str();

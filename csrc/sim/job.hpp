@@ -20,6 +20,7 @@ struct Job {
     std::vector<int> members;
     ReductionTree tree;
     std::vector<Call> calls;
+    bool on_gpu = false;  // each rank's GPU posts them
   };
   std::vector<Communicator> communicators;
   std::vector<FaultKind> enabled;

@@ -43,12 +43,14 @@ TEST(Campaign, SeedsBreakNoInvariant) {
     total.replays += result.replays;
     total.hedges += result.hedges;
     total.fences += result.fences;
+    total.gpu_calls += result.gpu_calls;
     for (std::size_t kind = 0; kind < fault_kinds; ++kind)
       total.faults[kind] += result.faults[kind];
   }
   EXPECT_GT(total.replays, 0U);
   EXPECT_GT(total.hedges, 0U);
   EXPECT_GT(total.fences, 0U);
+  EXPECT_GT(total.gpu_calls, 0U);
   EXPECT_TRUE(std::none_of(total.faults.begin(), total.faults.end(),
                            [](std::uint64_t count) { return count == 0; }));
 }
@@ -56,9 +58,11 @@ TEST(Campaign, SeedsBreakNoInvariant) {
 // Seeds that found a bug once.  What a seed does changes with the generator; each bug has a test of
 // its own, too.
 TEST(Campaign, SeedsThatFoundBugs) {
+  FaultOptions options;
+  options.on_gpu = 0;  // there were none then
   for (const std::uint64_t seed : {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U,
                                    24483U, 32363U, 35197U, 69164U}) {
-    const SeedResult result = run_seed(seed);
+    const SeedResult result = run_seed(seed, options);
     EXPECT_EQ(result.violations, std::vector<std::string>()) << seed << ": " << result.job;
   }
 }

@@ -72,6 +72,11 @@ class HostStream {
   std::thread thread_;
 };
 
+struct ThreadBlock : device::Spinning {
+  std::barrier<>& barrier;
+  void sync() const { barrier.arrive_and_wait(); }
+};
+
 // The kernels of one mailbox.
 struct HostDevice {
   device::Mailbox mailbox;
@@ -92,7 +97,7 @@ struct HostDevice {
     state.sequence = mailbox.posted.value = mailbox.arrived.value = sequence;
   }
 
-  // body(place, sync, shared) in a thread for each of the device's.
+  // body(place, block, shared) in a thread for each of the device's.
   template <typename Body>
   void launch(Body body) const {
     std::vector<device::Shared> shared(blocks);
@@ -100,9 +105,8 @@ struct HostDevice {
     for (std::uint32_t block = 0; block < blocks; ++block) barriers.emplace_back(threads);
     std::vector<std::thread> running;
     const auto thread_of = [&](std::uint32_t block, std::uint32_t thread) {
-      body(
-          device::Place{block, blocks, thread, threads},
-          [&barrier = barriers[block]] { barrier.arrive_and_wait(); }, shared[block]);
+      body(device::Place{block, blocks, thread, threads}, ThreadBlock{{}, barriers[block]},
+           shared[block]);
     };
     for (std::uint32_t i = 1; i < blocks * threads; ++i)
       running.emplace_back(thread_of, i / threads, i % threads);
@@ -112,8 +116,8 @@ struct HostDevice {
 
   [[nodiscard]] Kernel stage(const void* source, std::size_t bytes, std::uint32_t plan) {
     return [=, this] {
-      launch([&](const device::Place& at, const auto& sync, device::Shared& shared) {
-        device::stage(at, sync, shared, mailbox, state, staging,
+      launch([&](const device::Place& at, const ThreadBlock& block, device::Shared& shared) {
+        device::stage(at, block, shared, mailbox, state, staging,
                       static_cast<const std::byte*>(source), {1, bytes, bytes, 0}, plan,
                       /*last=*/true);
       });
@@ -121,8 +125,8 @@ struct HostDevice {
   }
   [[nodiscard]] Kernel deliver(void* target, std::size_t bytes, std::size_t offset = 0) {
     return [=, this] {
-      launch([&](const device::Place& at, const auto& sync, device::Shared& shared) {
-        device::deliver(at, sync, shared, mailbox, state, staging, static_cast<std::byte*>(target),
+      launch([&](const device::Place& at, const ThreadBlock& block, device::Shared& shared) {
+        device::deliver(at, block, shared, mailbox, state, staging, static_cast<std::byte*>(target),
                         {1, bytes, bytes, offset}, /*lag=*/0);
       });
     };

@@ -180,13 +180,16 @@ T argument(void** arguments, int at) {
   return value;
 }
 
+struct OneThread : Spinning {
+  void sync() const {}
+};
+
 // Blocks run one after the other: none waits for another.
 template <typename Body>
 void each_block(unsigned blocks, Body body) {
   for (unsigned block = 0; block < blocks; ++block) {
     Shared shared{};
-    body(
-        Place{block, blocks, 0, 1}, [] {}, shared);
+    body(Place{block, blocks, 0, 1}, OneThread{}, shared);
   }
 }
 
@@ -199,8 +202,8 @@ Work stage_kernel(unsigned blocks, void** arguments) {
   const auto plan = argument<std::uint32_t>(arguments, 5);
   const auto last = argument<bool>(arguments, 6);
   return [=] {
-    each_block(blocks, [&](const Place& at, const auto& sync, Shared& shared) {
-      stage(at, sync, shared, *mailbox, *state, staging, source, rows, plan, last);
+    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
+      stage(at, block, shared, *mailbox, *state, staging, source, rows, plan, last);
     });
   };
 }
@@ -213,8 +216,8 @@ Work deliver_kernel(unsigned blocks, void** arguments) {
   const auto rows = argument<Rows>(arguments, 4);
   const auto lag = argument<std::uint32_t>(arguments, 5);
   return [=] {
-    each_block(blocks, [&](const Place& at, const auto& sync, Shared& shared) {
-      deliver(at, sync, shared, *mailbox, *state, staging, target, rows, lag);
+    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
+      deliver(at, block, shared, *mailbox, *state, staging, target, rows, lag);
     });
   };
 }

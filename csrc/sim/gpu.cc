@@ -1,0 +1,168 @@
+#include "sim/gpu.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "sim/sim_channel.hpp"
+
+namespace r2ccl::sim {
+namespace {
+
+constexpr std::byte garbage{0x5A};
+constexpr TimeNs latency = 30'000;  // at most, of a look across the bus
+
+constexpr std::uint64_t rounded_up(std::uint64_t bytes) { return (bytes + 15) / 16 * 16; }
+
+}  // namespace
+
+Gpu::Gpu(World& world, SimChannel& channel, const std::vector<Call>& calls,
+         const ReductionTree& tree, std::uint64_t seed, Observer observer)
+    : world_(world),
+      rank_(channel.world_rank()),
+      calls_(calls),
+      observer_(std::move(observer)),
+      random_(seed),
+      blocks_(static_cast<std::uint32_t>(1 + random_.below(3))) {
+  compile(calls, tree, channel);
+}
+
+// --- the stream
+// -----------------------------------------------------------------------------------
+
+void Gpu::compile(const std::vector<Call>& calls, const ReductionTree& tree, SimChannel& channel) {
+  std::uint64_t input_bytes = 0;
+  std::uint64_t result_bytes = 0;
+  for (const Call& call : calls) {
+    parts_.push_back(std::make_unique<Part>(channel, call, tree));
+    input_bytes = std::max<std::uint64_t>(input_bytes, parts_.back()->input().size());
+    result_bytes = std::max<std::uint64_t>(result_bytes, parts_.back()->expected().size());
+  }
+  input_bytes = rounded_up(input_bytes);
+  const std::uint64_t entry_bytes = input_bytes + rounded_up(result_bytes);
+  memory_.assign(device::ring * entry_bytes, garbage);
+  staging_ = {memory_.data(), entry_bytes, input_bytes};
+  // As the pieces of a large collective: one is staged while the one before it is carried out.
+  // Results that nobody wants let the device run as far ahead as it may.
+  for (std::size_t call = 0; call < calls.size(); ++call) {
+    const bool ahead = call + 1 < calls.size() && random_.below(3) == 0;
+    const bool wanted = random_.below(3) != 0;
+    add_stages(call);
+    if (ahead) add_stages(call + 1);
+    if (wanted) add_delivery(call, ahead ? 1 : 0);
+    if (ahead) add_delivery(++call, 0);
+  }
+}
+
+void Gpu::add_stages(std::size_t call) {
+  const std::uint64_t bytes = parts_[call]->input().size();
+  const std::uint64_t first = random_.below(3) == 0 ? random_.below(bytes + 1) : 0;
+  if (first > 0) program_.push_back({call, true, rows_of(first, 0), false, 0});
+  program_.push_back({call, true, rows_of(bytes - first, first), true, 0});
+}
+
+void Gpu::add_delivery(std::size_t call, std::uint32_t lag) {
+  const std::uint64_t bytes = parts_[call]->expected().size();
+  if (bytes > 0) program_.push_back({call, false, rows_of(bytes, 0), true, lag});
+}
+
+device::Rows Gpu::rows_of(std::uint64_t bytes, std::uint64_t offset) {
+  const std::uint64_t rows = bytes % 4 == 0 && random_.below(2) == 0 ? 4 : 1;
+  return {rows, bytes / rows, bytes / rows, offset};
+}
+
+// --- the blocks
+// -----------------------------------------------------------------------------------
+
+bool Gpu::Block::await(const device::Mailbox& mailbox, const device::Word& counter,
+                       device::Sequence wanted) const {
+  const auto is_there = [&] { return device::reached(device::load_acquire(counter), wanted); };
+  const auto over = [&] { return is_there() || device::load_acquire(mailbox.abort) != 0; };
+  return gpu.world_.wait(over).ok() && is_there();
+}
+
+void Gpu::run_block(std::uint32_t block) {
+  const device::Place at{block, blocks_, 0, 1};
+  for (const Kernel& kernel : program_) {
+    if (block == 0) before(kernel);
+    if (!boundary() || !pause(latency)) return;
+    device::Shared shared{};
+    if (kernel.stages) {
+      device::stage(at, Block{*this}, shared, mailbox_, state_, staging_,
+                    source_.data() + kernel.rows.offset, kernel.rows,
+                    static_cast<std::uint32_t>(kernel.call), kernel.last);
+    } else {
+      device::deliver(at, Block{*this}, shared, mailbox_, state_, staging_, target_.data(),
+                      kernel.rows, kernel.lag);
+    }
+    if (!boundary()) return;
+    if (block == 0) after(kernel);
+  }
+}
+
+void Gpu::before(const Kernel& kernel) {
+  const Part& part = *parts_[kernel.call];
+  if (!kernel.stages) {
+    target_.assign(part.expected().size(), garbage);
+  } else if (kernel.rows.offset == 0) {
+    observer_.think();
+    source_ = part.input();
+  }
+}
+
+void Gpu::after(const Kernel& kernel) {
+  if (kernel.stages) {
+    // Staged: the source is the caller's again.
+    if (kernel.last) std::fill(source_.begin(), source_.end(), garbage);
+    return;
+  }
+  const auto untouched = [](std::byte byte) { return byte == garbage; };
+  if (target_ == parts_[kernel.call]->expected()) return;
+  if (failed_ && std::ranges::all_of(target_, untouched)) return;
+  observer_.wrong(describe(calls_[kernel.call]) + " delivered wrong bytes to its GPU");
+}
+
+bool Gpu::boundary() {
+  if (++ended_ == blocks_) {
+    ended_ = 0;
+    ++kernels_;
+    world_.touched(rank_);
+    return true;
+  }
+  const std::uint64_t mine = kernels_;
+  return world_.wait([&] { return kernels_ != mine; }).ok();
+}
+
+bool Gpu::pause(TimeNs most) {
+  const TimeNs until =
+      world_.now() + static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(most)));
+  world_.events().at(until, [this] { world_.touched(rank_); });
+  return world_.wait([&] { return world_.now() >= until; }).ok();
+}
+
+// --- the host
+// -------------------------------------------------------------------------------------
+
+void Gpu::serve() {
+  device::Server server(mailbox_,
+                        [this](std::uint32_t plan, device::Sequence sequence) {
+                          const Call& call = calls_[plan];
+                          observer_.entered(call);
+                          std::byte* const in = staging_.input(sequence);
+                          Status status = parts_[plan]->carry(in, staging_.result(sequence));
+                          // Whatever reads the entry's input from now on reads garbage.
+                          std::fill_n(in, parts_[plan]->input().size(), garbage);
+                          observer_.returned(call, status);
+                          return status;
+                        },
+                        {});
+  for (std::size_t served = 0; served < calls_.size(); ++served) {
+    if (!world_.wait([&] { return server.due(); }).ok() || !pause(latency)) return;
+    const Status status = server.serve();
+    failed_ = !status.ok();
+    if (failed_) server.give_up(status.code());
+    world_.touched(rank_);
+    if (failed_) return;
+  }
+}
+
+}  // namespace r2ccl::sim

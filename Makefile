@@ -23,10 +23,10 @@ COMMA := ,
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long test-guest gpu-check model fuzz bench lint lint-python lint-cpp docs clean
+.PHONY: help setup demo test test-native test-long test-guest gpu-check gpu-check-vllm model fuzz bench lint lint-python lint-cpp docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo "  ARGS='…' is passed on, e.g. make demo ARGS=--baseline; make fuzz SECONDS=600 fuzzes longer"
 
 setup: $(STAMPS)/installed ## everything into .venv: vLLM, tools, the core
@@ -78,6 +78,9 @@ test-guest: setup $(STAMPS)/system-test $(STAMPS)/system-guest $(if $(UML),$(UML
 
 gpu-check: ## build and check on a GPU; needs nvcc and a Python with torch for CUDA; 77: no GPU
 	@$(PYTHON) tests/gpu/check.py $(ARGS)
+
+gpu-check-vllm: ## vLLM on a GPU, two nodes that share it, with rails cut; as gpu-check, and vLLM's wheel
+	@$(PYTHON) tests/gpu/check.py --vllm $(ARGS)
 
 $(UML_KERNEL):
 	tests/guest/build_uml.sh $@

@@ -31,6 +31,18 @@ from r2serve.demo.terminal import report_and_exit
     default=True,
     help="Nodes in network namespaces, or both on this machine with faults inside the engine.",
 )
+@click.option(
+    "--gpu",
+    is_flag=True,
+    help="Both nodes on the first GPU of this machine, each a server; implies --no-namespaces.",
+)
+@click.option(
+    "--servers",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="Without namespaces: one for both nodes, or one each.",
+)
 def command(
     json_path: Path | None,
     baseline: bool,
@@ -38,6 +50,8 @@ def command(
     tokens: int,
     keep_logs: Path | None,
     namespaces: bool,
+    gpu: bool,
+    servers: int,
 ) -> None:
     """Serve a tiny model over two nodes and take rails away while it decodes.
 
@@ -48,7 +62,9 @@ def command(
         requests=requests,
         tokens=tokens,
         baseline=baseline,
-        namespaces=namespaces,
+        namespaces=namespaces and not gpu,
+        servers=2 if gpu else servers,
+        gpu=gpu,
         keep_logs=keep_logs,
     )
     report_and_exit(lambda progress: run_demo(options, progress), render, json_path)

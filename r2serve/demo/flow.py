@@ -40,13 +40,17 @@ SETTLE_S = 1.0
 
 @dataclass(frozen=True)
 class Options:
-    """requests: concurrent streams. tokens: a request; 0 takes what the faults need."""
+    """requests: concurrent streams. tokens: a request; 0 takes what the faults need. servers:
+    without namespaces, one `vllm serve` for both ranks, or one each. gpu: both use the first one.
+    """
 
     requests: int = 8
     tokens: int = 0
     baseline: bool = False
     baseline_watch_s: float = 30.0
     namespaces: bool = True
+    servers: int = 1
+    gpu: bool = False
     keep_logs: Path | None = None
 
 
@@ -73,9 +77,11 @@ def _stage(options: Options, progress: Progress) -> Iterator[Stage]:
                 "both ranks run on this machine as nodes of their own (R2CCL_NODE=per-rank), "
                 "rails over loopback, faults inside the engine"
             )
-            local = LocalPlace()
-            stack.callback(local.kill_all)
-            yield Stage([local], None, f"one machine, {RAILS} loopback rails, engine faults")
+            places = [LocalPlace() for _ in range(options.servers)]
+            for place in places:
+                stack.callback(place.kill_all)
+            where = "one GPU" if options.gpu else "one machine"
+            yield Stage(places, None, f"{where}, {RAILS} loopback rails, engine faults")
             return
         kind = "user namespace" if lab.rootless else "network namespaces"
         mode = f"2 nodes with {RAILS} rails each ({kind})"
@@ -98,7 +104,8 @@ def run_demo(options: Options, progress: Progress) -> Report:
         with progress.step("making a tiny Llama with random weights"):
             model = make_tiny_llama(work / "model")
         texts = prompts(options.requests)
-        plan = Plan("r2ccl", model, True, stage.lab is not None, work, options.requests)
+        in_lab = stage.lab is not None
+        plan = Plan("r2ccl", model, True, in_lab, work, options.requests, gpu=options.gpu)
         try:
             _serve_and_strike(options, progress, stage, plan, texts, report)
             if options.baseline:

@@ -30,6 +30,9 @@ STEP_TOKENS = 200
 # In a lab each node has its own network, so fixed ports are free by construction.
 LAB_API_PORT, LAB_MASTER_PORT = 8000, 29500
 
+# Of the memory of a GPU that two ranks share.
+GPU_SHARE = "0.3"
+
 # The closing line of a traceback, with or without the engine's own prefix.
 _ERROR_LINE = re.compile(r"^(?:.*\] )?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
 
@@ -42,8 +45,9 @@ class ServeError(RuntimeError):
 class Plan:
     """What to serve and how.
 
-    lab: the places are nodes of a lab, with as many ranks each; otherwise one place has them all.
-    tensor_parallel: ranks, a multiple of the places. settings: further environment variables.
+    lab: the places are nodes of a lab, with as many ranks each; otherwise they are on this machine,
+    and each rank is a node. tensor_parallel: ranks, a multiple of the places. settings: further
+    environment variables. gpu: all ranks share one, and decode by captured graphs.
     """
 
     label: str
@@ -54,6 +58,7 @@ class Plan:
     max_requests: int
     tensor_parallel: int = 2
     settings: Mapping[str, str] = field(default_factory=dict)
+    gpu: bool = False
 
 
 def vllm_command() -> str:
@@ -109,19 +114,22 @@ def fault_file(plan: Plan) -> Path:
     return plan.work / f"{plan.label}-faults"
 
 
-def arguments(plan: Plan, places: Sequence[Place], index: int, port: int) -> list[str]:
+def arguments(
+    plan: Plan, places: Sequence[Place], index: int, port: int, master_port: int
+) -> list[str]:
     argv = [vllm_command(), "serve", str(plan.model), "--served-model-name", "tiny-llama"]
     argv += ["--tensor-parallel-size", str(plan.tensor_parallel)]
-    argv += ["--dtype", "float32", "--enforce-eager"]
+    argv += ["--dtype", "float32"]
+    argv += ["--gpu-memory-utilization", GPU_SHARE] if plan.gpu else ["--enforce-eager"]
     argv += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(plan.max_requests)]
     # A prompt served from the cache has another first step than one that is computed.
     argv += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
     argv += ["--host", "127.0.0.1", "--port", str(port)]
     if plan.r2ccl:
         argv += ["--distributed-backend", "r2ccl"]
-    if plan.lab:
+    if len(places) > 1:
         argv += ["--nnodes", str(len(places)), "--node-rank", str(index)]
-        argv += ["--master-addr", places[0].address, "--master-port", str(LAB_MASTER_PORT)]
+        argv += ["--master-addr", places[0].address, "--master-port", str(master_port)]
         argv += ["--headless"] if index else []
     return argv
 
@@ -135,6 +143,7 @@ class Server:
         self._processes: list[subprocess.Popen[bytes]] = []
         local = isinstance(places[0], LocalPlace)
         self.port = free_port("127.0.0.1") if local else LAB_API_PORT
+        self._master_port = free_port("127.0.0.1") if local else LAB_MASTER_PORT
         self.url = f"http://127.0.0.1:{self.port}"
 
     @property
@@ -174,7 +183,7 @@ class Server:
         journal_directory(self.plan, index).mkdir(parents=True, exist_ok=True)
         if self.plan.r2ccl and not self.plan.lab:
             fault_file(self.plan).touch()
-        argv = arguments(self.plan, self._places, index, self.port)
+        argv = arguments(self.plan, self._places, index, self.port, self._master_port)
         logger.debug("node %d: %s", index, " ".join(argv))
         with self.log_path(index).open("wb") as log:
             self._processes.append(

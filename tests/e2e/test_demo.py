@@ -133,6 +133,14 @@ def test_without_namespaces_the_faults_are_made_in_the_engine(tmp_path: Path) ->
 
 
 @pytest.mark.long
+def test_nodes_may_be_servers_of_one_machine(tmp_path: Path) -> None:
+    """As they are on one GPU."""
+    options = ("--no-namespaces", "--servers", "2", "--requests", "4")
+    data, _ = run_demo(tmp_path, *options)
+    check_report(data, sent=4)
+
+
+@pytest.mark.long
 def test_the_stock_communicator_beside_ours(tmp_path: Path, show: Callable[[str], None]) -> None:
     data, output = run_demo(tmp_path, "--baseline")
     check_report(data, sent=8)

@@ -1,4 +1,5 @@
-"""Checks on a GPU what no other machine can: ``make gpu-check``.
+"""Checks on a GPU what no other machine can: ``make gpu-check``; with ``--vllm``, which
+``make gpu-check-vllm`` passes, how real vLLM fares there.
 
 Needs nvcc, and a Python with torch for CUDA and Triton.  What else is missing is installed from
 wheels in ``wheels/``, which git ignores: nothing is fetched.  Writes what it found to
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +26,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / "build/gpu"
 WHEELS = ROOT / "wheels"
+TORCH_BACKEND = "tests/engines/test_torch_backend.py"
 NO_GPU = 77
 BUDGET_S = 480.0
+VLLM = "vllm>=0.20.1,<=0.25.1"
+"""Releases for torch 2.11."""
+VLLM_BUDGET_S = 1800.0
 NEEDED = (
     *("click", "hypothesis", "nanobind", "numpy", "psutil", "pytest", "pytest-timeout", "rich"),
     *("cmake", "ninja", "scikit-build-core"),
@@ -67,7 +73,16 @@ def steps(python: str, rows: Path) -> list[Step]:
     return [
         Step("collectives of two ranks, graphs under cuts", (*pytest, "tests/unit/test_device.py")),
         Step("kernels against references", (*pytest, "tests/kernels")),
+        Step("torch.distributed, ranks that share the GPU", (*pytest, TORCH_BACKEND, "-k", "gpu")),
         Step("kernels, timed", (bench, "bench", "kernels", "--jsonl", str(rows))),
+    ]
+
+
+def vllm_steps(python: str, report: Path) -> list[Step]:
+    """Two nodes of one worker each on one GPU; rails over loopback are cut while they decode."""
+    r2serve = str(Path(python).with_name("r2serve"))
+    return [
+        Step("graphs of two nodes under cuts", (r2serve, "demo", "--gpu", "--json", str(report))),
     ]
 
 
@@ -95,13 +110,13 @@ def run(step: Step, left_s: float) -> Outcome:
     return Outcome(step.name, status, time.monotonic() - began, lines[-1] if lines else "")
 
 
-def installation(python: str) -> list[Step]:
+def installation(python: str, further: Sequence[str]) -> list[Step]:
     """r2serve itself, into an environment that sees the torch and Triton that are here."""
     where = str(ENVIRONMENT)
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index")
     return [
         Step("environment", (sys.executable, "-m", "venv", "--system-site-packages", where)),
-        Step("what is missing", (*pip, "--find-links", str(WHEELS), *NEEDED)),
+        Step("what is missing", (*pip, "--find-links", str(WHEELS), *NEEDED, *further)),
         Step("r2serve", (*pip, "--no-deps", "--no-build-isolation", "-e", str(ROOT))),
     ]
 
@@ -133,6 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--library", default="libcuda.so.1", help="the CUDA driver")
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results", metavar="FOLDER")
+    parser.add_argument("--vllm", action="store_true", help="vLLM, and nothing else")
     options = parser.parse_args()
     gpu = gpu_name(options.library)
     if gpu is None:
@@ -143,20 +159,25 @@ def main() -> int:
         return 1
     python = str(ENVIRONMENT / "bin/python")
     began, at = time.monotonic(), datetime.now(UTC)
-    rows = ROOT / "build/gpu-kernels.jsonl"
+    rows = ROOT / "build/gpu-rows.jsonl"
     rows.unlink(missing_ok=True)
+    budget_s = VLLM_BUDGET_S if options.vllm else BUDGET_S
     outcomes: list[Outcome] = []
-    for step in installation(python):
-        outcomes.append(run(step, BUDGET_S))
+    for step in installation(python, [VLLM] if options.vllm else []):
+        outcomes.append(run(step, budget_s))
         if outcomes[-1].status != 0:
             break
     else:
-        outcomes += [run(step, began + BUDGET_S - time.monotonic()) for step in steps(python, rows)]
-    name = f"{gpu.split()[-1].lower()}-{at:%Y-%m-%d}-{commit()}.jsonl"
+        checks = vllm_steps(python, rows) if options.vllm else steps(python, rows)
+        outcomes += [run(step, began + budget_s - time.monotonic()) for step in checks]
+    kind = "vllm-" if options.vllm else ""
+    name = f"{gpu.split()[-1].lower()}-{kind}{at:%Y-%m-%d}-{commit()}.jsonl"
     about = {"gpu": gpu, "commit": commit(), "date": at.isoformat(timespec="seconds")}
     lines = [json.dumps(about | asdict(outcome)) for outcome in outcomes]
     if rows.exists():
-        lines += rows.read_text().splitlines()
+        # A report of the demo is one object over many lines, the benchmark's rows are one each.
+        written = rows.read_text()
+        lines += [json.dumps(json.loads(written))] if options.vllm else written.splitlines()
     (options.results / name).write_text("\n".join(lines) + "\n")
     say(table(outcomes))
     return int(any(outcome.status != 0 for outcome in outcomes))

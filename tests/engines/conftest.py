@@ -20,8 +20,6 @@ from typing import Any
 import psutil
 import pytest
 
-from r2serve.demo.model import make_tiny_llama
-
 START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 30
 VLLM = Path(sys.executable).with_name("vllm")
@@ -153,6 +151,8 @@ def sidecar_port() -> int:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from r2serve.demo.model import make_tiny_llama  # what it needs is not on every GPU's machine
+
     return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny-llama")
 
 

@@ -1,6 +1,6 @@
 // The bodies of the kernels that hand work to the proxy and take its results, for the device and
 // the host.  A block is whoever calls a body with the same `at.block`; `block` has its barrier,
-// sync(), and its way to wait, await(mailbox, counter, wanted); `shared` is memory of the block.
+// sync(), and its way to wait, wait(ready, over); `shared` is memory of the block.
 //
 // Every block waits, so grids have to stay far below what fits on a GPU at once (max_blocks): what
 // waits must not keep from running what it waits for.
@@ -24,6 +24,7 @@ struct Place {
 
 struct Shared {
   Sequence sequence;
+  Sequence exchange;
   bool go;
 };
 
@@ -47,6 +48,14 @@ R2CCL_SHARED bool entry_is_taken_for_free() {
 #else
   return false;
 #endif
+}
+
+// Until the counter has come to `wanted`; false: it never will.
+template <typename Block>
+R2CCL_SHARED bool await(const Block& block, const Mailbox& mailbox, const Word& counter,
+                        Sequence wanted) {
+  return block.wait([&] { return reached(load_acquire(counter), wanted); },
+                    [&] { return load_acquire(mailbox.abort) != 0; });
 }
 
 // By all threads of all blocks; 16 bytes at a time where both ends allow it.
@@ -76,7 +85,7 @@ R2CCL_SHARED void stage(const Place& at, const Block& block, Shared& shared, Mai
     shared.sequence = state.sequence + 1;
     shared.go = load_acquire(mailbox.abort) == 0 &&
                 (entry_is_taken_for_free() ||
-                 block.await(mailbox, mailbox.arrived, shared.sequence - ring));
+                 await(block, mailbox, mailbox.arrived, shared.sequence - ring));
   }
   block.sync();
   if (shared.go) {
@@ -103,7 +112,7 @@ R2CCL_SHARED void deliver(const Place& at, const Block& block, Shared& shared,
                           std::byte* target, const Rows& rows, std::uint32_t lag) {
   if (at.thread == 0) {
     shared.sequence = state.sequence - lag;
-    shared.go = block.await(mailbox, mailbox.arrived, shared.sequence);
+    shared.go = await(block, mailbox, mailbox.arrived, shared.sequence);
   }
   block.sync();
   if (!shared.go) return;

@@ -1,5 +1,5 @@
 // The kernels themselves; launched through the driver, from the fat binary that this becomes.
-#include "device/kernel_bodies.hpp"
+#include "device/exchange_bodies.hpp"
 
 namespace r2ccl::device {
 namespace {
@@ -25,6 +25,30 @@ extern "C" __global__ void r2ccl_deliver(const Mailbox* mailbox, const DeviceSta
                                          std::uint32_t lag) {
   __shared__ Shared shared;
   deliver(here(), ThreadBlock{}, shared, *mailbox, *state, staging, target, rows, lag);
+}
+
+extern "C" __global__ void r2ccl_share(const __grid_constant__ Exchange exchange,
+                                       const std::byte* source, std::uint64_t bytes) {
+  __shared__ Shared shared;
+  share(here(), ThreadBlock{}, shared, exchange, source, bytes);
+}
+
+extern "C" __global__ void r2ccl_sum_up(const __grid_constant__ Exchange exchange, Shares shares,
+                                        DType dtype, ReduceOp op, std::uint32_t plan) {
+  __shared__ Shared shared;
+  sum_up(here(), ThreadBlock{}, shared, exchange, shares, dtype, op, plan);
+}
+
+extern "C" __global__ void r2ccl_spread(const __grid_constant__ Exchange exchange, Shares shares,
+                                        std::uint32_t lag) {
+  __shared__ Shared shared;
+  spread(here(), ThreadBlock{}, shared, exchange, shares, lag);
+}
+
+extern "C" __global__ void r2ccl_collect(const __grid_constant__ Exchange exchange, Shares shares,
+                                         std::byte* target, std::uint32_t lag) {
+  __shared__ Shared shared;
+  collect(here(), ThreadBlock{}, shared, exchange, shares, target, lag);
 }
 
 }  // namespace r2ccl::device

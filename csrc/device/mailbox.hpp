@@ -53,13 +53,15 @@ struct Mailbox {
   Word posted;   // written by the device: the last collective whose input is staged
   Word arrived;  // written by the proxy: the last one whose result is there
   Word abort;    // written by the proxy: not 0: no more results will come (an ErrorCode); sticky
+  Word lost;     // written by the device: not 0: a rank of this node will get no more; sticky
   Command commands[ring];
 };
 
 // In device memory; written by kernels alone.
 struct DeviceState {
   Sequence sequence = 0;            // of the collective that was posted last
-  std::uint32_t staged_blocks = 0;  // of the staging kernel that runs
+  Sequence exchange = 0;            // of the last one of these that went through the node
+  std::uint32_t staged_blocks = 0;  // that have done their part, of the kernel that runs
 };
 
 // Pinned memory that the device can reach, or device memory that the NIC can.
@@ -120,11 +122,11 @@ R2CCL_SHARED void pause_briefly() {
 
 // How a block waits: it looks, again and again.
 struct Spinning {
-  // Until the counter has come to `wanted`; false: it never will.
-  [[nodiscard]] R2CCL_SHARED bool await(const Mailbox& mailbox, const Word& counter,
-                                        Sequence wanted) const {
-    while (!reached(load_acquire(counter), wanted)) {
-      if (load_acquire(mailbox.abort) != 0) return false;
+  // Until `ready`, true; or until it never will be, false.
+  template <typename Ready, typename Over>
+  [[nodiscard]] R2CCL_SHARED bool wait(const Ready& ready, const Over& over) const {
+    while (!ready()) {
+      if (over()) return false;
       pause_briefly();
     }
     return true;

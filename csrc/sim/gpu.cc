@@ -73,13 +73,6 @@ device::Rows Gpu::rows_of(std::uint64_t bytes, std::uint64_t offset) {
 // --- the blocks
 // -----------------------------------------------------------------------------------
 
-bool Gpu::Block::await(const device::Mailbox& mailbox, const device::Word& counter,
-                       device::Sequence wanted) const {
-  const auto is_there = [&] { return device::reached(device::load_acquire(counter), wanted); };
-  const auto over = [&] { return is_there() || device::load_acquire(mailbox.abort) != 0; };
-  return gpu.world_.wait(over).ok() && is_there();
-}
-
 void Gpu::run_block(std::uint32_t block) {
   const device::Place at{block, blocks_, 0, 1};
   for (const Kernel& kernel : program_) {

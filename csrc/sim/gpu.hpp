@@ -47,8 +47,10 @@ class Gpu {
   struct Block {
     Gpu& gpu;
     void sync() const {}
-    [[nodiscard]] bool await(const device::Mailbox& mailbox, const device::Word& counter,
-                             device::Sequence wanted) const;
+    template <typename Ready, typename Over>
+    [[nodiscard]] bool wait(const Ready& ready, const Over& over) const {
+      return gpu.world_.wait([&] { return ready() || over(); }).ok() && ready();
+    }
   };
 
   void compile(const std::vector<Call>& calls, const ReductionTree& tree, SimChannel& channel);

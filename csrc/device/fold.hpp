@@ -1,0 +1,267 @@
+// The sum of the ranks of one node, for the device and the host: the arithmetic of one node of the
+// canonical reduction tree (collectives/reduce.hpp), element by element, with the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "device/kernel_bodies.hpp"
+#include "r2ccl/types.hpp"
+
+namespace r2ccl::device {
+
+inline constexpr std::uint32_t most_neighbours = 16;
+
+// --- operators
+// ------------------------------------------------------------------------------------
+
+struct Add {
+  template <typename T>
+  R2CCL_SHARED static T apply(T a, T b) {
+    return static_cast<T>(a + b);
+  }
+};
+struct Multiply {
+  template <typename T>
+  R2CCL_SHARED static T apply(T a, T b) {
+    return static_cast<T>(a * b);
+  }
+};
+struct Lower {
+  template <typename T>
+  R2CCL_SHARED static T apply(T a, T b) {
+    return a < b ? a : b;
+  }
+};
+struct Higher {
+  template <typename T>
+  R2CCL_SHARED static T apply(T a, T b) {
+    return a > b ? a : b;
+  }
+};
+struct Or {
+  template <typename T>
+  R2CCL_SHARED static T apply(T a, T b) {
+    return static_cast<T>(a | b);
+  }
+};
+struct And {
+  template <typename T>
+  R2CCL_SHARED static T apply(T a, T b) {
+    return static_cast<T>(a & b);
+  }
+};
+
+// --- formats: how an element lies in memory, and what it is added up in
+// -----------------------------
+
+template <typename To, typename From>
+R2CCL_SHARED To same_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+struct F32Format {
+  using Element = std::uint32_t;
+  using Sum = float;
+  R2CCL_SHARED static Sum load(Element bits) { return same_bits<float>(bits); }
+  R2CCL_SHARED static Element store(Sum sum) {
+    return sum != sum ? 0x7fc00000U : same_bits<std::uint32_t>(sum);
+  }
+};
+struct F64Format {
+  using Element = std::uint64_t;
+  using Sum = double;
+  R2CCL_SHARED static Sum load(Element bits) { return same_bits<double>(bits); }
+  R2CCL_SHARED static Element store(Sum sum) {
+    return sum != sum ? 0x7ff8000000000000U : same_bits<std::uint64_t>(sum);
+  }
+};
+
+struct Bf16Format {
+  using Element = std::uint16_t;
+  using Sum = float;
+  R2CCL_SHARED static Sum load(Element bits) {
+    return same_bits<float>(static_cast<std::uint32_t>(bits) << 16U);
+  }
+  // Nearest even; a carry out of the mantissa makes infinity.
+  R2CCL_SHARED static Element store(Sum sum) {
+    const auto bits = same_bits<std::uint32_t>(sum);
+    const std::uint32_t rounded = bits + 0x7fffU + ((bits >> 16U) & 1U);
+    return static_cast<Element>((sum != sum ? 0x7fc00000U : rounded) >> 16U);
+  }
+};
+
+struct F16Format {
+  using Element = std::uint16_t;
+  using Sum = float;
+  R2CCL_SHARED static Sum load(Element bits) {
+    const std::uint32_t magnitude = bits & 0x7fffU;
+    std::uint32_t wide = (magnitude << 13U) + (112U << 23U);
+    if (magnitude >= 0x7c00U) wide = (magnitude << 13U) + (224U << 23U);
+    // A denormal is its integer times 2^-24, exactly.
+    if (magnitude < 0x0400U)
+      wide = same_bits<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+    return same_bits<float>(wide | ((bits & 0x8000U) << 16U));
+  }
+  R2CCL_SHARED static Element store(Sum sum) {
+    const auto bits = same_bits<std::uint32_t>(sum);
+    const std::uint32_t exact = bits & 0x7fffffffU;
+    if (exact > 0x7f800000U) return 0x7e00U;
+    // 2^16 and beyond is infinity; so is what rounds up to it, by carry.
+    const std::uint32_t magnitude = exact > 0x47800000U ? 0x47800000U : exact;
+    std::uint32_t half = ((magnitude + 0x0fffU + ((magnitude >> 13U) & 1U)) >> 13U) - (112U << 10U);
+    // Below 2^-14 the result counts units of 2^-24, the last place of a float at 0.5.
+    if (exact < 0x38800000U)
+      half = same_bits<std::uint32_t>(same_bits<float>(magnitude) + 0.5F) - 0x3f000000U;
+    return static_cast<Element>(half | ((bits >> 16U) & 0x8000U));
+  }
+};
+
+// Integers that wrap: unsigned inside.
+template <typename Unsigned>
+struct WrappingFormat {
+  using Element = Unsigned;
+  using Sum = Unsigned;
+  R2CCL_SHARED static Sum load(Element value) { return value; }
+  R2CCL_SHARED static Element store(Sum sum) { return sum; }
+};
+// Integers under min and max.
+template <typename Unsigned, typename Integer>
+struct ComparedFormat {
+  using Element = Unsigned;
+  using Sum = Integer;
+  R2CCL_SHARED static Sum load(Element value) { return same_bits<Integer>(value); }
+  R2CCL_SHARED static Element store(Sum sum) { return same_bits<Unsigned>(sum); }
+};
+// Floats under min and max, as integers that sort alike: -0 below +0, NaN beyond the end that wins.
+template <typename Unsigned, typename Integer, Integer infinity, Integer quiet_nan, bool lowest>
+struct OrderedFormat {
+  using Element = Unsigned;
+  using Sum = Integer;
+  static constexpr Integer highest_key =
+      static_cast<Integer>(static_cast<Unsigned>(~Unsigned{0}) >> 1U);
+  static constexpr Integer lowest_key = static_cast<Integer>(~highest_key);
+
+  R2CCL_SHARED static Integer mirrored(Integer bits) {
+    return static_cast<Integer>(bits < 0 ? bits ^ highest_key : bits);
+  }
+  R2CCL_SHARED static Sum load(Element value) {
+    const auto bits = same_bits<Integer>(value);
+    if ((bits & highest_key) > infinity) return lowest ? lowest_key : highest_key;
+    return mirrored(bits);
+  }
+  R2CCL_SHARED static Element store(Sum key) {
+    const Integer bits = mirrored(key);
+    return same_bits<Unsigned>((bits & highest_key) > infinity ? quiet_nan : bits);
+  }
+};
+// Any byte but 0 is true; true is stored as 1.
+struct BooleanFormat {
+  using Element = std::uint8_t;
+  using Sum = std::uint8_t;
+  R2CCL_SHARED static Sum load(Element value) { return value != 0 ? 1 : 0; }
+  R2CCL_SHARED static Element store(Sum sum) { return sum; }
+};
+
+// --- the sum
+// --------------------------------------------------------------------------------------
+
+struct Terms {
+  const std::byte* of[most_neighbours];  // in the order of the tree, each on a Vector's boundary
+  std::uint32_t ranks;
+};
+
+template <typename Element>
+struct alignas(Vector) Lanes {
+  Element of[sizeof(Vector) / sizeof(Element)];
+};
+
+// By all threads of all blocks: `count` elements, of which `out` is on a Vector's boundary, too.
+template <typename Format, typename Op>
+R2CCL_SHARED void fold_all(const Place& at, std::byte* out, const Terms& terms,
+                           std::uint64_t count) {
+  using Element = typename Format::Element;
+  constexpr std::uint64_t lanes = sizeof(Vector) / sizeof(Element);
+  const std::uint64_t first = std::uint64_t{at.block} * at.threads + at.thread;
+  const std::uint64_t step = std::uint64_t{at.blocks} * at.threads;
+  const std::uint64_t vectors = count / lanes;
+  for (std::uint64_t v = first; v < vectors; v += step) {
+    typename Format::Sum sums[lanes] = {};
+    for (std::uint32_t rank = 0; rank < terms.ranks; ++rank) {
+      const auto elements =
+          same_bits<Lanes<Element>>(reinterpret_cast<const Vector*>(terms.of[rank])[v]);
+      for (std::uint64_t i = 0; i < lanes; ++i) {
+        const auto term = Format::load(elements.of[i]);
+        sums[i] = rank == 0 ? term : Op::apply(sums[i], term);
+      }
+    }
+    Lanes<Element> made;
+    for (std::uint64_t i = 0; i < lanes; ++i) made.of[i] = Format::store(sums[i]);
+    reinterpret_cast<Vector*>(out)[v] = same_bits<Vector>(made);
+  }
+  for (std::uint64_t i = vectors * lanes + first; i < count; i += step) {
+    const auto term = [&](std::uint32_t rank) {
+      return Format::load(reinterpret_cast<const Element*>(terms.of[rank])[i]);
+    };
+    auto sum = term(0);
+    for (std::uint32_t rank = 1; rank < terms.ranks; ++rank) sum = Op::apply(sum, term(rank));
+    reinterpret_cast<Element*>(out)[i] = Format::store(sum);
+  }
+}
+
+template <typename Format, typename Minimum, typename Maximum>
+R2CCL_SHARED void fold_numbers(const Place& at, std::byte* out, const Terms& terms,
+                               std::uint64_t count, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum: return fold_all<Format, Add>(at, out, terms, count);
+    case ReduceOp::prod: return fold_all<Format, Multiply>(at, out, terms, count);
+    case ReduceOp::min: return fold_all<Minimum, Lower>(at, out, terms, count);
+    case ReduceOp::max: return fold_all<Maximum, Higher>(at, out, terms, count);
+    case ReduceOp::avg: return;  // whoever launches refuses it: it is divided once, at the end
+  }
+}
+template <typename Format, typename Unsigned, typename Integer, Integer infinity, Integer nan>
+R2CCL_SHARED void fold_floats(const Place& at, std::byte* out, const Terms& terms,
+                              std::uint64_t count, ReduceOp op) {
+  fold_numbers<Format, OrderedFormat<Unsigned, Integer, infinity, nan, true>,
+               OrderedFormat<Unsigned, Integer, infinity, nan, false>>(at, out, terms, count, op);
+}
+template <typename Unsigned, typename Integer>
+R2CCL_SHARED void fold_integers(const Place& at, std::byte* out, const Terms& terms,
+                                std::uint64_t count, ReduceOp op) {
+  fold_numbers<WrappingFormat<Unsigned>, ComparedFormat<Unsigned, Integer>,
+               ComparedFormat<Unsigned, Integer>>(at, out, terms, count, op);
+}
+
+// Any type and operator but avg.
+R2CCL_SHARED void fold(const Place& at, std::byte* out, const Terms& terms, std::uint64_t count,
+                       DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::f16:
+      return fold_floats<F16Format, std::uint16_t, std::int16_t, 0x7c00, 0x7e00>(at, out, terms,
+                                                                                 count, op);
+    case DType::bf16:
+      return fold_floats<Bf16Format, std::uint16_t, std::int16_t, 0x7f80, 0x7fc0>(at, out, terms,
+                                                                                  count, op);
+    case DType::f32:
+      return fold_floats<F32Format, std::uint32_t, std::int32_t, 0x7f800000, 0x7fc00000>(
+          at, out, terms, count, op);
+    case DType::f64:
+      return fold_floats<F64Format, std::uint64_t, std::int64_t, 0x7ff0000000000000,
+                         0x7ff8000000000000>(at, out, terms, count, op);
+    case DType::i8: return fold_integers<std::uint8_t, std::int8_t>(at, out, terms, count, op);
+    case DType::u8: return fold_integers<std::uint8_t, std::uint8_t>(at, out, terms, count, op);
+    case DType::i32: return fold_integers<std::uint32_t, std::int32_t>(at, out, terms, count, op);
+    case DType::i64: return fold_integers<std::uint64_t, std::int64_t>(at, out, terms, count, op);
+    case DType::boolean:
+      return op == ReduceOp::sum || op == ReduceOp::max
+                 ? fold_all<BooleanFormat, Or>(at, out, terms, count)
+                 : fold_all<BooleanFormat, And>(at, out, terms, count);
+  }
+}
+
+}  // namespace r2ccl::device

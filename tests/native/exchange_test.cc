@@ -1,0 +1,284 @@
+// The exchange inside a node, with threads of the host for its GPUs: the sum's bits, and the
+// protocol between neighbours and with their hosts.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "collectives/reduce.hpp"
+#include "device/exchange_bodies.hpp"
+#include "device/proxy.hpp"
+#include "host_device.hpp"
+
+namespace r2ccl {
+namespace {
+
+using device::Exchange;
+using device::Place;
+using device::Proxy;
+using device::Sequence;
+using device::Shares;
+using testing::HostDevice;
+using testing::ThreadBlock;
+using Bytes = std::vector<std::byte>;
+
+constexpr std::array dtypes{DType::f16, DType::bf16, DType::f32, DType::f64,    DType::i8,
+                            DType::u8,  DType::i32,  DType::i64, DType::boolean};
+constexpr std::array ops{ReduceOp::sum, ReduceOp::prod, ReduceOp::min, ReduceOp::max};
+constexpr std::byte untouched{0xA5};
+
+// Any bits: infinities, denormals and every NaN among them.
+Bytes any_bits(std::size_t bytes, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Bytes made(bytes);
+  for (std::byte& byte : made) byte = static_cast<std::byte>(random());
+  return made;
+}
+
+Bytes reduced(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
+              const std::vector<int>& nodes) {
+  Bytes out(inputs[0].size());
+  std::vector<const void*> from;
+  from.reserve(inputs.size());
+  for (const Bytes& input : inputs) from.push_back(input.data());
+  reduce(dtype, op, out.data(), from, ReductionTree::from_nodes(nodes),
+         out.size() / size_of(dtype));
+  return out;
+}
+
+// On a Vector's boundary, as memory of a GPU is.
+struct Aligned {
+  explicit Aligned(std::size_t bytes) : lines((bytes + 127) / 128) {}
+  std::byte* data() { return reinterpret_cast<std::byte*>(lines.data()); }
+  struct alignas(128) Line {
+    std::byte bytes[128];
+  };
+  std::vector<Line> lines;
+};
+
+TEST(Fold, HasTheBitsOfANodeOfTheCanonicalTree) {
+  for (const DType dtype : dtypes)
+    for (const ReduceOp op : ops)
+      for (const std::uint32_t ranks : {1U, 2U, 3U, 5U})
+        for (const std::size_t count : {1UL, 7UL, 64UL, 1000UL}) {
+          const std::size_t bytes = count * size_of(dtype);
+          std::vector<Bytes> inputs;
+          std::vector<Aligned> memory;
+          device::Terms terms{};
+          terms.ranks = ranks;
+          for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+            inputs.push_back(any_bits(bytes, count * 31 + rank));
+            memory.emplace_back(bytes);
+            std::memcpy(memory.back().data(), inputs.back().data(), bytes);
+          }
+          for (std::uint32_t rank = 0; rank < ranks; ++rank) terms.of[rank] = memory[rank].data();
+          Aligned out(bytes);
+          for (std::uint32_t thread = 0; thread < 3; ++thread)
+            device::fold({0, 1, thread, 3}, out.data(), terms, count, dtype, op);
+          const Bytes wanted = reduced(dtype, op, inputs, std::vector<int>(ranks, 0));
+          EXPECT_EQ(std::memcmp(out.data(), wanted.data(), bytes), 0)
+              << name_of(dtype) << ' ' << name_of(op) << ' ' << ranks << " ranks, " << count;
+        }
+}
+
+TEST(Shares, AreEvenAndCoverAll) {
+  for (const std::size_t element : {1UL, 2UL, 4UL, 8UL})
+    for (const std::uint32_t ranks : {1U, 2U, 3U, 16U})
+      for (const std::size_t count : {0UL, 1UL, 63UL, 64UL, 65UL, 1000UL, 100'000UL}) {
+        const Shares shares = Shares::of(count, element, ranks);
+        std::uint64_t next = 0;
+        for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+          EXPECT_EQ(shares.first(rank), next);
+          EXPECT_TRUE(shares.size(rank) == 0 || shares.first(rank) * element % 128 == 0);
+          next += shares.size(rank);
+        }
+        EXPECT_EQ(next, count);
+      }
+}
+
+// --- ranks of one node ---------------------------------------------------------------------------
+
+constexpr std::size_t most_bytes = 8192;
+constexpr std::uint32_t ranks = 3;
+
+struct Call {
+  DType dtype = DType::f32;
+  ReduceOp op = ReduceOp::sum;
+  std::size_t count = 0;
+
+  [[nodiscard]] std::size_t bytes() const { return count * size_of(dtype); }
+  [[nodiscard]] Shares shares() const { return Shares::of(count, size_of(dtype), ranks); }
+};
+
+Call call_of(std::uint32_t number) {
+  std::minstd_rand random(number + 1);
+  const DType dtype = dtypes[random() % dtypes.size()];
+  return {dtype, ops[random() % ops.size()], random() % (most_bytes / size_of(dtype) + 1)};
+}
+
+// What rank `rank` of node `node` brings.
+Bytes input_of(std::uint32_t number, std::uint32_t node, std::uint32_t rank) {
+  return any_bits(call_of(number).bytes(), number * 1000 + node * 100 + rank);
+}
+std::vector<Bytes> inputs_of(std::uint32_t number, std::uint32_t node) {
+  std::vector<Bytes> inputs;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) inputs.push_back(input_of(number, node, rank));
+  return inputs;
+}
+
+// A rank of node 0, of two with as many ranks; its host carries out what the rails would: the same
+// place of node 1 brings the share of that node's sum.
+struct Rank {
+  Rank() { device.blocks = device.threads = 2; }
+
+  void open(std::vector<std::unique_ptr<Rank>>& node, std::uint32_t own) {
+    exchange.mailbox = &device.mailbox;
+    exchange.state = &device.state;
+    exchange.staging = device.staging;
+    exchange.node.ranks = ranks;
+    exchange.node.own = own;
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      exchange.node.inboxes[rank] = &node[rank]->inbox;
+      exchange.node.memory[rank] = node[rank]->memory.data();
+    }
+    exchange.node.entry_bytes = 2 * most_bytes;
+    exchange.node.result_offset = most_bytes;
+    proxy = std::make_unique<Proxy>(
+        device.mailbox,
+        [this, own](std::uint32_t plan, Sequence sequence) { return carry(plan, sequence, own); },
+        Proxy::Flush(), device::ProxyOptions{});
+  }
+
+  Status carry(std::uint32_t number, Sequence sequence, std::uint32_t own) {
+    if (number == fails_at) return {ErrorCode::peer_lost, "the other node is gone"};
+    const Call call = call_of(number);
+    const Shares shares = call.shares();
+    const std::size_t first = shares.first(own) * shares.element;
+    const std::size_t bytes = shares.size(own) * shares.element;
+    const std::byte* const in = device.staging.input(sequence);
+    const Bytes theirs = reduced(call.dtype, call.op, inputs_of(number, 1), {1, 1, 1});
+    const std::vector<Bytes> column{
+        Bytes(in, in + bytes), Bytes(theirs.begin() + static_cast<std::ptrdiff_t>(first),
+                                     theirs.begin() + static_cast<std::ptrdiff_t>(first + bytes))};
+    const Bytes sum = reduced(call.dtype, call.op, column, {0, 1});
+    std::copy(sum.begin(), sum.end(), device.staging.result(sequence));
+    return {};
+  }
+
+  // The kernels, as a stream of its own runs them.
+  void share_and_sum_up(std::uint32_t number, std::uint32_t own) {
+    const Call call = call_of(number);
+    Bytes input = input_of(number, 0, own);
+    device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
+      device::share(at, block, shared, exchange, input.data(), input.size());
+    });
+    std::ranges::fill(input, untouched);  // the caller's again
+    device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
+      device::sum_up(at, block, shared, exchange, call.shares(), call.dtype, call.op, number);
+    });
+  }
+  Bytes spread_and_collect(std::uint32_t number, std::uint32_t lag) {
+    const Call call = call_of(number);
+    Bytes target(call.bytes(), untouched);
+    device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
+      device::spread(at, block, shared, exchange, call.shares(), lag);
+    });
+    device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
+      device::collect(at, block, shared, exchange, call.shares(), target.data(), lag);
+    });
+    return target;
+  }
+
+  HostDevice device{most_bytes, most_bytes};
+  device::Inbox inbox;
+  Aligned memory{device::ring * 2 * most_bytes};
+  Exchange exchange{};
+  std::uint32_t fails_at = ~0U;
+  std::unique_ptr<Proxy> proxy;
+};
+
+Bytes wanted(std::uint32_t number) {
+  std::vector<Bytes> all = inputs_of(number, 0);
+  for (Bytes& theirs : inputs_of(number, 1)) all.push_back(std::move(theirs));
+  return reduced(call_of(number).dtype, call_of(number).op, all, {0, 0, 0, 1, 1, 1});
+}
+
+struct Node {
+  Node() {
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) members.push_back(std::make_unique<Rank>());
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) members[rank]->open(members, rank);
+  }
+  void run(const std::function<void(Rank&, std::uint32_t)>& body) {
+    std::vector<std::thread> streams;
+    for (std::uint32_t rank = 0; rank < ranks; ++rank)
+      streams.emplace_back([&body, &member = *members[rank], rank] { body(member, rank); });
+    for (std::thread& stream : streams) stream.join();
+  }
+  std::vector<std::unique_ptr<Rank>> members;
+};
+
+TEST(Exchange, GivesTheBitsOfTheFlatSum) {
+  Node node;
+  node.run([](Rank& rank, std::uint32_t own) {
+    for (std::uint32_t number = 0; number < 60; ++number) {
+      rank.share_and_sum_up(number, own);
+      EXPECT_EQ(rank.spread_and_collect(number, 0), wanted(number)) << number;
+    }
+  });
+}
+
+TEST(Exchange, APieceIsSummedUpWhileTheOneBeforeItIsCarried) {
+  Node node;
+  node.run([](Rank& rank, std::uint32_t own) {
+    for (std::uint32_t number = 0; number < 40; number += 2) {
+      rank.share_and_sum_up(number, own);
+      rank.share_and_sum_up(number + 1, own);
+      EXPECT_EQ(rank.spread_and_collect(number, 1), wanted(number)) << number;
+      EXPECT_EQ(rank.spread_and_collect(number + 1, 0), wanted(number + 1)) << number + 1;
+    }
+  });
+}
+
+TEST(Exchange, NumbersWrapEachByItself) {
+  Node node;
+  for (const auto& member : node.members) {
+    member->device.state.exchange = 0xFFFFFFFA;
+    for (auto* words : {&member->inbox.shared, &member->inbox.summed, &member->inbox.spread,
+                        &member->inbox.collected})
+      for (device::Word& word : *words) word.value = 0xFFFFFFFA;
+  }
+  node.run([](Rank& rank, std::uint32_t own) {
+    for (std::uint32_t number = 0; number < 12; ++number) {
+      rank.share_and_sum_up(number, own);
+      EXPECT_EQ(rank.spread_and_collect(number, 0), wanted(number)) << number;
+    }
+  });
+}
+
+TEST(Exchange, WhoGetsNoMoreResultsEndsAllRanksOfTheNode) {
+  Node node;
+  constexpr std::uint32_t last = 5;
+  node.members[1]->fails_at = last;
+  node.run([](Rank& rank, std::uint32_t own) {
+    for (std::uint32_t number = 0; number < last + 3; ++number) {
+      rank.share_and_sum_up(number, own);
+      const Bytes got = rank.spread_and_collect(number, 0);
+      if (number < last)
+        EXPECT_EQ(got, wanted(number)) << number;
+      else
+        EXPECT_EQ(got, Bytes(got.size(), untouched)) << number;
+    }
+  });
+  for (const auto& member : node.members) EXPECT_NE(load_acquire(member->device.mailbox.lost), 0U);
+  EXPECT_EQ(node.members[1]->proxy->failure().code(), ErrorCode::peer_lost);
+}
+
+}  // namespace
+}  // namespace r2ccl

@@ -84,8 +84,15 @@ def gpus(library: str) -> list[dict[str, str | int]]: ...
 
 class StreamCommunicator:
     def __init__(
-        self, communicator: Communicator, library: str, device: int, staging_bytes: int
+        self,
+        communicator: Communicator,
+        library: str,
+        device: int,
+        staging_bytes: int,
+        column: Communicator | None,
+        node: Sequence[int],
     ) -> None: ...
+    def exchange(self) -> str: ...
     def all_reduce(
         self, stream: int, in_: int, out: int, count: int, dtype: int, op: int, algorithm: int, /
     ) -> None: ...

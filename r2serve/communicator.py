@@ -225,16 +225,20 @@ class Communicator(Collectives):
             raise InvalidArgumentError(
                 f"peer: {peer} is not another rank of 0 to {self.world_size - 1}"
             )
-        return self._part(sorted((self.rank, peer)), name)
+        return self.part(sorted((self.rank, peer)), name)
 
     def twin(self, name: str) -> Communicator:
         """Make another communicator of the same ranks, whose calls have an order of their own.
 
         At once, as :meth:`pair`; ``name`` is the same on all ranks, and of one twin only.
         """
-        return self._part(range(self.world_size), name)
+        return self.part(range(self.world_size), name)
 
-    def _part(self, ranks: Sequence[int], name: str) -> Communicator:
+    def part(self, ranks: Sequence[int], name: str) -> Communicator:
+        """Make a communicator of ``ranks``, this one among them, in that order.
+
+        At once, as :meth:`pair`; ``name`` is the same on all of them, and of one part only.
+        """
         retain(self._process)
         try:
             return Communicator(

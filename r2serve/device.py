@@ -14,6 +14,7 @@ why.  It has to be asked before results are given to anybody.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from r2serve.process import RailInfo
     from r2serve.tensors import Array
 
+_LOG = logging.getLogger("r2serve.r2ccl")
 _OPEN: weakref.WeakSet[DeviceCommunicator] = weakref.WeakSet()
 
 
@@ -82,10 +84,25 @@ class DeviceCommunicator(Collectives):
                 "ranks in order: it must be the same on all"
             )
         twin = host.twin(f"{host.name}/device")
+        node, column = _node_of(host)
         index = 0 if device.index is None else device.index
         self._stream_core = _core.StreamCommunicator(
-            twin._core, host.config.cuda_library, index, own
+            twin._core,
+            host.config.cuda_library,
+            index,
+            own,
+            None if column is None else column._core,
+            node,
         )
+        if column is not None:
+            why_not = self._stream_core.exchange()
+            _LOG.info(
+                "communicator %s: %s",
+                host.name,
+                f"ranks of a node do not exchange what they have: {why_not}"
+                if why_not
+                else f"{len(node)} ranks of this node add up before the rails, each a share",
+            )
         self._stream = _current_stream(device)
         core: Any = _InStream(self._stream_core, self._stream)
         super().__init__(core, host.rank, host.world_size, device)
@@ -93,9 +110,9 @@ class DeviceCommunicator(Collectives):
         self.name = host.name
         self.nodes = host.nodes
         self.algorithm = host.algorithm
-        self._twin = twin
+        self._parts = [twin] if column is None else [twin, column]
         host.barrier()  # where ranks share a GPU, work of one keeps others from being made
-        self._close = weakref.finalize(self, _close, self._stream_core, twin, host)
+        self._close = weakref.finalize(self, _close, self._stream_core, [*self._parts, host])
         _OPEN.add(self)
 
     @classmethod
@@ -181,8 +198,8 @@ class DeviceCommunicator(Collectives):
 
     def abort(self, reason: str) -> None:
         """Give up, from any thread; the other ranks are told, and end likewise."""
-        self._twin.abort(reason)
-        self.host.abort(reason)
+        for communicator in (*self._parts, self.host):
+            communicator.abort(reason)
 
     def close(self) -> None:
         """Wait for what is in the streams, and leave.  Idempotent."""
@@ -249,7 +266,21 @@ def _current_stream(device: torch.device) -> Callable[[], int]:
     return lambda: torch.cuda.current_stream(device).cuda_stream
 
 
-def _close(core: _core.StreamCommunicator, twin: Communicator, host: Communicator) -> None:
+def _node_of(host: Communicator) -> tuple[list[int], Communicator | None]:
+    """The ranks of this node, and a communicator of those with this rank's place on every node.
+
+    None: this is no job of several nodes that have several ranks each, all of them as many.
+    """
+    nodes = list(dict.fromkeys(host.nodes))
+    members = {node: [r for r, its in enumerate(host.nodes) if its == node] for node in nodes}
+    mine = members[host.nodes[host.rank]]
+    if len(nodes) == 1 or len(mine) == 1 or len({len(each) for each in members.values()}) > 1:
+        return mine, None
+    place = mine.index(host.rank)
+    return mine, host.part([members[node][place] for node in nodes], f"{host.name}/place{place}")
+
+
+def _close(core: _core.StreamCommunicator, communicators: Sequence[Communicator]) -> None:
     core.close()
-    twin.close()
-    host.close()
+    for communicator in communicators:
+        communicator.close()

@@ -46,7 +46,8 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C++ compiler")
     made = tmp_path_factory.mktemp("cuda") / "libfake_cuda.so"
     source = ROOT / "tests/native/fake_cuda/fake_cuda.cc"
-    command = [compiler, "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}"]
+    include = [f"-I{ROOT / folder}" for folder in ("csrc", "csrc/include")]
+    command = [compiler, "-std=c++20", "-O2", "-shared", "-fPIC", *include]
     subprocess.run([*command, str(source), "-o", str(made), "-pthread"], check=True, timeout=300)
     return made
 

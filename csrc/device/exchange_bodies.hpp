@@ -8,6 +8,7 @@
 //            goes from this rank to those of the same place on other nodes
 //   spread   copies the result of the own share where neighbours read it
 //   collect  copies everybody's shares to the target
+//   depart   comes last
 //
 // Entries are a ring, as those of the mailbox, and so are counted by the same sequence.  A rank
 // that writes an entry again waits until its neighbours have said that they have read it.  A rank
@@ -202,7 +203,19 @@ R2CCL_SHARED void collect(const Place& at, const Block& block, Shared& shared,
            shares.size(rank) * shares.element);
   }
   block.sync();
-  if (exchange.is_last(at)) exchange.tell(shared.go, &Inbox::collected, shared.exchange);
+  if (!exchange.is_last(at)) return;
+  exchange.tell(shared.go, &Inbox::collected, shared.exchange);
+  store_release(exchange.mailbox->left, shared.exchange);
+}
+
+// Until the neighbours have read all that lies in this rank's memory, which is then its own again.
+// By one thread.
+template <typename Block>
+R2CCL_SHARED void depart(const Block& block, const Exchange& exchange) {
+  const Sequence last = exchange.state->exchange;
+  store_release(exchange.mailbox->entered, last + 1);
+  (void)exchange.await(block, exchange.own().collected, last);
+  store_release(exchange.mailbox->left, last + 1);
 }
 
 }  // namespace r2ccl::device

@@ -51,4 +51,8 @@ extern "C" __global__ void r2ccl_collect(const __grid_constant__ Exchange exchan
   collect(here(), ThreadBlock{}, shared, exchange, shares, target, lag);
 }
 
+extern "C" __global__ void r2ccl_depart(const __grid_constant__ Exchange exchange) {
+  if (threadIdx.x == 0) depart(ThreadBlock{}, exchange);
+}
+
 }  // namespace r2ccl::device

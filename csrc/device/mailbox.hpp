@@ -53,7 +53,10 @@ struct Mailbox {
   Word posted;   // written by the device: the last collective whose input is staged
   Word arrived;  // written by the proxy: the last one whose result is there
   Word abort;    // written by the proxy: not 0: no more results will come (an ErrorCode); sticky
-  Word lost;     // written by the device: not 0: a rank of this node will get no more; sticky
+  // Written by the device, where ranks of a node exchange what they have:
+  Word entered;  // the last exchange that has begun
+  Word left;     // the last one that has ended
+  Word lost;     // not 0: a rank of this node will get no more results; sticky
   Command commands[ring];
 };
 

@@ -46,13 +46,22 @@ void Proxy::run() {
 
 bool Proxy::await_post() {
   auto began = Clock::now();
+  auto watched = began;
   for (unsigned look = 0;; ++look) {
     if (server_.due()) return true;
     pause_briefly();
     if (look % looks_per_clock != 0) continue;
+    const auto now = Clock::now();
+    if (options_.watch && now - watched >= options_.watch_interval) {
+      watched = now;
+      if (Status status = options_.watch(); !status.ok()) {
+        give_up(std::move(status));
+        return false;
+      }
+    }
     std::unique_lock lock(mutex_);
-    if (std::exchange(woken_, false)) began = Clock::now();
-    if (Clock::now() - began >= options_.spin)
+    if (std::exchange(woken_, false)) began = now;
+    if (now - began >= options_.spin)
       changed_.wait_for(lock, options_.interval, [this] { return closing_ || woken_; });
     if (closing_) return false;
   }

@@ -3,7 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -17,6 +17,9 @@ struct ProxyOptions {
   // a kernel cannot wake a thread.
   std::chrono::microseconds spin{2000};
   std::chrono::microseconds interval{50};
+  // Asked now and then while nothing is posted; what it fails with ends the proxy.  May be empty.
+  std::function<Status()> watch;
+  std::chrono::microseconds watch_interval{10'000};
 };
 
 // One mailbox's; several would wait for each other in orders that differ from rank to rank.
@@ -38,7 +41,7 @@ class Proxy {
 
  private:
   void run();
-  bool await_post();  // false: the proxy is to end
+  bool await_post();  // false: the proxy is to end, or has
   void give_up(Status why);
 
   Server server_;

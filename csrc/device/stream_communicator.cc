@@ -7,6 +7,8 @@
 #include <new>
 #include <utility>
 
+#include "device/addresses.hpp"
+
 namespace r2ccl::device {
 namespace {
 
@@ -14,19 +16,8 @@ constexpr unsigned threads_per_block = 256;
 constexpr std::uint64_t bytes_per_block = 64U << 10U;  // less is copied sooner than begun
 constexpr std::uint64_t smallest_staging = 4096;
 
-constexpr std::uint64_t line_bytes = 128;
-
-constexpr std::uint64_t rounded_up(std::uint64_t bytes) {
-  return (bytes + line_bytes - 1) / line_bytes * line_bytes;
-}
-
 Status copied(const Status& status) {
   return status.ok() ? Status() : Status(status.code(), status.message());
-}
-
-template <typename T>
-T* at(cuda::Address address) {
-  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
 }  // namespace
@@ -54,28 +45,36 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   if (!device.ok()) return device.take_status();
   device_ = std::move(device.value());
   for (const auto& [name, kernel] :
-       {std::pair{"r2ccl_stage", &stage_kernel_}, std::pair{"r2ccl_deliver", &deliver_kernel_}}) {
+       {std::pair{"r2ccl_stage", &stage_kernel_}, std::pair{"r2ccl_deliver", &deliver_kernel_},
+        std::pair{"r2ccl_share", &share_kernel_}, std::pair{"r2ccl_sum_up", &sum_up_kernel_},
+        std::pair{"r2ccl_spread", &spread_kernel_}, std::pair{"r2ccl_collect", &collect_kernel_},
+        std::pair{"r2ccl_depart", &depart_kernel_}}) {
     auto found = device_->kernel(name);
     if (!found.ok()) return found.take_status();
     *kernel = found.value();
   }
   const std::uint64_t entry_bytes = 2 * staging_bytes_;
-  auto mailbox = device_->allocate_pinned(sizeof(Mailbox));
-  if (!mailbox.ok()) return mailbox.take_status();
+  auto words = device_->allocate_pinned(sizeof(Mailbox));
+  if (!words.ok()) return words.take_status();
   auto state = device_->allocate(sizeof(DeviceState));
   if (!state.ok()) return state.take_status();
   auto staging = device_->allocate_pinned(ring * entry_bytes);
   if (!staging.ok()) return staging.take_status();
-  mailbox_memory_ = std::move(mailbox.value());
+  mailbox_memory_ = std::move(words.value());
   state_memory_ = std::move(state.value());
   staging_memory_ = std::move(staging.value());
   staging_ = {at<std::byte>(staging_memory_.address()), entry_bytes, staging_bytes_};
   staging_of_host_ = {staging_memory_.host(), entry_bytes, staging_bytes_};
+  new (mailbox_memory_.host()) Mailbox;
+  ProxyOptions proxy = options.proxy;
+  if (options.node.column != nullptr) {
+    if (Status status = open_exchange(options.node); !status.ok()) return status;
+    if (column_ != nullptr) proxy.watch = [this] { return watch(); };
+  }
   proxy_ = std::make_unique<Proxy>(
-      *new (mailbox_memory_.host()) Mailbox,
-      [this](std::uint32_t plan, Sequence sequence) { return carry(plan, sequence); },
+      mailbox(), [this](std::uint32_t plan, Sequence sequence) { return carry(plan, sequence); },
       // Neither NICs nor anybody else writes into the device's own memory here.
-      Proxy::Flush(), options.proxy);
+      Proxy::Flush(), proxy);
   return {};
 }
 
@@ -89,8 +88,10 @@ void StreamCommunicator::close() {
     return;
   }
   // Kernels that wait end with the collectives that they wait for, or with the abort word.
-  if (Status status = device_->synchronise(); proxy_->failure().ok()) closed_ = std::move(status);
-  if (closed_.ok()) closed_ = proxy_->failure();
+  Status status = device_->synchronise();
+  if (column_ != nullptr && status.ok()) status = depart();
+  if (whole().ok()) closed_ = std::move(status);
+  if (closed_.ok()) closed_ = whole();
   if (closed_.ok())
     closed_ = {ErrorCode::invalid_argument,
                "communicator '" + communicator_.name() + "' has been closed"};
@@ -99,7 +100,18 @@ void StreamCommunicator::close() {
 
 Status StreamCommunicator::failure() {
   const std::lock_guard guard(call_mutex_);
-  return proxy_ == nullptr ? copied(closed_) : proxy_->failure();
+  return proxy_ == nullptr ? copied(closed_) : whole();
+}
+
+Status StreamCommunicator::whole() const {
+  Status status = proxy_->failure();
+  if (status.ok() && load_acquire(mailbox().lost) != 0)
+    status = {ErrorCode::aborted, "a rank of this node gets no more results"};
+  return status;
+}
+
+Mailbox& StreamCommunicator::mailbox() const {
+  return *reinterpret_cast<Mailbox*>(mailbox_memory_.host());
 }
 
 void StreamCommunicator::wake() {
@@ -115,13 +127,14 @@ Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cud
                                       Algorithm algorithm) {
   if (op == ReduceOp::avg && dtype == DType::boolean)
     return {ErrorCode::invalid_argument, "op: avg is not defined for bool"};
-  return enqueue(stream,
-                 {.collective = Collective::all_reduce,
+  const Plan plan{.collective = Collective::all_reduce,
                   .dtype = dtype,
                   .op = op,
                   .algorithm = algorithm,
-                  .counts = {count}},
-                 {in, {&count, 1}}, {out, {&count, 1}});
+                  .counts = {count}};
+  // An average is divided once, after the sum of all.
+  if (column_ != nullptr && op != ReduceOp::avg) return enqueue_exchange(stream, plan, in, out);
+  return enqueue(stream, plan, {in, {&count, 1}}, {out, {&count, 1}});
 }
 
 Status StreamCommunicator::all_gatherv(cuda::Stream stream, cuda::Address in, cuda::Address out,
@@ -215,12 +228,8 @@ std::span<const std::size_t> StreamCommunicator::own(std::span<const std::size_t
 Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const Parts& in,
                                    const Parts& out) {
   const std::lock_guard guard(call_mutex_);
-  if (proxy_ == nullptr) return copied(closed_);
-  R2CCL_TRY(proxy_->failure());
-  auto capturing = device_->capturing(stream);
+  auto capturing = begin(stream);
   if (!capturing.ok()) return capturing.take_status();
-  proxy_->wake();
-
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
   const std::size_t most = piece_bytes(plan.counts.size()) / element;
@@ -233,6 +242,14 @@ Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const 
     if (piece > 0) R2CCL_TRY(deliver(stream, out, {first - most, most, element}, 1));
   }
   return deliver(stream, out, {(pieces - 1) * most, most, element}, 0);
+}
+
+Result<bool> StreamCommunicator::begin(cuda::Stream stream) {
+  if (proxy_ == nullptr) return copied(closed_);
+  if (Status status = whole(); !status.ok()) return status;
+  auto capturing = device_->capturing(stream);
+  if (capturing.ok()) proxy_->wake();
+  return capturing;
 }
 
 Status StreamCommunicator::gather_slots(cuda::Stream stream, cuda::Address in, std::size_t count,
@@ -250,13 +267,12 @@ Status StreamCommunicator::gather_slots(cuda::Stream stream, cuda::Address in, s
 }
 
 StreamCommunicator::Slots StreamCommunicator::slots() const {
-  const auto* mailbox = reinterpret_cast<const Mailbox*>(mailbox_memory_.host());
   return {.base = staging_memory_.address() + staging_.result_offset,
           .entry_bytes = staging_.entry_bytes,
           .most_bytes = piece_bytes(static_cast<std::size_t>(communicator_.size())),
           .sequence = state_memory_.address() + offsetof(DeviceState, sequence),
-          .arrived = &mailbox->arrived,
-          .abort = &mailbox->abort};
+          .arrived = &mailbox().arrived,
+          .abort = &mailbox().abort};
 }
 
 std::uint64_t StreamCommunicator::piece_bytes(std::size_t parts) const {
@@ -300,7 +316,8 @@ Status StreamCommunicator::stage(cuda::Stream stream, const Parts& in, const Pie
     bool last = i + 1 == parts.size();
     std::array<void*, 7> arguments{&mailbox,       &state, &staging_, &source,
                                    &parts[i].rows, &plan,  &last};
-    R2CCL_TRY(launch(stage_kernel_, stream, parts[i].rows, arguments.data()));
+    R2CCL_TRY(
+        launch(stage_kernel_, stream, parts[i].rows.count * parts[i].rows.bytes, arguments.data()));
   }
   return {};
 }
@@ -312,14 +329,13 @@ Status StreamCommunicator::deliver(cuda::Stream stream, const Parts& out, const 
   for (Copy& part : copies(out, piece)) {
     auto* target = at<std::byte>(part.address);
     std::array<void*, 6> arguments{&mailbox, &state, &staging_, &target, &part.rows, &lag};
-    R2CCL_TRY(launch(deliver_kernel_, stream, part.rows, arguments.data()));
+    R2CCL_TRY(launch(deliver_kernel_, stream, part.rows.count * part.rows.bytes, arguments.data()));
   }
   return {};
 }
 
-Status StreamCommunicator::launch(cuda::Function kernel, cuda::Stream stream, const Rows& rows,
+Status StreamCommunicator::launch(cuda::Function kernel, cuda::Stream stream, std::uint64_t bytes,
                                   void** arguments) {
-  const std::uint64_t bytes = rows.count * rows.bytes;
   const auto blocks =
       static_cast<unsigned>(std::clamp<std::uint64_t>(bytes / bytes_per_block, 1, max_blocks));
   return device_->launch(kernel, blocks, threads_per_block, stream, arguments);
@@ -367,7 +383,8 @@ Status StreamCommunicator::carry_out(const Plan& plan, std::byte* in, std::byte*
   const bool at_root = communicator_.rank() == plan.root;
   switch (plan.collective) {
     case Collective::all_reduce:
-      return communicator_.all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
+      return (plan.in_column ? *column_ : communicator_)
+          .all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
     case Collective::all_gather: return communicator_.all_gatherv(in, out, plan.counts, plan.dtype);
     case Collective::reduce_scatter:
       return communicator_.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);

@@ -1,7 +1,8 @@
 // Collectives on memory of a GPU, in the order of one of its streams.  Kernels stage the input in
 // pinned memory and post it; the proxy carries it out on a communicator of the host; kernels
-// deliver the result.  All of it may be captured into a graph, which then needs nobody else when it
-// is replayed.
+// deliver the result.  Ranks of one node may add up what they have before that, each a share, in
+// memory of their GPUs that they give each other.  All of it may be captured into a graph, which
+// then needs nobody else when it is replayed.
 #pragma once
 
 #include <sys/types.h>
@@ -15,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "device/kernel_bodies.hpp"
+#include "device/exchange_bodies.hpp"
 #include "device/kernel_image.hpp"
 #include "device/proxy.hpp"
 #include "drivers/cuda_device.hpp"
@@ -23,11 +24,20 @@
 
 namespace r2ccl::device {
 
+// How the ranks of a node work together; the same on all ranks, or nowhere.
+struct NodeOptions {
+  // Of the ranks that have this place on their nodes, in the order of the nodes; null: there is no
+  // exchange.  Used by nobody else, and outlives close().
+  Communicator* column = nullptr;
+  std::vector<int> ranks;  // of this node, in order
+};
+
 struct StreamOptions {
   std::string library = "libcuda.so.1";
   int device = 0;
   // Of an input, and as much of a result; larger collectives go in pieces.  The same on all ranks.
   std::uint64_t staging_bytes = 8U << 20U;
+  NodeOptions node{};
   ProxyOptions proxy{};
   std::span<const std::byte> image = kernel_image();
 };
@@ -78,6 +88,9 @@ class StreamCommunicator {
   };
   [[nodiscard]] Slots slots() const;
 
+  // Why ranks of the node do not exchange what they have; ok if they do.
+  [[nodiscard]] const Status& exchange() const { return no_exchange_; }
+
   // Why no more results come, and those since are void; ok while they do.
   [[nodiscard]] Status failure();
   // A graph is about to be replayed: the proxy looks without a pause for a while.
@@ -94,6 +107,7 @@ class StreamCommunicator {
     Algorithm algorithm = Algorithm::automatic;
     int root = 0;                     // or the peer
     std::vector<std::size_t> counts;  // of elements: one, or one for each rank
+    bool in_column = false;           // and not of all ranks
     bool captured = false;            // into a graph: carried out again and again
   };
   // A buffer of the caller's: parts one after the other, in elements.
@@ -115,7 +129,17 @@ class StreamCommunicator {
 
   StreamCommunicator(Communicator& communicator, const StreamOptions& options);
   Status open(const StreamOptions& options);
+  // Collective: gives this node's ranks the memory of this one, and takes theirs.
+  Status open_exchange(const NodeOptions& node);
+  Status meet(const NodeOptions& node);
+  // Whether all ranks say ok.
+  Result<bool> agree(const Status& own);
 
+  [[nodiscard]] Mailbox& mailbox() const;
+  [[nodiscard]] Status whole() const;  // failure(), of one that is open
+
+  // What every call begins with, with the lock held: whether the stream is being captured.
+  Result<bool> begin(cuda::Stream stream);
   // Puts a collective into the stream, in pieces that are the same on all ranks; `in` and `out` may
   // have no parts here.
   Status enqueue(cuda::Stream stream, const Plan& plan, const Parts& in, const Parts& out);
@@ -126,7 +150,14 @@ class StreamCommunicator {
   [[nodiscard]] std::uint64_t piece_bytes(std::size_t parts) const;
   // Parts that are alike are one copy.
   static std::vector<Copy> copies(const Parts& parts, const Piece& piece);
-  Status launch(cuda::Function kernel, cuda::Stream stream, const Rows& rows, void** arguments);
+  Status launch(cuda::Function kernel, cuda::Stream stream, std::uint64_t bytes, void** arguments);
+
+  // An all_reduce whose node adds up first.
+  Status enqueue_exchange(cuda::Stream stream, const Plan& plan, cuda::Address in,
+                          cuda::Address out);
+  Status spread_and_collect(cuda::Stream stream, const Shares& shares, cuda::Address out,
+                            std::uint32_t lag);
+  Status depart();  // nobody reads this rank's memory any more
 
   [[nodiscard]] std::span<const std::size_t> own(std::span<const std::size_t> counts) const;
 
@@ -134,6 +165,7 @@ class StreamCommunicator {
   // Of the proxy's thread.
   Status carry(std::uint32_t number, Sequence sequence);
   Status carry_out(const Plan& plan, std::byte* in, std::byte* out);
+  Status watch();
 
   Communicator& communicator_;
   const std::uint64_t staging_bytes_;
@@ -146,6 +178,17 @@ class StreamCommunicator {
   cuda::Memory staging_memory_;
   Staging staging_;          // as the device knows it
   Staging staging_of_host_;  // the same memory
+
+  Status no_exchange_{ErrorCode::invalid_argument, "no node's ranks were named"};
+  Communicator* column_ = nullptr;         // null: no exchange
+  std::vector<cuda::Memory> node_memory_;  // own, and taken
+  Exchange exchange_{};
+  cuda::Function share_kernel_ = nullptr;
+  cuda::Function sum_up_kernel_ = nullptr;
+  cuda::Function spread_kernel_ = nullptr;
+  cuda::Function collect_kernel_ = nullptr;
+  cuda::Function depart_kernel_ = nullptr;
+  TimeNs inside_since_ = 0;  // an exchange; of the proxy's thread
 
   std::mutex call_mutex_;  // held for a call
   std::mutex plan_mutex_;  // of the plans

@@ -68,6 +68,7 @@ Memory& Memory::operator=(Memory&& other) noexcept {
   device_ = std::exchange(other.device_, nullptr);
   address_ = std::exchange(other.address_, 0);
   host_ = std::exchange(other.host_, nullptr);
+  imported_ = std::exchange(other.imported_, false);
   return *this;
 }
 
@@ -156,7 +157,33 @@ Result<Memory> Device::allocate_pinned(std::size_t bytes) const {
 void Device::free(const Memory& memory) const {
   if (foreign()) return;
   const Current current(*this);
-  (void)(memory.host_ != nullptr ? cuda_.free_host(memory.host_) : cuda_.free(memory.address_));
+  if (memory.imported_)
+    (void)cuda_.close_imported(memory.address_);
+  else
+    (void)(memory.host_ != nullptr ? cuda_.free_host(memory.host_) : cuda_.free(memory.address_));
+}
+
+Result<IpcHandle> Device::give(const Memory& memory) const {
+  Current current(*this);
+  if (Status status = current.take_status(); !status.ok()) return status;
+  IpcHandle made{};
+  if (Status status = cuda_.check("cuIpcGetMemHandle", cuda_.export_memory(&made, memory.address_));
+      !status.ok())
+    return status;
+  return made;
+}
+
+Result<Memory> Device::take(const IpcHandle& given) const {
+  Current current(*this);
+  if (Status status = current.take_status(); !status.ok()) return status;
+  Memory made;
+  if (Status status = cuda_.check("cuIpcOpenMemHandle",
+                                  cuda_.import_memory(&made.address_, given, lazy_peer_access));
+      !status.ok())
+    return status;
+  made.device_ = this;
+  made.imported_ = true;
+  return made;
 }
 
 Result<Function> Device::kernel(const char* name) const {

@@ -29,7 +29,8 @@ struct Description {
 // All that it shows.
 [[nodiscard]] Result<std::vector<Description>> describe_all(const std::string& library);
 
-// Memory of the device, zeroed; or pinned memory of the host, zeroed, that the device can reach.
+// Memory of the device, zeroed; or pinned memory of the host, zeroed, that the device can reach; or
+// memory of a device that another process has given to this one.
 class Memory {
  public:
   Memory() = default;
@@ -45,6 +46,7 @@ class Memory {
   const Device* device_ = nullptr;
   Address address_ = 0;
   std::byte* host_ = nullptr;
+  bool imported_ = false;
 };
 
 class Device {
@@ -58,6 +60,9 @@ class Device {
 
   [[nodiscard]] Result<Memory> allocate(std::size_t bytes) const;
   [[nodiscard]] Result<Memory> allocate_pinned(std::size_t bytes) const;
+  // Memory of allocate(), for a process of this machine; it has to outlive what that makes of it.
+  [[nodiscard]] Result<IpcHandle> give(const Memory& memory) const;
+  [[nodiscard]] Result<Memory> take(const IpcHandle& given) const;
   // A kernel, loaded into the device at once and not with its first launch.
   [[nodiscard]] Result<Function> kernel(const char* name) const;
   // `arguments`: the address of each.

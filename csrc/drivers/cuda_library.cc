@@ -34,6 +34,9 @@ bool find_all(void* from, Library& to, std::string& missing) {
          find(from, "cuMemHostAlloc", to.allocate_host, missing) &&
          find(from, "cuMemFreeHost", to.free_host, missing) &&
          find(from, "cuMemHostGetDevicePointer_v2", to.device_address_of, missing) &&
+         find(from, "cuIpcGetMemHandle", to.export_memory, missing) &&
+         find(from, "cuIpcOpenMemHandle_v2", to.import_memory, missing) &&
+         find(from, "cuIpcCloseMemHandle", to.close_imported, missing) &&
          find(from, "cuModuleLoadData", to.load_module, missing) &&
          find(from, "cuModuleUnload", to.unload_module, missing) &&
          find(from, "cuModuleGetFunction", to.find_function, missing) &&

@@ -20,6 +20,12 @@ using Function = void*;
 inline constexpr unsigned host_memory_portable = 1;
 inline constexpr unsigned host_memory_mapped = 2;
 inline constexpr int capture_none = 0;
+inline constexpr unsigned lazy_peer_access = 1;
+
+// Of memory, for other processes of this machine (CUipcMemHandle).
+struct IpcHandle {
+  char bytes[64];
+};
 
 // As CUdevice_attribute has them.
 enum Attribute : int {
@@ -52,6 +58,9 @@ struct Library {
   Code (*allocate_host)(void**, std::size_t bytes, unsigned flags) = nullptr;
   Code (*free_host)(void*) = nullptr;
   Code (*device_address_of)(Address*, void* host, unsigned flags) = nullptr;  // _v2
+  Code (*export_memory)(IpcHandle*, Address) = nullptr;
+  Code (*import_memory)(Address*, IpcHandle, unsigned flags) = nullptr;  // _v2
+  Code (*close_imported)(Address) = nullptr;
   Code (*load_module)(Module*, const void* image) = nullptr;
   Code (*unload_module)(Module) = nullptr;
   Code (*find_function)(Function*, Module, const char* name) = nullptr;

@@ -69,6 +69,14 @@ void Communicator::abort(const std::string& text) {
   if (!closed_) fail(ErrorCode::aborted, text);
 }
 
+Status Communicator::check_waiting(TimeNs since) const {
+  const Engine::Lock lock(*engine_);
+  if (failed()) return failure();
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer_of(peer) != nullptr) R2CCL_TRY(check_liveness(peer, since));
+  return {};
+}
+
 void Communicator::close(double linger_s) {
   if (engine_->foreign()) return;
   const std::lock_guard guard(call_mutex_);

@@ -55,6 +55,10 @@ class Communicator final : public LinkChannel {
   [[nodiscard]] Status check_rank(const char* field, int value) const;
   [[nodiscard]] Status check_counts(const char* field, std::span<const std::size_t> counts) const;
 
+  // What a call that has waited for all members since then (of now_ns()) would be told, if there is
+  // one: ok while it would wait.
+  [[nodiscard]] Status check_waiting(TimeNs since) const;
+
   // Ends the call in progress, also that of another thread, and all later ones, on every rank.
   void abort(const std::string& text);
   // Waits until what was sent is delivered, at most linger_s, and leaves.

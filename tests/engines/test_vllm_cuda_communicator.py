@@ -15,6 +15,9 @@ from vllm_jobs import run_ranks
 def test_collectives_across_nodes(nodes: tuple[str, ...], fake_cuda: Path) -> None:
     done = run_ranks("gpu_collectives", *nodes, R2CCL_CUDA_LIBRARY=str(fake_cuda))
     assert done.returncode == 0, done.stdout
+    # Ranks of a node, each a process, give each other memory of their GPUs.
+    exchanging = "2 ranks of this node add up before the rails" in done.stdout
+    assert exchanging is (len(nodes) == 4), done.stdout
 
 
 def test_a_graph_survives_cuts(fake_cuda: Path, show) -> None:

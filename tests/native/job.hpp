@@ -27,6 +27,7 @@ class Job {
     int ranks = 2;
     int rails = 2;
     bool shm = false;      // all ranks on one node instead of one node each
+    int per_node = 1;      // ranks that reductions take for one node's; links are as always
     bool devices = false;  // rail i is on a device that exists for the rank's monitor only
     int verbs = 0;         // so many rails, the first ones, go over RDMA devices
     std::shared_ptr<VerbsDriver> driver = {};                     // of these; none: the test's own
@@ -91,7 +92,8 @@ class Job {
     std::vector<std::unique_ptr<Communicator>> made;
     std::vector<Communicator::Member> members;
     for (int rank = 0; rank < options_.ranks; ++rank)
-      members.push_back({base_ + static_cast<std::uint32_t>(rank), options_.shm ? 0 : rank});
+      members.push_back(
+          {base_ + static_cast<std::uint32_t>(rank), options_.shm ? 0 : rank / options_.per_node});
     for (int rank = 0; rank < options_.ranks; ++rank) {
       auto communicator =
           Communicator::create(engines[static_cast<std::size_t>(rank)], id,
@@ -100,6 +102,20 @@ class Job {
       made.push_back(std::move(communicator.value()));
     }
     return made;
+  }
+
+  // Of some ranks, each a node, in their order; that of `rank`.
+  std::unique_ptr<Communicator> make_part(std::uint64_t id, const std::vector<int>& ranks,
+                                          int rank) {
+    std::vector<Communicator::Member> members;
+    for (const int each : ranks)
+      members.push_back({base_ + static_cast<std::uint32_t>(each), each});
+    const auto own = std::ranges::find(ranks, rank) - ranks.begin();
+    auto made = Communicator::create(engines[static_cast<std::size_t>(rank)], id,
+                                     "test:" + std::to_string(id), static_cast<int>(own), members,
+                                     best_simd());
+    EXPECT_TRUE(made.ok()) << made.take_status().message();
+    return std::move(made.value());
   }
 
   // Runs body(rank, communicator) in a thread a rank.

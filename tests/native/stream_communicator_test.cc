@@ -61,8 +61,11 @@ cuda::Address address(const std::vector<T>& memory) {
 
 // A rank with a stream of its own.  All are made before one does anything: they share a GPU.
 struct Rank {
-  Rank(Communicator& communicator, std::uint64_t staging_bytes = 1U << 16U) {
-    auto created = StreamCommunicator::create(communicator, options(staging_bytes));
+  Rank(Communicator& communicator, std::uint64_t staging_bytes = 1U << 16U,
+       device::NodeOptions node = {}) {
+    StreamOptions wanted = options(staging_bytes);
+    wanted.node = std::move(node);
+    auto created = StreamCommunicator::create(communicator, wanted);
     EXPECT_TRUE(created.ok()) << created.take_status().message();
     collectives = std::move(created.value());
     EXPECT_EQ(fake().call("cuStreamCreate", &stream, 0U), 0);
@@ -279,6 +282,133 @@ TEST(StreamCommunicator, AGraphIsReplayedWhileRailsAreCutAndHealed) {
     ++ended;
   });
   cutting.join();
+}
+
+// Two nodes of two ranks, whose GPUs exchange what they have before the rails.
+struct TwoNodes {
+  explicit TwoNodes(const Config& config = {})
+      : job({.ranks = 4, .rails = 2, .per_node = 2, .config = config}),
+        of_streams(job.make_communicators(77)) {
+    for (int rank = 0; rank < 4; ++rank)
+      columns.push_back(
+          job.make_part(static_cast<std::uint64_t>(80 + rank % 2), {rank % 2, rank % 2 + 2}, rank));
+  }
+  std::unique_ptr<Rank> rank(int me, std::uint64_t staging_bytes = 1U << 16U) {
+    const auto at = static_cast<std::size_t>(me);
+    const int first = me / 2 * 2;
+    return std::make_unique<Rank>(*of_streams[at], staging_bytes,
+                                  device::NodeOptions{columns[at].get(), {first, first + 1}});
+  }
+
+  Job job;
+  std::vector<std::unique_ptr<Communicator>> of_streams;
+  std::vector<std::unique_ptr<Communicator>> columns;
+};
+
+TEST(StreamCommunicator, RanksOfANodeAddUpFirstAndGiveTheHostsBits) {
+  TwoNodes nodes;
+  nodes.job.run([&](int me, Communicator& host) {
+    const std::unique_ptr<Rank> rank = nodes.rank(me, 16384);
+    EXPECT_TRUE(rank->collectives->exchange().ok()) << rank->collectives->exchange().message();
+    std::size_t turn = 0;
+    for (const std::size_t count : {0UL, 1UL, 7UL, 1000UL, 4096UL, 4097UL, 10'000UL})
+      compare_all(*rank, host, count, turn++);
+  });
+}
+
+TEST(StreamCommunicator, AnExchangeInAGraphIsReplayedWhileRailsAreCutAndHealed) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  config.flap_half_life_s = 0.0;
+  TwoNodes nodes(config);
+  constexpr std::size_t count = 6000;  // two pieces
+  constexpr int replays = 100;
+  std::atomic<int> ended = 0;
+  std::thread cutting([&] {
+    for (unsigned turn = 0; ended < 4; ++turn) {
+      const auto rail = static_cast<RailId>(turn % 2);
+      EXPECT_TRUE(nodes.job.engines[0]->inject(rail, Fault::cut).ok());
+      std::this_thread::sleep_for(milliseconds(5));
+      EXPECT_TRUE(nodes.job.engines[0]->inject(rail, Fault::none).ok());
+      std::this_thread::sleep_for(milliseconds(15));
+    }
+  });
+  nodes.job.run([&](int me, Communicator& /*host*/) {
+    const std::unique_ptr<Rank> rank = nodes.rank(me, 16384);
+    std::vector<float> in(count);
+    std::vector<float> sum(count);
+    int turn = 0;
+    int wrong = 0;
+    const auto value = [](int of, int at, std::size_t i) {
+      return static_cast<float>((at * 31 + static_cast<int>(i) * 7 + of * 13) % 1024);
+    };
+    std::function<void()> prepare = [&] {
+      for (std::size_t i = 0; i < count; ++i) in[i] = value(me, turn, i);
+    };
+    std::function<void()> check = [&] {
+      for (std::size_t i = 0; i < count; ++i) {
+        float wanted = 0;
+        for (int of = 0; of < 4; ++of) wanted += value(of, turn, i);
+        if (sum[i] != wanted) ++wrong;
+      }
+      ++turn;
+    };
+    rank->capture([&] {
+      rank->add(prepare);
+      EXPECT_TRUE(rank->collectives
+                      ->all_reduce(rank->stream, address(in), address(sum), count, DType::f32,
+                                   ReduceOp::sum, Algorithm::automatic)
+                      .ok());
+      rank->add(check);
+    });
+    for (int i = 0; i < replays; ++i) rank->replay();
+    rank->synchronise();
+    const Status status = rank->collectives->failure();
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(turn, replays);
+    EXPECT_EQ(wrong, 0);
+    ++ended;
+  });
+  cutting.join();
+}
+
+TEST(StreamCommunicator, ARankThatIsGoneEndsTheExchangeOfAllOthers) {
+  Config config;
+  config.link_timeout_s = 0.3;
+  TwoNodes nodes(config);
+  std::array<std::unique_ptr<Rank>, 4> ranks;  // a process that ends leaves its GPU's memory
+  nodes.job.run([&](int me, Communicator& /*host*/) {
+    std::unique_ptr<Rank>& rank = ranks[static_cast<std::size_t>(me)];
+    rank = nodes.rank(me);
+    const std::vector<float> in(1000, 1.0F);
+    const std::vector<float> out(1000, 7.0F);
+    const auto reduce = [&] {
+      return rank->collectives->all_reduce(rank->stream, address(in), address(out), in.size(),
+                                           DType::f32, ReduceOp::sum, Algorithm::automatic);
+    };
+    EXPECT_TRUE(reduce().ok());
+    rank->synchronise();
+    EXPECT_EQ(out[999], 4.0F);
+    if (me == 1) return nodes.job.engines[1]->close(0.0);
+    EXPECT_TRUE(reduce().ok());  // it is in the stream
+    rank->synchronise();
+    EXPECT_FALSE(rank->collectives->failure().ok());
+    EXPECT_EQ(out, std::vector<float>(1000, 4.0F));
+    EXPECT_FALSE(reduce().ok());
+  });
+  nodes.job.run([&](int me, Communicator& /*host*/) {
+    ranks[static_cast<std::size_t>(me)]->collectives->close();
+  });
+}
+
+TEST(StreamCommunicator, WhereOneCannotGiveItsMemoryNobodyExchanges) {
+  TwoNodes nodes;
+  fake().call("fake_cuda_fail", "cuIpcOpenMemHandle", 1);
+  nodes.job.run([&](int me, Communicator& host) {
+    const std::unique_ptr<Rank> rank = nodes.rank(me);
+    EXPECT_FALSE(rank->collectives->exchange().ok());
+    compare_all(*rank, host, 1000, 1);
+  });
 }
 
 TEST(StreamCommunicator, LostRailsBecomeAnErrorAndLeaveTheTargetAlone) {

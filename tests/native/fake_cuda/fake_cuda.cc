@@ -4,6 +4,10 @@
 // captured into graphs, which are replayed with the arguments of that time.
 //
 // One device, of compute capability 9.0.  What a real driver would refuse here is refused, too.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +23,7 @@
 #include <thread>
 #include <vector>
 
-#include "device/kernel_bodies.hpp"
+#include "device/exchange_bodies.hpp"
 
 namespace {
 
@@ -105,9 +109,24 @@ class Stream {
   std::thread thread_;
 };
 
+// Of the device: other processes may be given it.
+struct Given {
+  int file = -1;
+  std::size_t bytes = 0;
+};
+// What an IPC handle has.
+struct Handle {
+  pid_t process = 0;
+  int file = -1;
+  std::size_t bytes = 0;
+  void* memory = nullptr;
+};
+
 struct Driver {
   std::mutex mutex;
-  std::set<void*> memory;
+  std::set<void*> memory;              // of the host
+  std::map<void*, Given> device;       // of the device
+  std::map<void*, std::size_t> taken;  // of other processes
   std::map<Stream*, std::shared_ptr<Stream>> streams;
   std::map<std::string, int> failing;  // entry points, and what their next call answers
 };
@@ -148,6 +167,30 @@ int give_back(void* memory) {
     if (driver().memory.erase(memory) == 0) return invalid_value;
   }
   std::free(memory);
+  return success;
+}
+
+int allocate_device(void** memory, std::size_t bytes) {
+  if (contexts == 0) return invalid_context;
+  if (const int code = told("cuMemAlloc"); code != success) return code;
+  if (bytes == 0) return invalid_value;
+  const int file = ::memfd_create("fake_cuda", MFD_CLOEXEC);
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) return out_of_memory;
+  *memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (*memory == MAP_FAILED) return out_of_memory;
+  const std::lock_guard guard(driver().mutex);
+  driver().device[*memory] = {file, bytes};
+  return success;
+}
+
+int give_back_device(void* memory) {
+  if (contexts == 0) return invalid_context;
+  const std::lock_guard guard(driver().mutex);
+  const auto found = driver().device.find(memory);
+  if (found == driver().device.end()) return invalid_value;
+  ::munmap(memory, found->second.bytes);
+  ::close(found->second.file);
+  driver().device.erase(found);
   return success;
 }
 
@@ -222,14 +265,75 @@ Work deliver_kernel(unsigned blocks, void** arguments) {
   };
 }
 
+Work share_kernel(unsigned blocks, void** arguments) {
+  const auto exchange = argument<Exchange>(arguments, 0);
+  const auto* source = argument<const std::byte*>(arguments, 1);
+  const auto bytes = argument<std::uint64_t>(arguments, 2);
+  return [=] {
+    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
+      share(at, block, shared, exchange, source, bytes);
+    });
+  };
+}
+
+Work sum_up_kernel(unsigned blocks, void** arguments) {
+  const auto exchange = argument<Exchange>(arguments, 0);
+  const auto shares = argument<Shares>(arguments, 1);
+  const auto dtype = argument<r2ccl::DType>(arguments, 2);
+  const auto op = argument<r2ccl::ReduceOp>(arguments, 3);
+  const auto plan = argument<std::uint32_t>(arguments, 4);
+  return [=] {
+    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
+      sum_up(at, block, shared, exchange, shares, dtype, op, plan);
+    });
+  };
+}
+
+Work spread_kernel(unsigned blocks, void** arguments) {
+  const auto exchange = argument<Exchange>(arguments, 0);
+  const auto shares = argument<Shares>(arguments, 1);
+  const auto lag = argument<std::uint32_t>(arguments, 2);
+  return [=] {
+    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
+      spread(at, block, shared, exchange, shares, lag);
+    });
+  };
+}
+
+Work collect_kernel(unsigned blocks, void** arguments) {
+  const auto exchange = argument<Exchange>(arguments, 0);
+  const auto shares = argument<Shares>(arguments, 1);
+  auto* target = argument<std::byte*>(arguments, 2);
+  const auto lag = argument<std::uint32_t>(arguments, 3);
+  return [=] {
+    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
+      collect(at, block, shared, exchange, shares, target, lag);
+    });
+  };
+}
+
+Work depart_kernel(unsigned /*blocks*/, void** arguments) {
+  const auto exchange = argument<Exchange>(arguments, 0);
+  return [=] { depart(OneThread{}, exchange); };
+}
+
 struct NamedKernel {
   std::string_view name;
   Kernel kernel;
 };
 
-const NamedKernel kernels[] = {{"r2ccl_stage", &stage_kernel}, {"r2ccl_deliver", &deliver_kernel}};
+const NamedKernel kernels[] = {
+    {"r2ccl_stage", &stage_kernel},   {"r2ccl_deliver", &deliver_kernel},
+    {"r2ccl_share", &share_kernel},   {"r2ccl_sum_up", &sum_up_kernel},
+    {"r2ccl_spread", &spread_kernel}, {"r2ccl_collect", &collect_kernel},
+    {"r2ccl_depart", &depart_kernel},
+};
 
 }  // namespace
+
+struct IpcHandle {
+  char bytes[64];
+};
 
 // What a real driver exports, by its names.
 extern "C" {
@@ -243,7 +347,7 @@ int fake_cuda_fail(const char* entry, int code) {
 // How much memory has been allocated and not been given back: a number of blocks.
 int fake_cuda_live_memory() {
   const std::lock_guard guard(driver().mutex);
-  return static_cast<int>(driver().memory.size());
+  return static_cast<int>(driver().memory.size() + driver().device.size() + driver().taken.size());
 }
 
 int cuInit(unsigned flags) { return flags == 0 ? told("cuInit") : invalid_value; }
@@ -300,11 +404,53 @@ int cuCtxSynchronize() {
 }
 int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
   void* memory = nullptr;
-  const int code = allocate(&memory, bytes, "cuMemAlloc");
+  const int code = allocate_device(&memory, bytes);
   *address = reinterpret_cast<std::uintptr_t>(memory);
   return code;
 }
-int cuMemFree_v2(unsigned long long address) { return give_back(reinterpret_cast<void*>(address)); }
+int cuMemFree_v2(unsigned long long address) {
+  return give_back_device(reinterpret_cast<void*>(address));
+}
+int cuIpcGetMemHandle(char (*handle)[64], unsigned long long address) {
+  if (const int code = told("cuIpcGetMemHandle"); code != success) return code;
+  auto* memory = reinterpret_cast<void*>(address);
+  const std::lock_guard guard(driver().mutex);
+  const auto found = driver().device.find(memory);
+  if (found == driver().device.end()) return invalid_value;
+  const Handle made{::getpid(), found->second.file, found->second.bytes, memory};
+  std::memset(*handle, 0, sizeof *handle);
+  std::memcpy(*handle, &made, sizeof made);
+  return success;
+}
+// Unlike a real one it takes a handle of the same process, too: ranks may be threads.
+int cuIpcOpenMemHandle_v2(unsigned long long* address, IpcHandle given, unsigned /*flags*/) {
+  if (contexts == 0) return invalid_context;
+  if (const int code = told("cuIpcOpenMemHandle"); code != success) return code;
+  Handle handle;
+  std::memcpy(&handle, given.bytes, sizeof handle);
+  void* memory = handle.memory;
+  if (handle.process != ::getpid()) {
+    const std::string path =
+        "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
+    const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) return invalid_value;
+    memory = ::mmap(nullptr, handle.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    ::close(file);
+    if (memory == MAP_FAILED) return out_of_memory;
+    const std::lock_guard guard(driver().mutex);
+    driver().taken[memory] = handle.bytes;
+  }
+  *address = reinterpret_cast<std::uintptr_t>(memory);
+  return success;
+}
+int cuIpcCloseMemHandle(unsigned long long address) {
+  const std::lock_guard guard(driver().mutex);
+  const auto found = driver().taken.find(reinterpret_cast<void*>(address));
+  if (found == driver().taken.end()) return success;
+  ::munmap(found->first, found->second);
+  driver().taken.erase(found);
+  return success;
+}
 int cuMemsetD8_v2(unsigned long long address, unsigned char value, std::size_t bytes) {
   std::memset(reinterpret_cast<void*>(address), value, bytes);
   return success;

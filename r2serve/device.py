@@ -77,7 +77,9 @@ class DeviceCommunicator(Collectives):
         """
         device = torch.empty(0, device=device).device  # with its index
         own = host.config.gpu_staging_bytes
-        theirs = [int(size) for size in host.all_gather(torch.tensor([own])).flatten()]
+        theirs = [
+            int(size) for size in host.all_gather(torch.tensor([own], device=tensors.CPU)).flatten()
+        ]
         if set(theirs) != {own}:
             raise ConfigError(
                 f"gpu_staging_bytes (R2CCL_GPU_STAGING_BYTES) is {own} here, and {theirs} on the "
@@ -85,15 +87,21 @@ class DeviceCommunicator(Collectives):
             )
         twin = host.twin(f"{host.name}/device")
         node, column = _node_of(host)
+        self._parts = [twin] if column is None else [twin, column]
         index = 0 if device.index is None else device.index
-        self._stream_core = _core.StreamCommunicator(
-            twin._core,
-            host.config.cuda_library,
-            index,
-            own,
-            None if column is None else column._core,
-            node,
-        )
+        try:
+            self._stream_core = _core.StreamCommunicator(
+                twin._core,
+                host.config.cuda_library,
+                index,
+                own,
+                None if column is None else column._core,
+                node,
+            )
+        except BaseException:
+            for part in self._parts:
+                part.close()
+            raise
         if column is not None:
             why_not = self._stream_core.exchange()
             _LOG.info(
@@ -110,7 +118,6 @@ class DeviceCommunicator(Collectives):
         self.name = host.name
         self.nodes = host.nodes
         self.algorithm = host.algorithm
-        self._parts = [twin] if column is None else [twin, column]
         host.barrier()  # where ranks share a GPU, work of one keeps others from being made
         self._close = weakref.finalize(self, _close, self._stream_core, [*self._parts, host])
         _OPEN.add(self)

@@ -96,7 +96,7 @@ class Seed {
     Gpu& gpu = *gpus_.back();
     world_.spawn(rank, think_time(), [this, &communicator, &channel, &outcome, &gpu] {
       gpu.serve();
-      if (!outcome.failed) leave(communicator, channel);
+      if (outcome.returned == communicator.calls.size()) leave(communicator, channel);
     });
     for (std::uint32_t block = 0; block < gpu.blocks(); ++block)
       world_.spawn(rank, think_time(), [&gpu, block] { gpu.run_block(block); });

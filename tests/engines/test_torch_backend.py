@@ -81,6 +81,7 @@ def test_ranks(case: str, ranks: int) -> None:
         ("overdue_later", 2),
         ("death", 3),
         ("forgotten", 2),
+        ("nothing_void_is_sent", 3),
     ],
 )
 def test_ranks_with_tensors_of_a_gpu(case: str, ranks: int, cuda_driver: str) -> None:

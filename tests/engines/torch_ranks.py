@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import r2serve.engines.torch
+from r2serve.device import check_all
 from r2serve.engines.torch import landing
 from r2serve.errors import AbortedError, PeerClosedError, PeerLostError, R2cclError
 
@@ -384,12 +385,20 @@ def late(me: int, ranks: int) -> None:
     dist.all_reduce(torch.ones(1), group=group)  # another group is none the worse
 
 
+def reduce_to_the_end(group: Any = None) -> None:
+    """On a GPU a collective is only put into a stream."""
+    dist.all_reduce(torch.ones(1), group=group)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        check_all()
+
+
 def overdue(me: int, ranks: int) -> None:
     """The group's own timeout ends what runs in its caller's thread."""
     if me == 0:
         time.sleep(5)
     began = time.monotonic()
-    refused(AbortedError, "timeout", lambda: dist.all_reduce(torch.ones(1)))
+    refused(AbortedError, "timeout", reduce_to_the_end)
     assert time.monotonic() - began < 5
 
 
@@ -403,8 +412,27 @@ def death(me: int, ranks: int) -> None:
     dist.barrier()
     if me == 0:
         os._exit(0)
-    refused(PeerLostError, "rank 0", lambda: dist.all_reduce(torch.ones(1)))
+    refused(PeerLostError, "rank 0", reduce_to_the_end)
     refused(PeerLostError, "rank 0", lambda: dist.barrier())
+
+
+def nothing_void_is_sent(me: int, ranks: int) -> None:
+    """What a GPU computed without a lost peer's part goes to nobody, by whatever group."""
+    pair = dist.new_group([0, 1])
+    ones = torch.ones(3)
+    if me < 2:
+        dist.all_reduce(ones, group=pair)
+    dist.barrier()
+    if me == 0:
+        refused(AbortedError, "was aborted", lambda: reduce_to_the_end(pair))
+        sent = dist.isend(ones, 2)
+        assert sent is not None
+        refused(AbortedError, "was aborted", sent.wait)
+    elif me == 1:
+        pair.abort()
+        time.sleep(2)  # or others might only see it leave
+    else:
+        refused(AbortedError, "was aborted", lambda: dist.recv(torch.zeros(3), 0))
 
 
 def unmatched(me: int, ranks: int) -> None:
@@ -433,6 +461,7 @@ NOT_DESTROYED = {
     "overdue_later",
     "aborted",
     "again",
+    "nothing_void_is_sent",
 }
 
 

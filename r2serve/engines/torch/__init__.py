@@ -1,7 +1,7 @@
 """The backend ``r2ccl`` of torch.distributed: any PyTorch program's collectives outlive a rail.
 
 ``import r2serve.engines.torch`` registers it; then ``init_process_group("r2ccl")`` as with any
-backend.  Tensors of a GPU go through memory of the host.
+backend.  Collectives of a GPU's tensors are put into its stream.
 """
 
 from __future__ import annotations

@@ -23,18 +23,17 @@ import torch
 
 from r2serve.collectives import Collectives
 from r2serve.communicator import Communicator
+from r2serve.device import check_all
 from r2serve.engines.torch.arguments import single
 from r2serve.engines.torch.landing import GPUS, Landing, Landings, check, home_of, source
 from r2serve.engines.torch.lane import Lane, R2cclWork
 from r2serve.engines.torch.operations import Operations, Tensors
-from r2serve.engines.torch.stream import Handover, StreamLane, StreamWork
-from r2serve.errors import InvalidArgumentError, PeerClosedError
+from r2serve.engines.torch.stream import Handover, Streams, StreamWork, refuse_capture
+from r2serve.errors import PeerClosedError, R2cclError
 from r2serve.process import before_exit
 
 LINGER_S = 5.0
 """How long a group that is shut down may go on with what it was asked for before."""
-
-_ABORTED = "the process group was aborted"
 
 
 class _Served(NamedTuple):
@@ -72,8 +71,7 @@ class R2cclGroup(Operations):
         self._group = _Served(comm, Lane(name))
         self._pairs: dict[str, _Served] = {}
         self._lock = threading.Lock()  # of the pairs
-        self._streams_lock = threading.Lock()  # of the next; making it waits for the other ranks
-        self._streams: list[StreamLane] = []  # one, once a collective has had tensors of a GPU
+        self._streams = Streams()
         self._open = [self._group]
         self._leave = weakref.finalize(self, _leave, self._open, self._streams, os.getpid())
         _GROUPS.add(self)
@@ -111,9 +109,14 @@ class R2cclGroup(Operations):
 
     def barrier(self, opts: Any = None) -> R2cclWork:
         """Of the ranks' threads; what is in the current streams of GPUs has been done."""
-        for streams in self._streams:
-            streams.settle()
-        return self._on_lane(self._group, "barrier", lambda comm: comm.barrier(), [], [], [], opts)
+        self._check_open()
+        settled = self._streams.settled()
+
+        def call(comm: Communicator) -> None:
+            settled()
+            comm.barrier()
+
+        return self._on_lane(self._group, "barrier", call, [], [], [], opts)
 
     # --- point to point ---------------------------------------------------------------------------
 
@@ -121,10 +124,17 @@ class R2cclGroup(Operations):
         tensor, served = single(given), self._pair(self._rank, dst, tag)
         check([tensor])
         peer = int(dst > self._rank)
+
+        def call(comm: Communicator) -> None:
+            flat = source(tensor, comm.device)
+            if tensor.device.type in GPUS:
+                _check_what_is_sent(comm)
+            comm.send(flat, peer)
+
         return self._on_lane(
             served,
             f"send to rank {dst}",
-            lambda comm: comm.send(source(tensor, comm.device), peer),
+            call,
             [],
             given,
             given,
@@ -149,8 +159,7 @@ class R2cclGroup(Operations):
     def _pair(self, src: int, dst: int, tag: int) -> _Served:
         name = f"{self._label}:{src}>{dst}" + (f":{tag}" if tag else "")
         with self._lock:
-            if not self._leave.alive:
-                raise PeerClosedError("the process group has been shut down")
+            self._check_open()
             if name not in self._pairs:
                 peer = dst if src == self._rank else src
                 made = _Served(self._group.comm.pair(peer, name), Lane(name))
@@ -158,23 +167,33 @@ class R2cclGroup(Operations):
                 self._open.append(made)
             return self._pairs[name]
 
+    def _check_open(self) -> None:
+        if not self._leave.alive:
+            raise PeerClosedError("the process group has been shut down")
+
     # --- life -------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """End, after what was asked for before; what takes too long ends in an error."""
+        """End, after what was asked for before; what takes too long ends in an error.
+
+        Raises:
+            R2cclError: results of collectives of a GPU are void, and nobody has been told yet.
+        """
         until_s = time.monotonic() + LINGER_S
         for served in list(self._open):
             served.lane.drain(max(0.0, until_s - time.monotonic()))
-        for streams in self._streams:
-            streams.close(max(0.0, until_s - time.monotonic()))
+        self._streams.drain(max(0.0, until_s - time.monotonic()))
+        failure = self._streams.failure()
         self._leave()
+        if failure is not None:
+            raise failure
 
     def abort(self) -> None:
         """End now, on all ranks; what is under way ends in an error."""
-        for streams in self._streams:
-            streams.comm.abort(_ABORTED)
+        why = "the process group was aborted"
+        self._streams.abort(why)
         for served in list(self._open):
-            served.comm.abort(_ABORTED)
+            served.comm.abort(why)
         self._leave()
 
     # --- how it is done ---------------------------------------------------------------------------
@@ -189,17 +208,21 @@ class R2cclGroup(Operations):
         opts: Any,
     ) -> R2cclWork | StreamWork:
         """touched: all tensors of the collective; first one that says where it is carried out."""
-        home = home_of(touched[0])
+        home = home_of(touched)
         if home.type not in GPUS:
             return self._on_lane(self._group, what, call, into, results, touched, opts)
-        streams = self._streams_of(home)
+        self._check_open()
+        self._streams.comm_on(
+            home, lambda: self._group.comm.twin(f"{self._label}:gpu"), self._timeout_s
+        )
 
-        def put() -> None:
-            call(streams.comm)
+        def put(comm: Collectives) -> None:
+            call(comm)
             for landing in into:
                 landing.deliver()
 
-        return streams.add(what, put, results, self._limit_s(opts))
+        beside = bool(getattr(opts, "asyncOp", False))
+        return self._streams.add(what, put, touched, results, self._limit_s(opts), beside=beside)
 
     def _on_lane(
         self,
@@ -211,6 +234,7 @@ class R2cclGroup(Operations):
         touched: Tensors,
         opts: Any = None,
     ) -> R2cclWork:
+        refuse_capture(touched)
         inference = torch.is_inference_mode_enabled()  # of the caller's thread, not of the lane's
         handover = Handover(touched)
 
@@ -229,34 +253,20 @@ class R2cclGroup(Operations):
         given_s: float = opts.timeout.total_seconds() if opts is not None else 0.0
         return given_s if given_s > 0 else self._timeout_s
 
-    def _streams_of(self, device: torch.device) -> StreamLane:
-        with self._streams_lock:
-            if not self._leave.alive:
-                raise PeerClosedError("the process group has been shut down")
-            if not self._streams:
-                host = self._group.comm.twin(f"{self._label}:gpu")
-                self._streams.append(StreamLane.made(host, device, self._timeout_s))
-            [streams] = self._streams
-        if streams.comm.device != device:
-            raise InvalidArgumentError(
-                f"tensor: is on {device}; this group's first collective had one on "
-                f"{streams.comm.device}, and r2ccl has one device a process"
-            )
-        return streams
 
-
-def _leave(open_ones: list[_Served], streams: list[StreamLane], process: int) -> None:
+def _leave(open_ones: list[_Served], streams: Streams, process: int) -> None:
     if process != os.getpid():
         return  # of the parent that forked us
     why = PeerClosedError("the process group has been shut down")
-    for each in streams:
-        each.close(0)
-    for comm, lane in list(open_ones):
-        if not lane.drain(0):
-            comm.abort("the process group is shut down")
-        lane.close(why)
-    for comm, _ in list(open_ones):
-        comm.close()
+    try:
+        streams.close()
+    finally:
+        for comm, lane in list(open_ones):
+            if not lane.drain(0):
+                comm.abort("the process group is shut down")
+            lane.close(why)
+        for comm, _ in list(open_ones):
+            comm.close()
 
 
 _GROUPS: weakref.WeakSet[R2cclGroup] = weakref.WeakSet()
@@ -265,5 +275,18 @@ _GROUPS: weakref.WeakSet[R2cclGroup] = weakref.WeakSet()
 @before_exit
 def _leave_all() -> None:
     """What nobody shut down still tells the others, before its links are closed."""
-    for group in list(_GROUPS):
+    groups = list(_GROUPS)
+    for group in groups:  # a GPU that waits for one of them keeps the others from ending
+        if not group._streams.idle():
+            group._streams.abort("the process ends")
+    for group in groups:
         group._leave()
+
+
+def _check_what_is_sent(comm: Communicator) -> None:
+    """A GPU that has lost a peer goes on with results that never came; nobody else is to."""
+    try:
+        check_all()
+    except R2cclError as error:
+        comm.abort(str(error))
+        raise

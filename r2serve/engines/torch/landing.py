@@ -35,12 +35,13 @@ GPUS = {"cuda"}
 """Types of devices that a :class:`r2serve.DeviceCommunicator` is at home on."""
 
 
-def home_of(tensor: torch.Tensor) -> torch.device:
-    """Where a collective is carried out: where this tensor is, if that is a GPU, or on the host.
+def home_of(touched: Sequence[torch.Tensor]) -> torch.device:
+    """Where a collective is carried out: where the first tensor is, if on a GPU, or on the host.
 
-    Ranks have to agree, so it is asked of a tensor that each of them has.
+    Ranks have to agree, so the first is one that each of them has.
     """
-    return tensor.device if tensor.device.type in GPUS else tensors.CPU
+    own = touched[0].device if touched else tensors.CPU
+    return own if own.type in GPUS else tensors.CPU
 
 
 def source(tensor: torch.Tensor, home: torch.device) -> torch.Tensor:

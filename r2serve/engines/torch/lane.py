@@ -8,6 +8,7 @@ Callbacks of futures run on neither: they may ask for more, and wait for it.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ import torch
 import torch.distributed as dist
 
 _Work: Any = dist.Work  # its types promise more than it has
+
+_LOG = logging.getLogger("r2serve.r2ccl")
 
 WATCH_S = 1.0
 """How often it is looked whether anything takes too long."""
@@ -277,9 +280,13 @@ def _look_again_and_again() -> None:
     while not _STOP.wait(WATCH_S):
         with _WATCHING:
             lanes = list(_LANES)
+        lane: Watched | None = None
         for lane in lanes:
-            lane.end_what_is_overdue()
-        del lanes
+            try:
+                lane.end_what_is_overdue()
+            except Exception:  # noqa: BLE001  the others' time passes, too
+                _LOG.exception("whether a collective takes too long is not known")
+        del lanes, lane  # or they would live on
 
 
 @atexit.register

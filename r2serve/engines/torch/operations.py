@@ -60,7 +60,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
 
     def _reduce_all(self, what: str, given: Tensors, opts: Any) -> Any:
         reduction = _reduction(opts)
-        home = home_of(given[0])
+        home = home_of(given)
         into = [Landing(reduction.view(tensor), home) for tensor in given]
 
         def call(comm: Collectives) -> None:
@@ -75,7 +75,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
         view = reduction.view(single(given))
         check([view])
         sizes = [view.numel() if rank == root else 0 for rank in range(self._size)]
-        into = [Landing(view, home_of(view))] if self._rank == root else []
+        into = [Landing(view, home_of([view]))] if self._rank == root else []
 
         def call(comm: Collectives) -> None:
             flat = source(view, comm.device)
@@ -86,7 +86,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, given: Tensors, opts: Any) -> Any:
         tensor, root = single(given), opts.rootRank
-        landing = Landing(tensor, home_of(tensor))
+        landing = Landing(tensor, home_of([tensor]))
 
         def call(comm: Collectives) -> None:
             landing.fill()
@@ -109,7 +109,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
             check_mine(self._size, self._rank, "outputs", of_ranks, given)
         results = [tensor for of_ranks in outputs for tensor in of_ranks]
         touched = [*inputs, *results]
-        home = home_of(inputs[0])
+        home = home_of(touched)
         into = [Landings(of_ranks, home) for of_ranks in outputs]
 
         def call(comm: Collectives) -> None:
@@ -127,7 +127,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
         for output, given in zip(outputs, inputs, strict=True):
             check_shares(self._size, "output", output, "input", given)
         touched = [*inputs, *outputs]
-        home = home_of(inputs[0])
+        home = home_of(touched)
         into = [Landing(output, home) for output in outputs]
 
         def call(comm: Collectives) -> None:
@@ -142,7 +142,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
         output = reduction.view(single(outputs))
         check_mine(self._size, self._rank, "inputs", views, output)
         touched = [output, *views]
-        landing, sizes = Landing(output, home_of(output)), [view.numel() for view in views]
+        landing, sizes = Landing(output, home_of(touched)), [view.numel() for view in views]
 
         def call(comm: Collectives) -> None:
             reduction.shared(comm, joined(views, landing.memory), sizes, landing.memory)
@@ -159,7 +159,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         reduction = _reduction(opts)
         touched = [*outputs, *inputs]
-        home = home_of(outputs[0])
+        home = home_of(touched)
         into = [Landing(reduction.view(output), home) for output in outputs]
         views = [reduction.view(given) for given in inputs]
         for output, given in zip(outputs, inputs, strict=True):
@@ -178,7 +178,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
         results = single(outputs) if self._rank == root else []
         check_alike(self._size, "outputs", results, given)
         touched = [given, *results]
-        home = home_of(given)
+        home = home_of(touched)
         into = [Landings(results, home)] if self._rank == root else []
         out = into[0].memory if into else None
         return self._ask(
@@ -195,7 +195,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
         given = single(inputs) if self._rank == root else []
         check_alike(self._size, "inputs", given, output)
         touched = [output, *given]
-        landing = Landing(output, home_of(output))
+        landing = Landing(output, home_of(touched))
         count = landing.memory.numel()
         sent = [count if self._rank == root else 0] * self._size
         received = [count if rank == root else 0 for rank in range(self._size)]
@@ -209,7 +209,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         check([*outputs, *inputs])
         touched = [*inputs, *outputs]
-        into = Landings(outputs, home_of(inputs[0]))
+        into = Landings(outputs, home_of(touched))
         unit = into.memory.element_size()
         sizes = [tensor.numel() * tensor.element_size() // unit for tensor in inputs]
         return self._ask(
@@ -233,7 +233,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         check([output, given])
         touched = [given, output]
-        home = home_of(given)
+        home = home_of(touched)
         landing = Landing(output, home)
         unit = landing.memory.element_size()
         sent = split_sizes(self._size, "input_split_sizes", given, unit, input_splits)

@@ -1,18 +1,19 @@
 """What a group does with tensors of a GPU.
 
-Collectives are put into the caller's stream at once, in the order in which they are asked for; a
-work stands for the place in the stream where one ends.  What goes through the host instead, on a
-lane, begins when the caller's stream has come to where it was asked for.
+Collectives are put into a stream at once, in the order in which they are asked for: into the
+caller's, or, of those that he does not wait for (``async_op``), into one of the group's own, which
+follows the caller's.  A work stands for the place in the stream where one ends.  What goes through
+the host instead, on a lane, begins when the caller's stream has come to where it was asked for.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -22,12 +23,14 @@ import torch.distributed as dist
 from r2serve.communicator import Communicator
 from r2serve.device import DeviceCommunicator
 from r2serve.engines.torch.lane import watch
-from r2serve.errors import InvalidArgumentError, R2cclError
+from r2serve.errors import AbortedError, InvalidArgumentError, R2cclError
 
 _Work: Any = dist.Work  # its types promise more than it has
 
 LOOK_S = 0.001
 """How often whoever waits with a limit looks."""
+_HIGH = -1
+"""Priority of streams of our own: torch has a pool for each, which others' streams are not in."""
 
 
 class Place:
@@ -41,13 +44,21 @@ class Place:
         self._device = device
 
     def passed(self) -> bool:
-        """Whether the stream has come there."""
-        return self._event is None or self._event.query()
+        """Whether the stream has come there, or the GPU has failed and never will."""
+        try:
+            return self._event is None or self._event.query()
+        except RuntimeError:  # which whoever uses the GPU next is told
+            return True
 
     def precedes(self) -> None:
         """What is put into the current stream from now on comes after."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def await_here(self) -> None:
+        """Wait, on this thread, until the stream has come there."""
+        if self._event is not None:
+            self._event.synchronize()
 
 
 def capturing(device: torch.device) -> bool:
@@ -55,38 +66,74 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def refuse_capture(given: Sequence[torch.Tensor]) -> None:
+    """Of what the host does itself.
+
+    Raises:
+        InvalidArgumentError: a graph is being captured on a GPU that a tensor is on.
+    """
+    if any(capturing(tensor.device) for tensor in given):
+        raise InvalidArgumentError(
+            "a graph is being captured, and this goes through copies of the host, which a graph "
+            "cannot have"
+        )
+
+
+@dataclass(eq=False)
+class _Running:
+    """A collective in a stream, for the one who looks whether it is late."""
+
+    what: str
+    timeout_s: float
+    began_s: float = field(default_factory=time.monotonic)
+    end: Place | None = None
+    """None: it is being put there."""
+
+    def ended(self) -> bool:
+        return self.end is not None and self.end.passed()
+
+    def overdue(self) -> bool:
+        return time.monotonic() - self.began_s > self.timeout_s and not self.ended()
+
+    def late(self, limit_s: float) -> str:
+        return f"{self.what} has not ended within {limit_s:g} s (timeout)"
+
+
 class StreamWork(_Work):  # type: ignore[misc]
     """One collective in a stream."""
 
     def __init__(
         self,
-        what: str,
+        running: _Running,
         results: Sequence[torch.Tensor],
-        timeout_s: float,
         comm: DeviceCommunicator,
+        *,
+        stream: Any,
+        captured: bool,
     ) -> None:
+        """stream: that it is in; None: the caller's."""
         super().__init__()
-        self.what = what
+        self._stream = stream
+        self._running = running
         self._results = list(results)
-        self._timeout_s = timeout_s
         self._comm = comm
-        self._began_s = time.monotonic()
-        self._end: Place | None = None  # None: it is being put there
+        self._captured = captured
+        self._sound = False
 
-    def put(self) -> None:
-        """All of it is in the stream."""
-        self._end = Place(self._comm.device)
+    def _ended(self) -> bool:
+        """In a graph that is captured: not now."""
+        if self._captured or not self._running.ended():
+            return False
+        if not self._sound:  # what fails later was another one
+            self._sound = self._failure() is None
+        return True
 
-    def ended(self) -> bool:
-        return self._end is not None and self._end.passed()
-
-    def end_if_overdue(self) -> None:
-        """What has not ended within its timeout is ended, on every rank."""
-        if time.monotonic() - self._began_s > self._timeout_s and not self.ended():
-            self._abandon(self._timeout_s)
-
-    def _abandon(self, limit_s: float) -> None:
-        self._comm.abort(f"{self.what} has not ended within {limit_s:g} s (timeout)")
+    def _failure(self) -> BaseException | None:
+        try:
+            self._comm.check()
+        except R2cclError as error:
+            return error
+        return None
 
     # --- what torch asks of a Work ----------------------------------------------------------------
 
@@ -94,37 +141,37 @@ class StreamWork(_Work):  # type: ignore[misc]
         """What is put into the current stream from now on comes after; True.
 
         Args:
-            timeout: with one the caller waits himself.  What takes longer is ended on every rank,
-                and its communicator with it.
+            timeout: with one the caller waits himself, but not in a capture.  What takes longer is
+                ended on every rank, and its communicator with it.
 
         Raises:
-            R2cclError: this collective or one before it has failed, as far as is known yet.
+            R2cclError: it has failed, or one before it, as far as is known yet.
         """
         limit_s = timeout.total_seconds() if timeout else 0.0
-        if limit_s > 0:
+        if limit_s > 0 and not self._captured:
             until_s = time.monotonic() + limit_s
-            while not self.ended():
+            while not self._ended():
                 if time.monotonic() > until_s:
-                    self._abandon(limit_s)
-                    break
+                    late = self._running.late(limit_s)
+                    self._comm.abort(late)
+                    raise AbortedError(late)
                 time.sleep(LOOK_S)
-        if self._end is not None:
-            self._end.precedes()
-        self._comm.check()
+        if self._running.end is not None:
+            self._running.end.precedes()
+        failure = self.exception()
+        if failure is not None:
+            raise failure
         return True
 
     def is_completed(self) -> bool:
-        return self.ended()
+        return self._ended()
 
     def is_success(self) -> bool:
-        return self.ended() and self.exception() is None
+        return self._ended() and self._sound
 
     def exception(self) -> BaseException | None:
-        try:
-            self._comm.check()
-        except R2cclError as error:
-            return error
-        return None
+        self._ended()
+        return None if self._sound else self._failure()
 
     def result(self) -> list[torch.Tensor]:
         self.wait()
@@ -139,95 +186,209 @@ class StreamWork(_Work):  # type: ignore[misc]
         Raises:
             R2cclError: as :meth:`wait`.
         """
-        self.wait()
+        failure = self.exception()
+        if failure is not None:
+            raise failure
         device = self._comm.device
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(
             devices=[device] if device.type == "cuda" else None
         )
-        future.set_result(self._results)
+        with torch.cuda.stream(self._stream):  # where who waits for it waits
+            future.set_result(self._results)
         return future
 
 
-class StreamLane:
-    """The works of one communicator of a GPU, in the order of its stream."""
+class Streams:
+    """A group's collectives on a GPU: made with the first one, on all ranks."""
 
-    def __init__(self, comm: DeviceCommunicator) -> None:
-        self.comm = comm
+    def __init__(self) -> None:
+        self._making = threading.Lock()  # held until the other ranks are there
         self._lock = threading.Lock()  # of what follows
-        self._open: deque[StreamWork] = deque()
+        self._host: Communicator | None = None
+        self._comm: DeviceCommunicator | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._own: Any = None  # stream, of a real GPU
+        self._running: deque[_Running] = deque()
+        self._last: Place | None = None  # of what was put there, outside of captures
         watch(self)
 
-    @classmethod
-    def made(cls, host: Communicator, device: torch.device, timeout_s: float) -> StreamLane:
-        """Make the communicator; collective over the ranks of ``host``.
+    def comm_on(
+        self, device: torch.device, make_host: Callable[[], Communicator], timeout_s: float
+    ) -> DeviceCommunicator:
+        """The communicator; collective at the first call.
+
+        Args:
+            make_host: makes what carries it, without a word from the others.
 
         Raises:
-            InvalidArgumentError: a graph is being captured, which cannot have the buffers.
+            InvalidArgumentError: a graph is being captured, which cannot have its buffers; or it is
+                on another device.
             AbortedError: a rank has not come within ``timeout_s``.
         """
+        with self._making:
+            if self._comm is None:
+                self._make(device, make_host, timeout_s)
+            comm = self._comm
+        assert comm is not None
+        if comm.device != device:
+            raise InvalidArgumentError(
+                f"tensor: is on {device}; this group's first collective had one on {comm.device}, "
+                "and r2ccl has one device a process"
+            )
+        return comm
+
+    def _make(
+        self, device: torch.device, make_host: Callable[[], Communicator], timeout_s: float
+    ) -> None:
+        if self._failure is not None:
+            raise self._failure  # the others will not come again
         if capturing(device):
             raise InvalidArgumentError(
                 "the first collective of a group on a GPU makes its buffers, which a graph that is "
                 "captured cannot have: call one before the capture"
             )
-        why = (
-            "not every rank has come to the first collective of the group on a GPU within "
-            f"{timeout_s:g} s (timeout)"
-        )
-        with _ended_after(timeout_s, host.abort, why):
-            return cls(DeviceCommunicator(host, device))
+        host = make_host()
+        with self._lock:
+            self._host = host
+        why = f"a rank has not come to the first GPU collective within {timeout_s:g} s (timeout)"
+        try:
+            with _ended_after(timeout_s, host.abort, why):
+                comm = DeviceCommunicator(host, device)
+        except BaseException as error:
+            self._failure = error
+            host.close()
+            raise
+        with self._lock:
+            self._comm = comm
+            closed = self._closed
+        if device.type == "cuda":
+            self._own = torch.cuda.Stream(device, priority=_HIGH)  # type: ignore[no-untyped-call]
+        if closed:  # while it was made
+            comm.close()
 
     def add(
         self,
         what: str,
-        put: Callable[[], None],
+        put: Callable[[DeviceCommunicator], None],
+        touched: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
         timeout_s: float,
+        *,
+        beside: bool,
     ) -> StreamWork:
-        """Have ``put`` put it into the current stream."""
-        work = StreamWork(what, results, timeout_s, self.comm)
-        if not capturing(self.comm.device):  # else it is done when the graph is replayed, not now
+        """Have ``put`` put it into a stream.
+
+        Args:
+            beside: into the group's own, so that the caller's goes on.
+        """
+        comm = self._comm
+        assert comm is not None
+        captured = capturing(comm.device)
+        running = _Running(what, timeout_s)
+        if not captured:  # else it is done when the graph is replayed, not now
             with self._lock:
-                while self._open and self._open[0].ended():
-                    self._open.popleft()
-                self._open.append(work)
+                self._running = deque(each for each in self._running if not each.ended())
+                self._running.append(running)
+        asked = Place(comm.device)
+        stream = self._own if beside else None
         try:
-            put()
-        finally:
-            work.put()
-        return work
+            with torch.cuda.stream(stream):
+                if beside:
+                    asked.precedes()
+                    _keep(touched)
+                if not captured and self._last is not None:
+                    self._last.precedes()  # the caller may have gone on to another stream
+                try:
+                    put(comm)
+                finally:
+                    running.end = Place(comm.device)
+        except BaseException:
+            with self._lock:
+                if running in self._running:
+                    self._running.remove(running)
+            raise
+        if not captured:
+            self._last = running.end
+        return StreamWork(running, results, comm, stream=stream, captured=captured)
 
     def end_what_is_overdue(self) -> None:
         with self._lock:
-            oldest = self._open[0] if self._open else None
-        if oldest is not None:  # those after it end with it
-            oldest.end_if_overdue()
+            late = [each for each in self._running if each.overdue()]
+            comm = self._comm
+        if late and comm is not None:
+            comm.abort(late[0].late(late[0].timeout_s))
 
-    def settle(self) -> None:
-        """Wait for what is in the current stream.
+    def settled(self) -> Callable[[], None]:
+        """A function that waits, on any thread, for what is in the current stream now.
 
-        Raises:
-            R2cclError: something in it has failed.
+        It raises an R2cclError if something in there has failed.
         """
-        if self.comm.device.type == "cuda":
-            torch.cuda.current_stream(self.comm.device).synchronize()
-        self.comm.check()
+        comm = self._comm
+        if comm is None:
+            return lambda: None
+        if capturing(comm.device):
+            raise InvalidArgumentError("barrier: a graph is being captured, and a barrier waits")
+        place = Place(comm.device)
 
-    def close(self, limit_s: float) -> None:
-        """Wait for what is in the stream, so long, and leave."""
+        def wait() -> None:
+            place.await_here()
+            comm.check()
+
+        return wait
+
+    def abort(self, why: str) -> None:
+        """End what is under way, on all ranks."""
         with self._lock:
-            ended = not self._open or self._open[-1].ended()
-        limit_s = math.inf if ended else limit_s
-        with _ended_after(limit_s, self.comm.abort, "the process group is shut down"):
-            self.comm.close()
+            each = self._comm or self._host
+        if each is not None:
+            each.abort(why)
+
+    def idle(self) -> bool:
+        with self._lock:
+            return all(each.ended() for each in self._running)
+
+    def drain(self, limit_s: float) -> None:
+        """Wait until all has ended, but not for ever."""
+        until_s = time.monotonic() + limit_s
+        while not self.idle() and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+
+    def failure(self) -> BaseException | None:
+        """Why results are void, of what has been asked for so far."""
+        if self._comm is None:
+            return None
+        try:
+            self._comm.check()
+        except R2cclError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """End what is under way, and leave.  Idempotent."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            comm = self._comm
+        if comm is None or not first:
+            return
+        if not self.idle():
+            comm.abort("the process group is shut down")
+        comm.close()
+        with self._lock:
+            self._running.clear()
+        self._last = None
+
+
+def _keep(given: Sequence[torch.Tensor]) -> None:
+    """Memory of these is nobody else's before the current stream has done with it."""
+    for tensor in given:
+        if tensor.device.type == "cuda":
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 @contextmanager
 def _ended_after(limit_s: float, abort: Callable[[str], None], why: str) -> Iterator[None]:
     """What takes longer than ``limit_s`` is made to fail."""
-    if limit_s == math.inf:
-        yield
-        return
     late = threading.Timer(limit_s, abort, [why])
     late.daemon = True
     late.start()
@@ -240,6 +401,8 @@ def _ended_after(limit_s: float, abort: Callable[[str], None], why: str) -> Iter
 class Handover:
     """From the caller's streams to another thread, which does something with their tensors."""
 
+    _own = threading.local()
+
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         """given: what the thread will read or write."""
         devices = {tensor.device for tensor in given if tensor.device.type == "cuda"}
@@ -251,9 +414,17 @@ class Handover:
         streams = []
         with ExitStack() as entered:
             for device, place in self._places.items():
-                streams.append(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+                streams.append(self._stream_on(device))
                 entered.enter_context(torch.cuda.stream(streams[-1]))
                 place.precedes()
             yield
             for stream in streams:
                 stream.synchronize()
+
+    @classmethod
+    def _stream_on(cls, device: torch.device) -> Any:
+        """Of this thread: in one that it shared a kernel might wait for what the thread brings."""
+        kept: dict[torch.device, Any] = vars(cls._own).setdefault("streams", {})
+        if device not in kept:
+            kept[device] = torch.cuda.Stream(device, priority=_HIGH)  # type: ignore[no-untyped-call]
+        return kept[device]

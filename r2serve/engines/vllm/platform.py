@@ -128,7 +128,9 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
 def _spans_nodes(parallel: Any) -> bool:
     """Whether groups of this engine may."""
     ray = getattr(parallel, "distributed_executor_backend", None) == "ray"  # it knows of no nodes
-    return parallel.nnodes > 1 or ray or Config.from_env().node == "per-rank"
+    everywhere = getattr(parallel, "data_parallel_size", 1)
+    elsewhere = everywhere > getattr(parallel, "data_parallel_size_local", everywhere)
+    return parallel.nnodes > 1 or elsewhere or ray or Config.from_env().node == "per-rank"
 
 
 def _carries_device_groups(stock: str) -> bool:

@@ -7,11 +7,12 @@ A class is made for each worker class of vLLM by one function, so a further one 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from r2serve import process
@@ -51,7 +52,8 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
             wake_all()
             output = None
             try:
-                output = super().execute_model(scheduler_output)
+                with ending():
+                    output = super().execute_model(scheduler_output)
             finally:
                 self._r2serve_steps.ended(sampled=output is not None)
             return trusted(output)
@@ -59,7 +61,8 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
         def sample_tokens(self, grammar_output: Any) -> Any:
             sampled = False
             try:
-                output = super().sample_tokens(grammar_output)
+                with ending():
+                    output = super().sample_tokens(grammar_output)
                 sampled = True
             finally:
                 self._r2serve_steps.ended(sampled=sampled)
@@ -67,6 +70,16 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
 
     R2cclWorker.__name__ = R2cclWorker.__qualname__ = name
     return R2cclWorker
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """What r2ccl raises in here ends the worker, also past vLLM's communicators."""
+    try:
+        yield
+    except R2cclError as error:
+        end_worker_soon(error)
+        raise
 
 
 def trusted(output: Any) -> Any:
@@ -83,7 +96,8 @@ def trusted(output: Any) -> Any:
     if isinstance(output, AsyncModelRunnerOutput):
         return _trusted_later()(output)
     if output is not None:
-        _check_devices()
+        with ending():
+            check_all()
     return output
 
 
@@ -97,18 +111,11 @@ def _trusted_later() -> type[Any]:
 
         def get_output(self) -> Any:
             output = self._output.get_output()
-            _check_devices()
+            with ending():
+                check_all()
             return output
 
     return TrustedOutput
-
-
-def _check_devices() -> None:
-    try:
-        check_all()
-    except R2cclError as error:
-        end_worker_soon(error)
-        raise
 
 
 class FollowedSteps:

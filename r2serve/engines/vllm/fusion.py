@@ -18,10 +18,12 @@ from vllm.compilation.passes.pass_manager import PostGradPassManager
 from vllm.compilation.passes.utility.noop_elimination import NoOpEliminationPass
 from vllm.compilation.passes.vllm_inductor_pass import (
     VllmFusionPatternMatcherPass,
+    VllmInductorPass,
     VllmPatternReplacement,
 )
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import get_tp_group, parallel_state, tensor_model_parallel_all_reduce
+from vllm.platforms import current_platform
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from r2serve.engines.vllm.spanning import SpanningCollectives
@@ -144,3 +146,15 @@ class R2cclPassManager(PostGradPassManager):  # type: ignore[misc]
             ours = AllReduceAddRmsNormPass(config)
         first = sum(isinstance(each, NoOpEliminationPass) for each in self.passes[:1])
         self.passes.insert(first, ours)
+        if not current_platform.is_cuda_alike():
+            self.fix_functionalization = _LeftAsItIs(config)
+
+
+class _LeftAsItIs(VllmInductorPass):  # type: ignore[misc]
+    """In the place of vLLM's last pass, which asks after operations that only GPUs have, and fails.
+
+    What it would do for its own operations, Inductor does for all that are left.
+    """
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        """Leaves the graph as it is."""

@@ -154,8 +154,11 @@ class FakeWire {
     if (at < memory.data() || at + request.source.bytes > memory.data() + memory.size())
       return false;
     found->second.written += request.source.bytes;
-    std::memcpy(at, request.inlined ? write.inlined.data() : request.source.data,
-                request.source.bytes);
+    const std::byte* const from = request.inlined ? write.inlined.data() : request.source.data;
+    // Another attempt of a chunk may land while its message is read: the same bytes, which change
+    // nothing, and which a NIC writes unseen by any sanitizer.
+    if (std::memcmp(at, from, request.source.bytes) != 0)
+      std::memcpy(at, from, request.source.bytes);
     return true;
   }
 

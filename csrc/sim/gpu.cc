@@ -119,10 +119,10 @@ bool Gpu::boundary() {
     ended_ = 0;
     ++kernels_;
     world_.touched(rank_);
-    return true;
+    return !stopped_;
   }
   const std::uint64_t mine = kernels_;
-  return world_.wait([&] { return kernels_ != mine; }).ok();
+  return world_.wait([&] { return kernels_ != mine; }).ok() && !stopped_;
 }
 
 bool Gpu::pause(TimeNs most) {

@@ -49,7 +49,8 @@ class Gpu {
     void sync() const {}
     template <typename Ready, typename Over>
     [[nodiscard]] bool wait(const Ready& ready, const Over& over) const {
-      return gpu.world_.wait([&] { return ready() || over(); }).ok() && ready();
+      gpu.stopped_ = !gpu.world_.wait([&] { return ready() || over(); }).ok() || gpu.stopped_;
+      return !gpu.stopped_ && ready();
     }
   };
 
@@ -79,6 +80,7 @@ class Gpu {
   std::vector<std::byte> memory_;
   device::Staging staging_;
   bool failed_ = false;
+  bool stopped_ = false;  // the run has, in the middle of a kernel
 
   std::uint32_t ended_ = 0;  // blocks of the kernel that runs
   std::uint64_t kernels_ = 0;

@@ -16,21 +16,21 @@ class Device::Current {
  public:
   explicit Current(const Device& device)
       : cuda_(device.cuda_),
-        status_(cuda_.check("cuCtxPushCurrent", cuda_.push_context(device.context_))) {}
+        status_(cuda_.check("cuCtxPushCurrent", cuda_.push_context(device.context_))),
+        pushed_(status_.ok()) {}
   ~Current() {
     Context popped = nullptr;
-    if (status_.ok()) (void)cuda_.pop_context(&popped);
+    if (pushed_) (void)cuda_.pop_context(&popped);
   }
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
 
-  Status take_status() {
-    return status_.ok() ? Status() : Status(status_.code(), status_.message());
-  }
+  Status take_status() { return std::move(status_); }
 
  private:
   const Library& cuda_;
-  const Status status_;
+  Status status_;
+  const bool pushed_;
 };
 
 Result<std::vector<Description>> describe_all(const std::string& library) {

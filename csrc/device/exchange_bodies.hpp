@@ -4,17 +4,16 @@
 //
 //   share    copies the input where neighbours read it
 //   sum_up   adds up the own share of everybody's inputs, stages it, and posts the collective,
-//   which
-//            goes from this rank to those of the same place on other nodes
+//            which goes from this rank to those of the same place on other nodes
 //   spread   copies the result of the own share where neighbours read it
 //   collect  copies everybody's shares to the target
 //   depart   comes last
 //
-// Entries are a ring, as those of the mailbox, and so are counted by the same sequence.  A rank
-// that writes an entry again waits until its neighbours have said that they have read it.  A rank
-// whose host says that no results will come tells its neighbours, which tell their hosts: who has
-// lost a peer on another node ends all ranks of this one, and no target is written without all
-// shares.
+// Entries are a ring, as those of the mailbox, with a count of their own, since other collectives
+// do not use them.  A rank that writes an entry again waits until its neighbours have said that
+// they have read it.  A rank whose host says that no results will come tells its neighbours, which
+// tell their hosts: who has lost a peer on another node ends all ranks of this one, and no target
+// is written without all shares.
 #pragma once
 
 #include "device/fold.hpp"

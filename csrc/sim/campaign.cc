@@ -88,7 +88,7 @@ class Seed {
         world_, channel, communicator.calls, communicator.tree, random_.next(),
         Gpu::Observer{
             .think = [this] { think(); },
-            .entered = [this, &outcome](const Call&) { outcome.entered = world_.now(); },
+            .entered = [this, &outcome] { outcome.entered = world_.now(); },
             .returned = [this, &channel, &outcome](
                             const Call& call,
                             const Status& status) { note(channel, call, status, outcome); },

@@ -139,7 +139,7 @@ void Gpu::serve() {
   device::Server server(mailbox_,
                         [this](std::uint32_t plan, device::Sequence sequence) {
                           const Call& call = calls_[plan];
-                          observer_.entered(call);
+                          observer_.entered();
                           std::byte* const in = staging_.input(sequence);
                           Status status = parts_[plan]->carry(in, staging_.result(sequence));
                           // Whatever reads the entry's input from now on reads garbage.

@@ -20,8 +20,8 @@ class Gpu {
  public:
   // What the world makes of it, in fibers of the rank.
   struct Observer {
-    std::function<void()> think;               // before a call: it computes
-    std::function<void(const Call&)> entered;  // the host carries it out
+    std::function<void()> think;    // before a call: it computes
+    std::function<void()> entered;  // the host carries one out
     std::function<void(const Call&, const Status&)> returned;
     std::function<void(const std::string&)> wrong;  // with what a kernel has delivered
   };

@@ -36,6 +36,11 @@ class FakeVerbs final : public VerbsDriver,
     devices_[name].muted = muted;
     if (!muted) land();
   }
+  // It is muted as soon as it is to send something out of this memory: not before, and not after.
+  void mute_at(const std::string& name, std::span<const std::byte> memory) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].mutes_at = memory;
+  }
   // The retries of all its writes that have not landed are exhausted.  False: there are none.
   bool exhaust_retries(const std::string& name) {
     const std::lock_guard lock(mutex_);

@@ -53,6 +53,7 @@ class FakeWire {
     int post_error = 0;
     int share_error = 0;
     std::uint64_t writes = 0;
+    std::span<const std::byte> mutes_at{};  // it is muted once it is to send something of this
     bool active = true;
     bool muted = false;
     bool removed = false;
@@ -81,6 +82,10 @@ class FakeWire {
     for (const VerbsWrite& request : writes) {
       if (pair.waiting.size() >= pair.depth.sends) return ENOMEM;
       ++device.writes;
+      const auto& trigger = device.mutes_at;
+      if (request.source.data >= trigger.data() &&
+          request.source.data < trigger.data() + trigger.size())
+        device.muted = true;
       Write write{request, {}, pair.peer};
       if (request.inlined && request.source.bytes > 0)
         write.inlined.assign(request.source.data, request.source.data + request.source.bytes);

@@ -322,7 +322,7 @@ TEST_F(Verbs, DoNotGiveMemoryBackThatADeviceMayStillRead) {
   std::vector<float> data(floats, 1.0F);
   ASSERT_TRUE(job->engines[0]->register_buffer(std::as_writable_bytes(std::span(data))).ok());
   ASSERT_TRUE(rejoined());
-  job->verbs->mute(device(0), true);
+  job->verbs->mute_at(device(0), std::as_bytes(std::span(data)));
   job->verbs->hang(device(0), true);  // its queue pairs are not fenced
   std::atomic<bool> returned{false};
   std::thread sending([&] {
@@ -341,6 +341,7 @@ TEST_F(Verbs, DoNotGiveMemoryBackThatADeviceMayStillRead) {
   job->verbs->hang(device(0), false);
   sending.join();
   EXPECT_GE(job->longest_stall(0), 200 * ns_per_ms);
+  job->verbs->mute_at(device(0), {});
   job->verbs->mute(device(0), false);
   EXPECT_TRUE(rejoined());
 }

@@ -90,7 +90,7 @@ class StreamCommunicator:
         device: int,
         staging_bytes: int,
         column: Communicator | None,
-        node: Sequence[int],
+        nodes: Sequence[Sequence[int]],
     ) -> None: ...
     def exchange(self) -> str: ...
     def all_reduce(

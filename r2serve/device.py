@@ -86,7 +86,7 @@ class DeviceCommunicator(Collectives):
                 "ranks in order: it must be the same on all"
             )
         twin = host.twin(f"{host.name}/device")
-        node, column = _node_of(host)
+        nodes, column = _places_of(host)
         self._parts = [twin] if column is None else [twin, column]
         index = 0 if device.index is None else device.index
         try:
@@ -96,7 +96,7 @@ class DeviceCommunicator(Collectives):
                 index,
                 own,
                 None if column is None else column._core,
-                node,
+                nodes,
             )
         except BaseException:
             for part in self._parts:
@@ -109,7 +109,8 @@ class DeviceCommunicator(Collectives):
                 host.name,
                 f"ranks of a node do not exchange what they have: {why_not}"
                 if why_not
-                else f"{len(node)} ranks of this node add up before the rails, each a share",
+                else f"{len(nodes[0])} ranks of each node exchange before and behind the rails, each "
+                "a share",
             )
         self._stream = _current_stream(device)
         core: Any = _InStream(self._stream_core, self._stream)
@@ -273,18 +274,19 @@ def _current_stream(device: torch.device) -> Callable[[], int]:
     return lambda: torch.cuda.current_stream(device).cuda_stream
 
 
-def _node_of(host: Communicator) -> tuple[list[int], Communicator | None]:
-    """The ranks of this node, and a communicator of those with this rank's place on every node.
+def _places_of(host: Communicator) -> tuple[list[list[int]], Communicator | None]:
+    """The ranks of each node, by their places, and a communicator of those with this rank's place.
 
     None: this is no job of several nodes that have several ranks each, all of them as many.
     """
-    nodes = list(dict.fromkeys(host.nodes))
-    members = {node: [r for r, its in enumerate(host.nodes) if its == node] for node in nodes}
-    mine = members[host.nodes[host.rank]]
-    if len(nodes) == 1 or len(mine) == 1 or len({len(each) for each in members.values()}) > 1:
-        return mine, None
-    place = mine.index(host.rank)
-    return mine, host.part([members[node][place] for node in nodes], f"{host.name}/place{place}")
+    members: dict[object, list[int]] = {}
+    for rank, node in enumerate(host.nodes):
+        members.setdefault(node, []).append(rank)
+    nodes = list(members.values())
+    if len(nodes) == 1 or len(nodes[0]) == 1 or len({len(each) for each in nodes}) > 1:
+        return nodes, None
+    place = members[host.nodes[host.rank]].index(host.rank)
+    return nodes, host.part([each[place] for each in nodes], f"{host.name}/place{place}")
 
 
 def _close(core: _core.StreamCommunicator, communicators: Sequence[Communicator]) -> None:

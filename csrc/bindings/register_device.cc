@@ -32,12 +32,13 @@ void enqueue(Call call) {
 
 std::unique_ptr<StreamCommunicator> make(Communicator& communicator, const std::string& library,
                                          int device, std::uint64_t staging_bytes,
-                                         Communicator* column, std::vector<int> node) {
+                                         Communicator* column,
+                                         std::vector<std::vector<int>> nodes) {
   device::StreamOptions options;
   options.library = library;
   options.device = device;
   options.staging_bytes = staging_bytes;
-  options.node = {column, std::move(node)};
+  options.node = {column, std::move(nodes)};
   auto made = StreamCommunicator::create(communicator, options);
   if (!made.ok()) raise_if_failed(made.take_status());
   return std::move(made.value());
@@ -79,7 +80,7 @@ void register_device(nb::module_& module) {
   nb::class_<StreamCommunicator>(module, "StreamCommunicator",
                                  "Collectives on a GPU's memory, in the order of its streams.")
       .def(nb::new_(&make), nb::arg("communicator"), nb::arg("library"), nb::arg("device"),
-           nb::arg("staging_bytes"), nb::arg("column").none(), nb::arg("node"))
+           nb::arg("staging_bytes"), nb::arg("column").none(), nb::arg("nodes"))
       .def("exchange",
            [](const StreamCommunicator& self) {
              const Status& status = self.exchange();

@@ -1,13 +1,18 @@
 // The bodies of the kernels by which the GPUs of one node take a collective apart before the rails,
 // and put it together again behind them, over memory that they give each other to read (NVLink,
-// PCIe): each rank adds up and sends its own share alone.
+// PCIe): each rank sends its own share alone, to the ranks that have its place on other nodes.
 //
 //   share    copies the input where neighbours read it
-//   sum_up   adds up the own share of everybody's inputs, stages it, and posts the collective,
-//            which goes from this rank to those of the same place on other nodes
+//   sum_up   adds up the own share of everybody's inputs, stages it, and posts the collective
+//   bring    instead of both where nothing is added up: stages the input, and posts
 //   spread   copies the result of the own share where neighbours read it
 //   collect  copies everybody's shares to the target
+//   take     instead of both where the own share is all that this rank gets
 //   depart   comes last
+//
+// An all-reduce is share, sum_up, spread, collect; a reduce-scatter share, sum_up, take; an
+// all-gather bring, spread, collect.  Each of them counts as one exchange, and says all four words
+// of it, so that none falls behind by half the range.
 //
 // Entries are a ring, as those of the mailbox, with a count of their own, since other collectives
 // do not use them.  A rank that writes an entry again waits until its neighbours have said that
@@ -67,6 +72,11 @@ struct Shares {
   }
 };
 
+// Where in the caller's buffer lies what each rank of the node has spread.
+struct Results {
+  Rows of[most_neighbours];
+};
+
 // What the kernels of a rank work with.
 struct Exchange {
   Mailbox* mailbox;
@@ -116,30 +126,52 @@ struct Exchange {
     }
     if (!has) store_release(mailbox->lost, 1);
   }
+
+  // By one thread of each block: the number of the collective that begins.
+  [[nodiscard]] R2CCL_SHARED Sequence enter(const Place& at) const {
+    const Sequence number = state->exchange + 1;
+    if (at.block == 0) store_release(mailbox->entered, number);
+    return number;
+  }
+  // By one thread alone: the inputs have been read, and what is to go over the rails is staged.
+  R2CCL_SHARED void post(const Shared& shared, std::uint32_t plan) const {
+    state->exchange = shared.exchange;
+    state->sequence = shared.sequence;
+    tell(shared.go, &Inbox::summed, shared.exchange);
+    if (!shared.go) return;
+    mailbox->commands[shared.sequence % ring] = {shared.sequence, plan};
+    store_release(mailbox->posted, shared.sequence);
+  }
+  R2CCL_SHARED void leave(const Shared& shared) const {
+    tell(shared.go, &Inbox::collected, shared.exchange);
+    store_release(mailbox->left, shared.exchange);
+  }
 };
 
-// The input of the next collective.  The caller may change it when the kernel has ended.
+// Inputs of the next collective, which the neighbours add up.  The caller may change them when the
+// kernel has ended.  `last`: of the kernels that share this collective's.
 template <typename Block>
 R2CCL_SHARED void share(const Place& at, const Block& block, Shared& shared,
-                        const Exchange& exchange, const std::byte* source, std::uint64_t bytes) {
+                        const Exchange& exchange, const std::byte* source, const Rows& rows,
+                        bool last) {
   const Neighbours& node = exchange.node;
   if (at.thread == 0) {
-    shared.exchange = exchange.state->exchange + 1;
+    shared.exchange = exchange.enter(at);
     shared.go =
         !exchange.over() && exchange.await(block, exchange.own().summed, shared.exchange - ring);
   }
   block.sync();
-  if (shared.go) copy(at, node.input(node.own, shared.exchange), source, bytes);
+  if (shared.go) pack(at, node.input(node.own, shared.exchange), source, rows);
   block.sync();
-  if (exchange.is_last(at)) exchange.tell(shared.go, &Inbox::shared, shared.exchange);
+  if (exchange.is_last(at) && last) exchange.tell(shared.go, &Inbox::shared, shared.exchange);
 }
 
-// The own share of all inputs, posted as `plan`: the collective of the ranks that have this place
-// on their nodes, of shares.size(own) elements.
+// What this rank adds up of all inputs (`rows` of them) and, with the last kernel, posts as `plan`:
+// a collective of the ranks that have this place on their nodes.
 template <typename Block>
 R2CCL_SHARED void sum_up(const Place& at, const Block& block, Shared& shared,
-                         const Exchange& exchange, const Shares& shares, DType dtype, ReduceOp op,
-                         std::uint32_t plan) {
+                         const Exchange& exchange, const Rows& rows, DType dtype, ReduceOp op,
+                         std::uint32_t plan, bool last) {
   const Neighbours& node = exchange.node;
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange + 1;
@@ -148,28 +180,41 @@ R2CCL_SHARED void sum_up(const Place& at, const Block& block, Shared& shared,
                 exchange.await_host(block, shared.sequence - ring);
   }
   block.sync();
-  if (shared.go) {
+  for (std::uint64_t row = 0; shared.go && row < rows.count; ++row) {
     Terms terms{};
     terms.ranks = node.ranks;
     for (std::uint32_t rank = 0; rank < node.ranks; ++rank)
-      terms.of[rank] = node.input(rank, shared.exchange) + shares.first(node.own) * shares.element;
-    fold(at, exchange.staging.input(shared.sequence), terms, shares.size(node.own), dtype, op);
+      terms.of[rank] = node.input(rank, shared.exchange) + rows.first + row * rows.pitch;
+    fold(at, exchange.staging.input(shared.sequence) + rows.offset + row * rows.bytes, terms,
+         rows.bytes, dtype, op);
   }
   block.sync();
-  if (!exchange.is_last(at)) return;
-  exchange.state->exchange = shared.exchange;
-  exchange.state->sequence = shared.sequence;
-  exchange.tell(shared.go, &Inbox::summed, shared.exchange);
-  if (!shared.go) return;
-  exchange.mailbox->commands[shared.sequence % ring] = {shared.sequence, plan};
-  store_release(exchange.mailbox->posted, shared.sequence);
+  if (exchange.is_last(at) && last) exchange.post(shared, plan);
 }
 
-// The result of the own share.  `lag`: how many have been posted since, less than the ring, all of
-// them by sum_up().
+// The own part of a collective in which nobody adds up anything, posted as `plan`: as above.
+template <typename Block>
+R2CCL_SHARED void bring(const Place& at, const Block& block, Shared& shared,
+                        const Exchange& exchange, const std::byte* source, std::uint64_t bytes,
+                        std::uint32_t plan) {
+  if (at.thread == 0) {
+    shared.exchange = exchange.enter(at);
+    shared.sequence = exchange.state->sequence + 1;
+    shared.go = !exchange.over() && exchange.await_host(block, shared.sequence - ring);
+  }
+  block.sync();
+  if (shared.go) copy(at, exchange.staging.input(shared.sequence), source, bytes);
+  block.sync();
+  if (!exchange.is_last(at)) return;
+  exchange.tell(shared.go, &Inbox::shared, shared.exchange);
+  exchange.post(shared, plan);
+}
+
+// What came over the rails, which the neighbours collect.  `lag`: how many have been posted since,
+// less than the ring, all of them by kernels of this file.
 template <typename Block>
 R2CCL_SHARED void spread(const Place& at, const Block& block, Shared& shared,
-                         const Exchange& exchange, const Shares& shares, std::uint32_t lag) {
+                         const Exchange& exchange, std::uint64_t bytes, std::uint32_t lag) {
   const Neighbours& node = exchange.node;
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange - lag;
@@ -180,31 +225,45 @@ R2CCL_SHARED void spread(const Place& at, const Block& block, Shared& shared,
   block.sync();
   if (shared.go)
     copy(at, node.result(node.own, shared.exchange), exchange.staging.result(shared.sequence),
-         shares.size(node.own) * shares.element);
+         bytes);
   block.sync();
   if (exchange.is_last(at)) exchange.tell(shared.go, &Inbox::spread, shared.exchange);
 }
 
-// All shares of the result; where not all come the target is left as it is.
+// All that was spread; where not all comes the target is left as it is.  `last`: of the kernels
+// that collect this.
 template <typename Block>
 R2CCL_SHARED void collect(const Place& at, const Block& block, Shared& shared,
-                          const Exchange& exchange, const Shares& shares, std::byte* target,
-                          std::uint32_t lag) {
+                          const Exchange& exchange, const Results& results, std::byte* target,
+                          std::uint32_t lag, bool last) {
   const Neighbours& node = exchange.node;
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange - lag;
     shared.go = exchange.await(block, exchange.own().spread, shared.exchange);
   }
   block.sync();
-  if (shared.go) {
-    for (std::uint32_t rank = 0; rank < node.ranks; ++rank)
-      copy(at, target + shares.first(rank) * shares.element, node.result(rank, shared.exchange),
-           shares.size(rank) * shares.element);
+  for (std::uint32_t rank = 0; shared.go && rank < node.ranks; ++rank)
+    unpack(at, target, node.result(rank, shared.exchange), results.of[rank]);
+  block.sync();
+  if (exchange.is_last(at) && last) exchange.leave(shared);
+}
+
+// What came over the rails and is this rank's alone.
+template <typename Block>
+R2CCL_SHARED void take(const Place& at, const Block& block, Shared& shared,
+                       const Exchange& exchange, std::byte* target, std::uint64_t bytes,
+                       std::uint32_t lag) {
+  if (at.thread == 0) {
+    shared.exchange = exchange.state->exchange - lag;
+    shared.sequence = exchange.state->sequence - lag;
+    shared.go = exchange.await_host(block, shared.sequence);
   }
   block.sync();
+  if (shared.go) copy(at, target, exchange.staging.result(shared.sequence), bytes);
+  block.sync();
   if (!exchange.is_last(at)) return;
-  exchange.tell(shared.go, &Inbox::collected, shared.exchange);
-  store_release(exchange.mailbox->left, shared.exchange);
+  exchange.tell(shared.go, &Inbox::spread, shared.exchange);
+  exchange.leave(shared);
 }
 
 // Until the neighbours have read all that lies in this rank's memory, which is then its own again.

@@ -171,7 +171,7 @@ struct BooleanFormat {
 // --------------------------------------------------------------------------------------
 
 struct Terms {
-  const std::byte* of[most_neighbours];  // in the order of the tree, each on a Vector's boundary
+  const std::byte* of[most_neighbours];  // in the order of the tree, each on an element's boundary
   std::uint32_t ranks;
 };
 
@@ -180,15 +180,19 @@ struct alignas(Vector) Lanes {
   Element of[sizeof(Vector) / sizeof(Element)];
 };
 
-// By all threads of all blocks: `count` elements, of which `out` is on a Vector's boundary, too.
+// By all threads of all blocks; 16 bytes at a time where all memory allows it.
 template <typename Format, typename Op>
 R2CCL_SHARED void fold_all(const Place& at, std::byte* out, const Terms& terms,
-                           std::uint64_t count) {
+                           std::uint64_t bytes) {
   using Element = typename Format::Element;
   constexpr std::uint64_t lanes = sizeof(Vector) / sizeof(Element);
+  const std::uint64_t count = bytes / sizeof(Element);
+  auto addresses = reinterpret_cast<std::uintptr_t>(out);
+  for (std::uint32_t rank = 0; rank < terms.ranks; ++rank)
+    addresses |= reinterpret_cast<std::uintptr_t>(terms.of[rank]);
   const std::uint64_t first = std::uint64_t{at.block} * at.threads + at.thread;
   const std::uint64_t step = std::uint64_t{at.blocks} * at.threads;
-  const std::uint64_t vectors = count / lanes;
+  const std::uint64_t vectors = addresses % alignof(Vector) != 0 ? 0 : count / lanes;
   for (std::uint64_t v = first; v < vectors; v += step) {
     typename Format::Sum sums[lanes] = {};
     for (std::uint32_t rank = 0; rank < terms.ranks; ++rank) {
@@ -215,52 +219,52 @@ R2CCL_SHARED void fold_all(const Place& at, std::byte* out, const Terms& terms,
 
 template <typename Format, typename Minimum, typename Maximum>
 R2CCL_SHARED void fold_numbers(const Place& at, std::byte* out, const Terms& terms,
-                               std::uint64_t count, ReduceOp op) {
+                               std::uint64_t bytes, ReduceOp op) {
   switch (op) {
-    case ReduceOp::sum: return fold_all<Format, Add>(at, out, terms, count);
-    case ReduceOp::prod: return fold_all<Format, Multiply>(at, out, terms, count);
-    case ReduceOp::min: return fold_all<Minimum, Lower>(at, out, terms, count);
-    case ReduceOp::max: return fold_all<Maximum, Higher>(at, out, terms, count);
+    case ReduceOp::sum: return fold_all<Format, Add>(at, out, terms, bytes);
+    case ReduceOp::prod: return fold_all<Format, Multiply>(at, out, terms, bytes);
+    case ReduceOp::min: return fold_all<Minimum, Lower>(at, out, terms, bytes);
+    case ReduceOp::max: return fold_all<Maximum, Higher>(at, out, terms, bytes);
     case ReduceOp::avg: return;  // whoever launches refuses it: it is divided once, at the end
   }
 }
 template <typename Format, typename Unsigned, typename Integer, Integer infinity, Integer nan>
 R2CCL_SHARED void fold_floats(const Place& at, std::byte* out, const Terms& terms,
-                              std::uint64_t count, ReduceOp op) {
+                              std::uint64_t bytes, ReduceOp op) {
   fold_numbers<Format, OrderedFormat<Unsigned, Integer, infinity, nan, true>,
-               OrderedFormat<Unsigned, Integer, infinity, nan, false>>(at, out, terms, count, op);
+               OrderedFormat<Unsigned, Integer, infinity, nan, false>>(at, out, terms, bytes, op);
 }
 template <typename Unsigned, typename Integer>
 R2CCL_SHARED void fold_integers(const Place& at, std::byte* out, const Terms& terms,
-                                std::uint64_t count, ReduceOp op) {
+                                std::uint64_t bytes, ReduceOp op) {
   fold_numbers<WrappingFormat<Unsigned>, ComparedFormat<Unsigned, Integer>,
-               ComparedFormat<Unsigned, Integer>>(at, out, terms, count, op);
+               ComparedFormat<Unsigned, Integer>>(at, out, terms, bytes, op);
 }
 
 // Any type and operator but avg.
-R2CCL_SHARED void fold(const Place& at, std::byte* out, const Terms& terms, std::uint64_t count,
+R2CCL_SHARED void fold(const Place& at, std::byte* out, const Terms& terms, std::uint64_t bytes,
                        DType dtype, ReduceOp op) {
   switch (dtype) {
     case DType::f16:
       return fold_floats<F16Format, std::uint16_t, std::int16_t, 0x7c00, 0x7e00>(at, out, terms,
-                                                                                 count, op);
+                                                                                 bytes, op);
     case DType::bf16:
       return fold_floats<Bf16Format, std::uint16_t, std::int16_t, 0x7f80, 0x7fc0>(at, out, terms,
-                                                                                  count, op);
+                                                                                  bytes, op);
     case DType::f32:
       return fold_floats<F32Format, std::uint32_t, std::int32_t, 0x7f800000, 0x7fc00000>(
-          at, out, terms, count, op);
+          at, out, terms, bytes, op);
     case DType::f64:
       return fold_floats<F64Format, std::uint64_t, std::int64_t, 0x7ff0000000000000,
-                         0x7ff8000000000000>(at, out, terms, count, op);
-    case DType::i8: return fold_integers<std::uint8_t, std::int8_t>(at, out, terms, count, op);
-    case DType::u8: return fold_integers<std::uint8_t, std::uint8_t>(at, out, terms, count, op);
-    case DType::i32: return fold_integers<std::uint32_t, std::int32_t>(at, out, terms, count, op);
-    case DType::i64: return fold_integers<std::uint64_t, std::int64_t>(at, out, terms, count, op);
+                         0x7ff8000000000000>(at, out, terms, bytes, op);
+    case DType::i8: return fold_integers<std::uint8_t, std::int8_t>(at, out, terms, bytes, op);
+    case DType::u8: return fold_integers<std::uint8_t, std::uint8_t>(at, out, terms, bytes, op);
+    case DType::i32: return fold_integers<std::uint32_t, std::int32_t>(at, out, terms, bytes, op);
+    case DType::i64: return fold_integers<std::uint64_t, std::int64_t>(at, out, terms, bytes, op);
     case DType::boolean:
       return op == ReduceOp::sum || op == ReduceOp::max
-                 ? fold_all<BooleanFormat, Or>(at, out, terms, count)
-                 : fold_all<BooleanFormat, And>(at, out, terms, count);
+                 ? fold_all<BooleanFormat, Or>(at, out, terms, bytes)
+                 : fold_all<BooleanFormat, And>(at, out, terms, bytes);
   }
 }
 

@@ -32,13 +32,14 @@ struct alignas(16) Vector {
   std::uint64_t low, high;
 };
 
-// `count` rows of `bytes`, which lie `pitch` bytes apart at the caller's, and one after the other
-// in a staging entry, from `offset` on.
+// `count` rows of `bytes`, which lie `pitch` bytes apart at the caller's, from `first` on, and one
+// after the other in an entry, from `offset` on.
 struct Rows {
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;
   std::uint64_t pitch = 0;
   std::uint64_t offset = 0;
+  std::uint64_t first = 0;
 };
 
 // A planted bug (link/mutants.hpp).
@@ -71,6 +72,20 @@ R2CCL_SHARED void copy(const Place& at, std::byte* to, const std::byte* from, st
   for (std::uint64_t i = vectors * sizeof(Vector) + first; i < bytes; i += step) to[i] = from[i];
 }
 
+// From the caller's into an entry, and back.
+R2CCL_SHARED void pack(const Place& at, std::byte* entry, const std::byte* source,
+                       const Rows& rows) {
+  for (std::uint64_t row = 0; row < rows.count; ++row)
+    copy(at, entry + rows.offset + row * rows.bytes, source + rows.first + row * rows.pitch,
+         rows.bytes);
+}
+R2CCL_SHARED void unpack(const Place& at, std::byte* target, const std::byte* entry,
+                         const Rows& rows) {
+  for (std::uint64_t row = 0; row < rows.count; ++row)
+    copy(at, target + rows.first + row * rows.pitch, entry + rows.offset + row * rows.bytes,
+         rows.bytes);
+}
+
 // Copies a part of a collective's input where the proxy sends it from, and with the last part posts
 // the collective.  The caller may change the source as soon as the kernel has ended.  After an
 // abort nothing is staged, and what is posted yet is carried out by nobody: the proxy ended before
@@ -88,11 +103,7 @@ R2CCL_SHARED void stage(const Place& at, const Block& block, Shared& shared, Mai
                  await(block, mailbox, mailbox.arrived, shared.sequence - ring));
   }
   block.sync();
-  if (shared.go) {
-    std::byte* const target = staging.input(shared.sequence) + rows.offset;
-    for (std::uint64_t row = 0; row < rows.count; ++row)
-      copy(at, target + row * rows.bytes, source + row * rows.pitch, rows.bytes);
-  }
+  if (shared.go) pack(at, staging.input(shared.sequence), source, rows);
   block.sync();
   if (at.thread != 0 || count_up(state.staged_blocks) != at.blocks) return;
   // The last block: all others have read the number, and staged their parts.
@@ -115,10 +126,7 @@ R2CCL_SHARED void deliver(const Place& at, const Block& block, Shared& shared,
     shared.go = await(block, mailbox, mailbox.arrived, shared.sequence);
   }
   block.sync();
-  if (!shared.go) return;
-  const std::byte* const source = staging.result(shared.sequence) + rows.offset;
-  for (std::uint64_t row = 0; row < rows.count; ++row)
-    copy(at, target + row * rows.pitch, source + row * rows.bytes, rows.bytes);
+  if (shared.go) unpack(at, target, staging.result(shared.sequence), rows);
 }
 
 }  // namespace r2ccl::device

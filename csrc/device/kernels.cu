@@ -12,7 +12,8 @@ __device__ Place here() { return {blockIdx.x, gridDim.x, threadIdx.x, blockDim.x
 
 }  // namespace
 
-// The host launches them by these names, with these arguments (stream_communicator.cc).
+// The host launches them by these names, with these arguments (stream_communicator.cc,
+// stream_exchange.cc).
 extern "C" __global__ void r2ccl_stage(Mailbox* mailbox, DeviceState* state, Staging staging,
                                        const std::byte* source, Rows rows, std::uint32_t plan,
                                        bool last) {
@@ -28,27 +29,41 @@ extern "C" __global__ void r2ccl_deliver(const Mailbox* mailbox, const DeviceSta
 }
 
 extern "C" __global__ void r2ccl_share(const __grid_constant__ Exchange exchange,
-                                       const std::byte* source, std::uint64_t bytes) {
+                                       const std::byte* source, Rows rows, bool last) {
   __shared__ Shared shared;
-  share(here(), ThreadBlock{}, shared, exchange, source, bytes);
+  share(here(), ThreadBlock{}, shared, exchange, source, rows, last);
 }
 
-extern "C" __global__ void r2ccl_sum_up(const __grid_constant__ Exchange exchange, Shares shares,
-                                        DType dtype, ReduceOp op, std::uint32_t plan) {
+extern "C" __global__ void r2ccl_sum_up(const __grid_constant__ Exchange exchange, Rows rows,
+                                        DType dtype, ReduceOp op, std::uint32_t plan, bool last) {
   __shared__ Shared shared;
-  sum_up(here(), ThreadBlock{}, shared, exchange, shares, dtype, op, plan);
+  sum_up(here(), ThreadBlock{}, shared, exchange, rows, dtype, op, plan, last);
 }
 
-extern "C" __global__ void r2ccl_spread(const __grid_constant__ Exchange exchange, Shares shares,
-                                        std::uint32_t lag) {
+extern "C" __global__ void r2ccl_bring(const __grid_constant__ Exchange exchange,
+                                       const std::byte* source, std::uint64_t bytes,
+                                       std::uint32_t plan) {
   __shared__ Shared shared;
-  spread(here(), ThreadBlock{}, shared, exchange, shares, lag);
+  bring(here(), ThreadBlock{}, shared, exchange, source, bytes, plan);
 }
 
-extern "C" __global__ void r2ccl_collect(const __grid_constant__ Exchange exchange, Shares shares,
-                                         std::byte* target, std::uint32_t lag) {
+extern "C" __global__ void r2ccl_spread(const __grid_constant__ Exchange exchange,
+                                        std::uint64_t bytes, std::uint32_t lag) {
   __shared__ Shared shared;
-  collect(here(), ThreadBlock{}, shared, exchange, shares, target, lag);
+  spread(here(), ThreadBlock{}, shared, exchange, bytes, lag);
+}
+
+extern "C" __global__ void r2ccl_collect(const __grid_constant__ Exchange exchange,
+                                         const __grid_constant__ Results results, std::byte* target,
+                                         std::uint32_t lag, bool last) {
+  __shared__ Shared shared;
+  collect(here(), ThreadBlock{}, shared, exchange, results, target, lag, last);
+}
+
+extern "C" __global__ void r2ccl_take(const __grid_constant__ Exchange exchange, std::byte* target,
+                                      std::uint64_t bytes, std::uint32_t lag) {
+  __shared__ Shared shared;
+  take(here(), ThreadBlock{}, shared, exchange, target, bytes, lag);
 }
 
 extern "C" __global__ void r2ccl_depart(const __grid_constant__ Exchange exchange) {

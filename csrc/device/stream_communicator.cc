@@ -47,7 +47,8 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   for (const auto& [name, kernel] :
        {std::pair{"r2ccl_stage", &stage_kernel_}, std::pair{"r2ccl_deliver", &deliver_kernel_},
         std::pair{"r2ccl_share", &share_kernel_}, std::pair{"r2ccl_sum_up", &sum_up_kernel_},
-        std::pair{"r2ccl_spread", &spread_kernel_}, std::pair{"r2ccl_collect", &collect_kernel_},
+        std::pair{"r2ccl_bring", &bring_kernel_}, std::pair{"r2ccl_spread", &spread_kernel_},
+        std::pair{"r2ccl_collect", &collect_kernel_}, std::pair{"r2ccl_take", &take_kernel_},
         std::pair{"r2ccl_depart", &depart_kernel_}}) {
     auto found = device_->kernel(name);
     if (!found.ok()) return found.take_status();
@@ -133,18 +134,18 @@ Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cud
                   .algorithm = algorithm,
                   .counts = {count}};
   // An average is divided once, after the sum of all.
-  if (column_ != nullptr && op != ReduceOp::avg) return enqueue_exchange(stream, plan, in, out);
+  if (column_ != nullptr && op != ReduceOp::avg) return all_reduce_in_node(stream, plan, in, out);
   return enqueue(stream, plan, {in, {&count, 1}}, {out, {&count, 1}});
 }
 
 Status StreamCommunicator::all_gatherv(cuda::Stream stream, cuda::Address in, cuda::Address out,
                                        std::span<const std::size_t> counts, DType dtype) {
   R2CCL_TRY(communicator_.check_counts("sizes", counts));
-  return enqueue(stream,
-                 {.collective = Collective::all_gather,
+  const Plan plan{.collective = Collective::all_gather,
                   .dtype = dtype,
-                  .counts = {counts.begin(), counts.end()}},
-                 {in, own(counts)}, {out, counts});
+                  .counts = {counts.begin(), counts.end()}};
+  if (column_ != nullptr) return all_gather_in_node(stream, plan, in, out);
+  return enqueue(stream, plan, {in, own(counts)}, {out, counts});
 }
 
 Status StreamCommunicator::reduce_scatterv(cuda::Stream stream, cuda::Address in, cuda::Address out,
@@ -153,12 +154,13 @@ Status StreamCommunicator::reduce_scatterv(cuda::Stream stream, cuda::Address in
   R2CCL_TRY(communicator_.check_counts("sizes", counts));
   if (op == ReduceOp::avg && dtype == DType::boolean)
     return {ErrorCode::invalid_argument, "op: avg is not defined for bool"};
-  return enqueue(stream,
-                 {.collective = Collective::reduce_scatter,
+  const Plan plan{.collective = Collective::reduce_scatter,
                   .dtype = dtype,
                   .op = op,
-                  .counts = {counts.begin(), counts.end()}},
-                 {in, counts}, {out, own(counts)});
+                  .counts = {counts.begin(), counts.end()}};
+  if (column_ != nullptr && op != ReduceOp::avg)
+    return reduce_scatter_in_node(stream, plan, in, out);
+  return enqueue(stream, plan, {in, counts}, {out, own(counts)});
 }
 
 Status StreamCommunicator::broadcast(cuda::Stream stream, cuda::Address data, std::size_t count,
@@ -233,15 +235,12 @@ Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const 
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
   const std::size_t most = piece_bytes(plan.counts.size()) / element;
-  const std::size_t pieces = std::max<std::size_t>((largest + most - 1) / most, 1);
-  for (std::size_t piece = 0; piece < pieces; ++piece) {
-    const std::size_t first = piece * most;
-    const std::uint32_t number = add_plan(plan, capturing.value(), first, most);
-    R2CCL_TRY(stage(stream, in, {first, most, element}, number));
-    // One behind: a piece is staged while the one before it is carried out.
-    if (piece > 0) R2CCL_TRY(deliver(stream, out, {first - most, most, element}, 1));
-  }
-  return deliver(stream, out, {(pieces - 1) * most, most, element}, 0);
+  return in_pieces(
+      largest, most, element,
+      [&](const Piece& piece) {
+        return stage(stream, in, piece, add_plan(plan, capturing.value(), piece));
+      },
+      [&](const Piece& piece, std::uint32_t lag) { return deliver(stream, out, piece, lag); });
 }
 
 Result<bool> StreamCommunicator::begin(cuda::Stream stream) {
@@ -282,21 +281,17 @@ std::uint64_t StreamCommunicator::piece_bytes(std::size_t parts) const {
 std::vector<StreamCommunicator::Copy> StreamCommunicator::copies(const Parts& parts,
                                                                  const Piece& piece) {
   std::vector<Copy> found;
-  const auto elements_of = [&](std::size_t count) {
-    return std::min(count - std::min(count, piece.first), piece.most);
-  };
   const auto alike = [&](std::size_t count) { return count == parts.counts.front(); };
   if (std::ranges::all_of(parts.counts, alike) && !parts.counts.empty()) {
     const std::size_t count = parts.counts.front();
-    found.push_back(
-        {parts.address + piece.first * piece.element,
-         {parts.counts.size(), elements_of(count) * piece.element, count * piece.element, 0}});
+    found.push_back({parts.address + piece.first * piece.element,
+                     {parts.counts.size(), piece.bytes_of(count), count * piece.element, 0}});
     return found;
   }
   cuda::Address address = parts.address;
   std::uint64_t offset = 0;
   for (const std::size_t count : parts.counts) {
-    const std::uint64_t bytes = elements_of(count) * piece.element;
+    const std::uint64_t bytes = piece.bytes_of(count);
     if (bytes > 0)
       found.push_back({address + piece.first * piece.element, {1, bytes, bytes, offset}});
     address += count * piece.element;
@@ -344,11 +339,10 @@ Status StreamCommunicator::launch(cuda::Function kernel, cuda::Stream stream, st
 // --- plans
 // ----------------------------------------------------------------------------------------
 
-std::uint32_t StreamCommunicator::add_plan(const Plan& plan, bool captured, std::size_t first,
-                                           std::size_t most) {
+std::uint32_t StreamCommunicator::add_plan(const Plan& plan, bool captured, const Piece& of) {
   Plan piece = plan;
   piece.captured = captured;
-  for (std::size_t& count : piece.counts) count = std::min(count - std::min(count, first), most);
+  for (std::size_t& count : piece.counts) count = of.of(count);
   const std::lock_guard guard(plan_mutex_);
   if (free_plans_.empty()) {
     plans_.push_back(std::move(piece));
@@ -381,13 +375,13 @@ Status StreamCommunicator::carry(std::uint32_t number, Sequence sequence) {
 Status StreamCommunicator::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
   const std::size_t count = plan.counts.front();
   const bool at_root = communicator_.rank() == plan.root;
+  Communicator& among = plan.in_column ? *column_ : communicator_;
   switch (plan.collective) {
     case Collective::all_reduce:
-      return (plan.in_column ? *column_ : communicator_)
-          .all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
-    case Collective::all_gather: return communicator_.all_gatherv(in, out, plan.counts, plan.dtype);
+      return among.all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
+    case Collective::all_gather: return among.all_gatherv(in, out, plan.counts, plan.dtype);
     case Collective::reduce_scatter:
-      return communicator_.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
+      return among.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
     case Collective::broadcast:
       return communicator_.broadcast(at_root ? in : out, count, plan.dtype, plan.root);
     case Collective::gather:

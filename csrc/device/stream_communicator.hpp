@@ -7,11 +7,13 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,7 +31,7 @@ struct NodeOptions {
   // Of the ranks that have this place on their nodes, in the order of the nodes; null: there is no
   // exchange.  Used by nobody else, and outlives close().
   Communicator* column = nullptr;
-  std::vector<int> ranks;  // of this node, in order
+  std::vector<std::vector<int>> nodes;  // the ranks of each, by their places; as many on all
 };
 
 struct StreamOptions {
@@ -121,6 +123,11 @@ class StreamCommunicator {
     std::size_t first;
     std::size_t most;
     std::size_t element;  // bytes of one
+
+    [[nodiscard]] std::size_t of(std::size_t count) const {
+      return std::min(count - std::min(count, first), most);
+    }
+    [[nodiscard]] std::uint64_t bytes_of(std::size_t count) const { return of(count) * element; }
   };
   struct Copy {
     cuda::Address address = 0;
@@ -143,6 +150,19 @@ class StreamCommunicator {
   // Puts a collective into the stream, in pieces that are the same on all ranks; `in` and `out` may
   // have no parts here.
   Status enqueue(cuda::Stream stream, const Plan& plan, const Parts& in, const Parts& out);
+  // One behind: a piece is posted while the one before it is carried out.
+  template <typename Post, typename Receive>
+  static Status in_pieces(std::size_t largest, std::size_t most, std::size_t element,
+                          const Post& post, const Receive& receive) {
+    std::optional<Piece> before;
+    for (std::size_t first = 0; first == 0 || first < largest; first += most) {
+      const Piece piece{first, most, element};
+      R2CCL_TRY(post(piece));
+      if (before) R2CCL_TRY(receive(*before, 1U));
+      before = piece;
+    }
+    return receive(*before, 0U);
+  }
   Status stage(cuda::Stream stream, const Parts& in, const Piece& piece, std::uint32_t plan);
   Status deliver(cuda::Stream stream, const Parts& out, const Piece& piece, std::uint32_t lag);
   // Bytes that a part may have in a piece of so many; a multiple of what a vector has, so that
@@ -152,16 +172,31 @@ class StreamCommunicator {
   static std::vector<Copy> copies(const Parts& parts, const Piece& piece);
   Status launch(cuda::Function kernel, cuda::Stream stream, std::uint64_t bytes, void** arguments);
 
-  // An all_reduce whose node adds up first.
-  Status enqueue_exchange(cuda::Stream stream, const Plan& plan, cuda::Address in,
-                          cuda::Address out);
-  Status spread_and_collect(cuda::Stream stream, const Shares& shares, cuda::Address out,
-                            std::uint32_t lag);
+  // Through the node: as enqueue().
+  Status all_reduce_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
+                            cuda::Address out);
+  Status all_gather_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
+                            cuda::Address out);
+  Status reduce_scatter_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
+                                cuda::Address out);
+  Status share(cuda::Stream stream, const Parts& in, const Piece& piece);
+  Status sum_up(cuda::Stream stream, std::span<const Rows> rows, const Plan& plan,
+                std::uint32_t number);
+  Status spread(cuda::Stream stream, std::uint64_t bytes, std::uint32_t lag);
+  Status collect(cuda::Stream stream, std::span<const Results> results, cuda::Address out,
+                 std::uint64_t bytes, std::uint32_t lag);
+  // The ranks of a place, in the order of the nodes, and what is posted of them.
+  [[nodiscard]] std::vector<int> column(std::size_t place) const;
+  [[nodiscard]] Plan in_column(const Plan& plan) const;
+  // The parts of these ranks: apart at the one end, one after the other at the other.
+  static std::vector<Rows> rows_of(std::span<const int> ranks,
+                                   std::span<const std::uint64_t> first_bytes,
+                                   std::span<const std::size_t> counts, const Piece& piece);
   Status depart();  // nobody reads this rank's memory any more
 
   [[nodiscard]] std::span<const std::size_t> own(std::span<const std::size_t> counts) const;
 
-  std::uint32_t add_plan(const Plan& plan, bool captured, std::size_t first, std::size_t most);
+  std::uint32_t add_plan(const Plan& plan, bool captured, const Piece& of);
   // Of the proxy's thread.
   Status carry(std::uint32_t number, Sequence sequence);
   Status carry_out(const Plan& plan, std::byte* in, std::byte* out);
@@ -180,13 +215,16 @@ class StreamCommunicator {
   Staging staging_of_host_;  // the same memory
 
   Status no_exchange_{ErrorCode::invalid_argument, "no node's ranks were named"};
-  Communicator* column_ = nullptr;         // null: no exchange
+  Communicator* column_ = nullptr;  // null: no exchange
+  std::vector<std::vector<int>> nodes_;
   std::vector<cuda::Memory> node_memory_;  // own, and taken
   Exchange exchange_{};
   cuda::Function share_kernel_ = nullptr;
   cuda::Function sum_up_kernel_ = nullptr;
+  cuda::Function bring_kernel_ = nullptr;
   cuda::Function spread_kernel_ = nullptr;
   cuda::Function collect_kernel_ = nullptr;
+  cuda::Function take_kernel_ = nullptr;
   cuda::Function depart_kernel_ = nullptr;
   TimeNs inside_since_ = 0;  // an exchange; of the proxy's thread
 

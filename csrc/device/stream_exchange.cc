@@ -9,6 +9,21 @@
 #include "engine/clock.hpp"
 
 namespace r2ccl::device {
+namespace {
+
+// Where parts begin that lie one after the other.
+template <typename BytesOf>
+std::vector<std::uint64_t> starts(std::span<const std::size_t> counts, const BytesOf& bytes_of) {
+  std::vector<std::uint64_t> made;
+  std::uint64_t next = 0;
+  for (const std::size_t count : counts) {
+    made.push_back(next);
+    next += bytes_of(count);
+  }
+  return made;
+}
+
+}  // namespace
 
 Result<bool> StreamCommunicator::agree(const Status& own) {
   const std::vector<std::size_t> one(static_cast<std::size_t>(communicator_.size()), 1);
@@ -20,8 +35,8 @@ Result<bool> StreamCommunicator::agree(const Status& own) {
 }
 
 Status StreamCommunicator::open_exchange(const NodeOptions& node) {
-  if (node.ranks.size() > most_neighbours)
-    no_exchange_ = {ErrorCode::invalid_argument, std::to_string(node.ranks.size()) +
+  if (node.nodes.front().size() > most_neighbours)
+    no_exchange_ = {ErrorCode::invalid_argument, std::to_string(node.nodes.front().size()) +
                                                      " ranks on a node; at most " +
                                                      std::to_string(most_neighbours)};
   else
@@ -30,6 +45,7 @@ Status StreamCommunicator::open_exchange(const NodeOptions& node) {
   if (!all.ok()) return all.take_status();
   if (all.value()) {
     column_ = node.column;
+    nodes_ = node.nodes;
   } else {
     if (no_exchange_.ok()) no_exchange_ = {ErrorCode::internal, "another rank cannot"};
     node_memory_.clear();
@@ -67,15 +83,18 @@ Status StreamCommunicator::meet(const NodeOptions& node) {
   exchange_.state = at<DeviceState>(state_memory_.address());
   exchange_.staging = staging_;
   Neighbours& neighbours = exchange_.node;
-  neighbours.ranks = static_cast<std::uint32_t>(node.ranks.size());
+  const auto& ranks = *std::ranges::find_if(node.nodes, [this](const std::vector<int>& each) {
+    return std::ranges::find(each, communicator_.rank()) != each.end();
+  });
+  neighbours.ranks = static_cast<std::uint32_t>(ranks.size());
   neighbours.entry_bytes = entry_bytes;
   neighbours.result_offset = staging_bytes_;
   for (std::uint32_t place = 0; place < neighbours.ranks; ++place) {
     cuda::Address address = node_memory_.front().address();
-    if (node.ranks[place] == communicator_.rank()) {
+    if (ranks[place] == communicator_.rank()) {
       neighbours.own = place;
     } else {
-      auto taken = device_->take(handles[static_cast<std::size_t>(node.ranks[place])]);
+      auto taken = device_->take(handles[static_cast<std::size_t>(ranks[place])]);
       if (!taken.ok()) return taken.take_status();
       address = taken.value().address();
       node_memory_.push_back(std::move(taken.value()));
@@ -86,45 +105,188 @@ Status StreamCommunicator::meet(const NodeOptions& node) {
   return {};
 }
 
-Status StreamCommunicator::enqueue_exchange(cuda::Stream stream, const Plan& plan, cuda::Address in,
-                                            cuda::Address out) {
+// --- collectives
+// ----------------------------------------------------------------------------------
+
+Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& plan,
+                                              cuda::Address in, cuda::Address out) {
   const std::lock_guard guard(call_mutex_);
   auto capturing = begin(stream);
   if (!capturing.ok()) return capturing.take_status();
   const std::size_t element = size_of(plan.dtype);
   const std::size_t count = plan.counts.front();
-  const std::size_t most = staging_bytes_ / element;
-  DType dtype = plan.dtype;
-  ReduceOp op = plan.op;
-  Shares before;
-  for (std::size_t first = 0; first == 0 || first < count; first += most) {
-    Shares shares = Shares::of(std::min(count - first, most), element, exchange_.node.ranks);
-    Plan own = plan;
-    own.in_column = true;
-    own.counts = {shares.size(exchange_.node.own)};
-    std::uint32_t number = add_plan(own, capturing.value(), 0, own.counts.front());
-    const auto* source = at<const std::byte>(in + first * element);
-    std::uint64_t bytes = shares.count * element;
-    std::array<void*, 3> sharing{&exchange_, &source, &bytes};
-    R2CCL_TRY(launch(share_kernel_, stream, bytes, sharing.data()));
-    std::array<void*, 5> summing{&exchange_, &shares, &dtype, &op, &number};
-    R2CCL_TRY(launch(sum_up_kernel_, stream, bytes, summing.data()));
-    if (first > 0) R2CCL_TRY(spread_and_collect(stream, before, out + (first - most) * element, 1));
-    before = shares;
-  }
-  const std::size_t last = count == 0 ? 0 : (count - 1) / most * most;
-  return spread_and_collect(stream, before, out + last * element, 0);
+  const std::uint32_t own = exchange_.node.own;
+  const auto shares_of = [&](const Piece& piece) {
+    return Shares::of(piece.of(count), element, exchange_.node.ranks);
+  };
+  const auto rows_of_share = [&](const Shares& shares, std::uint32_t rank) {
+    return Rows{1, shares.size(rank) * element, 0, 0, shares.first(rank) * element};
+  };
+  return in_pieces(
+      count, staging_bytes_ / element, element,
+      [&](const Piece& piece) {
+        const Shares shares = shares_of(piece);
+        Plan column = plan;
+        column.in_column = true;
+        column.counts = {shares.size(own)};
+        R2CCL_TRY(share(stream, {in, {&count, 1}}, piece));
+        const Rows rows = rows_of_share(shares, own);
+        return sum_up(stream, {&rows, 1}, plan,
+                      add_plan(column, capturing.value(), {0, column.counts.front(), element}));
+      },
+      [&](const Piece& piece, std::uint32_t lag) {
+        const Shares shares = shares_of(piece);
+        Results results{};
+        for (std::uint32_t rank = 0; rank < exchange_.node.ranks; ++rank)
+          results.of[rank] = rows_of_share(shares, rank);
+        R2CCL_TRY(spread(stream, shares.size(own) * element, lag));
+        return collect(stream, {&results, 1}, out + piece.first * element, piece.bytes_of(count),
+                       lag);
+      });
 }
 
-Status StreamCommunicator::spread_and_collect(cuda::Stream stream, const Shares& shares,
-                                              cuda::Address out, std::uint32_t lag) {
-  Shares given = shares;
-  const std::uint64_t bytes = shares.count * shares.element;
-  std::array<void*, 3> spreading{&exchange_, &given, &lag};
-  R2CCL_TRY(launch(spread_kernel_, stream, bytes / exchange_.node.ranks, spreading.data()));
+Status StreamCommunicator::all_gather_in_node(cuda::Stream stream, const Plan& plan,
+                                              cuda::Address in, cuda::Address out) {
+  const std::lock_guard guard(call_mutex_);
+  auto capturing = begin(stream);
+  if (!capturing.ok()) return capturing.take_status();
+  const std::size_t element = size_of(plan.dtype);
+  const std::size_t largest = *std::ranges::max_element(plan.counts);
+  const std::size_t mine = own(plan.counts).front();
+  const Plan posted = in_column(plan);
+  return in_pieces(
+      largest, piece_bytes(nodes_.size()) / element, element,
+      [&](const Piece& piece) {
+        const auto* source = at<const std::byte>(in + piece.first * element);
+        std::uint64_t bytes = piece.bytes_of(mine);
+        std::uint32_t number = add_plan(posted, capturing.value(), piece);
+        std::array<void*, 4> arguments{&exchange_, &source, &bytes, &number};
+        return launch(bring_kernel_, stream, bytes, arguments.data());
+      },
+      [&](const Piece& piece, std::uint32_t lag) {
+        std::uint64_t bytes = 0;
+        for (const std::size_t count : posted.counts) bytes += piece.bytes_of(count);
+        R2CCL_TRY(spread(stream, bytes, lag));
+        const auto first_bytes =
+            starts(plan.counts, [&](std::size_t count) { return count * element; });
+        std::vector<Results> results;
+        for (std::size_t place = 0; place < exchange_.node.ranks; ++place) {
+          const auto rows = rows_of(column(place), first_bytes, plan.counts, piece);
+          results.resize(std::max(results.size(), rows.size()), Results{});
+          for (std::size_t i = 0; i < rows.size(); ++i) results[i].of[place] = rows[i];
+        }
+        return collect(stream, results, out + piece.first * element, bytes * exchange_.node.ranks,
+                       lag);
+      });
+}
+
+Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Plan& plan,
+                                                  cuda::Address in, cuda::Address out) {
+  const std::lock_guard guard(call_mutex_);
+  auto capturing = begin(stream);
+  if (!capturing.ok()) return capturing.take_status();
+  const std::size_t element = size_of(plan.dtype);
+  const std::size_t largest = *std::ranges::max_element(plan.counts);
+  const std::size_t mine = own(plan.counts).front();
+  const Plan posted = in_column(plan);
+  return in_pieces(
+      largest, piece_bytes(plan.counts.size()) / element, element,
+      [&](const Piece& piece) {
+        R2CCL_TRY(share(stream, {in, plan.counts}, piece));
+        const auto first_bytes =  // as copies() puts them
+            starts(plan.counts, [&](std::size_t count) { return piece.bytes_of(count); });
+        const auto rows = rows_of(column(exchange_.node.own), first_bytes, plan.counts, piece);
+        return sum_up(stream, rows, plan, add_plan(posted, capturing.value(), piece));
+      },
+      [&](const Piece& piece, std::uint32_t lag) {
+        auto* target = at<std::byte>(out + piece.first * element);
+        std::uint64_t bytes = piece.bytes_of(mine);
+        std::array<void*, 4> arguments{&exchange_, &target, &bytes, &lag};
+        return launch(take_kernel_, stream, bytes, arguments.data());
+      });
+}
+
+// --- their kernels
+// --------------------------------------------------------------------------------
+
+Status StreamCommunicator::share(cuda::Stream stream, const Parts& in, const Piece& piece) {
+  std::vector<Copy> parts = copies(in, piece);
+  if (parts.empty()) parts.emplace_back();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto* source = at<const std::byte>(parts[i].address);
+    Rows rows = parts[i].rows;
+    bool last = i + 1 == parts.size();
+    std::array<void*, 4> arguments{&exchange_, &source, &rows, &last};
+    R2CCL_TRY(launch(share_kernel_, stream, rows.count * rows.bytes, arguments.data()));
+  }
+  return {};
+}
+
+Status StreamCommunicator::sum_up(cuda::Stream stream, std::span<const Rows> rows, const Plan& plan,
+                                  std::uint32_t number) {
+  DType dtype = plan.dtype;
+  ReduceOp op = plan.op;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    Rows each = rows[i];
+    bool last = i + 1 == rows.size();
+    std::array<void*, 6> arguments{&exchange_, &each, &dtype, &op, &number, &last};
+    R2CCL_TRY(launch(sum_up_kernel_, stream, each.count * each.bytes * exchange_.node.ranks,
+                     arguments.data()));
+  }
+  return {};
+}
+
+Status StreamCommunicator::spread(cuda::Stream stream, std::uint64_t bytes, std::uint32_t lag) {
+  std::array<void*, 3> arguments{&exchange_, &bytes, &lag};
+  return launch(spread_kernel_, stream, bytes, arguments.data());
+}
+
+Status StreamCommunicator::collect(cuda::Stream stream, std::span<const Results> results,
+                                   cuda::Address out, std::uint64_t bytes, std::uint32_t lag) {
   auto* target = at<std::byte>(out);
-  std::array<void*, 4> collecting{&exchange_, &given, &target, &lag};
-  return launch(collect_kernel_, stream, bytes, collecting.data());
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    Results each = results[i];
+    bool last = i + 1 == results.size();
+    std::array<void*, 5> arguments{&exchange_, &each, &target, &lag, &last};
+    R2CCL_TRY(launch(collect_kernel_, stream, bytes / results.size(), arguments.data()));
+  }
+  return {};
+}
+
+std::vector<int> StreamCommunicator::column(std::size_t place) const {
+  std::vector<int> ranks;
+  for (const std::vector<int>& node : nodes_) ranks.push_back(node[place]);
+  return ranks;
+}
+
+StreamCommunicator::Plan StreamCommunicator::in_column(const Plan& plan) const {
+  Plan made = plan;
+  made.in_column = true;
+  made.counts.clear();
+  for (const int rank : column(exchange_.node.own))
+    made.counts.push_back(plan.counts[static_cast<std::size_t>(rank)]);
+  return made;
+}
+
+std::vector<Rows> StreamCommunicator::rows_of(std::span<const int> ranks,
+                                              std::span<const std::uint64_t> first_bytes,
+                                              std::span<const std::size_t> counts,
+                                              const Piece& piece) {
+  std::vector<Rows> rows;
+  std::uint64_t offset = 0;
+  for (const int rank : ranks) {
+    const auto of = static_cast<std::size_t>(rank);
+    const std::uint64_t bytes = piece.bytes_of(counts[of]);
+    rows.push_back({1, bytes, 0, offset, first_bytes[of]});
+    offset += bytes;
+  }
+  // Of the same size, and as far from each other, they are one.
+  Rows all = rows.front();
+  all.count = rows.size();
+  all.pitch = rows.size() > 1 ? rows[1].first - all.first : 0;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    if (rows[i].bytes != all.bytes || rows[i].first != all.first + i * all.pitch) return rows;
+  return {all};
 }
 
 Status StreamCommunicator::depart() {

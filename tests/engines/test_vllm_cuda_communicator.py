@@ -16,7 +16,7 @@ def test_collectives_across_nodes(nodes: tuple[str, ...], fake_cuda: Path) -> No
     done = run_ranks("gpu_collectives", *nodes, R2CCL_CUDA_LIBRARY=str(fake_cuda))
     assert done.returncode == 0, done.stdout
     # Ranks of a node, each a process, give each other memory of their GPUs.
-    exchanging = "2 ranks of this node add up before the rails" in done.stdout
+    exchanging = "2 ranks of each node exchange before and behind the rails" in done.stdout
     assert exchanging is (len(nodes) == 4), done.stdout
 
 

@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "device/exchange_bodies.hpp"
@@ -216,13 +217,6 @@ int enqueue(void* handle, Work work) {
 
 using Kernel = Work (*)(unsigned blocks, void** arguments);
 
-template <typename T>
-T argument(void** arguments, int at) {
-  T value;
-  std::memcpy(&value, arguments[at], sizeof(T));
-  return value;
-}
-
 struct OneThread : Spinning {
   void sync() const {}
 };
@@ -236,85 +230,64 @@ void each_block(unsigned blocks, Body body) {
   }
 }
 
-Work stage_kernel(unsigned blocks, void** arguments) {
-  auto* mailbox = argument<Mailbox*>(arguments, 0);
-  auto* state = argument<DeviceState*>(arguments, 1);
-  const auto staging = argument<Staging>(arguments, 2);
-  const auto* source = argument<const std::byte*>(arguments, 3);
-  const auto rows = argument<Rows>(arguments, 4);
-  const auto plan = argument<std::uint32_t>(arguments, 5);
-  const auto last = argument<bool>(arguments, 6);
+// What a launch with these arguments does: `body` of them, for every block.
+template <typename... Arguments, typename Body>
+Work work_of(unsigned blocks, void** given, Body body) {
+  std::tuple<Arguments...> arguments{};
+  std::apply([&](Arguments&... each) { (std::memcpy(&each, *given++, sizeof each), ...); },
+             arguments);
   return [=] {
     each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
-      stage(at, block, shared, *mailbox, *state, staging, source, rows, plan, last);
+      std::apply([&](const Arguments&... each) { body(at, block, shared, each...); }, arguments);
     });
   };
 }
 
-Work deliver_kernel(unsigned blocks, void** arguments) {
-  const auto* mailbox = argument<const Mailbox*>(arguments, 0);
-  const auto* state = argument<const DeviceState*>(arguments, 1);
-  const auto staging = argument<Staging>(arguments, 2);
-  auto* target = argument<std::byte*>(arguments, 3);
-  const auto rows = argument<Rows>(arguments, 4);
-  const auto lag = argument<std::uint32_t>(arguments, 5);
-  return [=] {
-    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
-      deliver(at, block, shared, *mailbox, *state, staging, target, rows, lag);
-    });
-  };
-}
+using Source = const std::byte*;
+using Target = std::byte*;
 
-Work share_kernel(unsigned blocks, void** arguments) {
-  const auto exchange = argument<Exchange>(arguments, 0);
-  const auto* source = argument<const std::byte*>(arguments, 1);
-  const auto bytes = argument<std::uint64_t>(arguments, 2);
-  return [=] {
-    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
-      share(at, block, shared, exchange, source, bytes);
-    });
-  };
+Work stage_kernel(unsigned blocks, void** given) {
+  return work_of<Mailbox*, DeviceState*, Staging, Source, Rows, std::uint32_t, bool>(
+      blocks, given,
+      [](const Place& at, const OneThread& block, Shared& shared, Mailbox* mailbox,
+         DeviceState* state,
+         const auto&... rest) { stage(at, block, shared, *mailbox, *state, rest...); });
 }
-
-Work sum_up_kernel(unsigned blocks, void** arguments) {
-  const auto exchange = argument<Exchange>(arguments, 0);
-  const auto shares = argument<Shares>(arguments, 1);
-  const auto dtype = argument<r2ccl::DType>(arguments, 2);
-  const auto op = argument<r2ccl::ReduceOp>(arguments, 3);
-  const auto plan = argument<std::uint32_t>(arguments, 4);
-  return [=] {
-    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
-      sum_up(at, block, shared, exchange, shares, dtype, op, plan);
-    });
-  };
+Work deliver_kernel(unsigned blocks, void** given) {
+  return work_of<const Mailbox*, const DeviceState*, Staging, Target, Rows, std::uint32_t>(
+      blocks, given,
+      [](const Place& at, const OneThread& block, Shared& shared, const Mailbox* mailbox,
+         const DeviceState* state,
+         const auto&... rest) { deliver(at, block, shared, *mailbox, *state, rest...); });
 }
-
-Work spread_kernel(unsigned blocks, void** arguments) {
-  const auto exchange = argument<Exchange>(arguments, 0);
-  const auto shares = argument<Shares>(arguments, 1);
-  const auto lag = argument<std::uint32_t>(arguments, 2);
-  return [=] {
-    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
-      spread(at, block, shared, exchange, shares, lag);
-    });
-  };
+Work share_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, Source, Rows, bool>(blocks, given, [](auto&... all) { share(all...); });
 }
-
-Work collect_kernel(unsigned blocks, void** arguments) {
-  const auto exchange = argument<Exchange>(arguments, 0);
-  const auto shares = argument<Shares>(arguments, 1);
-  auto* target = argument<std::byte*>(arguments, 2);
-  const auto lag = argument<std::uint32_t>(arguments, 3);
-  return [=] {
-    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
-      collect(at, block, shared, exchange, shares, target, lag);
-    });
-  };
+Work sum_up_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, Rows, r2ccl::DType, r2ccl::ReduceOp, std::uint32_t, bool>(
+      blocks, given, [](auto&... all) { sum_up(all...); });
 }
-
-Work depart_kernel(unsigned /*blocks*/, void** arguments) {
-  const auto exchange = argument<Exchange>(arguments, 0);
-  return [=] { depart(OneThread{}, exchange); };
+Work bring_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, Source, std::uint64_t, std::uint32_t>(
+      blocks, given, [](auto&... all) { bring(all...); });
+}
+Work spread_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, std::uint64_t, std::uint32_t>(blocks, given,
+                                                         [](auto&... all) { spread(all...); });
+}
+Work collect_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, Results, Target, std::uint32_t, bool>(
+      blocks, given, [](auto&... all) { collect(all...); });
+}
+Work take_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, Target, std::uint64_t, std::uint32_t>(
+      blocks, given, [](auto&... all) { take(all...); });
+}
+Work depart_kernel(unsigned /*blocks*/, void** given) {
+  return work_of<Exchange>(1, given,
+                           [](const Place&, const OneThread& block, Shared&, const auto& exchange) {
+                             depart(block, exchange);
+                           });
 }
 
 struct NamedKernel {
@@ -323,9 +296,10 @@ struct NamedKernel {
 };
 
 const NamedKernel kernels[] = {
-    {"r2ccl_stage", &stage_kernel},   {"r2ccl_deliver", &deliver_kernel},
-    {"r2ccl_share", &share_kernel},   {"r2ccl_sum_up", &sum_up_kernel},
-    {"r2ccl_spread", &spread_kernel}, {"r2ccl_collect", &collect_kernel},
+    {"r2ccl_stage", &stage_kernel},     {"r2ccl_deliver", &deliver_kernel},
+    {"r2ccl_share", &share_kernel},     {"r2ccl_sum_up", &sum_up_kernel},
+    {"r2ccl_bring", &bring_kernel},     {"r2ccl_spread", &spread_kernel},
+    {"r2ccl_collect", &collect_kernel}, {"r2ccl_take", &take_kernel},
     {"r2ccl_depart", &depart_kernel},
 };
 

@@ -1,0 +1,416 @@
+"""Order, ends and failures of what a group puts into streams, on a GPU that is played."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest.mock import Mock, call
+
+import pytest
+import torch
+
+from r2serve.engines.torch import stream
+from r2serve.engines.torch.stream import Place, Streams, StreamWork
+from r2serve.errors import AbortedError, InvalidArgumentError, PeerLostError, R2cclError
+
+CUDA = torch.device("cuda", 0)
+SOON_S = 0.03  # has others wait for what comes, or for what does not
+LOST = PeerLostError("rank 1 is gone")
+
+
+class PlayedStream:
+    """Things one after another, which are done when the test says so."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.given: list[str | PlayedPlace] = []
+        self.count = 0  # of those that were done
+        self.moved = threading.Event()
+        self._done = done
+
+    def advance(self, last: str | None = None) -> None:
+        """Do what is in it, or up to ``last``, as far as no other stream has to come first."""
+        for each in self.given[self.count :]:
+            if isinstance(each, str):
+                self._done.append(each)
+            elif not each.passed():
+                break
+            self.count += 1
+            if each == last:
+                break
+        self.moved.set()
+
+
+class PlayedPlace:
+    """A :class:`Place`, in the stream that is current."""
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._stream = group, group.current
+        self._index = len(self._stream.given)
+
+    def passed(self) -> bool:
+        return self._stream.count >= self._index
+
+    def precedes(self) -> None:
+        self._group.current.given.append(self)
+
+    def await_here(self) -> None:
+        while not self.passed():
+            assert self._stream.moved.wait(10)
+            self._stream.moved.clear()
+
+
+class PlayedComm:
+    """A communicator, of the host or of a GPU, that writes down how it was ended."""
+
+    def __init__(self) -> None:
+        self.device = CUDA
+        self.failure: R2cclError | None = None
+        self.calls: list[str] = []
+        self.aborted = threading.Event()
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def abort(self, why: str) -> None:
+        self.calls.append(f"abort: {why}")
+        self.aborted.set()
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class Group:
+    """What a group does in streams, and a GPU that has three of them."""
+
+    def __init__(self) -> None:
+        self.streams = Streams()
+        self.comm, self.results = PlayedComm(), [torch.ones(1)]
+        self.host = PlayedComm()
+        self.make_host = Mock(return_value=self.host)
+        self.meanwhile: Callable[[], None] = lambda: None  # while the communicator is made
+        self.done: list[str] = []
+        self.own, self.other, self.caller = (PlayedStream(self.done) for _ in range(3))
+        self.current = self.caller
+        self.kept: list[PlayedStream] = []  # for which memory is
+        self.capturing, self.later_s = False, 0.0  # later than it is
+
+    def open(self, device: torch.device = CUDA, timeout_s: float = 60.0) -> Any:
+        return self.streams.comm_on(device, self.make_host, timeout_s)
+
+    def make(self, host: PlayedComm, device: torch.device) -> PlayedComm:
+        assert host is self.host
+        self.meanwhile()
+        self.comm.device = device
+        return self.comm
+
+    def ask(self, what: str = "sum", beside: bool = False, timeout_s: float = 60.0) -> StreamWork:
+        touched: Any = [Mock(device=CUDA, record_stream=self.kept.append)]
+        return self.streams.add(
+            what, lambda _: self.put(what), touched, self.results, timeout_s, beside=beside
+        )
+
+    def put(self, what: str) -> None:
+        self.current.given.append(what)
+        if what == "wrong":
+            raise ValueError("so and so")
+
+    def run(self) -> None:
+        """Have all done, what is in the caller's stream last."""
+        for each in (self.own, self.other, self.caller) * 3:
+            each.advance()
+
+    @contextmanager
+    def entered(self, given: PlayedStream | None) -> Iterator[None]:
+        before, self.current = self.current, given or self.current
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def end_soon(self, last: str, failure: R2cclError | None = None) -> None:
+        def end() -> None:
+            self.comm.failure = failure
+            self.caller.advance(last)
+
+        threading.Timer(SOON_S, end).start()
+
+
+@pytest.fixture
+def unmade(monkeypatch: pytest.MonkeyPatch) -> Group:
+    group = Group()
+    clock = Mock(monotonic=lambda: time.monotonic() + group.later_s, sleep=time.sleep)
+    monkeypatch.setattr(stream, "time", clock)
+    monkeypatch.setattr(stream, "Place", lambda _: PlayedPlace(group))
+    monkeypatch.setattr(stream, "capturing", lambda _: group.capturing)
+    monkeypatch.setattr(stream, "DeviceCommunicator", group.make)
+    monkeypatch.setattr(torch.cuda, "stream", group.entered)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: group.current)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: group.own)
+    return group
+
+
+@pytest.fixture
+def group(unmade: Group) -> Group:
+    assert unmade.open() is unmade.comm
+    return unmade
+
+
+def error_of(asked: Callable[[], object]) -> R2cclError | None:
+    try:
+        asked()
+    except R2cclError as error:
+        return error
+    return None
+
+
+def state(work: StreamWork) -> tuple[bool, bool, BaseException | None]:
+    return work.is_completed(), work.is_success(), work.exception()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("timeout", [None, timedelta(0)])
+def test_to_wait_is_to_come_after(group: Group, beside: bool, timeout: timedelta | None) -> None:
+    work = group.ask(beside=beside)
+    with group.entered(group.other):
+        assert work.wait(timeout)
+        group.put("next")
+    assert state(work) == (False, False, None)
+    group.other.advance()
+    assert group.done == []
+    group.run()
+    assert group.done == ["sum", "next"]
+    assert state(work) == (True, True, None)
+
+
+@pytest.mark.parametrize("failure", [None, LOST])
+def test_who_gives_a_limit_waits_himself(group: Group, failure: R2cclError | None) -> None:
+    work = group.ask()
+    group.end_soon("sum", failure)
+    assert error_of(lambda: work.wait(timedelta(seconds=30))) is failure
+    assert (group.done, group.comm.calls) == (["sum"], [])
+
+
+def test_what_takes_longer_than_the_limit_is_aborted(group: Group) -> None:
+    late = "sum has not ended within 0.03 s (timeout)"
+    with pytest.raises(AbortedError) as raised:
+        group.ask().wait(timedelta(seconds=SOON_S))
+    assert (str(raised.value), group.comm.calls) == (late, [f"abort: {late}"])
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("ask", ["wait", "result", "synchronize", "get_future"])
+def test_a_failure_is_for_whoever_asks(group: Group, ask: str, ended: bool) -> None:
+    work = group.ask()
+    group.comm.failure = LOST
+    if ended:
+        group.run()
+    assert error_of(getattr(work, ask)) is LOST
+    assert state(work) == (ended, False, LOST)
+
+
+@pytest.mark.parametrize("look", ["is_completed", "is_success", "exception", "wait"])
+def test_what_was_seen_to_end_soundly_does_not_fail_later(group: Group, look: str) -> None:
+    work = group.ask()
+    group.run()
+    getattr(work, look)()
+    group.comm.failure = LOST
+    assert state(work) == (True, True, None)
+    assert work.result() == group.results
+    assert error_of(group.ask("next").wait) is LOST
+
+
+def test_results_are_for_whoever_goes_on_in_a_stream(unmade: Group) -> None:
+    unmade.open(torch.device("cpu"))
+    work = unmade.ask(beside=True)  # there is none beside
+    assert "sum" in unmade.caller.given
+    for ask in (work.result, lambda: work.get_future().value()):
+        assert ask()[0] is unmade.results[0]
+    with unmade.entered(unmade.other):
+        work.synchronize()
+    assert len(unmade.other.given) == 1
+    assert not work.is_completed()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_future_is_done_in_the_stream_of_its_work(
+    group: Group, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    future, seen = Mock(), list[object]()
+    future().set_result = lambda given: seen.extend([given, group.current])
+    monkeypatch.setattr(torch.futures, "Future", future)
+    group.ask(beside=beside).get_future()
+    assert seen == [group.results, group.own if beside else group.caller]
+    future.assert_called_with(devices=[CUDA])
+
+
+def test_what_is_captured_is_not_done_now(group: Group) -> None:
+    group.capturing = True
+    work = group.ask(timeout_s=1.0)
+    assert work.wait(timedelta(seconds=30))  # at once
+    group.later_s = 100
+    group.streams.end_what_is_overdue()
+    assert (group.streams.idle(), group.done, group.comm.calls) == (True, [], [])
+    group.run()
+    assert state(work) == (False, False, None)
+    group.comm.failure = LOST
+    assert error_of(work.wait) is LOST
+    with pytest.raises(InvalidArgumentError, match="barrier: a graph is being captured"):
+        group.streams.settled()
+
+
+def test_what_is_put_beside_follows_the_caller_who_goes_on(group: Group) -> None:
+    group.put("before")
+    group.ask(beside=True)
+    group.put("after")
+    assert group.kept == [group.own]
+    group.own.advance()
+    assert group.done == []
+    group.caller.advance()
+    group.own.advance()
+    assert group.done == ["before", "after", "sum"]
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_each_follows_the_last_in_whatever_stream(group: Group, first: bool, second: bool) -> None:
+    group.ask("first", beside=first)
+    with group.entered(group.other):
+        group.ask("second", beside=second)
+    group.run()
+    assert group.done == ["first", "second"]
+
+
+def test_what_is_captured_follows_nothing_outside_nor_goes_before(group: Group) -> None:
+    group.ask("before")
+    group.capturing = True
+    with group.entered(group.other):
+        group.ask("captured")
+    group.capturing = False
+    with group.entered(group.own):
+        group.ask("after")
+    group.caller.advance()
+    group.own.advance()
+    assert group.done == ["before", "after"]
+    assert group.other.given == ["captured"]
+
+
+def test_what_could_not_be_put_or_has_ended_is_not_running(group: Group) -> None:
+    group.ask("first")
+    with pytest.raises(ValueError, match="so and so"):
+        group.ask("wrong", beside=True)
+    assert not group.streams.idle()
+    group.caller.advance("first")
+    assert group.streams.idle()
+    group.ask("second")
+    assert [each.what for each in group.streams._running] == ["second"]
+
+
+def test_the_first_that_is_overdue_is_named(group: Group) -> None:
+    for what, timeout_s in (("first", 100.0), ("second", 300.0), ("third", 200.0)):
+        group.ask(what, timeout_s=timeout_s)
+    group.caller.advance("first")
+    for group.later_s in (0.0, 150.0, 250.0, 350.0):
+        group.streams.end_what_is_overdue()
+    assert [*dict.fromkeys(group.comm.calls)] == [  # the watcher may have looked, too
+        "abort: third has not ended within 200 s (timeout)",
+        "abort: second has not ended within 300 s (timeout)",
+    ]
+
+
+def test_what_nobody_waits_for_is_watched(group: Group) -> None:
+    group.ask(timeout_s=SOON_S)
+    assert group.comm.aborted.wait(20)
+    assert group.comm.calls[0] == "abort: sum has not ended within 0.03 s (timeout)"
+
+
+def test_a_group_is_idle_when_all_has_ended(group: Group) -> None:
+    group.ask("beside", beside=True)
+    group.own.advance()
+    group.ask()
+    began_s = time.monotonic()
+    group.streams.drain(SOON_S)
+    assert time.monotonic() - began_s >= SOON_S
+    assert not group.streams.idle()
+    group.end_soon("sum")
+    group.streams.drain(60.0)
+    assert group.streams.idle()
+    assert time.monotonic() - began_s < 30
+
+
+@pytest.mark.parametrize("failure", [None, LOST])
+def test_a_barrier_waits_for_what_is_there(group: Group, failure: R2cclError | None) -> None:
+    group.put("before")
+    settled = group.streams.settled()
+    group.put("after")
+    group.end_soon("before", failure)
+    assert error_of(settled) is failure
+    assert group.streams.failure() is failure
+    assert group.done == ["before"]
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_who_leaves_ends_what_runs_and_closes_once(group: Group, running: bool) -> None:
+    if running:
+        group.ask()
+    group.streams.close()
+    group.streams.close()
+    assert group.comm.calls == ["abort: the process group is shut down"] * running + ["close"]
+    assert group.streams.idle()
+
+
+def test_a_group_has_one_communicator_on_one_device(unmade: Group) -> None:
+    unmade.capturing = True
+    with pytest.raises(InvalidArgumentError, match="call one before the capture"):
+        unmade.open()
+    unmade.capturing = False
+    for _ in range(2):
+        assert unmade.open(timeout_s=SOON_S) is unmade.comm
+    with pytest.raises(InvalidArgumentError, match=r"is on cuda:1; .* had one on cuda:0,"):
+        unmade.open(torch.device("cuda", 1))
+    unmade.make_host.assert_called_once()
+    assert not unmade.host.aborted.wait(3 * SOON_S)  # the ranks have come
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_again(unmade: Group) -> None:
+    def wait() -> None:
+        assert unmade.host.aborted.wait(10)
+        raise LOST
+
+    unmade.meanwhile = wait
+    assert [error_of(lambda: unmade.open(timeout_s=SOON_S)) for _ in range(2)] == [LOST, LOST]
+    late = "a rank has not come to the first GPU collective within 0.03 s (timeout)"
+    assert unmade.host.calls == [f"abort: {late}", "close"]
+    unmade.make_host.assert_called_once()
+
+
+def test_a_group_may_end_while_ranks_are_waited_for(unmade: Group) -> None:
+    def end() -> None:
+        unmade.streams.abort("the test wants it")
+        unmade.streams.close()
+        assert unmade.comm.calls == []
+
+    unmade.meanwhile = end
+    unmade.open()
+    assert unmade.host.calls == ["abort: the test wants it"]
+    assert unmade.comm.calls == ["close"]
+
+
+@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
+def test_a_place_is_past_on_the_host_and_where_a_gpu_has_failed(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    on_gpu, event = device == CUDA, Mock()
+    event.query.side_effect = [False, True, RuntimeError("the GPU has failed")]
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: event.current)
+    place = Place(device)
+    assert [place.passed() for _ in range(3)] == [not on_gpu, True, True]
+    place.precedes()
+    place.await_here()
+    done = [call.record(event.current), call.current.wait_event(event), call.synchronize()]
+    assert [each for each in event.mock_calls if each != call.query()] == done * on_gpu

@@ -109,8 +109,7 @@ class DeviceCommunicator(Collectives):
                 host.name,
                 f"ranks of a node do not exchange what they have: {why_not}"
                 if why_not
-                else f"{len(nodes[0])} ranks of each node exchange before and behind the rails, each "
-                "a share",
+                else f"{len(nodes[0])} ranks of each node exchange before and behind the rails",
             )
         self._stream = _current_stream(device)
         core: Any = _InStream(self._stream_core, self._stream)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 from r2serve.engines.torch import stream
-from r2serve.engines.torch.stream import Place, Streams, StreamWork
+from r2serve.engines.torch.stream import StreamWork
 from r2serve.errors import AbortedError, InvalidArgumentError, PeerLostError, R2cclError
 
 CUDA = torch.device("cuda", 0)
@@ -58,9 +60,8 @@ class PlayedPlace:
         self._group.current.given.append(self)
 
     def await_here(self) -> None:
-        while not self.passed():
-            assert self._stream.moved.wait(10)
-            self._stream.moved.clear()
+        assert self._stream.moved.wait(10)
+        assert self.passed()
 
 
 class PlayedComm:
@@ -88,30 +89,22 @@ class Group:
     """What a group does in streams, and a GPU that has three of them."""
 
     def __init__(self) -> None:
-        self.streams = Streams()
-        self.comm, self.results = PlayedComm(), [torch.ones(1)]
-        self.host = PlayedComm()
+        self.streams = stream.Streams()
+        self.host, self.comm = PlayedComm(), PlayedComm()
         self.make_host = Mock(return_value=self.host)
-        self.meanwhile: Callable[[], None] = lambda: None  # while the communicator is made
+        self.make_comm = Mock(return_value=self.comm)
+        self.given, self.results = Mock(device=CUDA), [torch.ones(1)]
         self.done: list[str] = []
         self.own, self.other, self.caller = (PlayedStream(self.done) for _ in range(3))
         self.current = self.caller
-        self.kept: list[PlayedStream] = []  # for which memory is
         self.capturing, self.later_s = False, 0.0  # later than it is
 
     def open(self, device: torch.device = CUDA, timeout_s: float = 60.0) -> Any:
         return self.streams.comm_on(device, self.make_host, timeout_s)
 
-    def make(self, host: PlayedComm, device: torch.device) -> PlayedComm:
-        assert host is self.host
-        self.meanwhile()
-        self.comm.device = device
-        return self.comm
-
     def ask(self, what: str = "sum", beside: bool = False, timeout_s: float = 60.0) -> StreamWork:
-        touched: Any = [Mock(device=CUDA, record_stream=self.kept.append)]
         return self.streams.add(
-            what, lambda _: self.put(what), touched, self.results, timeout_s, beside=beside
+            what, lambda _: self.put(what), [self.given], self.results, timeout_s, beside=beside
         )
 
     def put(self, what: str) -> None:
@@ -120,17 +113,14 @@ class Group:
             raise ValueError("so and so")
 
     def run(self) -> None:
-        """Have all done, what is in the caller's stream last."""
-        for each in (self.own, self.other, self.caller) * 3:
+        for each in (self.own, self.other, self.caller) * 3:  # the caller's as late as can be
             each.advance()
 
     @contextmanager
     def entered(self, given: PlayedStream | None) -> Iterator[None]:
-        before, self.current = self.current, given or self.current
-        try:
+        with pytest.MonkeyPatch.context() as here:
+            here.setattr(self, "current", given or self.current)
             yield
-        finally:
-            self.current = before
 
     def end_soon(self, last: str, failure: R2cclError | None = None) -> None:
         def end() -> None:
@@ -143,11 +133,12 @@ class Group:
 @pytest.fixture
 def unmade(monkeypatch: pytest.MonkeyPatch) -> Group:
     group = Group()
+    monkeypatch.setattr(LOST, "__traceback__", None)  # at the end, or groups would live on
     clock = Mock(monotonic=lambda: time.monotonic() + group.later_s, sleep=time.sleep)
     monkeypatch.setattr(stream, "time", clock)
     monkeypatch.setattr(stream, "Place", lambda _: PlayedPlace(group))
     monkeypatch.setattr(stream, "capturing", lambda _: group.capturing)
-    monkeypatch.setattr(stream, "DeviceCommunicator", group.make)
+    monkeypatch.setattr(stream, "DeviceCommunicator", group.make_comm)
     monkeypatch.setattr(torch.cuda, "stream", group.entered)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: group.current)
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: group.own)
@@ -173,18 +164,16 @@ def state(work: StreamWork) -> tuple[bool, bool, BaseException | None]:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("timeout", [None, timedelta(0)])
-def test_to_wait_is_to_come_after(group: Group, beside: bool, timeout: timedelta | None) -> None:
+@pytest.mark.parametrize("wait", ["wait", "result", "synchronize"])
+def test_to_wait_is_to_come_after(group: Group, wait: str, beside: bool) -> None:
     work = group.ask(beside=beside)
     with group.entered(group.other):
-        assert work.wait(timeout)
+        getattr(work, wait)()
         group.put("next")
-    assert state(work) == (False, False, None)
     group.other.advance()
-    assert group.done == []
+    assert (group.done, *state(work)) == ([], False, False, None)
     group.run()
-    assert group.done == ["sum", "next"]
-    assert state(work) == (True, True, None)
+    assert (group.done, *state(work)) == (["sum", "next"], True, True, None)
 
 
 @pytest.mark.parametrize("failure", [None, LOST])
@@ -225,14 +214,13 @@ def test_what_was_seen_to_end_soundly_does_not_fail_later(group: Group, look: st
 
 
 def test_results_are_for_whoever_goes_on_in_a_stream(unmade: Group) -> None:
-    unmade.open(torch.device("cpu"))
-    work = unmade.ask(beside=True)  # there is none beside
-    assert "sum" in unmade.caller.given
+    unmade.comm.device = torch.device("cpu")
+    unmade.open(unmade.comm.device)
+    work = unmade.ask(beside=True)
+    assert "sum" in unmade.caller.given  # there is none beside
+    assert work.wait() is work.wait(timedelta(0)) is True
     for ask in (work.result, lambda: work.get_future().value()):
         assert ask()[0] is unmade.results[0]
-    with unmade.entered(unmade.other):
-        work.synchronize()
-    assert len(unmade.other.given) == 1
     assert not work.is_completed()
 
 
@@ -259,15 +247,14 @@ def test_what_is_captured_is_not_done_now(group: Group) -> None:
     assert state(work) == (False, False, None)
     group.comm.failure = LOST
     assert error_of(work.wait) is LOST
-    with pytest.raises(InvalidArgumentError, match="barrier: a graph is being captured"):
-        group.streams.settled()
+    assert isinstance(error_of(group.streams.settled), InvalidArgumentError)
 
 
 def test_what_is_put_beside_follows_the_caller_who_goes_on(group: Group) -> None:
     group.put("before")
     group.ask(beside=True)
     group.put("after")
-    assert group.kept == [group.own]
+    group.given.record_stream.assert_called_once_with(group.own)
     group.own.advance()
     assert group.done == []
     group.caller.advance()
@@ -330,8 +317,8 @@ def test_what_nobody_waits_for_is_watched(group: Group) -> None:
 
 def test_a_group_is_idle_when_all_has_ended(group: Group) -> None:
     group.ask("beside", beside=True)
-    group.own.advance()
     group.ask()
+    group.own.advance()
     began_s = time.monotonic()
     group.streams.drain(SOON_S)
     assert time.monotonic() - began_s >= SOON_S
@@ -365,23 +352,22 @@ def test_who_leaves_ends_what_runs_and_closes_once(group: Group, running: bool) 
 
 def test_a_group_has_one_communicator_on_one_device(unmade: Group) -> None:
     unmade.capturing = True
-    with pytest.raises(InvalidArgumentError, match="call one before the capture"):
-        unmade.open()
+    assert isinstance(error_of(unmade.open), InvalidArgumentError)
     unmade.capturing = False
-    for _ in range(2):
-        assert unmade.open(timeout_s=SOON_S) is unmade.comm
+    assert unmade.open(timeout_s=99.5) is unmade.open() is unmade.comm
     with pytest.raises(InvalidArgumentError, match=r"is on cuda:1; .* had one on cuda:0,"):
         unmade.open(torch.device("cuda", 1))
-    unmade.make_host.assert_called_once()
-    assert not unmade.host.aborted.wait(3 * SOON_S)  # the ranks have come
+    unmade.make_comm.assert_called_once_with(unmade.host, CUDA)
+    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    assert all(each.finished.is_set() for each in timers if each.interval == 99.5)
 
 
 def test_a_rank_that_does_not_come_is_not_waited_for_again(unmade: Group) -> None:
-    def wait() -> None:
+    def wait(*_: object) -> None:
         assert unmade.host.aborted.wait(10)
         raise LOST
 
-    unmade.meanwhile = wait
+    unmade.make_comm.side_effect = wait
     assert [error_of(lambda: unmade.open(timeout_s=SOON_S)) for _ in range(2)] == [LOST, LOST]
     late = "a rank has not come to the first GPU collective within 0.03 s (timeout)"
     assert unmade.host.calls == [f"abort: {late}", "close"]
@@ -389,15 +375,15 @@ def test_a_rank_that_does_not_come_is_not_waited_for_again(unmade: Group) -> Non
 
 
 def test_a_group_may_end_while_ranks_are_waited_for(unmade: Group) -> None:
-    def end() -> None:
-        unmade.streams.abort("the test wants it")
+    def end(*_: object) -> PlayedComm:
+        unmade.streams.abort("early")
         unmade.streams.close()
-        assert unmade.comm.calls == []
+        return unmade.comm
 
-    unmade.meanwhile = end
+    unmade.make_comm.side_effect = end
     unmade.open()
-    assert unmade.host.calls == ["abort: the test wants it"]
-    assert unmade.comm.calls == ["close"]
+    unmade.streams.abort("late")
+    assert (unmade.host.calls, unmade.comm.calls) == (["abort: early"], ["close", "abort: late"])
 
 
 @pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
@@ -408,9 +394,65 @@ def test_a_place_is_past_on_the_host_and_where_a_gpu_has_failed(
     event.query.side_effect = [False, True, RuntimeError("the GPU has failed")]
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: event.current)
-    place = Place(device)
+    place = stream.Place(device)
     assert [place.passed() for _ in range(3)] == [not on_gpu, True, True]
     place.precedes()
     place.await_here()
     done = [call.record(event.current), call.current.wait_event(event), call.synchronize()]
     assert [each for each in event.mock_calls if each != call.query()] == done * on_gpu
+
+
+def test_garbage_collection_may_close_while_the_watcher_looks(unmade: Group) -> None:
+    class Owner:  # as R2cclGroup: ends its streams when it is collected
+        itself: Owner
+
+    owner = Owner()
+    owner.itself = owner  # only the collector finds it
+    weakref.finalize(owner, unmade.streams.close)
+    unmade.open()
+    unmade.ask(timeout_s=0.0)
+    del owner
+    passed = PlayedPlace.passed
+
+    def collecting(self: PlayedPlace) -> bool:
+        gc.collect()
+        return passed(self)
+
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(PlayedPlace, "passed", collecting)
+        watcher = threading.Thread(target=unmade.streams.end_what_is_overdue, daemon=True)
+        watcher.start()
+        watcher.join(5)
+    assert not watcher.is_alive()
+
+
+def test_what_a_failed_put_left_is_followed_too(group: Group) -> None:
+    with pytest.raises(ValueError, match="so and so"):
+        group.ask("wrong", beside=True)  # is in the stream, and put() has raised after
+    with group.entered(group.other):
+        group.ask("next")
+    group.other.advance()
+    assert group.done == []
+
+
+def test_a_place_that_cannot_be_had_leaves_nothing_running(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "Place", Mock(side_effect=RuntimeError("CUDA error")))
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        group.ask()
+    assert group.streams.idle()
+
+
+def test_what_has_been_seen_to_end_is_not_looked_at_again(group: Group) -> None:
+    group.ask(timeout_s=60.0)
+    group.run()
+    assert group.streams.idle()
+    group.later_s = 100.0
+    asked = Mock(return_value=True)
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(PlayedPlace, "passed", lambda _: asked())
+        group.capturing = True  # cudaEventQuery by another thread breaks a capture
+        for _ in range(3):
+            group.streams.end_what_is_overdue()
+    assert asked.call_count == 0

@@ -88,9 +88,13 @@ class _Running:
     began_s: float = field(default_factory=time.monotonic)
     end: Place | None = None
     """None: it is being put there."""
+    _seen: bool = False
 
     def ended(self) -> bool:
-        return self.end is not None and self.end.passed()
+        """A GPU that has said so is not asked again: another thread may be capturing a graph."""
+        if not self._seen:
+            self._seen = self.end is not None and self.end.passed()
+        return self._seen
 
     def overdue(self) -> bool:
         return time.monotonic() - self.began_s > self.timeout_s and not self.ended()
@@ -203,7 +207,8 @@ class Streams:
 
     def __init__(self) -> None:
         self._making = threading.Lock()  # held until the other ranks are there
-        self._lock = threading.Lock()  # of what follows
+        # Of what follows.  A group that is collected closes on whatever thread that happens on.
+        self._lock = threading.RLock()
         self._host: Communicator | None = None
         self._comm: DeviceCommunicator | None = None
         self._failure: BaseException | None = None
@@ -288,11 +293,11 @@ class Streams:
         running = _Running(what, timeout_s)
         if not captured:  # else it is done when the graph is replayed, not now
             with self._lock:
-                self._running = deque(each for each in self._running if not each.ended())
+                self._running = deque(e for e in tuple(self._running) if not e.ended())
                 self._running.append(running)
-        asked = Place(comm.device)
         stream = self._own if beside else None
         try:
+            asked = Place(comm.device)
             with torch.cuda.stream(stream):
                 if beside:
                     asked.precedes()
@@ -301,20 +306,20 @@ class Streams:
                     self._last.precedes()  # the caller may have gone on to another stream
                 try:
                     put(comm)
-                finally:
+                finally:  # what it has put there by then is there
                     running.end = Place(comm.device)
+                    if not captured:
+                        self._last = running.end
         except BaseException:
             with self._lock:
                 if running in self._running:
                     self._running.remove(running)
             raise
-        if not captured:
-            self._last = running.end
         return StreamWork(running, results, comm, stream=stream, captured=captured)
 
     def end_what_is_overdue(self) -> None:
         with self._lock:
-            late = [each for each in self._running if each.overdue()]
+            late = [each for each in tuple(self._running) if each.overdue()]
             comm = self._comm
         if late and comm is not None:
             comm.abort(late[0].late(late[0].timeout_s))
@@ -346,7 +351,7 @@ class Streams:
 
     def idle(self) -> bool:
         with self._lock:
-            return all(each.ended() for each in self._running)
+            return all(each.ended() for each in tuple(self._running))
 
     def drain(self, limit_s: float) -> None:
         """Wait until all has ended, but not for ever."""

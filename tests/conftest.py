@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="GoogleTest's XML reports, one folder a build variant, to count in the closing report",
     )
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """What a plugin tells its workers by variables is not told to the tests that follow."""
+    before = dict(os.environ)
+    yield
+    now = set(os.environ) - {"PYTEST_CURRENT_TEST"}  # pytest's own
+    for name in now - set(before):
+        del os.environ[name]
+    for name, value in before.items():
+        if name != "PYTEST_CURRENT_TEST" and os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 @pytest.fixture

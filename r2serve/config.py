@@ -83,6 +83,22 @@ class Config:
         low=0,
         high=7,
     )
+    verbs_rnr_timer: int = core(
+        12,
+        "How long a device waits whose peer had no receive posted, by InfiniBand's table (12: "
+        "0.64 ms). r2ccl posts receives before it gives credit, so none should",
+        unit="",
+        low=0,
+        high=31,
+    )
+    verbs_rnr_retry: int = core(
+        7,
+        "So many times, before the queue pair fails; 7: for ever, since a peer that is stopped is "
+        "no fault of its rail",
+        unit="",
+        low=0,
+        high=7,
+    )
     traffic_class: int = core(
         0,
         "Traffic class of RoCE rails: the byte that carries DSCP and ECN",

@@ -34,6 +34,8 @@ void each_field(Config& config, Visit visit) {
   visit("gid_index", config.gid_index);
   visit("verbs_timeout", config.verbs_timeout);
   visit("verbs_retry_count", config.verbs_retry_count);
+  visit("verbs_rnr_timer", config.verbs_rnr_timer);
+  visit("verbs_rnr_retry", config.verbs_rnr_retry);
   visit("traffic_class", config.traffic_class);
   visit("service_level", config.service_level);
   visit("pkey_index", config.pkey_index);

@@ -20,6 +20,8 @@ class FakeVerbs final : public VerbsDriver,
                         private FakeWire,
                         public std::enable_shared_from_this<FakeVerbs> {
  public:
+  static constexpr std::uint16_t pkeys = 4;  // that a port has
+
   // --- the script --------------------------------------------------------------------------------
   // A device with one port, 1, and a RoCE v2 GID at index 1.
   void add_device(const std::string& name) {
@@ -85,6 +87,8 @@ class FakeVerbs final : public VerbsDriver,
   void remove(const std::string& name) {  // every call to it fails from now on
     const std::lock_guard lock(mutex_);
     devices_[name].removed = true;
+    ++devices_[name].removals;  // whoever has it open has it no more
+    devices_[name].told_fatal = false;
     for (auto& [number, pair] : pairs_)
       if (pair.device == name) pair.dead = true;
   }
@@ -161,6 +165,34 @@ class FakeVerbs final : public VerbsDriver,
     return devices_.at(name).writes;
   }
 
+  // How often a message found no receive posted; and completions no room in their queue.
+  [[nodiscard]] std::size_t not_ready() const {
+    const std::lock_guard lock(mutex_);
+    return not_ready_;
+  }
+  [[nodiscard]] std::size_t overruns() const {
+    const std::lock_guard lock(mutex_);
+    return overruns_;
+  }
+  // How its newest queue pair was made, and connected.
+  struct Made {
+    VerbsAddress own;
+    VerbsPath path;
+    std::uint16_t pkey_index = 0;
+    VerbsDepth depth;
+  };
+  [[nodiscard]] Made newest_of(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const Pair* pair = newest(name);
+    return pair == nullptr ? Made{} : Made{pair->own, pair->path, pair->pkey_index, pair->depth};
+  }
+  // Nothing is registered with it until hang_sharing(false).
+  void hang_sharing(const std::string& name, bool hanging) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].sharing_hangs = hanging;
+    changed_.notify_all();
+  }
+
   // --- VerbsDriver -------------------------------------------------------------------------------
   std::vector<std::string> devices() override {
     const std::lock_guard lock(mutex_);
@@ -174,7 +206,8 @@ class FakeVerbs final : public VerbsDriver,
     const auto found = devices_.find(name);
     if (found == devices_.end() || found->second.removed)
       return Status(ErrorCode::internal, "RDMA device " + name + ": No such device");
-    return std::unique_ptr<VerbsDevice>(std::make_unique<Handle>(shared_from_this(), name));
+    return std::unique_ptr<VerbsDevice>(
+        std::make_unique<Handle>(shared_from_this(), name, found->second.removals));
   }
 
  private:
@@ -182,16 +215,20 @@ class FakeVerbs final : public VerbsDriver,
    public:
     SharedMemory(std::shared_ptr<FakeVerbs> verbs, std::uint32_t key)
         : verbs_(std::move(verbs)), key_(key) {}
-    ~SharedMemory() override {
-      std::unique_lock lock(verbs_->mutex_);
-      const Device& device = verbs_->devices_[verbs_->regions_[key_].device];
-      verbs_->changed_.wait(lock, [&] { return !device.freeing_hangs; });
-      verbs_->regions_.erase(key_);
-    }
+    ~SharedMemory() override { (void)deregister(); }
     SharedMemory(const SharedMemory&) = delete;
     SharedMemory& operator=(const SharedMemory&) = delete;
     [[nodiscard]] std::uint32_t local_key() const override { return key_; }
     [[nodiscard]] std::uint32_t remote_key() const override { return key_; }
+    int deregister() override {
+      std::unique_lock lock(verbs_->mutex_);
+      const auto region = verbs_->regions_.find(key_);
+      if (region == verbs_->regions_.end()) return 0;
+      const Device& device = verbs_->devices_[region->second.device];
+      verbs_->changed_.wait(lock, [&] { return !device.freeing_hangs; });
+      verbs_->regions_.erase(key_);
+      return 0;
+    }
 
    private:
     const std::shared_ptr<FakeVerbs> verbs_;
@@ -207,12 +244,16 @@ class FakeVerbs final : public VerbsDriver,
     QueuePair& operator=(const QueuePair&) = delete;
 
     [[nodiscard]] std::uint32_t number() const override { return number_; }
-    [[nodiscard]] std::uint32_t inline_bytes() const override { return 64; }
-    int connect(const VerbsAddress& /*own*/, const VerbsAddress& peer,
-                const VerbsPath& /*path*/) override {
+    [[nodiscard]] std::uint32_t inline_bytes() const override {
+      const std::lock_guard lock(verbs_->mutex_);
+      return verbs_->pairs_.at(number_).depth.inline_bytes;
+    }
+    int connect(const VerbsAddress& own, const VerbsAddress& peer, const VerbsPath& path) override {
       const std::lock_guard lock(verbs_->mutex_);
       Pair& pair = self();
       if (pair.dead) return EIO;
+      pair.own = own;
+      pair.path = path;
       if (!verbs_->devices_[pair.device].active) return ETIMEDOUT;
       pair.peer = peer.queue_pair;
       return 0;
@@ -229,7 +270,9 @@ class FakeVerbs final : public VerbsDriver,
       const std::lock_guard lock(verbs_->mutex_);
       const auto pair = verbs_->pairs_.find(number_);
       if (pair == verbs_->pairs_.end()) return 0;
-      if (verbs_->devices_[pair->second.device].undying) return EBUSY;
+      const Device& device = verbs_->devices_[pair->second.device];
+      if (device.undying) return EBUSY;
+      if (device.removed && !device.told_fatal) return EIO;  // the kernel is not through
       verbs_->flush(pair->second);
       verbs_->pairs_.erase(pair);
       return 0;
@@ -279,13 +322,13 @@ class FakeVerbs final : public VerbsDriver,
 
   class Handle final : public VerbsDevice {
    public:
-    Handle(std::shared_ptr<FakeVerbs> verbs, std::string name)
-        : verbs_(std::move(verbs)), name_(std::move(name)) {}
+    Handle(std::shared_ptr<FakeVerbs> verbs, std::string name, unsigned removals)
+        : verbs_(std::move(verbs)), name_(std::move(name)), removals_(removals) {}
     [[nodiscard]] const std::string& name() const override { return name_; }
     Result<VerbsPort> port(std::uint8_t number) override {
       std::unique_lock lock(verbs_->mutex_);
       const Device& device = verbs_->devices_[name_];
-      if (device.removed || number != 1)
+      if (gone(device) || number != 1)
         return Status(ErrorCode::internal, name_ + " port " + std::to_string(number) + ": gone");
       VerbsPort port;
       port.active = device.active;
@@ -297,9 +340,10 @@ class FakeVerbs final : public VerbsDriver,
     }
     Result<std::unique_ptr<VerbsMemory>> share(std::span<std::byte> memory,
                                                bool /*relaxed_ordering*/) override {
-      const std::lock_guard lock(verbs_->mutex_);
+      std::unique_lock lock(verbs_->mutex_);
       const Device& device = verbs_->devices_[name_];
-      const int error = device.removed ? ENODEV : device.share_error;
+      verbs_->changed_.wait(lock, [&] { return !device.sharing_hangs; });
+      const int error = gone(device) ? ENODEV : device.share_error;
       if (error != 0)
         return Status(ErrorCode::internal, "registering " + std::to_string(memory.size()) +
                                                " bytes with " + name_ + ": " +
@@ -309,16 +353,19 @@ class FakeVerbs final : public VerbsDriver,
       return std::unique_ptr<VerbsMemory>(std::make_unique<SharedMemory>(verbs_, key));
     }
     Result<std::unique_ptr<VerbsQueuePair>> create_queue_pair(std::uint8_t /*port*/,
-                                                              std::uint16_t /*pkey_index*/,
+                                                              std::uint16_t pkey_index,
                                                               const VerbsDepth& depth) override {
       const std::lock_guard lock(verbs_->mutex_);
-      if (verbs_->devices_[name_].removed)
+      if (gone(verbs_->devices_[name_]))
         return Status(ErrorCode::internal, "a queue pair of " + name_ + ": gone");
+      if (pkey_index >= pkeys)
+        return Status(ErrorCode::internal, "a queue pair of " + name_ + ": Invalid argument");
       const std::uint32_t number = ++verbs_->next_pair_;
       Pair& pair = verbs_->pairs_[number];
       pair.device = name_;
       pair.number = number;
       pair.depth = depth;
+      pair.pkey_index = pkey_index;
       return std::unique_ptr<VerbsQueuePair>(std::make_unique<QueuePair>(verbs_, number));
     }
     [[nodiscard]] int event_fd() const override {
@@ -331,14 +378,20 @@ class FakeVerbs final : public VerbsDriver,
       if (device.events.empty()) return std::nullopt;
       const VerbsEvent event = device.events.front();
       device.events.pop_front();
+      if (event.kind == VerbsEvent::Kind::device_fatal) device.told_fatal = true;
       eventfd_t count = 0;
       if (device.events.empty()) (void)::eventfd_read(device.event_fd.get(), &count);
       return event;
     }
 
    private:
+    [[nodiscard]] bool gone(const Device& device) const {
+      return device.removed || device.removals != removals_;
+    }
+
     const std::shared_ptr<FakeVerbs> verbs_;
     const std::string name_;
+    const unsigned removals_;
   };
 };
 

@@ -40,6 +40,9 @@ class FakeWire {
     std::deque<Write> waiting;
     std::deque<VerbsCompletion> completions;
     VerbsDepth depth;
+    VerbsAddress own;
+    VerbsPath path;
+    std::uint16_t pkey_index = 0;
     FileDescriptor fd{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
     bool armed = false;
     bool failed = false;
@@ -56,7 +59,10 @@ class FakeWire {
     std::span<const std::byte> mutes_at{};  // it is muted once it is to send something of this
     bool active = true;
     bool muted = false;
+    unsigned removals = 0;
     bool removed = false;
+    bool told_fatal = false;  // since it was removed
+    bool sharing_hangs = false;
     bool hanging = false;
     bool ports_hang = false;
     bool freeing_hangs = false;
@@ -98,6 +104,7 @@ class FakeWire {
 
   void complete(Pair& pair, const VerbsCompletion& completion) {
     pair.completions.push_back(completion);
+    if (pair.completions.size() > pair.depth.sends + pair.depth.receives) ++overruns_;
     if (std::exchange(pair.armed, false)) ::eventfd_write(pair.fd.get(), 1);
   }
 
@@ -120,7 +127,10 @@ class FakeWire {
       return false;
     const Write& write = pair.waiting.front();
     const bool immediate = write.request.immediate.has_value();
-    if (immediate && peer.receives.empty()) return false;  // not ready: tried again
+    if (immediate && peer.receives.empty()) {  // not ready: tried again
+      ++not_ready_;
+      return false;
+    }
     if (!put(write)) {
       break_pair(pair, "remote access error");
       return false;
@@ -207,6 +217,8 @@ class FakeWire {
   std::vector<Write> late_;
   std::uint32_t next_key_ = 100;
   std::uint32_t next_pair_ = 10;
+  std::size_t not_ready_ = 0;
+  std::size_t overruns_ = 0;
   bool holding_ = false;
   bool lands_late_ = false;
 };

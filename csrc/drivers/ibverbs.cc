@@ -13,6 +13,7 @@
 #include <cstring>
 #include <vector>
 
+#include "drivers/ibverbs_attributes.hpp"
 #include "drivers/ibverbs_library.hpp"
 
 namespace r2ccl {
@@ -40,6 +41,10 @@ struct Context {
     return verbs->num_comp_vectors > 0 ? static_cast<unsigned>(verbs->num_comp_vectors) : 1U;
   }
   std::atomic<unsigned> vectors{0};
+  // The kernel says so when it has ended all that the device had for us.  Since then calls fail,
+  // and what they were to free is gone but for our handles, which nothing can be done with.
+  std::atomic<bool> fatal{false};
+  [[nodiscard]] bool ended_by_kernel(int error) const { return error == EIO && fatal.load(); }
 
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -48,14 +53,6 @@ struct Context {
     library.close_device(verbs);
   }
 };
-
-std::uint32_t bytes_of(ibv_mtu mtu) { return 128U << static_cast<unsigned>(mtu); }
-
-ibv_mtu mtu_of(std::uint32_t bytes) {
-  ibv_mtu mtu = IBV_MTU_256;
-  while (mtu < IBV_MTU_4096 && bytes_of(mtu) < bytes) mtu = static_cast<ibv_mtu>(mtu + 1);
-  return mtu;
-}
 
 VerbsGidType type_of(std::uint32_t type) {
   switch (type) {
@@ -71,14 +68,21 @@ class Memory final : public VerbsMemory {
       : context_(std::move(context)), region_(region) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  ~Memory() override { context_->library.dereg_mr(region_); }
+  ~Memory() override { (void)deregister(); }
 
   [[nodiscard]] std::uint32_t local_key() const override { return region_->lkey; }
   [[nodiscard]] std::uint32_t remote_key() const override { return region_->rkey; }
+  int deregister() override {
+    if (region_ == nullptr) return 0;
+    const int error = context_->library.dereg_mr(region_);
+    if (error != 0 && !context_->ended_by_kernel(error)) return error;
+    region_ = nullptr;
+    return 0;
+  }
 
  private:
   const std::shared_ptr<Context> context_;
-  ibv_mr* const region_;
+  ibv_mr* region_;
 };
 
 class QueuePair final : public VerbsQueuePair {
@@ -124,37 +128,13 @@ class QueuePair final : public VerbsQueuePair {
   [[nodiscard]] std::uint32_t inline_bytes() const override { return inline_bytes_; }
 
   int connect(const VerbsAddress& own, const VerbsAddress& peer, const VerbsPath& path) override {
-    ibv_qp_attr receive{};
-    receive.qp_state = IBV_QPS_RTR;
-    receive.path_mtu = mtu_of(std::min(own.mtu, peer.mtu));
-    receive.dest_qp_num = peer.queue_pair;
-    receive.rq_psn = peer.first_packet;
-    receive.max_dest_rd_atomic = 0;  // nobody reads
-    receive.min_rnr_timer = 12;      // 0.64 ms; receives are always posted in time
-    receive.ah_attr.dlid = peer.lid;
-    receive.ah_attr.sl = path.service_level;
-    receive.ah_attr.port_num = path.port;
-    const bool infiniband = own.lid != 0 && peer.lid != 0;
-    const bool same_subnet = std::equal(own.gid.begin(), own.gid.begin() + 8, peer.gid.begin());
-    if (!infiniband || !same_subnet) {
-      receive.ah_attr.is_global = 1;
-      std::memcpy(receive.ah_attr.grh.dgid.raw, peer.gid.data(), peer.gid.size());
-      receive.ah_attr.grh.sgid_index = path.gid_index;
-      receive.ah_attr.grh.hop_limit = 64;
-      receive.ah_attr.grh.traffic_class = path.traffic_class;
-    }
+    ibv_qp_attr receive = receiving_attributes(own, peer, path);
     const int error =
         library().modify_qp(pair_, &receive,
                             IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
                                 IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (error != 0) return error;
-    ibv_qp_attr send{};
-    send.qp_state = IBV_QPS_RTS;
-    send.sq_psn = own.first_packet;
-    send.timeout = path.timeout;
-    send.retry_cnt = path.retry_count;
-    send.rnr_retry = 7;  // for ever: a peer that does not run is no fault
-    send.max_rd_atomic = 0;
+    ibv_qp_attr send = sending_attributes(own, path);
     return library().modify_qp(pair_, &send,
                                IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
                                    IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
@@ -169,8 +149,9 @@ class QueuePair final : public VerbsQueuePair {
   int destroy() override {
     if (pair_ == nullptr) return 0;
     const int error = library().destroy_qp(pair_);
-    if (error == 0) pair_ = nullptr;
-    return error;
+    if (error != 0 && !context_->ended_by_kernel(error)) return error;
+    pair_ = nullptr;
+    return 0;
   }
 
   int post(std::span<const VerbsWrite> writes) override {
@@ -347,7 +328,10 @@ class Device final : public VerbsDevice {
       case IBV_EVENT_PKEY_CHANGE:
       case IBV_EVENT_SM_CHANGE:
       case IBV_EVENT_CLIENT_REREGISTER: event.kind = Kind::port_changed; break;
-      case IBV_EVENT_DEVICE_FATAL: event.kind = Kind::device_fatal; break;
+      case IBV_EVENT_DEVICE_FATAL:
+        event.kind = Kind::device_fatal;
+        context_->fatal = true;
+        break;
       case IBV_EVENT_QP_FATAL:
       case IBV_EVENT_QP_REQ_ERR:
       case IBV_EVENT_QP_ACCESS_ERR:

@@ -3,7 +3,6 @@
 #include "drivers/ibverbs_library.hpp"
 
 #include <dlfcn.h>
-#include <stdlib.h>
 
 #include <string>
 
@@ -51,8 +50,6 @@ bool find_all(void* from, IbverbsLibrary& to, std::string& missing) {
 Result<const IbverbsLibrary*> IbverbsLibrary::load() {
   static IbverbsLibrary library;
   static const std::string error = [] {
-    // What a device that is gone had is to be freed without an error.
-    ::setenv("RDMAV_ALLOW_DISASSOC_DESTROY", "1", /*overwrite=*/0);
     void* const loaded = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
     if (loaded == nullptr) return std::string(::dlerror());
     std::string missing;

@@ -49,6 +49,8 @@ struct VerbsPath {
   std::uint8_t gid_index = 0;
   std::uint8_t timeout = 14;  // 4.096 us * 2^timeout until a packet is sent again
   std::uint8_t retry_count = 6;
+  std::uint8_t rnr_timer = 12;  // as the peer is told to wait for a receive; 12: 0.64 ms
+  std::uint8_t rnr_retry = 7;   // times that we wait for one of the peer's; 7: for ever
   std::uint8_t traffic_class = 0;
   std::uint8_t service_level = 0;
   std::uint16_t pkey_index = 0;
@@ -93,6 +95,9 @@ class VerbsMemory {
   virtual ~VerbsMemory() = default;
   [[nodiscard]] virtual std::uint32_t local_key() const = 0;
   [[nodiscard]] virtual std::uint32_t remote_key() const = 0;
+  // 0: the device reaches the memory no more, for us or for any peer, and only the destructor may
+  // follow.  Else an errno.  May block for as long as the device likes, as the destructor may.
+  virtual int deregister() = 0;
 };
 
 struct VerbsSource {
@@ -124,7 +129,8 @@ class VerbsQueuePair {
   virtual int connect(const VerbsAddress& own, const VerbsAddress& peer, const VerbsPath& path) = 0;
   virtual int fail() = 0;  // into the error state, in which everything is flushed
   // A fence: nothing that was posted here or by the peer touches memory any more.  On an error it
-  // may be tried again; once it has worked only the destructor may follow.
+  // may be tried again; once it has worked only the destructor may follow.  Of a device that is
+  // gone it works once next_event() has said device_fatal: until then the kernel is at it.
   virtual int destroy() = 0;
   virtual int post(std::span<const VerbsWrite> writes) = 0;  // all or, on an error, some
   virtual int post_receives(std::uint64_t id, std::uint32_t count) = 0;

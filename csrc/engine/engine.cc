@@ -160,7 +160,8 @@ Status Engine::add_peer(const PeerDescription& description) {
   LinkOptions options = link_options(config_, connects);
   for (const RailDescription& rail : description.rails) {
     if (rail.kind != RailKind::verbs) continue;
-    R2CCL_TRY(verbs_devices_.open(rail.verbs.device));
+    // One that is gone for now does not keep its peer's other rails from working.
+    if (!verbs_devices_.knows(rail.verbs.device)) R2CCL_TRY(verbs_devices_.open(rail.verbs.device));
     options.memory = &verbs_devices_.pool();
   }
   auto peer = std::make_unique<Peer>(description, options, journal_, log_,

@@ -12,18 +12,18 @@ namespace r2ccl {
 
 void Engine::on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSession> session) {
   Peer* peer = find(rail.peer);
-  if (peer == nullptr || rail.rail >= peer->rails.size())
-    return verbs_connections_->close(std::move(session));
-  RailEnd& end = peer->rails[rail.rail];
   const TimeNs now = now_ns();
+  if (peer == nullptr || rail.rail >= peer->rails.size())
+    return verbs_connections_->close(std::move(session), now);
+  RailEnd& end = peer->rails[rail.rail];
   const int socket = rail.socket.get();
   if (end.blocked() || came_too_late(end, socket)) {
-    verbs_connections_->close(std::move(session));
+    verbs_connections_->close(std::move(session), now);
     peer->connect_failed(rail.rail, rail.epoch, {}, now);
     return;
   }
   if (!peer->begin_epoch(rail.rail, rail.epoch, now))
-    return verbs_connections_->close(std::move(session));
+    return verbs_connections_->close(std::move(session), now);
   note_addresses(*peer, end, socket);
   const auto note = [this, name = end.name + " to " + peer->label](const std::string& why) {
     log_.add(LogLevel::warning, name + ": " + why);
@@ -37,7 +37,7 @@ void Engine::on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSessi
 // A connection is to be made anew, and the one under way is of no use: nobody may take the epoch
 // that it was about for open.
 void Engine::withdraw_exchange(Peer& peer, RailId rail) {
-  if (const Epoch epoch = verbs_connections_->withdraw(peer.process, rail); epoch != 0)
+  if (const Epoch epoch = verbs_connections_->withdraw(peer.process, rail, now_ns()); epoch != 0)
     peer.link.never_opened(rail, epoch);
 }
 
@@ -134,7 +134,14 @@ Status Engine::open_verbs(const VerbsPortName& port) {
   R2CCL_TRY(verbs_devices_.find(port.device)->port(port.port).take_status());
   VerbsSession trial(port.device, verbs_devices_.pool(),
                      static_cast<std::uint32_t>(config_.chunk_bytes));
-  return trial.prepare();  // as every epoch will
+  R2CCL_TRY(trial.prepare());  // as every epoch will
+  auto pair = verbs_devices_.find(port.device)
+                  ->create_queue_pair(port.port, static_cast<std::uint16_t>(config_.pkey_index),
+                                      VerbsSession::depth());
+  if (pair.ok()) return {};
+  return {ErrorCode::internal, pair.take_status().message() +
+                                   "; pkey_index (R2CCL_PKEY_INDEX) is " +
+                                   std::to_string(config_.pkey_index)};
 }
 
 Status Engine::register_buffer(std::span<std::byte> buffer) {

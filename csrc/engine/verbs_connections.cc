@@ -7,21 +7,27 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 #include <utility>
+
+#include "drivers/detached.hpp"
 
 namespace r2ccl {
 namespace {
 
 // Of a device that hangs; each has a thread and locked memory.
 constexpr std::ptrdiff_t most_unfinished = 4;
+// What a device has not ended for so long it hangs on.
+constexpr TimeNs hangs_after_ns = 100 * ns_per_ms;
 
 template <typename Work, typename Body>
 void run(const std::shared_ptr<Work>& work, Body body) {
-  std::thread([work, body = std::move(body)] {
+  const bool runs = run_detached([work, body = std::move(body)] {
     body(*work);
     work->done.store(true, std::memory_order_release);
-  }).detach();
+  });
+  if (runs) return;
+  work->error = "no thread could be started for its RDMA device";
+  work->done.store(true);
 }
 
 std::uint32_t random_packet_number() {
@@ -33,36 +39,36 @@ std::uint32_t random_packet_number() {
 }  // namespace
 
 VerbsConnections::~VerbsConnections() {
-  for (Pending& pending : pending_) (void)give_up(pending, "");
+  for (Pending& pending : pending_) (void)give_up(pending, "", 0);
   // A device that hangs keeps its thread, and with that what it may still reach.
   for (Closing& closing : closing_) {
     const bool working = closing.work && !closing.work->done.load(std::memory_order_acquire);
-    if (working || (closing.fence && !closing.fence->done())) closing.session->abandon_memory();
+    if (working || !closing.session->fenced()) closing.session->abandon_memory();
   }
 }
 
 void VerbsConnections::begin(EstablishedRail rail, bool connector, const VerbsPortName& port,
                              const IpAddress& local, TimeNs now) {
-  (void)withdraw(rail.peer, rail.rail);
+  (void)withdraw(rail.peer, rail.rail, now);
   Pending& pending = pending_.emplace_back();
   pending.session = std::make_unique<VerbsSession>(port.device, devices_.pool(),
                                                    static_cast<std::uint32_t>(config_.chunk_bytes));
   pending.exchange = std::make_unique<VerbsExchange>(rail.channel_key, connector);
   pending.rail = std::move(rail);
   pending.deadline = now + config_.handshake_timeout_ms * ns_per_ms;
-  start_creating(pending, port, local);
+  start_creating(pending, port, local, now);
 }
 
-void VerbsConnections::close(std::unique_ptr<VerbsSession> session) {
-  auto fence = VerbsFence::begin(std::move(session->pair));
-  closing_.push_back({std::move(session), nullptr, std::move(fence)});
+void VerbsConnections::close(std::unique_ptr<VerbsSession> session, TimeNs now) {
+  session->begin_fence(now);
+  closing_.push_back({std::move(session), nullptr, now});
 }
 
-Epoch VerbsConnections::withdraw(std::uint32_t peer, RailId rail) {
+Epoch VerbsConnections::withdraw(std::uint32_t peer, RailId rail, TimeNs now) {
   for (auto same = pending_.begin(); same != pending_.end(); ++same) {
     if (same->rail.peer != peer || same->rail.rail != rail) continue;
     const Epoch epoch = same->rail.epoch;
-    (void)give_up(*same, "");
+    (void)give_up(*same, "", now);
     pending_.erase(same);
     return epoch;
   }
@@ -70,19 +76,19 @@ Epoch VerbsConnections::withdraw(std::uint32_t peer, RailId rail) {
 }
 
 void VerbsConnections::start_creating(Pending& pending, const VerbsPortName& port,
-                                      const IpAddress& local) {
+                                      const IpAddress& local, TimeNs now) {
   pending.work = std::make_shared<Work>();
   auto device = devices_.find(port.device);
-  const auto unfinished = std::count_if(
-      closing_.begin(), closing_.end(),
-      [&](const Closing& closing) { return closing.session->device() == port.device; });
+  const auto unfinished = std::ranges::count_if(closing_, [&](const Closing& closing) {
+    return closing.session->device() == port.device && now - closing.since >= hangs_after_ns;
+  });
   if (device == nullptr) {
     pending.work->error = "RDMA device " + port.device + " is gone";
   } else if (unfinished >= most_unfinished) {
     pending.work->error = "RDMA device " + port.device +
                           " does not answer: " + std::to_string(unfinished) +
                           " queue pairs of it are not closed yet";
-  } else if (const Status status = pending.session->prepare(); !status.ok()) {
+  } else if (const Status status = pending.session->reserve(); !status.ok()) {
     pending.work->error = status.message();
   }
   if (!pending.work->error.empty()) {
@@ -96,33 +102,46 @@ void VerbsConnections::start_creating(Pending& pending, const VerbsPortName& por
   path.traffic_class = static_cast<std::uint8_t>(config_.traffic_class);
   path.service_level = static_cast<std::uint8_t>(config_.service_level);
   path.pkey_index = static_cast<std::uint16_t>(config_.pkey_index);
-  run(pending.work, [device = std::move(device), path, local,
-                     wanted = static_cast<int>(config_.gid_index)](Work& work) {
-    auto attributes = device->port(path.port);
-    if (!attributes.ok()) {
-      work.error = attributes.take_status().message();
-      return;
-    }
-    const VerbsPort& now = attributes.value();
-    auto gid = choose_gid(now, local, wanted);
-    if (!gid.ok()) {
-      work.error = gid.take_status().message();
-      return;
-    }
-    auto pair = device->create_queue_pair(path.port, path.pkey_index, VerbsSession::depth());
-    if (!pair.ok()) {
-      work.error = pair.take_status().message();
-      return;
-    }
-    work.path = path;
-    work.path.gid_index = gid.value().index;
-    work.pair = std::move(pair.value());
-    work.address = {.queue_pair = work.pair->number(),
-                    .first_packet = random_packet_number(),
-                    .mtu = now.mtu,
-                    .lid = now.ethernet ? std::uint16_t{0} : now.lid,
-                    .gid = gid.value().gid};
-  });
+  path.rnr_timer = static_cast<std::uint8_t>(config_.verbs_rnr_timer);
+  path.rnr_retry = static_cast<std::uint8_t>(config_.verbs_rnr_retry);
+  pending.work->device = device;
+  run(pending.work,
+      [device = std::move(device), path, local, memory = pending.session->to_register(),
+       wanted = static_cast<int>(config_.gid_index)](Work& work) {
+        if (!memory.empty()) {
+          auto registered = MemoryPool::register_with(*device, memory);
+          if (!registered.ok()) {
+            work.error = registered.take_status().message();
+            return;
+          }
+          work.memory = std::move(registered.value());
+        }
+        auto attributes = device->port(path.port);
+        work.answered = attributes.ok();
+        if (!attributes.ok()) {
+          work.error = attributes.take_status().message();
+          return;
+        }
+        const VerbsPort& found = attributes.value();
+        auto gid = choose_gid(found, local, wanted);
+        if (!gid.ok()) {
+          work.error = gid.take_status().message();
+          return;
+        }
+        auto pair = device->create_queue_pair(path.port, path.pkey_index, VerbsSession::depth());
+        if (!pair.ok()) {
+          work.error = pair.take_status().message();
+          return;
+        }
+        work.path = path;
+        work.path.gid_index = gid.value().index;
+        work.pair = std::move(pair.value());
+        work.address = {.queue_pair = work.pair->number(),
+                        .first_packet = random_packet_number(),
+                        .mtu = found.mtu,
+                        .lid = found.ethernet ? std::uint16_t{0} : found.lid,
+                        .gid = gid.value().gid};
+      });
 }
 
 void VerbsConnections::start_connecting(Pending& pending) {
@@ -151,19 +170,26 @@ void VerbsConnections::progress(TimeNs now) {
   for (auto closing = closing_.begin(); closing != closing_.end();) {
     const bool working = closing->work && !closing->work->done.load(std::memory_order_acquire);
     if (!working && closing->work) {
-      if (closing->work->pair) closing->fence = VerbsFence::begin(std::move(closing->work->pair));
+      (void)take_memory(*closing->session, *closing->work);
+      closing->session->pair = std::move(closing->work->pair);
+      closing->session->begin_fence(now);
       closing->work.reset();
     }
-    const bool over = !working && (closing->fence == nullptr || closing->fence->done());
+    const bool over = working ? closing->session->withdrawn() : closing->session->fenced();
+    if (!over) closing->session->judge_device(closing->since, now);
     closing = over ? closing_.erase(closing) : std::next(closing);
   }
 }
 
 bool VerbsConnections::advance(Pending& pending, TimeNs now) {
-  if (!exchange(pending)) return give_up(pending, "the peer closed the connection");
+  if (!exchange(pending)) return give_up(pending, "the peer closed the connection", now);
   if (pending.work->done.load(std::memory_order_acquire)) {
-    if (!pending.work->error.empty()) return give_up(pending, pending.work->error);
+    if (const auto answered = std::exchange(pending.work->answered, {}); answered.has_value())
+      devices_.note_answer(pending.session->device(), *answered);
+    if (!pending.work->error.empty()) return give_up(pending, pending.work->error, now);
     if (pending.phase == Phase::creating) {
+      if (const std::string why = take_memory(*pending.session, *pending.work); !why.empty())
+        return give_up(pending, why, now);
       pending.exchange->say_endpoint(pending.session->endpoint(pending.work->address));
       pending.phase = Phase::waiting_for_peer;
     }
@@ -175,7 +201,7 @@ bool VerbsConnections::advance(Pending& pending, TimeNs now) {
       pending.phase = Phase::finishing;
     }
   }
-  if (!exchange(pending)) return give_up(pending, "the peer closed the connection");
+  if (!exchange(pending)) return give_up(pending, "the peer closed the connection", now);
   if (pending.phase == Phase::finishing && pending.exchange->peer_connected() &&
       pending.exchange->output().empty()) {
     pending.session->pair = std::move(pending.work->pair);
@@ -183,7 +209,7 @@ bool VerbsConnections::advance(Pending& pending, TimeNs now) {
     callbacks_.connected(std::move(pending.rail), std::move(pending.session));
     return true;
   }
-  return now >= pending.deadline && give_up(pending, "timed out");
+  return now >= pending.deadline && give_up(pending, "timed out", now);
 }
 
 bool VerbsConnections::exchange(Pending& pending) {
@@ -209,9 +235,14 @@ bool VerbsConnections::exchange(Pending& pending) {
   }
 }
 
+std::string VerbsConnections::take_memory(VerbsSession& session, Work& work) {
+  if (work.device == nullptr) return "";  // it never came to it
+  return session.attach(*work.device, std::move(work.memory)).message();
+}
+
 // True.
-bool VerbsConnections::give_up(Pending& pending, const std::string& why) {
-  closing_.push_back({std::move(pending.session), std::move(pending.work), nullptr});
+bool VerbsConnections::give_up(Pending& pending, const std::string& why, TimeNs now) {
+  closing_.push_back({std::move(pending.session), std::move(pending.work), now});
   if (!why.empty()) callbacks_.failed(pending.rail, why);
   return true;
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,6 @@
 #include "engine/verbs_devices.hpp"
 #include "engine/verbs_exchange.hpp"
 #include "r2ccl/config.hpp"
-#include "rails/verbs/fence.hpp"
 #include "rails/verbs/session.hpp"
 
 namespace r2ccl {
@@ -46,10 +46,10 @@ class VerbsConnections {
              const IpAddress& local, TimeNs now);
 
   // A connected one that nobody wants.
-  void close(std::unique_ptr<VerbsSession> session);
+  void close(std::unique_ptr<VerbsSession> session, TimeNs now);
 
   // Gives one up without a word.  The epoch that it was about; 0: there was none.
-  Epoch withdraw(std::uint32_t peer, RailId rail);
+  Epoch withdraw(std::uint32_t peer, RailId rail, TimeNs now);
 
   void add_poll_fds(std::vector<pollfd>& fds) const;
   void progress(TimeNs now);
@@ -58,10 +58,13 @@ class VerbsConnections {
   // What a thread does to a queue pair, and what came of it.
   struct Work {
     std::atomic<bool> done{false};
+    std::shared_ptr<VerbsDevice> device;
+    std::unique_ptr<VerbsMemory> memory;  // the session's, if it had to be registered
     std::unique_ptr<VerbsQueuePair> pair;
     VerbsAddress address;
     VerbsPath path;
-    std::string error;  // empty: it worked
+    std::string error;             // empty: it worked
+    std::optional<bool> answered;  // said the device what its port is?
   };
   enum class Phase : std::uint8_t { creating, waiting_for_peer, connecting, finishing };
   struct Pending {
@@ -76,14 +79,17 @@ class VerbsConnections {
   struct Closing {
     std::unique_ptr<VerbsSession> session;
     std::shared_ptr<Work> work;
-    std::shared_ptr<VerbsFence> fence;
+    TimeNs since = 0;
   };
 
   // True: over, one way or the other.
   bool advance(Pending& pending, TimeNs now);
   bool exchange(Pending& pending);  // false: the connection is of no use
-  bool give_up(Pending& pending, const std::string& why);
-  void start_creating(Pending& pending, const VerbsPortName& port, const IpAddress& local);
+  bool give_up(Pending& pending, const std::string& why, TimeNs now);
+  void start_creating(Pending& pending, const VerbsPortName& port, const IpAddress& local,
+                      TimeNs now);
+  // What its thread has registered is the session's.  Empty: it is; else why not.
+  static std::string take_memory(VerbsSession& session, Work& work);
   void start_connecting(Pending& pending);
 
   const Config& config_;

@@ -4,15 +4,16 @@
 
 #include <algorithm>
 #include <array>
-#include <thread>
 #include <utility>
 
+#include "drivers/detached.hpp"
 #include "drivers/ibverbs.hpp"
 
 namespace r2ccl {
 namespace {
 
 constexpr TimeNs look_interval_ns = 1000 * ns_per_ms;
+constexpr unsigned most_refusals = 3;
 
 // As a GID has it: IPv4 is mapped into IPv6.
 VerbsGid gid_of(const IpAddress& address) {
@@ -74,15 +75,26 @@ void VerbsDevices::add_poll_fds(std::vector<pollfd>& fds) const {
     if (entry.device) fds.push_back({entry.device->event_fd(), POLLIN, 0});
 }
 
+void VerbsDevices::note_answer(const std::string& device, bool answered) {
+  const auto found = entries_.find(device);
+  if (found == entries_.end()) return;
+  unsigned& refusals = found->second.refusals;
+  refusals = answered ? 0 : refusals + 1;
+  if (refusals < most_refusals) return;
+  pool_.distrust(device);
+  refusals = 0;
+}
+
 std::shared_ptr<VerbsDevices::Question> VerbsDevices::ask(std::shared_ptr<VerbsDevice> device,
                                                           std::uint8_t port) {
   auto question = std::make_shared<Question>();
   question->device = std::move(device);
   question->port = port;
-  std::thread([question] {
+  const bool asked = run_detached([question] {
     question->answer.emplace(question->device->port(question->port));
     question->done.store(true, std::memory_order_release);
-  }).detach();
+  });
+  if (!asked) question->done.store(true);  // and is asked again
   return question;
 }
 
@@ -102,7 +114,8 @@ void VerbsDevices::hand_on_answers(const OnPort& on_port) {
     auto& [question, again] = at->second;
     if (!question->done.load(std::memory_order_acquire)) continue;
     auto opened = find(at->first.first);
-    if (again && opened == question->device) {  // the answer may be out of date
+    const bool of_use = !again && question->answer.has_value();  // else it may be out of date
+    if (!of_use && opened == question->device) {
       question = ask(std::move(opened), question->port);
       again = false;
       continue;
@@ -123,13 +136,36 @@ void VerbsDevices::progress(TimeNs now, const OnEvent& on_event, const OnPort& o
     while (const auto event = entry.device->next_event()) {
       on_event(name, *event);
       if (event->kind != VerbsEvent::Kind::device_fatal) continue;
-      pool_.remove_device(name);
-      entry.device.reset();
-      entry.looked_at = now;
+      let_go(name, entry, now);
       break;
     }
   }
+  let_go_distrusted(now, on_event);
   hand_on_answers(on_port);  // after the events, which tell whether they are still true
+}
+
+void VerbsDevices::let_go_distrusted(TimeNs now, const OnEvent& on_event) {
+  for (const std::string& name : pool_.take_distrusted()) {
+    const auto found = entries_.find(name);
+    if (found == entries_.end() || found->second.device == nullptr) continue;
+    log_.add(LogLevel::warning, "RDMA device " + name +
+                                    " does not do what it is asked: all memory is withdrawn from "
+                                    "it, and it is opened anew");
+    on_event(name, {.kind = VerbsEvent::Kind::device_fatal, .text = "withdrawn"});
+    departed_.push_back({found->second.device, pool_.withdrawal_of(name)});
+    let_go(name, found->second, now);
+  }
+  std::erase_if(departed_, [](const Departed& departed) {
+    while (const auto event = departed.device->next_event())
+      if (event->kind == VerbsEvent::Kind::device_fatal) return true;
+    return departed.withdrawn->load(std::memory_order_acquire);
+  });
+}
+
+void VerbsDevices::let_go(const std::string& name, Entry& entry, TimeNs now) {
+  pool_.remove_device(name);
+  entry.device.reset();
+  entry.looked_at = now;
 }
 
 void VerbsDevices::look_for(const std::string& name, Entry& entry, TimeNs now) {
@@ -137,13 +173,14 @@ void VerbsDevices::look_for(const std::string& name, Entry& entry, TimeNs now) {
     if (now - entry.looked_at < look_interval_ns) return;
     entry.returning = std::make_shared<Return>();
     entry.returning->memory = pool_.known();
-    std::thread([driver = driver_, name, back = entry.returning] {
+    const bool looks = run_detached([driver = driver_, name, back = entry.returning] {
       if (auto opened = driver->open(name); opened.ok()) {
         back->device = std::move(opened.value());
         MemoryPool::register_all(*back->device, back->memory);
       }
       back->done.store(true, std::memory_order_release);
-    }).detach();
+    });
+    if (!looks) entry.returning->done.store(true);
     return;
   }
   if (!entry.returning->done.load(std::memory_order_acquire)) return;
@@ -162,8 +199,10 @@ void VerbsDevices::abandon() {
   pool_.abandon();
   (void)new auto(std::move(entries_));  // kept on purpose
   (void)new auto(std::move(asked_));
+  (void)new auto(std::move(departed_));
   entries_.clear();
   asked_.clear();
+  departed_.clear();
 }
 
 }  // namespace r2ccl

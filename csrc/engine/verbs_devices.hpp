@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -38,11 +39,15 @@ class VerbsDevices {
       : driver_(std::move(driver)), log_(log) {}
 
   Status open(const std::string& device);
+  // Open, or gone and looked for.
+  [[nodiscard]] bool knows(const std::string& device) const { return entries_.contains(device); }
   // Null: not open, or gone.
   [[nodiscard]] std::shared_ptr<VerbsDevice> find(const std::string& device) const;
   [[nodiscard]] MemoryPool& pool() { return pool_; }
 
   void add_poll_fds(std::vector<pollfd>& fds) const;
+  // Whether it said what its port is.  One that does not, again and again, is let go of.
+  void note_answer(const std::string& device, bool answered);
   // What a port is now; progress() hands on the answer.
   void ask_port(const std::string& device, std::uint8_t port);
   // Hands on what devices have to say, and looks for those that are gone.
@@ -72,9 +77,14 @@ class VerbsDevices {
     std::shared_ptr<VerbsDevice> device;  // null: gone
     std::shared_ptr<Return> returning;    // while gone: somebody is looking
     TimeNs looked_at = 0;                 // while gone
+    unsigned refusals = 0;                // in a row
   };
 
   void look_for(const std::string& name, Entry& entry, TimeNs now);
+  // It is of no use any more, as it is open now.
+  void let_go(const std::string& name, Entry& entry, TimeNs now);
+  // Those of no use which have not said that they are gone.
+  void let_go_distrusted(TimeNs now, const OnEvent& on_event);
   static std::shared_ptr<Question> ask(std::shared_ptr<VerbsDevice> device, std::uint8_t port);
   void hand_on_answers(const OnPort& on_port);
 
@@ -83,6 +93,12 @@ class VerbsDevices {
   MemoryPool pool_;
   std::map<std::string, Entry> entries_;
   std::map<std::pair<std::string, std::uint8_t>, Asked> asked_;
+  // Let go of, but not told to be gone: fences wait for that word, or for the memory.
+  struct Departed {
+    std::shared_ptr<VerbsDevice> device;
+    MemoryPool::Withdrawal withdrawn;
+  };
+  std::list<Departed> departed_;
 };
 
 }  // namespace r2ccl

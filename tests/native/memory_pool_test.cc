@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "drivers/fake_verbs.hpp"
@@ -49,6 +51,56 @@ TEST_F(MemoryPoolTest, ButNotForAnotherBufferAtTheSamePlace) {
   ASSERT_TRUE(pool.register_buffer(span()).ok());  // other pages, perhaps
   ASSERT_TRUE(pool.add_device(device, std::move(ahead)).ok());
   EXPECT_NE(pool.find("near", buffer.data(), 1000)->remote, key);
+}
+
+TEST_F(MemoryPoolTest, MemoryForOneDeviceIsRegisteredByWhoeverWantsItAndKept) {
+  verbs->add_device("far");
+  const auto near = open();
+  ASSERT_TRUE(pool.add_device(near).ok());
+  ASSERT_TRUE(pool.add_device(std::move(verbs->open("far").value())).ok());
+  std::byte* const memory = pool.allocate_for("near", 5000);
+  ASSERT_NE(memory, nullptr);
+  EXPECT_EQ(pool.bytes_of(memory), 8192U);
+  EXPECT_FALSE(pool.find("near", memory, 5000).has_value());
+  auto with = MemoryPool::register_with(*near, {memory, pool.bytes_of(memory)});
+  ASSERT_TRUE(with.ok());
+  pool.attach(memory, *near, std::move(with.value()));
+  EXPECT_TRUE(pool.find("near", memory, 8192).has_value());
+  EXPECT_FALSE(pool.find("far", memory, 8192).has_value());
+
+  pool.release(memory);
+  EXPECT_EQ(pool.allocate_for("near", 8000), memory);
+  pool.release(memory);
+  ASSERT_EQ(pool.allocate(8000), memory);  // for all, so with all
+  EXPECT_TRUE(pool.find("far", memory, 8192).has_value());
+}
+
+TEST_F(MemoryPoolTest, WhatADeviceHadThatIsGoneIsWithdrawn) {
+  const auto device = open();
+  ASSERT_TRUE(pool.add_device(device).ok());
+  const MemoryPool::Withdrawal withdrawn = pool.withdrawal_of("near");
+  std::byte* const memory = pool.allocate_for("near", 5000);
+  ASSERT_NE(pool.allocate(5000), nullptr);
+  auto late = MemoryPool::register_with(*device, {memory, 8192});
+  ASSERT_TRUE(late.ok());
+  pool.distrust("near");
+  EXPECT_EQ(pool.take_distrusted(), std::set<std::string>{"near"});
+  EXPECT_TRUE(pool.take_distrusted().empty());
+  verbs->hang_freeing("near", true);
+  pool.remove_device("near");
+  pool.attach(memory, *device, std::move(late.value()));
+  EXPECT_FALSE(pool.find("near", memory, 8192).has_value());
+  EXPECT_EQ(pool.withdrawal_of("near"), nullptr);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(withdrawn->load());
+  verbs->hang_freeing("near", false);
+  EXPECT_TRUE(regions_become(0));
+  for (int i = 0; i < 2000 && !withdrawn->load(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(withdrawn->load());
+
+  ASSERT_TRUE(pool.add_device(open()).ok());
+  EXPECT_NE(pool.withdrawal_of("near"), withdrawn);
 }
 
 TEST_F(MemoryPoolTest, ADeviceThatIsGoneHoldsUpNobody) {

@@ -25,14 +25,20 @@ class Verbs : public ::testing::Test {
     config.link_timeout_s = 20.0;
     return config;
   }
-  static Job::Options options(int rails = 2, int verbs = 2) {
+  static Job::Options options(int rails = 2, int verbs = 2, const Config& with = config()) {
     return {.ranks = 2,
             .rails = rails,
             .shm = false,
             .devices = false,
             .verbs = verbs,
-            .config = config(),
+            .config = with,
             .listening = {}};
+  }
+  // Whatever happened: receives were posted before they were wanted, and queues deep enough.
+  void TearDown() override {
+    if (job == nullptr) return;
+    EXPECT_EQ(job->verbs->not_ready(), 0U);
+    EXPECT_EQ(job->verbs->overruns(), 0U);
   }
 
   Engine::RailInfo info(int rank, int rail) {
@@ -247,15 +253,67 @@ TEST_F(Verbs, GoOnAfterTheirDeviceWasRemovedAndPluggedIn) {
 TEST_F(Verbs, AreNotReusedWhileAFenceHangs) {
   ASSERT_TRUE(rejoined());
   job->verbs->hang(device(0), true);
+  job->verbs->hang_freeing(device(0), true);  // nor can memory be withdrawn from it
   steps(200, 3000, [&](int step) {
     if (step == 20)
       job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
   });
   EXPECT_EQ(info(0, 0).state, RailState::down);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  EXPECT_NE(info(0, 0).state, RailState::up);
   EXPECT_EQ(info(0, 0).epoch, 1U);
+  job->verbs->hang_freeing(device(0), false);
   job->verbs->hang(device(0), false);
   EXPECT_TRUE(rejoined());
   steps(20, 3000);
+}
+
+TEST_F(Verbs, ComeBackWithoutAFenceOnceAllMemoryIsWithdrawnFromTheirDevice) {
+  ASSERT_TRUE(rejoined());
+  job->verbs->hang(device(0), true);
+  steps(60, 3000, [&](int step) {
+    if (step == 20)
+      job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
+  });
+  EXPECT_EQ(info(0, 0).epoch, 1U);
+  EXPECT_TRUE(eventually([&] { return info(0, 0).epoch > 1 && all_up(); }));
+  steps(60, 3000);
+  job->verbs->hang(device(0), false);
+}
+
+TEST_F(Verbs, AreLeftByADeviceThatAnswersNothingAndSaysNoWord) {
+  ASSERT_TRUE(rejoined());
+  job->verbs->remove(device(0));
+  steps(60, 3000);
+  EXPECT_NE(info(0, 0).state, RailState::up);
+  job->verbs->plug_in(device(0));
+  EXPECT_TRUE(rejoined());
+  steps(20, 3000);
+}
+
+TEST_F(Verbs, AreMadeAsTheOptionsSay) {
+  Config with = config();
+  with.verbs_timeout = 15;
+  with.verbs_retry_count = 5;
+  with.verbs_rnr_timer = 9;
+  with.verbs_rnr_retry = 3;
+  with.traffic_class = 104;
+  with.service_level = 3;
+  with.pkey_index = 2;
+  job = std::make_unique<Job>(options(2, 2, with));
+  ASSERT_TRUE(rejoined());
+  steps(5, 3000);
+  const auto made = job->verbs->newest_of(device(0));
+  EXPECT_EQ(made.path.port, 1);
+  EXPECT_EQ(made.path.gid_index, 1);
+  EXPECT_EQ(made.path.timeout, 15);
+  EXPECT_EQ(made.path.retry_count, 5);
+  EXPECT_EQ(made.path.rnr_timer, 9);
+  EXPECT_EQ(made.path.rnr_retry, 3);
+  EXPECT_EQ(made.path.traffic_class, 104);
+  EXPECT_EQ(made.path.service_level, 3);
+  EXPECT_EQ(made.pkey_index, 2);
+  EXPECT_EQ(made.own.mtu, 4096U);
 }
 
 TEST_F(Verbs, ReadACallersRegisteredMemoryThemselves) {
@@ -379,7 +437,7 @@ TEST_F(Verbs, OfADeviceThatHangsDoNotPileUp) {
   ASSERT_TRUE(eventually([&] { return info(0, 0).state == RailState::connecting; }));
   job->verbs->hang(device(0), true);
   std::this_thread::sleep_for(std::chrono::seconds(2));  // tens of attempts
-  EXPECT_LE(job->verbs->queue_pairs_of(device(0)), 6U);
+  EXPECT_LE(job->verbs->queue_pairs_of(device(0)), 12U);
   job->verbs->hang(device(0), false);
   job->verbs->set_port_active(device(0), true);
   EXPECT_TRUE(rejoined());
@@ -455,6 +513,12 @@ TEST_F(Verbs, ThatCannotWorkAreAnError) {
     EXPECT_NE(status.message().find(name), std::string::npos) << status.message();
   }
   EXPECT_FALSE(job->engines[0]->open_verbs({device(0), 2}).ok()) << "there is no port 2";
+  Config with = config();
+  with.pkey_index = FakeVerbs::pkeys;
+  job = std::make_unique<Job>(options(1, 0, with));
+  job->verbs->add_device(device(0));
+  const Status status = job->engines[0]->open_verbs({device(0), 1});
+  EXPECT_NE(status.message().find("R2CCL_PKEY_INDEX"), std::string::npos) << status.message();
 }
 
 // The same devices, one rail, and the stale write that a fence is there for.

@@ -42,6 +42,8 @@ struct Config {
   std::int64_t gid_index = -1;         // below 0: by rule
   std::int64_t verbs_timeout = 14;     // 4.096 us * 2^this until a packet is sent again
   std::int64_t verbs_retry_count = 6;  // times, before the queue pair fails
+  std::int64_t verbs_rnr_timer = 12;   // IBTA's code of how long a sender waits for a receive
+  std::int64_t verbs_rnr_retry = 7;    // times that it does; 7: for ever
   std::int64_t traffic_class = 0;
   std::int64_t service_level = 0;
   std::int64_t pkey_index = 0;

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "drivers/detached.hpp"
 #include "rails/verbs/session.hpp"
 
 namespace r2ccl {
@@ -37,13 +38,25 @@ void drain(VerbsQueuePair& pair) {
 
 std::shared_ptr<VerbsFence> VerbsFence::begin(std::unique_ptr<VerbsQueuePair> pair) {
   auto fence = std::make_shared<VerbsFence>();
-  std::thread([fence, taken = std::move(pair)]() mutable {
-    if (taken->fail() == 0) drain(*taken);
-    while (taken->destroy() != 0) std::this_thread::sleep_for(retry_time);
-    taken.reset();
-    fence->done_.store(true, std::memory_order_release);
-  }).detach();
+  fence->pair_ = std::move(pair);
+  fence->self_ = fence;
+  fence->started_ = start(fence);
   return fence;
+}
+
+bool VerbsFence::done() {
+  if (!started_) started_ = start(self_.lock());
+  return done_.load(std::memory_order_acquire);
+}
+
+bool VerbsFence::start(const std::shared_ptr<VerbsFence>& fence) {
+  return run_detached([fence] {
+    VerbsQueuePair& pair = *fence->pair_;
+    if (pair.fail() == 0) drain(pair);
+    while (pair.destroy() != 0) std::this_thread::sleep_for(retry_time);
+    fence->pair_.reset();
+    fence->done_.store(true, std::memory_order_release);
+  });
 }
 
 }  // namespace r2ccl

@@ -14,9 +14,15 @@ namespace r2ccl {
 class VerbsFence {
  public:
   static std::shared_ptr<VerbsFence> begin(std::unique_ptr<VerbsQueuePair> pair);
-  [[nodiscard]] bool done() const { return done_.load(std::memory_order_acquire); }
+  // Not for concurrent use: without a thread it tries again to have one.
+  [[nodiscard]] bool done();
 
  private:
+  static bool start(const std::shared_ptr<VerbsFence>& fence);
+
+  std::unique_ptr<VerbsQueuePair> pair_;  // of the thread's, once it runs
+  std::weak_ptr<VerbsFence> self_;
+  bool started_ = false;
   std::atomic<bool> done_{false};
 };
 

@@ -9,8 +9,9 @@
 #include <cstring>
 #include <future>
 #include <list>
-#include <thread>
 #include <utility>
+
+#include "drivers/detached.hpp"
 
 namespace r2ccl {
 namespace {
@@ -22,18 +23,28 @@ constexpr std::chrono::seconds patience{1};
 // completion that follows both, which overtakes nothing.
 constexpr bool relaxed_ordering = true;
 
-// By a device that may take long for it.
+// By a device that may take long for it.  `withdrawn`: to be set if all of it could be.
 std::future<void> free_apart(std::vector<std::unique_ptr<VerbsMemory>> gone,
-                             std::shared_ptr<VerbsDevice> device = nullptr) {
+                             std::shared_ptr<VerbsDevice> device = nullptr,
+                             std::shared_ptr<std::atomic<bool>> withdrawn = nullptr) {
   std::promise<void> over;
   auto freed = over.get_future();
-  std::thread([memory = std::move(gone), last = std::move(device),
+  auto free = [memory = std::move(gone), last = std::move(device), all = std::move(withdrawn),
                through = std::move(over)]() mutable {
+    bool none_left = true;
+    for (const auto& one : memory) none_left = one->deregister() == 0 && none_left;
+    if (all != nullptr && none_left) all->store(true, std::memory_order_release);
     memory.clear();
     last.reset();
     through.set_value();
-  }).detach();
+  };
+  const auto work = std::make_shared<decltype(free)>(std::move(free));
+  if (!run_detached([work] { (*work)(); })) (*work)();  // later it would be forgotten
   return freed;
+}
+
+std::size_t in_pages(std::size_t bytes) {
+  return (bytes + page_bytes - 1) / page_bytes * page_bytes;
 }
 
 std::string memlock_hint() {
@@ -48,7 +59,7 @@ std::string memlock_hint() {
 MemoryPool::~MemoryPool() {
   std::vector<std::future<void>> freed;
   for (auto& [name, device] : std::exchange(devices_, {}))
-    freed.push_back(free_apart(withdraw(name), std::move(device)));
+    freed.push_back(free_apart(withdraw(name), std::move(device.open)));
   const auto limit = std::chrono::steady_clock::now() + patience;
   for (const auto& of_device : freed)
     if (of_device.wait_until(limit) != std::future_status::ready) return;  // it may still write
@@ -72,7 +83,7 @@ std::vector<MemoryPool::Known> MemoryPool::known() const {
 
 void MemoryPool::register_all(VerbsDevice& device, std::vector<Known>& known) {
   for (Known& one : known)  // what fails is tried again, and its error told, by add_device()
-    if (auto shared = device.share(one.span, relaxed_ordering); shared.ok())
+    if (auto shared = register_with(device, one.span); shared.ok())
       one.with = std::move(shared.value());
 }
 
@@ -91,13 +102,27 @@ Status MemoryPool::add_device(std::shared_ptr<VerbsDevice> device, std::vector<K
     remove_device(name);
     return status;
   }
-  devices_[name] = std::move(device);
+  devices_[name] = {std::move(device), std::make_shared<std::atomic<bool>>(false)};
   return {};
 }
 
 void MemoryPool::remove_device(const std::string& name) {
-  devices_.erase(name);
-  (void)free_apart(withdraw(name));
+  const auto found = devices_.find(name);
+  std::shared_ptr<std::atomic<bool>> withdrawn;
+  if (found != devices_.end()) {
+    withdrawn = std::move(found->second.withdrawn);
+    devices_.erase(found);
+  }
+  (void)free_apart(withdraw(name), nullptr, std::move(withdrawn));
+}
+
+MemoryPool::Withdrawal MemoryPool::withdrawal_of(const std::string& device) const {
+  const auto found = devices_.find(device);
+  return found == devices_.end() ? nullptr : found->second.withdrawn;
+}
+
+void MemoryPool::distrust(const std::string& device) {
+  if (devices_.contains(device)) distrusted_.insert(device);
 }
 
 std::vector<std::unique_ptr<VerbsMemory>> MemoryPool::withdraw(const std::string& device) {
@@ -112,27 +137,74 @@ std::vector<std::unique_ptr<VerbsMemory>> MemoryPool::withdraw(const std::string
 }
 
 Status MemoryPool::share(std::byte* at, Region& region, VerbsDevice& device) {
-  auto shared = device.share({at, region.bytes}, relaxed_ordering);
-  if (!shared.ok()) {
-    const Status status = shared.take_status();
-    return {status.code(), status.message() + memlock_hint()};
-  }
+  auto shared = register_with(device, {at, region.bytes});
+  if (!shared.ok()) return shared.take_status();
   region.with[device.name()] = std::move(shared.value());
   return {};
 }
 
 Status MemoryPool::share_with_all(std::byte* at, Region& region) {
-  for (const auto& [name, device] : devices_) R2CCL_TRY(share(at, region, *device));
+  for (const auto& [name, device] : devices_)
+    if (!region.with.contains(name)) R2CCL_TRY(share(at, region, *device.open));
   return {};
 }
 
-std::byte* MemoryPool::allocate(std::size_t bytes) {
-  bytes = (bytes + page_bytes - 1) / page_bytes * page_bytes;
-  if (const auto found = free_.find(bytes); found != free_.end()) {
-    std::byte* const memory = found->second;
-    free_.erase(found);
-    return memory;
+Result<std::unique_ptr<VerbsMemory>> MemoryPool::register_with(VerbsDevice& device,
+                                                               std::span<std::byte> memory) {
+  auto shared = device.share(memory, relaxed_ordering);
+  if (shared.ok()) return shared;
+  const Status status = shared.take_status();
+  return Status(status.code(), status.message() + memlock_hint());
+}
+
+void MemoryPool::attach(std::byte* memory, const VerbsDevice& device,
+                        std::unique_ptr<VerbsMemory> with) {
+  const auto region = regions_.find(memory);
+  const auto known = devices_.find(device.name());
+  const bool wanted = region != regions_.end() && known != devices_.end() &&
+                      known->second.open.get() == &device &&
+                      !region->second.with.contains(device.name());
+  if (wanted) {
+    region->second.with[device.name()] = std::move(with);
+    return;
   }
+  std::vector<std::unique_ptr<VerbsMemory>> late;  // the device has been removed meanwhile
+  late.push_back(std::move(with));
+  (void)free_apart(std::move(late));
+}
+
+std::byte* MemoryPool::allocate(std::size_t bytes) {
+  bytes = in_pages(bytes);
+  std::byte* memory = nullptr;
+  if (const auto found = free_.find(bytes); found != free_.end()) {
+    memory = found->second;
+    free_.erase(found);
+  } else {
+    memory = map(bytes);
+  }
+  if (memory == nullptr) return nullptr;
+  if (const Status status = share_with_all(memory, regions_.at(memory)); !status.ok()) {
+    last_error_ = status.message();
+    unmap(memory);
+    return nullptr;
+  }
+  return memory;
+}
+
+std::byte* MemoryPool::allocate_for(const std::string& device, std::size_t bytes) {
+  bytes = in_pages(bytes);
+  const auto [first, last] = free_.equal_range(bytes);
+  const auto found = std::find_if(first, last, [&](const auto& entry) {
+    return regions_.at(entry.second).with.contains(device);
+  });
+  const auto taken = found != last ? found : first;
+  if (taken == last) return map(bytes);
+  std::byte* const memory = taken->second;
+  free_.erase(taken);
+  return memory;
+}
+
+std::byte* MemoryPool::map(std::size_t bytes) {
   void* const mapped =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
@@ -142,16 +214,17 @@ std::byte* MemoryPool::allocate(std::size_t bytes) {
   // A child of a fork would otherwise take pages that a device writes.
   ::madvise(mapped, bytes, MADV_DONTFORK);
   auto* const memory = static_cast<std::byte*>(mapped);
-  Region region{.bytes = bytes, .serial = ++last_serial_, .with = {}};
-  if (const Status status = share_with_all(memory, region); !status.ok()) {
-    last_error_ = status.message();
-    region.with.clear();
-    ::munmap(mapped, bytes);
-    return nullptr;
-  }
-  regions_[memory] = std::move(region);
+  regions_[memory] = {.bytes = bytes, .serial = ++last_serial_, .with = {}};
   registered_bytes_ += bytes;
   return memory;
+}
+
+void MemoryPool::unmap(std::byte* memory) {
+  const auto region = regions_.find(memory);
+  const std::size_t bytes = region->second.bytes;
+  regions_.erase(region);  // before the memory goes: devices had it registered
+  registered_bytes_ -= bytes;
+  ::munmap(memory, bytes);
 }
 
 void MemoryPool::release(std::byte* memory) {

@@ -2,13 +2,16 @@
 // and buffers of callers that asked for it.  Not for concurrent use.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "drivers/verbs.hpp"
@@ -34,14 +37,31 @@ class MemoryPool final : public StreamMemory {
   static void register_all(VerbsDevice& device, std::vector<Known>& known);
   // Everything here is registered with the device, too.  `ahead`: what already is.
   Status add_device(std::shared_ptr<VerbsDevice> device, std::vector<Known> ahead = {});
-  // One that is gone; it may take its time to free what it has.
+  // One that is gone, or is not to reach anything any more; it may take its time for that.
   void remove_device(const std::string& name);
+  // True once a device that was removed reaches nothing any more of what it was opened for.
+  using Withdrawal = std::shared_ptr<const std::atomic<bool>>;
+  // Of the device as it is open now; null: it is not here.
+  [[nodiscard]] Withdrawal withdrawal_of(const std::string& device) const;
+  // It does not end a queue pair: somebody is to remove it.
+  void distrust(const std::string& device);
+  [[nodiscard]] std::set<std::string> take_distrusted() { return std::exchange(distrusted_, {}); }
   // Of a fork: what the parent's devices have is not ours to free.
   void abandon();
 
   // Null: last_error() says why.
   std::byte* allocate(std::size_t bytes) override;
+  // For one device alone, and perhaps not registered with it yet: that may take long, so whoever
+  // wants it does it, on any thread, and attaches what comes of it.
+  std::byte* allocate_for(const std::string& device, std::size_t bytes);
+  static Result<std::unique_ptr<VerbsMemory>> register_with(VerbsDevice& device,
+                                                            std::span<std::byte> memory);
+  void attach(std::byte* memory, const VerbsDevice& device, std::unique_ptr<VerbsMemory> with);
   void release(std::byte* memory) override;
+  // Of what was allocated here, in whole pages.
+  [[nodiscard]] std::size_t bytes_of(const std::byte* memory) const {
+    return regions_.at(memory).bytes;
+  }
   [[nodiscard]] bool is_registered(std::span<const std::byte> memory) const override;
   // No device may use the buffer any more; it is still to be given back.
   void revoke(std::span<const std::byte> memory) override;
@@ -63,6 +83,10 @@ class MemoryPool final : public StreamMemory {
   [[nodiscard]] std::size_t registered_bytes() const { return registered_bytes_; }
 
  private:
+  struct Device {
+    std::shared_ptr<VerbsDevice> open;
+    std::shared_ptr<std::atomic<bool>> withdrawn;
+  };
   struct Region {
     std::size_t bytes = 0;
     unsigned users = 1;
@@ -78,10 +102,14 @@ class MemoryPool final : public StreamMemory {
   [[nodiscard]] Regions::const_iterator region_of(const std::byte* data, std::size_t bytes) const;
   // What is registered with the device, which no longer counts.
   std::vector<std::unique_ptr<VerbsMemory>> withdraw(const std::string& device);
+  // Null: last_error() says why.
+  std::byte* map(std::size_t bytes);
+  void unmap(std::byte* memory);
   Status share(std::byte* at, Region& region, VerbsDevice& device);
-  Status share_with_all(std::byte* at, Region& region);
+  Status share_with_all(std::byte* at, Region& region);  // that it is not shared with yet
 
-  std::map<std::string, std::shared_ptr<VerbsDevice>> devices_;
+  std::map<std::string, Device> devices_;
+  std::set<std::string> distrusted_;
   Regions regions_;
   std::multimap<std::size_t, std::byte*> free_;  // by size: registering is slow
   std::size_t registered_bytes_ = 0;

@@ -10,7 +10,9 @@
 
 #include "drivers/verbs.hpp"
 #include "link/frame.hpp"
+#include "link/shape.hpp"
 #include "r2ccl/errors.hpp"
+#include "rails/verbs/fence.hpp"
 #include "rails/verbs/memory_pool.hpp"
 
 namespace r2ccl {
@@ -44,8 +46,23 @@ class VerbsSession {
   VerbsSession(const VerbsSession&) = delete;
   VerbsSession& operator=(const VerbsSession&) = delete;
 
-  // Takes memory for the rings.
+  // Takes memory for the rings, registered with all devices.
   Status prepare();
+  // The same without registering it, which the thread may do that makes the queue pair.
+  Status reserve();
+  [[nodiscard]] std::span<std::byte> to_register() const;  // empty: it is
+  // Takes what to_register() was registered with.
+  Status attach(const VerbsDevice& device, std::unique_ptr<VerbsMemory> with);
+
+  // Ends the queue pair, on a thread; idempotent.
+  void begin_fence(TimeNs now);
+  // Nothing that the queue pair was asked for touches memory any more: it has ended; or, of a
+  // device that does not come to that, all memory has been withdrawn from it.
+  [[nodiscard]] bool fenced() const { return fence_ == nullptr || fence_->done() || withdrawn(); }
+  [[nodiscard]] bool withdrawn() const { return withdrawal_ && withdrawal_->load(); }
+  // Somebody has waited for the device since then: not for ever.
+  void judge_device(TimeNs since, TimeNs now);
+  [[nodiscard]] TimeNs fence_begun() const { return fence_begun_; }
 
   [[nodiscard]] static VerbsDepth depth();
   [[nodiscard]] VerbsEndpoint endpoint(const VerbsAddress& address) const;
@@ -71,9 +88,15 @@ class VerbsSession {
   VerbsEndpoint peer;
 
  private:
+  [[nodiscard]] std::size_t bytes() const;
+  Status take_keys();
+
   const std::string device_;
   MemoryPool& pool_;
   const std::uint32_t chunk_bytes_;
+  std::shared_ptr<VerbsFence> fence_;
+  TimeNs fence_begun_ = 0;
+  MemoryPool::Withdrawal withdrawal_;
   std::byte* memory_ = nullptr;  // in ring, out ring, bounce buffers
   MemoryPool::Keys keys_;
 };

@@ -35,8 +35,8 @@ VerbsRail::VerbsRail(Link& link, RailId rail, std::unique_ptr<VerbsSession> sess
       note_(std::move(note)) {}
 
 VerbsRail::~VerbsRail() {
-  if (session_->pair) fence_ = VerbsFence::begin(std::move(session_->pair));
-  if (!fence_->done()) session_->abandon_memory();
+  session_->begin_fence(0);
+  if (!session_->fenced()) session_->abandon_memory();
 }
 
 bool VerbsRail::open() const { return link_.connected(rail_) && link_.epoch(rail_) == epoch_; }
@@ -315,9 +315,11 @@ void VerbsRail::acknowledge(TimeNs now) {
   if (open()) send_credit(now);
 }
 
-bool VerbsRail::fence(TimeNs /*now*/) {
-  if (!fence_) fence_ = VerbsFence::begin(std::move(session_->pair));
-  return fence_->done();
+bool VerbsRail::fence(TimeNs now) {
+  session_->begin_fence(now);
+  if (session_->fenced()) return true;
+  session_->judge_device(session_->fence_begun(), now);
+  return false;
 }
 
 std::optional<pollfd> VerbsRail::arm() {

@@ -22,7 +22,6 @@
 #include "drivers/file_descriptor.hpp"
 #include "link/link.hpp"
 #include "rails/rail.hpp"
-#include "rails/verbs/fence.hpp"
 #include "rails/verbs/session.hpp"
 
 namespace r2ccl {
@@ -95,7 +94,6 @@ class VerbsRail final : public Rail {
   const std::unique_ptr<VerbsSession> session_;
   const FileDescriptor companion_;
   const Note note_;
-  std::shared_ptr<VerbsFence> fence_;
 
   std::array<Flight, ring_frames> flights_;  // by frame number modulo their count
   std::uint64_t sent_ = 0;                   // frames

@@ -11,16 +11,16 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from r2serve import _core
 from r2serve.config import Config
 from r2serve.drills.service import DrillService
-from r2serve.errors import ConfigError, InvalidArgumentError, R2cclError
+from r2serve.errors import ConfigError, InvalidArgumentError
 from r2serve.interfaces import Port, node_identity, select_ports
 from r2serve.observe import files
-from r2serve.rdma import RdmaPort, list_ports
+from r2serve.rdma import Carrier, carrier_of, list_ports
 from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
 
 LINGER_S = 5.0
@@ -105,46 +105,24 @@ class Process:
         self._rail_addresses = {port.address for port in ports}
         infos = []
         for port in ports:
-            device = "" if port.device == "lo" else port.device
-            number = self.engine.listen("tcp", device, port.address)
-            verbs = self._open_verbs(port)
-            infos.append(
-                PortInfo(
-                    device,
-                    port.address,
-                    number,
-                    verbs_device=verbs.device if verbs else "",
-                    verbs_port=verbs.port if verbs else 0,
-                    network=port.network,
-                )
-            )
+            info = PortInfo.of(port, self._carrier_of(port))
+            number = self.engine.listen("tcp", info.device, info.address)
+            infos.append(replace(info, port=number))
         return tuple(infos)
 
-    def _open_verbs(self, port: Port) -> RdmaPort | None:
-        """The RDMA port that carries this one's rails, if it is to and can.
+    def _carrier_of(self, port: Port) -> Carrier:
+        """What carries this port's rails.
 
         Raises:
-            ConfigError: it has to and cannot.
+            ConfigError: it has to be verbs and cannot.
         """
-        if self.config.rdma == "off":
-            return None
-        why = "it has no RDMA device"
-        chosen = self.config.gid_index >= 0
-        if port.rdma is not None and not (chosen or port.rdma.answers_to(port.address)):
-            why = f"{port.rdma.name} has no GID that is {port.address}"
-        elif port.rdma is not None:
-            try:
-                self.engine.open_verbs(port.rdma.device, port.rdma.port)
-            except R2cclError as error:
-                why = f"{port.rdma.name} cannot be used: {error}"
-            else:
-                return port.rdma
+        carrier = carrier_of(port.rdma, port.address, self.config, self.engine.open_verbs)
         where = f"{port.name} ({port.device or port.address})"
-        if self.config.rdma == "require":
-            raise ConfigError(f"rdma (R2CCL_RDMA) is 'require', but of {where} {why}")
-        if port.rdma is not None:
-            _LOG.warning("%s: its rails go over TCP: %s", where, why)
-        return None
+        if carrier.why_tcp and self.config.rdma == "require":
+            raise ConfigError(f"rdma (R2CCL_RDMA) is 'require', but of {where} {carrier.why_tcp}")
+        if carrier.why_tcp and self.config.rdma == "auto" and port.rdma is not None:
+            _LOG.warning("%s: its rails go over TCP: %s", where, carrier.why_tcp)
+        return carrier
 
     def _listen_for_control(self) -> PortInfo | None:
         """Control frames also go over the management NIC, and data while nothing else is left."""
@@ -157,7 +135,7 @@ class Process:
         """Make the link to a peer, if there is none yet.
 
         Raises:
-            ConfigError: the two have no pair of ports.
+            ConfigError: the two have no pair of ports, or one that is not verbs as it has to be.
         """
         if peer.process == self.info.process:
             raise ConfigError(
@@ -165,7 +143,8 @@ class Process:
                 "or an engine of its own (share_engine=False)"
             )
         if not self.engine.has_peer(peer.process):
-            rails = rails_between(self.info, peer, own_node)
+            required = self.config.rdma == "require"
+            rails = rails_between(self.info, peer, own_node, require_verbs=required)
             self.engine.add_peer(peer.process, label, pair_secret(self.info, peer), rails)
 
 

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from r2serve import _core
+from r2serve.config import Config
+from r2serve.errors import R2cclError
+
 SYSFS = Path("/sys/class/infiniband")
+_OF_SOFT_ROCE = "parent"
+"""An attribute that only Soft-RoCE has: the interface below it."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class RdmaPort:
     """-1: not known."""
     pci: str
     """Empty: no PCI device."""
+    software: bool = False
+    """Soft-RoCE, whose packets are the kernel's."""
 
     @property
     def active(self) -> bool:
@@ -62,6 +70,61 @@ class RdmaPort:
         return self.link_layer != "Ethernet" or any(
             wanted in (gid.address, gid.address.ipv4_mapped) for gid in self.gids
         )
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """What carries the rails of one port of this node."""
+
+    port: RdmaPort | None = None
+    """None: they go over TCP."""
+    gid: Gid | None = None
+    why_tcp: str = ""
+    """Empty: they go over verbs."""
+
+    @property
+    def fabric(self) -> str:
+        """What its packets are: ``InfiniBand``, ``RoCE v1`` or ``RoCE v2``; empty: TCP."""
+        if self.port is None or self.gid is None:
+            return ""
+        if self.port.link_layer != "Ethernet":
+            return "InfiniBand"
+        return "RoCE v2" if self.gid.kind == "RoCE v2" else "RoCE v1"
+
+
+def carrier_of(
+    port: RdmaPort | None, address: str, config: Config, open_port: Callable[[str, int], None]
+) -> Carrier:
+    """Whether the rails of a port go over verbs: what the engine does, and ``topo`` shows.
+
+    Args:
+        port: the RDMA port of its interface, if there is one.
+        address: the port's own.
+        open_port: of an engine, which raises if it cannot use the device.
+    """
+    if config.rdma == "off":
+        return Carrier(why_tcp="R2CCL_RDMA is 'off'")
+    if port is None:
+        return Carrier(why_tcp="it has no RDMA device")
+    if config.gid_index < 0 and not port.answers_to(address):
+        return Carrier(why_tcp=f"{port.name} has no GID that is {address}")
+    try:
+        gid = _choose_gid(port, address, config.gid_index)
+        open_port(port.device, port.port)
+    except R2cclError as error:
+        return Carrier(why_tcp=f"{port.name} cannot be used: {error}")
+    return Carrier(port, gid)
+
+
+def _choose_gid(port: RdmaPort, address: str, wanted: int) -> Gid:
+    """The one that the core takes."""
+    index = _core.gid_index(
+        ethernet=port.link_layer == "Ethernet",
+        gids=[(gid.index, gid.kind, gid.address.packed) for gid in port.gids if gid.index < 256],
+        local=address,
+        wanted=wanted,
+    )
+    return next(gid for gid in port.gids if gid.index == index)
 
 
 def list_ports(sysfs: Path = SYSFS) -> list[RdmaPort]:
@@ -104,12 +167,13 @@ def _port(device: Path, directory: Path) -> RdmaPort:
         netdev=netdevs[0] if netdevs else "",
         numa_node=int(_read(pci / "numa_node") or -1),
         pci=pci.resolve().name if (pci / "vendor").exists() else "",
+        software=(device / _OF_SOFT_ROCE).exists(),
     )
 
 
 def _netdevs(device: Path, directory: Path) -> list[str]:
     """The interfaces of the same PCI function (InfiniBand has no GID table that names them)."""
-    named = _read(device / "parent")  # Soft-RoCE
+    named = _read(device / _OF_SOFT_ROCE)
     if named:
         return [named]
     number = int(directory.name) - 1

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from r2serve.errors import ConfigError
+from r2serve.interfaces import Port
+from r2serve.rdma import Carrier
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,6 +31,27 @@ class PortInfo:
     verbs_port: int = 0
     network: str = ""
     """What its address is in, as ``10.0.0.0/24``; empty: not known."""
+    fabric: str = ""
+    """Of its verbs rails: ``InfiniBand``, ``RoCE v1`` or ``RoCE v2``, which do not mix."""
+
+    @classmethod
+    def of(cls, port: Port, carrier: Carrier, number: int = 0) -> PortInfo:
+        """What peers are told of a port of this node that listens as ``number``."""
+        verbs = carrier.port
+        return cls(
+            device="" if port.device == "lo" else port.device,
+            address=port.address,
+            port=number,
+            verbs_device=verbs.device if verbs else "",
+            verbs_port=verbs.port if verbs else 0,
+            network=port.network,
+            fabric=carrier.fabric,
+        )
+
+    def __str__(self) -> str:
+        verbs = f"{self.verbs_device}:{self.verbs_port}" if self.verbs_device else "no verbs"
+        words = [self.address, verbs, self.fabric]
+        return f"{self.device or 'lo'} ({', '.join(word for word in words if word)})"
 
 
 @dataclass(frozen=True)
@@ -91,13 +114,16 @@ def engine_address() -> str | None:
     return local_address_towards(master) if master else None
 
 
-def rails_between(own: ProcessInfo, peer: ProcessInfo, own_node: int) -> list[dict[str, Any]]:
+def rails_between(
+    own: ProcessInfo, peer: ProcessInfo, own_node: int, *, require_verbs: bool = False
+) -> list[dict[str, Any]]:
     """The rails of the link from ``own`` to ``peer``, in the order that both ends agree on.
 
-    Which ports it joins says :func:`pair_ports`.
+    Which ports it joins says :func:`pair_ports`, and which rails go over TCP :func:`why_tcp`.
 
     Raises:
-        ConfigError: they are on different nodes and one of them has no port.
+        ConfigError: they are on different nodes and one of them has no port, or a rail would go
+            over TCP and verbs are required.
     """
     if own.node == peer.node:
         return [_rail("shm", f"shm@node{own_node}", None, PortInfo("", peer.unix_name, 0))]
@@ -112,11 +138,29 @@ def rails_between(own: ProcessInfo, peer: ProcessInfo, own_node: int) -> list[di
     lower, higher = (own, peer) if own_is_lower else (peer, own)
     for index, (low, high) in enumerate(pair_ports(lower.ports, higher.ports)):
         local, remote = (low, high) if own_is_lower else (high, low)
-        kind = "verbs" if local.verbs_device and remote.verbs_device else "tcp"
-        rails.append(_rail(kind, f"rail{index}@node{own_node}", local, remote))
+        why = why_tcp(local, remote)
+        if why and require_verbs:
+            raise ConfigError(
+                f"rdma (R2CCL_RDMA) is 'require', but {local} of {own.host} and {remote} of "
+                f"{peer.host} would make a TCP rail: {why}"
+            )
+        rails.append(_rail("tcp" if why else "verbs", f"rail{index}@node{own_node}", local, remote))
     if own.control is not None and peer.control is not None:
         rails.append(_rail("control", f"control@node{own_node}", own.control, peer.control))
     return rails
+
+
+def why_tcp(local: PortInfo, remote: PortInfo) -> str:
+    """Why the rail between two ports goes over TCP; empty: it goes over verbs.
+
+    InfiniBand, RoCE v1 and RoCE v2 are different packets: a queue pair has the same at both ends.
+    """
+    without = [port.address for port in (local, remote) if not port.verbs_device]
+    if without:
+        return f"{' and '.join(without)} {'has' if len(without) == 1 else 'have'} no verbs"
+    if local.fabric != remote.fabric:
+        return f"{local.fabric or 'unknown'} does not reach {remote.fabric or 'unknown'}"
+    return ""
 
 
 def pair_ports(

@@ -2,68 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import shutil
-import subprocess
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from r2serve.config import Config
-from r2serve.topo import pci, verbs
-from r2serve.topo.node import Nic, Node
-
-OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
-
-_ROCE_HEADERS = 100
-"""Bytes of a RoCE v2 packet beside its payload, rounded up: IPv6, UDP, transport, checksums."""
+from r2serve.topo import firewall, network, pci, system, verbs
+from r2serve.topo.gpus import Gpu
+from r2serve.topo.node import Node
+from r2serve.topo.patient import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
+from r2serve.topo.peer import Peer
 
 
-@dataclass(frozen=True)
-class Finding:
-    level: str
-    """``failure``: a rail cannot work; ``warning``: it may not, or not well."""
-    check: str
-    text: str
-    fix: str = ""
-
-
-@dataclass(frozen=True)
-class Patient:
-    """What the checks look at; tests make their own."""
-
-    node: Node
-    config: Config
-    memlock_bytes: int
-    """-1: no limit."""
-    uverbs: tuple[Path, ...]
-    modules: frozenset[str]
-    nft: Any
-    """What ``nft -j list ruleset`` says; None: it cannot be asked."""
-    pfc: Callable[[str], str]
-    """What ``dcb pfc show`` says of an interface; empty: it cannot be asked."""
-    arp_ignore: Callable[[str], int]
-
-
-Check = Callable[[Patient], Iterable[Finding]]
-
-
-def examine(node: Node, config: Config) -> list[Finding]:
-    """All findings about this machine, the worst first."""
+def examine(node: Node, config: Config, other: Peer | None = None) -> list[Finding]:
+    """All findings about this machine and its rails to ``other``, the worst first."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     patient = Patient(
         node=node,
         config=config,
-        memlock_bytes=-1 if soft == resource.RLIM_INFINITY or _may_lock_anything() else soft,
+        memlock_bytes=-1 if soft == resource.RLIM_INFINITY or system.may_lock_anything() else soft,
         uverbs=tuple(sorted(Path("/dev/infiniband").glob("uverbs*"))),
         modules=frozenset(path.name for path in Path("/sys/module").glob("*")),
-        nft=_nft(),
-        pfc=lambda nic: _output("dcb", "pfc", "show", "dev", nic),
-        arp_ignore=lambda nic: _sysctl(nic, "arp_ignore"),
+        rules=firewall.read(),
+        pfc=lambda nic: system.ask("dcb", "pfc", "show", "dev", nic).text,
+        arp_ignore=lambda nic: system.sysctl(nic, "arp_ignore"),
+        pyverbs=verbs.pyverbs_state(),
+        peer=other,
     )
     return judge(patient)
 
@@ -81,16 +46,8 @@ def judge(patient: Patient) -> list[Finding]:
 # ---- the checks ---------------------------------------------------------------------------------
 
 
-def _rails(patient: Patient) -> list[Nic]:
-    return [nic for nic in patient.node.nics if nic.rail]
-
-
-def _verbs_rails(patient: Patient) -> list[Nic]:
-    return [nic for nic in _rails(patient) if nic.kind == "verbs"]
-
-
 def rails_exist(patient: Patient) -> Iterator[Finding]:
-    rails = _rails(patient)
+    rails = patient.rails
     if not rails:
         why = "; ".join(f"{nic.name}: {nic.why_not}" for nic in patient.node.nics) or "no NIC"
         yield Finding(
@@ -106,14 +63,14 @@ def rails_exist(patient: Patient) -> Iterator[Finding]:
 
 
 def links_are_up(patient: Patient) -> Iterator[Finding]:
-    for nic in _rails(patient):
+    for nic in patient.rails:
         if not nic.up:
             yield Finding(FAILURE, "link", f"{nic.name} is down", f"ip link set {nic.name} up")
         elif not nic.carrier:
             yield Finding(
                 FAILURE, "link", f"{nic.name} has no carrier", "look at its cable and switch port"
             )
-        elif nic.rdma and nic.rdma_state != "ACTIVE":
+        elif "verbs" in nic.kind and nic.rdma_state != "ACTIVE":
             yield Finding(
                 FAILURE,
                 "link",
@@ -132,6 +89,26 @@ def library_loads(patient: Patient) -> Iterator[Finding]:
         f"{patient.node.libibverbs}; without it {', '.join(needed) or 'rails'} cannot carry verbs",
         "install it: libibverbs1 and ibverbs-providers (Debian, Ubuntu), libibverbs (RHEL)",
     )
+
+
+def rdma_is_used(patient: Patient) -> Iterator[Finding]:
+    """The engine and ``topo`` go by the same rule: :func:`r2serve.rdma.carrier_of`."""
+    node, required = patient.node, patient.config.rdma == "require"
+    for nic in patient.rails:
+        if not nic.why_tcp or not (required or (nic.rdma and patient.config.rdma == "auto")):
+            continue
+        if node.libibverbs != "ok" and node.libibverbs in nic.why_tcp:
+            continue  # said of the library
+        yield Finding(
+            FAILURE if required else WARNING,
+            "RDMA",
+            f"rails of {nic.name} go over TCP: {nic.why_tcp}"
+            + (", and R2CCL_RDMA is 'require'" if required else ""),
+            "RoCE: the rail's address has to be one of the device's GIDs; a container needs the "
+            "device of its own interface, or R2CCL_GID_INDEX"
+            if "GID" in nic.why_tcp
+            else "mend what keeps the device from being used, or set R2CCL_RDMA=auto for TCP",
+        )
 
 
 def kernel_modules(patient: Patient) -> Iterator[Finding]:
@@ -172,18 +149,17 @@ def kernel_modules(patient: Patient) -> Iterator[Finding]:
 
 def memory_may_be_locked(patient: Patient) -> Iterator[Finding]:
     config = patient.config
+    # Also where the limit is why rails go over TCP.
+    rails = [nic for nic in patient.rails if nic.rdma]
     # Slots and staging of one communicator with one peer, and the rings of each rail.
     slots = config.slots + config.spare_slots
     wanted = slots * (config.slot_bytes + min(config.staging_bytes, config.slot_bytes))
-    wanted += len(_verbs_rails(patient)) * (1024**2 + 8 * config.chunk_bytes)
-    if (
-        not _verbs_rails(patient)
-        or patient.memlock_bytes < 0
-        or patient.memlock_bytes >= 8 * wanted
-    ):
+    wanted += len(rails) * (1024**2 + 8 * config.chunk_bytes)
+    if not rails or patient.memlock_bytes < 0 or patient.memlock_bytes >= 8 * wanted:
         return
+    fails = patient.memlock_bytes < wanted and bool(patient.verbs_rails)
     yield Finding(
-        FAILURE if patient.memlock_bytes < wanted else WARNING,
+        FAILURE if fails else WARNING,
         "memlock limit",
         f"{patient.memlock_bytes} bytes may be locked; a communicator takes {wanted} for each peer",
         "ulimit -l unlimited (limits.conf: memlock; systemd: LimitMEMLOCK=infinity; "
@@ -191,68 +167,18 @@ def memory_may_be_locked(patient: Patient) -> Iterator[Finding]:
     )
 
 
-def gids_exist(patient: Patient) -> Iterator[Finding]:
-    for nic in _verbs_rails(patient):
-        if not nic.gid:
-            chosen = patient.config.gid_index
-            where = f" at index {chosen} (R2CCL_GID_INDEX)" if chosen >= 0 else ""
-            yield Finding(
-                FAILURE,
-                "GID",
-                f"{nic.rdma} has no GID{where}",
-                "RoCE: give its interface an address; or set R2CCL_GID_INDEX to one that "
-                "`show_gids` lists",
-            )
-        elif "RoCE v1" in nic.gid:
+def gids_are_right(patient: Patient) -> Iterator[Finding]:
+    for nic in patient.verbs_rails:
+        if "RoCE v1" in nic.gid:
             yield Finding(
                 WARNING,
                 "GID",
                 f"{nic.rdma} uses {nic.gid}, which no router forwards",
                 "prefer RoCE v2: R2CCL_GID_INDEX",
             )
-        elif nic.addresses and not any(address in nic.gid for address in nic.addresses):
+        elif "RoCE" in nic.gid and not any(f" {own})" in nic.gid for own in nic.addresses):
             yield Finding(
                 NOTE, "GID", f"{nic.rdma} uses {nic.gid}, which is no address of {nic.name}"
-            )
-
-
-def mtus_agree(patient: Patient) -> Iterator[Finding]:
-    rails = _rails(patient)
-    if len({nic.mtu for nic in rails}) > 1:
-        yield Finding(
-            WARNING,
-            "MTU",
-            "rails differ: " + ", ".join(f"{nic.name} {nic.mtu}" for nic in rails),
-            "set them alike, on the peers and on the switches too",
-        )
-    for nic in _verbs_rails(patient):
-        active = (nic.verbs or {}).get("active_mtu", 0)
-        most = (nic.verbs or {}).get("max_mtu", 0)
-        if active and active < most:
-            yield Finding(
-                WARNING,
-                "MTU",
-                f"{nic.rdma} sends packets of {active} bytes and could send {most}",
-                f"ip link set {nic.name} mtu {most + _ROCE_HEADERS} or more, all along the path",
-            )
-
-
-def nics_answer_for_themselves(patient: Patient) -> Iterator[Finding]:
-    """Of several NICs in one network Linux answers ARP with any."""
-    by_network: dict[str, list[Nic]] = defaultdict(list)
-    for nic in _rails(patient):
-        if nic.network:
-            by_network[nic.network].append(nic)
-    for network, nics in by_network.items():
-        loose = [nic.name for nic in nics if patient.arp_ignore(nic.name) == 0]
-        if len(nics) > 1 and loose:
-            yield Finding(
-                WARNING,
-                "ARP",
-                f"{', '.join(nic.name for nic in nics)} are all in {network}, and "
-                f"{', '.join(loose)} answer for each other: a rail may run over another's NIC",
-                "sysctl net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2, or a "
-                "network for each rail",
             )
 
 
@@ -277,98 +203,62 @@ def gpus_have_buffers(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 NOTE,
                 "GPU",
-                f"gpu{gpu.index} ({gpu.name}): buffers are in {gpu.buffers}; {gpu.why_not}"
-                + (", though this GPU could (dma-buf)" if gpu.dma_buf else ""),
+                f"gpu{gpu.index} ({gpu.name}): buffers are in {gpu.buffers}; {gpu.why_not}. "
+                + _given_to_nics(gpu, patient.modules),
+                ""
+                if gpu.dma_buf or _PEER_MEMORY & patient.modules
+                else "nothing that r2serve needs today. For GPUDirect: NVIDIA's open kernel "
+                "modules (driver 515 or later, Linux 5.12 or later), which have dma-buf; or "
+                "modprobe nvidia_peermem, for NIC drivers that take peer memory (DOCA-OFED)",
             )
 
 
-def flow_control_is_known(patient: Patient) -> Iterator[Finding]:
-    for nic in _verbs_rails(patient):
-        if not nic.gid or "RoCE" not in nic.gid:
-            continue
-        told = patient.pfc(nic.name)
-        if "on" not in told.split():
-            known = "is off" if told else "is not known"
-            yield Finding(
-                NOTE,
-                "PFC",
-                f"priority flow control of {nic.name} {known}; RoCE loses packets without it, "
-                "which costs time and no data",
-                f"dcb pfc show dev {nic.name}; then R2CCL_TRAFFIC_CLASS and R2CCL_SERVICE_LEVEL to "
-                "match it",
-            )
+_PEER_MEMORY = {"nvidia_peermem", "nv_peer_mem"}
 
 
-def firewall_is_open(patient: Patient) -> Iterator[Finding]:
-    for entry in (patient.nft or {}).get("nftables", []):
-        chain = entry.get("chain", {})
-        if chain.get("hook") != "input" or chain.get("policy") != "drop":
-            continue
-        yield Finding(
-            WARNING,
-            "firewall",
-            f"chain {chain.get('table')}/{chain.get('name')} drops what no rule accepts",
-            "accept TCP from the other nodes on the rails' NICs, and UDP port 4791 for RoCE v2",
-        )
+def _given_to_nics(gpu: Gpu, modules: frozenset[str]) -> str:
+    if gpu.dma_buf:
+        return "Its memory could be given to NICs: the driver has dma-buf"
+    if loaded := _PEER_MEMORY & modules:
+        return f"Its memory could be given to NICs: no dma-buf, but {min(loaded)} is loaded"
+    return "Its memory could not be given to NICs: no dma-buf, and nvidia_peermem is not loaded"
 
 
-def pyverbs_is_here(patient: Patient) -> Iterator[Finding]:
-    if any(nic.rdma for nic in patient.node.nics) and verbs.pyverbs_device() is None:
+def pyverbs_works(patient: Patient) -> Iterator[Finding]:
+    nics = [nic for nic in patient.node.nics if nic.rdma]
+    if nics and patient.pyverbs != "ok":
         yield Finding(
             NOTE,
             "pyverbs",
-            "not installed: firmware and MTU of devices are not shown. Serving does not need it",
-            "apt-get install python3-pyverbs, or pip install 'r2serve[rdma]'",
+            f"cannot be loaded: {patient.pyverbs}. Firmware and MTU of devices are not shown; "
+            "serving does not need it",
+            "apt-get install python3-pyverbs, which fits the distribution's own Python; PyPI's "
+            "pyverbs is compiled here, with Cython before 3.1 and the headers of rdma-core, and "
+            "works only with the rdma-core of its own version",
         )
+    for nic in nics:
+        if error := (nic.verbs or {}).get("error"):
+            yield Finding(
+                WARNING,
+                "pyverbs",
+                f"{nic.rdma} does not say what it is: {error}",
+                f"try `ibv_devinfo -d {nic.rdma.partition(':')[0]}`: other findings may say why",
+            )
 
 
 CHECKS: dict[str, Check] = {
     "rails": rails_exist,
     "link": links_are_up,
     "libibverbs": library_loads,
+    "RDMA": rdma_is_used,
     "kernel module": kernel_modules,
     "memlock limit": memory_may_be_locked,
-    "GID": gids_exist,
-    "MTU": mtus_agree,
-    "ARP": nics_answer_for_themselves,
+    "GID": gids_are_right,
+    "MTU": network.mtus_agree,
+    "ARP": network.nics_answer_for_themselves,
     "GPU": gpus_have_buffers,
-    "PFC": flow_control_is_known,
-    "firewall": firewall_is_open,
-    "pyverbs": pyverbs_is_here,
+    "PFC": network.flow_control_is_known,
+    "firewall": network.firewall_is_open,
+    "pyverbs": pyverbs_works,
+    "peer": network.peer_fits,
 }
-
-
-# ---- asking the system --------------------------------------------------------------------------
-
-
-def _may_lock_anything() -> bool:
-    """The limit does not hold for whoever has CAP_IPC_LOCK, as root has."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> 14 & 1)
-    return False
-
-
-def _output(*command: str) -> str:
-    """What a command says; empty if it is not here or fails."""
-    if shutil.which(command[0]) is None:
-        return ""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _nft() -> Any:
-    text = _output("nft", "-j", "list", "ruleset")
-    return json.loads(text) if text else None
-
-
-def _sysctl(nic: str, name: str) -> int:
-    """Of an interface; what holds for all of them counts, too."""
-    base = Path("/proc/sys/net/ipv4/conf")
-    values = []
-    for scope in (nic, "all"):
-        try:
-            values.append(int((base / scope / name).read_text()))
-        except OSError:
-            continue
-    return max(values, default=0)

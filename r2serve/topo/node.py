@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from r2serve import _core
 from r2serve.config import Config
-from r2serve.errors import R2cclError
 from r2serve.interfaces import Interface, Port, list_interfaces, select_ports, unusable
-from r2serve.rdma import RdmaPort, list_ports, port_of_interface
+from r2serve.rdma import Carrier, RdmaPort, carrier_of, list_ports, port_of_interface
 from r2serve.topo import gpus, pci, verbs
 from r2serve.topo.gpus import Gpu
 from r2serve.topo.pci import Distance, Function
-from r2serve.topology import engine_address
+from r2serve.topo.peer import End
+from r2serve.topology import PortInfo, engine_address
 
 _NET = Path("/sys/class/net")
 
@@ -40,14 +42,19 @@ class Nic:
     """Its RDMA port, as ``mlx5_0:1``; empty: none."""
     rdma_state: str
     gid: str
-    """The GID that its verbs rails use, with index and type."""
+    """The GID that its verbs rails use, with index and type; empty: it has none."""
     verbs: dict[str, Any] | None
     """What pyverbs knows of the device; None: pyverbs is not here, or cannot open it."""
     rail: str
     """``rail0``, …; empty: it is none."""
     kind: str
-    """Of the rail: ``verbs`` or ``tcp``."""
+    """Of the rail, as far as this node decides it: ``verbs`` or ``tcp``."""
     why_not: str
+    """Why it is no rail."""
+    why_tcp: str = ""
+    """Why its rails go over TCP."""
+    soft_rdma: bool = False
+    """Its RDMA device is software (Soft-RoCE), whose packets pass the packet filter."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """The rails as a rank would leave one for the next: nearer first, then faster."""
+    """The rails as a rank would leave one for the next: nearer first, then faster.
+
+    Advice, as things are before anything has been sent: the core goes by what it measures.
+    """
 
     rank: str
     numa_node: int
@@ -78,6 +88,8 @@ class Node:
     gpus: tuple[Gpu, ...] = ()
     cuda: str = ""
     """``ok``, or why there is no driver."""
+    ports: tuple[End, ...] = ()
+    """The rails' ports, in rail order, as a peer needs to know them."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,27 +101,54 @@ def look(config: Config) -> Node:
     Raises:
         ConfigError: ``R2CCL_RAILS`` or ``R2CCL_MANAGEMENT`` does not fit it.
     """
-    rdma = list_ports() if config.rdma != "off" else []
+    all_rdma = list_ports()
+    rdma = all_rdma if config.rdma != "off" else []
     interfaces = list_interfaces()
-    ports = select_ports(config.rails, config.management, engine_address(), list_ports())
+    ports = select_ports(config.rails, config.management, engine_address(), all_rdma)
+    carried = list(zip(ports, _carriers(ports, config), strict=True))
     nics = tuple(
-        _nic(interface, ports, rdma, config)
+        _nic(interface, [each for each in carried if each[0].device == interface.name], rdma)
         for interface in interfaces
         if not interface.loopback and (not interface.kind or _is_rail(interface, ports))
     )
     found, cuda = gpus.look(config)
-    return Node(socket.gethostname(), nics, _chains(nics), verbs.library_state(), found, cuda)
+    return Node(
+        socket.gethostname(),
+        nics,
+        _chains(nics),
+        verbs.library_state(),
+        found,
+        cuda,
+        tuple(_end(port, carrier, nics) for port, carrier in carried),
+    )
 
 
 def _is_rail(interface: Interface, ports: Sequence[Port]) -> bool:
     return any(port.device == interface.name for port in ports)
 
 
+def _carriers(ports: Sequence[Port], config: Config) -> list[Carrier]:
+    """What an engine would carry each port's rails by: one is asked, if there is an RDMA device."""
+    unseen = replace(config, journal_dir="", fault_file="", drills=False)
+    with ExitStack() as afterwards:
+
+        @cache
+        def engine() -> _core.Engine:
+            made = _core.Engine(unseen.core_fields(), 1)
+            afterwards.callback(made.close, 0.0)
+            return made
+
+        def open_port(device: str, number: int) -> None:
+            engine().open_verbs(device, number)
+
+        return [carrier_of(port.rdma, port.address, config, open_port) for port in ports]
+
+
 def _nic(
-    interface: Interface, ports: Sequence[Port], rdma: Sequence[RdmaPort], config: Config
+    interface: Interface, own: Sequence[tuple[Port, Carrier]], rdma: Sequence[RdmaPort]
 ) -> Nic:
-    own = [port for port in ports if port.device == interface.name]
     port = port_of_interface(rdma, interface.name)
+    carriers = [carrier for _, carrier in own]
     directory = _NET / interface.name
     function = directory / "device"
     address = function.resolve().name if (function / "vendor").exists() else ""
@@ -118,7 +157,7 @@ def _nic(
     return Nic(
         name=interface.name,
         addresses=tuple(str(each) for each in interface.addresses),
-        network=own[0].network if own else "",
+        network=own[0][0].network if own else "",
         up=interface.up,
         carrier=interface.carrier,
         mtu=_number(directory / "mtu"),
@@ -128,28 +167,35 @@ def _nic(
         numa_node=placed.numa_node if placed else -1,
         rdma=port.name if port else "",
         rdma_state=port.state if port else "",
-        gid=_gid(port, own, config),
+        gid=next((_gid(carrier) for carrier in carriers if carrier.gid), ""),
         verbs=verbs.describe(port.device, port.port) if port else None,
-        rail=", ".join(each.name for each in own),
-        kind=("verbs" if port else "tcp") if own else "",
+        rail=", ".join(each.name for each, _ in own),
+        kind=", ".join(dict.fromkeys("verbs" if each.port else "tcp" for each in carriers)),
         why_not="" if own else unusable(interface) or "not chosen",
+        why_tcp="; ".join(dict.fromkeys(each.why_tcp for each in carriers if each.why_tcp)),
+        soft_rdma=port is not None and port.software,
     )
 
 
-def _gid(port: RdmaPort | None, own: Sequence[Port], config: Config) -> str:
-    if port is None or not own:
-        return ""
-    try:
-        chosen = _core.gid_index(
-            ethernet=port.link_layer == "Ethernet",
-            gids=[(g.index, g.kind, g.address.packed) for g in port.gids if g.index < 256],
-            local=own[0].address,
-            wanted=config.gid_index,
-        )
-    except R2cclError:
-        return ""  # doctor says why
-    [gid] = [gid for gid in port.gids if gid.index == chosen]
-    return f"{gid.index} ({gid.kind}, {gid.address.ipv4_mapped or gid.address})"
+def _gid(carrier: Carrier) -> str:
+    gid = carrier.gid
+    return f"{gid.index} ({gid.kind}, {gid.address.ipv4_mapped or gid.address})" if gid else ""
+
+
+def _end(port: Port, carrier: Carrier, nics: Sequence[Nic]) -> End:
+    info = PortInfo.of(port, carrier)
+    nic = next((nic for nic in nics if nic.name == port.device), None)
+    return End(
+        rail=port.name,
+        device=port.device,
+        address=info.address,
+        network=info.network,
+        verbs_device=info.verbs_device,
+        verbs_port=info.verbs_port,
+        fabric=info.fabric,
+        gbit_s=nic.gbit_s if nic else 0.0,
+        mtu=nic.mtu if nic else 0,
+    )
 
 
 def _chains(nics: Sequence[Nic]) -> tuple[Chain, ...]:

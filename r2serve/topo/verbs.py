@@ -26,20 +26,30 @@ def library_state() -> str:
 
 def pyverbs_device() -> ModuleType | None:
     """The module ``pyverbs.device``: installed here, or the distribution's own."""
+    return _load_pyverbs()[0]
+
+
+def pyverbs_state() -> str:
+    """``ok``, or why pyverbs cannot be loaded."""
+    return _load_pyverbs()[1]
+
+
+def _load_pyverbs() -> tuple[ModuleType | None, str]:
+    reasons = []
     for path in ("", _DEBIAN):
         if path and not (Path(path) / "pyverbs").is_dir():
             continue
         if path and path not in sys.path:
             sys.path.append(path)  # last: nothing here is hidden by it
         try:
-            return importlib.import_module("pyverbs.device")
-        except ImportError:
-            continue
-    return None
+            return importlib.import_module("pyverbs.device"), "ok"
+        except ImportError as error:
+            reasons.append(str(error) + (f" (with {path})" if path else ""))
+    return None, "; ".join(reasons)
 
 
 def describe(device: str, port: int) -> dict[str, Any] | None:
-    """Firmware, limits and the port's active MTU; None without pyverbs or permission."""
+    """Firmware, limits and the port's active MTU, or the ``error``; None without pyverbs."""
     module = pyverbs_device()
     if module is None:
         return None

@@ -58,7 +58,7 @@ def test_a_roce_port(tmp_path: Path) -> None:
     assert port.lid == 31
     assert port.answers_to("10.0.0.1")
     assert not port.answers_to("10.0.0.2"), "a port of the host, seen from a container"
-    assert (port.pci, port.numa_node) == ("", -1)
+    assert (port.pci, port.numa_node, port.software) == ("", -1, False)
 
 
 def test_an_infiniband_port_and_its_interface(tmp_path: Path) -> None:
@@ -86,6 +86,7 @@ def test_soft_roce_names_its_parent(tmp_path: Path) -> None:
     make_port(tmp_path, "rxe0", parent="eth7")
     [port] = rdma.list_ports(tmp_path)
     assert port.netdev == "eth7"
+    assert port.software
 
 
 def test_no_rdma_at_all(tmp_path: Path) -> None:

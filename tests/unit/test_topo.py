@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from patients import PFC_OFF, PFC_ON, TCP, complaints, findings, nic, patient
 
 from r2serve.config import Config
-from r2serve.topo import doctor, gpus, pci, picture
-from r2serve.topo.doctor import Finding, Patient
+from r2serve.topo import cli, doctor, gpus, pci, picture, system, verbs
 from r2serve.topo.gpus import HOST_ASSISTED, Gpu
-from r2serve.topo.node import Chain, Nic, Node, Step
+from r2serve.topo.node import Chain, Node, Step
+from r2serve.topo.patient import Finding, Patient
 from r2serve.topo.pci import Distance
 
 
@@ -63,49 +65,6 @@ def test_gpus_are_nvidias_display_and_3d_controllers(tmp_path: Path) -> None:
     assert [gpu.address for gpu in pci.gpus(tmp_path / "bus")] == ["0000:01:00.0"]
 
 
-def nic(name: str = "eth0", **changes: Any) -> Nic:
-    healthy = Nic(
-        name=name,
-        addresses=(f"10.0.{name[-1]}.1",),
-        network=f"10.0.{name[-1]}.0/24",
-        up=True,
-        carrier=True,
-        mtu=4200,
-        gbit_s=100.0,
-        driver="mlx5_core",
-        pci="",
-        numa_node=-1,
-        rdma=f"mlx5_{name[-1]}:1",
-        rdma_state="ACTIVE",
-        gid=f"3 (RoCE v2, 10.0.{name[-1]}.1)",
-        verbs={"active_mtu": 4096, "max_mtu": 4096},
-        rail=f"rail{name[-1]}",
-        kind="verbs",
-        why_not="",
-    )
-    return dataclasses.replace(healthy, **changes)
-
-
-def patient(*nics: Nic, **changes: Any) -> Patient:
-    node = Node("here", nics or (nic("eth0"), nic("eth1")), (), "ok")
-    healthy = Patient(
-        node=node,
-        config=Config(),
-        memlock_bytes=-1,
-        uverbs=(Path("/dev/null"),),
-        modules=frozenset({"mlx5_ib"}),
-        nft={"nftables": [{"chain": {"hook": "input", "policy": "accept"}}]},
-        pfc=lambda _: "prio-pfc 0:off 3:on on",
-        arp_ignore=lambda _: 0,
-    )
-    return dataclasses.replace(healthy, **changes)
-
-
-def complaints(of: Patient) -> list[Finding]:
-    levels = (doctor.FAILURE, doctor.WARNING)
-    return [finding for finding in doctor.judge(of) if finding.level in levels]
-
-
 def gpu(**changes: Any) -> Gpu:
     healthy = Gpu(0, "H200", "9.0", True, HOST_ASSISTED, "r2serve does not use GPUDirect yet")
     return dataclasses.replace(healthy, **changes)
@@ -118,14 +77,33 @@ def with_gpus(*found: Gpu, cuda: str = "ok") -> Patient:
 @pytest.mark.parametrize(
     ("found", "level", "text"),
     [
-        (gpu(), "note", "buffers are in pinned memory of the host; .* this GPU could"),
+        (gpu(), "note", "buffers are in pinned memory of the host; r2serve does not use GPUDirect"),
         (gpu(buffers="", why_not="no nvcc in the path"), "warning", "gpu0 .* no nvcc"),
     ],
 )
 def test_of_gpus_it_is_said_where_buffers_are(found: Gpu, level: str, text: str) -> None:
-    [finding] = [each for each in doctor.judge(with_gpus(found)) if each.check == "GPU"]
+    [finding] = findings(with_gpus(found), "GPU")
     assert finding.level == level
     assert re.search(text, finding.text)
+
+
+@pytest.mark.parametrize(
+    ("dma_buf", "module", "text", "fix"),
+    [
+        (True, "", "could be given to NICs: the driver has dma-buf", ""),
+        (False, "nvidia_peermem", "could be given .* nvidia_peermem is loaded", ""),
+        (False, "", "could not be given", "open kernel modules .*515.* modprobe nvidia_peermem"),
+    ],
+)
+def test_whether_a_gpus_memory_can_be_given_to_nics(
+    dma_buf: bool, module: str, text: str, fix: str
+) -> None:
+    here = with_gpus(gpu(dma_buf=dma_buf))
+    here = dataclasses.replace(here, modules=frozenset({"mlx5_ib", module}))
+    [finding] = findings(here, "GPU")
+    assert re.search(text, finding.text)
+    assert re.search(fix, finding.fix)
+    assert bool(finding.fix) == bool(fix)
 
 
 def test_gpus_without_a_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +136,6 @@ def test_a_healthy_node_has_no_complaint() -> None:
     }
 
 
-TCP = {"rdma": "", "rdma_state": "", "gid": "", "verbs": None, "kind": "tcp", "driver": "veth"}
-
-
 @pytest.mark.parametrize(
     ("sick", "level", "check", "text"),
     [
@@ -186,7 +161,22 @@ TCP = {"rdma": "", "rdma_state": "", "gid": "", "verbs": None, "kind": "tcp", "d
         (patient(uverbs=(Path("/nowhere/uverbs0"),)), "failure", "permission", "uverbs0"),
         (patient(memlock_bytes=65536), "failure", "memlock limit", "65536"),
         (patient(memlock_bytes=30 << 20), "warning", "memlock limit", "locked"),
-        (patient(nic("eth0", gid=""), nic("eth1")), "failure", "GID", "no GID"),
+        (
+            patient(nic("eth0", kind="tcp", why_tcp="mlx5_0:1 has no GID that is …"), nic("eth1")),
+            "warning",
+            "RDMA",
+            "eth0 go over TCP: mlx5_0:1 has no GID",
+        ),
+        (
+            patient(
+                nic("eth0", **TCP, why_tcp="it has no RDMA device"),
+                nic("eth1"),
+                config=Config(rdma="require"),
+            ),
+            "failure",
+            "RDMA",
+            "'require'",
+        ),
         (patient(nic("eth0", gid="1 (RoCE v1, 10.0.0.1)"), nic("eth1")), "warning", "GID", "v1"),
         (patient(nic("eth0", mtu=1500), nic("eth1")), "warning", "MTU", "eth0 1500"),
         (
@@ -200,14 +190,6 @@ TCP = {"rdma": "", "rdma_state": "", "gid": "", "verbs": None, "kind": "tcp", "d
             "warning",
             "ARP",
             "eth0, eth1",
-        ),
-        (
-            patient(
-                nft={"nftables": [{"chain": {"hook": "input", "policy": "drop", "name": "in"}}]}
-            ),
-            "warning",
-            "firewall",
-            "in",
         ),
     ],
 )
@@ -226,14 +208,99 @@ def test_a_library_that_is_missing_matters_where_it_is_needed() -> None:
     assert (found.level, found.check) == ("warning", "libibverbs")
     required = patient(node=missing, config=Config(rdma="require"))
     assert complaints(required)[0].level == "failure"
+    why = f"mlx5_0:1 cannot be used: {missing.libibverbs}"
+    without = dataclasses.replace(missing, nics=(nic("eth0", kind="tcp", why_tcp=why), nic("eth1")))
+    assert [found.check for found in complaints(patient(node=without))] == ["libibverbs"]
     tcp_only = Node("here", (nic("eth0", **TCP), nic("eth1", **TCP)), (), "no such file")
     assert complaints(patient(node=tcp_only)) == []
 
 
-def test_priority_flow_control_is_a_note() -> None:
-    for told, known in (("", "is not known"), ("prio-pfc 0:off", "is off")):
-        texts = [f.text for f in doctor.judge(patient(pfc=lambda _, told=told: told))]
-        assert any(known in text for text in texts)
+def test_rdma_that_is_not_wanted_is_not_missed() -> None:
+    off = nic("eth0", kind="tcp", why_tcp="R2CCL_RDMA is 'off'")
+    assert findings(patient(off, config=Config(rdma="off")), "RDMA")[0].level == "ok"
+    plain = nic("eth0", **TCP, why_tcp="it has no RDMA device")
+    assert findings(patient(plain), "RDMA")[0].level == "ok"
+
+
+def test_a_memlock_limit_that_keeps_rails_from_verbs_is_named() -> None:
+    why = "mlx5_0:1 cannot be used: registering 1048576 bytes with mlx5_0: Cannot allocate memory"
+    rails = [nic(name, kind="tcp", why_tcp=why) for name in ("eth0", "eth1")]
+    [found] = findings(patient(*rails, memlock_bytes=65536), "memlock limit")
+    assert (found.level, "65536" in found.text) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("gid", "level"),
+    [
+        ("3 (RoCE v2, 10.0.0.1)", "ok"),
+        ("3 (RoCE v2, 10.0.0.11)", "note"),
+        ("0 (IB, fe80::2:c903:0:1)", "ok"),
+    ],
+)
+def test_a_gid_of_another_address_is_a_note(gid: str, level: str) -> None:
+    assert findings(patient(nic("eth0", gid=gid)), "GID")[0].level == level
+
+
+@pytest.mark.parametrize(
+    ("told", "level", "text"),
+    [
+        (PFC_ON, "ok", ""),
+        (PFC_OFF, "note", "is off"),
+        ("", "note", "is not known"),
+    ],
+)
+def test_priority_flow_control_is_a_note(told: str, level: str, text: str) -> None:
+    [found] = findings(patient(nic("eth0"), pfc=lambda _: told), "PFC")
+    assert found.level == level
+    assert text in found.text
+
+
+def test_it_is_said_why_pyverbs_cannot_be_loaded() -> None:
+    why = "libibverbs.so.1: version `IBVERBS_1.15' not found"
+    [found] = findings(patient(pyverbs=why), "pyverbs")
+    assert (found.level, why in found.text) == ("note", True)
+    assert "python3-pyverbs" in found.fix
+    assert "Cython" in found.fix
+    no_rdma = patient(nic("eth0", **TCP), pyverbs=why)
+    assert findings(no_rdma, "pyverbs")[0].level == "ok"
+
+
+def test_what_pyverbs_cannot_ask_of_a_device_is_said() -> None:
+    error = "Failed to open device mlx5_0. Errno: 13, Permission denied"
+    [found] = findings(patient(nic("eth0", verbs={"error": error}), nic("eth1")), "pyverbs")
+    assert (found.level, error in found.text) == ("warning", True)
+    assert found.fix
+
+
+def test_the_reason_is_that_of_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "pyverbs"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "device.py").write_text("raise ImportError('libefa.so.1: no such file')\n")
+    monkeypatch.setattr(verbs, "_DEBIAN", str(tmp_path / "none"))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyverbs"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert verbs.pyverbs_state() == "libefa.so.1: no such file"
+    assert verbs.pyverbs_device() is None
+    sys.modules.pop("pyverbs", None)  # the one made here
+
+
+def test_commands_that_say_nothing_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nft"
+    tool.write_text("#!/bin/sh\necho Operation not permitted >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert system.ask("nft").why_not == "nft: Operation not permitted"
+    assert system.ask("no-such-tool").why_not == "no-such-tool is not installed"
+    assert system.ask("sh", "-c", "exit 3").why_not == "sh: exit status 3"
+    assert system.ask("sh", "-c", "echo yes").text == "yes\n"
+
+
+def test_brackets_in_findings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [Finding("note", "firewall", "[Errno 13] in [/x]")]
+    monkeypatch.setattr(doctor, "examine", lambda *_: told)
+    assert "[Errno 13] in [/x]" in CliRunner().invoke(cli.check, catch_exceptions=False).output
 
 
 def test_the_picture_is_well_formed_and_names_everything() -> None:

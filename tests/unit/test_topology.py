@@ -11,7 +11,7 @@ from r2serve import topology
 from r2serve.config import Config
 from r2serve.errors import ConfigError
 from r2serve.process import Process
-from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
+from r2serve.topology import PortInfo, ProcessInfo, pair_ports, pair_secret, rails_between, why_tcp
 
 
 def info(process: int, node: str, ports: int, *, control: bool = False) -> ProcessInfo:
@@ -71,6 +71,91 @@ def test_both_ends_agree_on_the_rails(mine: int, theirs: int) -> None:
         assert rail["name"].split("@")[0] == other["name"].split("@")[0]
     assert {rail["local_address"] for rail in there} == {port.address for port in one.ports}
     assert {rail["remote_address"] for rail in there} == {port.address for port in two.ports}
+
+
+def ports(host: int, *networks: str) -> list[PortInfo]:
+    """Port ``eth<i>`` in the i-th network, which is a letter; a blank: it is not known."""
+    return [
+        PortInfo(f"eth{i}", f"10.{ord(name)}.{i}.{host}", i, network=name.strip())
+        for i, name in enumerate(networks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "pairs"),
+    [
+        ("ab", "ab", [(0, 0), (1, 1)]),
+        ("ab", "ba", [(0, 1), (1, 0)]),
+        ("abc", "cab", [(0, 1), (1, 2), (2, 0)]),
+        # Several of one network: the i-th with the i-th; the side with fewer takes turns.
+        ("aabb", "bbaa", [(0, 2), (1, 3), (2, 0), (3, 1)]),
+        ("aaa", "aa", [(0, 0), (1, 1), (2, 0)]),
+        ("aaab", "ab", [(0, 0), (1, 0), (2, 0), (3, 1)]),
+        ("ab", "a", [(0, 0), (1, 0)]),
+        # What has no network in common with the peer: in order, through a router.
+        ("ab", "cd", [(0, 0), (1, 1)]),
+        ("abc", "d", [(0, 0), (1, 0), (2, 0)]),
+        ("ax", "ya", [(0, 1), (1, 0)]),
+        ("a ", " a", [(0, 1), (1, 0)]),
+        ("  ", "  ", [(0, 0), (1, 1)]),
+        # Every port has a rail: one that is left over makes one with each of the peer's.
+        ("abc", "ba", [(0, 1), (1, 0), (2, 0), (2, 1)]),
+    ],
+)
+def test_ports_of_one_network_make_rails_with_each_other(
+    mine: str, theirs: str, pairs: list[tuple[int, int]]
+) -> None:
+    near, far = ports(1, *mine), ports(2, *theirs)
+    there = {(own.port, other.port) for own, other in pair_ports(near, far)}
+    back = {(own.port, other.port) for other, own in pair_ports(far, near)}
+    assert sorted(there) == pairs
+    assert back == there, "the same whichever process has the lower number"
+
+
+FABRICS = ("InfiniBand", "RoCE v1", "RoCE v2")
+
+
+@pytest.mark.parametrize("mine", FABRICS)
+@pytest.mark.parametrize("theirs", FABRICS)
+def test_verbs_need_the_same_fabric_at_both_ends(mine: str, theirs: str) -> None:
+    one = verbs_process(1, mine)
+    two = verbs_process(2, theirs)
+    for own, peer in ((one, two), (two, one)):
+        [rail] = rails_between(own, peer, 0)
+        assert rail["kind"] == ("verbs" if mine == theirs else "tcp")
+
+
+def verbs_process(number: int, fabric: str) -> ProcessInfo:
+    port = PortInfo("ib0", f"10.0.0.{number}", 1, f"mlx5_{number}", 1, "10.0.0.0/24", fabric)
+    return ProcessInfo(number, b"", f"node{number}", f"host{number}", (port,), None, "")
+
+
+def test_where_verbs_are_required_a_tcp_rail_is_refused_by_its_ports() -> None:
+    one, two = verbs_process(1, "InfiniBand"), verbs_process(2, "RoCE v2")
+    with pytest.raises(ConfigError) as caught:
+        rails_between(one, two, 0, require_verbs=True)
+    assert str(caught.value) == (
+        "rdma (R2CCL_RDMA) is 'require', but ib0 (10.0.0.1, mlx5_1:1, InfiniBand) of host1 and "
+        "ib0 (10.0.0.2, mlx5_2:1, RoCE v2) of host2 would make a TCP rail: "
+        "InfiniBand does not reach RoCE v2"
+    )
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.3 has no verbs"):
+        rails_between(one, info(3, "b", 1), 0, require_verbs=True)
+    same = rails_between(one, verbs_process(4, "InfiniBand"), 0, require_verbs=True)
+    assert [rail["kind"] for rail in same] == ["verbs"]
+
+
+def test_a_port_without_verbs_is_why_a_rail_is_tcp() -> None:
+    [plain], [other] = ports(1, "a"), ports(2, "a")
+    assert why_tcp(plain, other) == f"{plain.address} and {other.address} have no verbs"
+    [verbs] = verbs_process(2, "RoCE v2").ports
+    assert why_tcp(verbs, plain) == why_tcp(plain, verbs) == f"{plain.address} has no verbs"
+    assert why_tcp(verbs, verbs) == ""
+
+
+def test_the_fabric_survives_the_store() -> None:
+    sent = verbs_process(1, "RoCE v1")
+    assert ProcessInfo.from_wire(json.loads(json.dumps(sent.to_wire()))) == sent
 
 
 def test_ranks_of_one_node_share_memory_instead() -> None:

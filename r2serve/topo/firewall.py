@@ -1,0 +1,276 @@
+"""Whether the packet filter of this node lets rails through, by the rules as ``nft -j`` has them.
+
+A rail's first packet is led through the rules of each chain.  Where they ask for what is not known
+here (an address set, a mark, a rate) the answer is that they may drop it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from r2serve.topo import system
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Known = bool | None
+"""None: that depends on what is not known here."""
+Fact = str | tuple[int, int] | None
+"""A word, or the first and last of the numbers that it may be; None: not known."""
+
+_OPEN_PORTS = (1024, 65535)
+"""Where rails come from."""
+_DEEPEST = 16
+_NO_MATCH = ("counter", "log", "mangle", "notrack")
+"""Statements that leave it to the rest of the rule what becomes of the packet."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All rules of this network namespace."""
+
+    nft: tuple[dict[str, Any], ...] | None
+    """None: they cannot be read."""
+    why_not: str = ""
+    legacy: str = ""
+    """What ``iptables-legacy -S`` says, whose rules nft does not show; empty: there are none."""
+    ports: tuple[int, int] = (32768, 60999)
+    """Where TCP rails listen."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """First packets of rails of one NIC, in one direction."""
+
+    hook: str
+    """``input`` or ``output``."""
+    nic: str
+    protocol: str
+    ports: tuple[int, int]
+    """Where to."""
+    local: Network
+    """The address of the NIC alone."""
+    peers: Network | None
+    """None: not known."""
+
+    def __str__(self) -> str:
+        port = f" port {self.ports[0]}" if self.ports[0] == self.ports[1] else ""
+        way = "to" if self.hook == "input" else "from"
+        return f"{self.protocol.upper()}{port} {way} {self.nic} ({self.local.network_address})"
+
+
+def read() -> Rules:
+    """The rules that hold here."""
+    told = system.ask("nft", "-j", "list", "ruleset")
+    ports = system.local_ports()
+    if told.why_not:
+        return Rules(None, told.why_not, _legacy(), ports)
+    return Rules(tuple(json.loads(told.text)["nftables"]), "", _legacy(), ports)
+
+
+def _legacy() -> str:
+    """To ask iptables-legacy where it has no table would make one."""
+    try:
+        tables = Path("/proc/net/ip_tables_names").read_text().split()
+    except OSError:
+        return ""
+    return system.ask("iptables-legacy", "-S").text if "filter" in tables else ""
+
+
+def dropped(rules: Rules, traffic: Traffic) -> Iterator[tuple[str, bool]]:
+    """The chains that drop or reject such packets, and whether that is certain."""
+    tables: dict[tuple[str, str], _Table] = defaultdict(_Table)
+    for entry in rules.nft or ():
+        [(kind, body)] = entry.items()
+        if kind == "rule":
+            table = tables[body["family"], body["table"]]
+            table.rules[body["chain"]].append(body.get("expr", []))
+        elif kind in ("set", "map"):
+            tables[body["family"], body["table"]].sets[body["name"]] = body.get("elem", [])
+    families = ("inet", "ip" if traffic.local.version == 4 else "ip6")
+    for entry in rules.nft or ():
+        chain = entry.get("chain", {})
+        if chain.get("hook") != traffic.hook or chain["family"] not in families:
+            continue
+        walk = _Walk(traffic, tables[chain["family"], chain["table"]])
+        certain = walk.is_dropped(chain["name"], chain.get("policy", "accept"))
+        if certain is not False:
+            yield f"{chain['table']}/{chain['name']}", bool(certain)
+
+
+def dropped_by_legacy(rules: Rules) -> tuple[list[str], bool]:
+    """Rules of iptables-legacy that drop or reject, and whether one of them drops all."""
+    found = re.findall(
+        r"^-P (?:INPUT|OUTPUT) DROP$|^-A (?:INPUT|OUTPUT) .*-j (?:DROP|REJECT).*$",
+        rules.legacy,
+        re.MULTILINE,
+    )
+    return found, any(rule.split()[0] == "-P" or rule.split()[2] == "-j" for rule in found)
+
+
+# ---- a packet's way through a chain -------------------------------------------------------------
+
+
+def _both(one: Known, other: Known) -> Known:
+    if one is False or other is False:
+        return False
+    return None if one is None or other is None else True
+
+
+@dataclass(frozen=True)
+class _Table:
+    rules: dict[str, list[list[dict[str, Any]]]] = field(default_factory=lambda: defaultdict(list))
+    """Of each chain."""
+    sets: dict[str, list[Any]] = field(default_factory=dict)
+    """What each named set or map has now."""
+
+
+@dataclass(frozen=True)
+class _Walk:
+    traffic: Traffic
+    table: _Table
+
+    def is_dropped(self, chain: str, policy: str) -> Known:
+        may_accept = may_drop = False
+        for certain, accepts in [*self._verdicts(chain, True, 0), (True, policy == "accept")]:
+            if certain and accepts:
+                return None if may_drop else False
+            if certain:
+                return None if may_accept else True
+            may_accept |= accepts
+            may_drop |= not accepts
+        return None
+
+    def _verdicts(self, chain: str, reached: Known, depth: int) -> Iterator[tuple[Known, bool]]:
+        """Whether the packet comes to each verdict, and whether that accepts it."""
+        if depth > _DEEPEST:
+            return
+        for rule in self.table.rules.get(chain, ()):
+            for holds, verdict, target in self._outcomes(rule):
+                certain = _both(reached, holds)
+                if certain is False:
+                    continue
+                if verdict in ("accept", "drop", "reject"):
+                    yield certain, verdict == "accept"
+                elif verdict in ("jump", "goto"):
+                    yield from self._verdicts(target, certain, depth + 1)
+                if verdict != "jump" and holds:
+                    return  # the packet does not come to the next rule
+                if verdict in ("goto", "return"):
+                    reached = None
+
+    def _outcomes(self, rule: list[dict[str, Any]]) -> Iterator[tuple[Known, str, str]]:
+        """The verdicts of a rule, each with where it leads and whether it is for the packet."""
+        holds: Known = True
+        for statement in rule:
+            name, body = next(iter(statement.items()))
+            if name == "match":
+                holds = _both(holds, self._matches(body["left"], body["op"], body["right"]))
+            elif name == "vmap":
+                yield from self._mapped(body, holds)
+            elif name in ("accept", "drop", "reject", "return"):
+                yield holds, name, ""
+            elif name in ("jump", "goto"):
+                yield holds, name, body["target"]
+            elif name == "xt":  # an extension of iptables, of which only the name is told
+                if isinstance(body, dict) and body.get("name") in ("DROP", "REJECT"):
+                    yield holds, "drop", ""
+                holds = _both(holds, None)
+            elif name not in _NO_MATCH:
+                holds = _both(holds, None)
+
+    def _mapped(self, body: dict[str, Any], holds: Known) -> Iterator[tuple[Known, str, str]]:
+        for key, verdict in self._elements(body["data"]) or []:
+            name, to = next(iter(verdict.items()))
+            matches = self._matches(body["key"], "==", key)
+            yield _both(holds, matches), name, to["target"] if to else ""
+
+    def _elements(self, of: Any) -> list[Any] | None:
+        """What a set holds, one with a name or one in a rule; None: it is no set."""
+        if isinstance(of, str) and of.startswith("@"):
+            return self.table.sets.get(of[1:], [{"unknown": of}])
+        if isinstance(of, dict):
+            of = of.get("set", of.get("|"))
+        return of if isinstance(of, list) else None
+
+    def _matches(self, left: dict[str, Any], operator: str, right: Any) -> Known:
+        kind, what = next(iter(left.items()))
+        if kind == "payload" and self._is_of_another_protocol(what):
+            return False
+        known = self._is_in(self._fact(kind, what), right)
+        if operator == "!=":
+            return None if known is None else not known
+        return known if operator in ("==", "in") else None
+
+    def _is_of_another_protocol(self, what: dict[str, Any]) -> bool:
+        here = {"th", "ether", self.traffic.protocol}
+        here.add("ip" if self.traffic.local.version == 4 else "ip6")
+        return what.get("protocol", "th") not in here
+
+    def _fact(self, kind: str, what: Any) -> Fact:
+        """Of the packet; None: not known."""
+        traffic, comes_in = self.traffic, self.traffic.hook == "input"
+        newer = traffic.local.version == 6
+        if kind == "ct":  # of a new connection, whose address nobody translated
+            return {"state": "new", "status": "", "direction": "original"}.get(what.get("key", ""))
+        if kind == "meta":
+            facts: dict[str, str] = {
+                "l4proto": traffic.protocol,
+                "nfproto": "ipv6" if newer else "ipv4",
+                "protocol": "ip6" if newer else "ip",
+            }
+            for end in ("f", "fname"):
+                facts[f"ii{end}"] = traffic.nic if comes_in else ""
+                facts[f"oi{end}"] = "" if comes_in else traffic.nic
+            return facts.get(what.get("key", ""))
+        if kind != "payload" or what.get("protocol") == "ether":
+            return None
+        peers = _span(str(traffic.peers)) if traffic.peers else None
+        own = _span(str(traffic.local))
+        found: dict[str, Fact] = {
+            "protocol": traffic.protocol,
+            "nexthdr": traffic.protocol,
+            "dport": traffic.ports,
+            "sport": _OPEN_PORTS,
+            "saddr": peers if comes_in else own,
+            "daddr": own if comes_in else peers,
+        }
+        return found.get(what.get("field", ""))
+
+    def _is_in(self, fact: Fact, right: Any) -> Known:
+        """Whether a fact is what a rule asks for: a value, a range, a prefix or a set of them."""
+        elements = right if isinstance(right, list) else self._elements(right)
+        if elements is not None:
+            known = [self._is_in(fact, each) for each in elements]
+            return True if True in known else None if None in known else False
+        if isinstance(right, dict) and "elem" in right:
+            right = right["elem"]["val"]
+        if isinstance(fact, str) and isinstance(right, str):
+            return fact.startswith(right[:-1]) if right.endswith("*") else fact == right
+        asked = _span(right)
+        if asked is None or fact is None or isinstance(fact, str):
+            return None
+        if asked[0] <= fact[0] and fact[1] <= asked[1]:
+            return True
+        return None if asked[0] <= fact[1] and fact[0] <= asked[1] else False
+
+
+def _span(of: Any) -> tuple[int, int] | None:
+    """The first and last number of a port, an address, a prefix or a range; None: it is none."""
+    try:
+        if isinstance(of, dict) and "range" in of:
+            first, last = map(_span, of["range"])
+            return (first[0], last[1]) if first and last else None
+        if isinstance(of, dict):
+            of = f"{of['prefix']['addr']}/{of['prefix']['len']}"
+        if isinstance(of, int):
+            return of, of
+        asked = ipaddress.ip_network(of, strict=False)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return int(asked.network_address), int(asked.broadcast_address)

@@ -1,0 +1,108 @@
+"""Which ports of this node make rails with which of another one, by what its ``topo`` says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from r2serve.errors import ConfigError
+from r2serve.topology import PortInfo, pair_ports, why_tcp
+
+
+@dataclass(frozen=True)
+class End:
+    """A port of a node that makes rails, with what a peer has to know of it."""
+
+    rail: str
+    device: str
+    address: str
+    network: str
+    """Empty: not known."""
+    verbs_device: str
+    """Empty: its rails go over TCP."""
+    verbs_port: int
+    fabric: str
+    """``InfiniBand``, ``RoCE v1`` or ``RoCE v2``; empty: TCP."""
+    gbit_s: float
+    """0: not known."""
+    mtu: int
+    """0: not known."""
+
+    def info(self) -> PortInfo:
+        """As the engine tells its peers."""
+        return PortInfo(
+            device=self.device,
+            address=self.address,
+            port=0,
+            verbs_device=self.verbs_device,
+            verbs_port=self.verbs_port,
+            network=self.network,
+            fabric=self.fabric,
+        )
+
+    def __str__(self) -> str:
+        return str(self.info())
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another node."""
+
+    host: str
+    ports: tuple[End, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A port here and one of the peer that make a rail."""
+
+    own: End
+    other: End
+    kind: str
+    """``verbs`` or ``tcp``."""
+    why_tcp: str
+    gbit_s: float
+    """Of the slower one; 0: not known of both."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read(path: Path) -> Peer:
+    """The peer whose ``r2serve topo --json`` wrote this file.
+
+    Raises:
+        ConfigError: it did not.
+    """
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return Peer(str(told["host"]), tuple(_end(port) for port in told["ports"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not what `r2serve topo --json` of this version prints: {error!r}"
+        ) from error
+
+
+def _end(told: Mapping[str, Any]) -> End:
+    for name, kind in get_type_hints(End).items():
+        if not isinstance(told[name], (int, float) if kind is float else kind):
+            raise TypeError(f"{name} is {told[name]!r}")
+    return End(**told)
+
+
+def pairs(own: Sequence[End], other: Sequence[End]) -> tuple[Pair, ...]:
+    """The rails between two nodes; none where one of them has no port."""
+    if not own or not other:
+        return ()
+    mine, theirs = ({end.info(): end for end in ends} for ends in (own, other))
+    return tuple(
+        _pair(mine[near], theirs[far]) for near, far in pair_ports(list(mine), list(theirs))
+    )
+
+
+def _pair(own: End, other: End) -> Pair:
+    why = why_tcp(own.info(), other.info())
+    return Pair(own, other, "tcp" if why else "verbs", why, min(own.gbit_s, other.gbit_s))

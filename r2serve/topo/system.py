@@ -1,0 +1,68 @@
+"""Asking commands and kernel tables of this machine; each may be missing or may refuse."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_ADMINISTRATORS = "/usr/local/sbin:/usr/sbin:/sbin"
+"""Not in the search path of other users everywhere."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a command says."""
+
+    text: str = ""
+    why_not: str = ""
+    """Why it says nothing; empty: it went well."""
+
+
+def ask(*command: str) -> Told:
+    """Run a command that changes nothing."""
+    search = os.pathsep.join((os.environ.get("PATH", os.defpath), _ADMINISTRATORS))
+    program = shutil.which(command[0], path=search)
+    if program is None:
+        return Told(why_not=f"{command[0]} is not installed")
+    try:
+        done = subprocess.run(
+            [program, *command[1:]], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Told(why_not=str(error))
+    if done.returncode == 0:
+        return Told(done.stdout)
+    complaint = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return Told(why_not=f"{command[0]}: {complaint[0]}")
+
+
+def may_lock_anything() -> bool:
+    """The limit on locked memory does not hold for whoever has CAP_IPC_LOCK, as root has."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> 14 & 1)
+    return False
+
+
+def sysctl(nic: str, name: str) -> int:
+    """Of an interface; what holds for all of them counts, too."""
+    base = Path("/proc/sys/net/ipv4/conf")
+    values = []
+    for scope in (nic, "all"):
+        try:
+            values.append(int((base / scope / name).read_text()))
+        except OSError:
+            continue
+    return max(values, default=0)
+
+
+def local_ports() -> tuple[int, int]:
+    """The first and last port of those that the kernel gives to whoever names none."""
+    try:
+        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except OSError:
+        return 32768, 60999
+    return int(low), int(high)

@@ -32,6 +32,12 @@ class FakeVerbs final : public VerbsDriver,
   // Writes wait on the wire from now on; or all that wait land, and further ones at once.
   void hold() { set_holding(true); }
   void let_go() { set_holding(false); }
+  // Queue pairs take turns at random from now on, one write at a time.
+  void shuffle(unsigned seed) {
+    const std::lock_guard lock(mutex_);
+    random_.seed(seed);
+    shuffled_ = true;
+  }
   // What this device sends and what is sent to it vanishes, and nothing says so.
   void mute(const std::string& name, bool muted) {
     const std::lock_guard lock(mutex_);
@@ -126,17 +132,6 @@ class FakeVerbs final : public VerbsDriver,
   void refuse_destroy(const std::string& name, bool refusing) {
     const std::lock_guard lock(mutex_);
     devices_[name].undying = refusing;
-  }
-  // What was under way when a queue pair failed still lands, once; as if there was no fence.
-  void land_late(bool late) {
-    const std::lock_guard lock(mutex_);
-    lands_late_ = late;
-    if (late) return;
-    for (const Write& write : std::exchange(late_, {})) put(write);
-  }
-  [[nodiscard]] std::size_t late() const {
-    const std::lock_guard lock(mutex_);
-    return late_.size();
   }
   [[nodiscard]] std::size_t queue_pairs() const {
     const std::lock_guard lock(mutex_);

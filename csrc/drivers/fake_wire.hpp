@@ -3,12 +3,14 @@
 
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -108,13 +110,20 @@ class FakeWire {
     if (std::exchange(pair.armed, false)) ::eventfd_write(pair.fd.get(), 1);
   }
 
-  // Everything that may land does, in the order of each queue pair.
+  // Everything that may land does: in the order of each queue pair, which are in any order.
   void land() {
     if (holding_) return;
+    std::vector<Pair*> order;
+    for (auto& [number, pair] : pairs_)
+      if (!pair.waiting.empty()) order.push_back(&pair);
     for (bool moved = true; moved;) {
       moved = false;
-      for (auto& [number, pair] : pairs_)
-        while (!pair.waiting.empty() && deliver(pair)) moved = true;
+      if (shuffled_) std::ranges::shuffle(order, random_);
+      for (Pair* pair : order) {
+        const std::size_t most = shuffled_ ? 1 : pair->waiting.size();
+        for (std::size_t i = 0; i < most && !pair->waiting.empty() && deliver(*pair); ++i)
+          moved = true;
+      }
     }
   }
 
@@ -194,11 +203,6 @@ class FakeWire {
       flushed.flushed = true;
       flushed.status = "flushed";
       complete(pair, flushed);
-      if (!lands_late_) continue;
-      Write& late = late_.emplace_back(write);
-      late.inlined.assign(write.request.source.data,
-                          write.request.source.data + write.request.source.bytes);
-      late.request.inlined = true;
     }
     for (const std::uint64_t id : std::exchange(pair.receives, {})) {
       VerbsCompletion flushed;
@@ -214,13 +218,13 @@ class FakeWire {
   std::map<std::string, Device> devices_;
   std::map<std::uint32_t, Region> regions_;
   std::map<std::uint32_t, Pair> pairs_;
-  std::vector<Write> late_;
   std::uint32_t next_key_ = 100;
   std::uint32_t next_pair_ = 10;
   std::size_t not_ready_ = 0;
   std::size_t overruns_ = 0;
+  std::mt19937 random_;
+  bool shuffled_ = false;
   bool holding_ = false;
-  bool lands_late_ = false;
 };
 
 }  // namespace r2ccl

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -120,6 +122,25 @@ TEST_F(Verbs, CarryEverySize) {
   }
   EXPECT_EQ(info(0, 0).device, device(0) + ":1");
   EXPECT_GT(info(0, 0).round_trip, 0);
+}
+
+TEST_F(Verbs, CarryEverythingWhateverComesLateAndBeforeWhat) {
+  ASSERT_TRUE(rejoined());
+  std::mt19937 random(7);
+  job->verbs->shuffle(7);
+  std::atomic<bool> over{false};
+  std::thread delaying([&] {
+    while (!over) {
+      job->verbs->hold();
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+      job->verbs->let_go();
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
+    }
+  });
+  for (const std::size_t floats : {10U, 1000U, 8000U, 300000U}) steps(20, floats);
+  over = true;
+  delaying.join();
+  steps(20, 1000);
 }
 
 TEST_F(Verbs, AreLeftWhenTheirPortHasAnError) {
@@ -381,7 +402,8 @@ TEST_F(Verbs, DoNotGiveMemoryBackThatADeviceMayStillRead) {
   ASSERT_TRUE(job->engines[0]->register_buffer(std::as_writable_bytes(std::span(data))).ok());
   ASSERT_TRUE(rejoined());
   job->verbs->mute_at(device(0), std::as_bytes(std::span(data)));
-  job->verbs->hang(device(0), true);  // its queue pairs are not fenced
+  job->verbs->hang(device(0), true);          // its queue pairs are not fenced
+  job->verbs->hang_freeing(device(0), true);  // nor is memory withdrawn from it
   std::atomic<bool> returned{false};
   std::thread sending([&] {
     const Status status = job->communicators[0]->send_to(
@@ -396,6 +418,7 @@ TEST_F(Verbs, DoNotGiveMemoryBackThatADeviceMayStillRead) {
   EXPECT_EQ(received, data);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_FALSE(returned);
+  job->verbs->hang_freeing(device(0), false);
   job->verbs->hang(device(0), false);
   sending.join();
   EXPECT_GE(job->longest_stall(0), 200 * ns_per_ms);
@@ -428,6 +451,29 @@ TEST_F(Verbs, OfAnotherDeviceAreNotHeldUpByOneThatIsGone) {
   EXPECT_TRUE(rejoined());
   job->communicators = job->make_communicators(1000);
   steps(20, 3000);
+}
+
+TEST_F(Verbs, OfADeviceThatIsGoneAreKnownToNewPeersToo) {
+  ASSERT_TRUE(rejoined());
+  job->verbs->remove(device(0));
+  job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
+  ASSERT_TRUE(eventually([&] { return info(0, 0).state != RailState::up; }));
+  PeerDescription third;
+  third.process = 7;  // whoever has the lower number is connected to
+  third.label = "rank 2";
+  third.secret.resize(32, std::byte{7});
+  third.rails.push_back({.kind = RailKind::verbs,
+                         .name = "rail0@node0",
+                         .device = "",
+                         .local_address = "127.0.0.1",
+                         .remote_address = "127.0.0.1",
+                         .remote_port = 1,
+                         .verbs = {.device = device(0), .port = 1}});
+  const Status known = job->engines[0]->add_peer(third);
+  EXPECT_TRUE(known.ok()) << known.message();
+  third.process = 8;
+  third.rails[0].verbs.device = "rdma-nobody";
+  EXPECT_FALSE(job->engines[0]->add_peer(third).ok());
 }
 
 TEST_F(Verbs, OfADeviceThatHangsDoNotPileUp) {

@@ -103,6 +103,25 @@ TEST_F(MemoryPoolTest, WhatADeviceHadThatIsGoneIsWithdrawn) {
   EXPECT_NE(pool.withdrawal_of("near"), withdrawn);
 }
 
+TEST_F(MemoryPoolTest, BuffersThatOverlapAreRefused) {
+  ASSERT_TRUE(pool.add_device(open()).ok());
+  const auto part = [this](std::size_t first, std::size_t bytes) {
+    return pool.register_buffer(span().subspan(first, bytes)).ok();
+  };
+  ASSERT_TRUE(part(200, 100));
+  EXPECT_FALSE(part(200, 50));
+  EXPECT_FALSE(part(210, 50));
+  EXPECT_FALSE(part(299, 50));
+  EXPECT_FALSE(part(150, 51));
+  EXPECT_FALSE(part(100, 500));
+  EXPECT_TRUE(part(300, 50));
+  EXPECT_TRUE(part(100, 100));
+  EXPECT_TRUE(part(200, 100));  // once more
+  EXPECT_TRUE(pool.deregister_buffer(buffer.data() + 200));
+  EXPECT_TRUE(pool.deregister_buffer(buffer.data() + 200));
+  EXPECT_FALSE(pool.deregister_buffer(buffer.data() + 200));
+}
+
 TEST_F(MemoryPoolTest, ADeviceThatIsGoneHoldsUpNobody) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   ASSERT_TRUE(pool.register_buffer(span()).ok());

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <iterator>
 #include <list>
 #include <utility>
 
@@ -234,10 +235,14 @@ void MemoryPool::release(std::byte* memory) {
 
 Status MemoryPool::register_buffer(std::span<std::byte> buffer) {
   if (buffer.empty()) return {ErrorCode::invalid_argument, "buffer: it has no bytes"};
-  const auto found = regions_.find(buffer.data());
-  if (found != regions_.end()) {
+  // The first that ends behind its begin: none, or the only one that it may be the same as.
+  auto found = regions_.upper_bound(buffer.data());
+  if (found != regions_.begin() &&
+      std::prev(found)->first + std::prev(found)->second.bytes > buffer.data())
+    --found;
+  if (found != regions_.end() && found->first < buffer.data() + buffer.size()) {
     Region& known = found->second;
-    if (known.own || known.bytes != buffer.size())
+    if (known.own || found->first != buffer.data() || known.bytes != buffer.size())
       return {ErrorCode::invalid_argument,
               "the buffer of " + std::to_string(buffer.size()) + " bytes overlaps one of " +
                   std::to_string(known.bytes) + " bytes that is registered"};

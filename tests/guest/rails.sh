@@ -7,6 +7,8 @@
 #   rails.sh mute DEV | unmute DEV       its switch port drops everything, and nothing says so
 #   rails.sh deafen DEV | undeafen DEV   its switch port drops what goes to it, and only that
 #   rails.sh narrow DEV | widen DEV      its switch port drops frames of more than 1500 bytes
+#   rails.sh move DEV HOST               its address becomes 10.R.0.HOST
+#   rails.sh mtu DEV BYTES
 #   rails.sh limit DEV KBIT | unlimit DEV  its switch port lets through so much
 #
 # The NIC of node N on rail R is nNrR with address 10.R.0.(N+1), its RDMA device rxe_nNrR; a bridge a
@@ -105,6 +107,17 @@ case ${1:-} in
     undeafen) bridge link set dev "p$2" learning on flood on ;;
     narrow) ip link set "p$2" mtu 1500 ;;
     widen) ip link set "p$2" mtu 4200 ;;
+    move)
+        parse "$2"
+        say addr flush dev "$2" scope global
+        say addr add "10.$rail.0.$3/24" dev "$2"
+        for other in /sys/class/net/n*r"$rail"; do
+            [ "${other##*/}" = "$2" ] ||
+                say neigh replace "10.$rail.0.$3" lladdr "$mac" dev "${other##*/}" nud permanent
+        done
+        do_it
+        ;;
+    mtu) ip link set "$2" mtu "$3" ;;
     limit)
         load sch_tbf
         # Deep enough to hold what a queue pair has on its way: slow, not lossy.

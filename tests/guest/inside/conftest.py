@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ranks import Job
 
 REPORT: list[str] = []
+BEGAN = time.monotonic()
 
 
 @pytest.hookimpl(trylast=True)  # what is deselected is gone by then
@@ -61,9 +63,8 @@ def job(_jobs: list[Job], new_job: type[Job]) -> Iterator[Job]:
         )
     made = _jobs[-1]
     made.await_up()
-    before = made.carried()
-    yield made
-    assert sum(made.carried().values()) > sum(before.values()), "nothing went over verbs"
+    with made.over_verbs():
+        yield made
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def show() -> Callable[[str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if REPORT:
-        terminalreporter.section("measured")
-    for line in REPORT:
+    terminalreporter.section("measured")
+    seconds = time.monotonic() - BEGAN
+    for line in [*REPORT, f"{seconds:.0f} s in all, of the guest's clock (wanted: 480)"]:
         terminalreporter.write_line(line)

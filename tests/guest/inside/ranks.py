@@ -3,148 +3,27 @@ minute to load (see conftest.py)."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import random
+import signal
 import socket
 import statistics
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from worker import FORK, PATIENCE_S, Shared, Worker
 
 from r2serve import Config
 from r2serve.communicator import Communicator
 
 SLOW = 10
 """The guest is so many times slower than a machine: time-outs are so much longer."""
-PATIENCE_S = 120.0
 STOP = "stop"
-
-_FORK = multiprocessing.get_context("fork")
-
-
-class Shared:
-    """What test and ranks both see of a stream."""
-
-    def __init__(self) -> None:
-        self.steps = _FORK.Value("Q", 0, lock=False)
-        self.stop = _FORK.Value("B", 0, lock=False)
-
-
-class Worker:
-    """What a rank can be asked for; runs in the rank."""
-
-    def __init__(self, communicator: Communicator, shared: Shared) -> None:
-        self._communicator = communicator
-        self._shared = shared
-        self._threads = ThreadPoolExecutor(1)
-        self._took: Future[list[float]] = Future()
-
-    def rails(self) -> list[dict[str, Any]]:
-        return [vars(rail) for rail in self._communicator.rails()]
-
-    def events(self) -> list[dict[str, Any]]:
-        return [vars(event) for event in self._communicator.events()]
-
-    def inject(self, rail: int, fault: str) -> None:
-        self._communicator.inject(rail, fault)
-
-    def begin_stream(self, elements: int, repeats: int, gathered: int) -> None:
-        """Steps of so many all-reduces, and an all-gather perhaps, until the test says stop."""
-        self._took = self._threads.submit(self._stream, elements, repeats, gathered)
-
-    def end_stream(self) -> list[float]:
-        """How long each took, in ms."""
-        return self._took.result(PATIENCE_S)
-
-    def _stream(self, elements: int, repeats: int, gathered: int) -> list[float]:
-        """Element 0 tells that it is the last one; the others are known and checked."""
-        rank, world = self._communicator.rank, self._communicator.world_size
-        expected = torch.arange(elements, dtype=torch.float32) * sum(range(1, world + 1))
-        mine = torch.arange(elements, dtype=torch.float32) * (rank + 1)
-        share = torch.arange(gathered, dtype=torch.float32)
-        data, took = torch.empty(elements), []
-        while True:
-            stop = self._shared.stop.value if rank == 0 else 0
-            time_ns, last = 0, False
-            for _ in range(repeats):
-                data.copy_(mine)
-                data[0] = stop
-                began = time.perf_counter_ns()
-                self._communicator.all_reduce(data, out=data)
-                time_ns += time.perf_counter_ns() - began
-                last, data[0] = bool(data[0]), 0
-                assert torch.equal(data, expected), f"step {len(took)} has other bits"
-            if gathered:
-                began = time.perf_counter_ns()
-                shares = self._communicator.all_gather(share + rank)
-                time_ns += time.perf_counter_ns() - began
-                assert all(torch.equal(shares[r], share + r) for r in range(world))
-            took.append(time_ns / 1e6)
-            if rank == 0:
-                self._shared.steps.value += 1
-            if last:
-                return took
-
-    def registered(self, elements: int, count: int) -> None:
-        """All-reduces of a tensor that the devices read where it lies, into one that they write."""
-        rank, world = self._communicator.rank, self._communicator.world_size
-        data, result = torch.empty(elements), torch.empty(elements)
-        for tensor in (data, result):
-            self._communicator.register_buffer(tensor)
-        for number in range(count):
-            data.fill_(rank + number)
-            self._communicator.all_reduce(data, out=result)
-            assert torch.all(result == sum(range(world)) + world * number)
-        for tensor in (data, result):
-            self._communicator.deregister_buffer(tensor)
-
-    def times(self, elements: int, count: int) -> list[float]:
-        """How long each of so many all-reduces takes, in us, after as many others."""
-        data, took = torch.ones(elements), []
-        for _ in range(2 * count):
-            began = time.perf_counter_ns()
-            self._communicator.all_reduce(data, "max", out=data)
-            took.append((time.perf_counter_ns() - began) / 1e3)
-        return took[count:]
-
-    def random_calls(self, seed: int, count: int) -> int:
-        """Collectives of random kind and size, against torch's own arithmetic on integers."""
-        plan, world = random.Random(seed), self._communicator.world_size
-        rank = self._communicator.rank
-        for number in range(count):
-            kind = plan.choice(["all_reduce", "all_gather", "broadcast", "all_to_all", "barrier"])
-            rows = plan.choice([1, 7, 300, 1024, 5000, 40_000])
-            root = plan.randrange(world)
-            values = [
-                torch.randint(-99, 99, (rows * world,), generator=_generator(seed, number, r))
-                for r in range(world)
-            ]
-            own = values[rank].clone()
-            if kind == "all_reduce":
-                got, wanted = self._communicator.all_reduce(own), sum(values)
-            elif kind == "all_gather":
-                got, wanted = self._communicator.all_gather(own), torch.stack(values)
-            elif kind == "broadcast":
-                got, wanted = self._communicator.broadcast(own, root), values[root]
-            elif kind == "all_to_all":
-                got = self._communicator.all_to_all(own)
-                wanted = torch.cat([value.view(world, -1)[rank] for value in values])
-            else:
-                self._communicator.barrier()
-                continue
-            assert torch.equal(got, wanted), f"call {number} of seed {seed}: {kind} of {rows} rows"
-        return count
-
-
-def _generator(*numbers: int) -> torch.Generator:
-    return torch.Generator().manual_seed(hash(numbers) % 2**31)
 
 
 class Rank:
@@ -154,8 +33,8 @@ class Rank:
         self, number: int, world: int, port: int, config: dict[str, Any], shared: Shared
     ) -> None:
         self.number = number
-        self._pipe, theirs = _FORK.Pipe()
-        self._process = _FORK.Process(
+        self._pipe, theirs = FORK.Pipe()
+        self._process = FORK.Process(
             target=_serve, args=(theirs, number, world, port, config, shared), daemon=True
         )
         self._process.start()
@@ -194,15 +73,33 @@ class Rank:
         self._process.kill()
         self._process.join()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Its process does nothing meanwhile."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
+
 
 class Job:
     """The ranks of a job, each of them a node."""
 
     def __init__(
-        self, world: int = 2, rails_of: Callable[[int], str] | None = None, **config: Any
+        self,
+        world: int = 2,
+        rails_of: Callable[[int], str] | None = None,
+        first: int | None = None,
+        **config: Any,
     ) -> None:
-        """rails_of: a rank's ``R2CCL_RAILS``; by default its two first NICs."""
+        """rails_of: a rank's ``R2CCL_RAILS``; by default its two first NICs.
+
+        first: so many rails of a link can come up at all; by default every one.
+        """
         self.shared = Shared()
+        self._first = first
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -268,7 +165,11 @@ class Job:
     def await_up(self) -> None:
         self.eventually(
             "every rail UP",
-            lambda: all(rail["state"] == "UP" for rails in self.ask("rails") for rail in rails),
+            lambda: all(
+                rail["state"] == "UP"
+                for rails in self.ask("rails")
+                for rail in rails[: self._first]
+            ),
         )
 
     def eventually(self, what: str, done: Callable[[], bool]) -> None:
@@ -294,6 +195,22 @@ class Job:
             if rail["kind"] == "verbs"
         }
 
+    def sent(self) -> list[Counter[str]]:
+        """Data that each rank has sent, in bytes, by kind of rail."""
+        sent = [Counter[str]() for _ in self.ranks]
+        for of_rank, rails in zip(sent, self.ask("rails"), strict=True):
+            for rail in rails:
+                of_rank[rail["kind"]] += rail["data_tx_bytes"]
+        return sent
+
+    @contextmanager
+    def over_verbs(self) -> Iterator[None]:
+        """What every rank sends meanwhile goes over verbs, and it sends something."""
+        before = self.sent()
+        yield
+        for rank, (is_now, was) in enumerate(zip(self.sent(), before, strict=True)):
+            assert set(is_now - was) == {"verbs"}, f"rank {rank} has sent {dict(is_now - was)}"
+
     @contextmanager
     def stream(self, elements: int, repeats: int = 1, gathered: int = 0) -> Iterator[Stream]:
         """Steps without end while the body runs, whose results are checked."""
@@ -304,7 +221,8 @@ class Job:
             for rank in self.ranks:
                 rank.kill()
             raise
-        running.finish()
+        if not running.over:
+            running.finish()
 
 
 class Stream:
@@ -312,6 +230,7 @@ class Stream:
 
     def __init__(self, job: Job, elements: int, repeats: int, gathered: int) -> None:
         self._job = job
+        self.over = False
         self.took: list[float] = []
         job.shared.steps.value = job.shared.stop.value = 0
         job.ask("begin_stream", elements=elements, repeats=repeats, gathered=gathered)
@@ -328,7 +247,23 @@ class Stream:
             assert time.monotonic() < deadline, f"hangs at step {self.steps}: {self._job.states()}"
             time.sleep(0.01)
 
+    def busiest(self) -> int:
+        """The rail that most of rank 0's bytes go over now."""
+        before = self._job.carried()
+        self.more(5)
+        after = self._job.carried()
+        return max(range(len(after)), key=lambda rail: after[f"rail{rail}"] - before[f"rail{rail}"])
+
+    def failures(self) -> list[dict[str, Any]]:
+        """How it ends by itself at each rank that lives."""
+        self.over = True
+        living = [rank for rank in self._job.ranks if rank.is_alive()]
+        for rank in living:
+            rank.begin("heard_end")
+        return [rank.end() for rank in living]
+
     def finish(self) -> None:
+        self.over = True
         self._job.shared.stop.value = 1
         self.took = self._job.ask("end_stream")[0]
 

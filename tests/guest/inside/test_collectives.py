@@ -33,10 +33,12 @@ def test_random_collectives_are_exact_while_rails_break(
         rails(heals, nic)
         faults += 1
         time.sleep(0.3)
-    assert [rank.end() for rank in job.ranks] == [CALLS, CALLS]
+    done = [rank.end() for rank in job.ranks]
+    assert [sum(of_rank.values()) for of_rank in done] == [CALLS, CALLS]
     job.await_up()
     downs = len(job.moves(since))
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(done[0].items()))
     show(f"{CALLS} random collectives, seed {seed}: {faults} faults, rails went DOWN {downs} times")
+    show(f"of three types: {kinds}")
     assert faults > 0
     assert downs > 0
-    assert sum(job.carried().values()) > 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,7 @@ from bare import port_is_active
 from rails import rails
 
 if TYPE_CHECKING:
-    from ranks import Job
+    from ranks import Job, Stream
 
 SMALL, LARGE = 4 * 1024, 64 * 1024  # floats: 16 KiB, one message; 256 KiB, striped
 
@@ -33,13 +34,12 @@ CASES = [
     for name in FAULTS
     for elements in ((SMALL, LARGE) if name in BOTH_SIZES else (LARGE,))
 ]
-STRIKES = 2
-RETRIES_MS = 400.0
-"""Until a queue pair gives up by itself, at the default timeout and retry count."""
+STRIKES, ROUNDS = 2, 3
+SLOW_KBIT = "20000"
 
 
 @pytest.fixture(autouse=True)
-def _whole_again(job: Job):
+def _whole_again(job: Job) -> Iterator[None]:
     yield
     job.await_up()
 
@@ -48,14 +48,34 @@ def _whole_again(job: Job):
 def test_a_rail_fails_in_the_middle_and_comes_back(
     job: Job, show: Callable[[str], None], name: str, elements: int
 ) -> None:
+    quick = FAULTS[name][0][0] in SAID
+    for _ in range(ROUNDS):
+        stalls, healthy = strikes(job, name, elements)
+        bound = max(10 * healthy, 50.0)
+        wanted = f" (wanted {bound:.0f})" if quick else ""
+        show(
+            f"{name}, {elements * 4 // 1024} KiB: longest calls "
+            f"{', '.join(f'{stall:.0f}' for stall in stalls)} ms{wanted}, "
+            f"median of all {healthy:.1f} ms"
+        )
+        # On one processor whoever makes the fault holds up everybody else.
+        if not quick or min(stalls) <= bound or os.cpu_count() == 1:
+            return
+    raise AssertionError("no stall was as short as it is to be")
+
+
+def strikes(job: Job, name: str, elements: int) -> tuple[list[float], float]:
+    """The longest call of each strike, and the median of all, in ms.
+
+    Of those that are said there are some: whatever else the host does may hold up one of them.
+    """
     breaks, heals = FAULTS[name]
     quick = breaks[0] in SAID
     since = time.monotonic_ns()
-    carried = job.carried()
+    before = job.sent()
     struck = []
     with job.stream(elements) as stream:
         stream.more(30)
-        # Whatever else the host does may hold up one of them.
         for _ in range(STRIKES if quick else 1):
             struck.append(stream.steps)
             rails(*breaks)
@@ -64,41 +84,44 @@ def test_a_rail_fails_in_the_middle_and_comes_back(
             stream.more(20)
             rails(*heals)
             job.await_up()
-    moves = job.moves(since)
-    assert {rail for _, rail, _ in moves} == {"rail0"}, "no other rail was charged"
-    sent = sum(job.carried().values()) - sum(carried.values())
-    assert sent > len(stream.took) * elements * 4
-    healthy = stream.median
-    stalls = [stream.longest(*span) for span in zip(struck, [*struck[1:], None], strict=True)]
-    wanted = f" (wanted {max(10 * healthy, 50.0):.0f})" if quick else ""
+    assert {rail for _, rail, _ in job.moves(since)} == {"rail0"}, "no other rail was charged"
+    for is_now, was in zip(job.sent(), before, strict=True):
+        assert (is_now - was)["verbs"] > len(stream.took) * elements * 4
+    ends = [*struck[1:], None]
+    return [stream.longest(*span) for span in zip(struck, ends, strict=True)], stream.median
+
+
+@pytest.mark.parametrize("elements", [SMALL, LARGE], ids=["16 KiB", "256 KiB"])
+def test_one_rail_after_the_other_always_the_one_that_carries_most(
+    job: Job, show: Callable[[str], None], elements: int
+) -> None:
+    """The one just failed over to, too, until none is left, for a while."""
+    lost: list[int] = []
+    with job.stream(elements) as stream:
+        stream.more(10)
+        for breaks in ("unplug", "down"):
+            victim = stream.busiest()
+            assert victim not in lost
+            lost.append(victim)
+            rails(breaks, f"n{len(lost) % 2}r{victim}")
+            job.await_left(victim)
+            stream.more(10)
+        last = stream.busiest()
+        assert last not in lost
+        for states in job.states():
+            assert [not state.endswith((" UP", " SUSPECT")) for state in states] == [
+                rail in lost for rail in range(3)
+            ]
+        rails("mute", f"n0r{last}")
+        time.sleep(1.0)
+        rails("unmute", f"n0r{last}")
+        stream.more(10)
+        rails("plug", f"n1r{lost[0]}")
+        rails("up", f"n0r{lost[1]}")
     show(
-        f"{name}, {elements * 4 // 1024} KiB: longest calls "
-        f"{', '.join(f'{stall:.0f}' for stall in stalls)} ms{wanted}, "
-        f"median of all {healthy:.1f} ms"
+        f"{elements * 4 // 1024} KiB: rails {lost[0]}, {lost[1]} and {last} lost, one after the "
+        f"other: {len(stream.took)} calls, all exact; longest {stream.longest():.0f} ms"
     )
-    if quick:
-        assert min(stalls) < RETRIES_MS, "only the queue pair's own retries have found it"
-
-
-def test_flaps(job: Job) -> None:
-    with job.stream(SMALL) as stream:
-        for _ in range(4):
-            rails("down", "n1r1")
-            stream.more(5)
-            rails("up", "n1r1")
-            stream.more(5)
-    assert {rail for _, rail, _ in job.moves()} >= {"rail1"}
-
-
-def test_one_rail_after_the_other_and_the_one_just_failed_over_to(job: Job) -> None:
-    with job.stream(SMALL) as stream:
-        stream.more(10)
-        rails("unplug", "n0r0")
-        stream.more(10)
-        rails("down", "n1r1")
-        stream.more(20)
-        rails("plug", "n0r0")
-        rails("up", "n1r1")
 
 
 def test_a_rail_that_died_unused_is_known(job: Job) -> None:
@@ -121,17 +144,42 @@ def test_all_rails_gone_for_a_while(job: Job) -> None:
         stream.more(10)
 
 
-def test_a_slow_rail_is_not_taken_for_a_dead_one(job: Job) -> None:
-    since = time.monotonic_ns()
+def test_a_slow_rail_loses_its_share_and_not_its_place(
+    job: Job, show: Callable[[str], None]
+) -> None:
     with job.stream(LARGE) as stream:
-        stream.more(20)
-        rails("limit", "n0r1", "50000")
-        stream.more(40)
-        rails("unlimit", "n0r1")
         stream.more(10)
-    # Soft-RoCE may run out of retries under a shaper; what we judge ourselves is silence.
-    causes = {cause for _, _, cause in job.moves(since)}
-    assert causes <= {"completion-error", "peer-notice", "socket-error"}, causes
+        healthy = shares(job, stream)
+        slowed = max(healthy, key=healthy.__getitem__)
+        # A queue pair of Soft-RoCE may fail when its interface is given a shaper, or loses it.
+        rails("limit", f"n0r{slowed[-1]}", SLOW_KBIT)
+        try:
+            job.await_up()
+            since = time.monotonic_ns()
+            job.eventually(f"{slowed} slow", lambda: is_slow(job, slowed))
+            limited = shares(job, stream)
+            downs = job.moves(since)
+        finally:
+            rails("unlimit", f"n0r{slowed[-1]}")
+        stream.more(10)
+    show(
+        f"{slowed} at {int(SLOW_KBIT) / 1000:g} Mbit/s: its share of the bytes goes from "
+        f"{healthy[slowed]:.2f} to {limited[slowed]:.2f}; {len(downs)} moves to DOWN"
+    )
+    assert limited[slowed] < healthy[slowed] / 2
+    assert downs == []
+
+
+def shares(job: Job, stream: Stream) -> dict[str, float]:
+    """Of rank 0's bytes, by rail."""
+    before = job.carried()
+    stream.more(20)
+    carried = {rail: sent - before[rail] for rail, sent in job.carried().items()}
+    return {rail: sent / sum(carried.values()) for rail, sent in carried.items()}
+
+
+def is_slow(job: Job, rail: str) -> bool:
+    return bool(job.rail(int(rail.removeprefix("rail")))["slow"])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,12 +41,15 @@ def test_a_late_write_lands_without_a_fence_and_does_not_with_one(
 def test_a_queue_pair_is_in_error_at_each_step(show: Callable[[str], None]) -> None:
     """Of an all-reduce, or at so many of them (../native/sweep_guest.cc)."""
     parts = os.environ.get("R2SERVE_SWEEP_PARTS", "12")
-    for line in native("sweep_guest", R2SERVE_SWEEP_PARTS=parts):
+    seed = os.environ.get("R2SERVE_GUEST_SEED", str(int(time.time())))
+    printed = native("sweep_guest", R2SERVE_SWEEP_PARTS=parts, R2SERVE_SWEEP_SEED=seed)
+    for line in printed:
         if line.startswith("SWEEP"):
-            show(line.replace("SWEEP", "sweep:"))
+            show(line.replace("SWEEP", f"sweep, seed {seed}:"))
 
 
 def test_a_registered_tensor_is_sent_and_received_where_it_lies(job: Job) -> None:
-    before = job.carried()
+    before = job.sent()
     job.ask("registered", elements=2_000_000, count=3)
-    assert sum(job.carried().values()) - sum(before.values()) >= 3 * 2_000_000 * 4 / 2
+    for is_now, was in zip(job.sent(), before, strict=True):
+        assert (is_now - was)["verbs"] >= 3 * 2_000_000 * 4 / 2

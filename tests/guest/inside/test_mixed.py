@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,14 +13,6 @@ if TYPE_CHECKING:
 LARGE = 256 * 1024  # floats: 1 MiB, striped
 
 
-def by_kind(job: Job) -> Counter[str]:
-    """Data that rank 0 has sent, in bytes."""
-    carried: Counter[str] = Counter()
-    for rail in job.ranks[0].ask("rails"):
-        carried[rail["kind"]] += rail["data_tx_bytes"]
-    return carried
-
-
 @pytest.mark.usefixtures("alone")
 def test_tcp_takes_over_when_all_rdma_is_gone_and_gives_back(new_job: type[Job]) -> None:
     job = new_job(rails_of=lambda rank: f"n{rank}r0,n{rank}r1,n{rank}t", rdma="auto")
@@ -29,22 +20,22 @@ def test_tcp_takes_over_when_all_rdma_is_gone_and_gives_back(new_job: type[Job])
     assert kinds == ["verbs", "verbs", "tcp"]
     with job.stream(LARGE) as stream:
         stream.more(20)
-        together = by_kind(job)
+        together = job.sent()[0]
         assert together["verbs"] > 0
         # The switch of both RDMA rails is gone; nothing says so.
         for rail in (0, 1):
             rails("mute", f"n0r{rail}")
         for rail in (0, 1):
             job.await_left(rail)
-        before = by_kind(job)
+        before = job.sent()[0]
         stream.more(15)
-        alone = by_kind(job) - before
+        alone = job.sent()[0] - before
         assert alone["tcp"] >= 15 * LARGE * 4 / 2
         assert alone["verbs"] == 0
         for rail in (0, 1):
             rails("unmute", f"n0r{rail}")
         job.await_up()
-        before = by_kind(job)
+        before = job.sent()[0]
         stream.more(20)
-        assert (by_kind(job) - before)["verbs"] > 0
+        assert (job.sent()[0] - before)["verbs"] > 0
     job.stop()

@@ -193,11 +193,15 @@ TEST_P(GuestSweep, AQueuePairIsInErrorAtEachStep) {
   const int steps = sweep.steps;
   ASSERT_GT(steps, 0);
   const char* const parts = std::getenv("R2SERVE_SWEEP_PARTS");
-  const int stride = parts == nullptr ? 1 : std::max(1, steps / std::atoi(parts));
+  const auto stride =
+      static_cast<unsigned>(parts == nullptr ? 1 : std::max(1, steps / std::atoi(parts)));
+  const char* const seed = std::getenv("R2SERVE_SWEEP_SEED");
+  const int first =
+      seed == nullptr ? 0 : static_cast<int>(std::strtoul(seed, nullptr, 10) % stride);
   int runs = 0;
   // Steps come and go with the time that completions take: more of them are tried than there were.
   const int last = std::max(steps, 12);
-  for (int at = 0; at < last; at += stride, ++runs) {
+  for (int at = first; at < last; at += static_cast<int>(stride), ++runs) {
     sweep.steps = 0;
     sweep.strike_at = at;
     all_reduce(floats);
@@ -212,8 +216,8 @@ TEST_P(GuestSweep, AQueuePairIsInErrorAtEachStep) {
   }
   EXPECT_GE(sent, floats * sizeof(float) * static_cast<std::size_t>(runs));
   EXPECT_GT(sweep.strikes, 0);
-  std::printf("SWEEP end %d, %zu KiB: %d steps, %d runs, %d strikes\n", end,
-              floats * sizeof(float) >> 10U, steps, runs, sweep.strikes.load());
+  std::printf("SWEEP end %d, %zu KiB: %d steps, %d runs from step %d, %d strikes\n", end,
+              floats * sizeof(float) >> 10U, steps, runs, first, sweep.strikes.load());
 }
 
 INSTANTIATE_TEST_SUITE_P(Ends, GuestSweep,

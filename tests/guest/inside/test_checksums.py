@@ -1,0 +1,56 @@
+"""Checksums over verbs, and nodes that have not as many NICs as each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ranks import Job
+
+SMALL, LARGE = 4 * 1024, 64 * 1024  # floats: 16 KiB, one message; 256 KiB, striped
+
+
+@pytest.mark.usefixtures("alone")
+def test_two_nics_beside_three_and_chunks_with_wrong_checksums(
+    new_job: type[Job], show: Callable[[str], None]
+) -> None:
+    """Found by the one who receives, who charges the rail; sent again over the other one."""
+    # The third NIC's network is not that of any port at the other end: nothing comes up there.
+    job = new_job(
+        rails_of=lambda rank: ",".join(f"n{rank}r{rail}" for rail in range(2 + rank)),
+        first=2,
+        checksum=True,
+    )
+    assert {rail["kind"] for rails in job.ask("rails") for rail in rails} == {"verbs"}
+    since = time.monotonic_ns()
+    with job.over_verbs(), job.stream(LARGE) as stream:
+        stream.more(30)
+    for rank in (0, 1):
+        carried = job.carried(rank)
+        assert min(carried["rail0"], carried["rail1"]) > 0
+        assert carried["rail0"] + carried["rail1"] == sum(carried.values())
+    assert job.moves(since) == []
+    show(f"2 NICs at one node, 3 at the other: {', '.join(job.states()[0])}")
+    replayed = 0
+    for sender, elements in ((0, SMALL), (1, LARGE)):
+        since = time.monotonic_ns()
+        with job.over_verbs(), job.stream(elements) as stream:
+            stream.more(5)
+            victim = stream.busiest()
+        before = job.rail(victim, sender)["replayed_chunks"]
+        job.ranks[sender].ask("inject", rail=victim, fault="corrupt")
+        with job.over_verbs(), job.stream(elements) as stream:
+            stream.more(20)
+        job.ranks[sender].ask("inject", rail=victim, fault="heal")
+        job.await_up()
+        moves = job.moves(since)
+        assert (1 - sender, f"rail{victim}", "checksum") in moves
+        assert {rail for _, rail, _ in moves} == {f"rail{victim}"}
+        replayed += sum(rail["replayed_chunks"] for rail in job.ranks[sender].ask("rails")) - before
+    show(f"chunks with wrong checksums: found at both ends, {replayed} replayed, all exact")
+    assert replayed > 0
+    job.stop()

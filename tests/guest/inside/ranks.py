@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 from worker import FORK, PATIENCE_S, Shared, Worker
 
@@ -244,7 +245,14 @@ class Stream:
         target = self.steps + count
         deadline = time.monotonic() + PATIENCE_S
         while self.steps < target:
-            assert time.monotonic() < deadline, f"hangs at step {self.steps}: {self._job.states()}"
+            if time.monotonic() >= deadline:
+                over = [
+                    f"rank {rank}"
+                    for rank, events in enumerate(self._job.ask("events"))
+                    if any(event["kind"] == "abort" for event in events)
+                ]
+                what = f"ended with an error at {' and '.join(over)}" if over else "hangs"
+                pytest.fail(f"{what}, step {self.steps}: {self._job.states()}")
             time.sleep(0.01)
 
     def busiest(self) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ranks import Job
 
 SMALL, LARGE = 4 * 1024, 256 * 1024  # floats: 16 KiB, one message; 1 MiB, striped
-FLAPS = 6
+FLAPS = 4
 HOLE_S = 6.0
 MOST_EPOCHS = 6
 BOUND_S = 10.0
@@ -76,7 +76,7 @@ def test_flaps_of_one_rail_and_a_hole_for_large_frames(
             stream.more(3)
             rails("up", f"n{flap % 2}r{victim}")
             stream.more(3)
-        job.await_up()
+            job.await_up()  # so that each flap finds the rail in use, or to be
     events = job.ranks[0].ask("events")
     pauses = pauses_of(events, f"rail{victim}", since)
     costs = {rank: stalls(job, rank, since) for rank in (0, 1)}
@@ -90,7 +90,7 @@ def test_flaps_of_one_rail_and_a_hole_for_large_frames(
     )
     downs = job.moves(since)
     assert {rail for _, rail, _ in downs} == {f"rail{victim}"}, downs
-    assert max(pauses) > 1.25 * pauses[0], "not damped"
+    assert max(pauses[1:]) > 1.25 * pauses[0], "not damped"
     for rank, hit in costs.items():
         calls = [stall["call"] for stall in hit]
         assert len(calls) == len(set(calls))

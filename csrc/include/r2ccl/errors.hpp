@@ -31,7 +31,8 @@ class [[nodiscard]] Status {
   [[nodiscard]] ErrorCode code() const { return detail_ ? detail_->code : ErrorCode::ok; }
   [[nodiscard]] const std::string& message() const {
     static const std::string none;
-    return detail_ ? detail_->message : none;
+    if (detail_ == nullptr) return none;
+    return detail_->message;
   }
 
  private:

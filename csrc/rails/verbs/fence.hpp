@@ -10,7 +10,7 @@ namespace r2ccl {
 
 // Into the error state, everything flushed, destroyed: then nothing that the queue pair was asked
 // for, by us or by the peer, touches memory any more.  done(): it has come to that.  A device that
-// never answers keeps the thread, and the rail is never done.
+// never answers keeps the thread, and this is never done: VerbsSession has another way then.
 class VerbsFence {
  public:
   static std::shared_ptr<VerbsFence> begin(std::unique_ptr<VerbsQueuePair> pair);

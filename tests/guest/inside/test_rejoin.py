@@ -1,4 +1,4 @@
-"""Rails that keep failing, and ports that are not what they were: back-off as shipped."""
+"""Rails that keep failing, and ports that are not what they were."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ class Config:
     )
     management: str = option(
         "",
-        "Device or address kept for the engine's own control traffic and never used as a rail, but "
-        "for `fallback`. "
+        "Device or address kept for the engine's control traffic, never a rail but for `fallback`. "
         "Empty: the one that the engine's store is reached through, as long as others remain",
     )
 
@@ -291,18 +290,29 @@ class Config:
     # GPUs.
     cuda_library: str = option(
         "libcuda.so.1",
-        "The CUDA driver: a file, or a name that the loader finds. Loaded when a communicator is "
-        "made for a GPU",
+        "The CUDA driver: a file, or a name that the loader finds. Loaded when one is needed",
     )
     gpu_staging_bytes: int = option(
         8 * 1024**2,
-        "Pinned memory of each communicator of a GPU: so much for inputs and as much for results, "
-        "twice. Larger collectives go in pieces. The same on all ranks",
+        "Pinned memory of each communicator of a GPU, and of the GPU's with `gpu_direct`: so much "
+        "for inputs and for results, twice. Larger collectives go in pieces. The same on all ranks",
         unit="bytes",
         low=1024**2,
         high=1024**3,
     )
-
+    gpu_direct: str = option(
+        "auto",
+        "Stage what is large in the GPU's memory, which NICs read and write (GPUDirect RDMA). "
+        "`auto`: where all ranks can; `on`: or do not start. The same on all ranks",
+        choices=("auto", "on", "off"),
+    )
+    gpu_direct_min_bytes: int = option(
+        65_536,
+        "Least that a rank sends another one for `gpu_direct` to apply. The same on all ranks",
+        unit="bytes",
+        low=1,
+        high=1024**3,
+    )
     fuse: str = option(
         "auto",
         "Make one operation of an all-reduce, the addition of the residual and the RMSNorm after "

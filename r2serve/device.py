@@ -1,9 +1,10 @@
 """Collectives on a GPU's memory that outlive a rail, also inside captured CUDA graphs.
 
 A call puts kernels into torch's current stream, as NCCL's do, and returns; the work is done when
-the stream has come to it.  Kernels stage the input in pinned memory of the host and wait for the
-result; a thread of the host carries it over the rails.  So a captured graph needs no Python when it
-is replayed, and a rail that dies in the middle of a replay is the host's business alone.
+the stream has come to it.  Kernels stage the input in pinned memory of the host, or in memory of
+the GPU that NICs reach, and wait for the result; a thread of the host carries it over the rails.
+So a captured graph needs no Python when it is replayed, and a rail that dies in the middle of a
+replay is the host's business alone.
 
 What a lost peer would have sent never comes: kernels end without results, and :meth:`check` raises
 why.  It has to be asked before results are given to anybody.
@@ -71,20 +72,14 @@ class DeviceCommunicator(Collectives):
             device: of this process; tensors of all calls are there.
 
         Raises:
-            ConfigError: ranks have different ``gpu_staging_bytes``.
-            InvalidArgumentError: the device or this build of r2serve does not do.
+            ConfigError: ranks have different ``gpu_staging_bytes``, ``gpu_direct`` or
+                ``gpu_direct_min_bytes``.
+            InvalidArgumentError: the device or this build of r2serve does not do, or ``gpu_direct``
+                is on and cannot be used.
             InternalError: the driver refuses something, in its words.
         """
         device = torch.empty(0, device=device).device  # with its index
-        own = host.config.gpu_staging_bytes
-        theirs = [
-            int(size) for size in host.all_gather(torch.tensor([own], device=tensors.CPU)).flatten()
-        ]
-        if set(theirs) != {own}:
-            raise ConfigError(
-                f"gpu_staging_bytes (R2CCL_GPU_STAGING_BYTES) is {own} here, and {theirs} on the "
-                "ranks in order: it must be the same on all"
-            )
+        _agree(host)
         twin = host.twin(f"{host.name}/device")
         nodes, column = _places_of(host)
         self._parts = [twin] if column is None else [twin, column]
@@ -94,9 +89,11 @@ class DeviceCommunicator(Collectives):
                 twin._core,
                 host.config.cuda_library,
                 index,
-                own,
+                host.config.gpu_staging_bytes,
                 None if column is None else column._core,
                 nodes,
+                host.config.gpu_direct,
+                host.config.gpu_direct_min_bytes,
             )
         except BaseException:
             for part in self._parts:
@@ -111,6 +108,15 @@ class DeviceCommunicator(Collectives):
                 if why_not
                 else f"{len(nodes[0])} ranks of each node exchange before and behind the rails",
             )
+        why_not = self._stream_core.direct()
+        _LOG.info(
+            "communicator %s: %s",
+            host.name,
+            f"staged in pinned memory of the host: {why_not}"
+            if why_not
+            else f"staged in the GPU's memory (GPUDirect) from {host.config.gpu_direct_min_bytes} "
+            "bytes on",
+        )
         self._stream = _current_stream(device)
         core: Any = _InStream(self._stream_core, self._stream)
         super().__init__(core, host.rank, host.world_size, device)
@@ -271,6 +277,26 @@ def _current_stream(device: torch.device) -> Callable[[], int]:
     if device.type == "cpu":
         return lambda: 0
     return lambda: torch.cuda.current_stream(device).cuda_stream
+
+
+def _agree(host: Communicator) -> None:
+    """Ranks whose options differ would wait for each other: ConfigError, on all of them."""
+    names = ("gpu_staging_bytes", "gpu_direct", "gpu_direct_min_bytes")
+    choices = ("auto", "on", "off")
+    own = [
+        choices.index(value) if isinstance(value, str) else value
+        for value in (getattr(host.config, name) for name in names)
+    ]
+    table = tensors.as_tensor(host.all_gather(torch.tensor([own], device=tensors.CPU)))
+    for column, name in enumerate(names):
+        theirs = [int(value) for value in table.view(-1, len(names))[:, column]]
+        if len(set(theirs)) == 1:
+            continue
+        said = [choices[value] if name == "gpu_direct" else value for value in theirs]
+        raise ConfigError(
+            f"{name} (R2CCL_{name.upper()}) is {getattr(host.config, name)} here, and {said} on "
+            "the ranks in order: it must be the same on all"
+        )
 
 
 def _places_of(host: Communicator) -> tuple[list[list[int]], Communicator | None]:

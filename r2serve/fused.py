@@ -45,6 +45,9 @@ class FusedReduce:
         ring_bytes = (self._memory["ring"] - 1) * self._memory["entry_bytes"]
         bytes_of_all = ring_bytes + self._memory["most_bytes"] * self._ranks
         self._ring = _at(self._memory["base"], bytes_of_all, device)
+        # Where larger parts arrive, if NICs reach the GPU's own memory.
+        base = self._memory["direct_base"]
+        self._direct_ring = _at(base, bytes_of_all, device) if base else None
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of this shape and dtype can be reduced so; the same on all ranks."""
@@ -92,7 +95,10 @@ class FusedReduce:
     def _slots_for(self, tensor: torch.Tensor) -> torch.Tensor:
         """(ring, ranks, *shape): a part of each rank one after the other, in each entry."""
         size = tensor.element_size()
-        ring = self._ring[: self._ring.numel() // size * size].view(tensor.dtype)
+        ring = self._ring
+        if self._direct_ring is not None and tensor.nbytes >= self._memory["direct_from"]:
+            ring = self._direct_ring
+        ring = ring[: ring.numel() // size * size].view(tensor.dtype)
         strides = (self._memory["entry_bytes"] // size, tensor.numel(), *tensor.stride())
         return ring.as_strided((self._memory["ring"], self._ranks, *tensor.shape), strides)
 

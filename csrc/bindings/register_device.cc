@@ -3,7 +3,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
+#include "device/direct_memory.hpp"
 #include "device/stream_communicator.hpp"
+#include "drivers/ibverbs.hpp"
 
 // Buffers and streams cross as addresses: r2serve/device.py has checked shape, dtype and
 // contiguity.
@@ -32,14 +34,23 @@ void enqueue(Call call) {
 
 std::unique_ptr<StreamCommunicator> make(Communicator& communicator, const std::string& library,
                                          int device, std::uint64_t staging_bytes,
-                                         Communicator* column,
-                                         std::vector<std::vector<int>> nodes) {
+                                         Communicator* column, std::vector<std::vector<int>> nodes,
+                                         const std::string& direct, std::uint64_t direct_bytes) {
   device::StreamOptions options;
   options.library = library;
   options.device = device;
   options.staging_bytes = staging_bytes;
   options.node = {column, std::move(nodes)};
-  auto made = StreamCommunicator::create(communicator, options);
+  using Use = device::DirectOptions::Use;
+  options.direct = {direct == "off"  ? Use::never
+                    : direct == "on" ? Use::always
+                                     : Use::where_possible,
+                    direct_bytes};
+  // Ranks may be threads of one process, and they agree on what they have.
+  auto made = [&] {
+    const nb::gil_scoped_release release;
+    return StreamCommunicator::create(communicator, options);
+  }();
   if (!made.ok()) raise_if_failed(made.take_status());
   return std::move(made.value());
 }
@@ -49,12 +60,29 @@ nb::dict slots_of(const StreamCommunicator& self) {
   nb::dict made;
   made["ring"] = device::ring;
   made["base"] = slots.base;
+  made["direct_base"] = slots.direct_base;
+  made["direct_from"] = slots.direct_from;
   made["entry_bytes"] = slots.entry_bytes;
   made["most_bytes"] = slots.most_bytes;
   made["sequence"] = slots.sequence;
   made["arrived"] = reinterpret_cast<std::uintptr_t>(slots.arrived);
   made["abort"] = reinterpret_cast<std::uintptr_t>(slots.abort);
   return made;
+}
+
+// Empty: it can be used with all of the RDMA devices.
+std::string why_not_direct(const std::string& library, int device,
+                           const std::vector<std::string>& rdma) {
+  const nb::gil_scoped_release release;
+  std::shared_ptr<VerbsDriver> driver;
+  if (!rdma.empty()) {
+    auto loaded = load_ibverbs();
+    if (!loaded.ok()) return loaded.take_status().message();
+    driver = std::move(loaded.value());
+  }
+  const Status status =
+      device::probe_direct(library, device, device::kernel_image(), driver.get(), rdma);
+  return status.ok() ? std::string() : status.message();
 }
 
 nb::list gpus(const std::string& library) {
@@ -76,14 +104,23 @@ nb::list gpus(const std::string& library) {
 
 void register_device(nb::module_& module) {
   module.def("gpus", &gpus, nb::arg("library"), "What a CUDA driver shows, in its order.");
+  module.def("why_not_direct", &why_not_direct, nb::arg("library"), nb::arg("device"),
+             nb::arg("rdma"),
+             "Why memory of the GPU cannot be given to these RDMA devices; empty: it can.");
   module.def("has_kernels", [] { return !device::kernel_image().empty(); });
   nb::class_<StreamCommunicator>(module, "StreamCommunicator",
                                  "Collectives on a GPU's memory, in the order of its streams.")
       .def(nb::new_(&make), nb::arg("communicator"), nb::arg("library"), nb::arg("device"),
-           nb::arg("staging_bytes"), nb::arg("column").none(), nb::arg("nodes"))
+           nb::arg("staging_bytes"), nb::arg("column").none(), nb::arg("nodes"), nb::arg("direct"),
+           nb::arg("direct_bytes"))
       .def("exchange",
            [](const StreamCommunicator& self) {
              const Status& status = self.exchange();
+             return status.ok() ? std::string() : status.message();
+           })
+      .def("direct",
+           [](const StreamCommunicator& self) {
+             const Status& status = self.direct();
              return status.ok() ? std::string() : status.message();
            })
       .def("all_reduce",

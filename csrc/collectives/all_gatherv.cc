@@ -8,7 +8,7 @@ Status all_gatherv(Channel& channel, const std::byte* in, std::byte* out,
   const Parts parts(counts, size_of(dtype));
   const int rank = channel.rank();
   const std::span own(in, parts.size(rank));
-  R2CCL_TRY(expect_parts(channel, out, parts));
+  R2CCL_TRY(expect_parts(channel, out, parts, channel.rendezvous()));
   R2CCL_TRY(for_each_peer(channel, [&](int peer) { return channel.send(peer, own); }));
   copy_part(out + parts.begin(rank), in, parts.size(rank));
 

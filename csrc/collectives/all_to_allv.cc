@@ -19,7 +19,7 @@ Status all_to_allv(Channel& channel, const std::byte* in, std::span<const std::s
     channel.scratch().assign(in, in + sent.begin(size));
     in = channel.scratch().data();
   }
-  if (in != out) R2CCL_TRY(expect_parts(channel, out, received));
+  if (in != out) R2CCL_TRY(expect_parts(channel, out, received, channel.rendezvous()));
 
   R2CCL_TRY(for_each_peer(channel, [&](int peer) {
     return channel.send(peer, {in + sent.begin(peer), sent.size(peer)});

@@ -1,5 +1,7 @@
 #include "collectives/segments.hpp"
 
+#include "link/device_memory.hpp"
+
 namespace r2ccl {
 
 Status receive_into(Channel& channel, int peer, std::byte* to, std::size_t bytes,
@@ -11,9 +13,16 @@ Status receive_into(Channel& channel, int peer, std::byte* to, std::size_t bytes
   return channel.release(peer);
 }
 
-Status expect_parts(Channel& channel, std::byte* out, const Parts& parts) {
-  return for_each_peer(channel, [&](int peer) {
-    return channel.expect(peer, 0, {out + parts.begin(peer), parts.size(peer)});
+Status expect_parts(Channel& channel, std::byte* out, const Parts& parts, bool meet) {
+  R2CCL_TRY(for_each_peer(channel, [&](int peer) {
+    return channel.expect(peer, meet ? 1 : 0, {out + parts.begin(peer), parts.size(peer)});
+  }));
+  if (!meet) return {};
+  R2CCL_TRY(for_each_peer(channel, [&](int peer) { return channel.send(peer, {}); }));
+  return for_each_peer(channel, [&](int peer) -> Status {
+    auto met = channel.receive(peer, 0);
+    if (!met.ok()) return met.take_status();
+    return channel.release(peer);
   });
 }
 
@@ -33,7 +42,7 @@ Status receive_parts(Channel& channel, std::byte* out, const Parts& parts, bool 
 }
 
 void copy_part(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+  if (bytes != 0 && to != from) copy_bytes(to, from, bytes);
 }
 
 SegmentFold::SegmentFold(Channel& channel, const Reducer& reducer)

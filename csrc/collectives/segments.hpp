@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstring>
 #include <span>
 #include <vector>
 
@@ -71,14 +70,14 @@ class Parts {
 Status receive_into(Channel& channel, int peer, std::byte* to, std::size_t bytes,
                     std::size_t settle_bytes = 0);
 
-// Lets every peer's part land in its place in out.
-Status expect_parts(Channel& channel, std::byte* out, const Parts& parts);
+// Lets every peer's part land in its place in out.  `meet`: and waits until all peers have, too.
+Status expect_parts(Channel& channel, std::byte* out, const Parts& parts, bool meet = false);
 
 // Receives every peer's part into its place in out, a segment of each in turn, and finishes.
 // settle: that place still holds what this call sent to the same peer.
 Status receive_parts(Channel& channel, std::byte* out, const Parts& parts, bool settle = false);
 
-// memcpy that allows no memory at all and one and the same place.
+// copy_bytes() that allows no memory at all and one and the same place.
 void copy_part(std::byte* to, const std::byte* from, std::size_t bytes);
 
 // The inputs of one fold: the own memory, and a slot view of each peer.  Up to 64 ranks without

@@ -192,29 +192,31 @@ R2CCL_SHARED void sum_up(const Place& at, const Block& block, Shared& shared,
   if (exchange.is_last(at) && last) exchange.post(shared, plan);
 }
 
-// The own part of a collective in which nobody adds up anything, posted as `plan`: as above.
+// The own part of a collective in which nobody adds up anything, posted as `plan`: as above.  It is
+// put into its place in the result, at `offset`.
 template <typename Block>
 R2CCL_SHARED void bring(const Place& at, const Block& block, Shared& shared,
                         const Exchange& exchange, const std::byte* source, std::uint64_t bytes,
-                        std::uint32_t plan) {
+                        std::uint64_t offset, std::uint32_t plan) {
   if (at.thread == 0) {
     shared.exchange = exchange.enter(at);
     shared.sequence = exchange.state->sequence + 1;
     shared.go = !exchange.over() && exchange.await_host(block, shared.sequence - ring);
   }
   block.sync();
-  if (shared.go) copy(at, exchange.staging.input(shared.sequence), source, bytes);
+  if (shared.go) copy(at, exchange.staging.result(shared.sequence) + offset, source, bytes);
   block.sync();
   if (!exchange.is_last(at)) return;
   exchange.tell(shared.go, &Inbox::shared, shared.exchange);
   exchange.post(shared, plan);
 }
 
-// What came over the rails, which the neighbours collect.  `lag`: how many have been posted since,
-// less than the ring, all of them by kernels of this file.
+// What came over the rails, or its sum, which the neighbours collect.  `lag`: how many have been
+// posted since, less than the ring, all of them by kernels of this file.
 template <typename Block>
 R2CCL_SHARED void spread(const Place& at, const Block& block, Shared& shared,
-                         const Exchange& exchange, std::uint64_t bytes, std::uint32_t lag) {
+                         const Exchange& exchange, std::uint64_t bytes, const Sum& sum,
+                         std::uint32_t lag) {
   const Neighbours& node = exchange.node;
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange - lag;
@@ -224,8 +226,8 @@ R2CCL_SHARED void spread(const Place& at, const Block& block, Shared& shared,
   }
   block.sync();
   if (shared.go)
-    copy(at, node.result(node.own, shared.exchange), exchange.staging.result(shared.sequence),
-         bytes);
+    add_up(at, node.result(node.own, shared.exchange), exchange.staging.result(shared.sequence),
+           bytes, sum);
   block.sync();
   if (exchange.is_last(at)) exchange.tell(shared.go, &Inbox::spread, shared.exchange);
 }
@@ -248,18 +250,18 @@ R2CCL_SHARED void collect(const Place& at, const Block& block, Shared& shared,
   if (exchange.is_last(at) && last) exchange.leave(shared);
 }
 
-// What came over the rails and is this rank's alone.
+// What came over the rails, or its sum, and is this rank's alone.
 template <typename Block>
 R2CCL_SHARED void take(const Place& at, const Block& block, Shared& shared,
                        const Exchange& exchange, std::byte* target, std::uint64_t bytes,
-                       std::uint32_t lag) {
+                       const Sum& sum, std::uint32_t lag) {
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange - lag;
     shared.sequence = exchange.state->sequence - lag;
     shared.go = exchange.await_host(block, shared.sequence);
   }
   block.sync();
-  if (shared.go) copy(at, target, exchange.staging.result(shared.sequence), bytes);
+  if (shared.go) add_up(at, target, exchange.staging.result(shared.sequence), bytes, sum);
   block.sync();
   if (!exchange.is_last(at)) return;
   exchange.tell(shared.go, &Inbox::spread, shared.exchange);

@@ -268,4 +268,22 @@ R2CCL_SHARED void fold(const Place& at, std::byte* out, const Terms& terms, std:
   }
 }
 
+// Terms that lie `pitch` bytes apart, in the order of the tree; none: there is nothing to add up.
+struct Sum {
+  std::uint32_t terms = 0;
+  DType dtype = DType::u8;
+  ReduceOp op = ReduceOp::sum;
+  std::uint64_t pitch = 0;
+};
+
+// What they make, or what lies there.
+R2CCL_SHARED void add_up(const Place& at, std::byte* out, const std::byte* from,
+                         std::uint64_t bytes, const Sum& sum) {
+  if (sum.terms == 0) return copy(at, out, from, bytes);
+  Terms terms{};
+  terms.ranks = sum.terms;
+  for (std::uint32_t i = 0; i < sum.terms; ++i) terms.of[i] = from + i * sum.pitch;
+  fold(at, out, terms, bytes, sum.dtype, sum.op);
+}
+
 }  // namespace r2ccl::device

@@ -1,4 +1,5 @@
 // The kernels themselves; launched through the driver, from the fat binary that this becomes.
+#include "device/direct_bodies.hpp"
 #include "device/exchange_bodies.hpp"
 
 namespace r2ccl::device {
@@ -42,15 +43,15 @@ extern "C" __global__ void r2ccl_sum_up(const __grid_constant__ Exchange exchang
 
 extern "C" __global__ void r2ccl_bring(const __grid_constant__ Exchange exchange,
                                        const std::byte* source, std::uint64_t bytes,
-                                       std::uint32_t plan) {
+                                       std::uint64_t offset, std::uint32_t plan) {
   __shared__ Shared shared;
-  bring(here(), ThreadBlock{}, shared, exchange, source, bytes, plan);
+  bring(here(), ThreadBlock{}, shared, exchange, source, bytes, offset, plan);
 }
 
 extern "C" __global__ void r2ccl_spread(const __grid_constant__ Exchange exchange,
-                                        std::uint64_t bytes, std::uint32_t lag) {
+                                        std::uint64_t bytes, Sum sum, std::uint32_t lag) {
   __shared__ Shared shared;
-  spread(here(), ThreadBlock{}, shared, exchange, bytes, lag);
+  spread(here(), ThreadBlock{}, shared, exchange, bytes, sum, lag);
 }
 
 extern "C" __global__ void r2ccl_collect(const __grid_constant__ Exchange exchange,
@@ -61,9 +62,23 @@ extern "C" __global__ void r2ccl_collect(const __grid_constant__ Exchange exchan
 }
 
 extern "C" __global__ void r2ccl_take(const __grid_constant__ Exchange exchange, std::byte* target,
-                                      std::uint64_t bytes, std::uint32_t lag) {
+                                      std::uint64_t bytes, Sum sum, std::uint32_t lag) {
   __shared__ Shared shared;
-  take(here(), ThreadBlock{}, shared, exchange, target, bytes, lag);
+  take(here(), ThreadBlock{}, shared, exchange, target, bytes, sum, lag);
+}
+
+extern "C" __global__ void r2ccl_deliver_sum(const Mailbox* mailbox, const DeviceState* state,
+                                             Staging staging, std::byte* target,
+                                             std::uint64_t bytes, Sum sum, std::uint32_t lag) {
+  __shared__ Shared shared;
+  deliver_sum(here(), ThreadBlock{}, shared, *mailbox, *state, staging, target, bytes, sum, lag);
+}
+
+extern "C" __global__ void r2ccl_combine(Mailbox* mailbox, DeviceState* state, Staging staging,
+                                         std::uint64_t bytes, std::uint64_t offset, Sum sum,
+                                         std::uint32_t plan) {
+  __shared__ Shared shared;
+  combine(here(), ThreadBlock{}, shared, *mailbox, *state, staging, bytes, offset, sum, plan);
 }
 
 extern "C" __global__ void r2ccl_depart(const __grid_constant__ Exchange exchange) {

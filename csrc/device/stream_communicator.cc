@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "device/addresses.hpp"
@@ -49,7 +50,9 @@ Status StreamCommunicator::open(const StreamOptions& options) {
         std::pair{"r2ccl_share", &share_kernel_}, std::pair{"r2ccl_sum_up", &sum_up_kernel_},
         std::pair{"r2ccl_bring", &bring_kernel_}, std::pair{"r2ccl_spread", &spread_kernel_},
         std::pair{"r2ccl_collect", &collect_kernel_}, std::pair{"r2ccl_take", &take_kernel_},
-        std::pair{"r2ccl_depart", &depart_kernel_}}) {
+        std::pair{"r2ccl_depart", &depart_kernel_},
+        std::pair{"r2ccl_deliver_sum", &deliver_sum_kernel_},
+        std::pair{"r2ccl_combine", &combine_kernel_}}) {
     auto found = device_->kernel(name);
     if (!found.ok()) return found.take_status();
     *kernel = found.value();
@@ -64,18 +67,18 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   mailbox_memory_ = std::move(words.value());
   state_memory_ = std::move(state.value());
   staging_memory_ = std::move(staging.value());
-  staging_ = {at<std::byte>(staging_memory_.address()), entry_bytes, staging_bytes_};
-  staging_of_host_ = {staging_memory_.host(), entry_bytes, staging_bytes_};
+  pinned_.device = {at<std::byte>(staging_memory_.address()), entry_bytes, staging_bytes_};
+  pinned_.host = {staging_memory_.host(), entry_bytes, staging_bytes_};
   new (mailbox_memory_.host()) Mailbox;
   ProxyOptions proxy = options.proxy;
   if (options.node.column != nullptr) {
     if (Status status = open_exchange(options.node); !status.ok()) return status;
     if (column_ != nullptr) proxy.watch = [this] { return watch(); };
   }
+  R2CCL_TRY(open_direct(options.direct));
   proxy_ = std::make_unique<Proxy>(
       mailbox(), [this](std::uint32_t plan, Sequence sequence) { return carry(plan, sequence); },
-      // Neither NICs nor anybody else writes into the device's own memory here.
-      Proxy::Flush(), proxy);
+      direct_memory_.named ? Proxy::Flush([this] { return flush(); }) : Proxy::Flush(), proxy);
   return {};
 }
 
@@ -97,6 +100,7 @@ void StreamCommunicator::close() {
     closed_ = {ErrorCode::invalid_argument,
                "communicator '" + communicator_.name() + "' has been closed"};
   proxy_.reset();
+  withdraw_staging();
 }
 
 Status StreamCommunicator::failure() {
@@ -135,6 +139,10 @@ Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cud
                   .counts = {count}};
   // An average is divided once, after the sum of all.
   if (column_ != nullptr && op != ReduceOp::avg) return all_reduce_in_node(stream, plan, in, out);
+  const auto ranks = static_cast<std::size_t>(communicator_.size());
+  const std::uint64_t sent = count * size_of(dtype) / (ranks == 2 ? 1 : ranks);
+  if (adds_up_direct(direct_among_all_, sent, op, ranks))
+    return all_reduce_direct(stream, plan, in, out);
   return enqueue(stream, plan, {in, {&count, 1}}, {out, {&count, 1}});
 }
 
@@ -160,6 +168,9 @@ Status StreamCommunicator::reduce_scatterv(cuda::Stream stream, cuda::Address in
                   .counts = {counts.begin(), counts.end()}};
   if (column_ != nullptr && op != ReduceOp::avg)
     return reduce_scatter_in_node(stream, plan, in, out);
+  if (adds_up_direct(direct_among_all_, *std::ranges::max_element(counts) * size_of(dtype), op,
+                     counts.size()))
+    return reduce_scatter_direct(stream, plan, in, out);
   return enqueue(stream, plan, {in, counts}, {out, own(counts)});
 }
 
@@ -235,12 +246,27 @@ Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const 
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
   const std::size_t most = piece_bytes(plan.counts.size()) / element;
+  const bool adds_up =
+      plan.collective == Collective::all_reduce || plan.collective == Collective::reduce_scatter;
+  Plan posted = plan;
+  posted.direct = !adds_up && goes_direct(direct_among_all_, largest * element);
+  Buffers& at = posted.direct ? direct_ : pinned_;
   return in_pieces(
       largest, most, element,
       [&](const Piece& piece) {
-        return stage(stream, in, piece, add_plan(plan, capturing.value(), piece));
+        const std::uint64_t offset =
+            plan.collective == Collective::all_gather ? place_of_own(plan, piece) : 0;
+        return stage(stream, at, in, piece, offset, add_plan(posted, capturing.value(), piece));
       },
-      [&](const Piece& piece, std::uint32_t lag) { return deliver(stream, out, piece, lag); });
+      [&](const Piece& piece, std::uint32_t lag) { return deliver(stream, at, out, piece, lag); });
+}
+
+// In place: nobody has to copy it there.
+std::uint64_t StreamCommunicator::place_of_own(const Plan& gather, const Piece& piece) const {
+  std::uint64_t offset = staging_bytes_;
+  for (int rank = 0; rank < among(gather).rank(); ++rank)
+    offset += piece.bytes_of(gather.counts[static_cast<std::size_t>(rank)]);
+  return offset;
 }
 
 Result<bool> StreamCommunicator::begin(cuda::Stream stream) {
@@ -266,8 +292,10 @@ Status StreamCommunicator::gather_slots(cuda::Stream stream, cuda::Address in, s
 }
 
 StreamCommunicator::Slots StreamCommunicator::slots() const {
-  return {.base = staging_memory_.address() + staging_.result_offset,
-          .entry_bytes = staging_.entry_bytes,
+  return {.base = staging_memory_.address() + staging_bytes_,
+          .direct_base = direct_among_all_ ? direct_memory_.memory.address() + staging_bytes_ : 0,
+          .direct_from = direct_from_,
+          .entry_bytes = pinned_.device.entry_bytes,
           .most_bytes = piece_bytes(static_cast<std::size_t>(communicator_.size())),
           .sequence = state_memory_.address() + offsetof(DeviceState, sequence),
           .arrived = &mailbox().arrived,
@@ -300,30 +328,31 @@ std::vector<StreamCommunicator::Copy> StreamCommunicator::copies(const Parts& pa
   return found;
 }
 
-Status StreamCommunicator::stage(cuda::Stream stream, const Parts& in, const Piece& piece,
-                                 std::uint32_t plan) {
+Status StreamCommunicator::stage(cuda::Stream stream, Buffers& buffers, const Parts& in,
+                                 const Piece& piece, std::uint64_t offset, std::uint32_t plan) {
   auto* mailbox = at<Mailbox>(mailbox_memory_.address());
   auto* state = at<DeviceState>(state_memory_.address());
   std::vector<Copy> parts = copies(in, piece);
   if (parts.empty()) parts.emplace_back();  // nothing to stage, but the collective to post
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto* source = at<const std::byte>(parts[i].address);
+    parts[i].rows.offset += offset;
     bool last = i + 1 == parts.size();
-    std::array<void*, 7> arguments{&mailbox,       &state, &staging_, &source,
-                                   &parts[i].rows, &plan,  &last};
+    std::array<void*, 7> arguments{&mailbox, &state, &buffers.device, &source, &parts[i].rows,
+                                   &plan,    &last};
     R2CCL_TRY(
         launch(stage_kernel_, stream, parts[i].rows.count * parts[i].rows.bytes, arguments.data()));
   }
   return {};
 }
 
-Status StreamCommunicator::deliver(cuda::Stream stream, const Parts& out, const Piece& piece,
-                                   std::uint32_t lag) {
+Status StreamCommunicator::deliver(cuda::Stream stream, Buffers& buffers, const Parts& out,
+                                   const Piece& piece, std::uint32_t lag) {
   auto* mailbox = at<Mailbox>(mailbox_memory_.address());
   auto* state = at<DeviceState>(state_memory_.address());
   for (Copy& part : copies(out, piece)) {
     auto* target = at<std::byte>(part.address);
-    std::array<void*, 6> arguments{&mailbox, &state, &staging_, &target, &part.rows, &lag};
+    std::array<void*, 6> arguments{&mailbox, &state, &buffers.device, &target, &part.rows, &lag};
     R2CCL_TRY(launch(deliver_kernel_, stream, part.rows.count * part.rows.bytes, arguments.data()));
   }
   return {};
@@ -369,19 +398,29 @@ Status StreamCommunicator::carry(std::uint32_t number, Sequence sequence) {
       free_plans_.push_back(number);
     }
   }
-  return carry_out(plan, staging_of_host_.input(sequence), staging_of_host_.result(sequence));
+  const Staging& staging = plan.direct ? direct_.host : pinned_.host;
+  written_by_nics_ = plan.direct;
+  return carry_out(plan, staging.input(sequence), staging.result(sequence));
 }
 
 Status StreamCommunicator::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
   const std::size_t count = plan.counts.front();
   const bool at_root = communicator_.rank() == plan.root;
-  Communicator& among = plan.in_column ? *column_ : communicator_;
+  Communicator& ranks = among(plan);
+  const auto own = static_cast<std::size_t>(ranks.rank());
   switch (plan.collective) {
     case Collective::all_reduce:
-      return among.all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
-    case Collective::all_gather: return among.all_gatherv(in, out, plan.counts, plan.dtype);
+      return ranks.all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
+    case Collective::all_gather: {
+      const std::size_t before =
+          std::accumulate(plan.counts.begin(), plan.counts.begin() + ranks.rank(), std::size_t{0});
+      return ranks.all_gatherv(out + before * size_of(plan.dtype), out, plan.counts, plan.dtype);
+    }
     case Collective::reduce_scatter:
-      return among.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
+      if (plan.apart)
+        return ranks.all_to_allv(in, plan.counts, out,
+                                 std::vector(plan.counts.size(), plan.counts[own]), plan.dtype);
+      return ranks.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
     case Collective::broadcast:
       return communicator_.broadcast(at_root ? in : out, count, plan.dtype, plan.root);
     case Collective::gather:

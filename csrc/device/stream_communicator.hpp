@@ -1,8 +1,9 @@
-// Collectives on memory of a GPU, in the order of one of its streams.  Kernels stage the input in
-// pinned memory and post it; the proxy carries it out on a communicator of the host; kernels
-// deliver the result.  Ranks of one node may add up what they have before that, each a share, in
-// memory of their GPUs that they give each other.  All of it may be captured into a graph, which
-// then needs nobody else when it is replayed.
+// Collectives on memory of a GPU, in the order of one of its streams.  Kernels stage the input and
+// post it; the proxy carries it out on a communicator of the host; kernels deliver the result.
+// What is staged lies in pinned memory of the host or, where NICs reach that and it is large, in
+// the GPU's own (GPUDirect).  Ranks of one node may add up what they have before that, each a
+// share, in memory of their GPUs that they give each other.  All of it may be captured into a
+// graph, which then needs nobody else when it is replayed.
 #pragma once
 
 #include <sys/types.h>
@@ -18,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "device/direct_bodies.hpp"
+#include "device/direct_memory.hpp"
 #include "device/exchange_bodies.hpp"
 #include "device/kernel_image.hpp"
 #include "device/proxy.hpp"
@@ -34,12 +37,22 @@ struct NodeOptions {
   std::vector<std::vector<int>> nodes;  // the ranks of each, by their places; as many on all
 };
 
+// Staging in the GPU's own memory; the same on all ranks.
+struct DirectOptions {
+  enum class Use : std::uint8_t { never, where_possible, always };
+  Use use = Use::where_possible;
+  // Of what a rank sends to another one, at least: the host reads what is small itself, and has to
+  // have that copied.
+  std::uint64_t from_bytes = 64U << 10U;
+};
+
 struct StreamOptions {
   std::string library = "libcuda.so.1";
   int device = 0;
   // Of an input, and as much of a result; larger collectives go in pieces.  The same on all ranks.
   std::uint64_t staging_bytes = 8U << 20U;
   NodeOptions node{};
+  DirectOptions direct{};
   ProxyOptions proxy{};
   std::span<const std::byte> image = kernel_image();
 };
@@ -82,6 +95,8 @@ class StreamCommunicator {
   // Where they do.  `sequence` is in the device's memory, the words are in the host's.
   struct Slots {
     cuda::Address base = 0;         // of entry 0; collective s is in entry s % ring
+    cuda::Address direct_base = 0;  // and of parts of `direct_from` bytes or more; 0: of none
+    std::uint64_t direct_from = 0;
     std::uint64_t entry_bytes = 0;  // from one entry to the next
     std::uint64_t most_bytes = 0;   // that a part may have
     cuda::Address sequence = 0;
@@ -92,6 +107,8 @@ class StreamCommunicator {
 
   // Why ranks of the node do not exchange what they have; ok if they do.
   [[nodiscard]] const Status& exchange() const { return no_exchange_; }
+  // Why nothing is staged in the GPU's own memory; ok if what is large is.
+  [[nodiscard]] const Status& direct() const { return no_direct_; }
 
   // Why no more results come, and those since are void; ok while they do.
   [[nodiscard]] Status failure();
@@ -110,6 +127,8 @@ class StreamCommunicator {
     int root = 0;                     // or the peer
     std::vector<std::size_t> counts;  // of elements: one, or one for each rank
     bool in_column = false;           // and not of all ranks
+    bool apart = false;               // parts arrive as they were sent: kernels add them up
+    bool direct = false;              // staged in the GPU's own memory
     bool captured = false;            // into a graph: carried out again and again
   };
   // A buffer of the caller's: parts one after the other, in elements.
@@ -132,6 +151,11 @@ class StreamCommunicator {
   struct Copy {
     cuda::Address address = 0;
     Rows rows;
+  };
+  // Where entries are, as kernels and as the communicator know them; the same memory.
+  struct Buffers {
+    Staging device;
+    Staging host;
   };
 
   StreamCommunicator(Communicator& communicator, const StreamOptions& options);
@@ -163,8 +187,16 @@ class StreamCommunicator {
     }
     return receive(*before, 0U);
   }
-  Status stage(cuda::Stream stream, const Parts& in, const Piece& piece, std::uint32_t plan);
-  Status deliver(cuda::Stream stream, const Parts& out, const Piece& piece, std::uint32_t lag);
+  // `offset`: of where it is put, in an entry.
+  Status stage(cuda::Stream stream, Buffers& at, const Parts& in, const Piece& piece,
+               std::uint64_t offset, std::uint32_t plan);
+  Status deliver(cuda::Stream stream, Buffers& at, const Parts& out, const Piece& piece,
+                 std::uint32_t lag);
+  // Where the own part of an all-gather's result is, in an entry.
+  [[nodiscard]] std::uint64_t place_of_own(const Plan& gather, const Piece& piece) const;
+  [[nodiscard]] Communicator& among(const Plan& plan) const {
+    return plan.in_column ? *column_ : communicator_;
+  }
   // Bytes that a part may have in a piece of so many; a multiple of what a vector has, so that
   // pieces lie where copies are fast.
   [[nodiscard]] std::uint64_t piece_bytes(std::size_t parts) const;
@@ -180,11 +212,15 @@ class StreamCommunicator {
   Status reduce_scatter_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
                                 cuda::Address out);
   Status share(cuda::Stream stream, const Parts& in, const Piece& piece);
-  Status sum_up(cuda::Stream stream, std::span<const Rows> rows, const Plan& plan,
-                std::uint32_t number);
-  Status spread(cuda::Stream stream, std::uint64_t bytes, std::uint32_t lag);
+  Status sum_up(cuda::Stream stream, Exchange& exchange, std::span<const Rows> rows,
+                const Plan& plan, std::uint32_t number);
+  Status spread(cuda::Stream stream, Exchange& exchange, std::uint64_t bytes, Sum sum,
+                std::uint32_t lag);
   Status collect(cuda::Stream stream, std::span<const Results> results, cuda::Address out,
                  std::uint64_t bytes, std::uint32_t lag);
+  [[nodiscard]] Exchange& exchange_for(const Plan& plan) {
+    return plan.direct ? direct_exchange_ : exchange_;
+  }
   // The ranks of a place, in the order of the nodes, and what is posted of them.
   [[nodiscard]] std::vector<int> column(std::size_t place) const;
   [[nodiscard]] Plan in_column(const Plan& plan) const;
@@ -193,6 +229,31 @@ class StreamCommunicator {
                                    std::span<const std::uint64_t> first_bytes,
                                    std::span<const std::size_t> counts, const Piece& piece);
   Status depart();  // nobody reads this rank's memory any more
+
+  // Collective: whether NICs reach the memory of everybody's GPU.
+  Status open_direct(const DirectOptions& options);
+  Status register_staging();
+  void withdraw_staging();
+  // Whether a collective among so many ranks, which send each other so many bytes, is direct; and
+  // whether one is that adds up.
+  [[nodiscard]] bool goes_direct(bool possible, std::uint64_t bytes) const {
+    return possible && bytes >= direct_from_;
+  }
+  [[nodiscard]] bool adds_up_direct(bool possible, std::uint64_t bytes, ReduceOp op,
+                                    std::size_t ranks) const {
+    return goes_direct(possible, bytes) && op != ReduceOp::avg && ranks <= most_neighbours;
+  }
+  // As enqueue(), of what kernels add up.
+  Status all_reduce_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,
+                           cuda::Address out);
+  Status reduce_scatter_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,
+                               cuda::Address out);
+  Status deliver_sum(cuda::Stream stream, cuda::Address out, std::uint64_t bytes, Sum sum,
+                     std::uint32_t lag);
+  // What `plan`, a reduce-scatter that was posted last, has left apart becomes the own part of an
+  // all-gather of as many.
+  Status combine(cuda::Stream stream, const Plan& plan, bool capturing);
+  Status flush();  // of the proxy's thread
 
   [[nodiscard]] std::span<const std::size_t> own(std::span<const std::size_t> counts) const;
 
@@ -211,14 +272,24 @@ class StreamCommunicator {
   cuda::Memory mailbox_memory_;
   cuda::Memory state_memory_;
   cuda::Memory staging_memory_;
-  Staging staging_;          // as the device knows it
-  Staging staging_of_host_;  // the same memory
+  Buffers pinned_;
+
+  Status no_direct_;
+  bool direct_among_all_ = false;
+  bool direct_in_column_ = false;
+  std::uint64_t direct_from_ = 0;
+  DirectMemory direct_memory_;
+  Buffers direct_;
+  bool written_by_nics_ = false;  // of the proxy's thread
+  cuda::Function deliver_sum_kernel_ = nullptr;
+  cuda::Function combine_kernel_ = nullptr;
 
   Status no_exchange_{ErrorCode::invalid_argument, "no node's ranks were named"};
   Communicator* column_ = nullptr;  // null: no exchange
   std::vector<std::vector<int>> nodes_;
   std::vector<cuda::Memory> node_memory_;  // own, and taken
   Exchange exchange_{};
+  Exchange direct_exchange_{};  // the same, with what is staged in the GPU's own memory
   cuda::Function share_kernel_ = nullptr;
   cuda::Function sum_up_kernel_ = nullptr;
   cuda::Function bring_kernel_ = nullptr;

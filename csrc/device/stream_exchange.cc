@@ -81,7 +81,7 @@ Status StreamCommunicator::meet(const NodeOptions& node) {
                                       DType::u8));
   exchange_.mailbox = at<Mailbox>(mailbox_memory_.address());
   exchange_.state = at<DeviceState>(state_memory_.address());
-  exchange_.staging = staging_;
+  exchange_.staging = pinned_.device;
   Neighbours& neighbours = exchange_.node;
   const auto& ranks = *std::ranges::find_if(node.nodes, [this](const std::vector<int>& each) {
     return std::ranges::find(each, communicator_.rank()) != each.end();
@@ -116,33 +116,60 @@ Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& p
   const std::size_t element = size_of(plan.dtype);
   const std::size_t count = plan.counts.front();
   const std::uint32_t own = exchange_.node.own;
+  const auto nodes = static_cast<std::uint32_t>(nodes_.size());
+  const bool two = nodes == 2;
+  Plan posted = plan;
+  posted.in_column = true;
+  posted.direct =
+      adds_up_direct(direct_in_column_, count * element / exchange_.node.ranks / (two ? 1 : nodes),
+                     plan.op, nodes);
+  // Of two nodes both get all shares, and add them up alone; of more each a share of the share.
+  posted.apart = posted.direct && !two;
+  if (posted.direct) posted.collective = two ? Collective::all_gather : Collective::reduce_scatter;
+  Exchange& exchange = exchange_for(posted);
+  const std::uint64_t piece_of = posted.direct ? piece_bytes(2) : staging_bytes_;
   const auto shares_of = [&](const Piece& piece) {
-    return Shares::of(piece.of(count), element, exchange_.node.ranks);
+    return Shares::of(piece.of(count), element, exchange.node.ranks);
   };
   const auto rows_of_share = [&](const Shares& shares, std::uint32_t rank) {
     return Rows{1, shares.size(rank) * element, 0, 0, shares.first(rank) * element};
   };
-  return in_pieces(
-      count, staging_bytes_ / element, element,
-      [&](const Piece& piece) {
-        const Shares shares = shares_of(piece);
-        Plan column = plan;
-        column.in_column = true;
-        column.counts = {shares.size(own)};
-        R2CCL_TRY(share(stream, {in, {&count, 1}}, piece));
-        const Rows rows = rows_of_share(shares, own);
-        return sum_up(stream, {&rows, 1}, plan,
-                      add_plan(column, capturing.value(), {0, column.counts.front(), element}));
-      },
-      [&](const Piece& piece, std::uint32_t lag) {
-        const Shares shares = shares_of(piece);
-        Results results{};
-        for (std::uint32_t rank = 0; rank < exchange_.node.ranks; ++rank)
-          results.of[rank] = rows_of_share(shares, rank);
-        R2CCL_TRY(spread(stream, shares.size(own) * element, lag));
-        return collect(stream, {&results, 1}, out + piece.first * element, piece.bytes_of(count),
-                       lag);
-      });
+  const auto post = [&](const Piece& piece) {
+    const Shares shares = shares_of(piece);
+    const std::size_t mine = shares.size(own);
+    posted.counts = {mine};
+    if (posted.direct && two) posted.counts = {mine, mine};
+    if (posted.apart) {
+      const Shares of_share = Shares::of(mine, element, nodes);
+      posted.counts.clear();
+      for (std::uint32_t node = 0; node < nodes; ++node)
+        posted.counts.push_back(of_share.size(node));
+    }
+    const Piece all{0, mine, element};
+    R2CCL_TRY(share(stream, {in, {&count, 1}}, piece));
+    Rows rows = rows_of_share(shares, own);
+    if (posted.direct && two) rows.offset = place_of_own(posted, all);
+    return sum_up(stream, exchange, {&rows, 1}, plan, add_plan(posted, capturing.value(), all));
+  };
+  const auto receive = [&](const Piece& piece, std::uint32_t lag) {
+    const Shares shares = shares_of(piece);
+    const std::uint64_t bytes = shares.size(own) * element;
+    Results results{};
+    for (std::uint32_t rank = 0; rank < exchange.node.ranks; ++rank)
+      results.of[rank] = rows_of_share(shares, rank);
+    const Sum sum = posted.direct && two ? Sum{nodes, plan.dtype, plan.op, bytes} : Sum();
+    R2CCL_TRY(spread(stream, exchange, bytes, sum, lag));
+    return collect(stream, {&results, 1}, out + piece.first * element, piece.bytes_of(count), lag);
+  };
+  if (!posted.apart) return in_pieces(count, piece_of / element, element, post, receive);
+  const std::size_t most = piece_of / element;
+  for (std::size_t first = 0; first < count; first += most) {
+    const Piece piece{first, most, element};
+    R2CCL_TRY(post(piece));
+    R2CCL_TRY(combine(stream, posted, capturing.value()));
+    R2CCL_TRY(receive(piece, 0));
+  }
+  return {};
 }
 
 Status StreamCommunicator::all_gather_in_node(cuda::Stream stream, const Plan& plan,
@@ -153,29 +180,32 @@ Status StreamCommunicator::all_gather_in_node(cuda::Stream stream, const Plan& p
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
   const std::size_t mine = own(plan.counts).front();
-  const Plan posted = in_column(plan);
+  Plan posted = in_column(plan);
+  posted.direct = goes_direct(direct_in_column_, largest * element);
+  Exchange& exchange = exchange_for(posted);
   return in_pieces(
       largest, piece_bytes(nodes_.size()) / element, element,
       [&](const Piece& piece) {
         const auto* source = at<const std::byte>(in + piece.first * element);
         std::uint64_t bytes = piece.bytes_of(mine);
+        std::uint64_t offset = place_of_own(posted, piece) - staging_bytes_;
         std::uint32_t number = add_plan(posted, capturing.value(), piece);
-        std::array<void*, 4> arguments{&exchange_, &source, &bytes, &number};
+        std::array<void*, 5> arguments{&exchange, &source, &bytes, &offset, &number};
         return launch(bring_kernel_, stream, bytes, arguments.data());
       },
       [&](const Piece& piece, std::uint32_t lag) {
         std::uint64_t bytes = 0;
         for (const std::size_t count : posted.counts) bytes += piece.bytes_of(count);
-        R2CCL_TRY(spread(stream, bytes, lag));
+        R2CCL_TRY(spread(stream, exchange, bytes, Sum(), lag));
         const auto first_bytes =
             starts(plan.counts, [&](std::size_t count) { return count * element; });
         std::vector<Results> results;
-        for (std::size_t place = 0; place < exchange_.node.ranks; ++place) {
+        for (std::size_t place = 0; place < exchange.node.ranks; ++place) {
           const auto rows = rows_of(column(place), first_bytes, plan.counts, piece);
           results.resize(std::max(results.size(), rows.size()), Results{});
           for (std::size_t i = 0; i < rows.size(); ++i) results[i].of[place] = rows[i];
         }
-        return collect(stream, results, out + piece.first * element, bytes * exchange_.node.ranks,
+        return collect(stream, results, out + piece.first * element, bytes * exchange.node.ranks,
                        lag);
       });
 }
@@ -188,20 +218,25 @@ Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Pla
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
   const std::size_t mine = own(plan.counts).front();
-  const Plan posted = in_column(plan);
+  const auto nodes = static_cast<std::uint32_t>(nodes_.size());
+  Plan posted = in_column(plan);
+  posted.direct = posted.apart =
+      adds_up_direct(direct_in_column_, largest * element, plan.op, nodes);
+  Exchange& exchange = exchange_for(posted);
   return in_pieces(
       largest, piece_bytes(plan.counts.size()) / element, element,
       [&](const Piece& piece) {
         R2CCL_TRY(share(stream, {in, plan.counts}, piece));
         const auto first_bytes =  // as copies() puts them
             starts(plan.counts, [&](std::size_t count) { return piece.bytes_of(count); });
-        const auto rows = rows_of(column(exchange_.node.own), first_bytes, plan.counts, piece);
-        return sum_up(stream, rows, plan, add_plan(posted, capturing.value(), piece));
+        const auto rows = rows_of(column(exchange.node.own), first_bytes, plan.counts, piece);
+        return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing.value(), piece));
       },
       [&](const Piece& piece, std::uint32_t lag) {
         auto* target = at<std::byte>(out + piece.first * element);
         std::uint64_t bytes = piece.bytes_of(mine);
-        std::array<void*, 4> arguments{&exchange_, &target, &bytes, &lag};
+        Sum sum = posted.apart ? Sum{nodes, plan.dtype, plan.op, bytes} : Sum();
+        std::array<void*, 5> arguments{&exchange, &target, &bytes, &sum, &lag};
         return launch(take_kernel_, stream, bytes, arguments.data());
       });
 }
@@ -222,22 +257,24 @@ Status StreamCommunicator::share(cuda::Stream stream, const Parts& in, const Pie
   return {};
 }
 
-Status StreamCommunicator::sum_up(cuda::Stream stream, std::span<const Rows> rows, const Plan& plan,
+Status StreamCommunicator::sum_up(cuda::Stream stream, Exchange& exchange,
+                                  std::span<const Rows> rows, const Plan& plan,
                                   std::uint32_t number) {
   DType dtype = plan.dtype;
   ReduceOp op = plan.op;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     Rows each = rows[i];
     bool last = i + 1 == rows.size();
-    std::array<void*, 6> arguments{&exchange_, &each, &dtype, &op, &number, &last};
+    std::array<void*, 6> arguments{&exchange, &each, &dtype, &op, &number, &last};
     R2CCL_TRY(launch(sum_up_kernel_, stream, each.count * each.bytes * exchange_.node.ranks,
                      arguments.data()));
   }
   return {};
 }
 
-Status StreamCommunicator::spread(cuda::Stream stream, std::uint64_t bytes, std::uint32_t lag) {
-  std::array<void*, 3> arguments{&exchange_, &bytes, &lag};
+Status StreamCommunicator::spread(cuda::Stream stream, Exchange& exchange, std::uint64_t bytes,
+                                  Sum sum, std::uint32_t lag) {
+  std::array<void*, 4> arguments{&exchange, &bytes, &sum, &lag};
   return launch(spread_kernel_, stream, bytes, arguments.data());
 }
 

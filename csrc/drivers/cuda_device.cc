@@ -217,10 +217,103 @@ Result<bool> Device::capturing(Stream stream) const {
   return status != capture_none;
 }
 
+Result<int> Device::attribute(Attribute asked) const {
+  int value = 0;
+  if (Status status =
+          cuda_.check("cuDeviceGetAttribute", cuda_.device_attribute(&value, asked, device_));
+      !status.ok())
+    return status;
+  return value;
+}
+
 Status Device::synchronise() const {
   Current current(*this);
   R2CCL_TRY(current.take_status());
   return cuda_.check("cuCtxSynchronize", cuda_.synchronise_context());
+}
+
+// --- for NICs
+// -------------------------------------------------------------------------------------
+
+Result<FileDescriptor> Device::export_dma_buf(const Memory& memory, std::size_t bytes) const {
+  auto supported = attribute(dma_buf_supported);
+  if (!supported.ok()) return supported.take_status();
+  if (supported.value() == 0 || cuda_.handle_of_range == nullptr)
+    return Status(ErrorCode::invalid_argument,
+                  "the CUDA driver gives no memory out as a dma-buf: it takes NVIDIA's open kernel "
+                  "modules of 515 or later");
+  Current current(*this);
+  if (Status status = current.take_status(); !status.ok()) return status;
+  int exported = -1;
+  // Where the CPU has a faster way to this memory than PCIe, NICs have not.
+  Code code =
+      cuda_.handle_of_range(&exported, memory.address(), bytes, handle_dma_buf, mapped_by_pcie);
+  if (code != 0)
+    code = cuda_.handle_of_range(&exported, memory.address(), bytes, handle_dma_buf, 0);
+  if (Status status = cuda_.check("cuMemGetHandleForAddressRange", code); !status.ok())
+    return status;
+  return FileDescriptor(exported);
+}
+
+Result<bool> Device::needs_flush() const {
+  auto ordering = attribute(writes_ordering);
+  if (!ordering.ok()) return ordering.take_status();
+  if (ordering.value() >= writes_ordered) return false;
+  auto options = attribute(flush_writes_options);
+  if (!options.ok()) return options.take_status();
+  if ((options.value() & host_flushes) != 0 && cuda_.flush_writes != nullptr) return true;
+  return Status(ErrorCode::invalid_argument,
+                "what NICs have written into the GPU's memory cannot be shown to its kernels");
+}
+
+class Device::Apart {
+ public:
+  explicit Apart(const Library& cuda) : cuda_(cuda) { (void)cuda_.exchange_capture_mode(&mode_); }
+  ~Apart() { (void)cuda_.exchange_capture_mode(&mode_); }
+  Apart(const Apart&) = delete;
+  Apart& operator=(const Apart&) = delete;
+
+ private:
+  const Library& cuda_;
+  int mode_ = capture_relaxed;
+};
+
+Status Device::flush_writes() const {
+  Current current(*this);
+  R2CCL_TRY(current.take_status());
+  const Apart apart(cuda_);
+  return cuda_.check("cuFlushGPUDirectRDMAWrites", cuda_.flush_writes(0, writes_ordered));
+}
+
+Result<std::unique_ptr<Copier>> Device::make_copier() const {
+  auto made = std::make_unique<Copier>(*this);
+  if (Status status = made->open(); !status.ok()) return status;
+  return made;
+}
+
+Copier::~Copier() {
+  if (stream_ == nullptr || device_.foreign()) return;
+  const Device::Current current(device_);
+  (void)device_.cuda_.destroy_stream(stream_);
+}
+
+Status Copier::open() {
+  Device::Current current(device_);
+  R2CCL_TRY(current.take_status());
+  return device_.cuda_.check("cuStreamCreate",
+                             device_.cuda_.create_stream(&stream_, stream_non_blocking));
+}
+
+Status Copier::copy(Address to, Address from, std::size_t bytes) {
+  const Library& cuda = device_.cuda_;
+  const std::lock_guard guard(mutex_);
+  Device::Current current(device_);
+  R2CCL_TRY(current.take_status());
+  const Device::Apart apart(cuda);
+  R2CCL_TRY(cuda.check("cuMemcpyAsync", cuda.copy(to, from, bytes, stream_)));
+  Code code = not_ready;  // asked, not waited for: the driver might wait for more than this
+  while (code == not_ready) code = cuda.query_stream(stream_);
+  return cuda.check("cuStreamQuery", code);
 }
 
 }  // namespace r2ccl::cuda

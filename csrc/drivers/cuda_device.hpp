@@ -7,12 +7,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "drivers/cuda_library.hpp"
+#include "drivers/file_descriptor.hpp"
 
 namespace r2ccl::cuda {
 
@@ -49,6 +51,8 @@ class Memory {
   bool imported_ = false;
 };
 
+class Copier;
+
 class Device {
  public:
   // `library`: as Library::load has it; `image`: a fat binary, a cubin or PTX, with all kernels.
@@ -73,9 +77,20 @@ class Device {
   // Waits for all that was launched.
   [[nodiscard]] Status synchronise() const;
 
+  // Memory of allocate() of so many bytes, for NICs of this machine; both in whole pages.
+  [[nodiscard]] Result<FileDescriptor> export_dma_buf(const Memory& memory,
+                                                      std::size_t bytes) const;
+  // Whether kernels see what NICs have written only after flush_writes(); an error: not even then.
+  [[nodiscard]] Result<bool> needs_flush() const;
+  [[nodiscard]] Status flush_writes() const;
+  [[nodiscard]] Result<std::unique_ptr<Copier>> make_copier() const;
+
  private:
   friend class Memory;
+  friend class Copier;
   class Current;  // makes the context current for a scope
+  class Apart;    // so that captures of other threads do not mind what this one does
+  [[nodiscard]] Result<int> attribute(Attribute asked) const;
 
   Device(const Library& library, int device) : cuda_(library), device_(device) {}
   [[nodiscard]] bool foreign() const { return ::getpid() != process_; }  // a child has no driver
@@ -87,6 +102,27 @@ class Device {
   const pid_t process_ = ::getpid();
   Context context_ = nullptr;
   Module module_ = nullptr;
+};
+
+// Copies for threads of the host, between memory of the device and the host's or inside the device:
+// on a stream of its own, which waits for no other.
+class Copier {
+ public:
+  explicit Copier(const Device& device) : device_(device) {}
+  ~Copier();
+  Copier(const Copier&) = delete;
+  Copier& operator=(const Copier&) = delete;
+
+  // On any thread; returns when it is done.
+  Status copy(Address to, Address from, std::size_t bytes);
+
+ private:
+  friend class Device;
+  Status open();
+
+  const Device& device_;
+  std::mutex mutex_;
+  Stream stream_ = nullptr;
 };
 
 }  // namespace r2ccl::cuda

@@ -42,7 +42,18 @@ bool find_all(void* from, Library& to, std::string& missing) {
          find(from, "cuModuleGetFunction", to.find_function, missing) &&
          find(from, "cuFuncGetAttribute", to.function_attribute, missing) &&
          find(from, "cuLaunchKernel", to.launch, missing) &&
-         find(from, "cuStreamIsCapturing", to.is_capturing, missing);
+         find(from, "cuStreamIsCapturing", to.is_capturing, missing) &&
+         find(from, "cuStreamCreate", to.create_stream, missing) &&
+         find(from, "cuStreamDestroy_v2", to.destroy_stream, missing) &&
+         find(from, "cuStreamQuery", to.query_stream, missing) &&
+         find(from, "cuMemcpyAsync", to.copy, missing) &&
+         find(from, "cuThreadExchangeStreamCaptureMode", to.exchange_capture_mode, missing);
+}
+
+void find_newer(void* from, Library& to) {
+  std::string missing;
+  (void)find(from, "cuMemGetHandleForAddressRange", to.handle_of_range, missing);
+  (void)find(from, "cuFlushGPUDirectRDMAWrites", to.flush_writes, missing);
 }
 
 // Never unloaded: what a process had of a driver lives as long as the process.
@@ -55,6 +66,7 @@ Result<const Library*> open(const std::string& path) {
   if (!find_all(loaded, *library, missing))
     return Status(ErrorCode::internal,
                   path + " is no CUDA driver of 11.2 or later: it has no " + missing);
+  find_newer(loaded, *library);
   if (Status status = library->check("cuInit", library->init(0)); !status.ok()) return status;
   return library.release();
 }

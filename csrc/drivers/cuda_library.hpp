@@ -21,6 +21,11 @@ inline constexpr unsigned host_memory_portable = 1;
 inline constexpr unsigned host_memory_mapped = 2;
 inline constexpr int capture_none = 0;
 inline constexpr unsigned lazy_peer_access = 1;
+inline constexpr unsigned stream_non_blocking = 1;
+inline constexpr int capture_relaxed = 2;
+inline constexpr Code not_ready = 600;
+inline constexpr int handle_dma_buf = 1;
+inline constexpr unsigned long long mapped_by_pcie = 1;
 
 // Of memory, for other processes of this machine (CUipcMemHandle).
 struct IpcHandle {
@@ -31,8 +36,12 @@ struct IpcHandle {
 enum Attribute : int {
   compute_capability_major = 75,
   compute_capability_minor = 76,
+  flush_writes_options = 117,  // of what NICs write; bit 0: the host can
+  writes_ordering = 118,       // the least that has not to be flushed: writes_ordered
   dma_buf_supported = 124,
 };
+inline constexpr int writes_ordered = 100;
+inline constexpr int host_flushes = 1;
 
 // The entry points, by their names without "cu"; those of several versions are named by the one
 // that is meant.
@@ -69,6 +78,15 @@ struct Library {
                  unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream,
                  void** arguments, void** extra) = nullptr;
   Code (*is_capturing)(Stream, int* status) = nullptr;
+  Code (*create_stream)(Stream*, unsigned flags) = nullptr;
+  Code (*destroy_stream)(Stream) = nullptr;  // _v2
+  Code (*query_stream)(Stream) = nullptr;
+  Code (*copy)(Address to, Address from, std::size_t bytes, Stream) = nullptr;
+  Code (*exchange_capture_mode)(int* mode) = nullptr;
+  // Null where the driver is older than they are.
+  Code (*handle_of_range)(void* handle, Address, std::size_t bytes, int type,
+                          unsigned long long flags) = nullptr;  // 11.7
+  Code (*flush_writes)(int target, int scope) = nullptr;        // 11.3
 
   // What an entry point answered; names the entry point's error.
   [[nodiscard]] Status check(const char* what, Code code) const;

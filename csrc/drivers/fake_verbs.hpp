@@ -110,6 +110,10 @@ class FakeVerbs final : public VerbsDriver,
     const std::lock_guard lock(mutex_);
     devices_[name].share_error = error;
   }
+  void refuse_dma_bufs(const std::string& name, int error) {  // 0: no more
+    const std::lock_guard lock(mutex_);
+    devices_[name].dma_buf_error = error;
+  }
   // The error state is not reached until hang(false).
   void hang(const std::string& name, bool hanging) {
     const std::lock_guard lock(mutex_);
@@ -335,17 +339,13 @@ class FakeVerbs final : public VerbsDriver,
     }
     Result<std::unique_ptr<VerbsMemory>> share(std::span<std::byte> memory,
                                                bool /*relaxed_ordering*/) override {
-      std::unique_lock lock(verbs_->mutex_);
-      const Device& device = verbs_->devices_[name_];
-      verbs_->changed_.wait(lock, [&] { return !device.sharing_hangs; });
-      const int error = gone(device) ? ENODEV : device.share_error;
-      if (error != 0)
-        return Status(ErrorCode::internal, "registering " + std::to_string(memory.size()) +
-                                               " bytes with " + name_ + ": " +
-                                               std::strerror(error));
-      const std::uint32_t key = ++verbs_->next_key_;
-      verbs_->regions_[key] = {name_, memory, 0};
-      return std::unique_ptr<VerbsMemory>(std::make_unique<SharedMemory>(verbs_, key));
+      return take(memory, [](const Device& device, Region&) { return device.share_error; });
+    }
+    Result<std::unique_ptr<VerbsMemory>> share_dma_buf(int dma_buf, std::span<std::byte> addresses,
+                                                       bool /*relaxed_ordering*/) override {
+      return take(addresses, [dma_buf](const Device& device, Region& region) {
+        return device.dma_buf_error != 0 ? device.dma_buf_error : map(dma_buf, region);
+      });
     }
     Result<std::unique_ptr<VerbsQueuePair>> create_queue_pair(std::uint8_t /*port*/,
                                                               std::uint16_t pkey_index,
@@ -382,6 +382,22 @@ class FakeVerbs final : public VerbsDriver,
    private:
     [[nodiscard]] bool gone(const Device& device) const {
       return device.removed || device.removals != removals_;
+    }
+    // `prepare` returns 0 or an errno.
+    template <typename Prepare>
+    Result<std::unique_ptr<VerbsMemory>> take(std::span<std::byte> memory, Prepare prepare) {
+      std::unique_lock lock(verbs_->mutex_);
+      const Device& device = verbs_->devices_[name_];
+      verbs_->changed_.wait(lock, [&] { return !device.sharing_hangs; });
+      Region region{.device = name_, .memory = memory};
+      const int error = gone(device) ? ENODEV : prepare(device, region);
+      if (error != 0)
+        return Status(ErrorCode::internal, "registering " + std::to_string(memory.size()) +
+                                               " bytes with " + name_ + ": " +
+                                               std::strerror(error));
+      const std::uint32_t key = ++verbs_->next_key_;
+      verbs_->regions_[key] = std::move(region);
+      return std::unique_ptr<VerbsMemory>(std::make_unique<SharedMemory>(verbs_, key));
     }
 
     const std::shared_ptr<FakeVerbs> verbs_;

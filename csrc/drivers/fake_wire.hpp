@@ -2,6 +2,8 @@
 #pragma once
 
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,6 +11,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <span>
@@ -27,7 +30,8 @@ class FakeWire {
   struct Region {
     std::string device;
     std::span<std::byte> memory;
-    std::size_t written = 0;  // bytes, by peers
+    std::size_t written = 0;                  // bytes, by peers
+    std::shared_ptr<std::byte> dma_buf = {};  // where its bytes are; null: in the memory
   };
   struct Write {
     VerbsWrite request;
@@ -57,6 +61,7 @@ class FakeWire {
     FileDescriptor event_fd{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
     int post_error = 0;
     int share_error = 0;
+    int dma_buf_error = 0;
     std::uint64_t writes = 0;
     std::span<const std::byte> mutes_at{};  // it is muted once it is to send something of this
     bool active = true;
@@ -168,17 +173,44 @@ class FakeWire {
     pair.waiting.pop_front();
   }
 
+  // 0 or an errno.  A dma-buf of a test is a file in memory.
+  static int map(int dma_buf, Region& region) {
+    struct stat file {};
+    if (::fstat(dma_buf, &file) != 0) return errno;
+    const std::size_t bytes = region.memory.size();
+    const auto begin = reinterpret_cast<std::uintptr_t>(region.memory.data());
+    if (static_cast<std::size_t>(file.st_size) < bytes || begin % 4096 != 0) return EINVAL;
+    void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, dma_buf, 0);
+    if (mapped == MAP_FAILED) return errno;
+    region.dma_buf = {static_cast<std::byte*>(mapped),
+                      [bytes](std::byte* gone) { ::munmap(gone, bytes); }};
+    return 0;
+  }
+
+  // Where the bytes of these addresses are; null: they are not of the region.
+  static std::byte* bytes_at(const Region& region, std::uint64_t address, std::size_t bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(region.memory.data());
+    if (address < begin || address + bytes > begin + region.memory.size()) return nullptr;
+    std::byte* const base = region.dma_buf ? region.dma_buf.get() : region.memory.data();
+    return base + (address - begin);
+  }
+
+  // What is not inlined is read through the device, by the key.
+  const std::byte* bytes_of(const VerbsSource& source) const {
+    const auto found = regions_.find(source.local_key);
+    if (found == regions_.end()) return nullptr;
+    return bytes_at(found->second, reinterpret_cast<std::uintptr_t>(source.data), source.bytes);
+  }
+
   bool put(const Write& write) {
     const VerbsWrite& request = write.request;
     if (request.source.bytes == 0) return true;
     const auto found = regions_.find(request.remote_key);
     if (found == regions_.end()) return false;
-    auto* const at = reinterpret_cast<std::byte*>(request.remote_address);
-    const auto memory = found->second.memory;
-    if (at < memory.data() || at + request.source.bytes > memory.data() + memory.size())
-      return false;
+    std::byte* const at = bytes_at(found->second, request.remote_address, request.source.bytes);
+    const std::byte* const from = request.inlined ? write.inlined.data() : bytes_of(request.source);
+    if (at == nullptr || from == nullptr) return false;
     found->second.written += request.source.bytes;
-    const std::byte* const from = request.inlined ? write.inlined.data() : request.source.data;
     // Another attempt of a chunk may land while its message is read: the same bytes, which change
     // nothing, and which a NIC writes unseen by any sanitizer.
     if (std::memcmp(at, from, request.source.bytes) != 0)

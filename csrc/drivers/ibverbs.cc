@@ -22,6 +22,7 @@ namespace {
 constexpr std::size_t batch = 16;  // work requests and completions at a time
 // The kernel's interface has 16 bits for the size of the table, and an entry has 32 bytes.
 constexpr std::size_t most_gids = 1024;
+constexpr int shared_access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 
 Status failed(const std::string& what, int error) {
   return {ErrorCode::internal, what + ": " + std::strerror(error)};
@@ -278,17 +279,39 @@ class Device final : public VerbsDevice {
 
   Result<std::unique_ptr<VerbsMemory>> share(std::span<std::byte> memory,
                                              bool relaxed_ordering) override {
-    constexpr int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
     ibv_mr* region = nullptr;
     if (relaxed_ordering)  // a device without it ignores the flag
-      region = library().reg_mr_iova2(context_->domain, memory.data(), memory.size(),
-                                      reinterpret_cast<std::uintptr_t>(memory.data()),
-                                      unsigned{access} | unsigned{IBV_ACCESS_RELAXED_ORDERING});
+      region =
+          library().reg_mr_iova2(context_->domain, memory.data(), memory.size(),
+                                 reinterpret_cast<std::uintptr_t>(memory.data()),
+                                 unsigned{shared_access} | unsigned{IBV_ACCESS_RELAXED_ORDERING});
     if (region == nullptr)
-      region = library().reg_mr(context_->domain, memory.data(), memory.size(), access);
+      region = library().reg_mr(context_->domain, memory.data(), memory.size(), shared_access);
     if (region == nullptr)
       return failed("registering " + std::to_string(memory.size()) + " bytes with " + name_, errno);
     return std::unique_ptr<VerbsMemory>(std::make_unique<Memory>(context_, region));
+  }
+
+  Result<std::unique_ptr<VerbsMemory>> share_dma_buf(int dma_buf, std::span<std::byte> addresses,
+                                                     bool relaxed_ordering) override {
+    if (library().reg_dmabuf_mr == nullptr)
+      return Status(ErrorCode::internal,
+                    "libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or later is needed");
+    const auto share_with = [&](int access) {
+      return library().reg_dmabuf_mr(context_->domain, 0, addresses.size(),
+                                     reinterpret_cast<std::uintptr_t>(addresses.data()), dma_buf,
+                                     access);
+    };
+    ibv_mr* region = nullptr;
+    if (relaxed_ordering) region = share_with(shared_access | IBV_ACCESS_RELAXED_ORDERING);
+    if (region == nullptr) region = share_with(shared_access);
+    if (region != nullptr)
+      return std::unique_ptr<VerbsMemory>(std::make_unique<Memory>(context_, region));
+    const int error = errno;  // EPROTONOSUPPORT: of kernels before 5.12
+    const bool none = error == EOPNOTSUPP || error == ENOSYS || error == EPROTONOSUPPORT;
+    return failed("registering " + std::to_string(addresses.size()) + " bytes of a dma-buf with " +
+                      name_ + (none ? ", whose driver takes none" : "") + ": ibv_reg_dmabuf_mr",
+                  error);
   }
 
   Result<std::unique_ptr<VerbsQueuePair>> create_queue_pair(std::uint8_t port,

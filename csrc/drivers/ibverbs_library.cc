@@ -55,6 +55,7 @@ Result<const IbverbsLibrary*> IbverbsLibrary::load() {
     std::string missing;
     if (!find_all(loaded, library, missing))
       return "libibverbs.so.1 is older than rdma-core 32: it has no " + missing;
+    (void)find(loaded, "ibv_reg_dmabuf_mr", library.reg_dmabuf_mr, missing);
     // Kernels before 5.12 give a writing parent new pages after a fork, and the device keeps the
     // old ones.  Where it cannot be helped, nothing is worse than without.
     (void)library.fork_init();

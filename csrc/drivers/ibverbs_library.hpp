@@ -3,6 +3,9 @@
 
 #include <infiniband/verbs.h>
 
+#include <cstddef>
+#include <cstdint>
+
 #include "r2ccl/errors.hpp"
 
 #undef ibv_query_port  // macros that call what is to be loaded
@@ -40,6 +43,11 @@ struct IbverbsLibrary {
   decltype(&::ibv_ack_async_event) ack_async_event = nullptr;
   decltype(&::ibv_event_type_str) event_type_str = nullptr;
   decltype(&::ibv_wc_status_str) wc_status_str = nullptr;
+
+  // Of rdma-core 34, which the header need not be of; null: the library is older.
+  using RegDmabufMr = ibv_mr* (*)(ibv_pd* domain, std::uint64_t offset, std::size_t length,
+                                  std::uint64_t iova, int fd, int access);
+  RegDmabufMr reg_dmabuf_mr = nullptr;
 };
 
 }  // namespace r2ccl

@@ -151,6 +151,12 @@ class VerbsDevice {
   virtual Result<VerbsPort> port(std::uint8_t number) = 0;
   virtual Result<std::unique_ptr<VerbsMemory>> share(std::span<std::byte> memory,
                                                      bool relaxed_ordering) = 0;
+  // Memory of another device, given out as a dma-buf: as much of it, from its begin, as there are
+  // addresses.  Posts and peers know it by these, which begin a page, and which the CPU need not be
+  // able to touch: nothing is read or written there.
+  virtual Result<std::unique_ptr<VerbsMemory>> share_dma_buf(int dma_buf,
+                                                             std::span<std::byte> addresses,
+                                                             bool relaxed_ordering) = 0;
   virtual Result<std::unique_ptr<VerbsQueuePair>> create_queue_pair(std::uint8_t port,
                                                                     std::uint16_t pkey_index,
                                                                     const VerbsDepth& depth) = 0;

@@ -5,6 +5,7 @@
 
 #include "collectives/collectives.hpp"
 #include "engine/clock.hpp"
+#include "link/device_memory.hpp"
 #include "plan/cost_model.hpp"
 
 namespace r2ccl {
@@ -173,6 +174,7 @@ Status Communicator::all_gatherv(const std::byte* in, std::byte* out,
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const CallTag tag = collective_tag(Collective::all_gather, dtype, ReduceOp::sum, total, 0);
   ++calls_;
+  rendezvous_ = is_device_memory(out);
   return run(tag, total * size_of(dtype),
              [&] { return r2ccl::all_gatherv(*this, in, out, counts, dtype); });
 }
@@ -222,6 +224,7 @@ Status Communicator::all_to_allv(const std::byte* in, std::span<const std::size_
   const std::size_t total = std::accumulate(in_counts.begin(), in_counts.end(), std::size_t{0});
   const CallTag tag = collective_tag(Collective::all_to_all, dtype, ReduceOp::sum, 0, 0);
   ++calls_;
+  rendezvous_ = is_device_memory(out);
   return run(tag, total * size_of(dtype),
              [&] { return r2ccl::all_to_allv(*this, in, in_counts, out, out_counts, dtype); });
 }
@@ -383,6 +386,14 @@ void Communicator::on_failed(ErrorCode code, const std::string& text) {
 
 // --- arguments
 // ----------------------------------------------------------------------------------------
+
+Status Communicator::check_direct() const {
+  if (tree_.node_sizes.size() != peers_.size())
+    return {ErrorCode::invalid_argument, "several ranks are on one node"};
+  std::vector<std::uint32_t> processes;
+  for (const Peer* peer : others_) processes.push_back(peer->process);
+  return engine_->check_reach(processes);
+}
 
 Status Communicator::check_rank(const char* field, int value) const {
   if (value >= 0 && value < size()) return {};

@@ -55,6 +55,15 @@ class Communicator final : public LinkChannel {
   [[nodiscard]] Status check_rank(const char* field, int value) const;
   [[nodiscard]] Status check_counts(const char* field, std::span<const std::size_t> counts) const;
 
+  // Whether collectives may work on memory that NICs reach and the CPU does not: each rank is a
+  // node of its own, and has rails to all others that write memory by themselves.
+  [[nodiscard]] Status check_direct() const;
+  // Of all communicators of the engine: as the engine's.
+  Status register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf) {
+    return engine_->register_dma_buf(addresses, std::move(dma_buf));
+  }
+  Status deregister_buffer(const std::byte* buffer) { return engine_->deregister_buffer(buffer); }
+
   // What a call that has waited for all members since then (of now_ns()) would be told, if there is
   // one: ok while it would wait.
   [[nodiscard]] Status check_waiting(TimeNs since) const;
@@ -72,6 +81,7 @@ class Communicator final : public LinkChannel {
   Status release(int peer) override;
   Status settle(int peer, std::size_t bytes) override;
   Status finish() override;
+  [[nodiscard]] bool rendezvous() const override { return rendezvous_; }
 
  private:
   Communicator(std::shared_ptr<Engine> engine, std::uint64_t id, std::string name, int rank,
@@ -113,6 +123,7 @@ class Communicator final : public LinkChannel {
   std::uint32_t calls_ = 0;
   Collective noted_ = Collective::barrier;
   std::size_t call_bytes_ = 0;
+  bool rendezvous_ = false;
   bool bulk_ = false;  // the call is large: all rails of all members need attention
   TimeNs stalled_ = 0;
   JournalGroup* group_ = nullptr;

@@ -83,7 +83,11 @@ class Engine {
   [[nodiscard]] std::vector<RailInfo> rails();
   // Memory of a caller that RDMA devices then read themselves: what is sent from it is not copied.
   Status register_buffer(std::span<std::byte> buffer);
-  Status deregister_buffer(const std::byte* buffer);
+  // Memory of a GPU, as it was given out: NICs reach it, and the CPU touches no such address.
+  Status register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf);
+  Status deregister_buffer(const std::byte* buffer);  // of either
+  // Ok: to each of these processes there are rails that have the CPU not look at what they carry.
+  [[nodiscard]] Status check_reach(std::span<const std::uint32_t> processes);
   void set_label(const std::string& label);  // what the journal calls this process: "rank 0"
   [[nodiscard]] std::string journal_bytes();
   // Number of the engine's step that follows; stalls are recorded with it.

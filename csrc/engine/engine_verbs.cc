@@ -149,10 +149,36 @@ Status Engine::register_buffer(std::span<std::byte> buffer) {
   return verbs_devices_.pool().register_buffer(buffer);
 }
 
+Status Engine::register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf) {
+  const Lock guard(*this);
+  return verbs_devices_.pool().register_dma_buf(addresses, std::move(dma_buf));
+}
+
 Status Engine::deregister_buffer(const std::byte* buffer) {
   const Lock guard(*this);
   if (verbs_devices_.pool().deregister_buffer(buffer)) return {};
   return {ErrorCode::invalid_argument, "buffer: it is not registered"};
+}
+
+Status Engine::check_reach(std::span<const std::uint32_t> processes) {
+  const auto refused = [](std::string why) {
+    return Status(ErrorCode::invalid_argument, std::move(why));
+  };
+  if (config_.checksum) return refused("checksums are on (R2CCL_CHECKSUM): the CPU computes them");
+  const Lock guard(*this);
+  for (const std::uint32_t process : processes) {
+    if (process == process_) continue;
+    const Peer* const peer = find(process);
+    if (peer == nullptr) return refused("process " + std::to_string(process) + " is no peer");
+    const auto over = [&](RailKind kind) {
+      return std::ranges::any_of(peer->rails,
+                                 [kind](const RailEnd& end) { return end.kind == kind; });
+    };
+    if (over(RailKind::shm))
+      return refused(peer->label + " is on this node: its rail is shared memory");
+    if (!over(RailKind::verbs)) return refused("no rail to " + peer->label + " is RDMA");
+  }
+  return {};
 }
 
 }  // namespace r2ccl

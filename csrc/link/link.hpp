@@ -194,7 +194,8 @@ class Link {
     bool discard = false;
     bool placed = false;                 // the payload is in its slot already
     std::unique_ptr<std::byte[]> text;   // payload of an ABORT
-    std::unique_ptr<std::byte[]> chunk;  // payload of data, where checksums are on
+    bool apart = false;                  // or in `chunk`
+    std::unique_ptr<std::byte[]> chunk;  // payload of data that is brought to its slot later
   };
   struct Control {
     bool ping = false;

@@ -1,7 +1,7 @@
 // Frames in: every field is checked before it is used for anything.
 #include <algorithm>
-#include <cstring>
 
+#include "link/device_memory.hpp"
 #include "link/link.hpp"
 #include "link/mutants.hpp"
 
@@ -46,6 +46,7 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
     rail.incoming.stream = nullptr;
     rail.incoming.received = 0;
     rail.incoming.placed = false;
+    rail.incoming.apart = false;
     hear(rail, now);
     if (header.type == FrameType::data) valid = begin_data(id, header, now);
   }
@@ -91,15 +92,17 @@ bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
 std::span<std::byte> Link::payload_room(RailId id) {
   Incoming& incoming = rails_[id].incoming;
   const std::size_t left = incoming.header.payload_bytes - incoming.received;
-  if (incoming.stream != nullptr && options_.shape.checksum) {
-    // Apart, until it is known to be right: another rail may be filling the same chunk.
-    if (!incoming.chunk)
-      incoming.chunk = std::make_unique_for_overwrite<std::byte[]>(options_.shape.chunk_bytes);
-    return {incoming.chunk.get() + incoming.received, left};
-  }
   if (incoming.stream != nullptr) {
-    if (std::byte* memory = incoming.stream->chunk_memory(incoming.header); memory != nullptr)
-      return {memory + incoming.received, left};
+    // Apart until it is known to be right, as another rail may be filling the same chunk; or where
+    // the CPU does not reach.
+    std::byte* const memory = incoming.stream->chunk_memory(incoming.header);
+    if (options_.shape.checksum || is_device_memory(memory)) {
+      if (!incoming.chunk)
+        incoming.chunk = std::make_unique_for_overwrite<std::byte[]>(options_.shape.chunk_bytes);
+      incoming.apart = true;
+      return {incoming.chunk.get() + incoming.received, left};
+    }
+    if (memory != nullptr) return {memory + incoming.received, left};
   } else if (incoming.header.type == FrameType::abort) {
     if (!incoming.text) incoming.text = std::make_unique<std::byte[]>(max_abort_bytes);
     return {incoming.text.get() + incoming.received, left};
@@ -130,7 +133,7 @@ void Link::hear(Rail& rail, TimeNs now) {
 bool Link::take_payload(Incoming& incoming) {
   const FrameHeader& header = incoming.header;
   const bool checked = options_.shape.checksum;
-  if (header.payload_bytes == 0 || (!checked && !incoming.placed)) return true;
+  if (header.payload_bytes == 0 || (!incoming.apart && !incoming.placed)) return true;
   std::byte* const memory = incoming.stream->chunk_memory(header);
   if (memory == nullptr) return true;  // not wanted any more
   const std::byte* const bytes =
@@ -138,7 +141,7 @@ bool Link::take_payload(Incoming& incoming) {
   if (checked && crc32c(bytes, header.payload_bytes) != header.payload_crc &&
       !planted(Mutant::checksum_ignored))
     return false;
-  if (bytes != memory) std::memcpy(memory, bytes, header.payload_bytes);
+  if (bytes != memory) copy_bytes(memory, bytes, header.payload_bytes);
   return true;
 }
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cstring>
 
+#include "link/device_memory.hpp"
 #include "link/mutants.hpp"
 
 namespace r2ccl {
@@ -17,7 +17,7 @@ OutStream::OutStream(const StreamShape& shape, std::uint64_t communicator, Strea
                std::min(shape.staging_bytes, shape.slot_bytes)) {}
 
 void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& tag) {
-  const bool staged = shape_.resilience && bytes <= shape_.staging_bytes;
+  const bool staged = shape_.resilience && bytes <= shape_.staging_bytes && !is_device_memory(data);
   ops_.push_back({data, bytes, tag, staged});
   posted_position_ += bytes;
   if (!staged) lent_position_ = posted_position_;
@@ -57,7 +57,7 @@ std::size_t OutStream::open_messages() {
     message.attempts.fill(0);
     if (op.staged && bytes > 0) {
       std::byte* const staging = staging_.slot(slot);
-      std::memcpy(staging, op.data, bytes);
+      copy_bytes(staging, op.data, bytes);
       message.data = staging;
     }
     slot_ring_[next_number_ % shape_.slots] = slot;

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "link/device_memory.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -50,7 +52,9 @@ void FramedRail::pull(TimeNs now) {
     parts_[part_end_++] = {&frame.header, sizeof(FrameHeader)};
     if (frame.header.payload_bytes > 0) {
       payload_of_[part_end_] = &frame;
-      parts_[part_end_++] = {const_cast<std::byte*>(frame.payload), frame.header.payload_bytes};
+      parts_[part_end_] = {const_cast<std::byte*>(frame.payload), frame.header.payload_bytes};
+      if (is_device_memory(frame.payload)) copy_out(part_end_);
+      ++part_end_;
     }
     bytes += sizeof(FrameHeader) + frame.header.payload_bytes;
   }
@@ -93,13 +97,18 @@ void FramedRail::advance(std::size_t bytes) {
 bool FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
   for (std::size_t i = part_begin_; i < part_end_; ++i) {
     const OutFrame* frame = payload_of_[i];
-    if (frame == nullptr || !scope.covers(frame->header, frame->lent)) continue;
-    payload_of_[i] = nullptr;  // ours from now on
-    const auto* begin = static_cast<const std::byte*>(parts_[i].iov_base);
-    detached_.emplace_back(begin, begin + parts_[i].iov_len);
-    parts_[i].iov_base = detached_.back().data();
+    if (frame != nullptr && scope.covers(frame->header, frame->lent)) copy_out(i);
   }
   return true;
+}
+
+// The rest of a payload: ours from now on.
+void FramedRail::copy_out(std::size_t part) {
+  payload_of_[part] = nullptr;
+  detached_.emplace_back(parts_[part].iov_len);
+  copy_bytes(detached_.back().data(), static_cast<const std::byte*>(parts_[part].iov_base),
+             parts_[part].iov_len);
+  parts_[part].iov_base = detached_.back().data();
 }
 
 void FramedRail::hold_back() {

@@ -91,8 +91,8 @@ def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> No
     for gpu in here.gpus:
         where = f"buffers in {gpu.buffers}" if gpu.buffers else "no buffers"
         console.print(
-            f"gpu{gpu.index}: {gpu.name}, compute capability {gpu.compute_capability}, {where}: "
-            f"{gpu.why_not}",
+            f"gpu{gpu.index}: {gpu.name}, compute capability {gpu.compute_capability}, {where}"
+            + (f": {gpu.why_not}" if gpu.why_not else ""),
             highlight=False,
         )
     console.print(f"libibverbs: {here.libibverbs}", highlight=False)

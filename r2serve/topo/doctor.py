@@ -9,7 +9,6 @@ from pathlib import Path
 
 from r2serve.config import Config
 from r2serve.topo import firewall, network, pci, system, verbs
-from r2serve.topo.gpus import Gpu
 from r2serve.topo.node import Node
 from r2serve.topo.patient import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
 from r2serve.topo.peer import Peer
@@ -203,25 +202,20 @@ def gpus_have_buffers(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 NOTE,
                 "GPU",
-                f"gpu{gpu.index} ({gpu.name}): buffers are in {gpu.buffers}; {gpu.why_not}. "
-                + _given_to_nics(gpu, patient.modules),
-                ""
-                if gpu.dma_buf or _PEER_MEMORY & patient.modules
-                else "nothing that r2serve needs today. For GPUDirect: NVIDIA's open kernel "
-                "modules (driver 515 or later, Linux 5.12 or later), which have dma-buf; or "
-                "modprobe nvidia_peermem, for NIC drivers that take peer memory (DOCA-OFED)",
+                f"gpu{gpu.index} ({gpu.name}): buffers are in {gpu.buffers}"
+                + (f"; {gpu.why_not}" if gpu.why_not else ""),
+                next((fix for sign, fix in _DIRECT_FIXES.items() if sign in gpu.why_not), ""),
             )
 
 
-_PEER_MEMORY = {"nvidia_peermem", "nv_peer_mem"}
-
-
-def _given_to_nics(gpu: Gpu, modules: frozenset[str]) -> str:
-    if gpu.dma_buf:
-        return "Its memory could be given to NICs: the driver has dma-buf"
-    if loaded := _PEER_MEMORY & modules:
-        return f"Its memory could be given to NICs: no dma-buf, but {min(loaded)} is loaded"
-    return "Its memory could not be given to NICs: no dma-buf, and nvidia_peermem is not loaded"
+_DIRECT_FIXES = {
+    "ibv_reg_dmabuf_mr": "the NIC's driver has to take dma-bufs (mlx5: Linux 5.12 or later), and "
+    "rdma-core has to be 34 or later",
+    "dma-buf": "NVIDIA's open kernel modules (driver 515 or later, Linux 5.12 or later) give "
+    "memory out as dma-bufs; nvidia_peermem is not used",
+    "R2CCL_CHECKSUM": "unset R2CCL_CHECKSUM, if what it protects from is not to be feared",
+}
+"""What helps, by a part of why buffers are not in the GPU's own memory; the first that fits."""
 
 
 def pyverbs_works(patient: Patient) -> Iterator[Finding]:

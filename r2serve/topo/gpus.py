@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from r2serve import _core
@@ -11,6 +12,7 @@ from r2serve.errors import R2cclError
 OLDEST = 8
 """Compute capability, major, that the kernels are compiled for."""
 HOST_ASSISTED = "pinned memory of the host"
+DIRECT = "the GPU's own memory (GPUDirect)"
 
 
 @dataclass(frozen=True)
@@ -25,29 +27,48 @@ class Gpu:
     buffers: str
     """Where collectives are staged; empty: nowhere."""
     why_not: str
-    """Why there are none; else why they are not in the GPU's own memory."""
+    """Why there are none; else why what is large is not in the GPU's own memory; empty: it is."""
 
 
-def look(config: Config) -> tuple[tuple[Gpu, ...], str]:
-    """All GPUs that the driver shows, and ``ok`` or why there is no driver."""
+def look(config: Config, rdma: Sequence[str] = ()) -> tuple[tuple[Gpu, ...], str]:
+    """All GPUs that the driver shows, and ``ok`` or why there is no driver.
+
+    Args:
+        rdma: names of the RDMA devices of this node's rails.
+    """
     try:
         found = _core.gpus(config.cuda_library)
     except R2cclError as error:
         return (), str(error)
-    return tuple(_gpu(index, each) for index, each in enumerate(found)), "ok"
+    return tuple(_gpu(index, each, config, rdma) for index, each in enumerate(found)), "ok"
 
 
-def _gpu(index: int, of: dict[str, str | int]) -> Gpu:
+def _gpu(index: int, of: dict[str, str | int], config: Config, rdma: Sequence[str]) -> Gpu:
     why_not = ""
     if int(of["major"]) < OLDEST:
         why_not = f"compute capability {OLDEST}.0 or later is needed"
     elif not _core.has_kernels():
         why_not = "r2serve was installed where nvcc is not in the path"
+    buffers = "" if why_not else HOST_ASSISTED
+    if not why_not:
+        why_not = _why_not_direct(index, config, rdma)
+        buffers = HOST_ASSISTED if why_not else DIRECT
     return Gpu(
         index=index,
         name=str(of["name"]),
         compute_capability=f"{of['major']}.{of['minor']}",
         dma_buf=bool(of["dma_buf"]),
-        buffers="" if why_not else HOST_ASSISTED,
-        why_not=why_not or "r2serve does not use GPUDirect yet",
+        buffers=buffers,
+        why_not=why_not,
     )
+
+
+def _why_not_direct(index: int, config: Config, rdma: Sequence[str]) -> str:
+    """As ranks of this node find out when they start; the peers' ends are not asked."""
+    if config.gpu_direct == "off":
+        return "gpu_direct is off (R2CCL_GPU_DIRECT)"
+    if config.checksum:
+        return "checksums are on (R2CCL_CHECKSUM): the CPU computes them"
+    if not rdma:
+        return "no rail is RDMA"
+    return _core.why_not_direct(config.cuda_library, index, rdma)

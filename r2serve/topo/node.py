@@ -111,7 +111,8 @@ def look(config: Config) -> Node:
         for interface in interfaces
         if not interface.loopback and (not interface.kind or _is_rail(interface, ports))
     )
-    found, cuda = gpus.look(config)
+    own_rdma = {each.port.device for _, each in carried if each.port and not each.why_tcp}
+    found, cuda = gpus.look(config, sorted(own_rdma))
     return Node(
         socket.gethostname(),
         nics,

@@ -186,7 +186,8 @@ struct Rank {
     if (number == fails_at) return {ErrorCode::peer_lost, "the other node is gone"};
     const Call call = call_of(number);
     const device::Rows rows = call.rows_of(own);
-    const std::byte* const in = device.staging.input(sequence);
+    const std::byte* const in = call.kind == Kind::all_gather ? device.staging.result(sequence)
+                                                              : device.staging.input(sequence);
     Bytes result(in, in + (call.kind == Kind::all_gather ? call.bytes() : rows.bytes));
     if (call.kind == Kind::all_gather) {
       std::ranges::copy(input_of(number, 1, own), std::back_inserter(result));
@@ -205,7 +206,7 @@ struct Rank {
     Bytes input = input_of(number, 0, own);
     if (call.kind == Kind::all_gather)
       return device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
-        device::bring(at, block, shared, exchange, input.data(), input.size(), number);
+        device::bring(at, block, shared, exchange, input.data(), input.size(), 0, number);
       });
     device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
       device::share(at, block, shared, exchange, input.data(), {1, input.size()}, true);
@@ -221,7 +222,7 @@ struct Rank {
     Bytes target(call.output_bytes(), untouched);
     if (call.kind == Kind::reduce_scatter) {
       device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
-        device::take(at, block, shared, exchange, target.data(), target.size(), lag);
+        device::take(at, block, shared, exchange, target.data(), target.size(), device::Sum(), lag);
       });
       return target;
     }
@@ -229,7 +230,7 @@ struct Rank {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) results.of[rank] = call.rows_of(rank);
     const device::Rows& own = results.of[exchange.node.own];
     device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
-      device::spread(at, block, shared, exchange, own.count * own.bytes, lag);
+      device::spread(at, block, shared, exchange, own.count * own.bytes, device::Sum(), lag);
     });
     device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
       device::collect(at, block, shared, exchange, results, target.data(), lag, true);

@@ -1,23 +1,29 @@
 // Memory that RDMA devices share.
 #include "rails/verbs/memory_pool.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <chrono>
 #include <set>
 #include <string>
 #include <thread>
 
 #include "drivers/fake_verbs.hpp"
+#include "exported_memory.hpp"
 
 namespace r2ccl {
 namespace {
+
+using testing::ExportedMemory;
 
 class MemoryPoolTest : public ::testing::Test {
  protected:
   MemoryPoolTest() { verbs->add_device("near"); }
   std::shared_ptr<VerbsDevice> open() { return std::move(verbs->open("near").value()); }
   std::span<std::byte> span() { return buffer; }
+  static bool is_open(int fd) { return ::fcntl(fd, F_GETFD) != -1; }
   // What is freed on threads is freed soon.
   bool regions_become(std::size_t count) {
     for (int i = 0; i < 2000 && verbs->shared_regions() != count; ++i)
@@ -158,6 +164,126 @@ TEST_F(MemoryPoolTest, RevokedMemoryIsKnownAndOfNoUse) {
   EXPECT_TRUE(pool.known().empty());
   EXPECT_TRUE(pool.deregister_buffer(buffer.data()));
   EXPECT_FALSE(pool.deregister_buffer(buffer.data()));
+}
+
+TEST_F(MemoryPoolTest, ADmaBufIsRegisteredWithEveryDeviceUntilItIsGivenBack) {
+  verbs->add_device("far");
+  for (const char* name : {"near", "far"})
+    ASSERT_TRUE(pool.add_device(std::move(verbs->open(name).value())).ok());
+  ExportedMemory gpu(1 << 16);
+  const std::span all = gpu.addresses();
+  FileDescriptor dma_buf = gpu.dma_buf();
+  const int fd = dma_buf.get();
+  ASSERT_TRUE(pool.register_dma_buf(all, std::move(dma_buf)).ok());
+  EXPECT_TRUE(pool.is_registered(all.subspan(100, 5000)));
+  EXPECT_NE(pool.find("near", all.data(), 1)->remote, pool.find("far", all.data(), 1)->remote);
+  EXPECT_EQ(pool.registered_bytes(), all.size());
+  EXPECT_TRUE(is_open(fd));
+
+  ASSERT_TRUE(pool.register_dma_buf(all, gpu.dma_buf()).ok());  // once more
+  EXPECT_EQ(verbs->shared_regions(), 2U);
+  EXPECT_TRUE(pool.deregister_buffer(all.data()));
+  EXPECT_TRUE(pool.is_registered(all));
+  EXPECT_TRUE(pool.deregister_buffer(all.data()));
+  EXPECT_FALSE(pool.deregister_buffer(all.data()));
+  EXPECT_FALSE(pool.is_registered(all));
+  EXPECT_FALSE(is_open(fd));
+  EXPECT_EQ(verbs->shared_regions(), 0U);
+  EXPECT_EQ(pool.registered_bytes(), 0U);
+}
+
+TEST_F(MemoryPoolTest, ADmaBufThatOneDeviceRefusesIsRegisteredWithNone) {
+  ExportedMemory gpu(1 << 16);
+  EXPECT_NE(pool.register_dma_buf(gpu.addresses(), gpu.dma_buf()).message().find("no RDMA device"),
+            std::string::npos);
+  verbs->add_device("far");
+  for (const char* name : {"near", "far"})
+    ASSERT_TRUE(pool.add_device(std::move(verbs->open(name).value())).ok());
+  for (const char* name : {"near", "far"}) {
+    verbs->refuse_dma_bufs(name, EOPNOTSUPP);
+    const Status status = pool.register_dma_buf(gpu.addresses(), gpu.dma_buf());
+    EXPECT_NE(status.message().find(name), std::string::npos) << status.message();
+    EXPECT_EQ(verbs->shared_regions(), 0U);
+    EXPECT_TRUE(pool.known().empty());
+    EXPECT_FALSE(pool.deregister_buffer(gpu.addresses().data()));
+    verbs->refuse_dma_bufs(name, 0);
+  }
+  EXPECT_FALSE(pool.register_dma_buf(gpu.addresses(), FileDescriptor()).ok());
+  EXPECT_FALSE(pool.register_dma_buf({}, gpu.dma_buf()).ok());
+  EXPECT_TRUE(pool.register_dma_buf(gpu.addresses(), gpu.dma_buf()).ok());
+}
+
+TEST_F(MemoryPoolTest, DmaBufsThatOverlapAreRefused) {
+  ASSERT_TRUE(pool.add_device(open()).ok());
+  ExportedMemory gpu(1 << 16);
+  const std::span all = gpu.addresses();
+  ASSERT_TRUE(pool.register_dma_buf(all.subspan(8192, 8192), gpu.dma_buf()).ok());
+  EXPECT_FALSE(pool.register_dma_buf(all, gpu.dma_buf()).ok());
+  EXPECT_FALSE(pool.register_dma_buf(all.subspan(12288, 8192), gpu.dma_buf()).ok());
+  EXPECT_FALSE(pool.register_dma_buf(all.subspan(8192, 4096), gpu.dma_buf()).ok());
+  EXPECT_FALSE(pool.register_buffer(all.subspan(8192, 8192)).ok());
+  EXPECT_TRUE(pool.register_buffer(all.subspan(16384, 8192)).ok());
+  EXPECT_FALSE(pool.register_dma_buf(all.subspan(16384, 8192), gpu.dma_buf()).ok());
+  EXPECT_TRUE(pool.register_dma_buf(all.first(8192), gpu.dma_buf()).ok());
+}
+
+TEST_F(MemoryPoolTest, ADeviceThatComesLaterNeedNotTakeDmaBufs) {
+  ASSERT_TRUE(pool.add_device(open()).ok());
+  ExportedMemory gpu(1 << 16);
+  const std::span all = gpu.addresses();
+  ASSERT_TRUE(pool.register_dma_buf(all, gpu.dma_buf()).ok());
+  ASSERT_TRUE(pool.register_buffer(span()).ok());
+  for (const char* name : {"later", "last"}) verbs->add_device(name);
+  ASSERT_TRUE(pool.add_device(std::move(verbs->open("last").value())).ok());
+  EXPECT_TRUE(pool.is_registered(all));
+
+  verbs->refuse_dma_bufs("later", EOPNOTSUPP);
+  std::shared_ptr<VerbsDevice> later = std::move(verbs->open("later").value());
+  auto ahead = pool.known();
+  MemoryPool::register_all(*later, ahead);
+  ASSERT_TRUE(pool.add_device(later, std::move(ahead)).ok());
+  EXPECT_FALSE(pool.find("later", all.data(), 1).has_value());
+  EXPECT_TRUE(pool.find("last", all.data(), all.size()).has_value());
+  EXPECT_FALSE(pool.is_registered(all));
+  EXPECT_TRUE(pool.is_registered(span()));
+
+  EXPECT_FALSE(pool.register_dma_buf(all, gpu.dma_buf()).ok());  // it is here now
+  verbs->refuse_dma_bufs("later", 0);
+  EXPECT_TRUE(pool.register_dma_buf(all, gpu.dma_buf()).ok());
+  EXPECT_TRUE(pool.is_registered(all));
+}
+
+TEST_F(MemoryPoolTest, ADmaBufStaysOpenForWhoeverRegistersItAhead) {
+  ASSERT_TRUE(pool.add_device(open()).ok());
+  ExportedMemory gpu(1 << 16);
+  FileDescriptor dma_buf = gpu.dma_buf();
+  const int fd = dma_buf.get();
+  ASSERT_TRUE(pool.register_dma_buf(gpu.addresses(), std::move(dma_buf)).ok());
+  verbs->remove("near");
+  pool.remove_device("near");
+  EXPECT_TRUE(regions_become(0));
+  verbs->plug_in("near");
+  const auto back = open();
+  auto ahead = pool.known();
+  ASSERT_TRUE(pool.deregister_buffer(gpu.addresses().data()));
+  EXPECT_TRUE(is_open(fd));
+  std::thread([&] { MemoryPool::register_all(*back, ahead); }).join();
+  EXPECT_EQ(verbs->shared_regions(), 1U);
+  ASSERT_TRUE(pool.add_device(back, std::move(ahead)).ok());
+  EXPECT_EQ(verbs->shared_regions(), 0U);
+  EXPECT_FALSE(pool.is_registered(gpu.addresses()));
+  EXPECT_FALSE(is_open(fd));
+}
+
+TEST_F(MemoryPoolTest, ARevokedDmaBufIsKnownAndOfNoUse) {
+  ASSERT_TRUE(pool.add_device(open()).ok());
+  ExportedMemory gpu(1 << 16);
+  ASSERT_TRUE(pool.register_dma_buf(gpu.addresses(), gpu.dma_buf()).ok());
+  pool.revoke(gpu.addresses().subspan(10, 20));
+  EXPECT_TRUE(regions_become(0));
+  EXPECT_FALSE(pool.is_registered(gpu.addresses()));
+  EXPECT_TRUE(pool.known().empty());
+  EXPECT_TRUE(pool.deregister_buffer(gpu.addresses().data()));
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ SAMPLES = {
     "drills": "on",
     "cuda_library": "libcuda_of_the_test.so",
     "fuse": "off",
+    "gpu_direct": "off",
     "verbs_rnr_retry": "3",
 }
 

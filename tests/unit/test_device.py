@@ -15,7 +15,7 @@ import pytest
 import torch
 from pairs import free_port
 
-from r2serve import device
+from r2serve import _core, device
 from r2serve.communicator import Communicator
 from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
@@ -231,9 +231,37 @@ def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
     assert ranks.run(rank_main, range(2))[0] >= REPLAYS // 20
 
 
-def test_ranks_agree_on_the_size_of_pieces(ranks: Ranks) -> None:
-    with pytest.raises(ConfigError, match=r"R2CCL_GPU_STAGING_BYTES.*\[1048576, 2097152\]"):
-        ranks.make(gpu_staging_bytes=2 * STAGING)
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("gpu_staging_bytes", 2 * STAGING, r"\[1048576, 2097152\]"),
+        ("gpu_direct", "off", r"\['auto', 'off'\]"),
+        ("gpu_direct_min_bytes", 1, r"\[65536, 1\]"),
+    ],
+)
+def test_ranks_agree_on_their_options(ranks: Ranks, option: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"R2CCL_{option.upper()}.*{said}"):
+        ranks.make(**{option: value})
+
+
+def test_what_gpudirect_needs_of_the_driver(cuda_driver: str) -> None:
+    """A driver may have no dma-bufs; one that has them gives memory out, and copies it."""
+    [gpu, *_] = _core.gpus(cuda_driver)
+    why_not = _core.why_not_direct(cuda_driver, 0, [])
+    assert why_not == "" if gpu["dma_buf"] else "dma-buf" in why_not
+
+
+def test_gpudirect_that_has_to_be_and_cannot_ends_the_start(ranks: Ranks) -> None:
+    ranks.options["gpu_direct"] = "on"
+    with pytest.raises(InvalidArgumentError, match=r"gpu_direct: it is on.*no rail to .* is RDMA"):
+        ranks.make()
+
+
+def test_the_log_says_where_is_staged(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "r2serve"):
+        for communicator in ranks.make():
+            ranks.pool.submit(communicator.close)
+    assert "tp: staged in pinned memory of the host: no rail to" in caplog.text
 
 
 def test_a_driver_that_is_not_there_is_named(ranks: Ranks) -> None:

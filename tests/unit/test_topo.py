@@ -17,7 +17,7 @@ from patients import PFC_OFF, PFC_ON, TCP, complaints, findings, nic, patient
 
 from r2serve.config import Config
 from r2serve.topo import cli, doctor, gpus, pci, picture, system, verbs
-from r2serve.topo.gpus import HOST_ASSISTED, Gpu
+from r2serve.topo.gpus import DIRECT, HOST_ASSISTED, Gpu
 from r2serve.topo.node import Chain, Node, Step
 from r2serve.topo.patient import Finding, Patient
 from r2serve.topo.pci import Distance
@@ -66,7 +66,7 @@ def test_gpus_are_nvidias_display_and_3d_controllers(tmp_path: Path) -> None:
 
 
 def gpu(**changes: Any) -> Gpu:
-    healthy = Gpu(0, "H200", "9.0", True, HOST_ASSISTED, "r2serve does not use GPUDirect yet")
+    healthy = Gpu(0, "H200", "9.0", True, DIRECT, "")
     return dataclasses.replace(healthy, **changes)
 
 
@@ -77,7 +77,12 @@ def with_gpus(*found: Gpu, cuda: str = "ok") -> Patient:
 @pytest.mark.parametrize(
     ("found", "level", "text"),
     [
-        (gpu(), "note", "buffers are in pinned memory of the host; r2serve does not use GPUDirect"),
+        (gpu(), "note", r"buffers are in the GPU's own memory \(GPUDirect\)$"),
+        (
+            gpu(buffers=HOST_ASSISTED, why_not="no rail is RDMA"),
+            "note",
+            "buffers are in pinned memory of the host; no rail is RDMA$",
+        ),
         (gpu(buffers="", why_not="no nvcc in the path"), "warning", "gpu0 .* no nvcc"),
     ],
 )
@@ -88,22 +93,37 @@ def test_of_gpus_it_is_said_where_buffers_are(found: Gpu, level: str, text: str)
 
 
 @pytest.mark.parametrize(
-    ("dma_buf", "module", "text", "fix"),
+    ("why_not", "fix"),
     [
-        (True, "", "could be given to NICs: the driver has dma-buf", ""),
-        (False, "nvidia_peermem", "could be given .* nvidia_peermem is loaded", ""),
-        (False, "", "could not be given", "open kernel modules .*515.* modprobe nvidia_peermem"),
+        ("no rail is RDMA", ""),
+        ("the CUDA driver gives no memory out as a dma-buf: it takes", "open kernel modules"),
+        ("libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or later is needed", "rdma-core"),
+        ("of a dma-buf with rxe0, whose driver takes none: ibv_reg_dmabuf_mr: …", "NIC's driver"),
+        ("checksums are on (R2CCL_CHECKSUM): the CPU computes them", "unset R2CCL_CHECKSUM"),
     ],
 )
-def test_whether_a_gpus_memory_can_be_given_to_nics(
-    dma_buf: bool, module: str, text: str, fix: str
-) -> None:
-    here = with_gpus(gpu(dma_buf=dma_buf))
-    here = dataclasses.replace(here, modules=frozenset({"mlx5_ib", module}))
-    [finding] = findings(here, "GPU")
-    assert re.search(text, finding.text)
-    assert re.search(fix, finding.fix)
+def test_what_would_put_buffers_into_the_gpus_memory(why_not: str, fix: str) -> None:
+    [finding] = findings(with_gpus(gpu(buffers=HOST_ASSISTED, why_not=why_not)), "GPU")
+    assert why_not in finding.text
+    assert fix in finding.fix
     assert bool(finding.fix) == bool(fix)
+
+
+@pytest.mark.parametrize(
+    ("options", "rdma", "why"),
+    [
+        ({}, [], "^no rail is RDMA$"),
+        ({"gpu_direct": "off"}, ["rxe0"], "R2CCL_GPU_DIRECT"),
+        ({"checksum": True}, ["rxe0"], "R2CCL_CHECKSUM"),
+        ({}, ["no-such-device"], "no-such-device|libibverbs|RDMA devices: "),
+    ],
+)
+def test_the_probe_says_why_buffers_are_the_hosts(
+    fake_cuda: Path, options: dict[str, Any], rdma: list[str], why: str
+) -> None:
+    [found], _ = gpus.look(Config(cuda_library=str(fake_cuda), **options), rdma)
+    assert found.buffers == HOST_ASSISTED
+    assert re.search(why, found.why_not)
 
 
 def test_gpus_without_a_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +135,7 @@ def test_gpus_without_a_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_the_driver_says_of_gpus(fake_cuda: Path) -> None:
     found, state = gpus.look(Config(cuda_library=str(fake_cuda)))
     assert state == "ok"
-    assert found == (
-        Gpu(0, "Fake", "9.0", False, HOST_ASSISTED, "r2serve does not use GPUDirect yet"),
-    )
+    assert found == (Gpu(0, "Fake", "9.0", True, HOST_ASSISTED, "no rail is RDMA"),)
     assert gpus.look(Config(cuda_library="libnone.so"))[1].startswith("no CUDA driver: libnone.so")
 
 

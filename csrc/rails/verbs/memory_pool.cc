@@ -78,13 +78,15 @@ std::vector<MemoryPool::Known> MemoryPool::known() const {
   std::vector<Known> all;
   for (const auto& [at, region] : regions_)
     if (!region.revoked)
-      all.push_back({.span = {const_cast<std::byte*>(at), region.bytes}, .serial = region.serial});
+      all.push_back({.span = {const_cast<std::byte*>(at), region.bytes},
+                     .serial = region.serial,
+                     .dma_buf = region.dma_buf});
   return all;
 }
 
 void MemoryPool::register_all(VerbsDevice& device, std::vector<Known>& known) {
   for (Known& one : known)  // what fails is tried again, and its error told, by add_device()
-    if (auto shared = register_with(device, one.span); shared.ok())
+    if (auto shared = register_as(one.dma_buf, device, one.span); shared.ok())
       one.with = std::move(shared.value());
 }
 
@@ -99,7 +101,7 @@ Status MemoryPool::add_device(std::shared_ptr<VerbsDevice> device, std::vector<K
   for (auto& [at, region] : regions_) {
     if (region.revoked || region.with.contains(name)) continue;
     Status status = share(const_cast<std::byte*>(at), region, *device);
-    if (status.ok()) continue;
+    if (status.ok() || region.dma_buf != nullptr) continue;  // find() says what it has not
     remove_device(name);
     return status;
   }
@@ -138,7 +140,7 @@ std::vector<std::unique_ptr<VerbsMemory>> MemoryPool::withdraw(const std::string
 }
 
 Status MemoryPool::share(std::byte* at, Region& region, VerbsDevice& device) {
-  auto shared = register_with(device, {at, region.bytes});
+  auto shared = register_as(region.dma_buf, device, {at, region.bytes});
   if (!shared.ok()) return shared.take_status();
   region.with[device.name()] = std::move(shared.value());
   return {};
@@ -156,6 +158,13 @@ Result<std::unique_ptr<VerbsMemory>> MemoryPool::register_with(VerbsDevice& devi
   if (shared.ok()) return shared;
   const Status status = shared.take_status();
   return Status(status.code(), status.message() + memlock_hint());
+}
+
+Result<std::unique_ptr<VerbsMemory>> MemoryPool::register_as(const DmaBuf& dma_buf,
+                                                             VerbsDevice& device,
+                                                             std::span<std::byte> memory) {
+  if (dma_buf == nullptr) return register_with(device, memory);
+  return device.share_dma_buf(dma_buf->get(), memory, relaxed_ordering);
 }
 
 void MemoryPool::attach(std::byte* memory, const VerbsDevice& device,
@@ -234,6 +243,15 @@ void MemoryPool::release(std::byte* memory) {
 }
 
 Status MemoryPool::register_buffer(std::span<std::byte> buffer) {
+  return register_memory(buffer, nullptr);
+}
+
+Status MemoryPool::register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf) {
+  if (devices_.empty()) return {ErrorCode::internal, "there is no RDMA device"};
+  return register_memory(addresses, std::make_shared<const FileDescriptor>(std::move(dma_buf)));
+}
+
+Status MemoryPool::register_memory(std::span<std::byte> buffer, DmaBuf dma_buf) {
   if (buffer.empty()) return {ErrorCode::invalid_argument, "buffer: it has no bytes"};
   // The first that ends behind its begin: none, or the only one that it may be the same as.
   auto found = regions_.upper_bound(buffer.data());
@@ -242,14 +260,21 @@ Status MemoryPool::register_buffer(std::span<std::byte> buffer) {
     --found;
   if (found != regions_.end() && found->first < buffer.data() + buffer.size()) {
     Region& known = found->second;
-    if (known.own || found->first != buffer.data() || known.bytes != buffer.size())
+    if (known.own || found->first != buffer.data() || known.bytes != buffer.size() ||
+        (known.dma_buf == nullptr) != (dma_buf == nullptr))
       return {ErrorCode::invalid_argument,
               "the buffer of " + std::to_string(buffer.size()) + " bytes overlaps one of " +
                   std::to_string(known.bytes) + " bytes that is registered"};
+    // A device that came later may not have taken it.
+    if (!known.revoked) R2CCL_TRY(share_with_all(buffer.data(), known));
     ++known.users;
     return {};
   }
-  Region region{.bytes = buffer.size(), .own = false, .serial = ++last_serial_, .with = {}};
+  Region region{.bytes = buffer.size(),
+                .own = false,
+                .serial = ++last_serial_,
+                .dma_buf = std::move(dma_buf),
+                .with = {}};
   R2CCL_TRY(share_with_all(buffer.data(), region));
   regions_[buffer.data()] = std::move(region);
   registered_bytes_ += buffer.size();

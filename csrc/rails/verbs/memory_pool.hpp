@@ -1,5 +1,5 @@
 // Memory that every RDMA device of the process may read and its peers write: slots, staging, rings,
-// and buffers of callers that asked for it.  Not for concurrent use.
+// buffers of callers that asked for it, and memory of GPUs.  Not for concurrent use.
 #pragma once
 
 #include <atomic>
@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "drivers/file_descriptor.hpp"
 #include "drivers/verbs.hpp"
 #include "link/link_types.hpp"
 #include "r2ccl/errors.hpp"
@@ -27,15 +28,19 @@ class MemoryPool final : public StreamMemory {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
+  using DmaBuf = std::shared_ptr<const FileDescriptor>;  // null: memory of the host
+
   // What add_device() registers; register_all() does it ahead, on any thread.
   struct Known {
     std::span<std::byte> span;
     std::uint64_t serial = 0;  // another one's, if the same memory is registered anew
+    DmaBuf dma_buf = {};
     std::unique_ptr<VerbsMemory> with = {};
   };
   [[nodiscard]] std::vector<Known> known() const;
   static void register_all(VerbsDevice& device, std::vector<Known>& known);
-  // Everything here is registered with the device, too.  `ahead`: what already is.
+  // Everything here is registered with the device, too, but for dma-bufs that it does not take.
+  // `ahead`: what already is.
   Status add_device(std::shared_ptr<VerbsDevice> device, std::vector<Known> ahead = {});
   // One that is gone, or is not to reach anything any more; it may take its time for that.
   void remove_device(const std::string& name);
@@ -69,7 +74,11 @@ class MemoryPool final : public StreamMemory {
 
   // A caller's buffer; as often as it is registered it has to be given back.
   Status register_buffer(std::span<std::byte> buffer);
-  // The memory may be freed then, if no rail reads it any more.  False: it is not registered.
+  // Memory of another device, which the CPU does not touch: VerbsDevice::share_dma_buf() says more.
+  // All devices that are here take it, or none has it.
+  Status register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf);
+  // Of either.  The memory may be freed then, if no rail reads it any more.  False: it is not
+  // registered.
   bool deregister_buffer(const std::byte* buffer);
 
   struct Keys {
@@ -93,6 +102,7 @@ class MemoryPool final : public StreamMemory {
     bool own = true;       // mapped here
     bool revoked = false;  // no device may use it
     std::uint64_t serial = 0;
+    DmaBuf dma_buf = {};
     std::map<std::string, std::unique_ptr<VerbsMemory>> with;  // by device
   };
 
@@ -105,6 +115,10 @@ class MemoryPool final : public StreamMemory {
   // Null: last_error() says why.
   std::byte* map(std::size_t bytes);
   void unmap(std::byte* memory);
+  static Result<std::unique_ptr<VerbsMemory>> register_as(const DmaBuf& dma_buf,
+                                                          VerbsDevice& device,
+                                                          std::span<std::byte> memory);
+  Status register_memory(std::span<std::byte> memory, DmaBuf dma_buf);
   Status share(std::byte* at, Region& region, VerbsDevice& device);
   Status share_with_all(std::byte* at, Region& region);  // that it is not shared with yet
 

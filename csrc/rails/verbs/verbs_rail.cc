@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "link/device_memory.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -84,7 +86,7 @@ void VerbsRail::post(OutFrame& frame, TimeNs now) {
   if (is_placed(header)) {
     place(frame, flight, writes[count++]);
   } else if (header.payload_bytes > 0) {
-    std::memcpy(entry + bytes, frame.payload, header.payload_bytes);
+    copy_bytes(entry + bytes, frame.payload, header.payload_bytes);
     bytes += header.payload_bytes;
   }
   writes[count++] = {
@@ -128,7 +130,7 @@ void VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) 
     *free = true;
     flight.bounce = static_cast<int>(free - bounce_used_.begin());
     std::byte* const copy = session_->bounce(static_cast<std::size_t>(flight.bounce));
-    std::memcpy(copy, data, bytes);
+    copy_bytes(copy, data, bytes);
     data = copy;
   }
   write = {.id = request_id(VerbsRequest::frame, sent_),

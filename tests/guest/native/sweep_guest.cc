@@ -86,6 +86,10 @@ class SweptDevice final : public VerbsDevice {
                                              bool relaxed_ordering) override {
     return device_->share(memory, relaxed_ordering);
   }
+  Result<std::unique_ptr<VerbsMemory>> share_dma_buf(int dma_buf, std::span<std::byte> addresses,
+                                                     bool relaxed_ordering) override {
+    return device_->share_dma_buf(dma_buf, addresses, relaxed_ordering);
+  }
   Result<std::unique_ptr<VerbsQueuePair>> create_queue_pair(std::uint8_t port,
                                                             std::uint16_t pkey_index,
                                                             const VerbsDepth& depth) override {

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +25,7 @@
 #include <tuple>
 #include <vector>
 
+#include "device/direct_bodies.hpp"
 #include "device/exchange_bodies.hpp"
 
 namespace {
@@ -37,6 +39,8 @@ enum Code : int {
   invalid_image = 200,
   invalid_context = 201,
   not_found = 500,
+  not_ready = 600,
+  not_supported = 801,
   capture_unsupported = 900,
 };
 
@@ -67,6 +71,10 @@ class Stream {
   void begin_capture() {
     const std::lock_guard guard(mutex_);
     captured_ = std::make_unique<std::deque<Work>>();
+  }
+  [[nodiscard]] bool idle() {
+    const std::lock_guard guard(mutex_);
+    return queue_.empty() && !running_;
   }
   [[nodiscard]] bool capturing() {
     const std::lock_guard guard(mutex_);
@@ -130,6 +138,9 @@ struct Driver {
   std::map<void*, std::size_t> taken;  // of other processes
   std::map<Stream*, std::shared_ptr<Stream>> streams;
   std::map<std::string, int> failing;  // entry points, and what their next call answers
+  std::map<int, int> attributes{{75, 9}, {76, 0}, {124, 1}, {117, 1}, {118, 0}};
+  int flushes = 0;
+  int copies = 0;
 };
 
 // Never destroyed: streams of a process that ends may still run.
@@ -212,6 +223,17 @@ int enqueue(void* handle, Work work) {
   return success;
 }
 
+// While another thread captures, threads that have not said otherwise may not do what might put
+// work between that of the graph.
+thread_local int capture_mode = 0;  // global
+
+bool may_run_beside_captures() {
+  if (capture_mode == 2) return true;  // relaxed
+  const std::lock_guard guard(driver().mutex);
+  return std::ranges::none_of(driver().streams,
+                              [](const auto& each) { return each.second->capturing(); });
+}
+
 // --- kernels
 // --------------------------------------------------------------------------------------
 
@@ -268,20 +290,35 @@ Work sum_up_kernel(unsigned blocks, void** given) {
       blocks, given, [](auto&... all) { sum_up(all...); });
 }
 Work bring_kernel(unsigned blocks, void** given) {
-  return work_of<Exchange, Source, std::uint64_t, std::uint32_t>(
+  return work_of<Exchange, Source, std::uint64_t, std::uint64_t, std::uint32_t>(
       blocks, given, [](auto&... all) { bring(all...); });
 }
 Work spread_kernel(unsigned blocks, void** given) {
-  return work_of<Exchange, std::uint64_t, std::uint32_t>(blocks, given,
-                                                         [](auto&... all) { spread(all...); });
+  return work_of<Exchange, std::uint64_t, Sum, std::uint32_t>(blocks, given,
+                                                              [](auto&... all) { spread(all...); });
 }
 Work collect_kernel(unsigned blocks, void** given) {
   return work_of<Exchange, Results, Target, std::uint32_t, bool>(
       blocks, given, [](auto&... all) { collect(all...); });
 }
 Work take_kernel(unsigned blocks, void** given) {
-  return work_of<Exchange, Target, std::uint64_t, std::uint32_t>(
+  return work_of<Exchange, Target, std::uint64_t, Sum, std::uint32_t>(
       blocks, given, [](auto&... all) { take(all...); });
+}
+Work deliver_sum_kernel(unsigned blocks, void** given) {
+  return work_of<const Mailbox*, const DeviceState*, Staging, Target, std::uint64_t, Sum,
+                 std::uint32_t>(
+      blocks, given,
+      [](const Place& at, const OneThread& block, Shared& shared, const Mailbox* mailbox,
+         const DeviceState* state,
+         const auto&... rest) { deliver_sum(at, block, shared, *mailbox, *state, rest...); });
+}
+Work combine_kernel(unsigned blocks, void** given) {
+  return work_of<Mailbox*, DeviceState*, Staging, std::uint64_t, std::uint64_t, Sum, std::uint32_t>(
+      blocks, given,
+      [](const Place& at, const OneThread& block, Shared& shared, Mailbox* mailbox,
+         DeviceState* state,
+         const auto&... rest) { combine(at, block, shared, *mailbox, *state, rest...); });
 }
 Work depart_kernel(unsigned /*blocks*/, void** given) {
   return work_of<Exchange>(1, given,
@@ -300,7 +337,8 @@ const NamedKernel kernels[] = {
     {"r2ccl_share", &share_kernel},     {"r2ccl_sum_up", &sum_up_kernel},
     {"r2ccl_bring", &bring_kernel},     {"r2ccl_spread", &spread_kernel},
     {"r2ccl_collect", &collect_kernel}, {"r2ccl_take", &take_kernel},
-    {"r2ccl_depart", &depart_kernel},
+    {"r2ccl_depart", &depart_kernel},   {"r2ccl_deliver_sum", &deliver_sum_kernel},
+    {"r2ccl_combine", &combine_kernel},
 };
 
 }  // namespace
@@ -322,6 +360,21 @@ int fake_cuda_fail(const char* entry, int code) {
 int fake_cuda_live_memory() {
   const std::lock_guard guard(driver().mutex);
   return static_cast<int>(driver().memory.size() + driver().device.size() + driver().taken.size());
+}
+
+int fake_cuda_set_attribute(int attribute, int value) {
+  const std::lock_guard guard(driver().mutex);
+  driver().attributes[attribute] = value;
+  return success;
+}
+// How often what NICs wrote was flushed, and how often something was copied.
+int fake_cuda_flushes() {
+  const std::lock_guard guard(driver().mutex);
+  return driver().flushes;
+}
+int fake_cuda_copies() {
+  const std::lock_guard guard(driver().mutex);
+  return driver().copies;
 }
 
 int cuInit(unsigned flags) { return flags == 0 ? told("cuInit") : invalid_value; }
@@ -346,9 +399,11 @@ int cuDeviceGetName(char* name, int size, int /*device*/) {
   return success;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int /*device*/) {
-  const std::map<int, int> known{{75, 9}, {76, 0}, {124, 0}};
-  const auto found = known.find(attribute);
-  *value = found == known.end() ? 0 : found->second;
+  {
+    const std::lock_guard guard(driver().mutex);
+    const auto found = driver().attributes.find(attribute);
+    *value = found == driver().attributes.end() ? 0 : found->second;
+  }
   return told("cuDeviceGetAttribute");
 }
 int cuDevicePrimaryCtxRetain(void** retained, int /*device*/) {
@@ -429,6 +484,31 @@ int cuMemsetD8_v2(unsigned long long address, unsigned char value, std::size_t b
   std::memset(reinterpret_cast<void*>(address), value, bytes);
   return success;
 }
+// What it gives out is the file that the memory is of.
+int cuMemGetHandleForAddressRange(void* handle, unsigned long long address, std::size_t bytes,
+                                  int type, unsigned long long flags) {
+  if (contexts == 0) return invalid_context;
+  if (const int code = told("cuMemGetHandleForAddressRange"); code != success) return code;
+  if (flags != 0) return not_supported;  // as where the CPU has no way of its own to this memory
+  const std::size_t page = 4096;
+  const std::lock_guard guard(driver().mutex);
+  const auto found = driver().device.find(reinterpret_cast<void*>(address));
+  if (type != 1 || found == driver().device.end() || bytes % page != 0 ||
+      bytes > found->second.bytes)
+    return invalid_value;
+  const int given = ::fcntl(found->second.file, F_DUPFD_CLOEXEC, 0);
+  std::memcpy(handle, &given, sizeof given);
+  return given < 0 ? invalid_value : success;
+}
+int cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  if (contexts == 0) return invalid_context;
+  if (target != 0 || scope != 100) return invalid_value;
+  {
+    const std::lock_guard guard(driver().mutex);
+    ++driver().flushes;
+  }
+  return told("cuFlushGPUDirectRDMAWrites");
+}
 int cuMemHostAlloc(void** memory, std::size_t bytes, unsigned /*flags*/) {
   return allocate(memory, bytes, "cuMemHostAlloc");
 }
@@ -466,10 +546,35 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
 }
 
 int cuStreamCreate(void** stream, unsigned /*flags*/) {
+  if (const int code = told("cuStreamCreate"); code != success) return code;
   auto made = std::make_shared<Stream>();
   *stream = made.get();
   const std::lock_guard guard(driver().mutex);
   driver().streams.emplace(made.get(), std::move(made));
+  return success;
+}
+int cuStreamQuery(void* handle) {
+  if (!may_run_beside_captures()) return capture_unsupported;
+  const std::shared_ptr<Stream> stream = stream_at(handle);
+  if (stream == nullptr) return invalid_value;
+  if (stream->capturing()) return capture_unsupported;
+  return stream->idle() ? success : not_ready;
+}
+int cuMemcpyAsync(unsigned long long to, unsigned long long from, std::size_t bytes, void* stream) {
+  if (contexts == 0) return invalid_context;
+  if (!may_run_beside_captures()) return capture_unsupported;
+  if (const int code = told("cuMemcpyAsync"); code != success) return code;
+  {
+    const std::lock_guard guard(driver().mutex);
+    ++driver().copies;
+  }
+  return enqueue(stream, [=] {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  });
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < 0 || *mode > 2) return invalid_value;
+  std::swap(*mode, capture_mode);
   return success;
 }
 int cuStreamDestroy_v2(void* handle) {

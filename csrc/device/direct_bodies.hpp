@@ -1,0 +1,49 @@
+// The bodies of the kernels that add up what came from all ranks as it was sent, where NICs put it
+// into the device's memory: the host, which adds up otherwise, does not reach it there.
+//
+//   deliver_sum  adds up to the target
+//   combine      adds up the own share, and posts it as the input of the next collective
+#pragma once
+
+#include "device/fold.hpp"
+
+namespace r2ccl::device {
+
+// As deliver(), of the sum of what arrived.
+template <typename Block>
+R2CCL_SHARED void deliver_sum(const Place& at, const Block& block, Shared& shared,
+                              const Mailbox& mailbox, const DeviceState& state,
+                              const Staging& staging, std::byte* target, std::uint64_t bytes,
+                              const Sum& sum, std::uint32_t lag) {
+  if (at.thread == 0) {
+    shared.sequence = state.sequence - lag;
+    shared.go = await(block, mailbox, mailbox.arrived, shared.sequence);
+  }
+  block.sync();
+  if (shared.go) add_up(at, target, staging.result(shared.sequence), bytes, sum);
+}
+
+// Of the collective that was posted last; where the next one, posted as `plan`, has its result, the
+// own part of it begins at `offset`.
+template <typename Block>
+R2CCL_SHARED void combine(const Place& at, const Block& block, Shared& shared, Mailbox& mailbox,
+                          DeviceState& state, const Staging& staging, std::uint64_t bytes,
+                          std::uint64_t offset, const Sum& sum, std::uint32_t plan) {
+  if (at.thread == 0) {
+    shared.sequence = state.sequence;
+    shared.go = await(block, mailbox, mailbox.arrived, shared.sequence);
+  }
+  block.sync();
+  const Sequence next = shared.sequence + 1;
+  if (shared.go)
+    add_up(at, staging.result(next) + offset, staging.result(shared.sequence), bytes, sum);
+  block.sync();
+  if (at.thread != 0 || count_up(state.staged_blocks) != at.blocks) return;
+  state.staged_blocks = 0;
+  state.sequence = next;
+  if (!shared.go) return;
+  mailbox.commands[next % ring] = {next, plan};
+  store_release(mailbox.posted, next);
+}
+
+}  // namespace r2ccl::device

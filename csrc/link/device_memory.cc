@@ -1,0 +1,83 @@
+#include "link/device_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace r2ccl {
+namespace {
+
+// All there are.  Never destroyed: threads of others may outlive statics.
+struct Named {
+  std::atomic<std::size_t> count{0};  // may be read without the lock by who has one in mind
+  std::shared_mutex mutex;            // shared for as long as one is used
+  std::vector<DeviceMemory*> all;
+};
+
+Named& named() {
+  static auto& made = *new Named;
+  return made;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceMemory>> DeviceMemory::name(std::uint64_t address, std::size_t bytes,
+                                                         std::unique_ptr<DeviceCopier> copier) {
+  void* const reserved =
+      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED)
+    return Status(ErrorCode::internal,
+                  "reserving " + std::to_string(bytes) + " addresses: " + std::strerror(errno));
+  std::unique_ptr<DeviceMemory> made(
+      new DeviceMemory(address, {static_cast<std::byte*>(reserved), bytes}, std::move(copier)));
+  const std::unique_lock guard(named().mutex);
+  named().all.push_back(made.get());
+  named().count.fetch_add(1, std::memory_order_release);
+  return made;
+}
+
+DeviceMemory::~DeviceMemory() {
+  {
+    const std::unique_lock guard(named().mutex);
+    std::erase(named().all, this);
+    named().count.fetch_sub(1, std::memory_order_release);
+  }
+  ::munmap(addresses_.data(), addresses_.size());
+}
+
+Status DeviceMemory::failure() const {
+  const std::lock_guard guard(mutex_);
+  return failure_.ok() ? Status() : Status(failure_.code(), failure_.message());
+}
+
+void DeviceMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  Status status = copier_->copy(address_of(to), address_of(from), bytes);
+  if (status.ok()) return;
+  const std::lock_guard guard(mutex_);
+  if (failure_.ok()) failure_ = std::move(status);
+}
+
+bool is_device_memory(const std::byte* at) {
+  if (named().count.load(std::memory_order_acquire) == 0) return false;
+  const std::shared_lock guard(named().mutex);
+  return std::ranges::any_of(named().all, [at](const DeviceMemory* each) { return each->has(at); });
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (named().count.load(std::memory_order_acquire) > 0) {
+    const std::shared_lock guard(named().mutex);
+    const auto found = std::ranges::find_if(
+        named().all, [&](const DeviceMemory* each) { return each->has(to) || each->has(from); });
+    if (found != named().all.end()) return (*found)->copy(to, from, bytes);
+  }
+  std::memcpy(to, from, bytes);
+}
+
+}  // namespace r2ccl

@@ -1,0 +1,340 @@
+// Collectives that are staged in the memory of a GPU, which NICs read and write: over RDMA devices
+// and with a driver that need neither.  No thread of the host can touch that memory by the
+// addresses that the core has of it; one that tried would end the test.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/direct_memory.hpp"
+#include "drivers/fake_verbs.hpp"
+#include "stream_ranks.hpp"
+
+namespace r2ccl {
+namespace {
+
+using device::DirectOptions;
+using device::StreamCommunicator;
+using std::chrono::milliseconds;
+using testing::address;
+using testing::compare_all;
+using testing::fake;
+using testing::Job;
+using testing::Nodes;
+using testing::options;
+using testing::Rank;
+
+constexpr DirectOptions everything{DirectOptions::Use::always, 1};
+constexpr std::size_t counts[] = {0, 1, 7, 1000, 4096, 4097, 10'000};
+
+// Whatever the size; then what is not small alone, which mixes the two kinds of staging.
+void compare_over(Job& job, const std::vector<std::unique_ptr<Communicator>>& of_streams) {
+  const int flushes = fake().call("fake_cuda_flushes");
+  for (const std::uint64_t from : {1UL, 4000UL})
+    job.run([&](int me, Communicator& host) {
+      Rank rank(*of_streams[static_cast<std::size_t>(me)], 16384, {},
+                {DirectOptions::Use::always, from});
+      EXPECT_TRUE(rank.collectives->direct().ok()) << rank.collectives->direct().message();
+      std::size_t turn = 0;
+      for (const std::size_t count : counts) compare_all(rank, host, count, turn++);
+    });
+  EXPECT_GT(fake().call("fake_cuda_flushes"), flushes);
+  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+}
+
+TEST(GpuDirect, EveryCollectiveOfTwoRanksGivesTheHostsBits) {
+  Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
+  compare_over(job, job.make_communicators(77));
+}
+
+TEST(GpuDirect, EveryCollectiveOfThreeRanksGivesTheHostsBits) {
+  Job job({.ranks = 3, .rails = 2, .verbs = 2, .config = {}});
+  compare_over(job, job.make_communicators(77));
+}
+
+TEST(GpuDirect, WritesThatLandInAnyOrderGiveTheHostsBits) {
+  Job job({.ranks = 3, .rails = 3, .verbs = 3, .config = {}});
+  job.verbs->shuffle(1);
+  compare_over(job, job.make_communicators(77));
+}
+
+TEST(GpuDirect, RailsOfBothKindsGiveTheHostsBits) {
+  Job job({.ranks = 2, .rails = 3, .verbs = 1, .config = {}});
+  compare_over(job, job.make_communicators(77));
+}
+
+// What arrives before it is known where it belongs would have to be copied there.
+void expect_few_copies(std::size_t count, int most) {
+  Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
+  constexpr int calls = 20;
+  const int before = fake().call("fake_cuda_copies");
+  job.run([&](int /*me*/, Communicator& communicator) {
+    Rank rank(communicator, 4U << 20U);
+    const std::vector<float> in(count, 1.0F);
+    const std::vector<float> out(count);
+    for (int i = 0; i < calls; ++i)
+      EXPECT_TRUE(rank.collectives
+                      ->all_reduce(rank.stream, address(in), address(out), count, DType::f32,
+                                   ReduceOp::sum, Algorithm::automatic)
+                      .ok());
+    rank.synchronise();
+    EXPECT_EQ(out, std::vector<float>(count, 2.0F));
+  });
+  const int copies = fake().call("fake_cuda_copies") - before;
+  EXPECT_LE(copies, calls * most);
+}
+TEST(GpuDirect, LargePartsAreWrittenWhereTheyBelong) {
+  expect_few_copies(1U << 18U, 3);  // 32 chunks; a rail may be slow to hear where to
+  expect_few_copies(1U << 14U, 1);  // 2: the least that goes so
+}
+
+TEST(GpuDirect, TcpTakesOverWhenAllRdmaIsGone) {
+  Job job({.ranks = 2, .rails = 3, .verbs = 2, .config = {}});
+  const auto of_streams = job.make_communicators(77);
+  job.run([&](int me, Communicator& host) {
+    Rank rank(*of_streams[static_cast<std::size_t>(me)], 16384, {}, everything);
+    compare_all(rank, host, 4097, 1);
+    for (RailId rail = 0; rail < 2; ++rail)
+      EXPECT_TRUE(job.engines[static_cast<std::size_t>(me)]->inject(rail, Fault::cut).ok());
+    for (const std::size_t count : counts) compare_all(rank, host, count, count);
+  });
+}
+
+// Two of them both add up all; more add up a share each.
+TEST(GpuDirect, RanksOfANodeExchangeBeforeTheRails) {
+  for (const int count_of_nodes : {2, 3}) {
+    Nodes nodes({}, count_of_nodes, 2);
+    for (const std::uint64_t from : {1UL, 4000UL})
+      nodes.job.run([&](int me, Communicator& host) {
+        const auto rank = nodes.rank(me, 32768, {DirectOptions::Use::always, from});
+        EXPECT_TRUE(rank->collectives->exchange().ok()) << rank->collectives->exchange().message();
+        EXPECT_TRUE(rank->collectives->direct().ok()) << rank->collectives->direct().message();
+        std::size_t turn = 0;
+        for (const std::size_t count : counts) compare_all(*rank, host, count, turn++);
+        compare_all(*rank, host, 40'000, turn++);
+      });
+  }
+}
+
+TEST(GpuDirect, AGraphIsReplayedWhileRailsAreCutAndHealed) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  config.flap_half_life_s = 0.0;
+  Job job({.ranks = 3, .rails = 2, .verbs = 2, .config = config});
+  constexpr std::size_t count = 6000;
+  constexpr int replays = 150;
+  std::atomic<int> ended = 0;
+  std::thread cutting([&] {
+    for (unsigned turn = 0; ended < 3; ++turn) {
+      const auto rail = static_cast<RailId>(turn % 2);
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+      std::this_thread::sleep_for(milliseconds(5));
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
+      std::this_thread::sleep_for(milliseconds(15));
+    }
+  });
+  job.run([&](int me, Communicator& communicator) {
+    Rank rank(communicator, 16384, {}, everything);
+    std::vector<float> in(count);
+    std::vector<float> sum(count);
+    int turn = 0;
+    int wrong = 0;
+    const auto value = [](int of, int at, std::size_t i) {
+      return static_cast<float>((at * 31 + static_cast<int>(i) * 7 + of * 13) % 1024);
+    };
+    std::function<void()> prepare = [&] {
+      for (std::size_t i = 0; i < count; ++i) in[i] = value(me, turn, i);
+    };
+    std::function<void()> check = [&] {
+      for (std::size_t i = 0; i < count; ++i)
+        if (sum[i] != value(0, turn, i) + value(1, turn, i) + value(2, turn, i)) ++wrong;
+      ++turn;
+    };
+    rank.capture([&] {
+      rank.add(prepare);
+      EXPECT_TRUE(rank.collectives
+                      ->all_reduce(rank.stream, address(in), address(sum), count, DType::f32,
+                                   ReduceOp::sum, Algorithm::automatic)
+                      .ok());
+      rank.add(check);
+    });
+    for (int i = 0; i < replays; ++i) rank.replay();
+    rank.synchronise();
+    const Status status = rank.collectives->failure();
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(turn, replays);
+    EXPECT_EQ(wrong, 0);
+    ++ended;
+  });
+  cutting.join();
+}
+
+TEST(GpuDirect, PartsThatStayWhereTheyArriveAreInTheGpusMemory) {
+  Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
+  job.run([&](int me, Communicator& communicator) {
+    Rank rank(communicator, 1U << 16U, {}, {DirectOptions::Use::always, 1000});
+    const StreamCommunicator::Slots slots = rank.collectives->slots();
+    EXPECT_EQ(slots.direct_from, 1000U);
+    for (const std::size_t count : {100UL, 5000UL}) {
+      const std::vector<float> in(count, static_cast<float>(me + 1));
+      EXPECT_TRUE(rank.collectives->gather_slots(rank.stream, address(in), count, DType::f32).ok());
+      EXPECT_TRUE(rank.collectives->barrier(rank.stream).ok());
+      rank.synchronise();
+      const auto* sequence = reinterpret_cast<const device::Sequence*>(slots.sequence);
+      const cuda::Address base = count * sizeof(float) < 1000 ? slots.base : slots.direct_base;
+      const auto* parts =
+          reinterpret_cast<const float*>(base + (*sequence - 1) % device::ring * slots.entry_bytes);
+      EXPECT_EQ(std::vector<float>(parts, parts + count), std::vector<float>(count, 1.0F));
+      EXPECT_EQ(std::vector<float>(parts + count, parts + 2 * count),
+                std::vector<float>(count, 2.0F));
+    }
+  });
+}
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+// One rank's, whichever comes first; the other one loses it then, or is through already.
+TEST(GpuDirect, ACopyThatFailsBecomesAnErrorAndLeavesTheTargetAlone) {
+  Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
+  std::atomic<int> failed = 0;
+  job.run([&](int me, Communicator& communicator) {
+    Rank rank(communicator, 1U << 16U, {}, everything);
+    EXPECT_TRUE(communicator.barrier().ok());
+    if (me == 0) fake().call("fake_cuda_fail", "cuMemcpyAsync", 719);
+    EXPECT_TRUE(communicator.barrier().ok());
+    const std::vector<float> in(10, 1.0F);  // so little is copied by the host
+    const std::vector<float> out(20, 7.0F);
+    const std::vector<std::size_t> even{10, 10};
+    EXPECT_TRUE(
+        rank.collectives->all_gatherv(rank.stream, address(in), address(out), even, DType::f32)
+            .ok());
+    rank.synchronise();
+    if (!has(rank.collectives->failure().message(), "cuMemcpyAsync")) return;
+    ++failed;
+    EXPECT_EQ(out, std::vector<float>(20, 7.0F));
+  });
+  EXPECT_EQ(failed, 1);
+}
+
+// --- the probe -----------------------------------------------------------------------------------
+
+// Why no rank has it, though all could but for what `prepare` did; in words of the one that says
+// most.
+std::string refusal(const Job::Options& options, const std::function<void(Job&)>& prepare = {},
+                    DirectOptions direct = {}) {
+  Job job(options);
+  if (prepare) prepare(job);
+  std::array<std::string, 2> said;
+  job.run([&](int me, Communicator& host) {
+    Rank rank(host, 1U << 16U, {}, direct);
+    const Status& why = rank.collectives->direct();
+    said[static_cast<std::size_t>(me)] = why.ok() ? "none" : why.message();
+    const std::vector<float> in(30'000, 1.0F);
+    const std::vector<float> out(30'000);
+    EXPECT_TRUE(rank.collectives
+                    ->all_reduce(rank.stream, address(in), address(out), in.size(), DType::f32,
+                                 ReduceOp::sum, Algorithm::automatic)
+                    .ok());
+    rank.synchronise();
+    EXPECT_EQ(out, std::vector<float>(30'000, 2.0F));
+  });
+  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+  return said[0].size() > said[1].size() ? said[0] : said[1];
+}
+
+constexpr int dma_buf_supported = 124;
+constexpr int flush_options = 117;
+constexpr int writes_ordering = 118;
+
+class Probe : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    set(dma_buf_supported, 1);
+    set(flush_options, 1);
+    set(writes_ordering, 0);
+  }
+  static void set(int attribute, int value) {
+    fake().call("fake_cuda_set_attribute", attribute, value);
+  }
+  static Job::Options rdma() { return {.ranks = 2, .rails = 2, .verbs = 2, .config = {}}; }
+};
+
+TEST_F(Probe, TakesItWhereItCanBeHad) { EXPECT_EQ(refusal(rdma()), "none"); }
+
+TEST_F(Probe, NeedsRdma) {
+  EXPECT_EQ(refusal({.ranks = 2, .rails = 2, .config = {}}), "no rail to rank 0 is RDMA");
+}
+
+TEST_F(Probe, NeedsNobodyElseToLookAtTheBytes) {
+  Job::Options checked = rdma();
+  checked.config.checksum = true;
+  EXPECT_EQ(refusal(checked), "checksums are on (R2CCL_CHECKSUM): the CPU computes them");
+}
+
+TEST_F(Probe, NeedsTheDriverToGiveMemoryOut) {
+  set(dma_buf_supported, 0);
+  EXPECT_PRED2(has, refusal(rdma()), "gives no memory out as a dma-buf");
+}
+
+TEST_F(Probe, NeedsWritesOfNicsToBeSeen) {
+  set(flush_options, 0);
+  EXPECT_PRED2(has, refusal(rdma()), "cannot be shown to its kernels");
+  set(writes_ordering, 100);
+  const int flushes = fake().call("fake_cuda_flushes");
+  EXPECT_EQ(refusal(rdma()), "none");
+  EXPECT_EQ(fake().call("fake_cuda_flushes"), flushes);  // none is needed
+}
+
+TEST_F(Probe, NeedsEveryRank) {
+  fake().call("fake_cuda_fail", "cuStreamCreate", 2);
+  EXPECT_EQ(refusal(rdma()), "cuStreamCreate: CUDA_ERROR_OUT_OF_MEMORY (2) out of memory");
+}
+
+TEST_F(Probe, NeedsEveryNic) {
+  const auto refuse = [](Job& job) { job.verbs->refuse_dma_bufs("rdma1_1", EOPNOTSUPP); };
+  EXPECT_PRED2(has, refusal(rdma(), refuse), "rdma1_1");
+}
+
+TEST_F(Probe, NeedsNoPeer) {
+  const auto verbs = std::make_shared<FakeVerbs>();
+  const std::vector<std::string> nics{"first", "second"};
+  for (const std::string& nic : nics) verbs->add_device(nic);
+  const auto said = [&](std::span<const std::string> rdma) {
+    const device::StreamOptions with = options();
+    const Status status = device::probe_direct(with.library, 0, with.image, verbs.get(), rdma);
+    EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+    return status.ok() ? std::string("none") : status.message();
+  };
+  EXPECT_EQ(said({}), "none");
+  EXPECT_EQ(said(nics), "none");
+  verbs->refuse_dma_bufs("second", EOPNOTSUPP);
+  EXPECT_PRED2(has, said(nics), "second");
+  fake().call("fake_cuda_fail", "cuMemcpyAsync", 719);
+  EXPECT_PRED2(has, said({}), "cuMemcpyAsync");
+}
+
+TEST_F(Probe, IsNotTakenWhereItIsOff) {
+  EXPECT_EQ(refusal(rdma(), {}, {DirectOptions::Use::never, 1}), "it is off");
+}
+
+TEST_F(Probe, EndsTheStartWhereItHasToBeTaken) {
+  Job job({.ranks = 2, .rails = 2, .config = {}});
+  job.run([&](int me, Communicator& host) {
+    device::StreamOptions wanted = options();
+    wanted.direct.use = DirectOptions::Use::always;
+    auto made = StreamCommunicator::create(host, wanted);
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(made.take_status().message(),
+              "gpu_direct: it is on, and cannot be used: no rail to rank " +
+                  std::to_string(1 - me) + " is RDMA");
+  });
+  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+}
+
+}  // namespace
+}  // namespace r2ccl

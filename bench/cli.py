@@ -45,9 +45,12 @@ def _one_of(known: Iterable[str], default: str | None = None) -> str:
 
 
 LAZY = {
+    "serve": LazyCommand(
+        "r2serve.bench.serve.cli", "Measure what a rail's loss costs requests.", "demo"
+    ),
     "kernels": LazyCommand(
         "r2serve.bench.kernels.cli", "Measure the Triton kernels, on a GPU.", "kernels", "kernels"
-    )
+    ),
 }
 
 

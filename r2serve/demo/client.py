@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Request:
     """One request's outcome.
 
     times_ns: CLOCK_MONOTONIC of each token's arrival; sent_ns: of its sending. prompt: its index.
+    token_ids: none where the server gives none.
     """
 
     token_ids: tuple[int, ...]
@@ -39,6 +40,7 @@ class Request:
     finished: bool
     prompt: int = 0
     sent_ns: int = 0
+    text: str = ""
 
     @property
     def completed(self) -> bool:
@@ -98,6 +100,7 @@ def _parse(data: dict[str, Any]) -> Run:
                 finished=item["finished"],
                 prompt=item["prompt"],
                 sent_ns=item["sent_ns"],
+                text=item["text"],
             )
             for item in data["requests"]
         )
@@ -134,6 +137,8 @@ class Load:
 
     max_tokens: of a request, or of each prompt's. streams: None sends one request a prompt, all at
     once; otherwise so many are kept under way, prompts in turn, until drain() is called.
+    arrivals_s: when each prompt's request is due, since the start; with streams, at most so many
+    are under way. extra: see load.py.
     """
 
     def __init__(
@@ -144,6 +149,10 @@ class Load:
         max_tokens: int | Sequence[int],
         result: Path,
         streams: int | None = None,
+        *,
+        model: str = "tiny-llama",
+        arrivals_s: Sequence[float] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self._result = result
         limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else list(max_tokens)
@@ -152,15 +161,19 @@ class Load:
         self.tokens = 0
         self.finished = 0
         self.changed_at = time.monotonic()
-        order = {
+        order: dict[str, Any] = {
             "mode": "stream" if streams is None else "loop",
             "url": url,
-            "model": "tiny-llama",
+            "model": model,
             "prompts": list(prompts),
             "max_tokens": limits,
             "streams": self.streams,
             "result": str(result),
         }
+        if arrivals_s is not None:
+            order |= {"mode": "timed", "arrivals_s": list(arrivals_s), "streams": streams or 0}
+        if extra is not None:
+            order["extra"] = dict(extra)
         self._process = _start(place, order, stdout=subprocess.PIPE)
         self._reader = threading.Thread(target=self._follow, name="demo-load", daemon=True)
         self._reader.start()

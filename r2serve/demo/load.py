@@ -14,6 +14,12 @@ r2serve, so that it starts quickly. Standard input: one JSON object.
     {"mode": "loop", …, "streams": …}
         the same with so many requests under way, prompts in turn and again from the first one,
         until standard input is closed; what is under way then is awaited
+    {"mode": "timed", …, "arrivals_s": [...], "streams": …}
+        one request a prompt, each at its time since the start, or as soon as fewer than so many are
+        under way (0: at its time in any case); sent_ns is when it was due
+
+"extra" in an order takes the place of what is asked of vLLM beyond OpenAI's fields; where that has
+no token ids, a piece of text counts as a token.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ import aiohttp
 REPORT_INTERVAL_S = 0.1
 # A server that is gone refuses at once; a loop must not fill the memory with that.
 PAUSE_AFTER_ERROR_S = 0.5
+EXTRA = {"ignore_eos": True, "return_token_ids": True}
 
 
 @dataclass
@@ -48,15 +55,16 @@ class Stream:
     error: str = ""
     finished: bool = False
 
-    def take(self, chunk: dict[str, Any], now_ns: int) -> None:
+    def take(self, chunk: dict[str, Any], now_ns: int, *, by_text: bool = False) -> None:
         if "error" in chunk:
             self.error = json.dumps(chunk["error"])
             return
         for choice in chunk.get("choices", []):
             ids = choice.get("token_ids") or []
+            text = choice.get("text") or ""
             self.token_ids.extend(ids)
-            self.times_ns.extend([now_ns] * len(ids))
-            self.text += choice.get("text") or ""
+            self.times_ns.extend([now_ns] * (bool(text) if by_text else len(ids)))
+            self.text += text
             self.finished = self.finished or choice.get("finish_reason") is not None
 
 
@@ -73,16 +81,17 @@ async def wait_until_healthy(url: str, timeout_s: float) -> bool:
 
 
 async def stream_one(session: aiohttp.ClientSession, order: dict[str, Any], stream: Stream) -> None:
-    stream.sent_ns = time.monotonic_ns()
+    stream.sent_ns = stream.sent_ns or time.monotonic_ns()
+    extra = order.get("extra", EXTRA)
     body = {
         "model": order["model"],
         "prompt": order["prompts"][stream.prompt],
         "max_tokens": order["max_tokens"][stream.prompt],
         "temperature": 0,
-        "ignore_eos": True,
         "stream": True,
-        "return_token_ids": True,
+        **extra,
     }
+    by_text = not extra.get("return_token_ids")
     try:
         async with session.post(f"{order['url']}/v1/completions", json=body) as answer:
             if answer.status != 200:
@@ -91,7 +100,7 @@ async def stream_one(session: aiohttp.ClientSession, order: dict[str, Any], stre
             async for line in answer.content:
                 payload = line.removeprefix(b"data: ").strip()
                 if payload and payload != b"[DONE]":
-                    stream.take(json.loads(payload), time.monotonic_ns())
+                    stream.take(json.loads(payload), time.monotonic_ns(), by_text=by_text)
     except (aiohttp.ClientError, TimeoutError) as error:
         stream.error = f"{type(error).__name__}: {error}"
 
@@ -99,7 +108,7 @@ async def stream_one(session: aiohttp.ClientSession, order: dict[str, Any], stre
 async def report(streams: list[Stream]) -> None:
     while True:
         await asyncio.sleep(REPORT_INTERVAL_S)
-        tokens = sum(len(stream.token_ids) for stream in streams)
+        tokens = sum(len(stream.times_ns) for stream in streams)
         finished = sum(stream.finished for stream in streams)
         running = sum(not (stream.finished or stream.error) for stream in streams)
         progress = {"tokens": tokens, "streaming": running, "finished": finished}
@@ -136,9 +145,29 @@ async def in_turn(
     await asyncio.gather(*(keep_one_under_way() for _ in range(order["streams"])))
 
 
+async def timed(
+    session: aiohttp.ClientSession, order: dict[str, Any], streams: list[Stream]
+) -> None:
+    begun_ns = time.monotonic_ns()
+    free = asyncio.Semaphore(order["streams"] or len(order["prompts"]))
+
+    async def send(stream: Stream, at_s: float) -> None:
+        due_ns = begun_ns + int(at_s * 1e9)
+        await asyncio.sleep((due_ns - time.monotonic_ns()) / 1e9)
+        async with free:
+            stream.sent_ns = time.monotonic_ns() if order["streams"] else due_ns
+            await stream_one(session, order, stream)
+
+    streams.extend(Stream(prompt) for prompt in range(len(order["prompts"])))
+    await asyncio.gather(*map(send, streams, order["arrivals_s"]))
+
+
+SENDERS = {"stream": each_once, "loop": in_turn, "timed": timed}
+
+
 async def stream_all(order: dict[str, Any]) -> list[Stream]:
     streams: list[Stream] = []
-    send = in_turn if order["mode"] == "loop" else each_once
+    send = SENDERS[order["mode"]]
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     # A connection each: the server closes one that has been idle for 5 s, which on a busy machine
@@ -146,7 +175,11 @@ async def stream_all(order: dict[str, Any]) -> list[Stream]:
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     # No total limit: how long a stall may last is the caller's decision, who sends SIGTERM.
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers=headers
+    ) as session:
         reporter = asyncio.create_task(report(streams))
         work = asyncio.create_task(send(session, order, streams))
         stop = asyncio.create_task(stopped.wait())

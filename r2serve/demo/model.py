@@ -43,12 +43,17 @@ def _words(count: int, seed: int) -> list[str]:
     return list(words)
 
 
+def vocabulary(shape: TinyLlama) -> list[str]:
+    """The words that the model's tokenizer knows, one a token."""
+    return _words(shape.vocabulary - len(SPECIAL_TOKENS), shape.seed)
+
+
 def prompts(count: int, words: int = 12, shape: TinyLlama | None = None) -> list[str]:
     """count different prompts in the vocabulary of the model."""
     shape = shape or TinyLlama()
-    vocabulary = _words(shape.vocabulary - len(SPECIAL_TOKENS), shape.seed)
+    known = vocabulary(shape)
     source = random.Random(shape.seed + 1)
-    return [" ".join(source.choices(vocabulary, k=words)) for _ in range(count)]
+    return [" ".join(source.choices(known, k=words)) for _ in range(count)]
 
 
 def make_tiny_llama(directory: Path, shape: TinyLlama | None = None) -> Path:
@@ -124,7 +129,7 @@ def _weights(shape: TinyLlama) -> dict[str, np.ndarray]:
 
 
 def _save_tokenizer(directory: Path, shape: TinyLlama) -> None:
-    names = [*SPECIAL_TOKENS, *_words(shape.vocabulary - len(SPECIAL_TOKENS), shape.seed)]
+    names = [*SPECIAL_TOKENS, *vocabulary(shape)]
     tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(directory / "tokenizer.json"))

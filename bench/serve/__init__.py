@@ -1,0 +1,1 @@
+"""What a rail's loss costs the requests of a server, beside other ways to serve."""

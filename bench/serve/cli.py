@@ -1,0 +1,211 @@
+"""``r2serve bench serve``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from r2serve.bench.collectives import machine
+from r2serve.bench.serve import report, runner
+from r2serve.bench.serve.contenders import CONTENDERS
+from r2serve.bench.serve.outcome import Goal
+from r2serve.bench.serve.scenarios import SCENARIOS, Fault, ScheduleError, parse, scenario
+from r2serve.bench.serve.workload import (
+    Lengths,
+    Workload,
+    WorkloadError,
+    arrange,
+    from_sharegpt,
+    synthetic,
+)
+from r2serve.demo.client import LoadError
+from r2serve.demo.progress import Progress
+from r2serve.demo.serve import ServeError
+from r2serve.drills.lab import LabUnavailableError
+
+_ASKED_S = 10.0
+
+
+def _one_of(names: Any, default: str) -> str:
+    return f"{', '.join(names)}.  [default: {default}]"
+
+
+@click.command(name="serve")
+@click.option("--url", help="A server that runs already, instead of ones started here.")
+@click.option("--model", help="Its model.  [default: the first that it lists]")
+@click.option(
+    "--openai",
+    is_flag=True,
+    help="It knows OpenAI's fields alone: a piece of text counts as a token.",
+)
+@click.option(
+    "--contender",
+    "contenders",
+    multiple=True,
+    type=click.Choice(list(CONTENDERS)),
+    default=("r2ccl",),
+    help=_one_of((f"{name} ({each.meaning})" for name, each in CONTENDERS.items()), "r2ccl"),
+)
+@click.option(
+    "--scenario",
+    "scenarios",
+    multiple=True,
+    type=click.Choice(list(SCENARIOS)),
+    help=_one_of(SCENARIOS, "healthy"),
+)
+@click.option(
+    "--faults",
+    "schedule",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A schedule, a line a fault: `at: 12s, cut: rail0@node1, for: 8s`.",
+)
+@click.option("--requests", type=click.IntRange(min=1), default=60, show_default=True)
+@click.option("--rate", type=click.FloatRange(min=0), help="Poisson arrivals a second: open loop.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    help="Requests under way: closed loop.  [default: 4]",
+)
+@click.option("--prompt-tokens", type=click.IntRange(1, 4096), default=32, show_default=True)
+@click.option("--output-tokens", type=click.IntRange(2, 4096), default=48, show_default=True)
+@click.option(
+    "--sigma",
+    type=click.FloatRange(0, 3),
+    default=0.5,
+    show_default=True,
+    help="Of the logarithms of both; they are log-normal.",
+)
+@click.option(
+    "--sharegpt",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take prompts and lengths from this file.",
+)
+@click.option("--slo-ttft-ms", type=float, default=1000.0, show_default=True)
+@click.option("--slo-tpot-ms", type=float, default=200.0, show_default=True)
+@click.option(
+    "--pairs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How often each contender takes each scenario, in turns.",
+)
+@click.option(
+    "--patience",
+    "patience_s",
+    type=float,
+    default=20.0,
+    show_default=True,
+    help="Seconds without any token after which requests count as lost.",
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A line a run; a file that has some of them is gone on with.",
+)
+@click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path))
+def command(
+    url: str | None,
+    model: str | None,
+    openai: bool,
+    contenders: tuple[str, ...],
+    scenarios: tuple[str, ...],
+    schedule: Path | None,
+    requests: int,
+    rate: float | None,
+    concurrency: int | None,
+    prompt_tokens: int,
+    output_tokens: int,
+    sigma: float,
+    sharegpt: Path | None,
+    slo_ttft_ms: float,
+    slo_tpot_ms: float,
+    pairs: int,
+    patience_s: float,
+    seed: int,
+    json_path: Path | None,
+    keep_logs: Path | None,
+) -> None:
+    """TTFT, time per token and end-to-end latency of requests while rails are lost.
+
+    Without --url every contender serves a tiny model over two nodes with two rails, in network
+    namespaces (root), and all take the same requests through the same scenarios, in turns.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if url is not None and (scenarios or schedule):
+        raise click.UsageError("--url: faults are made in networks that are made here alone")
+    if scenarios and schedule:
+        raise click.UsageError("--scenario and --faults: one of both")
+    try:
+        output = Lengths(output_tokens, sigma, least=2)
+        if sharegpt is not None:
+            asked = from_sharegpt(sharegpt, requests, seed, output)
+        else:
+            asked = synthetic(requests, seed, Lengths(prompt_tokens, sigma), output)
+        if rate is None and concurrency is None:
+            concurrency = 4
+        workload = arrange(asked, seed, rate=rate or 0.0, concurrency=concurrency or 0)
+        faults = _faults(scenarios, schedule)
+        if workload.concurrency == 0:
+            _check_times(faults, workload)
+    except (ScheduleError, WorkloadError) as error:
+        raise click.UsageError(str(error)) from error
+    options = runner.Options(
+        workload=workload,
+        contenders=contenders,
+        scenarios=faults,
+        pairs=pairs,
+        goal=Goal(slo_ttft_ms, slo_tpot_ms),
+        patience_s=patience_s,
+        keep_logs=keep_logs,
+    )
+    rows = runner.Rows(json_path, options.key, machine.describe(sys.argv[1:]))
+    progress = Progress(Console(stderr=True))
+    try:
+        if url is not None:
+            extra = {} if openai else None
+            runner.drive(url, model or _model(url), options, rows, progress, extra)
+        else:
+            runner.run(options, rows, progress)
+    except (LabUnavailableError, LoadError, ServeError) as error:
+        raise click.ClickException(str(error)) from error
+    report.show(rows.rows, Console())
+
+
+def _faults(scenarios: tuple[str, ...], schedule: Path | None) -> dict[str, tuple[Fault, ...]]:
+    if schedule is not None:
+        try:
+            return {schedule.stem: parse(schedule.read_text(encoding="utf-8"))}
+        except ScheduleError as error:
+            raise ScheduleError(f"{schedule}: {error}") from error
+    return {name: scenario(name) for name in scenarios or ("healthy",)}
+
+
+def _check_times(scenarios: dict[str, tuple[Fault, ...]], workload: Workload) -> None:
+    for name, faults in scenarios.items():
+        for fault in faults:
+            if fault.at_s >= workload.seconds:
+                raise ScheduleError(
+                    f"{name}: `{fault}` begins when the last request is due already, at "
+                    f"{workload.seconds:.1f} s: more requests or a lower rate"
+                )
+
+
+def _model(url: str) -> str:
+    """The first model that a server lists."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=_ASKED_S) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise click.UsageError(
+            f"--url {url}: no models are listed at /v1/models: {error}"
+        ) from error

@@ -1,0 +1,143 @@
+"""Faults by time: scenarios by name, and schedules as small files.
+
+A line of a file is a fault::
+
+    at: 12s, cut: rail0@node1, for: 8s
+
+``at`` counts from the first request on; without ``for`` the fault stays until the end. Empty lines
+and what follows ``#`` count for nothing. The words for faults are those of :data:`WORDS`; a fault
+is at a rail of a node (``rail0@node1``), at the one that carries most when it strikes
+(``used@node1``), at all of them (``all@node1``), or at the node's management NIC (``mgmt@node1``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+
+from r2serve.drills.kinds import KINDS
+
+WORDS = {
+    "cut": "cable",
+    "drop": "black-hole",
+    "port": "port",
+    "loss-from": "loss-from",
+    "loss-to": "loss-to",
+    "slow": "slow",
+    "flap": "flap",
+}
+"""What a line calls each of :data:`r2serve.drills.kinds.KINDS`."""
+
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)?")
+_PLACE = re.compile(r"(?:rail(?P<rail>\d+)|(?P<which>used|all|mgmt))@node(?P<node>\d+)")
+
+
+class ScheduleError(ValueError):
+    """A line that is no fault; names the line, the field and what would be right."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """word: one of WORDS. where: ``rail<i>``, ``used``, ``all`` or ``mgmt``, at node ``node``.
+
+    at_s: since the first request. for_s: None stays until the end.
+    """
+
+    at_s: float
+    word: str
+    where: str
+    node: int
+    for_s: float | None
+
+    def __str__(self) -> str:
+        lasts = "" if self.for_s is None else f", for: {self.for_s:g}s"
+        return f"at: {self.at_s:g}s, {self.word}: {self.where}@node{self.node}{lasts}"
+
+    @property
+    def end_s(self) -> float:
+        return float("inf") if self.for_s is None else self.at_s + self.for_s
+
+    @property
+    def cycle_s(self) -> tuple[float, float] | None:
+        return KINDS[WORDS[self.word]].cycle_s
+
+
+SCENARIOS = {
+    "healthy": "",
+    "carrier": "at: 4s, cut: used@node1, for: 8s",
+    "blackhole": "at: 4s, drop: used@node1, for: 8s",
+    "peer-port": "at: 4s, port: used@node1, for: 8s",
+    "flap-8s": "at: 4s, flap: used@node1, for: 8s",
+    "slow": "at: 4s, slow: used@node1, for: 8s",
+    "two-faults": "at: 3s, cut: rail0@node0, for: 4s\nat: 9s, drop: rail1@node1, for: 4s",
+    "all-rails-8s": "at: 4s, cut: all@node1, for: 8s",
+    "mgmt-nic": "at: 4s, cut: mgmt@node1, for: 6s",
+    "permanent": "at: 0s, cut: rail0@node1",
+}
+
+
+def scenario(name: str) -> tuple[Fault, ...]:
+    """The faults of a scenario. Raises ScheduleError where there is none of that name."""
+    if name not in SCENARIOS:
+        raise ScheduleError(f"scenario is {name!r}: must be one of {', '.join(SCENARIOS)}")
+    return parse(SCENARIOS[name])
+
+
+def parse(text: str, nodes: int = 2, rails: int = 2) -> tuple[Fault, ...]:
+    """The faults of a schedule's text, in the order of their times.
+
+    Raises:
+        ScheduleError: a line is none, or two faults would be at one rail at once.
+    """
+    faults = []
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = line.partition("#")[0].strip()
+        if bare:
+            faults.append(_parse_line(number, bare, nodes, rails))
+    faults.sort(key=lambda fault: fault.at_s)
+    for earlier, later in itertools.pairwise(faults):
+        same_port = (earlier.where, earlier.node) == (later.where, later.node)
+        vague = {earlier.where, later.where} & {"used", "all"}
+        both_rails = "mgmt" not in (earlier.where, later.where)
+        if later.at_s < earlier.end_s and (same_port or (vague and both_rails)):
+            raise ScheduleError(f"`{later}` begins before `{earlier}` is over, at the same rail")
+    return tuple(faults)
+
+
+def _parse_line(number: int, line: str, nodes: int, rails: int) -> Fault:
+    def wrong(field: str, value: str, wanted: str) -> ScheduleError:
+        return ScheduleError(f"line {number}: {field} is {value!r}: must be {wanted}")
+
+    fields: dict[str, str] = {}
+    for part in line.split(","):
+        name, _, value = part.partition(":")
+        if name.strip() in fields:
+            raise wrong(name.strip(), part.strip(), "given once")
+        fields[name.strip()] = value.strip()
+    words = [name for name in fields if name not in ("at", "for")]
+    if len(words) != 1 or words[0] not in WORDS:
+        raise wrong("the fault", ", ".join(words), f"one of {', '.join(WORDS)}")
+    if "at" not in fields:
+        raise wrong("at", "", "a time such as `12s`")
+    word = words[0]
+    place = _PLACE.fullmatch(fields[word])
+    if place is None:
+        raise wrong(word, fields[word], "a place such as rail0@node1, used@node1 or mgmt@node1")
+    node = int(place["node"])
+    if node >= nodes or int(place["rail"] or 0) >= rails:
+        raise wrong(word, fields[word], f"of {nodes} nodes with {rails} rails, counted from 0")
+    if place["which"] == "mgmt" and word != "cut":
+        raise wrong(word, fields[word], "a rail: of the management NIC there is `cut` alone")
+
+    def seconds(name: str) -> float:
+        found = _TIME.fullmatch(fields[name])
+        if found is None:
+            raise wrong(name, fields[name], "a time such as `12s` or `500ms`")
+        return float(found[1]) / (1000 if found[2] == "ms" else 1)
+
+    lasts = seconds("for") if "for" in fields else None
+    if lasts == 0:
+        raise wrong("for", fields["for"], "above 0")
+    where = place["which"] or f"rail{int(place['rail'])}"
+    return Fault(seconds("at"), word, where, node, lasts)

@@ -1,0 +1,281 @@
+"""``r2serve bench serve``: requests, schedules, and what is made of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("aiohttp")
+
+from r2serve.bench.serve import outcome, runner, scenarios, workload
+from r2serve.bench.serve.cli import command
+from r2serve.bench.serve.outcome import Goal
+from r2serve.bench.serve.scenarios import SCENARIOS, Fault, ScheduleError, parse
+from r2serve.bench.serve.strike import Strikes
+from r2serve.bench.serve.workload import Lengths, WorkloadError, arrange, poisson, synthetic
+from r2serve.demo.client import Request, Run
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def test_lengths_are_log_normal_and_the_same_from_a_seed() -> None:
+    lengths = Lengths(100, 0.5)
+    drawn = [lengths.draw(random.Random(seed)) for seed in range(2000)]
+    assert statistics.median(drawn) == pytest.approx(100, rel=0.1)
+    assert statistics.mean(drawn) > 105  # skewed
+    assert drawn == [lengths.draw(random.Random(seed)) for seed in range(2000)]
+    assert {Lengths(7, 0.0).draw(random.Random(seed)) for seed in range(9)} == {7}
+    assert Lengths(1000, 3.0, most=10).draw(random.Random(1)) <= 10
+
+
+def test_requests_are_the_same_from_a_seed_and_differ() -> None:
+    made = synthetic(50, 3, Lengths(20, 0.5), Lengths(30, 0.5, least=2))
+    assert made == synthetic(50, 3, Lengths(20, 0.5), Lengths(30, 0.5, least=2))
+    assert made != synthetic(50, 4, Lengths(20, 0.5), Lengths(30, 0.5, least=2))
+    assert len({text for text, _ in made}) == 50
+    assert min(tokens for _, tokens in made) >= 2
+
+
+def test_arrivals_are_poissons() -> None:
+    times = poisson(4000, 8.0, 1)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert times[0] == 0.0
+    assert statistics.mean(gaps) == pytest.approx(1 / 8, rel=0.1)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 8, rel=0.1)  # as of no other with this mean
+
+
+@pytest.mark.parametrize(("rate", "concurrency"), [(0.0, 0), (1.0, 1)])
+def test_a_loop_is_open_or_closed(rate: float, concurrency: int) -> None:
+    with pytest.raises(WorkloadError, match="exactly one"):
+        arrange([("a", 1)], 0, rate=rate, concurrency=concurrency)
+
+
+def test_sharegpt_conversations_become_requests(tmp_path: Path) -> None:
+    path = tmp_path / "share.json"
+    said = [{"from": "human", "value": "why?"}, {"from": "gpt", "value": "x" * 80}]
+    path.write_text(json.dumps([{"conversations": said}, {"conversations": []}]))
+    made = workload.from_sharegpt(path, 3, 0, Lengths(48, 0.5, least=2, most=16))
+    assert made == [("why?", 16)] * 3
+    for text in ("[]", "{}", "no json"):
+        path.write_text(text)
+        with pytest.raises(WorkloadError, match=r"sharegpt: .*share\.json"):
+            workload.from_sharegpt(path, 3, 0, Lengths(48, 0.5))
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+def test_every_scenario_is_a_schedule_that_reads_back() -> None:
+    for name in SCENARIOS:
+        faults = scenarios.scenario(name)
+        assert parse("\n".join(str(fault) for fault in faults)) == faults
+
+
+def test_a_schedule_is_read() -> None:
+    text = "# two\nat: 12s, cut: rail0@node1, for: 8s\n\n  for: 500ms, drop: used@node0, at: 1.5"
+    assert parse(text) == (
+        Fault(1.5, "drop", "used", 0, 0.5),
+        Fault(12.0, "cut", "rail0", 1, 8.0),
+    )
+    assert parse("at: 0s, cut: mgmt@node0")[0].end_s == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("at: 1s", r"line 1: the fault is '': must be one of cut, drop"),
+        ("at: 1s, explode: rail0@node0", "the fault is 'explode'"),
+        ("at: 1s, cut: rail0@node0, drop: rail0@node0", "the fault is 'cut, drop'"),
+        ("cut: rail0@node0", "at is ''"),
+        ("at: soon, cut: rail0@node0", "at is 'soon': must be a time"),
+        ("at: 1s, at: 2s, cut: rail0@node0", "given once"),
+        ("at: 1s, cut: rail2@node0", r"'rail2@node0': must be of 2 nodes with 2 rails"),
+        ("at: 1s, cut: rail0@node2", "must be of 2 nodes"),
+        ("at: 1s, cut: eth0", "must be a place such as"),
+        ("at: 1s, drop: mgmt@node0", "of the management NIC there is `cut` alone"),
+        ("at: 1s, cut: rail0@node0, for: 0s", "for is '0s': must be above 0"),
+        ("at: 1s, cut: used@node0, for: 5s\nat: 3s, drop: rail1@node1", "before .* is over"),
+        ("at: 1s, cut: rail0@node0\nat: 3s, drop: rail0@node0", "before .* is over"),
+    ],
+)
+def test_a_schedule_that_is_none_says_why(line: str, said: str) -> None:
+    with pytest.raises(ScheduleError, match=said):
+        parse(line)
+
+
+class PlayedLab:
+    """Notes what is done to it."""
+
+    rails = 2
+
+    def __init__(self) -> None:
+        self.done: list[tuple[Any, ...]] = []
+
+    def cut(self, node: int, rail: int) -> None:
+        self.done.append(("cut", node, rail))
+
+    def heal(self, node: int, rail: int) -> None:
+        self.done.append(("heal", node, rail))
+
+    def run_in_switch(self, *argv: str) -> None:
+        self.done.append(argv[-2:])
+
+
+def play(text: str, seconds: float) -> tuple[list[tuple[Any, ...]], Strikes]:
+    lab: Any = PlayedLab()
+    with Strikes(lab, parse(text), lambda: 1, lambda _: None) as strikes:
+        time.sleep(seconds)
+    return lab.done, strikes
+
+
+def test_faults_are_made_and_undone() -> None:
+    done, strikes = play("at: 0s, cut: used@node1, for: 50ms\nat: 100ms, cut: all@node0", 0.3)
+    assert done == [
+        ("cut", 1, 1),
+        ("heal", 1, 1),
+        ("cut", 0, 0),
+        ("cut", 0, 1),
+        ("heal", 0, 0),
+        ("heal", 0, 1),
+    ]
+    first, second = strikes.struck
+    assert first.healed_ns is not None
+    assert 0.05 <= (first.healed_ns - first.struck_ns) / 1e9 < 0.25
+    assert second.rails == (0, 1)
+
+
+def test_a_fault_that_comes_and_goes_ends_healed() -> None:
+    done, _ = play("at: 0s, flap: rail0@node0, for: 1s", 1.2)
+    words = [word for word, *_ in done]
+    assert words == ["cut", "heal", "cut", "heal"]  # 0.3 s there, 0.5 s gone, 0.2 s there
+
+
+def test_the_management_nic_is_cut_at_the_switch() -> None:
+    done, strikes = play("at: 0s, cut: mgmt@node1, for: 20ms", 0.1)
+    assert done == [("n1m", "down"), ("n1m", "up")]
+    assert strikes.struck[0].rails == ()
+
+
+# --- what is made of it ---------------------------------------------------------------------------
+
+
+def request(*times_ms: float, ids: tuple[int, ...] | None = None, **changes: Any) -> Request:
+    times = tuple(int(time * 1e6) + 1 for time in times_ms)
+    given = tuple(range(len(times))) if ids is None else ids
+    return Request(given, times, **({"error": "", "finished": True, "sent_ns": 1} | changes))
+
+
+def test_latencies_are_those_that_clients_saw() -> None:
+    run = Run((request(10, 20, 40), request(30, 130), request(5, error="cut", finished=False)))
+    row = outcome.describe(run, None, Goal(ttft_ms=20, tpot_ms=50))
+    assert row["requests"] == {
+        "sent": 3,
+        "completed": 2,
+        "failed": 1,
+        "wrong": None,
+        "good": 1,
+    }
+    assert row["ttft_ms"] == {"p50": 10.0, "p95": 30.0, "p99": 30.0}
+    assert row["tpot_ms"] == {"p50": 15.0, "p95": 100.0, "p99": 100.0}
+    assert row["itl_ms"]["p50"] == 20.0
+    assert row["e2e_ms"] == {"p50": 40.0, "p95": 130.0, "p99": 130.0}
+    assert row["longest_gap_ms"] == 100.0
+    assert row["errors"] == ["cut"]
+
+
+def test_a_run_of_which_nothing_came_has_no_latencies() -> None:
+    row = outcome.describe(Run((request(error="gone", finished=False),)), None, Goal())
+    assert row["ttft_ms"] is row["e2e_ms"] is row["longest_gap_ms"] is None
+    assert row["goodput_per_s"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("got", "wrong"),
+    [
+        (request(1, 2, ids=(4, 5)), 0),
+        (request(1, 2, ids=(4, 6)), 1),
+        (request(1, ids=(4,)), 1),  # it says that it is complete
+        (request(1, ids=(4,), error="cut", finished=False), 0),
+        (request(1, ids=(7,), error="cut", finished=False), 1),
+    ],
+)
+def test_wrong_is_what_differs_from_the_reference(got: Request, wrong: int) -> None:
+    assert outcome.wrong(Run((request(1, 2, ids=(4, 5)),)), Run((got,))) == wrong
+
+
+def test_text_is_compared_where_there_are_no_ids() -> None:
+    want = request(1, ids=(), text="one two")
+    assert not outcome.differs(want, request(1, ids=(), text="one two"))
+    assert outcome.differs(want, request(1, ids=(), text="one too"))
+    assert not outcome.differs(want, request(1, ids=(), text="one", finished=False))
+
+
+# --- turns and rows -------------------------------------------------------------------------------
+
+
+def options(**changes: Any) -> runner.Options:
+    given = {
+        "workload": arrange([("a", 2)], 0, concurrency=1),
+        "contenders": ("r2ccl", "gloo"),
+        "scenarios": {"healthy": (), "carrier": scenarios.scenario("carrier")},
+    }
+    return runner.Options(**(given | changes))
+
+
+def test_contenders_take_turns_and_another_one_begins() -> None:
+    order = list(runner.turns(options(pairs=2)))
+    assert len(order) == len(set(order)) == 8
+    assert [name for _, _, name in order[::2]] == ["r2ccl", "gloo", "r2ccl", "gloo"]
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    metadata = {"commit": "c1", "date": "today", "command": "r2serve", "machine": {}}
+    rows = runner.Rows(path, "key", metadata)
+    rows.add({"contender": "r2ccl", "scenario": "healthy", "pair": 0})
+    rows.add({"contender": "gloo", "scenario": "healthy", "pair": 0, "not_run": "no gloo"})
+    again = runner.Rows(path, "key", metadata)
+    assert again.has("r2ccl", "healthy", 0)
+    assert not again.has("gloo", "healthy", 0)
+    assert not again.has("r2ccl", "healthy", 1)
+    for key, commit in (("other", "c1"), ("key", "c2")):
+        assert runner.Rows(path, key, metadata | {"commit": commit}).rows == []
+
+
+def test_other_requests_are_another_measurement() -> None:
+    assert options().key == options(pairs=9).key
+    assert options().key != options(workload=arrange([("b", 2)], 0, concurrency=1)).key
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "http://x", "--scenario", "carrier"], "faults are made in networks"),
+        (["--rate", "2", "--concurrency", "2"], "exactly one must be above 0"),
+        (["--rate", "100", "--requests", "10", "--scenario", "carrier"], "begins when the last"),
+        (["--scenario", "nonsense"], "nonsense"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+def test_a_schedule_file_is_named_in_its_error(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("at: 1s, cut: nowhere")
+    result = CliRunner().invoke(command, ["--faults", str(path)])
+    assert result.exit_code == 2
+    assert "mine.txt: line 1: cut is 'nowhere'" in " ".join(result.output.split())

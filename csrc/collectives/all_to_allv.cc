@@ -24,7 +24,8 @@ Status all_to_allv(Channel& channel, const std::byte* in, std::span<const std::s
   R2CCL_TRY(for_each_peer(channel, [&](int peer) {
     return channel.send(peer, {in + sent.begin(peer), sent.size(peer)});
   }));
-  copy_part(out + received.begin(rank), in + sent.begin(rank), sent.size(rank));
+  if (!channel.rendezvous())  // else whoever has the memory has put it there
+    copy_part(out + received.begin(rank), in + sent.begin(rank), sent.size(rank));
   return receive_parts(channel, out, received, in_place && same_layout);
 }
 

@@ -5,9 +5,6 @@
 namespace r2ccl {
 namespace {
 
-// Above this many ranks root's own port becomes the bottleneck of a flat broadcast.
-constexpr int kLargestFlat = 8;
-
 // Calls body(child) for the children of a rank in the binomial tree, ranks counted from root: the
 // parent of v is v without its lowest set bit.  The child with the most descendants comes first.
 template <typename Body>
@@ -26,7 +23,7 @@ Status broadcast(Channel& channel, std::byte* data, std::size_t count, DType dty
   const int size = channel.size();
   const std::size_t bytes = count * size_of(dtype);
   const int from_root = (channel.rank() - root + size) % size;
-  const bool flat = size <= kLargestFlat;
+  const bool flat = size <= largest_flat_broadcast;
 
   const auto pass_on = [&](std::span<const std::byte> part) {
     const auto send = [&](int child) { return channel.send((root + child) % size, part); };

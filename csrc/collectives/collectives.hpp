@@ -49,6 +49,8 @@ Status reduce_scatterv(Channel& channel, const std::byte* in, std::byte* out,
                        std::span<const std::size_t> counts, const Reducer& reducer);
 
 // In place: data is read on root and written elsewhere.
+// Of more ranks root's own port becomes the bottleneck of a flat broadcast: they make a tree.
+inline constexpr int largest_flat_broadcast = 8;
 Status broadcast(Channel& channel, std::byte* data, std::size_t count, DType dtype, int root);
 
 // out is used on root only; in may be root's own part of it.

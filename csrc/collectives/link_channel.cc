@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "link/device_memory.hpp"
 #include "link/mutants.hpp"
 
 namespace r2ccl {
@@ -29,6 +30,10 @@ Status LinkChannel::begin_call(const CallTag& tag) {
   for (Member& peer : members_)
     if (peer.link != nullptr) peer.call_position = peer.out->posted_position();
   return {};
+}
+
+void LinkChannel::works_on(const std::byte* in, const std::byte* out) {
+  of_device_ = is_device_memory(out) ? out : is_device_memory(in) ? in : nullptr;
 }
 
 Status LinkChannel::end_call(Status status) {
@@ -182,6 +187,7 @@ void LinkChannel::fail(ErrorCode code, const std::string& text) {
 }
 
 Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
+  R2CCL_TRY(device_memory_failure(of_device_));
   const Link& link = *members_[static_cast<std::size_t>(awaited)].link;
   if (link.peer_said_bye())
     return {ErrorCode::peer_closed, describe_peer(awaited) + " has closed communicator '" + name_ +

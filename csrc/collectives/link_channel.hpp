@@ -79,6 +79,8 @@ class LinkChannel : public Channel {
   // Nothing of this communicator is kept or sent any more.
   void drop_streams();
   [[nodiscard]] const CallTag& tag() const { return tag_; }
+  // Memory of the call that begins; a device's is one that copies may fail of.
+  void works_on(const std::byte* in, const std::byte* out);
 
  private:
   struct Member {
@@ -103,6 +105,7 @@ class LinkChannel : public Channel {
   const TimeNs link_timeout_;
   std::vector<Member> members_;
   CallTag tag_;
+  const std::byte* of_device_ = nullptr;  // of the call's memory; null: all is the host's
   ErrorCode failed_ = ErrorCode::ok;
   std::string failure_text_;
 };

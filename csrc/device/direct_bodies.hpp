@@ -5,7 +5,7 @@
 //   combine      adds up the own share, and posts it as the input of the next collective
 #pragma once
 
-#include "device/fold.hpp"
+#include "device/exchange_bodies.hpp"
 
 namespace r2ccl::device {
 
@@ -24,14 +24,20 @@ R2CCL_SHARED void deliver_sum(const Place& at, const Block& block, Shared& share
 }
 
 // Of the collective that was posted last; where the next one, posted as `plan`, has its result, the
-// own part of it begins at `offset`.
+// own part of it begins at `offset`.  `inbox`: of a rank that exchanges; null: of one that does
+// not.
 template <typename Block>
 R2CCL_SHARED void combine(const Place& at, const Block& block, Shared& shared, Mailbox& mailbox,
-                          DeviceState& state, const Staging& staging, std::uint64_t bytes,
-                          std::uint64_t offset, const Sum& sum, std::uint32_t plan) {
+                          DeviceState& state, const Staging& staging, const Inbox* inbox,
+                          std::uint64_t bytes, std::uint64_t offset, const Sum& sum,
+                          std::uint32_t plan) {
   if (at.thread == 0) {
     shared.sequence = state.sequence;
-    shared.go = await(block, mailbox, mailbox.arrived, shared.sequence);
+    shared.go = block.wait([&] { return reached(load_acquire(mailbox.arrived), shared.sequence); },
+                           [&] {
+                             return load_acquire(mailbox.abort) != 0 ||
+                                    (inbox != nullptr && load_acquire(inbox->lost) != 0);
+                           });
   }
   block.sync();
   const Sequence next = shared.sequence + 1;

@@ -13,13 +13,19 @@ constexpr std::uint64_t granule = 2U << 20U;
 
 class Copier final : public DeviceCopier {
  public:
-  explicit Copier(std::unique_ptr<cuda::Copier> copier) : copier_(std::move(copier)) {}
-  Status copy(std::uint64_t to, std::uint64_t from, std::size_t bytes) override {
+  Copier(const cuda::Device& device, std::unique_ptr<cuda::Copier> copier, bool needs_flush)
+      : device_(device), copier_(std::move(copier)), needs_flush_(needs_flush) {}
+
+  Status copy(std::uint64_t to, std::uint64_t from, std::size_t bytes, bool out) override {
+    // It may be a NIC that has written what is copied.
+    if (out && needs_flush_) R2CCL_TRY(device_.flush_writes());
     return copier_->copy(to, from, bytes);
   }
 
  private:
+  const cuda::Device& device_;
   const std::unique_ptr<cuda::Copier> copier_;
+  const bool needs_flush_;
 };
 
 }  // namespace
@@ -38,8 +44,9 @@ Result<DirectMemory> make_direct_memory(const cuda::Device& device, std::uint64_
   made.dma_buf = std::move(dma_buf.value());
   auto copier = device.make_copier();
   if (!copier.ok()) return copier.take_status();
-  auto named = DeviceMemory::name(made.memory.address(), bytes,
-                                  std::make_unique<Copier>(std::move(copier.value())));
+  auto named = DeviceMemory::name(
+      made.memory.address(), bytes,
+      std::make_unique<Copier>(device, std::move(copier.value()), made.needs_flush));
   if (!named.ok()) return named.take_status();
   made.named = std::move(named.value());
   return made;

@@ -75,10 +75,11 @@ extern "C" __global__ void r2ccl_deliver_sum(const Mailbox* mailbox, const Devic
 }
 
 extern "C" __global__ void r2ccl_combine(Mailbox* mailbox, DeviceState* state, Staging staging,
-                                         std::uint64_t bytes, std::uint64_t offset, Sum sum,
-                                         std::uint32_t plan) {
+                                         const Inbox* inbox, std::uint64_t bytes,
+                                         std::uint64_t offset, Sum sum, std::uint32_t plan) {
   __shared__ Shared shared;
-  combine(here(), ThreadBlock{}, shared, *mailbox, *state, staging, bytes, offset, sum, plan);
+  combine(here(), ThreadBlock{}, shared, *mailbox, *state, staging, inbox, bytes, offset, sum,
+          plan);
 }
 
 extern "C" __global__ void r2ccl_depart(const __grid_constant__ Exchange exchange) {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "collectives/collectives.hpp"
 #include "device/addresses.hpp"
 
 namespace r2ccl::device {
@@ -86,7 +87,10 @@ StreamCommunicator::~StreamCommunicator() { close(); }
 
 void StreamCommunicator::close() {
   const std::lock_guard guard(call_mutex_);
-  if (proxy_ == nullptr) return;
+  if (proxy_ == nullptr) {  // closed, or never opened
+    if (::getpid() == process_) withdraw_staging();
+    return;
+  }
   if (::getpid() != process_) {
     (void)proxy_.release();  // a child has not its thread
     return;
@@ -249,13 +253,21 @@ Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const 
   const bool adds_up =
       plan.collective == Collective::all_reduce || plan.collective == Collective::reduce_scatter;
   Plan posted = plan;
-  posted.direct = !adds_up && goes_direct(direct_among_all_, largest * element);
+  // A tree passes on what NICs have written before it is flushed.
+  const bool tree =
+      plan.collective == Collective::broadcast && communicator_.size() > largest_flat_broadcast;
+  posted.direct = !adds_up && !tree && goes_direct(direct_among_all_, largest * element);
   Buffers& at = posted.direct ? direct_ : pinned_;
   return in_pieces(
       largest, most, element,
       [&](const Piece& piece) {
         const std::uint64_t offset =
             plan.collective == Collective::all_gather ? place_of_own(plan, piece) : 0;
+        if (posted.direct && plan.collective == Collective::all_to_all) {
+          const auto me = static_cast<std::uint32_t>(communicator_.rank());
+          const cuda::Address part = in.address + (me * largest + piece.first) * element;
+          R2CCL_TRY(put(stream, part, me, piece.bytes_of(largest)));
+        }
         return stage(stream, at, in, piece, offset, add_plan(posted, capturing.value(), piece));
       },
       [&](const Piece& piece, std::uint32_t lag) { return deliver(stream, at, out, piece, lag); });

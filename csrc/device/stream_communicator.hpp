@@ -221,6 +221,10 @@ class StreamCommunicator {
   [[nodiscard]] Exchange& exchange_for(const Plan& plan) {
     return plan.direct ? direct_exchange_ : exchange_;
   }
+  // What a rank sends itself among parts that stay apart: right into its place in the result.
+  [[nodiscard]] Rows in_place(std::uint32_t place, std::uint64_t bytes, std::uint64_t first) const {
+    return {1, bytes, 0, staging_bytes_ + place * bytes, first};
+  }
   // The ranks of a place, in the order of the nodes, and what is posted of them.
   [[nodiscard]] std::vector<int> column(std::size_t place) const;
   [[nodiscard]] Plan in_column(const Plan& plan) const;
@@ -248,6 +252,7 @@ class StreamCommunicator {
                            cuda::Address out);
   Status reduce_scatter_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,
                                cuda::Address out);
+  Status put(cuda::Stream stream, cuda::Address part, std::uint32_t place, std::uint64_t bytes);
   Status deliver_sum(cuda::Stream stream, cuda::Address out, std::uint64_t bytes, Sum sum,
                      std::uint32_t lag);
   // What `plan`, a reduce-scatter that was posted last, has left apart becomes the own part of an

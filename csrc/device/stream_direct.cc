@@ -1,6 +1,7 @@
 // A StreamCommunicator's staging in the memory of its GPU, which NICs read and write (GPUDirect).
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -9,6 +10,12 @@
 
 namespace r2ccl::device {
 namespace {
+
+// Of a part, in elements.
+std::size_t start_of(std::span<const std::size_t> counts, std::size_t part) {
+  const auto parts = counts.first(part);
+  return std::accumulate(parts.begin(), parts.end(), std::size_t{0});
+}
 
 Status another_cannot() { return {ErrorCode::invalid_argument, "another rank cannot"}; }
 
@@ -115,6 +122,9 @@ Status StreamCommunicator::all_reduce_direct(cuda::Stream stream, const Plan& pl
     const Shares shares = Shares::of(piece.of(count), element, ranks);
     posted.counts.clear();
     for (std::uint32_t rank = 0; rank < ranks; ++rank) posted.counts.push_back(shares.size(rank));
+    const auto me = static_cast<std::uint32_t>(communicator_.rank());
+    const std::uint64_t bytes = shares.size(me) * element;
+    R2CCL_TRY(put(stream, in + (first + shares.first(me)) * element, me, bytes));
     R2CCL_TRY(stage(stream, direct_, all_in, piece, 0,
                     add_plan(posted, capturing.value(), {0, most, element})));
     R2CCL_TRY(combine(stream, posted, capturing.value()));
@@ -136,6 +146,9 @@ Status StreamCommunicator::reduce_scatter_direct(cuda::Stream stream, const Plan
   return in_pieces(
       *std::ranges::max_element(plan.counts), piece_bytes(ranks) / element, element,
       [&](const Piece& piece) {
+        const auto me = static_cast<std::uint32_t>(communicator_.rank());
+        const cuda::Address part = in + start_of(plan.counts, me) * element;
+        R2CCL_TRY(put(stream, part + piece.first * element, me, piece.bytes_of(mine)));
         return stage(stream, direct_, {in, plan.counts}, piece, 0,
                      add_plan(posted, capturing.value(), piece));
       },
@@ -144,6 +157,18 @@ Status StreamCommunicator::reduce_scatter_direct(cuda::Stream stream, const Plan
         return deliver_sum(stream, out + piece.first * element, bytes,
                            {ranks, plan.dtype, plan.op, bytes}, lag);
       });
+}
+
+Status StreamCommunicator::put(cuda::Stream stream, cuda::Address part, std::uint32_t place,
+                               std::uint64_t bytes) {
+  auto* mailbox = at<Mailbox>(mailbox_memory_.address());
+  auto* state = at<DeviceState>(state_memory_.address());
+  const auto* source = at<const std::byte>(part);
+  Rows rows = in_place(place, bytes, 0);
+  std::uint32_t none = 0;
+  bool last = false;
+  std::array<void*, 7> arguments{&mailbox, &state, &direct_.device, &source, &rows, &none, &last};
+  return launch(stage_kernel_, stream, bytes, arguments.data());
 }
 
 Status StreamCommunicator::deliver_sum(cuda::Stream stream, cuda::Address out, std::uint64_t bytes,
@@ -169,7 +194,9 @@ Status StreamCommunicator::combine(cuda::Stream stream, const Plan& plan, bool c
   std::uint64_t offset = place_of_own(gather, whole_of) - staging_bytes_;
   Sum sum{ranks, plan.dtype, plan.op, bytes};
   std::uint32_t number = add_plan(gather, capturing, whole_of);
-  std::array<void*, 7> arguments{&mailbox, &state, &direct_.device, &bytes, &offset, &sum, &number};
+  const Inbox* inbox = plan.in_column ? exchange_.node.inboxes[exchange_.node.own] : nullptr;
+  std::array<void*, 8> arguments{&mailbox, &state, &direct_.device, &inbox, &bytes,
+                                 &offset,  &sum,   &number};
   return launch(combine_kernel_, stream, bytes * ranks, arguments.data());
 }
 

@@ -147,9 +147,15 @@ Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& p
     }
     const Piece all{0, mine, element};
     R2CCL_TRY(share(stream, {in, {&count, 1}}, piece));
-    Rows rows = rows_of_share(shares, own);
-    if (posted.direct && two) rows.offset = place_of_own(posted, all);
-    return sum_up(stream, exchange, {&rows, 1}, plan, add_plan(posted, capturing.value(), all));
+    std::vector<Rows> rows{rows_of_share(shares, own)};
+    if (posted.direct && two) rows[0].offset = place_of_own(posted, all);
+    if (posted.apart) {
+      const Shares of_share = Shares::of(mine, element, nodes);
+      const auto me = static_cast<std::uint32_t>(column_->rank());
+      rows.insert(rows.begin(), in_place(me, of_share.size(me) * element,
+                                         rows[0].first + of_share.first(me) * element));
+    }
+    return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing.value(), all));
   };
   const auto receive = [&](const Piece& piece, std::uint32_t lag) {
     const Shares shares = shares_of(piece);
@@ -229,7 +235,11 @@ Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Pla
         R2CCL_TRY(share(stream, {in, plan.counts}, piece));
         const auto first_bytes =  // as copies() puts them
             starts(plan.counts, [&](std::size_t count) { return piece.bytes_of(count); });
-        const auto rows = rows_of(column(exchange.node.own), first_bytes, plan.counts, piece);
+        auto rows = rows_of(column(exchange.node.own), first_bytes, plan.counts, piece);
+        if (posted.apart)
+          rows.insert(rows.begin(),
+                      in_place(static_cast<std::uint32_t>(column_->rank()), piece.bytes_of(mine),
+                               first_bytes[static_cast<std::size_t>(communicator_.rank())]));
         return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing.value(), piece));
       },
       [&](const Piece& piece, std::uint32_t lag) {

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <utility>
 
 namespace r2ccl::cuda {
 namespace {
 
 constexpr int oldest_compute_capability = 8;  // major: what the kernels are compiled for
+constexpr std::chrono::seconds patience{5};   // of a copy
 constexpr int binary_version = 6;             // CU_FUNC_ATTRIBUTE_BINARY_VERSION
 
 }  // namespace
@@ -312,7 +314,12 @@ Status Copier::copy(Address to, Address from, std::size_t bytes) {
   const Device::Apart apart(cuda);
   R2CCL_TRY(cuda.check("cuMemcpyAsync", cuda.copy(to, from, bytes, stream_)));
   Code code = not_ready;  // asked, not waited for: the driver might wait for more than this
-  while (code == not_ready) code = cuda.query_stream(stream_);
+  const auto limit = std::chrono::steady_clock::now() + patience;
+  while (code == not_ready) {
+    if (std::chrono::steady_clock::now() > limit)
+      return {ErrorCode::internal, "a copy of the GPU's memory did not end within 5 s"};
+    code = cuda.query_stream(stream_);
+  }
   return cuda.check("cuStreamQuery", code);
 }
 

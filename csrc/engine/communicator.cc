@@ -174,6 +174,7 @@ Status Communicator::all_gatherv(const std::byte* in, std::byte* out,
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const CallTag tag = collective_tag(Collective::all_gather, dtype, ReduceOp::sum, total, 0);
   ++calls_;
+  works_on(in, out);
   rendezvous_ = is_device_memory(out);
   return run(tag, total * size_of(dtype),
              [&] { return r2ccl::all_gatherv(*this, in, out, counts, dtype); });
@@ -199,6 +200,7 @@ Status Communicator::broadcast(std::byte* data, std::size_t count, DType dtype, 
   const std::lock_guard guard(call_mutex_);
   const CallTag tag = collective_tag(Collective::broadcast, dtype, ReduceOp::sum, count, root);
   ++calls_;
+  works_on(data, data);
   return run(tag, count * size_of(dtype),
              [&] { return r2ccl::broadcast(*this, data, count, dtype, root); });
 }
@@ -211,6 +213,7 @@ Status Communicator::gather(const std::byte* in, std::byte* out,
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const CallTag tag = collective_tag(Collective::gather, dtype, ReduceOp::sum, total, root);
   ++calls_;
+  works_on(in, out);
   return run(tag, total * size_of(dtype),
              [&] { return r2ccl::gather(*this, in, out, counts, dtype, root); });
 }
@@ -224,6 +227,7 @@ Status Communicator::all_to_allv(const std::byte* in, std::span<const std::size_
   const std::size_t total = std::accumulate(in_counts.begin(), in_counts.end(), std::size_t{0});
   const CallTag tag = collective_tag(Collective::all_to_all, dtype, ReduceOp::sum, 0, 0);
   ++calls_;
+  works_on(in, out);
   rendezvous_ = is_device_memory(out);
   return run(tag, total * size_of(dtype),
              [&] { return r2ccl::all_to_allv(*this, in, in_counts, out, out_counts, dtype); });
@@ -235,6 +239,7 @@ Status Communicator::send_to(const std::byte* data, std::size_t count, DType dty
   const std::lock_guard guard(call_mutex_);
   CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
   tag.number = sends_[static_cast<std::size_t>(peer)]++;
+  works_on(data, data);
   return run(tag, count * size_of(dtype),
              [&] { return r2ccl::send(*this, data, count, dtype, peer); });
 }
@@ -246,6 +251,7 @@ Status Communicator::receive_from(std::byte* data, std::size_t count, DType dtyp
   // What the peer's matching send() says.
   CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
   tag.number = receives_[static_cast<std::size_t>(peer)]++;
+  works_on(data, data);
   return run_as(Collective::recv, tag, count * size_of(dtype),
                 [&] { return r2ccl::recv(*this, data, count, dtype, peer); });
 }

@@ -14,6 +14,8 @@
 namespace r2ccl {
 namespace {
 
+constexpr std::size_t alignment = 2U << 20U;
+
 // All there are.  Never destroyed: threads of others may outlive statics.
 struct Named {
   std::atomic<std::size_t> count{0};  // may be read without the lock by who has one in mind
@@ -30,13 +32,18 @@ Named& named() {
 
 Result<std::unique_ptr<DeviceMemory>> DeviceMemory::name(std::uint64_t address, std::size_t bytes,
                                                          std::unique_ptr<DeviceCopier> copier) {
+  // Aligned as the device's memory is, so that NICs may map it by large pages.
+  const std::size_t mapped = bytes + alignment;
   void* const reserved =
-      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      ::mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED)
     return Status(ErrorCode::internal,
                   "reserving " + std::to_string(bytes) + " addresses: " + std::strerror(errno));
+  const auto begin =
+      (reinterpret_cast<std::uintptr_t>(reserved) + alignment - 1) / alignment * alignment;
   std::unique_ptr<DeviceMemory> made(
-      new DeviceMemory(address, {static_cast<std::byte*>(reserved), bytes}, std::move(copier)));
+      new DeviceMemory(address, {static_cast<std::byte*>(reserved), mapped},
+                       {reinterpret_cast<std::byte*>(begin), bytes}, std::move(copier)));
   const std::unique_lock guard(named().mutex);
   named().all.push_back(made.get());
   named().count.fetch_add(1, std::memory_order_release);
@@ -44,12 +51,13 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::name(std::uint64_t address, 
 }
 
 DeviceMemory::~DeviceMemory() {
+  if (::getpid() != process_) return;  // a child of a fork: a thread of its parent has the lock
   {
     const std::unique_lock guard(named().mutex);
     std::erase(named().all, this);
     named().count.fetch_sub(1, std::memory_order_release);
   }
-  ::munmap(addresses_.data(), addresses_.size());
+  ::munmap(reserved_.data(), reserved_.size());
 }
 
 Status DeviceMemory::failure() const {
@@ -57,11 +65,12 @@ Status DeviceMemory::failure() const {
   return failure_.ok() ? Status() : Status(failure_.code(), failure_.message());
 }
 
-void DeviceMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  Status status = copier_->copy(address_of(to), address_of(from), bytes);
-  if (status.ok()) return;
+bool DeviceMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  Status status = copier_->copy(address_of(to), address_of(from), bytes, has(from));
+  if (status.ok()) return true;
   const std::lock_guard guard(mutex_);
   if (failure_.ok()) failure_ = std::move(status);
+  return false;
 }
 
 bool is_device_memory(const std::byte* at) {
@@ -70,7 +79,15 @@ bool is_device_memory(const std::byte* at) {
   return std::ranges::any_of(named().all, [at](const DeviceMemory* each) { return each->has(at); });
 }
 
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+Status device_memory_failure(const std::byte* at) {
+  if (named().count.load(std::memory_order_acquire) == 0) return {};
+  const std::shared_lock guard(named().mutex);
+  const auto found =
+      std::ranges::find_if(named().all, [at](const DeviceMemory* each) { return each->has(at); });
+  return found == named().all.end() ? Status() : (*found)->failure();
+}
+
+bool copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (named().count.load(std::memory_order_acquire) > 0) {
     const std::shared_lock guard(named().mutex);
     const auto found = std::ranges::find_if(
@@ -78,6 +95,7 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
     if (found != named().all.end()) return (*found)->copy(to, from, bytes);
   }
   std::memcpy(to, from, bytes);
+  return true;
 }
 
 }  // namespace r2ccl

@@ -3,6 +3,9 @@
 // writes, works with it as with any other; who copies bytes uses copy_bytes().
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,7 +21,8 @@ namespace r2ccl {
 class DeviceCopier {
  public:
   virtual ~DeviceCopier() = default;
-  virtual Status copy(std::uint64_t to, std::uint64_t from, std::size_t bytes) = 0;
+  // `out`: out of the device's memory.
+  virtual Status copy(std::uint64_t to, std::uint64_t from, std::size_t bytes, bool out) = 0;
 };
 
 class DeviceMemory {
@@ -38,18 +42,20 @@ class DeviceMemory {
   [[nodiscard]] Status failure() const;
 
  private:
-  friend void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes);
-  DeviceMemory(std::uint64_t address, std::span<std::byte> addresses,
+  friend bool copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes);
+  DeviceMemory(std::uint64_t address, std::span<std::byte> reserved, std::span<std::byte> addresses,
                std::unique_ptr<DeviceCopier> copier)
-      : address_(address), addresses_(addresses), copier_(std::move(copier)) {}
+      : address_(address), reserved_(reserved), addresses_(addresses), copier_(std::move(copier)) {}
 
   [[nodiscard]] std::uint64_t address_of(const std::byte* at) const {
     return has(at) ? address_ + static_cast<std::uint64_t>(at - addresses_.data())
                    : reinterpret_cast<std::uintptr_t>(at);
   }
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes);
+  bool copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
+  const pid_t process_ = ::getpid();
   const std::uint64_t address_;
+  const std::span<std::byte> reserved_;
   const std::span<std::byte> addresses_;
   const std::unique_ptr<DeviceCopier> copier_;
   mutable std::mutex mutex_;
@@ -59,7 +65,11 @@ class DeviceMemory {
 // Whether the address is one of these.
 [[nodiscard]] bool is_device_memory(const std::byte* at);
 
-// As memcpy, wherever the memory is; not from one device to another.
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes);
+// Why copies of the memory that has this address do not succeed; ok if they do, or there is none.
+[[nodiscard]] Status device_memory_failure(const std::byte* at);
+
+// As memcpy, wherever the memory is; not from one device to another.  False: the device does not
+// copy any more, and what lies there is anything.
+bool copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes);
 
 }  // namespace r2ccl

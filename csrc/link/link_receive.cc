@@ -129,7 +129,7 @@ void Link::hear(Rail& rail, TimeNs now) {
 }
 
 // Brings a chunk to where it belongs, if it is not there.  False: the bytes are not those that were
-// sent.
+// sent, or cannot be brought there.
 bool Link::take_payload(Incoming& incoming) {
   const FrameHeader& header = incoming.header;
   const bool checked = options_.shape.checksum;
@@ -141,8 +141,7 @@ bool Link::take_payload(Incoming& incoming) {
   if (checked && crc32c(bytes, header.payload_bytes) != header.payload_crc &&
       !planted(Mutant::checksum_ignored))
     return false;
-  if (bytes != memory) copy_bytes(memory, bytes, header.payload_bytes);
-  return true;
+  return bytes == memory || copy_bytes(memory, bytes, header.payload_bytes);
 }
 
 void Link::frame_end(RailId id, TimeNs now) {
@@ -155,7 +154,8 @@ void Link::frame_end(RailId id, TimeNs now) {
     case FrameType::data: {
       InStream* stream = incoming.stream;
       if (stream != nullptr && !take_payload(incoming)) {
-        rail_failed(id, rail.epoch, RailCause::checksum, now);
+        rail_failed(id, rail.epoch,
+                    options_.shape.checksum ? RailCause::checksum : RailCause::device, now);
         break;
       }
       if (stream != nullptr && stream->chunk_arrived(header)) {

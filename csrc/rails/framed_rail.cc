@@ -34,7 +34,7 @@ bool FramedRail::pump_out(TimeNs now) {
   if (part_begin_ == part_end_) {
     if (!link_.has_frames(rail_)) return false;
     pull(now);
-    if (frame_count_ == 0) return false;
+    if (frame_count_ == 0 || link_.epoch(rail_) != epoch_ || !link_.connected(rail_)) return false;
   }
   if (!muted_) return write_pending(now);
   hold_back();
@@ -53,8 +53,9 @@ void FramedRail::pull(TimeNs now) {
     if (frame.header.payload_bytes > 0) {
       payload_of_[part_end_] = &frame;
       parts_[part_end_] = {const_cast<std::byte*>(frame.payload), frame.header.payload_bytes};
-      if (is_device_memory(frame.payload)) copy_out(part_end_);
       ++part_end_;
+      if (is_device_memory(frame.payload) && !copy_out(part_end_ - 1))
+        return link_.rail_failed(rail_, epoch_, RailCause::device, now);
     }
     bytes += sizeof(FrameHeader) + frame.header.payload_bytes;
   }
@@ -97,18 +98,20 @@ void FramedRail::advance(std::size_t bytes) {
 bool FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
   for (std::size_t i = part_begin_; i < part_end_; ++i) {
     const OutFrame* frame = payload_of_[i];
-    if (frame != nullptr && scope.covers(frame->header, frame->lent)) copy_out(i);
+    if (frame != nullptr && scope.covers(frame->header, frame->lent)) (void)copy_out(i);
   }
   return true;
 }
 
-// The rest of a payload: ours from now on.
-void FramedRail::copy_out(std::size_t part) {
+// The rest of a payload: ours from now on.  False: it could not be had.
+bool FramedRail::copy_out(std::size_t part) {
   payload_of_[part] = nullptr;
   detached_.emplace_back(parts_[part].iov_len);
-  copy_bytes(detached_.back().data(), static_cast<const std::byte*>(parts_[part].iov_base),
-             parts_[part].iov_len);
+  const bool copied =
+      copy_bytes(detached_.back().data(), static_cast<const std::byte*>(parts_[part].iov_base),
+                 parts_[part].iov_len);
   parts_[part].iov_base = detached_.back().data();
+  return copied;
 }
 
 void FramedRail::hold_back() {

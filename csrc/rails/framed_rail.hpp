@@ -41,7 +41,7 @@ class FramedRail final : public Rail {
   void pull(TimeNs now);
   bool write_pending(TimeNs now);
   void advance(std::size_t bytes);
-  void copy_out(std::size_t part);
+  bool copy_out(std::size_t part);
   bool parse(TimeNs now);
   void hold_back();
 

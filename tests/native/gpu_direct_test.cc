@@ -69,8 +69,8 @@ TEST(GpuDirect, RailsOfBothKindsGiveTheHostsBits) {
 }
 
 // What arrives before it is known where it belongs would have to be copied there.
-void expect_few_copies(std::size_t count, int most) {
-  Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
+void expect_few_copies(int ranks, std::size_t count, int most) {
+  Job job({.ranks = ranks, .rails = 2, .verbs = 2, .config = {}});
   constexpr int calls = 20;
   const int before = fake().call("fake_cuda_copies");
   job.run([&](int /*me*/, Communicator& communicator) {
@@ -83,14 +83,15 @@ void expect_few_copies(std::size_t count, int most) {
                                    ReduceOp::sum, Algorithm::automatic)
                       .ok());
     rank.synchronise();
-    EXPECT_EQ(out, std::vector<float>(count, 2.0F));
+    EXPECT_EQ(out, std::vector<float>(count, static_cast<float>(ranks)));
   });
   const int copies = fake().call("fake_cuda_copies") - before;
   EXPECT_LE(copies, calls * most);
 }
 TEST(GpuDirect, LargePartsAreWrittenWhereTheyBelong) {
-  expect_few_copies(1U << 18U, 3);  // 32 chunks; a rail may be slow to hear where to
-  expect_few_copies(1U << 14U, 1);  // 2: the least that goes so
+  expect_few_copies(2, 1U << 18U, 3);  // of 32 chunks; a rail may be slow to hear where to
+  expect_few_copies(2, 1U << 14U, 1);  // of 2: the least that goes so
+  expect_few_copies(3, 1U << 18U, 6);  // of 72; what a rank has of its own is not copied at all
 }
 
 TEST(GpuDirect, TcpTakesOverWhenAllRdmaIsGone) {
@@ -198,27 +199,114 @@ TEST(GpuDirect, PartsThatStayWhereTheyArriveAreInTheGpusMemory) {
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-// One rank's, whichever comes first; the other one loses it then, or is through already.
-TEST(GpuDirect, ACopyThatFailsBecomesAnErrorAndLeavesTheTargetAlone) {
-  Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
-  std::atomic<int> failed = 0;
+// Of rank 0, over these rails: what it sends then is nothing.  Nobody has a result without it, and
+// everybody is told.
+void fail_to_copy(int rails, int verbs, std::size_t count) {
+  Config config;
+  config.link_timeout_s = 5.0;
+  Job job({.ranks = 2, .rails = rails, .verbs = verbs, .config = config});
+  std::atomic<int> named = 0;
   job.run([&](int me, Communicator& communicator) {
     Rank rank(communicator, 1U << 16U, {}, everything);
     EXPECT_TRUE(communicator.barrier().ok());
-    if (me == 0) fake().call("fake_cuda_fail", "cuMemcpyAsync", 719);
+    if (me == 0) {
+      for (RailId rail = 0; verbs < rails && rail < static_cast<RailId>(verbs); ++rail) {
+        EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());  // TCP has everything copied
+      }
+      fake().call("fake_cuda_fail_for_ever", "cuMemcpyAsync", 719);
+    }
     EXPECT_TRUE(communicator.barrier().ok());
-    const std::vector<float> in(10, 1.0F);  // so little is copied by the host
-    const std::vector<float> out(20, 7.0F);
-    const std::vector<std::size_t> even{10, 10};
+    const std::vector<float> in(count, 1.0F);
+    const std::vector<float> out(2 * count, 7.0F);
+    const std::vector<std::size_t> even{count, count};
     EXPECT_TRUE(
         rank.collectives->all_gatherv(rank.stream, address(in), address(out), even, DType::f32)
             .ok());
     rank.synchronise();
-    if (!has(rank.collectives->failure().message(), "cuMemcpyAsync")) return;
-    ++failed;
-    EXPECT_EQ(out, std::vector<float>(20, 7.0F));
+    const Status status = rank.collectives->failure();
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(out, std::vector<float>(2 * count, 7.0F)) << "rank " << me;
+    if (has(status.message(), "cuMemcpyAsync")) ++named;
   });
-  EXPECT_EQ(failed, 1);
+  EXPECT_GE(named, 1);
+  fake().call("fake_cuda_fail", "nothing", 0);
+}
+
+TEST(GpuDirect, ACopyThatFailsIsAnErrorOfAllAndAResultOfNobody) {
+  fail_to_copy(2, 2, 10);      // so little goes with its header
+  fail_to_copy(2, 1, 10'000);  // over TCP
+}
+
+TEST(GpuDirect, ANodesLossEndsTheExchangeOfTheOthers) {
+  Config config;
+  config.link_timeout_s = 0.3;
+  Nodes nodes(config, 3, 2);
+  std::array<std::unique_ptr<Rank>, 6> ranks;
+  nodes.job.run([&](int me, Communicator& /*host*/) {
+    auto& rank = ranks[static_cast<std::size_t>(me)];
+    rank = nodes.rank(me, 32768, everything);
+    const std::vector<float> in(1000, 1.0F);
+    const std::vector<float> out(1000, 9.0F);
+    const auto reduce = [&] {
+      return rank->collectives->all_reduce(rank->stream, address(in), address(out), in.size(),
+                                           DType::f32, ReduceOp::sum, Algorithm::automatic);
+    };
+    EXPECT_TRUE(reduce().ok());
+    rank->synchronise();
+    EXPECT_EQ(out, std::vector<float>(1000, 6.0F));
+    // The one column alone; the ranks of the other one learn of it from those of their nodes.
+    if (me == 0) nodes.columns[0]->abort("as the test wants it");
+    for (int i = 0; i < 3; ++i)
+      if (!reduce().ok()) break;
+    rank->synchronise();
+    EXPECT_FALSE(rank->collectives->failure().ok()) << "rank " << me;
+  });
+  nodes.job.run([&](int me, Communicator& /*host*/) {
+    ranks[static_cast<std::size_t>(me)]->collectives->close();
+  });
+}
+
+// A start that comes to nothing leaves no NIC with memory that is somebody else's later.
+TEST(GpuDirect, AStartThatFailsGivesTheMemoryBack) {
+  Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
+  const std::size_t before = job.verbs->shared_regions();
+  job.run([&](int me, Communicator& host) {
+    if (me == 1) return host.abort("as the test wants it");
+    auto made = StreamCommunicator::create(host, options());
+    EXPECT_FALSE(made.ok());
+  });
+  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+  EXPECT_EQ(job.verbs->shared_regions(), before);
+}
+
+TEST(GpuDirect, EveryTypeAndOperatorGivesTheHostsBits) {
+  Job job({.ranks = 3, .rails = 2, .verbs = 2, .config = {}});
+  const auto of_streams = job.make_communicators(77);
+  job.run([&](int me, Communicator& host) {
+    Rank rank(*of_streams[static_cast<std::size_t>(me)], 16384, {}, everything);
+    std::minstd_rand random(static_cast<unsigned>(me) + 1);
+    for (const DType dtype : {DType::f16, DType::bf16, DType::f64, DType::i8, DType::u8, DType::i32,
+                              DType::i64, DType::boolean})
+      for (const ReduceOp op :
+           {ReduceOp::sum, ReduceOp::prod, ReduceOp::min, ReduceOp::max, ReduceOp::avg}) {
+        if (op == ReduceOp::avg && dtype == DType::boolean) continue;
+        for (const std::size_t count : {1UL, 333UL, 5000UL}) {
+          std::vector<std::byte> in(count * size_of(dtype));
+          std::ranges::generate(in, [&] { return static_cast<std::byte>(random()); });
+          std::vector<std::byte> got(in.size());
+          std::vector<std::byte> wanted(in.size());
+          EXPECT_TRUE(rank.collectives
+                          ->all_reduce(rank.stream, address(in), address(got), count, dtype, op,
+                                       Algorithm::automatic)
+                          .ok());
+          rank.synchronise();
+          EXPECT_TRUE(
+              host.all_reduce(in.data(), wanted.data(), count, dtype, op, Algorithm::automatic)
+                  .ok());
+          EXPECT_EQ(got, wanted) << name_of(dtype) << ' ' << name_of(op) << ' ' << count;
+        }
+      }
+  });
 }
 
 // --- the probe -----------------------------------------------------------------------------------

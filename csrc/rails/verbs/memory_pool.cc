@@ -291,9 +291,14 @@ bool MemoryPool::deregister_buffer(const std::byte* buffer) {
 }
 
 bool MemoryPool::is_registered(std::span<const std::byte> memory) const {
-  return !devices_.empty() && std::ranges::all_of(devices_, [&](const auto& device) {
+  const auto with = [&](const auto& device) {
     return find(device.first, memory.data(), memory.size()).has_value();
-  });
+  };
+  // A device that came later may not take a dma-buf, which no rail of the others is to suffer from.
+  const auto region = region_of(memory.data(), memory.size());
+  const bool some = region != regions_.end() && region->second.dma_buf != nullptr;
+  return some ? std::ranges::any_of(devices_, with)
+              : !devices_.empty() && std::ranges::all_of(devices_, with);
 }
 
 void MemoryPool::revoke(std::span<const std::byte> memory) {

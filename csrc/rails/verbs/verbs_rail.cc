@@ -84,9 +84,9 @@ void VerbsRail::post(OutFrame& frame, TimeNs now) {
   std::size_t count = 0;
   std::uint32_t bytes = sizeof(header);
   if (is_placed(header)) {
-    place(frame, flight, writes[count++]);
+    if (!place(frame, flight, writes[count++])) return fail_to_copy(now);
   } else if (header.payload_bytes > 0) {
-    copy_bytes(entry + bytes, frame.payload, header.payload_bytes);
+    if (!copy_bytes(entry + bytes, frame.payload, header.payload_bytes)) return fail_to_copy(now);
     bytes += header.payload_bytes;
   }
   writes[count++] = {
@@ -117,7 +117,8 @@ void VerbsRail::add_key(FrameHeader& header) const {
 }
 
 // The write of a payload into its slot or target, from where it is if the device may read there.
-void VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) {
+// False: it cannot be had.
+bool VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) {
   const std::uint32_t bytes = frame.header.payload_bytes;
   const std::byte* data = frame.payload;
   std::uint32_t key = session_->local_key();
@@ -130,7 +131,7 @@ void VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) 
     *free = true;
     flight.bounce = static_cast<int>(free - bounce_used_.begin());
     std::byte* const copy = session_->bounce(static_cast<std::size_t>(flight.bounce));
-    copy_bytes(copy, data, bytes);
+    if (!copy_bytes(copy, data, bytes)) return false;
     data = copy;
   }
   write = {.id = request_id(VerbsRequest::frame, sent_),
@@ -138,6 +139,11 @@ void VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) 
            .remote_address = frame.remote_address,
            .remote_key = frame.remote_key,
            .immediate = {}};
+  return true;
+}
+
+void VerbsRail::fail_to_copy(TimeNs now) {
+  fail(RailCause::device, "a GPU does not copy what is to be sent", now);
 }
 
 void VerbsRail::send_credit(TimeNs now) {

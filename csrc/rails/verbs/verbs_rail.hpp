@@ -77,7 +77,8 @@ class VerbsRail final : public Rail {
   [[nodiscard]] bool has_room() const;
   void post(OutFrame& frame, TimeNs now);
   void add_key(FrameHeader& header) const;
-  void place(const OutFrame& frame, Flight& flight, VerbsWrite& write);
+  bool place(const OutFrame& frame, Flight& flight, VerbsWrite& write);
+  void fail_to_copy(TimeNs now);
   void send_credit(TimeNs now);
   // False: the epoch is over.
   bool take(const VerbsCompletion& completion, TimeNs now);

@@ -23,6 +23,7 @@
 #include <string_view>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "device/direct_bodies.hpp"
@@ -138,6 +139,7 @@ struct Driver {
   std::map<void*, std::size_t> taken;  // of other processes
   std::map<Stream*, std::shared_ptr<Stream>> streams;
   std::map<std::string, int> failing;  // entry points, and what their next call answers
+  std::set<std::string> for_ever;      // those that go on to fail
   std::map<int, int> attributes{{75, 9}, {76, 0}, {124, 1}, {117, 1}, {118, 0}};
   int flushes = 0;
   int copies = 0;
@@ -157,7 +159,7 @@ int told(const char* entry) {
   const auto found = driver().failing.find(entry);
   if (found == driver().failing.end()) return success;
   const int code = found->second;
-  driver().failing.erase(found);
+  if (!driver().for_ever.contains(entry)) driver().failing.erase(found);
   return code;
 }
 
@@ -314,11 +316,12 @@ Work deliver_sum_kernel(unsigned blocks, void** given) {
          const auto&... rest) { deliver_sum(at, block, shared, *mailbox, *state, rest...); });
 }
 Work combine_kernel(unsigned blocks, void** given) {
-  return work_of<Mailbox*, DeviceState*, Staging, std::uint64_t, std::uint64_t, Sum, std::uint32_t>(
-      blocks, given,
-      [](const Place& at, const OneThread& block, Shared& shared, Mailbox* mailbox,
-         DeviceState* state,
-         const auto&... rest) { combine(at, block, shared, *mailbox, *state, rest...); });
+  return work_of<Mailbox*, DeviceState*, Staging, const Inbox*, std::uint64_t, std::uint64_t, Sum,
+                 std::uint32_t>(blocks, given,
+                                [](const Place& at, const OneThread& block, Shared& shared,
+                                   Mailbox* mailbox, DeviceState* state, const auto&... rest) {
+                                  combine(at, block, shared, *mailbox, *state, rest...);
+                                });
 }
 Work depart_kernel(unsigned /*blocks*/, void** given) {
   return work_of<Exchange>(1, given,
@@ -350,9 +353,18 @@ struct IpcHandle {
 // What a real driver exports, by its names.
 extern "C" {
 
-// For tests: the next call of an entry point fails.
+// For tests: the next call of an entry point fails, and that of no other one.
 int fake_cuda_fail(const char* entry, int code) {
   const std::lock_guard guard(driver().mutex);
+  for (const std::string& other : std::exchange(driver().for_ever, {}))
+    driver().failing.erase(other);
+  driver().failing[entry] = code;
+  return success;
+}
+// All of its calls do.
+int fake_cuda_fail_for_ever(const char* entry, int code) {
+  const std::lock_guard guard(driver().mutex);
+  driver().for_ever.insert(entry);
   driver().failing[entry] = code;
   return success;
 }

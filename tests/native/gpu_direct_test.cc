@@ -213,7 +213,8 @@ void fail_to_copy(int rails, int verbs, std::size_t count) {
       for (RailId rail = 0; verbs < rails && rail < static_cast<RailId>(verbs); ++rail) {
         EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());  // TCP has everything copied
       }
-      fake().call("fake_cuda_fail_for_ever", "cuMemcpyAsync", 719);
+      const cuda::Address results = rank.collectives->slots().direct_base;
+      fake().call("fake_cuda_fail_copies_from", results, std::size_t{1} << 18U);
     }
     EXPECT_TRUE(communicator.barrier().ok());
     const std::vector<float> in(count, 1.0F);
@@ -229,7 +230,7 @@ void fail_to_copy(int rails, int verbs, std::size_t count) {
     if (has(status.message(), "cuMemcpyAsync")) ++named;
   });
   EXPECT_GE(named, 1);
-  fake().call("fake_cuda_fail", "nothing", 0);
+  fake().call("fake_cuda_fail_copies_from", cuda::Address{0}, std::size_t{0});
 }
 
 TEST(GpuDirect, ACopyThatFailsIsAnErrorOfAllAndAResultOfNobody) {
@@ -242,7 +243,7 @@ TEST(GpuDirect, ANodesLossEndsTheExchangeOfTheOthers) {
   config.link_timeout_s = 0.3;
   Nodes nodes(config, 3, 2);
   std::array<std::unique_ptr<Rank>, 6> ranks;
-  nodes.job.run([&](int me, Communicator& /*host*/) {
+  nodes.job.run([&](int me, Communicator& host) {
     auto& rank = ranks[static_cast<std::size_t>(me)];
     rank = nodes.rank(me, 32768, everything);
     const std::vector<float> in(1000, 1.0F);
@@ -254,6 +255,7 @@ TEST(GpuDirect, ANodesLossEndsTheExchangeOfTheOthers) {
     EXPECT_TRUE(reduce().ok());
     rank->synchronise();
     EXPECT_EQ(out, std::vector<float>(1000, 6.0F));
+    EXPECT_TRUE(host.barrier().ok());
     // The one column alone; the ranks of the other one learn of it from those of their nodes.
     if (me == 0) nodes.columns[0]->abort("as the test wants it");
     for (int i = 0; i < 3; ++i)

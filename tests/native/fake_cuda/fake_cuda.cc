@@ -41,6 +41,7 @@ enum Code : int {
   invalid_context = 201,
   not_found = 500,
   not_ready = 600,
+  launch_failure = 719,
   not_supported = 801,
   capture_unsupported = 900,
 };
@@ -139,7 +140,7 @@ struct Driver {
   std::map<void*, std::size_t> taken;  // of other processes
   std::map<Stream*, std::shared_ptr<Stream>> streams;
   std::map<std::string, int> failing;  // entry points, and what their next call answers
-  std::set<std::string> for_ever;      // those that go on to fail
+  std::pair<unsigned long long, std::size_t> broken{};  // no copy out of it succeeds
   std::map<int, int> attributes{{75, 9}, {76, 0}, {124, 1}, {117, 1}, {118, 0}};
   int flushes = 0;
   int copies = 0;
@@ -159,7 +160,7 @@ int told(const char* entry) {
   const auto found = driver().failing.find(entry);
   if (found == driver().failing.end()) return success;
   const int code = found->second;
-  if (!driver().for_ever.contains(entry)) driver().failing.erase(found);
+  driver().failing.erase(found);
   return code;
 }
 
@@ -353,19 +354,16 @@ struct IpcHandle {
 // What a real driver exports, by its names.
 extern "C" {
 
-// For tests: the next call of an entry point fails, and that of no other one.
+// For tests: the next call of an entry point fails.
 int fake_cuda_fail(const char* entry, int code) {
   const std::lock_guard guard(driver().mutex);
-  for (const std::string& other : std::exchange(driver().for_ever, {}))
-    driver().failing.erase(other);
   driver().failing[entry] = code;
   return success;
 }
-// All of its calls do.
-int fake_cuda_fail_for_ever(const char* entry, int code) {
+// Copies out of this memory do not succeed.
+int fake_cuda_fail_copies_from(unsigned long long address, std::size_t bytes) {
   const std::lock_guard guard(driver().mutex);
-  driver().for_ever.insert(entry);
-  driver().failing[entry] = code;
+  driver().broken = {address, bytes};
   return success;
 }
 // How much memory has been allocated and not been given back: a number of blocks.
@@ -579,6 +577,8 @@ int cuMemcpyAsync(unsigned long long to, unsigned long long from, std::size_t by
   {
     const std::lock_guard guard(driver().mutex);
     ++driver().copies;
+    const auto [begin, size] = driver().broken;
+    if (from >= begin && from - begin < size) return launch_failure;
   }
   return enqueue(stream, [=] {
     std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);

@@ -100,6 +100,10 @@ void StreamCommunicator::close() {
   if (column_ != nullptr && status.ok()) status = depart();
   if (whole().ok()) closed_ = std::move(status);
   if (closed_.ok()) closed_ = whole();
+  if (!closed_.ok()) {  // the proxy may wait for what others will not post any more, and they do
+    communicator_.abort(closed_.message());
+    if (column_ != nullptr) column_->abort(closed_.message());
+  }
   if (closed_.ok())
     closed_ = {ErrorCode::invalid_argument,
                "communicator '" + communicator_.name() + "' has been closed"};
@@ -271,14 +275,6 @@ Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const 
         return stage(stream, at, in, piece, offset, add_plan(posted, capturing.value(), piece));
       },
       [&](const Piece& piece, std::uint32_t lag) { return deliver(stream, at, out, piece, lag); });
-}
-
-// In place: nobody has to copy it there.
-std::uint64_t StreamCommunicator::place_of_own(const Plan& gather, const Piece& piece) const {
-  std::uint64_t offset = staging_bytes_;
-  for (int rank = 0; rank < among(gather).rank(); ++rank)
-    offset += piece.bytes_of(gather.counts[static_cast<std::size_t>(rank)]);
-  return offset;
 }
 
 Result<bool> StreamCommunicator::begin(cuda::Stream stream) {

@@ -82,6 +82,14 @@ Status StreamCommunicator::flush() {
   return direct_memory_.needs_flush ? device_->flush_writes() : Status();
 }
 
+// In place: nobody has to copy it there.
+std::uint64_t StreamCommunicator::place_of_own(const Plan& gather, const Piece& piece) const {
+  std::uint64_t offset = staging_bytes_;
+  for (int rank = 0; rank < among(gather).rank(); ++rank)
+    offset += piece.bytes_of(gather.counts[static_cast<std::size_t>(rank)]);
+  return offset;
+}
+
 // --- collectives that add up
 // ----------------------------------------------------------------------
 

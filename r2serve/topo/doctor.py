@@ -211,8 +211,8 @@ def gpus_have_buffers(patient: Patient) -> Iterator[Finding]:
 _DIRECT_FIXES = {
     "whose driver takes none": "the NIC's driver has to take dma-bufs (mlx5: Linux 5.12 or later)",
     "rdma-core 34": "rdma-core 34 or later",
-    "no memory out as a dma-buf": "NVIDIA's open kernel modules (driver 515 or later, Linux 5.12 or later) give "
-    "memory out as dma-bufs; nvidia_peermem is not used",
+    "no memory out as a dma-buf": "NVIDIA's open kernel modules (driver 515 or later, Linux 5.12 "
+    "or later) give memory out as dma-bufs; nvidia_peermem is not used",
     "R2CCL_CHECKSUM": "unset R2CCL_CHECKSUM, if what it protects from is not to be feared",
 }
 """What helps, by a part of why buffers are not in the GPU's own memory; the first that fits."""

@@ -237,6 +237,9 @@ class StreamCommunicator {
   // Collective: whether NICs reach the memory of everybody's GPU.
   Status open_direct(const DirectOptions& options);
   Status register_staging();
+  // Collective: why NICs do not write there what is sent; empty: they do.  An error: the ranks are
+  // of no use any more.
+  Result<std::string> try_direct(Communicator& ranks);
   void withdraw_staging();
   // Whether a collective among so many ranks, which send each other so many bytes, is direct; and
   // whether one is that adds up.

@@ -3,6 +3,7 @@
 #include <array>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "device/addresses.hpp"
@@ -16,6 +17,9 @@ std::size_t start_of(std::span<const std::size_t> counts, std::size_t part) {
   const auto parts = counts.first(part);
   return std::accumulate(parts.begin(), parts.end(), std::size_t{0});
 }
+
+// Of a trial, from each rank: enough for several rails.
+constexpr std::uint64_t most_tried = 1U << 20U;
 
 Status another_cannot() { return {ErrorCode::invalid_argument, "another rank cannot"}; }
 
@@ -38,9 +42,18 @@ Status StreamCommunicator::open_direct(const DirectOptions& options) {
     if (all.ok() && !all.value() && own.ok()) own = another_cannot();
     return all;
   };
-  for (const auto& [own, possible] :
-       {std::pair{&among_all, &direct_among_all_}, std::pair{&in_column, &direct_in_column_}}) {
+  for (const auto& [own, possible, ranks] :
+       {std::tuple{&among_all, &direct_among_all_, &communicator_},
+        std::tuple{&in_column, &direct_in_column_, column_}}) {
     auto all = of_everybody(*own);
+    if (!all.ok()) return all.take_status();
+    if (!all.value()) continue;
+    // Drivers may promise what the platform does not do.
+    auto tried = try_direct(*ranks);
+    if (!tried.ok()) return tried.take_status();
+    if (!tried.value().empty())
+      *own = {ErrorCode::invalid_argument, "in a trial, " + tried.value()};
+    all = of_everybody(*own);
     if (!all.ok()) return all.take_status();
     *possible = all.value();
   }
@@ -67,6 +80,38 @@ Status StreamCommunicator::register_staging() {
   direct_exchange_ = exchange_;
   direct_exchange_.staging = direct_.device;
   return {};
+}
+
+Result<std::string> StreamCommunicator::try_direct(Communicator& ranks) {
+  const auto size = static_cast<std::size_t>(ranks.size());
+  const auto own = static_cast<std::size_t>(ranks.rank());
+  const std::size_t each = std::min<std::uint64_t>(piece_bytes(size), most_tried);
+  const auto part_of = [each](std::size_t rank) {
+    std::vector<std::byte> part(each);
+    for (std::size_t i = 0; i < each; ++i) part[i] = static_cast<std::byte>(i * 7 + i / 251 + rank);
+    return part;
+  };
+  std::byte* const all = direct_.host.result(0);
+  copy_bytes(all + own * each, part_of(own).data(), each);
+  const std::vector<Epoch> before = ranks.rdma_epochs();
+  if (Status status = ranks.all_gatherv(all + own * each, all, std::vector(size, each), DType::u8);
+      !status.ok())
+    return Status(status.code(), "a trial of GPUDirect, which R2CCL_GPU_DIRECT=off does without: " +
+                                     status.message());
+  bool right = true;
+  std::vector<std::byte> got(each);
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    copy_bytes(got.data(), all + rank * each, each);
+    right = right && got == part_of(rank);
+  }
+  if (Status status = direct_memory_.named->failure(); !status.ok()) return status.message();
+  if (!right) return std::string("what NICs wrote into the GPU's memory was not what was sent");
+  const std::vector<Epoch> after = ranks.rdma_epochs();
+  bool same = true;  // of those that were connected: others may just be
+  for (std::size_t i = 0; i < before.size(); ++i)
+    same = same && (before[i] == 0 || before[i] == after[i]);
+  if (!same) return std::string("rails were lost when NICs reached for the GPU's memory");
+  return std::string();
 }
 
 void StreamCommunicator::withdraw_staging() {

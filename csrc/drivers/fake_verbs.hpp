@@ -110,6 +110,11 @@ class FakeVerbs final : public VerbsDriver,
     const std::lock_guard lock(mutex_);
     devices_[name].share_error = error;
   }
+  // It takes them, and does not reach them.
+  void break_dma_bufs(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    devices_[name].dma_bufs_break = true;
+  }
   void refuse_dma_bufs(const std::string& name, int error) {  // 0: no more
     const std::lock_guard lock(mutex_);
     devices_[name].dma_buf_error = error;

@@ -62,6 +62,7 @@ class FakeWire {
     int post_error = 0;
     int share_error = 0;
     int dma_buf_error = 0;
+    bool dma_bufs_break = false;  // a write into one ends its queue pair
     std::uint64_t writes = 0;
     std::span<const std::byte> mutes_at{};  // it is muted once it is to send something of this
     bool active = true;
@@ -210,6 +211,7 @@ class FakeWire {
     std::byte* const at = bytes_at(found->second, request.remote_address, request.source.bytes);
     const std::byte* const from = request.inlined ? write.inlined.data() : bytes_of(request.source);
     if (at == nullptr || from == nullptr) return false;
+    if (found->second.dma_buf && devices_[found->second.device].dma_bufs_break) return false;
     found->second.written += request.source.bytes;
     // Another attempt of a chunk may land while its message is read: the same bytes, which change
     // nothing, and which a NIC writes unseen by any sanitizer.

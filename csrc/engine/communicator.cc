@@ -401,6 +401,16 @@ Status Communicator::check_direct() const {
   return engine_->check_reach(processes);
 }
 
+std::vector<Epoch> Communicator::rdma_epochs() const {
+  const Engine::Lock lock(*engine_);
+  std::vector<Epoch> epochs;
+  for (const Peer* peer : others_)
+    for (RailId rail = 0; rail < peer->link.rail_count(); ++rail)
+      if (peer->link.kind(rail) == RailKind::verbs)
+        epochs.push_back(peer->link.connected(rail) ? peer->link.epoch(rail) : 0);
+  return epochs;
+}
+
 Status Communicator::check_rank(const char* field, int value) const {
   if (value >= 0 && value < size()) return {};
   return {ErrorCode::invalid_argument, std::string(field) + ": " + std::to_string(value) +

@@ -58,6 +58,8 @@ class Communicator final : public LinkChannel {
   // Whether collectives may work on memory that NICs reach and the CPU does not: each rank is a
   // node of its own, and has rails to all others that write memory by themselves.
   [[nodiscard]] Status check_direct() const;
+  // Of the RDMA rails to all ranks, in an order that stays; 0 of one that is not connected.
+  [[nodiscard]] std::vector<Epoch> rdma_epochs() const;
   // Of all communicators of the engine: as the engine's.
   Status register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf) {
     return engine_->register_dma_buf(addresses, std::move(dma_buf));

@@ -129,8 +129,10 @@ TEST(GpuDirect, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   Job job({.ranks = 3, .rails = 2, .verbs = 2, .config = config});
   constexpr std::size_t count = 6000;
   constexpr int replays = 150;
+  std::atomic<int> begun = 0;  // a rail that is lost in the trial would speak against all of it
   std::atomic<int> ended = 0;
   std::thread cutting([&] {
+    while (begun < 3) std::this_thread::sleep_for(milliseconds(1));
     for (unsigned turn = 0; ended < 3; ++turn) {
       const auto rail = static_cast<RailId>(turn % 2);
       EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
@@ -141,6 +143,7 @@ TEST(GpuDirect, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   });
   job.run([&](int me, Communicator& communicator) {
     Rank rank(communicator, 16384, {}, everything);
+    ++begun;
     std::vector<float> in(count);
     std::vector<float> sum(count);
     int turn = 0;
@@ -321,7 +324,7 @@ std::string refusal(const Job::Options& options, const std::function<void(Job&)>
   if (prepare) prepare(job);
   std::array<std::string, 2> said;
   job.run([&](int me, Communicator& host) {
-    Rank rank(host, 1U << 16U, {}, direct);
+    Rank rank(host, 4U << 20U, {}, direct);
     const Status& why = rank.collectives->direct();
     said[static_cast<std::size_t>(me)] = why.ok() ? "none" : why.message();
     const std::vector<float> in(30'000, 1.0F);
@@ -388,6 +391,16 @@ TEST_F(Probe, NeedsEveryRank) {
 TEST_F(Probe, NeedsEveryNic) {
   const auto refuse = [](Job& job) { job.verbs->refuse_dma_bufs("rdma1_1", EOPNOTSUPP); };
   EXPECT_PRED2(has, refusal(rdma(), refuse), "rdma1_1");
+}
+
+TEST_F(Probe, NeedsNicsThatDoReachIt) {
+  const auto deceive = [](Job& job) {
+    for (const char* nic : {"rdma0_0", "rdma0_1", "rdma1_0", "rdma1_1"})
+      job.verbs->break_dma_bufs(nic);
+  };
+  Job::Options quick = rdma();
+  quick.config.rejoin_backoff_min_ms = 1;
+  EXPECT_PRED2(has, refusal(quick, deceive), "in a trial, rails were lost");
 }
 
 TEST_F(Probe, NeedsNoPeer) {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import random
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("aiohttp")
+
+from aiohttp import web
 
 from r2serve.bench.serve import outcome, runner, scenarios, workload
 from r2serve.bench.serve.cli import command
@@ -279,3 +283,110 @@ def test_a_schedule_file_is_named_in_its_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["--faults", str(path)])
     assert result.exit_code == 2
     assert "mine.txt: line 1: cut is 'nowhere'" in " ".join(result.output.split())
+
+
+# --- against a server that is played --------------------------------------------------------------
+
+
+class PlayedServer:
+    """Streams the tokens of a prompt, 5 ms apart; when it is asked again they may differ."""
+
+    def __init__(self, *, token_ids: bool = True) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.arrived: list[float] = []
+        self.lies_about: set[str] = set()
+        self.loses: set[str] = set()
+        self._token_ids = token_ids
+
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "played"}]})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        self.arrived.append(time.monotonic())
+        body = await request.json()
+        known = any(body["prompt"] == other["prompt"] for other in self.bodies)
+        self.bodies.append(body)
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for index in range(body["max_tokens"]):
+            await asyncio.sleep(0.005)
+            if known and body["prompt"] in self.loses and index == 1:
+                return answer
+            token = index + (100 if known and body["prompt"] in self.lies_about else 0)
+            choice: dict[str, Any] = {"text": f" {token}", "finish_reason": None}
+            if self._token_ids:
+                choice["token_ids"] = [token]
+            if index + 1 == body["max_tokens"]:
+                choice["finish_reason"] = "length"
+            event = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+            await answer.write(event)
+        return answer
+
+    def against(self, *arguments: str) -> tuple[int, str]:
+        """How the command ends that is run against it, and what it says."""
+
+        async def serve() -> tuple[int, str]:
+            app = web.Application()
+            app.router.add_get("/v1/models", self.models)
+            app.router.add_post("/v1/completions", self.complete)
+            served = web.AppRunner(app)
+            await served.setup()
+            try:
+                site = web.TCPSite(served, "127.0.0.1", 0)
+                await site.start()
+                url = f"http://127.0.0.1:{served.addresses[0][1]}"
+                process = await asyncio.create_subprocess_exec(
+                    *(str(Path(sys.executable).with_name("r2serve")), "bench", "serve"),
+                    *("--url", url, *arguments),
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                )
+                said, _ = await asyncio.wait_for(process.communicate(), 60)
+                assert process.returncode is not None
+                return process.returncode, said.decode()
+            finally:
+                await served.cleanup()
+
+        return asyncio.run(serve())
+
+
+def test_a_server_that_runs_already_is_measured(tmp_path: Path) -> None:
+    asked = synthetic(12, 5, Lengths(32, 0.5), Lengths(6, 0.5, least=2))
+    server = PlayedServer()
+    server.lies_about, server.loses = {asked[3][0]}, {asked[7][0]}
+    path = tmp_path / "rows.jsonl"
+    status, said = server.against(
+        *("--requests", "12", "--seed", "5", "--output-tokens", "6", "--rate", "40"),
+        *("--json", str(path)),
+    )
+    assert status == 0, said
+    [row] = [json.loads(line) for line in path.read_text().splitlines()]
+    requests = row["requests"]
+    assert (requests["sent"], requests["completed"], requests["failed"]) == (12, 11, 1)
+    assert requests["wrong"] == 1
+    assert 5 <= row["tpot_ms"]["p50"] < 50
+    assert row["ttft_ms"]["p50"] >= 5
+    assert {body["model"] for body in server.bodies} == {"played"}
+    assert [body["max_tokens"] for body in server.bodies[:12]] == [tokens for _, tokens in asked]
+    due = poisson(12, 40.0, 5)[-1]
+    assert server.arrived[11] - server.arrived[0] >= due * 0.8
+
+
+def test_a_server_that_knows_openais_fields_alone_is_measured(tmp_path: Path) -> None:
+    server = PlayedServer(token_ids=False)
+    path = tmp_path / "rows.jsonl"
+    status, said = server.against(
+        "--requests", "6", "--concurrency", "2", "--openai", "--json", str(path)
+    )
+    assert status == 0, said
+    [row] = [json.loads(line) for line in path.read_text().splitlines()]
+    assert row["requests"]["completed"] == 6
+    assert row["requests"]["wrong"] == 0
+    assert row["tpot_ms"]["p50"] >= 5
+    assert all("return_token_ids" not in body for body in server.bodies)
+
+
+def test_a_server_that_lists_no_models_is_named() -> None:
+    result = CliRunner().invoke(command, ["--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 2
+    assert "no models are listed at /v1/models" in " ".join(result.output.split())

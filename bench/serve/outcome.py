@@ -68,7 +68,8 @@ def describe(run: Run, reference: Run | None, goal: Goal) -> dict[str, Any]:
     """The row of a run, without what the run was: times in ms, of requests that completed."""
     done = [request for request in run.requests if request.completed and request.times_ns]
     per_token = [value for request in done if (value := tpot_ms(request)) is not None]
-    begun = min((request.sent_ns for request in run.requests), default=0)
+    sent = [request for request in run.requests if request.sent_ns]
+    begun = min((request.sent_ns for request in sent), default=0)
     ended = max((request.times_ns[-1] for request in done), default=begun)
     good = sum(
         ttft_ms(request) <= goal.ttft_ms and (tpot_ms(request) or 0.0) <= goal.tpot_ms
@@ -77,9 +78,10 @@ def describe(run: Run, reference: Run | None, goal: Goal) -> dict[str, Any]:
     seconds = (ended - begun) / 1e9
     return {
         "requests": {
-            "sent": len(run.requests),
+            "sent": len(sent),
             "completed": run.completed,
-            "failed": run.failed,
+            "failed": len(sent) - run.completed,
+            "never_sent": len(run.requests) - len(sent),
             "wrong": None if reference is None else wrong(reference, run),
             "good": good,
         },

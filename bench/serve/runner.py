@@ -172,7 +172,9 @@ def _measure(
             failed = references.pop(place.name).failed
             raise LoadError(f"{failed} requests of the undisturbed run failed")
     load = _load(workload, server, work / f"{place.name}-run.json")
-    with Strikes(place.lab, faults, place.rail_in_use, progress.line) as strikes:
+    with Strikes(
+        place.lab, faults, lambda: load.begun_ns, place.rail_in_use, progress.line
+    ) as strikes:
         result = finish(load, server, options.patience_s, progress.detail)
     row = describe(result, references[place.name], options.goal)
     row["faults"] = [_fault(struck, result) for struck in strikes.struck]
@@ -201,7 +203,7 @@ def _once(options: Options, server: Server, path: Path, progress: Progress) -> R
 
 def _fault(struck: Struck, result: Run) -> dict[str, Any]:
     """What was done, in s since the first request, and the longest wait of a request around it."""
-    begun_ns = min(request.sent_ns for request in result.requests)
+    begun_ns = min(request.sent_ns for request in result.requests if request.sent_ns)
     until_ns = struck.healed_ns or 2**63
     waits = [
         (b - a) / 1e6

@@ -33,6 +33,7 @@ class _Turn:
 class Strikes:
     """Makes faults on a thread of its own, and undoes all of them when it is left.
 
+    begun_ns: CLOCK_MONOTONIC of the first request, which times count from; 0 while it is awaited.
     aim: which rail of a node carries most. watch: is told what happens, a line each. What goes
     wrong on the thread is raised on leaving.
     """
@@ -41,11 +42,13 @@ class Strikes:
         self,
         lab: Lab,
         faults: Sequence[Fault],
+        begun_ns: Callable[[], int],
         aim: Callable[[], int],
         watch: Callable[[str], None],
     ) -> None:
         self._lab = lab
         self._faults = faults
+        self._begun_ns = begun_ns
         self._aim = aim
         self._watch = watch
         self._over = threading.Event()
@@ -70,7 +73,9 @@ class Strikes:
             raise self._error
 
     def _run(self) -> None:
-        begun_s = time.monotonic()
+        while not self._begun_ns() and not self._over.wait(0.01):
+            pass
+        begun_s = self._begun_ns() / 1e9
         turns = [_Turn(fault.at_s, index, "strike") for index, fault in enumerate(self._faults)]
         heapq.heapify(turns)
         try:

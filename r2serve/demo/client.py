@@ -160,6 +160,7 @@ class Load:
         self.expected_tokens = sum(limits)
         self.tokens = 0
         self.finished = 0
+        self.begun_ns = 0  # when the first request with an arrival was due; 0: not yet
         self.changed_at = time.monotonic()
         order: dict[str, Any] = {
             "mode": "stream" if streams is None else "loop",
@@ -183,6 +184,9 @@ class Load:
         with self._process.stdout as pipe:
             for line in pipe:
                 said = json.loads(line)
+                if "begun_ns" in said:
+                    self.begun_ns = int(said["begun_ns"])
+                    continue
                 self.finished, tokens = int(said["finished"]), int(said["tokens"])
                 if tokens != self.tokens:
                     self.tokens, self.changed_at = tokens, time.monotonic()

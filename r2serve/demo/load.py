@@ -16,7 +16,8 @@ r2serve, so that it starts quickly. Standard input: one JSON object.
         until standard input is closed; what is under way then is awaited
     {"mode": "timed", …, "arrivals_s": [...], "streams": …}
         one request a prompt, each at its time since the start, or as soon as fewer than so many are
-        under way (0: at its time in any case); sent_ns is when it was due
+        under way (0: at its time in any case); sent_ns is when it was due,
+        and 0 if it was ended before. Prints {"begun_ns": …} first
 
 "extra" in an order takes the place of what is asked of vLLM beyond OpenAI's fields; where that has
 no token ids, a piece of text counts as a token.
@@ -149,6 +150,8 @@ async def timed(
     session: aiohttp.ClientSession, order: dict[str, Any], streams: list[Stream]
 ) -> None:
     begun_ns = time.monotonic_ns()
+    sys.stdout.write(json.dumps({"begun_ns": begun_ns}) + "\n")
+    sys.stdout.flush()
     free = asyncio.Semaphore(order["streams"] or len(order["prompts"]))
 
     async def send(stream: Stream, at_s: float) -> None:

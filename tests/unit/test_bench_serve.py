@@ -135,7 +135,8 @@ class PlayedLab:
 
 def play(text: str, seconds: float) -> tuple[list[tuple[Any, ...]], Strikes]:
     lab: Any = PlayedLab()
-    with Strikes(lab, parse(text), lambda: 1, lambda _: None) as strikes:
+    now_ns = time.monotonic_ns()
+    with Strikes(lab, parse(text), lambda: now_ns, lambda: 1, lambda _: None) as strikes:
         time.sleep(seconds)
     return lab.done, strikes
 
@@ -178,12 +179,15 @@ def request(*times_ms: float, ids: tuple[int, ...] | None = None, **changes: Any
 
 
 def test_latencies_are_those_that_clients_saw() -> None:
-    run = Run((request(10, 20, 40), request(30, 130), request(5, error="cut", finished=False)))
+    never = request(error="unfinished when stopped", finished=False, sent_ns=0)
+    cut = request(5, error="cut", finished=False)
+    run = Run((request(10, 20, 40), request(30, 130), cut, never))
     row = outcome.describe(run, None, Goal(ttft_ms=20, tpot_ms=50))
     assert row["requests"] == {
         "sent": 3,
         "completed": 2,
         "failed": 1,
+        "never_sent": 1,
         "wrong": None,
         "good": 1,
     }
@@ -192,7 +196,8 @@ def test_latencies_are_those_that_clients_saw() -> None:
     assert row["itl_ms"]["p50"] == 20.0
     assert row["e2e_ms"] == {"p50": 40.0, "p95": 130.0, "p99": 130.0}
     assert row["longest_gap_ms"] == 100.0
-    assert row["errors"] == ["cut"]
+    assert row["errors"] == ["cut", "unfinished when stopped"]
+    assert row["seconds"] == 0.13
 
 
 def test_a_run_of_which_nothing_came_has_no_latencies() -> None:

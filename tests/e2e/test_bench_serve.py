@@ -1,0 +1,52 @@
+"""`r2serve bench serve` for real: two contenders, the same requests, a cable that is pulled."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from r2serve.drills.lab import Lab, LabUnavailableError
+
+SERVE = [sys.executable, "-c", "from r2serve.cli import main; main()", "bench", "serve"]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"
+)
+
+
+@pytest.fixture(autouse=True)
+def machine_with_a_lab() -> None:
+    try:
+        with Lab(nodes=1, rails=1):
+            return
+    except LabUnavailableError as error:
+        pytest.skip(f"no lab on this machine: {error}")
+
+
+def test_a_cable_that_is_pulled_costs_ours_less_than_vllms_own(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    command = [*SERVE, "--contender", "r2ccl", "--contender", "gloo", "--scenario", "carrier"]
+    command += ["--requests", "30", "--rate", "2.5", "--patience", "15", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["contender"]: row for row in map(json.loads, path.read_text().splitlines())}
+    ours, stock = rows["r2ccl"], rows["gloo"]
+    assert "not_run" not in ours | stock, rows
+
+    assert ours["requests"]["sent"] == 30
+    assert ours["requests"]["failed"] == ours["requests"]["wrong"] == 0
+    [fault] = ours["faults"]
+    assert fault["at_s"] == pytest.approx(4, abs=0.5)
+    assert fault["healed_at_s"] - fault["at_s"] == pytest.approx(8, abs=1)
+    # The stock communicator waits for the cable, if it does not give up.
+    assert stock["requests"]["failed"] > 0 or stock["longest_gap_ms"] > 6000
+    assert ours["longest_gap_ms"] < 3000
+
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "nothing to do" in again.stderr
+    assert len(path.read_text().splitlines()) == 2

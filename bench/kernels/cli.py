@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from r2serve.bench.collectives import machine as host
-from r2serve.bench.kernels import runner, timing
+from r2serve.bench.kernels import replay, runner, timing
 from r2serve.bench.kernels.rows import Row
+from r2serve.config import Config
 
 NO_DEVICE = 77  # what test drivers take for "skipped"
 
@@ -47,9 +48,20 @@ def kernels(names: tuple[str, ...], jsonl_path: Path | None) -> None:
             progress.log(f"{row.kernel} {row.shape} x{row.peers}: {row.median_us:.2f} us")
             rows.append(row)
     show(rows, Console())
+    replays: list[replay.ReplayRow] = []
+    if not names:
+        library = Config.from_env().cuda_library
+        replays.append(replay.measure(library, device, replay.capture_on_gpu))
+        for each in replays:
+            click.echo(
+                f"16 KiB all_reduce in a replayed graph: {each.replay_us:.1f} us, the host's "
+                f"{each.host_us:.1f} us; a lost rail stalls {each.stall_p50_ms:.1f} ms (p99 "
+                f"{each.stall_p99_ms:.1f} ms), the next replays take {each.after_ratio:.2f} of one "
+                "rail's time"
+            )
     if jsonl_path is not None:
         metadata = {**host.describe(sys.argv[1:]), "gpu": torch.cuda.get_device_name(device)}
-        runner.write_jsonl(jsonl_path, metadata, rows)
+        runner.write_jsonl(jsonl_path, metadata, [*rows, *replays])
 
 
 def show(rows: list[Row], console: Console) -> None:

@@ -17,6 +17,7 @@ from r2serve.bench.kernels import (
     reduce_quantized_chunks,
     timing,
 )
+from r2serve.bench.kernels.replay import ReplayRow
 from r2serve.bench.kernels.rows import Case, Machine, Row, Times, row_of
 
 KERNELS: dict[str, Callable[[], list[Case]]] = {
@@ -49,7 +50,7 @@ def run(
         yield row_of(case, measure(case, timer, device), machine)
 
 
-def write_jsonl(path: Path, metadata: dict[str, Any], rows: Iterable[Row]) -> None:
+def write_jsonl(path: Path, metadata: dict[str, Any], rows: Iterable[Row | ReplayRow]) -> None:
     """The first line says where and with what; each of the others is a row."""
     lines = [{"metadata": metadata}, *(row.as_json() for row in rows)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -181,12 +182,17 @@ TEST(Engine, AStallBeginsWithTheCallWhereTheRailsWereLostBeforeIt) {
   };
   while (any_up()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(job.longest_stall(0), 0);
+  std::atomic<int> begun = 0;
   std::thread mend([&] {
+    while (begun < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     for (RailId rail = 0; rail < 2; ++rail)
       EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
   });
-  job.run(all_reduce);
+  job.run([&](int rank, Communicator& communicator) {
+    ++begun;
+    all_reduce(rank, communicator);
+  });
   mend.join();
   for (const std::size_t rank : {0U, 1U})
     EXPECT_GE(job.longest_stall(rank), 150 * ns_per_ms) << rank;

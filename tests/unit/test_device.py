@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from captured import Captured
 from pairs import free_port
 
 from r2serve import _core, device
@@ -24,7 +24,6 @@ from r2serve.errors import AbortedError, ConfigError, InternalError, InvalidArgu
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if HAS_GPU else torch.device("cpu")
 STAGING = 1024**2
-REPLAYS = 20_000 if HAS_GPU else 200
 
 
 def settle() -> None:
@@ -169,37 +168,17 @@ def test_an_abort_is_told_to_whoever_asks_and_leaves_results_alone(
     device.check_all()  # who has closed it knows
 
 
-class Captured:
-    """What a rank put into a stream, to be done again and again."""
-
-    def __init__(self, communicator: DeviceCommunicator, driver: str, body: Any) -> None:
-        if HAS_GPU:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
-            ):
-                body()
-            self.replay = graph.replay
-            self.synchronise = torch.cuda.current_stream().synchronize
-            return
-        cuda = ctypes.CDLL(driver)
-        stream, graph_made, executable = (ctypes.c_void_p() for _ in range(3))
-        assert cuda.cuStreamCreate(ctypes.byref(stream), 0) == 0
-        communicator._core._stream = lambda: stream.value
-        assert cuda.cuStreamBeginCapture_v2(stream, 0) == 0
-        body()
-        assert cuda.cuStreamEndCapture(stream, ctypes.byref(graph_made)) == 0
-        instantiate = cuda.cuGraphInstantiateWithFlags
-        assert instantiate(ctypes.byref(executable), graph_made, ctypes.c_ulonglong(0)) == 0
-        self.replay = lambda: cuda.cuGraphLaunch(executable, stream)
-        self.synchronise = lambda: cuda.cuStreamSynchronize(stream)
-
-
+@pytest.mark.parametrize(
+    ("size", "replays"),
+    [
+        (4096, 100_000 if HAS_GPU else 200),
+        (STAGING // 4 + 100, 2_000 if HAS_GPU else 100),  # two pieces of an all-reduce
+    ],
+)
 def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
-    ranks: Ranks, pair: list[Any], cuda_driver: str
+    ranks: Ranks, pair: list[Any], cuda_driver: str, size: int, replays: int
 ) -> None:
     """One after the other, so that every result is looked at."""
-    size = STAGING // 4 + 100  # two pieces of an all-reduce
     captured_by_all = threading.Barrier(2)
 
     def rank_main(rank: int) -> int:
@@ -214,7 +193,7 @@ def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
         captured = Captured(communicator, cuda_driver, body)
         captured_by_all.wait(60)  # to capture is to wait for the device, replays of others too
         steps = torch.arange(float(size), device=DEVICE)
-        for turn in range(REPLAYS):
+        for turn in range(replays):
             if rank == 0 and turn % 20 == 5:
                 communicator.inject(turn // 20 % 2, "cut")
             if rank == 0 and turn % 20 == 15:
@@ -228,7 +207,7 @@ def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
             assert torch.equal(everything, torch.stack([expected, expected])), (rank, turn)
         return sum("->DOWN" in event.text for event in communicator.events())
 
-    assert ranks.run(rank_main, range(2))[0] >= REPLAYS // 20
+    assert ranks.run(rank_main, range(2))[0] >= replays // 20
 
 
 @pytest.mark.parametrize(

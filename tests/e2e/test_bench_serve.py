@@ -41,8 +41,8 @@ def test_a_cable_that_is_pulled_costs_ours_less_than_vllms_own(tmp_path: Path) -
     assert ours["requests"]["sent"] == 30
     assert ours["requests"]["failed"] == ours["requests"]["wrong"] == 0
     [fault] = ours["faults"]
-    assert fault["at_s"] == pytest.approx(4, abs=0.5)
-    assert fault["healed_at_s"] - fault["at_s"] == pytest.approx(8, abs=1)
+    assert 4 <= fault["at_s"] < 7  # to look for the rail in use takes its time
+    assert fault["healed_at_s"] == pytest.approx(12, abs=2)
     # The stock communicator waits for the cable, if it does not give up.
     assert stock["requests"]["failed"] > 0 or stock["longest_gap_ms"] > 6000
     assert ours["longest_gap_ms"] < 3000

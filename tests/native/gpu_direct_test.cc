@@ -89,9 +89,9 @@ void expect_few_copies(int ranks, std::size_t count, int most) {
   EXPECT_LE(copies, calls * most);
 }
 TEST(GpuDirect, LargePartsAreWrittenWhereTheyBelong) {
-  expect_few_copies(2, 1U << 18U, 3);  // of 32 chunks; a rail may be slow to hear where to
+  expect_few_copies(2, 1U << 18U, 3);  // of 16 chunks; a rail may be slow to hear where to
   expect_few_copies(2, 1U << 14U, 1);  // of 2: the least that goes so
-  expect_few_copies(3, 1U << 18U, 6);  // of 72; what a rank has of its own is not copied at all
+  expect_few_copies(3, 1U << 18U, 6);  // of 36; what a rank has of its own is not copied at all
 }
 
 TEST(GpuDirect, TcpTakesOverWhenAllRdmaIsGone) {

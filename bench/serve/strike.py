@@ -100,9 +100,7 @@ class Strikes:
                 heapq.heappush(turns, _Turn(fault.end_s, turn.index, "end"))
         there = turn.action in ("strike", "again")
         self._change(turn.index, there=there)
-        if turn.action == "end":
-            self._of_index[turn.index].healed_ns = time.monotonic_ns()
-        elif fault.cycle_s is not None:
+        if turn.action != "end" and fault.cycle_s is not None:
             at_s = turn.at_s + fault.cycle_s[0 if there else 1]
             if at_s < fault.end_s:
                 heapq.heappush(turns, _Turn(at_s, turn.index, "pause" if there else "again"))
@@ -125,5 +123,4 @@ class Strikes:
         if fault.where == "mgmt":
             state = "down" if there else "up"
             self._lab.run_in_switch("ip", "link", "set", f"n{fault.node}m", state)
-        if not there and struck.healed_ns is None and fault.cycle_s is None:
-            struck.healed_ns = time.monotonic_ns()
+        struck.healed_ns = None if there else time.monotonic_ns()

@@ -142,6 +142,7 @@ def play(text: str, seconds: float) -> tuple[list[tuple[Any, ...]], Strikes]:
 
 
 def test_faults_are_made_and_undone() -> None:
+    began_ns = time.monotonic_ns()
     done, strikes = play("at: 0s, cut: used@node1, for: 50ms\nat: 100ms, cut: all@node0", 0.3)
     assert done == [
         ("cut", 1, 1),
@@ -153,7 +154,8 @@ def test_faults_are_made_and_undone() -> None:
     ]
     first, second = strikes.struck
     assert first.healed_ns is not None
-    assert 0.05 <= (first.healed_ns - first.struck_ns) / 1e9 < 0.25
+    # However late it struck, it ends when it should.
+    assert 0.05 <= (first.healed_ns - began_ns) / 1e9 < 0.25
     assert second.rails == (0, 1)
 
 

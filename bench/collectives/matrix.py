@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+OPS = (
+    "all_reduce",
+    "all_gather",
+    "all_gatherv",
+    "reduce_scatter",
+    "reduce_scatterv",
+    "broadcast",
+    "gather",
+    "all_to_all",
+    "all_to_allv",
+    "send_recv",
+    "barrier",
+)
+ALL = "all"  # of --op
+# Every rank's input is cut into a share for each rank.
+SHARED_OUT = ("reduce_scatter", "all_to_all")
 DTYPE_BYTES = {
     "float16": 2,
     "bfloat16": 2,
@@ -15,8 +30,11 @@ DTYPE_BYTES = {
     "int32": 4,
     "int64": 8,
 }
-IMPLS = ("r2ccl", "gloo", "openmpi", "floor")
+IMPLS = ("r2ccl", "gloo", "openmpi", "mpich", "floor")
 ALGORITHMS = ("auto", "one_shot", "two_shot")
+WITH_ALGORITHMS = ("all_reduce",)
+# How many rails of rank 0 have failed; slow: the first one still carries, but little.
+STATES = {"healthy": 0, "one-lost": 1, "two-lost": 2, "slow": 0}
 MAX_RANKS = 64
 MAX_RAILS = 8
 MAX_BYTES = 1 << 30
@@ -24,6 +42,7 @@ DEFAULT_SIZES = "1KiB..64MiB"
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "gib": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([a-z]*)")
+_COUNT = re.compile(r"(\d{1,4})(?:\.\.(\d{1,4}))?")
 
 
 class OptionError(ValueError):
@@ -44,7 +63,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Workload:
-    """One collective call: ``bytes`` is the size of the input of each rank."""
+    """One collective call: ``bytes`` is the size of the input of each rank, 0 for a barrier."""
 
     op: str
     bytes: int
@@ -68,6 +87,24 @@ class Setting:
         """One loopback address a rail."""
         return tuple(f"127.0.0.{rail + 1}" for rail in range(self.rails))
 
+    @property
+    def lost(self) -> int:
+        """How many of the rails have failed: the first ones."""
+        return STATES[self.state]
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        state = "" if self.state == "healthy" else f", {self.state}"
+        return f"{self.ranks} ranks, {self.rails} rails{state}"
+
+    def refusal(self) -> str | None:
+        """Why this cannot be, or None: a state needs a rail more than it loses, ``slow`` two."""
+        needed = max(self.lost + 1, 2 if self.state == "slow" else 1)
+        if self.rails >= needed:
+            return None
+        return f"--state {self.state} needs at least {needed} rails, not {self.rails}"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -80,6 +117,7 @@ class Options:
     rails: tuple[int, ...] = (2,)
     impls: tuple[str, ...] = IMPLS
     algorithms: tuple[str, ...] = ("auto",)
+    states: tuple[str, ...] = ("healthy",)
     seconds: float = 1.0
     rounds: int = 5
     iterations: int | None = None
@@ -89,10 +127,15 @@ class Options:
         _choices("--dtype", self.dtypes, tuple(DTYPE_BYTES))
         _choices("--impl", self.impls, IMPLS)
         _choices("--algorithm", self.algorithms, ALGORITHMS)
+        _choices("--state", self.states, tuple(STATES))
         for ranks in self.ranks:
             _within("--ranks", ranks, 2, MAX_RANKS)
         for rails in self.rails:
             _within("--rails", rails, 1, MAX_RAILS)
+        for state in self.states:
+            refusal = Setting(2, max(self.rails), state).refusal()
+            if refusal is not None:
+                raise OptionError(refusal)
         _within("--seconds", self.seconds, 0.01, 3600)
         _within("--rounds", self.rounds, 1, 1000)
         if self.iterations is not None:
@@ -107,31 +150,52 @@ class Options:
         for dtype in self.dtypes:
             if size % DTYPE_BYTES[dtype]:
                 raise OptionError(f"--sizes {size} is no whole number of {dtype} elements")
-            for ranks in self.ranks:
-                if "reduce_scatter" in self.ops and size % (DTYPE_BYTES[dtype] * ranks):
-                    raise OptionError(
-                        f"--sizes {size} does not divide into {ranks} ranks' shares of {dtype} "
-                        "elements, which reduce_scatter needs"
-                    )
 
     def settings(self) -> Iterator[Setting]:
+        """Also those that cannot be (see Setting.refusal): whoever runs them says why not."""
         for ranks in self.ranks:
             for rails in self.rails:
-                yield Setting(ranks, rails)
+                for state in self.states:
+                    yield Setting(ranks, rails, state)
 
-    def workloads(self) -> Iterator[Workload]:
+    def workloads(self, ranks: int) -> Iterator[Workload]:
+        """Sizes of ops that share their input out evenly are rounded up to what divides."""
         for op in self.ops:
+            if op == "barrier":
+                yield Workload(op, 0, self.dtypes[0])
+                continue
             for dtype in self.dtypes:
+                whole = DTYPE_BYTES[dtype] * (ranks if op in SHARED_OUT else 1)
                 for size in self.sizes:
-                    yield Workload(op, size, dtype)
+                    yield Workload(op, -(-size // whole) * whole, dtype)
 
-    def contenders(self) -> list[Contender]:
-        """Only r2ccl lets the caller choose the algorithm."""
+    def contenders(self, op: str) -> list[Contender]:
+        """Only r2ccl lets the caller choose the algorithm, of what has several."""
         result = []
         for impl in self.impls:
-            algorithms = self.algorithms if impl == "r2ccl" else ("auto",)
+            choice = impl == "r2ccl" and op in WITH_ALGORITHMS
+            algorithms = self.algorithms if choice else ("auto",)
             result += [Contender(impl, algorithm) for algorithm in algorithms]
         return result
+
+
+def parse_ops(values: Sequence[str]) -> tuple[str, ...]:
+    """The ops of ``--op``, where ``all`` stands for every one."""
+    return OPS if ALL in values else tuple(values)
+
+
+def parse_counts(option: str, values: Sequence[str]) -> tuple[int, ...]:
+    """Numbers from ``2``, ``2,4`` or ``2..8``; ascending."""
+    counts: set[int] = set()
+    for part in (piece.strip() for value in values for piece in value.split(",")):
+        match = _COUNT.fullmatch(part)
+        if match is None:
+            raise OptionError(f"{option} has {part!r}; give numbers like 2, 2,4 or 2..8")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            raise OptionError(f"{option} {part!r} is an empty range")
+        counts.update(range(first, last + 1))
+    return tuple(sorted(counts))
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

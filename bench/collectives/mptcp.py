@@ -101,6 +101,9 @@ class Mptcp:
         sent = {path.name: (path / "statistics/tx_bytes").read_text().strip() for path in devices}
         return [f"{name},UP,{count}" for name, count in sent.items()]
 
+    def fault(self, rail: int, kind: str, bytes_per_s: float) -> None:
+        raise ValueError("MPTCP takes no injected faults; the lab makes real ones")
+
     def close(self) -> None:
         for one in (self._connection, self._listener):
             if one is not None:

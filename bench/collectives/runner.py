@@ -7,12 +7,13 @@ order that rotates, so that a drift of the machine hits all alike.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from r2serve.bench.collectives.control import NotSupported, WorkerGroup
+from r2serve.bench.collectives import states
+from r2serve.bench.collectives.control import NotSupported, Timed, WorkerError, WorkerGroup
 from r2serve.bench.collectives.matrix import (
     Contender,
     Options,
@@ -49,29 +50,68 @@ class Results:
 def run(options: Options, progress: Progress) -> Results:
     results = Results()
     for setting in options.settings():
-        with tempfile.TemporaryDirectory(prefix="r2serve-bench-") as scratch:
-            _run_setting(options, setting, Path(scratch), results, progress)
+        measure(options, setting, results, progress)
     return results
 
 
-def _run_setting(
-    options: Options, setting: Setting, scratch: Path, results: Results, progress: Progress
-) -> None:
-    where = f"{setting.ranks} ranks, {setting.rails} rails"
+def measure(options: Options, setting: Setting, results: Results, progress: Progress) -> None:
+    """Everything of one setting, added to ``results``."""
+    refusals: list[Refusal] = []
     with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
         groups: dict[str, WorkerGroup] = {}
         for impl in options.impls:
-            progress(f"{where}: starting {impl}")
+            progress(f"{setting.where}: starting {impl}")
             try:
                 groups[impl] = stack.enter_context(started(impl, setting, scratch))
-            except PeerUnavailable as error:
-                results.skipped.append(Skipped(f"{impl} ({where})", str(error)))
-        contenders = [c for c in options.contenders() if c.impl in groups]
-        for workload in options.workloads():
-            progress(f"{where}: {workload.op} {workload.dtype} {format_size(workload.bytes)}")
-            times = _measure_point(options, workload, contenders, groups, results.skipped)
-            for contender, by_rank in times.items():
-                results.rows.append(summarise(setting, workload, contender, by_rank))
+            except (PeerUnavailable, WorkerError) as error:
+                if impl == "r2ccl" and isinstance(error, WorkerError):
+                    raise
+                results.skipped.append(Skipped(f"{impl} ({setting.where})", str(error)))
+        for workload in options.workloads(setting.ranks):
+            size = format_size(workload.bytes)
+            progress(f"{setting.where}: {workload.op} {workload.dtype} {size}")
+            contenders = [c for c in options.contenders(workload.op) if c.impl in groups]
+            taken = _measure_point(options, workload, contenders, groups, refusals)
+            for contender, samples in taken.items():
+                row = summarise(setting, workload, contender, samples.times_ns, samples.cpu_ns)
+                results.rows.append(row)
+    results.skipped += list_refusals(refusals, setting)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A contender that says that it cannot do a workload, and why."""
+
+    contender: Contender
+    workload: Workload
+    reason: str
+
+
+def list_refusals(refusals: Sequence[Refusal], setting: Setting) -> list[Skipped]:
+    """One entry for what is refused for the same reason at several sizes."""
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for refusal in refusals:
+        workload = refusal.workload
+        what = f"{refusal.contender.label} {workload.op} {workload.dtype}"
+        sizes.setdefault((what, refusal.reason), []).append(format_size(workload.bytes))
+    return [
+        Skipped(f"{what} {', '.join(of_what)} ({setting.where})", reason)
+        for (what, reason), of_what in sizes.items()
+    ]
+
+
+@dataclass
+class Samples:
+    """What a contender's slices of one point gave: ``times_ns`` by rank, then by iteration."""
+
+    times_ns: list[list[int]]
+    cpu_ns: int = 0
+
+    def add(self, part: Timed) -> None:
+        """``cpu_ns`` is the sum over the ranks."""
+        self.times_ns = [a + b for a, b in zip(self.times_ns, part.times_ns, strict=True)]
+        self.cpu_ns += sum(part.cpu_ns)
 
 
 @contextmanager
@@ -90,6 +130,8 @@ def started(
     control = home / "control"
     plan = launch(impl, setting, control, home).with_environment(extra_environment or {})
     with WorkerGroup(name, plan, setting.ranks, control, home / "log") as group:
+        if impl == "r2ccl":
+            states.make(group, setting)
         yield group
 
 
@@ -98,27 +140,42 @@ def _measure_point(
     workload: Workload,
     contenders: list[Contender],
     groups: dict[str, WorkerGroup],
-    skipped: list[Skipped],
-) -> dict[Contender, list[list[int]]]:
-    """Times per contender, outer by rank, inner by iteration."""
+    refusals: list[Refusal],
+) -> dict[Contender, Samples]:
+    """The samples of every contender that is through with all its slices."""
     slices: dict[Contender, Slice] = {}
-    for contender in contenders:
+    taken: dict[Contender, Samples] = {}
+
+    def plan(contender: Contender, group: WorkerGroup) -> None:
+        slices[contender] = calibrate(options, workload, contender, group)
+
+    def take(contender: Contender, group: WorkerGroup) -> None:
+        group.prepare(workload.request(contender.algorithm))
+        part = group.run(slices[contender].warmup, slices[contender].iterations)
+        taken.setdefault(contender, Samples([[] for _ in part.times_ns])).add(part)
+
+    def guarded(act: Callable[[Contender, WorkerGroup], None], contender: Contender) -> None:
+        """A peer whose workers end is closed and listed; what is measured here never may end."""
+        impl = contender.impl
         try:
-            slices[contender] = calibrate(options, workload, contender, groups[contender.impl])
+            if impl in groups:
+                act(contender, groups[impl])
         except NotSupported as error:
-            what = f"{contender.label} {workload.op} {workload.dtype} {format_size(workload.bytes)}"
-            skipped.append(Skipped(what, str(error)))
+            refusals.append(Refusal(contender, workload, str(error)))
+        except WorkerError as error:
+            if impl == "r2ccl":
+                raise
+            refusals.append(Refusal(contender, workload, f"and all after it: {error}"))
+            groups.pop(impl).close()
+
+    for contender in contenders:
+        guarded(plan, contender)
     able = list(slices)
-    times: dict[Contender, list[list[int]]] = {contender: [] for contender in able}
     for round_index in range(options.rounds):
         turn = round_index % len(able) if able else 0
         for contender in able[turn:] + able[:turn]:
-            group = groups[contender.impl]
-            group.prepare(workload.request(contender.algorithm))
-            part = group.run(slices[contender].warmup, slices[contender].iterations)
-            so_far = times[contender] or [[] for _ in part]
-            times[contender] = [old + new for old, new in zip(so_far, part, strict=True)]
-    return times
+            guarded(take, contender)
+    return {contender: taken[contender] for contender in able if contender.impl in groups}
 
 
 @dataclass(frozen=True)
@@ -135,7 +192,7 @@ def calibrate(
     """A slice that fills the contender's share of ``options.seconds``, from a short first run."""
     group.prepare(workload.request(contender.algorithm))
     first = group.run(2, CALIBRATION_ITERATIONS)
-    return plan_slice(options, median(first[0]))
+    return plan_slice(options, median(first.times_ns[0]))
 
 
 def plan_slice(options: Options, call_ns: float) -> Slice:

@@ -16,6 +16,8 @@ class Row:
 
     ``p50_slowest_us`` is the median over iterations of the slowest rank's time: it lies near
     ``p50_us`` when the ranks agree. ``busbw_gbps`` is in gigabits a second, at ``p50_us``.
+    ``cpu_ns_per_byte`` is the time that the ranks' processes spent in user and system mode for
+    each byte that they brought; None for a barrier, which brings none.
     """
 
     op: str
@@ -32,6 +34,7 @@ class Row:
     p50_slowest_us: float
     busbw_gbps: float
     samples: int
+    cpu_ns_per_byte: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,17 +60,23 @@ def median(values: Sequence[float]) -> float:
 def wire_bytes(op: str, size: int, ranks: int) -> float:
     """Bytes that every rank must at least send (or receive) for an input of ``size`` per rank.
 
-    These are the bus-bandwidth factors of NCCL's tests, which count all_gather by its output.
+    These are the bus-bandwidth factors of NCCL's tests, which count all_gather by its output. Of
+    uneven ops it is the mean, of gather what the root receives, and of send_recv, whose message
+    goes from rank to rank, what all of them send one after the other.
     """
     match op:
         case "all_reduce":
             return size * 2 * (ranks - 1) / ranks
-        case "all_gather":
+        case "all_gather" | "all_gatherv" | "gather":
             return size * (ranks - 1)
-        case "reduce_scatter":
+        case "reduce_scatter" | "reduce_scatterv" | "all_to_all" | "all_to_allv":
             return size * (ranks - 1) / ranks
         case "broadcast":
             return size
+        case "send_recv":
+            return size * ranks
+        case "barrier":
+            return 0
     raise ValueError(f"no bus bandwidth is defined for {op!r}")
 
 
@@ -80,8 +89,13 @@ def summarise(
     workload: Workload,
     contender: Contender,
     times_ns: Sequence[Sequence[int]],
+    cpu_ns: int | None = None,
 ) -> Row:
-    """The row of a point from the times of each rank (outer: rank, inner: iteration)."""
+    """The row of a point from the times of each rank (outer: rank, inner: iteration).
+
+    ``cpu_ns`` is the CPU time of all ranks together in all iterations, None where unknown.
+    """
+    brought = workload.bytes * setting.ranks * len(times_ns[0])
     own = times_ns[0]
     slowest = [max(times) for times in zip(*times_ns, strict=True)]
     p50_us = percentile(own, 50) / 1e3
@@ -100,4 +114,5 @@ def summarise(
         p50_slowest_us=percentile(slowest, 50) / 1e3,
         busbw_gbps=bus_bandwidth_gbps(workload.op, workload.bytes, setting.ranks, p50_us),
         samples=len(own),
+        cpu_ns_per_byte=cpu_ns / brought if brought and cpu_ns is not None else None,
     )

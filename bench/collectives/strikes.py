@@ -132,7 +132,7 @@ def in_use(before: Mapping[int, int], after: Mapping[int, int]) -> list[int]:
     return [rail for rail, sent in sorted(grown.items()) if sent > least]
 
 
-def _rails(workers: WorkerGroup) -> list[list[tuple[int, str, int]]]:
+def rails_of(workers: WorkerGroup) -> list[list[tuple[int, str, int]]]:
     """Index, state and bytes sent of the rails of each rank."""
     result = []
     for answer in workers.ask("rails", "rails"):
@@ -148,19 +148,19 @@ def rail_index(name: str) -> int:
 
 def sent(workers: WorkerGroup, rank: int) -> dict[int, int]:
     """Bytes that each rail of a rank has sent so far."""
-    return {rail: sent for rail, _, sent in _rails(workers)[rank]}
+    return {rail: sent for rail, _, sent in rails_of(workers)[rank]}
 
 
 def states(workers: WorkerGroup, rank: int) -> dict[int, str]:
     """State of each rail of a rank."""
-    return {rail: state for rail, state, _ in _rails(workers)[rank]}
+    return {rail: state for rail, state, _ in rails_of(workers)[rank]}
 
 
 def wait_until_up(workers: WorkerGroup) -> None:
     """Until every rail of every rank is UP. Raises FaultError when that takes HEAL_TIMEOUT_S."""
     deadline = time.monotonic() + HEAL_TIMEOUT_S
     while True:
-        rails = [rail for of_rank in _rails(workers) for rail in of_rank]
+        rails = [rail for of_rank in rails_of(workers) for rail in of_rank]
         if all(state == "UP" for _, state, _ in rails):
             return
         if time.monotonic() > deadline:

@@ -6,17 +6,23 @@ from typing import Any
 
 import pytest
 
+from r2serve import tensors
 from r2serve.bench.collectives.matrix import (
+    ALGORITHMS,
     DEFAULT_SIZES,
+    OPS,
     Contender,
     OptionError,
     Options,
     Setting,
     Workload,
     format_size,
+    parse_counts,
+    parse_ops,
     parse_sizes,
 )
 from r2serve.bench.collectives.runner import MIN_SLICE_ITERATIONS, plan_slice
+from r2serve.collectives import Collectives
 
 
 def test_default_sizes_are_the_powers_of_four_from_1_kib_to_64_mib() -> None:
@@ -44,6 +50,35 @@ def test_wrong_sizes_name_the_option(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "counts"),
+    [(("2",), (2,)), (("2..8",), (2, 3, 4, 5, 6, 7, 8)), (("4, 2", "2..3"), (2, 3, 4))],
+)
+def test_counts(values: tuple[str, ...], counts: tuple[int, ...]) -> None:
+    assert parse_counts("--ranks", values) == counts
+
+
+@pytest.mark.parametrize("text", ["two", "8..2", "2..", "-1", "", "2-8"])
+def test_wrong_counts_name_the_option(text: str) -> None:
+    with pytest.raises(OptionError, match="--rails"):
+        parse_counts("--rails", (text,))
+
+
+def test_all_is_every_op() -> None:
+    assert parse_ops(("broadcast", "all")) == OPS
+    assert parse_ops(("broadcast",)) == ("broadcast",)
+
+
+def test_every_algorithm_of_the_communicator_is_there() -> None:
+    assert set(ALGORITHMS) == {name for name in tensors.ALGORITHMS if name}
+
+
+def test_every_op_of_the_communicator_is_there() -> None:
+    public = {name for name, value in vars(Collectives).items() if callable(value)}
+    of_class = {name for name in public if not name.startswith("_")} - {"send", "recv"}
+    assert {*of_class, "send_recv"} == set(OPS)
+
+
+@pytest.mark.parametrize(
     ("size", "text"), [(1000, "1000 B"), (1024, "1 KiB"), (1 << 20, "1 MiB"), (1 << 30, "1 GiB")]
 )
 def test_sizes_are_shown_in_whole_units(size: int, text: str) -> None:
@@ -56,7 +91,10 @@ def test_sizes_are_shown_in_whole_units(size: int, text: str) -> None:
         ("--op", {"ops": ("scan",)}),
         ("--op", {"ops": ()}),
         ("--dtype", {"dtypes": ("float8",)}),
-        ("--impl", {"impls": ("mpich",)}),
+        ("--impl", {"impls": ("nccl",)}),
+        ("--state", {"states": ("broken",)}),
+        ("--state two-lost needs at least 3 rails", {"states": ("two-lost",)}),
+        ("--state slow needs at least 2 rails", {"states": ("slow",), "rails": (1,)}),
         ("--algorithm", {"algorithms": ("ring",)}),
         ("--ranks", {"ranks": (1,)}),
         ("--ranks", {"ranks": (65,)}),
@@ -67,7 +105,6 @@ def test_sizes_are_shown_in_whole_units(size: int, text: str) -> None:
         ("--sizes", {"sizes": ()}),
         ("--sizes", {"sizes": (1026,)}),
         ("--sizes", {"sizes": (1 << 31,)}),
-        ("--sizes", {"sizes": (1028,), "ops": ("reduce_scatter",)}),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(option: str, values: dict[str, Any]) -> None:
@@ -77,13 +114,15 @@ def test_a_wrong_option_is_refused_by_name(option: str, values: dict[str, Any]) 
 
 def test_only_r2ccl_is_measured_with_several_algorithms() -> None:
     options = Options(sizes=(1024,), algorithms=("one_shot", "two_shot"))
-    assert [contender.label for contender in options.contenders()] == [
+    assert [contender.label for contender in options.contenders("all_reduce")] == [
         "r2ccl/one_shot",
         "r2ccl/two_shot",
         "gloo",
         "openmpi",
+        "mpich",
         "floor",
     ]
+    assert [contender.label for contender in options.contenders("gather")][:2] == ["r2ccl", "gloo"]
     assert Contender("r2ccl").label == "r2ccl"
 
 
@@ -97,8 +136,29 @@ def test_the_matrix_is_the_product_of_its_options() -> None:
         Setting(3, 1),
         Setting(3, 2),
     ]
-    assert len(list(options.workloads())) == 4
+    assert len(list(options.workloads(2))) == 4
     assert Setting(2, 3).addresses == ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+
+
+def test_what_is_shared_out_evenly_is_rounded_up_to_whole_shares() -> None:
+    options = Options(ops=("reduce_scatter", "all_gather", "all_to_all"), sizes=(1024,))
+    assert [workload.bytes for workload in options.workloads(3)] == [1032, 1024, 1032]
+    assert {workload.bytes for workload in options.workloads(8)} == {1024}
+
+
+def test_a_barrier_has_no_sizes() -> None:
+    options = Options(ops=("barrier",), sizes=(1024, 4096), dtypes=("float32", "int64"))
+    assert list(options.workloads(2)) == [Workload("barrier", 0, "float32")]
+
+
+def test_states_lose_the_first_rails() -> None:
+    options = Options(sizes=(1024,), rails=(2, 3), states=("healthy", "two-lost"))
+    two, _, _, lost = options.settings()
+    assert (two.lost, two.where, two.refusal()) == (0, "2 ranks, 2 rails", None)
+    assert (lost.lost, lost.where) == (2, "2 ranks, 3 rails, two-lost")
+    assert Setting(2, 2, "two-lost").refusal() == "--state two-lost needs at least 3 rails, not 2"
+    assert Setting(2, 2, "one-lost").refusal() is None
+    assert Setting(2, 1, "slow").refusal() is not None
 
 
 def test_a_request_says_all_that_a_worker_needs() -> None:

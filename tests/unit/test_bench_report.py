@@ -31,13 +31,15 @@ ISSUE_KEYS = {
     "state",
     "p50_us",
     "p99_us",
+    "cpu_ns_per_byte",
 }
 
 
 def row(impl: str, size: int, p50_us: float, algorithm: str = "auto", ranks: int = 2) -> Row:
     times = [[int(p50_us * 1000)] * 3] * ranks
     workload = Workload("all_reduce", size, "float32")
-    return summarise(Setting(ranks, 2), workload, Contender(impl, algorithm), times)
+    cpu_ns = int(ranks * 3 * p50_us * 500)  # half the time
+    return summarise(Setting(ranks, 2), workload, Contender(impl, algorithm), times, cpu_ns)
 
 
 def rows(size: int, **p50_us: float) -> list[Row]:
@@ -131,7 +133,7 @@ def test_the_calls_after_a_fault_are_held_against_one_healthy_rail() -> None:
 
 
 def full_report() -> report.Report:
-    measured = rows(KIB, r2ccl=6.5, gloo=130, openmpi=8, floor=5)
+    measured = rows(KIB, r2ccl=6.5, gloo=130, openmpi=8, mpich=13, floor=5)
     measured.append(row("r2ccl", KIB, 13, "two_shot"))
     compared = [pairs(1010, 1000)]
     return report.Report(
@@ -154,8 +156,15 @@ def test_json_has_the_promised_keys_and_says_where_it_was_measured(tmp_path: Pat
     for measured in document["rows"]:
         assert measured.keys() >= ISSUE_KEYS
         assert measured["state"] == "healthy"
-    assert [r["impl"] for r in document["rows"]] == ["r2ccl", "gloo", "openmpi", "floor", "r2ccl"]
-    assert document["rows"][4]["algorithm"] == "two_shot"
+    assert [r["impl"] for r in document["rows"]] == [
+        "r2ccl",
+        "gloo",
+        "openmpi",
+        "mpich",
+        "floor",
+        "r2ccl",
+    ]
+    assert document["rows"][5]["algorithm"] == "two_shot"
     assert document["skipped"] == [{"what": "floor (4 ranks, 2 rails)", "reason": "two ranks only"}]
     assert document["resilience"][0]["ratio"] == pytest.approx(1.01)
     assert [(s["kind"], s["faults"], s["stall_ms_worst"]) for s in document["stalls"]] == [
@@ -172,8 +181,9 @@ def test_ratios_compare_rows_of_one_point_with_the_rows_own_algorithm() -> None:
         "r2ccl/floor": pytest.approx(1.3),
         "gloo/r2ccl": pytest.approx(20),
         "openmpi/r2ccl": pytest.approx(8 / 6.5),
+        "mpich/r2ccl": pytest.approx(2),
     }
-    assert report.ratios(measured[4], measured)["r2ccl/floor"] == pytest.approx(2.6)
+    assert report.ratios(measured[5], measured)["r2ccl/floor"] == pytest.approx(2.6)
 
 
 def test_the_table_is_readable_in_80_columns() -> None:
@@ -184,6 +194,25 @@ def test_the_table_is_readable_in_80_columns() -> None:
         assert expected in shown
     assert "4 of 4 targets met" in shown
     assert "…" not in shown
+
+
+def test_a_barrier_has_no_bytes_to_share_its_time_among() -> None:
+    times = [[5000] * 3] * 2
+    barrier = summarise(
+        Setting(2, 2), Workload("barrier", 0, "float32"), Contender("r2ccl"), times, 9
+    )
+    assert report.cpu_cell(barrier) == ""
+    text = io.StringIO()
+    report.show(report.Report({}, rows=[barrier, barrier]), Console(file=text, width=80))
+    assert text.getvalue().count("0 B") == 1
+
+
+def test_settings_without_time_are_said() -> None:
+    late = report.Report({}, pending=["8 ranks, 3 rails, slow"])
+    text = io.StringIO()
+    report.show(late, Console(file=text, width=80))
+    assert "no time for: 8 ranks, 3 rails, slow" in text.getvalue()
+    assert late.as_json()["pending"] == ["8 ranks, 3 rails, slow"]
 
 
 def test_a_missed_target_is_said_with_its_ratio() -> None:
@@ -212,7 +241,7 @@ def test_docs_get_the_results_in_place_of_the_last_ones(tmp_path: Path) -> None:
     text = page.read_text()
     assert text.startswith(f"# Benchmarks\n\n{markdown.MARKER}\n\n- command: `r2serve bench")
     assert "old numbers" not in text
-    assert "| 1 KiB | r2ccl | 6.5 | 6.5 | 6.5 | 1.26 | 1.30 | 20.00 | 1.23 |" in text
+    assert "| 1 KiB | r2ccl | 6.5 | 6.5 | 6.5 | 1.26 | 3.17 | 1.30 | 20.00 | 1.23 | 2.00 |" in text
     assert "| blackhole | 1 KiB | 2 | 40.00 | 60.00 | 5.00 | 1.00 | 1.00 |" in text
     assert "| 1 KiB: r2ccl / floor | 1.3 | at most 1.5 | met |" in text
     markdown.put(full_report(), page)

@@ -46,6 +46,13 @@ def test_percentile_refuses_no_values() -> None:
         ("all_gather", 4, 3000),
         ("reduce_scatter", 4, 750),
         ("broadcast", 4, 1000),
+        ("all_gatherv", 4, 3000),
+        ("reduce_scatterv", 4, 750),
+        ("gather", 4, 3000),
+        ("all_to_all", 4, 750),
+        ("all_to_allv", 4, 750),
+        ("send_recv", 4, 4000),
+        ("barrier", 4, 0),
     ],
 )
 def test_wire_bytes(op: str, ranks: int, expected: float) -> None:
@@ -75,6 +82,15 @@ def test_a_row_has_rank_zeros_latency_and_the_slowest_ranks_median() -> None:
     assert row.p50_slowest_us == 100
     assert row.samples == 100
     assert (row.impl, row.algorithm, row.state) == ("r2ccl", "two_shot", "healthy")
+
+
+def test_cpu_time_is_counted_for_each_byte_that_all_ranks_brought() -> None:
+    setting, contender = Setting(ranks=2, rails=2), Contender("r2ccl")
+    times = [[1000, 1000], [1000, 1000]]
+    row = summarise(setting, Workload("all_reduce", 500, "float32"), contender, times, 4000)
+    assert row.cpu_ns_per_byte == pytest.approx(2.0)
+    barrier = summarise(setting, Workload("barrier", 0, "float32"), contender, times, 4000)
+    assert (barrier.cpu_ns_per_byte, barrier.busbw_gbps) == (None, 0)
 
 
 def test_resilience_ratio_is_the_median_over_pairs_and_survives_a_drift() -> None:

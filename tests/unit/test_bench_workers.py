@@ -10,12 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from r2serve.bench.collectives.control import NotSupported, WorkerError, WorkerGroup
-from r2serve.bench.collectives.matrix import Options, Setting, Workload
+from r2serve.bench.collectives.control import NotSupported, Timed, WorkerError, WorkerGroup
+from r2serve.bench.collectives.matrix import (
+    ALGORITHMS,
+    OPS,
+    Contender,
+    Options,
+    Setting,
+    Workload,
+)
 from r2serve.bench.collectives.native.build import BuildError, build
+from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_version
 from r2serve.bench.collectives.peers import Launch, PeerUnavailable, Process, launch
 from r2serve.bench.collectives.resilience import MIN_PAIRS, compare
-from r2serve.bench.collectives.runner import run, started
+from r2serve.bench.collectives.runner import Refusal, list_refusals, run, started
+from r2serve.bench.collectives.strikes import rails_of, sent
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -34,9 +43,11 @@ def request(op: str, size: int = 4096, dtype: str = "float32") -> str:
 def test_the_floor_exchanges_and_adds(tmp_path: Path, size: int) -> None:
     with started("floor", Setting(2, 2), tmp_path) as group:
         group.prepare(request("all_reduce", size))
-        times = group.run(1, 7)
-    assert [len(of_rank) for of_rank in times] == [7, 7]
-    assert all(time > 0 for of_rank in times for time in of_rank)
+        taken = group.run(1, 7)
+    assert [len(of_rank) for of_rank in taken.times_ns] == [7, 7]
+    assert all(time > 0 for of_rank in taken.times_ns for time in of_rank)
+    assert len(taken.cpu_ns) == 2
+    assert all(spent > 0 for spent in taken.cpu_ns)
 
 
 @needs_compiler
@@ -47,7 +58,7 @@ def test_what_the_floor_cannot_do_is_said_and_it_lives_on(tmp_path: Path) -> Non
         with pytest.raises(NotSupported, match="bfloat16"):
             group.prepare(request("all_reduce", dtype="bfloat16"))
         group.prepare(request("all_reduce", dtype="int32"))
-        assert len(group.run(0, 1)[0]) == 1
+        assert len(group.run(0, 1).times_ns[0]) == 1
 
 
 def test_the_floor_is_for_two_ranks(tmp_path: Path) -> None:
@@ -55,28 +66,125 @@ def test_the_floor_is_for_two_ranks(tmp_path: Path) -> None:
         launch("floor", Setting(3, 2), tmp_path / "control", tmp_path)
 
 
-def test_gloo_does_every_op_and_its_results_are_checked(tmp_path: Path) -> None:
-    with started("gloo", Setting(2, 2), tmp_path) as group:
-        for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
-            group.prepare(request(op))
-            assert len(group.run(1, 3)[1]) == 3
+def all_ops(group: WorkerGroup, ranks: int, dtype: str) -> list[str]:
+    """What the workers do of every op, each checked by them; the rest has to be refused."""
+    done = []
+    refused = []
+    options = Options(ops=OPS, sizes=(4096,), dtypes=(dtype,), ranks=(ranks,))
+    for workload in options.workloads(ranks):
+        try:
+            group.prepare(workload.request("auto"))
+        except NotSupported as error:
+            refused.append((workload.op, str(error)))
+            continue
+        taken = group.run(1, 3)
+        assert [len(of_rank) for of_rank in taken.times_ns] == [3] * ranks
+        assert min(taken.cpu_ns) > 0
+        done.append(workload.op)
+    assert all(f"no {op}" in reason for op, reason in refused)
+    return done
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
-def test_r2ccl_does_every_op_and_algorithm(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gloo_does_every_even_op_and_its_results_are_checked(tmp_path: Path, ranks: int) -> None:
+    with started("gloo", Setting(ranks, 2), tmp_path) as group:
+        done = all_ops(group, ranks, "float32")
+    assert set(OPS) - set(done) == {"all_gatherv", "reduce_scatterv"}
+
+
+@needs_compiler
+@pytest.mark.parametrize(("impl", "ranks"), [("openmpi", 2), ("mpich", 2), ("mpich", 3)])
+def test_mpi_does_every_op(tmp_path: Path, impl: str, ranks: int) -> None:
+    loopback = Path("/sys/class/net/lo/statistics/tx_bytes")
+    try:
+        with started(impl, Setting(ranks, 2), tmp_path) as group:
+            for dtype in ("float32", "int64"):
+                assert all_ops(group, ranks, dtype) == list(OPS)
+            before = int(loopback.read_text())
+            group.prepare(request("all_reduce", 1 << 20))
+            group.run(0, 10)
+            assert int(loopback.read_text()) - before > 10 << 20  # over TCP, not in memory
+            with pytest.raises(NotSupported, match="bfloat16"):
+                group.prepare(request("all_reduce", dtype="bfloat16"))
+    except PeerUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(("ranks", "dtype"), [(2, "float32"), (3, "bfloat16"), (2, "int64")])
+def test_r2ccl_does_every_op(tmp_path: Path, ranks: int, dtype: str) -> None:
+    with started("r2ccl", Setting(ranks, 2), tmp_path) as group:
+        assert all_ops(group, ranks, dtype) == list(OPS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_r2ccl_does_every_algorithm(tmp_path: Path, dtype: str) -> None:
     with started("r2ccl", Setting(2, 2), tmp_path) as group:
-        for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
-            group.prepare(request(op, 1 << 20, dtype))
-            assert len(group.run(1, 3)[1]) == 3
-        for algorithm in ("one_shot", "two_shot"):
+        for algorithm in ALGORITHMS:
             group.prepare(Workload("all_reduce", 4096, dtype).request(algorithm))
-            assert len(group.run(1, 3)[0]) == 3
+            assert len(group.run(1, 3).times_ns[0]) == 3
         with pytest.raises(NotSupported, match="one algorithm"):
             group.prepare(Workload("broadcast", 4096, dtype).request("two_shot"))
         names = [
             [rail.partition(",")[0] for rail in rails] for rails in group.ask("rails", "rails")
         ]
     assert names == [["rail0@node0", "rail1@node0"], ["rail0@node1", "rail1@node1"]]
+
+
+def rail_states(group: WorkerGroup, rank: int) -> list[bool]:
+    """Which rails of a rank are up."""
+    return [state == "UP" for _, state, _ in rails_of(group)[rank]]
+
+
+@pytest.mark.parametrize(
+    ("state", "rails", "up"),
+    [
+        ("one-lost", 2, [False, True]),
+        ("two-lost", 3, [False, False, True]),
+        ("slow", 2, [True] * 2),
+    ],
+)
+def test_r2ccl_is_measured_with_rails_lost_or_slow(
+    tmp_path: Path, state: str, rails: int, up: list[bool]
+) -> None:
+    with started("r2ccl", Setting(2, rails, state), tmp_path) as group:
+        before = sent(group, 0)
+        group.prepare(request("all_reduce", 4 << 20))
+        group.run(1, 3)
+        assert rail_states(group, 0) == up
+        carried = {rail: now - before[rail] for rail, now in sent(group, 0).items()}
+    if state == "slow":
+        assert 0 < carried[0] < carried[1] / 2
+    else:
+        assert all((carried[rail] > 0) is is_up for rail, is_up in enumerate(up))
+
+
+@needs_compiler
+def test_the_floor_has_the_rails_that_are_left(tmp_path: Path) -> None:
+    left = launch("floor", Setting(2, 3, "two-lost"), tmp_path / "control", tmp_path)
+    *_, only = left.processes[0].command
+    assert only.startswith("127.0.0.3:")
+    assert len(left.processes[0].command) == 4
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PeerUnavailable, match="at least 3 rails"):
+        launch("r2ccl", Setting(2, 2, "two-lost"), tmp_path / "control", tmp_path)
+    with pytest.raises(PeerUnavailable, match="only r2ccl"):
+        launch("gloo", Setting(2, 2, "slow"), tmp_path / "control", tmp_path)
+
+
+def test_mpich_is_looked_for_apart_from_open_mpi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MPICH_VARIABLE, str(tmp_path / "mpich"))
+    with pytest.raises(PeerUnavailable, match="pip install --prefix"):
+        launch("mpich", Setting(2, 2), tmp_path / "control", tmp_path)
+    assert mpich_version() is None
+    program = tmp_path / "mpich" / "bin" / "mpiexec"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho 'HYDRA build details:'\necho '   Version:   5.0.2'\n")
+    program.chmod(0o755)
+    assert mpich_version() == "5.0.2"
 
 
 def test_resilience_is_compared_in_pairs() -> None:
@@ -112,8 +220,38 @@ def test_all_contenders_become_rows_and_the_rest_is_listed() -> None:
         ("floor", 2, 10),
         ("gloo", 3, 10),
     ]
+    assert all(row.cpu_ns_per_byte and row.cpu_ns_per_byte > 0 for row in results.rows)
     assert [skipped.what for skipped in results.skipped] == ["floor (3 ranks, 2 rails)"]
     assert any("all_reduce" in line for line in lines)
+
+
+def test_a_peer_that_dies_is_listed_and_the_rest_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = WorkerGroup.run
+    calls = 0
+
+    def run_once(self: WorkerGroup, warmup: int, iterations: int) -> Timed:
+        nonlocal calls
+        calls += self.name == "floor"
+        if self.name == "floor" and calls > 1:
+            raise WorkerError("floor worker closed its control connection")
+        return real(self, warmup, iterations)
+
+    monkeypatch.setattr(WorkerGroup, "run", run_once)
+    options = Options(sizes=(1024, 4096), impls=("gloo", "floor"), iterations=4, rounds=2)
+    results = run(options, lambda line: None)
+    assert [(row.impl, row.bytes) for row in results.rows] == [("gloo", 1024), ("gloo", 4096)]
+    (skipped,) = results.skipped
+    assert skipped.what == "floor all_reduce float32 1 KiB (2 ranks, 2 rails)"
+    assert skipped.reason.startswith("and all after it: floor worker closed")
+
+
+def test_what_is_refused_at_several_sizes_is_one_line() -> None:
+    gather = [Workload("gather", size, "float32") for size in (1024, 4096)]
+    refusals = [Refusal(Contender("floor"), workload, "all_reduce only") for workload in gather]
+    (skipped,) = list_refusals(refusals, Setting(2, 3, "one-lost"))
+    assert skipped.what == "floor gather float32 1 KiB, 4 KiB (2 ranks, 3 rails, one-lost)"
 
 
 def test_a_worker_that_ends_while_starting_is_an_error_with_its_last_words(tmp_path: Path) -> None:

@@ -53,6 +53,6 @@ def _cache() -> Path:
 def _fingerprint(source: str, compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     digest = hashlib.sha256(b"\0".join([compiler.encode(), version, " ".join(FLAGS).encode()]))
-    for name in (source, "worker.hpp"):
-        digest.update((SOURCES / name).read_bytes())
+    for path in (SOURCES / source, *sorted(SOURCES.glob("*.hpp"))):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -18,6 +18,7 @@
 #include <span>
 #include <string_view>
 
+#include "operations.hpp"
 #include "worker.hpp"
 
 namespace {

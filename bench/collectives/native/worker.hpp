@@ -3,7 +3,8 @@
 // A worker connects to the coordinator's Unix socket, says `hello <rank>` and then blocks in read()
 // until it is told what to do, so that a peer whose turn it is not costs nothing:
 //   prepare <op> <dtype> <bytes> <algorithm>   allocate, run once, check the result -> `ok`
-//   run <warmup> <iterations>                  -> `times <ns> <ns> ...`, one per iteration
+//   run <warmup> <iterations>                  -> `times <cpu ns> <ns> <ns> ...`: the CPU time of
+//                                                 this process, then the time of each iteration
 //   quit
 // Anything that cannot be done is answered by `error <reason>`.
 #pragma once
@@ -11,6 +12,7 @@
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -108,11 +110,19 @@ class Control {
   std::string buffer_;
 };
 
+// What this process has spent in user and system mode so far, all its threads.
+inline std::int64_t cpu_ns() {
+  timespec spent{};
+  if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent) != 0) die("clock_gettime");
+  return std::int64_t{spent.tv_sec} * 1'000'000'000 + spent.tv_nsec;
+}
+
 // Back-to-back collectives, the time of each: one clock reading ends a call and starts the next.
 inline std::string timed(Collective& collective, long warmup, long iterations) {
   using Clock = std::chrono::steady_clock;
   std::vector<std::int64_t> times(static_cast<std::size_t>(iterations));
   for (long i = 0; i < warmup; ++i) collective.once();
+  const std::int64_t cpu_before = cpu_ns();
   auto before = Clock::now();
   for (auto& time : times) {
     collective.once();
@@ -121,7 +131,7 @@ inline std::string timed(Collective& collective, long warmup, long iterations) {
     before = after;
   }
   std::ostringstream out;
-  out << "times";
+  out << "times " << cpu_ns() - cpu_before;
   for (const auto time : times) out << ' ' << time;
   return out.str();
 }
@@ -147,15 +157,6 @@ inline int serve(Control& control, Collective& collective) {
     }
   }
   return 0;
-}
-
-// Values whose sums over any few ranks are exact in every dtype of the benchmark.
-inline int pattern(std::size_t index, int rank) {
-  return (rank + 1) * (static_cast<int>(index % 13) + 1);
-}
-
-inline int pattern_sum(std::size_t index, int ranks) {
-  return ranks * (ranks + 1) / 2 * (static_cast<int>(index % 13) + 1);
 }
 
 }  // namespace r2serve::bench

@@ -1,0 +1,205 @@
+"""``r2serve bench collectives``: the matrix of collectives, from the command line."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from r2serve.bench.collectives import (
+    machine,
+    markdown,
+    report,
+    resilience,
+    resume,
+    runner,
+    stalls,
+    verdict,
+)
+from r2serve.bench.collectives.control import NotSupported, WorkerError
+from r2serve.bench.collectives.matrix import (
+    ALGORITHMS,
+    ALL,
+    DEFAULT_SIZES,
+    DTYPE_BYTES,
+    IMPLS,
+    OPS,
+    STATES,
+    OptionError,
+    Options,
+    parse_counts,
+    parse_ops,
+    parse_sizes,
+)
+from r2serve.bench.collectives.strikes import FaultError
+from r2serve.drills.lab import LabUnavailableError
+
+# What an option is when it is not given: as a rule, and with --full.
+DEFAULTS: dict[str, Any] = {
+    "ops": ("all_reduce",),
+    "ranks": ("2",),
+    "rails": ("2",),
+    "sizes": DEFAULT_SIZES,
+    "algorithms": ("auto",),
+    "states": ("healthy",),
+    "seconds": 1.0,
+    "rounds": 5,
+}
+FULL: dict[str, Any] = {
+    "ops": (ALL,),
+    "ranks": ("2..8",),
+    "rails": ("3",),  # of which two can be lost
+    "sizes": "1KiB,64KiB,1MiB",
+    "algorithms": ALGORITHMS,
+    "states": tuple(STATES),
+    "seconds": 0.1,
+    "rounds": 3,
+}
+
+
+def one_of(known: Iterable[str], default: str | None = None) -> str:
+    """The help of an option that takes one of some names."""
+    names = list(known)
+    return f"{', '.join(names)}.  [default: {default or names[0]}]"
+
+
+def clean_up_when_terminated() -> None:
+    """As Ctrl-C: workers are ended and their files removed on the way out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def progress_lines() -> runner.Progress:
+    """Lines, not a spinner: a thread that redraws would take the ranks' cores."""
+    return Console(stderr=True, log_path=False).log
+
+
+@click.command()
+@click.option("--op", "ops", multiple=True, help=one_of((ALL, *OPS), "all_reduce"))
+@click.option("--ranks", multiple=True, help="Processes: 2, 2,4 or 2..8.  [default: 2]")
+@click.option("--rails", multiple=True, help="Loopback rails, as --ranks.  [default: 2]")
+@click.option("--sizes", help=f"Bytes per rank.  [default: {DEFAULT_SIZES}]")
+@click.option(
+    "--dtype", "dtypes", multiple=True, default=("float32",), help=one_of(DTYPE_BYTES, "float32")
+)
+@click.option("--algorithm", "algorithms", multiple=True, help=one_of(ALGORITHMS))
+@click.option("--state", "states", multiple=True, help=one_of(STATES))
+@click.option("--impl", "impls", multiple=True, default=IMPLS, help=one_of(IMPLS, "all"))
+@click.option(
+    "--seconds", type=float, help="Time measured a point and implementation.  [default: 1]"
+)
+@click.option("--rounds", type=int, help="Turns that they take at a point.  [default: 5]")
+@click.option("--iterations", type=int, help="Calls measured a point, instead of --seconds.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Where not given: all ops, algorithms and states, 2 to 8 ranks, 3 rails, 3 sizes, "
+    "a tenth of a second.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Begin no setting (ranks, rails, state) later than this.  [default: no limit]",
+)
+@click.option("--resume", "go_on", is_flag=True, help="Go on with the matrix in the --json file.")
+@click.option("--resilience-compare", is_flag=True, help="Also r2ccl with resilience on and off.")
+@click.option(
+    "--stalls",
+    "faults_each",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Also this many real faults of each kind and size, in network namespaces.",
+)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--docs",
+    "docs_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Put the results into this Markdown file, in place of the last ones.",
+)
+def collectives(
+    dtypes: tuple[str, ...],
+    impls: tuple[str, ...],
+    iterations: int | None,
+    full: bool,
+    minutes: float | None,
+    go_on: bool,
+    resilience_compare: bool,
+    faults_each: int,
+    json_path: Path | None,
+    png_path: Path | None,
+    docs_path: Path | None,
+    **given: Any,
+) -> None:
+    """Latency, bandwidth and CPU time of collectives on loopback rails, r2ccl beside its peers.
+
+    Options of the matrix (--op, --ranks, --rails, --dtype, --algorithm, --state, --impl) may be
+    repeated. What a peer does not have is listed at the end, with the reason.
+    """
+    clean_up_when_terminated()
+    result = report.Report(machine.describe(sys.argv[1:]))
+    try:
+        options = choose(FULL if full else DEFAULTS, given, dtypes, impls, iterations)
+        if docs_path is not None:
+            markdown.require_place(docs_path)  # before minutes of measuring, not after
+        if go_on and json_path is None:
+            raise OptionError("--resume needs --json, the file to go on with")
+        done = resume.resume(json_path, options, result) if go_on and json_path else []
+    except (OptionError, markdown.MarkerError) as error:
+        raise click.UsageError(str(error)) from error
+    progress = progress_lines()
+    try:
+        resume.measure(options, result, done, progress, json_path, minutes)
+        if resilience_compare:
+            for setting in options.settings():
+                if setting.state == "healthy":
+                    result.resilience += resilience.compare(options, setting, progress)
+        if faults_each:
+            result.faults = stalls.run(faults_each, progress)
+    except (WorkerError, NotSupported, FaultError, LabUnavailableError) as error:
+        raise click.ClickException(str(error)) from error
+    result.checks = verdict.verdicts(
+        result.rows, result.resilience, stalls.summarise(result.faults)
+    )
+    report.show(result, Console())
+    if json_path is not None:
+        result.write_json(json_path)
+    if png_path is not None:
+        report.write_png(result.rows, png_path)
+    if docs_path is not None:
+        markdown.put(result, docs_path)
+
+
+def choose(
+    defaults: dict[str, Any],
+    given: dict[str, Any],
+    dtypes: tuple[str, ...] = ("float32",),
+    impls: tuple[str, ...] = IMPLS,
+    iterations: int | None = None,
+) -> Options:
+    """The options of a run: what is ``given``, and the ``defaults`` for what is not.
+
+    Raises OptionError.
+    """
+    chosen = {
+        name: default if given.get(name) in (None, ()) else given[name]
+        for name, default in defaults.items()
+    }
+    return Options(
+        ops=parse_ops(chosen["ops"]),
+        sizes=parse_sizes(chosen["sizes"]),
+        dtypes=dtypes,
+        ranks=parse_counts("--ranks", chosen["ranks"]),
+        rails=parse_counts("--rails", chosen["rails"]),
+        impls=impls,
+        algorithms=chosen["algorithms"],
+        states=chosen["states"],
+        seconds=chosen["seconds"],
+        rounds=chosen["rounds"],
+        iterations=iterations,
+    )

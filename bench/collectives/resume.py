@@ -1,0 +1,86 @@
+"""Going on with a matrix where a run was stopped: its JSON file is written after every setting."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from r2serve.bench.collectives import runner
+from r2serve.bench.collectives.matrix import OptionError, Options, Setting
+from r2serve.bench.collectives.report import Report
+from r2serve.bench.collectives.runner import Progress, Skipped
+from r2serve.bench.collectives.statistics import Row
+
+
+def measure(
+    options: Options,
+    result: Report,
+    done: Sequence[Setting],
+    progress: Progress,
+    json_path: Path | None = None,
+    minutes: float | None = None,
+) -> None:
+    """Adds every setting that is not ``done`` to ``result``, which is written after each of them.
+
+    Settings that ``minutes`` leave no time to begin are listed in ``result.pending``.
+    """
+    end = None if minutes is None else time.monotonic() + minutes * 60
+    measured = list(done)
+    for setting in options.settings():
+        if setting in done:
+            continue
+        if end is not None and time.monotonic() > end:
+            result.pending.append(setting.where)
+            continue
+        found = runner.Results()
+        runner.measure(options, setting, found, progress)
+        result.rows += found.rows
+        result.skipped += found.skipped
+        measured.append(setting)
+        result.matrix = describe(options, measured)
+        if json_path is not None:
+            result.write_json(json_path)
+
+
+def describe(options: Options, done: Sequence[Setting]) -> dict[str, Any]:
+    """The matrix as JSON: its options, and the settings that are measured by now."""
+    return {
+        "options": json.loads(json.dumps(asdict(options))),
+        "done": [asdict(setting) for setting in done],
+    }
+
+
+def resume(path: Path, options: Options, result: Report) -> list[Setting]:
+    """Takes the rows of ``path`` over into ``result``; returns the settings that they are of.
+
+    None of it where there is no such file yet. Raises OptionError for one that was measured with
+    other options or of another commit, or that is none of this benchmark's.
+    """
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        matrix, commit = found["matrix"], found["commit"]
+        done = [Setting(**setting) for setting in matrix["done"]]
+        names = {field.name for field in fields(Row)}
+        rows = [Row(**{name: row[name] for name in names}) for row in found["rows"]]
+        skipped = [Skipped(entry["what"], entry["reason"]) for entry in found["skipped"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"--resume: {path} has no matrix to go on with: {error!r}") from error
+    if commit != result.metadata["commit"]:
+        raise OptionError(
+            f"--resume: {path} is of commit {commit}, and this is {result.metadata['commit']}"
+        )
+    wanted = describe(options, [])["options"]
+    for name, value in wanted.items():
+        if matrix["options"].get(name) != value:
+            raise OptionError(
+                f"--resume: {path} was measured with {name} {matrix['options'].get(name)}, "
+                f"not {value}"
+            )
+    result.rows, result.skipped, result.matrix = rows, skipped, matrix
+    return done

@@ -34,8 +34,20 @@ setup: $(STAMPS)/installed ## everything into .venv: vLLM, tools, the core
 demo: setup $(STAMPS)/system-demo ## serve a model over two nodes and cut rails under it
 	$(BIN)/r2serve demo $(ARGS)
 
-bench: setup $(STAMPS)/system-bench ## measure collectives beside gloo, Open MPI and the raw floor
-	$(BIN)/r2serve bench collectives $(ARGS)
+# What rail losses cost requests: minutes.  With FULL=1 everything, hours; it goes on where it was
+# stopped, at the same commit.
+BENCH_SERVE = $(BIN)/r2serve bench serve --json bench/results/serve.jsonl --out build/bench-serve \
+	--docs docs/benchmarks.md --rate 3
+bench: setup $(STAMPS)/system-bench $(if $(FULL),$(STAMPS)/system-rivals) ## what rail losses cost requests, r2ccl and gloo; FULL=1: all of it
+	$(BENCH_SERVE) --requests 60 $(if $(FULL),$(ALL_CONTENDERS) $(ALL_SCENARIOS),$(FEW)) $(ARGS)
+ifdef FULL
+	$(BENCH_SERVE) --requests 300 --pairs 5 --label permanent --scenario healthy --scenario permanent
+endif
+
+FEW := $(addprefix --contender ,r2ccl gloo) $(addprefix --scenario ,healthy carrier blackhole)
+ALL_CONTENDERS := $(addprefix --contender ,r2ccl gloo ecmp mptcp restart)
+ALL_SCENARIOS := $(addprefix --scenario ,healthy carrier blackhole peer-port flap-8s slow two-faults \
+	all-rails-8s mgmt-nic permanent)
 
 test: setup $(STAMPS)/system-test ## all tests: native (plain, ASan/UBSan, TSan), then Python
 	@rm -rf build/results

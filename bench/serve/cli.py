@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import click
 from rich.console import Console
 
 from r2serve.bench.collectives import machine
-from r2serve.bench.serve import report, runner
+from r2serve.bench.serve import compare, plots, report, runner
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
 from r2serve.bench.serve.scenarios import SCENARIOS, Fault, ScheduleError, parse, scenario
+from r2serve.bench.serve.store import Rows
 from r2serve.bench.serve.workload import (
     Lengths,
     Workload,
@@ -32,6 +35,12 @@ from r2serve.demo.serve import ServeError
 from r2serve.drills.lab import LabUnavailableError
 
 _ASKED_S = 10.0
+PICTURES_OF_DOCS = (
+    "serve-carrier-timeline.png",
+    "serve-blackhole-timeline.png",
+    "serve-carrier-cdf.png",
+    "serve-impact.png",
+)
 
 
 def _one_of(names: Any, default: str) -> str:
@@ -110,7 +119,20 @@ def _one_of(names: Any, default: str) -> str:
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A line a run; a file that has some of them is gone on with.",
+    help="A line a run; a file that has some of them is gone on with.  [default: DIR/rows.jsonl]",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A directory DIR for pictures and a page, and for each token's time.",
+)
+@click.option(
+    "--docs",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A Markdown page that has the markers for results; needs --out.",
+)
+@click.option(
+    "--label", default="", help="What is measured, where a file has several measurements."
 )
 @click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path))
 def command(
@@ -133,6 +155,9 @@ def command(
     patience_s: float,
     seed: int,
     json_path: Path | None,
+    out: Path | None,
+    docs: Path | None,
+    label: str,
     keep_logs: Path | None,
 ) -> None:
     """TTFT, time per token and end-to-end latency of requests while rails are lost.
@@ -145,6 +170,8 @@ def command(
         raise click.UsageError("--url: faults are made in networks that are made here alone")
     if scenarios and schedule:
         raise click.UsageError("--scenario and --faults: one of both")
+    if out is None and docs is not None:
+        raise click.UsageError("--docs: its pictures are drawn in --out, which is not given")
     try:
         output = Lengths(output_tokens, sigma, least=2)
         if sharegpt is not None:
@@ -168,17 +195,40 @@ def command(
         patience_s=patience_s,
         keep_logs=keep_logs,
     )
-    rows = runner.Rows(json_path, options.key, machine.describe(sys.argv[1:]))
+    if out is not None:
+        json_path = json_path or out / "rows.jsonl"
+    try:
+        if docs is not None:
+            report.split(docs)
+        about = machine.describe(sys.argv[1:])
+        folder = None if out is None else out / "runs"
+        rows = Rows(json_path, about, label=label, folder=folder)
+    except (ValueError, report.MarkerError) as error:
+        raise click.ClickException(str(error)) from error
     progress = Progress(Console(stderr=True))
     try:
         if url is not None:
             extra = {} if openai else None
-            runner.drive(url, model or _model(url), options, rows, progress, extra)
+            found = runner.drive(url, model or _model(url), options, rows, progress, extra)
         else:
-            runner.run(options, rows, progress)
+            found = runner.run(options, rows, progress)
     except (LabUnavailableError, LoadError, ServeError) as error:
         raise click.ClickException(str(error)) from error
-    report.show(rows.rows, Console())
+    verdicts = compare.verdicts(found)
+    report.show(found, verdicts, Console())
+    others = rows.tidy(found)
+    if out is not None:
+        pictures = plots.draw(found, rows.times, out)
+        report.write_page(found, verdicts, pictures, out / "index.html")
+        progress.line(f"the page: {out / 'index.html'}")
+        if docs is not None:
+            report.put(found, others, verdicts, _beside(docs, pictures), docs)
+
+
+def _beside(docs: Path, pictures: Mapping[str, Path]) -> dict[str, Path]:
+    """Those pictures that documentation shows, copied to where it is."""
+    shown = {title: path for title, path in pictures.items() if path.name in PICTURES_OF_DOCS}
+    return {title: Path(shutil.copy(path, docs.parent)) for title, path in shown.items()}
 
 
 def _faults(scenarios: tuple[str, ...], schedule: Path | None) -> dict[str, tuple[Fault, ...]]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from r2serve.demo.client import Load, LoadError, Run
-from r2serve.demo.faults import Journals, rail_in_use
+from r2serve.bench.serve.networks import (
+    Multipath,
+    Network,
+    Plain,
+    VirtualAddress,
+)
+from r2serve.demo.client import Load, Run
+from r2serve.demo.faults import Journals
 from r2serve.demo.places import LabPlace
 from r2serve.demo.serve import Plan, ServeError, Server
 from r2serve.drills.lab import Lab
@@ -19,20 +26,44 @@ RAILS = 2
 WARM_UP_TOKENS = 48
 LOOK_S = 0.1
 REJOIN_TIMEOUT_S = 30.0
+# A supervisor restarts an engine of which no token came for so long, with requests under way.
+SUPERVISOR_S = 5.0
+MAX_RESTARTS = 3
 
 
 @dataclass(frozen=True)
 class Contender:
-    """meaning: in a word, for --help. settings: further environment variables of the server."""
+    """meaning: in a word, for --help. network: what the lab needs.
+
+    renew: after a run with faults the next one begins with a new engine, where connections do not
+    get back what they have lost, or the engine is not where it was. supervised: an engine that is
+    silent is restarted, on the next rail, and clients send their requests again.
+    """
 
     meaning: str
-    r2ccl: bool
-    settings: Mapping[str, str] = field(default_factory=dict)
+    r2ccl: bool = False
+    network: Network = field(default_factory=Plain)
+    renew: bool = False
+    supervised: bool = False
 
 
 CONTENDERS = {
     "r2ccl": Contender("our communicator, over both rails", r2ccl=True),
-    "gloo": Contender("vLLM's own on CPUs, over rail0", r2ccl=False),
+    "gloo": Contender("vLLM's own on CPUs, over rail0"),
+    "ecmp": Contender(
+        "gloo over a virtual address, with routes over both rails that BFD watches",
+        network=VirtualAddress(),
+    ),
+    "mptcp": Contender(
+        "gloo over Multipath TCP",
+        network=Multipath(),
+        renew=True,
+    ),
+    "restart": Contender(
+        "gloo with a supervisor that restarts it on the other rail, and clients that try again",
+        renew=True,
+        supervised=True,
+    ),
 }
 
 
@@ -46,20 +77,23 @@ class Place:
         self, name: str, model: Path, work: Path, streams: int, watch: Callable[[str], None]
     ) -> None:
         self.name = name
-        self._contender = CONTENDERS[name]
+        self.contender = CONTENDERS[name]
+        self._work = work
         self._plan = Plan(
             label=name,
             model=model,
-            r2ccl=self._contender.r2ccl,
+            r2ccl=self.contender.r2ccl,
             lab=True,
             work=work,
             max_requests=streams,
-            settings=self._contender.settings,
         )
         self._watch = watch
-        self.lab = Lab(nodes=NODES, rails=RAILS)
+        # One more than serve: clients stay whatever happens to those.
+        self.lab = Lab(nodes=NODES + 1, rails=RAILS)
         self._server: Server | None = None
         self.starts = 0
+        self.restarts = 0
+        """By the supervisor, during the last run."""
 
     def __enter__(self) -> Place:
         self.lab.__enter__()
@@ -77,9 +111,10 @@ class Place:
     @property
     def command(self) -> str:
         """What was started, for whoever wants to repeat it."""
-        backend = " --distributed-backend r2ccl" if self._contender.r2ccl else ""
-        settings = "".join(f"{name}={value} " for name, value in self._contender.settings.items())
-        return f"{settings}vllm serve tiny-llama --tensor-parallel-size 2 --nnodes 2{backend}"
+        words = [f"{name}={value}" for name, value in self._plan.settings.items()]
+        words += ["vllm serve tiny-llama --tensor-parallel-size 2 --nnodes 2"]
+        words += [*(["--distributed-backend r2ccl"] if self.contender.r2ccl else [])]
+        return " ".join(words)
 
     def stop(self) -> None:
         if self._server is not None:
@@ -96,54 +131,106 @@ class Place:
                 self._server.check_alive()
             except ServeError:
                 self.stop()
-        if self._server is None:
-            self.starts += 1
-            started = Server(self._plan, [LabPlace(node) for node in self.lab.nodes])
-            self._server = started.__enter__()
-            try:
-                started.wait_until_ready(lambda s: self._watch(f"{self.name}: {s:.0f} s"))
-                # The first requests compile kernels.
-                for turn in range(2):
-                    started.stream(
-                        warm_up, WARM_UP_TOKENS, f"warm-up-{self.starts}-{turn}", self._watch
-                    )
-            except BaseException:
-                self.stop()
-                raise
+        if self._server is not None:
+            return self._server
+        if self.starts == 0:
+            settings = self.contender.network.build(self.lab, self._work)
+            self._plan = replace(self._plan, settings=settings)
+        started = self._start(self._plan)
+        try:
+            # The first requests compile kernels.
+            for turn in range(2):
+                started.stream(
+                    warm_up, WARM_UP_TOKENS, f"warm-up-{self.starts}-{turn}", self._watch
+                )
+        except BaseException:
+            self.stop()
+            raise
+        return started
+
+    def restart(self) -> None:
+        """What a supervisor does with an engine that hangs: a new one, on the next rail."""
+        self.stop()
+        rail = {"GLOO_SOCKET_IFNAME": f"rail{self.starts % RAILS}"}
+        self._start(replace(self._plan, settings={**self._plan.settings, **rail}))
+
+    def _start(self, plan: Plan) -> Server:
+        self.starts += 1
+        self.contender.network.begin(self.lab, self._work)
+        *nodes, clients = (LabPlace(node) for node in self.lab.nodes)
+        self._server = Server(plan, nodes, clients).__enter__()
+        try:
+            self._server.wait_until_ready(lambda s: self._watch(f"{self.name}: {s:.0f} s"))
+        except BaseException:
+            self.stop()
+            raise
         return self._server
 
     def rail_in_use(self) -> int:
-        """The rail that carries most now; rail 0 where nobody says."""
-        if self._server is None or not self._contender.r2ccl:
-            return 0
-        journals = Journals(self._server.journals())
-        before = journals.sent_bytes()
+        """The rail over which nodes send most now."""
+        before = self._sent_bytes()
         time.sleep(LOOK_S)
-        used = rail_in_use(before, journals.sent_bytes())
-        return 0 if used is None else used[0]
+        sent = [after - then for then, after in zip(before, self._sent_bytes(), strict=True)]
+        return sent.index(max(sent))
+
+    def _sent_bytes(self) -> list[int]:
+        """By rail, of both nodes."""
+        sent = [0] * RAILS
+        for node in self.lab.nodes[:NODES]:
+            for link in json.loads(node.run("ip", "-json", "-statistics", "link", "show")):
+                if link["ifname"].startswith("rail"):
+                    rail = int(link["ifname"].removeprefix("rail"))
+                    sent[rail] += link["stats64"]["tx"]["bytes"]
+        return sent
 
     def settle(self) -> None:
         """Waits until all rails are back, where that can be asked."""
-        if self._server is None or not self._contender.r2ccl:
+        if self._server is None or not self.contender.r2ccl:
             return
         journals = Journals(self._server.journals())
         deadline = time.monotonic() + REJOIN_TIMEOUT_S
         while not journals.all_up() and time.monotonic() < deadline:
             time.sleep(LOOK_S)
 
+    def finish(self, load: Load, patience_s: float, watch: Callable[[str], None]) -> Run:
+        """The run when it is over: who waits for a token longer than ``patience_s`` has failed.
 
-def finish(load: Load, server: Server, patience_s: float, watch: Callable[[str], None]) -> Run:
-    """The run when it is over: what waits for a token for longer than ``patience_s`` has failed."""
+        Raises LoadError where the load itself broke, ServeError where a restart fails.
+        """
+        self.restarts = 0
 
-    def look() -> None:
-        watch(f"{load.finished} of {load.streams} requests, {load.tokens} tokens")
+        def look() -> None:
+            done, all_of_it = load.finished, load.expected_requests
+            watch(f"{bar(done / all_of_it)} {done} of {all_of_it} requests")
+            why = self._why_restart(load)
+            if why is None:
+                return
+            if not self.contender.supervised or self.restarts == MAX_RESTARTS:
+                load.stop()
+                return
+            self.restarts += 1
+            watch(f"restarted: {why}")
+            self.restart()
+            load.changed_at = time.monotonic()
+
         try:
-            server.check_alive()
-        except ServeError:
+            return load.finish(patience_s, look)
+        except BaseException:
             load.stop()
+            raise
 
-    try:
-        return load.finish(patience_s, look)
-    except LoadError:
-        load.stop()
-        raise
+    def _why_restart(self, load: Load) -> str | None:
+        if self.contender.supervised and load.silent_s > SUPERVISOR_S:
+            return f"no token for {SUPERVISOR_S:.0f} s"
+        assert self._server is not None
+        try:
+            self._server.check_alive()
+        except ServeError as error:
+            return str(error)
+        return None
+
+
+def bar(part: float, width: int = 20) -> str:
+    """What is done of a whole, as a row of characters."""
+    done = round(width * max(0.0, min(part, 1.0)))
+    return "━" * done + "╌" * (width - done)

@@ -1,49 +1,178 @@
-"""The closing table."""
+"""Rows for people: a table on the terminal, a page, a section of the documentation."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from r2serve.bench.serve.compare import Verdict
 
-def _percentiles(row: Mapping[str, Any], name: str) -> str:
-    found = row.get(name)
-    return "-" if found is None else f"{found['p50']:.0f} / {found['p99']:.0f}"
+Row = Mapping[str, Any]
+
+HEADER = ("scenario", "contender", "sent", "lost", "wrong", "sent again", "TTFT p50 / p99")
+HEADER += ("TPOT p50 / p99", "E2E p50 / p99", "longest gap", "good/s", "sidecar agrees")
+BAD_COLUMNS = (3, 4)
+BEGIN = "<!-- results of r2serve bench serve: what follows is written by --docs -->"
+END = "<!-- end of the results of r2serve bench serve -->"
 
 
-def show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+class MarkerError(ValueError):
+    """The page has no place for results."""
+
+
+def cells(row: Row) -> list[str]:
+    """Of a run, one for each of HEADER; of one that was not, scenario and contender."""
+    names = [str(row["scenario"]), str(row["contender"])]
+    if "not_run" in row:
+        return names
+    requests, gap = row["requests"], row["longest_gap_ms"]
+    waited = row.get("impact", {}).get("requests")
+    return [
+        *names,
+        str(requests["sent"]),
+        str(requests["failed"]),
+        "?" if requests["wrong"] is None else str(requests["wrong"]),
+        str(requests["sent_again"]),
+        *(_percentiles(row, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")),
+        "-" if gap is None else f"{gap:.0f}",
+        f"{row['goodput_per_s']:.2f}",
+        "" if waited is None else f"{row['impact']['agree']} of {len(waited)}",
+    ]
+
+
+def show(rows: Sequence[Row], verdicts: Sequence[Verdict], console: Console) -> None:
     """A line a run, and why what did not run did not."""
     table = Table(
         title="requests, as clients saw them; times in ms: p50 / p99", title_justify="left"
     )
-    for name in ("scenario", "contender"):
-        table.add_column(name, no_wrap=True)
-    for name in ("sent", "lost", "wrong", "TTFT", "TPOT", "E2E", "longest gap", "good/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in HEADER:
+        side = "left" if name in HEADER[:2] else "right"
+        table.add_column(name.removesuffix(" p50 / p99"), justify=side, no_wrap=True)
     for row in rows:
-        if "not_run" in row:
-            table.add_row(row["scenario"], row["contender"], "not run", *[""] * 7)
-            continue
-        requests = row["requests"]
-        gap = row["longest_gap_ms"]
-        table.add_row(
-            row["scenario"],
-            row["contender"],
-            str(requests["sent"]),
-            str(requests["failed"]),
-            "?" if requests["wrong"] is None else str(requests["wrong"]),
-            _percentiles(row, "ttft_ms"),
-            _percentiles(row, "tpot_ms"),
-            _percentiles(row, "e2e_ms"),
-            "-" if gap is None else f"{gap:.0f}",
-            f"{row['goodput_per_s']:.2f}",
-        )
+        line = cells(row)
+        table.add_row(*(line if len(line) == len(HEADER) else [*line, "not run"]))
     console.print(table)
     for row in rows:
         if "not_run" in row:
             console.print(
                 f"{row['scenario']}, {row['contender']}: not run: {row['not_run']}", highlight=False
             )
+    for verdict in verdicts:
+        console.print(_sentence(verdict), highlight=False)
+
+
+def write_page(
+    rows: Sequence[Row],
+    verdicts: Sequence[Verdict],
+    pictures: Mapping[str, Path],
+    path: Path,
+) -> None:
+    """One file that needs nothing else, with the pictures in it."""
+    import jinja2
+
+    lines: list[dict[str, Any]] = []
+    for row in rows:
+        first = not lines or lines[-1]["cells"][0] != row["scenario"]
+        lines.append({"cells": cells(row), "why": row.get("not_run"), "first": first})
+    template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
+    text = (
+        jinja2.Environment(autoescape=True)
+        .from_string(template)
+        .render(
+            about=_about(rows[-1]),
+            header=HEADER,
+            bad=BAD_COLUMNS,
+            lines=lines,
+            verdicts=verdicts,
+            pictures=[
+                {"title": title, "data": base64.b64encode(picture.read_bytes()).decode("ascii")}
+                for title, picture in pictures.items()
+            ],
+            serves={row["contender"]: row["serves"] for row in rows if "serves" in row},
+        )
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def put(
+    rows: Sequence[Row],
+    others: Sequence[Row],
+    verdicts: Sequence[Verdict],
+    pictures: Mapping[str, Path],
+    page: Path,
+) -> None:
+    """Replaces what stands between the markers of ``page``. Raises MarkerError without them.
+
+    others: rows of other invocations, stale where their commit is another one.
+    """
+    above, below = split(page)
+    parts = [_where(rows[-1]), _table(rows)]
+    missing = [row for row in rows if "not_run" in row]
+    if missing:
+        parts.append(
+            "\n".join(
+                f"- {row['scenario']}, {row['contender']}: not run: {row['not_run']}"
+                for row in missing
+            )
+        )
+    if verdicts:
+        parts.append("\n".join(f"- {_sentence(verdict)}" for verdict in verdicts))
+    for title, picture in pictures.items():
+        parts.append(f"![{title}]({picture.name})")
+    commit = rows[-1]["commit"]
+    for command in dict.fromkeys((row["commit"], row["command"]) for row in others):
+        theirs = [row for row in others if (row["commit"], row["command"]) == command]
+        at = f"measured at commit `{command[0]}`, {theirs[-1]['date']}, by `{command[1]}`"
+        said = f"Also {at}" if command[0] == commit else f"**Stale**: {at}"
+        parts.append(f"{said}\n\n{_table(theirs)}")
+    page.write_text("\n\n".join([above + BEGIN, *parts, END + below]), encoding="utf-8")
+
+
+def split(page: Path) -> tuple[str, str]:
+    """What stands before and behind the markers. Raises MarkerError where they are not."""
+    text = page.read_text(encoding="utf-8")
+    above, begin, rest = text.partition(BEGIN)
+    _, end, below = rest.partition(END)
+    if not begin or not end:
+        raise MarkerError(f"{page} has no lines {BEGIN!r} and {END!r}")
+    return above, below
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = [HEADER, ["---"] * len(HEADER)]
+    for row in rows:
+        line = cells(row)
+        lines.append(line if len(line) == len(HEADER) else [*line, "not run", *[""] * 9])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _where(row: Row) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in _about(row).items())
+
+
+def _about(row: Row) -> dict[str, str]:
+    machine = row["machine"]
+    return {
+        "command": row["command"],
+        "commit": f"{row['commit']}, {row['date']}",
+        "machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"Linux {machine['kernel']}, load before the run {machine['load_before']}",
+    }
+
+
+def _sentence(verdict: Verdict) -> str:
+    return (
+        f"{verdict.target}, {verdict.contender}: {verdict.ratio:.3f}, 95 % interval "
+        f"{verdict.low:.3f} to {verdict.high:.3f}, wanted at most {verdict.limit:.2f}: "
+        f"{verdict.said} ({verdict.pairs} pairs of {verdict.requests} requests)"
+    )
+
+
+def _percentiles(row: Row, name: str) -> str:
+    found = row.get(name)
+    return "-" if found is None else f"{found['p50']:.0f} / {found['p99']:.0f}"

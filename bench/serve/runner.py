@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r2serve.bench.serve.contenders import Place, finish
+from r2serve.bench.serve import impact
+from r2serve.bench.serve.contenders import Place
 from r2serve.bench.serve.outcome import Goal, describe
 from r2serve.bench.serve.scenarios import Fault
+from r2serve.bench.serve.store import Row, Rows, Times
 from r2serve.bench.serve.strike import Strikes, Struck
 from r2serve.bench.serve.workload import Workload
 from r2serve.demo import workdir
@@ -44,59 +46,21 @@ class Options:
     patience_s: float = 20.0
     keep_logs: Path | None = None
 
-    @property
-    def key(self) -> str:
+    def key(self, scenario: str) -> str:
         """Names what is measured: rows of the same key may stand beside each other."""
         what = {
             "workload": asdict(self.workload),
             "goal": asdict(self.goal),
             "patience_s": self.patience_s,
-            "scenarios": {
-                name: [str(fault) for fault in faults] for name, faults in self.scenarios.items()
-            },
+            "faults": [str(fault) for fault in self.scenarios.get(scenario, ())],
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Rows:
-    """Rows of a run, in a file where there is one: a line each, written as soon as it is known.
-
-    A file that has rows of the same key and commit is gone on with; rows of others are left alone.
-    """
-
-    def __init__(self, path: Path | None, key: str, metadata: Mapping[str, Any]) -> None:
-        self._path = path
-        self._common = {
-            "key": key,
-            "commit": metadata["commit"],
-            "date": metadata["date"],
-            "command": metadata["command"],
-            "machine": metadata["machine"],
-        }
-        self.rows: list[dict[str, Any]] = []
-        if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                row = json.loads(line)
-                if row["key"] == key and row["commit"] == metadata["commit"]:
-                    self.rows.append(row)
-
-    def has(self, contender: str, scenario: str, pair: int) -> bool:
-        """Whether it was measured; what could not run then is tried again."""
-        return any(
-            (row["contender"], row["scenario"], row["pair"]) == (contender, scenario, pair)
-            and "not_run" not in row
-            for row in self.rows
-        )
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        whole = {**row, **self._common}
-        self.rows.append(whole)
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(whole) + "\n")
+Turn = tuple[int, str, str]
 
 
-def turns(options: Options) -> Iterator[tuple[int, str, str]]:
+def turns(options: Options) -> Iterator[Turn]:
     """Pair, scenario, contender: contenders take turns, and another one begins each time."""
     count = 0
     for pair in range(options.pairs):
@@ -108,16 +72,27 @@ def turns(options: Options) -> Iterator[tuple[int, str, str]]:
             count += 1
 
 
-def run(options: Options, rows: Rows, progress: Progress) -> None:
-    """Measures what is not in ``rows`` yet, and puts it there.
+def run(options: Options, rows: Rows, progress: Progress) -> list[Row]:
+    """Measures what is not in ``rows`` yet, puts it there, and returns all of it.
 
     Raises LabUnavailableError where there can be no lab; a contender that does not start is a row
     that says so.
     """
-    left = [turn for turn in turns(options) if not rows.has(turn[2], turn[1], turn[0])]
+    found = {
+        turn: rows.find(options.key(turn[1]), turn[1], turn[2], turn[0]) for turn in turns(options)
+    }
+    left = [turn for turn, row in found.items() if row is None]
     if not left:
         progress.line("all of it has been measured: nothing to do")
-        return
+    else:
+        progress.line(f"{len(left)} runs, {len(found) - len(left)} have been measured")
+        found |= _measure_all(options, left, rows, progress)
+    return [row for row in found.values() if row is not None]
+
+
+def _measure_all(
+    options: Options, left: Sequence[Turn], rows: Rows, progress: Progress
+) -> dict[Turn, Row]:
     labs.sweep()
     workdir.sweep()
     streams = options.workload.concurrency or STREAMS_OF_AN_OPEN_LOOP
@@ -125,28 +100,32 @@ def run(options: Options, rows: Rows, progress: Progress) -> None:
         model = make_tiny_llama(work / "model")
         places = {
             name: stack.enter_context(Place(name, model, work, streams, progress.detail))
-            for name in options.contenders
+            for name in dict.fromkeys(contender for _, _, contender in left)
         }
-        references: dict[str, Run] = {}
         why_not = _start_all(places, options, progress)
+        bench = _Bench(options, work, progress)
+        found = {}
         for index, (pair, scenario, name) in enumerate(left):
-            place = places[name]
             with progress.step(f"{index + 1} of {len(left)}: {scenario}, {name}"):
                 row: dict[str, Any] = {"not_run": why_not[name]} if name in why_not else {}
+                times = None
                 try:
                     if not row:
-                        row = _measure(options, scenario, place, references, work, progress)
+                        row, times = bench.measure(scenario, places[name])
                 except (ServeError, LoadError, LabCommandError) as error:
-                    place.stop()
+                    places[name].stop()
                     row = {"not_run": str(error)}
-            rows.add({"scenario": scenario, "contender": name, "pair": pair, **row})
+            about = {"scenario": scenario, "contender": name, "pair": pair}
+            key = options.key(scenario)
+            found[pair, scenario, name] = rows.add({**about, "key": key, **row}, times)
+        return found
 
 
 def _start_all(places: Mapping[str, Place], options: Options, progress: Progress) -> dict[str, str]:
     """Why those do not start that do not; all others run, since one that idles takes time, too."""
     why_not = {}
     for name, place in places.items():
-        with progress.step(f"starting {place.command}"):
+        with progress.step(f"starting {name}"):
             try:
                 place.server(options.workload.prompts[:WARM_UP_STREAMS])
             except (ServeError, LoadError) as error:
@@ -155,50 +134,69 @@ def _start_all(places: Mapping[str, Place], options: Options, progress: Progress
     return why_not
 
 
-def _measure(
-    options: Options,
-    scenario: str,
-    place: Place,
-    references: dict[str, Run],
-    work: Path,
-    progress: Progress,
-) -> dict[str, Any]:
-    workload, faults = options.workload, options.scenarios[scenario]
-    server = place.server(workload.prompts[:WARM_UP_STREAMS])
-    place.settle()
-    if place.name not in references:
-        references[place.name] = _once(options, server, work / f"{place.name}-ref.json", progress)
-        if references[place.name].failed:
-            failed = references.pop(place.name).failed
-            raise LoadError(f"{failed} requests of the undisturbed run failed")
-    load = _load(workload, server, work / f"{place.name}-run.json")
-    with Strikes(
-        place.lab, faults, lambda: load.begun_ns, place.rail_in_use, progress.line
-    ) as strikes:
-        result = finish(load, server, options.patience_s, progress.detail)
-    row = describe(result, references[place.name], options.goal)
-    row["faults"] = [_fault(struck, result) for struck in strikes.struck]
-    row["serves"] = place.command
-    if result.failed:
-        place.stop()  # what is left of it is not what the next scenario is about
-    return row
+class _Bench:
+    """Runs of contenders that are up, each beside its own undisturbed run."""
 
+    def __init__(self, options: Options, work: Path, progress: Progress) -> None:
+        self._options = options
+        self._work = work
+        self._progress = progress
+        self._references: dict[str, Run] = {}
 
-def _load(workload: Workload, server: Server, path: Path) -> Load:
-    return Load(
-        server.front,
-        server.url,
-        workload.prompts,
-        workload.tokens,
-        path,
-        workload.concurrency or None,
-        arrivals_s=workload.arrivals_s,
-    )
+    def measure(self, scenario: str, place: Place) -> tuple[dict[str, Any], Times]:
+        """The row of a run, and when its tokens came."""
+        workload, faults = self._options.workload, self._options.scenarios[scenario]
+        server = place.server(workload.prompts[:WARM_UP_STREAMS])
+        place.settle()
+        reference = self._reference(place, server)
+        load = self._load(place, server, "run")
+        with Strikes(
+            place.lab, faults, lambda: load.begun_ns, place.rail_in_use, self._progress.line
+        ) as strikes:
+            result = place.finish(load, self._options.patience_s, self._progress.detail)
+        row = describe(result, reference, self._options.goal)
+        row["faults"] = [_fault(struck, result) for struck in strikes.struck]
+        row["serves"] = place.command
+        row["restarts"] = place.restarts
+        if place.contender.r2ccl:
+            row["impact"] = self._impact(server, result, reference)
+        if result.failed or (faults and place.contender.renew):
+            place.stop()  # what is left of it is not what the next scenario is about
+        return row, Times.of(result)
 
+    def _reference(self, place: Place, server: Server) -> Run:
+        if place.name not in self._references:
+            load = self._load(place, server, "reference")
+            run = place.finish(load, self._options.patience_s, self._progress.detail)
+            if run.failed:
+                raise LoadError(f"{run.failed} requests of the undisturbed run failed")
+            self._references[place.name] = run
+        return self._references[place.name]
 
-def _once(options: Options, server: Server, path: Path, progress: Progress) -> Run:
-    load = _load(options.workload, server, path)
-    return finish(load, server, options.patience_s, progress.detail)
+    def _load(self, place: Place, server: Server, label: str) -> Load:
+        workload = self._options.workload
+        return Load(
+            server.client,
+            server.url,
+            workload.prompts,
+            workload.tokens,
+            self._work / f"{place.name}-{label}.json",
+            workload.concurrency or None,
+            arrivals_s=workload.arrivals_s,
+            retry=place.contender.supervised,
+        )
+
+    def _impact(self, server: Server, result: Run, reference: Run) -> dict[str, Any]:
+        """What the sidecar of the node that answers says that requests waited."""
+        try:
+            held = impact.ask(server.journals()[0], self._work / "sidecar.log")
+        except impact.ImpactError as error:
+            return {"not_run": str(error)}
+        found = impact.compare(held, result, reference)
+        return {
+            "requests": [asdict(each) for each in found],
+            "agree": sum(each.agrees for each in found),
+        }
 
 
 def _fault(struck: Struck, result: Run) -> dict[str, Any]:
@@ -228,7 +226,7 @@ def drive(
     rows: Rows,
     progress: Progress,
     extra: Mapping[str, Any] | None,
-) -> None:
+) -> list[Row]:
     """The same requests against a server that runs already, twice: the first one is the reference.
 
     Raises LoadError where it breaks.
@@ -262,4 +260,5 @@ def drive(
             place.kill_all()
     reference, result = runs
     row = describe(result, reference, options.goal)
-    rows.add({"scenario": "as it is", "contender": url, "pair": 0, **row, "faults": []})
+    about = {"scenario": "as it is", "contender": url, "pair": 0, "key": options.key("as it is")}
+    return [rows.add({**about, **row, "faults": []}, Times.of(result))]

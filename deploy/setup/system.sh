@@ -2,7 +2,7 @@
 # Makes sure that the machine has what pip cannot bring.  As root on a Debian-like system it installs
 # what is missing; otherwise it says what is missing and how to get it, and fails.
 #
-#   system.sh build|test|guest|browser|model|bench|demo|lint ...
+#   system.sh build|test|guest|browser|model|bench|rivals|demo|lint ...
 set -eu
 
 missing=
@@ -12,6 +12,7 @@ need() { # need PACKAGE CHECK...: the check succeeds where the package is not ne
   "$@" >/dev/null 2>&1 || missing="$missing $package"
 }
 have() { command -v "$1"; }
+have_bird() { PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v bird; }
 include() { echo "#include <$1>" | g++ -E -x c++ -; }
 c_headers() { echo '#include <stdio.h>' | gcc -E -; }
 python_headers() {
@@ -63,6 +64,8 @@ check() {
         fi
         need iproute2 have ip
         need nftables have nft
+        need bird2 have_bird
+        need procps have sysctl
         need spin have spin
         need prometheus have promtool
         ;;
@@ -86,6 +89,12 @@ check() {
         ;;
       bench)
         need wrk have wrk
+        need iproute2 have ip
+        need nftables have nft
+        ;;
+      rivals)
+        need bird2 have_bird
+        need procps have sysctl
         ;;
       demo)
         need iproute2 have ip

@@ -36,7 +36,7 @@ def measure(
             one = server.stream(texts[:1], STEP_TOKENS, "one-stream", progress.detail)
         # The run is never meant to end by itself: it must last through the fault.
         tokens = MAX_MODEL_LEN - 256
-        load = Load(server.front, server.url, texts, tokens, plan.work / "stock-run.json")
+        load = Load(server.client, server.url, texts, tokens, plan.work / "stock-run.json")
         with progress.step("baseline: streaming undisturbed"):
             _wait_for_first_tokens(server, load)
             time.sleep(MEASURE_S)

@@ -31,7 +31,8 @@ class Request:
     """One request's outcome.
 
     times_ns: CLOCK_MONOTONIC of each token's arrival; sent_ns: of its sending. prompt: its index.
-    token_ids: none where the server gives none.
+    token_ids: none where the server gives none. id: the server's name of it. attempts: how often it
+    was sent; times and tokens are those of the last one.
     """
 
     token_ids: tuple[int, ...]
@@ -41,6 +42,8 @@ class Request:
     prompt: int = 0
     sent_ns: int = 0
     text: str = ""
+    id: str = ""
+    attempts: int = 1
 
     @property
     def completed(self) -> bool:
@@ -101,6 +104,8 @@ def _parse(data: dict[str, Any]) -> Run:
                 prompt=item["prompt"],
                 sent_ns=item["sent_ns"],
                 text=item["text"],
+                id=item["id"],
+                attempts=item["attempts"],
             )
             for item in data["requests"]
         )
@@ -138,7 +143,7 @@ class Load:
     max_tokens: of a request, or of each prompt's. streams: None sends one request a prompt, all at
     once; otherwise so many are kept under way, prompts in turn, until drain() is called.
     arrivals_s: when each prompt's request is due, since the start; with streams, at most so many
-    are under way. extra: see load.py.
+    are under way. extra and retry: see load.py.
     """
 
     def __init__(
@@ -153,10 +158,12 @@ class Load:
         model: str = "tiny-llama",
         arrivals_s: Sequence[float] | None = None,
         extra: Mapping[str, Any] | None = None,
+        retry: bool = False,
     ) -> None:
         self._result = result
         limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else list(max_tokens)
         self.streams = len(prompts) if streams is None else streams
+        self.expected_requests = len(prompts)
         self.expected_tokens = sum(limits)
         self.tokens = 0
         self.finished = 0
@@ -170,6 +177,7 @@ class Load:
             "max_tokens": limits,
             "streams": self.streams,
             "result": str(result),
+            "retry": retry,
         }
         if arrivals_s is not None:
             order |= {"mode": "timed", "arrivals_s": list(arrivals_s), "streams": streams or 0}
@@ -188,7 +196,7 @@ class Load:
                     self.begun_ns = int(said["begun_ns"])
                     continue
                 self.finished, tokens = int(said["finished"]), int(said["tokens"])
-                if tokens != self.tokens:
+                if tokens != self.tokens or not said["streaming"]:
                     self.tokens, self.changed_at = tokens, time.monotonic()
 
     @property
@@ -197,7 +205,7 @@ class Load:
 
     @property
     def silent_s(self) -> float:
-        """Time since the last token came."""
+        """Time since the last token came, or since no request is under way."""
         return time.monotonic() - self.changed_at
 
     def wait_for_tokens(self, count: int, patience_s: float) -> None:

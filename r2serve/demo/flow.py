@@ -169,7 +169,7 @@ def _disturbed(
 ) -> Run:
     tokens = report.tokens_each
     path = server.plan.work / f"{server.plan.label}-disturbed.json"
-    load = Load(server.front, server.url, texts, tokens, path)
+    load = Load(server.client, server.url, texts, tokens, path)
     striker = Striker(
         Journals(server.journals()),
         _injector(stage, server.plan),

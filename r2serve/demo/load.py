@@ -17,7 +17,9 @@ r2serve, so that it starts quickly. Standard input: one JSON object.
     {"mode": "timed", …, "arrivals_s": [...], "streams": …}
         one request a prompt, each at its time since the start, or as soon as fewer than so many are
         under way (0: at its time in any case); sent_ns is when it was due,
-        and 0 if it was ended before. Prints {"begun_ns": …} first
+        and 0 if it was ended before. With "retry" a request that fails is sent anew, until it
+        succeeds or the run is ended, and what came of it before is forgotten. Prints
+        {"begun_ns": …} first
 
 "extra" in an order takes the place of what is asked of vLLM beyond OpenAI's fields; where that has
 no token ids, a piece of text counts as a token.
@@ -55,11 +57,18 @@ class Stream:
     text: str = ""
     error: str = ""
     finished: bool = False
+    id: str = ""
+    attempts: int = 1
+
+    def begin_anew(self) -> None:
+        self.token_ids, self.times_ns, self.text, self.error, self.id = [], [], "", "", ""
+        self.attempts += 1
 
     def take(self, chunk: dict[str, Any], now_ns: int, *, by_text: bool = False) -> None:
         if "error" in chunk:
             self.error = json.dumps(chunk["error"])
             return
+        self.id = self.id or str(chunk.get("id", ""))
         for choice in chunk.get("choices", []):
             ids = choice.get("token_ids") or []
             text = choice.get("text") or ""
@@ -111,7 +120,7 @@ async def report(streams: list[Stream]) -> None:
         await asyncio.sleep(REPORT_INTERVAL_S)
         tokens = sum(len(stream.times_ns) for stream in streams)
         finished = sum(stream.finished for stream in streams)
-        running = sum(not (stream.finished or stream.error) for stream in streams)
+        running = sum(bool(s.sent_ns) and not (s.finished or s.error) for s in streams)
         progress = {"tokens": tokens, "streaming": running, "finished": finished}
         sys.stdout.write(json.dumps(progress) + "\n")
         sys.stdout.flush()
@@ -160,6 +169,10 @@ async def timed(
         async with free:
             stream.sent_ns = time.monotonic_ns() if order["streams"] else due_ns
             await stream_one(session, order, stream)
+            while order.get("retry") and not stream.finished:
+                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+                stream.begin_anew()
+                await stream_one(session, order, stream)
 
     streams.extend(Stream(prompt) for prompt in range(len(order["prompts"])))
     await asyncio.gather(*map(send, streams, order["arrivals_s"]))

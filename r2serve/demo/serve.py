@@ -115,7 +115,7 @@ def fault_file(plan: Plan) -> Path:
 
 
 def arguments(
-    plan: Plan, places: Sequence[Place], index: int, port: int, master_port: int
+    plan: Plan, places: Sequence[Place], index: int, host: str, port: int, master_port: int
 ) -> list[str]:
     argv = [vllm_command(), "serve", str(plan.model), "--served-model-name", "tiny-llama"]
     argv += ["--tensor-parallel-size", str(plan.tensor_parallel)]
@@ -124,7 +124,7 @@ def arguments(
     argv += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(plan.max_requests)]
     # A prompt served from the cache has another first step than one that is computed.
     argv += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
-    argv += ["--host", "127.0.0.1", "--port", str(port)]
+    argv += ["--host", host, "--port", str(port)]
     if plan.r2ccl:
         argv += ["--distributed-backend", "r2ccl"]
     if len(places) > 1:
@@ -135,21 +135,21 @@ def arguments(
 
 
 class Server:
-    """A running server as a context manager; leaving it kills every process of every place."""
+    """A running server as a context manager; leaving it kills every process of every place.
 
-    def __init__(self, plan: Plan, places: Sequence[Place]) -> None:
+    client: where requests come from, and which is left alone; None: the node that answers them.
+    """
+
+    def __init__(self, plan: Plan, places: Sequence[Place], client: Place | None = None) -> None:
         self.plan = plan
+        self.client = client or places[0]
         self._places = places
         self._processes: list[subprocess.Popen[bytes]] = []
         local = isinstance(places[0], LocalPlace)
         self.port = free_port("127.0.0.1") if local else LAB_API_PORT
         self._master_port = free_port("127.0.0.1") if local else LAB_MASTER_PORT
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    @property
-    def front(self) -> Place:
-        """The node that answers requests."""
-        return self._places[0]
+        self._host = "127.0.0.1" if client is None else places[0].address
+        self.url = f"http://{self._host}:{self.port}"
 
     def log_path(self, index: int) -> Path:
         return self.plan.work / f"{self.plan.label}-node{index}.log"
@@ -183,7 +183,7 @@ class Server:
         journal_directory(self.plan, index).mkdir(parents=True, exist_ok=True)
         if self.plan.r2ccl and not self.plan.lab:
             fault_file(self.plan).touch()
-        argv = arguments(self.plan, self._places, index, self.port, self._master_port)
+        argv = arguments(self.plan, self._places, index, self._host, self.port, self._master_port)
         logger.debug("node %d: %s", index, " ".join(argv))
         with self.log_path(index).open("wb") as log:
             self._processes.append(
@@ -202,7 +202,7 @@ class Server:
         Raises ServeError when a node's process ends or START_TIMEOUT_S passes.
         """
         started = time.monotonic()
-        waiter = wait_until_healthy(self.front, self.url, START_TIMEOUT_S)
+        waiter = wait_until_healthy(self.client, self.url, START_TIMEOUT_S)
         while waiter.poll() is None:
             self.check_alive()
             watch(time.monotonic() - started)
@@ -224,7 +224,7 @@ class Server:
         Raises LoadError when it does not end within RUN_TIMEOUT_S, ServeError when a node ends.
         """
         path = self.plan.work / f"{self.plan.label}-{label}.json"
-        load = Load(self.front, self.url, texts, tokens, path)
+        load = Load(self.client, self.url, texts, tokens, path)
         deadline = time.monotonic() + RUN_TIMEOUT_S
         while load.running:
             self.check_alive()

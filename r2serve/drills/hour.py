@@ -144,7 +144,7 @@ def _play(
 ) -> None:
     path = server.plan.work / f"{server.plan.label}-disturbed.json"
     tokens = report.tokens_per_request
-    load = Load(server.front, server.url, texts, tokens, path, streams=options.streams)
+    load = Load(server.client, server.url, texts, tokens, path, streams=options.streams)
     load.wait_for_tokens(options.streams * 4, HANG_S)
     report.begin_ns = time.monotonic_ns()
     journals = Journals(server.journals())

@@ -147,7 +147,7 @@ def test_a_person_sees_which_requests_of_vllm_waited(
         server.stream(texts, 32, "warm-up", lambda _: None)
         sidecar = Sidecar(server.journals()[0], free_ports(1)[0])
         request.addfinalizer(sidecar.kill)
-        load = Load(server.front, server.url, texts, 400, short_path / "load.json", streams=4)
+        load = Load(server.client, server.url, texts, 400, short_path / "load.json", streams=4)
         load.wait_for_tokens(100, 60)
         page.goto(f"http://127.0.0.1:{sidecar.port}/")
         expect(page.get_by_role("status")).to_have_text("All rails up")

@@ -19,13 +19,11 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import web
 
-from r2serve.bench.serve import outcome, runner, scenarios, workload
+from r2serve.bench.serve import scenarios, workload
 from r2serve.bench.serve.cli import command
-from r2serve.bench.serve.outcome import Goal
 from r2serve.bench.serve.scenarios import SCENARIOS, Fault, ScheduleError, parse
 from r2serve.bench.serve.strike import Strikes
 from r2serve.bench.serve.workload import Lengths, WorkloadError, arrange, poisson, synthetic
-from r2serve.demo.client import Request, Run
 
 # --- requests -------------------------------------------------------------------------------------
 
@@ -169,101 +167,6 @@ def test_the_management_nic_is_cut_at_the_switch() -> None:
     done, strikes = play("at: 0s, cut: mgmt@node1, for: 20ms", 0.1)
     assert done == [("n1m", "down"), ("n1m", "up")]
     assert strikes.struck[0].rails == ()
-
-
-# --- what is made of it ---------------------------------------------------------------------------
-
-
-def request(*times_ms: float, ids: tuple[int, ...] | None = None, **changes: Any) -> Request:
-    times = tuple(int(time * 1e6) + 1 for time in times_ms)
-    given = tuple(range(len(times))) if ids is None else ids
-    return Request(given, times, **({"error": "", "finished": True, "sent_ns": 1} | changes))
-
-
-def test_latencies_are_those_that_clients_saw() -> None:
-    never = request(error="unfinished when stopped", finished=False, sent_ns=0)
-    cut = request(5, error="cut", finished=False)
-    run = Run((request(10, 20, 40), request(30, 130), cut, never))
-    row = outcome.describe(run, None, Goal(ttft_ms=20, tpot_ms=50))
-    assert row["requests"] == {
-        "sent": 3,
-        "completed": 2,
-        "failed": 1,
-        "never_sent": 1,
-        "wrong": None,
-        "good": 1,
-    }
-    assert row["ttft_ms"] == {"p50": 10.0, "p95": 30.0, "p99": 30.0}
-    assert row["tpot_ms"] == {"p50": 15.0, "p95": 100.0, "p99": 100.0}
-    assert row["itl_ms"]["p50"] == 20.0
-    assert row["e2e_ms"] == {"p50": 40.0, "p95": 130.0, "p99": 130.0}
-    assert row["longest_gap_ms"] == 100.0
-    assert row["errors"] == ["cut", "unfinished when stopped"]
-    assert row["seconds"] == 0.13
-
-
-def test_a_run_of_which_nothing_came_has_no_latencies() -> None:
-    row = outcome.describe(Run((request(error="gone", finished=False),)), None, Goal())
-    assert row["ttft_ms"] is row["e2e_ms"] is row["longest_gap_ms"] is None
-    assert row["goodput_per_s"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("got", "wrong"),
-    [
-        (request(1, 2, ids=(4, 5)), 0),
-        (request(1, 2, ids=(4, 6)), 1),
-        (request(1, ids=(4,)), 1),  # it says that it is complete
-        (request(1, ids=(4,), error="cut", finished=False), 0),
-        (request(1, ids=(7,), error="cut", finished=False), 1),
-    ],
-)
-def test_wrong_is_what_differs_from_the_reference(got: Request, wrong: int) -> None:
-    assert outcome.wrong(Run((request(1, 2, ids=(4, 5)),)), Run((got,))) == wrong
-
-
-def test_text_is_compared_where_there_are_no_ids() -> None:
-    want = request(1, ids=(), text="one two")
-    assert not outcome.differs(want, request(1, ids=(), text="one two"))
-    assert outcome.differs(want, request(1, ids=(), text="one too"))
-    assert not outcome.differs(want, request(1, ids=(), text="one", finished=False))
-
-
-# --- turns and rows -------------------------------------------------------------------------------
-
-
-def options(**changes: Any) -> runner.Options:
-    given = {
-        "workload": arrange([("a", 2)], 0, concurrency=1),
-        "contenders": ("r2ccl", "gloo"),
-        "scenarios": {"healthy": (), "carrier": scenarios.scenario("carrier")},
-    }
-    return runner.Options(**(given | changes))
-
-
-def test_contenders_take_turns_and_another_one_begins() -> None:
-    order = list(runner.turns(options(pairs=2)))
-    assert len(order) == len(set(order)) == 8
-    assert [name for _, _, name in order[::2]] == ["r2ccl", "gloo", "r2ccl", "gloo"]
-
-
-def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    metadata = {"commit": "c1", "date": "today", "command": "r2serve", "machine": {}}
-    rows = runner.Rows(path, "key", metadata)
-    rows.add({"contender": "r2ccl", "scenario": "healthy", "pair": 0})
-    rows.add({"contender": "gloo", "scenario": "healthy", "pair": 0, "not_run": "no gloo"})
-    again = runner.Rows(path, "key", metadata)
-    assert again.has("r2ccl", "healthy", 0)
-    assert not again.has("gloo", "healthy", 0)
-    assert not again.has("r2ccl", "healthy", 1)
-    for key, commit in (("other", "c1"), ("key", "c2")):
-        assert runner.Rows(path, key, metadata | {"commit": commit}).rows == []
-
-
-def test_other_requests_are_another_measurement() -> None:
-    assert options().key == options(pairs=9).key
-    assert options().key != options(workload=arrange([("b", 2)], 0, concurrency=1)).key
 
 
 # --- the command ----------------------------------------------------------------------------------

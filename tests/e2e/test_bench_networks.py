@@ -1,0 +1,105 @@
+"""What `r2serve bench serve` gives stock engines: connections that survive the loss of a rail."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from r2serve.bench.serve.networks import Multipath, Network, VirtualAddress, virtual
+from r2serve.drills.lab import Lab, LabUnavailableError
+
+ECHO = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], 9000))
+connection, _ = listener.accept()
+while data := connection.recv(65536):
+    connection.sendall(data)
+"""
+# Prints the longest wait for an echo of 1 KiB, in ms.
+ASK = """
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], 9000))
+longest, begun = 0, time.monotonic()
+while time.monotonic() < begun + float(sys.argv[2]):
+    before = time.monotonic()
+    connection.sendall(bytes(1024))
+    got = 0
+    while got < 1024:
+        got += len(connection.recv(65536))
+    longest = max(longest, time.monotonic() - before)
+    time.sleep(0.01)
+print(round(1000 * longest))
+"""
+SECONDS = 9.0
+CUT_AFTER_S = 2.0
+# Both reroute within a second or two; what only waits does so for all of the outage.
+LONGEST_MS = 4500
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    try:
+        with Lab(nodes=3, rails=2) as made:
+            yield made
+    except LabUnavailableError as error:
+        pytest.skip(f"no lab on this machine: {error}")
+
+
+def needs_mptcp() -> None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262):
+            return
+    except OSError as error:
+        pytest.skip(f"no MPTCP: {error}")
+
+
+@pytest.mark.parametrize("fault", ["cut", "black_hole"])
+@pytest.mark.parametrize("kind", ["ecmp", "mptcp"])
+def test_a_connection_outlives_the_rail_that_carries_it(
+    kind: str, fault: str, lab: Lab, tmp_path: Path
+) -> None:
+    network: Network = VirtualAddress()
+    address = virtual(lab.nodes[0])
+    if kind == "mptcp":
+        needs_mptcp()
+        network = Multipath()
+        address = lab.nodes[0].rail_address(0)
+    settings = network.build(lab, tmp_path)
+    network.begin(lab, tmp_path)
+    environment = {**os.environ, **settings}
+    server, client = lab.nodes[:2]
+    server.popen([sys.executable, "-c", ECHO, address], env=environment)
+    time.sleep(0.5)
+    asking = client.popen(
+        [sys.executable, "-c", ASK, address, str(SECONDS)],
+        env=environment,
+        stdout=subprocess.PIPE,
+    )
+    time.sleep(CUT_AFTER_S)
+    rail = 0 if kind == "mptcp" else rail_of_the_route(lab)
+    getattr(lab, fault)(1, rail)
+    said, _ = asking.communicate(timeout=60)
+    assert asking.returncode == 0
+    assert int(said) < LONGEST_MS
+    if kind == "ecmp":
+        routes = json.loads(client.run("ip", "-json", "route", "show", "proto", "bird"))
+        assert [route["dev"] for route in routes] == [f"rail{1 - rail}"]
+
+
+def rail_of_the_route(lab: Lab) -> int:
+    """The rail that carries the connection: the one that has moved more."""
+    sent = {}
+    for link in json.loads(lab.nodes[1].run("ip", "-json", "-statistics", "link", "show")):
+        if link["ifname"].startswith("rail"):
+            sent[int(link["ifname"].removeprefix("rail"))] = link["stats64"]["tx"]["bytes"]
+    return max(sent, key=lambda rail: sent[rail])

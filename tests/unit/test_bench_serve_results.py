@@ -1,0 +1,545 @@
+"""``r2serve bench serve``: what is made of runs, and where it is kept."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from rich.console import Console
+
+from r2serve.bench.serve import (
+    compare,
+    contenders,
+    impact,
+    networks,
+    outcome,
+    plots,
+    report,
+    runner,
+    scenarios,
+    store,
+)
+from r2serve.bench.serve.contenders import CONTENDERS
+from r2serve.bench.serve.outcome import Goal
+from r2serve.bench.serve.store import Rows, Times
+from r2serve.bench.serve.workload import arrange
+from r2serve.demo.client import Request, Run
+
+ABOUT = {
+    "commit": "c1",
+    "date": "today",
+    "command": "r2serve bench serve",
+    "machine": {"cpu": "x", "cores": 2, "memory_gib": 8, "kernel": "6", "load_before": 0.1},
+}
+
+# --- what is made of it ---------------------------------------------------------------------------
+
+
+def request(*times_ms: float, ids: tuple[int, ...] | None = None, **changes: Any) -> Request:
+    times = tuple(int(time * 1e6) + 1 for time in times_ms)
+    given = tuple(range(len(times))) if ids is None else ids
+    return Request(given, times, **({"error": "", "finished": True, "sent_ns": 1} | changes))
+
+
+def test_latencies_are_those_that_clients_saw() -> None:
+    never = request(error="unfinished when stopped", finished=False, sent_ns=0)
+    cut = request(5, error="cut", finished=False)
+    run = Run((request(10, 20, 40), request(30, 130), cut, never))
+    row = outcome.describe(run, None, Goal(ttft_ms=20, tpot_ms=50))
+    assert row["requests"] == {
+        "sent": 3,
+        "completed": 2,
+        "failed": 1,
+        "never_sent": 1,
+        "wrong": None,
+        "sent_again": 0,
+        "good": 1,
+    }
+    assert row["ttft_ms"] == {"p50": 10.0, "p95": 30.0, "p99": 30.0}
+    assert row["tpot_ms"] == {"p50": 15.0, "p95": 100.0, "p99": 100.0}
+    assert row["itl_ms"]["p50"] == 20.0
+    assert row["e2e_ms"] == {"p50": 40.0, "p95": 130.0, "p99": 130.0}
+    assert row["longest_gap_ms"] == 100.0
+    assert row["errors"] == ["cut", "unfinished when stopped"]
+    assert row["seconds"] == 0.13
+
+
+def test_a_run_of_which_nothing_came_has_no_latencies() -> None:
+    row = outcome.describe(Run((request(error="gone", finished=False),)), None, Goal())
+    assert row["ttft_ms"] is row["e2e_ms"] is row["longest_gap_ms"] is None
+    assert row["goodput_per_s"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("got", "wrong"),
+    [
+        (request(1, 2, ids=(4, 5)), 0),
+        (request(1, 2, ids=(4, 6)), 1),
+        (request(1, ids=(4,)), 1),  # it says that it is complete
+        (request(1, ids=(4,), error="cut", finished=False), 0),
+        (request(1, ids=(7,), error="cut", finished=False), 1),
+    ],
+)
+def test_wrong_is_what_differs_from_the_reference(got: Request, wrong: int) -> None:
+    assert outcome.wrong(Run((request(1, 2, ids=(4, 5)),)), Run((got,))) == wrong
+
+
+def test_text_is_compared_where_there_are_no_ids() -> None:
+    want = request(1, ids=(), text="one two")
+    assert not outcome.differs(want, request(1, ids=(), text="one two"))
+    assert outcome.differs(want, request(1, ids=(), text="one too"))
+    assert not outcome.differs(want, request(1, ids=(), text="one", finished=False))
+
+
+# --- turns and rows -------------------------------------------------------------------------------
+
+
+def options(**changes: Any) -> runner.Options:
+    given = {
+        "workload": arrange([("a", 2)], 0, concurrency=1),
+        "contenders": ("r2ccl", "gloo"),
+        "scenarios": {"healthy": (), "carrier": scenarios.scenario("carrier")},
+    }
+    return runner.Options(**(given | changes))
+
+
+def test_contenders_take_turns_and_another_one_begins() -> None:
+    order = list(runner.turns(options(pairs=2)))
+    assert len(order) == len(set(order)) == 8
+    assert [name for _, _, name in order[::2]] == ["r2ccl", "gloo", "r2ccl", "gloo"]
+
+
+def a_row(contender: str, pair: int = 0, **more: Any) -> dict[str, Any]:
+    return {"key": "k", "contender": contender, "scenario": "healthy", "pair": pair, **more}
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = Rows(path, ABOUT)
+    rows.add(a_row("r2ccl"))
+    rows.add(a_row("gloo", not_run="no gloo"))
+    again = Rows(path, ABOUT)
+    assert again.find("k", "healthy", "r2ccl", 0) is not None
+    assert again.find("k", "healthy", "gloo", 0) is None
+    assert again.find("k", "healthy", "r2ccl", 1) is None
+    assert again.find("other", "healthy", "r2ccl", 0) is None
+    assert Rows(path, ABOUT | {"commit": "c2"}).find("k", "healthy", "r2ccl", 0) is None
+    assert Rows(path, ABOUT, label="x").find("k", "healthy", "r2ccl", 0) is None
+    # Where times are kept, a run without them is measured again.
+    with_times = Rows(path, ABOUT, folder=tmp_path / "runs")
+    assert with_times.find("k", "healthy", "r2ccl", 0) is None
+    kept = with_times.add(a_row("r2ccl"), Times(((0.0, (1.0, 2.5)),)))
+    assert with_times.find("k", "healthy", "r2ccl", 0) == kept
+    assert with_times.times(kept) == Times(((0.0, (1.0, 2.5)),))
+    assert rows.times(kept) is None
+
+
+def test_a_file_keeps_what_is_newest(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    old = Rows(path, ABOUT)
+    for row in (a_row("r2ccl"), a_row("r2ccl", 1), a_row("gloo")):
+        old.add(row)
+    Rows(path, ABOUT, label="x").add(a_row("r2ccl"))
+    new = Rows(path, ABOUT | {"commit": "c2"})
+    mine = [new.add(a_row("r2ccl")), new.add(a_row("ecmp", not_run="no"))]
+    others = new.tidy(mine)
+    assert [(row["commit"], row["label"], row["contender"]) for row in others] == [
+        ("c1", "", "gloo"),
+        ("c1", "x", "r2ccl"),
+    ]
+    assert len(store.read(path)) == 4  # the second pair of the old commit is gone, too
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for text, said in (("{", "line 1 is no row"), ('{"key": 1}', "commit, contender, label")):
+        path.write_text(text + "\n")
+        with pytest.raises(ValueError, match=said):
+            Rows(path, ABOUT)
+
+
+def test_other_requests_are_another_measurement() -> None:
+    one = options()
+    assert one.key("carrier") == options(pairs=9, contenders=("r2ccl",)).key("carrier")
+    assert one.key("carrier") != one.key("healthy")
+    other = options(workload=arrange([("b", 2)], 0, concurrency=1))
+    assert one.key("carrier") != other.key("carrier")
+
+
+def test_the_clock_of_times_is_that_of_the_run() -> None:
+    never = request(error="unfinished", finished=False, sent_ns=0)
+    one, two = request(10, 20, sent_ns=3_000_000), request(12, sent_ns=5_000_000)
+    times = Times.of(Run((one, never, two)))
+    assert times.requests == ((0.0, (7.0, 17.0)), (2.0, (9.0,)))
+
+
+# --- pairs ----------------------------------------------------------------------------------------
+
+
+def pairs(change: float, count: int = 5, requests: int = 300, noise: float = 0.02) -> list[Any]:
+    """Rows of pairs in which all latencies change by this factor when a rail is lost."""
+    source = random.Random(7)
+    rows = []
+    for pair in range(count):
+        for scenario, factor in (("healthy", 1.0), ("permanent", change)):
+            values = [100 * factor * source.uniform(1 - noise, 1 + noise) for _ in range(requests)]
+            samples = {"e2e_ms": values, "tpot_ms": values}
+            rows.append(
+                {"scenario": scenario, "contender": "r2ccl", "pair": pair, "samples": samples}
+            )
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("change", "noise", "said"),
+    [(1.0, 0.001, "met"), (1.5, 0.02, "not reached"), (1.012, 0.3, "not resolved")],
+)
+def test_a_target_is_met_when_its_whole_interval_is(change: float, noise: float, said: str) -> None:
+    found = compare.verdicts(pairs(change, noise=noise))
+    assert [each.contender for each in found] == ["r2ccl", "r2ccl"]
+    assert found[1].said == said
+    for each in found:
+        assert each.low <= each.ratio <= each.high
+        assert each.ratio == pytest.approx(change, rel=0.05)
+
+
+def test_few_pairs_say_nothing() -> None:
+    for rows in (pairs(1.0, count=4), pairs(1.0, requests=299)):
+        assert all(each.said.startswith("too few") for each in compare.verdicts(rows))
+    assert compare.verdicts(pairs(1.0)[:1]) == []
+
+
+# --- the sidecar's word ---------------------------------------------------------------------------
+
+
+def at(*times_ms: float) -> tuple[int, ...]:
+    return tuple(int(time * 1e6) for time in times_ms)
+
+
+def test_a_client_sees_what_came_late_of_a_step_that_waited() -> None:
+    undisturbed = request(10, 20, 30, 40, sent_ns=1)
+    late = request(10, 20, 230, 240, sent_ns=1, id="cmpl-1")
+    first = request(111, 120, 130, 140, sent_ns=1, id="cmpl-2")
+    untouched = request(10, 20, 30, 40, sent_ns=1, id="cmpl-3")
+    held = {
+        "cmpl-1-0": impact.Held(200.0, at(228)),
+        "cmpl-2-0": impact.Held(101.0, at(109)),
+    }
+    found = impact.compare(held, Run((late, first, untouched)), Run((undisturbed,) * 3))
+    assert [(each.request, each.sidecar_ms) for each in found] == [(0, 200.0), (1, 101.0)]
+    assert found[0].client_ms == pytest.approx(200)
+    assert found[1].client_ms == pytest.approx(101)
+    assert all(each.agrees for each in found)
+
+
+@pytest.mark.parametrize(
+    ("sidecar", "client", "agrees"),
+    [(2, 6.9, True), (2, 7.1, False), (8000, 7650, True), (8000, 7500, False)],
+)
+def test_agreement_is_to_5_ms_or_5_percent(sidecar: float, client: float, agrees: bool) -> None:
+    assert impact.Impact(0, sidecar, client).agrees is agrees
+
+
+def test_a_sidecar_that_does_not_start_is_said(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(impact, "_SIDECAR", "raise SystemExit('no sidecar today')")
+    with pytest.raises(impact.ImpactError, match="no sidecar today"):
+        impact.ask(tmp_path, tmp_path / "log")
+
+
+def test_a_sidecar_without_requests_has_none(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    assert impact.ask(tmp_path, tmp_path / "log") == {}
+
+
+# --- contenders -----------------------------------------------------------------------------------
+
+
+class PlayedNode:
+    def __init__(self, index: int) -> None:
+        self.index, self.rails = index, 2
+        self.done: list[tuple[str, ...]] = []
+
+    def rail_address(self, rail: int) -> str:
+        return f"10.77.{rail + 1}.{self.index + 1}"
+
+    def run(self, *argv: str) -> str:
+        self.done.append(argv)
+        return ""
+
+
+class PlayedLab:
+    rails = 2
+
+    def __init__(self) -> None:
+        self.nodes = [PlayedNode(index) for index in range(3)]
+
+
+def test_birds_routes_go_over_all_rails() -> None:
+    one, other = PlayedNode(0), PlayedNode(1)
+    text = networks.bird_configuration(one, other)  # type: ignore[arg-type]
+    assert "router id 10.78.0.1;" in text
+    assert "route 10.78.0.2/32 via 10.77.1.2 bfd via 10.77.2.2 bfd;" in text
+
+
+@pytest.mark.parametrize(
+    ("network", "step", "said"),
+    [
+        (networks.Multipath(), "build", "no C\\+\\+ compiler"),
+        (networks.VirtualAddress(), "begin", "package bird2"),
+    ],
+)
+def test_what_is_not_installed_is_named(
+    network: Any, step: str, said: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(networks.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(contenders.ServeError, match=said):
+        getattr(network, step)(PlayedLab(), tmp_path)
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CXX", sys.executable)  # which takes C++ for Python
+    with pytest.raises(contenders.ServeError, match="does not compile multipath"):
+        networks.compile_preload(tmp_path)
+
+
+SOCKETS = """
+import socket, json
+def protocol(s): return s.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)
+one, two = socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+one.bind(("127.0.0.1", 0)); one.listen()
+near = socket.create_connection(one.getsockname())
+far, _ = one.accept()
+far.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gloo does
+print(json.dumps([protocol(s) for s in (one, near, far, two)]))
+"""
+
+
+def test_a_preloaded_program_has_mptcp_for_tcp(tmp_path: Path) -> None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262):
+            pass
+    except OSError as error:
+        pytest.skip(f"no MPTCP: {error}")
+    done = subprocess.run(
+        [sys.executable, "-c", SOCKETS],
+        env={"LD_PRELOAD": str(networks.compile_preload(tmp_path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [262, 262, 262, 17]
+
+
+def test_only_nodes_that_serve_get_endpoints(tmp_path: Path) -> None:
+    lab: Any = PlayedLab()
+    networks.Multipath().build(lab, tmp_path)
+    assert [len(node.done) for node in lab.nodes] == [2, 2, 0]
+    assert lab.nodes[0].done[1][3:5] == ("add", "10.77.2.1")
+
+
+class PlayedLoad:
+    """Ends by itself after so many looks, or when it is stopped."""
+
+    streams, expected_requests, finished = 4, 4, 0
+
+    def __init__(self, silent_s: float) -> None:
+        self.silent_since, self.stopped = time.monotonic() - silent_s, False
+        self.looks = 0
+
+    @property
+    def changed_at(self) -> float:
+        return self.silent_since
+
+    @changed_at.setter
+    def changed_at(self, at: float) -> None:
+        self.silent_since = at
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self.silent_since
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def finish(self, patience_s: float, watch: Any) -> str:
+        while not self.stopped and self.looks < 3:
+            self.looks += 1
+            watch()
+        return "lost" if self.stopped else "done"
+
+
+class PlayedServer:
+    def __init__(self, *, alive: bool = True) -> None:
+        self.alive = alive
+
+    def check_alive(self) -> None:
+        if not self.alive:
+            raise contenders.ServeError("node 1 ended")
+
+
+def place_of(name: str, tmp_path: Path, server: PlayedServer) -> Any:
+    place: Any = contenders.Place(name, tmp_path, tmp_path, 1, lambda _: None)
+    place._server = server
+    place.restart = lambda: setattr(place, "_server", PlayedServer())
+    return place
+
+
+@pytest.mark.parametrize(
+    ("name", "silent_s", "alive", "outcome_of_it", "restarts"),
+    [
+        ("restart", 6.0, True, "done", 1),
+        ("restart", 0.0, False, "done", 1),
+        ("restart", 0.0, True, "done", 0),
+        ("gloo", 6.0, True, "done", 0),
+        ("gloo", 0.0, False, "lost", 0),
+    ],
+)
+def test_a_supervisor_restarts_what_hangs_or_ended(
+    name: str, silent_s: float, alive: bool, outcome_of_it: str, restarts: int, tmp_path: Path
+) -> None:
+    place = place_of(name, tmp_path, PlayedServer(alive=alive))
+    load: Any = PlayedLoad(silent_s)
+    assert place.finish(load, 20.0, lambda _: None) == outcome_of_it
+    assert place.restarts == restarts
+
+
+def test_a_supervisor_gives_up_at_last(tmp_path: Path) -> None:
+    place = place_of("restart", tmp_path, PlayedServer(alive=False))
+    place.restart = lambda: None
+    load: Any = PlayedLoad(0.0)
+    load.looks = -9
+    assert place.finish(load, 20.0, lambda _: None) == "lost"
+    assert place.restarts == contenders.MAX_RESTARTS
+
+
+def test_the_rail_in_use_is_the_one_that_sends_most(tmp_path: Path) -> None:
+    place: Any = contenders.Place("gloo", tmp_path, tmp_path, 1, lambda _: None)
+    lab: Any = PlayedLab()
+    sent = iter([[5, 5], [5, 5], [10, 400], [10, 90]])
+
+    def links(*_: str) -> str:
+        rails = [
+            {"ifname": f"rail{rail}", "stats64": {"tx": {"bytes": count}}}
+            for rail, count in enumerate(next(sent))
+        ]
+        return json.dumps([{"ifname": "lo", "stats64": {"tx": {"bytes": 10**9}}}, *rails])
+
+    for node in lab.nodes:
+        node.run = links
+    place.lab = lab
+    assert place.rail_in_use() == 1
+
+
+def test_a_bar_is_as_long_as_what_is_done() -> None:
+    assert [contenders.bar(part, 4) for part in (0, 0.5, 1, 7)] == ["╌╌╌╌", "━━╌╌", "━━━━", "━━━━"]
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def measured(rows: Rows, contender: str, scenario: str, **changes: Any) -> dict[str, Any]:
+    run = Run((request(10, 20, 40), request(30, 130)))
+    faults = [{"at_s": 0.01, "healed_at_s": None, "fault": "at: 0s, cut: rail0@node1"}]
+    about = {"contender": contender, "scenario": scenario, "pair": 0, "key": "k"}
+    row = {
+        **about,
+        **outcome.describe(run, run, Goal()),
+        "faults": faults,
+        "serves": "vllm <serve>",
+    }
+    return rows.add({**row, **changes}, Times.of(run))
+
+
+WAITED = {"requests": [{"request": 0, "sidecar_ms": 200.0, "client_ms": 203.0}], "agree": 1}
+
+
+def test_pictures_and_page_have_every_contender_and_need_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = Rows(tmp_path / "rows.jsonl", ABOUT, folder=tmp_path / "runs")
+    found = [
+        measured(rows, "r2ccl", "carrier", impact=WAITED),
+        measured(rows, "gloo", "carrier"),
+        rows.add(
+            {"contender": "ecmp", "scenario": "carrier", "pair": 0, "key": "k"}
+            | {"not_run": "no <bird>"}
+        ),
+    ]
+    pictures = plots.draw(found, rows.times, tmp_path)
+    assert sorted(path.name for path in pictures.values()) == [
+        "serve-carrier-cdf.png",
+        "serve-carrier-timeline.png",
+        "serve-impact.png",
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures.values())
+    page = tmp_path / "index.html"
+    report.write_page(found, compare.verdicts(pairs(1.0)), pictures, page)
+    text = page.read_text()
+    assert "not run: no &lt;bird&gt;" in text
+    assert "vllm &lt;serve&gt;" in text
+    assert text.count("data:image/png;base64,") == 3
+    assert not re.search(r"(?:src|href)=\"(?!data:)", text)
+    assert "1 of 1" in text
+    assert "met" in text
+
+
+def test_what_was_not_run_is_told(capsys: Any) -> None:
+    rows = Rows(None, ABOUT)
+    measured(rows, "r2ccl", "carrier", impact=WAITED)
+    found = [
+        measured(rows, "r2ccl", "healthy"),
+        rows.add(
+            {"contender": "gloo", "scenario": "healthy", "pair": 0, "key": "k", "not_run": "no"}
+        ),
+    ]
+    report.show(found, [], Console(width=200))
+    said = capsys.readouterr().out
+    assert "healthy, gloo: not run: no" in said
+    assert "30 / 30" not in said.splitlines()[-1]
+
+
+def test_docs_say_what_is_stale(tmp_path: Path) -> None:
+    docs = tmp_path / "page.md"
+    docs.write_text(f"# Above\n\n{report.BEGIN}\nold\n{report.END}\n\nbelow\n")
+    path = tmp_path / "rows.jsonl"
+    old = Rows(path, ABOUT | {"commit": "c0", "date": "then"})
+    measured(old, "r2ccl", "healthy")
+    measured(old, "r2ccl", "slow")
+    rows = Rows(path, ABOUT)
+    found = [measured(rows, "r2ccl", "healthy")]
+    others = rows.tidy(found)
+    report.put(found, others, [], {"a": Path("a.png")}, docs)
+    text = docs.read_text()
+    assert text.startswith("# Above\n\n")
+    assert text.endswith("\n\nbelow\n")
+    assert "old" not in text
+    assert "![a](a.png)" in text
+    current, stale = text.split("**Stale**: measured at commit `c0`, then")
+    assert "| healthy | r2ccl |" in current
+    assert "| slow | r2ccl |" in stale
+    assert "| healthy | r2ccl |" not in stale
+    report.put(found, others, [], {}, docs)  # again, over what it wrote
+    assert docs.read_text().count("**Stale**") == 1
+    docs.write_text("# no markers\n")
+    with pytest.raises(report.MarkerError, match=r"page\.md has no lines"):
+        report.put(found, others, [], {}, docs)
+
+
+def test_contenders_say_what_they_serve(tmp_path: Path) -> None:
+    said = {
+        name: contenders.Place(name, tmp_path, tmp_path, 1, lambda _: None).command
+        for name in CONTENDERS
+    }
+    assert said["r2ccl"].endswith("--distributed-backend r2ccl")
+    assert all("r2ccl" not in said[name] for name in CONTENDERS if name != "r2ccl")

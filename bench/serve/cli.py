@@ -215,7 +215,7 @@ def command(
     except (LabUnavailableError, LoadError, ServeError) as error:
         raise click.ClickException(str(error)) from error
     verdicts = compare.verdicts(found)
-    report.show(found, verdicts, Console())
+    report.show(found, verdicts)
     others = rows.tidy(found)
     if out is not None:
         pictures = plots.draw(found, rows.times, out)

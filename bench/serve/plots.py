@@ -65,7 +65,8 @@ def timeline(seen: Sequence[tuple[Row, Times]]) -> Figure:
         )
         for fault in row["faults"]:
             healed = fault["healed_at_s"]
-            axes.axvspan(fault["at_s"], end_s if healed is None else healed, color="0.88")
+            until_s = end_s if healed is None else healed
+            axes.axvspan(fault["at_s"], until_s, color="0.88", zorder=0)  # behind the dots
         lost = row["requests"]["failed"]
         axes.set(yscale="log", ylabel="ms")
         axes.set_title(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +18,7 @@ Row = Mapping[str, Any]
 HEADER = ("scenario", "contender", "sent", "lost", "wrong", "sent again", "TTFT p50 / p99")
 HEADER += ("TPOT p50 / p99", "E2E p50 / p99", "longest gap", "good/s", "sidecar agrees")
 BAD_COLUMNS = (3, 4)
+WIDTH = 150
 BEGIN = "<!-- results of r2serve bench serve: what follows is written by --docs -->"
 END = "<!-- end of the results of r2serve bench serve -->"
 
@@ -45,11 +47,16 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def show(rows: Sequence[Row], verdicts: Sequence[Verdict], console: Console) -> None:
-    """A line a run, and why what did not run did not."""
-    table = Table(
-        title="requests, as clients saw them; times in ms: p50 / p99", title_justify="left"
-    )
+def show(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> None:
+    """Prints a line a run, and why what did not run did not.
+
+    All of a line, also where that is wider than a terminal or a log says that it is.
+    """
+    console = Console()
+    if console.width < WIDTH:
+        console = Console(width=WIDTH)
+    title = "requests, as clients saw them; times in ms: p50 / p99"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in HEADER:
         side = "left" if name in HEADER[:2] else "right"
         table.add_column(name.removesuffix(" p50 / p99"), justify=side, no_wrap=True)

@@ -16,8 +16,6 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from rich.console import Console
-
 from r2serve.bench.serve import (
     compare,
     contenders,
@@ -494,6 +492,15 @@ def test_pictures_and_page_have_every_contender_and_need_nothing_else(tmp_path: 
     assert "met" in text
 
 
+def test_dots_are_in_front_of_what_is_shaded(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = Rows(None, ABOUT)
+    row = measured(rows, "r2ccl", "carrier")
+    [strip] = plots.timeline([(row, Times(((0.0, (7.0, 17.0)),)))]).axes
+    [shade], [dots] = strip.patches, strip.collections
+    assert shade.get_zorder() < dots.get_zorder()
+
+
 def test_what_was_not_run_is_told(capsys: Any) -> None:
     rows = Rows(None, ABOUT)
     measured(rows, "r2ccl", "carrier", impact=WAITED)
@@ -503,8 +510,11 @@ def test_what_was_not_run_is_told(capsys: Any) -> None:
             {"contender": "gloo", "scenario": "healthy", "pair": 0, "key": "k", "not_run": "no"}
         ),
     ]
-    report.show(found, [], Console(width=200))
+    report.show(found, [])
     said = capsys.readouterr().out
+    assert all(
+        name in said for name in ("sent again", "longest gap", "sidecar agrees")
+    )  # nothing is cut off where a terminal has 80 columns
     assert "healthy, gloo: not run: no" in said
     assert "30 / 30" not in said.splitlines()[-1]
 

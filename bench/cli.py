@@ -57,6 +57,14 @@ command.add_command(collectives)
     help="The same under MPTCP; each of them takes seconds.",
 )
 @click.option(
+    "--ucx",
+    "of_ucx",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="The same under UCX's failover mode; 40 s for each that it does not survive.",
+)
+@click.option(
     "--kind",
     "kinds",
     multiple=True,
@@ -65,20 +73,20 @@ command.add_command(collectives)
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 def stall_distributions(
-    faults: int, of_mptcp: int, kinds: tuple[str, ...], json_path: Path | None
+    faults: int, of_mptcp: int, of_ucx: int, kinds: tuple[str, ...], json_path: Path | None
 ) -> None:
-    """How long all_reduces of 16 KiB and 1 MiB stall at real faults, beside none and MPTCP.
+    """How long all_reduces of 16 KiB and 1 MiB stall at real faults, beside MPTCP and UCX.
 
     Two nodes with two rails in network namespaces. The faults are a port that loses its carrier,
     the peer's port that does, and a switch that drops everything with all carriers up.
     """
-    if not faults and not of_mptcp:
-        raise click.UsageError("--faults and --mptcp are both 0: there is nothing to measure")
+    if not faults and not of_mptcp and not of_ucx:
+        raise click.UsageError("--faults, --mptcp and --ucx are 0: there is nothing to measure")
     clean_up_when_terminated()
     metadata = machine.describe(sys.argv[1:])
     try:
         measured = distributions.run(
-            faults, of_mptcp, progress_lines(), kinds or distributions.KINDS
+            faults, of_mptcp, progress_lines(), kinds or distributions.KINDS, of_ucx
         )
     except (WorkerError, NotSupported, FaultError, LabUnavailableError) as error:
         raise click.ClickException(str(error)) from error

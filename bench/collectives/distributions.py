@@ -1,4 +1,4 @@
-"""How the stalls of many real faults are distributed, beside no fault and beside MPTCP.
+"""How the stalls of many real faults are distributed, beside no fault, MPTCP and UCX's failover.
 
 Each fault strikes a rail that carried bytes just before, under back-to-back all-reduces, at either
 node in turn, and is healed before the next. Before each one the same is measured without it: the
@@ -8,6 +8,7 @@ same window, and in the fault's place a command of the lab that changes nothing.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -18,8 +19,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from r2serve.bench.collectives import mptcp, strikes
-from r2serve.bench.collectives.control import WorkerGroup
+from r2serve.bench.collectives import mptcp, strikes, ucx
+from r2serve.bench.collectives.control import NotSupported, WorkerError, WorkerGroup
 from r2serve.bench.collectives.matrix import Workload, format_size
 from r2serve.bench.collectives.report import verdict_table
 from r2serve.bench.collectives.runner import Progress, Skipped
@@ -40,6 +41,8 @@ BEFORE_FAULT_MS = 100
 WINDOW_MS = 450
 # What does not go on by itself is healed then, and its stall is at least that long.
 PATIENCE_S = 30.0
+# They tell nobody that a rail is out of use.
+SILENT = ("mptcp", "ucx")
 ATTEMPTS = 5
 
 
@@ -47,7 +50,7 @@ ATTEMPTS = 5
 class Sample:
     """One fault: the longest call that it may have slowed, and the same without a fault.
 
-    system: r2ccl or mptcp; node: whose port was struck, or cut off at the switch.
+    system: r2ccl, mptcp or ucx; node: whose port was struck, or cut off at the switch.
     """
 
     system: str
@@ -60,6 +63,30 @@ class Sample:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One fault after which the calls never went on, not even when it was undone; says why."""
+
+    system: str
+    kind: str
+    bytes: int
+    node: int
+    rail: int
+    reason: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class NotSurvivedError(WorkerError):
+    """The calls ended with the fault of that rail."""
+
+    def __init__(self, node: int, rail: int, error: WorkerError) -> None:
+        super().__init__(str(error))
+        self.node = node
+        self.rail = rail
 
 
 @dataclass(frozen=True)
@@ -96,17 +123,25 @@ class Distribution:
 
 @dataclass
 class Measured:
-    """Every sample, and what could not be measured."""
+    """Every fault that was survived, every other one, and what could not be measured."""
 
     samples: list[Sample] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
 
-def run(faults: int, of_mptcp: int, progress: Progress, kinds: Sequence[str] = KINDS) -> Measured:
-    """``faults`` of each kind under r2ccl and ``of_mptcp`` under MPTCP, split over SIZES.
+def run(
+    faults: int,
+    of_mptcp: int,
+    progress: Progress,
+    kinds: Sequence[str] = KINDS,
+    of_ucx: int = 0,
+) -> Measured:
+    """``faults`` of each kind under r2ccl, ``of_mptcp`` and ``of_ucx`` under those, over SIZES.
 
     Raises LabUnavailableError where labs cannot be, FaultError where a fault cannot be made or
-    undone, WorkerError where a worker ends. Without MPTCP in the kernel that part is skipped.
+    undone, WorkerError where a worker of r2ccl or MPTCP ends. What this machine has no MPTCP or
+    UCX for is skipped.
     """
     measured = Measured()
     with ExitStack() as stack:
@@ -120,11 +155,46 @@ def run(faults: int, of_mptcp: int, progress: Progress, kinds: Sequence[str] = K
                 mptcp.configure(lab)
             except mptcp.MptcpUnavailable as error:
                 measured.skipped.append(Skipped("mptcp", str(error)))
-                return measured
-            store = f"{lab.nodes[0].rail_address(0)}:{STORE_PORT + 1}"
-            with strikes.group(lab, "mptcp", scratch, "mptcp", store, {}) as workers:
-                measured.samples += _series("mptcp", lab, workers, kinds, of_mptcp, progress)
+            else:
+                store = f"{lab.nodes[0].rail_address(0)}:{STORE_PORT + 1}"
+                with strikes.group(lab, "mptcp", scratch, "mptcp", store, {}) as workers:
+                    measured.samples += _series("mptcp", lab, workers, kinds, of_mptcp, progress)
+        if of_ucx:
+            _ucx_series(lab, scratch, kinds, of_ucx, measured, progress)
     return measured
+
+
+def _ucx_series(
+    lab: Lab,
+    scratch: Path,
+    kinds: Sequence[str],
+    count: int,
+    measured: Measured,
+    progress: Progress,
+) -> None:
+    """Each fault with workers of its own. What does not start, or is wrong before, is skipped."""
+    try:
+        worker = ucx.program()
+    except ucx.UcxUnavailable as error:
+        measured.skipped.append(Skipped("ucx", str(error)))
+        return
+    for kind in kinds:
+        for size, faults in split(count):
+            progress(f"ucx: {faults} x {kind} during all_reduce of {format_size(size)}")
+            request = Workload("all_reduce", size, "float32").request("auto")
+            for index in range(faults):
+                name = f"{kinds.index(kind)}-{size}-{index}"
+                try:
+                    with ucx.group(lab, worker, scratch, name, STORE_PORT + 2) as workers:
+                        workers.prepare(request)
+                        measured.samples.append(_sample("ucx", lab, workers, kind, size, index))
+                except NotSurvivedError as error:
+                    where = (error.node, error.rail)
+                    reason = str(error).splitlines()[0]
+                    measured.losses.append(Loss("ucx", kind, size, *where, reason))
+                except (WorkerError, NotSupported) as error:
+                    measured.skipped.append(Skipped("ucx", str(error)))
+                    return
 
 
 def split(count: int) -> list[tuple[int, int]]:
@@ -140,6 +210,7 @@ def as_json(measured: Measured, metadata: Mapping[str, Any]) -> dict[str, Any]:
         **metadata,
         "distributions": [one.as_json() for one in found],
         "skipped": [{"what": s.what, "reason": s.reason} for s in measured.skipped],
+        "losses": [loss.as_json() for loss in measured.losses],
         "samples": [sample.as_json() for sample in measured.samples],
         "verdict": [check.as_json() for check in checks(found)],
     }
@@ -148,16 +219,21 @@ def as_json(measured: Measured, metadata: Mapping[str, Any]) -> dict[str, Any]:
 def show(measured: Measured, console: Console) -> None:
     """A table a kind of fault, and the targets."""
     found = distributions(measured.samples)
-    for kind in dict.fromkeys(one.kind for one in found):
-        console.print(table(kind, [one for one in found if one.kind == kind]))
+    kinds = [one.kind for one in found] + [loss.kind for loss in measured.losses]
+    for kind in dict.fromkeys(kinds):
+        of_kind = [one for one in found if one.kind == kind]
+        losses = [loss for loss in measured.losses if loss.kind == kind]
+        console.print(table(kind, of_kind, losses))
+    for reason in dict.fromkeys(f"{loss.system}: {loss.reason}" for loss in measured.losses):
+        console.print(f"[yellow]never went on:[/] {reason}", highlight=False)
     for skipped in measured.skipped:
-        console.print(f"[yellow]not measured:[/] {skipped.what}: {skipped.reason}", highlight=False)
+        console.print(f"[yellow]not run:[/] {skipped.what}: {skipped.reason}", highlight=False)
     if found:
         console.print(verdict_table(checks(found)))
         console.print(tally(checks(found)))
 
 
-def table(kind: str, found: Sequence[Distribution]) -> Table:
+def table(kind: str, found: Sequence[Distribution], losses: Sequence[Loss] = ()) -> Table:
     """The distributions of one kind, each beside the same windows without a fault."""
     title = f"{kind}: longest call, ms"
     if kind in P99_MS:
@@ -171,6 +247,9 @@ def table(kind: str, found: Sequence[Distribution]) -> Table:
         what, size = one.system, format_size(one.bytes)
         shown.add_row(what, size, f"{one.faults} with a fault", *one.stall_ms.cells())
         shown.add_row("", "", "the same without", *one.no_fault_ms.cells())
+    for (system, lost_bytes), count in Counter((one.system, one.bytes) for one in losses).items():
+        never = ["never"] * 4
+        shown.add_row(system, format_size(lost_bytes), f"{count} never went on", *never)
     return shown
 
 
@@ -205,7 +284,7 @@ def _sample(
         quiet = _window(workers, kind, node, lambda: lab.heal(node, 0), lambda: None)
         used = strikes.in_use(before, strikes.sent(workers, node))
         stall, rail, noticed = _strike(lab, workers, kind, node, used[(index // 2) % len(used)])
-        if stall is not None and quiet is not None and (noticed or system == "mptcp"):
+        if stall is not None and quiet is not None and (noticed or system in SILENT):
             return Sample(system, kind, size, node, rail, stall / 1e6, quiet / 1e6)
     raise FaultError(f"{ATTEMPTS} times a {kind} at node {node} did not strike")
 
@@ -213,13 +292,18 @@ def _sample(
 def _strike(
     lab: Lab, workers: WorkerGroup, kind: str, node: int, rail: int
 ) -> tuple[int | None, int, bool]:
-    """The stall in ns (None: the fault missed the calls), the rail, whether it went out of use."""
+    """The stall in ns (None: the fault missed the calls), the rail, whether it went out of use.
+
+    Raises NotSurvivedError when the calls end with it.
+    """
     strike = lab.black_hole if kind == BLACK_HOLE else lab.cut
     try:
         stall = _window(
             workers, kind, node, lambda: strike(node, rail), lambda: lab.heal(node, rail)
         )
         return stall, rail, strikes.states(workers, node)[rail] != "UP"
+    except WorkerError as error:
+        raise NotSurvivedError(node, rail, error) from error
     finally:
         lab.heal(node, rail)
 

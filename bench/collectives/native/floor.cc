@@ -7,18 +7,15 @@
 // left to the kernel's tuning, which measured faster here than any fixed size.
 //
 //   r2serve-floor CONTROL_SOCKET RANK ADDRESS:PORT...   (rank 0 listens, rank 1 connects)
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 #include "operations.hpp"
+#include "sockets.hpp"
 #include "worker.hpp"
 
 namespace {
@@ -28,54 +25,6 @@ using r2serve::bench::die;
 constexpr std::size_t kOneRailBytes = 32 * 1024;
 // One call moves at most this much: what is received next is then still in the cache.
 constexpr std::size_t kCallBytes = 256 * 1024;
-
-sockaddr_in parse_address(std::string_view text) {
-  const auto colon = text.rfind(':');
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  const std::string host(text.substr(0, colon));
-  const int port = std::atoi(std::string(text.substr(colon + 1)).c_str());
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  if (inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) die("rail address");
-  return address;
-}
-
-void set_option(int fd, int level, int name, int value) {
-  if (::setsockopt(fd, level, name, &value, sizeof value) != 0) die("setsockopt");
-}
-
-int new_socket() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  if (fd < 0) die("socket");
-  set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-  return fd;
-}
-
-int accept_rail(const sockaddr_in& address) {
-  const int listener = new_socket();
-  if (::bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    die("bind");
-  }
-  if (::listen(listener, 1) != 0) die("listen");
-  const int fd = ::accept(listener, nullptr, nullptr);
-  if (fd < 0) die("accept");
-  ::close(listener);
-  return fd;
-}
-
-int connect_rail(const sockaddr_in& address) {
-  sockaddr_in source = address;
-  source.sin_port = 0;
-  for (int attempt = 0; attempt < 1000; ++attempt) {
-    const int fd = new_socket();
-    if (::bind(fd, reinterpret_cast<const sockaddr*>(&source), sizeof source) != 0) die("bind");
-    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
-    ::close(fd);
-    ::usleep(10'000);  // the other process is not listening yet
-  }
-  die("connect");
-  return -1;
-}
 
 struct Rail {
   int fd;
@@ -190,13 +139,14 @@ int main(int argc, char** argv) {
   r2serve::bench::pin_rank(rank);
   std::vector<int> sockets;
   for (int i = 3; i < argc; ++i) {
-    const sockaddr_in address = parse_address(argv[i]);
-    const int fd = rank == 0 ? accept_rail(address) : connect_rail(address);
-    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    const sockaddr_in address = r2serve::bench::parse_address(argv[i]);
+    const int fd =
+        rank == 0 ? r2serve::bench::accept_one(address) : r2serve::bench::connect_to(address, true);
+    r2serve::bench::set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     if (::fcntl(fd, F_SETFL, O_NONBLOCK) != 0) die("fcntl");
     sockets.push_back(fd);
   }
   Floor floor(rank, std::move(sockets));
   r2serve::bench::Control control(argv[1], rank);
-  return r2serve::bench::serve(control, floor);
+  return r2serve::bench::serve(control, floor, rank);
 }

@@ -151,7 +151,7 @@ int main(int argc, char** argv) {
   {
     Mpi mpi(rank, ranks);
     r2serve::bench::Control control(argv[1], rank);
-    status = r2serve::bench::serve(control, mpi);
+    status = r2serve::bench::serve(control, mpi, rank);
   }
   MPI_Finalize();
   return status;

@@ -5,6 +5,9 @@
 //   prepare <op> <dtype> <bytes> <algorithm>   allocate, run once, check the result -> `ok`
 //   run <warmup> <iterations>                  -> `times <cpu ns> <ns> <ns> ...`: the CPU time of
 //                                                 this process, then the time of each iteration
+//   soak <ms>      all-reduces for that long   -> `soak <start ns> <ns> <ns> ...`: when the first
+//                                                 one started (CLOCK_MONOTONIC), each one's time
+//   rails          -> `rails <name>,<state>,<bytes sent> ...`
 //   quit
 // Anything that cannot be done is answered by `error <reason>`.
 #pragma once
@@ -22,6 +25,7 @@
 #include <cstring>
 #include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,7 +39,9 @@ struct Request {
   std::string algorithm;
 };
 
-// The collective under test. `prepare` returns an empty string or what is wrong.
+// The collective under test. `prepare` returns an empty string or what is wrong; `once` throws
+// std::runtime_error when the peer is lost. What can be soaked has rails, and tells its first
+// value.
 class Collective {
  public:
   Collective() = default;
@@ -44,6 +50,8 @@ class Collective {
   virtual ~Collective() = default;
   virtual std::string prepare(const Request& request) = 0;
   virtual void once() = 0;
+  virtual float* first_value() { return nullptr; }
+  virtual std::string rails() { return {}; }
 };
 
 inline void die(const char* what) {
@@ -136,24 +144,62 @@ inline std::string timed(Collective& collective, long warmup, long iterations) {
   return out.str();
 }
 
-inline int serve(Control& control, Collective& collective) {
+// As soak in ../worker.py: rank 0 ends it by a 1 in the first element, which the sum brings to all.
+inline std::string soak(Collective& collective, int rank, long duration_ms) {
+  float* first = collective.first_value();
+  if (first == nullptr) return "error this peer cannot be soaked";
+  const auto now = [] {
+    timespec time{};
+    if (clock_gettime(CLOCK_MONOTONIC, &time) != 0) die("clock_gettime");
+    return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
+  auto before = now();
+  const std::int64_t deadline = before + std::int64_t{duration_ms} * 1'000'000;
+  std::ostringstream out;
+  out << "soak " << before;
+  while (*first == 0) {
+    if (rank == 0 && before >= deadline) *first = 1;
+    collective.once();
+    const auto after = now();
+    out << ' ' << after - before;
+    before = after;
+  }
+  *first = 0;
+  return out.str();
+}
+
+inline std::string answer(const std::string& line, Collective& collective, int rank) {
+  std::istringstream words(line);
+  std::string command;
+  words >> command;
+  if (command == "prepare") {
+    Request request;
+    words >> request.op >> request.dtype >> request.bytes >> request.algorithm;
+    const std::string wrong = collective.prepare(request);
+    return wrong.empty() ? "ok" : "error " + wrong;
+  }
+  if (command == "run") {
+    long warmup = 0;
+    long iterations = 0;
+    words >> warmup >> iterations;
+    return timed(collective, warmup, iterations);
+  }
+  if (command == "soak") {
+    long duration_ms = 0;
+    words >> duration_ms;
+    return soak(collective, rank, duration_ms);
+  }
+  if (command == "rails") return "rails" + collective.rails();
+  return "error unknown command " + command;
+}
+
+inline int serve(Control& control, Collective& collective, int rank) {
   while (auto line = control.next()) {
-    std::istringstream words(*line);
-    std::string command;
-    words >> command;
-    if (command == "quit") return 0;
-    if (command == "prepare") {
-      Request request;
-      words >> request.op >> request.dtype >> request.bytes >> request.algorithm;
-      const std::string wrong = collective.prepare(request);
-      control.reply(wrong.empty() ? "ok" : "error " + wrong);
-    } else if (command == "run") {
-      long warmup = 0;
-      long iterations = 0;
-      words >> warmup >> iterations;
-      control.reply(timed(collective, warmup, iterations));
-    } else {
-      control.reply("error unknown command " + command);
+    if (*line == "quit") return 0;
+    try {
+      control.reply(answer(*line, collective, rank));
+    } catch (const std::runtime_error& error) {
+      control.reply(std::string("error ") + error.what());
     }
   }
   return 0;

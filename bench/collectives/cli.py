@@ -142,6 +142,7 @@ def collectives(
     repeated. What a peer does not have is listed at the end, with the reason.
     """
     clean_up_when_terminated()
+    progress = progress_lines()
     result = report.Report(machine.describe(sys.argv[1:]))
     try:
         options = choose(FULL if full else DEFAULTS, given, dtypes, impls, iterations)
@@ -149,10 +150,9 @@ def collectives(
             markdown.require_place(docs_path)  # before minutes of measuring, not after
         if go_on and json_path is None:
             raise OptionError("--resume needs --json, the file to go on with")
-        done = resume.resume(json_path, options, result) if go_on and json_path else []
+        done = resume.resume(json_path, options, result, progress) if go_on and json_path else []
     except (OptionError, markdown.MarkerError) as error:
         raise click.UsageError(str(error)) from error
-    progress = progress_lines()
     try:
         resume.measure(options, result, done, progress, json_path, minutes)
         if resilience_compare:

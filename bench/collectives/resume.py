@@ -54,11 +54,11 @@ def describe(options: Options, done: Sequence[Setting]) -> dict[str, Any]:
     }
 
 
-def resume(path: Path, options: Options, result: Report) -> list[Setting]:
+def resume(path: Path, options: Options, result: Report, progress: Progress) -> list[Setting]:
     """Takes the rows of ``path`` over into ``result``; returns the settings that they are of.
 
-    None of it where there is no such file yet. Raises OptionError for one that was measured with
-    other options or of another commit, or that is none of this benchmark's.
+    None of it where there is no such file yet, or one of another commit. Raises OptionError for one
+    that was measured with other options, or that is none of this benchmark's.
     """
     if not path.exists():
         return []
@@ -72,9 +72,8 @@ def resume(path: Path, options: Options, result: Report) -> list[Setting]:
     except (ValueError, KeyError, TypeError) as error:
         raise OptionError(f"--resume: {path} has no matrix to go on with: {error!r}") from error
     if commit != result.metadata["commit"]:
-        raise OptionError(
-            f"--resume: {path} is of commit {commit}, and this is {result.metadata['commit']}"
-        )
+        progress(f"{path} is of commit {commit}, not {result.metadata['commit']}: all anew")
+        return []
     wanted = describe(options, [])["options"]
     for name, value in wanted.items():
         if matrix["options"].get(name) != value:

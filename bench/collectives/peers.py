@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -14,6 +16,9 @@ from typing import IO, Protocol
 from r2serve.bench.collectives.matrix import Setting
 from r2serve.bench.collectives.native.build import BuildError, build, find_tool
 from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_prefix, mpich_tool
+
+# Linux takes the ports of connections from 32768 on, unless it is told otherwise.
+PORTS = range(20000, 32000)
 
 WORKER = "r2serve.bench.collectives.worker"
 
@@ -87,9 +92,20 @@ def launch(impl: str, setting: Setting, control: Path, scratch: Path) -> Launch:
 
 
 def free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that is free at ``address`` and stays so until a worker has started.
+
+    Not of those that the kernel gives to connections, which may take it in between.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            return port
+    raise PeerUnavailable(f"no port of {PORTS.start} to {PORTS.stop - 1} is free at {address}")
 
 
 def python_worker(impl: str, control: Path, rank: int, ranks: int, store: str) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from r2serve.bench.collectives import peers
 from r2serve.bench.collectives.control import NotSupported, Timed, WorkerError, WorkerGroup
 from r2serve.bench.collectives.matrix import (
     ALGORITHMS,
@@ -185,6 +187,16 @@ def test_mpich_is_looked_for_apart_from_open_mpi(
     program.write_text("#!/bin/sh\necho 'HYDRA build details:'\necho '   Version:   5.0.2'\n")
     program.chmod(0o755)
     assert mpich_version() == "5.0.2"
+
+
+def test_a_free_port_is_none_that_connections_are_given() -> None:
+    first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    with socket.socket() as taken:
+        port = peers.free_port("127.0.0.1")
+        taken.bind(("127.0.0.1", port))
+        others = {peers.free_port("127.0.0.1") for _ in range(50)}
+    assert port not in others
+    assert max(others) < int(first)
 
 
 def test_resilience_is_compared_in_pairs() -> None:

@@ -36,13 +36,14 @@ demo: setup $(STAMPS)/system-demo ## serve a model over two nodes and cut rails 
 
 # What rail losses cost requests: minutes.  With FULL=1 everything, hours; it goes on where it was
 # stopped, at the same commit.
-BENCH_SERVE = $(BIN)/r2serve bench serve --json bench/results/serve.jsonl --out build/bench-serve \
-	--docs docs/benchmarks.md --rate 3
+BENCH_SERVE = $(BIN)/r2serve bench serve --json bench/results/serve.jsonl --rate 3
 bench: setup $(STAMPS)/system-bench $(if $(FULL),$(STAMPS)/system-rivals) ## what rail losses cost requests, r2ccl and gloo; FULL=1: all of it
-	$(BENCH_SERVE) --requests 60 $(if $(FULL),$(ALL_CONTENDERS) $(ALL_SCENARIOS),$(FEW)) $(ARGS)
 ifdef FULL
-	$(BENCH_SERVE) --requests 300 --pairs 5 --label permanent --scenario healthy --scenario permanent
+	$(BENCH_SERVE) --out build/bench-pairs --label permanent --requests 300 --pairs 5 \
+		--scenario healthy --scenario permanent
 endif
+	$(BENCH_SERVE) --out build/bench-serve --docs docs/benchmarks.md --requests 60 \
+		$(if $(FULL),$(ALL_CONTENDERS) $(ALL_SCENARIOS),$(FEW)) $(ARGS)
 
 FEW := $(addprefix --contender ,r2ccl gloo) $(addprefix --scenario ,healthy carrier blackhole)
 ALL_CONTENDERS := $(addprefix --contender ,r2ccl gloo ecmp mptcp restart)
@@ -166,8 +167,13 @@ $(STAMPS)/tools: pyproject.toml | $(STAMPS)/venv
 	@$(BIN)/python -m pip install --quiet cmake ninja nanobind scikit-build-core
 	@touch $@
 
+# Beside Open MPI's programs, which have the same names.
+$(STAMPS)/mpich: | $(STAMPS)/venv
+	@$(BIN)/python -m pip install --quiet --prefix $(VENV)/mpich mpich
+	@touch $@
+
 # The core is compiled here and never at import; sources in Python are used where they lie.
-$(STAMPS)/installed: $(STAMPS)/engine $(STAMPS)/tools pyproject.toml CMakeLists.txt $(CORE)
+$(STAMPS)/installed: $(STAMPS)/engine $(STAMPS)/tools $(STAMPS)/mpich pyproject.toml CMakeLists.txt $(CORE)
 	@echo "== building and installing r2serve"
 	@$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[bench,sidecar,dev]'
 	@touch $@

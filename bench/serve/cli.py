@@ -222,7 +222,8 @@ def command(
         report.write_page(found, verdicts, pictures, out / "index.html")
         progress.line(f"the page: {out / 'index.html'}")
         if docs is not None:
-            report.put(found, others, verdicts, _beside(docs, pictures), docs)
+            now = [*found, *(row for row in others if row["commit"] == about["commit"])]
+            report.put(found, others, compare.verdicts(now), _beside(docs, pictures), docs)
 
 
 def _beside(docs: Path, pictures: Mapping[str, Path]) -> dict[str, Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from r2serve.bench.collectives.statistics import percentile
@@ -56,15 +56,13 @@ class Verdict:
     limit: float
     said: str
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def verdicts(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> list[Verdict]:
-    """Of every contender that took ``healthy`` and ``permanent`` in the same pairs."""
+    """Of every contender that took ``healthy`` and ``permanent`` in the same pairs of a label."""
     found = []
-    for contender in dict.fromkeys(row["contender"] for row in rows):
-        pairs = _pairs([row for row in rows if row["contender"] == contender])
+    for label, contender in dict.fromkeys((row["label"], row["contender"]) for row in rows):
+        about = (label, contender)
+        pairs = _pairs([row for row in rows if (row["label"], row["contender"]) == about])
         for target in TARGETS:
             samples = [
                 (healthy["samples"][target.samples], lost["samples"][target.samples])

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from r2serve.bench.serve.networks import (
-    Multipath,
-    Network,
-    Plain,
-    VirtualAddress,
-)
+from r2serve.bench.serve.networks import Multipath, Network, Plain, VirtualAddress
 from r2serve.demo.client import Load, Run
 from r2serve.demo.faults import Journals
 from r2serve.demo.places import LabPlace
@@ -111,9 +106,11 @@ class Place:
     @property
     def command(self) -> str:
         """What was started, for whoever wants to repeat it."""
-        words = [f"{name}={value}" for name, value in self._plan.settings.items()]
-        words += ["vllm serve tiny-llama --tensor-parallel-size 2 --nnodes 2"]
-        words += [*(["--distributed-backend r2ccl"] if self.contender.r2ccl else [])]
+        settings = self._plan.settings.items()
+        words = [f"{name}={Path(value).name}" for name, value in settings]  # of a file, its name
+        words.append("vllm serve tiny-llama --tensor-parallel-size 2 --nnodes 2")
+        if self.contender.r2ccl:
+            words.append("--distributed-backend r2ccl")
         return " ".join(words)
 
     def stop(self) -> None:
@@ -200,8 +197,7 @@ class Place:
         self.restarts = 0
 
         def look() -> None:
-            done, all_of_it = load.finished, load.expected_requests
-            watch(f"{bar(done / all_of_it)} {done} of {all_of_it} requests")
+            watch(how_far(load))
             why = self._why_restart(load)
             if why is None:
                 return
@@ -228,6 +224,12 @@ class Place:
         except ServeError as error:
             return str(error)
         return None
+
+
+def how_far(load: Load) -> str:
+    """A bar, and how many requests have been answered."""
+    done, expected = load.finished, load.expected_requests
+    return f"{bar(done / expected)} {done} of {expected} requests"
 
 
 def bar(part: float, width: int = 20) -> str:

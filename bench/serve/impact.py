@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from r2serve.demo.client import Request, Run
+from r2serve.demo.places import free_port
 
 AGREE_MS = 5.0
 AGREE_PART = 0.05
@@ -107,9 +107,7 @@ def _late_ms(request: Request, undisturbed: Request, ended_ns: Sequence[int]) ->
 
 @contextlib.contextmanager
 def _sidecar(folder: Path, log: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1")
     command = [sys.executable, "-c", _SIDECAR, "sidecar", "--port", str(port)]
     command += ["--journal-dir", str(folder)]
     with log.open("wb") as said:

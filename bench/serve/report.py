@@ -154,7 +154,8 @@ def _table(rows: Sequence[Row]) -> str:
     lines = [HEADER, ["---"] * len(HEADER)]
     for row in rows:
         line = cells(row)
-        lines.append(line if len(line) == len(HEADER) else [*line, "not run", *[""] * 9])
+        not_run = [*line, "not run", *[""] * (len(HEADER) - len(line) - 1)]
+        lines.append(line if len(line) == len(HEADER) else not_run)
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from r2serve.bench.serve import impact
-from r2serve.bench.serve.contenders import Place
+from r2serve.bench.serve.contenders import Place, how_far
 from r2serve.bench.serve.outcome import Goal, describe
 from r2serve.bench.serve.scenarios import Fault
 from r2serve.bench.serve.store import Row, Rows, Times
@@ -61,10 +61,14 @@ Turn = tuple[int, str, str]
 
 
 def turns(options: Options) -> Iterator[Turn]:
-    """Pair, scenario, contender: contenders take turns, and another one begins each time."""
+    """Pair, scenario, contender: contenders take turns, and another one begins each time.
+
+    Scenarios do so, too, from pair to pair, so that none of them always has the older engines.
+    """
     count = 0
     for pair in range(options.pairs):
-        for scenario in options.scenarios:
+        scenarios = list(options.scenarios)
+        for scenario in scenarios if pair % 2 == 0 else reversed(scenarios):
             first = count % len(options.contenders)
             order = [*options.contenders[first:], *options.contenders[:first]]
             for contender in order:
@@ -251,9 +255,7 @@ def drive(
                     runs.append(
                         load.finish(
                             options.patience_s,
-                            lambda load=load: progress.detail(
-                                f"{load.finished} of {load.streams} requests"
-                            ),
+                            lambda load=load: progress.detail(how_far(load)),
                         )
                     )
         finally:

@@ -164,6 +164,7 @@ class Load:
         limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else list(max_tokens)
         self.streams = len(prompts) if streams is None else streams
         self.expected_requests = len(prompts)
+        self._timed = arrivals_s is not None
         self.expected_tokens = sum(limits)
         self.tokens = 0
         self.finished = 0
@@ -196,7 +197,9 @@ class Load:
                     self.begun_ns = int(said["begun_ns"])
                     continue
                 self.finished, tokens = int(said["finished"]), int(said["tokens"])
-                if tokens != self.tokens or not said["streaming"]:
+                # Where requests have times, there may be none to wait for; else there always is.
+                idle = self._timed and not said["streaming"]
+                if tokens != self.tokens or idle:
                     self.tokens, self.changed_at = tokens, time.monotonic()
 
     @property
@@ -205,7 +208,7 @@ class Load:
 
     @property
     def silent_s(self) -> float:
-        """Time since the last token came, or since no request is under way."""
+        """Time since the last token came, or since a request with a time is under way again."""
         return time.monotonic() - self.changed_at
 
     def wait_for_tokens(self, count: int, patience_s: float) -> None:

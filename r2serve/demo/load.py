@@ -115,12 +115,14 @@ async def stream_one(session: aiohttp.ClientSession, order: dict[str, Any], stre
         stream.error = f"{type(error).__name__}: {error}"
 
 
-async def report(streams: list[Stream]) -> None:
+async def report(streams: list[Stream], retry: bool) -> None:
     while True:
         await asyncio.sleep(REPORT_INTERVAL_S)
         tokens = sum(len(stream.times_ns) for stream in streams)
         finished = sum(stream.finished for stream in streams)
-        running = sum(bool(s.sent_ns) and not (s.finished or s.error) for s in streams)
+        # One that is about to be sent again is under way.
+        ended = (s.finished or (s.error and not retry) for s in streams if s.sent_ns)
+        running = sum(not each for each in ended)
         progress = {"tokens": tokens, "streaming": running, "finished": finished}
         sys.stdout.write(json.dumps(progress) + "\n")
         sys.stdout.flush()
@@ -196,7 +198,7 @@ async def stream_all(order: dict[str, Any]) -> list[Stream]:
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, headers=headers
     ) as session:
-        reporter = asyncio.create_task(report(streams))
+        reporter = asyncio.create_task(report(streams, bool(order.get("retry"))))
         work = asyncio.create_task(send(session, order, streams))
         stop = asyncio.create_task(stopped.wait())
         pending: list[asyncio.Future[Any]] = [work, stop]

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def test_contenders_take_turns_and_another_one_begins() -> None:
     order = list(runner.turns(options(pairs=2)))
     assert len(order) == len(set(order)) == 8
     assert [name for _, _, name in order[::2]] == ["r2ccl", "gloo", "r2ccl", "gloo"]
+    assert [name for _, name, _ in order[::2]] == ["healthy", "carrier", "carrier", "healthy"]
 
 
 def a_row(contender: str, pair: int = 0, **more: Any) -> dict[str, Any]:
@@ -194,7 +196,8 @@ def pairs(change: float, count: int = 5, requests: int = 300, noise: float = 0.0
             values = [100 * factor * source.uniform(1 - noise, 1 + noise) for _ in range(requests)]
             samples = {"e2e_ms": values, "tpot_ms": values}
             rows.append(
-                {"scenario": scenario, "contender": "r2ccl", "pair": pair, "samples": samples}
+                {"label": "", "scenario": scenario, "contender": "r2ccl", "pair": pair}
+                | {"samples": samples}
             )
     return rows
 
@@ -210,6 +213,12 @@ def test_a_target_is_met_when_its_whole_interval_is(change: float, noise: float,
     for each in found:
         assert each.low <= each.ratio <= each.high
         assert each.ratio == pytest.approx(change, rel=0.05)
+
+
+def test_pairs_are_of_one_label() -> None:
+    others = [row | {"label": "x"} for row in pairs(1.5)]
+    found = compare.verdicts([*pairs(1.0, noise=0.001), *others])
+    assert [each.said for each in found] == ["met", "met", "not reached", "not reached"]
 
 
 def test_few_pairs_say_nothing() -> None:
@@ -553,3 +562,6 @@ def test_contenders_say_what_they_serve(tmp_path: Path) -> None:
     }
     assert said["r2ccl"].endswith("--distributed-backend r2ccl")
     assert all("r2ccl" not in said[name] for name in CONTENDERS if name != "r2ccl")
+    place: Any = contenders.Place("mptcp", tmp_path, tmp_path, 1, lambda _: None)
+    place._plan = replace(place._plan, settings={"LD_PRELOAD": str(tmp_path / "multipath.so")})
+    assert place.command.startswith("LD_PRELOAD=multipath.so vllm")  # no path of this machine

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,10 @@ pytest.importorskip("tokenizers")
 from aiohttp import web
 
 from r2serve.demo import load, workdir
-from r2serve.demo.client import Load, Run
+from r2serve.demo.client import Load, LoadError, Run
 from r2serve.demo.flow import tokens_for
 from r2serve.demo.model import TinyLlama, make_tiny_llama, prompts
-from r2serve.demo.places import LocalPlace
+from r2serve.demo.places import LocalPlace, free_port
 from r2serve.demo.serve import MAX_MODEL_LEN, Plan, environment, first_error
 
 
@@ -191,6 +192,39 @@ def test_a_closed_loop_takes_prompts_in_turn_and_finishes_what_it_began(tmp_path
         assert request.prompt == number % 3
         assert request.token_ids == tuple(range(3 + request.prompt))
         assert 0 < request.sent_ns <= request.times_ns[0]
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_a_server_that_is_gone_is_silence(retry: bool, tmp_path: Path) -> None:
+    """Also while all requests have just failed, and are about to be sent anew."""
+    place = LocalPlace()
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    more: dict[str, Any] = {"arrivals_s": [0.0, 0.0], "retry": True} if retry else {"streams": 2}
+    try:
+        load = Load(place, url, ["one", "two"], 4, tmp_path / "result", **more)
+        began = time.monotonic()
+        with pytest.raises(LoadError, match="no token for 2 s"):
+            load.wait_for_tokens(1, 2.0)
+        assert time.monotonic() - began < 10
+    finally:
+        place.kill_all()
+
+
+def test_nobody_waits_for_a_request_that_is_not_due(tmp_path: Path) -> None:
+    place = LocalPlace()
+
+    def run(url: str) -> Run:
+        try:
+            load = Load(place, url, ["one", "two"], 4, tmp_path / "r", arrivals_s=[0.0, 4.0])
+            return load.finish(2.0, lambda: None)
+        finally:
+            place.kill_all()
+
+    async def serve_it() -> Run:
+        async with _server() as url:
+            return await asyncio.to_thread(run, url)
+
+    assert asyncio.run(serve_it()).failed == 0
 
 
 def test_a_closed_loop_goes_on_after_a_lost_request(tmp_path: Path) -> None:

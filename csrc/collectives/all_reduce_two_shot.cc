@@ -1,16 +1,28 @@
 // All-reduce, two-shot: a reduce-scatter of even shares and an all-gather of the folded shares, run
 // together.  A folded segment leaves while later ones still arrive.  On each stream lie first the
 // segments of the receiver's share, then the folded segments of the sender's share.
+//
+// Large inputs go block by block, each done before the next is begun: what is under way then stays
+// in the caches, which gains more than the idle moments between blocks cost.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {
 namespace {
 
+constexpr std::size_t kBorder = 64;
+
+// Two segments, but of every rank a quarter of one at least, and even shares of whole borders.
+std::size_t block_bytes_of(const Channel& channel) {
+  const auto ranks = static_cast<std::size_t>(channel.size());
+  const std::size_t segment = channel.segment_bytes();
+  const std::size_t share = std::max(2 * segment / ranks, segment / 4);
+  return (share + kBorder - 1) / kBorder * kBorder * ranks;
+}
+
 // Even shares with borders at multiples of 64 bytes; the last ones may be shorter or empty.
 class Shares {
  public:
   Shares(std::size_t bytes, int ranks) : bytes_(bytes) {
-    constexpr std::size_t kBorder = 64;
     const auto count = static_cast<std::size_t>(ranks);
     const std::size_t blocks = (bytes + kBorder - 1) / kBorder;
     step_ = (blocks + count - 1) / count * kBorder;
@@ -40,11 +52,9 @@ Status fold_own_share(Channel& channel, const std::byte* own_in, std::byte* own_
   return {};
 }
 
-}  // namespace
-
-Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out, std::size_t count,
-                           const Reducer& reducer) {
-  const std::size_t bytes = count * size_of(reducer.dtype);
+// Before, the call has sent so many bytes to each peer.
+Status reduce_block(Channel& channel, const std::byte* in, std::byte* out, std::size_t bytes,
+                    std::size_t sent_before, const Reducer& reducer) {
   const std::size_t segment_bytes = channel.segment_bytes();
   const Shares shares(bytes, channel.size());
   const auto segments_of = [&](int rank) { return Segments(shares.size(rank), segment_bytes); };
@@ -70,12 +80,30 @@ Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out
     R2CCL_TRY(for_each_peer(channel, [&](int peer) -> Status {
       const Segments segments = segments_of(peer);
       if (s >= segments.count()) return {};
-      // In place, this overwrites what was sent to the same peer first thing in this call.
+      // In place, this overwrites what was sent to the same peer first thing in this block.
       return receive_into(channel, peer, out + shares.begin(peer) + segments.begin(s),
-                          segments.size(s), in == out ? segments.end(s) : 0);
+                          segments.size(s), in == out ? sent_before + segments.end(s) : 0);
     }));
   }
   return channel.finish();
+}
+
+}  // namespace
+
+Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out, std::size_t count,
+                           const Reducer& reducer) {
+  const std::size_t bytes = count * size_of(reducer.dtype);
+  const auto ranks = static_cast<std::size_t>(channel.size());
+  const std::size_t block = block_bytes_of(channel);
+  std::size_t done = 0;
+  do {
+    const std::size_t size = std::min(block, bytes - done);
+    // Of a whole block all shares are of one size, and go once as input and once folded.
+    const std::size_t sent = 2 * done / ranks;
+    R2CCL_TRY(reduce_block(channel, in + done, out + done, size, sent, reducer));
+    done += size;
+  } while (done < bytes);
+  return {};
 }
 
 }  // namespace r2ccl

@@ -27,7 +27,7 @@ class Channel {
 
   // The peer's next messages but `skip` may land right in this memory, one behind the other, and
   // receive() returns a view of it then.  What was not received yet is neither read nor written.
-  // Once a peer and call, before finish().
+  // Once a peer, until finish().
   virtual Status expect(int /*peer*/, std::size_t /*skip*/, std::span<std::byte> /*memory*/) {
     return {};
   }
@@ -42,7 +42,7 @@ class Channel {
   virtual Status settle(int peer, std::size_t bytes) = 0;
 
   // Waits until nothing can read any memory passed to send() in this call, nor write any passed to
-  // expect().
+  // expect().  The call may go on then.
   virtual Status finish() = 0;
 
   // Whether nobody is to send before its peers have said where that belongs (expect()), as what

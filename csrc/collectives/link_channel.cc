@@ -1,6 +1,7 @@
 #include "collectives/link_channel.hpp"
 
 #include <algorithm>
+#include <functional>
 
 #include "link/device_memory.hpp"
 #include "link/mutants.hpp"
@@ -100,7 +101,7 @@ void LinkChannel::leave() {
 Status LinkChannel::send(int peer, std::span<const std::byte> data) {
   if (failed()) return failure();
   Member& to = member(peer);
-  const TimeNs now = clock();
+  const TimeNs now = recently();
   to.link->post(*to.out, data, tag_, now);
   flush(peer, now);
   return {};
@@ -124,9 +125,8 @@ Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t by
 Status LinkChannel::release(int peer) {
   if (failed()) return failure();
   const Member& from = member(peer);
-  const TimeNs now = clock();
-  from.link->consume(*from.in, now);
-  flush(peer, now);
+  const TimeNs now = recently();
+  if (from.link->consume(*from.in, now)) flush(peer, now);
   return {};
 }
 
@@ -143,8 +143,9 @@ Status LinkChannel::detach_settled(int peer) {
   if (to.out->lent_position() <= to.call_position || planted(Mutant::settled_not_detached))
     return {};
   const DetachScope scope{.communicator = id_, .before = to.out->delivered()};
+  const auto released = [&] { return detach(peer, scope); };
   return await_release(peer, "a lost rail could still read the memory that was sent to ",
-                       [&] { return detach(peer, scope); });
+                       std::cref(released));  // itself, it would be too large for a function
 }
 
 Status LinkChannel::finish() {

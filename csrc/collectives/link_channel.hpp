@@ -59,6 +59,8 @@ class LinkChannel : public Channel {
   // Until done(), whatever has failed, but at most for so long.
   virtual void linger(TimeNs limit, const std::function<bool()>& done) = 0;
   [[nodiscard]] virtual TimeNs clock() const = 0;
+  // The same, or a moment ago: near enough for deadlines of milliseconds.
+  [[nodiscard]] virtual TimeNs recently() const { return clock(); }
   // The link has something to send.
   virtual void flush(int peer, TimeNs now) = 0;
   // As Rail::detach, of all rails to the peer.

@@ -11,7 +11,6 @@
 namespace r2ccl {
 namespace {
 
-constexpr unsigned rounds_per_check = 16;
 constexpr int max_ranks = 256;  // CallTag::root is one byte
 
 }  // namespace
@@ -118,21 +117,37 @@ Status Communicator::run_as(Collective noted, const CallTag& tag, std::size_t by
   bulk_ =
       bytes > static_cast<std::size_t>(std::min(config.small_message_bytes, config.staging_bytes));
   stalled_ = 0;
-  note_call_begins(group_, noted, now_ns());
-  Status status = begin(tag);
-  if (status.ok()) status = conclude(body());
+  looked_ = now_ns();
+  note_call_begins(group_, noted, looked_);
+  Status status = bulk_ ? carry_out(tag, body) : carry_out_in_turn(tag, body);
   note_call_ends(group_, bytes, now_ns(), !status.ok());
   return status;
 }
 
+template <typename Body>
+Status Communicator::carry_out_in_turn(const CallTag& tag, Body& body) {
+  const Turn turn(*this);
+  looked_ = now_ns();  // who had the turn before may have had it for long
+  in_turn_ = true;
+  Status status = carry_out(tag, body);
+  in_turn_ = false;
+  return status;
+}
+
+template <typename Body>
+Status Communicator::carry_out(const CallTag& tag, Body& body) {
+  R2CCL_TRY(begin(tag));
+  return conclude(body());
+}
+
 Status Communicator::begin(const CallTag& tag) {
-  const Engine::Lock lock(*engine_);
+  const Turn turn(*this);
   return begin_call(tag);
 }
 
 Status Communicator::conclude(Status status) {
   if (stalled_ == 0 && status.ok() && scratch().empty()) return status;
-  const Engine::Lock lock(*engine_);
+  const Turn turn(*this);
   if (stalled_ > 0) {
     note_stall(group_, stalled_);
     engine_->journal_.record({.time_ns = now_ns(),
@@ -267,107 +282,43 @@ Status Communicator::barrier() {
 // ----------------------------------------------------------------------------------------
 
 Status Communicator::send(int peer, std::span<const std::byte> data) {
-  const Engine::Lock lock(*engine_);
+  const Turn turn(*this);
   return LinkChannel::send(peer, data);
 }
 
 Status Communicator::expect(int peer, std::size_t skip, std::span<std::byte> memory) {
   // As offer_target() says, and without the lock.
   if (memory.size() <= static_cast<std::size_t>(engine_->config().small_message_bytes)) return {};
-  const Engine::Lock lock(*engine_);
+  const Turn turn(*this);
   return LinkChannel::expect(peer, skip, memory);
 }
 
 Result<std::span<const std::byte>> Communicator::receive(int peer, std::size_t bytes) {
-  const Engine::Lock lock(*engine_);
+  const Turn turn(*this);
   return LinkChannel::receive(peer, bytes);
 }
 
 Status Communicator::release(int peer) {
-  const Engine::Lock lock(*engine_);
+  const Turn turn(*this);
   return LinkChannel::release(peer);
 }
 
 Status Communicator::settle(int peer, std::size_t bytes) {
-  const Engine::Lock lock(*engine_);
+  const Turn turn(*this);
   return LinkChannel::settle(peer, bytes);
 }
 
 Status Communicator::finish() {
-  const Engine::Lock lock(*engine_);
+  const Turn turn(*this);
   return LinkChannel::finish();
 }
 
 // --- LinkChannel
 // ----------------------------------------------------------------------------------------
 
-Status Communicator::wait(int awaited, const std::function<bool()>& done) {
-  if (failed()) return failure();
-  if (done()) return {};
-  Peer& peer = *peer_of(awaited);
-  const TimeNs spin = engine_->config().spin_us * 1000;
-  const TimeNs began = now_ns();
-  TimeNs last_arrival = began;  // of what is waited for
-  TimeNs last_byte = began;     // of anything, so that it pays to look again soon
-  std::uint64_t arrivals = peer.link.arrivals();
-  std::uint64_t disturbances = disturbances_before(peer);
-  for (unsigned round = 0;; ++round) {
-    const TimeNs now = now_ns();
-    const bool check = round % rounds_per_check == rounds_per_check - 1;
-    if (engine_->progress(peer, now, bulk_ || check)) last_byte = now;
-    if (bulk_ || check) {
-      for (Peer* other : others_)
-        if (other != &peer) engine_->progress(*other, now, /*all_rails=*/true);
-      engine_->tick_if_due(now);
-    }
-    const bool finished = done();
-    // Not whatever comes: probes are answered all the time.
-    if (finished || arrivals != peer.link.arrivals()) {
-      arrivals = peer.link.arrivals();
-      // The time since something last came counts as a stall if a rail event lies in it.
-      if (disturbances != peer.link.disturbances()) stalled_ += now - last_arrival;
-      disturbances = disturbances_before(peer);
-      last_arrival = now;
-    }
-    if (failed()) return failure();
-    if (finished) return {};
-    if (now - std::max(last_arrival, last_byte) < spin) {
-      if (check) {
-        R2CCL_TRY(check_liveness(awaited, began));
-        engine_->yield();
-      }
-      continue;
-    }
-    R2CCL_TRY(check_liveness(awaited, began));
-    engine_->block(bulk_ ? others_ : std::vector<Peer*>{&peer});
-  }
-}
-
-// The rail events that what is waited for from now on cannot be stalled by.  A link without rails
-// stalls it whenever it lost them: in the pause between two calls, or before the last arrival.
-std::uint64_t Communicator::disturbances_before(const Peer& peer) {
-  return peer.link.dark() ? 0 : peer.link.disturbances();
-}
-
-void Communicator::linger(TimeNs limit, const std::function<bool()>& done) {
-  const auto sum = [this](const auto& of) {
-    return std::accumulate(
-        others_.begin(), others_.end(), std::uint64_t{0},
-        [&of](std::uint64_t total, const Peer* peer) { return total + of(*peer); });
-  };
-  const std::uint64_t before = sum(disturbances_before);
-  const TimeNs began = now_ns();
-  while (!done() && now_ns() < began + limit) {
-    for (Peer* peer : others_) engine_->progress(*peer, now_ns(), /*all_rails=*/true);
-    engine_->tick_if_due(now_ns());
-    if (!done()) engine_->block(others_);
-  }
-  // A call that waits until a lost rail lets go of its memory is stalled by that.
-  const std::uint64_t after = sum([](const Peer& peer) { return peer.link.disturbances(); });
-  if (stalled_ > 0 || before != after) stalled_ += now_ns() - began;
-}
-
 TimeNs Communicator::clock() const { return now_ns(); }
+
+TimeNs Communicator::recently() const { return in_turn_ ? looked_ : now_ns(); }
 
 void Communicator::flush(int peer, TimeNs now) { peer_of(peer)->send(now); }
 

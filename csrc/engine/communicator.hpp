@@ -95,6 +95,27 @@ class Communicator final : public LinkChannel {
   // The journal knows the call as `noted`.
   template <typename Body>
   Status run_as(Collective noted, const CallTag& tag, std::size_t bytes, Body body);
+  template <typename Body>
+  Status carry_out_in_turn(const CallTag& tag, Body& body);
+  template <typename Body>
+  Status carry_out(const CallTag& tag, Body& body);
+  // The engine's lock: a small call has it from beginning to end, but for its waits; of a large one
+  // each step takes it, as others are not to wait while megabytes are added up.
+  class Turn {
+   public:
+    explicit Turn(const Communicator& caller)
+        : engine_(caller.in_turn_ ? nullptr : caller.engine_.get()) {
+      if (engine_ != nullptr) engine_->lock();
+    }
+    ~Turn() {
+      if (engine_ != nullptr) engine_->unlock();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Engine* const engine_;
+  };
   [[nodiscard]] CallTag collective_tag(Collective collective, DType dtype, ReduceOp op,
                                        std::size_t count, int root);
   Status begin(const CallTag& tag);
@@ -105,8 +126,10 @@ class Communicator final : public LinkChannel {
   // ----------------------------------------------------
   Status wait(int peer, const std::function<bool()>& done) override;
   void linger(TimeNs limit, const std::function<bool()>& done) override;
+  void give_way();
   static std::uint64_t disturbances_before(const Peer& peer);
   [[nodiscard]] TimeNs clock() const override;
+  [[nodiscard]] TimeNs recently() const override;
   void flush(int peer, TimeNs now) override;
   bool detach(int peer, const DetachScope& scope) override;
   [[nodiscard]] std::string describe_peer(int peer) const override;
@@ -126,7 +149,10 @@ class Communicator final : public LinkChannel {
   Collective noted_ = Collective::barrier;
   std::size_t call_bytes_ = 0;
   bool rendezvous_ = false;
-  bool bulk_ = false;  // the call is large: all rails of all members need attention
+  bool bulk_ = false;     // the call is large: all rails of all members need attention
+  bool in_turn_ = false;  // the call has the engine's lock
+  TimeNs looked_ = 0;     // at the clock, in this call
+  unsigned rounds_per_yield_ = 1;
   TimeNs stalled_ = 0;
   JournalGroup* group_ = nullptr;
   bool closed_ = false;  // set with both locks held, so either protects it

@@ -54,6 +54,7 @@ InStream::Verdict InStream::judge(const FrameHeader& header) {
                         .in_use = true,
                         .target = target_of(header.number, header.message_bytes)};
     slot_ring_[header.number % shape_.slots] = header.slot;
+    last_bytes_ = {header.message_bytes, last_bytes_[0]};
   } else if ((message.number != header.number && !planted(Mutant::generation_ignored)) ||
              message.bytes != header.message_bytes) {
     return Verdict::reject;
@@ -70,6 +71,21 @@ bool InStream::wants(const FrameHeader& header) const {
   const InMessage& message = by_slot_[header.slot];
   const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
   return !message.in_use || message.number != header.number || (message.chunk_bits & bit) == 0;
+}
+
+// A slot that is free holds nothing that anybody reads, so a wrong guess costs a copy and no more.
+// Not one that a rail may write by itself, nor where there is a target; and of a message in several
+// chunks, any may be the first to come by a rail.
+std::span<std::byte> InStream::likely_room() {
+  const std::size_t slot = delivered_ % shape_.slots;
+  const std::uint32_t bytes = std::max(last_bytes_[0], last_bytes_[1]);
+  if (bytes == 0 || bytes > shape_.chunk_bytes) return {};
+  if (by_slot_[slot].in_use || target.memory != nullptr) return {};
+  std::byte* const ahead = memory_.ahead_of(slot);
+  if (ahead == nullptr) return {};
+  // And a header more, so that a read that fills all of it is rare.
+  const std::size_t behind = std::min(bytes, max_likely_bytes) + sizeof(FrameHeader);
+  return {ahead, sizeof(FrameHeader) + std::min<std::size_t>(behind, shape_.slot_bytes)};
 }
 
 std::byte* InStream::chunk_memory(const FrameHeader& header) {

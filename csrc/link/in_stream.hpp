@@ -2,9 +2,11 @@
 // counted once, and what the sender is owed: delivery acks and credit.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "link/frame.hpp"
@@ -71,6 +73,9 @@ class InStream {
   [[nodiscard]] const std::byte* chunk_placed(const FrameHeader& header);
   // A first attempt of a chunk was put into the target.  False: it was not to.
   [[nodiscard]] bool put_into_target(RailId rail, const FrameHeader& header);
+  // Where the next message is likely to land: room for a header, its slot, which is free, as far as
+  // the last messages filled theirs, and a little more.  Empty: unknown.
+  [[nodiscard]] std::span<std::byte> likely_room();
   // The memory of a receive slot, which stays where it is; null: there is no such slot.
   [[nodiscard]] std::byte* slot_memory(std::uint16_t slot) { return memory_.slot(slot); }
   [[nodiscard]] const StreamBlock& block() const { return memory_; }
@@ -121,6 +126,7 @@ class InStream {
   std::uint64_t acked_ = 0;  // values that the last ack carried
   std::uint64_t credited_ = 0;
   bool owed_now_ = false;
+  std::array<std::uint32_t, 2> last_bytes_{};  // of the last messages
 };
 
 }  // namespace r2ccl

@@ -12,12 +12,6 @@ namespace r2ccl {
 namespace {
 
 constexpr TimeNs hanging_ns = 50 * ns_per_ms;
-constexpr double noise_ns = 200'000;  // of round trips on a busy host
-// A rail is slow below the first share of the fastest one's rate, and no more above the second.
-constexpr double slow_share = 1.0 / 3;
-constexpr double fair_share = 2.0 / 3;
-constexpr TimeNs lasting_ns = 1000 * ns_per_ms;  // and only if that lasts
-constexpr TimeNs watched_ns = 20 * ns_per_ms;    // at most this of a tick: a pause is not watched
 // Closed communicators that are remembered; frames of older ones cannot be under way any more.
 constexpr std::size_t max_closed = 4096;
 
@@ -50,62 +44,6 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   // Rails that fell silent while none was UP have found no rail for their hedges until now.
   for (RailId other = 0; other < rails_.size(); ++other)
     if (rails_[other].state == RailState::suspect) replay_from(other, /*hedge=*/true);
-}
-
-void Link::choose_best() {
-  // The rail that a small message is through first; a rail in use is left only for one clearly
-  // better, so that noise does not move traffic.  The control rail serves where no data rail is UP,
-  // and a suspect rail where none is.
-  const auto small_time = [this](const Rail& rail) {
-    return rail.time_for(options_.small_message_bytes, rail.meter.believed());
-  };
-  for (const RailState wanted : {RailState::up, RailState::suspect}) {
-    for (const bool fallback : {false, true}) {
-      RailId lowest = any_rail;
-      for (RailId id = 0; id < rails_.size(); ++id) {
-        const Rail& rail = rails_[id];
-        if (rail.state != wanted || rail.carries_data() == fallback || !may_carry_data(rail))
-          continue;
-        if (lowest == any_rail || small_time(rail) < small_time(rails_[lowest])) lowest = id;
-      }
-      if (lowest == any_rail) continue;
-      const bool keep = best_ != any_rail && rails_[best_].state == wanted &&
-                        rails_[best_].carries_data() != fallback &&
-                        small_time(rails_[best_]) <= 2 * small_time(rails_[lowest]) + noise_ns;
-      if (!keep) best_ = lowest;
-      return;
-    }
-  }
-  best_ = any_rail;
-}
-
-void Link::measure_rates(TimeNs observed) {
-  bool measured = false;
-  double fastest = 0;
-  for (Rail& rail : rails_) {
-    if (!rail.carries_data() || !usable(rail)) continue;
-    measured |= rail.meter.observe(observed, rail.sent, rail.acked, rail.held_back);
-    fastest = std::max(fastest, rail.meter.at_least());
-  }
-  for (RailId id = 0; id < rails_.size(); ++id) {
-    Rail& rail = rails_[id];
-    const double rate = rail.meter.measured();
-    if (!rail.carries_data() || !usable(rail) || rate <= 0) continue;
-    const bool slow = rate < fastest * (rail.slow ? fair_share : slow_share);
-    rail.differs = slow == rail.slow ? 0 : rail.differs + std::min(observed, watched_ns);
-    if (rail.differs < lasting_ns) continue;
-    rail.slow = slow;
-    rail.differs = 0;
-    if (observer_ != nullptr) observer_->on_slow(id, slow, rate);
-  }
-  if (measured) choose_best();
-}
-
-void Link::forget_rate(RailId id) {
-  Rail& rail = rails_[id];
-  rail.meter = {};
-  rail.differs = 0;
-  if (std::exchange(rail.slow, false) && observer_ != nullptr) observer_->on_slow(id, false, 0);
 }
 
 bool Link::has_data_rail() const {
@@ -234,9 +172,10 @@ void Link::maybe_reopen(RailId id, TimeNs now) {
 
 void Link::resolve_epoch(RailId id) {
   Rail& rail = rails_[id];
-  for (const Attempt& attempt : rail.attempts)
+  for (; !rail.attempts.empty(); rail.attempts.pop_front()) {
+    const Attempt& attempt = rail.attempts.front();
     attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot));
-  rail.attempts.clear();
+  }
 }
 
 // --- reconnection ----------------------------------------------------------------------------
@@ -379,7 +318,7 @@ void Link::close_streams(std::uint64_t communicator) {
   std::erase_if(replays_, [&](const Replay& replay) { return replay.stream == out; });
   if (last_in_ == in) last_in_ = nullptr;
   for (Rail& rail : rails_) {
-    std::erase_if(rail.attempts, [&](const Attempt& attempt) { return attempt.stream == out; });
+    rail.attempts.erase_if([&](const Attempt& attempt) { return attempt.stream == out; });
     std::erase(rail.control.ack_requests, out);
     std::erase(rail.control.acks, in);
     if (rail.incoming.stream == in) rail.incoming.stream = nullptr;
@@ -431,10 +370,6 @@ void Link::send_bye() {
 bool Link::awaits_path_ack(RailId id) const {
   const Rail& rail = rails_[id];
   return connected(id) && rail.acked < rail.sent;
-}
-
-bool Link::connected(RailId id) const {
-  return rails_[id].state == RailState::probation || usable(rails_[id]);
 }
 
 }  // namespace r2ccl

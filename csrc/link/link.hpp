@@ -18,12 +18,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "link/control.hpp"
 #include "link/frame.hpp"
 #include "link/in_stream.hpp"
 #include "link/link_types.hpp"
 #include "link/out_stream.hpp"
 #include "link/rail_state.hpp"
 #include "link/rate_meter.hpp"
+#include "link/ring.hpp"
 #include "link/shape.hpp"
 #include "link/verdict.hpp"
 #include "r2ccl/errors.hpp"
@@ -52,8 +54,8 @@ class Link {
     return options_.memory == nullptr || streams_.at(communicator)->in.block().base() != nullptr;
   }
   void post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag, TimeNs now);
-  // The front message has been read; gives the sender credit.
-  void consume(InStream& stream, TimeNs now);
+  // The front message has been read; gives the sender credit.  True: which is to be said at once.
+  bool consume(InStream& stream, TimeNs now);
   void send_abort(const AbortNotice& notice);
   void send_bye();
   // Of the accepting end: it listens for this rail elsewhere than the peer knows.  Said on every
@@ -111,6 +113,10 @@ class Link {
   // --- frames in -------------------------------------------------------------------------------
   // False: no correct peer sends this; the rail has been failed.
   [[nodiscard]] bool frame_begin(RailId rail, const FrameHeader& header, TimeNs now);
+  // Where the next frame is likely to belong: memory for its header and, right behind, for its
+  // payload, in which payload_room() is found then.  What else is put there does no harm.  Empty:
+  // nobody can tell.
+  [[nodiscard]] std::span<std::byte> likely_room() const;
   // Where the next payload bytes of the frame begun go (at least one byte of room).  Asked anew
   // before every read, since another rail may complete the same chunk in between.
   [[nodiscard]] std::span<std::byte> payload_room(RailId rail);
@@ -149,9 +155,13 @@ class Link {
   [[nodiscard]] double rate(RailId rail) const { return rails_[rail].meter.measured(); }
   [[nodiscard]] bool slow(RailId rail) const { return rails_[rail].slow; }
   [[nodiscard]] RailId best_rail() const { return best_; }
+  // By which the last data came: the peer's best rail, which need not be ours.
+  [[nodiscard]] RailId inbound_rail() const { return inbound_; }
   // The rail may have bytes on the path that are not acknowledged yet.
   [[nodiscard]] bool awaits_path_ack(RailId rail) const;
-  [[nodiscard]] bool connected(RailId rail) const;
+  [[nodiscard]] bool connected(RailId rail) const {
+    return rails_[rail].state == RailState::probation || usable(rails_[rail]);
+  }
   [[nodiscard]] bool may_carry_data(RailId rail) const { return may_carry_data(rails_[rail]); }
   [[nodiscard]] bool has_data_rail() const;  // one is UP
   // No rail that may carry data is UP, and since when.
@@ -197,28 +207,6 @@ class Link {
     bool apart = false;                  // or in `chunk`
     std::unique_ptr<std::byte[]> chunk;  // payload of data that is brought to its slot later
   };
-  struct Control {
-    bool ping = false;
-    bool pong = false;
-    bool bye = false;
-    std::uint32_t ping_bytes = 0;
-    std::uint64_t pong_number = 0;
-    std::uint64_t notices = 0;            // bit r: RAIL_DOWN of rail r is due here
-    std::uint64_t fenced = 0;             // bit r: FENCED of rail r is due here
-    std::uint64_t addresses = 0;          // bit r: ADDRESS of rail r is due here
-    std::vector<InStream*> slots;         // the peer is to be told where they are
-    std::vector<std::uint64_t> released;  // communicators whose slots we write no more
-    std::vector<InStream*> targets;       // the peer is to be told of them
-    std::vector<InStream*> acks;
-    std::vector<OutStream*> ack_requests;
-    std::vector<std::uint64_t> closed_acks;  // communicators whose last ack is asked for again
-    std::size_t aborts_sent = 0;
-    [[nodiscard]] bool any(std::size_t aborts) const {
-      return ping || pong || bye || (notices | fenced | addresses) != 0 || !acks.empty() ||
-             !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts ||
-             !slots.empty() || !released.empty() || !targets.empty();
-    }
-  };
   struct RemoteSlots {
     std::uint64_t address;
     std::uint32_t key;
@@ -241,7 +229,7 @@ class Link {
     std::uint64_t acked = 0;   // of these, acknowledged by the path
     std::uint64_t landed = 0;  // of these, found by the peer; where that is not the same
     std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
-    std::deque<Attempt> attempts;
+    Ring<Attempt> attempts;
     Incoming incoming;
     Control control;
     TimeNs round_trip = 0;
@@ -310,10 +298,7 @@ class Link {
 
   // link.cc: states of rails
   void move(RailId rail, RailState to, RailCause cause, TimeNs now);
-  void choose_best();
   void update_darkness(TimeNs now);
-  void measure_rates(TimeNs observed);
-  void forget_rate(RailId rail);
   void maybe_reopen(RailId rail, TimeNs now);
   void schedule_connect(RailId rail, TimeNs now);
   [[nodiscard]] double penalty(const Rail& rail, TimeNs now) const;
@@ -323,6 +308,14 @@ class Link {
   void step(Step what, RailId rail) {
     if (observer_ != nullptr) observer_->on_step(what, rail);
   }
+
+  // link_choice.cc: which rail small messages take
+  void choose_best();
+  void follow(RailId rail);
+  [[nodiscard]] double small_time(const Rail& rail) const;
+  [[nodiscard]] bool near_enough(const Rail& rail, const Rail& lowest) const;
+  void measure_rates(TimeNs observed);
+  void forget_rate(RailId rail);
 
   // link_memory.cc: memory that rails reach by themselves
   struct Buried {
@@ -414,8 +407,8 @@ class Link {
   std::unordered_map<std::uint64_t, LastAck> closed_;
   std::deque<std::uint64_t> closed_order_;  // oldest first
   std::list<Buried> buried_;
-  InStream* last_in_ = nullptr;     // most frames are for the stream of the frame before
-  std::deque<OutStream*> posting_;  // streams with chunks never posted
+  InStream* last_in_ = nullptr;      // most frames are for the stream of the frame before
+  std::vector<OutStream*> posting_;  // streams with chunks never posted
   std::deque<Replay> replays_;
   std::vector<LinkAction> actions_;
   std::deque<AbortNotice> aborts_;  // frames point into their texts
@@ -425,6 +418,7 @@ class Link {
   std::vector<std::byte> scratch_;  // payload that nobody wants; zeros to send in probes are apart
   LinkObserver* observer_ = nullptr;
   RailId best_ = any_rail;
+  RailId inbound_ = any_rail;
   std::uint64_t jitter_;
   TimeNs last_tick_ = 0;
   TimeNs dark_since_ = 0;

@@ -61,6 +61,8 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
 bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
   Rail& rail = rails_[id];
   if (!may_carry_data(rail) || !target_fields_valid(id, header)) return false;
+  inbound_ = id;
+  if (header.payload_bytes == header.message_bytes) follow(id);  // one rail carries all of it
   InStream* stream = last_in_;
   if (stream == nullptr || stream->communicator() != header.communicator) {
     if (closed_.contains(header.communicator)) return true;  // late: nobody wants it
@@ -87,6 +89,11 @@ bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
   for (Rail& rail : rails_) reap(rail);
   if (!planted(Mutant::lost_wake_up)) open_and_queue(stream, now);
   return true;
+}
+
+std::span<std::byte> Link::likely_room() const {
+  const bool apart = last_in_ == nullptr || options_.shape.checksum;
+  return apart ? std::span<std::byte>() : last_in_->likely_room();
 }
 
 std::span<std::byte> Link::payload_room(RailId id) {

@@ -27,10 +27,12 @@ void Link::post(OutStream& stream, std::span<const std::byte> data, const CallTa
   open_and_queue(stream, now);
 }
 
-void Link::consume(InStream& stream, TimeNs now) {
+bool Link::consume(InStream& stream, TimeNs now) {
   stream.consume();
   if (stream.owed_since_ns == 0) stream.owed_since_ns = now;
-  if (stream.owes_ack_now()) queue_ack(stream, best_);
+  if (!stream.owes_ack_now()) return false;
+  queue_ack(stream, best_);
+  return true;
 }
 
 void Link::open_and_queue(OutStream& stream, TimeNs now) {
@@ -297,6 +299,7 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   reverse.ack_sent();
   frame.payload = message.data + offset;
   frame.lent = !message.staged;
+  if (!again && chunk == 0) frame.ahead = stream.ahead_of(message);
   frame.stream = &stream;
   if (again) header.epoch = message.target_rail[chunk];
   if (rails_[id].one_sided())

@@ -60,6 +60,7 @@ struct OutFrame {
   FrameHeader header;
   const std::byte* payload = nullptr;
   bool lent = false;                 // the payload is a caller's memory
+  std::byte* ahead = nullptr;        // room for the header right before the payload; null: none
   std::uint64_t remote_address = 0;  // data, over a rail of one-sided writes: where it goes
   std::uint32_t remote_key = 0;
   OutStream* stream = nullptr;  // data frames; for the link's own use while the frame is made

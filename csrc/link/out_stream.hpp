@@ -5,9 +5,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <vector>
 
+#include "link/ring.hpp"
 #include "link/shape.hpp"
 #include "link/stream_block.hpp"
 #include "r2ccl/types.hpp"
@@ -70,6 +70,11 @@ class OutStream {
   [[nodiscard]] OutMessage* posting();
   void advance_posting();
 
+  // Room for the header of a message's first attempt, which no other attempt may use; null: none.
+  [[nodiscard]] std::byte* ahead_of(const OutMessage& message) {
+    return message.staged && message.bytes > 0 ? staging_.ahead_of(message.slot) : nullptr;
+  }
+
   [[nodiscard]] const StreamBlock& block() const { return staging_; }
   [[nodiscard]] StreamBlock take_block() { return std::move(staging_); }  // and is used no more
   [[nodiscard]] std::uint64_t communicator() const { return communicator_; }
@@ -107,7 +112,7 @@ class OutStream {
 
   const StreamShape shape_;
   const std::uint64_t communicator_;
-  std::deque<Op> ops_;
+  Ring<Op> ops_;
   std::vector<OutMessage> by_slot_;
   std::vector<std::uint16_t> slot_ring_;  // message number mod slots -> slot
   StreamBlock staging_;

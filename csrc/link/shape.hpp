@@ -13,6 +13,8 @@ using Epoch = std::uint32_t;
 inline constexpr RailId any_rail = 0xFFFF;
 inline constexpr std::size_t max_rails_per_link = 64;
 inline constexpr std::size_t max_chunks_per_message = 64;
+// So much of a payload is read together with its header, to where it is likely to belong.
+inline constexpr std::uint32_t max_likely_bytes = 64U << 10;
 inline constexpr TimeNs ns_per_ms = 1'000'000;
 
 struct StreamShape {

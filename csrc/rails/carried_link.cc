@@ -14,9 +14,9 @@ constexpr int send_rounds = 8;
 
 bool CarriedLink::receive(TimeNs now, bool all_rails) {
   bool arrived = false;
-  const RailId best = link.best_rail();
+  const RailId inbound = link.inbound_rail() != any_rail ? link.inbound_rail() : link.best_rail();
   for (RailId id = 0; id < ends.size(); ++id)
-    if (ends[id].rail && (all_rails || id == best)) arrived |= ends[id].rail->pump_in(now);
+    if (ends[id].rail && (all_rails || id == inbound)) arrived |= ends[id].rail->pump_in(now);
   if (!link.actions().empty()) act(now);
   return arrived;
 }

@@ -19,7 +19,7 @@ class CarriedLink {
               std::uint64_t jitter_seed)
       : link(options, kinds, jitter_seed), ends(kinds.size()) {}
 
-  // Takes in what has arrived, on the best rail alone or on all.  True: something has.
+  // Takes in what has arrived, on the rail that data comes by or on all.  True: something has.
   bool receive(TimeNs now, bool all_rails);
   // Hands what the link has to the rails, until they take no more for now.
   void send(TimeNs now);

@@ -48,6 +48,13 @@ void FramedRail::pull(TimeNs now) {
     OutFrame& frame = frames_[frame_count_];
     if (!link_.next_frame(rail_, frame, now)) break;
     ++frame_count_;
+    if (frame.ahead != nullptr) {
+      std::memcpy(frame.ahead, &frame.header, sizeof(FrameHeader));
+      payload_of_[part_end_] = &frame;
+      parts_[part_end_++] = {frame.ahead, sizeof(FrameHeader) + frame.header.payload_bytes};
+      bytes += sizeof(FrameHeader) + frame.header.payload_bytes;
+      continue;
+    }
     payload_of_[part_end_] = nullptr;
     parts_[part_end_++] = {&frame.header, sizeof(FrameHeader)};
     if (frame.header.payload_bytes > 0) {
@@ -180,20 +187,11 @@ bool FramedRail::pump_in(TimeNs now) {
       input_end_ -= input_begin_;
       input_begin_ = 0;
     }
-    std::array<iovec, 2> parts{};
-    std::size_t count = 0;
-    std::size_t direct = 0;
-    if (payload_left_ > 0) {
-      const auto room = link_.payload_room(rail_);
-      direct = std::min({room.size(), payload_left_, read_bytes});
-      parts[count++] = {room.data(), direct};
-    }
-    if (direct == payload_left_)
-      parts[count++] = {input_.data() + input_end_, input_.size() - input_end_};
-    const std::size_t asked = parts[0].iov_len + parts[1].iov_len;
-
+    const bool between = payload_left_ == 0 && input_end_ == 0;
+    const auto likely = between ? link_.likely_room() : std::span<std::byte>();
+    std::size_t asked = likely.size();
     std::size_t bytes = 0;
-    const Io result = pipe_->read({parts.data(), count}, bytes);
+    const Io result = likely.empty() ? read(asked, bytes, now) : read_in_place(likely, bytes, now);
     if (result == Io::again) return arrived;
     if (result == Io::broken) {
       link_.rail_failed(rail_, epoch_, RailCause::socket_error, now);
@@ -201,16 +199,55 @@ bool FramedRail::pump_in(TimeNs now) {
     }
     arrived = owes_path_ack_ = true;
     total += bytes;
-    const std::size_t into_payload = std::min(bytes, direct);
-    if (into_payload > 0) {
-      payload_left_ -= into_payload;
-      link_.payload_filled(rail_, into_payload, now);
-    }
-    input_end_ += bytes - into_payload;
     if (!parse(now)) return true;
     if (bytes < asked) return true;  // drained
   }
   return arrived;
+}
+
+// The rest of the payload begun to where it belongs, and what follows it to the buffer.
+Io FramedRail::read(std::size_t& asked, std::size_t& bytes, TimeNs now) {
+  std::array<iovec, 2> parts{};
+  std::size_t count = 0;
+  std::size_t direct = 0;
+  if (payload_left_ > 0) {
+    const auto room = link_.payload_room(rail_);
+    direct = std::min({room.size(), payload_left_, read_bytes});
+    parts[count++] = {room.data(), direct};
+  }
+  // Behind a payload only the next header, so that the next payload goes where it belongs, too.
+  const std::size_t most = direct > 0 ? sizeof(FrameHeader) : first_bytes;
+  if (direct == payload_left_)
+    parts[count++] = {input_.data() + input_end_, std::min(most, input_.size() - input_end_)};
+  asked = parts[0].iov_len + parts[1].iov_len;
+  const Io result = pipe_->read({parts.data(), count}, bytes);
+  const std::size_t into_payload = std::min(bytes, direct);
+  if (into_payload > 0) {
+    payload_left_ -= into_payload;
+    link_.payload_filled(rail_, into_payload, now);
+  }
+  input_end_ += bytes - into_payload;
+  return result;
+}
+
+// A frame to where it is likely to belong.  What does not belong there goes to the buffer.
+Io FramedRail::read_in_place(std::span<std::byte> room, std::size_t& bytes, TimeNs now) {
+  const iovec part{room.data(), room.size()};
+  const Io result = pipe_->read({&part, 1}, bytes);
+  std::size_t taken = 0;
+  std::size_t in_place = 0;
+  if (bytes >= sizeof(FrameHeader)) {
+    if (!begin_frame(room.data(), now)) return result;
+    taken = sizeof(FrameHeader);
+    if (payload_left_ > 0 && link_.payload_room(rail_).data() == room.data() + taken)
+      in_place = std::min(payload_left_, bytes - taken);
+    taken += in_place;
+  }
+  input_end_ = bytes - taken;
+  std::memcpy(input_.data(), room.data() + taken, input_end_);
+  payload_left_ -= in_place;
+  if (in_place > 0) link_.payload_filled(rail_, in_place, now);
+  return result;
 }
 
 // Acts on what is buffered; leaves less than one header.  False: the rail has failed.
@@ -228,13 +265,19 @@ bool FramedRail::parse(TimeNs now) {
       link_.payload_filled(rail_, bytes, now);
     } else {
       if (buffered < sizeof(FrameHeader)) return true;
-      FrameHeader header;
-      std::memcpy(&header, input_.data() + input_begin_, sizeof(header));
-      input_begin_ += sizeof(header);
-      if (!link_.frame_begin(rail_, header, now)) return false;
-      payload_left_ = header.payload_bytes;
+      const std::byte* const at = input_.data() + input_begin_;
+      input_begin_ += sizeof(FrameHeader);
+      if (!begin_frame(at, now)) return false;
     }
   }
+}
+
+bool FramedRail::begin_frame(const std::byte* at, TimeNs now) {
+  FrameHeader header;
+  std::memcpy(&header, at, sizeof(header));
+  if (!link_.frame_begin(rail_, header, now)) return false;
+  payload_left_ = header.payload_bytes;
+  return true;
 }
 
 }  // namespace r2ccl

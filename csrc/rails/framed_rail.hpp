@@ -35,13 +35,17 @@ class FramedRail final : public Rail {
 
  private:
   static constexpr std::size_t batch_frames = 8;
-  static constexpr std::size_t input_bytes = 20U << 10;  // 16 KiB and a header in one read
+  static constexpr std::size_t input_bytes = max_likely_bytes + 2 * sizeof(FrameHeader);
+  static constexpr std::size_t first_bytes = 20U << 10;  // 16 KiB and a header in one read
   static constexpr std::size_t read_bytes = 256U << 10;  // per call: larger ones starve the sends
 
   void pull(TimeNs now);
   bool write_pending(TimeNs now);
   void advance(std::size_t bytes);
   bool copy_out(std::size_t part);
+  Io read(std::size_t& asked, std::size_t& bytes, TimeNs now);
+  Io read_in_place(std::span<std::byte> room, std::size_t& bytes, TimeNs now);
+  bool begin_frame(const std::byte* at, TimeNs now);
   bool parse(TimeNs now);
   void hold_back();
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <utility>
 #include <vector>
 
 namespace r2ccl {
@@ -24,6 +26,7 @@ class ScriptedPipe final : public BytePipe {
     return bytes == 0 ? Io::again : Io::ok;
   }
   Io read(std::span<const iovec> parts, std::size_t& bytes) override {
+    ++reads;
     for (const iovec& part : parts) {
       const std::size_t taken = std::min(part.iov_len, arrived.size());
       std::copy_n(arrived.begin(), taken, static_cast<std::byte*>(part.iov_base));
@@ -39,6 +42,7 @@ class ScriptedPipe final : public BytePipe {
   std::size_t room = 1U << 20;
   std::vector<std::byte> written;
   std::vector<std::byte> arrived;
+  int reads = 0;
 };
 
 // A link on probation: its first frame is a full-size probe.
@@ -141,6 +145,104 @@ TEST(FramedRail, DetachCopiesEachLentPayloadOnceAndOnlyThose) {
   const std::size_t chunk = LinkOptions{}.shape.chunk_bytes;
   for (std::size_t i = sizeof(FrameHeader); i < sizeof(FrameHeader) + chunk; ++i)
     ASSERT_EQ(payload[i], std::byte{1}) << i;
+}
+
+// Two links, whose rails' bytes the test carries from the first to the second.
+struct Ends {
+  Fixture from;
+  Fixture to;
+
+  Ends() {
+    for (Fixture* each : {&from, &to}) {
+      EXPECT_TRUE(each->rail->pump_out(2));
+      arrive(*each, echo());
+      EXPECT_TRUE(each->rail->pump_in(3));
+      EXPECT_EQ(each->link.state(0), RailState::up);
+      each->pipe->written.clear();
+      each->pipe->room = 1U << 30;
+    }
+  }
+
+  static std::vector<std::byte> echo() {
+    const FrameHeader pong = echo_of(2);
+    const auto bytes = std::as_bytes(std::span(&pong, 1));
+    return {bytes.begin(), bytes.end()};
+  }
+  static void arrive(Fixture& at, std::span<const std::byte> bytes) {
+    at.pipe->arrived.insert(at.pipe->arrived.end(), bytes.begin(), bytes.end());
+  }
+  // The bytes of messages of these sizes, posted one after another.
+  std::vector<std::byte> post(std::initializer_list<std::size_t> sizes) {
+    for (const std::size_t bytes : sizes) {
+      messages.push_back(std::vector<std::byte>(bytes, std::byte(++seed % 250 + 1)));
+      from.link.post(from.link.out_stream(7), messages.back(), {}, 4);
+    }
+    return sent();
+  }
+  std::vector<std::byte> sent() {
+    while (from.rail->pump_out(5)) continue;
+    return std::exchange(from.pipe->written, {});
+  }
+  // What has arrived are the next messages that were posted, whole, and nothing else.
+  void check(std::size_t count) {
+    while (to.rail->pump_in(6)) continue;
+    InStream& stream = to.link.in_stream(7);
+    for (std::size_t i = 0; i < count; ++i) {
+      ASSERT_NE(stream.front(), nullptr);
+      const auto& expected = messages.front();
+      ASSERT_EQ(stream.front()->bytes, expected.size());
+      ASSERT_TRUE(std::equal(expected.begin(), expected.end(), stream.front_data()));
+      messages.pop_front();
+      (void)to.link.consume(stream, 6);
+    }
+    EXPECT_EQ(stream.front(), nullptr);
+    EXPECT_EQ(to.link.state(0), RailState::up);
+    (void)to.rail->pump_out(7);
+    arrive(from, std::exchange(to.pipe->written, {}));
+    (void)from.rail->pump_in(8);
+  }
+
+  std::deque<std::vector<std::byte>> messages;
+  int seed = 0;
+};
+
+TEST(FramedRail, AMessageLikeTheLastOneIsReadAtOnceToItsSlot) {
+  Ends ends;
+  for (const std::size_t bytes : {1000UL, 30'000UL, 60'000UL, 60'000UL, 500UL, 0UL, 500UL}) {
+    for (const bool known : {false, true}) {
+      Ends::arrive(ends.to, ends.post({bytes}));
+      ends.to.pipe->reads = 0;
+      EXPECT_TRUE(ends.to.rail->pump_in(6));
+      if (known) {
+        EXPECT_EQ(ends.to.pipe->reads, 1) << bytes;
+      }
+      ends.check(1);
+    }
+  }
+}
+
+// What is guessed wrong is copied: a message cut anywhere, frames before and behind it, messages
+// that are longer or shorter than the ones before.
+TEST(FramedRail, MessagesArriveWholeWhateverIsReadTogether) {
+  Ends ends;
+  Ends::arrive(ends.to, ends.post({1000}));
+  ends.check(1);
+  const std::vector<std::byte> stray = Ends::echo();
+  for (std::size_t cut = 0; cut <= 1000 + 2 * stray.size(); cut += cut < 200 ? 1 : 37) {
+    for (const bool before : {false, true}) {
+      auto bytes = ends.post({1000});
+      bytes.insert(before ? bytes.begin() : bytes.end(), stray.begin(), stray.end());
+      const std::size_t first = std::min(cut, bytes.size());
+      Ends::arrive(ends.to, std::span(bytes).first(first));
+      (void)ends.to.rail->pump_in(6);
+      Ends::arrive(ends.to, std::span(bytes).subspan(first));
+      ends.check(1);
+    }
+  }
+  for (const std::size_t bytes : {1UL, 5000UL, 70'000UL, 10UL, 200'000UL, 131'072UL, 0UL, 64UL}) {
+    Ends::arrive(ends.to, ends.post({bytes, 100, bytes}));
+    ends.check(3);
+  }
 }
 
 }  // namespace

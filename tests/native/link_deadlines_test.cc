@@ -244,6 +244,37 @@ TEST(LinkDeadlines, APauseOfOurOwnLoopChargesNobody) {
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 
+// Where both ends use one rail, messages acknowledge each other; the connecting end says which.
+TEST(LinkDeadlines, TheAcceptingEndTakesTheRailThatSmallMessagesComeBy) {
+  LinkPair pair(2);
+  const RailId first = pair.a.best_rail();
+  ASSERT_EQ(pair.b.best_rail(), first);
+  const RailId other = first == 0 ? 1 : 0;
+  const auto prefer = [first](Link& link) {
+    link.path_round_trip(first, ns_per_ms, ns_per_ms, 0);
+    link.path_round_trip(first, 1000, 1000, 0);  // no worse any more, but no better either
+  };
+  prefer(pair.b);
+  ASSERT_EQ(pair.b.best_rail(), other);
+  pair.post(pair.b, bytes_of(64, 1));
+  pair.exchange(other);
+  EXPECT_EQ(pair.a.best_rail(), first);
+  pair.post(pair.a, bytes_of(384, 2));  // large: striped over both
+  pair.deliver(pair.b, first, pair.pull(pair.a, first));
+  EXPECT_EQ(pair.b.best_rail(), other);
+  pair.exchange(other);
+  pair.exchange(first);
+  pair.post(pair.a, bytes_of(64, 3));
+  pair.exchange(first);
+  EXPECT_EQ(pair.b.best_rail(), first);
+  // Not to one that is clearly worse.
+  pair.b.path_round_trip(first, ns_per_ms, ns_per_ms, 0);
+  ASSERT_EQ(pair.b.best_rail(), other);
+  pair.post(pair.a, bytes_of(64, 4));
+  pair.exchange(first);
+  EXPECT_EQ(pair.b.best_rail(), other);
+}
+
 TEST(LinkDeadlines, TheLastUsableRailCarriesDataAlsoWhileSuspect) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(384, 1));

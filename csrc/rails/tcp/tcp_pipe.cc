@@ -38,10 +38,13 @@ void prepare_rail_socket(int fd, std::int64_t socket_buffer_bytes) {
 }
 
 Io TcpPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
+  constexpr int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts.data());
   message.msg_iovlen = parts.size();
-  const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t sent = parts.size() == 1
+                           ? ::send(socket_.get(), parts[0].iov_base, parts[0].iov_len, flags)
+                           : ::sendmsg(socket_.get(), &message, flags);
   if (sent < 0) return io_error();
   bytes = static_cast<std::size_t>(sent);
   return Io::ok;

@@ -1,0 +1,36 @@
+// Control frames that a rail is to carry: they wait for no credit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace r2ccl {
+
+class InStream;
+class OutStream;
+
+struct Control {
+  bool ping = false;
+  bool pong = false;
+  bool bye = false;
+  std::uint32_t ping_bytes = 0;
+  std::uint64_t pong_number = 0;
+  std::uint64_t notices = 0;            // bit r: RAIL_DOWN of rail r is due here
+  std::uint64_t fenced = 0;             // bit r: FENCED of rail r is due here
+  std::uint64_t addresses = 0;          // bit r: ADDRESS of rail r is due here
+  std::vector<InStream*> slots;         // the peer is to be told where they are
+  std::vector<std::uint64_t> released;  // communicators whose slots we write no more
+  std::vector<InStream*> targets;       // the peer is to be told of them
+  std::vector<InStream*> acks;
+  std::vector<OutStream*> ack_requests;
+  std::vector<std::uint64_t> closed_acks;  // communicators whose last ack is asked for again
+  std::size_t aborts_sent = 0;
+  [[nodiscard]] bool any(std::size_t aborts) const {
+    return ping || pong || bye || (notices | fenced | addresses) != 0 || !acks.empty() ||
+           !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts ||
+           !slots.empty() || !released.empty() || !targets.empty();
+  }
+};
+
+}  // namespace r2ccl

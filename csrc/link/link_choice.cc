@@ -1,0 +1,92 @@
+// Which rail small messages take, and how fast the rails are.
+#include <algorithm>
+#include <utility>
+
+#include "link/link.hpp"
+
+namespace r2ccl {
+namespace {
+
+constexpr double noise_ns = 200'000;  // of round trips on a busy host
+// A rail is slow below the first share of the fastest one's rate, and no more above the second.
+constexpr double slow_share = 1.0 / 3;
+constexpr double fair_share = 2.0 / 3;
+constexpr TimeNs lasting_ns = 1000 * ns_per_ms;  // and only if that lasts
+constexpr TimeNs watched_ns = 20 * ns_per_ms;    // at most this of a tick: a pause is not watched
+
+}  // namespace
+
+void Link::choose_best() {
+  // The rail that a small message is through first; a rail in use is left only for one clearly
+  // better, so that noise does not move traffic.  The control rail serves where no data rail is UP,
+  // and a suspect rail where none is.
+  for (const RailState wanted : {RailState::up, RailState::suspect}) {
+    for (const bool fallback : {false, true}) {
+      RailId lowest = any_rail;
+      for (RailId id = 0; id < rails_.size(); ++id) {
+        const Rail& rail = rails_[id];
+        if (rail.state != wanted || rail.carries_data() == fallback || !may_carry_data(rail))
+          continue;
+        if (lowest == any_rail || small_time(rail) < small_time(rails_[lowest])) lowest = id;
+      }
+      if (lowest == any_rail) continue;
+      const bool keep = best_ != any_rail && rails_[best_].state == wanted &&
+                        rails_[best_].carries_data() != fallback &&
+                        near_enough(rails_[best_], rails_[lowest]);
+      if (!keep) best_ = lowest;
+      return;
+    }
+  }
+  best_ = any_rail;
+}
+
+double Link::small_time(const Rail& rail) const {
+  return rail.time_for(options_.small_message_bytes, rail.meter.believed());
+}
+
+bool Link::near_enough(const Rail& rail, const Rail& lowest) const {
+  return small_time(rail) <= 2 * small_time(lowest) + noise_ns;
+}
+
+// Where both ends send whole messages by one rail, each message acknowledges the last one of the
+// other direction; by two rails, the path has as many bare acknowledgements to carry again.  So of
+// rails that are as good as each other the accepting end takes the one that the peer takes.
+void Link::follow(RailId id) {
+  if (id == best_ || options_.connects || best_ == any_rail) return;
+  const Rail& rail = rails_[id];
+  const Rail& best = rails_[best_];
+  if (rail.state == RailState::up && best.state == RailState::up && rail.carries_data() &&
+      best.carries_data() && near_enough(rail, best))
+    best_ = id;
+}
+
+void Link::measure_rates(TimeNs observed) {
+  bool measured = false;
+  double fastest = 0;
+  for (Rail& rail : rails_) {
+    if (!rail.carries_data() || !usable(rail)) continue;
+    measured |= rail.meter.observe(observed, rail.sent, rail.acked, rail.held_back);
+    fastest = std::max(fastest, rail.meter.at_least());
+  }
+  for (RailId id = 0; id < rails_.size(); ++id) {
+    Rail& rail = rails_[id];
+    const double rate = rail.meter.measured();
+    if (!rail.carries_data() || !usable(rail) || rate <= 0) continue;
+    const bool slow = rate < fastest * (rail.slow ? fair_share : slow_share);
+    rail.differs = slow == rail.slow ? 0 : rail.differs + std::min(observed, watched_ns);
+    if (rail.differs < lasting_ns) continue;
+    rail.slow = slow;
+    rail.differs = 0;
+    if (observer_ != nullptr) observer_->on_slow(id, slow, rate);
+  }
+  if (measured) choose_best();
+}
+
+void Link::forget_rate(RailId id) {
+  Rail& rail = rails_[id];
+  rail.meter = {};
+  rail.differs = 0;
+  if (std::exchange(rail.slow, false) && observer_ != nullptr) observer_->on_slow(id, false, 0);
+}
+
+}  // namespace r2ccl

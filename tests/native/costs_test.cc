@@ -1,0 +1,217 @@
+// What a healthy all_reduce costs: system calls, wake-ups, copies of the payload and allocations.
+// The numbers are the least that the protocol needs; whoever adds one has to say here what for.
+// Not built with sanitizers, which add to them.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "job.hpp"
+#include "system_calls.hpp"
+
+namespace {
+
+constexpr std::size_t payload_bytes =
+    1024;  // what is copied in one go and is smaller is no payload
+
+thread_local std::uint64_t allocations = 0;
+thread_local std::uint64_t copied_bytes = 0;
+
+void* copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes >= payload_bytes) copied_bytes += bytes;
+  auto* const out = static_cast<volatile char*>(to);
+  const auto* const in = static_cast<const volatile char*>(from);
+  if (reinterpret_cast<std::uintptr_t>(to) <= reinterpret_cast<std::uintptr_t>(from))
+    for (std::size_t i = 0; i < bytes; ++i) out[i] = in[i];
+  else
+    for (std::size_t i = bytes; i > 0; --i) out[i - 1] = in[i - 1];
+  return to;
+}
+
+}  // namespace
+
+// The core's calls of these come here, as they are linked to this program first.
+extern "C" {
+void* __libc_malloc(std::size_t bytes);
+void* __libc_calloc(std::size_t count, std::size_t bytes);
+void* __libc_realloc(void* memory, std::size_t bytes);
+void* __libc_memalign(std::size_t alignment, std::size_t bytes);
+
+void* malloc(std::size_t bytes) {
+  ++allocations;
+  return __libc_malloc(bytes);
+}
+void* calloc(std::size_t count, std::size_t bytes) {
+  ++allocations;
+  return __libc_calloc(count, bytes);
+}
+void* realloc(void* memory, std::size_t bytes) {
+  ++allocations;
+  return __libc_realloc(memory, bytes);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t bytes) {
+  ++allocations;
+  return __libc_memalign(alignment, bytes);
+}
+void* memcpy(void* to, const void* from, std::size_t bytes) { return copy(to, from, bytes); }
+void* memmove(void* to, const void* from, std::size_t bytes) { return copy(to, from, bytes); }
+}
+
+namespace r2ccl {
+namespace {
+
+using testing::CountSystemCalls;
+using testing::Job;
+using testing::SystemCalls;
+
+constexpr std::size_t segment_bytes = 65483;  // of loopback
+constexpr int warm_calls = 40;  // every slot has been used, every queue has been as long as it gets
+constexpr int calls = 100;
+// Calls that the engine's own thread got between, or something else.  What is added to each call
+// shows all the same.
+constexpr std::uint64_t disturbed = 40;
+constexpr std::uint64_t few = 10;
+constexpr std::chrono::milliseconds tick_interval{150};
+
+struct Costs {
+  SystemCalls system;
+  std::uint64_t allocations = 0;
+  std::uint64_t copied = 0;
+  std::chrono::nanoseconds spent{0};
+  std::uint64_t waited = 0;  // calls that looked for something that was not there yet
+  std::uint64_t slept = 0;   // context switches that the calling thread asked for
+  bool counted = false;      // the system calls were
+};
+
+// Of `calls` all_reduces of each rank.  Rank 1 calls first, and rank 0 when what rank 1 has sent is
+// there: rank 0 waits for nothing, and rank 1 for each result.
+std::array<Costs, 2> measure(std::size_t bytes) {
+  Config config;
+  config.spin_us = 10'000'000;  // a busy machine is no reason to sleep
+  config.background_interval_ms = 2 * tick_interval.count();
+  config.handshake_timeout_ms = 10'000;
+  config.probe_interval_ms = 60'000;
+  Job job({.ranks = 2, .rails = 2, .config = config});
+  std::array<Costs, 2> costs;
+  std::atomic<int> begun = 0;
+  std::atomic<int> finished = 0;
+  job.run([&](int rank, Communicator& communicator) {
+    std::vector<float> data(bytes / sizeof(float), 1.0F);
+    auto* const memory = reinterpret_cast<std::byte*>(data.data());
+    Costs& own = costs[static_cast<std::size_t>(rank)];
+    for (int call = 0; call < warm_calls + calls; ++call) {
+      while (rank == 1 && finished < call) std::this_thread::yield();
+      while (rank == 0 && begun <= call) std::this_thread::yield();
+      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (rank == 1) ++begun;
+      SystemCalls warm;
+      rusage before{};
+      rusage after{};
+      ::getrusage(RUSAGE_THREAD, &before);
+      const auto began = std::chrono::steady_clock::now();
+      const std::uint64_t allocated = allocations;
+      const std::uint64_t copied = copied_bytes;
+      const std::uint64_t empty = own.system.empty(SYS_recvfrom);
+      bool ok = false;
+      {
+        const CountSystemCalls count(call < warm_calls ? warm : own.system);
+        ok = communicator
+                 .all_reduce(memory, memory, data.size(), DType::f32, ReduceOp::sum,
+                             Algorithm::automatic)
+                 .ok();
+        own.counted = count.on();
+      }
+      ::getrusage(RUSAGE_THREAD, &after);
+      if (call >= warm_calls) {
+        own.allocations += allocations - allocated;
+        own.copied += copied_bytes - copied;
+        own.spent += std::chrono::steady_clock::now() - began;
+        if (own.system.empty(SYS_recvfrom) != empty) ++own.waited;
+        own.slept += static_cast<std::uint64_t>(after.ru_nvcsw - before.ru_nvcsw);
+      }
+      EXPECT_TRUE(ok);
+      if (rank == 0) ++finished;
+    }
+  });
+  return costs;
+}
+
+// Who waits asks the kernel about the two rails now and then, by the clock: three calls each.
+// Nothing else but sends and receives is part of a call, nor does anybody have to be woken by it:
+// no futex, no eventfd.
+void check_others(const Costs& own) {
+  const auto ticks = static_cast<std::uint64_t>(own.spent / tick_interval) + 1;
+  std::uint64_t asked = 0;
+  for (const long number : {SYS_ioctl, SYS_getsockopt, SYS_setsockopt})
+    asked += own.system.of(number);
+  EXPECT_LE(asked, disturbed + 6 * ticks) << own.system.text();
+  EXPECT_LE(own.system.others({SYS_sendto, SYS_sendmsg, SYS_recvfrom, SYS_readv, SYS_sched_yield,
+                               SYS_ioctl, SYS_getsockopt, SYS_setsockopt}),
+            disturbed)
+      << own.system.text();
+}
+
+class SmallAllReduce : public ::testing::TestWithParam<std::size_t> {};
+
+// One call to the kernel carries the message out and one brings the peer's in; its acknowledgement
+// travels with the next message.  The bytes are copied once: what a lost rail may have to be given
+// again outlives the call, and in place the result overwrites the caller's.  What comes in goes to
+// its slot at once, and the fold reads it there.
+TEST_P(SmallAllReduce, CostsOneSendOneReceiveAndOneCopy) {
+  const std::size_t bytes = GetParam();
+  const auto costs = measure(bytes);
+  for (std::size_t rank = 0; rank < costs.size(); ++rank) {
+    const Costs& own = costs[rank];
+    EXPECT_EQ(own.allocations, 0U) << rank;
+    EXPECT_GE(own.copied, calls * bytes) << rank;
+    EXPECT_LE(own.copied, (calls + few) * bytes) << rank;
+    EXPECT_LE(own.slept, few) << rank;
+    if (!own.counted) GTEST_SKIP() << "this kernel does not hand over system calls";
+    const std::string all = own.system.text();
+    EXPECT_GE(own.system.of(SYS_sendto) + few, calls) << rank << all;
+    EXPECT_LE(own.system.of(SYS_sendto), calls + few) << rank << all;
+    EXPECT_EQ(own.system.of(SYS_sendmsg), 0U) << rank << all;
+    EXPECT_GE(own.system.of(SYS_recvfrom) + few, calls) << rank << all;
+    EXPECT_LE(own.system.of(SYS_recvfrom), calls + few) << rank << all;
+    // What the network cuts in two and comes while we look may be read in two.
+    const bool cut = rank == 1 && bytes + sizeof(FrameHeader) > segment_bytes;
+    EXPECT_LE(own.system.of(SYS_readv), cut ? calls : few) << rank << all;
+    // Who waits looks for what it waits for, and lets others run between: where nobody wants to,
+    // once in many looks.
+    EXPECT_LE(own.system.of(SYS_sched_yield), own.system.empty(SYS_recvfrom) + few) << rank << all;
+    check_others(own);
+  }
+  if (!costs[0].counted) return;
+  // Nor does one look where nothing is whose message is there.
+  EXPECT_LE(costs[0].waited, few) << costs[0].system.text();
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, SmallAllReduce, ::testing::Values(4096, 16384, 65536));
+
+// Half of the input goes out and is folded by the peer, and half a result comes back.  Both are
+// sent from where they lie; half a result is copied out of its slot.  Two chunks of 128 KiB are one
+// send, which the socket's buffer may cut in two, and come in pieces of the network's; the first
+// part of one that comes by another rail than the message's first goes through a buffer.
+TEST(LargeAllReduce, SendsFromTheCallersMemoryAndCopiesHalfAResult) {
+  constexpr std::size_t bytes = 1U << 20;
+  constexpr std::uint64_t chunks = 8;
+  for (const Costs& own : measure(bytes)) {
+    EXPECT_EQ(own.allocations, 0U);
+    EXPECT_GE(own.copied, calls * bytes / 2);
+    EXPECT_LE(own.copied, calls * (bytes / 2 + chunks * (20U << 10)));
+    EXPECT_LE(own.slept, few);
+    if (!own.counted) GTEST_SKIP() << "this kernel does not hand over system calls";
+    const SystemCalls& made = own.system;
+    const std::string all = made.text();
+    EXPECT_LE(made.of(SYS_sendto) + made.of(SYS_sendmsg), calls * 2 * chunks) << all;
+    EXPECT_LE(made.of(SYS_recvfrom) + made.of(SYS_readv), calls * 4 * chunks) << all;
+    check_others(own);
+  }
+}
+
+}  // namespace
+}  // namespace r2ccl

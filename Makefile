@@ -36,7 +36,9 @@ demo: setup $(STAMPS)/system-demo ## serve a model over two nodes and cut rails 
 
 # What rail losses cost requests: minutes.  With FULL=1 everything, hours; it goes on where it was
 # stopped, at the same commit.
-BENCH_SERVE = $(BIN)/r2serve bench serve --json bench/results/serve.jsonl --rate 3
+BENCH = $(BIN)/r2serve bench
+BENCH_SERVE = $(BENCH) serve --json bench/results/serve.jsonl --rate 3
+BENCH_COLLECTIVES = $(BENCH) collectives --resume
 bench: setup $(STAMPS)/system-bench $(if $(FULL),$(STAMPS)/system-rivals) ## what rail losses cost requests, r2ccl and gloo; FULL=1: all of it
 ifdef FULL
 	$(BENCH_SERVE) --out build/bench-pairs --label permanent --requests 300 --pairs 5 \
@@ -44,6 +46,13 @@ ifdef FULL
 endif
 	$(BENCH_SERVE) --out build/bench-serve --docs docs/benchmarks.md --requests 60 \
 		$(if $(FULL),$(ALL_CONTENDERS) $(ALL_SCENARIOS),$(FEW)) $(ARGS)
+ifdef FULL
+	$(BENCH_COLLECTIVES) --ranks 2 --ranks 4 --resilience-compare --stalls 20 \
+		--json bench/results/collectives.json --png docs/collectives.png --docs docs/benchmarks.md
+	$(BENCH_COLLECTIVES) --full --json bench/results/matrix.json
+	$(BENCH) stalls --json bench/results/stalls.json
+	$(BENCH) baseline --check
+endif
 
 FEW := $(addprefix --contender ,r2ccl gloo) $(addprefix --scenario ,healthy carrier blackhole)
 ALL_CONTENDERS := $(addprefix --contender ,r2ccl gloo ecmp mptcp restart)

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from r2serve.bench.collectives import distributions, machine
+from r2serve.bench.collectives.baseline_cli import command as baseline
 from r2serve.bench.collectives.cli import (
     clean_up_when_terminated,
     collectives,
@@ -38,6 +39,7 @@ def command() -> None:
 
 
 command.add_command(collectives)
+command.add_command(baseline)
 
 
 @command.command(name="stalls")

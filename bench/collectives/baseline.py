@@ -1,0 +1,220 @@
+"""Committed ratios of r2ccl's times to others' of the same run, and what has moved since.
+
+Absolute times say something of a machine; a ratio of interleaved slices says something of the code,
+also on a machine that does other things. It is a ratio of one kind of machine all the same: another
+processor has another baseline.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from r2serve.bench.collectives.control import WorkerGroup
+from r2serve.bench.collectives.matrix import Contender, Options, Setting, Workload, format_size
+from r2serve.bench.collectives.runner import Progress, calibrate, started
+from r2serve.bench.collectives.statistics import median
+
+COMMITTED = Path(__file__).parents[1] / "results" / "baseline.jsonl"
+ALLOWED = 0.15  # either way
+KIB, MIB = 1 << 10, 1 << 20
+SETTING = Setting(ranks=2, rails=2)
+# Who takes part, by the name that a point has for it: what is started, and in what environment.
+PARTIES: dict[str, tuple[str, dict[str, str]]] = {
+    "r2ccl": ("r2ccl", {}),
+    "r2ccl-off": ("r2ccl", {"R2CCL_RESILIENCE": "off"}),
+    "floor": ("floor", {}),
+    "gloo": ("gloo", {}),
+}
+
+
+class BaselineError(RuntimeError):
+    """A file that is no baseline, or a point that could not be measured."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The time of an all_reduce of ``bytes`` under ``over``, divided by that under ``under``."""
+
+    bytes: int
+    over: str
+    under: str
+
+    def __str__(self) -> str:
+        return f"{format_size(self.bytes)}: {self.over} / {self.under}"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A median over pairs of slices, and its quartiles."""
+
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+
+
+# Not those that differ from one start to the next by themselves: gloo where it is mostly the
+# scheduler's time that is measured, and 1 MiB without resilience.
+POINTS = (
+    Point(4 * KIB, "r2ccl", "floor"),
+    Point(16 * KIB, "r2ccl", "floor"),
+    Point(64 * KIB, "r2ccl", "floor"),
+    Point(64 * KIB, "r2ccl", "r2ccl-off"),
+    Point(1 * MIB, "r2ccl", "floor"),
+    Point(16 * MIB, "r2ccl", "floor"),
+    Point(16 * MIB, "r2ccl", "gloo"),
+)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Which points are measured how often. ``seconds``: of each party, size and start."""
+
+    points: tuple[Point, ...] = POINTS
+    starts: int = 3
+    rounds: int = 20
+    seconds: float = 0.5
+
+
+def measure(effort: Effort, progress: Progress) -> dict[Point, Ratio]:
+    """Every point of ``effort``.
+
+    Processes are started several times, because what they come up with (which rail is first, where
+    memory lies) stays for as long as they run.
+
+    Raises WorkerError, NotSupported, PeerUnavailable: a point cannot be measured.
+    """
+    pairs: dict[Point, list[float]] = {point: [] for point in effort.points}
+    for start in range(effort.starts):
+        progress(f"start {start + 1} of {effort.starts}")
+        _measure_start(effort, pairs)
+    return {point: summarise(ratios) for point, ratios in pairs.items()}
+
+
+def _measure_start(effort: Effort, pairs: dict[Point, list[float]]) -> None:
+    sizes = sorted({point.bytes for point in effort.points})
+    options = Options(sizes=tuple(sizes), seconds=effort.seconds, rounds=effort.rounds)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
+        groups = {}
+        for name in sorted({name for point in effort.points for name in (point.over, point.under)}):
+            impl, environment = PARTIES[name]
+            groups[name] = stack.enter_context(
+                started(impl, SETTING, scratch, name=name, extra_environment=environment)
+            )
+        for size in sizes:
+            points = [point for point in effort.points if point.bytes == size]
+            for medians in _rounds(
+                options, Workload("all_reduce", size, "float32"), points, groups
+            ):
+                for point in points:
+                    pairs[point].append(medians[point.over] / medians[point.under])
+
+
+def _rounds(
+    options: Options, workload: Workload, points: Sequence[Point], groups: dict[str, WorkerGroup]
+) -> Iterable[dict[str, float]]:
+    """Of each round the median of each party's slice; a round begins with another party each."""
+    names = sorted({name for point in points for name in (point.over, point.under)})
+    slices = {}
+    for name in names:
+        slices[name] = calibrate(options, workload, Contender(PARTIES[name][0]), groups[name])
+    for index in range(options.rounds):
+        turn = index % len(names)
+        medians = {}
+        for name in names[turn:] + names[:turn]:
+            timed = groups[name].run(slices[name].warmup, slices[name].iterations)
+            medians[name] = median(timed.times_ns[0])
+        yield medians
+
+
+def summarise(ratios: Sequence[float]) -> Ratio:
+    if not ratios:
+        raise BaselineError("a point was not measured at all")
+    ordered = sorted(ratios)
+    count = len(ordered)
+    return Ratio(median(ordered), ordered[count // 4], ordered[(3 * count) // 4], count)
+
+
+def write(path: Path, measured: Mapping[Point, Ratio], metadata: Mapping[str, Any]) -> None:
+    """A line a point, each with what it was measured with, so that lines can be told apart."""
+    lines = []
+    for point, ratio in measured.items():
+        row = {**asdict(point), **{name: rounded(of) for name, of in asdict(ratio).items()}}
+        lines.append(json.dumps({**row, **metadata}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def rounded(value: float) -> float:
+    return round(value, 3)
+
+
+def read(path: Path) -> dict[Point, Ratio]:
+    """Raises BaselineError: there is no such file, or it is none of ours."""
+    rows: dict[Point, Ratio] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for line in lines:
+            row = json.loads(line)
+            point = Point(int(row["bytes"]), str(row["over"]), str(row["under"]))
+            if point in rows:
+                raise BaselineError(f"{path}: {point} is there twice")
+            ratio = Ratio(*(float(row[name]) for name in ("ratio", "low", "high")), row["pairs"])
+            if not ratio.ratio > 0:
+                raise BaselineError(f"{path}: {point} has the ratio {ratio.ratio}")
+            rows[point] = ratio
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BaselineError(f"{path}: {type(error).__name__}: {error}") from error
+    if not rows:
+        raise BaselineError(f"{path} has no points")
+    return rows
+
+
+def complaints(measured: Mapping[Point, Ratio], committed: Mapping[Point, Ratio]) -> list[str]:
+    """What is not within the limits, one line each; none: all is well."""
+    found = []
+    for point, now in measured.items():
+        before = committed.get(point)
+        if before is None:
+            found.append(f"{point}: measured {now.ratio:.3f}, but the baseline has no such point")
+            continue
+        least, most = limits(before)
+        said = f"{point}: {now.ratio:.3f} where the baseline has {before.ratio:.3f}"
+        if now.ratio > most:
+            found.append(f"{said}, slower than the limit of {most:.3f}")
+        elif now.ratio < least:
+            found.append(
+                f"{said}, faster than the limit of {least:.3f}: write the baseline anew (--write)"
+            )
+    return found
+
+
+def limits(committed: Ratio) -> tuple[float, float]:
+    return committed.ratio * (1 - ALLOWED), committed.ratio * (1 + ALLOWED)
+
+
+def show(
+    measured: Mapping[Point, Ratio], committed: Mapping[Point, Ratio], console: Console
+) -> None:
+    table = Table("point", "ratio", "quartiles", "pairs", "baseline", "limits")
+    for point, now in measured.items():
+        before = committed.get(point)
+        least, most = limits(before) if before is not None else (0.0, 0.0)
+        table.add_row(
+            str(point),
+            f"{now.ratio:.3f}",
+            f"{now.low:.3f} to {now.high:.3f}",
+            str(now.pairs),
+            "-" if before is None else f"{before.ratio:.3f}",
+            "-" if before is None else f"{least:.3f} to {most:.3f}",
+        )
+    console.print(table)

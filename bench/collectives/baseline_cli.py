@@ -1,0 +1,79 @@
+"""``r2serve bench baseline``: whether r2ccl is as fast as it was."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from r2serve.bench.collectives import baseline, machine
+from r2serve.bench.collectives.cli import clean_up_when_terminated, progress_lines
+from r2serve.bench.collectives.control import NotSupported, WorkerError
+from r2serve.bench.collectives.matrix import OptionError, parse_sizes
+from r2serve.bench.collectives.peers import PeerUnavailable
+
+
+def _file(option: str, text: str) -> click.Option:
+    return click.option(
+        option,
+        type=click.Path(dir_okay=False, path_type=Path),
+        is_flag=False,
+        flag_value=str(baseline.COMMITTED),
+        help=f"{text}  [without FILE: the committed one]",
+        metavar="[FILE]",
+    )
+
+
+@click.command(name="baseline")
+@_file("--check", "Compare with this baseline.")
+@_file("--write", "Make this baseline of what is measured.")
+@click.option("--sizes", help="Only points of these sizes: 4KiB,64KiB.  [default: all]")
+@click.option("--starts", default=3, show_default=True, type=click.IntRange(1, 100))
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--seconds", default=0.5, show_default=True, help="Of each party, size and start.")
+def command(
+    check: Path | None,
+    write: Path | None,
+    sizes: str | None,
+    starts: int,
+    rounds: int,
+    seconds: float,
+) -> None:
+    """Ratios of r2ccl's times to others' of the same run: within 15 % of the committed ones?
+
+    Fails if one is slower, or so much faster that the baseline says nothing any more.
+    """
+    if (check is None) == (write is None):
+        raise click.UsageError("give either --check or --write")
+    try:
+        committed = {} if check is None else baseline.read(check)
+        points = _chosen(sizes)
+        effort = baseline.Effort(points, starts, rounds, seconds)
+        clean_up_when_terminated()
+        metadata = machine.describe(sys.argv[1:])
+        measured = baseline.measure(effort, progress_lines())
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
+    except (baseline.BaselineError, PeerUnavailable, WorkerError, NotSupported) as error:
+        raise click.ClickException(str(error)) from error
+    baseline.show(measured, committed, Console())
+    if write is not None:
+        kept = ("commit", "machine", "date")
+        baseline.write(write, measured, {name: metadata[name] for name in kept})
+        return
+    wrong = baseline.complaints(measured, committed)
+    if wrong:
+        raise click.ClickException("\n".join(["the baseline is not kept:", *wrong]))
+
+
+def _chosen(sizes: str | None) -> tuple[baseline.Point, ...]:
+    if sizes is None:
+        return baseline.POINTS
+    wanted = parse_sizes(sizes)
+    points = tuple(point for point in baseline.POINTS if point.bytes in wanted)
+    missing = set(wanted) - {point.bytes for point in points}
+    if missing or not points:
+        raise OptionError(f"--sizes: no point has {sorted(missing) or 'none'} bytes")
+    return points

@@ -1,0 +1,144 @@
+"""The comparison with committed ratios; what is measured is in tests/e2e/test_baseline.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from r2serve.bench.cli import command
+from r2serve.bench.collectives import baseline
+from r2serve.bench.collectives.baseline import BaselineError, Effort, Point, Ratio, complaints
+from r2serve.bench.collectives.control import WorkerError
+from r2serve.bench.collectives.runner import Progress
+
+POINT = Point(4096, "r2ccl", "floor")
+OTHER = Point(65536, "r2ccl", "r2ccl-off")
+
+
+def ratio(value: float) -> Ratio:
+    return Ratio(value, value * 0.98, value * 1.03, 60)
+
+
+@pytest.mark.parametrize("now", [1.4, 1.4 * 1.149, 1.4 * 0.851])
+def test_within_the_limits_nothing_is_said(now: float) -> None:
+    assert complaints({POINT: ratio(now)}, {POINT: ratio(1.4)}) == []
+
+
+def test_slower_names_the_point_the_ratios_and_the_limit() -> None:
+    (said,) = complaints({POINT: ratio(1.62)}, {POINT: ratio(1.4)})
+    assert said == (
+        "4 KiB: r2ccl / floor: 1.620 where the baseline has 1.400, slower than the limit of 1.610"
+    )
+
+
+def test_faster_asks_for_another_baseline() -> None:
+    (said,) = complaints({POINT: ratio(1.18)}, {POINT: ratio(1.4)})
+    assert "faster than the limit of 1.190" in said
+    assert "--write" in said
+
+
+def test_each_point_is_judged_and_one_that_the_baseline_lacks_is_wrong() -> None:
+    found = complaints({POINT: ratio(9), OTHER: ratio(1.0)}, {POINT: ratio(1.4)})
+    assert [said.split(": ")[0] for said in found] == ["4 KiB", "64 KiB"]
+    assert "has no such point" in found[1]
+
+
+def test_the_median_over_pairs_counts_and_none_is_an_error() -> None:
+    assert baseline.summarise([1.0, 5.0, 1.1, 1.2]) == Ratio(1.1, 1.1, 5.0, 4)
+    with pytest.raises(BaselineError, match="not measured"):
+        baseline.summarise([])
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "baseline.jsonl"
+    rows = {POINT: Ratio(1.23456, 1.2, 1.3, 60), OTHER: ratio(1.0)}
+    baseline.write(file, rows, {"commit": "abc"})
+    assert baseline.read(file) == {POINT: Ratio(1.235, 1.2, 1.3, 60), OTHER: ratio(1.0)}
+    assert [json.loads(line)["commit"] for line in file.read_text().splitlines()] == ["abc", "abc"]
+
+
+ROW = (
+    '{"bytes": 4096, "over": "r2ccl", "under": "floor", '
+    '"ratio": %s, "low": 1, "high": 1, "pairs": 9}'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no points"),
+        ("no json", "JSONDecodeError"),
+        ('{"bytes": 4096}', "KeyError"),
+        (ROW % "0", "the ratio 0"),
+        (ROW % "NaN", "the ratio nan"),
+        (f"{ROW % '1'}\n{ROW % '1'}", "twice"),
+        ("7", "TypeError"),
+    ],
+)
+def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "baseline.jsonl"
+    file.write_text(text)
+    with pytest.raises(BaselineError, match=why):
+        baseline.read(file)
+    with pytest.raises(BaselineError, match="FileNotFoundError"):
+        baseline.read(tmp_path / "other")
+
+
+def test_the_committed_baseline_has_every_point() -> None:
+    assert set(baseline.read(baseline.COMMITTED)) == set(baseline.POINTS)
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, values: Mapping[Point, float] | Exception, *arguments: str
+) -> tuple[int, str]:
+    def measured(effort: Effort, progress: Progress) -> dict[Point, Ratio]:
+        if isinstance(values, Exception):
+            raise values
+        return {point: ratio(values[point]) for point in effort.points if point in values}
+
+    monkeypatch.setattr(baseline, "measure", measured)
+    done = CliRunner().invoke(command, ["baseline", *arguments])
+    return done.exit_code, done.output
+
+
+def test_the_command_fails_where_the_baseline_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "baseline.jsonl")
+    assert run(monkeypatch, {POINT: 1.4}, "--write", file)[0] == 0
+    assert run(monkeypatch, {POINT: 1.5}, "--check", file)[0] == 0
+    code, said = run(monkeypatch, {POINT: 2.0}, "--check", file)
+    assert code == 1
+    assert "4 KiB: r2ccl / floor: 2.000 where the baseline has 1.400" in said
+
+
+def test_what_cannot_be_measured_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "baseline.jsonl"
+    baseline.write(file, {POINT: ratio(1.4)}, {})
+    code, said = run(monkeypatch, WorkerError("floor died"), "--check", str(file))
+    assert (code, "floor died" in said) == (1, True)
+    code, said = run(monkeypatch, {}, "--check", str(tmp_path / "none"))
+    assert (code, "FileNotFoundError" in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "either --check or --write"),
+        (["--check", "a", "--write", "b"], "either --check or --write"),
+        (["--write", "a", "--sizes", "4KiB,3KiB"], "no point has"),
+        (["--write", "a", "--sizes", "x"], "--sizes has 'x'"),
+    ],
+)
+def test_arguments_that_make_no_sense(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], why: str
+) -> None:
+    code, said = run(monkeypatch, {}, *arguments)
+    assert code == 2
+    assert why in said

@@ -8,7 +8,10 @@
 namespace r2ccl {
 namespace {
 
+// Other rails, other peers and deadlines are looked at once in so many rounds, or so often: a round
+// lasts long where others have the core.
 constexpr unsigned rounds_per_check = 16;
+constexpr TimeNs check_interval_ns = 100'000;
 // A yield that takes as long has let somebody else run.
 constexpr TimeNs switched_ns = 3000;
 
@@ -25,9 +28,12 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
   TimeNs last_byte = began;     // of anything, so that it pays to look again soon
   std::uint64_t arrivals = peer.link.arrivals();
   std::uint64_t disturbances = disturbances_before(peer);
+  TimeNs checked = began;
   for (unsigned round = 0;; ++round, now = now_ns()) {
     looked_ = now;
-    const bool check = round % rounds_per_check == rounds_per_check - 1;
+    const bool check =
+        round % rounds_per_check == rounds_per_check - 1 || now - checked >= check_interval_ns;
+    if (check) checked = now;
     // At first only where it is likely to come.
     const bool everywhere = check || (bulk_ && round > 0);
     if (engine_->progress(peer, now, everywhere)) last_byte = now;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import statistics
 import subprocess
@@ -94,7 +95,7 @@ def _late_ms(request: Request, undisturbed: Request, ended_ns: Sequence[int]) ->
     A step's token comes after its end. Usual are the median gap of the same request undisturbed,
     and the time to its first token.
     """
-    usual = [b - a for a, b in zip(undisturbed.times_ns, undisturbed.times_ns[1:], strict=False)]
+    usual = [b - a for a, b in itertools.pairwise(undisturbed.times_ns)]
     arrivals = (request.sent_ns, *request.times_ns)
     late = 0.0
     for index, (before, after) in enumerate(zip(arrivals, request.times_ns, strict=False)):
@@ -103,6 +104,20 @@ def _late_ms(request: Request, undisturbed: Request, ended_ns: Sequence[int]) ->
             expected = statistics.median(usual) if index and usual else first
             late += after - before - expected
     return late / 1e6
+
+
+def jitter_ms(undisturbed: Run) -> float | None:
+    """By how much gaps differ from the median gap of their request, where nothing is struck.
+
+    19 of 20 differ by less; None: nothing has two gaps. An agreement to less than that of a single
+    stall is luck.
+    """
+    apart = []
+    for request in undisturbed.requests:
+        gaps = [(b - a) / 1e6 for a, b in itertools.pairwise(request.times_ns)]
+        usual = statistics.median(gaps) if gaps else 0.0
+        apart += [abs(gap - usual) for gap in gaps]
+    return round(sorted(apart)[int(0.95 * len(apart))], 3) if len(apart) > 1 else None
 
 
 @contextlib.contextmanager

@@ -33,7 +33,6 @@ def cells(row: Row) -> list[str]:
     if "not_run" in row:
         return names
     requests, gap = row["requests"], row["longest_gap_ms"]
-    waited = row.get("impact", {}).get("requests")
     return [
         *names,
         str(requests["sent"]),
@@ -43,8 +42,17 @@ def cells(row: Row) -> list[str]:
         *(_percentiles(row, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")),
         "-" if gap is None else f"{gap:.0f}",
         f"{row['goodput_per_s']:.2f}",
-        "" if waited is None else f"{row['impact']['agree']} of {len(waited)}",
+        _agreement(row.get("impact", {})),
     ]
+
+
+def _agreement(impact: Mapping[str, Any]) -> str:
+    """How many requests agree, of those that waited, and how unsteady the client's word is."""
+    waited, jitter = impact.get("requests"), impact.get("jitter_ms")
+    if not waited:
+        return "" if waited is None else "none waited"
+    said = f"{impact['agree']} of {len(waited)}"
+    return said if jitter is None else f"{said} (±{jitter:.0f} ms)"
 
 
 def show(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> None:

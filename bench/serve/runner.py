@@ -200,6 +200,7 @@ class _Bench:
         return {
             "requests": [asdict(each) for each in found],
             "agree": sum(each.agrees for each in found),
+            "jitter_ms": impact.jitter_ms(reference),
         }
 
 

@@ -127,11 +127,9 @@ Status Communicator::run_as(Collective noted, const CallTag& tag, std::size_t by
 template <typename Body>
 Status Communicator::carry_out_in_turn(const CallTag& tag, Body& body) {
   const Turn turn(*this);
+  const InTurn marked(in_turn_);
   looked_ = now_ns();  // who had the turn before may have had it for long
-  in_turn_ = true;
-  Status status = carry_out(tag, body);
-  in_turn_ = false;
-  return status;
+  return carry_out(tag, body);
 }
 
 template <typename Body>
@@ -239,7 +237,9 @@ Status Communicator::all_to_allv(const std::byte* in, std::span<const std::size_
   R2CCL_TRY(check_counts("in_sizes", in_counts));
   R2CCL_TRY(check_counts("out_sizes", out_counts));
   const std::lock_guard guard(call_mutex_);
-  const std::size_t total = std::accumulate(in_counts.begin(), in_counts.end(), std::size_t{0});
+  const std::size_t total =
+      std::max(std::accumulate(in_counts.begin(), in_counts.end(), std::size_t{0}),
+               std::accumulate(out_counts.begin(), out_counts.end(), std::size_t{0}));
   const CallTag tag = collective_tag(Collective::all_to_all, dtype, ReduceOp::sum, 0, 0);
   ++calls_;
   works_on(in, out);

@@ -116,6 +116,17 @@ class Communicator final : public LinkChannel {
    private:
     Engine* const engine_;
   };
+  // Until it ends, however that comes.
+  class InTurn {
+   public:
+    explicit InTurn(bool& flag) : flag_(flag) { flag_ = true; }
+    ~InTurn() { flag_ = false; }
+    InTurn(const InTurn&) = delete;
+    InTurn& operator=(const InTurn&) = delete;
+
+   private:
+    bool& flag_;
+  };
   [[nodiscard]] CallTag collective_tag(Collective collective, DType dtype, ReduceOp op,
                                        std::size_t count, int root);
   Status begin(const CallTag& tag);

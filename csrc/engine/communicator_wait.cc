@@ -90,9 +90,10 @@ void Communicator::linger(TimeNs limit, const std::function<bool()>& done) {
     engine_->tick_if_due(now_ns());
     if (!done()) engine_->block(others_);
   }
+  looked_ = now_ns();
   // A call that waits until a lost rail lets go of its memory is stalled by that.
   const std::uint64_t after = sum([](const Peer& peer) { return peer.link.disturbances(); });
-  if (stalled_ > 0 || before != after) stalled_ += now_ns() - began;
+  if (stalled_ > 0 || before != after) stalled_ += looked_ - began;
 }
 
 }  // namespace r2ccl

@@ -62,7 +62,7 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 80);
 
 // Peers must agree on what frames there are and mean, so it is part of their fingerprint.
-inline constexpr std::uint32_t frame_version = 4;
+inline constexpr std::uint32_t frame_version = 5;
 inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
 // Room for the text of an ABORT and for a full-size probe.
 inline constexpr std::uint32_t max_abort_bytes = 480;

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
-import socket
-import subprocess
-import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +15,6 @@ from r2serve.bench.serve import (
     compare,
     contenders,
     impact,
-    networks,
     outcome,
     plots,
     report,
@@ -29,7 +22,6 @@ from r2serve.bench.serve import (
     scenarios,
     store,
 )
-from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
 from r2serve.bench.serve.store import Rows, Times
 from r2serve.bench.serve.workload import arrange
@@ -250,6 +242,15 @@ def test_a_client_sees_what_came_late_of_a_step_that_waited() -> None:
     assert all(each.agrees for each in found)
 
 
+def test_jitter_is_what_one_gap_in_twenty_differs_by() -> None:
+    steady = request(*(10 * step for step in range(1, 20)))  # 18 gaps of 10 ms
+    late = request(10, 20, 30, 140)  # a gap of 100 ms more
+    assert impact.jitter_ms(Run((steady, request(1)))) == 0
+    assert impact.jitter_ms(Run((steady, late))) == pytest.approx(0)
+    assert impact.jitter_ms(Run((late,))) == pytest.approx(100)
+    assert impact.jitter_ms(Run((request(1),))) is None
+
+
 @pytest.mark.parametrize(
     ("sidecar", "client", "agrees"),
     [(2, 6.9, True), (2, 7.1, False), (8000, 7650, True), (8000, 7500, False)],
@@ -267,186 +268,6 @@ def test_a_sidecar_that_does_not_start_is_said(tmp_path: Path, monkeypatch: Any)
 def test_a_sidecar_without_requests_has_none(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     assert impact.ask(tmp_path, tmp_path / "log") == {}
-
-
-# --- contenders -----------------------------------------------------------------------------------
-
-
-class PlayedNode:
-    def __init__(self, index: int) -> None:
-        self.index, self.rails = index, 2
-        self.done: list[tuple[str, ...]] = []
-
-    def rail_address(self, rail: int) -> str:
-        return f"10.77.{rail + 1}.{self.index + 1}"
-
-    def run(self, *argv: str) -> str:
-        self.done.append(argv)
-        return ""
-
-
-class PlayedLab:
-    rails = 2
-
-    def __init__(self) -> None:
-        self.nodes = [PlayedNode(index) for index in range(3)]
-
-
-def test_birds_routes_go_over_all_rails() -> None:
-    one, other = PlayedNode(0), PlayedNode(1)
-    text = networks.bird_configuration(one, other)  # type: ignore[arg-type]
-    assert "router id 10.78.0.1;" in text
-    assert "route 10.78.0.2/32 via 10.77.1.2 bfd via 10.77.2.2 bfd;" in text
-
-
-@pytest.mark.parametrize(
-    ("network", "step", "said"),
-    [
-        (networks.Multipath(), "build", "no C\\+\\+ compiler"),
-        (networks.VirtualAddress(), "begin", "package bird2"),
-    ],
-)
-def test_what_is_not_installed_is_named(
-    network: Any, step: str, said: str, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(networks.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(contenders.ServeError, match=said):
-        getattr(network, step)(PlayedLab(), tmp_path)
-
-
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("CXX", sys.executable)  # which takes C++ for Python
-    with pytest.raises(contenders.ServeError, match="does not compile multipath"):
-        networks.compile_preload(tmp_path)
-
-
-SOCKETS = """
-import socket, json
-def protocol(s): return s.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)
-one, two = socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-one.bind(("127.0.0.1", 0)); one.listen()
-near = socket.create_connection(one.getsockname())
-far, _ = one.accept()
-far.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gloo does
-print(json.dumps([protocol(s) for s in (one, near, far, two)]))
-"""
-
-
-def test_a_preloaded_program_has_mptcp_for_tcp(tmp_path: Path) -> None:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262):
-            pass
-    except OSError as error:
-        pytest.skip(f"no MPTCP: {error}")
-    done = subprocess.run(
-        [sys.executable, "-c", SOCKETS],
-        env={"LD_PRELOAD": str(networks.compile_preload(tmp_path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == [262, 262, 262, 17]
-
-
-def test_only_nodes_that_serve_get_endpoints(tmp_path: Path) -> None:
-    lab: Any = PlayedLab()
-    networks.Multipath().build(lab, tmp_path)
-    assert [len(node.done) for node in lab.nodes] == [2, 2, 0]
-    assert lab.nodes[0].done[1][3:5] == ("add", "10.77.2.1")
-
-
-class PlayedLoad:
-    """Ends by itself after so many looks, or when it is stopped."""
-
-    streams, expected_requests, finished = 4, 4, 0
-
-    def __init__(self, silent_s: float) -> None:
-        self.silent_since, self.stopped = time.monotonic() - silent_s, False
-        self.looks = 0
-
-    @property
-    def changed_at(self) -> float:
-        return self.silent_since
-
-    @changed_at.setter
-    def changed_at(self, at: float) -> None:
-        self.silent_since = at
-
-    @property
-    def silent_s(self) -> float:
-        return time.monotonic() - self.silent_since
-
-    def stop(self) -> None:
-        self.stopped = True
-
-    def finish(self, patience_s: float, watch: Any) -> str:
-        while not self.stopped and self.looks < 3:
-            self.looks += 1
-            watch()
-        return "lost" if self.stopped else "done"
-
-
-class PlayedServer:
-    def __init__(self, *, alive: bool = True) -> None:
-        self.alive = alive
-
-    def check_alive(self) -> None:
-        if not self.alive:
-            raise contenders.ServeError("node 1 ended")
-
-
-def place_of(name: str, tmp_path: Path, server: PlayedServer) -> Any:
-    place: Any = contenders.Place(name, tmp_path, tmp_path, 1, lambda _: None)
-    place._server = server
-    place.restart = lambda: setattr(place, "_server", PlayedServer())
-    return place
-
-
-@pytest.mark.parametrize(
-    ("name", "silent_s", "alive", "outcome_of_it", "restarts"),
-    [
-        ("restart", 6.0, True, "done", 1),
-        ("restart", 0.0, False, "done", 1),
-        ("restart", 0.0, True, "done", 0),
-        ("gloo", 6.0, True, "done", 0),
-        ("gloo", 0.0, False, "lost", 0),
-    ],
-)
-def test_a_supervisor_restarts_what_hangs_or_ended(
-    name: str, silent_s: float, alive: bool, outcome_of_it: str, restarts: int, tmp_path: Path
-) -> None:
-    place = place_of(name, tmp_path, PlayedServer(alive=alive))
-    load: Any = PlayedLoad(silent_s)
-    assert place.finish(load, 20.0, lambda _: None) == outcome_of_it
-    assert place.restarts == restarts
-
-
-def test_a_supervisor_gives_up_at_last(tmp_path: Path) -> None:
-    place = place_of("restart", tmp_path, PlayedServer(alive=False))
-    place.restart = lambda: None
-    load: Any = PlayedLoad(0.0)
-    load.looks = -9
-    assert place.finish(load, 20.0, lambda _: None) == "lost"
-    assert place.restarts == contenders.MAX_RESTARTS
-
-
-def test_the_rail_in_use_is_the_one_that_sends_most(tmp_path: Path) -> None:
-    place: Any = contenders.Place("gloo", tmp_path, tmp_path, 1, lambda _: None)
-    lab: Any = PlayedLab()
-    sent = iter([[5, 5], [5, 5], [10, 400], [10, 90]])
-
-    def links(*_: str) -> str:
-        rails = [
-            {"ifname": f"rail{rail}", "stats64": {"tx": {"bytes": count}}}
-            for rail, count in enumerate(next(sent))
-        ]
-        return json.dumps([{"ifname": "lo", "stats64": {"tx": {"bytes": 10**9}}}, *rails])
-
-    for node in lab.nodes:
-        node.run = links
-    place.lab = lab
-    assert place.rail_in_use() == 1
 
 
 def test_a_bar_is_as_long_as_what_is_done() -> None:
@@ -469,7 +290,11 @@ def measured(rows: Rows, contender: str, scenario: str, **changes: Any) -> dict[
     return rows.add({**row, **changes}, Times.of(run))
 
 
-WAITED = {"requests": [{"request": 0, "sidecar_ms": 200.0, "client_ms": 203.0}], "agree": 1}
+WAITED = {
+    "requests": [{"request": 0, "sidecar_ms": 200.0, "client_ms": 203.0}],
+    "agree": 1,
+    "jitter_ms": 13.6,
+}
 
 
 def test_pictures_and_page_have_every_contender_and_need_nothing_else(tmp_path: Path) -> None:
@@ -497,7 +322,7 @@ def test_pictures_and_page_have_every_contender_and_need_nothing_else(tmp_path: 
     assert "vllm &lt;serve&gt;" in text
     assert text.count("data:image/png;base64,") == 3
     assert not re.search(r"(?:src|href)=\"(?!data:)", text)
-    assert "1 of 1" in text
+    assert "1 of 1 (±14 ms)" in text
     assert "met" in text
 
 
@@ -553,15 +378,3 @@ def test_docs_say_what_is_stale(tmp_path: Path) -> None:
     docs.write_text("# no markers\n")
     with pytest.raises(report.MarkerError, match=r"page\.md has no lines"):
         report.put(found, others, [], {}, docs)
-
-
-def test_contenders_say_what_they_serve(tmp_path: Path) -> None:
-    said = {
-        name: contenders.Place(name, tmp_path, tmp_path, 1, lambda _: None).command
-        for name in CONTENDERS
-    }
-    assert said["r2ccl"].endswith("--distributed-backend r2ccl")
-    assert all("r2ccl" not in said[name] for name in CONTENDERS if name != "r2ccl")
-    place: Any = contenders.Place("mptcp", tmp_path, tmp_path, 1, lambda _: None)
-    place._plan = replace(place._plan, settings={"LD_PRELOAD": str(tmp_path / "multipath.so")})
-    assert place.command.startswith("LD_PRELOAD=multipath.so vllm")  # no path of this machine

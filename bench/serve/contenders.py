@@ -87,6 +87,7 @@ class Place:
         self.lab = Lab(nodes=NODES + 1, rails=RAILS)
         self._server: Server | None = None
         self.starts = 0
+        self._rail = 0
         self.restarts = 0
         """By the supervisor, during the last run."""
 
@@ -130,6 +131,7 @@ class Place:
                 self.stop()
         if self._server is not None:
             return self._server
+        self._rail = 0
         if self.starts == 0:
             settings = self.contender.network.build(self.lab, self._work)
             self._plan = replace(self._plan, settings=settings)
@@ -148,7 +150,8 @@ class Place:
     def restart(self) -> None:
         """What a supervisor does with an engine that hangs: a new one, on the next rail."""
         self.stop()
-        rail = {"GLOO_SOCKET_IFNAME": f"rail{self.starts % RAILS}"}
+        self._rail = (self._rail + 1) % RAILS
+        rail = {"GLOO_SOCKET_IFNAME": f"rail{self._rail}"}
         self._start(replace(self._plan, settings={**self._plan.settings, **rail}))
 
     def _start(self, plan: Plan) -> Server:

@@ -74,9 +74,8 @@ def show(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> None:
     console.print(table)
     for row in rows:
         if "not_run" in row:
-            console.print(
-                f"{row['scenario']}, {row['contender']}: not run: {row['not_run']}", highlight=False
-            )
+            said = f"{row['scenario']}, {row['contender']}: not run: {row['not_run']}"
+            console.print(said, highlight=False, markup=False)
     for verdict in verdicts:
         console.print(_sentence(verdict), highlight=False)
 

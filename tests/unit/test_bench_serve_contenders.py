@@ -143,6 +143,11 @@ class PlayedServer:
             raise contenders.ServeError("node 1 ended")
 
 
+class PlayedNetwork:
+    def build(self, lab: Any, work: Path) -> dict[str, str]:
+        return {"GLOO_SOCKET_IFNAME": "rail0"}
+
+
 def place_of(name: str, tmp_path: Path, server: PlayedServer) -> Any:
     place: Any = contenders.Place(name, tmp_path, tmp_path, 1, lambda _: None)
     place._server = server
@@ -167,6 +172,32 @@ def test_a_supervisor_restarts_what_hangs_or_ended(
     load: Any = PlayedLoad(silent_s)
     assert place.finish(load, 20.0, lambda _: None) == outcome_of_it
     assert place.restarts == restarts
+
+
+def test_a_supervisor_goes_to_the_rail_that_is_not_in_use(tmp_path: Path) -> None:
+    place: Any = contenders.Place("restart", tmp_path, tmp_path, 1, lambda _: None)
+    started: list[str] = []
+
+    class Started(PlayedServer):
+        def stream(self, *_: Any) -> None: ...
+
+    def start(plan: Any) -> PlayedServer:
+        started.append(plan.settings["GLOO_SOCKET_IFNAME"])
+        place.starts += 1
+        place._server = Started()
+        return place._server
+
+    place.stop = lambda: setattr(place, "_server", None)
+    place._start = start
+    place.contender = replace(place.contender, network=PlayedNetwork())
+    place.server(("warm", "up"))
+    for _ in range(2):
+        place.restart()
+    place.restart()  # on rail 1 it ends by itself, and is started as at first
+    place._server.alive = False
+    place.server(("warm", "up"))
+    place.restart()
+    assert [name.removeprefix("rail") for name in started] == ["0", "1", "0", "1", "0", "1"]
 
 
 def test_a_supervisor_gives_up_at_last(tmp_path: Path) -> None:

@@ -341,7 +341,8 @@ def test_what_was_not_run_is_told(capsys: Any) -> None:
     found = [
         measured(rows, "r2ccl", "healthy"),
         rows.add(
-            {"contender": "gloo", "scenario": "healthy", "pair": 0, "key": "k", "not_run": "no"}
+            {"contender": "gloo", "scenario": "healthy", "pair": 0, "key": "k"}
+            | {"not_run": "no [/tcp/pair.cc:152]"}
         ),
     ]
     report.show(found, [])
@@ -349,7 +350,7 @@ def test_what_was_not_run_is_told(capsys: Any) -> None:
     assert all(
         name in said for name in ("sent again", "longest gap", "sidecar agrees")
     )  # nothing is cut off where a terminal has 80 columns
-    assert "healthy, gloo: not run: no" in said
+    assert "healthy, gloo: not run: no [/tcp/pair.cc:152]" in said
     assert "30 / 30" not in said.splitlines()[-1]
 
 

@@ -186,10 +186,6 @@ TEST_P(SmallAllReduce, CostsOneSendOneReceiveAndOneCopy) {
     // What the network cuts in two and comes while we look may be read in two.
     const bool cut = rank == 1 && bytes + sizeof(FrameHeader) > segment_bytes;
     EXPECT_LE(own.system.of(SYS_readv), cut ? calls : few) << rank << all;
-    // Who waits looks for what it waits for, and lets others run between: where nobody wants to,
-    // once in many looks.
-    EXPECT_LE(own.system.of(SYS_sched_yield), own.system.empty(SYS_recvfrom) + 50 * few)
-        << rank << all;
     check_others(own);
   }
   if (!costs[0].counted) return;

@@ -43,14 +43,16 @@ bench: setup $(STAMPS)/system-bench $(if $(FULL),$(STAMPS)/system-rivals) ## wha
 ifdef FULL
 	$(BENCH_SERVE) --out build/bench-pairs --label permanent --requests 300 --pairs 5 \
 		--scenario healthy --scenario permanent
+	$(BENCH_SERVE) --out build/bench-rails --label rails --requests 60 \
+		--contender r2ccl-rails --scenario all-rails-8s
 endif
 	$(BENCH_SERVE) --out build/bench-serve --docs docs/benchmarks.md --requests 60 \
 		$(if $(FULL),$(ALL_CONTENDERS) $(ALL_SCENARIOS),$(FEW)) $(ARGS)
 ifdef FULL
 	$(BENCH_COLLECTIVES) --ranks 2 --ranks 4 --resilience-compare --stalls 20 \
 		--json bench/results/collectives.json --png docs/collectives.png --docs docs/benchmarks.md
-	$(BENCH_COLLECTIVES) --full --json bench/results/matrix.json
-	$(BENCH) stalls --json bench/results/stalls.json
+	$(BENCH_COLLECTIVES) --full --resume --json bench/results/matrix.json
+	$(BENCH) stalls --resume --json bench/results/stalls.json
 	$(BENCH) baseline --check
 endif
 

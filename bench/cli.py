@@ -73,9 +73,22 @@ command.add_command(baseline)
     type=click.Choice(distributions.KINDS),
     help="Only faults of this kind; may be repeated.  [default: all]",
 )
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Written after every size of every kind.",
+)
+@click.option(
+    "--resume", "resumed", is_flag=True, help="Go on with the --json file, if of the same commit."
+)
 def stall_distributions(
-    faults: int, of_mptcp: int, of_ucx: int, kinds: tuple[str, ...], json_path: Path | None
+    faults: int,
+    of_mptcp: int,
+    of_ucx: int,
+    kinds: tuple[str, ...],
+    json_path: Path | None,
+    resumed: bool,
 ) -> None:
     """How long all_reduces of 16 KiB and 1 MiB stall at real faults, beside MPTCP and UCX.
 
@@ -86,16 +99,28 @@ def stall_distributions(
         raise click.UsageError("--faults, --mptcp and --ucx are 0: there is nothing to measure")
     clean_up_when_terminated()
     metadata = machine.describe(sys.argv[1:])
+    measured = distributions.Measured()
+    if resumed:
+        if json_path is None:
+            raise click.UsageError("--resume goes on with a --json file, which is not given")
+        try:
+            measured = distributions.resume(json_path, metadata["commit"])
+        except ValueError as error:
+            raise click.UsageError(f"--resume: {error}") from error
+
+    def save(so_far: distributions.Measured) -> None:
+        if json_path is not None:
+            text = json.dumps(distributions.as_json(so_far, metadata), indent=1) + "\n"
+            json_path.write_text(text, encoding="utf-8")
+
+    every = kinds or distributions.KINDS
     try:
         measured = distributions.run(
-            faults, of_mptcp, progress_lines(), kinds or distributions.KINDS, of_ucx
+            faults, of_mptcp, progress_lines(), every, of_ucx, measured, save
         )
     except (WorkerError, NotSupported, FaultError, LabUnavailableError) as error:
         raise click.ClickException(str(error)) from error
     distributions.show(measured, Console())
-    if json_path is not None:
-        text = json.dumps(distributions.as_json(measured, metadata), indent=1) + "\n"
-        json_path.write_text(text, encoding="utf-8")
 
 
 @command.command(name="observers")

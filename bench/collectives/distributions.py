@@ -7,6 +7,7 @@ same window, and in the fault's place a command of the lab that changes nothing.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -129,6 +130,38 @@ class Measured:
     losses: list[Loss] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
+    def left(self, system: str, kinds: Sequence[str], count: int) -> list[tuple[str, int, int]]:
+        """Series that are not here yet, each as (kind, size, faults)."""
+        here = Counter((one.system, one.kind, one.bytes) for one in (*self.samples, *self.losses))
+        return [
+            (kind, size, faults)
+            for kind in kinds
+            for size, faults in split(count)
+            if here[system, kind, size] != faults
+        ]
+
+    def forget(self, series: tuple[str, str, int]) -> None:
+        """What is here of a (system, kind, size)."""
+        for found in (self.samples, self.losses):
+            found[:] = [one for one in found if (one.system, one.kind, one.bytes) != series]
+
+
+def resume(path: Path, commit: str) -> Measured:
+    """What is in a file of this commit; nothing where there is none.
+
+    Raises ValueError for a file that is none of this benchmark's.
+    """
+    if not path.exists():
+        return Measured()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["commit"] != commit:  # and perhaps of another form
+            return Measured()
+        samples = [Sample(**sample) for sample in found["samples"]]
+        return Measured(samples, [Loss(**loss) for loss in found["losses"]])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} has no stalls to go on with: {error!r}") from error
+
 
 def run(
     faults: int,
@@ -136,21 +169,24 @@ def run(
     progress: Progress,
     kinds: Sequence[str] = KINDS,
     of_ucx: int = 0,
+    measured: Measured | None = None,
+    save: Callable[[Measured], None] = lambda _: None,
 ) -> Measured:
     """``faults`` of each kind under r2ccl, ``of_mptcp`` and ``of_ucx`` under those, over SIZES.
 
+    Series that are in ``measured`` are not made again; ``save`` is called after each other one.
     Raises LabUnavailableError where labs cannot be, FaultError where a fault cannot be made or
     undone, WorkerError where a worker of r2ccl or MPTCP ends. What this machine has no MPTCP or
     UCX for is skipped.
     """
-    measured = Measured()
+    measured = measured or Measured()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
         lab = stack.enter_context(Lab(nodes=2, rails=RAILS))
-        if faults:
+        if measured.left("r2ccl", kinds, faults):
             with strikes.r2ccl_group(lab, scratch, "both", RAILS, STORE_PORT) as workers:
-                measured.samples += _series("r2ccl", lab, workers, kinds, faults, progress)
-        if of_mptcp:
+                _series("r2ccl", lab, workers, kinds, faults, measured, save, progress)
+        if measured.left("mptcp", kinds, of_mptcp):
             try:
                 mptcp.configure(lab)
             except mptcp.MptcpUnavailable as error:
@@ -158,9 +194,10 @@ def run(
             else:
                 store = f"{lab.nodes[0].rail_address(0)}:{STORE_PORT + 1}"
                 with strikes.group(lab, "mptcp", scratch, "mptcp", store, {}) as workers:
-                    measured.samples += _series("mptcp", lab, workers, kinds, of_mptcp, progress)
-        if of_ucx:
-            _ucx_series(lab, scratch, kinds, of_ucx, measured, progress)
+                    _series("mptcp", lab, workers, kinds, of_mptcp, measured, save, progress)
+        if measured.left("ucx", kinds, of_ucx):
+            _ucx_series(lab, scratch, kinds, of_ucx, measured, save, progress)
+    save(measured)
     return measured
 
 
@@ -170,6 +207,7 @@ def _ucx_series(
     kinds: Sequence[str],
     count: int,
     measured: Measured,
+    save: Callable[[Measured], None],
     progress: Progress,
 ) -> None:
     """Each fault with workers of its own. What does not start, or is wrong before, is skipped."""
@@ -178,23 +216,24 @@ def _ucx_series(
     except ucx.UcxUnavailable as error:
         measured.skipped.append(Skipped("ucx", str(error)))
         return
-    for kind in kinds:
-        for size, faults in split(count):
-            progress(f"ucx: {faults} x {kind} during all_reduce of {format_size(size)}")
-            request = Workload("all_reduce", size, "float32").request("auto")
-            for index in range(faults):
-                name = f"{kinds.index(kind)}-{size}-{index}"
-                try:
-                    with ucx.group(lab, worker, scratch, name, STORE_PORT + 2) as workers:
-                        workers.prepare(request)
-                        measured.samples.append(_sample("ucx", lab, workers, kind, size, index))
-                except NotSurvivedError as error:
-                    where = (error.node, error.rail)
-                    reason = str(error).splitlines()[0]
-                    measured.losses.append(Loss("ucx", kind, size, *where, reason))
-                except (WorkerError, NotSupported) as error:
-                    measured.skipped.append(Skipped("ucx", str(error)))
-                    return
+    for kind, size, faults in measured.left("ucx", kinds, count):
+        measured.forget(("ucx", kind, size))
+        progress(f"ucx: {faults} x {kind} during all_reduce of {format_size(size)}")
+        request = Workload("all_reduce", size, "float32").request("auto")
+        for index in range(faults):
+            name = f"{kinds.index(kind)}-{size}-{index}"
+            try:
+                with ucx.group(lab, worker, scratch, name, STORE_PORT + 2) as workers:
+                    workers.prepare(request)
+                    measured.samples.append(_sample("ucx", lab, workers, kind, size, index))
+            except NotSurvivedError as error:
+                where = (error.node, error.rail)
+                reason = str(error).splitlines()[0]
+                measured.losses.append(Loss("ucx", kind, size, *where, reason))
+            except (WorkerError, NotSupported) as error:
+                measured.skipped.append(Skipped("ucx", str(error)))
+                return
+        save(measured)
 
 
 def split(count: int) -> list[tuple[int, int]]:
@@ -259,18 +298,19 @@ def _series(
     workers: WorkerGroup,
     kinds: Sequence[str],
     count: int,
+    measured: Measured,
+    save: Callable[[Measured], None],
     progress: Progress,
-) -> list[Sample]:
-    samples = []
-    for kind in kinds:
-        for size, faults in split(count):
-            progress(f"{system}: {faults} x {kind} during all_reduce of {format_size(size)}")
-            request = Workload("all_reduce", size, "float32").request("auto")
-            for index in range(faults):
-                # A connection of MPTCP that has seen a fault may be ill for long: a new one each.
-                workers.prepare(request, anew=system == "mptcp")
-                samples.append(_sample(system, lab, workers, kind, size, index))
-    return samples
+) -> None:
+    for kind, size, faults in measured.left(system, kinds, count):
+        measured.forget((system, kind, size))
+        progress(f"{system}: {faults} x {kind} during all_reduce of {format_size(size)}")
+        request = Workload("all_reduce", size, "float32").request("auto")
+        for index in range(faults):
+            # A connection of MPTCP that has seen a fault may be ill for long: a new one each.
+            workers.prepare(request, anew=system == "mptcp")
+            measured.samples.append(_sample(system, lab, workers, kind, size, index))
+        save(measured)
 
 
 def _sample(

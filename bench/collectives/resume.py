@@ -64,16 +64,16 @@ def resume(path: Path, options: Options, result: Report, progress: Progress) -> 
         return []
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        matrix, commit = found["matrix"], found["commit"]
+        if found["commit"] != result.metadata["commit"]:  # and perhaps of another form
+            progress(f"{path} is of another commit, {found['commit']}: all anew")
+            return []
+        matrix = found["matrix"]
         done = [Setting(**setting) for setting in matrix["done"]]
         names = {field.name for field in fields(Row)}
         rows = [Row(**{name: row[name] for name in names}) for row in found["rows"]]
         skipped = [Skipped(entry["what"], entry["reason"]) for entry in found["skipped"]]
     except (ValueError, KeyError, TypeError) as error:
         raise OptionError(f"--resume: {path} has no matrix to go on with: {error!r}") from error
-    if commit != result.metadata["commit"]:
-        progress(f"{path} is of commit {commit}, not {result.metadata['commit']}: all anew")
-        return []
     wanted = describe(options, [])["options"]
     for name, value in wanted.items():
         if matrix["options"].get(name) != value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,8 @@ class Contender:
 
     renew: after a run with faults the next one begins with a new engine, where connections do not
     get back what they have lost, or the engine is not where it was. supervised: an engine that is
-    silent is restarted, on the next rail, and clients send their requests again.
+    silent is restarted, on the next rail, and clients send their requests again. settings: further
+    environment variables.
     """
 
     meaning: str
@@ -40,6 +41,7 @@ class Contender:
     network: Network = field(default_factory=Plain)
     renew: bool = False
     supervised: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 CONTENDERS = {
@@ -58,6 +60,11 @@ CONTENDERS = {
         "gloo with a supervisor that restarts it on the other rail, and clients that try again",
         renew=True,
         supervised=True,
+    ),
+    "r2ccl-rails": Contender(
+        "r2ccl that never goes over the management NIC",
+        r2ccl=True,
+        settings={"R2CCL_FALLBACK": "off"},
     ),
 }
 
@@ -81,6 +88,7 @@ class Place:
             lab=True,
             work=work,
             max_requests=streams,
+            settings=self.contender.settings,
         )
         self._watch = watch
         # One more than serve: clients stay whatever happens to those.
@@ -133,8 +141,8 @@ class Place:
             return self._server
         self._rail = 0
         if self.starts == 0:
-            settings = self.contender.network.build(self.lab, self._work)
-            self._plan = replace(self._plan, settings=settings)
+            of_network = self.contender.network.build(self.lab, self._work)
+            self._plan = replace(self._plan, settings={**self._plan.settings, **of_network})
         started = self._start(self._plan)
         try:
             # The first requests compile kernels.

@@ -22,6 +22,10 @@ from r2serve.demo.places import free_port
 
 AGREE_MS = 5.0
 AGREE_PART = 0.05
+AROUND = 8
+"""So many gaps before and after one tell what is usual there."""
+ON_ITS_WAY_NS = 5_000_000
+"""A token that comes to the client so much later than a stall began may have been held up by it."""
 SETTLED_S = 1.0
 PATIENCE_S = 30.0
 ASKED_S = 10.0
@@ -53,10 +57,13 @@ class Impact:
 
 @dataclass(frozen=True)
 class Held:
-    """As the sidecar has it: all that a request waited, and when the steps ended that waited."""
+    """As the sidecar has it: all that a request waited, and in which steps.
+
+    spans_ns: from when a step began to wait until it ended, CLOCK_MONOTONIC.
+    """
 
     stall_ms: float
-    ended_ns: tuple[int, ...]  # CLOCK_MONOTONIC
+    spans_ns: tuple[tuple[int, int], ...]
 
 
 def ask(folder: Path, log: Path) -> dict[str, Held]:
@@ -70,54 +77,99 @@ def ask(folder: Path, log: Path) -> dict[str, Held]:
         held = {}
         for name, stall_s in found.items():
             steps = _get(f"{url}/v1/requests/{name}/impact")["steps"]
-            ended = (datetime.fromisoformat(step["ended"]).timestamp() for step in steps)
-            held[name] = Held(stall_s * 1e3, tuple(int(at * 1e9) - offset_ns for at in ended))
+            spans = tuple(
+                (
+                    min(_clock_ns(stall["began"]) for stall in step["stalls"]) - offset_ns,
+                    _clock_ns(step["ended"]) - offset_ns,
+                )
+                for step in steps
+            )
+            held[name] = Held(stall_s * 1e3, spans)
         return held
 
 
 def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
     """The requests of a run that waited; ``reference`` is of the same requests, undisturbed."""
+    firsts = {
+        index: request.times_ns[0] - request.sent_ns
+        for index, request in enumerate(run.requests)
+        if request.times_ns and _held_of(request, held) is None
+    }
     found = []
     for index, (request, undisturbed) in enumerate(
         zip(run.requests, reference.requests, strict=True)
     ):
-        # vLLM numbers the prompts of a completion.
-        waited = held.get(f"{request.id}-0") or held.get(request.id)
-        if request.id and request.times_ns and waited is not None:
-            late_ms = _late_ms(request, undisturbed, waited.ended_ns)
+        waited = _held_of(request, held)
+        if request.times_ns and waited is not None:
+            near = [firsts[i] for i in _around(index, len(run.requests)) if i in firsts]
+            first = near or [undisturbed.times_ns[0] - undisturbed.sent_ns]
+            late_ms = _late_ms(request, undisturbed, waited.spans_ns, statistics.median(first))
             found.append(Impact(index, round(waited.stall_ms, 3), round(late_ms, 3)))
     return found
 
 
-def _late_ms(request: Request, undisturbed: Request, ended_ns: Sequence[int]) -> float:
+def _held_of(request: Request, held: Mapping[str, Held]) -> Held | None:
+    # vLLM numbers the prompts of a completion.
+    return (held.get(f"{request.id}-0") or held.get(request.id)) if request.id else None
+
+
+def _late_ms(
+    request: Request, undisturbed: Request, spans_ns: Sequence[tuple[int, int]], first_ns: float
+) -> float:
     """How much longer than usual the client waited for the tokens of the steps that waited.
 
-    A step's token comes after its end. Usual are the median gap of the same request undisturbed,
-    and the time to its first token.
+    A step's token comes after its end. The token before may be late by the same wait: it was on its
+    way when that began. Usual is what the gaps around are, as the batch is nearly the same there;
+    for a first token first_ns, what those of the requests around took that did not wait.
     """
-    usual = [b - a for a, b in itertools.pairwise(undisturbed.times_ns)]
-    arrivals = (request.sent_ns, *request.times_ns)
+    waits = list(itertools.pairwise((request.sent_ns, *request.times_ns)))
+    held = {
+        index
+        for index, (before, after) in enumerate(waits)
+        if any(
+            before < ended and (ended <= after or began + ON_ITS_WAY_NS < after)
+            for began, ended in spans_ns
+        )
+    }
+    gaps = [after - before for before, after in waits]
     late = 0.0
-    for index, (before, after) in enumerate(zip(arrivals, request.times_ns, strict=False)):
-        if any(before < ended <= after for ended in ended_ns):
-            first = undisturbed.times_ns[0] - undisturbed.sent_ns
-            expected = statistics.median(usual) if index and usual else first
-            late += after - before - expected
+    for index in held:
+        near = [gaps[i] for i in _around(index, len(gaps)) if i > 0 and i not in held]
+        if index == 0:
+            usual = first_ns
+        elif near:
+            usual = statistics.median(near)
+        else:  # all gaps around it waited, too
+            others = [b - a for a, b in itertools.pairwise(undisturbed.times_ns)]
+            usual = statistics.median(others or [0])
+        late += gaps[index] - usual
     return late / 1e6
 
 
-def jitter_ms(undisturbed: Run) -> float | None:
-    """By how much gaps differ from the median gap of their request, where nothing is struck.
+def _clock_ns(said: str) -> int:
+    return int(datetime.fromisoformat(said).timestamp() * 1e9)
 
-    19 of 20 differ by less; None: nothing has two gaps. An agreement to less than that of a single
+
+def _around(index: int, many: int) -> Iterator[int]:
+    """The indices of up to AROUND others on either side."""
+    for near in range(max(0, index - AROUND), min(many, index + AROUND + 1)):
+        if near != index:
+            yield near
+
+
+def jitter_ms(undisturbed: Run) -> float | None:
+    """By how much a gap differs from those around it, where nothing is struck.
+
+    19 of 20 differ by less; None: there are too few. An agreement to less than that of a single
     stall is luck.
     """
     apart = []
     for request in undisturbed.requests:
         gaps = [(b - a) / 1e6 for a, b in itertools.pairwise(request.times_ns)]
-        usual = statistics.median(gaps) if gaps else 0.0
-        apart += [abs(gap - usual) for gap in gaps]
-    return round(sorted(apart)[int(0.95 * len(apart))], 3) if len(apart) > 1 else None
+        for index, gap in enumerate(gaps):
+            if near := [gaps[i] for i in _around(index, len(gaps))]:
+                apart.append(abs(gap - statistics.median(near)))
+    return round(sorted(apart)[int(0.95 * len(apart))], 3) if apart else None
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ A line of a file is a fault::
 
 ``at`` counts from the first request on; without ``for`` the fault stays until the end. Empty lines
 and what follows ``#`` count for nothing. The words for faults are those of :data:`WORDS`; a fault
-is at a rail of a node (``rail0@node1``), at the one that carries most when it strikes
+is at a rail of a node (``rail0@node1``), at the one that carries most a second before
 (``used@node1``), at all of them (``all@node1``), or at the node's management NIC (``mgmt@node1``).
 """
 
@@ -28,6 +28,9 @@ WORDS = {
     "flap": "flap",
 }
 """What a line calls each of :data:`r2serve.drills.kinds.KINDS`."""
+
+AIM_S = 1.0
+"""So long before a fault strikes it is found out which rail carries most."""
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)?")
 _PLACE = re.compile(r"(?:rail(?P<rail>\d+)|(?P<which>used|all|mgmt))@node(?P<node>\d+)")
@@ -102,6 +105,11 @@ def parse(text: str, nodes: int = 2, rails: int = 2) -> tuple[Fault, ...]:
         both_rails = "mgmt" not in (earlier.where, later.where)
         if later.at_s < earlier.end_s and (same_port or (vague and both_rails)):
             raise ScheduleError(f"`{later}` begins before `{earlier}` is over, at the same rail")
+        if later.where == "used" and both_rails and later.at_s - AIM_S < earlier.end_s:
+            raise ScheduleError(
+                f"`{later}` begins less than {AIM_S:g} s after `{earlier}` is over: which rail "
+                "carries most is asked so long before"
+            )
     return tuple(faults)
 
 

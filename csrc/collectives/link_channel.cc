@@ -116,7 +116,8 @@ Status LinkChannel::expect(int peer, std::size_t skip, std::span<std::byte> memo
 
 Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t bytes) {
   const Member& from = member(peer);
-  R2CCL_TRY(wait(peer, [&from] { return from.in->front() != nullptr; }));
+  R2CCL_TRY(wait(
+      peer, [&from] { return from.in->delivered(); }, from.in->consumed() + 1));
   const InMessage& message = *from.in->front();
   if (message.tag != tag_ || message.bytes != bytes) return mismatch(peer, message, bytes);
   return std::span<const std::byte>(from.in->front_data(), bytes);
@@ -133,7 +134,8 @@ Status LinkChannel::release(int peer) {
 Status LinkChannel::settle(int peer, std::size_t bytes) {
   const Member& to = member(peer);
   const std::uint64_t position = to.call_position + bytes;
-  R2CCL_TRY(wait(peer, [&] { return to.out->settled_position() >= position; }));
+  R2CCL_TRY(wait(
+      peer, [&to] { return to.out->settled_position(); }, position));
   return detach_settled(peer);
 }
 
@@ -152,8 +154,8 @@ Status LinkChannel::finish() {
   for (int peer = 0; peer < size(); ++peer) {
     const Member& to = member(peer);
     if (to.link == nullptr) continue;
-    R2CCL_TRY(
-        wait(peer, [&to] { return to.out->settled_position() == to.out->posted_position(); }));
+    R2CCL_TRY(wait(
+        peer, [&to] { return to.out->settled_position(); }, to.out->posted_position()));
     R2CCL_TRY(detach_settled(peer));
     // What went another way than into its target may still be on its first way there.
     R2CCL_TRY(

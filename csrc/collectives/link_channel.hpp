@@ -54,8 +54,9 @@ class LinkChannel : public Channel {
   Status begin_call(const CallTag& tag);
   Status end_call(Status status);
 
-  // Until done(), failed(), or check_liveness() has something to say.
-  virtual Status wait(int peer, const std::function<bool()>& done) = 0;
+  // Until come(), which grows by what the peer sends, reaches `goal`, failed(), or check_liveness()
+  // has something to say.
+  virtual Status wait(int peer, const std::function<std::uint64_t()>& come, std::uint64_t goal) = 0;
   // Until done(), whatever has failed, but at most for so long.
   virtual void linger(TimeNs limit, const std::function<bool()>& done) = 0;
   [[nodiscard]] virtual TimeNs clock() const = 0;

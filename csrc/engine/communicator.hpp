@@ -135,7 +135,7 @@ class Communicator final : public LinkChannel {
 
   // --- LinkChannel, with the engine's lock held
   // ----------------------------------------------------
-  Status wait(int peer, const std::function<bool()>& done) override;
+  Status wait(int peer, const std::function<std::uint64_t()>& come, std::uint64_t goal) override;
   void linger(TimeNs limit, const std::function<bool()>& done) override;
   void give_way();
   static std::uint64_t disturbances_before(const Peer& peer);

@@ -17,16 +17,17 @@ constexpr TimeNs switched_ns = 3000;
 
 }  // namespace
 
-Status Communicator::wait(int awaited, const std::function<bool()>& done) {
+Status Communicator::wait(int awaited, const std::function<std::uint64_t()>& come,
+                          std::uint64_t goal) {
   if (failed()) return failure();
-  if (done()) return {};
+  std::uint64_t had = come();
+  if (had >= goal) return {};
   Peer& peer = *peer_of(awaited);
   const TimeNs spin = engine_->config().spin_us * 1000;
   TimeNs now = now_ns();
   const TimeNs began = now;
   TimeNs last_arrival = began;  // of what is waited for
   TimeNs last_byte = began;     // of anything, so that it pays to look again soon
-  std::uint64_t arrivals = peer.link.arrivals();
   std::uint64_t disturbances = disturbances_before(peer);
   TimeNs checked = began;
   for (unsigned round = 0;; ++round, now = now_ns()) {
@@ -42,17 +43,17 @@ Status Communicator::wait(int awaited, const std::function<bool()>& done) {
         if (other != &peer) engine_->progress(*other, now, /*all_rails=*/true);
       engine_->tick_if_due(now);
     }
-    const bool finished = done();
-    // Not whatever comes: probes are answered all the time.
-    if (finished || arrivals != peer.link.arrivals()) {
-      arrivals = peer.link.arrivals();
-      // The time since something last came counts as a stall if a rail event lies in it.
+    // Not whatever comes: probes are answered all the time, and who waits for data may be told
+    // meanwhile that earlier messages were delivered.
+    if (const std::uint64_t has = come(); has != had) {
+      had = has;
+      // The time since the last of it came counts as a stall if a rail event lies in it.
       if (disturbances != peer.link.disturbances()) stalled_ += now - last_arrival;
       disturbances = disturbances_before(peer);
       last_arrival = now;
     }
     if (failed()) return failure();
-    if (finished) return {};
+    if (had >= goal) return {};
     if (now - std::max(last_arrival, last_byte) < spin) {
       if (check) R2CCL_TRY(check_liveness(awaited, began));
       if (round % rounds_per_yield_ == rounds_per_yield_ - 1) give_way();

@@ -181,8 +181,6 @@ class Link {
     std::size_t buried = 0;
   };
   [[nodiscard]] Load load() const;
-  // Counts what a collective waits for: whole messages, and news of what was delivered.
-  [[nodiscard]] std::uint64_t arrivals() const { return arrivals_; }
   // Counts events on rails that a waiting collective may be stalled by.
   [[nodiscard]] std::uint64_t disturbances() const { return disturbances_; }
   void set_observer(LinkObserver* observer) { observer_ = observer; }
@@ -425,7 +423,6 @@ class Link {
   TimeNs unheard_ = 0;
   bool heard_ = false;  // since the last tick
   bool dark_ = true;
-  std::uint64_t arrivals_ = 0;
   std::uint64_t disturbances_ = 0;
   bool bye_sent_ = false;
   bool peer_bye_ = false;

@@ -83,9 +83,7 @@ bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
 }
 
 bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
-  const std::uint64_t before = stream.delivered() + stream.credit();
   if (!stream.acknowledge(header.delivered, header.credit, now)) return false;
-  if (stream.delivered() + stream.credit() != before) ++arrivals_;
   for (Rail& rail : rails_) reap(rail);
   if (!planted(Mutant::lost_wake_up)) open_and_queue(stream, now);
   return true;
@@ -166,7 +164,6 @@ void Link::frame_end(RailId id, TimeNs now) {
         break;
       }
       if (stream != nullptr && stream->chunk_arrived(header)) {
-        ++arrivals_;
         if (stream->owed_since_ns == 0) stream->owed_since_ns = now;
         if (stream->owes_ack_now()) queue_ack(*stream, id);
         if ((header.flags & frame_flag::replay) != 0) ++disturbances_;

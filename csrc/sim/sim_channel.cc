@@ -69,11 +69,12 @@ Status SimChannel::finish() {
   return {};
 }
 
-Status SimChannel::wait(int peer, const std::function<bool()>& done) {
+Status SimChannel::wait(int peer, const std::function<std::uint64_t()>& come, std::uint64_t goal) {
   const TimeNs since = clock();
-  R2CCL_TRY(world_.wait([&] { return failed() || done() || !check_liveness(peer, since).ok(); }));
+  R2CCL_TRY(
+      world_.wait([&] { return failed() || come() >= goal || !check_liveness(peer, since).ok(); }));
   if (failed()) return failure();
-  if (done()) return {};
+  if (come() >= goal) return {};
   return check_liveness(peer, since);
 }
 

@@ -39,7 +39,7 @@ class SimChannel final : public LinkChannel {
   Status finish() override;
 
  private:
-  Status wait(int peer, const std::function<bool()>& done) override;
+  Status wait(int peer, const std::function<std::uint64_t()>& come, std::uint64_t goal) override;
   void linger(TimeNs limit, const std::function<bool()>& done) override;
   [[nodiscard]] TimeNs clock() const override;
   void flush(int peer, TimeNs now) override;

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 MAX_STEPS = 32
 """Of the steps that held a request up, so many are kept one by one: the last."""
 MAX_SPANS = 64
 
-PREFILL, DECODE = "prefill", "decode"
+QUEUE, PREFILL, DECODE = "queue", "prefill", "decode"
+"""What a request waits in: for its first step, for its first token, for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,10 @@ class Stall:
     call: int
     began_clock_ns: int
     ns: int
+
+    @property
+    def ended_clock_ns(self) -> int:
+        return self.began_clock_ns + self.ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,14 @@ class HeldStep:
     began_clock_ns: int
     ended_clock_ns: int
     stalls: tuple[Stall, ...]
+
+    def is_part_of(self, other: HeldStep) -> bool:
+        """Whether both tell of one step."""
+        return (self.worker, self.step, self.phase) == (other.worker, other.step, other.phase)
+
+    def joined(self, later: HeldStep) -> HeldStep:
+        ended_ns = max(self.ended_clock_ns, later.ended_clock_ns)
+        return replace(self, stalls=self.stalls + later.stalls, ended_clock_ns=ended_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,7 @@ class Timings:
     prefill_s: float
     decode_s: float
     e2e_s: float
+    arrived_clock_ns: int
     ended_clock_ns: int
 
     @property
@@ -119,10 +134,17 @@ class Request:
     timings: Timings | None = None
     pace: Pace | None = None
     held_steps: int = 0
+    queued_steps: int = 0
+    """Of those, the ones that it was queued in."""
     steps: deque[HeldStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     waited: dict[str, Spans] = field(default_factory=dict)
     """By phase; only where it waited."""
-    told: bool = False
+    scheduled: dict[str, int] = field(default_factory=dict)
+    """When workers that served it began with it, CLOCK_REALTIME, by the keys of their journals."""
+    ended_at: tuple[str, str] | None = None
+    """The worker that said first that it has ended: key of its journal, and label."""
+    told: set[str] = field(default_factory=set)
+    """Phases whose waits were told."""
 
     def stall_s(self, phase: str | None = None) -> float:
         """What it waited in a phase, or in all."""
@@ -136,10 +158,46 @@ class Request:
     def hold(self, held: HeldStep) -> None:
         """Charge a step, once, also where it was told in parts."""
         for place, known in enumerate(self.steps):
-            if (known.worker, known.step, known.phase) == (held.worker, held.step, held.phase):
-                stalls = known.stalls + held.stalls
-                ended_ns = max(known.ended_clock_ns, held.ended_clock_ns)
-                self.steps[place] = replace(known, stalls=stalls, ended_clock_ns=ended_ns)
+            if known.is_part_of(held):
+                self.steps[place] = known.joined(held)
                 return
         self.held_steps += 1
         self.steps.append(held)
+
+    def hold_queued(self, steps: Iterable[HeldStep]) -> None:
+        """Charge what held up its workers from its arrival until the first one began with it.
+
+        No step serves a request that arrives while nothing moves: those that ran then held it up.
+        What was charged to its queue before, when less was known, is forgotten.
+
+        steps: those that were held up, of workers that served it.
+        """
+        if self.timings is None or not self.scheduled:
+            return
+        arrived_ns = self.timings.arrived_clock_ns
+        begun_ns = min(*self.scheduled.values(), self.timings.ended_clock_ns)
+        held: list[HeldStep] = []
+        waits: list[tuple[int, int]] = []
+        for step in steps:
+            stalls = []
+            for stall in step.stalls:
+                begin = max(stall.began_clock_ns, arrived_ns)
+                end = min(stall.ended_clock_ns, begun_ns)
+                if begin < end:
+                    stalls.append(stall)
+                    waits.append((begin, end))
+            if stalls:
+                held.append(replace(step, phase=QUEUE, stalls=tuple(stalls)))
+        others = [known for known in self.steps if known.phase != QUEUE]
+        self.steps = deque(sorted([*held, *others], key=_began), maxlen=MAX_STEPS)
+        self.held_steps += len(held) - self.queued_steps
+        self.queued_steps = len(held)
+        self.waited.pop(QUEUE, None)
+        if waits:
+            spans = self.waited[QUEUE] = Spans()
+            for begin, end in sorted(waits):
+                spans.add(begin, end)
+
+
+def _began(held: HeldStep) -> int:
+    return held.began_clock_ns

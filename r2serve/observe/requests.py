@@ -1,8 +1,10 @@
 """What rail events cost each request: the request logs of a folder, joined.
 
 A request is known by the name that its client has of it.  What it waited is the union of the
-stalls of all workers here: two that waited for one another at the same time are one wait.  Memory
-is bounded.
+stalls of all workers here: two that waited for one another at the same time are one wait.  One that
+arrives while a step is held up waits for it in the engine's queue; that is known once it has ended,
+of its arrival from the front end, and of when it was begun with from the workers.  Memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -11,14 +13,24 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from r2serve.observe.files import is_written
-from r2serve.observe.impact import DECODE, PREFILL, HeldStep, Pace, Request, Spans, Stall, Timings
+from r2serve.observe.impact import (
+    DECODE,
+    PREFILL,
+    QUEUE,
+    HeldStep,
+    Pace,
+    Request,
+    Spans,
+    Stall,
+    Timings,
+)
 from r2serve.observe.request_log import LONGEST_NAME, PATTERN, Follower, RequestLogError
 
 _LOG = logging.getLogger("r2serve.observe")
@@ -28,11 +40,13 @@ MAX_LOGS = 256
 SCAN_S = 0.5
 BYTES_A_LOOK = 256 * 1024
 """Who catches up with old logs holds up whoever shares the thread for no longer than that takes."""
+MAX_HELD = 1024
+"""Of the steps of a worker that were held up, so many are kept, for requests queued meanwhile."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A request that ended having waited; told once, with the worker that told so first."""
+    """A request that ended having waited, with the worker that said so first; told once a phase."""
 
     worker: str
     label: str
@@ -59,6 +73,8 @@ class Requests:
         self._requests: dict[str, Request] = {}  # in the order in which they became known
         self._finished: deque[str] = deque()  # in the order in which they ended
         self._known = 0
+        self._held: dict[str, deque[HeldStep]] = {}
+        """By the worker's key, as they came; of as many workers as there may be logs."""
 
     def look(self) -> list[Ended]:
         """Read what is new, of so many bytes at most; returns requests that ended having waited."""
@@ -71,17 +87,17 @@ class Requests:
             budget -= self._fill(reading)
         due = [(one.first_ns, str(path)) for path, one in self._logs.items() if one.lines]
         heapify(due)
-        ended: list[tuple[Follower, Request]] = []
+        ended: list[Request] = []
         while due and budget > 0:
             _, name = heappop(due)
             reading = self._logs[Path(name)]
             if (request := self._take(reading)) is not None:
-                ended.append((reading.log, request))
+                ended.append(request)
             budget -= self._fill(reading)
             if reading.lines:
                 heappush(due, (reading.first_ns, name))
         # Not before all was taken: other workers may have held it up longer.
-        return [told for log, request in ended if (told := _told(log, request)) is not None]
+        return [told for request in ended if (told := _told(request)) is not None]
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -180,7 +196,7 @@ class Requests:
         return total
 
     def _take(self, reading: _Reading) -> Request | None:
-        """The request that a worker says has ended."""
+        """The request that the line says has ended."""
         line = reading.lines.popleft()
         try:
             return self._taken(reading.log, line)
@@ -194,14 +210,21 @@ class Requests:
         if "step" in line:
             self._take_step(log, line)
         elif "finished" in line:
-            timings = _timings(line)
+            timings = _timings(log, line)
             request = self._ended(line["finished"])
             # Of several answers to one request, the last one.
             request.timings = max(timings, request.timings or timings, key=_e2e)
+            request.hold_queued(self._held_since(request))
+            return request
         elif "request" in line:
             pace = _pace(log, line)
             request = self._ended(line["request"])
             request.pace = max(pace, request.pace or pace, key=_worst_gap)
+            worker = _key(log)
+            request.ended_at = request.ended_at or (worker, str(log.head["label"]))
+            known_ns = request.scheduled.get(worker, pace.scheduled_clock_ns)
+            request.scheduled[worker] = min(known_ns, pace.scheduled_clock_ns)
+            request.hold_queued(self._held_since(request))
             return request
         return None  # also of what a later version may have
 
@@ -218,22 +241,40 @@ class Requests:
         )
         # By the clock that all workers of a machine share.
         waited = [(int(stall["ended_ns"]), int(stall["ns"])) for stall in line["stalls"]]
+        held = HeldStep(
+            worker=_key(log),
+            label=str(log.head["label"]),
+            step=int(line["step"]),
+            phase=QUEUE,
+            began_clock_ns=log.clock_ns(int(line["began_ns"])),
+            ended_clock_ns=log.clock_ns(int(line["ended_ns"])),
+            stalls=stalls,
+        )
+        self._keep(held)
         for phase in (PREFILL, DECODE):
-            held = HeldStep(
-                worker=_key(log),
-                label=str(log.head["label"]),
-                step=int(line["step"]),
-                phase=phase,
-                began_clock_ns=log.clock_ns(int(line["began_ns"])),
-                ended_clock_ns=log.clock_ns(int(line["ended_ns"])),
-                stalls=stalls,
-            )
             for name in dict.fromkeys(line[phase]):
                 request = self._request(name)
-                request.hold(held)
+                request.hold(replace(held, phase=phase))
                 spans = request.waited.setdefault(phase, Spans())
                 for ended_ns, waited_ns in waited:
                     spans.add(ended_ns - waited_ns, ended_ns)
+
+    def _keep(self, held: HeldStep) -> None:
+        kept = self._held.pop(held.worker, None) or deque(maxlen=MAX_HELD)
+        self._held[held.worker] = kept  # now the last one to be forgotten
+        if len(self._held) > MAX_LOGS:
+            del self._held[next(iter(self._held))]
+        if kept and kept[-1].is_part_of(held):
+            held = kept.pop().joined(held)
+        kept.append(held)
+
+    def _held_since(self, request: Request) -> Iterator[HeldStep]:
+        """Steps of its workers that were held up and ended after it had arrived."""
+        if request.timings is not None:
+            arrived_ns = request.timings.arrived_clock_ns
+            for worker in request.scheduled:
+                steps = reversed(self._held.get(worker, deque()))
+                yield from takewhile(lambda step: step.ended_clock_ns > arrived_ns, steps)
 
     def _ended(self, name: object) -> Request:
         request = self._request(name)
@@ -290,12 +331,13 @@ def _key(log: Follower) -> str:
     return log.path.name.removeprefix("r2ccl-").removesuffix(".requests")
 
 
-def _told(log: Follower, request: Request) -> Ended | None:
-    if request.told or not request.waited:
+def _told(request: Request) -> Ended | None:
+    phases = request.waited.keys() - request.told
+    if request.ended_at is None or not phases:
         return None
-    request.told = True
-    stall_s = {phase: spans.total_ns / 1e9 for phase, spans in request.waited.items()}
-    return Ended(_key(log), str(log.head["label"]), stall_s)
+    request.told |= phases
+    worker, label = request.ended_at
+    return Ended(worker, label, {phase: request.stall_s(phase) for phase in phases})
 
 
 def _pace(log: Follower, line: dict[str, Any]) -> Pace:
@@ -317,7 +359,11 @@ def _worst_gap(pace: Pace) -> float:
     return pace.worst_gap_s
 
 
-def _timings(line: dict[str, Any]) -> Timings:
+def _timings(log: Follower, line: dict[str, Any]) -> Timings:
+    ended_ns = int(line["ended_clock_ns"])
+    if "ended_ns" in line:
+        # As what workers say: a clock that was set meanwhile makes no difference.
+        ended_ns = log.clock_ns(int(line["ended_ns"]))
     return Timings(
         reason=str(line["reason"]),
         prompt_tokens=int(line["prompt_tokens"]),
@@ -326,5 +372,6 @@ def _timings(line: dict[str, Any]) -> Timings:
         prefill_s=float(line["prefill_s"]),
         decode_s=float(line["decode_s"]),
         e2e_s=float(line["e2e_s"]),
-        ended_clock_ns=int(line["ended_clock_ns"]),
+        arrived_clock_ns=ended_ns - int(line["e2e_s"] * 1e9),
+        ended_clock_ns=ended_ns,
     )

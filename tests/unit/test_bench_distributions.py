@@ -6,6 +6,8 @@ import io
 import json
 import socket
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from r2serve.bench.collectives.distributions import (
     Spread,
     as_json,
     checks,
+    resume,
     run,
     show,
     split,
@@ -33,7 +36,7 @@ from r2serve.bench.collectives.distributions import (
 from r2serve.bench.collectives.mptcp import Mptcp, exchange
 from r2serve.bench.collectives.runner import Skipped
 from r2serve.bench.collectives.strikes import SIZES, Soak
-from r2serve.drills.lab import LabUnavailableError
+from r2serve.drills.lab import Lab, LabUnavailableError
 
 SMALL, LARGE = SIZES
 
@@ -147,6 +150,69 @@ def test_nothing_to_measure_is_refused() -> None:
     assert result.exit_code == 2
     assert "there is nothing to measure" in result.output
     assert CliRunner().invoke(command, ["stalls", "--kind", "flood"]).exit_code == 2
+
+
+def test_a_stopped_benchmark_goes_on_with_the_series_that_are_left(tmp_path: Path) -> None:
+    path = tmp_path / "stalls.json"
+    assert resume(path, "abc") == Measured()
+    done = [sample("r2ccl", CARRIER, 1.0), sample("r2ccl", PEER_PORT, 1.0)]
+    losses = [Loss("ucx", CARRIER, SMALL, 0, 0, "nothing in 40 s")]
+    path.write_text(json.dumps(as_json(Measured(done, losses), {"commit": "abc"})))
+    assert resume(path, "def") == Measured()
+    measured = resume(path, "abc")
+    assert measured == Measured(done, losses)
+    kinds = (CARRIER, PEER_PORT, BLACK_HOLE)
+    assert measured.left("r2ccl", kinds, 1) == [(BLACK_HOLE, SMALL, 1)]
+    assert measured.left("ucx", (CARRIER,), 2) == [(CARRIER, LARGE, 1)]  # what was lost is done
+    assert measured.left("mptcp", (CARRIER,), 0) == []
+    # One that was made with another number is made anew.
+    assert measured.left("r2ccl", (CARRIER,), 3) == [(CARRIER, SMALL, 2), (CARRIER, LARGE, 1)]
+    measured.forget(("r2ccl", CARRIER, SMALL))
+    measured.forget(("ucx", CARRIER, SMALL))
+    assert measured == Measured(done[1:])
+    path.write_text('{"commit": "of another form"}')
+    assert resume(path, "abc") == Measured()
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="has no stalls to go on with"):
+        resume(path, "abc")
+    again = CliRunner().invoke(command, ["stalls", "--resume", "--json", str(path)])
+    assert again.exit_code == 2
+    assert "has no stalls" in again.output
+    assert "which is not given" in CliRunner().invoke(command, ["stalls", "--resume"]).output
+
+
+def test_only_what_is_left_is_made_and_every_series_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[str, int]] = []
+    kept: list[int] = []
+
+    def strike(
+        _system: str, _lab: object, _workers: object, kind: str, size: int, _: int
+    ) -> Sample:
+        made.append((kind, size))
+        return sample("r2ccl", kind, 1.0, size)
+
+    class Workers:
+        def prepare(self, *_: object, **__: object) -> None:
+            pass
+
+    monkeypatch.setattr(distributions, "_sample", strike)
+    measured = Measured([sample("r2ccl", CARRIER, 1.0)])
+    workers: Any = Workers()
+    distributions._series(
+        "r2ccl",
+        Lab(),
+        workers,
+        (CARRIER, BLACK_HOLE),
+        2,
+        measured,
+        lambda so_far: kept.append(len(so_far.samples)),
+        lambda _: None,
+    )
+    assert made == [(CARRIER, LARGE), (BLACK_HOLE, SMALL), (BLACK_HOLE, LARGE)]
+    assert kept == [2, 3, 4]
+    assert measured.left("r2ccl", (CARRIER, BLACK_HOLE), 2) == []
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

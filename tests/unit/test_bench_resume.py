@@ -102,7 +102,9 @@ def test_a_file_of_another_commit_is_measured_anew(
     path.write_text(json.dumps({**json.loads(path.read_text()), "commit": "0123456789ab"}))
     assert resume.resume(path, OPTIONS, again, lines.append) == []
     assert again.rows == []
-    assert "is of commit 0123456789ab" in lines[0]
+    assert "is of another commit, 0123456789ab" in lines[0]
+    path.write_text('{"commit": "0123456789ab", "form": "an older one"}')
+    assert resume.resume(path, OPTIONS, again, lines.append) == []
 
 
 def test_other_options_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import json
 import random
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import web
 
-from r2serve.bench.serve import scenarios, workload
+from r2serve.bench.serve import scenarios, strike, workload
 from r2serve.bench.serve.cli import command
 from r2serve.bench.serve.scenarios import SCENARIOS, Fault, ScheduleError, parse
 from r2serve.bench.serve.strike import Strikes
@@ -106,6 +107,7 @@ def test_a_schedule_is_read() -> None:
         ("at: 1s, cut: rail0@node0, for: 0s", "for is '0s': must be above 0"),
         ("at: 1s, cut: used@node0, for: 5s\nat: 3s, drop: rail1@node1", "before .* is over"),
         ("at: 1s, cut: rail0@node0\nat: 3s, drop: rail0@node0", "before .* is over"),
+        ("at: 1s, cut: rail0@node0, for: 1s\nat: 2.5s, drop: used@node1", "less than 1 s after"),
     ],
 )
 def test_a_schedule_that_is_none_says_why(line: str, said: str) -> None:
@@ -155,6 +157,33 @@ def test_faults_are_made_and_undone() -> None:
     # However late it struck, it ends when it should.
     assert 0.05 <= (first.healed_ns - began_ns) / 1e9 < 0.25
     assert second.rails == (0, 1)
+
+
+def test_it_is_aimed_and_told_before_it_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both take processor time that whoever is measured would miss."""
+    monkeypatch.setattr(strike, "AIM_S", 0.1)
+    order: list[str] = []
+    aimed_ns: list[int] = []
+    cut = threading.Event()
+    lab: Any = PlayedLab()
+
+    def aim() -> int:
+        aimed_ns.append(time.monotonic_ns())
+        order.append("aim")
+        return 1
+
+    def make(node: int, rail: int) -> None:
+        order.append(f"cut {rail}@{node}")
+        cut.set()
+
+    lab.cut, lab.heal = make, lambda *_: order.append("heal")
+    began_ns = time.monotonic_ns()
+    faults = parse("at: 200ms, cut: used@node1, for: 100s")
+    with Strikes(lab, faults, lambda: began_ns, aim, order.append) as strikes:
+        assert cut.wait(30)
+    assert order == ["aim", str(faults[0]), "cut 1@1", "heal"]
+    assert aimed_ns[0] - began_ns >= 100e6
+    assert strikes.struck[0].struck_ns - began_ns >= 200e6
 
 
 def test_a_fault_that_comes_and_goes_ends_healed() -> None:

@@ -233,7 +233,10 @@ def test_contenders_say_what_they_serve(tmp_path: Path) -> None:
         for name in CONTENDERS
     }
     assert said["r2ccl"].endswith("--distributed-backend r2ccl")
-    assert all("r2ccl" not in said[name] for name in CONTENDERS if name != "r2ccl")
+    assert said["r2ccl-rails"] == f"R2CCL_FALLBACK=off {said['r2ccl']}"
+    stock = [text for name, text in said.items() if not name.startswith("r2ccl")]
+    assert len(stock) == 4
+    assert all("r2ccl" not in text for text in stock)
     place: Any = contenders.Place("mptcp", tmp_path, tmp_path, 1, lambda _: None)
     place._plan = replace(place._plan, settings={"LD_PRELOAD": str(tmp_path / "multipath.so")})
     assert place.command.startswith("LD_PRELOAD=multipath.so vllm")  # no path of this machine

@@ -95,7 +95,7 @@ def played(
     monkeypatch.setattr(distributions, "_sample", lambda *_: raise_or_return(outcomes.pop(0)))
     measured = Measured()
     distributions._ucx_series(
-        Lab(), Path("scratch"), (CARRIER,), len(outcomes), measured, lambda line: None
+        Lab(), Path("scratch"), (CARRIER,), len(outcomes), measured, *2 * [lambda _: None]
     )
     return measured
 
@@ -127,7 +127,7 @@ def test_a_machine_without_ucx_measures_the_rest(
     monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     measured = Measured()
-    distributions._ucx_series(Lab(), place, (CARRIER,), 2, measured, lambda line: None)
+    distributions._ucx_series(Lab(), place, (CARRIER,), 2, measured, *2 * [lambda _: None])
     (skipped,) = measured.skipped
     assert "has no UCX" in skipped.reason
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from r2serve.observe.impact import DECODE, MAX_SPANS, PREFILL, Spans
+from r2serve.observe.impact import DECODE, MAX_SPANS, MAX_STEPS, PREFILL, QUEUE, Spans
 from r2serve.observe.request_log import RequestLog
-from r2serve.observe.requests import SCAN_S, Ended, Requests
+from r2serve.observe.requests import MAX_HELD, SCAN_S, Ended, Requests
 
 MS = 1_000_000
 
@@ -106,6 +106,116 @@ def test_who_ended_having_waited_is_told_once(tmp_path: Path) -> None:
     assert told.stall_s == {DECODE: pytest.approx(0.03)}
     logs[0].write(ended("a"))
     assert requests.look() == []
+
+
+@pytest.mark.parametrize("order", ["front end first", "workers first"])
+def test_who_arrives_while_nothing_moves_waits_in_the_queue(tmp_path: Path, order: str) -> None:
+    """Stalls of 2 s and 10 ms; it came in the middle of the first and was begun with after both."""
+    requests = Requests(tmp_path)
+    logs = [worker(tmp_path, number) for number in range(3)]
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    now = time.monotonic_ns()
+    clock = time.time_ns() - now
+    for number, log in enumerate(logs):  # the third one is of another engine
+        log.write(step(1, now - 5000 * MS, 100 * MS, prefill=[], decode=["a"]))
+        log.write(step(2, now + number * 3 * MS, 2000 * MS, prefill=[], decode=["a"]))
+        log.write(step(3, now + 100 * MS, 10 * MS, prefill=[], decode=["a"]))
+        log.write(step(4, now + 500 * MS, 20 * MS, prefill=[], decode=["a", "late"]))
+    end = now + 900 * MS
+
+    def front_end_says() -> None:  # it came 1 s before the first stall's end
+        front.write(finished("late", e2e_s=1.9, ended_clock_ns=clock + end))
+
+    def workers_say() -> None:
+        for log in logs[:2]:
+            log.write(ended("late", scheduled_ns=now + 200 * MS, last_token_ns=end))
+
+    told = []
+    says = [front_end_says, workers_say]
+    for say in says if order == "front end first" else says[::-1]:
+        say()
+        told += requests.look()
+    late = requests.get("late")
+    assert late is not None
+    # To the end of what the slower of its workers waited for.
+    assert late.stall_s(QUEUE) == pytest.approx(1.003 + 0.010, abs=5e-3)
+    assert late.stall_s(DECODE) == pytest.approx(0.020)
+    assert [(held.phase, held.step) for held in late.steps] == [
+        (QUEUE, 2),
+        (QUEUE, 2),
+        (QUEUE, 3),
+        (QUEUE, 3),
+        (DECODE, 4),
+        (DECODE, 4),
+        (DECODE, 4),
+    ]
+    assert late.held_steps == 7
+    waits = {phase: stall_s for one in told for phase, stall_s in one.stall_s.items()}
+    assert sum(len(one.stall_s) for one in told) == 2
+    assert waits == {phase: pytest.approx(late.stall_s(phase)) for phase in (QUEUE, DECODE)}
+    assert len({one.worker for one in told}) == 1
+    first = requests.get("a")
+    assert first is not None
+    assert first.stall_s(QUEUE) == 0
+
+
+def test_of_many_waits_in_the_queue_none_is_forgotten(tmp_path: Path) -> None:
+    requests, log = Requests(tmp_path), worker(tmp_path)
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    now = time.monotonic_ns()
+    for number in range(200):
+        log.write(step(number, now + number * 20 * MS, 5 * MS, prefill=[], decode=["a"]))
+    end = now + 5000 * MS
+    log.write(step(200, end - 200 * MS, 7 * MS, prefill=[], decode=["late"]))
+    front.write(finished("late", e2e_s=5.1, ended_ns=end))
+    log.write(ended("late", scheduled_ns=end - 500 * MS, last_token_ns=end))
+    everything(requests)
+    late = requests.get("late")
+    assert late is not None
+    assert late.stall_s(QUEUE) == pytest.approx(1.0)
+    assert late.held_steps == 201
+    assert [held.step for held in late.steps] == list(range(201 - MAX_STEPS, 201))
+
+
+def test_a_wait_is_charged_to_the_queue_or_to_the_prefill(tmp_path: Path) -> None:
+    """One worker begins with it while another is held up in the step before."""
+    requests = Requests(tmp_path)
+    logs = [worker(tmp_path, number) for number in range(2)]
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    now = time.monotonic_ns()
+    logs[0].write(step(1, now + 100 * MS, 100 * MS, prefill=[], decode=["a"]))
+    logs[0].write(step(2, now + 300 * MS, 200 * MS, prefill=["late"], decode=["a"]))
+    logs[1].write(step(1, now + 300 * MS, 300 * MS, prefill=[], decode=["a"]))
+    end = now + 500 * MS
+    for log, scheduled_ns in zip(logs[::-1], (now + 301 * MS, now + 100 * MS), strict=True):
+        log.write(ended("late", scheduled_ns=scheduled_ns, last_token_ns=end))
+        requests.look()
+    front.write(finished("late", e2e_s=0.490, ended_ns=end))
+    everything(requests)
+    late = requests.get("late")
+    assert late is not None
+    assert late.stall_s(QUEUE) == pytest.approx(0.090, abs=5e-3)
+    assert late.stall_s() == pytest.approx(0.290, abs=5e-3)
+
+
+def test_who_was_begun_with_before_a_stall_was_not_queued_in_it(tmp_path: Path) -> None:
+    requests = Requests(tmp_path)
+    log = worker(tmp_path)
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    now = time.monotonic_ns()
+    clock = time.time_ns() - now
+    for number in range(2 * MAX_HELD):
+        log.write(step(number, now + number * MS, MS // 2, prefill=[], decode=["a"]))
+    end = now + 2 * MAX_HELD * MS
+    for name, scheduled_ns in (("early", now - 100 * MS), ("another", end)):
+        log.write(ended(name, scheduled_ns=scheduled_ns, last_token_ns=end))
+        arrived_s = (100 * MS + end - now) / 1e9 if name == "early" else 0.0005
+        front.write(finished(name, e2e_s=arrived_s, ended_clock_ns=clock + end))
+    assert everything(requests) == []
+    for name in ("early", "another"):
+        request = requests.get(name)
+        assert request is not None
+        assert request.waited == {}
 
 
 def test_the_front_ends_times_join_the_workers(tmp_path: Path) -> None:

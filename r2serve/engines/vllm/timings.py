@@ -69,5 +69,6 @@ def _line(ended: Any) -> dict[str, Any]:
         "prefill_s": ended.prefill_time,
         "decode_s": ended.decode_time,
         "e2e_s": ended.e2e_latency,
+        "ended_ns": time.monotonic_ns(),
         "ended_clock_ns": time.time_ns(),
     }

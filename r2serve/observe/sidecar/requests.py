@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import FastAPI, HTTPException, Path, Query, Response
 from pydantic import BaseModel, Field
 
-from r2serve.observe.impact import DECODE, PREFILL, HeldStep, Request
+from r2serve.observe.impact import DECODE, PREFILL, QUEUE, HeldStep, Request
 from r2serve.observe.sidecar.answers import example, instant, respond
 from r2serve.observe.sidecar.schema import EventView
 from r2serve.observe.watch import Told, Watch
@@ -36,6 +36,7 @@ _REQUEST = {
     "mean_itl_s": 0.0062,
     "worst_itl_s": 0.208,
     "e2e_s": 0.808,
+    "queue_stall_s": 0.0,
     "prefill_stall_s": 0.0,
     "decode_stall_s": 0.202,
     "stall_s": 0.202,
@@ -62,9 +63,12 @@ class RequestView(BaseModel):
         description="Longest time between two tokens, as the worker saw them."
     )
     e2e_s: float | None = Field(description="From its arrival to its end.")
-    prefill_stall_s: float = Field(description="Waited for rail events before its first token.")
+    queue_stall_s: float = Field(
+        description="Waited because of rail events before it was scheduled; known when it ended."
+    )
+    prefill_stall_s: float = Field(description="From then to its first token.")
     decode_stall_s: float = Field(description="And after it.")
-    stall_s: float = Field(description="Both.")
+    stall_s: float = Field(description="All of them.")
     stall_percent: float | None = Field(description="Of e2e_s.")
     ttft_without_s: float | None = Field(description="Estimate, had there been no fault.")
     mean_itl_without_s: float | None
@@ -104,7 +108,9 @@ class HeldStepView(BaseModel):
     worker: str
     label: str
     step: int = Field(description="Steps of that worker, from 1.")
-    phase: str = Field(description="What it did for this request: prefill or decode.")
+    phase: str = Field(
+        description="What it did for this request: prefill, decode, or queue: it kept it waiting."
+    )
     began: datetime
     ended: datetime
     stalls: list[StallView]
@@ -192,21 +198,22 @@ def add_requests(app: FastAPI, state: State) -> None:
 
 
 def _fields(request: Request) -> dict[str, Any]:
-    prefill_s, decode_s = request.stall_s(PREFILL), request.stall_s(DECODE)
+    queue_s, prefill_s, decode_s = map(request.stall_s, (QUEUE, PREFILL, DECODE))
+    stall_s = queue_s + prefill_s + decode_s
     fields: dict[str, Any] = dict.fromkeys(RequestView.model_fields)
     fields |= {
         "id": request.name,
         "number": request.number,
         "status": "finished" if request.finished else "running",
+        "queue_stall_s": queue_s,
         "prefill_stall_s": prefill_s,
         "decode_stall_s": decode_s,
-        "stall_s": prefill_s + decode_s,
+        "stall_s": stall_s,
         "held_steps": request.held_steps,
     }
     if request.pace is not None:
         fields |= {"tokens": request.pace.tokens, "worst_itl_s": request.pace.worst_gap_s}
     if (timings := request.timings) is not None:
-        stall_s = prefill_s + decode_s
         gaps = max(1, timings.tokens - 1)
         fields |= {
             "reason": timings.reason,
@@ -217,7 +224,7 @@ def _fields(request: Request) -> dict[str, Any]:
             "mean_itl_s": timings.mean_itl_s,
             "e2e_s": timings.e2e_s,
             "stall_percent": 100 * stall_s / timings.e2e_s if timings.e2e_s else 0.0,
-            "ttft_without_s": max(0.0, timings.ttft_s - prefill_s),
+            "ttft_without_s": max(0.0, timings.ttft_s - queue_s - prefill_s),
             "mean_itl_without_s": max(0.0, timings.mean_itl_s - decode_s / gaps),
             "e2e_without_s": max(0.0, timings.e2e_s - stall_s),
         }

@@ -175,6 +175,7 @@ function showNodes({ members }) {
 
 function showRequests({ requests }) {
   const time = (seconds) => (seconds === null ? "" : duration(seconds));
+  const before = (request) => request.queue_stall_s + request.prefill_stall_s;
   const rows = requests.map((request) =>
     element("tr", {},
       element("th", { scope: "row" }, element("a", { href: `v1/requests/${encodeURIComponent(request.id)}/impact` }, request.id)),
@@ -182,7 +183,7 @@ function showRequests({ requests }) {
       element("td", { class: "number" }, request.stall_percent === null
         ? duration(request.stall_s)
         : `${duration(request.stall_s)} (${request.stall_percent.toFixed(1)} %)`),
-      element("td", { class: "number" }, request.prefill_stall_s ? duration(request.prefill_stall_s) : ""),
+      element("td", { class: "number" }, before(request) ? duration(before(request)) : ""),
       element("td", { class: "number" }, time(request.e2e_s)),
       element("td", { class: "number" }, time(request.e2e_without_s)),
       element("td", { class: "number" }, time(request.worst_itl_s))));

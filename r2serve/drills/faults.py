@@ -65,12 +65,12 @@ class Faults(ABC):
             holder, device = self._require_switch(), rail_port(node, rail)
         else:
             holder, device = self.nodes[node]._holder, f"rail{rail}"
-        return int(holder.run("ip", "link", "set", device, "down")["at_ns"])
+        return holder.set_down(device)
 
     def black_hole(self, node: int, rail: int) -> int:
         """Lets the switch drop all that comes from or goes to the port, with the carrier up."""
         port = self.port(node, rail)
-        return int(self._require_switch().run("ip", "link", "set", port, "nomaster")["at_ns"])
+        return self._require_switch().unplug(port, f"rail{rail}")
 
     def one_way(self, node: int, rail: int, direction: Direction) -> int:
         """Lets the switch drop all that comes from the node, or all that goes to it; never both."""

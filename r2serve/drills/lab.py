@@ -102,16 +102,28 @@ class _Holder:
 
     def run(self, *argv: str) -> dict[str, Any]:
         """Runs a short command in the namespaces and returns its rc, out and end time (at_ns)."""
-        answer = self._ask(argv)
-        if answer["rc"] != 0:
-            raise LabCommandError(f"{self.name}: {' '.join(argv)}: {answer['out'].strip()}")
-        return answer
+        return self._checked(argv, " ".join(argv))
+
+    def set_down(self, device: str) -> int:
+        """Sets a link down, without starting a program; returns when that was done (at_ns)."""
+        return int(self._checked({"down": device}, f"set {device} down")["at_ns"])
+
+    def unplug(self, port: str, bridge: str) -> int:
+        """Takes a port off a bridge, without starting a program; returns when that was done."""
+        order = {"unplug": port, "bridge": bridge}
+        return int(self._checked(order, f"unplug {port} from {bridge}")["at_ns"])
 
     def kill_all(self) -> None:
         if self._ask("kill-all")["rc"] != 0:
             raise LabCommandError(f"{self.name}: some processes do not die")
 
-    def _ask(self, command: Sequence[str]) -> dict[str, Any]:
+    def _checked(self, command: Sequence[str] | dict[str, str], what: str) -> dict[str, Any]:
+        answer = self._ask(command)
+        if answer["rc"] != 0:
+            raise LabCommandError(f"{self.name}: {what}: {answer['out'].strip()}")
+        return answer
+
+    def _ask(self, command: Sequence[str] | dict[str, str]) -> dict[str, Any]:
         assert self._process.stdin is not None
         # Switch and nodes may be worked by a fault thread while the main thread runs commands.
         with self._lock:

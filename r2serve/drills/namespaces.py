@@ -15,6 +15,7 @@ It runs by path under `python -I -S` because it is started many times and must s
 """
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -36,6 +37,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_REC, MS_PRIVATE = 16384, 1 << 18
 PR_SET_PDEATHSIG = 1
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+SIOCBRDELIF = 0x89A3
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -80,11 +82,23 @@ def become_root_of_own_user_namespace() -> None:
             file.write(text)
 
 
-def loopback_up() -> None:
+def set_link(device: str, *, up: bool) -> None:
+    name = device.encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        request = struct.pack("16sh14x", b"lo", 0)
-        flags = struct.unpack("16sh14x", fcntl.ioctl(sock, SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
+        request = struct.pack("16sH22x", name, 0)
+        flags = struct.unpack("16sH22x", fcntl.ioctl(sock, SIOCGIFFLAGS, request))[1]
+        flags = flags | IFF_UP if up else flags & ~IFF_UP
+        fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH22x", name, flags))
+
+
+def unplug(port: str, bridge: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("16si20x", bridge.encode(), socket.if_nametoindex(port))
+        try:
+            fcntl.ioctl(sock, SIOCBRDELIF, request)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # it is in no bridge, or in another one
+                raise
 
 
 def mount_node_view() -> None:
@@ -155,10 +169,29 @@ def _kill_all() -> dict[str, Any]:
     return {"rc": int(_living()), "out": "", "at_ns": time.monotonic_ns()}
 
 
+def _make_fault(order: dict[str, str]) -> dict[str, Any]:
+    """Starts no program, which would take processor time from those whose stall is measured."""
+    try:
+        if "bridge" in order:
+            unplug(order["unplug"], order["bridge"])
+        else:
+            set_link(order["down"], up=False)
+    except OSError as error:
+        return {"rc": 1, "out": str(error)}
+    return {"rc": 0, "out": "", "at_ns": time.monotonic_ns()}
+
+
+def _answer(command: Any) -> dict[str, Any]:
+    if command == "kill-all":
+        return _kill_all()
+    return _make_fault(command) if isinstance(command, dict) else _run(command)
+
+
 def serve_commands() -> None:
     """Runs one command a line of standard input until end of file.
 
-    A line is a JSON list, the argv of a short command, or the string "kill-all".
+    A line is a JSON list, the argv of a short command; an object, {"down": DEVICE} or
+    {"unplug": DEVICE, "bridge": DEVICE}; or the string "kill-all".
     """
     pending = b""
     while True:
@@ -172,9 +205,7 @@ def serve_commands() -> None:
             return
         *lines, pending = (pending + data).split(b"\n")
         for line in lines:
-            command = json.loads(line)
-            answer = _kill_all() if command == "kill-all" else _run(command)
-            os.write(1, json.dumps(answer).encode() + b"\n")
+            os.write(1, json.dumps(_answer(json.loads(line))).encode() + b"\n")
 
 
 def hold(options: list[str]) -> int:
@@ -206,7 +237,7 @@ def _hold_inside(node: bool) -> int:
         die_with_parent()
         if node:
             mount_node_view()
-        loopback_up()
+        set_link("lo", up=True)
     except OSError as error:
         os.write(1, json.dumps({"error": str(error)}).encode() + b"\n")
         return 1

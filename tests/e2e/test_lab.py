@@ -51,6 +51,23 @@ def test_a_black_hole_leaves_the_carrier_up(lab: Lab, node: int) -> None:
     assert becomes_reachable(first, second.rail_address(1))
 
 
+def test_a_fault_that_is_there_is_made_again_and_undone_once(lab: Lab) -> None:
+    first, second = lab.nodes
+    for fault in (lab.black_hole, lab.cut):
+        began_ns = time.monotonic_ns()
+        assert began_ns < fault(0, 1) < fault(0, 1) < time.monotonic_ns()
+        assert not reaches(first, second.rail_address(1))
+        lab.heal(0, 1)
+        assert becomes_reachable(first, second.rail_address(1))
+
+
+def test_what_the_kernel_refuses_is_an_error(lab: Lab) -> None:
+    with pytest.raises(LabCommandError, match=r"set rail9 down: .*No such device"):
+        lab.nodes[0]._holder.set_down("rail9")
+    with pytest.raises(LabCommandError, match=r"unplug n0r0 from rail9: .*No such device"):
+        lab._require_switch().unplug("n0r0", "rail9")
+
+
 def test_nodes_see_their_own_devices_processes_and_shared_memory(lab: Lab) -> None:
     first, second = lab.nodes
     first.run("touch", "/dev/shm/only-here")

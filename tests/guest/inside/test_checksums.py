@@ -39,19 +39,20 @@ def test_two_nics_beside_three_and_chunks_with_wrong_checksums(
     show(f"2 NICs at one node, 3 at the other: {', '.join(job.states()[0])}")
     replayed = 0
     for sender, elements in ((0, SMALL), (1, LARGE)):
-        since = time.monotonic_ns()
+        before = sum(rail["replayed_chunks"] for rail in job.ranks[sender].ask("rails"))
         with job.over_verbs(), job.stream(elements) as stream:
-            stream.more(5)
-            victim = stream.busiest()
-        before = job.rail(victim, sender)["replayed_chunks"]
-        job.ranks[sender].ask("inject", rail=victim, fault="corrupt")
-        with job.over_verbs(), job.stream(elements) as stream:
-            stream.more(20)
-        job.ranks[sender].ask("inject", rail=victim, fault="heal")
-        job.await_up()
-        moves = job.moves(since)
+            for _ in range(5):  # small messages may have left the rail that is about to be struck
+                since = time.monotonic_ns()
+                victim = stream.busiest()
+                job.ranks[sender].ask("inject", rail=victim, fault="corrupt")
+                stream.more(20)
+                job.ranks[sender].ask("inject", rail=victim, fault="heal")
+                job.await_up()
+                moves = job.moves(since)
+                assert {rail for _, rail, _ in moves} <= {f"rail{victim}"}
+                if moves:
+                    break
         assert (1 - sender, f"rail{victim}", "checksum") in moves
-        assert {rail for _, rail, _ in moves} == {f"rail{victim}"}
         replayed += sum(rail["replayed_chunks"] for rail in job.ranks[sender].ask("rails")) - before
     show(f"chunks with wrong checksums: found at both ends, {replayed} replayed, all exact")
     assert replayed > 0

@@ -39,7 +39,7 @@ class ImpactError(RuntimeError):
 
 @dataclass(frozen=True)
 class Impact:
-    """Of one request, in ms: what it waited for rail events, and by how much its tokens were late.
+    """Of one request, in ms: what rail events cost it, and by how much its tokens were late.
 
     request: its index in the workload.
     """
@@ -57,12 +57,12 @@ class Impact:
 
 @dataclass(frozen=True)
 class Held:
-    """As the sidecar has it: all that a request waited, and in which steps.
+    """As the sidecar has it: what rail events cost a request in all, and in which steps.
 
     spans_ns: from when a step began to wait until it ended, CLOCK_MONOTONIC.
     """
 
-    stall_ms: float
+    late_ms: float
     spans_ns: tuple[tuple[int, int], ...]
 
 
@@ -75,7 +75,7 @@ def ask(folder: Path, log: Path) -> dict[str, Held]:
         found = _settled(url)
         offset_ns = time.time_ns() - time.monotonic_ns()
         held = {}
-        for name, stall_s in found.items():
+        for name, late_s in found.items():
             steps = _get(f"{url}/v1/requests/{name}/impact")["steps"]
             spans = tuple(
                 (
@@ -84,7 +84,7 @@ def ask(folder: Path, log: Path) -> dict[str, Held]:
                 )
                 for step in steps
             )
-            held[name] = Held(stall_s * 1e3, spans)
+            held[name] = Held(late_s * 1e3, spans)
         return held
 
 
@@ -104,7 +104,7 @@ def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
             near = [firsts[i] for i in _around(index, len(run.requests)) if i in firsts]
             first = near or [undisturbed.times_ns[0] - undisturbed.sent_ns]
             late_ms = _late_ms(request, undisturbed, waited.spans_ns, statistics.median(first))
-            found.append(Impact(index, round(waited.stall_ms, 3), round(late_ms, 3)))
+            found.append(Impact(index, round(waited.late_ms, 3), round(late_ms, 3)))
     return found
 
 
@@ -199,7 +199,7 @@ def _sidecar(folder: Path, log: Path) -> Iterator[str]:
 
 
 def _settled(url: str) -> dict[str, float]:
-    """What each request waited in s, when it has been the same for a while."""
+    """What each request is late by in s, when it has been the same for a while."""
     deadline = time.monotonic() + PATIENCE_S
     found, since = _all(url), time.monotonic()
     while time.monotonic() < min(since + SETTLED_S, deadline):
@@ -215,7 +215,7 @@ def _all(url: str) -> dict[str, float]:
     before = ""
     while True:
         page = _get(f"{url}/v1/requests?waited=true&limit={PAGE}{before}")
-        found |= {each["id"]: each["stall_s"] for each in page["requests"]}
+        found |= {each["id"]: each["late_s"] for each in page["requests"]}
         if not page["next"]:
             return found
         before = f"&before={page['next']}"

@@ -8,8 +8,10 @@ written down.  For one thread: a worker runs one step at a time.
 from __future__ import annotations
 
 import logging
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,8 @@ _LOG = logging.getLogger("r2serve.attribution")
 
 REPORT_AFTER_S = 1.0
 """By then it is known where a fault is, and its line can be logged."""
+USUAL_OF = 16
+"""So many steps tell how long one usually takes, from a quarter of them on."""
 
 
 class EngineView(Protocol):
@@ -87,6 +91,11 @@ class Attribution:
     _number: int = 0
     _began_ns: int = 0
     _stalled_ns: int = 0
+    _held: bool = False
+    """The step was held up."""
+    _took_ns: dict[bool, deque[int]] = field(default_factory=dict)
+    """By the last steps that only decoded and were not held up, until their tokens were there or
+    until before."""
     _seen: dict[int, int] = field(default_factory=dict)
     """Records read, by engine."""
     _log: RequestLog | None = None
@@ -106,6 +115,7 @@ class Attribution:
         """The worker is about to run a step."""
         self._number += 1
         self._step = step
+        self._held = False
         self._announce(self._number)
         for request in step.finished:
             self._finished(request)
@@ -128,7 +138,11 @@ class Attribution:
         stalled_ns = sum(engine.stalled_ns for engine in self.engines())
         if stalled_ns != self._stalled_ns:
             self._stalled_ns = stalled_ns
-            self._charge(self._step, now_ns)
+            self._held = True
+            self._charge(self._step, now_ns, self._usual_ns(self._step, sampled))
+        elif _only_decodes(self._step) and not self._held:
+            took = self._took_ns.setdefault(sampled, deque(maxlen=USUAL_OF))
+            took.append(now_ns - self._began_ns)
         if sampled:
             self._announce(0)
             for request in self._step.yielding:
@@ -166,17 +180,26 @@ class Attribution:
             }
         )
 
-    def _charge(self, step: Step, now_ns: int) -> None:
+    def _usual_ns(self, step: Step, sampled: bool) -> int:
+        """How long such a step takes until then; 0: unknown, as what a prompt takes differs."""
+        took = self._took_ns.get(sampled, ())
+        if not _only_decodes(step) or len(took) < USUAL_OF // 4:
+            return 0
+        return int(statistics.median(took))
+
+    def _charge(self, step: Step, now_ns: int, usual_ns: int) -> None:
         for engine in self.engines():
             read = journal.parse(engine.journal_bytes(), after=self._seen.get(engine.process, 0))
             self._seen[engine.process] = read.record_count
             number = self._number % 2**32
             stalls = [one for one in read.events if one.kind == "stall" and one.epoch == number]
             if stalls:
-                self._note(step, now_ns, read, stalls)
+                self._note(step, now_ns, usual_ns, read, stalls)
                 self._tell(step, engine, stalls)
 
-    def _note(self, step: Step, now_ns: int, read: Journal, stalls: list[Event]) -> None:
+    def _note(
+        self, step: Step, now_ns: int, usual_ns: int, read: Journal, stalls: list[Event]
+    ) -> None:
         if (log := self._opened_log()) is None:
             return
         groups = {group.id: group.name for group in read.groups}
@@ -185,6 +208,7 @@ class Attribution:
                 "step": self._number,
                 "began_ns": self._began_ns,
                 "ended_ns": now_ns,
+                "usual_ns": usual_ns,
                 "stalls": [
                     {
                         "collective": stall.text,
@@ -226,3 +250,7 @@ class Attribution:
                     self._log = RequestLog(path, writer="worker", label=label, about=self.about)
                     break
         return self._log
+
+
+def _only_decodes(step: Step) -> bool:
+    return bool(step.decode) and not step.prefill

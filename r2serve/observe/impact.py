@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 MAX_STEPS = 32
@@ -42,6 +42,8 @@ class HeldStep:
     began_clock_ns: int
     ended_clock_ns: int
     stalls: tuple[Stall, ...]
+    late_clock_ns: tuple[tuple[int, int], ...] = ()
+    """From when it usually would have been over until it was; where that is unknown, its stalls."""
 
     def is_part_of(self, other: HeldStep) -> bool:
         """Whether both tell of one step."""
@@ -49,7 +51,12 @@ class HeldStep:
 
     def joined(self, later: HeldStep) -> HeldStep:
         ended_ns = max(self.ended_clock_ns, later.ended_clock_ns)
-        return replace(self, stalls=self.stalls + later.stalls, ended_clock_ns=ended_ns)
+        return replace(
+            self,
+            stalls=self.stalls + later.stalls,
+            late_clock_ns=self.late_clock_ns + later.late_clock_ns,
+            ended_clock_ns=ended_ns,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,13 @@ class Spans:
         self._folded_ns = 0
         self._folded_until = 0
 
+    @classmethod
+    def of(cls, intervals: Iterable[tuple[int, int]]) -> Spans:
+        made = cls()
+        for begin, end in sorted(intervals):
+            made.add(begin, end)
+        return made
+
     def add(self, begin: int, end: int) -> None:
         begin = max(begin, self._folded_until)
         if begin >= end:
@@ -139,6 +153,8 @@ class Request:
     steps: deque[HeldStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     waited: dict[str, Spans] = field(default_factory=dict)
     """By phase; only where it waited."""
+    late: dict[str, Spans] = field(default_factory=dict)
+    """In the same phases: what it lost by that."""
     scheduled: dict[str, int] = field(default_factory=dict)
     """When workers that served it began with it, CLOCK_REALTIME, by the keys of their journals."""
     ended_at: tuple[str, str] | None = None
@@ -148,8 +164,11 @@ class Request:
 
     def stall_s(self, phase: str | None = None) -> float:
         """What it waited in a phase, or in all."""
-        spans = self.waited.values() if phase is None else [self.waited.get(phase, Spans())]
-        return sum(each.total_ns for each in spans) / 1e9
+        return _seconds(self.waited, phase)
+
+    def late_s(self, phase: str | None = None) -> float:
+        """What it lost by that in a phase, or in all."""
+        return _seconds(self.late, phase)
 
     @property
     def finished(self) -> bool:
@@ -178,6 +197,7 @@ class Request:
         begun_ns = min(*self.scheduled.values(), self.timings.ended_clock_ns)
         held: list[HeldStep] = []
         waits: list[tuple[int, int]] = []
+        late: list[tuple[int, int]] = []
         for step in steps:
             stalls = []
             for stall in step.stalls:
@@ -188,15 +208,23 @@ class Request:
                     waits.append((begin, end))
             if stalls:
                 held.append(replace(step, phase=QUEUE, stalls=tuple(stalls)))
+                late += [
+                    (max(begin, arrived_ns), min(end, begun_ns))
+                    for begin, end in step.late_clock_ns
+                ]
         others = [known for known in self.steps if known.phase != QUEUE]
         self.steps = deque(sorted([*held, *others], key=_began), maxlen=MAX_STEPS)
         self.held_steps += len(held) - self.queued_steps
         self.queued_steps = len(held)
-        self.waited.pop(QUEUE, None)
-        if waits:
-            spans = self.waited[QUEUE] = Spans()
-            for begin, end in sorted(waits):
-                spans.add(begin, end)
+        for charged, intervals in ((self.waited, waits), (self.late, late)):
+            charged.pop(QUEUE, None)
+            if waits:
+                charged[QUEUE] = Spans.of(intervals)
+
+
+def _seconds(charged: Mapping[str, Spans], phase: str | None) -> float:
+    spans = charged.values() if phase is None else [charged.get(phase, Spans())]
+    return sum(each.total_ns for each in spans) / 1e9
 
 
 def _began(held: HeldStep) -> int:

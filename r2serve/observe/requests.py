@@ -240,7 +240,11 @@ class Requests:
             for stall in line["stalls"]
         )
         # By the clock that all workers of a machine share.
-        waited = [(int(stall["ended_ns"]), int(stall["ns"])) for stall in line["stalls"]]
+        waited = [
+            (int(stall["ended_ns"]) - int(stall["ns"]), int(stall["ended_ns"]))
+            for stall in line["stalls"]
+        ]
+        late = _late(line, waited)
         held = HeldStep(
             worker=_key(log),
             label=str(log.head["label"]),
@@ -249,15 +253,17 @@ class Requests:
             began_clock_ns=log.clock_ns(int(line["began_ns"])),
             ended_clock_ns=log.clock_ns(int(line["ended_ns"])),
             stalls=stalls,
+            late_clock_ns=tuple((log.clock_ns(begin), log.clock_ns(end)) for begin, end in late),
         )
         self._keep(held)
         for phase in (PREFILL, DECODE):
             for name in dict.fromkeys(line[phase]):
                 request = self._request(name)
                 request.hold(replace(held, phase=phase))
-                spans = request.waited.setdefault(phase, Spans())
-                for ended_ns, waited_ns in waited:
-                    spans.add(ended_ns - waited_ns, ended_ns)
+                for charged, intervals in ((request.waited, waited), (request.late, late)):
+                    spans = charged.setdefault(phase, Spans())
+                    for interval in intervals:
+                        spans.add(*interval)
 
     def _keep(self, held: HeldStep) -> None:
         kept = self._held.pop(held.worker, None) or deque(maxlen=MAX_HELD)
@@ -329,6 +335,20 @@ class _Reading:
 
 def _key(log: Follower) -> str:
     return log.path.name.removeprefix("r2ccl-").removesuffix(".requests")
+
+
+def _late(line: dict[str, Any], waited: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """From when a step usually would have been over until it was; where unknown, what it waited.
+
+    Workers wait for one another, also for one that was held up longer than they were themselves.
+    What came before the first wait is of something else.
+    """
+    usual_ns = int(line.get("usual_ns", 0))
+    if usual_ns <= 0:
+        return waited
+    began_ns, ended_ns = int(line["began_ns"]), int(line["ended_ns"])
+    since_ns = max(began_ns + usual_ns, min(begin for begin, _ in waited))
+    return [(min(since_ns, ended_ns - Spans.of(waited).total_ns), ended_ns)]
 
 
 def _told(request: Request) -> Ended | None:

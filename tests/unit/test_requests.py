@@ -80,6 +80,31 @@ def test_a_step_is_charged_to_its_requests_and_to_no_other(tmp_path: Path) -> No
     assert [request.name for request in requests.newest(limit=9, waited=True)] == ["c", "b", "a"]
 
 
+@pytest.mark.parametrize(
+    ("usual_ms", "late_ms"),
+    [
+        (0, 20),  # unknown: what it waited
+        (5, 31),  # waited from 40 ms before its end on: what was before is of something else
+        (30, 30),
+        (50, 20),  # at least what it waited
+    ],
+)
+def test_a_step_is_late_by_what_it_took_longer_than_usual(
+    tmp_path: Path, usual_ms: int, late_ms: int
+) -> None:
+    now = time.monotonic_ns()
+    log, requests = worker(tmp_path), Requests(tmp_path)
+    line = step(1, now, 20 * MS, prefill=["a"], decode=["b"])
+    began_ns, ended_ns = now - 49 * MS, now + 11 * MS  # 60 ms, of which it waited from the 29th on
+    log.write(line | {"began_ns": began_ns, "ended_ns": ended_ns, "usual_ns": usual_ms * MS})
+    requests.look()
+    for name, phase in (("a", PREFILL), ("b", DECODE)):
+        request = requests.get(name)
+        assert request is not None
+        assert request.late_s() == request.late_s(phase) == pytest.approx(late_ms / 1e3)
+        assert request.stall_s() == pytest.approx(0.020)
+
+
 def test_workers_that_wait_for_one_another_are_one_wait(tmp_path: Path) -> None:
     now = time.monotonic_ns()
     requests = Requests(tmp_path)
@@ -157,6 +182,28 @@ def test_who_arrives_while_nothing_moves_waits_in_the_queue(tmp_path: Path, orde
     first = requests.get("a")
     assert first is not None
     assert first.stall_s(QUEUE) == 0
+
+
+def test_who_arrives_while_a_step_is_late_loses_what_it_would_have_begun_earlier_by(
+    tmp_path: Path,
+) -> None:
+    """The step would have been over at 0, and is at 40 ms; it waited from -20 to 20 ms."""
+    requests, log = Requests(tmp_path), worker(tmp_path)
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    now = time.monotonic_ns()
+    line = step(1, now + 20 * MS, 40 * MS, prefill=[], decode=["a"])
+    times = {"began_ns": now - 30 * MS, "ended_ns": now + 40 * MS, "usual_ns": 30 * MS}
+    log.write(line | times)
+    end = now + 100 * MS
+    for name, arrived_ms in (("early", -10), ("late", 10)):
+        log.write(ended(name, scheduled_ns=now + 41 * MS, last_token_ns=end))
+        front.write(finished(name, e2e_s=(100 - arrived_ms) / 1e3, ended_ns=end))
+    everything(requests)
+    for name, stall_s, late_s in (("early", 0.030, 0.040), ("late", 0.010, 0.030)):
+        request = requests.get(name)
+        assert request is not None
+        assert request.stall_s(QUEUE) == pytest.approx(stall_s, abs=1e-3)
+        assert request.late_s() == request.late_s(QUEUE) == pytest.approx(late_s, abs=1e-3)
 
 
 def test_of_many_waits_in_the_queue_none_is_forgotten(tmp_path: Path) -> None:

@@ -59,25 +59,6 @@ def test_an_outage_is_charged_to_the_requests_of_its_step_alone(job: Job, tmp_pa
     assert waits["b"].pace.worst_gap_s >= took_s
 
 
-def test_how_long_a_step_usually_takes_is_of_those_that_only_decode_and_were_not_held_up(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)  # not in a later test
-    job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
-    job.step(outage=True, decode=["id-a"], yielding=["id-a"])
-    took_s = []
-    for _ in range(attribution.USUAL_OF // 4):
-        began = time.monotonic()
-        job.step(decode=["id-a"], yielding=["id-a"])
-        took_s.append(time.monotonic() - began)
-    job.step(outage=True, decode=["id-a"], yielding=["id-a"])
-    job.step(outage=True, decode=["id-a"], prefill=["id-b"], yielding=["id-a"], new=new("b"))
-    first, second, third = (line for line in lines(tmp_path) if "step" in line)
-    assert first["usual_ns"] == 0  # nothing to compare with
-    assert 0 < second["usual_ns"] <= max(took_s) * 1e9
-    assert third["usual_ns"] == 0  # a prompt's step
-
-
 def test_what_happened_between_steps_is_charged_to_none(job: Job, tmp_path: Path) -> None:
     job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
     job.lose_all_rails()
@@ -103,3 +84,22 @@ def test_one_line_says_what_a_fault_was_and_whom_it_touched(
     assert said.startswith("drill: rail0@node0 to rank 1 was lost (injected)")
     assert "ms stall in 1 step" in said
     assert said.endswith("carried by rail0@node0, rail1@node0; requests: a")
+
+
+def test_how_long_a_step_usually_takes_is_of_those_that_only_decode_and_were_not_held_up(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)  # not in a later test
+    job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
+    job.step(outage=True, decode=["id-a"], yielding=["id-a"])
+    took_s = []
+    for _ in range(attribution.USUAL_OF // 4):
+        began = time.monotonic()
+        job.step(decode=["id-a"], yielding=["id-a"])
+        took_s.append(time.monotonic() - began)
+    job.step(outage=True, decode=["id-a"], yielding=["id-a"])
+    job.step(outage=True, decode=["id-a"], prefill=["id-b"], yielding=["id-a"], new=new("b"))
+    first, second, third = (line for line in lines(tmp_path) if "step" in line)
+    assert first["usual_ns"] == 0  # nothing to compare with
+    assert 0 < second["usual_ns"] <= max(took_s) * 1e9
+    assert third["usual_ns"] == 0  # a prompt's step

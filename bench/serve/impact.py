@@ -1,4 +1,4 @@
-"""What the sidecar says a request waited, beside what its client saw."""
+"""What the sidecar says rail events cost a request, beside what its client saw."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def draw(
         if row.get("impact", {}).get("requests")
     }
     if impacts:
-        title = "what requests waited for rails: the sidecar's word, and what clients saw"
+        title = "what rail events cost requests: the sidecar's word, and what clients saw"
         pictures[title] = _save(agreement(impacts), folder / "serve-impact.png")
     return pictures
 

@@ -191,7 +191,7 @@ class _Bench:
         )
 
     def _impact(self, server: Server, result: Run, reference: Run) -> dict[str, Any]:
-        """What the sidecar of the node that answers says that requests waited."""
+        """What the sidecar of the node that answers says that rail events cost requests."""
         try:
             held = impact.ask(server.journals()[0], self._work / "sidecar.log")
         except impact.ImpactError as error:

@@ -97,7 +97,7 @@ def unplug(port: str, bridge: str) -> None:
         try:
             fcntl.ioctl(sock, SIOCBRDELIF, request)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # it is in no bridge, or in another one
+            if error.errno != errno.EINVAL:  # it is not in the bridge
                 raise
 
 

@@ -64,6 +64,8 @@ class Step:
     new: Sequence[NewRequest] = ()
     finished: Iterable[str] = ()
     """Those that have ended since the step before."""
+    one_each: bool = False
+    """It computes one token of each request: it takes as long as others that do."""
 
 
 @dataclass(slots=True)
@@ -94,8 +96,8 @@ class Attribution:
     _held: bool = False
     """The step was held up."""
     _took_ns: dict[bool, deque[int]] = field(default_factory=dict)
-    """By the last steps that only decoded and were not held up, until their tokens were there or
-    until before."""
+    """By the last steps of one token a request that were not held up, until their tokens were there
+    or until before."""
     _seen: dict[int, int] = field(default_factory=dict)
     """Records read, by engine."""
     _log: RequestLog | None = None
@@ -140,7 +142,7 @@ class Attribution:
             self._stalled_ns = stalled_ns
             self._held = True
             self._charge(self._step, now_ns, self._usual_ns(self._step, sampled))
-        elif _only_decodes(self._step) and not self._held:
+        elif self._step.one_each and not self._held:
             took = self._took_ns.setdefault(sampled, deque(maxlen=USUAL_OF))
             took.append(now_ns - self._began_ns)
         if sampled:
@@ -183,7 +185,7 @@ class Attribution:
     def _usual_ns(self, step: Step, sampled: bool) -> int:
         """How long such a step takes until then; 0: unknown, as what a prompt takes differs."""
         took = self._took_ns.get(sampled, ())
-        if not _only_decodes(step) or len(took) < USUAL_OF // 4:
+        if not step.one_each or len(took) < USUAL_OF // 4:
             return 0
         return int(statistics.median(took))
 
@@ -250,7 +252,3 @@ class Attribution:
                     self._log = RequestLog(path, writer="worker", label=label, about=self.about)
                     break
         return self._log
-
-
-def _only_decodes(step: Step) -> bool:
-    return bool(step.decode) and not step.prefill

@@ -164,11 +164,14 @@ class Request:
 
     def stall_s(self, phase: str | None = None) -> float:
         """What it waited in a phase, or in all."""
-        return _seconds(self.waited, phase)
+        phases = self.waited if phase is None else [phase]
+        return sum(_total_ns(self.waited, each) for each in phases) / 1e9
 
     def late_s(self, phase: str | None = None) -> float:
-        """What it lost by that in a phase, or in all."""
-        return _seconds(self.late, phase)
+        """What it lost by that in a phase, or in all: at least what it waited."""
+        phases = self.waited if phase is None else [phase]
+        totals = ((_total_ns(self.waited, each), _total_ns(self.late, each)) for each in phases)
+        return sum(map(max, totals)) / 1e9
 
     @property
     def finished(self) -> bool:
@@ -222,9 +225,8 @@ class Request:
                 charged[QUEUE] = Spans.of(intervals)
 
 
-def _seconds(charged: Mapping[str, Spans], phase: str | None) -> float:
-    spans = charged.values() if phase is None else [charged.get(phase, Spans())]
-    return sum(each.total_ns for each in spans) / 1e9
+def _total_ns(charged: Mapping[str, Spans], phase: str) -> int:
+    return charged[phase].total_ns if phase in charged else 0
 
 
 def _began(held: HeldStep) -> int:

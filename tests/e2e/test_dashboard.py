@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +162,17 @@ def test_a_person_sees_which_requests_of_vllm_waited(
         eventually("rail 0 UP", lambda: is_up(sidecar, "rail0@node0"), REJOIN_S)
         time.sleep(1.0)  # both rails carry again
         for _ in range(5):  # decoding may leave the rail that is about to be struck
-            rail = busiest(sidecar)  # nobody is told that it is lost
-            lab.black_hole(1, rail)
+            expect(page.get_by_role("status")).to_have_text("All rails up")
+            rail, struck = busiest(sidecar), time.time()
+            lab.black_hole(1, rail)  # nobody is told that it is lost
             expect(page.get_by_role("status")).to_have_text("Degraded: requests are served")
             picture(page, "dashboard-requests")
             lab.heal(1, rail)
             eventually("healed", lambda rail=rail: is_up(sidecar, f"rail{rail}@node0"), REJOIN_S)
             # A busy machine may have held up others, too, for a rail that was only suspected.
-            held = (one for one in impacts(sidecar) if was_lost(one) and one["decode_stall_s"])
-            impact = next(held, None)
+            name = f"rail{rail}@node0"
+            held = (one for one in impacts(sidecar) if one["decode_stall_s"])
+            impact = next((one for one in held if was_lost(one, name, struck)), None)
             if impact is not None:
                 break
         assert impact is not None
@@ -247,9 +250,14 @@ def impacts(sidecar: Sidecar) -> list[Any]:
     return [sidecar.ask(f"/v1/requests/{request['id']}/impact") for request in waited]
 
 
-def was_lost(impact: Any) -> bool:
-    """Whether a rail that was lost is among what held the request up."""
-    return any("->DOWN" in event["text"] for event in impact["events"])
+def was_lost(impact: Any, rail: str, since: float) -> bool:
+    """Whether the rail, which was UP then, is among what held the request up."""
+    return any(
+        event["rail"] == rail
+        and event["text"].startswith("UP->")
+        and datetime.fromisoformat(event["time"]).timestamp() >= since
+        for event in impact["events"]
+    )
 
 
 def is_up(sidecar: Sidecar, rail: str) -> bool:

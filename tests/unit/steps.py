@@ -54,6 +54,7 @@ class Job:
 
     def step(self, *, outage: bool = False, **parts: Any) -> float:
         fields: dict[str, Any] = {"prefill": [], "decode": [], "yielding": []}
+        fields["one_each"] = "prefill" not in parts
         self.attribution.began(Step(**(fields | parts)))
         if outage:
             self.lose_all_rails()

@@ -13,6 +13,7 @@ import pytest
 from steps import OUTAGE_S, Job, new
 
 from r2serve.observe import attribution, impact, requests
+from r2serve.observe.attribution import Step
 
 
 @pytest.fixture
@@ -86,20 +87,48 @@ def test_one_line_says_what_a_fault_was_and_whom_it_touched(
     assert said.endswith("carried by rail0@node0, rail1@node0; requests: a")
 
 
-def test_how_long_a_step_usually_takes_is_of_those_that_only_decode_and_were_not_held_up(
+def test_how_long_a_step_usually_takes_is_of_those_of_one_token_a_request(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)  # not in a later test
     job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
     job.step(outage=True, decode=["id-a"], yielding=["id-a"])
     took_s = []
-    for _ in range(attribution.USUAL_OF // 4):
+    for _ in range(attribution.USUAL_OF):
         began = time.monotonic()
         job.step(decode=["id-a"], yielding=["id-a"])
         took_s.append(time.monotonic() - began)
     job.step(outage=True, decode=["id-a"], yielding=["id-a"])
     job.step(outage=True, decode=["id-a"], prefill=["id-b"], yielding=["id-a"], new=new("b"))
-    first, second, third = (line for line in lines(tmp_path) if "step" in line)
-    assert first["usual_ns"] == 0  # nothing to compare with
-    assert 0 < second["usual_ns"] <= max(took_s) * 1e9
-    assert third["usual_ns"] == 0  # a prompt's step
+    usual = {line["step"]: line["usual_ns"] for line in lines(tmp_path) if "step" in line}
+    last = 2 + attribution.USUAL_OF
+    assert usual[2] == 0  # nothing to compare with
+    assert 0 < usual[last + 1] <= max(took_s) * 1e9
+    assert usual[last + 2] == 0  # a prompt's step
+
+
+def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_up(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its tokens are there a step takes 1 ms more than nothing, until then 50 more."""
+    monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)
+    many = attribution.USUAL_OF
+    for number in range(many + 2):
+        fields: dict[str, Any] = {"new": new("a") if number == 0 else ()}
+        job.attribution.began(Step([], ["id-a"], ["id-a"], one_each=True, **fields))
+        if number >= many:
+            job.lose_all_rails()
+            job.all_reduce()
+        job.attribution.ended(sampled=False)
+        time.sleep(0.05)
+        job.attribution.ended(sampled=True)
+    held = [line for line in lines(tmp_path) if line.get("step", 0) > many]
+    assert [line["step"] for line in held] == [many + 1, many + 2]
+    assert all(0 < line["usual_ns"] < 0.04e9 for line in held)
+    job.attribution.began(Step([], ["id-a"], ["id-a"], one_each=True))
+    job.attribution.ended(sampled=False)
+    job.lose_all_rails()
+    job.all_reduce()
+    job.attribution.ended(sampled=True)
+    (line,) = (line for line in lines(tmp_path) if line.get("step") == many + 3)
+    assert 0.05e9 <= line["usual_ns"] < 0.05e9 + OUTAGE_S * 1e9 / 2

@@ -26,7 +26,7 @@ from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_version
 from r2serve.bench.collectives.peers import Launch, PeerUnavailable, Process, launch
 from r2serve.bench.collectives.resilience import MIN_PAIRS, compare
 from r2serve.bench.collectives.runner import Refusal, list_refusals, run, started
-from r2serve.bench.collectives.strikes import rails_of, sent
+from r2serve.bench.collectives.strikes import rails_of, sent, soak
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -149,11 +149,16 @@ def test_r2ccl_is_measured_with_rails_lost_or_slow(
     tmp_path: Path, state: str, rails: int, up: list[bool]
 ) -> None:
     with started("r2ccl", Setting(2, rails, state), tmp_path) as group:
-        before = sent(group, 0)
         group.prepare(request("all_reduce", 4 << 20))
-        group.run(1, 3)
-        assert rail_states(group, 0) == up
-        carried = {rail: now - before[rail] for rail, now in sent(group, 0).items()}
+        for _ in range(10):
+            before = sent(group, 0)
+            group.run(1, 3)
+            assert rail_states(group, 0) == up
+            carried = {rail: now - before[rail] for rail, now in sent(group, 0).items()}
+            if state != "slow" or 0 < carried[0] < carried[1] / 2:
+                break
+            # A busy machine made the other one slower still; its rate is forgotten by and by.
+            soak(group, 1000)
     if state == "slow":
         assert 0 < carried[0] < carried[1] / 2
     else:

@@ -105,6 +105,31 @@ def test_a_step_is_late_by_what_it_took_longer_than_usual(
         assert request.stall_s() == pytest.approx(0.020)
 
 
+def test_a_request_is_late_by_what_it_waited_at_least_also_of_two_workers(tmp_path: Path) -> None:
+    """Of each alone 200 and 200.5 ms; both together waited for 201.5, and were late for 200.5."""
+    requests, now = Requests(tmp_path), time.monotonic_ns()
+    for number, (began, waits, until) in enumerate([(0, 5, 205), (0.5, 6, 206.5)]):
+        line = step(1, now + int(until * MS), int((until - waits) * MS), prefill=[], decode=["a"])
+        times = {"began_ns": now + int(began * MS), "ended_ns": now + 210 * MS}
+        worker(tmp_path, number).write(line | times | {"usual_ns": 12 * MS})
+    requests.look()
+    request = requests.get("a")
+    assert request is not None
+    assert request.stall_s() == request.late_s(DECODE) == request.late_s() == pytest.approx(0.2015)
+
+
+def test_of_a_step_that_ended_for_its_worker_first_it_is_what_it_waited(tmp_path: Path) -> None:
+    now = time.monotonic_ns()
+    line = step(1, now, 20 * MS, prefill=[], decode=["a"])
+    worker(tmp_path).write(line | {"ended_ns": now - 5 * MS, "usual_ns": MS})
+    requests = Requests(tmp_path)
+    requests.look()
+    request = requests.get("a")
+    assert request is not None
+    (held,) = request.steps
+    assert held.late_clock_ns == ((held.stalls[0].began_clock_ns, held.stalls[0].ended_clock_ns),)
+
+
 def test_workers_that_wait_for_one_another_are_one_wait(tmp_path: Path) -> None:
     now = time.monotonic_ns()
     requests = Requests(tmp_path)

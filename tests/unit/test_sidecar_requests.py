@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from fastapi.testclient import TestClient
 from steps import OUTAGE_S, Job, new
 from test_sidecar import samples, wait_for
 
+from r2serve.observe import requests
+from r2serve.observe.journal import Event
 from r2serve.observe.request_log import RequestLog
 from r2serve.observe.sidecar import app as sidecar
-from r2serve.observe.watch import Watch
+from r2serve.observe.sidecar import requests as answers
+from r2serve.observe.watch import Told, Watch
 
 
 @pytest.fixture
@@ -93,3 +97,38 @@ def test_a_request_that_is_not_kept_is_not_found(client: TestClient) -> None:
     answer = client.get("/v1/requests/nobody/impact")
     assert answer.status_code == 404
     assert "nobody" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("during", "told"),
+    [
+        ("CONNECTING->PROBATION", ["UP->DOWN carrier", "CONNECTING->PROBATION"]),
+        ("UP->SUSPECT silence", ["UP->SUSPECT silence"]),
+    ],
+)
+def test_a_loss_of_long_ago_is_a_cause_only_where_no_rail_went_out_of_use(
+    tmp_path: Path, during: str, told: list[str]
+) -> None:
+    now = time.time_ns()
+    log = RequestLog(tmp_path / "r2ccl-1-a.requests", writer="worker", label="rank 0")
+    stall_ns = time.monotonic_ns()
+    stall = {"collective": "all_reduce", "group": "tp:0", "call": 1, "ended_ns": stall_ns, "ns": 9}
+    times = {"step": 1, "began_ns": stall_ns - 10, "ended_ns": stall_ns + 10, "usual_ns": 0}
+    log.write({**times, "stalls": [stall], "prefill": [], "decode": ["a"]})
+    kept = requests.Requests(tmp_path)
+    kept.look()
+    request = kept.get("a")
+    assert request is not None
+    watch = Watch(tmp_path)
+    watch.events += [
+        event(1, now - 60 * 10**9, "UP->DOWN carrier", value=1),
+        event(2, now - 10**6, during),
+    ]
+    found = answers.ImpactView.of_all(request, watch)
+    assert [one.text for one in found.events] == told
+
+
+def event(number: int, clock_ns: int, text: str, value: int = 0) -> Told:
+    of_rail = {"rail": "rail0@node0", "peer": "rank 1", "epoch": 0, "comm": 0, "call": 0}
+    noted = Event(time_ns=clock_ns, kind="rail_state", value=value, detail=0, text=text, **of_rail)
+    return Told(number, "1-a", "rank 0", "node0", 1, "", clock_ns, noted)

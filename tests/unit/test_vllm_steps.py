@@ -57,6 +57,17 @@ def test_a_prompt_in_chunks_yields_with_the_last_one() -> None:
     assert (step.prefill, step.yielding, set(step.finished)) == (["a"], ["a"], {"b"})
 
 
+def test_steps_of_one_token_a_request_are_alike() -> None:
+    known = Attribution(list)
+    assert not worker.step_of(scheduled(), known).one_each  # none has a token computed
+    assert not worker.step_of(scheduled(new=[("a", 10, 0, 10)]), known).one_each
+    assert worker.step_of(scheduled(cached=[("a", 10, 1, 1), ("b", 9, 4, 1)]), known).one_each
+    # Computed again after a preemption, beside one that decodes.
+    again = scheduled(cached=[("a", 0, 5, 15), ("b", 9, 4, 1)])
+    step = worker.step_of(again, known)
+    assert (step.prefill, step.one_each) == ([], False)
+
+
 def test_a_request_that_was_preempted_goes_on() -> None:
     known = Attribution(list)
     known.began(worker.step_of(scheduled(new=[("a", 10, 0, 10)]), known))

@@ -71,8 +71,8 @@ class RequestView(BaseModel):
     decode_stall_s: float = Field(description="And after it.")
     stall_s: float = Field(description="All of them.")
     late_s: float = Field(
-        description="By how much longer than usual the steps that held it up took; where that is "
-        "not known, as of a prompt's, what they waited."
+        description="By how much longer than usual the steps that held it up took from the first "
+        "wait on; where that is not known, as of one that computes a prompt, what they waited."
     )
     stall_percent: float | None = Field(description="Of e2e_s.")
     ttft_without_s: float | None = Field(
@@ -242,8 +242,8 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 def _causes(request: Request, watch: Watch) -> list[Told]:
-    """What happened to rails while it was held up, and shortly before; of a rail that had been lost
-    before that, when it was."""
+    """What happened to rails while it was held up, and shortly before; where none of them went out
+    of use, the last one that was lost before that."""
     stalls = [stall for held in request.steps for stall in held.stalls]
     if not stalls:
         return []
@@ -254,7 +254,7 @@ def _causes(request: Request, watch: Watch) -> list[Told]:
         for one in takewhile(lambda one: one.clock_ns >= first_ns, reversed(watch.events))
         if one.clock_ns <= last_ns and one.event.kind in _CAUSES
     ]
-    if not any(_is_loss(one) for one in told):
+    if not any(_is_loss(one) or _is_suspicion(one) for one in told):
         before = (one for one in reversed(watch.events) if one.clock_ns < first_ns)
         lost = next((one for one in before if _is_loss(one)), None)
         if lost is not None:
@@ -264,3 +264,7 @@ def _causes(request: Request, watch: Watch) -> list[Told]:
 
 def _is_loss(told: Told) -> bool:
     return told.event.kind == "rail_state" and told.event.value == 1
+
+
+def _is_suspicion(told: Told) -> bool:
+    return told.event.kind == "rail_state" and told.event.text.startswith("UP->SUSPECT")

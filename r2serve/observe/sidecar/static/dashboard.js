@@ -184,10 +184,11 @@ function showRequests({ requests }) {
         ? duration(request.stall_s)
         : `${duration(request.stall_s)} (${request.stall_percent.toFixed(1)} %)`),
       element("td", { class: "number" }, before(request) ? duration(before(request)) : ""),
+      element("td", { class: "number" }, duration(request.late_s)),
       element("td", { class: "number" }, time(request.e2e_s)),
       element("td", { class: "number" }, time(request.e2e_without_s)),
       element("td", { class: "number" }, time(request.worst_itl_s))));
-  if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: 7, class: "quiet" }, "None did.")));
+  if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: 8, class: "quiet" }, "None did.")));
   place("requests").replaceChildren(...rows);
 }
 

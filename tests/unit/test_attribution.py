@@ -112,8 +112,8 @@ def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_u
 ) -> None:
     """Before its tokens are there a step takes 1 ms more than nothing, until then 50 more."""
     monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)
-    many = attribution.USUAL_OF
-    for number in range(many + 2):
+    many = attribution.USUAL_OF // 4
+    for number in range(2 * many + 1):  # more were held up than not
         fields: dict[str, Any] = {"new": new("a") if number == 0 else ()}
         job.attribution.began(Step([], ["id-a"], ["id-a"], one_each=True, **fields))
         if number >= many:
@@ -123,12 +123,12 @@ def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_u
         time.sleep(0.05)
         job.attribution.ended(sampled=True)
     held = [line for line in lines(tmp_path) if line.get("step", 0) > many]
-    assert [line["step"] for line in held] == [many + 1, many + 2]
+    assert len(held) == many + 1
     assert all(0 < line["usual_ns"] < 0.04e9 for line in held)
     job.attribution.began(Step([], ["id-a"], ["id-a"], one_each=True))
     job.attribution.ended(sampled=False)
     job.lose_all_rails()
     job.all_reduce()
     job.attribution.ended(sampled=True)
-    (line,) = (line for line in lines(tmp_path) if line.get("step") == many + 3)
+    (line,) = (line for line in lines(tmp_path) if line.get("step") == 2 * many + 2)
     assert 0.05e9 <= line["usual_ns"] < 0.05e9 + OUTAGE_S * 1e9 / 2

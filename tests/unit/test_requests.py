@@ -290,6 +290,42 @@ def test_who_was_begun_with_before_a_stall_was_not_queued_in_it(tmp_path: Path) 
         assert request.waited == {}
 
 
+def test_of_more_workers_than_are_kept_the_one_held_up_longest_ago_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, logs = Requests(tmp_path), [worker(tmp_path, number) for number in range(4)]
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    kept.look()
+    assert kept.followed == 5
+    monkeypatch.setattr("r2serve.observe.requests.MAX_LOGS", 3)
+    now = time.monotonic_ns()
+    for place, number in enumerate((0, 1, 2, 0, 3)):  # the second one is the one of the longest ago
+        at = now + place * 20 * MS
+        logs[number].write(step(place, at, 5 * MS, prefill=[], decode=["a"]))
+    end = now + 500 * MS
+    for number, log in enumerate(logs):
+        log.write(ended(f"late{number}", scheduled_ns=end - 100 * MS, last_token_ns=end))
+        front.write(finished(f"late{number}", e2e_s=0.6, ended_ns=end))
+    everything(kept)
+    waits = [kept.get(f"late{number}") for number in range(4)]
+    assert all(one is not None for one in waits)
+    found = [one.stall_s(QUEUE) for one in waits if one is not None]
+    assert found == [pytest.approx(0.010), 0, pytest.approx(0.005), pytest.approx(0.005)]
+
+
+def test_when_a_request_arrived_is_told_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
+    front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
+    clock_ns, now = time.time_ns(), time.monotonic_ns()
+    hour_ns = 3600 * 10**9
+    front.write(finished("a", e2e_s=1.5, ended_ns=now, ended_clock_ns=clock_ns + hour_ns))
+    kept = Requests(tmp_path)
+    kept.look()
+    request = kept.get("a")
+    assert request is not None
+    assert request.timings is not None
+    assert abs(request.timings.arrived_clock_ns - (clock_ns - 1500 * MS)) < 1000 * MS
+
+
 def test_the_front_ends_times_join_the_workers(tmp_path: Path) -> None:
     requests = Requests(tmp_path)
     worker(tmp_path).write(ended("cmpl-1-0", worst_gap_ns=80 * MS))

@@ -227,12 +227,14 @@ class Job:
 
 
 class Stream:
-    """Its ``took`` is there when it is over: how long rank 0's steps took, in ms."""
+    """What is there when it is over, in ms: ``took``, how long each of rank 0's steps took, and
+    ``longest_of``, each rank's longest."""
 
     def __init__(self, job: Job, elements: int, repeats: int, gathered: int) -> None:
         self._job = job
         self.over = False
         self.took: list[float] = []
+        self.longest_of: list[float] = []
         job.shared.steps.value = job.shared.stop.value = 0
         job.ask("begin_stream", elements=elements, repeats=repeats, gathered=gathered)
 
@@ -273,7 +275,8 @@ class Stream:
     def finish(self) -> None:
         self.over = True
         self._job.shared.stop.value = 1
-        self.took = self._job.ask("end_stream")[0]
+        took = self._job.ask("end_stream")
+        self.took, self.longest_of = took[0], [max(of_rank) for of_rank in took]
 
     @property
     def median(self) -> float:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import statistics
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from r2serve.bench.serve import rounds
+from r2serve.bench.serve.rounds import Round
 from r2serve.demo.client import Request, Run
 from r2serve.demo.places import free_port
 
 AGREE_MS = 5.0
 AGREE_PART = 0.05
-AROUND = 8
-"""So many gaps before and after one tell what is usual there."""
 ON_ITS_WAY_NS = 5_000_000
 """A token that comes to the client so much later than a stall began may have been held up by it."""
 SETTLED_S = 1.0
@@ -90,22 +90,27 @@ def ask(folder: Path, log: Path) -> dict[str, Held]:
 
 def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
     """The requests of a run that waited; ``reference`` is of the same requests, undisturbed."""
-    firsts = {
-        index: request.times_ns[0] - request.sent_ns
+    found = rounds.rounds(run)
+    waited = {
+        index: mine
         for index, request in enumerate(run.requests)
-        if request.times_ns and _held_of(request, held) is None
+        if request.times_ns and (mine := _held_of(request, held)) is not None
     }
-    found = []
-    for index, (request, undisturbed) in enumerate(
-        zip(run.requests, reference.requests, strict=True)
-    ):
-        waited = _held_of(request, held)
-        if request.times_ns and waited is not None:
-            near = [firsts[i] for i in _around(index, len(run.requests)) if i in firsts]
-            first = near or [undisturbed.times_ns[0] - undisturbed.sent_ns]
-            late_ms = _late_ms(request, undisturbed, waited.spans_ns, statistics.median(first))
-            found.append(Impact(index, round(waited.late_ms, 3), round(late_ms, 3)))
-    return found
+    spans_ns = {span for mine in waited.values() for span in mine.spans_ns}
+    struck = {span: _struck(found, span) for span in spans_ns}
+    usual = rounds.Usual(
+        found, frozenset(itertools.chain(*struck.values())), rounds.rounds(reference)
+    )
+    impacts = []
+    for index, mine in waited.items():
+        late_ns = 0.0
+        places = {place for span in mine.spans_ns for place in struck[span]}
+        for stretch in _stretches(places, found, usual):
+            # Who came meanwhile would have had to wait for the end as well, though less long.
+            waited_ns = found[stretch[-1]].came_ns - run.requests[index].sent_ns
+            late_ns += min(max(0.0, sum(map(usual.late_ns, stretch))), waited_ns)
+        impacts.append(Impact(index, round(mine.late_ms, 3), round(late_ns / 1e6, 3)))
+    return impacts
 
 
 def _held_of(request: Request, held: Mapping[str, Held]) -> Held | None:
@@ -113,63 +118,40 @@ def _held_of(request: Request, held: Mapping[str, Held]) -> Held | None:
     return (held.get(f"{request.id}-0") or held.get(request.id)) if request.id else None
 
 
-def _late_ms(
-    request: Request, undisturbed: Request, spans_ns: Sequence[tuple[int, int]], first_ns: float
-) -> float:
-    """How much longer than usual the client waited for the tokens of the steps that waited.
+def _struck(found: Sequence[Round], span_ns: tuple[int, int]) -> range:
+    """The rounds that a wait held up, by their indices: up to the first one after its end.
 
-    A step's token comes after its end. The token before may be late by the same wait: it was on its
-    way when that began. Usual is what the gaps around are, as the batch is nearly the same there;
-    for a first token first_ns, what those of the requests around took that did not wait.
+    The one before may be late by the same wait: it was on its way when that began.
     """
-    waits = list(itertools.pairwise((request.sent_ns, *request.times_ns)))
-    held = {
-        index
-        for index, (before, after) in enumerate(waits)
-        if any(
-            before < ended and (ended <= after or began + ON_ITS_WAY_NS < after)
-            for began, ended in spans_ns
-        )
-    }
-    gaps = [after - before for before, after in waits]
-    late = 0.0
-    for index in held:
-        near = [gaps[i] for i in _around(index, len(gaps)) if i > 0 and i not in held]
-        if index == 0:
-            usual = first_ns
-        elif near:
-            usual = statistics.median(near)
-        else:  # all gaps around it waited, too
-            others = [b - a for a, b in itertools.pairwise(undisturbed.times_ns)]
-            usual = statistics.median(others or [0])
-        late += gaps[index] - usual
-    return late / 1e6
+    began, ended = span_ns
+    first = bisect_right(found, began + ON_ITS_WAY_NS, key=lambda each: each.came_ns)
+    last = bisect_left(found, ended, key=lambda each: each.came_ns)
+    return range(min(first, last), min(last + 1, len(found)))
+
+
+def _stretches(
+    places: Collection[int], found: Sequence[Round], usual: rounds.Usual
+) -> list[list[int]]:
+    """Rounds without a gap between them, each with those behind it that came at once.
+
+    What is held up on its way to the clients, by something else, comes all together after that.
+    """
+    stretches: list[list[int]] = []
+    for place in sorted(places):
+        if stretches and stretches[-1][-1] >= place:
+            continue
+        if not stretches or stretches[-1][-1] + 1 < place:
+            stretches.append([])
+        stretches[-1].append(place)
+        while (after := stretches[-1][-1] + 1) < len(found):
+            if after in places or not usual.catches_up(after):
+                break
+            stretches[-1].append(after)
+    return stretches
 
 
 def _clock_ns(said: str) -> int:
     return int(datetime.fromisoformat(said).timestamp() * 1e9)
-
-
-def _around(index: int, many: int) -> Iterator[int]:
-    """The indices of up to AROUND others on either side."""
-    for near in range(max(0, index - AROUND), min(many, index + AROUND + 1)):
-        if near != index:
-            yield near
-
-
-def jitter_ms(undisturbed: Run) -> float | None:
-    """By how much a gap differs from those around it, where nothing is struck.
-
-    19 of 20 differ by less; None: there are too few. An agreement to less than that of a single
-    stall is luck.
-    """
-    apart = []
-    for request in undisturbed.requests:
-        gaps = [(b - a) / 1e6 for a, b in itertools.pairwise(request.times_ns)]
-        for index, gap in enumerate(gaps):
-            if near := [gaps[i] for i in _around(index, len(gaps))]:
-                apart.append(abs(gap - statistics.median(near)))
-    return round(sorted(apart)[int(0.95 * len(apart))], 3) if apart else None
 
 
 @contextlib.contextmanager

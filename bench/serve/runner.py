@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from r2serve.bench.serve import impact
+from r2serve.bench.serve import impact, rounds
 from r2serve.bench.serve.contenders import Place, how_far
 from r2serve.bench.serve.outcome import Goal, describe
 from r2serve.bench.serve.scenarios import Fault
@@ -200,7 +200,7 @@ class _Bench:
         return {
             "requests": [asdict(each) for each in found],
             "agree": sum(each.agrees for each in found),
-            "jitter_ms": impact.jitter_ms(reference),
+            "jitter_ms": rounds.jitter_ms(reference),
         }
 
 

@@ -8,10 +8,9 @@ written down.  For one thread: a worker runs one step at a time.
 from __future__ import annotations
 
 import logging
-import statistics
 import threading
 import time
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +18,14 @@ from typing import Protocol
 
 from r2serve.observe import journal
 from r2serve.observe.fault_report import FaultReport
-from r2serve.observe.journal import Event, Journal
+from r2serve.observe.journal import Event
 from r2serve.observe.request_log import LONGEST_NAME, RequestLog
+from r2serve.observe.usual import Usual
 
 _LOG = logging.getLogger("r2serve.attribution")
 
 REPORT_AFTER_S = 1.0
 """By then it is known where a fault is, and its line can be logged."""
-USUAL_OF = 16
-"""So many steps tell how long one usually takes, from a quarter of them on."""
 
 
 class EngineView(Protocol):
@@ -64,8 +62,13 @@ class Step:
     new: Sequence[NewRequest] = ()
     finished: Iterable[str] = ()
     """Those that have ended since the step before."""
-    one_each: bool = False
-    """It computes one token of each request: it takes as long as others that do."""
+    tokens: int = 0
+    """It computes so many, of all requests; 0: not known."""
+
+    @property
+    def one_each(self) -> bool:
+        """It computes one token of each request: it takes as long as others that do."""
+        return 0 < self.tokens == len(self.prefill) + len(self.decode)
 
 
 @dataclass(slots=True)
@@ -95,9 +98,10 @@ class Attribution:
     _stalled_ns: int = 0
     _held: bool = False
     """The step was held up."""
-    _took_ns: dict[bool, deque[int]] = field(default_factory=dict)
-    """By the last steps of one token a request that were not held up, until their tokens were there
-    or until before."""
+    _noted: bool = False
+    """And a line says so."""
+    _usual: dict[bool, Usual] = field(default_factory=lambda: defaultdict(Usual))
+    """Until a step's tokens are there, and until before."""
     _seen: dict[int, int] = field(default_factory=dict)
     """Records read, by engine."""
     _log: RequestLog | None = None
@@ -117,7 +121,7 @@ class Attribution:
         """The worker is about to run a step."""
         self._number += 1
         self._step = step
-        self._held = False
+        self._held = self._noted = False
         self._announce(self._number)
         for request in step.finished:
             self._finished(request)
@@ -137,14 +141,16 @@ class Attribution:
         if self._step is None:
             return
         now_ns = time.monotonic_ns()
+        usual, tokens, one_each = self._usual[sampled], self._step.tokens, self._step.one_each
         stalled_ns = sum(engine.stalled_ns for engine in self.engines())
         if stalled_ns != self._stalled_ns:
             self._stalled_ns = stalled_ns
             self._held = True
-            self._charge(self._step, now_ns, self._usual_ns(self._step, sampled))
-        elif self._step.one_each and not self._held:
-            took = self._took_ns.setdefault(sampled, deque(maxlen=USUAL_OF))
-            took.append(now_ns - self._began_ns)
+            self._charge(self._step, now_ns, usual.ns(tokens, one_each=one_each))
+        elif self._noted:  # the rest of it may be late by that, too
+            self._note(self._step, now_ns, usual.ns(tokens, one_each=one_each))
+        elif not self._held:
+            usual.note(now_ns - self._began_ns, tokens, one_each=one_each)
         if sampled:
             self._announce(0)
             for request in self._step.yielding:
@@ -182,13 +188,6 @@ class Attribution:
             }
         )
 
-    def _usual_ns(self, step: Step, sampled: bool) -> int:
-        """How long such a step takes until then; 0: unknown, as what a prompt takes differs."""
-        took = self._took_ns.get(sampled, ())
-        if not step.one_each or len(took) < USUAL_OF // 4:
-            return 0
-        return int(statistics.median(took))
-
     def _charge(self, step: Step, now_ns: int, usual_ns: int) -> None:
         for engine in self.engines():
             read = journal.parse(engine.journal_bytes(), after=self._seen.get(engine.process, 0))
@@ -196,15 +195,22 @@ class Attribution:
             number = self._number % 2**32
             stalls = [one for one in read.events if one.kind == "stall" and one.epoch == number]
             if stalls:
-                self._note(step, now_ns, usual_ns, read, stalls)
+                groups = {group.id: group.name for group in read.groups}
+                self._note(step, now_ns, usual_ns, groups, stalls)
                 self._tell(step, engine, stalls)
 
     def _note(
-        self, step: Step, now_ns: int, usual_ns: int, read: Journal, stalls: list[Event]
+        self,
+        step: Step,
+        now_ns: int,
+        usual_ns: int,
+        groups: Mapping[int, str] | None = None,
+        stalls: Sequence[Event] = (),
     ) -> None:
         if (log := self._opened_log()) is None:
             return
-        groups = {group.id: group.name for group in read.groups}
+        self._noted = True
+        groups = groups or {}
         log.write(
             {
                 "step": self._number,

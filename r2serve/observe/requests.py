@@ -340,16 +340,16 @@ def _key(log: Follower) -> str:
 def _late(line: dict[str, Any], waited: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """From when a step usually would have been over until it was; where unknown, what it waited.
 
-    Workers wait for one another, also for one that was held up longer than they were themselves.
-    What came before the first wait is of something else.  A step of a device may be over for its
-    worker before it is for the device: then it is unknown, too.
+    Not from the first wait on: a rail that turns slow holds steps up before that is an event, and
+    workers wait for one another, also for one that was held up sooner than they were themselves.
+    A step of a device may be over for its worker before it is for the device: then it is unknown,
+    too.
     """
     usual_ns = int(line.get("usual_ns", 0))
     began_ns, ended_ns = int(line["began_ns"]), int(line["ended_ns"])
     if usual_ns <= 0 or any(end > ended_ns for _, end in waited):
         return waited
-    since_ns = max(began_ns + usual_ns, min(begin for begin, _ in waited))
-    return [(min(since_ns, ended_ns - Spans.of(waited).total_ns), ended_ns)]
+    return [(min(began_ns + usual_ns, ended_ns - Spans.of(waited).total_ns), ended_ns)]
 
 
 def _told(request: Request) -> Ended | None:

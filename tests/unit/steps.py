@@ -54,8 +54,10 @@ class Job:
 
     def step(self, *, outage: bool = False, **parts: Any) -> float:
         fields: dict[str, Any] = {"prefill": [], "decode": [], "yielding": []}
-        fields["one_each"] = "prefill" not in parts
-        self.attribution.began(Step(**(fields | parts)))
+        fields |= parts
+        if not fields["prefill"]:
+            fields.setdefault("tokens", len(fields["decode"]))
+        self.attribution.began(Step(**fields))
         if outage:
             self.lose_all_rails()
         took_s = self.all_reduce()

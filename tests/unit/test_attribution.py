@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from steps import OUTAGE_S, Job, new
 
-from r2serve.observe import attribution, impact, requests
+from r2serve.observe import attribution, impact, requests, usual
 from r2serve.observe.attribution import Step
 
 
@@ -87,24 +87,31 @@ def test_one_line_says_what_a_fault_was_and_whom_it_touched(
     assert said.endswith("carried by rail0@node0, rail1@node0; requests: a")
 
 
-def test_how_long_a_step_usually_takes_is_of_those_of_one_token_a_request(
+def test_how_long_a_step_usually_takes_is_of_those_like_it(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)  # not in a later test
     job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
     job.step(outage=True, decode=["id-a"], yielding=["id-a"])
     took_s = []
-    for _ in range(attribution.USUAL_OF):
+    for _ in range(usual.USUAL_OF):
         began = time.monotonic()
         job.step(decode=["id-a"], yielding=["id-a"])
         took_s.append(time.monotonic() - began)
+    mixed: dict[str, Any] = {"decode": ["id-a"], "prefill": ["id-b"], "yielding": ["id-a"]}
     job.step(outage=True, decode=["id-a"], yielding=["id-a"])
-    job.step(outage=True, decode=["id-a"], prefill=["id-b"], yielding=["id-a"], new=new("b"))
-    usual = {line["step"]: line["usual_ns"] for line in lines(tmp_path) if "step" in line}
-    last = 2 + attribution.USUAL_OF
-    assert usual[2] == 0  # nothing to compare with
-    assert 0 < usual[last + 1] <= max(took_s) * 1e9
-    assert usual[last + 2] == 0  # a prompt's step
+    job.step(outage=True, new=new("b"), tokens=9, **mixed)
+    for _ in range(usual.USUAL_OF // 4):
+        job.attribution.began(Step(**mixed, tokens=9))
+        time.sleep(0.05)
+        job.attribution.ended(sampled=True)
+    job.step(outage=True, tokens=9, **mixed)
+    told = {line["step"]: line["usual_ns"] for line in lines(tmp_path) if "step" in line}
+    last = 2 + usual.USUAL_OF
+    assert told[2] == 0  # nothing to compare with
+    assert 0 < told[last + 1] <= max(took_s) * 1e9
+    assert told[last + 2] == 0  # a prompt's step, and none like it before
+    assert 0.05e9 <= told[max(told)] < 0.05e9 + OUTAGE_S * 1e9 / 2
 
 
 def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_up(
@@ -112,10 +119,10 @@ def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_u
 ) -> None:
     """Before its tokens are there a step takes 1 ms more than nothing, until then 50 more."""
     monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)
-    many = attribution.USUAL_OF // 4
+    many = usual.USUAL_OF // 4
     for number in range(2 * many + 1):  # more were held up than not
         fields: dict[str, Any] = {"new": new("a") if number == 0 else ()}
-        job.attribution.began(Step([], ["id-a"], ["id-a"], one_each=True, **fields))
+        job.attribution.began(Step([], ["id-a"], ["id-a"], tokens=1, **fields))
         if number >= many:
             job.lose_all_rails()
             job.all_reduce()
@@ -123,9 +130,16 @@ def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_u
         time.sleep(0.05)
         job.attribution.ended(sampled=True)
     held = [line for line in lines(tmp_path) if line.get("step", 0) > many]
-    assert len(held) == many + 1
-    assert all(0 < line["usual_ns"] < 0.04e9 for line in held)
-    job.attribution.began(Step([], ["id-a"], ["id-a"], one_each=True))
+    parts, wholes = held[::2], held[1::2]
+    assert len(parts) == len(wholes) == many + 1
+    assert all(0 < line["usual_ns"] < 0.04e9 and line["stalls"] for line in parts)
+    # What came after it was held up is part of the step.
+    for part, whole in zip(parts, wholes, strict=True):
+        assert whole["step"] == part["step"]
+        assert whole["stalls"] == []
+        assert whole["ended_ns"] - part["ended_ns"] >= 0.05e9
+        assert 0.05e9 <= whole["usual_ns"] < 0.05e9 + OUTAGE_S * 1e9 / 2
+    job.attribution.began(Step([], ["id-a"], ["id-a"], tokens=1))
     job.attribution.ended(sampled=False)
     job.lose_all_rails()
     job.all_reduce()

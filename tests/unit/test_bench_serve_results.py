@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from pathlib import Path
@@ -15,7 +14,6 @@ pytest.importorskip("aiohttp")
 from r2serve.bench.serve import (
     compare,
     contenders,
-    impact,
     outcome,
     plots,
     report,
@@ -218,104 +216,6 @@ def test_few_pairs_say_nothing() -> None:
     for rows in (pairs(1.0, count=4), pairs(1.0, requests=299)):
         assert all(each.said.startswith("too few") for each in compare.verdicts(rows))
     assert compare.verdicts(pairs(1.0)[:1]) == []
-
-
-# --- the sidecar's word ---------------------------------------------------------------------------
-
-
-def waited(total_ms: float, *spans_ms: tuple[float, float]) -> impact.Held:
-    return impact.Held(
-        total_ms, tuple((int(began * 1e6), int(ended * 1e6)) for began, ended in spans_ms)
-    )
-
-
-def test_a_client_sees_what_came_late_of_a_step_that_waited() -> None:
-    undisturbed = request(10, 20, 30, 40, sent_ns=1)
-    late = request(10, 20, 230, 240, sent_ns=1, id="cmpl-1")
-    first = request(111, 120, 130, 140, sent_ns=1, id="cmpl-2")
-    untouched = request(10, 20, 30, 40, sent_ns=1, id="cmpl-3")
-    held = {
-        "cmpl-1-0": waited(200.0, (22, 228)),
-        "cmpl-2-0": waited(101.0, (2, 109)),
-    }
-    found = impact.compare(held, Run((late, first, untouched)), Run((undisturbed,) * 3))
-    assert [(each.request, each.sidecar_ms) for each in found] == [(0, 200.0), (1, 101.0)]
-    assert found[0].client_ms == pytest.approx(200)
-    assert found[1].client_ms == pytest.approx(101)
-    assert all(each.agrees for each in found)
-
-
-def test_what_is_usual_is_what_gaps_around_are() -> None:
-    """Not those of another run, of another batch, or those that waited, too."""
-    pace = [10.0] * 20 + [40.0] * 20
-    pace[30], pace[31] = 140.0, 240.0
-    slow = request(*itertools.accumulate(pace), sent_ns=1, id="cmpl-1")
-    undisturbed = request(*(10 * step for step in range(1, 41)), sent_ns=1)
-    before, first, second = (slow.times_ns[place] / 1e6 for place in (29, 30, 31))
-    held = {"cmpl-1-0": waited(300.0, (before + 1, first - 1), (first + 1, second - 1))}
-    (found,) = impact.compare(held, Run((slow,)), Run((undisturbed,)))
-    assert found.client_ms == pytest.approx(300)
-
-
-def test_a_token_that_was_on_its_way_when_the_wait_began_is_late_by_it_too() -> None:
-    late = request(10, 20, 56, 60, 70, 80, sent_ns=1, id="cmpl-1")  # 56: made at 29
-    held = {"cmpl-1-0": waited(20.0, (30, 58))}
-    (found,) = impact.compare(held, Run((late,)), Run((request(10, 20, sent_ns=1),)))
-    assert found.client_ms == pytest.approx(26 - 6)
-    held = {"cmpl-1-0": waited(4.0, (53, 59))}  # the token at 56 came in time
-    (found,) = impact.compare(held, Run((late,)), Run((request(10, 20, sent_ns=1),)))
-    assert found.client_ms == pytest.approx(4 - 10)
-    held = {"cmpl-1-0": waited(2.0, (52, 54))}  # the next token came right after its end
-    (found,) = impact.compare(held, Run((late,)), Run((request(10, 20, sent_ns=1),)))
-    assert found.client_ms == pytest.approx(36 - 10)
-
-
-def test_a_first_token_is_compared_with_those_around_it() -> None:
-    """Its own of another run may have been late by chance."""
-    around = [request(10, 20, sent_ns=1, id=f"cmpl-{index}") for index in range(5)]
-    late = request(60, 70, sent_ns=1, id="cmpl-late")
-    chance = request(55, 65, sent_ns=1)
-    run = Run((*around[:2], late, *around[2:]))
-    held = {name: waited(50.0, (1, 58)) for name in ("cmpl-late-0", "cmpl-1-0")}
-    found = impact.compare(held, run, Run((chance,) * 6))
-    assert found[1].client_ms == pytest.approx(50)
-
-
-def test_a_request_of_which_all_gaps_waited_is_compared_with_itself_undisturbed() -> None:
-    held = {"cmpl-1-0": waited(90.0, (15, 109))}
-    late = request(10, 110, sent_ns=1, id="cmpl-1")
-    (found,) = impact.compare(held, Run((late,)), Run((request(10, 20, sent_ns=1),)))
-    assert found.client_ms == pytest.approx(90)
-
-
-def test_jitter_is_what_one_gap_in_twenty_differs_by() -> None:
-    steady = request(*(10 * step for step in range(1, 20)))  # 18 gaps of 10 ms
-    slower = request(*(30 * step for step in range(1, 20)))
-    late = request(10, 20, 30, 140)  # a gap of 100 ms more
-    assert impact.jitter_ms(Run((steady, slower, request(1)))) == 0
-    # Of the last one, 10 ms are 50 from the median of the other two.
-    assert impact.jitter_ms(Run((steady, slower, late))) == pytest.approx(50)
-    assert impact.jitter_ms(Run((late,))) == pytest.approx(100)
-    assert impact.jitter_ms(Run((request(1),))) is None
-
-
-@pytest.mark.parametrize(
-    ("sidecar", "client", "agrees"),
-    [(2, 6.9, True), (2, 7.1, False), (8000, 7650, True), (8000, 7500, False)],
-)
-def test_agreement_is_to_5_ms_or_5_percent(sidecar: float, client: float, agrees: bool) -> None:
-    assert impact.Impact(0, sidecar, client).agrees is agrees
-
-
-def test_a_sidecar_that_does_not_start_is_said(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(impact, "_SIDECAR", "raise SystemExit('no sidecar today')")
-    with pytest.raises(impact.ImpactError, match="no sidecar today"):
-        impact.ask(tmp_path, tmp_path / "log")
-
-
-def test_a_sidecar_without_requests_has_none(tmp_path: Path) -> None:
-    pytest.importorskip("uvicorn")
-    assert impact.ask(tmp_path, tmp_path / "log") == {}
 
 
 def test_a_bar_is_as_long_as_what_is_done() -> None:

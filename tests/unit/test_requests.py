@@ -84,7 +84,7 @@ def test_a_step_is_charged_to_its_requests_and_to_no_other(tmp_path: Path) -> No
     ("usual_ms", "late_ms"),
     [
         (0, 20),  # unknown: what it waited
-        (5, 31),  # waited from 40 ms before its end on: what was before is of something else
+        (5, 55),  # a slow rail held it up before that was an event
         (30, 30),
         (50, 20),  # at least what it waited
     ],
@@ -103,6 +103,23 @@ def test_a_step_is_late_by_what_it_took_longer_than_usual(
         assert request is not None
         assert request.late_s() == request.late_s(phase) == pytest.approx(late_ms / 1e3)
         assert request.stall_s() == pytest.approx(0.020)
+
+
+def test_a_step_that_is_told_in_parts_is_late_until_its_end(tmp_path: Path) -> None:
+    """It waited for 20 ms until its logits were there, and its tokens came 5 ms late after that."""
+    now = time.monotonic_ns()
+    log, requests = worker(tmp_path), Requests(tmp_path)
+    part = step(1, now, 20 * MS, prefill=[], decode=["a"]) | {"began_ns": now - 30 * MS}
+    log.write(part | {"ended_ns": now, "usual_ns": 10 * MS})
+    log.write(part | {"ended_ns": now + 6 * MS, "usual_ns": 11 * MS, "stalls": []})
+    requests.look()
+    request = requests.get("a")
+    assert request is not None
+    assert request.stall_s() == pytest.approx(0.020)
+    assert request.late_s() == pytest.approx(0.026)
+    (held,) = request.steps
+    assert (len(held.stalls), held.ended_clock_ns - held.began_clock_ns) == (1, 36 * MS)
+    assert request.held_steps == 1
 
 
 def test_a_request_is_late_by_what_it_waited_at_least_also_of_two_workers(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_steps_of_one_token_a_request_are_alike() -> None:
     # Computed again after a preemption, beside one that decodes.
     again = scheduled(cached=[("a", 0, 5, 15), ("b", 9, 4, 1)])
     step = worker.step_of(again, known)
-    assert (step.prefill, step.one_each) == ([], False)
+    assert (step.prefill, step.one_each, step.tokens) == ([], False, 16)
 
 
 def test_a_request_that_was_preempted_goes_on() -> None:

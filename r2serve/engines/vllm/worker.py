@@ -168,8 +168,8 @@ def step_of(output: Any, known: Attribution) -> Step:
         # A chunk of a prompt, or of one that is computed again after a preemption, yields nothing.
         if computed + scheduled[identity] >= known.prompt_tokens(identity) + generated:
             yielding.append(identity)
-    one_each = bool(scheduled) and all(count == 1 for count in scheduled.values())
-    return Step(prefill, decode, yielding, new, output.finished_req_ids, one_each)
+    tokens = sum(scheduled.values())
+    return Step(prefill, decode, yielding, new, output.finished_req_ids, tokens)
 
 
 def client_name(identity: str) -> str:

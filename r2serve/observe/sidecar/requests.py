@@ -71,8 +71,8 @@ class RequestView(BaseModel):
     decode_stall_s: float = Field(description="And after it.")
     stall_s: float = Field(description="All of them.")
     late_s: float = Field(
-        description="By how much longer than usual the steps that held it up took from the first "
-        "wait on; where that is not known, as of one that computes a prompt, what they waited."
+        description="By how much longer than usual the steps that held it up took; where that is "
+        "not known, and at least, what they waited."
     )
     stall_percent: float | None = Field(description="Of e2e_s.")
     ttft_without_s: float | None = Field(

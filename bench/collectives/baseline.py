@@ -1,8 +1,8 @@
 """Committed ratios of r2ccl's times to others' of the same run, and what has moved since.
 
 Absolute times say something of a machine; a ratio of interleaved slices says something of the code,
-also on a machine that does other things. It is a ratio of one kind of machine all the same: another
-processor has another baseline.
+also on a machine that does other things. It is a ratio of one kind of machine all the same: each
+processor has a baseline of its own, in one file.
 """
 
 from __future__ import annotations
@@ -146,37 +146,58 @@ def summarise(ratios: Sequence[float]) -> Ratio:
 
 
 def write(path: Path, measured: Mapping[Point, Ratio], metadata: Mapping[str, Any]) -> None:
-    """A line a point, each with what it was measured with, so that lines can be told apart."""
-    lines = []
+    """A line a point, each with what it was measured with; those of other processors stay.
+
+    metadata: with ``machine``, which has the ``cpu``. Raises BaselineError: the file is none of
+    ours.
+    """
+    rows = _rows(path) if path.exists() else []
+    rows = [row for row in rows if row["machine"]["cpu"] != metadata["machine"]["cpu"]]
     for point, ratio in measured.items():
-        row = {**asdict(point), **{name: rounded(of) for name, of in asdict(ratio).items()}}
-        lines.append(json.dumps({**row, **metadata}))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        figures = {name: rounded(of) for name, of in asdict(ratio).items()}
+        rows.append({**asdict(point), **figures, **metadata})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def rounded(value: float) -> float:
     return round(value, 3)
 
 
-def read(path: Path) -> dict[Point, Ratio]:
-    """Raises BaselineError: there is no such file, or it is none of ours."""
-    rows: dict[Point, Ratio] = {}
+def read(path: Path, cpu: str) -> dict[Point, Ratio]:
+    """The baseline of a processor. Raises BaselineError: there is none, or the file is not ours."""
+    found: dict[str, dict[Point, Ratio]] = {}
+    for row in _rows(path):
+        of_cpu = found.setdefault(row["machine"]["cpu"], {})
+        point, ratio = _parse(row)
+        if point in of_cpu:
+            raise BaselineError(f"{path}: {point} is there twice")
+        if not ratio.ratio > 0:
+            raise BaselineError(f"{path}: {point} has the ratio {ratio.ratio}")
+        of_cpu[point] = ratio
+    if cpu not in found:
+        raise BaselineError(
+            f"{path} has no points of this processor ({cpu}), but of {', '.join(found) or 'none'}: "
+            "make its baseline at a commit that is known to be good (--write)"
+        )
+    return found[cpu]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Of all processors."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        for line in lines:
-            row = json.loads(line)
-            point = Point(int(row["bytes"]), str(row["over"]), str(row["under"]))
-            if point in rows:
-                raise BaselineError(f"{path}: {point} is there twice")
-            ratio = Ratio(*(float(row[name]) for name in ("ratio", "low", "high")), row["pairs"])
-            if not ratio.ratio > 0:
-                raise BaselineError(f"{path}: {point} has the ratio {ratio.ratio}")
-            rows[point] = ratio
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for row in rows:
+            _parse(row)
+            str(row["machine"]["cpu"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BaselineError(f"{path}: {type(error).__name__}: {error}") from error
-    if not rows:
-        raise BaselineError(f"{path} has no points")
     return rows
+
+
+def _parse(row: Mapping[str, Any]) -> tuple[Point, Ratio]:
+    point = Point(int(row["bytes"]), str(row["over"]), str(row["under"]))
+    figures = (float(row[name]) for name in ("ratio", "low", "high"))
+    return point, Ratio(*figures, int(row["pairs"]))
 
 
 def complaints(measured: Mapping[Point, Ratio], committed: Mapping[Point, Ratio]) -> list[str]:

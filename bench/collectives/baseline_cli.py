@@ -43,28 +43,27 @@ def command(
 ) -> None:
     """Ratios of r2ccl's times to others' of the same run: within 15 % of the committed ones?
 
-    Fails if one is slower, or so much faster that the baseline says nothing any more.
+    Fails if one is slower, or so much faster that the baseline says nothing any more. Of the
+    processor that it runs on: a file has the baselines of several.
     """
     if (check is None) == (write is None):
         raise click.UsageError("give either --check or --write")
     try:
-        committed = {} if check is None else baseline.read(check)
+        committed = {} if check is None else baseline.read(check, machine.cpu_model())
         points = _chosen(sizes)
         effort = baseline.Effort(points, starts, rounds, seconds)
         clean_up_when_terminated()
         metadata = machine.describe(sys.argv[1:])
         measured = baseline.measure(effort, progress_lines())
+        if write is not None:
+            kept = ("commit", "machine", "date")
+            baseline.write(write, measured, {name: metadata[name] for name in kept})
     except OptionError as error:
         raise click.UsageError(str(error)) from error
     except (baseline.BaselineError, PeerUnavailable, WorkerError, NotSupported) as error:
         raise click.ClickException(str(error)) from error
     baseline.show(measured, committed, Console())
-    if write is not None:
-        kept = ("commit", "machine", "date")
-        baseline.write(write, measured, {name: metadata[name] for name in kept})
-        return
-    wrong = baseline.complaints(measured, committed)
-    if wrong:
+    if check is not None and (wrong := baseline.complaints(measured, committed)):
         raise click.ClickException("\n".join(["the baseline is not kept:", *wrong]))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from r2serve.bench.cli import command
-from r2serve.bench.collectives import baseline
+from r2serve.bench.collectives import baseline, machine
 from r2serve.bench.collectives.baseline import BaselineError, Effort, Point, Ratio, complaints
 from r2serve.bench.collectives.control import WorkerError
 from r2serve.bench.collectives.runner import Progress
@@ -53,43 +54,64 @@ def test_the_median_over_pairs_counts_and_none_is_an_error() -> None:
         baseline.summarise([])
 
 
+def about(cpu: str, commit: str = "abc") -> dict[str, Any]:
+    return {"commit": commit, "machine": {"cpu": cpu, "cores": 2}}
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "baseline.jsonl"
     rows = {POINT: Ratio(1.23456, 1.2, 1.3, 60), OTHER: ratio(1.0)}
-    baseline.write(file, rows, {"commit": "abc"})
-    assert baseline.read(file) == {POINT: Ratio(1.235, 1.2, 1.3, 60), OTHER: ratio(1.0)}
+    baseline.write(file, rows, about("x"))
+    assert baseline.read(file, "x") == {POINT: Ratio(1.235, 1.2, 1.3, 60), OTHER: ratio(1.0)}
     assert [json.loads(line)["commit"] for line in file.read_text().splitlines()] == ["abc", "abc"]
+
+
+def test_each_processor_has_a_baseline_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "baseline.jsonl"
+    baseline.write(file, {POINT: ratio(1.4), OTHER: ratio(1.0)}, about("x"))
+    baseline.write(file, {POINT: ratio(1.6)}, about("y"))
+    baseline.write(file, {POINT: ratio(1.2)}, about("x", "newer"))
+    ratios = {
+        cpu: {str(point): of.ratio for point, of in baseline.read(file, cpu).items()}
+        for cpu in ("x", "y")
+    }
+    assert ratios == {"x": {str(POINT): 1.2}, "y": {str(POINT): 1.6}}
+    with pytest.raises(BaselineError, match=r"this processor \(z\), but of y, x: .*--write"):
+        baseline.read(file, "z")
 
 
 ROW = (
     '{"bytes": 4096, "over": "r2ccl", "under": "floor", '
-    '"ratio": %s, "low": 1, "high": 1, "pairs": 9}'
+    '"ratio": %s, "low": 1, "high": 1, "pairs": 9, "machine": {"cpu": "x"}}'
 )
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no points"),
+        ("", "no points of this processor"),
         ("no json", "JSONDecodeError"),
         ('{"bytes": 4096}', "KeyError"),
         (ROW % "0", "the ratio 0"),
         (ROW % "NaN", "the ratio nan"),
         (f"{ROW % '1'}\n{ROW % '1'}", "twice"),
         ("7", "TypeError"),
+        ((ROW % "1").replace("machine", "place"), "KeyError: 'machine'"),
     ],
 )
 def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "baseline.jsonl"
     file.write_text(text)
     with pytest.raises(BaselineError, match=why):
-        baseline.read(file)
+        baseline.read(file, "x")
     with pytest.raises(BaselineError, match="FileNotFoundError"):
-        baseline.read(tmp_path / "other")
+        baseline.read(tmp_path / "other", "x")
 
 
-def test_the_committed_baseline_has_every_point() -> None:
-    assert set(baseline.read(baseline.COMMITTED)) == set(baseline.POINTS)
+def test_the_committed_baselines_have_every_point() -> None:
+    rows = map(json.loads, baseline.COMMITTED.read_text().splitlines())
+    for cpu in {row["machine"]["cpu"] for row in rows}:
+        assert set(baseline.read(baseline.COMMITTED, cpu)) == set(baseline.POINTS)
 
 
 def run(
@@ -120,7 +142,7 @@ def test_what_cannot_be_measured_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "baseline.jsonl"
-    baseline.write(file, {POINT: ratio(1.4)}, {})
+    baseline.write(file, {POINT: ratio(1.4)}, about(machine.cpu_model()))
     code, said = run(monkeypatch, WorkerError("floor died"), "--check", str(file))
     assert (code, "floor died" in said) == (1, True)
     code, said = run(monkeypatch, {}, "--check", str(tmp_path / "none"))

@@ -64,6 +64,8 @@ class Held:
 
     late_ms: float
     spans_ns: tuple[tuple[int, int], ...]
+    whole: bool = True
+    """These are all: of a request that was held up often, the sidecar keeps the last ones."""
 
 
 def ask(folder: Path, log: Path) -> dict[str, Held]:
@@ -76,7 +78,8 @@ def ask(folder: Path, log: Path) -> dict[str, Held]:
         offset_ns = time.time_ns() - time.monotonic_ns()
         held = {}
         for name, late_s in found.items():
-            steps = _get(f"{url}/v1/requests/{name}/impact")["steps"]
+            told = _get(f"{url}/v1/requests/{name}/impact")
+            steps = told["steps"]
             spans = tuple(
                 (
                     min(_clock_ns(stall["began"]) for stall in step["stalls"]) - offset_ns,
@@ -84,12 +87,15 @@ def ask(folder: Path, log: Path) -> dict[str, Held]:
                 )
                 for step in steps
             )
-            held[name] = Held(late_s * 1e3, spans)
+            held[name] = Held(late_s * 1e3, spans, told["held_steps"] == len(steps))
         return held
 
 
 def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
-    """The requests of a run that waited; ``reference`` is of the same requests, undisturbed."""
+    """The requests of a run that waited, as far as all their waits are known one by one.
+
+    reference: a run of the same requests, undisturbed.
+    """
     found = rounds.rounds(run)
     waited = {
         index: mine
@@ -103,6 +109,8 @@ def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
     )
     impacts = []
     for index, mine in waited.items():
+        if not mine.whole:
+            continue
         late_ns = 0.0
         places = {place for span in mine.spans_ns for place in struck[span]}
         for stretch in _stretches(places, found, usual):
@@ -111,6 +119,12 @@ def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
             late_ns += min(max(0.0, sum(map(usual.late_ns, stretch))), waited_ns)
         impacts.append(Impact(index, round(mine.late_ms, 3), round(late_ns / 1e6, 3)))
     return impacts
+
+
+def partly_known(held: Mapping[str, Held], run: Run) -> int:
+    """How many requests of a run waited more often than is known one by one."""
+    of_run = (_held_of(request, held) for request in run.requests)
+    return sum(mine is not None and not mine.whole for mine in of_run)
 
 
 def _held_of(request: Request, held: Mapping[str, Held]) -> Held | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,10 @@ CATCHES_UP = 0.5
 """A round so much shorter than usual brings what was held up on its way to the clients."""
 
 
+Kind = tuple[bool, bool]
+_DECODE: Kind = (False, False)
+
+
 @dataclass(frozen=True)
 class Round:
     """Tokens that came together, in CLOCK_MONOTONIC ns.
@@ -23,12 +29,14 @@ class Round:
     began_ns: when the round before came; where nothing was under way then, when the first request
     was due. kind: whether there are first tokens among them, and whether the engine idled before:
     rounds of a kind take about as long as one another. steps: so many tokens of one request.
+    requests: whose tokens they are.
     """
 
     began_ns: int
     came_ns: int
-    kind: tuple[bool, bool]
+    kind: Kind
     steps: int = 1
+    requests: frozenset[int] = frozenset()
 
     @property
     def took_ns(self) -> int:
@@ -63,6 +71,7 @@ def rounds(run: Run) -> list[Round]:
                 came_ns=came_ns,
                 kind=(any(number == 0 for *_, number in group), due_ns >= before_ns),
                 steps=max(map(of_request.count, of_request)),
+                requests=frozenset(of_request),
             )
         )
         before_ns = came_ns
@@ -70,34 +79,44 @@ def rounds(run: Run) -> list[Round]:
 
 
 class Usual:
-    """What rounds of a run take that nothing held up, by those around them."""
+    """What rounds of a run take that nothing held up, by those around them.
+
+    Where there are none of their kind, by those of the undisturbed run.
+    """
 
     def __init__(
         self, found: Sequence[Round], held: Collection[int], undisturbed: Sequence[Round]
     ) -> None:
         self._rounds = found
-        self._alike: dict[tuple[bool, bool], list[int]] = {}
-        """By kind, the indices of those that can be compared with."""
+        self._alike: dict[Kind, list[int]] = defaultdict(list)
+        """The indices of those that can be compared with."""
         for index, each in enumerate(found):
             if index not in held and each.steps == 1:
-                self._alike.setdefault(each.kind, []).append(index)
+                self._alike[each.kind].append(index)
         self._undisturbed = undisturbed
 
     def ns(self, index: int) -> float:
-        """What the round of that index usually takes; of several steps, as many."""
+        """What the round of that index usually takes; of several steps, the others decode."""
         this = self._rounds[index]
-        alike = [other for other in self._alike.get(this.kind, ()) if other != index]
-        near = [other for other in alike if other < index][-AROUND:]
-        near += [other for other in alike if other > index][:AROUND]
+        one = self._step_ns(index, this.kind)
+        return one + (this.steps - 1) * self._step_ns(index, _DECODE) if this.steps > 1 else one
+
+    def _step_ns(self, index: int, kind: Kind) -> float:
+        alike = self._alike[kind]
+        at, behind = bisect_left(alike, index), bisect_right(alike, index)
+        near = alike[max(0, at - AROUND) : at] + alike[behind : behind + AROUND]
         took = [self._rounds[other].took_ns for other in near]
-        took = took or [each.took_ns for each in self._undisturbed if each.kind == this.kind]
-        return this.steps * statistics.median(took) if took else 0.0
+        took = took or [each.took_ns for each in self._undisturbed if each.kind == kind]
+        return statistics.median(took) if took else 0.0
 
     def late_ns(self, index: int) -> float:
         return self._rounds[index].took_ns - self.ns(index)
 
     def catches_up(self, index: int) -> bool:
-        return self._rounds[index].took_ns < CATCHES_UP * self.ns(index)
+        """It brings what was held up on its way: the next tokens of requests, far too soon."""
+        this, before = self._rounds[index], self._rounds[index - 1]
+        again = not this.requests.isdisjoint(before.requests)
+        return again and this.took_ns < CATCHES_UP * self.ns(index)
 
 
 def jitter_ms(undisturbed: Run) -> float | None:

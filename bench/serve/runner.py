@@ -200,6 +200,7 @@ class _Bench:
         return {
             "requests": [asdict(each) for each in found],
             "agree": sum(each.agrees for each in found),
+            "partly_known": impact.partly_known(held, result),
             "jitter_ms": rounds.jitter_ms(reference),
         }
 

@@ -95,13 +95,15 @@ class Attribution:
     _step: Step | None = None
     _number: int = 0
     _began_ns: int = 0
+    """This part of it: a step may be told of in several."""
+    _part: int = 0
     _stalled_ns: int = 0
     _held: bool = False
     """The step was held up."""
     _noted: bool = False
     """And a line says so."""
-    _usual: dict[bool, Usual] = field(default_factory=lambda: defaultdict(Usual))
-    """Until a step's tokens are there, and until before."""
+    _usual: dict[tuple[int, bool], Usual] = field(default_factory=lambda: defaultdict(Usual))
+    """Of which part of a step, and whether its tokens are there then."""
     _seen: dict[int, int] = field(default_factory=dict)
     """Records read, by engine."""
     _log: RequestLog | None = None
@@ -121,6 +123,7 @@ class Attribution:
         """The worker is about to run a step."""
         self._number += 1
         self._step = step
+        self._part = 0
         self._held = self._noted = False
         self._announce(self._number)
         for request in step.finished:
@@ -141,20 +144,21 @@ class Attribution:
         if self._step is None:
             return
         now_ns = time.monotonic_ns()
-        usual, tokens, one_each = self._usual[sampled], self._step.tokens, self._step.one_each
+        step, usual = self._step, self._usual[self._part, sampled]
         stalled_ns = sum(engine.stalled_ns for engine in self.engines())
-        if stalled_ns != self._stalled_ns:
+        if stalled_ns != self._stalled_ns or self._noted:
             self._stalled_ns = stalled_ns
             self._held = True
-            self._charge(self._step, now_ns, usual.ns(tokens, one_each=one_each))
-        elif self._noted:  # the rest of it may be late by that, too
-            self._note(self._step, now_ns, usual.ns(tokens, one_each=one_each))
+            self._charge(step, now_ns, usual.ns(step.tokens, one_each=step.one_each))
         elif not self._held:
-            usual.note(now_ns - self._began_ns, tokens, one_each=one_each)
+            usual.note(now_ns - self._began_ns, step.tokens, one_each=step.one_each)
+        self._began_ns = now_ns
+        self._part += 1
         if sampled:
             self._announce(0)
-            for request in self._step.yielding:
+            for request in step.yielding:
                 self._token(request, now_ns)
+            self._step = None
 
     def _announce(self, number: int) -> None:
         """Collectives that follow are of that step; 0: of none."""
@@ -189,6 +193,7 @@ class Attribution:
         )
 
     def _charge(self, step: Step, now_ns: int, usual_ns: int) -> None:
+        charged = False
         for engine in self.engines():
             read = journal.parse(engine.journal_bytes(), after=self._seen.get(engine.process, 0))
             self._seen[engine.process] = read.record_count
@@ -198,6 +203,10 @@ class Attribution:
                 groups = {group.id: group.name for group in read.groups}
                 self._note(step, now_ns, usual_ns, groups, stalls)
                 self._tell(step, engine, stalls)
+                charged = True
+        late = 0 < usual_ns < now_ns - self._began_ns
+        if self._noted and not charged and late:  # by what held up the part before
+            self._note(step, now_ns, usual_ns)
 
     def _note(
         self,

@@ -255,6 +255,8 @@ class Requests:
             stalls=stalls,
             late_clock_ns=tuple((log.clock_ns(begin), log.clock_ns(end)) for begin, end in late),
         )
+        if not stalls and not self._keeps_part_of(held):
+            return  # the log was turned over between the parts of a step
         self._keep(held)
         for phase in (PREFILL, DECODE):
             for name in dict.fromkeys(line[phase]):
@@ -273,6 +275,10 @@ class Requests:
         if kept and kept[-1].is_part_of(held):
             held = kept.pop().joined(held)
         kept.append(held)
+
+    def _keeps_part_of(self, held: HeldStep) -> bool:
+        kept = self._held.get(held.worker)
+        return kept is not None and kept[-1].is_part_of(held)
 
     def _held_since(self, request: Request) -> Iterator[HeldStep]:
         """Steps of its workers that were held up and ended after it had arrived."""
@@ -338,7 +344,8 @@ def _key(log: Follower) -> str:
 
 
 def _late(line: dict[str, Any], waited: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """From when a step usually would have been over until it was; where unknown, what it waited.
+    """From when a part of a step usually would have been over until it was; where that is unknown,
+    what it waited.
 
     Not from the first wait on: a rail that turns slow holds steps up before that is an event, and
     workers wait for one another, also for one that was held up sooner than they were themselves.

@@ -40,7 +40,8 @@ class Usual:
             return 0
         if not min(seen) <= tokens * FARTHEST or not tokens <= max(seen) * FARTHEST:
             return 0
-        return max(0, int(self._line(tokens)))
+        # Nobody knows how the line goes on.
+        return max(0, int(self._line(min(max(tokens, min(seen)), max(seen)))))
 
     def _line(self, tokens: int) -> float:
         """Through the others, by Theil and Sen: a few that took long for once do not bend it."""

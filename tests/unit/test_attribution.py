@@ -117,7 +117,7 @@ def test_how_long_a_step_usually_takes_is_of_those_like_it(
 def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_up(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its tokens are there a step takes 1 ms more than nothing, until then 50 more."""
+    """Until its logits are there a step takes 1 ms, and 50 more until its tokens are."""
     monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)
     many = usual.USUAL_OF // 4
     for number in range(2 * many + 1):  # more were held up than not
@@ -127,22 +127,51 @@ def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_u
             job.lose_all_rails()
             job.all_reduce()
         job.attribution.ended(sampled=False)
-        time.sleep(0.05)
+        time.sleep(0.1 if number >= many else 0.05)
         job.attribution.ended(sampled=True)
     held = [line for line in lines(tmp_path) if line.get("step", 0) > many]
-    parts, wholes = held[::2], held[1::2]
-    assert len(parts) == len(wholes) == many + 1
-    assert all(0 < line["usual_ns"] < 0.04e9 and line["stalls"] for line in parts)
+    firsts, rests = held[::2], held[1::2]
+    assert len(firsts) == len(rests) == many + 1
+    assert all(0 < line["usual_ns"] < 0.04e9 and line["stalls"] for line in firsts)
     # What came after it was held up is part of the step.
-    for part, whole in zip(parts, wholes, strict=True):
-        assert whole["step"] == part["step"]
-        assert whole["stalls"] == []
-        assert whole["ended_ns"] - part["ended_ns"] >= 0.05e9
-        assert 0.05e9 <= whole["usual_ns"] < 0.05e9 + OUTAGE_S * 1e9 / 2
+    for first, rest in zip(firsts, rests, strict=True):
+        assert (rest["step"], rest["began_ns"]) == (first["step"], first["ended_ns"])
+        assert rest["stalls"] == []
+        assert rest["ended_ns"] - rest["began_ns"] >= 0.1e9
+        assert 0.05e9 <= rest["usual_ns"] < 0.1e9
     job.attribution.began(Step([], ["id-a"], ["id-a"], tokens=1))
     job.attribution.ended(sampled=False)
     job.lose_all_rails()
     job.all_reduce()
     job.attribution.ended(sampled=True)
     (line,) = (line for line in lines(tmp_path) if line.get("step") == 2 * many + 2)
-    assert 0.05e9 <= line["usual_ns"] < 0.05e9 + OUTAGE_S * 1e9 / 2
+    assert 0.05e9 <= line["usual_ns"] < 0.1e9
+
+
+def test_a_step_that_is_over_is_told_of_no_more(job: Job, tmp_path: Path) -> None:
+    job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
+    job.step(outage=True, decode=["id-a"], yielding=["id-a"])
+    before = len(lines(tmp_path))
+    job.lose_all_rails()
+    job.all_reduce()
+    job.attribution.ended(sampled=True)
+    assert len(lines(tmp_path)) == before
+
+
+def test_the_rest_of_a_step_that_was_held_up_is_told_where_it_is_late(
+    job: Job, tmp_path: Path
+) -> None:
+    for number in range(usual.USUAL_OF):
+        job.attribution.began(Step([], ["a"], ["a"], new("a") if number == 0 else (), tokens=1))
+        job.attribution.ended(sampled=False)
+        time.sleep(0.01)
+        job.attribution.ended(sampled=True)
+    for rest_s in (0, 0.1):
+        job.attribution.began(Step([], ["a"], ["a"], tokens=1))
+        job.lose_all_rails()
+        job.all_reduce()
+        job.attribution.ended(sampled=False)
+        time.sleep(rest_s)
+        job.attribution.ended(sampled=True)
+    told = [line["step"] - usual.USUAL_OF for line in lines(tmp_path) if "step" in line]
+    assert told == [1, 2, 2]

@@ -57,6 +57,19 @@ def test_tokens_that_come_together_are_a_round() -> None:
 def test_several_tokens_of_a_request_at_once_are_of_as_many_steps() -> None:
     found = rounds.rounds(Run((request(10, 20, 50, 50.5, 51), request(10, 20, 50, 51))))
     assert [each.steps for each in found] == [1, 1, 3]
+    late = rounds.Usual(found, (), ()).late_ns(2)  # a decode takes 10 ms
+    assert late == pytest.approx(0)
+
+
+def test_of_a_first_token_that_comes_with_others_these_decode() -> None:
+    """A prompt takes 40 ms, any other token 10."""
+    long = request(10, 20, 30, 70, 80, 90, 130, 140, 150, 190, 200, 250, 250)
+    others = [request(70 + 60 * place, sent_ms=35 + 60 * place) for place in range(3)]
+    both = request(250, 250, sent_ms=205)
+    found = rounds.rounds(Run((long, *others, both)))
+    usual = rounds.Usual(found, (), ())
+    assert (found[-1].kind, found[-1].steps) == (FIRST, 2)
+    assert usual.ns(len(found) - 1) == pytest.approx(50e6)
 
 
 def test_usual_is_what_rounds_of_the_same_kind_around_take() -> None:
@@ -97,11 +110,11 @@ def test_a_client_sees_what_came_late_of_a_step_that_waited() -> None:
 
 
 def test_rounds_with_a_wait_of_another_request_are_not_usual_either() -> None:
-    late = request(*every(10, 4), 150, 260, 270, 280, name="cmpl-1")
-    other = request(*every(10, 4), 150, 260, 270, 280, name="cmpl-2")
-    held = {"cmpl-1": waited(100.0, (42, 148)), "cmpl-2": waited(100.0, (152, 258))}
+    late = request(10, 20, 150, 260, name="cmpl-1")
+    other = request(10, 20, 150, 260, name="cmpl-2")
+    held = {"cmpl-1": waited(120.0, (22, 148)), "cmpl-2": waited(100.0, (152, 258))}
     found = compared(held, late, other)
-    assert found[0].client_ms == found[1].client_ms == pytest.approx(100)
+    assert (found[0].client_ms, found[1].client_ms) == pytest.approx((120, 100))
 
 
 def test_a_token_that_was_on_its_way_when_the_wait_began_is_late_by_it_too() -> None:
@@ -114,10 +127,25 @@ def test_a_token_that_was_on_its_way_when_the_wait_began_is_late_by_it_too() -> 
 
 
 def test_what_something_else_held_up_on_its_way_is_not_late_by_the_wait() -> None:
-    """A step waited for 2 ms; five tokens came 60 ms later than they were made."""
-    times = [*every(10, 10), 170, 170, 170, 171, 172, 174.5, *every(10, 5, since_ms=174.5)]
+    """A step waited for 2 ms; its token came 30 ms late, and the next ones soon after it."""
+    times = [*every(10, 10), 140, 144, 148, *every(10, 5, since_ms=148)]
     late = request(*times, name="cmpl-1")
-    assert compared({"cmpl-1": waited(2.0, (101, 112))}, late)[0].client_ms < 15
+    found = compared({"cmpl-1": waited(20.0, (101, 112))}, late)
+    assert found[0].client_ms == pytest.approx(140 - 110 - 6 - 6)
+
+
+def test_tokens_of_one_step_that_come_apart_are_not_what_was_held_up_before() -> None:
+    one = request(*every(10, 10), *every(10, 10, since_ms=130), name="cmpl-1")
+    other = request(*every(10, 10), 144, *every(10, 9, since_ms=140), name="cmpl-2")
+    found = compared({"cmpl-1": waited(30.0, (101, 139))}, one, other)
+    assert found[0].client_ms == pytest.approx(30)
+
+
+def test_requests_of_which_not_all_waits_are_known_are_counted_only() -> None:
+    often = request(*every(10, 10), *every(10, 10, since_ms=300), name="cmpl-1")
+    held = {"cmpl-1": impact.Held(900.0, ((int(102e6), int(308e6)),), whole=False)}
+    assert compared(held, often) == {}
+    assert impact.partly_known(held, Run((often, request(10)))) == 1
 
 
 def test_who_arrives_meanwhile_waits_for_the_end_only() -> None:

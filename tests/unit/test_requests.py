@@ -109,17 +109,34 @@ def test_a_step_that_is_told_in_parts_is_late_until_its_end(tmp_path: Path) -> N
     """It waited for 20 ms until its logits were there, and its tokens came 5 ms late after that."""
     now = time.monotonic_ns()
     log, requests = worker(tmp_path), Requests(tmp_path)
-    part = step(1, now, 20 * MS, prefill=[], decode=["a"]) | {"began_ns": now - 30 * MS}
-    log.write(part | {"ended_ns": now, "usual_ns": 10 * MS})
-    log.write(part | {"ended_ns": now + 6 * MS, "usual_ns": 11 * MS, "stalls": []})
+    part = step(1, now, 20 * MS, prefill=[], decode=["a"])
+    log.write(part | {"began_ns": now - 30 * MS, "ended_ns": now, "usual_ns": 10 * MS})
+    rest = {"began_ns": now, "ended_ns": now + 6 * MS, "usual_ns": MS, "stalls": []}
+    log.write(part | rest)
     requests.look()
     request = requests.get("a")
     assert request is not None
     assert request.stall_s() == pytest.approx(0.020)
-    assert request.late_s() == pytest.approx(0.026)
+    assert request.late_s() == pytest.approx(0.025)
     (held,) = request.steps
     assert (len(held.stalls), held.ended_clock_ns - held.began_clock_ns) == (1, 36 * MS)
     assert request.held_steps == 1
+
+
+def test_the_rest_of_a_step_whose_beginning_is_gone_is_nobodys(tmp_path: Path) -> None:
+    """The log was turned over between the parts, and read after that."""
+    now = time.monotonic_ns()
+    log, requests = worker(tmp_path), Requests(tmp_path)
+    rest = step(1, now, MS, prefill=[], decode=["a"]) | {"usual_ns": 1, "stalls": []}
+    log.write(rest)
+    log.write(step(2, now + 20 * MS, MS, prefill=[], decode=["b"]))
+    log.write(rest | {"step": 3, "decode": ["b"], "ended_ns": now + 30 * MS})
+    requests.look()
+    assert requests.get("a") is None
+    request = requests.get("b")
+    assert request is not None
+    assert [held.step for held in request.steps] == [2]
+    assert request.late_s() == pytest.approx(0.001)
 
 
 def test_a_request_is_late_by_what_it_waited_at_least_also_of_two_workers(tmp_path: Path) -> None:

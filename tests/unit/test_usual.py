@@ -49,6 +49,16 @@ def test_nothing_is_said_of_steps_unlike_any_before(tokens: int, known: bool) ->
     assert (usual.ns(tokens, one_each=False) > 0) is known
 
 
+def test_nobody_knows_how_the_line_goes_on() -> None:
+    usual = seen((10, 1100), (20, 1200), (30, 1300), (40, 1400))
+    assert [usual.ns(tokens, one_each=False) for tokens in (5, 10, 40, 80)] == [
+        1100,
+        1100,
+        1400,
+        1400,
+    ]
+
+
 def test_steps_of_an_unknown_number_of_tokens_say_nothing() -> None:
     usual = seen(*[(0, 1000)] * USUAL_OF)
     assert usual.ns(0, one_each=False) == 0

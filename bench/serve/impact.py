@@ -146,20 +146,18 @@ def _struck(found: Sequence[Round], span_ns: tuple[int, int]) -> range:
 def _stretches(
     places: Collection[int], found: Sequence[Round], usual: rounds.Usual
 ) -> list[list[int]]:
-    """Rounds without a gap between them, each with those behind it that came at once.
+    """Rounds without a gap between them, with the one behind them that came far too soon.
 
-    What is held up on its way to the clients, by something else, comes all together after that.
+    What something else held up on its way to the clients comes all together after that. One round
+    only: steps of an engine may be short by themselves.
     """
     stretches: list[list[int]] = []
     for place in sorted(places):
-        if stretches and stretches[-1][-1] >= place:
-            continue
         if not stretches or stretches[-1][-1] + 1 < place:
             stretches.append([])
         stretches[-1].append(place)
-        while (after := stretches[-1][-1] + 1) < len(found):
-            if after in places or not usual.catches_up(after):
-                break
+        after = place + 1
+        if after < len(found) and after not in places and usual.catches_up(after):
             stretches[-1].append(after)
     return stretches
 

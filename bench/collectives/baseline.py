@@ -63,13 +63,13 @@ class Ratio:
 
 
 # Not those that differ from one start to the next by themselves: gloo where it is mostly the
-# scheduler's time that is measured, and 1 MiB without resilience.
+# scheduler's time that is measured, and 1 MiB, which took 1.08 times as long as the floor or 1.37,
+# from start to start, of the same build.
 POINTS = (
     Point(4 * KIB, "r2ccl", "floor"),
     Point(16 * KIB, "r2ccl", "floor"),
     Point(64 * KIB, "r2ccl", "floor"),
     Point(64 * KIB, "r2ccl", "r2ccl-off"),
-    Point(1 * MIB, "r2ccl", "floor"),
     Point(16 * MIB, "r2ccl", "floor"),
     Point(16 * MIB, "r2ccl", "gloo"),
 )

@@ -25,7 +25,7 @@ from r2serve.demo.places import free_port
 AGREE_MS = 5.0
 AGREE_PART = 0.05
 ON_ITS_WAY_NS = 5_000_000
-"""A token that comes to the client so much later than a stall began may have been held up by it."""
+"""A token comes to the client sooner than that after the next step began, or it was held up."""
 SETTLED_S = 1.0
 PATIENCE_S = 30.0
 ASKED_S = 10.0
@@ -59,7 +59,7 @@ class Impact:
 class Held:
     """As the sidecar has it: what rail events cost a request in all, and in which steps.
 
-    spans_ns: from when a step began to wait until it ended, CLOCK_MONOTONIC.
+    spans_ns: from when a step that waited began until it ended, CLOCK_MONOTONIC.
     """
 
     late_ms: float
@@ -81,10 +81,7 @@ def ask(folder: Path, log: Path) -> dict[str, Held]:
             told = _get(f"{url}/v1/requests/{name}/impact")
             steps = told["steps"]
             spans = tuple(
-                (
-                    min(_clock_ns(stall["began"]) for stall in step["stalls"]) - offset_ns,
-                    _clock_ns(step["ended"]) - offset_ns,
-                )
+                (_clock_ns(step["began"]) - offset_ns, _clock_ns(step["ended"]) - offset_ns)
                 for step in steps
             )
             held[name] = Held(late_s * 1e3, spans, told["held_steps"] == len(steps))
@@ -135,7 +132,8 @@ def _held_of(request: Request, held: Mapping[str, Held]) -> Held | None:
 def _struck(found: Sequence[Round], span_ns: tuple[int, int]) -> range:
     """The rounds that a wait held up, by their indices: up to the first one after its end.
 
-    The one before may be late by the same wait: it was on its way when that began.
+    The one before may be late, too, by the wait or something else: it was on its way when the step
+    began. What was lost by then is not lost by the step.
     """
     began, ended = span_ns
     first = bisect_right(found, began + ON_ITS_WAY_NS, key=lambda each: each.came_ns)

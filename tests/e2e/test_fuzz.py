@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ OPTIONS = (
     "-DR2CCL_PYTHON=OFF",
     "-DR2CCL_FUZZ=ON",
 )
+MEMORY_MIB = 1024
 PROBE = 'extern "C" int LLVMFuzzerTestOneInput(const char *, long) { return 0; }\n'
 
 Show = Callable[[str], None]
@@ -57,7 +59,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: BUILD / f"{name}_fuzz" for name in TARGETS}
 
 
-def fuzz(name: str, program: Path, folder: Path, seconds: int) -> str:
+def fuzz(name: str, program: Path, folder: Path, seconds: int, memory_mib: int = MEMORY_MIB) -> str:
     """One run; returns what it did in a line, and fails with the input that broke something."""
     found = folder / "found"
     found.mkdir()
@@ -70,7 +72,10 @@ def fuzz(name: str, program: Path, folder: Path, seconds: int) -> str:
             "-seed=1",
             "-max_len=2000",
             "-timeout=20",
-            "-rss_limit_mb=1024",
+            # The fuzzer's own limit is of the most that getrusage() tells, and Linux has a program
+            # begin with what its parent took: more than this, when a test run has loaded vLLM.
+            "-rss_limit_mb=0",
+            f"-malloc_limit_mb={memory_mib}",
             "-print_final_stats=1",
             f"-artifact_prefix={artifacts}",
             str(found),
@@ -82,10 +87,13 @@ def fuzz(name: str, program: Path, folder: Path, seconds: int) -> str:
         errors="replace",
         timeout=seconds + 120,
         check=False,
+        env=os.environ | {"ASAN_OPTIONS": f"hard_rss_limit_mb={memory_mib}"},
     )
     if done.returncode != 0:
         written = re.search(r"Test unit written to (\S+)", done.stdout)
-        what = re.search(r"does not hold: .*|runtime error: .*|ERROR: .*", done.stdout)
+        what = re.search(
+            r"does not hold: .*|runtime error: .*|ERROR: .*|hard rss limit .*", done.stdout
+        )
         pytest.fail(
             f"{name}: {what[0] if what else f'status {done.returncode}'}; reproduce with "
             f"{program} {written[1] if written else '(no input was written)'}\n"
@@ -117,6 +125,21 @@ def test_nothing_breaks_within_minutes(
     programs: dict[str, Path], name: str, tmp_path: Path, show: Show
 ) -> None:
     show(fuzz(name, programs[name], tmp_path, 300))
+
+
+def test_memory_is_that_of_the_fuzzed_program(programs: dict[str, Path], tmp_path: Path) -> None:
+    """Not that of the test run, which may have taken more than a fuzzed program may."""
+    taken = bytes([1]) * ((MEMORY_MIB + 64) << 20)
+    fuzz("handshake", programs["handshake"], tmp_path, 2)
+    assert len(taken) > MEMORY_MIB << 20
+
+
+def test_a_program_that_takes_too_much_memory_fails(
+    programs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "BUILD", tmp_path)
+    with pytest.raises(pytest.fail.Exception, match="frames: hard rss limit exhausted"):
+        fuzz("frames", programs["frames"], tmp_path, 10, memory_mib=48)
 
 
 def test_the_corpus_is_small() -> None:

@@ -26,6 +26,10 @@ class WorkerError(RuntimeError):
     """A worker died, hung or answered nonsense; carries the end of its standard error."""
 
 
+class WrongResult(WorkerError):
+    """The result of a collective is not the one it has to be."""
+
+
 class NotSupported(RuntimeError):
     """A worker says that it cannot do the request."""
 
@@ -124,12 +128,15 @@ class WorkerGroup:
         """Makes ``request`` the current collective; its result is checked once.
 
         anew: also when it is the current one already. Raises NotSupported when the workers say
-        that they cannot do it.
+        that they cannot do it, WrongResult when one got another result than it has to.
         """
         if request == self._prepared and not anew:
             return
         self._prepared = None
         answers = self._ask(request)
+        for rank, answer in enumerate(answers):
+            if answer.startswith("wrong "):
+                raise WrongResult(f"{self.name} worker of rank {rank}: {answer}")
         for answer in answers:
             if answer.startswith("error "):
                 raise NotSupported(answer.removeprefix("error "))

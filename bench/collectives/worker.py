@@ -62,10 +62,19 @@ class Worker:
         once = self._peer.bind(op, algorithm, of.data, of.output)
         once()
         if of.result is not None and not torch.equal(of.result, of.expected):
-            return "error wrong result"
+            return f"wrong {_difference(of.result, of.expected)}"
         of.data.fill_(0)  # sums stay finite however long it runs
         self._once, self._data = once, of.data
         return "ok"
+
+
+def _difference(result: torch.Tensor, expected: torch.Tensor) -> str:
+    wrong = torch.nonzero(result != expected).flatten()
+    first, last = int(wrong[0]), int(wrong[-1])
+    return (
+        f"result: {len(wrong)} of {len(result)} elements, from {first} to {last}; the first is "
+        f"{result[first].item()}, not {expected[first].item()}"
+    )
 
 
 def timed(once: Once, warmup: int, iterations: int) -> tuple[int, list[int]]:

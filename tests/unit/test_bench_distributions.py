@@ -16,6 +16,7 @@ from rich.console import Console
 
 from r2serve.bench.cli import command
 from r2serve.bench.collectives import distributions
+from r2serve.bench.collectives.control import WrongResult
 from r2serve.bench.collectives.distributions import (
     BLACK_HOLE,
     CARRIER,
@@ -136,12 +137,53 @@ def test_what_a_fault_ended_stands_beside_what_was_survived() -> None:
     written = io.StringIO()
     show(Measured([sample("r2ccl", CARRIER, 1.25)], lost), Console(width=120, file=written))
     text = written.getvalue()
-    assert "2 never went on" in text
-    assert "1 never went on" in text
-    assert text.count("never went on: ucx: nothing in 40 s") == 1
+    assert "2 lost" in text
+    assert "1 lost" in text
+    assert text.count("lost: ucx: nothing in 40 s") == 1
     data = as_json(Measured(losses=lost), {})
     assert [loss["rail"] for loss in data["losses"]] == [0, 1, 0]
     assert data["distributions"] == data["verdict"] == []
+
+
+class WrongOnce:
+    """Workers whose first result is wrong."""
+
+    def __init__(self) -> None:
+        self.prepared = 0
+
+    def prepare(self, request: str, *, anew: bool = False) -> None:
+        del request, anew
+        self.prepared += 1
+        if self.prepared == 1:
+            raise WrongResult("mptcp worker of rank 0: wrong result")
+
+
+def series(system: str, monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """Two faults under workers whose first result is wrong."""
+    workers: Any = WrongOnce()
+    monkeypatch.setattr(distributions, "_sample", lambda system, *_: sample(system, CARRIER, 1.0))
+    measured = Measured()
+    nothing = 2 * [lambda _: None]
+    distributions._series(system, Lab(), workers, (CARRIER,), 3, measured, *nothing)
+    return measured
+
+
+def test_a_wrong_result_of_mptcp_is_a_loss_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = series("mptcp", monkeypatch)
+    loss = Loss("mptcp", CARRIER, SMALL, None, None, "mptcp worker of rank 0: wrong result")
+    assert measured.losses == [loss]
+    assert len(measured.samples) == 2
+    assert measured.left("mptcp", (CARRIER,), 3) == []
+    path = tmp_path / "stalls.json"
+    path.write_text(json.dumps(as_json(measured, {"commit": "abc"})))
+    assert resume(path, "abc").losses == [loss]
+
+
+def test_a_wrong_result_of_r2ccl_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WrongResult):
+        series("r2ccl", monkeypatch)
 
 
 def test_nothing_to_measure_is_refused() -> None:

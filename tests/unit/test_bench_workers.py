@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from r2serve.bench.collectives import peers
-from r2serve.bench.collectives.control import NotSupported, Timed, WorkerError, WorkerGroup
+from r2serve.bench.collectives import peers, runner
+from r2serve.bench.collectives.control import (
+    NotSupported,
+    Timed,
+    WorkerError,
+    WorkerGroup,
+    WrongResult,
+)
 from r2serve.bench.collectives.matrix import (
     ALGORITHMS,
     OPS,
@@ -21,12 +31,13 @@ from r2serve.bench.collectives.matrix import (
     Setting,
     Workload,
 )
-from r2serve.bench.collectives.native.build import BuildError, build
+from r2serve.bench.collectives.native.build import FLAGS, SOURCES, BuildError, build
 from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_version
 from r2serve.bench.collectives.peers import Launch, PeerUnavailable, Process, launch
 from r2serve.bench.collectives.resilience import MIN_PAIRS, compare
 from r2serve.bench.collectives.runner import Refusal, list_refusals, run, started
 from r2serve.bench.collectives.strikes import rails_of, sent, soak
+from r2serve.bench.collectives.worker import Worker
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -291,6 +302,90 @@ def test_a_worker_that_dies_later_is_an_error_and_leaves_no_process(tmp_path: Pa
             group.run(0, 1)
     assert not Path(f"/proc/{pid}").exists()
     assert not control.exists()
+
+
+def answering(tmp_path: Path, *answers: str) -> WorkerGroup:
+    """Workers that answer anything by that, one each."""
+    script = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        "s.send(f'hello {sys.argv[2]}\\n'.encode());"
+        "[s.send(f'{sys.argv[3]}\\n'.encode()) for _ in iter(lambda: s.recv(100), b'')]"
+    )
+    control, log = tmp_path / "control", tmp_path / "log"
+    words = [sys.executable, "-c", script, str(control)]
+    plan = Launch([Process([*words, str(rank), said]) for rank, said in enumerate(answers)])
+    return WorkerGroup("peer", plan, len(answers), control, log)
+
+
+def test_a_wrong_result_is_more_than_what_cannot_be_done(tmp_path: Path) -> None:
+    with (
+        answering(tmp_path, "error no such op", "wrong result of gather") as group,
+        pytest.raises(WrongResult, match="rank 1: wrong result of gather"),
+    ):
+        group.prepare(request("gather"))
+
+
+@pytest.mark.parametrize("impl", ["r2ccl", "gloo"])
+def test_a_wrong_result_ends_the_benchmark_of_r2ccl_and_is_listed_of_others(
+    tmp_path: Path, impl: str
+) -> None:
+    refusals: list[Refusal] = []
+    workload = Workload("all_reduce", 4096, "float32")
+    options = Options(ops=("all_reduce",), sizes=(4096,), ranks=(2,))
+    with answering(tmp_path, "ok", "wrong result: 1 of 1024") as group:
+        measure = (options, workload, [Contender(impl, "auto")], {impl: group}, refusals)
+        if impl == "r2ccl":
+            with pytest.raises(WrongResult, match="1 of 1024"):
+                runner._measure_point(*measure)
+        else:
+            assert runner._measure_point(*measure) == {}
+            assert ["wrong result: 1 of 1024" in refusal.reason for refusal in refusals] == [True]
+
+
+class Forgetful:
+    """A peer that brings nothing of the other ranks."""
+
+    def bind(
+        self, op: str, algorithm: str, data: torch.Tensor, output: torch.Tensor
+    ) -> Callable[[], object]:
+        del op, algorithm, data, output
+        return lambda: None
+
+
+def test_what_a_worker_in_python_finds_wrong_is_said() -> None:
+    peer: Any = Forgetful()
+    said = Worker(peer, 0, 2).answer("prepare all_reduce float32 4096 auto")
+    assert said == "wrong result: 1024 of 1024 elements, from 0 to 1023; the first is 1.0, not 3.0"
+
+
+WRONG_SUM = """
+#include "worker.hpp"
+struct Wrong : r2serve::bench::Collective {
+  std::string prepare(const r2serve::bench::Request&) override {
+    throw r2serve::bench::WrongResult("sum");
+  }
+  void once() override {}
+};
+int main(int, char** argv) {
+  r2serve::bench::Control control(argv[1], 0);
+  Wrong wrong;
+  return r2serve::bench::serve(control, wrong, 0);
+}
+"""
+
+
+@needs_compiler
+def test_what_a_native_worker_finds_wrong_is_said(tmp_path: Path) -> None:
+    (tmp_path / "wrong.cc").write_text(WRONG_SUM)
+    program, control = tmp_path / "wrong", tmp_path / "control"
+    build_it = ["c++", *FLAGS, "-I", str(SOURCES), str(tmp_path / "wrong.cc"), "-o", str(program)]
+    subprocess.run(build_it, check=True)
+    plan = Launch([Process([str(program), str(control)])])
+    with (
+        WorkerGroup("peer", plan, 1, control, tmp_path / "log") as group,
+        pytest.raises(WrongResult, match="rank 0: wrong sum"),
+    ):
+        group.prepare(request("all_reduce"))
 
 
 def test_a_native_peer_without_a_compiler_is_refused() -> None:

@@ -94,7 +94,9 @@ class Floor final : public r2serve::bench::Collective {
     }
     once();
     for (std::size_t i = 0; i < count; ++i) {
-      if (values[i] != static_cast<T>(r2serve::bench::pattern_sum(i, 2))) return "wrong sum";
+      if (values[i] != static_cast<T>(r2serve::bench::pattern_sum(i, 2))) {
+        throw r2serve::bench::WrongResult("sum");
+      }
     }
     std::fill(data_.begin(), data_.end(), std::byte{0});  // sums stay finite however long it runs
     return {};

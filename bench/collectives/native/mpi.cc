@@ -55,7 +55,7 @@ class Mpi final : public r2serve::bench::Collective {
     const T* result = reinterpret_cast<const T*>((shape_.in_place() ? data_ : output_).data());
     bool right = true;
     shape_.expected([&](int value) { right = *result++ == static_cast<T>(value) && right; });
-    if (!right) return "wrong result";
+    if (!right) throw r2serve::bench::WrongResult("result of " + op_);
     std::fill(data_.begin(), data_.end(), std::byte{0});  // sums stay finite however long it runs
     return {};
   }

@@ -91,7 +91,9 @@ class Ucx final : public r2serve::bench::Collective {
     }
     once();
     for (std::size_t i = 0; i < count; ++i) {
-      if (data_[i] != static_cast<float>(r2serve::bench::pattern_sum(i, 2))) return "wrong sum";
+      if (data_[i] != static_cast<float>(r2serve::bench::pattern_sum(i, 2))) {
+        throw r2serve::bench::WrongResult("sum");
+      }
     }
     std::fill(data_.begin(), data_.end(), 0.0F);
     return {};

@@ -2,7 +2,8 @@
 //
 // A worker connects to the coordinator's Unix socket, says `hello <rank>` and then blocks in read()
 // until it is told what to do, so that a peer whose turn it is not costs nothing:
-//   prepare <op> <dtype> <bytes> <algorithm>   allocate, run once, check the result -> `ok`
+//   prepare <op> <dtype> <bytes> <algorithm>   allocate, run once, check the result -> `ok`, or
+//                                                 `wrong <what>`
 //   run <warmup> <iterations>                  -> `times <cpu ns> <ns> <ns> ...`: the CPU time of
 //                                                 this process, then the time of each iteration
 //   soak <ms>      all-reduces for that long   -> `soak <start ns> <ns> <ns> ...`: when the first
@@ -39,9 +40,14 @@ struct Request {
   std::string algorithm;
 };
 
-// The collective under test. `prepare` returns an empty string or what is wrong; `once` throws
-// std::runtime_error when the peer is lost. What can be soaked has rails, and tells its first
-// value.
+// What a collective under test throws when its result is not the one it has to be.
+struct WrongResult : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The collective under test. `prepare` returns an empty string or what it cannot do, and throws
+// WrongResult; `once` throws std::runtime_error when the peer is lost. What can be soaked has
+// rails, and tells its first value.
 class Collective {
  public:
   Collective() = default;
@@ -175,8 +181,8 @@ inline std::string answer(const std::string& line, Collective& collective, int r
   if (command == "prepare") {
     Request request;
     words >> request.op >> request.dtype >> request.bytes >> request.algorithm;
-    const std::string wrong = collective.prepare(request);
-    return wrong.empty() ? "ok" : "error " + wrong;
+    const std::string refused = collective.prepare(request);
+    return refused.empty() ? "ok" : "error " + refused;
   }
   if (command == "run") {
     long warmup = 0;
@@ -198,6 +204,8 @@ inline int serve(Control& control, Collective& collective, int rank) {
     if (*line == "quit") return 0;
     try {
       control.reply(answer(*line, collective, rank));
+    } catch (const WrongResult& error) {
+      control.reply(std::string("wrong ") + error.what());
     } catch (const std::runtime_error& error) {
       control.reply(std::string("error ") + error.what());
     }

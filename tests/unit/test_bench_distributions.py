@@ -159,9 +159,14 @@ class WrongOnce:
 
 
 def series(system: str, monkeypatch: pytest.MonkeyPatch) -> Measured:
-    """Two faults under workers whose first result is wrong."""
+    """Three faults under workers whose first result is wrong."""
     workers: Any = WrongOnce()
-    monkeypatch.setattr(distributions, "_sample", lambda system, *_: sample(system, CARRIER, 1.0))
+
+    def sampled(system: str, lab: Lab, workers: Any, kind: str, size: int, index: int) -> Sample:
+        del lab, workers, index
+        return sample(system, kind, 1.0, size)
+
+    monkeypatch.setattr(distributions, "_sample", sampled)
     measured = Measured()
     nothing = 2 * [lambda _: None]
     distributions._series(system, Lab(), workers, (CARRIER,), 3, measured, *nothing)

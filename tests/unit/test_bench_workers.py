@@ -309,7 +309,7 @@ def answering(tmp_path: Path, *answers: str) -> WorkerGroup:
     script = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
         "s.send(f'hello {sys.argv[2]}\\n'.encode());"
-        "[s.send(f'{sys.argv[3]}\\n'.encode()) for _ in iter(lambda: s.recv(100), b'')]"
+        "[s.send(f'{sys.argv[3]}\\n'.encode()) for _ in iter(lambda: s.recv(100), b'quit\\n')]"
     )
     control, log = tmp_path / "control", tmp_path / "log"
     words = [sys.executable, "-c", script, str(control)]

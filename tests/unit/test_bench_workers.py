@@ -325,21 +325,25 @@ def test_a_wrong_result_is_more_than_what_cannot_be_done(tmp_path: Path) -> None
         group.prepare(request("gather"))
 
 
-@pytest.mark.parametrize("impl", ["r2ccl", "gloo"])
-def test_a_wrong_result_ends_the_benchmark_of_r2ccl_and_is_listed_of_others(
-    tmp_path: Path, impl: str
-) -> None:
+def measure_wrong(tmp_path: Path, impl: str) -> list[Refusal]:
+    """What the matrix lists of an ``impl`` whose rank 1 gets a wrong result."""
     refusals: list[Refusal] = []
     workload = Workload("all_reduce", 4096, "float32")
     options = Options(ops=("all_reduce",), sizes=(4096,), ranks=(2,))
     with answering(tmp_path, "ok", "wrong result: 1 of 1024") as group:
-        measure = (options, workload, [Contender(impl, "auto")], {impl: group}, refusals)
-        if impl == "r2ccl":
-            with pytest.raises(WrongResult, match="1 of 1024"):
-                runner._measure_point(*measure)
-        else:
-            assert runner._measure_point(*measure) == {}
-            assert ["wrong result: 1 of 1024" in refusal.reason for refusal in refusals] == [True]
+        contenders = [Contender(impl, "auto")]
+        assert not runner._measure_point(options, workload, contenders, {impl: group}, refusals)
+    return refusals
+
+
+def test_a_wrong_result_of_r2ccl_ends_the_benchmark(tmp_path: Path) -> None:
+    with pytest.raises(WrongResult, match="1 of 1024"):
+        measure_wrong(tmp_path, "r2ccl")
+
+
+def test_a_wrong_result_of_another_is_listed(tmp_path: Path) -> None:
+    (refusal,) = measure_wrong(tmp_path, "gloo")
+    assert "wrong result: 1 of 1024" in refusal.reason
 
 
 class Forgetful:

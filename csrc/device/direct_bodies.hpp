@@ -44,8 +44,7 @@ R2CCL_SHARED void combine(const Place& at, const Block& block, Shared& shared, M
   if (shared.go)
     add_up(at, staging.result(next) + offset, staging.result(shared.sequence), bytes, sum);
   block.sync();
-  if (at.thread != 0 || count_up(state.staged_blocks) != at.blocks) return;
-  state.staged_blocks = 0;
+  if (!ends_step(at, shared, state, /*closes=*/true)) return;
   state.sequence = next;
   if (!shared.go) return;
   mailbox.commands[next % ring] = {next, plan};

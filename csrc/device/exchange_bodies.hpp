@@ -86,9 +86,11 @@ struct Exchange {
 
   [[nodiscard]] R2CCL_SHARED const Inbox& own() const { return *node.inboxes[node.own]; }
 
+  // Whether a rank of the node gets no more results.
+  [[nodiscard]] R2CCL_SHARED bool lost() const { return load_acquire(own().lost) != 0; }
   // Whether no more results will come.
   [[nodiscard]] R2CCL_SHARED bool over() const {
-    return load_acquire(mailbox->abort) != 0 || load_acquire(own().lost) != 0;
+    return load_acquire(mailbox->abort) != 0 || lost();
   }
 
   // Until all ranks of the node have come to `wanted`; false: not all will.
@@ -108,12 +110,6 @@ struct Exchange {
                       [&] { return over(); });
   }
 
-  // By one thread of the last block alone: all others have done their part.
-  [[nodiscard]] R2CCL_SHARED bool is_last(const Place& at) const {
-    if (at.thread != 0 || count_up(state->staged_blocks) != at.blocks) return false;
-    state->staged_blocks = 0;
-    return true;
-  }
   // All ranks of the node, that this one has come to `what`, if it has; else that it never will,
   // and the own host, too, which may not know.
   R2CCL_SHARED void tell(bool has, Word (Inbox::*words)[most_neighbours], Sequence what) const {
@@ -163,7 +159,8 @@ R2CCL_SHARED void share(const Place& at, const Block& block, Shared& shared,
   block.sync();
   if (shared.go) pack(at, node.input(node.own, shared.exchange), source, rows);
   block.sync();
-  if (exchange.is_last(at) && last) exchange.tell(shared.go, &Inbox::shared, shared.exchange);
+  if (ends_step(at, shared, *exchange.state, last))
+    exchange.tell(shared.go, &Inbox::shared, shared.exchange);
 }
 
 // What this rank adds up of all inputs (`rows` of them) and, with the last kernel, posts as `plan`:
@@ -189,7 +186,7 @@ R2CCL_SHARED void sum_up(const Place& at, const Block& block, Shared& shared,
          rows.bytes, dtype, op);
   }
   block.sync();
-  if (exchange.is_last(at) && last) exchange.post(shared, plan);
+  if (ends_step(at, shared, *exchange.state, last)) exchange.post(shared, plan);
 }
 
 // The own part of a collective in which nobody adds up anything, posted as `plan`: as above.  It is
@@ -206,7 +203,7 @@ R2CCL_SHARED void bring(const Place& at, const Block& block, Shared& shared,
   block.sync();
   if (shared.go) copy(at, exchange.staging.result(shared.sequence) + offset, source, bytes);
   block.sync();
-  if (!exchange.is_last(at)) return;
+  if (!ends_step(at, shared, *exchange.state, /*closes=*/true)) return;
   exchange.tell(shared.go, &Inbox::shared, shared.exchange);
   exchange.post(shared, plan);
 }
@@ -229,11 +226,12 @@ R2CCL_SHARED void spread(const Place& at, const Block& block, Shared& shared,
     add_up(at, node.result(node.own, shared.exchange), exchange.staging.result(shared.sequence),
            bytes, sum);
   block.sync();
-  if (exchange.is_last(at)) exchange.tell(shared.go, &Inbox::spread, shared.exchange);
+  if (ends_step(at, shared, *exchange.state, /*closes=*/true))
+    exchange.tell(shared.go, &Inbox::spread, shared.exchange);
 }
 
-// All that was spread; where not all comes the target is left as it is.  `last`: of the kernels
-// that collect this.
+// All that was spread; where not all comes the target is left as it is, also if a rank of the node
+// was lost since: its memory may go with it.  `last`: of the kernels that collect this.
 template <typename Block>
 R2CCL_SHARED void collect(const Place& at, const Block& block, Shared& shared,
                           const Exchange& exchange, const Results& results, std::byte* target,
@@ -241,13 +239,13 @@ R2CCL_SHARED void collect(const Place& at, const Block& block, Shared& shared,
   const Neighbours& node = exchange.node;
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange - lag;
-    shared.go = exchange.await(block, exchange.own().spread, shared.exchange);
+    shared.go = exchange.await(block, exchange.own().spread, shared.exchange) && !exchange.lost();
   }
   block.sync();
   for (std::uint32_t rank = 0; shared.go && rank < node.ranks; ++rank)
     unpack(at, target, node.result(rank, shared.exchange), results.of[rank]);
   block.sync();
-  if (exchange.is_last(at) && last) exchange.leave(shared);
+  if (ends_step(at, shared, *exchange.state, last)) exchange.leave(shared);
 }
 
 // What came over the rails, or its sum, and is this rank's alone.
@@ -258,12 +256,12 @@ R2CCL_SHARED void take(const Place& at, const Block& block, Shared& shared,
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange - lag;
     shared.sequence = exchange.state->sequence - lag;
-    shared.go = exchange.await_host(block, shared.sequence);
+    shared.go = exchange.await_host(block, shared.sequence) && !exchange.lost();
   }
   block.sync();
   if (shared.go) add_up(at, target, exchange.staging.result(shared.sequence), bytes, sum);
   block.sync();
-  if (!exchange.is_last(at)) return;
+  if (!ends_step(at, shared, *exchange.state, /*closes=*/true)) return;
   exchange.tell(shared.go, &Inbox::spread, shared.exchange);
   exchange.leave(shared);
 }

@@ -51,6 +51,36 @@ R2CCL_SHARED bool entry_is_taken_for_free() {
 #endif
 }
 
+// Another one: the last block of a grid asks no other block whether it has given up.
+R2CCL_SHARED bool block_decides_alone() {
+#if defined(R2CCL_MUTANTS) && !defined(__CUDACC__)
+  return planted(Mutant::block_decides_alone);
+#else
+  return false;
+#endif
+}
+
+// A step is one kernel, or several in a row that stage parts of one collective.
+// DeviceState::reports counts the blocks that have ended in its low half; the high half is not 0
+// once a block has given up.
+inline constexpr std::uint32_t block_gave_up = 1U << 16;
+static_assert(max_blocks < block_gave_up);
+
+// One thread of each block reports that the block has ended, and with `shared.go` whether it did
+// its part.  Returns true in the last block of the step's last kernel (`closes`).  There
+// `shared.go` becomes the verdict of the step: true only if every block of every kernel did its
+// part.  Blocks look for an end at different times, so one block's own `go` says nothing of the
+// others' parts.
+R2CCL_SHARED bool ends_step(const Place& at, Shared& shared, DeviceState& state, bool closes) {
+  if (at.thread != 0) return false;
+  const std::uint32_t reports = count_up(state.reports, shared.go ? 1U : 1U + block_gave_up);
+  if (reports % block_gave_up != at.blocks) return false;
+  const bool whole = reports < block_gave_up;
+  state.reports = whole || closes ? 0 : block_gave_up;
+  if (!block_decides_alone()) shared.go = whole;
+  return closes;
+}
+
 // Until the counter has come to `wanted`; false: it never will.
 template <typename Block>
 R2CCL_SHARED bool await(const Block& block, const Mailbox& mailbox, const Word& counter,
@@ -88,8 +118,7 @@ R2CCL_SHARED void unpack(const Place& at, std::byte* target, const std::byte* en
 
 // Copies a part of a collective's input where the proxy sends it from, and with the last part posts
 // the collective.  The caller may change the source as soon as the kernel has ended.  After an
-// abort nothing is staged, and what is posted yet is carried out by nobody: the proxy ended before
-// it published the abort.
+// abort nothing is posted.
 //
 // That all parts fit an entry, and a grid max_blocks, is for whoever launches.
 template <typename Block>
@@ -105,10 +134,8 @@ R2CCL_SHARED void stage(const Place& at, const Block& block, Shared& shared, Mai
   block.sync();
   if (shared.go) pack(at, staging.input(shared.sequence), source, rows);
   block.sync();
-  if (at.thread != 0 || count_up(state.staged_blocks) != at.blocks) return;
-  // The last block: all others have read the number, and staged their parts.
-  state.staged_blocks = 0;
-  if (!last) return;
+  // The last block goes on: all others have read the number.
+  if (!ends_step(at, shared, state, last)) return;
   state.sequence = shared.sequence;
   if (!shared.go) return;
   mailbox.commands[shared.sequence % ring] = {shared.sequence, plan};

@@ -62,9 +62,9 @@ struct Mailbox {
 
 // In device memory; written by kernels alone.
 struct DeviceState {
-  Sequence sequence = 0;            // of the collective that was posted last
-  Sequence exchange = 0;            // of the last one of these that went through the node
-  std::uint32_t staged_blocks = 0;  // that have done their part, of the kernel that runs
+  Sequence sequence = 0;      // of the collective that was posted last
+  Sequence exchange = 0;      // of the last one of these that went through the node
+  std::uint32_t reports = 0;  // of the running step's blocks: ends_step() in kernel_bodies.hpp
 };
 
 // Pinned memory that the device can reach, or device memory that the NIC can.
@@ -102,15 +102,16 @@ R2CCL_SHARED void store_release(Word& word, std::uint32_t value) {
 #endif
 }
 
-// Adds one; everything that any block did before its own is seen by whoever sees the sum.
-R2CCL_SHARED std::uint32_t count_up(std::uint32_t& counter) {
+// Adds `amount` and returns the sum.  The block that sees a sum sees all that was written before
+// any addition in it.
+R2CCL_SHARED std::uint32_t count_up(std::uint32_t& counter, std::uint32_t amount) {
 #if defined(__CUDA_ARCH__)
   __threadfence_system();
-  const std::uint32_t before = atomicAdd(&counter, 1U);
+  const std::uint32_t before = atomicAdd(&counter, amount);
   __threadfence_system();
-  return before + 1;
+  return before + amount;
 #else
-  return __atomic_add_fetch(&counter, 1U, __ATOMIC_ACQ_REL);
+  return __atomic_add_fetch(&counter, amount, __ATOMIC_ACQ_REL);
 #endif
 }
 
@@ -125,11 +126,12 @@ R2CCL_SHARED void pause_briefly() {
 
 // How a block waits: it looks, again and again.
 struct Spinning {
-  // Until `ready`, true; or until it never will be, false.
+  // Until `ready`, true; or until it never will be, false.  The host publishes its last result
+  // before it publishes the end, so `ready` counts if both have come between two looks.
   template <typename Ready, typename Over>
   [[nodiscard]] R2CCL_SHARED bool wait(const Ready& ready, const Over& over) const {
     while (!ready()) {
-      if (over()) return false;
+      if (over()) return ready();
       pause_briefly();
     }
     return true;

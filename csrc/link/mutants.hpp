@@ -42,6 +42,7 @@ enum class Mutant : std::uint8_t {
   arrival_before_result,      // a GPU is told that a result is there before it is
   abort_not_published,        // a GPU is not told that no result will come
   entry_not_awaited,          // a kernel stages where the host still reads
+  block_decides_alone,        // the last block of a grid posts what another has not staged
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),
@@ -75,8 +76,9 @@ inline constexpr std::array mutant_names{
     std::string_view("arrival_before_result"),
     std::string_view("abort_not_published"),
     std::string_view("entry_not_awaited"),
+    std::string_view("block_decides_alone"),
 };
-static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::entry_not_awaited) + 1);
+static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::block_decides_alone) + 1);
 
 #if defined(R2CCL_MUTANTS)
 inline Mutant planted_mutant = Mutant::none;

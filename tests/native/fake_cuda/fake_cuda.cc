@@ -3,12 +3,15 @@
 // own), and its kernels are the bodies of kernels.cu compiled for the host.  Streams can be
 // captured into graphs, which are replayed with the arguments of that time.
 //
+// All blocks of a grid run at the same time, each of two threads that meet at the block's barriers.
+//
 // One device, of compute capability 9.0.  What a real driver would refuse here is refused, too.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <barrier>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -237,22 +240,126 @@ bool may_run_beside_captures() {
                               [](const auto& each) { return each.second->capturing(); });
 }
 
+// --- what runs kernels
+// ----------------------------------------------------------------------------
+
+// Threads that run parts of kernels.  Kernels of different streams wait for each other, so a part
+// never waits for a free thread: where all are busy, one more is made.
+class Processors {
+ public:
+  // Runs part(0) on this thread and the others beside it; returns when all have ended.
+  void run(unsigned parts, const std::function<void(unsigned)>& part) {
+    Grid grid{parts - 1, {}};
+    for (unsigned other = 1; other < parts; ++other)
+      start([this, &grid, &part, other] {
+        part(other);
+        const std::lock_guard guard(mutex_);
+        if (--grid.running == 0) grid.ended.notify_all();
+      });
+    part(0);
+    std::unique_lock lock(mutex_);
+    grid.ended.wait(lock, [&] { return grid.running == 0; });
+  }
+
+ private:
+  struct Grid {
+    unsigned running;
+    std::condition_variable ended;
+  };
+
+  void start(Work work) {
+    {
+      const std::lock_guard guard(mutex_);
+      waiting_.push_back(std::move(work));
+      if (waiting_.size() > idle_) std::thread([this] { work_on(); }).detach();
+    }
+    changed_.notify_one();
+  }
+  void work_on() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      ++idle_;
+      changed_.wait(lock, [this] { return !waiting_.empty(); });
+      --idle_;
+      const Work work = std::move(waiting_.front());
+      waiting_.pop_front();
+      lock.unlock();
+      work();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Work> waiting_;
+  std::size_t idle_ = 0;  // threads
+};
+
+// Never destroyed, as the driver; a forked child has none of its parent's threads.
+Processors& processors() {
+  static std::mutex mutex;
+  static Processors* made = nullptr;
+  static pid_t owner = 0;
+  const std::lock_guard guard(mutex);
+  if (owner != ::getpid()) {
+    made = new Processors;
+    owner = ::getpid();
+  }
+  return *made;
+}
+
+// A GPU begins the blocks of a grid when it has room for them.  Tests decide when that is.
+class HeldBlocks {
+ public:
+  void hold_from(unsigned first) {
+    const std::lock_guard guard(mutex_);
+    first_ = first;
+    changed_.notify_all();
+  }
+  void wait_for_leave(unsigned block) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return block < first_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  unsigned first_ = ~0U;  // of the blocks that may not begin
+};
+
+HeldBlocks& held_blocks() {
+  static auto* made = new HeldBlocks;
+  return *made;
+}
+
 // --- kernels
 // --------------------------------------------------------------------------------------
 
 using Kernel = Work (*)(unsigned blocks, void** arguments);
 
-struct OneThread : Spinning {
-  void sync() const {}
+struct ThreadBlock : Spinning {
+  explicit ThreadBlock(std::barrier<>* among) : barrier(among) {}
+  void sync() const { barrier->arrive_and_wait(); }
+  std::barrier<>* barrier;
 };
 
-// Blocks run one after the other: none waits for another.
+// Two threads a block, whatever the launch asks for: the bodies give every thread its share, and
+// two are enough to show a barrier that is missing.
+constexpr unsigned threads_per_block = 2;
+
 template <typename Body>
-void each_block(unsigned blocks, Body body) {
-  for (unsigned block = 0; block < blocks; ++block) {
+void run_grid(unsigned blocks, const Body& body) {
+  struct Block {
+    std::barrier<> barrier{threads_per_block};
     Shared shared{};
-    body(Place{block, blocks, 0, 1}, OneThread{}, shared);
-  }
+  };
+  std::deque<Block> all(blocks);
+  processors().run(blocks * threads_per_block, [&](unsigned part) {
+    const unsigned block = part / threads_per_block;
+    held_blocks().wait_for_leave(block);
+    body(Place{block, blocks, part % threads_per_block, threads_per_block},
+         ThreadBlock(&all[block].barrier), all[block].shared);
+  });
 }
 
 // What a launch with these arguments does: `body` of them, for every block.
@@ -262,7 +369,7 @@ Work work_of(unsigned blocks, void** given, Body body) {
   std::apply([&](Arguments&... each) { (std::memcpy(&each, *given++, sizeof each), ...); },
              arguments);
   return [=] {
-    each_block(blocks, [&](const Place& at, const OneThread& block, Shared& shared) {
+    run_grid(blocks, [&](const Place& at, const ThreadBlock& block, Shared& shared) {
       std::apply([&](const Arguments&... each) { body(at, block, shared, each...); }, arguments);
     });
   };
@@ -274,14 +381,14 @@ using Target = std::byte*;
 Work stage_kernel(unsigned blocks, void** given) {
   return work_of<Mailbox*, DeviceState*, Staging, Source, Rows, std::uint32_t, bool>(
       blocks, given,
-      [](const Place& at, const OneThread& block, Shared& shared, Mailbox* mailbox,
+      [](const Place& at, const ThreadBlock& block, Shared& shared, Mailbox* mailbox,
          DeviceState* state,
          const auto&... rest) { stage(at, block, shared, *mailbox, *state, rest...); });
 }
 Work deliver_kernel(unsigned blocks, void** given) {
   return work_of<const Mailbox*, const DeviceState*, Staging, Target, Rows, std::uint32_t>(
       blocks, given,
-      [](const Place& at, const OneThread& block, Shared& shared, const Mailbox* mailbox,
+      [](const Place& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
          const DeviceState* state,
          const auto&... rest) { deliver(at, block, shared, *mailbox, *state, rest...); });
 }
@@ -312,23 +419,23 @@ Work deliver_sum_kernel(unsigned blocks, void** given) {
   return work_of<const Mailbox*, const DeviceState*, Staging, Target, std::uint64_t, Sum,
                  std::uint32_t>(
       blocks, given,
-      [](const Place& at, const OneThread& block, Shared& shared, const Mailbox* mailbox,
+      [](const Place& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
          const DeviceState* state,
          const auto&... rest) { deliver_sum(at, block, shared, *mailbox, *state, rest...); });
 }
 Work combine_kernel(unsigned blocks, void** given) {
   return work_of<Mailbox*, DeviceState*, Staging, const Inbox*, std::uint64_t, std::uint64_t, Sum,
                  std::uint32_t>(blocks, given,
-                                [](const Place& at, const OneThread& block, Shared& shared,
+                                [](const Place& at, const ThreadBlock& block, Shared& shared,
                                    Mailbox* mailbox, DeviceState* state, const auto&... rest) {
                                   combine(at, block, shared, *mailbox, *state, rest...);
                                 });
 }
 Work depart_kernel(unsigned /*blocks*/, void** given) {
-  return work_of<Exchange>(1, given,
-                           [](const Place&, const OneThread& block, Shared&, const auto& exchange) {
-                             depart(block, exchange);
-                           });
+  return work_of<Exchange>(
+      1, given, [](const Place& at, const ThreadBlock& block, Shared&, const auto& exchange) {
+        if (at.thread == 0) depart(block, exchange);
+      });
 }
 
 struct NamedKernel {
@@ -370,6 +477,24 @@ int fake_cuda_fail_copies_from(unsigned long long address, std::size_t bytes) {
 int fake_cuda_live_memory() {
   const std::lock_guard guard(driver().mutex);
   return static_cast<int>(driver().memory.size() + driver().device.size() + driver().taken.size());
+}
+
+// Blocks from `first` on, of any grid, do not begin until a later call lets them.
+int fake_cuda_hold_blocks(unsigned first) {
+  held_blocks().hold_from(first);
+  return success;
+}
+// Plants a bug of link/mutants.hpp in the kernels, where this library was built with them.
+int fake_cuda_plant(const char* name) {
+#if defined(R2CCL_MUTANTS)
+  const auto found = std::ranges::find(r2ccl::mutant_names, std::string_view(name));
+  if (found == r2ccl::mutant_names.end()) return invalid_value;
+  r2ccl::planted_mutant = static_cast<r2ccl::Mutant>(found - r2ccl::mutant_names.begin());
+  return success;
+#else
+  (void)name;
+  return not_supported;
+#endif
 }
 
 int fake_cuda_set_attribute(int attribute, int value) {

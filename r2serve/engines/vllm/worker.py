@@ -94,28 +94,45 @@ def trusted(output: Any) -> Any:
     from vllm.v1.outputs import AsyncModelRunnerOutput
 
     if isinstance(output, AsyncModelRunnerOutput):
-        return _trusted_later()(output)
+        return TrustedOutput(output)
     if output is not None:
         with ending():
             check_all()
     return output
 
 
-@functools.cache
-def _trusted_later() -> type[Any]:
-    from vllm.v1.outputs import AsyncModelRunnerOutput
+class TrustedOutput:
+    """Stands in for an asynchronous output of vLLM, whose ``get_output`` it follows by the check.
 
-    class TrustedOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
-        def __init__(self, output: Any) -> None:
-            self._output = output
+    Every other attribute is the output's own, and so is the class that ``isinstance`` sees.  vLLM
+    0.33 added an abstract method to its interface; a further one changes nothing here.
+    """
 
-        def get_output(self) -> Any:
-            output = self._output.get_output()
-            with ending():
-                check_all()
-            return output
+    __slots__ = ("_r2serve_output",)
 
-    return TrustedOutput
+    def __init__(self, output: Any) -> None:
+        object.__setattr__(self, "_r2serve_output", output)
+
+    @property  # type: ignore[misc]  # as proxies do
+    def __class__(self) -> Any:
+        return type(self._r2serve_output)
+
+    def get_output(self) -> Any:
+        """The step's output.
+
+        Raises:
+            R2cclError: why it is void; this worker then ends.
+        """
+        output = self._r2serve_output.get_output()
+        with ending():
+            check_all()
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._r2serve_output, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._r2serve_output, name, value)
 
 
 class FollowedSteps:

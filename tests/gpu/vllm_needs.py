@@ -224,7 +224,8 @@ def of_requirements(release: Release, site: Site, lib: Any) -> Iterator[Missing]
             continue
         found = site.get(wanted.name)
         if found is None or not wanted.specifier.contains(found.version, prereleases=True):
-            right = f"{wanted.name}{wanted.specifier}"
+            with_extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
+            right = f"{wanted.name}{with_extras}{wanted.specifier}"
             if right not in said:
                 said.add(right)
                 here = "none" if found is None else found.version

@@ -1,60 +1,278 @@
 """What this plugin changes in vLLM and what it relies on there: the whole list.
 
-Nothing of vLLM is patched.  The plugin goes through vLLM's own seams; the table says which, so
-that a new vLLM release is checked against it (``tests/engines`` does).
-
-=====================================  ============================================================
-seam (vLLM 0.32)                       what for, and what would let it go
-=====================================  ============================================================
-``vllm.platform_plugins``              our platform class in place of vLLM's own, a subclass of it.
-                                       Goes when vLLM lets a plugin name a communicator alone.
-``pre_register_and_update``            adds the flag; without a parser: validates ``R2CCL_*``.
-``check_and_update_config``            notes the choice in ``additional_config`` (part of the
-                                       compile-cache key) and the workers a node, and puts our
-                                       worker class, a subclass, in the place of vLLM's own.
-``execute_model``, ``sample_tokens``   of the worker: which requests a step serves, and when it
-                                       begins and ends.  Goes when a step has a hook.
-``vllm.stat_logger_plugins``           what clients saw of each request.
-``get_device_communicator_cls``        our communicator, a subclass of the platform's own.
-``dist_backend`` (on CUDA)             our backend of torch.distributed for ``device_group`` of
-                                       every group, where the engine spans nodes. Goes when a
-                                       communicator may bring its group's.
-``get_pass_manager_cls``               our compiler pass, before vLLM's own. On the CPU, with
-                                       ``R2CCL_FUSE=on``, vLLM's mode of compilation is put back.
-``use_custom_op_collectives``          True for groups that span nodes.  Relies on the order in
-                                       ``GroupCoordinator.__init__``: it builds the communicator,
-                                       then asks.  Goes when the question names the group.
-``device_count`` (on CPU)              ``MessageQueue`` divides ranks by it to find out who shares
-                                       a node; torch says 1, so vLLM asserts with two workers a
-                                       node.  Goes when it divides by the local world size.
-``supports_tensor_dict`` (on CPU)      makes pipeline stages on different nodes hand their tensors
-                                       to ``send_tensor_dict`` of our communicator.
-=====================================  ============================================================
+Nothing of vLLM is patched.  The plugin goes through vLLM's own seams, and :data:`ROWS` has a row
+for each: what it is for, what would let it go, and what a release has to offer.  Tests compare
+every row with facts from the sources of every supported release, 0.32 and 0.33;
+``tests/engines/contracts/README.md`` has the table of seams and releases.  This module imports
+nothing of vLLM.
 """
 
 from __future__ import annotations
 
-# vLLM's platform class -> ours. One line more covers a platform, once its communicator exists.
-PLATFORMS = {
-    "vllm.platforms.cpu.CpuPlatform": "r2serve.engines.vllm.platform.R2cclCpuPlatform",
-    "vllm.platforms.zen_cpu.ZenCpuPlatform": "r2serve.engines.vllm.platform.R2cclZenCpuPlatform",
-    "vllm.platforms.cuda.CudaPlatform": "r2serve.engines.vllm.platform.R2cclCudaPlatform",
-}
+from r2serve.engines.seams import Has, InOrder, Subclass, Takes, There, Wrapped
+from r2serve.engines.vllm.classes import (
+    COMMUNICATORS,
+    PASS_MANAGER,
+    PLATFORMS,
+    RELEASES,
+    WORKERS,
+    of_each,
+    row,
+)
+from r2serve.engines.vllm.patches_collectives import COMMUNICATOR_ROWS, FUSION_ROWS
 
-# vLLM's device communicator -> ours.
-COMMUNICATORS = {
-    "vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator": (
-        "r2serve.engines.vllm.communicator.R2cclCpuCommunicator"
+__all__ = ["COMMUNICATORS", "PASS_MANAGER", "PLATFORMS", "RELEASES", "ROWS", "WORKERS"]
+
+_GROUPS = "vllm.distributed.parallel_state"
+_PARALLEL = "vllm.config.ParallelConfig"
+_SCHEDULED = "vllm.v1.core.sched.output"
+_OUTPUT = "vllm.v1.outputs.AsyncModelRunnerOutput"
+_DEVICE = "vllm.distributed.device_communicators"
+
+_PLATFORM_ROWS = (
+    row(
+        "entry point vllm.platform_plugins",
+        "our platform class in place of vLLM's own, a subclass of it",
+        "vLLM lets a plugin name a communicator alone",
+        There("vllm.plugins.PLATFORM_PLUGINS_GROUP", "'vllm.platform_plugins'"),
+        There("vllm.platforms.builtin_platform_plugins"),
+        There("vllm.envs.VLLM_PLUGINS"),
+        InOrder("vllm.plugins.load_plugins_by_group", ("envs.VLLM_PLUGINS", "entry_points")),
+        InOrder(
+            "vllm.platforms.resolve_current_platform_cls_qualname",
+            ("load_plugins_by_group", "builtin_platform_plugins.items", "activated_oot_plugins"),
+        ),
+        *(Subclass(base) for base in PLATFORMS),
+        *(Has(base, ("device_type", "dist_backend")) for base in PLATFORMS),
     ),
-    "vllm.distributed.device_communicators.cuda_communicator.CudaCommunicator": (
-        "r2serve.engines.vllm.cuda_communicator.R2cclCudaCommunicator"
+    row(
+        "Platform.pre_register_and_update",
+        "adds the flag; without a parser it validates R2CCL_* before workers start",
+        "plugins may add options of their own",
+        *of_each(PLATFORMS, "pre_register_and_update", "cls, parser=None"),
+        InOrder(
+            "vllm.engine.arg_utils.EngineArgs.create_engine_config",
+            ("current_platform.pre_register_and_update",),
+        ),
+        InOrder(
+            "vllm.engine.arg_utils.AsyncEngineArgs.add_cli_args",
+            ("current_platform.pre_register_and_update",),
+        ),
     ),
-}
+    row(
+        "Platform.check_and_update_config",
+        "notes the choice in additional_config (part of the compile-cache key) and the workers a "
+        "node; puts our worker class in place of vLLM's",
+        "a plugin may name a worker class and its part of the cache key",
+        *of_each(PLATFORMS, "check_and_update_config", "cls, vllm_config"),
+        InOrder(
+            "vllm.config.VllmConfig.__post_init__", ("current_platform.check_and_update_config",)
+        ),
+        Has(
+            "vllm.config.VllmConfig",
+            ("additional_config", "compilation_config", "model_config", "parallel_config"),
+        ),
+        Has(
+            _PARALLEL,
+            (
+                "data_parallel_size",
+                "data_parallel_size_local",
+                "distributed_executor_backend",
+                "local_world_size",
+                "nnodes",
+                "worker_cls",
+            ),
+        ),
+        Has("vllm.config.compilation.PassConfig", ("fuse_allreduce_rms",)),
+    ),
+    row(
+        "options that r2ccl refuses",
+        "reads what would go past r2ccl, to refuse or replace it before workers start",
+        "r2ccl carries these, too",
+        Has(_PARALLEL, ("all2all_backend", "enable_elastic_ep", "enable_eplb", "eplb_config")),
+        Has("vllm.config.parallel.EPLBConfig", ("communicator",)),
+    ),
+    row(
+        "elastic EP builds CudaCommunicator itself",
+        "the reason why elastic EP is refused at start",
+        "the coordinator takes any communicator class",
+        InOrder(
+            "vllm.distributed.stateless_coordinator.StatelessGroupCoordinator.__init__",
+            (
+                "current_platform.get_device_communicator_cls",
+                "CudaCommunicator",
+                "tcp_store_group=",
+            ),
+        ),
+    ),
+    row(
+        "Platform.get_device_communicator_cls",
+        "our communicator, a subclass of the platform's own",
+        "",
+        *of_each(PLATFORMS, "get_device_communicator_cls", "cls"),
+    ),
+    row(
+        "Platform.dist_backend (CUDA)",
+        "our backend of torch.distributed for device_group of every group, where the engine spans "
+        "nodes",
+        "a communicator may bring its group's backend",
+        There("vllm.platforms.cuda.CudaPlatform.dist_backend", "'nccl'"),
+        InOrder("vllm.v1.worker.gpu_worker.Worker.init_device", ("current_platform.dist_backend",)),
+        There("vllm.envs.VLLM_DISTRIBUTED_USE_SPLIT_GROUP"),
+    ),
+    row(
+        "Platform.get_pass_manager_cls",
+        "our compiler pass, before vLLM's own; on the CPU with R2CCL_FUSE=on vLLM's mode of "
+        "compilation is put back",
+        "a plugin may register a pass",
+        *of_each(PLATFORMS, "get_pass_manager_cls", "cls"),
+        InOrder(
+            "vllm.compilation.backends.VllmBackend.__init__",
+            ("current_platform.get_pass_manager_cls",),
+        ),
+        Has(
+            "vllm.config.CompilationConfig",
+            ("mode", "pass_config", "ir_enable_torch_wrap", "compile_sizes"),
+        ),
+        Has("vllm.config.CompilationMode", ("NONE", "VLLM_COMPILE")),
+    ),
+    row(
+        "Platform.use_custom_op_collectives",
+        "True for groups that span nodes; relies on the order of GroupCoordinator.__init__, which "
+        "builds the communicator, then asks",
+        "the question names the group",
+        *of_each(PLATFORMS, "use_custom_op_collectives", "cls"),
+        InOrder(
+            f"{_GROUPS}.GroupCoordinator.__init__",
+            (
+                "current_platform.get_device_communicator_cls",
+                "device_comm_cls",
+                "current_platform.use_custom_op_collectives",
+            ),
+        ),
+    ),
+    row(
+        "Platform.device_count (CPU)",
+        "MessageQueue divides ranks by it to find ranks of one node; torch says 1, so vLLM asserts "
+        "with two workers a node",
+        "MessageQueue divides by the local world size",
+        InOrder(
+            f"{_DEVICE}.shm_broadcast.MessageQueue.create_from_process_group_single_reader",
+            ("current_platform.device_count",),
+        ),
+        Takes("vllm.platforms.cuda.CudaPlatform.device_count", "cls"),
+    ),
+    row(
+        "Platform.additional_env_vars",
+        "Ray's first executor copies our variables to its workers",
+        "0.32 is no longer supported: 0.33 has no such executor",
+        *(Has(base, ("additional_env_vars",)) for base in PLATFORMS),
+        InOrder(
+            "vllm.v1.executor.ray_executor.RayDistributedExecutor._init_workers_ray",
+            ("additional_vars=", "current_platform.additional_env_vars"),
+        ),
+        releases=("0.32.0",),
+    ),
+    row(
+        "environment of Ray's second executor",
+        "it copies the whole environment, ours included",
+        "",
+        *(Has(base, ("additional_env_vars",)) for base in PLATFORMS),
+        InOrder(
+            "vllm.v1.executor.ray_env_utils.get_driver_env_vars",
+            ("worker_specific_vars", "os.environ.items"),
+        ),
+    ),
+)
 
-# vLLM's worker class -> ours.
-WORKERS = {
-    "vllm.v1.worker.cpu_worker.CPUWorker": "r2serve.engines.vllm.worker.R2cclCpuWorker",
-    "vllm.v1.worker.gpu_worker.Worker": "r2serve.engines.vllm.worker.R2cclGpuWorker",
-}
+_WORKER_ROWS = (
+    row(
+        "Worker.execute_model, sample_tokens",
+        "which requests a step serves, when it begins and ends, and what ends the worker",
+        "a step has a hook",
+        *(Subclass(base) for base in WORKERS),
+        *of_each(
+            WORKERS,
+            "__init__",
+            "self, vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=False",
+        ),
+        *of_each(WORKERS, "execute_model", "self, scheduler_output"),
+        *of_each(WORKERS, "sample_tokens", "self, grammar_output"),
+        *(Has(base, ("vllm_config",)) for base in WORKERS),
+        Has(_PARALLEL, ("data_parallel_index", "worker_cls")),
+        Has("vllm.config.ModelConfig", ("served_model_name",)),
+    ),
+    row(
+        "AsyncModelRunnerOutput.get_output",
+        "we do not subclass it: the object stays vLLM's own, its get_output is wrapped to void "
+        "tokens of a lost peer, so a new abstract method is no harm",
+        "a worker may check a step before its tokens leave",
+        Wrapped(_OUTPUT, "get_output"),
+        Takes(f"{_OUTPUT}.get_output", "self"),
+        Wrapped("vllm.v1.worker.gpu_model_runner.AsyncGPUModelRunnerOutput", "get_output"),
+        Wrapped("vllm.v1.worker.gpu_model_runner.AsyncGPUPoolingModelRunnerOutput", "get_output"),
+        Wrapped("vllm.v1.worker.gpu.async_utils.AsyncOutput", "get_output"),
+        Wrapped("vllm.v1.worker.gpu.async_utils.AsyncPoolingOutput", "get_output"),
+    ),
+    row(
+        "SchedulerOutput",
+        "requests of a step, their tokens and their stage, for what a fault costs each",
+        "a step has a hook",
+        Has(
+            f"{_SCHEDULED}.SchedulerOutput",
+            (
+                "finished_req_ids",
+                "num_scheduled_tokens",
+                "scheduled_cached_reqs",
+                "scheduled_new_reqs",
+            ),
+        ),
+        Has(
+            f"{_SCHEDULED}.NewRequestData",
+            ("num_computed_tokens", "prefill_token_ids", "prompt_len", "req_id"),
+        ),
+        Has(
+            f"{_SCHEDULED}.CachedRequestData",
+            ("num_computed_tokens", "num_output_tokens", "req_ids"),
+        ),
+    ),
+    row(
+        "entry point vllm.stat_logger_plugins",
+        "what clients saw of each request",
+        "",
+        There("vllm.plugins.STAT_LOGGER_PLUGINS_GROUP", "'vllm.stat_logger_plugins'"),
+        InOrder(
+            "vllm.v1.metrics.loggers.load_stat_logger_plugin_factories",
+            ("STAT_LOGGER_PLUGINS_GROUP", "StatLoggerBase"),
+        ),
+        Subclass(
+            "vllm.v1.metrics.loggers.StatLoggerBase",
+            ("__init__", "log_engine_initialized", "record"),
+        ),
+        Takes(
+            "vllm.v1.metrics.loggers.StatLoggerBase.__init__", "self, vllm_config, engine_index=0"
+        ),
+        Takes(
+            "vllm.v1.metrics.loggers.StatLoggerBase.record",
+            "self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0",
+        ),
+        Takes("vllm.v1.metrics.loggers.StatLoggerBase.log_engine_initialized", "self"),
+        Has("vllm.v1.metrics.stats.IterationStats", ("finished_requests",)),
+        Has(
+            "vllm.v1.metrics.stats.FinishedRequestStats",
+            (
+                "decode_time",
+                "e2e_latency",
+                "finish_reason",
+                "num_generation_tokens",
+                "num_prompt_tokens",
+                "prefill_time",
+                "queued_time",
+                "request_id",
+            ),
+        ),
+    ),
+)
 
-PASS_MANAGER = "r2serve.engines.vllm.fusion.R2cclPassManager"
+ROWS = (*_PLATFORM_ROWS, *COMMUNICATOR_ROWS, *_WORKER_ROWS, *FUSION_ROWS)
+"""All rows, in the order of the table."""

@@ -1,0 +1,259 @@
+"""What the backend of torch.distributed, streams and graphs rely on in torch: rows and releases.
+
+Tests compare every row with facts from the sources of every release;
+``tests/engines/contracts/README.md`` has the table.  Tensor operations have no row.
+"""
+
+from __future__ import annotations
+
+from r2serve.engines.seams import Accepts, Expectation, Has, InOrder, Row, Says, Takes, There
+
+RELEASES = ("2.13.0", "2.14.0", "2.15.0")
+"""Releases of torch that the rows hold for."""
+
+_C10D = "torch.distributed.distributed_c10d"
+_GROUP = "torch.distributed.ProcessGroup"
+_OPTIONS = "torch._C._distributed_c10d"
+# The classes through which C++ calls a group, and a work, that are written in Python.
+_TRAMPOLINES = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
+_GROUP_HEADER = "file:torch/include/torch/csrc/distributed/c10d/ProcessGroup.hpp"
+
+
+def _row(
+    seam: str,
+    purpose: str,
+    exit_: str,
+    *expects: Expectation,
+    releases: tuple[str, ...] = RELEASES,
+) -> Row:
+    return Row(seam, purpose, exit_, expects, releases)
+
+
+# Methods that torch's Python calls on a group; ours override them all.
+_FROM_PYTHON = {
+    "allreduce": "self, tensors, opts=...",
+    "allreduce_coalesced": "self, tensors, opts=...",
+    "reduce": "self, tensors, opts=...",
+    "broadcast": "self, tensors, opts=...",
+    "allgather": "self, output_tensors, input_tensors, opts=...",
+    "allgather_coalesced": "self, output_lists, input_list, opts=...",
+    "all_gather_single": "self, output, input, opts=...",
+    "all_gather_single_coalesced": "self, output_lists, input_list, opts=...",
+    "reduce_scatter": "self, output_tensors, input_tensors, opts=...",
+    "reduce_scatter_single": "self, outputTensor, inputTensor, opts",
+    "reduce_scatter_single_coalesced": "self, outputTensors, inputTensors, opts=None",
+    "gather": "self, output_tensors, input_tensors, opts=...",
+    "scatter": "self, output_tensors, input_tensors, opts=...",
+    "alltoall": "self, output_tensor, input_tensor, opts=...",
+    "all_to_all_single": (
+        "self, output_tensor, input_tensor, output_split_sizes, input_split_sizes, opts=..."
+    ),
+    "barrier": "self, opts=...",
+    "send": "self, tensors, dstRank, tag",
+    "recv": "self, tensors, srcRank, tag",
+    "recv_anysource": "self, tensors, tag",
+    "shutdown": "self",
+    "abort": "self",
+    "_get_backend": "self, device",
+}
+
+# Names by which C++ finds the methods of a group in Python, with what it hands over.
+_FROM_CPP = (
+    "WORK_OVERRIDE(ProcessGroup, allgather, outputTensors, inputTensors, opts)",
+    '"all_gather_single_coalesced"',
+    "WORK_OVERRIDE(ProcessGroup, allreduce, tensors, opts)",
+    "WORK_OVERRIDE(ProcessGroup, allreduce_coalesced, tensors, opts)",
+    '"all_to_all_single"',
+    "override(outputBuffer, inputBuffer, outputSplitSizes, inputSplitSizes, opts)",
+    "WORK_OVERRIDE(ProcessGroup, barrier, opts)",
+    "WORK_OVERRIDE(ProcessGroup, broadcast, tensors, opts)",
+    "WORK_OVERRIDE(ProcessGroup, reduce_scatter, outputTensors, inputTensors, opts)",
+    '"reduce_scatter_single_coalesced"',
+    "WORK_OVERRIDE(ProcessGroup, send, tensors, dstRank, tag)",
+    "WORK_OVERRIDE(ProcessGroup, recv, tensors, srcRank, tag)",
+    "PYBIND11_OVERRIDE(std::string, ProcessGroup, getBackendName, )",
+    "PYBIND11_OVERRIDE(void, ProcessGroup, abort, )",
+    "PYBIND11_OVERRIDE(const std::string&, ProcessGroup, getGroupName, )",
+    "PYBIND11_OVERRIDE(void, ProcessGroup, setGroupName, group_name)",
+    "PYBIND11_OVERRIDE(const std::string&, ProcessGroup, getGroupDesc, )",
+    "PYBIND11_OVERRIDE(void, ProcessGroup, setGroupDesc, group_desc)",
+)
+# Names that C++ knows since torch 2.14.
+_FROM_CPP_LATER = (
+    "WORK_OVERRIDE(ProcessGroup, all_gather_single, outputBuffer, inputBuffer, opts)",
+    "WORK_OVERRIDE(ProcessGroup, reduce, tensors, opts)",
+    "WORK_OVERRIDE(ProcessGroup, alltoall, outputTensors, inputTensors, opts)",
+    "WORK_OVERRIDE(ProcessGroup, gather, outputTensors, inputTensors, opts)",
+    "WORK_OVERRIDE(ProcessGroup, scatter, outputTensors, inputTensors, opts)",
+    "WORK_OVERRIDE(ProcessGroup, reduce_scatter_single, outputBuffer, inputBuffer, opts)",
+)
+
+ROWS = (
+    _row(
+        "Backend.register_backend",
+        "makes the backend r2ccl known; torch then makes our group in its extended form",
+        "",
+        Accepts(
+            "torch.distributed.Backend.register_backend", "cls, name, make, extended_api=, devices="
+        ),
+        Has("torch.distributed.Backend", ("backend_list",)),
+        InOrder(
+            f"{_C10D}._new_process_group_helper",
+            (
+                "backend_plugin.creator_fn",
+                "_DistributedBackendOptions",
+                "dist_backend_opts.store",
+                "dist_backend_opts.group_rank",
+                "dist_backend_opts.group_size",
+                "dist_backend_opts.timeout",
+                "dist_backend_opts.group_id",
+            ),
+        ),
+        Has(
+            f"{_OPTIONS}._DistributedBackendOptions",
+            ("group_id", "group_rank", "group_size", "store", "timeout"),
+        ),
+    ),
+    _row(
+        "a ProcessGroup in Python is its own backend",
+        "the group that create() returns takes the place of torch's, so torch's Python and C++ "
+        "call our methods",
+        "a Backend may be written in Python",
+        Says(
+            "file:torch/distributed/distributed_c10d.py",
+            ("ProcessGroup): pg = backend_class",),
+        ),
+        There(_GROUP),
+        Says(_GROUP_HEADER, ("explicit ProcessGroup(int rank, int size);",)),
+        Says(_TRAMPOLINES, ("using ProcessGroup::ProcessGroup;",)),
+    ),
+    _row(
+        "methods of a group, as Python calls them",
+        "each is r2ccl's",
+        "",
+        *(Takes(f"{_GROUP}.{name}", parameters) for name, parameters in _FROM_PYTHON.items()),
+    ),
+    _row(
+        "methods of a group, as C++ calls them",
+        "functional collectives, DDP and FSDP reach r2ccl",
+        "",
+        Says(_TRAMPOLINES, _FROM_CPP),
+    ),
+    _row(
+        "further methods of a group, as C++ calls them",
+        "functional collectives that torch 2.13 does not hand to a group in Python",
+        "torch 2.13 is no longer supported: the row becomes part of the one before",
+        Says(_TRAMPOLINES, _FROM_CPP_LATER),
+        releases=("2.14.0", "2.15.0"),
+    ),
+    _row(
+        "options of collectives",
+        "root, operator, timeout and whether the caller waits at once",
+        "",
+        *(
+            Has(f"{_OPTIONS}.{kind}", ("asyncOp", "timeout", *names))
+            for kind, names in {
+                "AllreduceOptions": ("reduceOp",),
+                "ReduceOptions": ("reduceOp", "rootRank"),
+                "ReduceScatterOptions": ("reduceOp",),
+                "BroadcastOptions": ("rootRank",),
+                "GatherOptions": ("rootRank",),
+                "ScatterOptions": ("rootRank",),
+                "AllgatherOptions": (),
+                "AllToAllOptions": (),
+                "BarrierOptions": (),
+            }.items()
+        ),
+        Has(
+            "torch.distributed.ReduceOp",
+            ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"),
+        ),
+    ),
+    _row(
+        "Work",
+        "a collective under way; the base of our works",
+        "",
+        *(
+            Takes(f"torch.distributed.Work.{name}", "self")
+            for name in (
+                "is_completed",
+                "is_success",
+                "exception",
+                "get_future",
+                "result",
+                "synchronize",
+            )
+        ),
+        Takes("torch.distributed.Work.wait", "self, timeout=..."),
+        Says(
+            _TRAMPOLINES,
+            (
+                "PYBIND11_OVERRIDE(bool, Work, wait, timeout)",
+                '"get_future"',
+                "make_intrusive<PyWorkHolder>(o)",
+            ),
+        ),
+    ),
+    _row(
+        "Future",
+        "what a caller of get_future() waits for, on the host and in a stream",
+        "",
+        Accepts("torch.futures.Future.__init__", "self, devices="),
+        Accepts("torch.futures.Future.then", "self, callback"),
+        Accepts("torch.futures.Future.set_result", "self, result"),
+    ),
+    _row(
+        "Store and its group",
+        "ranks find each other",
+        "",
+        There("torch.distributed.Store"),
+        Accepts("torch.distributed.TCPStore.__init__", "self, host, port, ranks, is_master="),
+        Accepts("torch.distributed.Store.add", "self, key, amount"),
+        Accepts("torch.distributed.Store.set", "self, key, value"),
+        Accepts("torch.distributed.Store.get", "self, key"),
+        Accepts("torch.distributed.all_gather_object", "everyone, mine, group="),
+        Accepts("torch.distributed.get_rank", ""),
+        Accepts("torch.distributed.get_world_size", "group"),
+    ),
+    _row(
+        "streams and events",
+        "collectives are put into the caller's stream, or follow it in one of the group's own",
+        "",
+        Accepts("torch.cuda.current_stream", "device"),
+        Accepts("torch.cuda.stream", "stream"),
+        Accepts("torch.cuda.Stream.__new__", "cls, device, priority="),
+        Has("torch.cuda.Stream", ("cuda_stream",)),
+        Accepts("torch.cuda.Stream.wait_event", "self, event"),
+        Accepts("torch.cuda.Stream.synchronize", "self"),
+        Accepts("torch.cuda.Event.__new__", "cls"),
+        Accepts("torch.cuda.Event.record", "self, stream"),
+        Accepts("torch.cuda.Event.query", "self"),
+        Accepts("torch.cuda.Event.synchronize", "self"),
+        Accepts("torch.cuda.is_available", ""),
+    ),
+    _row(
+        "graphs",
+        "captures of collectives; one at a time, since a capture begins with a wait for the device",
+        "",
+        Accepts("torch.cuda.is_current_stream_capturing", ""),
+        Accepts("torch.cuda.graph.__init__", "self, graph, stream=, capture_error_mode="),
+        InOrder(
+            "torch.cuda.graph.__enter__",
+            (
+                "torch.cuda.synchronize",
+                "torch.cuda.empty_cache",
+                "self.stream_ctx.__enter__",
+                "self.cuda_graph.capture_begin",
+                "capture_error_mode=",
+            ),
+        ),
+        Accepts("torch.cuda.CUDAGraph.__new__", "cls"),
+        Accepts("torch.cuda.CUDAGraph.replay", "self"),
+    ),
+    _row(
+        "torch.library.Library",
+        "the operation that vLLM's compiler puts in place of three",
+        "",
+        Accepts("torch.library.Library.__init__", "self, namespace, kind"),
+    ),
+)

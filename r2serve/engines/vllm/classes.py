@@ -1,0 +1,51 @@
+"""Classes of vLLM that have one of ours, and the releases of vLLM that ours fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from r2serve.engines.seams import Expectation, Row, Takes
+
+# vLLM's platform class -> ours. One line more covers a platform, once its communicator exists.
+PLATFORMS = {
+    "vllm.platforms.cpu.CpuPlatform": "r2serve.engines.vllm.platform.R2cclCpuPlatform",
+    "vllm.platforms.zen_cpu.ZenCpuPlatform": "r2serve.engines.vllm.platform.R2cclZenCpuPlatform",
+    "vllm.platforms.cuda.CudaPlatform": "r2serve.engines.vllm.platform.R2cclCudaPlatform",
+}
+
+# vLLM's device communicator -> ours.
+COMMUNICATORS = {
+    "vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator": (
+        "r2serve.engines.vllm.communicator.R2cclCpuCommunicator"
+    ),
+    "vllm.distributed.device_communicators.cuda_communicator.CudaCommunicator": (
+        "r2serve.engines.vllm.cuda_communicator.R2cclCudaCommunicator"
+    ),
+}
+
+# vLLM's worker class -> ours.
+WORKERS = {
+    "vllm.v1.worker.cpu_worker.CPUWorker": "r2serve.engines.vllm.worker.R2cclCpuWorker",
+    "vllm.v1.worker.gpu_worker.Worker": "r2serve.engines.vllm.worker.R2cclGpuWorker",
+}
+
+PASS_MANAGER = "r2serve.engines.vllm.fusion.R2cclPassManager"
+
+RELEASES = ("0.32.0", "0.33.0")
+"""Releases of vLLM that the rows hold for."""
+
+
+def row(
+    seam: str,
+    purpose: str,
+    exit_: str,
+    *expects: Expectation,
+    releases: tuple[str, ...] = RELEASES,
+) -> Row:
+    """A row that holds for every supported release of vLLM unless it says otherwise."""
+    return Row(seam, purpose, exit_, expects, releases)
+
+
+def of_each(owners: Iterable[str], method: str, parameters: str) -> tuple[Expectation, ...]:
+    """The method takes these parameters in each of several classes."""
+    return tuple(Takes(f"{owner}.{method}", parameters) for owner in owners)

@@ -1,0 +1,218 @@
+"""Rows of :mod:`r2serve.engines.vllm.patches`: device communicators, and the pass that fuses."""
+
+from __future__ import annotations
+
+from r2serve.engines.seams import Accepts, Has, InOrder, Subclass, Takes, There
+from r2serve.engines.vllm.classes import COMMUNICATORS, of_each, row
+
+_GROUPS = "vllm.distributed.parallel_state"
+_DEVICE = "vllm.distributed.device_communicators"
+_BASE = f"{_DEVICE}.base_device_communicator.DeviceCommunicatorBase"
+_CPU = f"{_DEVICE}.cpu_communicator.CpuCommunicator"
+_CUDA = f"{_DEVICE}.cuda_communicator.CudaCommunicator"
+_PASSES = "vllm.compilation.passes"
+_MANAGER = f"{_PASSES}.pass_manager.PostGradPassManager"
+_MATCHER = f"{_PASSES}.vllm_inductor_pass.VllmFusionPatternMatcherPass"
+_PATTERN = f"{_PASSES}.vllm_inductor_pass.VllmPatternReplacement"
+_PASS = f"{_PASSES}.vllm_inductor_pass.VllmInductorPass"
+
+# Methods of a device communicator that ours overrides, where a group spans nodes.
+_COLLECTIVES = {
+    "destroy": "self",
+    "all_reduce": "self, input_",
+    "all_gather": "self, input_, dim=-1",
+    "all_gatherv": "self, input_, dim=0, sizes=None",
+    "reduce_scatter": "self, input_, dim=-1",
+    "reduce_scatterv": "self, input_, dim=-1, sizes=None",
+    "reduce_scatterv_into_output": "self, input_, output, dim=-1, sizes=None",
+    "gather": "self, input_, dst=0, dim=-1",
+    "broadcast": "self, tensor, src=0",
+    "send": "self, tensor, dst=None",
+    "recv": "self, size, dtype, src=None",
+}
+
+COMMUNICATOR_ROWS = (
+    row(
+        "GroupCoordinator makes the communicator",
+        "by these keywords; __new__ picks the class for a group that spans nodes",
+        "",
+        InOrder(
+            f"{_GROUPS}.GroupCoordinator.__init__",
+            (
+                "device_comm_cls",
+                "cpu_group=",
+                "device=",
+                "device_group=",
+                "unique_name=",
+                "use_all2all=",
+            ),
+        ),
+        Accepts(
+            f"{_BASE}.__init__",
+            "self, cpu_group, device, device_group, unique_name, use_all2all=, global_ranks=, "
+            "global_world_size=",
+        ),
+        Takes(
+            f"{_CPU}.__init__",
+            "self, cpu_group, device=None, device_group=None, unique_name='', use_all2all=False",
+        ),
+        Takes(
+            f"{_CUDA}.__init__",
+            "self, cpu_group, device=None, device_group=None, unique_name='', global_ranks=None, "
+            "global_world_size=None, tcp_store_group=None, use_all2all=False",
+        ),
+        Has(
+            _BASE,
+            (
+                "all2all_manager",
+                "cpu_group",
+                "device",
+                "rank_in_group",
+                "use_all2all",
+                "world_size",
+            ),
+        ),
+        *(Subclass(base) for base in COMMUNICATORS),
+    ),
+    row(
+        "collectives of a device communicator",
+        "each is r2ccl's, where a group spans nodes",
+        "",
+        *(
+            expectation
+            for method, parameters in _COLLECTIVES.items()
+            for expectation in of_each(COMMUNICATORS, method, parameters)
+        ),
+    ),
+    row(
+        "other paths of CudaCommunicator",
+        "each is switched off: the attribute is None, or False",
+        "paths are asked by one method",
+        Has(
+            _CUDA,
+            (
+                "pynccl_comm",
+                "ca_comm",
+                "qr_comm",
+                "symm_mem_comm",
+                "fi_ar_comm",
+                "fi_pcie_ipc_ar_comm",
+                "aiter_ar_comm",
+                "use_custom_allreduce",
+                "use_torch_symm_mem",
+                "use_flashinfer_allreduce",
+                "use_flashinfer_pcie_ipc_allreduce",
+                "use_aiter_allreduce",
+                "use_aiter_ag_rs",
+            ),
+        ),
+        InOrder(
+            f"{_GROUPS}.GroupCoordinator.graph_capture",
+            ("self.device_communicator", "CudaCommunicator"),
+        ),
+    ),
+    row(
+        "suspend, resume and checkpoints",
+        "the engine's calls to every device communicator, as it sleeps and wakes",
+        "",
+        *(
+            Takes(f"{_CUDA}.{method}", "self")
+            for method in ("suspend", "resume", "checkpoint_prepare", "checkpoint_restore")
+        ),
+        InOrder(f"{_GROUPS}.suspend_device_comms", ("comm.suspend",)),
+        InOrder(f"{_GROUPS}.resume_device_comms", ("comm.resume",)),
+        InOrder(f"{_GROUPS}.checkpoint_prepare_distributed_state", ("comm.checkpoint_prepare",)),
+        InOrder(f"{_GROUPS}.checkpoint_restore_distributed_state", ("comm.checkpoint_restore",)),
+    ),
+    row(
+        "all2all_manager",
+        "expert parallelism over all-gather and reduce-scatter; other back ends ask the manager "
+        "for a handle, which it does not have",
+        "r2ccl has an all-to-all of its own for experts",
+        Accepts(f"{_DEVICE}.all2all.AgRsAll2AllManager.__init__", "self, cpu_group"),
+        InOrder(
+            "vllm.model_executor.layers.fused_moe.all2all_utils.maybe_make_prepare_finalize",
+            ("get_ep_all2all_manager", "all2all_manager.get_handle"),
+        ),
+        Takes(f"{_DEVICE}.base_device_communicator.All2AllManagerBase.get_handle", "self, kwargs"),
+    ),
+    row(
+        "supports_tensor_dict (CPU)",
+        "makes pipeline stages on different nodes hand their tensors to send_tensor_dict of our "
+        "communicator",
+        "send_tensor_dict is asked of every communicator",
+        InOrder(
+            f"{_GROUPS}.GroupCoordinator.__init__",
+            ("self.device_communicator", "'supports_tensor_dict'"),
+        ),
+        Has(_CPU, ("dist_module", "supports_tensor_dict")),
+        Takes(f"{_CPU}.send_tensor_dict", "self, tensor_dict, dst"),
+        Takes(f"{_CPU}.recv_tensor_dict", "self, src"),
+    ),
+    row(
+        "get_ip",
+        "names the address that vLLM uses, so that rails keep off the management NIC",
+        "",
+        Accepts("vllm.utils.network_utils.get_ip", ""),
+        There("vllm.envs.VLLM_HOST_IP"),
+    ),
+)
+
+FUSION_ROWS = (
+    row(
+        "PostGradPassManager.configure",
+        "puts our pass in front of all that would fuse a norm with something else",
+        "a plugin may register a pass",
+        Subclass(_MANAGER),
+        Takes(f"{_MANAGER}.configure", "self, config"),
+        InOrder(
+            f"{_MANAGER}.configure",
+            ("self.passes", "NoOpEliminationPass", "AllReduceFusionPass"),
+        ),
+        Has(
+            _MANAGER,
+            ("fix_functionalization", "passes"),
+        ),
+        There(f"{_PASSES}.utility.noop_elimination.NoOpEliminationPass"),
+        Accepts("vllm.config.set_current_vllm_config", "config, check_compile="),
+        Has("vllm.platforms.current_platform", ("is_cuda_alike",)),
+    ),
+    row(
+        "VllmFusionPatternMatcherPass",
+        "all-reduce, addition and RMSNorm become one operation",
+        "vLLM fuses by the communicator",
+        Subclass(_MATCHER),
+        Accepts(f"{_MATCHER}.__init__", "self, config, name"),
+        Takes(f"{_MATCHER}.__init__", "self, config, pass_name"),
+        Takes(f"{_MATCHER}.__call__", "self, graph"),
+        Takes(f"{_MATCHER}.uuid", "self"),
+        Accepts(f"{_MATCHER}.register", "self, replacement"),
+        Has(
+            _MATCHER,
+            ("_pattern_replacements", "matched_count", "model_dtype"),
+        ),
+        Subclass(_PATTERN, ("get_inputs", "pattern", "replacement")),
+        Takes(f"{_PATTERN}.pattern", "self"),
+        Takes(f"{_PATTERN}.replacement", "self"),
+        Takes(f"{_PATTERN}.get_inputs", "self"),
+        Accepts(f"{_PATTERN}.empty", "rows, columns, dtype="),
+        Subclass(_PASS),
+        Accepts(f"{_PASS}.__init__", "self, config"),
+        There("vllm.config.VllmConfig"),
+        Has("vllm.config.ModelConfig", ("hf_text_config",)),
+    ),
+    row(
+        "operations of the fused pattern",
+        "what the pattern is made of, and the group that carries it",
+        "vLLM fuses by the communicator",
+        Accepts("vllm.ir.ops.fused_add_rms_norm", "x, x_residual, weight, epsilon"),
+        Accepts("vllm.distributed.tensor_model_parallel_all_reduce", "input_"),
+        Accepts("vllm.distributed.get_tp_group", ""),
+        Has(f"{_GROUPS}.GroupCoordinator", ("device_communicator", "unique_name")),
+        There(f"{_GROUPS}._groups"),
+        Accepts(
+            "vllm.utils.torch_utils.direct_register_custom_op",
+            "op_name=, op_func=, fake_impl=, target_lib=",
+        ),
+    ),
+)

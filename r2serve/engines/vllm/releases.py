@@ -1,0 +1,39 @@
+"""The releases of vLLM that this plugin was tested with."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+_LOG = logging.getLogger(__name__)
+
+TESTED = ">=0.32,<0.34"
+"""As the extra ``vllm`` of pyproject.toml has it."""
+
+
+def is_tested(version: str) -> bool:
+    """Whether a version of vLLM is in the tested range; a text that is no version is not."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return SpecifierSet(TESTED).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+@functools.cache  # one line a process
+def warn_if_untested(version: str) -> None:
+    """Log a warning where ``version`` of vLLM is out of the tested range.
+
+    A refusal would stop users whose release works.  The warning names what to look at first where
+    the release does not.
+    """
+    if not is_tested(version):
+        _LOG.warning(
+            "vLLM %s is out of the range that --distributed-backend r2ccl was tested with "
+            "(vllm%s): the engine may fail at start or in its first step; "
+            "install a release of that range, or use --distributed-backend default",
+            version,
+            TESTED,
+        )

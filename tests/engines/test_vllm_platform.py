@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from vllm import platforms
-from vllm.config import CompilationMode
+from vllm.config import CompilationMode, ParallelConfig
 from vllm.platforms.cpu import CpuPlatform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -54,7 +54,9 @@ STOCK_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 
 
 def engine_config(**additional: Any) -> SimpleNamespace:
-    parallel = SimpleNamespace(nnodes=2, local_world_size=2, worker_cls=STOCK_WORKER)
+    parallel = ParallelConfig(
+        nnodes=2, tensor_parallel_size=4, master_addr="127.0.0.1", worker_cls=STOCK_WORKER
+    )
     compilation = SimpleNamespace(
         mode=CompilationMode.VLLM_COMPILE, compile_sizes=None, pass_config=SimpleNamespace()
     )
@@ -261,7 +263,13 @@ def test_the_engine_configuration_tells_compile_caches_apart_and_counts_workers(
     monkeypatch.setenv("R2CCL_NODE", "per-rank")
     config = engine_config(other=1)
     Ours.check_and_update_config(config)
-    noted = {"distributed_backend": "r2ccl", "nnodes": 2, "per_rank_nodes": True, "fuse": ""}
+    noted = {
+        "distributed_backend": "r2ccl",
+        "nnodes": 2,
+        "per_rank_nodes": True,
+        "fuse": "",
+        "gpu_staging_bytes": "",
+    }
     assert config.additional_config == {"other": 1, "r2serve": noted}
     assert Ours().device_count() == 2
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
 
 from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
-from r2serve.engines.vllm import flag, nodes
+from r2serve.engines.vllm import combinations, flag, nodes
 from r2serve.engines.vllm.spanning import (
     SpanningCollectives,
     final,
@@ -73,6 +74,9 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
         use_all2all: bool = False,
         **kwargs: Any,
     ) -> None:
+        running = get_current_vllm_config_or_none()
+        if running is not None:
+            combinations.refuse_in_group(unique_name, running.parallel_config)
         # Not CudaCommunicator's: it would make an NCCL communicator.
         kwargs.pop("tcp_store_group", None)
         DeviceCommunicatorBase.__init__(
@@ -100,6 +104,11 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
         if not self.r2ccl.fused.takes(input_):
             return super().all_reduce_add_rms_norm(input_, residual, weight, epsilon)
         return self._fused(input_, residual.contiguous(), weight, epsilon)
+
+    def fuses(self, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        """Whether one kernel does all of it: see :meth:`r2serve.fused.FusedReduce.takes`."""
+        taken: bool = self.r2ccl.fused.takes(torch.empty(shape, dtype=dtype, device="meta"))
+        return taken
 
     @final
     def _fused(

@@ -22,6 +22,7 @@ from vllm.compilation.passes.vllm_inductor_pass import (
     VllmPatternReplacement,
 )
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config.utils import Range
 from vllm.distributed import get_tp_group, parallel_state, tensor_model_parallel_all_reduce
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import direct_register_custom_op
@@ -104,18 +105,43 @@ class _Fused(VllmPatternReplacement):  # type: ignore[misc]
 
 
 class AllReduceAddRmsNormPass(VllmFusionPatternMatcherPass):  # type: ignore[misc]
-    """For the tensor-parallel group, if it spans nodes."""
+    """For the tensor-parallel group, if it spans nodes and its communicator has the operation.
+
+    Elsewhere, and in graphs for more rows than the operation takes, vLLM's own passes find the
+    norm as it was, and fuse it with what comes after it.
+    """
 
     def __init__(self, config: VllmConfig) -> None:
         super().__init__(config, "r2serve_all_reduce_add_rms_norm")
         text = config.model_config.hf_text_config
         self._epsilon = float(getattr(text, "rms_norm_eps", 1e-6))
+        self._hidden = config.model_config.get_hidden_size()
         group = get_tp_group()
-        if not isinstance(group.device_communicator, SpanningCollectives):
+        self._communicator = group.device_communicator
+        if not isinstance(self._communicator, SpanningCollectives):
+            return
+        if not self._takes(rows=1):
+            _LOG.info(
+                "group %s: all-reduce, addition and RMSNorm stay three operations: one needs each "
+                "rank on a node of its own, and few and short enough rows; there are %d ranks on "
+                "%d nodes, with rows of %d x %s",
+                group.unique_name,
+                self._communicator.world_size,
+                len(set(self._communicator.r2ccl.nodes)),
+                self._hidden,
+                self.model_dtype,
+            )
             return
         # The last norm of a model leaves no residual to anybody.
         for parts in (_both, _normed):
             self.register(_Fused(parts, self._epsilon, self.model_dtype, group.unique_name))
+
+    def _takes(self, rows: int) -> bool:
+        return bool(self._communicator.fuses((rows, self._hidden), self.model_dtype))
+
+    def is_applicable_for_range(self, compile_range: Range) -> bool:
+        """Whether each graph of the range, from its fewest rows to its most, is fused."""
+        return bool(self._pattern_replacements) and self._takes(compile_range.end)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         super().__call__(graph)

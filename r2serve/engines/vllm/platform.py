@@ -12,8 +12,10 @@ import logging
 import os
 from typing import Any, ClassVar
 
+import vllm
+
 from r2serve.config import Config
-from r2serve.engines.vllm import flag, patches, sidecar
+from r2serve.engines.vllm import combinations, flag, fusion_range, patches, releases, sidecar
 from r2serve.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -55,16 +57,33 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             super().check_and_update_config(vllm_config)
             if flag.active():
                 flag.check_environment()
+                releases.warn_if_untested(vllm.__version__)
+                combinations.refuse_elastic_groups(vllm_config.parallel_config)
                 spans = _spans_nodes(vllm_config.parallel_config)
                 os.environ[flag.SPANS_VARIABLE] = str(int(spans))
                 if spans:
+                    if base.device_type == "cuda":
+                        cls._refuse_on_gpus(vllm_config.parallel_config)
                     # FlashInfer's would go around the group's communicator.
                     vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
                     if cls._fuses():
                         _let_passes_run(vllm_config.compilation_config, mode)
+                        if base.device_type == "cuda":
+                            fusion_range.split(vllm_config, Config.from_env())
                 _note_in(vllm_config)
                 _follow_steps(vllm_config.parallel_config)
                 sidecar.start_once()
+
+        @classmethod
+        def _refuse_on_gpus(cls, parallel: Any) -> None:
+            """What workers would fail at, in words, before one is made."""
+            from r2serve.engines.vllm import gpus
+
+            config = Config.from_env()
+            combinations.refuse_in_config(parallel, per_rank_nodes=config.node == "per-rank")
+            # Where vLLM has no NVML it asks CUDA, which workers made by fork could not use then.
+            by_nvml = getattr(importlib.import_module(base.__module__), "nvml_available", False)
+            gpus.check(config.cuda_library, cls.get_device_capability() if by_nvml else None)
 
         @classmethod
         def get_device_communicator_cls(cls) -> str:
@@ -169,6 +188,7 @@ def _note_in(vllm_config: Any) -> None:
             "nnodes": parallel.nnodes,
             "per_rank_nodes": os.environ.get("R2CCL_NODE") == "per-rank",
             "fuse": os.environ.get("R2CCL_FUSE", ""),
+            "gpu_staging_bytes": os.environ.get("R2CCL_GPU_STAGING_BYTES", ""),
         }
     # vLLM tells from the device count which ranks share a node; torch sees one CPU.
     os.environ[flag.WORKERS_VARIABLE] = str(parallel.local_world_size)

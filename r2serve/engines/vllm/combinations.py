@@ -1,0 +1,113 @@
+"""Options of vLLM that r2ccl cannot be combined with, refused before a worker is made.
+
+What a configuration does not tell for certain (where Ray or an external load balancer puts a rank)
+is asked again, in the worker, of the group itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from r2serve.errors import ConfigError
+
+ALL2ALL = "allgather_reducescatter"
+"""The one exchange between experts that a group's communicator carries."""
+_PASSTHROUGH = "passthrough"  # what vLLM sets itself for MoE backends with an exchange of their own
+_WAY_OUT = "or --distributed-backend default, without failover"
+
+
+def refuse_elastic_groups(parallel: Any) -> None:
+    """Refuse groups that grow and shrink, on every platform and number of nodes.
+
+    Args:
+        parallel: vLLM's ParallelConfig.
+
+    Raises:
+        ConfigError: names option, value and what would be right.
+    """
+    if parallel.enable_elastic_ep:
+        raise ConfigError(
+            "--enable-elastic-ep is set: vLLM makes groups that grow and shrink with its own "
+            "communicator alone; --distributed-backend r2ccl must be without --enable-elastic-ep, "
+            f"{_WAY_OUT}"
+        )
+
+
+def refuse_in_config(parallel: Any, *, per_rank_nodes: bool) -> None:
+    """Refuse what is known not to work on GPUs where a group of experts spans nodes.
+
+    Args:
+        parallel: vLLM's ParallelConfig.
+        per_rank_nodes: every rank counts as a node of its own (``R2CCL_NODE=per-rank``).
+
+    Raises:
+        ConfigError: names option, value and what would be right.
+    """
+    if expert_group_spans_nodes(parallel, per_rank_nodes=per_rank_nodes):
+        refuse_in_group("ep", parallel)
+        refuse_in_group("eplb", parallel)
+
+
+def refuse_in_group(group: str, parallel: Any) -> None:
+    """Refuse what does not work in a group of GPUs that spans nodes.
+
+    Args:
+        group: vLLM's name of the group, with or without a number (``ep``, ``ep:0``).
+        parallel: vLLM's ParallelConfig.
+
+    Raises:
+        ConfigError: names option, value and what would be right.
+    """
+    kind = group.split(":")[0]
+    if kind == "ep" and parallel.enable_expert_parallel and parallel.use_all2all:
+        _refuse_all2all(parallel.all2all_backend)
+    communicator = parallel.eplb_config.communicator
+    if kind == "eplb" and parallel.enable_eplb and communicator == "pynccl":
+        raise ConfigError(
+            "--eplb-config.communicator is 'pynccl': r2ccl carries the group, which spans nodes, "
+            "and there is no NCCL communicator; --eplb-config.communicator must be nixl, "
+            f"torch_gloo or torch_nccl (which r2ccl carries), {_WAY_OUT}"
+        )
+
+
+def _refuse_all2all(backend: str) -> None:
+    if backend == ALL2ALL:
+        return
+    if backend == _PASSTHROUGH:
+        raise ConfigError(
+            "--moe-backend is one that exchanges tokens between experts itself, past r2ccl, and "
+            "the group of experts spans nodes; --moe-backend must be one without an exchange of "
+            f"its own, such as auto, {_WAY_OUT}"
+        )
+    raise ConfigError(
+        f"--all2all-backend is {backend!r}, which exchanges tokens between experts past r2ccl, and "
+        f"the group of experts spans nodes; --all2all-backend must be {ALL2ALL}, {_WAY_OUT}"
+    )
+
+
+def expert_group_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
+    """Whether the expert-parallel group is known to have ranks on more than one node.
+
+    The group has all ranks of a pipeline stage: those of tensor, prefill-context and data
+    parallelism, in vLLM's order of ranks (data, pipeline, prefill context, tensor).
+    """
+    of_replica = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+    if per_rank_nodes:
+        return bool(of_replica * parallel.data_parallel_size > 1)
+    if parallel.distributed_executor_backend == "ray" or parallel.data_parallel_backend == "ray":
+        return False
+    if _replicas_are_elsewhere(parallel):
+        return True
+    # Each node has as many consecutive ranks of a replica.
+    return bool(parallel.nnodes_within_dp > 1 and parallel.local_world_size % of_replica != 0)
+
+
+def _replicas_are_elsewhere(parallel: Any) -> bool:
+    """Whether another node is known to have some of the data-parallel replicas."""
+    from vllm import envs
+
+    # Either makes one local replica of each process, wherever the others are.
+    if parallel.data_parallel_external_lb or envs.VLLM_DP_SIZE > 1:
+        return False
+    # A node with the API server alone has none, and does not know how many nodes have the rest.
+    return bool(0 < parallel.data_parallel_size_local < parallel.data_parallel_size)

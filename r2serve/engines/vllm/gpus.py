@@ -1,0 +1,81 @@
+"""Whether this node's GPU, its driver and this build of r2serve go together, without a context.
+
+The process that asks makes workers afterwards, some of them by fork.  A driver that was
+initialised before a fork is lost to the child, so nothing here initialises one:
+``cuDriverGetVersion`` needs no ``cuInit``, and vLLM asks NVML for the compute capability.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+from r2serve import _core
+from r2serve.errors import ConfigError
+
+OLDEST_DRIVER = (11, 0)
+"""CUDA version of a driver that loads PTX 7.0, the oldest image in a build of r2serve."""
+OLDEST_GPU = (8, 0)
+"""Compute capability that the kernels are written for."""
+
+
+class Version(NamedTuple):
+    """Of CUDA, or a compute capability."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+def check(library: str, capability: tuple[int, int] | None) -> None:
+    """Refuse what a worker would fail at, before one is made.
+
+    Args:
+        library: the CUDA driver: a file, or a name that the loader finds (``R2CCL_CUDA_LIBRARY``).
+        capability: compute capability of the GPU; None: it is not known.
+
+    Raises:
+        ConfigError: names what was found and what would be right.
+    """
+    if not _core.has_kernels():
+        raise ConfigError(
+            "this build of r2serve has no GPU kernels: --distributed-backend r2ccl on GPUs of "
+            "several nodes needs them; install r2serve where nvcc is in PATH"
+        )
+    version = driver_version(library)
+    if version < OLDEST_DRIVER:
+        raise ConfigError(
+            f"the CUDA driver (R2CCL_CUDA_LIBRARY: {library}) is of CUDA {version}: it must be of "
+            f"CUDA {Version(*OLDEST_DRIVER)} or later"
+        )
+    if capability is not None and tuple(capability) < OLDEST_GPU:
+        raise ConfigError(
+            f"the GPU has compute capability {Version(*capability)}: it must be "
+            f"{Version(*OLDEST_GPU)} or later"
+        )
+
+
+def driver_version(library: str) -> Version:
+    """The latest CUDA version that a driver supports; initialises nothing.
+
+    Raises:
+        ConfigError: there is no such driver, or it does not say.
+    """
+    name = f"cuda_library (R2CCL_CUDA_LIBRARY) is {library!r}"
+    try:
+        ask = ctypes.CDLL(library).cuDriverGetVersion
+    except (OSError, AttributeError) as error:
+        raise ConfigError(
+            f"{name}, which is no CUDA driver here ({error}): it must be the file, or the name, of "
+            "the driver's library, which comes with NVIDIA's driver"
+        ) from error
+    number = ctypes.c_int()
+    code = ask(ctypes.byref(number))
+    if code != 0 or number.value <= 0:  # 0: NVIDIA's stub, for linking
+        raise ConfigError(
+            f"{name}, whose cuDriverGetVersion answered {code} and version {number.value}: it must "
+            "be the library of a driver that runs"
+        )
+    return Version(number.value // 1000, number.value % 1000 // 10)

@@ -1,0 +1,235 @@
+"""Options of vLLM that r2ccl cannot be combined with are refused at start; others are not."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import vllm
+from vllm.config import ParallelConfig, VllmConfig
+from vllm.platforms.cpu import CpuPlatform
+
+from r2serve.engines.vllm import combinations, flag, gpus, releases
+from r2serve.engines.vllm.platform import make_platform
+from r2serve.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO_NODES = {"nnodes": 2, "tensor_parallel_size": 4, "master_addr": "127.0.0.1"}
+EXPERTS = {"enable_expert_parallel": True}
+ONE_NODE = {"data_parallel_size": 2, "data_parallel_size_local": 2}
+REPLICAS = {"data_parallel_size": 2, "data_parallel_size_local": 1}
+
+
+class Cuda(CpuPlatform):  # type: ignore[misc]
+    """vLLM's platform for GPUs needs one; this has its device type."""
+
+    device_type = "cuda"
+    dist_backend = "nccl"
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """vLLM's own part is not what is tested here."""
+
+
+OnGpus = make_platform(Cuda, "R2cclPlatformOfThisTest")
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in flag.CARRIED:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(gpus, "check", lambda *_: None)
+    releases.warn_if_untested.cache_clear()
+
+
+# vLLM allows these on GPUs alone, so they are set when a configuration has been checked.
+ON_GPUS = ("enable_eplb", "enable_elastic_ep", "all2all_backend")
+
+
+def engine(**parallel: Any) -> Any:
+    """vLLM's configuration of an engine."""
+    communicator = parallel.pop("communicator", None)
+    later = {key: parallel.pop(key) for key in ON_GPUS if key in parallel}
+    made = VllmConfig(parallel_config=ParallelConfig(**parallel))
+    for key, value in later.items():
+        setattr(made.parallel_config, key, value)
+    made.parallel_config.eplb_config.communicator = communicator
+    return made
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, platform: Any = OnGpus, **parallel: Any) -> str:
+    """The words of the refusal; empty: the engine may start."""
+    config = engine(**parallel)
+    monkeypatch.setenv(flag.VARIABLE, "r2ccl")
+    try:
+        platform.check_and_update_config(config)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+BACKENDS = [
+    "deepep_high_throughput",
+    "deepep_low_latency",
+    "deepep_v2",
+    "mori_low_latency",
+    "moonep",
+    "nixl_ep",
+    "flashinfer_all2allv",
+    "flashinfer_nvlink_two_sided",
+    "flashinfer_nvlink_one_sided",
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exchange_of_experts_past_r2ccl_is_refused(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    said = refusal(monkeypatch, **EXPERTS, **REPLICAS, all2all_backend=backend)
+    assert said.startswith(f"--all2all-backend is '{backend}'")
+    assert "must be allgather_reducescatter, or --distributed-backend default" in said
+
+
+def test_a_moe_backend_with_an_exchange_of_its_own_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = refusal(monkeypatch, **EXPERTS, **REPLICAS, all2all_backend="passthrough")
+    assert said.startswith("--moe-backend is one that exchanges tokens between experts itself")
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        {**EXPERTS, **REPLICAS, "all2all_backend": "allgather_reducescatter"},
+        # Without experts in parallel, or with nothing to exchange, vLLM does not ask for it.
+        {**REPLICAS, "all2all_backend": "deepep_low_latency"},
+        {**EXPERTS, **TWO_NODES, "all2all_backend": "deepep_low_latency"},
+        # All experts of a stage are on one node: vLLM's own communicator carries them.
+        {**EXPERTS, **ONE_NODE, "all2all_backend": "deepep_low_latency"},
+        {
+            **EXPERTS,
+            **TWO_NODES,
+            "tensor_parallel_size": 2,
+            "pipeline_parallel_size": 2,
+            "enable_eplb": True,
+            "communicator": "pynccl",
+        },
+        # It is known in the worker alone where the other replicas are.
+        {**EXPERTS, **REPLICAS, "data_parallel_external_lb": True, "all2all_backend": "nixl_ep"},
+        {**EXPERTS, **TWO_NODES, "enable_eplb": True, "communicator": "torch_nccl"},
+        {**EXPERTS, **TWO_NODES, "enable_eplb": True, "communicator": "torch_gloo"},
+        {**EXPERTS, **TWO_NODES, "enable_eplb": True, "communicator": "nixl"},
+        {**EXPERTS, **TWO_NODES, "communicator": "pynccl"},  # without --enable-eplb
+    ],
+    ids=str,
+)
+def test_what_works_is_not_refused(monkeypatch: pytest.MonkeyPatch, fine: dict[str, Any]) -> None:
+    assert refusal(monkeypatch, **fine) == ""
+
+
+def test_nothing_is_refused_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = engine(**EXPERTS, **REPLICAS, all2all_backend="deepep_v2", enable_elastic_ep=True)
+    monkeypatch.setenv(flag.VARIABLE, "default")
+    OnGpus.check_and_update_config(config)
+
+
+def test_the_cpu_has_one_exchange_of_experts_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM says so itself, and goes on with it."""
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", lambda _: None)
+    ours = make_platform(CpuPlatform, "R2cclCpuPlatform")
+    assert refusal(monkeypatch, ours, **EXPERTS, **REPLICAS, all2all_backend="nixl_ep") == ""
+
+
+@pytest.mark.parametrize("nodes", [{}, TWO_NODES], ids=["one node", "two nodes"])
+def test_elastic_groups_are_refused(monkeypatch: pytest.MonkeyPatch, nodes: dict[str, Any]) -> None:
+    said = refusal(monkeypatch, **EXPERTS, **nodes, enable_elastic_ep=True)
+    assert said.startswith("--enable-elastic-ep is set")
+    assert "must be without --enable-elastic-ep, or --distributed-backend default" in said
+
+
+@pytest.mark.parametrize(
+    "across",
+    [TWO_NODES, REPLICAS, {**TWO_NODES, "tensor_parallel_size": 2, "pipeline_parallel_size": 3}],
+    ids=["tensor parallel", "data parallel", "a stage on two nodes"],
+)
+def test_nccl_for_the_placement_of_experts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, across: dict[str, Any]
+) -> None:
+    asked = {"enable_eplb": True, "communicator": "pynccl"}
+    said = refusal(monkeypatch, **EXPERTS, **across, **asked)
+    assert said.startswith("--eplb-config.communicator is 'pynccl'")
+    assert "must be nixl, torch_gloo or torch_nccl" in said
+
+
+def test_every_rank_may_be_a_node_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {**EXPERTS, **ONE_NODE, "all2all_backend": "nixl_ep"}
+    assert refusal(monkeypatch, **asked) == ""
+    monkeypatch.setenv("R2CCL_NODE", "per-rank")
+    assert refusal(monkeypatch, **asked).startswith("--all2all-backend is 'nixl_ep'")
+
+
+def test_replicas_that_the_environment_makes_may_be_anywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_DP_SIZE", "2")
+    assert refusal(monkeypatch, **EXPERTS, **REPLICAS, all2all_backend="nixl_ep") == ""
+
+
+@pytest.mark.parametrize(
+    ("group", "asked", "option"),
+    [
+        ("ep:0", {**EXPERTS, "all2all_backend": "nixl_ep"}, "--all2all-backend"),
+        ("eplb:0", {"enable_eplb": True, "communicator": "pynccl"}, "--eplb-config.communicator"),
+    ],
+)
+def test_a_worker_asks_again_of_the_group_that_it_has(
+    group: str, asked: dict[str, Any], option: str
+) -> None:
+    parallel = engine(**REPLICAS, **asked).parallel_config
+    with pytest.raises(ConfigError, match=option):
+        combinations.refuse_in_group(group, parallel)
+    for other in ("tp:0", "dp:0", "world"):
+        combinations.refuse_in_group(other, parallel)
+
+
+# Releases
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        *((version, True) for version in ("0.32.0", "0.32.0+cpu", "0.33.0", "0.33.1.dev4+g12ab")),
+        *((version, False) for version in ("0.31.2", "0.34.0", "0.34.0rc1", "1.0", "dev")),
+    ],
+)
+def test_a_release_out_of_the_tested_range_is_named_once(
+    version: str,
+    tested: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    config = engine()
+    with caplog.at_level(logging.WARNING, logger="r2serve"):
+        OnGpus.check_and_update_config(config)  # without the flag
+        assert caplog.text == ""
+        monkeypatch.setenv(flag.VARIABLE, "r2ccl")
+        config.parallel_config.worker_cls = "vllm.v1.worker.cpu_worker.CPUWorker"
+        for _ in range(2):
+            OnGpus.check_and_update_config(config)
+    warned = [each.getMessage() for each in caplog.records]
+    assert len(warned) == int(not tested)
+    for line in warned:
+        assert f"vLLM {version} is out of the range" in line
+        assert "(vllm>=0.32,<0.34)" in line
+
+
+def test_the_package_asks_for_the_releases_that_are_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["vllm"] == [f"vllm{releases.TESTED}"]

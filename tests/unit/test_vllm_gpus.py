@@ -1,0 +1,160 @@
+"""What a GPU, its driver and this build lack is said at start, before a worker is made."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.config import ParallelConfig, VllmConfig
+from vllm.platforms.cpu import CpuPlatform
+
+from r2serve import _core
+from r2serve.engines.vllm import flag, gpus
+from r2serve.engines.vllm.platform import make_platform
+from r2serve.errors import ConfigError
+
+LIBRARY = "libcuda.so.1"
+
+
+def a_driver(monkeypatch: pytest.MonkeyPatch, version: int, code: int = 0) -> None:
+    """A driver that has ``cuDriverGetVersion`` alone: any other call is an AttributeError."""
+
+    def answer(where: Any) -> int:
+        where._obj.value = version
+        return code
+
+    driver = SimpleNamespace(cuDriverGetVersion=answer)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: {LIBRARY: driver}[name])
+
+
+@pytest.fixture(autouse=True)
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "has_kernels", lambda: True)
+
+
+@pytest.mark.parametrize("version", [11000, 11020, 12090, 13000])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0), None])
+def test_what_goes_together_starts(
+    monkeypatch: pytest.MonkeyPatch, version: int, capability: tuple[int, int] | None
+) -> None:
+    a_driver(monkeypatch, version)
+    gpus.check(LIBRARY, capability)
+
+
+def test_the_version_is_that_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_driver(monkeypatch, 12090)
+    assert str(gpus.driver_version(LIBRARY)) == "12.9"
+
+
+def refused(capability: tuple[int, int] | None = (9, 0), library: str = LIBRARY) -> str:
+    with pytest.raises(ConfigError) as raised:
+        gpus.check(library, capability)
+    return str(raised.value)
+
+
+def test_a_build_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "has_kernels", lambda: False)
+    a_driver(monkeypatch, 13000)
+    said = refused()
+    assert said.startswith("this build of r2serve has no GPU kernels")
+    assert said.endswith("install r2serve where nvcc is in PATH")
+
+
+def test_a_driver_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_driver(monkeypatch, 10020)
+    said = refused()
+    assert said.startswith("the CUDA driver (R2CCL_CUDA_LIBRARY: libcuda.so.1) is of CUDA 10.2")
+    assert said.endswith("it must be of CUDA 11.0 or later")
+
+
+def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_driver(monkeypatch, 13000)
+    said = refused((7, 5))
+    assert said == "the GPU has compute capability 7.5: it must be 8.0 or later"
+
+
+@pytest.mark.parametrize(("version", "code"), [(0, 0), (0, 34), (12000, 999)])
+def test_a_driver_that_does_not_say_is_refused(
+    monkeypatch: pytest.MonkeyPatch, version: int, code: int
+) -> None:
+    a_driver(monkeypatch, version, code)
+    assert f"whose cuDriverGetVersion answered {code} and version {version}" in refused()
+
+
+@pytest.mark.parametrize("library", ["libno-such-driver.so.1", "libc.so.6"])
+def test_what_is_no_driver_is_refused(library: str) -> None:
+    said = refused(library=library)
+    assert said.startswith(f"cuda_library (R2CCL_CUDA_LIBRARY) is '{library}', which is no CUDA")
+
+
+# In an engine that starts
+
+
+class Cuda(CpuPlatform):  # type: ignore[misc]
+    """vLLM's platform for GPUs needs one; this has its device type, and an old GPU."""
+
+    device_type = "cuda"
+    dist_backend = "nccl"
+    asked = 0
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """vLLM's own part is not what is tested here."""
+
+    @classmethod
+    def get_device_capability(cls, device_id: int = 0) -> tuple[int, int]:
+        Cuda.asked += 1
+        return (7, 5)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    for variable in flag.CARRIED:
+        monkeypatch.delenv(variable, raising=False)
+    two_nodes = ParallelConfig(nnodes=2, tensor_parallel_size=2, master_addr="127.0.0.1")
+    made = VllmConfig(parallel_config=two_nodes)
+    monkeypatch.setenv(flag.VARIABLE, "r2ccl")
+    a_driver(monkeypatch, 12080)
+    monkeypatch.setattr(Cuda, "asked", 0)
+    module = ModuleType("of_this_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(Cuda, "__module__", module.__name__)
+    return made
+
+
+@pytest.mark.parametrize("nvml", [True, False])
+def test_an_engine_asks_before_it_makes_workers(
+    engine: Any, nvml: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without NVML vLLM would ask CUDA, and children of this process could not use it."""
+    ours = make_platform(Cuda, f"OnGpus{nvml}")
+    monkeypatch.setattr(sys.modules["of_this_test"], "nvml_available", nvml, raising=False)
+    if nvml:
+        with pytest.raises(ConfigError, match=r"compute capability 7\.5: it must be 8\.0"):
+            ours.check_and_update_config(engine)
+    else:
+        ours.check_and_update_config(engine)
+    assert Cuda.asked == int(nvml)
+
+
+def test_an_old_driver_stops_an_engine(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_driver(monkeypatch, 10000)
+    with pytest.raises(ConfigError, match=r"is of CUDA 10\.0: it must be of CUDA 11\.0 or later"):
+        make_platform(Cuda, "OnGpus").check_and_update_config(engine)
+
+
+def test_an_engine_on_one_node_needs_none_of_it(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its groups keep vLLM's own communicator."""
+    monkeypatch.setattr(_core, "has_kernels", lambda: False)
+    engine.parallel_config.nnodes = 1
+    make_platform(Cuda, "OnGpus").check_and_update_config(engine)
+    assert Cuda.asked == 0

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+from vllm.distributed import parallel_state
 from vllm.ir.ops import fused_add_rms_norm
 from vllm.utils.network_utils import get_ip
 
 from r2serve import Communicator, tensors
 from r2serve.engines.vllm import sidecar
 from r2serve.engines.vllm.ending import end_worker_soon
+from r2serve.errors import InvalidArgumentError
 
 _LOG = logging.getLogger(__name__)
 _warned_of_no_rail = False
@@ -47,6 +49,7 @@ class SpanningCollectives:
 
     cpu_group: Any
     device: torch.device
+    unique_name: str
     world_size: int
     rank_in_group: int
     r2ccl: Any  # a Communicator, whose methods return the kind of tensor that they are given
@@ -78,6 +81,34 @@ class SpanningCollectives:
         self.r2ccl.close()
         super().destroy()  # type: ignore[misc]
 
+    def suspend(self) -> None:
+        """Keep every buffer while the engine sleeps (``--enable-nccl-comm-suspend``).
+
+        Captured graphs hold the buffers' addresses and peers write to them: none can be given back.
+        """
+        _LOG.info(
+            "group %s: suspend frees nothing of r2ccl; its rails and its pinned memory stay",
+            self.unique_name,
+        )
+
+    def resume(self) -> None:
+        """:meth:`suspend` has given nothing back."""
+
+    def checkpoint_prepare(self) -> None:
+        """Refuse: a restored process has no connection to its peers.
+
+        Raises:
+            InvalidArgumentError: always; the group goes on as it was.
+        """
+        raise InvalidArgumentError(
+            f"checkpoint_prepare: group {self.unique_name} spans nodes by r2ccl, whose connections "
+            "no checkpoint of a process holds; an engine that is to be checkpointed must run with "
+            "--distributed-backend default"
+        )
+
+    def checkpoint_restore(self) -> None:
+        """:meth:`checkpoint_prepare` has given nothing up."""
+
     @final
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks; ``input_`` stays as it is."""
@@ -93,6 +124,10 @@ class SpanningCollectives:
             self.r2ccl.all_reduce(input_.contiguous()), residual, weight, epsilon
         )
         return made
+
+    def fuses(self, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        """Whether :meth:`all_reduce_add_rms_norm` takes tensors of this shape as one operation."""
+        return True
 
     @final
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -244,6 +279,19 @@ def name_the_engines_address() -> None:
         found = get_ip()
         if found != "0.0.0.0":  # vLLM's answer where there is no route either
             os.environ["VLLM_HOST_IP"] = found
+
+
+def refuse_checkpoint() -> None:
+    """Refuse a checkpoint of this process before any group of it has been prepared for one.
+
+    Raises:
+        InvalidArgumentError: a group spans nodes.
+    """
+    for reference in list(parallel_state._groups.values()):
+        group = reference()
+        communicator = None if group is None else group.device_communicator
+        if isinstance(communicator, SpanningCollectives):
+            communicator.checkpoint_prepare()
 
 
 class _Shape(NamedTuple):

@@ -68,6 +68,12 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
                 self._r2serve_steps.ended(sampled=sampled)
             return trusted(output)
 
+        def checkpoint_prepare(self) -> None:
+            from r2serve.engines.vllm.spanning import refuse_checkpoint
+
+            refuse_checkpoint()
+            super().checkpoint_prepare()
+
     R2cclWorker.__name__ = R2cclWorker.__qualname__ = name
     return R2cclWorker
 

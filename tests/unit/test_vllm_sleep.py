@@ -1,0 +1,104 @@
+"""What vLLM asks of communicators while an engine sleeps or is checkpointed, with r2ccl."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.distributed import parallel_state
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
+
+from r2serve.engines.vllm.spanning import SpanningCollectives
+from r2serve.engines.vllm.worker import make_worker
+from r2serve.errors import InvalidArgumentError
+
+
+class OfVllm(DeviceCommunicatorBase):  # type: ignore[misc]
+    """vLLM's communicator of a group, which writes down what it is asked for."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.unique_name = name
+        self.calls = calls
+
+    def checkpoint_prepare(self) -> None:
+        self.calls.append(f"{self.unique_name}: checkpoint_prepare")
+
+    def checkpoint_restore(self) -> None:
+        self.calls.append(f"{self.unique_name}: checkpoint_restore")
+
+    def suspend(self) -> None:
+        self.calls.append(f"{self.unique_name}: suspend")
+
+    def resume(self) -> None:
+        self.calls.append(f"{self.unique_name}: resume")
+
+
+class Spanning(SpanningCollectives, OfVllm):
+    """As :class:`SpanningCudaCommunicator` is made of the two."""
+
+
+class VllmsWorker:
+    """What vLLM's worker does at ``checkpoint_prepare``."""
+
+    def checkpoint_prepare(self) -> None:
+        parallel_state._apply_to_device_comms(lambda comm: comm.checkpoint_prepare())
+
+
+Worker = make_worker(VllmsWorker, "WorkerOfThisTest")
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The groups of a process, in the order in which vLLM asks them, and what vLLM's did."""
+    calls: list[str] = []
+    made = {
+        "world": Mock(device_communicator=None),
+        "pp:0": Mock(device_communicator=OfVllm("pp:0", calls)),
+        "tp:0": Mock(device_communicator=Spanning("tp:0", calls)),
+    }
+    references: dict[str, Any] = {name: (lambda each=each: each) for name, each in made.items()}
+    references["gone"] = lambda: None
+    monkeypatch.setattr(parallel_state, "_groups", references)
+    return {**made, "calls": calls}
+
+
+def test_an_engine_that_sleeps_keeps_its_rails(
+    groups: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="r2serve"):
+        parallel_state.suspend_device_comms()
+        parallel_state.resume_device_comms()
+    assert groups["calls"] == ["pp:0: suspend", "pp:0: resume"]
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line == (
+        "group tp:0: suspend frees nothing of r2ccl; its rails and its pinned memory stay"
+    )
+
+
+def test_a_checkpoint_is_refused_before_any_group_is_prepared(groups: dict[str, Any]) -> None:
+    worker = Worker.__new__(Worker)
+    with pytest.raises(InvalidArgumentError) as raised:
+        worker.checkpoint_prepare()
+    said = str(raised.value)
+    assert said.startswith("checkpoint_prepare: group tp:0 spans nodes by r2ccl")
+    assert said.endswith("must run with --distributed-backend default")
+    assert groups["calls"] == []
+    parallel_state._apply_to_device_comms(lambda comm: comm.checkpoint_restore())
+    assert groups["calls"] == ["pp:0: checkpoint_restore"]
+
+
+def test_a_worker_that_is_not_ours_is_refused_it_by_the_group(groups: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match="checkpoint_prepare: group tp:0"):
+        VllmsWorker().checkpoint_prepare()
+
+
+def test_groups_inside_a_node_are_checkpointed_by_vllm(groups: dict[str, Any]) -> None:
+    calls = groups["calls"]
+    groups["tp:0"].device_communicator = OfVllm("tp:0", calls)
+    Worker.__new__(Worker).checkpoint_prepare()
+    assert calls == ["pp:0: checkpoint_prepare", "tp:0: checkpoint_prepare"]

@@ -1,0 +1,188 @@
+"""The fused operation takes the place of three only where one kernel can do them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.config import CompilationConfig, ParallelConfig, VllmConfig
+from vllm.config.utils import Range
+from vllm.platforms.cpu import CpuPlatform
+
+from r2serve.config import Config
+from r2serve.engines.vllm import flag, fusion, fusion_range, gpus
+from r2serve.engines.vllm.cuda_communicator import SpanningCudaCommunicator
+from r2serve.engines.vllm.platform import make_platform
+from r2serve.fused import FusedReduce
+
+HIDDEN = 7168
+STAGING = 8 * 1024**2
+CAPACITY = 292  # rows of 7168 x bfloat16 in half of the staging memory
+PER_RANK = {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": "127.0.0.1"}
+
+
+def of_gpus(nodes: Sequence[int], most_bytes: int) -> Any:
+    """The communicator of a group over GPUs, without its rails; slots take ``most_bytes``."""
+    size = 4 * 1024
+    memory = (ctypes.c_uint8 * size)()
+    core = Mock()
+    core.memory = memory
+    core.slots.return_value = {
+        **dict.fromkeys(("base", "sequence", "arrived", "abort"), ctypes.addressof(memory)),
+        **dict.fromkeys(("ring", "most_bytes"), 1),
+        **dict.fromkeys(("entry_bytes", "direct_base"), 0),
+    }
+    fused = FusedReduce(core, lambda: 0, nodes, torch.device("cpu"))
+    fused._memory["most_bytes"] = most_bytes
+    made = object.__new__(SpanningCudaCommunicator)
+    made.r2ccl = SimpleNamespace(fused=fused, nodes=nodes)
+    made.world_size = len(nodes)
+    return made
+
+
+def the_pass(
+    monkeypatch: pytest.MonkeyPatch,
+    communicator: Any,
+    hidden: int = HIDDEN,
+    dtype: torch.dtype = torch.bfloat16,
+) -> fusion.AllReduceAddRmsNormPass:
+    """The compiler's pass of a group; the patterns that it registers are not traced."""
+    group = SimpleNamespace(device_communicator=communicator, unique_name="tp:0")
+    monkeypatch.setattr(fusion, "get_tp_group", lambda: group)
+    monkeypatch.setattr(
+        fusion.AllReduceAddRmsNormPass,
+        "register",
+        lambda self, pattern: self._pattern_replacements.append(pattern),
+    )
+    model = SimpleNamespace(
+        hf_text_config=SimpleNamespace(rms_norm_eps=1e-5),
+        get_hidden_size=lambda: hidden,
+        dtype=dtype,
+    )
+    config = SimpleNamespace(
+        compilation_config=CompilationConfig(), model_config=model, device_config=None
+    )
+    return fusion.AllReduceAddRmsNormPass(config)
+
+
+def test_two_nodes_of_eight_keep_vllms_passes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="r2serve"):
+        made = the_pass(monkeypatch, of_gpus([0] * 8 + [1] * 8, STAGING // 16))
+    assert made._pattern_replacements == []
+    assert not made.is_applicable_for_range(Range(1, 1))
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line.startswith("group tp:0: all-reduce, addition and RMSNorm stay three operations")
+    assert line.endswith("there are 16 ranks on 2 nodes, with rows of 7168 x torch.bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hidden", "dtype", "most_bytes"),
+    [
+        ([0, 1], 16392, torch.bfloat16, STAGING),  # wider than a program's registers
+        ([0, 1], HIDDEN, torch.float64, STAGING),
+        ([0, 1], HIDDEN, torch.bfloat16, 2 * HIDDEN - 128),  # not one row
+        (list(range(17)), HIDDEN, torch.bfloat16, STAGING),  # more than a kernel adds up
+    ],
+)
+def test_what_no_kernel_takes_stays_three_operations(
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: list[int],
+    hidden: int,
+    dtype: torch.dtype,
+    most_bytes: int,
+) -> None:
+    made = the_pass(monkeypatch, of_gpus(nodes, most_bytes), hidden, dtype)
+    assert made._pattern_replacements == []
+    assert not made.is_applicable_for_range(Range(1, 1))
+
+
+def test_one_rank_a_node_is_fused_up_to_what_its_slots_hold(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="r2serve"):
+        made = the_pass(monkeypatch, of_gpus([0, 1], STAGING // 2))
+    assert len(made._pattern_replacements) == 2
+    assert made.is_applicable_for_range(Range(1, CAPACITY))
+    assert not made.is_applicable_for_range(Range(1, CAPACITY + 1))
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7, 16])
+@pytest.mark.parametrize("hidden", [64, 2880, HIDDEN, 16384])
+@pytest.mark.parametrize("staging", [1024**2, STAGING, 12_345_678])
+def test_ranges_end_where_the_operation_does(ranks: int, hidden: int, staging: int) -> None:
+    # As StreamCommunicator::piece_bytes has it.
+    communicator = of_gpus(list(range(ranks)), staging // ranks // 128 * 128)
+    rows = fusion_range.most_rows(staging, ranks, hidden * 2)
+    assert rows == 0 or communicator.fuses((rows, hidden), torch.bfloat16)
+    assert not communicator.fuses((rows + 1, hidden), torch.bfloat16)
+
+
+class Cuda(CpuPlatform):  # type: ignore[misc]
+    """vLLM's platform for GPUs needs one; this has its device type."""
+
+    device_type = "cuda"
+    dist_backend = "nccl"
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """vLLM's own part is not what is tested here."""
+
+
+OnGpus = make_platform(Cuda, "R2cclPlatformOfThisTest")
+
+
+def ranges(monkeypatch: pytest.MonkeyPatch, own: list[int] | None = None, **parallel: Any) -> Any:
+    """What vLLM compiles graphs for, when the platform has had its say."""
+    for variable in set(flag.CARRIED) - {"R2CCL_FUSE", "R2CCL_NODE"}:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(gpus, "check", lambda *_: None)
+    config: Any = SimpleNamespace(
+        parallel_config=ParallelConfig(**parallel),
+        compilation_config=CompilationConfig(compile_ranges_endpoints=own),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=8192),
+        model_config=SimpleNamespace(get_hidden_size=lambda: HIDDEN, dtype=torch.bfloat16),
+        additional_config={},
+    )
+    monkeypatch.setenv(flag.VARIABLE, "r2ccl")
+    OnGpus.check_and_update_config(config)
+    VllmConfig._set_compile_ranges(config)
+    return [(each.start, each.end) for each in config.compilation_config.get_compile_ranges()]
+
+
+def test_decode_steps_get_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranges(monkeypatch, **PER_RANK) == [(1, CAPACITY), (CAPACITY + 1, 8192)]
+    assert Config().gpu_staging_bytes == STAGING
+    asked = ranges(monkeypatch, [1024], **PER_RANK)
+    assert asked == [(1, CAPACITY), (CAPACITY + 1, 1024), (1025, 8192)]
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {**PER_RANK, "tensor_parallel_size": 16},  # eight a node
+        {**PER_RANK, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 2},
+    ],
+    ids=["two nodes of eight", "stages", "one node"],
+)
+def test_what_cannot_be_fused_is_compiled_as_before(
+    monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any]
+) -> None:
+    assert ranges(monkeypatch, **parallel) == [(1, 8192)]
+
+
+def test_nothing_is_split_where_fusion_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2CCL_FUSE", "off")
+    assert ranges(monkeypatch, **PER_RANK) == [(1, 8192)]

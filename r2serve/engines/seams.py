@@ -113,22 +113,23 @@ class Subclass(Expectation):
 
 
 @dataclass(frozen=True)
-class Wrapped(Expectation):
-    """We do not subclass the class; we put a method of our own on the object.
+class StoodInFor(Expectation):
+    """We do not subclass the class: a stand-in has one method of ours and forwards all else.
 
-    The object must have room for that: no ``__slots__``, no frozen dataclass.  Abstract methods are
-    recorded and do no harm, since the object stays the engine's own.
+    Abstract methods are recorded and do no harm.  Python looks special methods up in the type,
+    past a stand-in, so the class must have none but those that make an object.
     """
 
     method: str
 
     def asks(self) -> Asks:
-        return {"has": (self.method,), "closed": (), "abstract": ()}
+        return {"has": (self.method,), "special": (), "abstract": ()}
 
     def broken(self, fact: Fact) -> str | None:
         if self.method not in fact.get("has", ()):
             return f"has no {self.method}"
-        return "has no room for attributes of its objects" if fact.get("closed", True) else None
+        special = fact.get("special", ())
+        return f"has {', '.join(special)}, which a stand-in does not forward" if special else None
 
 
 @dataclass(frozen=True)

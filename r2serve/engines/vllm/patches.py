@@ -9,7 +9,16 @@ nothing of vLLM.
 
 from __future__ import annotations
 
-from r2serve.engines.seams import Has, InOrder, Subclass, Takes, There, Wrapped
+from r2serve.engines.seams import (
+    Accepts,
+    Has,
+    InOrder,
+    Says,
+    StoodInFor,
+    Subclass,
+    Takes,
+    There,
+)
 from r2serve.engines.vllm.classes import (
     COMMUNICATORS,
     PASS_MANAGER,
@@ -87,10 +96,43 @@ _PLATFORM_ROWS = (
     ),
     row(
         "options that r2ccl refuses",
-        "reads what would go past r2ccl, to refuse or replace it before workers start",
+        "reads what would go past r2ccl, and where ranks of experts are, before workers start",
         "r2ccl carries these, too",
-        Has(_PARALLEL, ("all2all_backend", "enable_elastic_ep", "enable_eplb", "eplb_config")),
+        Has(
+            _PARALLEL,
+            (
+                "all2all_backend",
+                "data_parallel_backend",
+                "data_parallel_external_lb",
+                "enable_elastic_ep",
+                "enable_eplb",
+                "enable_expert_parallel",
+                "eplb_config",
+                "nnodes_within_dp",
+                "prefill_context_parallel_size",
+                "tensor_parallel_size",
+                "use_all2all",
+            ),
+        ),
         Has("vllm.config.parallel.EPLBConfig", ("communicator",)),
+        There("vllm.envs.VLLM_DP_SIZE"),
+        Says(
+            "file:vllm/distributed/parallel_state.py",
+            (
+                "all_ranks = torch.arange(world_size).reshape(-1, data_parallel_size, "
+                "pipeline_model_parallel_size, prefill_context_model_parallel_size, "
+                "tensor_model_parallel_size,)",
+            ),
+        ),
+        Accepts("vllm.config.get_current_vllm_config_or_none", ""),
+    ),
+    row(
+        "release and GPU",
+        "warns of a release that was not tested; refuses a GPU or driver without starting CUDA",
+        "",
+        There("vllm.__version__"),
+        There("vllm.platforms.cuda.nvml_available"),
+        Accepts("vllm.platforms.cuda.CudaPlatform.get_device_capability", "cls"),
     ),
     row(
         "elastic EP builds CudaCommunicator itself",
@@ -198,21 +240,28 @@ _WORKER_ROWS = (
         ),
         *of_each(WORKERS, "execute_model", "self, scheduler_output"),
         *of_each(WORKERS, "sample_tokens", "self, grammar_output"),
+        *of_each(WORKERS, "checkpoint_prepare", "self"),
         *(Has(base, ("vllm_config",)) for base in WORKERS),
         Has(_PARALLEL, ("data_parallel_index", "worker_cls")),
         Has("vllm.config.ModelConfig", ("served_model_name",)),
     ),
     row(
         "AsyncModelRunnerOutput.get_output",
-        "we do not subclass it: the object stays vLLM's own, its get_output is wrapped to void "
-        "tokens of a lost peer, so a new abstract method is no harm",
+        "we do not subclass it: a stand-in checks for lost peers after get_output and forwards all "
+        "else, so a new abstract method is no harm",
         "a worker may check a step before its tokens leave",
-        Wrapped(_OUTPUT, "get_output"),
+        StoodInFor(_OUTPUT, "get_output"),
         Takes(f"{_OUTPUT}.get_output", "self"),
-        Wrapped("vllm.v1.worker.gpu_model_runner.AsyncGPUModelRunnerOutput", "get_output"),
-        Wrapped("vllm.v1.worker.gpu_model_runner.AsyncGPUPoolingModelRunnerOutput", "get_output"),
-        Wrapped("vllm.v1.worker.gpu.async_utils.AsyncOutput", "get_output"),
-        Wrapped("vllm.v1.worker.gpu.async_utils.AsyncPoolingOutput", "get_output"),
+        InOrder(
+            "vllm.v1.executor.multiproc_executor.WorkerProc.enqueue_output",
+            ("AsyncModelRunnerOutput", "output.get_output"),
+        ),
+        StoodInFor("vllm.v1.worker.gpu_model_runner.AsyncGPUModelRunnerOutput", "get_output"),
+        StoodInFor(
+            "vllm.v1.worker.gpu_model_runner.AsyncGPUPoolingModelRunnerOutput", "get_output"
+        ),
+        StoodInFor("vllm.v1.worker.gpu.async_utils.AsyncOutput", "get_output"),
+        StoodInFor("vllm.v1.worker.gpu.async_utils.AsyncPoolingOutput", "get_output"),
     ),
     row(
         "SchedulerOutput",

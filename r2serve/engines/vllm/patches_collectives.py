@@ -116,8 +116,9 @@ COMMUNICATOR_ROWS = (
         "the engine's calls to every device communicator, as it sleeps and wakes",
         "",
         *(
-            Takes(f"{_CUDA}.{method}", "self")
+            expectation
             for method in ("suspend", "resume", "checkpoint_prepare", "checkpoint_restore")
+            for expectation in of_each(COMMUNICATORS, method, "self")
         ),
         InOrder(f"{_GROUPS}.suspend_device_comms", ("comm.suspend",)),
         InOrder(f"{_GROUPS}.resume_device_comms", ("comm.resume",)),
@@ -186,6 +187,9 @@ FUSION_ROWS = (
         Takes(f"{_MATCHER}.__init__", "self, config, pass_name"),
         Takes(f"{_MATCHER}.__call__", "self, graph"),
         Takes(f"{_MATCHER}.uuid", "self"),
+        Takes(f"{_MATCHER}.is_applicable_for_range", "self, compile_range"),
+        Has("vllm.config.utils.Range", ("end", "start")),
+        Has("vllm.config.CompilationConfig", ("compile_ranges_endpoints",)),
         Accepts(f"{_MATCHER}.register", "self, replacement"),
         Has(
             _MATCHER,
@@ -199,7 +203,7 @@ FUSION_ROWS = (
         Subclass(_PASS),
         Accepts(f"{_PASS}.__init__", "self, config"),
         There("vllm.config.VllmConfig"),
-        Has("vllm.config.ModelConfig", ("hf_text_config",)),
+        Has("vllm.config.ModelConfig", ("dtype", "get_hidden_size", "hf_text_config")),
     ),
     row(
         "operations of the fused pattern",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from r2serve.errors import AbortedError, InvalidArgumentError, PeerLostError, R2
 CUDA = torch.device("cuda", 0)
 SOON_S = 0.03  # has others wait for what comes, or for what does not
 LOST = PeerLostError("rank 1 is gone")
+FAILED = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 class PlayedStream:
@@ -297,6 +298,41 @@ def test_what_could_not_be_put_or_has_ended_is_not_running(group: Group) -> None
     assert [each.what for each in group.streams._running] == ["second"]
 
 
+@pytest.fixture
+def failed(group: Group) -> Iterator[Group]:
+    """A group whose GPU has failed in the middle of a collective."""
+
+    def fail(self: PlayedPlace) -> bool:
+        raise FAILED
+
+    group.work = group.ask(timeout_s=60.0)
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(PlayedPlace, "passed", fail)
+        yield group
+
+
+def test_what_a_failed_gpu_was_at_has_not_ended(failed: Group) -> None:
+    for ask in ("is_completed", "is_success", "wait", "result"):
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            getattr(failed.work, ask)()
+    assert failed.work.exception() is FAILED
+    assert not failed.streams.idle()
+    failed.comm.failure = LOST
+    assert failed.work.exception() is LOST  # it says more
+
+
+def test_peers_are_told_of_a_failed_gpu_when_its_time_is_up_or_its_group_ends(
+    failed: Group,
+) -> None:
+    failed.streams.end_what_is_overdue()
+    assert failed.comm.calls == []
+    failed.later_s = 100.0
+    failed.streams.end_what_is_overdue()
+    assert failed.comm.calls[0] == "abort: sum has not ended within 60 s (timeout)"
+    failed.streams.close()
+    assert failed.comm.calls[-2:] == ["abort: the process group is shut down", "close"]
+
+
 def test_the_first_that_is_overdue_is_named(group: Group) -> None:
     for what, timeout_s in (("first", 100.0), ("second", 300.0), ("third", 200.0)):
         group.ask(what, timeout_s=timeout_s)
@@ -384,22 +420,6 @@ def test_a_group_may_end_while_ranks_are_waited_for(unmade: Group) -> None:
     unmade.open()
     unmade.streams.abort("late")
     assert (unmade.host.calls, unmade.comm.calls) == (["abort: early"], ["close", "abort: late"])
-
-
-@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
-def test_a_place_is_past_on_the_host_and_where_a_gpu_has_failed(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device
-) -> None:
-    on_gpu, event = device == CUDA, Mock()
-    event.query.side_effect = [False, True, RuntimeError("the GPU has failed")]
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: event.current)
-    place = stream.Place(device)
-    assert [place.passed() for _ in range(3)] == [not on_gpu, True, True]
-    place.precedes()
-    place.await_here()
-    done = [call.record(event.current), call.current.wait_event(event), call.synchronize()]
-    assert [each for each in event.mock_calls if each != call.query()] == done * on_gpu
 
 
 def test_garbage_collection_may_close_while_the_watcher_looks(unmade: Group) -> None:

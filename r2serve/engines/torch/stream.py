@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -23,60 +23,13 @@ import torch.distributed as dist
 from r2serve.communicator import Communicator
 from r2serve.device import DeviceCommunicator
 from r2serve.engines.torch.lane import watch
+from r2serve.engines.torch.place import HIGH, Place, capturing
 from r2serve.errors import AbortedError, InvalidArgumentError, R2cclError
 
 _Work: Any = dist.Work  # its types promise more than it has
 
 LOOK_S = 0.001
 """How often whoever waits with a limit looks."""
-_HIGH = -1
-"""Priority of streams of our own: torch has a pool for each, which others' streams are not in."""
-
-
-class Place:
-    """Where the current stream of a device is now; past, where the host's calls do the work."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event: Any = None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(device))
-        self._device = device
-
-    def passed(self) -> bool:
-        """Whether the stream has come there, or the GPU has failed and never will."""
-        try:
-            return self._event is None or self._event.query()
-        except RuntimeError:  # which whoever uses the GPU next is told
-            return True
-
-    def precedes(self) -> None:
-        """What is put into the current stream from now on comes after."""
-        if self._event is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
-
-    def await_here(self) -> None:
-        """Wait, on this thread, until the stream has come there."""
-        if self._event is not None:
-            self._event.synchronize()
-
-
-def capturing(device: torch.device) -> bool:
-    """Whether what is put into the current stream becomes a graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def refuse_capture(given: Sequence[torch.Tensor]) -> None:
-    """Of what the host does itself.
-
-    Raises:
-        InvalidArgumentError: a graph is being captured on a GPU that a tensor is on.
-    """
-    if any(capturing(tensor.device) for tensor in given):
-        raise InvalidArgumentError(
-            "a graph is being captured, and this goes through copies of the host, which a graph "
-            "cannot have"
-        )
 
 
 @dataclass(eq=False)
@@ -91,13 +44,27 @@ class _Running:
     _seen: bool = False
 
     def ended(self) -> bool:
-        """A GPU that has said so is not asked again: another thread may be capturing a graph."""
+        """Whether it has; a GPU that has said so is not asked again.
+
+        Raises:
+            RuntimeError: the GPU has failed, so it never ends.
+        """
         if not self._seen:
             self._seen = self.end is not None and self.end.passed()
         return self._seen
 
+    def pending(self) -> bool:
+        """Whether it has not ended, for one that the failure of a GPU does not concern.
+
+        On a GPU that has failed nothing ends, and the next user of the GPU is told so by torch.
+        """
+        try:
+            return not self.ended()
+        except RuntimeError:
+            return True
+
     def overdue(self) -> bool:
-        return time.monotonic() - self.began_s > self.timeout_s and not self.ended()
+        return time.monotonic() - self.began_s > self.timeout_s and self.pending()
 
     def late(self, limit_s: float) -> str:
         return f"{self.what} has not ended within {limit_s:g} s (timeout)"
@@ -150,6 +117,7 @@ class StreamWork(_Work):  # type: ignore[misc]
 
         Raises:
             R2cclError: it has failed, or one before it, as far as is known yet.
+            RuntimeError: the GPU has failed, in torch's words.
         """
         limit_s = timeout.total_seconds() if timeout else 0.0
         if limit_s > 0 and not self._captured:
@@ -174,7 +142,10 @@ class StreamWork(_Work):  # type: ignore[misc]
         return self._ended() and self._sound
 
     def exception(self) -> BaseException | None:
-        self._ended()
+        try:
+            self._ended()
+        except RuntimeError as error:  # the GPU's; that of a peer says more, if there is one
+            return self._failure() or error
         return None if self._sound else self._failure()
 
     def result(self) -> list[torch.Tensor]:
@@ -268,7 +239,7 @@ class Streams:
             self._comm = comm
             closed = self._closed
         if device.type == "cuda":
-            self._own = torch.cuda.Stream(device, priority=_HIGH)  # type: ignore[no-untyped-call]
+            self._own = torch.cuda.Stream(device, priority=HIGH)  # type: ignore[no-untyped-call]
         if closed:  # while it was made
             comm.close()
 
@@ -293,7 +264,7 @@ class Streams:
         running = _Running(what, timeout_s)
         if not captured:  # else it is done when the graph is replayed, not now
             with self._lock:
-                self._running = deque(e for e in tuple(self._running) if not e.ended())
+                self._running = deque(e for e in tuple(self._running) if e.pending())
                 self._running.append(running)
         stream = self._own if beside else None
         try:
@@ -351,7 +322,7 @@ class Streams:
 
     def idle(self) -> bool:
         with self._lock:
-            return all(each.ended() for each in tuple(self._running))
+            return not any(each.pending() for each in tuple(self._running))
 
     def drain(self, limit_s: float) -> None:
         """Wait until all has ended, but not for ever."""
@@ -401,35 +372,3 @@ def _ended_after(limit_s: float, abort: Callable[[str], None], why: str) -> Iter
         yield
     finally:
         late.cancel()
-
-
-class Handover:
-    """From the caller's streams to another thread, which does something with their tensors."""
-
-    _own = threading.local()
-
-    def __init__(self, given: Sequence[torch.Tensor]) -> None:
-        """given: what the thread will read or write."""
-        devices = {tensor.device for tensor in given if tensor.device.type == "cuda"}
-        self._places = {device: Place(device) for device in devices}
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """In the thread: after what was in the streams, and all of it done at the end."""
-        streams = []
-        with ExitStack() as entered:
-            for device, place in self._places.items():
-                streams.append(self._stream_on(device))
-                entered.enter_context(torch.cuda.stream(streams[-1]))
-                place.precedes()
-            yield
-            for stream in streams:
-                stream.synchronize()
-
-    @classmethod
-    def _stream_on(cls, device: torch.device) -> Any:
-        """Of this thread: in one that it shared a kernel might wait for what the thread brings."""
-        kept: dict[torch.device, Any] = vars(cls._own).setdefault("streams", {})
-        if device not in kept:
-            kept[device] = torch.cuda.Stream(device, priority=_HIGH)  # type: ignore[no-untyped-call]
-        return kept[device]

@@ -1,0 +1,197 @@
+"""Threads that look at a GPU, or wait for it, while another thread captures a graph."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from r2serve.engines.torch import capture_mode, place
+from r2serve.errors import InternalError
+
+CUDA = torch.device("cuda", 0)
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+NOT_READY = 600
+CAPTURE_UNSUPPORTED = 900
+
+
+class Driver:
+    """The fake driver, and two streams of it: one that is captured, and one that works."""
+
+    def __init__(self, library: Path) -> None:
+        self.cuda = ctypes.CDLL(str(library))
+        self.captured, self.busy = self._stream(), self._stream()
+        self.done = threading.Event()
+        self._wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: self.done.wait(30))
+
+    def _stream(self) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        assert self.cuda.cuStreamCreate(ctypes.byref(made), 0) == 0
+        return made
+
+    def begin(self) -> None:
+        """Have one stream work until ``done``, and capture the other in the global mode."""
+        assert self.cuda.cuLaunchHostFunc(self.busy, self._wait, None) == 0
+        assert self.cuda.cuStreamBeginCapture_v2(self.captured, GLOBAL) == 0
+
+    def end(self) -> None:
+        self.done.set()
+        graph = ctypes.c_void_p()
+        assert self.cuda.cuStreamEndCapture(self.captured, ctypes.byref(graph)) == 0
+        self.cuda.cuGraphDestroy(graph)
+        for stream in (self.captured, self.busy):
+            assert self.cuda.cuStreamDestroy_v2(stream) == 0
+
+    def mode(self) -> int:
+        """This thread's."""
+        mode = ctypes.c_int(GLOBAL)
+        assert self.cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
+        found = mode.value
+        assert self.cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
+        return found
+
+
+class DriverEvent:
+    """torch.cuda.Event, in the stream that works; CUDA judges its calls as the driver's."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def record(self, _: object) -> None:
+        """Everything in the stream comes before."""
+
+    def query(self) -> bool:
+        code = self._driver.cuda.cuStreamQuery(self._driver.busy)
+        if code not in (0, NOT_READY):
+            raise RuntimeError(f"CUDA error {code}")
+        return bool(code == 0)
+
+    def synchronize(self) -> None:
+        self.query()
+        assert self._driver.cuda.cuStreamSynchronize(self._driver.busy) == 0
+
+
+@pytest.fixture
+def driver(fake_cuda: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.setenv("R2CCL_CUDA_LIBRARY", str(fake_cuda))
+    capture_mode._exchange.cache_clear()
+    made = Driver(fake_cuda)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: DriverEvent(made))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: made.busy)
+    made.begin()
+    yield made
+    made.end()
+    capture_mode._exchange.cache_clear()
+
+
+@pytest.fixture
+def beside() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Calls something in a thread that does not capture."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda call: pool.submit(call).result(30)
+
+
+def test_the_driver_forbids_it_to_threads_that_have_not_said_otherwise(
+    driver: Driver, beside: Callable[[Callable[[], Any]], Any]
+) -> None:
+    asked = beside(lambda: driver.cuda.cuStreamQuery(driver.busy))
+    assert asked == CAPTURE_UNSUPPORTED
+
+
+def test_a_place_is_looked_at_beside_a_capture(
+    driver: Driver, beside: Callable[[Callable[[], Any]], Any]
+) -> None:
+    here = place.Place(CUDA)
+    assert [beside(here.passed) for _ in range(3)] == [False] * 3
+    driver.done.set()
+    beside(here.await_here)
+    assert beside(here.passed)
+    assert beside(driver.mode) == GLOBAL
+
+
+def test_a_lane_works_beside_a_capture(
+    driver: Driver, beside: Callable[[Callable[[], Any]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+    own = Mock(synchronize=lambda: modes.append(driver.mode()))
+
+    @contextmanager
+    def entered(_: object) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: own)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Mock())
+    handover = place.Handover([Mock(device=CUDA)])
+
+    def work(error: Exception | None = None) -> None:
+        with handover.taken():
+            modes.append(driver.mode())
+            if error is not None:
+                raise error
+
+    beside(work)
+    assert modes == [RELAXED, RELAXED]
+    with pytest.raises(ValueError, match="wrong"):
+        beside(lambda: work(ValueError("wrong")))
+    assert beside(driver.mode) == GLOBAL
+
+
+def test_a_lane_without_gpus_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_mode, "_exchange", Mock(side_effect=OSError("no driver")))
+    with place.Handover([torch.ones(1)]).taken():
+        assert place.Place(torch.device("cpu")).passed()
+
+
+def test_the_mode_before_comes_back(driver: Driver) -> None:
+    mode = ctypes.c_int(THREAD_LOCAL)
+    driver.cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        with capture_mode.relaxed(), capture_mode.relaxed():
+            assert driver.mode() == RELAXED
+        assert driver.mode() == THREAD_LOCAL
+    finally:
+        driver.cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def test_a_driver_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_mode, "_exchange", lambda: lambda _: 700)
+    with (
+        pytest.raises(InternalError, match="cuThreadExchangeStreamCaptureMode: CUDA error 700"),
+        capture_mode.relaxed(),
+    ):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
+def test_a_place_is_past_on_the_host_and_never_where_a_gpu_has_failed(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    event = Mock()
+    event.query.side_effect = [False, True, RuntimeError("CUDA error: an illegal memory access")]
+    monkeypatch.setattr(capture_mode, "_exchange", lambda: lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: event.current)
+    here = place.Place(device)
+    if device.type == "cpu":
+        assert [here.passed() for _ in range(3)] == [True] * 3
+        here.precedes()
+        here.await_here()
+        assert event.mock_calls == []
+        return
+    assert [here.passed() for _ in range(2)] == [False, True]
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        here.passed()
+    here.precedes()
+    here.await_here()
+    event.record.assert_called_once_with(event.current)
+    event.current.wait_event.assert_called_once_with(event)
+    event.synchronize.assert_called_once_with()

@@ -23,7 +23,7 @@ COMMA := ,
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long test-guest gpu-check gpu-check-vllm model fuzz bench lint lint-python lint-cpp docs clean
+.PHONY: help setup demo test test-native test-long test-guest gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-python lint-cpp docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -100,11 +100,14 @@ test-guest: setup $(STAMPS)/system-test $(STAMPS)/system-guest $(if $(UML),$(UML
 	@cmake --build build/native-plain --target guest_tests
 	@$(BIN)/python tests/guest/check.py $(if $(UML),--uml $(UML_KERNEL)) --timeout 900 -- $(ARGS)
 
-gpu-check: ## build and check on a GPU; needs nvcc and a Python with torch for CUDA; 77: no GPU
-	@$(PYTHON) tests/gpu/check.py $(ARGS)
+gpu-check: ## check on a GPU, smallest first; needs a Python with torch for CUDA; 77: no GPU
+	@tests/gpu/first.sh $(ARGS)
 
-gpu-check-vllm: ## vLLM on a GPU, two nodes that share it, with rails cut; as gpu-check, and vLLM's wheel
-	@$(PYTHON) tests/gpu/check.py --vllm $(ARGS)
+gpu-check-vllm: ## vLLM on a GPU, two nodes that share it, with rails cut; first lists what is missing
+	@tests/gpu/first.sh facts install vllm $(ARGS)
+
+gpu-kit: ## build the wheel for a machine with a GPU, into build/gpu-kit; needs Python 3.12 and nvcc
+	@$(PYTHON) tests/gpu/kit.py
 
 $(UML_KERNEL):
 	tests/guest/build_uml.sh $@

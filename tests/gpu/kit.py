@@ -1,0 +1,157 @@
+"""Builds ``build/gpu-kit``: all that a machine with a GPU, torch and Triton needs of r2serve.
+
+``make gpu-kit`` makes one wheel for Python 3.12 and later, stripped, so that no time on a GPU goes
+into compiling.  Beside it lie the wheels of what r2serve imports, for a Python without them.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KIT = ROOT / "build/gpu-kit"
+TOOLS = ROOT / "build/gpu-kit-tools"
+BUILD = ROOT / "build/gpu-kit-build"
+MOST_BYTES = 4_000_000
+BUILD_TOOLS = ("cmake", "nanobind", "ninja", "scikit-build-core")
+# torch, Triton and numpy are the machine's.
+REQUIREMENTS = ("click", "psutil", "rich")
+LOAD = (
+    "import importlib.util as u, sys; s = u.spec_from_file_location('r2serve._core', sys.argv[1]);"
+    "m = u.module_from_spec(s); s.loader.exec_module(m); print(m.has_kernels())"
+)
+
+
+class KitError(Exception):
+    """What is missing or wrong, and what would be right."""
+
+
+def core_digest(root: Path = ROOT) -> str:
+    """SHA-256 of what the core is compiled of."""
+    digest = hashlib.sha256()
+    for path in [root / "CMakeLists.txt", *sorted((root / "csrc").rglob("*"))]:
+        if path.is_file():
+            name, content = path.relative_to(root).as_posix(), path.read_bytes()
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def python_312() -> str:
+    """A Python 3.12 from PATH or pyenv.
+
+    Raises:
+        KitError: neither has one.
+    """
+    found = [shutil.which("python3.12")]
+    found += sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.12*/bin/python")))
+    for python in filter(None, found):
+        # pyenv has a python3.12 in PATH that ends with an error where no 3.12 is chosen.
+        program = "import sys; sys.exit(sys.version_info[:2] != (3, 12))"
+        if (
+            subprocess.run([python, "-c", program], capture_output=True, check=False).returncode
+            == 0
+        ):
+            return python
+    raise KitError(
+        "no Python 3.12: neither python3.12 in PATH nor ~/.pyenv/versions/3.12*/bin/python; "
+        "`pyenv install 3.12` brings one"
+    )
+
+
+def build() -> Path:
+    """The kit's folder, replaced as a whole at the end.
+
+    Raises:
+        KitError: something is missing, or the wheel would not do.
+        subprocess.CalledProcessError: pip or the compiler failed; its output was shown.
+    """
+    python = python_312()
+    for tool, why in (("nvcc", "the kernels are compiled by it"), ("strip", "52 MB become 8")):
+        if shutil.which(tool) is None:
+            raise KitError(f"no {tool} in PATH: {why}")
+    tools = str(TOOLS / "bin/python")
+    if not Path(tools).exists():
+        run(python, "-m", "venv", str(TOOLS))
+    run(tools, "-m", "pip", "install", "--quiet", *BUILD_TOOLS)
+    made = KIT.with_name(KIT.name + "-new")
+    shutil.rmtree(made, ignore_errors=True)
+    digest = core_digest()
+    pip = (tools, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+    options = {
+        "build-dir": BUILD.relative_to(ROOT).as_posix(),
+        "install.strip": "true",
+        # Debugging information would be stripped; without it the compiler needs half the time.
+        "cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO": "-O2 -DNDEBUG",
+    }
+    settings = [f"--config-settings={name}={value}" for name, value in options.items()]
+    # cmake and ninja of the tools, also where the system has older ones.
+    path = f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    run(*pip, *settings, "--wheel-dir", str(made), ".", PATH=path)
+    if core_digest() != digest:
+        raise KitError("csrc changed while the kit was built; `make gpu-kit` again")
+    [wheel] = made.glob("*.whl")
+    check(wheel, tools)
+    run(
+        tools,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--only-binary=:all:",
+        "-d",
+        str(made),
+        *REQUIREMENTS,
+    )
+    (made / "core.sha256").write_text(digest + "\n")
+    shutil.rmtree(KIT, ignore_errors=True)
+    made.rename(KIT)
+    return KIT / wheel.name
+
+
+def check(wheel: Path, python: str) -> None:
+    """Whether the wheel is the one that the kit is for.
+
+    Raises:
+        KitError: it has another tag, is too large, or its core has no kernels.
+    """
+    if "-cp312-abi3-" not in wheel.name:
+        raise KitError(f"{wheel.name}: the tag is not cp312-abi3")
+    size = wheel.stat().st_size
+    if size >= MOST_BYTES:
+        raise KitError(f"{wheel.name}: {size} bytes; it must be under {MOST_BYTES}")
+    unpacked = wheel.parent / "core"
+    shutil.unpack_archive(str(wheel), str(unpacked), "zip")
+    [core] = (unpacked / "r2serve").glob("_core*.so")
+    done = subprocess.run(
+        [python, "-c", LOAD, str(core)], capture_output=True, text=True, check=False
+    )
+    shutil.rmtree(unpacked)
+    if done.returncode != 0:
+        raise KitError(f"{wheel.name}: its core does not load: {done.stderr.strip()[-300:]}")
+    if done.stdout.strip() != "True":
+        raise KitError(f"{wheel.name}: its core has no kernels; nvcc did not compile them")
+
+
+def run(*command: str, **environment: str) -> None:
+    subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True)
+
+
+def main(_: Sequence[str] = ()) -> int:
+    try:
+        wheel = build()
+    except (KitError, subprocess.CalledProcessError) as error:
+        sys.stderr.write(f"no kit: {error}\n")
+        return 1
+    sys.stdout.write(f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size} bytes\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""The stages of the first minutes on a GPU, and which steps each has.
+
+A step that needs a real GPU is skipped on a driver that has none.  Limits in seconds are for one
+H100 with 16 cores; the stages of one call have to fit into the time that a GPU is lent for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepper import Step
+
+ROOT = Path(__file__).resolve().parents[2]
+# Two ranks of one process share a context: loading a kernel late waits for the kernel that waits
+# for this rank (T8).  Ranks with processes of their own need none of it, and start sooner.
+TOGETHER = {"CUDA_MODULE_LOADING": "EAGER"}
+REPLAY = (
+    "import sys, torch; from r2serve.bench.kernels import replay as r;"
+    "print(r.measure(sys.argv[1], torch.device('cuda', 0), r.capture_on_gpu).as_json())"
+)
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine: its Python, its driver, and where results go."""
+
+    python: str
+    library: str
+    out: Path
+    on_gpu: bool
+    """A real one; else ``library`` is a driver that needs none."""
+
+    def pytest(self, limit_s: int, *arguments: str, processes: int = 1) -> tuple[str, ...]:
+        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--maxfail=5"]
+        if _has("pytest_timeout"):
+            command.append(f"--timeout={limit_s}")
+        else:  # the options of pyproject.toml name the plugin's, which pytest then refuses
+            command += ["-o", "addopts=--import-mode=importlib"]
+        if processes > 1 and _has("xdist"):
+            command += ["-n", str(processes)]
+        return (*command, *arguments)
+
+    def smoke(self, what: str, limit_s: float) -> tuple[str, ...]:
+        """The process ends by itself 5 s before its step's limit, and says where it hangs."""
+        program = str(ROOT / "tests/gpu/smoke.py")
+        return (
+            self.python,
+            program,
+            what,
+            f"--library={self.library}",
+            f"--limit-s={limit_s - 5:g}",
+        )
+
+    def r2serve(self, *arguments: str) -> tuple[str, ...]:
+        return (self.python, "-c", "from r2serve.cli import main; main()", *arguments)
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def facts(here: Here) -> list[Step]:
+    return [
+        Step("facts", (here.python, str(ROOT / "tests/gpu/facts.py"), here.library), 60, show=True)
+    ]
+
+
+def pair(here: Here) -> list[Step]:
+    return [Step("pair", here.smoke("pair", 95), 95, TOGETHER, show=True)]
+
+
+def node(here: Here) -> list[Step]:
+    return [Step("node", here.smoke("node", 105), 105, show=True)]
+
+
+def triton(here: Here) -> list[Step]:
+    names = sorted(path.name for path in (ROOT / "tests/kernels").glob("test_*.py"))
+    apart = {"test_arrival.py", "test_fused.py", "test_compiles.py"}
+    files = [f"tests/kernels/{name}" for name in names if name not in apart]
+    return [Step("triton", here.pytest(60, *files, processes=12), 150)]
+
+
+def arrival(here: Here) -> list[Step]:
+    files = ("tests/kernels/test_arrival.py", "tests/kernels/test_fused.py")
+    return [Step("arrival", here.pytest(60, *files), 90, TOGETHER)]
+
+
+def device(here: Here) -> list[Step]:
+    command = here.pytest(300, "tests/unit/test_device.py")
+    return [Step("device", command, 320, TOGETHER)]
+
+
+def torch(here: Here) -> list[Step]:
+    command = here.pytest(120, "tests/engines/test_torch_backend.py", "-k", "gpu", processes=3)
+    return [Step("torch", command, 240)]
+
+
+def replay(here: Here) -> list[Step]:
+    return [Step("replay", (here.python, "-c", REPLAY, here.library), 120, TOGETHER)]
+
+
+def bench(here: Here) -> list[Step]:
+    rows = str(here.out / "kernels.jsonl")
+    return [Step("bench", here.r2serve("bench", "kernels", "--jsonl", rows), 280)]
+
+
+def memcheck(here: Here) -> list[Step]:
+    """The sanitizer runs one launch after the other, so a kernel that waits would hang (T12)."""
+    tool = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
+    tests = ("tests/kernels/test_reduce_chunks.py", "tests/kernels/test_quantize_chunks.py")
+    return [Step("memcheck", (*tool, *here.pytest(120, "-x", "-k", "not arrival", *tests)), 120)]
+
+
+def vllm(here: Here) -> list[Step]:
+    report = str(here.out / "vllm.json")
+    needs = (here.python, str(ROOT / "tests/gpu/vllm_needs.py"), f"--library={here.library}")
+    demo = here.r2serve("demo", "--gpu", "--json", report)
+    return [Step("vllm-needs", needs, 30, show=True), Step("vllm", demo, 1500)]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """After a step that fails, the further steps of its stage are skipped."""
+
+    steps: Callable[[Here], list[Step]]
+    meaning: str
+    needs_gpu: bool = False
+    by_default: bool = True
+
+
+STAGES = {
+    "facts": Stage(facts, "GPU, driver, kernel, compilers, torch"),
+    "install": Stage(lambda here: [], "r2serve: the wheel of build/gpu-kit, or built here"),
+    "pair": Stage(pair, "2 ranks in one process: eager, graph, cut rail, Triton, latency"),
+    "node": Stage(node, "2 nodes of 2 ranks, four processes: CUDA IPC, exchange"),
+    "arrival": Stage(arrival, "Triton kernels that wait"),
+    "triton": Stage(triton, "Triton kernels against their references"),
+    "device": Stage(device, "collectives, graphs that are replayed under cuts"),
+    "replay": Stage(replay, "replayed graphs, timed", needs_gpu=True),
+    "torch": Stage(torch, "torch.distributed, ranks that share the GPU"),
+    "bench": Stage(bench, "kernels, timed", needs_gpu=True),
+    "memcheck": Stage(memcheck, "compute-sanitizer, kernels that do not wait", needs_gpu=True),
+    "vllm": Stage(vllm, "vLLM on two nodes that share the GPU", needs_gpu=True, by_default=False),
+}

@@ -13,6 +13,8 @@ from contracts.projects import FOLDER, PROJECTS, Project, file_of, judge, load, 
 from contracts.wheels import fetched, read
 
 from r2serve.engines.seams import Row, StoodInFor, Subclass
+from r2serve.engines.vllm import patches
+from r2serve.engines.vllm.releases import is_tested
 
 Facts = dict[str, Any]
 ASYNC_OUTPUT = "vllm.v1.outputs.AsyncModelRunnerOutput"
@@ -61,6 +63,15 @@ def test_facts_are_about_the_subjects_of_rows(project: Project, release: str) ->
     assert re.fullmatch(r"[0-9a-f]{64}", kept.sha256)
     subjects = {each.subject for row in project.rows for each in row.expects}
     assert set(kept.facts) == subjects, "write the facts again: python -m contracts.extract"
+
+
+def test_the_releases_are_those_that_the_plugin_says_it_was_tested_with() -> None:
+    assert all(is_tested(release) for release in patches.RELEASES)
+    beyond = [
+        f"0.{int(each.split('.')[1]) + step}" for each in patches.RELEASES for step in (-1, 1)
+    ]
+    tested = {release.rpartition(".")[0] for release in patches.RELEASES}
+    assert not [release for release in beyond if is_tested(release) and release not in tested]
 
 
 def test_the_table_of_seams_is_up_to_date() -> None:

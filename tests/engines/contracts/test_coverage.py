@@ -5,27 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from contracts.projects import PROJECTS, Project, load
+from contracts.projects import PROJECTS, Project, load, releases
 from contracts.uses import bases, covered, methods, used
 
 from r2serve.engines.seams import Subclass, Takes
 from r2serve.engines.vllm import patches
 
 ROOT = Path(__file__).resolve().parents[3]
-VLLM = sorted((ROOT / "r2serve/engines/vllm").glob("*.py"))
+PLUGINS = {
+    name: sorted((ROOT / "r2serve/engines" / name).glob("*.py")) for name in ("vllm", "torch")
+}
+EXTENDED = [project for project in PROJECTS if project.name in PLUGINS]
 COMMUNICATORS = tuple(patches.COMMUNICATORS)
+GROUP, WORK = ("torch.distributed.ProcessGroup",), ("torch.distributed.Work",)
 
 # Classes of ours whose base the syntax does not tell: a function makes them, or they are mixed in.
 MADE = {
-    "R2cclPlatform": tuple(patches.PLATFORMS),
-    "R2cclWorker": tuple(patches.WORKERS),
-    "SpanningCollectives": COMMUNICATORS,
-    "SpanningCpuCommunicator": COMMUNICATORS,
-    "SpanningCudaCommunicator": COMMUNICATORS,
+    "vllm": {
+        "R2cclPlatform": tuple(patches.PLATFORMS),
+        "R2cclWorker": tuple(patches.WORKERS),
+        "SpanningCollectives": COMMUNICATORS,
+        "SpanningCpuCommunicator": COMMUNICATORS,
+        "SpanningCudaCommunicator": COMMUNICATORS,
+    },
+    "torch": {
+        "Operations": GROUP,
+        "R2cclGroup": GROUP,
+        "R2cclWork": WORK,
+        "StreamWork": WORK,
+    },
 }
 
 USERS = {
-    "vllm": (VLLM, ("vllm",)),
+    "vllm": (PLUGINS["vllm"], ("vllm",)),
     "torch": (
         [
             *(ROOT / "r2serve").rglob("*.py"),
@@ -53,38 +65,43 @@ def test_names_that_we_use_have_a_row(project: Project) -> None:
     assert not missing, f"no row is about {sorted(missing)}"
 
 
-def subclasses() -> dict[str, tuple[str, ...]]:
-    """Our classes in the plugin, with the classes of vLLM that they extend."""
-    found = dict(MADE)
-    for file in VLLM:
+def _subclasses(project: Project) -> dict[str, tuple[str, ...]]:
+    """Our classes, with the classes of the project that they extend."""
+    found = dict(MADE[project.name])
+    for file in PLUGINS[project.name]:
         for name, listed in bases(file).items():
-            of_vllm = tuple(base for base in listed if base.startswith("vllm."))
-            if of_vllm:
-                found[name] = of_vllm
+            of_project = tuple(base for base in listed if base.startswith(f"{project.name}."))
+            if of_project:
+                found[name] = of_project
     return found
 
 
-def test_classes_that_we_subclass_have_a_row() -> None:
-    rows = {e.subject for r in patches.ROWS for e in r.expects if isinstance(e, Subclass)}
-    missing = {base for listed in subclasses().values() for base in listed} - rows
-    assert not missing
-    assert len(rows) >= 10
+@pytest.mark.parametrize("project", EXTENDED, ids=lambda project: project.name)
+def test_classes_that_we_subclass_have_a_row(project: Project) -> None:
+    rows = {e.subject for r in project.rows for e in r.expects if isinstance(e, Subclass)}
+    missing = {base for listed in _subclasses(project).values() for base in listed} - rows
+    assert not missing, f"no row is about {sorted(missing)}"
 
 
-@pytest.mark.parametrize("release", patches.RELEASES)
-def test_methods_that_we_override_have_a_row(release: str) -> None:
-    """Also one that vLLM adds under a name that ours has had: it would be overridden unseen."""
-    facts = load(PROJECTS[0], release).facts
-    stated = {e.subject for r in patches.ROWS for e in r.expects if isinstance(e, Takes)}
-    checked = set()
-    defined = {name: own for file in VLLM for name, own in methods(file).items()}
-    for name, listed in subclasses().items():
-        for base in listed:
-            overridden = defined[name] & set(facts[base]["methods"])
-            checked |= {f"{base}.{method}" for method in overridden}
-    missing = sorted(checked - stated)
-    assert not missing, f"vLLM {release}: no row says what these take: {missing}"
-    assert len(checked) >= 50
+@pytest.mark.parametrize(
+    ("project", "release"),
+    [each for each in releases() if each[0] in EXTENDED],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_methods_that_we_override_have_a_row(project: Project, release: str) -> None:
+    """Also one that a release adds under a name that ours has had: we would override it unseen."""
+    facts = load(project, release).facts
+    stated = {e.subject for r in project.rows for e in r.expects if isinstance(e, Takes)}
+    defined = {name: own for file in PLUGINS[project.name] for name, own in methods(file).items()}
+    overridden = {
+        f"{base}.{method}"
+        for name, listed in _subclasses(project).items()
+        for base in listed
+        for method in defined[name] & set(facts[base]["methods"])
+    }
+    missing = sorted(overridden - stated)
+    assert not missing, f"{project.name} {release}: no row says what these take: {missing}"
+    assert len(overridden) >= 25
 
 
 def test_a_use_without_a_row_is_found(tmp_path: Path) -> None:

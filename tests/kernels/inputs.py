@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from r2serve.kernels.arrival import Arrival
@@ -73,6 +76,26 @@ def word(value: int, mapped: bool = False) -> torch.Tensor:
     if DEVICE.type == "cpu":
         return made
     return made.pin_memory() if mapped else made.to(DEVICE)
+
+
+def publish(arrived: torch.Tensor, number: int) -> None:
+    """Writes a mapped word by the host alone.
+
+    A copy from the device would queue behind the kernel that waits for this word.
+    """
+    arrived[0] = (number + 2**31) % 2**32 - 2**31
+
+
+@contextmanager
+def own_stream() -> Iterator[None]:
+    """A stream that does not wait for the default one, and with its work done at the end."""
+    if DEVICE.type == "cpu":
+        yield
+        return
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 def arrival(sequence: int, arrived: int, abort: int = 0) -> Arrival:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import inputs
 import pytest
 import torch
-from inputs import DEVICE, arrival, normal, same_bits, word
+from inputs import DEVICE, arrival, normal, own_stream, publish, same_bits, word
 
 from r2serve.errors import InvalidArgumentError
 from r2serve.kernels import arrival as arrivals
@@ -21,6 +22,8 @@ from r2serve.kernels.reduce_chunks import BLOCK, reduce_chunks
 from r2serve.kernels.reduce_quantized_chunks import reduce_quantized_chunks
 
 HIDDEN = 8
+# Seconds: a kernel that waits in vain ends the process with what other tests found.
+pytestmark = pytest.mark.timeout(60)
 
 
 @dataclass
@@ -167,6 +170,12 @@ def test_what_has_arrived_is_not_waited_for(sequence: int, arrived: int) -> None
     assert all_same(call.outputs, call.expected(sequence % 2))
 
 
+def settle() -> None:
+    """Waits for all streams of the device, those of waiting kernels too."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
 class Later:
     """Something done by another thread, as the proxy does it, while a kernel waits."""
 
@@ -186,8 +195,7 @@ class Later:
 
     def __exit__(self, *_: object) -> None:
         self.thread.join()
-        if DEVICE.type == "cuda":
-            torch.cuda.synchronize()
+        settle()
 
 
 @pytest.mark.parametrize("programs", [FEW, MANY])
@@ -198,10 +206,10 @@ class Later:
 def test_what_has_not_is(kernel: str, programs: int, sequence: int, arrived: int) -> None:
     call = KERNELS[kernel](2, programs)
     here = arrival(sequence, arrived)
-    with Later(lambda: here.arrived.copy_(word(sequence))) as later:
-        call.run(here)
-        if DEVICE.type == "cuda":
-            torch.cuda.synchronize()
+    settle()  # what the kernel reads was made in the default stream
+    with Later(lambda: publish(here.arrived, sequence)) as later:
+        with own_stream():
+            call.run(here)
         assert later.done_at > 0
     assert all_same(call.outputs, call.expected(sequence % 2))
 
@@ -212,7 +220,8 @@ def test_an_abort_while_it_waits_leaves_outputs_alone(kernel: str, programs: int
     call = KERNELS[kernel](2, programs)
     before = call.poison()
     here = arrival(1, arrived=0)
-    with Later(lambda: here.abort.fill_(1)):
+    settle()
+    with Later(lambda: publish(here.abort, 1)), own_stream():
         call.run(here)
     assert all_same(call.outputs, before)
 
@@ -245,25 +254,36 @@ def test_nothing_is_read_before_it_is_published(programs: int) -> None:
     here = Arrival(sequence, word(2**32 - 4, mapped=True), word(0, mapped=True))
     consumed = threading.Semaphore(1)
 
-    def publish() -> None:
+    def fill_and_publish() -> None:
         for number in range(2**32 - 3, 2**32 - 3 + rounds):
             if not consumed.acquire(timeout=60):
                 return  # nobody reads any more: the test has failed
-            for peer in range(2):
-                for piece in call.slots[number % 2, peer].chunk(3):
-                    time.sleep(0.01)
-                    piece.fill_(float(number % 100))
-            if DEVICE.type == "cuda":
-                torch.cuda.current_stream().synchronize()
-            here.arrived.copy_(word(number))
+            with own_stream():
+                for peer in range(2):
+                    for piece in call.slots[number % 2, peer].chunk(3):
+                        time.sleep(0.01)
+                        piece.fill_(float(number % 100))
+            publish(here.arrived, number)
 
-    with Later(publish, after_s=0.0):
+    settle()
+    with Later(fill_and_publish, after_s=0.0):
         for number in range(2**32 - 3, 2**32 - 3 + rounds):
-            call.run(here)
-            total = call.outputs[0].float().unique().tolist()
-            sequence.add_(1)  # wraps, as the device's would
+            with own_stream():
+                call.run(here)
+                total = call.outputs[0].float().unique().tolist()
+                sequence.add_(1)  # wraps, as the device's would
             consumed.release()
             assert total == [2.0 * (number % 100)]
+
+
+def test_publishing_needs_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word that came by way of the device would wait for the kernel that waits for the word."""
+    here = arrival(2**32 - 1, arrived=0)
+    monkeypatch.setattr(inputs, "DEVICE", torch.device("meta"))  # nothing can be copied from it
+    with pytest.raises(NotImplementedError):
+        here.arrived.copy_(word(2**32 - 1))
+    publish(here.arrived, 2**32 - 1)
+    assert here.arrived.tolist() == [-1]
 
 
 def test_the_waiting_program_alone() -> None:

@@ -71,11 +71,18 @@ class ReplayRow:
         }
 
 
+# Captures of this process hold it.  torch waits for the device as a capture begins, which breaks
+# the capture of another thread in any mode.
+ONE_CAPTURE = threading.Lock()
+
+
 class _GpuGraph:
     def __init__(self, body: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+        stream = torch.cuda.current_stream()
+        with (
+            ONE_CAPTURE,
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
         ):
             body()
         self.replay = graph.replay

@@ -1,4 +1,4 @@
-"""Graphs of a communicator's calls, on a GPU and with a driver that needs none."""
+"""Graphs of a communicator's calls, and looks at what their replays gave."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from r2serve.bench.kernels.replay import capture_on_gpu
 from r2serve.device import DeviceCommunicator
 
 HAS_GPU = torch.cuda.is_available()
@@ -17,13 +18,8 @@ class Captured:
 
     def __init__(self, communicator: DeviceCommunicator, driver: str, body: Any) -> None:
         if HAS_GPU:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
-            ):
-                body()
-            self.replay = graph.replay
-            self.synchronise = torch.cuda.current_stream().synchronize
+            graph = capture_on_gpu(communicator, body)
+            self.replay, self.synchronise = graph.replay, graph.synchronise
             return
         cuda = ctypes.CDLL(driver)
         stream, graph_made, executable = (ctypes.c_void_p() for _ in range(3))
@@ -36,3 +32,30 @@ class Captured:
         assert instantiate(ctypes.byref(executable), graph_made, ctypes.c_ulonglong(0)) == 0
         self.replay = lambda: cuda.cuGraphLaunch(executable, stream)
         self.synchronise = lambda: cuda.cuStreamSynchronize(stream)
+
+
+class Looks:
+    """Compares results on the device in every turn, and looks at the outcome every 100 turns.
+
+    A look waits for the device, so one in each turn would cost more than the turn.
+    """
+
+    EVERY = 100
+
+    def __init__(self, device: torch.device) -> None:
+        self._wrong = torch.zeros(self.EVERY, dtype=torch.bool, device=device)
+        self._turns = 0
+
+    def compare(self, got: torch.Tensor, expected: torch.Tensor) -> None:
+        self._wrong[self._turns % self.EVERY] |= (got != expected).any()
+
+    def end_turn(self) -> None:
+        self._turns += 1
+        if self._turns % self.EVERY == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Raises for the turns since the last look; also to be called after the last turn."""
+        wrong = self._wrong.nonzero().flatten().tolist()
+        first = (self._turns - 1) // self.EVERY * self.EVERY
+        assert not wrong, f"wrong results in turns {[first + each for each in wrong]}"

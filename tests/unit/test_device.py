@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from captured import Captured
+from captured import Captured, Looks
 from pairs import free_port
 
 from r2serve import _core, device
@@ -24,6 +24,9 @@ from r2serve.errors import AbortedError, ConfigError, InternalError, InvalidArgu
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if HAS_GPU else torch.device("cpu")
 STAGING = 1024**2
+# On a GPU a turn takes 0.5 to 1.2 ms; 5,000 leave room for 250 cut rails within RESULT_TIMEOUT_S.
+REPLAYS = int(os.environ.get("R2SERVE_TEST_REPLAYS", "5000" if HAS_GPU else "200"))
+RESULT_TIMEOUT_S = 300
 
 
 def settle() -> None:
@@ -72,7 +75,7 @@ class Ranks:
                 return call(given)
 
         started = [self.pool.submit(in_stream, *each) for each in enumerate(of_ranks)]
-        return [each.result(120) for each in started]
+        return [each.result(RESULT_TIMEOUT_S) for each in started]
 
 
 @pytest.fixture
@@ -171,14 +174,14 @@ def test_an_abort_is_told_to_whoever_asks_and_leaves_results_alone(
 @pytest.mark.parametrize(
     ("size", "replays"),
     [
-        (4096, 100_000 if HAS_GPU else 200),
-        (STAGING // 4 + 100, 2_000 if HAS_GPU else 100),  # two pieces of an all-reduce
+        (4096, REPLAYS),
+        (STAGING // 4 + 100, REPLAYS // (5 if HAS_GPU else 2)),  # two pieces of an all-reduce
     ],
 )
 def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
     ranks: Ranks, pair: list[Any], cuda_driver: str, size: int, replays: int
 ) -> None:
-    """One after the other, so that every result is looked at."""
+    """One after the other, so that every result is compared."""
     captured_by_all = threading.Barrier(2)
 
     def rank_main(rank: int) -> int:
@@ -192,7 +195,7 @@ def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
 
         captured = Captured(communicator, cuda_driver, body)
         captured_by_all.wait(60)  # to capture is to wait for the device, replays of others too
-        steps = torch.arange(float(size), device=DEVICE)
+        steps, looks = torch.arange(float(size), device=DEVICE), Looks(DEVICE)
         for turn in range(replays):
             if rank == 0 and turn % 20 == 5:
                 communicator.inject(turn // 20 % 2, "cut")
@@ -203,8 +206,10 @@ def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
             captured.synchronise()
             communicator.check()
             expected = 2 * (steps + turn % 1000) + 1
-            assert torch.equal(total, expected), (rank, turn)
-            assert torch.equal(everything, torch.stack([expected, expected])), (rank, turn)
+            looks.compare(total, expected)
+            looks.compare(everything, expected.expand(2, size))
+            looks.end_turn()
+        looks.look()
         return sum("->DOWN" in event.text for event in communicator.events())
 
     assert ranks.run(rank_main, range(2))[0] >= replays // 20
@@ -223,11 +228,18 @@ def test_ranks_agree_on_their_options(ranks: Ranks, option: str, value: Any, sai
         ranks.make(**{option: value})
 
 
-def test_what_gpudirect_needs_of_the_driver(cuda_driver: str) -> None:
-    """A driver may have no dma-bufs; one that has them gives memory out, and copies it."""
+def test_what_gpudirect_needs_of_the_driver(cuda_driver: str, show: Callable[[str], None]) -> None:
+    """A driver may have no dma-bufs; one that has them gives memory out, and copies it.
+
+    In a virtual machine the export may fail although the driver has them: a GPU's answer is told.
+    """
     [gpu, *_] = _core.gpus(cuda_driver)
     why_not = _core.why_not_direct(cuda_driver, 0, [])
-    assert why_not == "" if gpu["dma_buf"] else "dma-buf" in why_not
+    if HAS_GPU:
+        show(f"GPUDirect of {gpu['name']}: {why_not or 'the driver has what it needs'}")
+        assert gpu["dma_buf"] or why_not
+    else:
+        assert why_not == "" if gpu["dma_buf"] else "dma-buf" in why_not
 
 
 def test_gpudirect_that_has_to_be_and_cannot_ends_the_start(ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""Threads that look at a GPU, or wait for it, while another thread captures a graph."""
+"""Queries and waits for a GPU while another thread captures a graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAPTURE_UNSUPPORTED = 900
 
 
 class Driver:
-    """The fake driver, and two streams of it: one that is captured, and one that works."""
+    """The fake driver with two streams: the first is captured, the second works."""
 
     def __init__(self, library: Path) -> None:
         self.cuda = ctypes.CDLL(str(library))
@@ -38,7 +38,7 @@ class Driver:
         return made
 
     def begin(self) -> None:
-        """Have one stream work until ``done``, and capture the other in the global mode."""
+        """Begin work in a stream until ``done``, and a capture of the other in the global mode."""
         assert self.cuda.cuLaunchHostFunc(self.busy, self._wait, None) == 0
         assert self.cuda.cuStreamBeginCapture_v2(self.captured, GLOBAL) == 0
 
@@ -60,13 +60,13 @@ class Driver:
 
 
 class DriverEvent:
-    """torch.cuda.Event, in the stream that works; CUDA judges its calls as the driver's."""
+    """torch.cuda.Event in the working stream, by calls of the driver."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     def record(self, _: object) -> None:
-        """Everything in the stream comes before."""
+        """All work of the stream comes before the event."""
 
     def query(self) -> bool:
         code = self._driver.cuda.cuStreamQuery(self._driver.busy)
@@ -94,7 +94,7 @@ def driver(fake_cuda: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]
 
 @pytest.fixture
 def beside() -> Iterator[Callable[[Callable[[], Any]], Any]]:
-    """Calls something in a thread that does not capture."""
+    """Calls a function in a thread without a capture."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda call: pool.submit(call).result(30)
 

@@ -1,4 +1,4 @@
-"""Options of vLLM that r2ccl cannot be combined with are refused at start; others are not."""
+"""Options of vLLM that exclude r2ccl are refused at start; others are not."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import logging
 import tomllib
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import vllm
-from vllm.config import ParallelConfig, VllmConfig
+from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.platforms.cpu import CpuPlatform
 
 from r2serve.engines.vllm import combinations, flag, gpus, releases
+from r2serve.engines.vllm.cuda_communicator import SpanningCudaCommunicator
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.errors import ConfigError
 
@@ -27,14 +29,14 @@ REPLICAS = {"data_parallel_size": 2, "data_parallel_size_local": 1}
 
 
 class Cuda(CpuPlatform):  # type: ignore[misc]
-    """vLLM's platform for GPUs needs one; this has its device type."""
+    """A stand-in for vLLM's platform for GPUs."""
 
     device_type = "cuda"
     dist_backend = "nccl"
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """vLLM's own part is not what is tested here."""
+        """vLLM's own part needs a GPU."""
 
 
 OnGpus = make_platform(Cuda, "R2cclPlatformOfThisTest")
@@ -48,7 +50,7 @@ def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     releases.warn_if_untested.cache_clear()
 
 
-# vLLM allows these on GPUs alone, so they are set when a configuration has been checked.
+# vLLM allows these on GPUs alone, so the tests set them after vLLM's own checks.
 ON_GPUS = ("enable_eplb", "enable_elastic_ep", "all2all_backend")
 
 
@@ -107,7 +109,7 @@ def test_a_moe_backend_with_an_exchange_of_its_own_is_refused(
     "fine",
     [
         {**EXPERTS, **REPLICAS, "all2all_backend": "allgather_reducescatter"},
-        # Without experts in parallel, or with nothing to exchange, vLLM does not ask for it.
+        # Without experts in parallel, or with nothing to exchange, vLLM ignores the option.
         {**REPLICAS, "all2all_backend": "deepep_low_latency"},
         {**EXPERTS, **TWO_NODES, "all2all_backend": "deepep_low_latency"},
         # All experts of a stage are on one node: vLLM's own communicator carries them.
@@ -120,7 +122,7 @@ def test_a_moe_backend_with_an_exchange_of_its_own_is_refused(
             "enable_eplb": True,
             "communicator": "pynccl",
         },
-        # It is known in the worker alone where the other replicas are.
+        # The worker alone knows the nodes of the other replicas.
         {**EXPERTS, **REPLICAS, "data_parallel_external_lb": True, "all2all_backend": "nixl_ep"},
         {**EXPERTS, **TWO_NODES, "enable_eplb": True, "communicator": "torch_nccl"},
         {**EXPERTS, **TWO_NODES, "enable_eplb": True, "communicator": "torch_gloo"},
@@ -140,7 +142,7 @@ def test_nothing_is_refused_without_the_flag(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_cpu_has_one_exchange_of_experts_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM says so itself, and goes on with it."""
+    """vLLM warns and goes on with allgather_reducescatter."""
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", lambda _: None)
     ours = make_platform(CpuPlatform, "R2cclCpuPlatform")
     assert refusal(monkeypatch, ours, **EXPERTS, **REPLICAS, all2all_backend="nixl_ep") == ""
@@ -196,6 +198,16 @@ def test_a_worker_asks_again_of_the_group_that_it_has(
         combinations.refuse_in_group(group, parallel)
     for other in ("tp:0", "dp:0", "world"):
         combinations.refuse_in_group(other, parallel)
+
+
+def test_a_group_is_refused_before_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = engine(**EXPERTS, **REPLICAS, all2all_backend="deepep_v2")
+    connect = Mock()
+    monkeypatch.setattr(SpanningCudaCommunicator, "connect", connect)
+    group = object.__new__(SpanningCudaCommunicator)
+    with set_current_vllm_config(config), pytest.raises(ConfigError, match="--all2all-backend"):
+        group.__init__(None, unique_name="ep:0", use_all2all=True)  # type: ignore[misc]
+    connect.assert_not_called()
 
 
 # Releases

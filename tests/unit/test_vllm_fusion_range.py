@@ -1,4 +1,4 @@
-"""The fused operation takes the place of three only where one kernel can do them."""
+"""The fused operation replaces three only where one kernel can do all of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def the_pass(
     hidden: int = HIDDEN,
     dtype: torch.dtype = torch.bfloat16,
 ) -> fusion.AllReduceAddRmsNormPass:
-    """The compiler's pass of a group; the patterns that it registers are not traced."""
+    """The compiler's pass of a group; registered patterns are not traced."""
     group = SimpleNamespace(device_communicator=communicator, unique_name="tp:0")
     monkeypatch.setattr(fusion, "get_tp_group", lambda: group)
     monkeypatch.setattr(
@@ -91,7 +91,7 @@ def test_two_nodes_of_eight_keep_vllms_passes(
     [
         ([0, 1], 16392, torch.bfloat16, STAGING),  # wider than a program's registers
         ([0, 1], HIDDEN, torch.float64, STAGING),
-        ([0, 1], HIDDEN, torch.bfloat16, 2 * HIDDEN - 128),  # not one row
+        ([0, 1], HIDDEN, torch.bfloat16, 2 * HIDDEN - 128),  # less than a row
         (list(range(17)), HIDDEN, torch.bfloat16, STAGING),  # more than a kernel adds up
     ],
 )
@@ -122,7 +122,7 @@ def test_one_rank_a_node_is_fused_up_to_what_its_slots_hold(
 @pytest.mark.parametrize("hidden", [64, 2880, HIDDEN, 16384])
 @pytest.mark.parametrize("staging", [1024**2, STAGING, 12_345_678])
 def test_ranges_end_where_the_operation_does(ranks: int, hidden: int, staging: int) -> None:
-    # As StreamCommunicator::piece_bytes has it.
+    # The formula of StreamCommunicator::piece_bytes.
     communicator = of_gpus(list(range(ranks)), staging // ranks // 128 * 128)
     rows = fusion_range.most_rows(staging, ranks, hidden * 2)
     assert rows == 0 or communicator.fuses((rows, hidden), torch.bfloat16)
@@ -130,21 +130,21 @@ def test_ranges_end_where_the_operation_does(ranks: int, hidden: int, staging: i
 
 
 class Cuda(CpuPlatform):  # type: ignore[misc]
-    """vLLM's platform for GPUs needs one; this has its device type."""
+    """A stand-in for vLLM's platform for GPUs."""
 
     device_type = "cuda"
     dist_backend = "nccl"
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """vLLM's own part is not what is tested here."""
+        """vLLM's own part needs a GPU."""
 
 
 OnGpus = make_platform(Cuda, "R2cclPlatformOfThisTest")
 
 
 def ranges(monkeypatch: pytest.MonkeyPatch, own: list[int] | None = None, **parallel: Any) -> Any:
-    """What vLLM compiles graphs for, when the platform has had its say."""
+    """vLLM's ranges of compilation after the platform's hook."""
     for variable in set(flag.CARRIED) - {"R2CCL_FUSE", "R2CCL_NODE"}:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(gpus, "check", lambda *_: None)

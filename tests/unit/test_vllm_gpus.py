@@ -1,4 +1,4 @@
-"""What a GPU, its driver and this build lack is said at start, before a worker is made."""
+"""Shortcomings of GPU, driver and build are named at start, before a worker is made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIBRARY = "libcuda.so.1"
 
 
 def a_driver(monkeypatch: pytest.MonkeyPatch, version: int, code: int = 0) -> None:
-    """A driver that has ``cuDriverGetVersion`` alone: any other call is an AttributeError."""
+    """A driver with ``cuDriverGetVersion`` alone: any other call is an AttributeError."""
 
     def answer(where: Any) -> int:
         where._obj.value = version
@@ -94,11 +94,11 @@ def test_what_is_no_driver_is_refused(library: str) -> None:
     assert said.startswith(f"cuda_library (R2CCL_CUDA_LIBRARY) is '{library}', which is no CUDA")
 
 
-# In an engine that starts
+# The start of an engine
 
 
 class Cuda(CpuPlatform):  # type: ignore[misc]
-    """vLLM's platform for GPUs needs one; this has its device type, and an old GPU."""
+    """A stand-in for vLLM's platform for GPUs, with an old GPU."""
 
     device_type = "cuda"
     dist_backend = "nccl"
@@ -106,7 +106,7 @@ class Cuda(CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """vLLM's own part is not what is tested here."""
+        """vLLM's own part needs a GPU."""
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> tuple[int, int]:
@@ -133,7 +133,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_an_engine_asks_before_it_makes_workers(
     engine: Any, nvml: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without NVML vLLM would ask CUDA, and children of this process could not use it."""
+    """Without NVML vLLM would initialise CUDA, and forked workers could not use CUDA."""
     ours = make_platform(Cuda, f"OnGpus{nvml}")
     monkeypatch.setattr(sys.modules["of_this_test"], "nvml_available", nvml, raising=False)
     if nvml:
@@ -153,7 +153,7 @@ def test_an_old_driver_stops_an_engine(engine: Any, monkeypatch: pytest.MonkeyPa
 def test_an_engine_on_one_node_needs_none_of_it(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its groups keep vLLM's own communicator."""
+    """Groups inside a node keep vLLM's own communicator."""
     monkeypatch.setattr(_core, "has_kernels", lambda: False)
     engine.parallel_config.nnodes = 1
     make_platform(Cuda, "OnGpus").check_and_update_config(engine)

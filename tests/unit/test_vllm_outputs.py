@@ -1,4 +1,4 @@
-"""An asynchronous output of vLLM's, given out after the check, whatever else vLLM asks of it."""
+"""Asynchronous outputs of vLLM are given out after the check, with all their other methods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Of032(ABC):
 
 
 class Of033(Of032):
-    """vLLM 0.33 has one abstract method more."""
+    """vLLM 0.33 added an abstract method."""
 
     @abstractmethod
     def get_kv_connector_output(self) -> str: ...
@@ -40,7 +40,7 @@ class OfALaterRelease(Of033):
 
 
 def output_of(interface: type[ABC]) -> Any:
-    """An output as a model runner makes it, of all that the interface asks for."""
+    """A model runner's output, with every method of the interface."""
     names = interface.__abstractmethods__
     methods = {name: lambda self, name=name: f"{self.label}: {name}" for name in names}
     made = type("Output", (interface,), methods)()
@@ -67,7 +67,7 @@ def test_every_method_of_an_output_stays(interface: type[ABC]) -> None:
         _ = given.no_such_thing
 
 
-def test_an_output_stays_one_for_whoever_asks_its_class(interface: type[ABC]) -> None:
+def test_the_class_of_an_output_stays(interface: type[ABC]) -> None:
     output = output_of(interface)
     given = worker.trusted(output)
     assert isinstance(given, interface)

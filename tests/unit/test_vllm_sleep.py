@@ -1,4 +1,4 @@
-"""What vLLM asks of communicators while an engine sleeps or is checkpointed, with r2ccl."""
+"""Sleep and checkpoints of an engine with r2ccl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from r2serve.errors import InvalidArgumentError
 
 
 class OfVllm(DeviceCommunicatorBase):  # type: ignore[misc]
-    """vLLM's communicator of a group, which writes down what it is asked for."""
+    """vLLM's communicator of a group, with a record of its calls."""
 
     def __init__(self, name: str, calls: list[str]) -> None:
         self.unique_name = name
@@ -43,7 +43,7 @@ class Spanning(SpanningCollectives, OfVllm):
 
 
 class VllmsWorker:
-    """What vLLM's worker does at ``checkpoint_prepare``."""
+    """vLLM's worker at ``checkpoint_prepare``."""
 
     def checkpoint_prepare(self) -> None:
         parallel_state._apply_to_device_comms(lambda comm: comm.checkpoint_prepare())
@@ -54,7 +54,7 @@ Worker = make_worker(VllmsWorker, "WorkerOfThisTest")
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The groups of a process, in the order in which vLLM asks them, and what vLLM's did."""
+    """The groups of a process, in vLLM's order, and the calls of vLLM's communicators."""
     calls: list[str] = []
     made = {
         "world": Mock(device_communicator=None),

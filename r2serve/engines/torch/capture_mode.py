@@ -1,8 +1,8 @@
 """Calls that wait for a GPU while another thread captures a graph.
 
-CUDA forbids calls such as ``cudaEventQuery`` to every thread while one captures in the global
-mode, torch's default, and a forbidden call ends the capture.  A thread in the relaxed mode is
-exempt: what it does is none of the graph's.
+While a thread captures in the global mode, torch's default, CUDA forbids calls such as
+``cudaEventQuery`` to every thread, and a forbidden call ends the capture.  Threads in the relaxed
+mode are exempt.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def relaxed() -> Iterator[None]:
         yield
     finally:
         code = _exchange()(ctypes.byref(mode))
-        if code != 0:  # what the GPU failed at comes first, and is on its way
+        if code != 0:  # the failure of the GPU is being raised already
             _LOG.warning("cuThreadExchangeStreamCaptureMode: CUDA error %d", code)
 
 
 @functools.cache
 def _exchange() -> Any:
-    """The entry point of the driver that the core uses; a library is loaded once a process."""
+    """The entry point of the core's driver; a library is loaded once a process."""
     driver = ctypes.CDLL(Config.from_env().cuda_library)
     return driver.cuThreadExchangeStreamCaptureMode

@@ -1,4 +1,4 @@
-"""Places in the streams of a GPU, and how a thread of the host waits for them.
+"""Places in the streams of a GPU, and waits of host threads for these places.
 
 A thread that waits for a GPU does so beside captures of graphs in other threads
 (:mod:`r2serve.engines.torch.capture_mode`).
@@ -17,11 +17,11 @@ from r2serve.engines.torch.capture_mode import relaxed
 from r2serve.errors import InvalidArgumentError
 
 HIGH = -1
-"""Priority of streams of our own: torch has a pool for each, which others' streams are not in."""
+"""Priority of our own streams: torch has a pool a priority, so no user's stream is one of ours."""
 
 
 class Place:
-    """Where the current stream of a device is now; past, where the host's calls do the work."""
+    """The current end of a device's stream; always passed where the host does the work."""
 
     def __init__(self, device: torch.device) -> None:
         self._event: Any = None
@@ -31,10 +31,10 @@ class Place:
         self._device = device
 
     def passed(self) -> bool:
-        """Whether the stream has come there.
+        """Whether the stream has come to this place.
 
         Raises:
-            RuntimeError: the GPU has failed, in torch's words: the stream never comes there.
+            RuntimeError: the GPU has failed, in torch's words; the stream never comes here.
         """
         if self._event is None:
             return True
@@ -43,27 +43,27 @@ class Place:
         return reached
 
     def precedes(self) -> None:
-        """What is put into the current stream from now on comes after."""
+        """Order all later work of the current stream after this place."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def await_here(self) -> None:
-        """Wait, on this thread, until the stream has come there."""
+        """Wait, on this thread, until the stream has come to this place."""
         if self._event is not None:
             with relaxed():
                 self._event.synchronize()
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether what is put into the current stream becomes a graph."""
+    """Whether the current stream records a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_capture(given: Sequence[torch.Tensor]) -> None:
-    """Of what the host does itself.
+    """Refuse work of the host during a capture.
 
     Raises:
-        InvalidArgumentError: a graph is being captured on a GPU that a tensor is on.
+        InvalidArgumentError: a graph is being captured on the GPU of a tensor.
     """
     if any(capturing(tensor.device) for tensor in given):
         raise InvalidArgumentError(
@@ -73,20 +73,20 @@ def refuse_capture(given: Sequence[torch.Tensor]) -> None:
 
 
 class Handover:
-    """From the caller's streams to another thread, which does something with their tensors."""
+    """Passes tensors from the caller's streams to another thread."""
 
     _own = threading.local()
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
-        """given: what the thread will read or write."""
+        """given: tensors for the thread to read or write."""
         devices = {tensor.device for tensor in given if tensor.device.type == "cuda"}
         self._places = {device: Place(device) for device in devices}
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """In the thread: after what was in the streams, and all of it done at the end.
+        """In the thread: begin after the work of the streams, and end with all copies done.
 
-        Copies of the host wait for the GPU, too, so all of it is beside captures of other threads.
+        Copies of the host wait for the GPU, so the whole block is in the relaxed capture mode.
         """
         streams = []
         with ExitStack() as entered:
@@ -102,7 +102,7 @@ class Handover:
 
     @classmethod
     def _stream_on(cls, device: torch.device) -> Any:
-        """Of this thread: in one that it shared a kernel might wait for what the thread brings."""
+        """A stream of this thread alone: in a shared stream a kernel might wait for this thread."""
         kept: dict[torch.device, Any] = vars(cls._own).setdefault("streams", {})
         if device not in kept:
             kept[device] = torch.cuda.Stream(device, priority=HIGH)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Options of vLLM that r2ccl cannot be combined with, refused before a worker is made.
+"""Options of vLLM that exclude r2ccl, refused before a worker is made.
 
-What a configuration does not tell for certain (where Ray or an external load balancer puts a rank)
-is asked again, in the worker, of the group itself.
+A configuration does not tell where Ray or an external load balancer puts a rank.  The group itself
+asks again in the worker.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 from r2serve.errors import ConfigError
 
 ALL2ALL = "allgather_reducescatter"
-"""The one exchange between experts that a group's communicator carries."""
-_PASSTHROUGH = "passthrough"  # what vLLM sets itself for MoE backends with an exchange of their own
+"""The exchange between experts that goes by a group's communicator; r2ccl carries no other."""
+_PASSTHROUGH = "passthrough"  # vLLM's own choice for MoE backends with an exchange
 _WAY_OUT = "or --distributed-backend default, without failover"
 
 
 def refuse_elastic_groups(parallel: Any) -> None:
-    """Refuse groups that grow and shrink, on every platform and number of nodes.
+    """Refuse groups of varying size, on every platform and number of nodes.
 
     Args:
         parallel: vLLM's ParallelConfig.
@@ -34,7 +34,7 @@ def refuse_elastic_groups(parallel: Any) -> None:
 
 
 def refuse_in_config(parallel: Any, *, per_rank_nodes: bool) -> None:
-    """Refuse what is known not to work on GPUs where a group of experts spans nodes.
+    """Refuse options for GPUs that fail where a group of experts is known to span nodes.
 
     Args:
         parallel: vLLM's ParallelConfig.
@@ -49,7 +49,7 @@ def refuse_in_config(parallel: Any, *, per_rank_nodes: bool) -> None:
 
 
 def refuse_in_group(group: str, parallel: Any) -> None:
-    """Refuse what does not work in a group of GPUs that spans nodes.
+    """Refuse options that fail in a group of GPUs on several nodes.
 
     Args:
         group: vLLM's name of the group, with or without a number (``ep``, ``ep:0``).
@@ -88,8 +88,8 @@ def _refuse_all2all(backend: str) -> None:
 def expert_group_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
     """Whether the expert-parallel group is known to have ranks on more than one node.
 
-    The group has all ranks of a pipeline stage: those of tensor, prefill-context and data
-    parallelism, in vLLM's order of ranks (data, pipeline, prefill context, tensor).
+    The group has all ranks of a pipeline stage, over tensor, prefill-context and data parallelism.
+    vLLM's order of ranks is data, pipeline, prefill context, tensor.
     """
     of_replica = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     if per_rank_nodes:
@@ -98,7 +98,7 @@ def expert_group_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
         return False
     if _replicas_are_elsewhere(parallel):
         return True
-    # Each node has as many consecutive ranks of a replica.
+    # A node has `local_world_size` consecutive ranks of a replica.
     return bool(parallel.nnodes_within_dp > 1 and parallel.local_world_size % of_replica != 0)
 
 
@@ -106,8 +106,8 @@ def _replicas_are_elsewhere(parallel: Any) -> bool:
     """Whether another node is known to have some of the data-parallel replicas."""
     from vllm import envs
 
-    # Either makes one local replica of each process, wherever the others are.
+    # Both set one local replica a process, on one node as on several.
     if parallel.data_parallel_external_lb or envs.VLLM_DP_SIZE > 1:
         return False
-    # A node with the API server alone has none, and does not know how many nodes have the rest.
+    # 0: a node with the API server alone; the replicas may share another node.
     return bool(0 < parallel.data_parallel_size_local < parallel.data_parallel_size)

@@ -1,7 +1,7 @@
-"""Up to how many rows a graph may have, so that all-reduce, addition and RMSNorm fit one kernel.
+"""Rows of a graph up to which all-reduce, addition and RMSNorm fit one kernel.
 
-vLLM compiles a graph for each range of rows.  A range that ends where the kernel's slots do lets
-decode steps be fused, and leaves larger steps to vLLM's own passes.
+vLLM compiles a graph for each range of rows.  A range ends at the capacity of the kernel's slots,
+so decode steps are fused, and larger steps keep vLLM's own passes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from typing import Any
 
 from r2serve.config import Config
 
-_LINE_BYTES = (
-    128  # what a rank's part of the staging memory is rounded down to (device/addresses.hpp)
-)
+_LINE_BYTES = 128  # unit of a rank's part of the staging memory (device/addresses.hpp)
 
 
 def split(vllm_config: Any, config: Config) -> None:
-    """End a range of compilation where the fused operation does, if there may be one.
+    """End a range of compilation at the last row of the fused operation, if it may be used.
 
     Args:
         vllm_config: an engine's VllmConfig, before vLLM has computed its ranges.
@@ -34,12 +32,12 @@ def split(vllm_config: Any, config: Config) -> None:
 
 
 def most_rows(staging_bytes: int, ranks: int, row_bytes: int) -> int:
-    """Rows that the part of one rank holds; 0: not one."""
+    """Rows in the part of one rank; 0: a row is larger."""
     return staging_bytes // ranks // _LINE_BYTES * _LINE_BYTES // row_bytes
 
 
 def _may_fuse(parallel: Any, config: Config) -> bool:
-    """Whether each rank of a tensor-parallel group may be on a node of its own."""
+    """Whether no two ranks of a tensor-parallel group need share a node."""
     if parallel.tensor_parallel_size == 1:
         return False
     if config.node == "per-rank" or parallel.distributed_executor_backend == "ray":

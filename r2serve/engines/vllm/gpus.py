@@ -1,7 +1,7 @@
-"""Whether this node's GPU, its driver and this build of r2serve go together, without a context.
+"""Checks of GPU, driver and this build of r2serve, without a CUDA context.
 
-The process that asks makes workers afterwards, some of them by fork.  A driver that was
-initialised before a fork is lost to the child, so nothing here initialises one:
+The calling process makes workers afterwards, some of them by fork.  A driver initialised before a
+fork is lost to the child, so nothing here initialises a driver:
 ``cuDriverGetVersion`` needs no ``cuInit``, and vLLM asks NVML for the compute capability.
 """
 
@@ -14,9 +14,9 @@ from r2serve import _core
 from r2serve.errors import ConfigError
 
 OLDEST_DRIVER = (11, 0)
-"""CUDA version of a driver that loads PTX 7.0, the oldest image in a build of r2serve."""
+"""CUDA version of the first driver to load PTX 7.0, the oldest image in a build of r2serve."""
 OLDEST_GPU = (8, 0)
-"""Compute capability that the kernels are written for."""
+"""Compute capability of the oldest GPU with all instructions of the kernels."""
 
 
 class Version(NamedTuple):
@@ -30,11 +30,11 @@ class Version(NamedTuple):
 
 
 def check(library: str, capability: tuple[int, int] | None) -> None:
-    """Refuse what a worker would fail at, before one is made.
+    """Refuse a GPU, driver or build on which workers would fail.
 
     Args:
         library: the CUDA driver: a file, or a name that the loader finds (``R2CCL_CUDA_LIBRARY``).
-        capability: compute capability of the GPU; None: it is not known.
+        capability: compute capability of the GPU; None: unknown.
 
     Raises:
         ConfigError: names what was found and what would be right.
@@ -58,7 +58,7 @@ def check(library: str, capability: tuple[int, int] | None) -> None:
 
 
 def driver_version(library: str) -> Version:
-    """The latest CUDA version that a driver supports; initialises nothing.
+    """The latest CUDA version of a driver (cuDriverGetVersion); initialises nothing.
 
     Raises:
         ConfigError: there is no such driver, or it does not say.

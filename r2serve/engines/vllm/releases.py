@@ -1,4 +1,4 @@
-"""The releases of vLLM that this plugin was tested with."""
+"""The tested releases of vLLM."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import logging
 _LOG = logging.getLogger(__name__)
 
 TESTED = ">=0.32,<0.34"
-"""As the extra ``vllm`` of pyproject.toml has it."""
+"""Equal to the extra ``vllm`` of pyproject.toml."""
 
 
 def is_tested(version: str) -> bool:
-    """Whether a version of vLLM is in the tested range; a text that is no version is not."""
+    """Whether a version of vLLM is in the tested range; other texts (``dev``) are not."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
 
@@ -26,8 +26,7 @@ def is_tested(version: str) -> bool:
 def warn_if_untested(version: str) -> None:
     """Log a warning where ``version`` of vLLM is out of the tested range.
 
-    A refusal would stop users whose release works.  The warning names what to look at first where
-    the release does not.
+    A refusal would stop users of a release without problems.
     """
     if not is_tested(version):
         _LOG.warning(

@@ -1,4 +1,4 @@
-"""What the kernels rely on in Triton: rows and releases.
+"""Rows about Triton: the kernels rely on these seams.
 
 Tests compare every row with facts from the sources of every release;
 ``tests/engines/contracts/README.md`` has the table.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from r2serve.engines.seams import Accepts, Expectation, Has, Row, Says, There
 
 RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
-"""Releases of Triton that the rows hold for."""
+"""Releases of Triton judged by the rows."""
 
 _LANGUAGE = "triton.language"
 _TYPES = (
@@ -31,8 +31,8 @@ def _row(seam: str, purpose: str, exit_: str, *expects: Expectation) -> Row:
 
 ROWS = (
     _row(
-        "triton.jit and its interpreter",
-        "compiles a kernel, or interprets it where TRITON_INTERPRET is set",
+        "triton.jit and the interpreter",
+        "compiles a kernel; with TRITON_INTERPRET interprets a kernel",
         "",
         Accepts("triton.jit", "function"),
         Has("triton.knobs.runtime", ("interpret",)),
@@ -52,7 +52,7 @@ ROWS = (
     _row(
         "debug_barrier",
         "no thread reads slots before the acquire of thread 0",
-        "the language has a barrier that is not for debugging",
+        "the language has a barrier for all programs, not for debugging",
         Accepts(f"{_LANGUAGE}.debug_barrier", ""),
     ),
     _row(
@@ -88,14 +88,14 @@ ROWS = (
     ),
     _row(
         "launch options",
-        "warps of a row, and no fused multiply-add, which would round once instead of twice",
+        "warps of a row; no fused multiply-add: the contract rounds twice",
         "",
         Has("triton.backends.nvidia.compiler.CUDAOptions", ("enable_fp_fusion", "num_warps")),
     ),
     _row(
         "pointer arguments",
-        "pinned host memory is an argument: the launcher asks data_ptr() and takes the driver's "
-        "device pointer for it",
+        "pinned host memory is an argument: the launcher asks data_ptr(), then the driver for the "
+        "device pointer",
         "",
         Says(
             "file:triton/backends/nvidia/driver.*",
@@ -107,7 +107,7 @@ ROWS = (
     ),
     _row(
         "ahead-of-time compilation",
-        "tests compile every kernel for GPUs that are not there",
+        "tests compile every kernel for several GPUs, without a GPU",
         "",
         Accepts("triton.compile", "source, target=, options="),
         Accepts("triton.compiler.ASTSource.__init__", "self, fn, signature, constants, attributes"),

@@ -1,8 +1,8 @@
-"""Rows that say what this project relies on in another project, and how a release breaks one.
+"""Rows about seams to other projects, and the judgement whether a release breaks a row.
 
-A row names a seam.  Its expectations are judged on facts: what the sources of one release say
-about a class, a function or a file.  ``tests/engines/contracts`` extracts the facts from wheels and
-keeps them, so a release is judged without being installed.
+A row names a seam and has expectations.  Expectations are judged on facts about classes, functions
+and files in the sources of one release.  ``tests/engines/contracts`` extracts the facts from wheels
+and keeps them, so a release is judged without an installation.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 Fact = Mapping[str, Any]
-"""About one subject; the extractor's page lists the fields."""
+"""Fields about one subject; ``tests/engines/contracts/facts.py`` lists them."""
 
 Asks = Mapping[str, tuple[str, ...]]
-"""Fields of a fact that an expectation needs, each with the names to look for."""
+"""Fields of a fact needed by an expectation, each with the names to look for."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Expectation:
     subject: str
 
     def asks(self) -> Asks:
-        """Fields that the extractor has to fill; a subject always says what it ``is``."""
+        """Fields for the extractor to fill, beside the field ``is`` of every fact."""
         return {}
 
     def broken(self, fact: Fact) -> str | None:
-        """Why ``fact`` breaks the expectation; None if it does not."""
+        """Reason why ``fact`` breaks the expectation; None: the expectation holds."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class There(Expectation):
-    """The subject exists; with ``value``, it is a constant whose source text is ``value``."""
+    """The subject exists; with ``value``: a constant with this source text."""
 
     value: str | None = None
 
@@ -66,9 +66,9 @@ class Has(Expectation):
 
 @dataclass(frozen=True)
 class Takes(Expectation):
-    """We override the function, or pass all its parameters: they are exactly these.
+    """We override the function, or pass all parameters: exactly these.
 
-    A function with overloads has one that takes them.
+    A function with overloads has an overload with these parameters.
     """
 
     parameters: str
@@ -82,7 +82,7 @@ class Takes(Expectation):
 
 @dataclass(frozen=True)
 class Accepts(Expectation):
-    """We call the function: the call fits its parameters.
+    """We call the function: the call fits the parameters.
 
     ``call`` lists the arguments; ``name=`` stands for a keyword, a bare name for a position.
     """
@@ -98,7 +98,7 @@ class Accepts(Expectation):
 
 @dataclass(frozen=True)
 class Subclass(Expectation):
-    """We subclass the class and define these abstract methods of it, which are all it has."""
+    """We subclass the class and define these abstract methods; the class has no others."""
 
     abstract: tuple[str, ...] = ()
 
@@ -114,10 +114,10 @@ class Subclass(Expectation):
 
 @dataclass(frozen=True)
 class StoodInFor(Expectation):
-    """We do not subclass the class: a stand-in has one method of ours and forwards all else.
+    """We do not subclass the class: a stand-in has a method of ours and forwards all else.
 
-    Abstract methods are recorded and do no harm.  Python looks special methods up in the type,
-    past a stand-in, so the class must have none but those that make an object.
+    Abstract methods are recorded and do no harm.  Python looks special methods up in the type, past
+    a stand-in, so the class must have no special method beside constructors.
     """
 
     method: str
@@ -165,21 +165,21 @@ class Says(Expectation):
 
 @dataclass(frozen=True)
 class Row:
-    """One seam: what we rely on, for what, and what would let it go."""
+    """A seam: purpose, end, expectations, and the releases to judge."""
 
     seam: str
     purpose: str
     exit: str
-    """The change upstream, or here, after which the row goes; empty: the seam is public API."""
+    """The change upstream, or here, after which the row goes; empty: a public interface."""
     expects: tuple[Expectation, ...]
     releases: tuple[str, ...]
-    """Releases that the row holds for; another row covers the others, if they need one."""
+    """Releases judged by the row; another row may cover the others."""
 
     def broken(self, facts: Mapping[str, Fact | None]) -> list[str]:
-        """Reasons why a release with these facts breaks the row; empty: it does not.
+        """Reasons why a release with these facts breaks the row; empty: the row holds.
 
         Raises:
-            KeyError: ``facts`` says nothing about a subject, so they are older than the row.
+            KeyError: ``facts`` lacks a subject, so the facts are older than the row.
         """
         reasons = []
         for expectation in self.expects:
@@ -191,7 +191,7 @@ class Row:
 
 
 def fits(parameters: str, call: str) -> bool:
-    """Whether a function of these parameters accepts such a call."""
+    """Whether a function with these parameters accepts the call."""
     positional: list[str] = []
     named: dict[str, str] = {}
     for argument in filter(None, (each.strip() for each in call.split(","))):

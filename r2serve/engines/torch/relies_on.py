@@ -1,4 +1,4 @@
-"""What the backend of torch.distributed, streams and graphs rely on in torch: rows and releases.
+"""Rows about torch: the backend of torch.distributed, streams and graphs rely on these seams.
 
 Tests compare every row with facts from the sources of every release;
 ``tests/engines/contracts/README.md`` has the table.  Tensor operations have no row.
@@ -19,12 +19,12 @@ from r2serve.engines.seams import (
 )
 
 RELEASES = ("2.13.0", "2.14.0", "2.15.0")
-"""Releases of torch that the rows hold for."""
+"""Releases of torch judged by the rows."""
 
 _C10D = "torch.distributed.distributed_c10d"
 _GROUP = "torch.distributed.ProcessGroup"
 _OPTIONS = "torch._C._distributed_c10d"
-# The classes through which C++ calls a group, and a work, that are written in Python.
+# Classes by which C++ calls groups and works written in Python.
 _TRAMPOLINES = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
 _GROUP_HEADER = "file:torch/include/torch/csrc/distributed/c10d/ProcessGroup.hpp"
 
@@ -39,7 +39,7 @@ def _row(
     return Row(seam, purpose, exit_, expects, releases)
 
 
-# Methods that torch's Python calls on a group; ours override them all.
+# Methods called on a group by torch's Python; our group overrides all.
 _FROM_PYTHON = {
     "allreduce": "self, tensors, opts=...",
     "allreduce_coalesced": "self, tensors, opts=...",
@@ -67,7 +67,7 @@ _FROM_PYTHON = {
     "_get_backend": "self, device",
 }
 
-# Names by which C++ finds the methods of a group in Python, with what it hands over.
+# Names by which C++ finds the methods of a group in Python, with the arguments.
 _FROM_CPP = (
     "WORK_OVERRIDE(ProcessGroup, allgather, outputTensors, inputTensors, opts)",
     '"all_gather_single_coalesced"',
@@ -88,7 +88,7 @@ _FROM_CPP = (
     "PYBIND11_OVERRIDE(const std::string&, ProcessGroup, getGroupDesc, )",
     "PYBIND11_OVERRIDE(void, ProcessGroup, setGroupDesc, group_desc)",
 )
-# Names that C++ knows since torch 2.14.
+# Names known to C++ since torch 2.14.
 _FROM_CPP_LATER = (
     "WORK_OVERRIDE(ProcessGroup, all_gather_single, outputBuffer, inputBuffer, opts)",
     "WORK_OVERRIDE(ProcessGroup, reduce, tensors, opts)",
@@ -101,7 +101,7 @@ _FROM_CPP_LATER = (
 ROWS = (
     _row(
         "Backend.register_backend",
-        "makes the backend r2ccl known; torch then makes our group in its extended form",
+        "makes the backend r2ccl known; torch makes our group in the extended form",
         "",
         Accepts(
             "torch.distributed.Backend.register_backend", "cls, name, make, extended_api=, devices="
@@ -125,8 +125,8 @@ ROWS = (
         ),
     ),
     _row(
-        "a ProcessGroup in Python is its own backend",
-        "the group that create() returns takes the place of torch's, so torch's Python and C++ "
+        "a ProcessGroup in Python needs no Backend",
+        "the group from create() takes the place of torch's, so torch's Python and C++ "
         "call our methods",
         "a Backend may be written in Python",
         Says(
@@ -134,7 +134,7 @@ ROWS = (
             ("ProcessGroup): pg = backend_class",),
         ),
         Subclass(_GROUP),
-        # Stubs before 2.15 name this overload alone; ours calls that of the header.
+        # Stubs before 2.15 name this overload alone; our group calls the overload of the header.
         Takes(f"{_GROUP}.__init__", "self, store, rank, size"),
         Says(_GROUP_HEADER, ("explicit ProcessGroup(int rank, int size);",)),
         Says(_TRAMPOLINES, ("using ProcessGroup::ProcessGroup;",)),
@@ -153,8 +153,8 @@ ROWS = (
     ),
     _row(
         "further methods of a group, as C++ calls them",
-        "functional collectives that torch 2.13 does not hand to a group in Python",
-        "torch 2.13 is no longer supported: the row becomes part of the one before",
+        "functional collectives; torch 2.13 does not hand these to a group in Python",
+        "torch 2.13 is no longer supported: merge with the row before",
         Says(_TRAMPOLINES, _FROM_CPP_LATER),
         releases=("2.14.0", "2.15.0"),
     ),
@@ -209,14 +209,14 @@ ROWS = (
     ),
     _row(
         "Future",
-        "what a caller of get_future() waits for, on the host and in a stream",
+        "callers of get_future() wait on the host or in a stream",
         "",
         Accepts("torch.futures.Future.__init__", "self, devices="),
         Accepts("torch.futures.Future.then", "self, callback"),
         Accepts("torch.futures.Future.set_result", "self, result"),
     ),
     _row(
-        "Store and its group",
+        "Store, ranks and sizes",
         "ranks find each other",
         "",
         There("torch.distributed.Store"),
@@ -230,7 +230,7 @@ ROWS = (
     ),
     _row(
         "streams and events",
-        "collectives are put into the caller's stream, or follow it in one of the group's own",
+        "collectives enter the caller's stream, or follow in a stream of the group",
         "",
         Accepts("torch.cuda.current_stream", "device"),
         Accepts("torch.cuda.stream", "stream"),
@@ -265,7 +265,7 @@ ROWS = (
     ),
     _row(
         "torch.library.Library",
-        "the operation that vLLM's compiler puts in place of three",
+        "registers the fused operation for vLLM's compiler",
         "",
         Accepts("torch.library.Library.__init__", "self, namespace, kind"),
     ),

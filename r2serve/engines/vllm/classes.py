@@ -1,4 +1,4 @@
-"""Classes of vLLM that have one of ours, and the releases of vLLM that ours fit."""
+"""Classes of vLLM replaced by ours, and the supported releases of vLLM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from r2serve.engines.seams import Expectation, Row, Takes
 
-# vLLM's platform class -> ours. One line more covers a platform, once its communicator exists.
+# vLLM's platform class -> ours. A further line covers a platform with a communicator below.
 PLATFORMS = {
     "vllm.platforms.cpu.CpuPlatform": "r2serve.engines.vllm.platform.R2cclCpuPlatform",
     "vllm.platforms.zen_cpu.ZenCpuPlatform": "r2serve.engines.vllm.platform.R2cclZenCpuPlatform",
@@ -32,7 +32,7 @@ WORKERS = {
 PASS_MANAGER = "r2serve.engines.vllm.fusion.R2cclPassManager"
 
 RELEASES = ("0.32.0", "0.33.0")
-"""Releases of vLLM that the rows hold for."""
+"""Releases of vLLM judged by the rows."""
 
 
 def row(
@@ -42,7 +42,7 @@ def row(
     *expects: Expectation,
     releases: tuple[str, ...] = RELEASES,
 ) -> Row:
-    """A row that holds for every supported release of vLLM unless it says otherwise."""
+    """A row for every supported release of vLLM, or for ``releases`` alone."""
     return Row(seam, purpose, exit_, expects, releases)
 
 

@@ -1,8 +1,8 @@
-"""What this plugin changes in vLLM and what it relies on there: the whole list.
+"""The whole list of this plugin's changes to vLLM: seams, and classes of ours in vLLM's places.
 
-Nothing of vLLM is patched.  The plugin goes through vLLM's own seams, and :data:`ROWS` has a row
-for each: what it is for, what would let it go, and what a release has to offer.  Tests compare
-every row with facts from the sources of every supported release, 0.32 and 0.33;
+Nothing of vLLM is patched.  The plugin goes through vLLM's own seams.  :data:`ROWS` has a row for
+each seam: purpose, end of the need, and expectations of a release.  Tests compare every row with
+facts from the sources of every supported release, 0.32 and 0.33.
 ``tests/engines/contracts/README.md`` has the table of seams and releases.  This module imports
 nothing of vLLM.
 """
@@ -41,7 +41,7 @@ _DEVICE = "vllm.distributed.device_communicators"
 _PLATFORM_ROWS = (
     row(
         "entry point vllm.platform_plugins",
-        "our platform class in place of vLLM's own, a subclass of it",
+        "our platform class in place of vLLM's own, a subclass",
         "vLLM lets a plugin name a communicator alone",
         There("vllm.plugins.PLATFORM_PLUGINS_GROUP", "'vllm.platform_plugins'"),
         There("vllm.platforms.builtin_platform_plugins"),
@@ -56,7 +56,7 @@ _PLATFORM_ROWS = (
     ),
     row(
         "Platform.pre_register_and_update",
-        "adds the flag; without a parser it validates R2CCL_* before workers start",
+        "adds the flag; without a parser validates R2CCL_* before workers start",
         "plugins may add options of their own",
         *of_each(PLATFORMS, "pre_register_and_update", "cls, parser=None"),
         InOrder(
@@ -72,7 +72,7 @@ _PLATFORM_ROWS = (
         "Platform.check_and_update_config",
         "notes the choice in additional_config (part of the compile-cache key) and the workers a "
         "node; puts our worker class in place of vLLM's",
-        "a plugin may name a worker class and its part of the cache key",
+        "a plugin may name a worker class and a part of the cache key",
         *of_each(PLATFORMS, "check_and_update_config", "cls, vllm_config"),
         InOrder(
             "vllm.config.VllmConfig.__post_init__", ("current_platform.check_and_update_config",)
@@ -96,7 +96,7 @@ _PLATFORM_ROWS = (
     ),
     row(
         "options that r2ccl refuses",
-        "reads what would go past r2ccl, and where ranks of experts are, before workers start",
+        "reads options of traffic past r2ccl, and the nodes of experts, before workers start",
         "r2ccl carries these, too",
         Has(
             _PARALLEL,
@@ -128,7 +128,7 @@ _PLATFORM_ROWS = (
     ),
     row(
         "release and GPU",
-        "warns of a release that was not tested; refuses a GPU or driver without starting CUDA",
+        "warns of an untested release; refuses a GPU or driver without starting CUDA",
         "",
         There("vllm.__version__"),
         There("vllm.platforms.cuda.nvml_available"),
@@ -180,8 +180,8 @@ _PLATFORM_ROWS = (
     ),
     row(
         "Platform.use_custom_op_collectives",
-        "True for groups that span nodes; relies on the order of GroupCoordinator.__init__, which "
-        "builds the communicator, then asks",
+        "True for groups on several nodes; relies on the order of GroupCoordinator.__init__: "
+        "communicator first, then the question",
         "the question names the group",
         *of_each(PLATFORMS, "use_custom_op_collectives", "cls"),
         InOrder(
@@ -195,8 +195,8 @@ _PLATFORM_ROWS = (
     ),
     row(
         "Platform.device_count (CPU)",
-        "MessageQueue divides ranks by it to find ranks of one node; torch says 1, so vLLM asserts "
-        "with two workers a node",
+        "MessageQueue divides ranks by the count to find ranks of a node; torch says 1, so vLLM "
+        "asserts with two workers a node",
         "MessageQueue divides by the local world size",
         InOrder(
             f"{_DEVICE}.shm_broadcast.MessageQueue.create_from_process_group_single_reader",
@@ -206,8 +206,8 @@ _PLATFORM_ROWS = (
     ),
     row(
         "Platform.additional_env_vars",
-        "Ray's first executor copies our variables to its workers",
-        "0.32 is no longer supported: 0.33 has no such executor",
+        "Ray's first executor copies our variables to the workers",
+        "0.32 is no longer supported: 0.33 has the second executor alone",
         *(Has(base, ("additional_env_vars",)) for base in PLATFORMS),
         InOrder(
             "vllm.v1.executor.ray_executor.RayDistributedExecutor._init_workers_ray",
@@ -217,7 +217,7 @@ _PLATFORM_ROWS = (
     ),
     row(
         "environment of Ray's second executor",
-        "it copies the whole environment, ours included",
+        "copies the whole environment, our variables included",
         "",
         *(Has(base, ("additional_env_vars",)) for base in PLATFORMS),
         InOrder(
@@ -230,7 +230,7 @@ _PLATFORM_ROWS = (
 _WORKER_ROWS = (
     row(
         "Worker.execute_model, sample_tokens",
-        "which requests a step serves, when it begins and ends, and what ends the worker",
+        "requests of a step, begin and end of the step, and errors after which the worker ends",
         "a step has a hook",
         *(Subclass(base) for base in WORKERS),
         *of_each(
@@ -247,9 +247,9 @@ _WORKER_ROWS = (
     ),
     row(
         "AsyncModelRunnerOutput.get_output",
-        "we do not subclass it: a stand-in checks for lost peers after get_output and forwards all "
-        "else, so a new abstract method is no harm",
-        "a worker may check a step before its tokens leave",
+        "we do not subclass the class: a stand-in checks for lost peers after get_output and "
+        "forwards all else, so a new abstract method is no harm",
+        "a worker may check a step before the tokens leave",
         StoodInFor(_OUTPUT, "get_output"),
         Takes(f"{_OUTPUT}.get_output", "self"),
         InOrder(
@@ -265,7 +265,7 @@ _WORKER_ROWS = (
     ),
     row(
         "SchedulerOutput",
-        "requests of a step, their tokens and their stage, for what a fault costs each",
+        "requests of a step, their tokens and stage, for the cost of faults",
         "a step has a hook",
         Has(
             f"{_SCHEDULED}.SchedulerOutput",
@@ -287,7 +287,7 @@ _WORKER_ROWS = (
     ),
     row(
         "entry point vllm.stat_logger_plugins",
-        "what clients saw of each request",
+        "timings of each request, as clients saw them",
         "",
         There("vllm.plugins.STAT_LOGGER_PLUGINS_GROUP", "'vllm.stat_logger_plugins'"),
         InOrder(

@@ -1,4 +1,4 @@
-"""Rows of :mod:`r2serve.engines.vllm.patches`: device communicators, and the pass that fuses."""
+"""Rows of :mod:`r2serve.engines.vllm.patches`: device communicators and the fusing pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MATCHER = f"{_PASSES}.vllm_inductor_pass.VllmFusionPatternMatcherPass"
 _PATTERN = f"{_PASSES}.vllm_inductor_pass.VllmPatternReplacement"
 _PASS = f"{_PASSES}.vllm_inductor_pass.VllmInductorPass"
 
-# Methods of a device communicator that ours overrides, where a group spans nodes.
+# Methods of a device communicator, overridden where a group spans nodes.
 _COLLECTIVES = {
     "destroy": "self",
     "all_reduce": "self, input_",
@@ -34,7 +34,7 @@ _COLLECTIVES = {
 COMMUNICATOR_ROWS = (
     row(
         "GroupCoordinator makes the communicator",
-        "by these keywords; __new__ picks the class for a group that spans nodes",
+        "by these keywords; __new__ picks the class for a group on several nodes",
         "",
         InOrder(
             f"{_GROUPS}.GroupCoordinator.__init__",
@@ -87,7 +87,7 @@ COMMUNICATOR_ROWS = (
     row(
         "other paths of CudaCommunicator",
         "each is switched off: the attribute is None, or False",
-        "paths are asked by one method",
+        "a single method names the path",
         Has(
             _CUDA,
             (
@@ -113,7 +113,7 @@ COMMUNICATOR_ROWS = (
     ),
     row(
         "suspend, resume and checkpoints",
-        "the engine's calls to every device communicator, as it sleeps and wakes",
+        "calls of the engine to every device communicator, at sleep and wake-up",
         "",
         *(
             expectation
@@ -128,7 +128,7 @@ COMMUNICATOR_ROWS = (
     row(
         "all2all_manager",
         "expert parallelism over all-gather and reduce-scatter; other back ends ask the manager "
-        "for a handle, which it does not have",
+        "for a handle, and this manager has none",
         "r2ccl has an all-to-all of its own for experts",
         Accepts(f"{_DEVICE}.all2all.AgRsAll2AllManager.__init__", "self, cpu_group"),
         InOrder(
@@ -152,7 +152,7 @@ COMMUNICATOR_ROWS = (
     ),
     row(
         "get_ip",
-        "names the address that vLLM uses, so that rails keep off the management NIC",
+        "names the address of vLLM, so rails keep off the management NIC",
         "",
         Accepts("vllm.utils.network_utils.get_ip", ""),
         There("vllm.envs.VLLM_HOST_IP"),
@@ -162,7 +162,7 @@ COMMUNICATOR_ROWS = (
 FUSION_ROWS = (
     row(
         "PostGradPassManager.configure",
-        "puts our pass in front of all that would fuse a norm with something else",
+        "puts our pass in front of passes by which vLLM fuses a norm with something else",
         "a plugin may register a pass",
         Subclass(_MANAGER),
         Takes(f"{_MANAGER}.configure", "self, config"),
@@ -207,7 +207,7 @@ FUSION_ROWS = (
     ),
     row(
         "operations of the fused pattern",
-        "what the pattern is made of, and the group that carries it",
+        "parts of the pattern, and the group of the collective",
         "vLLM fuses by the communicator",
         Accepts("vllm.ir.ops.fused_add_rms_norm", "x, x_residual, weight, epsilon"),
         Accepts("vllm.distributed.tensor_model_parallel_all_reduce", "input_"),

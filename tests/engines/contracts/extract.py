@@ -1,6 +1,6 @@
 """Write the facts of releases from their wheels: ``python -m contracts.extract``, in tests/engines.
 
-Without an argument every release is fetched: 4 GB, one wheel at a time.
+Without an argument the command fetches every release: 4 GB, wheel by wheel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contracts.wheels import fetched, read
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "release", nargs="*", help="for example vllm==0.33.0; default: all that the rows name"
+        "release", nargs="*", help="for example vllm==0.33.0; default: every release of the rows"
     )
     parser.add_argument(
         "--wheels", type=Path, help="folder with the wheels; default: the package index"
@@ -25,7 +25,7 @@ def main() -> None:
     known = {f"{project.name}=={release}": (project, release) for project, release in releases()}
     for name in options.release:
         if name not in known:
-            parser.error(f"{name}: no row names it; must be one of {', '.join(known)}")
+            parser.error(f"{name}: no row names this release; must be one of {', '.join(known)}")
     for name in options.release or known:
         project, release = known[name]
         if options.wheels is None:

@@ -1,18 +1,18 @@
-"""Facts that rows ask for, extracted from the sources of one release.
+"""Facts for the rows, extracted from the sources of one release.
 
-Fields of a fact, each there only if a row asks for it:
+Fields of a fact; a field is there if an expectation needs the field:
 
 ``is``          module, class, function, value or file; always there.
 ``value``       source text of a constant's value, up to 80 characters.
-``parameters``  of a function, one text an overload: names and defaults, without types.
-``order``       marks that a function's body mentions, by first mention.
-``has``         attributes of a class out of those asked for.
+``parameters``  of a function, a text per overload: names and defaults, without types.
+``order``       marks in a function's body, by first mention.
+``has``         attributes of a class, out of the names in the rows.
 ``abstract``    abstract methods of a class, sorted.
 ``methods``     all methods of a class, inherited ones included, sorted.
-``special``     special methods of a class (``__call__``), without those that make an object.
-``texts``       texts that a file says, out of those asked for.
+``special``     special methods of a class (``__call__``), without constructors.
+``texts``       texts in a file, out of the texts in the rows.
 
-A subject that does not exist has the fact ``null``.
+The fact of a missing subject is ``null``.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _parameters(found: Found) -> list[str]:
     texts = []
     for node in found.nodes:
         assert isinstance(node, Function)
-        # A copy without types: what a caller has to get right.
+        # A copy without types: a caller has to get names and defaults right.
         given = ast.parse(f"def f({ast.unparse(node.args)}): ...").body[0]
         assert isinstance(given, ast.FunctionDef)
         for each in ast.walk(given.args):
@@ -121,12 +121,12 @@ def _mentions(found: Found, marks: set[str]) -> list[str]:
 
 
 def _marks(node: ast.AST) -> Iterator[str]:
-    """Dotted names, keywords and strings below ``node``, as they are written."""
+    """Dotted names, keywords and strings below ``node``, as in the source."""
     name = dotted(node)
     if name is not None:
         yield name
         return
-    if isinstance(node, ast.Assign):  # what is evaluated first comes first
+    if isinstance(node, ast.Assign):  # in the order of evaluation
         for child in (node.value, *node.targets):
             yield from _marks(child)
         return

@@ -1,4 +1,4 @@
-"""Projects whose releases are judged, their rows, and the facts that are kept of each release."""
+"""Projects with releases to judge: rows, and the facts kept of each release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Project:
-    """A package of PyPI; ``releases`` are those that some row holds for."""
+    """A package of PyPI with the rows and the releases to judge."""
 
     name: str
     rows: tuple[Row, ...]
@@ -27,7 +27,7 @@ class Project:
 
 @dataclass(frozen=True)
 class Kept:
-    """Facts of one release, with the wheel that they come from."""
+    """Facts of one release, with name and SHA-256 of the wheel."""
 
     wheel: str
     sha256: str
@@ -56,7 +56,7 @@ def load(project: Project, release: str) -> Kept:
 
 
 def save(project: Project, release: str, kept: Kept) -> None:
-    """Write the file: one subject a line, so that a difference shows which has changed."""
+    """Write the file with a line per subject, so a difference shows the changed subject."""
     lines = [f"  {json.dumps(name)}: {json.dumps(fact)}" for name, fact in kept.facts.items()]
     file_of(project, release).write_text(
         "{\n"
@@ -70,7 +70,7 @@ def judge(project: Project, release: str, row: Row, facts: dict[str, Any]) -> No
     """Compare a row with facts.
 
     Raises:
-        AssertionError: names the release, the row and what has changed.
+        AssertionError: names the release, the row and the change.
     """
     where = f"{project.name} {release}, row {row.seam!r}"
     unknown = [each.subject for each in row.expects if each.subject not in facts]

@@ -1,4 +1,4 @@
-"""Names of a Python project, resolved in its wheel: nothing is imported, nothing is unpacked."""
+"""Names of a Python project, resolved inside a wheel, without an import, without unpacking."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sources:
         return self._zip.read(file).decode()
 
     def _tree(self, module: str) -> ast.Module | None:
-        """Parsed source of a module; the stub of one that is compiled."""
+        """Parsed source of a module; of a compiled module the stub."""
         path = module.replace(".", "/")
         for file in (f"{path}.py", f"{path}/__init__.py", f"{path}.pyi", f"{path}/__init__.pyi"):
             if file in self.files:
@@ -50,7 +50,7 @@ class Sources:
         return None
 
     def _find(self, name: str) -> Found | None:
-        """A qualified name, wherever it is defined; None if it does not exist."""
+        """The definition of a qualified name; None: there is none."""
         parts = name.split(".")
         for count in range(len(parts), 0, -1):
             module = ".".join(parts[:count])
@@ -70,7 +70,7 @@ class Sources:
         return found
 
     def _in_module(self, module: str, name: str, seen: frozenset[tuple[str, str]]) -> Found | None:
-        """seen: lookups under way, for modules that import each other."""
+        """seen: lookups under way, since modules may import each other."""
         tree = self.tree(module)
         if tree is None or (module, name) in seen:
             return None
@@ -102,7 +102,7 @@ class Sources:
         return None
 
     def _origin(self, module: str, node: ast.ImportFrom) -> str:
-        """Qualified name of the module that ``node`` imports from."""
+        """Qualified name of the module in a ``from`` import."""
         if not node.level:
             return node.module or ""
         path = module.replace(".", "/")
@@ -117,7 +117,7 @@ class Sources:
             return Found("class", module, (first,))
         if isinstance(first, Function):
             return Found("function", module, tuple(n for n in nodes if isinstance(n, Function)))
-        # A name for another class or function; of two, by what the machine has, the first.
+        # A name for another class or function; of a conditional expression the first case.
         value = first.value if isinstance(first, ast.Assign) else None
         if isinstance(value, ast.IfExp):
             value = value.body
@@ -127,7 +127,7 @@ class Sources:
         return Found("value", module, (first,))
 
     def named(self, module: str, expression: ast.AST) -> Found | None:
-        """The thing that a dotted name, subscripted or not, means inside a module."""
+        """The meaning of a dotted name inside a module, without subscripts."""
         if isinstance(expression, ast.Subscript):
             expression = expression.value
         name = dotted(expression)
@@ -137,7 +137,7 @@ class Sources:
         return self._below(self._in_module(module, first, frozenset()), rest)
 
     def class_of(self, found: Found) -> Found | None:
-        """A class itself; the class of a value, by its annotation or the call that makes it."""
+        """The class of a value, by annotation or constructor call; classes stay."""
         if found.kind == "class":
             return found
         if found.kind != "value":
@@ -151,7 +151,7 @@ class Sources:
         return owner if owner is not None and owner.kind == "class" else None
 
     def mro(self, owner: Found) -> list[Found]:
-        """A class and its bases inside the project, depth first."""
+        """A class and the bases inside the project, depth first."""
         assert isinstance(owner.node, ast.ClassDef)
         order = [owner]
         for base in owner.node.bases:
@@ -161,7 +161,7 @@ class Sources:
         return order
 
     def member(self, owner: Found, name: str) -> Found | None:
-        """An attribute of a class, inherited ones and those that methods set on self included."""
+        """An attribute of a class: own, inherited, or set on self by a method."""
         for each in self.mro(owner):
             assert isinstance(each.node, ast.ClassDef)
             defined = [node for node in _statements(each.node.body) if _defines(node, name)]
@@ -175,7 +175,7 @@ class Sources:
         return None
 
     def own_members(self, owner: Found) -> Iterator[tuple[str, ast.AST]]:
-        """What the body of a class defines, without its bases."""
+        """Definitions in the body of a class, without bases."""
         assert isinstance(owner.node, ast.ClassDef)
         for node in _statements(owner.node.body):
             if isinstance(node, Function | ast.ClassDef):
@@ -187,7 +187,7 @@ class Sources:
 
 
 def dotted(node: ast.AST) -> str | None:
-    """``a.b.c`` of an expression that is a dotted name."""
+    """``a.b.c`` of a dotted name; None for other expressions."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

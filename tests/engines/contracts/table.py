@@ -20,7 +20,7 @@ def rendered() -> str:
 
 
 def written() -> str:
-    """The table as the page has it."""
+    """The table in the page."""
     return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
 
 
@@ -37,16 +37,17 @@ def _section(project: Project) -> Iterator[str]:
 
 
 def _cell(row: Row, release: str, facts: dict[str, object]) -> str:
-    """How many expectations hold; nothing where the row makes no statement on the release."""
+    """Number of expectations met; a dash where the row makes no statement on the release."""
     if release not in row.releases:
         return "-"
     broken = len(row.broken(facts))  # type: ignore[arg-type]
-    return f"{len(row.expects)} hold" if not broken else f"**{broken} broken**"
+    met = f"{len(row.expects) - broken} of {len(row.expects)}"
+    return f"**{met}**" if broken else met
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="into the page; default: print it")
+    parser.add_argument("--write", action="store_true", help="into the page; default: print")
     if not parser.parse_args().write:
         sys.stdout.write(rendered())
         return

@@ -1,9 +1,11 @@
-"""Every row of every table against the facts of every release that it holds for."""
+"""Every row of every table against the facts of every release named by the row."""
 
 from __future__ import annotations
 
 import copy
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from contracts.wheels import fetched, read
 from r2serve.engines.seams import Row, StoodInFor, Subclass
 from r2serve.engines.vllm import patches
 from r2serve.engines.vllm.releases import is_tested
+from r2serve.kernels import relies_on
 
 Facts = dict[str, Any]
 ASYNC_OUTPUT = "vllm.v1.outputs.AsyncModelRunnerOutput"
@@ -63,6 +66,19 @@ def test_facts_are_about_the_subjects_of_rows(project: Project, release: str) ->
     assert re.fullmatch(r"[0-9a-f]{64}", kept.sha256)
     subjects = {each.subject for row in project.rows for each in row.expects}
     assert set(kept.facts) == subjects, "write the facts again: python -m contracts.extract"
+
+
+def test_the_rows_can_be_read_without_the_engines() -> None:
+    code = (
+        "import sys; sys.modules['vllm'] = sys.modules['triton'] = None\n"
+        "from r2serve.engines.vllm.patches import ROWS as vllm\n"
+        "from r2serve.kernels.relies_on import ROWS as triton\n"
+        "print(len(vllm), len(triton))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert told.stdout.split() == [str(len(patches.ROWS)), str(len(relies_on.ROWS))]
 
 
 def test_the_releases_are_those_that_the_plugin_says_it_was_tested_with() -> None:
@@ -235,7 +251,7 @@ def test_a_release_that_breaks_a_row_is_named(
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
 def test_no_expectation_holds_of_a_subject_that_lost_all(project: Project) -> None:
-    """A subject that is gone breaks every expectation; one that lost its fields, all that ask."""
+    """A missing subject breaks every expectation; an empty subject breaks all with fields."""
     for row in project.rows:
         for expectation in row.expects:
             alone = Row(row.seam, row.purpose, row.exit, (expectation,), row.releases)
@@ -264,7 +280,7 @@ def test_a_subclass_of_the_async_output_breaks_with_033_and_a_stand_in_does_not(
     assert not [each for each in row.expects if isinstance(each, Subclass)]
 
 
-# --- the facts are those of the wheels ------------------------------------------------------------
+# --- the facts come from the wheels ---------------------------------------------------------------
 
 
 @pytest.mark.long

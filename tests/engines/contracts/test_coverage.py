@@ -1,4 +1,4 @@
-"""What our sources use of other projects has a row, as far as the syntax tells."""
+"""Names of other projects in our sources have a row, as far as the syntax tells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXTENDED = [project for project in PROJECTS if project.name in PLUGINS]
 COMMUNICATORS = tuple(patches.COMMUNICATORS)
 GROUP, WORK = ("torch.distributed.ProcessGroup",), ("torch.distributed.Work",)
 
-# Classes of ours whose base the syntax does not tell: a function makes them, or they are mixed in.
+# Our classes without a base in the syntax: made by a function, or mixed in.
 MADE = {
     "vllm": {
         "R2cclPlatform": tuple(patches.PLATFORMS),
@@ -66,7 +66,7 @@ def test_names_that_we_use_have_a_row(project: Project) -> None:
 
 
 def _subclasses(project: Project) -> dict[str, tuple[str, ...]]:
-    """Our classes, with the classes of the project that they extend."""
+    """Our classes, with the extended classes of the project."""
     found = dict(MADE[project.name])
     for file in PLUGINS[project.name]:
         for name, listed in bases(file).items():
@@ -89,7 +89,7 @@ def test_classes_that_we_subclass_have_a_row(project: Project) -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_methods_that_we_override_have_a_row(project: Project, release: str) -> None:
-    """Also one that a release adds under a name that ours has had: we would override it unseen."""
+    """A release may add a method under a name of ours, and ours would override unseen."""
     facts = load(project, release).facts
     stated = {e.subject for r in project.rows for e in r.expects if isinstance(e, Takes)}
     defined = {name: own for file in PLUGINS[project.name] for name, own in methods(file).items()}

@@ -1,4 +1,4 @@
-"""How facts are extracted, on a small wheel: nothing of it is imported, and nothing could be."""
+"""Extraction of facts from a small wheel; an import of the wheel would fail."""
 
 from __future__ import annotations
 

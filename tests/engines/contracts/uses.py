@@ -1,7 +1,7 @@
-"""Names of other projects that our own sources use, by their syntax: nothing is imported.
+"""Names of other projects in our sources, by syntax, without an import.
 
-An attribute of a value whose type the syntax does not tell (``vllm_config.parallel_config``) is not
-seen here; rows list those by hand.
+Attributes of untyped values (``vllm_config.parallel_config``) are not seen here; rows list them by
+hand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from r2serve.engines.seams import Has, Row
 
 
 def used(source: Path, prefixes: tuple[str, ...]) -> set[str]:
-    """Qualified names below ``prefixes`` that a file imports or reads."""
+    """Qualified names below ``prefixes``, imported or read by a file."""
     tree = ast.parse(source.read_text())
     names = dict(_imported(tree))
     found = {name for name in names.values() if _is_below(name, prefixes)}
@@ -29,10 +29,9 @@ def used(source: Path, prefixes: tuple[str, ...]) -> set[str]:
 
 
 def covered(name: str, rows: Sequence[Row]) -> bool:
-    """Whether a row is about ``name``, or about something inside it if it is a module.
+    """Whether a row is about ``name``, or about something inside the module ``name``.
 
-    A dictionary's method needs no row of its own beside that of the dictionary; every module has
-    a file.
+    Methods of a dictionary need no row beside the row of the dictionary; every module has a file.
     """
     owner, _, last = name.rpartition(".")
     if last == "__file__":
@@ -50,7 +49,7 @@ def covered(name: str, rows: Sequence[Row]) -> bool:
 
 
 def methods(source: Path) -> dict[str, set[str]]:
-    """Names that the body of each class of a file defines, nested classes included."""
+    """Names of the methods of each class of a file, nested classes included."""
     tree = ast.parse(source.read_text())
     return {
         node.name: {
@@ -76,7 +75,7 @@ def bases(source: Path) -> dict[str, list[str]]:
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Local names of a file, functions' own imports included, with what they mean."""
+    """Local names of a file with their meaning, imports inside functions included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -91,7 +90,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _outermost(node: ast.AST) -> Iterator[ast.AST]:
-    """Dotted names that are not part of a longer one."""
+    """Dotted names of full length."""
     if isinstance(node, ast.Attribute | ast.Name) and dotted(node) is not None:
         yield node
         return

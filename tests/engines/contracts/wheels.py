@@ -1,4 +1,4 @@
-"""Wheels of other projects, fetched one at a time and read without being unpacked."""
+"""Wheels of other projects, fetched one by one and read without unpacking."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from contracts.sources import Sources
 LIMIT_S = 540
 """Bound of one download: the largest wheel has 0.9 GB."""
 
-# Facts must not depend on the machine: the wheels are those for Python 3.12 on x86-64.
+# Facts must not depend on the machine, so Python 3.12 on x86-64 is fixed.
 PYTHON = "3.12"
 TAGS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64")
 
 
 class WheelError(Exception):
-    """A wheel could not be had; the message has what pip wrote."""
+    """A wheel could not be had; the message has the output of pip."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def fetched(project: Project, release: str) -> Iterator[Path]:
     """
     wanted = f"{project.name}=={release}"
     with tempfile.TemporaryDirectory(prefix="r2serve-contracts-") as folder:
-        # What a machine may install is bounded by its constraints; here nothing is installed.
+        # Constraints of a machine bound installations; here pip installs nothing.
         unbounded = Path(folder, "constraints.txt")
         unbounded.touch()
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]

@@ -134,7 +134,8 @@ def check(wheel: Path, python: str) -> None:
     )
     shutil.rmtree(unpacked)
     if done.returncode != 0:
-        raise KitError(f"{wheel.name}: its core does not load: {done.stderr.strip()[-300:]}")
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise KitError(f"{wheel.name}: its core does not load: {last}")
     if done.stdout.strip() != "True":
         raise KitError(f"{wheel.name}: its core has no kernels; nvcc did not compile them")
 

@@ -177,10 +177,26 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
         return  # the group is empty
-    try:
-        child.wait(LEAVE_S)
-    except subprocess.TimeoutExpired:
-        sys.stderr.write(f"process {child.pid} outlives SIGKILL: a driver holds it\n")
+    deadline = time.monotonic() + LEAVE_S
+    while child.poll() is None or _members(child.pid):
+        if time.monotonic() > deadline:
+            sys.stderr.write(f"process group {child.pid} outlives SIGKILL: a driver holds it\n")
+            return
+        time.sleep(0.02)
+
+
+def _members(group: int) -> list[int]:
+    """Processes of a group that have not ended; those that wait to be reaped have."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name_and_rest = stat.read_text(errors="replace")
+        except OSError:
+            continue  # it ended meanwhile
+        state, _, its_group = name_and_rest.rpartition(")")[2].split()[:3]
+        if int(its_group) == group and state not in "ZX":
+            found.append(int(stat.parent.name))
+    return found
 
 
 def _lines(log: Path, start: int) -> list[str]:

@@ -1,18 +1,162 @@
-"""``make gpu-check`` where there is no GPU, and where a driver shows one."""
+"""``make gpu-check`` and ``make gpu-kit``: steps, stages, and what they say is missing."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-CHECK = Path(__file__).resolve().parents[1] / "gpu/check.py"
+import captured
+import pytest
+import torch
+from captured import Captured, Looks
+from gpu_tools import FOLDER, ROOT, check, install, kit, stages, stepper
+
+from r2serve.bench.kernels import replay
+
+HERE = stages.Here(sys.executable, "libcuda_of_a_test.so", Path("/nonexistent"), on_gpu=False)
+# A step with a child; both write their process ids and then wait for a minute.
+HANGS = (
+    "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '60']);"
+    "print(os.getpid(), child.pid, flush=True); time.sleep(60)"
+)
 
 
-def check(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+def step(name: str, program: str, limit_s: float = 30.0) -> Any:
+    return stepper.Step(name, (sys.executable, "-c", program), limit_s)
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Iterator[Any]:
+    """A stepper; the handlers that it sets are taken back."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield stepper.Stepper(tmp_path / "out", tmp_path, dict(os.environ))
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_step_that_hangs_ends_with_its_children_and_others_run(
+    steps: Any, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    hung = steps.run(step("hangs", HANGS, 2.0))
+    assert time.monotonic() - began < 10
+    assert (hung.rc, hung.failed) == (124, True)
+    log = (tmp_path / "out/gpu.log").read_text()
+    [pids] = [line.split() for line in log.splitlines() if line.replace(" ", "").isdigit()]
+    assert not any(runs(int(pid)) for pid in pids)
+    assert "out of time after 2 s" in log
+    assert steps.run(step("after", "print('it runs')")).last_line == "it runs"
+
+
+def test_a_child_that_outlives_its_step_is_ended(steps: Any) -> None:
+    program = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid)"
+    ended = steps.run(step("leaves a child", program))
+    assert ended.rc == 0
+    assert not runs(int(ended.last_line))
+
+
+def test_a_hung_step_writes_where_it_hangs(steps: Any, tmp_path: Path) -> None:
+    program = (
+        "import faulthandler, time; faulthandler.enable()\ndef waits(): time.sleep(60)\nwaits()"
+    )
+    steps.run(step("hangs", program, 1.0))
+    assert "in waits" in (tmp_path / "out/gpu.log").read_text()
+
+
+def test_each_step_has_a_record_at_once(
+    steps: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps.run(step("fails", "import sys; print('so it is'); sys.exit(3)"))
+    steps.run(stepper.Step("none", ("/nonexistent/program",), 1.0))
+    steps.run(step("crashes", "import os; os.abort()"))
+    steps.skip("bench", "no GPU")
+    said = [(each["step"], each["rc"], each["last_line"]) for each in records(tmp_path / "out")]
+    assert said == [
+        ("fails", 3, "so it is"),
+        ("none", 127, said[1][2]),
+        ("crashes", 134, ""),
+        ("bench", None, "skipped: no GPU"),
+    ]
+    assert said[1][2].startswith("not started: [Errno 2] No such file")
+    assert [each.failed for each in steps.outcomes] == [True, True, True, False]
+    assert "fails        rc=3" in capsys.readouterr().out
+
+
+def test_the_log_begins_with_the_kernel(steps: Any) -> None:
+    assert steps.log.read_text() == f"{os.uname().release}\n"
+
+
+DRIVE = f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(FOLDER)!r})
+from stepper import Step, Stepper
+steps = Stepper(Path(sys.argv[1]), Path('/'), os.environ)
+steps.run(Step('first', ('echo', 'done'), 10))
+steps.run(Step('second', (sys.executable, '-c', {HANGS!r}), 60))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_results_are_there_when_the_run_is_killed(number: signal.Signals, tmp_path: Path) -> None:
+    ran = subprocess.Popen([sys.executable, "-c", DRIVE, str(tmp_path)], stdout=subprocess.DEVNULL)
+    log = tmp_path / "gpu.log"
+
+    def pids() -> list[int]:
+        last = log.read_text().splitlines()[-1].split() if log.exists() else []
+        return [int(word) for word in last if word.isdigit()]
+
+    wait_until(lambda: len(pids()) == 2)
+    left = pids()
+    ran.send_signal(number)
+    status = ran.wait(20)
+    try:
+        assert "\ndone\n" in log.read_text()
+        assert records(tmp_path)[0]["step"] == "first"
+        if number == signal.SIGTERM:
+            assert status == 128 + number
+            assert records(tmp_path)[1]["rc"] == status
+            assert not any(runs(pid) for pid in left)
+    finally:
+        for pid in filter(runs, left):
+            os.kill(pid, signal.SIGKILL)
+
+
+def run_check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(CHECK), *arguments],
-        env=None if path is None else {"PATH": path},
+        [sys.executable, str(FOLDER / "check.py"), *arguments],
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=60,
@@ -21,10 +165,226 @@ def check(*arguments: str, path: str | None = None) -> subprocess.CompletedProce
 
 
 def test_without_a_gpu_it_says_so_and_is_skipped() -> None:
-    done = check("--library", "libcuda_of_nobody.so.1")
+    done = run_check("--library", "libcuda_of_no_machine.so.1")
     assert (done.returncode, done.stdout) == (77, "no GPU here: nothing was checked\n")
 
 
-def test_without_a_compiler_it_fails(fake_cuda: Path) -> None:
-    done = check("--library", str(fake_cuda), path="/nonexistent")
-    assert (done.returncode, done.stdout) == (1, "no nvcc in PATH: the kernels cannot be built\n")
+def test_without_a_gpu_what_vllm_lacks_is_listed() -> None:
+    done = run_check("vllm", "--library", "libcuda_of_no_machine.so.1")
+    assert done.returncode == 77
+    assert "missing: GPU: found no CUDA driver" in done.stdout
+
+
+def test_an_unknown_stage_is_refused() -> None:
+    done = run_check("pear")
+    assert done.returncode == 2
+    assert "stages: pear; right: facts, install, pair," in done.stderr
+
+
+def test_a_commit_is_passed_where_there_is_no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert check.commit() == "unknown"
+    monkeypatch.setenv("R2SERVE_COMMIT", "abc1234")
+    assert check.commit() == "abc1234"
+
+
+def test_stages_that_need_a_gpu_are_skipped_without_one(steps: Any) -> None:
+    for name in ("bench", "replay", "memcheck", "vllm"):
+        check.run(steps, name, HERE)
+    assert [each.last_line for each in steps.outcomes] == ["skipped: no GPU"] * 4
+
+
+def test_after_a_failed_step_its_stage_ends_and_the_next_runs(
+    steps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def two(here: Any) -> list[Any]:
+        return [step("one", "raise SystemExit(1)"), step("two", "print('never')")]
+
+    monkeypatch.setitem(stages.STAGES, "two", stages.Stage(two, ""))
+    monkeypatch.setitem(stages.STAGES, "next", stages.Stage(lambda _: [step("next", "")], ""))
+    check.run(steps, "two", HERE)
+    check.run(steps, "next", HERE)
+    assert [(each.step, each.rc) for each in steps.outcomes] == [
+        ("one", 1),
+        ("two", None),
+        ("next", 0),
+    ]
+
+
+def all_steps() -> dict[str, Any]:
+    made = [each for stage in stages.STAGES.values() for each in stage.steps(HERE)]
+    return {each.name: each for each in made}
+
+
+def test_modules_are_loaded_early_only_where_ranks_share_a_process() -> None:
+    eager = {
+        name for name, each in all_steps().items() if "CUDA_MODULE_LOADING" in each.environment
+    }
+    assert eager == {"pair", "arrival", "device", "replay"}
+
+
+def test_the_sanitizer_meets_no_kernel_that_waits() -> None:
+    command = all_steps()["memcheck"].command
+    files = [word for word in command if word.endswith(".py")]
+    assert files
+    assert command[command.index("-k") + 1] == "not arrival"
+    for name in files:
+        text = (ROOT / name).read_text()
+        assert "arrival=" not in text, name
+
+
+def test_all_limits_are_shorter_than_ten_minutes_but_the_demo_s() -> None:
+    assert {name for name, each in all_steps().items() if each.limit_s > 600} == {"vllm"}
+
+
+# -- one capture at a time ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capture", ["bench", "tests"])
+def test_one_thread_captures_at_a_time(capture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, most = [0], [0]
+    changes = threading.Lock()
+
+    @contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        with changes:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        yield
+        with changes:
+            inside[0] -= 1
+
+    class Stream:
+        def synchronize(self) -> None: ...
+
+    class Graph:
+        def replay(self) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(captured, "HAS_GPU", True)
+    how: Any = replay.capture_on_gpu if capture == "bench" else lambda c, b: Captured(c, "", b)
+    together = threading.Barrier(3)
+
+    def rank(_: int) -> None:
+        together.wait(10)
+        how(None, lambda: time.sleep(0.1))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(rank, range(3)))
+    assert most == [1]
+
+
+# -- results are compared on the device -----------------------------------------------------------
+
+
+def test_a_wrong_result_is_named_by_its_turn() -> None:
+    looks, right = Looks(torch.device("cpu")), torch.ones(3)
+    for turn in range(199):
+        looks.compare(right, 2 * right if turn == 157 else right)
+        looks.compare(right, right)
+        looks.end_turn()
+    looks.compare(right, 2 * right)
+    with pytest.raises(AssertionError, match=r"wrong results in turns \[157, 199\]"):
+        looks.end_turn()
+    last = Looks(torch.device("cpu"))
+    last.compare(right, 2 * right)
+    last.end_turn()
+    with pytest.raises(AssertionError, match=r"turns \[0\]"):
+        last.look()
+
+
+def test_the_host_looks_once_in_a_hundred_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = [0]
+    tolist = torch.Tensor.tolist
+
+    def counted(tensor: torch.Tensor) -> Any:
+        read[0] += 1
+        return tolist(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    for name in ("item", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, None)  # each would wait for the device
+    looks, right = Looks(torch.device("cpu")), torch.ones(3)
+    for _ in range(1000):
+        looks.compare(right, right)
+        looks.end_turn()
+    assert read == [10]
+
+
+# -- the kit --------------------------------------------------------------------------------------
+
+
+def test_the_kit_says_that_python_312_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert kit.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith("no kit: no Python 3.12: neither python3.12 in PATH nor ~/.pyenv")
+
+
+def executable(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_a_python_312_of_pyenv_that_is_not_chosen_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pyenv's python3.12 in PATH fails then; without nvcc the kit is refused before it is built."""
+    executable(tmp_path / "bin/python3.12", "exit 127")
+    executable(tmp_path / ".pyenv/versions/3.12.9/bin/python", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert kit.python_312() == str(tmp_path / ".pyenv/versions/3.12.9/bin/python")
+    assert kit.main() == 1
+    assert capsys.readouterr().err.startswith("no kit: no nvcc in PATH")
+
+
+@pytest.mark.parametrize(
+    ("tag", "padding", "answer", "said"),
+    [
+        ("cp312-cp312", 0, "print(True)", "tag is not cp312-abi3"),
+        ("cp312-abi3", 4_000_000, "print(True)", "it must be under 4000000"),
+        ("cp312-abi3", 0, "print(False)", "its core has no kernels"),
+        ("cp312-abi3", 0, "raise ImportError('libx')", "does not load: .*libx"),
+        ("cp312-abi3", 0, "print(True)", ""),
+    ],
+)
+def test_a_wheel_that_would_not_do_is_refused(
+    tag: str, padding: int, answer: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / f"r2serve-0.1.0-{tag}-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("r2serve/_core.abi3.so", b"")
+        archive.writestr("padding", b"0" * padding)
+    monkeypatch.setattr(kit, "LOAD", answer)
+    if not said:
+        kit.check(wheel, sys.executable)
+        return
+    with pytest.raises(kit.KitError, match=said):
+        kit.check(wheel, sys.executable)
+
+
+def test_a_kit_of_other_sources_is_not_installed(tmp_path: Path) -> None:
+    assert "0 wheels of r2serve" in install.why_not_the_kit(tmp_path)
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    (tmp_path / f"r2serve-0.1.0-{tag}-{tag}-linux_x86_64.whl").touch()
+    assert "is of other sources" in install.why_not_the_kit(tmp_path)
+    (tmp_path / "core.sha256").write_text(kit.core_digest())
+    assert install.why_not_the_kit(tmp_path) == ""
+
+
+def test_the_digest_follows_the_sources_of_the_core(tmp_path: Path) -> None:
+    (tmp_path / "csrc/rails").mkdir(parents=True)
+    (tmp_path / "CMakeLists.txt").write_text("project(r2serve)")
+    (tmp_path / "csrc/rails/tcp.cc").write_text("int a;")
+    before = kit.core_digest(tmp_path)
+    (tmp_path / "csrc/rails/tcp.cc").write_text("int b;")
+    changed = kit.core_digest(tmp_path)
+    (tmp_path / "csrc/rails/tcp.cc").rename(tmp_path / "csrc/rails/udp.cc")
+    assert len({before, changed, kit.core_digest(tmp_path)}) == 3

@@ -264,6 +264,13 @@ ROWS = (
         Accepts("torch.cuda.CUDAGraph.replay", "self"),
     ),
     _row(
+        "a pass of Inductor",
+        "base of vLLM's passes, and so of ours; facts about vLLM end where torch begins",
+        "",
+        Subclass("torch._inductor.custom_graph_pass.CustomGraphPass", ("__call__", "uuid")),
+        Takes("torch._inductor.custom_graph_pass.CustomGraphPass.__call__", "self, graph"),
+    ),
+    _row(
         "torch.library.Library",
         "registers the fused operation for vLLM's compiler",
         "",

@@ -188,8 +188,6 @@ FUSION_ROWS = (
         Takes(f"{_MATCHER}.__call__", "self, graph"),
         Takes(f"{_MATCHER}.uuid", "self"),
         Takes(f"{_MATCHER}.is_applicable_for_range", "self, compile_range"),
-        Has("vllm.config.utils.Range", ("end", "start")),
-        Has("vllm.config.CompilationConfig", ("compile_ranges_endpoints",)),
         Accepts(f"{_MATCHER}.register", "self, replacement"),
         Has(
             _MATCHER,
@@ -204,6 +202,22 @@ FUSION_ROWS = (
         Accepts(f"{_PASS}.__init__", "self, config"),
         There("vllm.config.VllmConfig"),
         Has("vllm.config.ModelConfig", ("dtype", "get_hidden_size", "hf_text_config")),
+    ),
+    row(
+        "ranges of compilation",
+        "a range ends where the fused operation does; vLLM computes the ranges after the platform "
+        "has had its say, and keeps the ends named there",
+        "a pass may name the end of a range",
+        Has("vllm.config.CompilationConfig", ("compile_ranges_endpoints",)),
+        Has("vllm.config.utils.Range", ("end", "start")),
+        InOrder(
+            "vllm.config.VllmConfig.__post_init__",
+            ("current_platform.check_and_update_config", "self._set_compile_ranges"),
+        ),
+        InOrder(
+            "vllm.config.VllmConfig._set_compile_ranges",
+            ("compilation_config.compile_ranges_endpoints", "sorted"),
+        ),
     ),
     row(
         "operations of the fused pattern",

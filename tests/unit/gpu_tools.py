@@ -14,4 +14,12 @@ import kit  # noqa: E402
 import stages  # noqa: E402
 import stepper  # noqa: E402
 
-__all__ = ["FOLDER", "ROOT", "check", "install", "kit", "stages", "stepper"]
+__all__ = ["FOLDER", "ROOT", "check", "install", "kit", "runs", "stages", "stepper"]
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

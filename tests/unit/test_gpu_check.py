@@ -20,7 +20,7 @@ import captured
 import pytest
 import torch
 from captured import Captured, Looks
-from gpu_tools import FOLDER, ROOT, check, install, kit, stages, stepper
+from gpu_tools import FOLDER, ROOT, check, install, kit, runs, stages, stepper
 
 from r2serve.bench.kernels import replay
 
@@ -48,14 +48,6 @@ def steps(tmp_path: Path) -> Iterator[Any]:
 
 def records(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
-
-
-def runs(pid: int) -> bool:
-    """Whether there is such a process that has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

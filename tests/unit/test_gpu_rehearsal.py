@@ -1,0 +1,185 @@
+"""The first minutes on a GPU, rehearsed from an empty folder on a driver that needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_tools import kit, runs
+from rehearsal import bare_python, copy_tree, pack_kit
+
+FIRST_COLLECTIVE_S = 60.0
+STAGES = ("facts", "install", "pair", "node", "bench")
+# Stages that are planted beside the others: one hangs with a child, one fails, one is after them.
+PLANTED = """
+import sys
+sys.path.insert(0, "tests/gpu")
+import check
+from stages import STAGES, Stage
+from stepper import Step
+
+def plant(name, limit_s, *command):
+    STAGES[name] = Stage(lambda here: [Step(name, command, limit_s)], "")
+
+plant("hangs", 2, "sh", "-c", "sleep 61 & echo $!; sleep 61")
+plant("fails", 10, "sh", "-c", "echo no luck; exit 5")
+plant("after", 10, "echo", "it runs")
+plant("long", 60, "sh", "-c", "echo begun; sleep 59")
+sys.exit(check.main())
+"""
+
+
+class Machine:
+    """A folder with a tree, a bare Python and a folder for results."""
+
+    def __init__(self, folder: Path, driver: Path, python: Path) -> None:
+        self.tree, self.out, self.driver = folder / "tree", folder / "out", driver
+        self.python = python
+        copy_tree(self.tree)
+        # Neither the environment of the tests nor git is in PATH; pip finds no index.
+        self.environment = {
+            "PATH": f"{python.parent}:/usr/bin:/bin",
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+            "OUT": str(self.out),
+            "PYTHON": str(self.python),
+            "R2SERVE_COMMIT": "rehearsed",
+            "PIP_INDEX_URL": "http://127.0.0.1:9/",
+        }
+
+    def start(self, *command: str, **how: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*command, f"--library={self.driver}"],
+            cwd=self.tree,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **how,
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.out / "steps.jsonl").read_text().splitlines()]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Lines of JSON that steps have left in the log."""
+        log = (self.out / "gpu.log").read_text().splitlines()
+        return [json.loads(line) for line in log if line.startswith("{")]
+
+
+@pytest.fixture(scope="module")
+def machine(fake_cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    folder = tmp_path_factory.mktemp("gpu")
+    made = Machine(folder, fake_cuda, bare_python(folder / "python"))
+    pack_kit(made.tree)
+    return made
+
+
+def first_stages(machine: Machine, show: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Runs the first stages and checks them; the records of their steps."""
+    ran = machine.start("bash", "tests/gpu/first.sh", *STAGES)
+    said, _ = ran.communicate(timeout=200)
+    (about, *steps) = machine.records()
+    for each in steps:
+        show(
+            f"{each['step']:<8} rc={each['rc']} {each['seconds']:5.1f} s  {each['last_line'][:90]}"
+        )
+    assert ran.returncode == 0, said
+    assert (about["gpu"], about["commit"]) == ("Fake", "rehearsed")
+    lines = machine.lines()
+    eager = next(line for line in lines if line.get("step") == "eager")
+    took_s = eager["unix_s"] - about["began_unix_s"]
+    show(f"from nothing to the first collective: {took_s:.1f} s")
+    assert took_s <= FIRST_COLLECTIVE_S
+    assert all(line["right"] for line in lines if "right" in line)
+    skipped = [line["step"] for line in lines if line.get("skipped") == "no GPU"]
+    assert skipped == ["graph", "triton on slots"]
+    exchanges = [line["why_not"] for line in lines if line.get("step") == "exchange"]
+    assert exchanges == [None] * 4
+    assert (machine.out / "gpu.log").read_text().startswith(f"{os.uname().release}\n")
+    return steps
+
+
+def test_from_nothing_to_the_first_collective(
+    machine: Machine, show: Callable[[str], None]
+) -> None:
+    steps = first_stages(machine, show)
+    assert [(each["step"], each["rc"]) for each in steps] == [
+        ("facts", 0),
+        ("install", 0),
+        ("import", 0),
+        ("pair", 0),
+        ("node", 0),
+        ("bench", None),
+    ]
+    assert steps[-1]["last_line"] == "skipped: no GPU"
+    assert str(machine.tree / "build/gpu-site") in steps[2]["last_line"]
+    [python] = [line["python"] for line in machine.lines() if "python" in line]
+    assert python[0] == str(machine.python)
+    program = "import click, psutil, rich"
+    bare = subprocess.run([str(machine.python), "-c", program], capture_output=True, check=False)
+    assert bare.returncode == 1  # they came with the kit
+
+
+def test_a_stage_that_hangs_and_one_that_fails_stop_no_other(machine: Machine) -> None:
+    ran = machine.start(str(machine.python), "-c", PLANTED, "hangs", "fails", "after")
+    said, _ = ran.communicate(timeout=60)
+    assert ran.returncode == 1
+    hung, failed, after = machine.records()[1:]
+    assert (hung["rc"], failed["rc"], after["rc"]) == (124, 5, 0)
+    assert 2 <= hung["seconds"] < 10
+    assert after["last_line"] == "it runs"
+    log = (machine.out / "gpu.log").read_text().splitlines()
+    begins = next(at for at, line in enumerate(log) if line.startswith("=== hangs"))
+    assert not runs(int(log[begins + 1]))
+    assert said.splitlines()[-2] == "Fake: 3 steps, failed: hangs, fails"
+
+
+def test_a_run_that_is_killed_leaves_its_results(machine: Machine) -> None:
+    ran = machine.start(str(machine.python), "-c", PLANTED, "after", "long", start_new_session=True)
+    log, deadline = machine.out / "gpu.log", time.monotonic() + 30
+    while "\nbegun\n" not in (log.read_text() if log.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ran.send_signal(signal.SIGTERM)
+    assert ran.wait(20) == 128 + signal.SIGTERM
+    after, long = machine.records()[1:]
+    assert (after["rc"], after["last_line"]) == (0, "it runs")
+    assert (long["rc"], long["last_line"]) == (128 + signal.SIGTERM, "begun")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_kit_does_for_a_python_312_with_torch_and_triton(
+    fake_cuda: Path, tmp_path: Path, show: Callable[[str], None]
+) -> None:
+    """The wheel of ``make gpu-kit``, built here unless it is of these sources."""
+    python = kit.python_312()
+    stated = kit.KIT / "core.sha256"
+    if not stated.is_file() or stated.read_text().strip() != kit.core_digest():
+        kit.build()
+    [wheel] = kit.KIT.glob("r2serve-*.whl")
+    show(f"{wheel.name}: {wheel.stat().st_size} bytes")
+    assert wheel.stat().st_size < kit.MOST_BYTES
+    subprocess.run([python, "-m", "venv", str(tmp_path / "python")], check=True)
+    with_torch = tmp_path / "python/bin/python"
+    torch = f"torch=={metadata.version('torch')}"
+    packages = (torch, "triton", "pytest", "numpy")
+    subprocess.run([with_torch, "-m", "pip", "install", "--quiet", *packages], check=True)
+    machine = Machine(tmp_path, fake_cuda, with_torch)
+    shutil.copytree(kit.KIT, machine.tree / "build/gpu-kit")
+    steps = first_stages(machine, show)
+    assert [(each["step"], each["rc"]) for each in steps[:3]] == [
+        ("facts", 0),
+        ("install", 0),
+        ("import", 0),
+    ]

@@ -53,6 +53,7 @@ nb::dict simulate(std::uint64_t seed, const std::string& mutant, const sim::Trac
   fields["steps"] = result.steps;
   fields["calls"] = result.calls;
   fields["gpu_calls"] = result.gpu_calls;
+  fields["exchange_calls"] = result.exchange_calls;
   fields["errors"] = result.errors;
   fields["replays"] = result.replays;
   fields["hedges"] = result.hedges;

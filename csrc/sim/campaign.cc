@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "sim/calls.hpp"
 #include "sim/faults.hpp"
 #include "sim/gpu.hpp"
 #include "sim/job.hpp"
+#include "sim/node.hpp"
 #include "sim/world.hpp"
 
 namespace r2ccl::sim {
@@ -63,6 +65,7 @@ class Seed {
   void violate(std::string text) { result_.violations.push_back(std::move(text)); }
 
   void spawn() {
+    spawned_ = world_.now();
     for (std::size_t index = 0; index < job_.communicators.size(); ++index) {
       const Job::Communicator& communicator = job_.communicators[index];
       outcomes_.emplace_back(communicator.members.size());
@@ -73,12 +76,59 @@ class Seed {
         const auto work_of = [this, index, own, channel = channels_.back().get()] {
           work(job_.communicators[index], *channel, outcomes_[index][own]);
         };
+        if (communicator.column) continue;
         if (communicator.on_gpu)
           spawn_gpu(communicator, *channels_.back(), outcomes_[index][own]);
         else
           world_.spawn(rank, think_time(), work_of);
       }
     }
+    for (int rank = 0; job_.exchange && rank < job_.world.ranks; ++rank) spawn_node(rank);
+  }
+
+  // Of all columns: they were made last, each with a channel a node.
+  [[nodiscard]] std::span<const std::unique_ptr<SimChannel>> columns() const {
+    return std::span(channels_).last(job_.exchange->places *
+                                     static_cast<std::size_t>(job_.world.ranks));
+  }
+
+  void spawn_node(int rank) {
+    const Job::Exchange& exchange = *job_.exchange;
+    const auto nodes = static_cast<std::size_t>(job_.world.ranks);
+    const auto number = static_cast<std::size_t>(rank);
+    std::vector<Node::Column> own;
+    for (std::uint32_t place = 0; place < exchange.places; ++place) {
+      const Job::Communicator& column = job_.communicators[exchange.first_column + place];
+      own.push_back({*columns()[place * nodes + number], column.calls, column.tree});
+    }
+    const auto outcome = [this, number, &exchange](std::uint32_t place) -> Outcome& {
+      return outcomes_[exchange.first_column + place][number];
+    };
+    nodes_.push_back(std::make_unique<Node>(
+        world_, own, exchange.calls, random_.next(),
+        Node::Observer{
+            .think = [this] { think(); },
+            .entered = [this,
+                        outcome](std::uint32_t place) { outcome(place).entered = world_.now(); },
+            .returned =
+                [this, outcome, own](std::uint32_t place, std::size_t call, const Status& status) {
+                  note(own[place].channel, own[place].calls[call], status, outcome(place));
+                },
+            .wrong = [this, own](std::uint32_t place,
+                                 const std::string& what) { wrong(own[place].channel, what); }}));
+    Node& node = *nodes_.back();
+    for (std::uint32_t place = 0; place < exchange.places; ++place) {
+      world_.spawn(rank, think_time(), [this, &exchange, &node, place, outcome, own] {
+        node.serve(place);
+        if (outcome(place).returned == exchange.calls.size())
+          leave(job_.communicators[exchange.first_column + place], own[place].channel);
+      });
+      for (std::uint32_t block = 0; block < node.blocks(place); ++block)
+        world_.spawn(rank, think_time(), [&node, place, block] { node.run_block(place, block); });
+    }
+    if (exchange.quit && exchange.quit->node == rank)
+      world_.spawn(rank, exchange.quit->after,
+                   [&node, place = exchange.quit->place] { node.quit(place); });
   }
 
   // Its host's thread begins late, as a proxy that sleeps, and its blocks when they like.
@@ -171,7 +221,9 @@ class Seed {
   }
 
   void judge(const Job::Communicator& communicator, const std::vector<Outcome>& outcomes) {
-    const TimeNs lost = faults_.lost_since(communicator.members);
+    TimeNs lost = faults_.lost_since(communicator.members);
+    if (communicator.column && job_.exchange->quit)
+      lost = std::max(lost, spawned_ + job_.exchange->quit->after);
     const bool may_fail = lost != 0 || faults_.endless();
     std::size_t first = communicator.calls.size();
     for (const Outcome& outcome : outcomes)
@@ -184,7 +236,8 @@ class Seed {
                               std::to_string(communicator.id) + " call " +
                               std::to_string(outcome.returned);
       result_.calls += outcome.returned;
-      if (communicator.on_gpu) result_.gpu_calls += outcome.returned;
+      if (communicator.on_gpu || communicator.column) result_.gpu_calls += outcome.returned;
+      if (communicator.column) result_.exchange_calls += outcome.returned;
       if (outcome.failed) {
         ++result_.errors;
         judge_error(outcome, who, may_fail, lost);
@@ -209,6 +262,10 @@ class Seed {
 
   // Once nothing happens any more, everything is delivered and every rail comes back.
   void settle() {
+    // An engine that has ended takes nothing more, and its peers end with it.
+    if (job_.exchange && job_.exchange->quit)
+      for (const auto& channel : columns())
+        world_.spawn(channel->world_rank(), 0, [&channel] { channel->close(); });
     if (faults_.begin_outage()) (void)world_.run_until([] { return false; }, outage);
     faults_.end();
     world_.trace("all faults are over");
@@ -253,6 +310,7 @@ class Seed {
     result_.downs = counters.downs;
     result_.virtual_ns = world_.now();
     gpus_.clear();
+    nodes_.clear();
     channels_.clear();
   }
 
@@ -263,7 +321,9 @@ class Seed {
   Faults faults_;
   std::vector<std::unique_ptr<SimChannel>> channels_;
   std::vector<std::unique_ptr<Gpu>> gpus_;
+  std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::vector<Outcome>> outcomes_;
+  TimeNs spawned_ = 0;
 };
 
 }  // namespace

@@ -18,8 +18,9 @@ struct SeedResult {
   std::string job;                      // one line
   std::vector<std::string> violations;  // each begins with its invariant
   std::uint64_t steps = 0;
-  std::uint64_t calls = 0;      // that returned on a rank
-  std::uint64_t gpu_calls = 0;  // of these, posted by its GPU
+  std::uint64_t calls = 0;           // that returned on a rank
+  std::uint64_t gpu_calls = 0;       // of these, posted by its GPU
+  std::uint64_t exchange_calls = 0;  // of these, by GPUs that exchange inside their node
   std::uint64_t errors = 0;
   std::uint64_t replays = 0;
   std::uint64_t hedges = 0;

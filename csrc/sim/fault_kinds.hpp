@@ -71,7 +71,9 @@ struct FaultOptions {
   double death = 0.04;
   double isolation = 0.03;
 
-  double on_gpu = 0.25;  // no fault: collectives of a communicator come from GPUs
+  double on_gpu = 0.25;      // no fault: collectives of a communicator come from GPUs
+  double exchanges = 0.15;   // no fault: ranks are nodes, whose GPUs exchange inside them
+  double engine_ends = 0.3;  // of one GPU of these, at any time
 
   [[nodiscard]] double of(FaultKind kind) const;
   void set(FaultKind kind, double chance);

@@ -5,6 +5,38 @@
 #include <sstream>
 
 namespace r2ccl::sim {
+namespace {
+
+// Its random numbers are of their own, so that all else in the job is as without it.
+void add_exchange(Job& job, std::uint64_t seed, const FaultOptions& options) {
+  Random random(~seed ^ 0x0DE5);
+  if (job.world.ranks > 4 || !random.chance(options.exchanges)) return;
+  const auto nodes = static_cast<std::uint32_t>(job.world.ranks);
+  Job::Exchange made;
+  made.first_column = job.communicators.size();
+  made.places = static_cast<std::uint32_t>(2 + random.below(2));
+  const std::uint64_t calls = 3 + random.below(8);
+  for (std::uint64_t call = 0; call < calls; ++call)
+    made.calls.push_back(random_exchange(random, nodes, made.places));
+  if (random.chance(options.engine_ends))
+    made.quit = {static_cast<int>(random.below(nodes)),
+                 static_cast<std::uint32_t>(random.below(made.places)),
+                 static_cast<TimeNs>(random.below(8 * ns_per_ms))};
+  for (std::uint32_t place = 0; place < made.places; ++place) {
+    Job::Communicator column;
+    column.id = 10 + place;  // no other has it
+    column.column = true;
+    for (std::uint32_t node = 0; node < nodes; ++node)
+      column.members.push_back(static_cast<int>(node));
+    column.tree = ReductionTree::from_nodes(column.members);
+    for (std::uint32_t call = 0; call < calls; ++call)
+      column.calls.push_back(made.calls[call].in_column(call, place));
+    job.communicators.push_back(std::move(column));
+  }
+  job.exchange = std::move(made);
+}
+
+}  // namespace
 
 Job make_job(std::uint64_t seed, const FaultOptions& options) {
   Random random(seed);
@@ -91,6 +123,7 @@ Job make_job(std::uint64_t seed, const FaultOptions& options) {
     }
     job.communicators.push_back(std::move(added));
   }
+  add_exchange(job, seed, options);
   return job;
 }
 
@@ -99,10 +132,10 @@ std::string describe(const Job& job) {
   text << job.world.ranks << " ranks, rails";
   for (const RailKind kind : job.world.rails) text << ' ' << name_of(kind);
   text << ", " << job.communicators.size() << " communicators ("
-       << std::ranges::count_if(job.communicators, &Job::Communicator::on_gpu)
-       << " on GPUs), slots " << job.world.link.shape.slots << '+'
-       << job.world.link.shape.spare_slots << " of " << job.world.link.shape.slot_bytes
-       << " bytes, faults";
+       << std::ranges::count_if(job.communicators, &Job::Communicator::on_gpu) << " on GPUs, "
+       << (job.exchange ? job.exchange->places : 0) << " columns of nodes), slots "
+       << job.world.link.shape.slots << '+' << job.world.link.shape.spare_slots << " of "
+       << job.world.link.shape.slot_bytes << " bytes, faults";
   for (const FaultKind kind : job.enabled) text << ' ' << name_of(kind);
   return text.str();
 }

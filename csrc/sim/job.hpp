@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sim/calls.hpp"
+#include "sim/exchange_calls.hpp"
 #include "sim/fault_kinds.hpp"
 #include "sim/world.hpp"
 
@@ -21,8 +22,23 @@ struct Job {
     ReductionTree tree;
     std::vector<Call> calls;
     bool on_gpu = false;  // each rank's GPU posts them
+    bool column = false;  // of an exchange, whose GPUs post them
   };
   std::vector<Communicator> communicators;
+  // Every rank is a node of several GPUs; the communicators of their columns are in a row.
+  struct Exchange {
+    std::size_t first_column = 0;  // in `communicators`
+    std::uint32_t places = 0;
+    std::vector<ExchangeCall> calls;
+    // One host ends its communicator by itself: its engine has failed.
+    struct Quit {
+      int node = 0;
+      std::uint32_t place = 0;
+      TimeNs after = 0;
+    };
+    std::optional<Quit> quit;
+  };
+  std::optional<Exchange> exchange;
   std::vector<FaultKind> enabled;
   std::optional<FaultKind> due;  // struck first
   std::uint64_t fault_count = 0;

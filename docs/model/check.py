@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Search the model of the link protocol with Spin, exhaustively; README.md beside this explains it.
+"""Search the models of the protocols with Spin, exhaustively; README.md beside this explains them.
 
 The protocol must hold in a search that nothing cut short, and each broken variant must violate the
 assertion that is named here, in the last step of the counterexample that Spin wrote down.
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-MODEL = "link.pml"
+LINK = "link.pml"
+MAILBOX = "mailbox.pml"
 BUILD = HERE.parents[1] / "build" / "model"
 
 # COLLAPSE and SEPQS store a state in fewer bytes and lose none.  NOREDUCE: nearly every step
@@ -38,6 +39,7 @@ class Run:
     violates: str | None = None
     last_step: str = ""
     cycles: bool = False  # search for runs that never end, instead of for violations
+    model: str = LINK
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -47,8 +49,8 @@ class Run:
         return ("-DSAFETY", "-DBFS") if self.violates else ("-DSAFETY",)
 
 
-def broken(name: str, violates: str, last_step: str) -> Run:
-    return Run(name, (name,), violates, last_step)
+def broken(name: str, violates: str, last_step: str, model: str = LINK) -> Run:
+    return Run(name, (name,), violates, last_step, model=model)
 
 
 RUNS = (
@@ -62,12 +64,19 @@ RUNS = (
     broken("DELIVERY_IS_CREDIT", "early_write", "writes message 2"),
     broken("PATH_ACK_IS_DELIVERY", "stuck", ""),
     broken("NUMBER_IGNORED", "wrong_bytes", "begins to read message 2"),
+    Run("mailbox", model=MAILBOX),
+    broken("BLOCK_DECIDES_ALONE", "half_read", "sums up exchange 1", MAILBOX),
+    broken("VERDICT_OF_EACH_KERNEL", "half_written", "ends kernel 4 of exchange 1", MAILBOX),
+    broken("LOSS_NOT_TOLD", "stuck", "", MAILBOX),
+    broken("ABORT_NOT_SEEN", "stuck", "", MAILBOX),
 )
 # Minutes more.
 LONG_RUNS = (
     Run("every run ends", cycles=True),
     Run("4 messages", ("MESSAGES=4",)),
     Run("3 faults", ("FAULTS=3",)),
+    Run("mailbox, both hosts end", ("FAULTS=2",), model=MAILBOX),
+    Run("mailbox, posted ahead", ("AHEAD",), model=MAILBOX),
 )
 
 
@@ -178,14 +187,15 @@ def search(run: Run, build: Path, depth: int = DEPTH) -> tuple[Outcome, list[str
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    (folder / MODEL).write_bytes((HERE / MODEL).read_bytes())
-    call(["spin", *(f"-D{define}" for define in run.defines), "-a", MODEL], folder)
+    (folder / run.model).write_bytes((HERE / run.model).read_bytes())
+    call(["spin", *(f"-D{define}" for define in run.defines), "-a", run.model], folder)
     call(["gcc", *COMPILE, *run.kind, "-o", "pan", "pan.c"], folder)
     output = call(["./pan", f"-m{depth}", f"-w{HASH}", *(["-l"] if run.cycles else [])], folder)
     (folder / "output.txt").write_text(output)
     steps = []
-    if (folder / f"{MODEL}.trail").exists():
-        steps = steps_of(call(["./pan", "-r", f"{MODEL}.trail"], folder))
+    trail = f"{run.model}.trail"
+    if (folder / trail).exists():
+        steps = steps_of(call(["./pan", "-r", trail], folder))
         (folder / "counterexample.txt").write_text("\n".join(steps) + "\n")
     return parse(output), steps
 

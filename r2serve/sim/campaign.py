@@ -20,7 +20,7 @@ from r2serve import _core
 CAMPAIGN_SEEDS = 100
 """From so many seeds on, every kind of fault and every mechanism must have been at work."""
 
-MECHANISMS = ("steps", "replays", "hedges", "fences", "gpu_calls")
+MECHANISMS = ("steps", "replays", "hedges", "fences", "gpu_calls", "exchange_calls")
 SUMMED = (*MECHANISMS, "calls", "errors", "downs")
 _CHUNK = 16
 

@@ -27,12 +27,17 @@ TEST(Campaign, TheSameSeedIsTheSameRun) {
 TEST(Campaign, WithoutFaultsNothingIsReplayedAndNoRailGoesDown) {
   FaultOptions none;
   for (std::size_t kind = 0; kind < fault_kinds; ++kind) none.set(static_cast<FaultKind>(kind), 0);
+  none.exchanges = 0.5;
+  none.engine_ends = 0;
+  std::uint64_t exchanged = 0;
   for (std::uint64_t seed = 0; seed < fault_kinds; ++seed) {  // a round without a kind that is due
     const SeedResult result = run_seed(seed, none);
     EXPECT_EQ(result.violations, std::vector<std::string>()) << seed;
     EXPECT_EQ(result.downs + result.replays + result.hedges + result.errors, 0U) << seed;
     EXPECT_GT(result.calls, 0U);
+    exchanged += result.exchange_calls;
   }
+  EXPECT_GT(exchanged, 0U);
 }
 
 TEST(Campaign, SeedsBreakNoInvariant) {
@@ -44,6 +49,7 @@ TEST(Campaign, SeedsBreakNoInvariant) {
     total.hedges += result.hedges;
     total.fences += result.fences;
     total.gpu_calls += result.gpu_calls;
+    total.exchange_calls += result.exchange_calls;
     for (std::size_t kind = 0; kind < fault_kinds; ++kind)
       total.faults[kind] += result.faults[kind];
   }
@@ -51,6 +57,7 @@ TEST(Campaign, SeedsBreakNoInvariant) {
   EXPECT_GT(total.hedges, 0U);
   EXPECT_GT(total.fences, 0U);
   EXPECT_GT(total.gpu_calls, 0U);
+  EXPECT_GT(total.exchange_calls, 0U);
   EXPECT_TRUE(std::none_of(total.faults.begin(), total.faults.end(),
                            [](std::uint64_t count) { return count == 0; }));
 }
@@ -59,7 +66,7 @@ TEST(Campaign, SeedsBreakNoInvariant) {
 // its own, too.
 TEST(Campaign, SeedsThatFoundBugs) {
   FaultOptions options;
-  options.on_gpu = 0;  // there were none then
+  options.on_gpu = options.exchanges = 0;  // there were none then
   for (const std::uint64_t seed : {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U,
                                    24483U, 32363U, 35197U, 69164U}) {
     const SeedResult result = run_seed(seed, options);

@@ -1,0 +1,114 @@
+// The GPUs of a node in the simulated world, which exchange inside it: the production kernels of
+// all of them, each block a fiber, and for each GPU the production server of its mailbox, a fiber
+// of the host.  A node is one rank of the world, with a communicator for each column.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/exchange_bodies.hpp"
+#include "device/server.hpp"
+#include "sim/exchange_calls.hpp"
+#include "sim/random.hpp"
+#include "sim/world.hpp"
+
+namespace r2ccl::sim {
+
+class Node {
+ public:
+  // What the world makes of it, in fibers of the rank; `place` names the GPU.
+  struct Observer {
+    std::function<void()> think;                       // before a call: it computes
+    std::function<void(std::uint32_t place)> entered;  // the host carries a call out
+    std::function<void(std::uint32_t place, std::size_t call, const Status&)> returned;
+    std::function<void(std::uint32_t place, const std::string&)> wrong;
+  };
+
+  // The collectives of a place over the rails.
+  struct Column {
+    SimChannel& channel;  // this node's place in it is the node's number
+    const std::vector<Call>& calls;
+    const ReductionTree& tree;
+  };
+  Node(World& world, const std::vector<Column>& columns, const std::vector<ExchangeCall>& calls,
+       std::uint64_t seed, Observer observer);
+
+  [[nodiscard]] std::uint32_t blocks(std::uint32_t place) const { return gpus_[place]->blocks; }
+  // The fibers: of each place one of the host, and one for each block.
+  void serve(std::uint32_t place);
+  void run_block(std::uint32_t place, std::uint32_t block);
+  // The host of a place ends its communicator, as if its engine had failed.
+  void quit(std::uint32_t place);
+
+ private:
+  enum class Body : std::uint8_t { share, sum_up, bring, spread, collect, take, depart };
+  struct Kernel {
+    Body body = Body::depart;
+    std::size_t call = 0;
+    device::Rows rows{};
+    device::Results results{};
+    bool last = true;  // of its step
+    std::uint32_t lag = 0;
+  };
+  struct Gpu {
+    std::uint32_t place = 0;
+    SimChannel* channel = nullptr;
+    std::vector<std::unique_ptr<Part>> parts;  // by call
+    std::vector<Kernel> program;
+    std::uint32_t blocks = 1;
+    std::vector<std::byte> source;  // of the call that is shared
+    std::vector<std::byte> target;  // of the one that is collected
+
+    device::Mailbox mailbox;
+    device::DeviceState state;
+    device::Inbox inbox;
+    std::vector<std::byte> staging;
+    std::vector<std::byte> memory;  // that the neighbours read
+    device::Exchange exchange{};
+    bool quits = false;
+
+    std::uint32_t ended = 0;  // blocks of the kernel that runs
+    std::uint64_t kernels = 0;
+  };
+  // What a block is made of: one thread, which waits by yielding to the world.
+  struct Block {
+    Node& node;
+    void sync() const {}
+    template <typename Ready, typename Over>
+    [[nodiscard]] bool wait(const Ready& ready, const Over& over) const {
+      node.stopped_ = !node.world_.wait([&] { return ready() || over(); }).ok() || node.stopped_;
+      return !node.stopped_ && ready();
+    }
+  };
+
+  void open(Gpu& gpu, const Column& column);
+  void connect();
+  void compile(Gpu& gpu);
+  void add_posts(Gpu& gpu, std::size_t call);
+  void add_deliveries(Gpu& gpu, std::size_t call, std::uint32_t lag);
+  void run(Gpu& gpu, const Kernel& kernel, const device::Place& at);
+  Status await_call(Gpu& gpu, const device::Server& server);
+  void before(Gpu& gpu, const Kernel& kernel);
+  void after(Gpu& gpu, const Kernel& kernel);
+  // What a step told as good is good.
+  void check_step(Gpu& gpu, const Kernel& kernel);
+  void check_target(Gpu& gpu, const Kernel& kernel);
+  [[nodiscard]] bool is_over(const Gpu& gpu) const;
+  // Between kernels: the last block that comes does `then`; false: the run has ended.
+  bool boundary(Gpu& gpu, const std::function<void()>& then);
+  bool pause();  // the same
+  Status carry(Gpu& gpu, std::size_t call, device::Sequence sequence);
+
+  World& world_;
+  const std::vector<ExchangeCall>& calls_;
+  const Observer observer_;
+  const std::uint32_t number_;  // of the node
+  Random random_;
+  std::vector<std::unique_ptr<Gpu>> gpus_;
+  bool stopped_ = false;  // the run has, in the middle of a kernel
+};
+
+}  // namespace r2ccl::sim

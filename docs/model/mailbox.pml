@@ -1,0 +1,259 @@
+/* The exchange inside a node: kernels of several blocks, the hosts they post to, and the word that a
+ * rank of the node is lost.
+ *
+ * A kernel is BLOCKS blocks.  A block decides whether it goes on, does its part, and reports.  The
+ * last block to report decides for the whole step and tells the other ranks or the host.  Names are
+ * those of csrc/device; numbers of exchanges begin at 1.  README.md says what is modelled, what is not,
+ * and how to run this.
+ *
+ * A d_step is one step of one block or host; between any two steps anything else may happen.  The
+ * names in #ifdef are variants, each broken in one respect. */
+
+#define RANKS 2
+#define BLOCKS 2
+#define RING 2
+#ifndef EXCHANGES
+#define EXCHANGES 2
+#endif
+#ifndef FAULTS
+#define FAULTS 1
+#endif
+
+/* The kernels of an exchange.  The step `collect` has two of them, every other step one. */
+#define SHARE 0
+#define SUM_UP 1
+#define SPREAD 2
+#define COLLECT_FIRST 3
+#define COLLECT 4
+#define KERNELS 5 /* of an exchange */
+#define ALL_KERNELS (KERNELS * EXCHANGES)
+
+/* --- state ------------------------------------------------------------------------------------ */
+
+/* Of each rank: the last exchange of which it told all ranks of the node that its input is shared,
+ * the inputs are summed up, the result is spread, all results are collected. */
+byte shared[RANKS], summed[RANKS], spread[RANKS], collected[RANKS];
+byte posted[RANKS], arrived[RANKS]; /* to its host, from its host */
+bit aborted[RANKS];                 /* its host has published the end */
+bit lost[RANKS];                    /* its inbox: a rank of the node gets no more results */
+
+byte reports[RANKS]; /* blocks of the running kernel that have ended */
+bit gave_up[RANKS];  /* a block of the running step has given up */
+byte ended[RANKS];   /* kernels */
+
+/* Which exchange wrote each block's part of an entry last. */
+byte input[RANKS * RING * BLOCKS], staged[RANKS * RING * BLOCKS], result[RANKS * RING * BLOCKS];
+byte target[RANKS * 2 * BLOCKS]; /* by rank, kernel of `collect`, block; the caller's */
+#define CELL(rank, number, block) ((rank) * RING + (number) % RING) * BLOCKS + (block)
+#define TARGET(rank, kernel, block) \
+  target[((rank) * 2 + (kernel) - COLLECT_FIRST) * BLOCKS + (block)]
+
+byte kernels[ALL_KERNELS], numbers[ALL_KERNELS]; /* what each kernel of a stream is */
+byte faults;                                     /* still to come */
+bit half_read, half_written, stuck;              /* what is asserted never to be */
+
+/* --- what a block waits for ------------------------------------------------------------------- */
+
+#define ALL_AT(words, number) (words[0] >= (number) && words[1] >= (number))
+/* That of two exchanges ago, whose place in the ring this one takes. */
+#define ALL_LEFT(words, number) ((number) <= RING || ALL_AT(words, (number) - RING))
+#define READY(rank, kernel, number) \
+  ((kernel == SHARE && ALL_LEFT(summed, number)) || \
+   (kernel == SUM_UP && ALL_AT(shared, number) && \
+    ((number) <= RING || arrived[rank] >= (number) - RING)) || \
+   (kernel == SPREAD && arrived[rank] >= (number) && ALL_LEFT(collected, number)) || \
+   (kernel >= COLLECT_FIRST && ALL_AT(spread, number) && !lost[rank]))
+#ifdef ABORT_NOT_SEEN
+#define OVER(rank) (lost[rank])
+#else
+#define OVER(rank) (lost[rank] || aborted[rank])
+#endif
+
+/* --- kernels ---------------------------------------------------------------------------------- */
+
+#define ALL_ARE(array, rank, number) \
+  (array[CELL(rank, number, 0)] == (number) && array[CELL(rank, number, 1)] == (number))
+#define TARGET_IS(rank, number) \
+  (TARGET(rank, COLLECT_FIRST, 0) == (number) && TARGET(rank, COLLECT_FIRST, 1) == (number) && \
+   TARGET(rank, COLLECT, 0) == (number) && TARGET(rank, COLLECT, 1) == (number))
+
+inline do_part(rank, block, kernel, number) {
+  if
+  :: kernel == SHARE -> input[CELL(rank, number, block)] = number
+  :: kernel == SUM_UP ->
+       printf("rank %d block %d sums up exchange %d\n", rank, block, number);
+       half_read = !(ALL_ARE(input, 0, number) && ALL_ARE(input, 1, number));
+       assert(!half_read);
+       staged[CELL(rank, number, block)] = number
+  :: kernel == SPREAD -> result[CELL(rank, number, block)] = number
+  :: kernel >= COLLECT_FIRST ->
+       printf("rank %d block %d collects exchange %d\n", rank, block, number);
+       half_read = !(ALL_ARE(result, 0, number) && ALL_ARE(result, 1, number));
+       assert(!half_read);
+       TARGET(rank, kernel, block) = number
+  fi
+}
+
+inline tell_lost(rank) {
+  printf("rank %d tells that it is lost\n", rank);
+  lost[rank] = 1;
+#ifndef LOSS_NOT_TOLD
+  lost[1 - rank] = 1
+#endif
+}
+
+inline tell_good(rank, kernel, number) {
+  printf("rank %d ends kernel %d of exchange %d\n", rank, kernel, number);
+  if
+  :: kernel == SHARE -> shared[rank] = number
+  :: kernel == SUM_UP ->
+       summed[rank] = number;
+       posted[rank] = number
+  :: kernel == SPREAD -> spread[rank] = number
+  :: kernel == COLLECT ->
+       half_written = !TARGET_IS(rank, number);
+       assert(!half_written);
+       collected[rank] = number
+  fi
+}
+
+#define UNDECIDED 0
+#define LOOKED 1 /* a kernel that posts has seen no end when it began */
+#define GO 2
+#define GIVE_UP 3
+
+/* The part and the report are one step: nothing reads the part before the step is told as good. */
+inline report(rank, block, kernel, number) {
+  if
+  :: decision == GO -> do_part(rank, block, kernel, number)
+  :: decision == GIVE_UP
+  fi;
+  reports[rank]++;
+#ifdef BLOCK_DECIDES_ALONE
+  gave_up[rank] = 0;
+#endif
+  gave_up[rank] = gave_up[rank] || decision == GIVE_UP;
+  if
+  :: reports[rank] < BLOCKS
+  :: reports[rank] == BLOCKS ->
+       reports[rank] = 0;
+       ended[rank]++;
+       if
+       :: kernel == COLLECT_FIRST
+#ifdef VERDICT_OF_EACH_KERNEL
+          -> gave_up[rank] = 0
+#endif
+       :: kernel != COLLECT_FIRST ->
+            if
+            :: gave_up[rank] -> tell_lost(rank)
+            :: !gave_up[rank] -> tell_good(rank, kernel, number)
+            fi;
+            gave_up[rank] = 0
+       fi
+  fi
+}
+
+/* A stream runs one kernel after the other.  Between a block's look and its report anything may
+ * happen: it may go on though the end has come since. */
+#define RUNS(rank, at) (at < ALL_KERNELS && ended[rank] == at && decision < GO)
+proctype Block(byte rank, block) {
+  byte at;       /* kernels that this block has run */
+  byte decision; /* in the kernel that runs */
+  do
+  :: d_step { RUNS(rank, at) && decision == UNDECIDED && kernels[at] <= SUM_UP && !OVER(rank) ->
+       decision = LOOKED
+     }
+  :: d_step { RUNS(rank, at) && (decision == LOOKED || kernels[at] > SUM_UP) &&
+              READY(rank, kernels[at], numbers[at]) ->
+       decision = GO
+     }
+  :: d_step { RUNS(rank, at) && OVER(rank) ->
+       printf("rank %d block %d gives up\n", rank, block);
+       decision = GIVE_UP
+     }
+  :: d_step { decision >= GO ->
+       report(rank, block, kernels[at], numbers[at]);
+       decision = UNDECIDED;
+       at++
+     }
+  :: at == ALL_KERNELS -> break
+  od
+}
+
+/* --- hosts ------------------------------------------------------------------------------------ */
+
+/* Carries out what was posted, with the same place of other nodes; or ends, at any time. */
+proctype Host(byte rank) {
+  bit carries;
+end:
+  do
+  :: d_step { !carries && posted[rank] > arrived[rank] && !aborted[rank] ->
+       printf("host %d begins to carry exchange %d\n", rank, arrived[rank] + 1);
+       half_read = !ALL_ARE(staged, rank, arrived[rank] + 1);
+       assert(!half_read);
+       carries = 1
+     }
+  :: d_step { carries ->
+       half_read = !ALL_ARE(staged, rank, arrived[rank] + 1);
+       assert(!half_read);
+       carries = 0;
+       arrived[rank]++
+     }
+  :: d_step { faults > 0 && !aborted[rank] ->
+       printf("host %d ends\n", rank);
+       faults--;
+       aborted[rank] = 1;
+       carries = 0
+     }
+  :: aborted[rank] -> break
+  od
+}
+
+#define FINISHED \
+  (ended[0] == ALL_KERNELS && ended[1] == ALL_KERNELS && \
+   (aborted[0] || aborted[1] || (collected[0] == EXCHANGES && collected[1] == EXCHANGES)))
+
+proctype Watch() {
+  timeout; /* nothing else can happen any more */
+  stuck = !(FINISHED);
+  assert(!stuck)
+}
+
+inline add(kernel, number) {
+  kernels[i] = kernel;
+  numbers[i] = number;
+  i++
+}
+inline add_posts(number) { add(SHARE, number); add(SUM_UP, number) }
+inline add_deliveries(number) {
+  add(SPREAD, number);
+  add(COLLECT_FIRST, number);
+  add(COLLECT, number)
+}
+
+init {
+  byte i, n = 1;
+  atomic {
+    do
+    :: n > EXCHANGES -> break
+#ifdef AHEAD
+    :: n < EXCHANGES ->
+         add_posts(n);
+         add_posts(n + 1);
+         add_deliveries(n);
+         add_deliveries(n + 1);
+         n = n + 2
+    :: n == EXCHANGES ->
+#else
+    :: n <= EXCHANGES ->
+#endif
+         add_posts(n);
+         add_deliveries(n);
+         n++
+    od;
+    select(faults : 0 .. FAULTS);
+    run Block(0, 0); run Block(0, 1); run Block(1, 0); run Block(1, 1);
+    run Host(0); run Host(1);
+    run Watch()
+  }
+}

@@ -22,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
 
-from install import SITE, install
-from stages import ROOT, STAGES, Here
+from install import install
+from stages import ROOT, SITE, STAGES, Here
 from stepper import Stepper
 
 NO_GPU = 77  # skipped, in the words of automake

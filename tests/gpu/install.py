@@ -13,10 +13,9 @@ import tomllib
 from pathlib import Path
 
 from kit import KIT, ROOT, core_digest
-from stages import Here
+from stages import SITE, Here
 from stepper import Outcome, Step, Stepper
 
-SITE = ROOT / "build/gpu-site"
 BUILD_TOOLS = ("cmake", "ninja", "nanobind", "scikit_build_core")
 LOADS = (
     "import sys, r2serve; from r2serve import _core;"

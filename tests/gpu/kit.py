@@ -1,7 +1,8 @@
 """Builds ``build/gpu-kit``: all that a machine with a GPU, torch and Triton needs of r2serve.
 
 ``make gpu-kit`` makes one wheel for Python 3.12 and later, stripped, so that no time on a GPU goes
-into compiling.  Beside it lie the wheels of what r2serve imports, for a Python without them.
+into compiling.  Beside it lie the wheels of what r2serve and its tests import, for a Python
+without them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ TOOLS = ROOT / "build/gpu-kit-tools"
 BUILD = ROOT / "build/gpu-kit-build"
 MOST_BYTES = 4_000_000
 BUILD_TOOLS = ("cmake", "nanobind", "ninja", "scikit-build-core")
-# torch, Triton and numpy are the machine's.
-REQUIREMENTS = ("click", "psutil", "rich")
+# What r2serve imports, and its tests; torch, Triton, numpy and pytest are the machine's.
+REQUIREMENTS = ("click", "psutil", "rich", "hypothesis", "pytest-timeout")
 LOAD = (
     "import importlib.util as u, sys; s = u.spec_from_file_location('r2serve._core', sys.argv[1]);"
     "m = u.module_from_spec(s); s.loader.exec_module(m); print(m.has_kernels())"

@@ -6,14 +6,16 @@ H100 with 16 cores; the stages of one call have to fit into the time that a GPU 
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from stepper import Step
 
 ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "build/gpu-site"
 # Two ranks of one process share a context: loading a kernel late waits for the kernel that waits
 # for this rank (T8).  Ranks with processes of their own need none of it, and start sooner.
 TOGETHER = {"CUDA_MODULE_LOADING": "EAGER"}
@@ -59,7 +61,8 @@ class Here:
 
 
 def _has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+    """Whether steps find the module: in this Python, or in what was installed."""
+    return PathFinder.find_spec(module, [*sys.path, str(SITE)]) is not None
 
 
 def facts(here: Here) -> list[Step]:

@@ -112,11 +112,10 @@ def _write_wheel(
         writer.writerow([path, f"sha256={digest}", len(content)])
     writer.writerow([f"{information}/RECORD", "", ""])
     contents[f"{information}/RECORD"] = rows.getvalue().encode()
-    tags = [
-        line.split()[1]
-        for line in contents[f"{information}/WHEEL"].decode().splitlines()
-        if line.startswith("Tag:")
-    ]
-    with zipfile.ZipFile(folder / f"{name}-{distribution.version}-{tags[0]}.whl", "w") as archive:
+    lines = contents[f"{information}/WHEEL"].decode().splitlines()
+    tags = [line.split()[1].split("-") for line in lines if line.startswith("Tag:")]
+    # Python, ABI and platform, each with all that the tags have: py2.py3-none-any.
+    tag = "-".join(".".join(sorted(set(parts))) for parts in zip(*tags, strict=True))
+    with zipfile.ZipFile(folder / f"{name}-{distribution.version}-{tag}.whl", "w") as archive:
         for path, content in contents.items():
             archive.writestr(path, content)

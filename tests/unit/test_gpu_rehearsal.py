@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -125,9 +126,23 @@ def test_from_nothing_to_the_first_collective(
     assert str(machine.tree / "build/gpu-site") in steps[2]["last_line"]
     [python] = [line["python"] for line in machine.lines() if "python" in line]
     assert python[0] == str(machine.python)
-    program = "import click, psutil, rich"
+    program = "import psutil"
     bare = subprocess.run([str(machine.python), "-c", program], capture_output=True, check=False)
-    assert bare.returncode == 1  # they came with the kit
+    assert bare.returncode == 1  # it came with the kit
+
+
+@pytest.mark.long
+def test_stages_of_pytest_find_their_tests(machine: Machine) -> None:
+    """With what the kit brought; the tests themselves run elsewhere."""
+    names = ("arrival", "triton", "device", "torch")
+    machine.environment["PYTEST_ADDOPTS"] = "--collect-only"
+    ran = machine.start("bash", "tests/gpu/first.sh", *names)
+    del machine.environment["PYTEST_ADDOPTS"]
+    said, _ = ran.communicate(timeout=200)
+    assert ran.returncode == 0, said
+    for each in machine.records()[1:]:
+        assert re.search(r"\b\d+(/\d+)? tests collected", each["last_line"]), each
+    assert "--timeout=60" in (machine.out / "gpu.log").read_text()
 
 
 def test_a_stage_that_hangs_and_one_that_fails_stop_no_other(machine: Machine) -> None:

@@ -46,9 +46,13 @@ def test_a_compiled_model_says_the_same_with_it(
     )
     assert max(apart) < CLOSE
     assert statistics.mean(apart) < CLOSE_ON_AVERAGE
-    # Before the first attention; after each but the last, which are alike and compiled once, up to
-    # the next: after attention and after the MLP; after the last.
-    assert places == [[0, 2, 2]] * 2
+    # Three graphs: before the first attention; from an attention to the next, which are alike and
+    # compiled once; after the last attention.  A worker may find a graph in the cache of compiled
+    # graphs, after the other has compiled it.
+    everywhere = [count for of_worker in places for count in of_worker]
+    assert set(everywhere) == {0, 2}
+    assert 1 <= everywhere.count(0) <= 2
+    assert 2 <= everywhere.count(2) <= 4
 
 
 def test_the_operation_is_what_it_replaces(fake_cuda: Path) -> None:

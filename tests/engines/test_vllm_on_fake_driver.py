@@ -1,0 +1,193 @@
+"""vLLM's GPU workers, one on each of two nodes, serve a model on the fake CUDA driver.
+
+No GPU, no CUDA in torch, no compiled extension of vLLM.  The script ``vllm_cuda_ranks.py`` takes
+these steps; both ranks must reach every one.
+
+==============  ================================================  =================================
+step            what of vLLM and of r2serve runs                  where it stops, and why
+==============  ================================================  =================================
+platform        detection by NVML, our entry point; a subclass
+                of ``NvmlCudaPlatform`` is picked
+configuration   ``EngineArgs``, our ``check_and_update_config``    Inductor: it would compile for a
+                with the checks of kernels and driver             GPU, so the engine is eager
+worker          ``gpu_worker.Worker`` and our subclass
+device          ``init_device``: ``init_distributed_environment``
+                with ``dist_backend`` r2ccl,
+                ``initialize_model_parallel``,
+                ``GroupCoordinator``, ``use_custom_op_call``,
+                our CUDA communicator, the model runner
+collectives     each of ``GroupCoordinator`` and of the
+                communicator, through ``torch.ops.vllm``
+device_group    ``device_group`` and a sibling of it
+graph           ``graph_capture``, ``CUDAGraphWrapper``, replays   torch's own operations are in no
+                while rails are cut                               graph, so no model is captured
+model           weights from files, each rank its half
+cache           layout and memory of the KV cache
+tokens          scheduler, ``execute_model``, attention in         kernels of ``_C``: layers take
+                Triton's interpreter, sampling; a rail is cut     vLLM's own Python instead
+profile         ``profile_run``: forward and sampler at full       ``compile_or_warm_up_model``: it
+                size                                              only warms kernels up
+destroy         vLLM's teardown closes our communicators
+==============  ================================================  =================================
+
+All that stands in for something else:
+
+=====================================  ============================================================
+replaced                               by
+=====================================  ============================================================
+libcuda                                ``fake_cuda``: our kernels' bodies, streams, graphs
+libnvidia-ml                           ``fake_nvml.cc``: one device of 80 GiB
+torch.cuda, torch.accelerator          ``torch_on_driver``: streams, events, graphs of the fake
+                                       driver; no memory is counted
+tensors on ``cuda``                    tensors on the CPU; pinned memory is plain memory
+``_current_stream`` of r2serve.device  torch.cuda's, though the tensors are the host's
+``dispatch_key`` of the platform       ``CPU``, where the tensors are
+distribution ``vllm``                  metadata of a release whose version has no "cpu" in it
+``vllm._C_stable_libtorch``,           empty modules, and operations that answer "no" or refuse:
+``vllm_flash_attn._vllm_fa2_C``        ``vllm_without_kernels``
+fused vocabulary embedding             the layer's own way without the kernel
+Triton's compiler, torch.compile       Triton's interpreter; none
+model inspection in a new process      ``ModelRegistry.register_model``
+engine core                            the script itself, with vLLM's scheduler
+=====================================  ============================================================
+
+vLLM 0.33 has no build for CPUs, so its sources come from its wheel for CUDA; torch and Triton stay
+those of this environment.  It reaches all steps before ``profile``, whose sampler is a kernel that
+Triton's interpreter cannot run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import vllm_without_kernels
+from transformers import LlamaForCausalLM
+
+from r2serve.demo.model import TinyLlama, make_tiny_llama
+
+SCRIPT = Path(__file__).with_name("vllm_cuda_ranks.py")
+SHAPE = TinyLlama(layers=2, hidden=128, intermediate=256, heads=4, key_value_heads=2)
+STEPS = (
+    *("platform", "configuration", "worker", "device", "collectives", "device_group", "graph"),
+    *("model", "cache", "tokens", "profile", "destroy"),
+)
+PROMPT = list(range(5, 25))
+DOWNLOAD_S = 600
+OUTPUT_OF_0_33 = "InterpreterError: AttributeError(\"'int' object has no attribute 'to'\")"
+
+
+@pytest.fixture(scope="module")
+def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("small") / "llama", SHAPE)
+
+
+@pytest.fixture(scope="module")
+def expected_tokens(small_llama: Path) -> list[int]:
+    """Greedy tokens of the model in one process, by transformers."""
+    model = LlamaForCausalLM.from_pretrained(small_llama, dtype=torch.float32)
+    said = list(PROMPT)
+    with torch.inference_mode():
+        for _ in range(3):
+            said.append(int(model(torch.tensor([said])).logits[0, -1].argmax()))
+    return said[len(PROMPT) :]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Job:
+    """What the ranks of one run of the script said."""
+
+    def __init__(self, model: Path, environment: dict[str, str]) -> None:
+        done = subprocess.run(
+            [sys.executable, SCRIPT, str(model), str(free_port())],
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "VLLM_HOST_IP": "127.0.0.1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                "R2SERVE_DISTRIBUTED_BACKEND": "r2ccl",
+                "R2CCL_RAILS": "127.0.0.1,127.0.0.2",
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        self.status, self.output = done.returncode, done.stdout
+
+    def reached(self, rank: int) -> list[str]:
+        return re.findall(rf"^rank {rank} reached (\w+)", self.output, re.MULTILINE)
+
+    def stopped(self) -> set[str]:
+        """Step and error of each rank that stopped."""
+        return set(re.findall(r"^rank \d stopped at (.*)", self.output, re.MULTILINE))
+
+    def tokens(self, rank: int) -> list[int]:
+        [said] = re.findall(rf"^rank {rank} tokens ([\d ]+)$", self.output, re.MULTILINE)
+        return [int(each) for each in said.split()]
+
+
+def test_workers_of_two_nodes_serve_a_model(
+    small_llama: Path, expected_tokens: list[int], fake_cuda: Path, tmp_path: Path
+) -> None:
+    job = Job(small_llama, vllm_without_kernels.environment(tmp_path, fake_cuda, "0.32.0"))
+    for rank in range(2):
+        assert job.reached(rank) == list(STEPS), job.output[-6000:]
+        assert job.tokens(rank) == expected_tokens
+    assert job.status == 0, job.output[-6000:]
+
+
+@pytest.mark.long
+def test_the_next_release_goes_as_far_as_it_did(
+    small_llama: Path, expected_tokens: list[int], fake_cuda: Path, tmp_path: Path, show
+) -> None:
+    """vLLM 0.33: a further step, or another error, is a change to be looked at."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    unpack_python(wheel_of("vllm==0.33.0", tmp_path), sources)
+    job = Job(small_llama, vllm_without_kernels.environment(sources, fake_cuda, "0.33.0"))
+    farthest = STEPS[: STEPS.index("profile")]
+    for rank in range(2):
+        assert job.reached(rank) == list(farthest), job.output[-6000:]
+        assert job.tokens(rank) == expected_tokens
+    assert job.stopped() == {f"profile: {OUTPUT_OF_0_33}"}, job.output[-6000:]
+    show(f"vLLM 0.33.0 reached {', '.join(farthest)}; stopped at {job.stopped().pop()}")
+
+
+def wheel_of(requirement: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", requirement]
+    done = subprocess.run(
+        [*command, "--only-binary=:all:", "--no-cache-dir", "--dest", folder],
+        capture_output=True,
+        text=True,
+        timeout=DOWNLOAD_S,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"no {requirement} from the package index: {done.stderr.strip()[-200:]}")
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def unpack_python(wheel: Path, folder: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith((".py", ".json")):
+                archive.extract(name, folder)
+    wheel.unlink()  # 0.3 GB

@@ -1,0 +1,87 @@
+"""Stand-ins for the compiled parts of vLLM's build for CUDA, so that its Python part is imported.
+
+None of them computes: an operation that a model would need raises NotImplementedError.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).parent
+
+MODULES = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn._vllm_fa2_C")
+"""Empty; vLLM imports the first with its platform, and looks for the second."""
+
+ANSWERS_NO = (
+    "cutlass_scaled_mm_supports_fp8",
+    "cutlass_scaled_mm_supports_block_fp8",
+    "cutlass_scaled_mm_supports_fp4",
+    "cutlass_group_gemm_supported",
+)
+"""Operations that vLLM asks, while it is imported, what the GPU can do."""
+
+VIEWS = ("weak_ref_tensor", "get_cuda_view_from_cpu_tensor")
+"""Operations that give a second tensor for the same memory; these work."""
+
+KERNELS = {"silu_and_mul": "(Tensor! out, Tensor input) -> ()"}
+"""Operations that layers look up when they are made, whether or not they use them."""
+
+# Options of vLLM that leave its kernels out; the interpreter of Triton runs the others' bodies.
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",  # vLLM keeps Triton without an active driver, as it does for Ray
+    "TRITON_INTERPRET": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # Inductor would compile for a GPU
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+
+
+def install() -> Any:
+    """Make modules and operations known; they last as long as what is returned."""
+    import torch
+
+    for name in MODULES:
+        sys.modules[name] = ModuleType(name, __doc__)
+    library = torch.library.Library("_C", "FRAGMENT")
+    for name in ANSWERS_NO:
+        library.define(f"{name}(int capability) -> bool")
+        library.impl(name, lambda capability: False, "CompositeExplicitAutograd")
+    for name in VIEWS:
+        library.define(f"{name}(Tensor tensor) -> Tensor")
+        library.impl(name, lambda tensor: tensor.detach(), "CPU")
+    for name, signature in KERNELS.items():
+        library.define(f"{name}{signature}")
+        library.impl(name, _refused(name), "CPU")
+    return library
+
+
+def _refused(name: str) -> Any:
+    def kernel(*arguments: Any) -> None:
+        raise NotImplementedError(f"{name} is a kernel of vLLM")
+
+    return kernel
+
+
+def environment(folder: Path, fake_cuda: Path, release: str) -> dict[str, str]:
+    """Variables for a process in which vLLM ``release`` finds a GPU; ``folder`` takes the files.
+
+    vLLM picks its platform by its distribution's version, and that of this environment contains
+    "cpu": another one comes first on the path.
+    """
+    info = folder / f"vllm-{release}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
+    nvml = folder / "libnvidia-ml.so.1"
+    command = ["c++", "-shared", "-fPIC", HERE / "fake_nvml.cc", "-o", nvml]
+    needs_driver = ["-Wl,--no-as-needed", f"-Wl,-rpath,{fake_cuda.parent}", fake_cuda]
+    subprocess.run([*command, *needs_driver], check=True, timeout=120)
+    return {
+        **ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        "LD_LIBRARY_PATH": os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]),
+        "R2CCL_CUDA_LIBRARY": str(nvml),
+    }

@@ -1,10 +1,10 @@
-"""Checks on a GPU what no other machine can: ``make gpu-check`` and ``tests/gpu/first.sh``.
+"""Runs the checks that need a GPU: ``make gpu-check`` and ``tests/gpu/first.sh``.
 
-Stages run one after the other, smallest first; one that fails stops no other.  The folder $OUT
+Stages run in order, smallest first; a failed stage stops no other.  The folder $OUT
 (default: ``build/gpu-check``) gets ``gpu.log``, line by line, and ``steps.jsonl``, a record for
 each step at once.  Standard library only; git and a network are not needed.
 
-Exit status: 0 every step passed; 1 one did not; 77 no GPU, and nothing was checked.
+Exit status: 0 every step passed; 1 a step failed; 77 no GPU, and nothing was checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DRIVER = "libcuda.so.1"
 
 
 def gpu_name(library: str) -> str | None:
-    """Name of the driver's first GPU; None: it shows none, or there is no driver."""
+    """Name of the driver's first GPU; None: no driver, or a driver without a GPU."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
@@ -45,7 +45,7 @@ def gpu_name(library: str) -> str | None:
 
 
 def commit() -> str:
-    """$R2SERVE_COMMIT, since a tree that was copied to a GPU has no history; else git's word."""
+    """$R2SERVE_COMMIT, since a copied tree has no history; else the name that git gives."""
     stated = os.environ.get("R2SERVE_COMMIT")
     if stated:
         return stated
@@ -57,8 +57,11 @@ def commit() -> str:
 
 
 def environment(library: str) -> dict[str, str]:
-    """That of all steps.  Without PYTHONSAFEPATH the tree's ``r2serve``, which has no core, is
-    imported before the installed one."""
+    """Variables for all steps.
+
+    Without PYTHONSAFEPATH Python imports the tree's ``r2serve``, without a core, before the
+    installed package.
+    """
     python_path = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(python_path),
@@ -108,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpu = gpu_name(options.library)
     if gpu is None:
         sys.stdout.write("no GPU here: nothing was checked\n")
-        if "vllm" in options.stages:  # the list of what else is missing needs no GPU
+        if "vllm" in options.stages:  # the list needs no GPU
             needs = str(ROOT / "tests/gpu/vllm_needs.py")
             subprocess.run([sys.executable, needs, f"--library={options.library}"], check=False)
         return NO_GPU

@@ -1,9 +1,9 @@
-"""What this machine is: one line of JSON for each fact, ``null`` where it cannot be told.
+"""Facts of this machine: a line of JSON for each, ``null`` for an unknown.
 
     python3 tests/gpu/facts.py LIBRARY
 
 LIBRARY is the CUDA driver.  Standard library only; torch and Triton are asked by a process of their
-own, so one that crashes or hangs costs one line.
+own, so a crash or a hang costs a line.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def say(name: str, value: object) -> None:
 
 
 def answer(command: list[str], timeout_s: float = 10.0) -> str | None:
-    """What the command prints; None: it is not there or fails."""
+    """Output of the command; None: no such program, or a failure."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False

@@ -1,7 +1,7 @@
 """Installs r2serve into a folder of its own, without an index and without an environment.
 
-The core comes from the wheel of ``build/gpu-kit`` if that was built of the same sources, else it is
-compiled here.  Python files are the tree's, so that a mended one needs no other wheel.
+The core comes from the wheel of ``build/gpu-kit`` if the wheel is of the same sources; else this
+machine compiles the core.  Python files are the tree's, so a repair in Python needs no new wheel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOADS = (
 
 
 def why_not_the_kit(kit: Path = KIT) -> str:
-    """Why the wheel of the kit does not do for this tree and this Python; empty: it does."""
+    """Why the kit does not fit this tree and this Python; empty: the kit fits."""
     wheels = list(kit.glob("r2serve-*.whl"))
     if len(wheels) != 1:
         return f"{len(wheels)} wheels of r2serve in {kit}; one is right (make gpu-kit)"
@@ -40,7 +40,7 @@ def why_not_the_kit(kit: Path = KIT) -> str:
 
 
 def install(stepper: Stepper, here: Here, site: Path = SITE) -> None:
-    """Up to four steps: packages of the kit, then an import; where that fails, a build."""
+    """Up to four steps: packages of the kit, then an import; after a failure a build."""
     shutil.rmtree(site, ignore_errors=True)
     why_not = why_not_the_kit()
     if why_not:
@@ -70,7 +70,7 @@ def _pip(here: Here, site: Path, *what: str) -> tuple[str, ...]:
 
 
 def _wanted(wheel: Path) -> bool:
-    """r2serve, and of its requirements those that this Python lacks."""
+    """r2serve, and packages missing in this Python."""
     name = wheel.name.split("-")[0].lower()
     return name == "r2serve" or importlib.util.find_spec(name) is None
 

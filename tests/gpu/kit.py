@@ -1,8 +1,7 @@
-"""Builds ``build/gpu-kit``: all that a machine with a GPU, torch and Triton needs of r2serve.
+"""Builds ``build/gpu-kit``: r2serve for a machine with a GPU, torch and Triton.
 
-``make gpu-kit`` makes one wheel for Python 3.12 and later, stripped, so that no time on a GPU goes
-into compiling.  Beside it lie the wheels of what r2serve and its tests import, for a Python
-without them.
+``make gpu-kit`` makes a stripped wheel for Python 3.12 and later, so no time on a GPU goes into
+compiling.  The wheels of further imports of r2serve and the tests lie beside the wheel.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TOOLS = ROOT / "build/gpu-kit-tools"
 BUILD = ROOT / "build/gpu-kit-build"
 MOST_BYTES = 4_000_000
 BUILD_TOOLS = ("cmake", "nanobind", "ninja", "scikit-build-core")
-# What r2serve imports, and its tests; torch, Triton, numpy and pytest are the machine's.
+# Imports of r2serve and the tests; torch, Triton, numpy and pytest are the machine's.
 REQUIREMENTS = ("click", "psutil", "rich", "hypothesis", "pytest-timeout")
 LOAD = (
     "import importlib.util as u, sys; s = u.spec_from_file_location('r2serve._core', sys.argv[1]);"
@@ -31,11 +30,11 @@ LOAD = (
 
 
 class KitError(Exception):
-    """What is missing or wrong, and what would be right."""
+    """A missing tool or a wrong wheel; the text says what would be right."""
 
 
 def core_digest(root: Path = ROOT) -> str:
-    """SHA-256 of what the core is compiled of."""
+    """SHA-256 of the core's sources."""
     digest = hashlib.sha256()
     for path in [root / "CMakeLists.txt", *sorted((root / "csrc").rglob("*"))]:
         if path.is_file():
@@ -53,7 +52,7 @@ def python_312() -> str:
     found = [shutil.which("python3.12")]
     found += sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.12*/bin/python")))
     for python in filter(None, found):
-        # pyenv has a python3.12 in PATH that ends with an error where no 3.12 is chosen.
+        # pyenv's python3.12 in PATH fails where no 3.12 is chosen.
         program = "import sys; sys.exit(sys.version_info[:2] != (3, 12))"
         if (
             subprocess.run([python, "-c", program], capture_output=True, check=False).returncode
@@ -70,8 +69,8 @@ def build() -> Path:
     """The kit's folder, replaced as a whole at the end.
 
     Raises:
-        KitError: something is missing, or the wheel would not do.
-        subprocess.CalledProcessError: pip or the compiler failed; its output was shown.
+        KitError: a tool is missing, or the wheel does not fit.
+        subprocess.CalledProcessError: pip or the compiler failed; the output was shown.
     """
     python = python_312()
     for tool, why in (("nvcc", "the kernels are compiled by it"), ("strip", "52 MB become 8")):
@@ -88,7 +87,7 @@ def build() -> Path:
     options = {
         "build-dir": BUILD.relative_to(ROOT).as_posix(),
         "install.strip": "true",
-        # Debugging information would be stripped; without it the compiler needs half the time.
+        # Debugging information would be stripped, and costs half of the build's time.
         "cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO": "-O2 -DNDEBUG",
     }
     settings = [f"--config-settings={name}={value}" for name, value in options.items()]
@@ -117,10 +116,10 @@ def build() -> Path:
 
 
 def check(wheel: Path, python: str) -> None:
-    """Whether the wheel is the one that the kit is for.
+    """Checks tag, size and kernels of the wheel.
 
     Raises:
-        KitError: it has another tag, is too large, or its core has no kernels.
+        KitError: another tag, too large, or a core without kernels.
     """
     if "-cp312-abi3-" not in wheel.name:
         raise KitError(f"{wheel.name}: the tag is not cp312-abi3")

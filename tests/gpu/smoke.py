@@ -3,9 +3,9 @@
     python3 tests/gpu/smoke.py pair    two ranks, threads of this process: no time slicing
     python3 tests/gpu/smoke.py node    2 nodes of 2 ranks, four processes: CUDA IPC, exchange
 
-Both also run on a driver that needs no GPU (``--library``); what needs one then says
-``"skipped": "no GPU"``.  After ``--limit-s`` seconds the process writes where its threads are and
-ends.  Exit status: 0 all results have the bits of the host's.
+Both also run on the fake driver (``--library``); steps without a GPU then say
+``"skipped": "no GPU"``.  After ``--limit-s`` seconds the process writes a traceback of each thread
+and ends.  Exit status: 0 all results have the bits of the host's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Report:
     def line(self, step: str, *, right: bool = True, **more: Any) -> None:
         self.right = self.right and right
         said = {"unix_s": round(time.time(), 3), "step": step, "right": right, **more}
-        # One call a line, since four processes write into one file.
+        # A single write, since four processes share the file.
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 
@@ -230,7 +230,7 @@ def rank_of_node(library: str, rank: int, port: int, report: Report) -> None:
 
 
 def node(arguments: list[str], report: Report) -> None:
-    """Starts the ranks; they end at their own limits, which are this process's."""
+    """Starts the ranks, each with the limit of this process."""
     port = free_port()
     ranks = [
         subprocess.Popen([sys.executable, __file__, *arguments, f"--rank={rank}", f"--port={port}"])

@@ -1,7 +1,7 @@
-"""The stages of the first minutes on a GPU, and which steps each has.
+"""The stages of the first minutes on a GPU, and their steps.
 
-A step that needs a real GPU is skipped on a driver that has none.  Limits in seconds are for one
-H100 with 16 cores; the stages of one call have to fit into the time that a GPU is lent for.
+Stages with ``needs_gpu`` are skipped on a driver without a GPU.  Limits in seconds are for an H100
+with 16 cores; the stages of a call have to fit into the time on a lent machine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from stepper import Step
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/gpu-site"
-# Two ranks of one process share a context: loading a kernel late waits for the kernel that waits
-# for this rank (T8).  Ranks with processes of their own need none of it, and start sooner.
+# Two ranks of a process share a context: a late load of a kernel waits for the other rank's kernel,
+# and the other rank's kernel waits for this rank (T8).  A rank with a process of its own needs no
+# early load, and starts 3 to 8 s sooner.
 TOGETHER = {"CUDA_MODULE_LOADING": "EAGER"}
 REPLAY = (
     "import sys, torch; from r2serve.bench.kernels import replay as r;"
@@ -27,26 +28,26 @@ REPLAY = (
 
 @dataclass(frozen=True)
 class Here:
-    """This machine: its Python, its driver, and where results go."""
+    """This machine: Python, driver, and the folder for results."""
 
     python: str
     library: str
     out: Path
     on_gpu: bool
-    """A real one; else ``library`` is a driver that needs none."""
+    """A real GPU is here; else ``library`` is the fake driver."""
 
     def pytest(self, limit_s: int, *arguments: str, processes: int = 1) -> tuple[str, ...]:
         command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--maxfail=5"]
         if _has("pytest_timeout"):
             command.append(f"--timeout={limit_s}")
-        else:  # the options of pyproject.toml name the plugin's, which pytest then refuses
+        else:  # strict pytest refuses the plugin's options in pyproject.toml
             command += ["-o", "addopts=--import-mode=importlib"]
         if processes > 1 and _has("xdist"):
             command += ["-n", str(processes)]
         return (*command, *arguments)
 
     def smoke(self, what: str, limit_s: float) -> tuple[str, ...]:
-        """The process ends by itself 5 s before its step's limit, and says where it hangs."""
+        """The process ends 5 s before the step's limit, with a traceback of every thread."""
         program = str(ROOT / "tests/gpu/smoke.py")
         return (
             self.python,
@@ -61,7 +62,7 @@ class Here:
 
 
 def _has(module: str) -> bool:
-    """Whether steps find the module: in this Python, or in what was installed."""
+    """Whether steps find the module, in this Python or in SITE."""
     return PathFinder.find_spec(module, [*sys.path, str(SITE)]) is not None
 
 
@@ -111,7 +112,7 @@ def bench(here: Here) -> list[Step]:
 
 
 def memcheck(here: Here) -> list[Step]:
-    """The sanitizer runs one launch after the other, so a kernel that waits would hang (T12)."""
+    """The sanitizer serialises launches, so waiting kernels would hang (T12)."""
     tool = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
     tests = ("tests/kernels/test_reduce_chunks.py", "tests/kernels/test_quantize_chunks.py")
     return [Step("memcheck", (*tool, *here.pytest(120, "-x", "-k", "not arrival", *tests)), 120)]
@@ -126,7 +127,7 @@ def vllm(here: Here) -> list[Step]:
 
 @dataclass(frozen=True)
 class Stage:
-    """After a step that fails, the further steps of its stage are skipped."""
+    """Steps with a name; a failed step skips the further steps of the stage."""
 
     steps: Callable[[Here], list[Step]]
     meaning: str
@@ -141,10 +142,10 @@ STAGES = {
     "node": Stage(node, "2 nodes of 2 ranks, four processes: CUDA IPC, exchange"),
     "arrival": Stage(arrival, "Triton kernels that wait"),
     "triton": Stage(triton, "Triton kernels against their references"),
-    "device": Stage(device, "collectives, graphs that are replayed under cuts"),
+    "device": Stage(device, "collectives, graphs replayed under cuts"),
     "replay": Stage(replay, "replayed graphs, timed", needs_gpu=True),
     "torch": Stage(torch, "torch.distributed, ranks that share the GPU"),
     "bench": Stage(bench, "kernels, timed", needs_gpu=True),
-    "memcheck": Stage(memcheck, "compute-sanitizer, kernels that do not wait", needs_gpu=True),
+    "memcheck": Stage(memcheck, "compute-sanitizer, kernels without arrival", needs_gpu=True),
     "vllm": Stage(vllm, "vLLM on two nodes that share the GPU", needs_gpu=True, by_default=False),
 }

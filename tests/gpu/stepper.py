@@ -1,7 +1,7 @@
-"""Runs steps one after the other: each has a limit, and its processes end with it.
+"""Runs steps in order, each with a limit and a process group of its own.
 
-The log grows line by line, and each step leaves one record at once, so a run that is killed in the
-middle has told everything up to there.  Standard library only.
+The log grows line by line, and each step leaves a record at once, so a killed run has told
+everything up to there.  Standard library only.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 OUT_OF_TIME = 124  # as of timeout(1)
-NOT_STARTED = 127  # as of a shell that finds no such command
-TRACEBACK_S = 2.0  # for a process that writes where it hangs
-LEAVE_S = 5.0  # for a killed process, which a driver may hold
+NOT_STARTED = 127  # as in a shell without the command
+TRACEBACK_S = 2.0  # for the traceback of a hung process
+LEAVE_S = 5.0  # for a killed process: a driver may hold up the end
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command with its limit in seconds; ``environment`` is added to that of all steps.
+    """A command with a limit in seconds; ``environment`` is added to the variables of all steps.
 
-    ``show``: what it printed goes to standard output, too, when it has ended.
+    ``show``: the output goes to standard output, too, when the command has ended.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Step:
 class Outcome:
     """Result of a step.
 
-    ``rc`` is its exit status: 124 out of time, 127 not started, 128 + n ended by signal n, None
+    ``rc`` is the exit status: 124 out of time, 127 not started, 128 + n ended by signal n, None
     skipped.  ``began_s`` counts from the start of the run.
     """
 
@@ -75,10 +75,10 @@ class Stepper:
         self._folder = folder
         self._environment = dict(environment)
         self._began = time.monotonic()
-        # A sandbox such as gVisor has its own release; it explains calls that fail later (T10).
+        # A sandbox like gVisor shows a release of its own, and lacks some calls (T10).
         self.log.write_text(f"{os.uname().release}\n")
         self._records.write_text("")
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core holds what was mapped of the GPU
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold mapped GPU memory
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, _stop)
 
@@ -91,7 +91,7 @@ class Stepper:
             records.write(json.dumps(what) + "\n")
 
     def run(self, step: Step) -> Outcome:
-        """Runs to the end or the limit; never raises for what the command does."""
+        """Runs to the end or the limit; a failing command raises nothing."""
         began = time.monotonic()
         with self.log.open("ab") as log:
             log.write(f"=== {step.name}: {shlex.join(step.command)}\n".encode())
@@ -128,8 +128,8 @@ class Stepper:
         self.say(outcome.line())
 
     def _ran(self, step: Step, log: BinaryIO) -> int:
-        # The child writes into the log itself: a descendant that keeps the file open holds
-        # up nothing, as it would a pipe.
+        # The child writes into the log directly: a late descendant can keep a file open without
+        # harm, but not a pipe.
         try:
             child = subprocess.Popen(
                 step.command,
@@ -172,7 +172,7 @@ def _abort(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Late children would keep the GPU, and its memory, from the next step."""
+    """Kills the group: late children would keep the GPU from the next step."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -186,13 +186,13 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def _members(group: int) -> list[int]:
-    """Processes of a group that have not ended; those that wait to be reaped have."""
+    """Live processes of a group, without zombies."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             name_and_rest = stat.read_text(errors="replace")
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
         state, _, its_group = name_and_rest.rpartition(")")[2].split()[:3]
         if int(its_group) == group and state not in "ZX":
             found.append(int(stat.parent.name))
@@ -200,7 +200,7 @@ def _members(group: int) -> list[int]:
 
 
 def _lines(log: Path, start: int) -> list[str]:
-    """Lines that are not empty, of the log's last 64 KiB behind ``start``."""
+    """Lines with text in the log's last 64 KiB behind ``start``."""
     with log.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - 65536))
         text = file.read().decode(errors="replace")

@@ -81,14 +81,14 @@ def word(value: int, mapped: bool = False) -> torch.Tensor:
 def publish(arrived: torch.Tensor, number: int) -> None:
     """Writes a mapped word by the host alone.
 
-    A copy from the device would queue behind the kernel that waits for this word.
+    A copy from the device would queue behind the kernel, which waits for this word.
     """
     arrived[0] = (number + 2**31) % 2**32 - 2**31
 
 
 @contextmanager
 def own_stream() -> Iterator[None]:
-    """A stream that does not wait for the default one, and with its work done at the end."""
+    """A stream beside the default stream; the work is done at the end."""
     if DEVICE.type == "cpu":
         yield
         return

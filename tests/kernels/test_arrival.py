@@ -22,7 +22,7 @@ from r2serve.kernels.reduce_chunks import BLOCK, reduce_chunks
 from r2serve.kernels.reduce_quantized_chunks import reduce_quantized_chunks
 
 HIDDEN = 8
-# Seconds: a kernel that waits in vain ends the process with what other tests found.
+# Seconds: a kernel without an end would take the whole run with all results.
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -171,7 +171,7 @@ def test_what_has_arrived_is_not_waited_for(sequence: int, arrived: int) -> None
 
 
 def settle() -> None:
-    """Waits for all streams of the device, those of waiting kernels too."""
+    """Waits for all streams of the device."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
@@ -206,7 +206,7 @@ class Later:
 def test_what_has_not_is(kernel: str, programs: int, sequence: int, arrived: int) -> None:
     call = KERNELS[kernel](2, programs)
     here = arrival(sequence, arrived)
-    settle()  # what the kernel reads was made in the default stream
+    settle()  # inputs were made in the default stream
     with Later(lambda: publish(here.arrived, sequence)) as later:
         with own_stream():
             call.run(here)
@@ -277,7 +277,7 @@ def test_nothing_is_read_before_it_is_published(programs: int) -> None:
 
 
 def test_publishing_needs_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A word that came by way of the device would wait for the kernel that waits for the word."""
+    """A word copied from the device would wait for the kernel, and the kernel for the word."""
     here = arrival(2**32 - 1, arrived=0)
     monkeypatch.setattr(inputs, "DEVICE", torch.device("meta"))  # nothing can be copied from it
     with pytest.raises(NotImplementedError):

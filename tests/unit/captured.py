@@ -1,4 +1,4 @@
-"""Graphs of a communicator's calls, and looks at what their replays gave."""
+"""Graphs of a communicator's calls, and looks at the results of replays."""
 
 from __future__ import annotations
 

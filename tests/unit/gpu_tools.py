@@ -1,4 +1,4 @@
-"""The scripts of tests/gpu as modules, which tests share."""
+"""The scripts of tests/gpu as modules, shared by tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["FOLDER", "ROOT", "check", "install", "kit", "runs", "stages", "stepp
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process that has not ended."""
+    """Whether the process lives; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:

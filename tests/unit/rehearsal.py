@@ -1,7 +1,7 @@
-"""A machine with a GPU, as far as one can be made here: a bare Python, a copied tree, a kit.
+"""A copy of a machine with a GPU: a bare Python, a copied tree, a kit.
 
-The Python sees torch, Triton, pytest, numpy, pip and what these need.  The kit is packed from what
-is installed in the environment of the tests, so no compiler runs.
+The Python sees torch, Triton, pytest, numpy, pip and their requirements.  The kit is packed from
+the environment of the tests, so no compiler runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MACHINE_S = ("torch", "triton", "pytest", "numpy", "pip")
 
 
 def with_requirements(names: tuple[str, ...]) -> dict[str, metadata.Distribution]:
-    """Installed distributions of these names, and those that they need in turn."""
+    """Installed distributions of these names, with all requirements."""
     found: dict[str, metadata.Distribution] = {}
     queue = list(names)
     for name in queue:
@@ -58,17 +58,17 @@ def _top_level(distribution: metadata.Distribution) -> Iterator[tuple[str, Path]
 
 
 def copy_tree(folder: Path) -> None:
-    """The files that git tracks or would; its history stays behind."""
+    """Copies tracked files and files that git does not ignore, without the history."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():  # one that is deleted stays listed until it is committed
+        if (ROOT / name).is_file():  # a deleted file stays listed until the commit
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
 
 
 def pack_kit(tree: Path) -> None:
-    """A kit for the Python at hand: r2serve's core as installed, and what the machine lacks."""
+    """A kit for the Python at hand: r2serve's core as installed, and missing packages."""
     made = tree / "build/gpu-kit"
     made.mkdir(parents=True)
     r2serve = metadata.distribution("r2serve")
@@ -98,7 +98,7 @@ def _contents(distribution: metadata.Distribution) -> dict[str, bytes]:
 def _write_wheel(
     folder: Path, distribution: metadata.Distribution, contents: dict[str, bytes]
 ) -> None:
-    """As the specification of binary distributions has it (PEP 427)."""
+    """Writes a wheel (PEP 427)."""
     name = distribution.metadata["Name"].replace("-", "_")
     information = f"{name}-{distribution.version}.dist-info"
     for kept in ("METADATA", "WHEEL", "entry_points.txt"):
@@ -114,7 +114,7 @@ def _write_wheel(
     contents[f"{information}/RECORD"] = rows.getvalue().encode()
     lines = contents[f"{information}/WHEEL"].decode().splitlines()
     tags = [line.split()[1].split("-") for line in lines if line.startswith("Tag:")]
-    # Python, ABI and platform, each with all that the tags have: py2.py3-none-any.
+    # Python, ABI and platform, each with the parts of all tags: py2.py3-none-any.
     tag = "-".join(".".join(sorted(set(parts))) for parts in zip(*tags, strict=True))
     with zipfile.ZipFile(folder / f"{name}-{distribution.version}-{tag}.whl", "w") as archive:
         for path, content in contents.items():

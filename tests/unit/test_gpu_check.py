@@ -1,4 +1,4 @@
-"""``make gpu-check`` and ``make gpu-kit``: steps, stages, and what they say is missing."""
+"""``make gpu-check`` and ``make gpu-kit``: steps, stages, and the names of missing things."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def step(name: str, program: str, limit_s: float = 30.0) -> Any:
 
 @pytest.fixture
 def steps(tmp_path: Path) -> Iterator[Any]:
-    """A stepper; the handlers that it sets are taken back."""
+    """A stepper; signal handlers are restored."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield stepper.Stepper(tmp_path / "out", tmp_path, dict(os.environ))

@@ -1,4 +1,4 @@
-"""The first minutes on a GPU, rehearsed from an empty folder on a driver that needs no GPU."""
+"""The first minutes on a GPU, rehearsed from an empty folder on the fake driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rehearsal import bare_python, copy_tree, pack_kit
 
 FIRST_COLLECTIVE_S = 60.0
 STAGES = ("facts", "install", "pair", "node", "bench")
-# Stages that are planted beside the others: one hangs with a child, one fails, one is after them.
+# Planted stages: a hang with a child, a failure, a last stage, and a stage for the kill.
 PLANTED = """
 import sys
 sys.path.insert(0, "tests/gpu")
@@ -72,7 +72,7 @@ class Machine:
         return [json.loads(line) for line in (self.out / "steps.jsonl").read_text().splitlines()]
 
     def lines(self) -> list[dict[str, Any]]:
-        """Lines of JSON that steps have left in the log."""
+        """Lines of JSON in the log."""
         log = (self.out / "gpu.log").read_text().splitlines()
         return [json.loads(line) for line in log if line.startswith("{")]
 
@@ -128,12 +128,12 @@ def test_from_nothing_to_the_first_collective(
     assert python[0] == str(machine.python)
     program = "import psutil"
     bare = subprocess.run([str(machine.python), "-c", program], capture_output=True, check=False)
-    assert bare.returncode == 1  # it came with the kit
+    assert bare.returncode == 1  # psutil came with the kit
 
 
 @pytest.mark.long
 def test_stages_of_pytest_find_their_tests(machine: Machine) -> None:
-    """With what the kit brought; the tests themselves run elsewhere."""
+    """With the packages of the kit; the tests themselves run elsewhere."""
     names = ("arrival", "triton", "device", "torch")
     machine.environment["PYTEST_ADDOPTS"] = "--collect-only"
     ran = machine.start("bash", "tests/gpu/first.sh", *names)
@@ -177,7 +177,7 @@ def test_a_run_that_is_killed_leaves_its_results(machine: Machine) -> None:
 def test_the_kit_does_for_a_python_312_with_torch_and_triton(
     fake_cuda: Path, tmp_path: Path, show: Callable[[str], None]
 ) -> None:
-    """The wheel of ``make gpu-kit``, built here unless it is of these sources."""
+    """The wheel of ``make gpu-kit``, built here unless the kit is of these sources."""
     python = kit.python_312()
     stated = kit.KIT / "core.sha256"
     if not stated.is_file() or stated.read_text().strip() != kit.core_digest():

@@ -21,8 +21,9 @@ SITE = ROOT / "build/gpu-site"
 # early load, and starts 3 to 8 s sooner.
 TOGETHER = {"CUDA_MODULE_LOADING": "EAGER"}
 REPLAY = (
-    "import sys, torch; from r2serve.bench.kernels import replay as r;"
-    "print(r.measure(sys.argv[1], torch.device('cuda', 0), r.capture_on_gpu).as_json())"
+    "import json, sys, torch; from r2serve.bench.kernels import replay as r;"
+    "row = r.measure(sys.argv[1], torch.device('cuda', 0), r.capture_on_gpu);"
+    "print(json.dumps(row.as_json()))"
 )
 
 
@@ -103,12 +104,13 @@ def torch(here: Here) -> list[Step]:
 
 
 def replay(here: Here) -> list[Step]:
-    return [Step("replay", (here.python, "-c", REPLAY, here.library), 120, TOGETHER)]
+    return [Step("replay", (here.python, "-c", REPLAY, here.library), 120, TOGETHER, show=True)]
 
 
 def bench(here: Here) -> list[Step]:
     rows = str(here.out / "kernels.jsonl")
-    return [Step("bench", here.r2serve("bench", "kernels", "--jsonl", rows), 280)]
+    # The last row is of two ranks in this process: a replayed graph.
+    return [Step("bench", here.r2serve("bench", "kernels", "--jsonl", rows), 280, TOGETHER)]
 
 
 def memcheck(here: Here) -> list[Step]:

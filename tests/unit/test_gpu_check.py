@@ -212,7 +212,7 @@ def test_modules_are_loaded_early_only_where_ranks_share_a_process() -> None:
     eager = {
         name for name, each in all_steps().items() if "CUDA_MODULE_LOADING" in each.environment
     }
-    assert eager == {"pair", "arrival", "device", "replay"}
+    assert eager == {"pair", "arrival", "device", "replay", "bench"}
 
 
 def test_the_sanitizer_meets_no_kernel_that_waits() -> None:
@@ -227,6 +227,67 @@ def test_the_sanitizer_meets_no_kernel_that_waits() -> None:
 
 def test_all_limits_are_shorter_than_ten_minutes_but_the_demo_s() -> None:
     assert {name for name, each in all_steps().items() if each.limit_s > 600} == {"vllm"}
+
+
+class Scripted:
+    """A stepper without processes: steps fail by name."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.said: list[tuple[str, str]] = []
+
+    def run(self, given: Any) -> Any:
+        rc = int(given.name in self.failing)
+        self.said.append((given.name, f"rc {rc}"))
+        return stepper.Outcome(given.name, rc, 0.0, 0.0, "")
+
+    def skip(self, name: str, why: str) -> None:
+        self.said.append((name, f"skipped: {why}"))
+
+    def fail(self, name: str, why: str) -> None:
+        self.said.append((name, why))
+
+
+@pytest.mark.parametrize(
+    ("why_not", "failing", "steps_taken"),
+    [
+        ("", (), ["install rc 0", "import rc 0"]),
+        ("no kit", (), ["install skipped: no kit", "build rc 0", "import rc 0"]),
+        ("", ("install",), ["install rc 1", "build rc 0", "import rc 0"]),
+        ("", ("import",), ["install rc 0", "import rc 1", "build rc 0", "import rc 1"]),
+        ("no kit", ("build",), ["install skipped: no kit", "build rc 1"]),
+    ],
+)
+def test_the_kit_is_installed_and_else_r2serve_is_built(
+    why_not: str,
+    failing: tuple[str, ...],
+    steps_taken: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(install, "why_not_the_kit", lambda: why_not)
+    monkeypatch.setattr(install, "BUILD_TOOLS", ())
+    monkeypatch.setattr(install.shutil, "which", lambda name: f"/usr/bin/{name}")
+    steps = Scripted(*failing)
+    install.install(steps, HERE, tmp_path / "site")
+    assert [" ".join(each) for each in steps.said] == steps_taken
+
+
+def test_what_a_build_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "why_not_the_kit", lambda: "no kit")
+    monkeypatch.setattr(install, "BUILD_TOOLS", ("os", "nanobind_of_no_machine"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    steps = Scripted()
+    install.install(steps, HERE, tmp_path / "site")
+    assert steps.said[-1] == ("build", "no nanobind_of_no_machine, nvcc, c++")
+
+
+def test_python_files_are_the_tree_s(tmp_path: Path) -> None:
+    install._bring_python(tmp_path)
+    for package, source in (("r2serve", "r2serve"), ("r2serve/kernels", "kernels")):
+        brought = (tmp_path / package / "__init__.py").read_text()
+        assert brought == (ROOT / source / "__init__.py").read_text()
+    assert (tmp_path / "r2serve/bench/kernels/replay.py").is_file()
 
 
 # -- one capture at a time ------------------------------------------------------------------------

@@ -78,7 +78,9 @@ class Stepper:
         # A sandbox like gVisor shows a release of its own, and lacks some calls (T10).
         self.log.write_text(f"{os.uname().release}\n")
         self._records.write_text("")
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold mapped GPU memory
+        # The core of an aborted CUDA process may have gigabytes.
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, _stop)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -38,12 +39,14 @@ def step(name: str, program: str, limit_s: float = 30.0) -> Any:
 
 @pytest.fixture
 def steps(tmp_path: Path) -> Iterator[Any]:
-    """A stepper; signal handlers are restored."""
+    """A stepper; signal handlers and the limit of cores are restored."""
+    core = resource.getrlimit(resource.RLIMIT_CORE)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield stepper.Stepper(tmp_path / "out", tmp_path, dict(os.environ))
     for number, handler in before.items():
         signal.signal(number, handler)
+    resource.setrlimit(resource.RLIMIT_CORE, core)
 
 
 def records(out: Path) -> list[dict[str, Any]]:

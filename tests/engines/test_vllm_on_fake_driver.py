@@ -1,59 +1,64 @@
 """vLLM's GPU workers, one on each of two nodes, serve a model on the fake CUDA driver.
 
-No GPU, no CUDA in torch, no compiled extension of vLLM.  The script ``vllm_cuda_ranks.py`` takes
-these steps; both ranks must reach every one.
+This environment has no GPU, no CUDA in torch and no compiled extension of vLLM.  The script
+``vllm_cuda_ranks.py`` takes the steps below, and both ranks must reach each of them.
 
-==============  ================================================  =================================
-step            what of vLLM and of r2serve runs                  where it stops, and why
-==============  ================================================  =================================
-platform        detection by NVML, our entry point; a subclass
-                of ``NvmlCudaPlatform`` is picked
-configuration   ``EngineArgs``, our ``check_and_update_config``    Inductor: it would compile for a
-                with the checks of kernels and driver             GPU, so the engine is eager
-worker          ``gpu_worker.Worker`` and our subclass
-device          ``init_device``: ``init_distributed_environment``
-                with ``dist_backend`` r2ccl,
-                ``initialize_model_parallel``,
-                ``GroupCoordinator``, ``use_custom_op_call``,
-                our CUDA communicator, the model runner
-collectives     each of ``GroupCoordinator`` and of the
-                communicator, through ``torch.ops.vllm``
-device_group    ``device_group`` and a sibling of it
-graph           ``graph_capture``, ``CUDAGraphWrapper``, replays   torch's own operations are in no
-                while rails are cut                               graph, so no model is captured
-model           weights from files, each rank its half
-cache           layout and memory of the KV cache
-tokens          scheduler, ``execute_model``, attention in         kernels of ``_C``: layers take
-                Triton's interpreter, sampling; a rail is cut     vLLM's own Python instead
-profile         ``profile_run``: forward and sampler at full       ``compile_or_warm_up_model``: it
-                size                                              only warms kernels up
-destroy         vLLM's teardown closes our communicators
-==============  ================================================  =================================
+=============  ================================================  ==================================
+step           parts of vLLM and r2serve at work                 limit, with the reason
+=============  ================================================  ==================================
+platform       detection by NVML and our entry point pick a
+               subclass of ``NvmlCudaPlatform``
+configuration  ``EngineArgs``; our ``check_and_update_config``   the engine is eager: Inductor would
+               with checks of kernels and driver                 compile for a GPU
+worker         ``gpu_worker.Worker`` and our subclass
+device         ``init_device``: ``dist_backend`` r2ccl,
+               ``init_distributed_environment``,
+               ``initialize_model_parallel``,
+               ``GroupCoordinator``, ``use_custom_op_call``,
+               our CUDA communicator, the model runner
+collectives    each of ``GroupCoordinator`` and of the
+               communicator, through ``torch.ops.vllm``
+device_group   ``device_group`` and a sibling group              CPU tensors go by the host's lane
+                                                                 of our backend
+graph          ``graph_capture``, ``CUDAGraphWrapper``, replays  torch's operations are in no
+               with rails cut                                    graph, so no model is captured
+model          weights from files, half of them on each rank
+cache          layout and memory of the KV cache
+tokens         scheduler, ``execute_model``, attention in        layers take vLLM's Python in place
+               Triton's interpreter, sampling, our check of      of the kernels of ``_C``
+               outputs; a rail is cut
+profile        ``profile_run``: forward and sampler at full      ``compile_or_warm_up_model`` is not
+               size                                              called: kernels only
+destroy        vLLM's teardown closes our communicators
+=============  ================================================  ==================================
 
-All that stands in for something else:
+The complete list of replaced parts:
 
 =====================================  ============================================================
 replaced                               by
 =====================================  ============================================================
-libcuda                                ``fake_cuda``: our kernels' bodies, streams, graphs
-libnvidia-ml                           ``fake_nvml.cc``: one device of 80 GiB
-torch.cuda, torch.accelerator          ``torch_on_driver``: streams, events, graphs of the fake
-                                       driver; no memory is counted
+libcuda                                ``fake_cuda``: bodies of our kernels, streams, graphs
+libnvidia-ml                           ``fake_nvml.cc``: one device of 80 GiB; also the version of
+                                       the CUDA driver
+torch.cuda, torch.accelerator          ``torch_on_driver``: streams, events and graphs of the fake
+                                       driver; memory is not counted
 tensors on ``cuda``                    tensors on the CPU; pinned memory is plain memory
-``_current_stream`` of r2serve.device  torch.cuda's, though the tensors are the host's
-``dispatch_key`` of the platform       ``CPU``, where the tensors are
-distribution ``vllm``                  metadata of a release whose version has no "cpu" in it
-``vllm._C_stable_libtorch``,           empty modules, and operations that answer "no" or refuse:
-``vllm_flash_attn._vllm_fa2_C``        ``vllm_without_kernels``
-fused vocabulary embedding             the layer's own way without the kernel
-Triton's compiler, torch.compile       Triton's interpreter; none
-model inspection in a new process      ``ModelRegistry.register_model``
-engine core                            the script itself, with vLLM's scheduler
+``_current_stream`` of r2serve.device  torch.cuda's, although tensors are on the CPU
+``dispatch_key`` of the platform       ``CPU``, the place of the tensors
+distribution ``vllm``                  metadata of a release without "cpu" in its version
+``vllm._C_stable_libtorch``,           empty modules, and operations with the answer "no" or an
+``vllm_flash_attn._vllm_fa2_C``        error: ``vllm_without_kernels``
+fused vocabulary embedding             the layer's way without the kernel
+RMSNorm and custom operations          vLLM's native ones, by options of vLLM
+FlashInfer's sampler                   vLLM's own, by ``VLLM_USE_FLASHINFER_SAMPLER``
+compiler of Triton, torch.compile      interpreter of Triton, none
+inspection of models in a new process  ``ModelRegistry.register_model``
+engine core and executor               its ``_initialize_kv_caches``; a loop over vLLM's scheduler
 =====================================  ============================================================
 
-vLLM 0.33 has no build for CPUs, so its sources come from its wheel for CUDA; torch and Triton stay
-those of this environment.  It reaches all steps before ``profile``, whose sampler is a kernel that
-Triton's interpreter cannot run.
+vLLM 0.33 has no build for CPUs, so the long test takes the Python files of its wheel for CUDA;
+torch and Triton stay those of this environment.  Release 0.33 stops at ``profile``: Triton's
+interpreter cannot run the kernel of its sampler for top-k.
 """
 
 from __future__ import annotations
@@ -81,7 +86,7 @@ STEPS = (
 )
 PROMPT = list(range(5, 25))
 DOWNLOAD_S = 600
-OUTPUT_OF_0_33 = "InterpreterError: AttributeError(\"'int' object has no attribute 'to'\")"
+STOP_OF_0_33 = "InterpreterError: AttributeError(\"'int' object has no attribute 'to'\")"
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +112,7 @@ def free_port() -> int:
 
 
 class Job:
-    """What the ranks of one run of the script said."""
+    """Output of one run of the script."""
 
     def __init__(self, model: Path, environment: dict[str, str]) -> None:
         done = subprocess.run(
@@ -135,7 +140,7 @@ class Job:
         return re.findall(rf"^rank {rank} reached (\w+)", self.output, re.MULTILINE)
 
     def stopped(self) -> set[str]:
-        """Step and error of each rank that stopped."""
+        """Step and error of each stopped rank."""
         return set(re.findall(r"^rank \d stopped at (.*)", self.output, re.MULTILINE))
 
     def tokens(self, rank: int) -> list[int]:
@@ -157,7 +162,7 @@ def test_workers_of_two_nodes_serve_a_model(
 def test_the_next_release_goes_as_far_as_it_did(
     small_llama: Path, expected_tokens: list[int], fake_cuda: Path, tmp_path: Path, show
 ) -> None:
-    """vLLM 0.33: a further step, or another error, is a change to be looked at."""
+    """Fails on a shorter way, and also on a longer way or another error: look at the change."""
     sources = tmp_path / "sources"
     sources.mkdir()
     unpack_python(wheel_of("vllm==0.33.0", tmp_path), sources)
@@ -166,7 +171,7 @@ def test_the_next_release_goes_as_far_as_it_did(
     for rank in range(2):
         assert job.reached(rank) == list(farthest), job.output[-6000:]
         assert job.tokens(rank) == expected_tokens
-    assert job.stopped() == {f"profile: {OUTPUT_OF_0_33}"}, job.output[-6000:]
+    assert job.stopped() == {f"profile: {STOP_OF_0_33}"}, job.output[-6000:]
     show(f"vLLM 0.33.0 reached {', '.join(farthest)}; stopped at {job.stopped().pop()}")
 
 

@@ -1,8 +1,8 @@
 """torch.cuda on the fake CUDA driver, where torch itself was built without CUDA.
 
 :func:`install` gives torch streams, events and graphs that are the driver's, and one device, whose
-memory is the host's.  A tensor asked for on ``cuda`` is made on the CPU.  Work of torch itself runs
-on the calling thread at once, so a graph holds the kernels of r2ccl and none of torch.
+memory is the host's.  A request for a tensor on ``cuda`` makes a tensor on the CPU.  Operations of
+torch run on the calling thread at once, so a graph holds the kernels of r2ccl and none of torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Driver:
-    """The library that ``R2CCL_CUDA_LIBRARY`` names."""
+    """The library in ``R2CCL_CUDA_LIBRARY``, by ctypes."""
 
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
@@ -44,7 +44,7 @@ def driver() -> Driver:
 
 
 class Stream:
-    """As torch.cuda.Stream.  Without a handle: a new stream of the driver."""
+    """Stand-in for torch.cuda.Stream.  Without a handle: a new stream of the driver."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None) -> None:
         self.device = torch.device("cuda", 0)
@@ -72,7 +72,7 @@ class Stream:
 
 
 class Event:
-    """As torch.cuda.Event; waits for all that its stream has when it is waited for."""
+    """Stand-in for torch.cuda.Event; a wait covers all work then in the stream."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._stream: Stream | None = None
@@ -89,7 +89,7 @@ class Event:
 
 
 class Graph:
-    """As torch.cuda.CUDAGraph."""
+    """Stand-in for torch.cuda.CUDAGraph."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._executable: ctypes.c_void_p | None = None
@@ -107,7 +107,7 @@ class Graph:
 
 @contextlib.contextmanager
 def capture(graph: Graph, pool: Any = None, stream: Stream | None = None) -> Iterator[None]:
-    """As torch.cuda.graph."""
+    """Stand-in for torch.cuda.graph."""
     with entered(stream or Stream()) as captured:
         handle = ctypes.c_void_p(captured.cuda_stream)
         driver().call("cuStreamBeginCapture_v2", handle, 0)
@@ -121,7 +121,7 @@ _current = threading.local()
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The default stream, until another is set; its work is done when the call returns."""
+    """The default stream until a program sets another; the default stream runs work at once."""
     found: Stream | None = getattr(_current, "stream", None)
     return found or Stream(handle=0)
 
@@ -132,9 +132,9 @@ def set_stream(stream: Stream) -> None:
 
 @contextlib.contextmanager
 def entered(stream: Stream | None) -> Iterator[Stream]:
-    """As torch.cuda.stream."""
+    """Stand-in for torch.cuda.stream."""
     before = current_stream()
-    torch.cuda.set_stream(stream or before)  # an engine may have put its own there
+    torch.cuda.set_stream(stream or before)  # vLLM wraps set_stream
     try:
         yield stream or before
     finally:
@@ -149,15 +149,15 @@ def is_current_stream_capturing() -> bool:
 
 
 class OnTheHost(TorchFunctionMode):
-    """Sends what is asked for on a GPU to the CPU."""
+    """Turns the device ``cuda`` into ``cpu`` in every call of torch."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is torch.device:  # a group's device has its own name
+        if function is torch.device:  # groups keep the name of their device
             return function(*args, **(kwargs or {}))
         given = {name: _at_home(value) for name, value in (kwargs or {}).items()}
-        given.pop("pin_memory", None)  # all of the host's memory is within this GPU's reach
+        given.pop("pin_memory", None)  # this GPU reaches all memory of the host
         if function is torch.Tensor.pin_memory:
             return args[0]
         return function(*map(_at_home, args), **given)
@@ -171,7 +171,7 @@ def _at_home(value: Any) -> Any:
     return value
 
 
-MEMORY_BYTES = 80 << 30  # as fake_nvml has it
+MEMORY_BYTES = 80 << 30  # also in fake_nvml.cc
 
 PROPERTIES = SimpleNamespace(
     name="fake GPU",
@@ -226,7 +226,7 @@ IN_ACCELERATOR = {
 
 
 def install() -> None:
-    """Replace the above, before anything else imports them by name."""
+    """Replace the functions above; call before other modules import these by name."""
     for name, stand_in in IN_CUDA.items():
         setattr(torch.cuda, name, stand_in)
     for name, stand_in in IN_ACCELERATOR.items():

@@ -1,4 +1,4 @@
-"""A script that starts vLLM's GPU workers, one on each of two nodes, on the fake CUDA driver.
+"""A script: vLLM's GPU workers, one on each of two nodes, on the fake CUDA driver.
 
     python vllm_cuda_ranks.py MODEL PORT
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch_on_driver
 import vllm_without_kernels
 
-torch_on_driver.install()  # before vLLM, which keeps functions of torch.cuda by name
+torch_on_driver.install()  # before vLLM: vLLM keeps functions of torch.cuda by name
 _STAND_INS = vllm_without_kernels.install()
 
 from vllm.platforms import current_platform  # noqa: E402
@@ -52,7 +52,7 @@ GRACE_S = 10.0
 
 
 def platform(state: Any) -> None:
-    """vLLM's own detection, by NVML, and the entry point of the plugin picked the class."""
+    """vLLM's detection by NVML and the entry point of the plugin picked the class."""
     names = [cls.__name__ for cls in _FOUND[:3]]
     assert names == ["R2cclCudaPlatform", "NvmlCudaPlatform", "CudaPlatformBase"], names
     assert current_platform.is_cuda()
@@ -60,7 +60,7 @@ def platform(state: Any) -> None:
 
 
 def configuration(state: Any) -> None:
-    """An engine's configuration as `vllm serve` makes it, our checks included."""
+    """The configuration of an engine as in `vllm serve`, our checks included."""
     arguments = EngineArgs(
         model=state.model,
         tensor_parallel_size=2,
@@ -71,6 +71,7 @@ def configuration(state: Any) -> None:
         distributed_executor_backend="mp",
         dtype="float32",
         max_model_len=256,
+        max_num_batched_tokens=256,
         max_num_seqs=4,
         kv_cache_memory_bytes=CACHE_BYTES,
         enable_prefix_caching=False,
@@ -94,7 +95,7 @@ def worker(state: Any) -> None:
         state.config,
         local_rank=0,
         rank=state.rank,
-        distributed_init_method="env://",  # nnodes and the master's address stand for it
+        distributed_init_method="env://",  # nnodes > 1: vLLM takes the master's address
         is_driver_worker=state.rank == 0,
     )
 
@@ -112,7 +113,7 @@ def device(state: Any) -> None:
 
 
 def collectives(state: Any) -> None:
-    """Every collective of the group, past torch.ops.vllm and through it, and a tensor dict."""
+    """Every collective of the group, directly and through torch.ops.vllm."""
     vllm_ranks.every_collective(state.rank)
     group = parallel_state.get_tp_group()
     tensor = vllm_ranks.numbers(state.rank, (4, 6), torch.bfloat16)
@@ -124,7 +125,7 @@ def collectives(state: Any) -> None:
 
 
 def device_group(state: Any) -> None:
-    """What vLLM sends past the communicator is carried by the backend of torch.distributed."""
+    """Our backend of torch.distributed carries traffic outside the communicator."""
     group = parallel_state.get_tp_group()
     counts = torch.tensor([state.rank + 1, 5])
     dist.all_reduce(counts, group=group.device_group)
@@ -168,15 +169,15 @@ def graph(state: Any) -> None:
 
 
 def model(state: Any) -> None:
-    """Weights are loaded, each rank its half."""
+    """Each rank loads its half of the weights."""
     state.worker.load_model()
     for module in state.worker.model_runner.model.modules():
         if hasattr(module, "use_fused_embedding"):
-            module.use_fused_embedding = False  # else a kernel of vLLM; the layer has another way
+            module.use_fused_embedding = False  # True: a kernel of vLLM
 
 
 def cache(state: Any) -> None:
-    """The engine core's own method plans and makes the KV cache, over an executor of one worker."""
+    """The engine core plans and makes the KV cache over an executor of one worker."""
     from vllm.v1.engine.core import EngineCore
 
     here = state.worker
@@ -258,7 +259,7 @@ def say(line: str) -> None:
 
 def rank_main(rank: int, path: str, port: int) -> None:
     os.environ["R2CCL_NODE"] = f"node{rank}"
-    # The communicator sees the host's tensors, for which it would take the default stream alone.
+    # For tensors of the host a DeviceCommunicator would take the default stream alone.
     r2serve.device._current_stream = lambda _: lambda: torch.cuda.current_stream().cuda_stream
     state = SimpleNamespace(rank=rank, model=path, port=port, config=None)
     with torch_on_driver.OnTheHost():
@@ -271,7 +272,7 @@ def rank_main(rank: int, path: str, port: int) -> None:
                     else contextlib.nullcontext()
                 ):
                     step(state)
-            except Exception as error:  # noqa: BLE001  the test judges how far it went
+            except Exception as error:  # noqa: BLE001  the test judges the error
                 traceback.print_exc()
                 message = (str(error).splitlines() or [""])[0]
                 say(f"rank {rank} stopped at {step.__name__}: {type(error).__name__}: {message}")
@@ -281,8 +282,8 @@ def rank_main(rank: int, path: str, port: int) -> None:
 
 
 def main(path: str, port: int) -> int:
-    torch.set_num_threads(1)  # a fork of a process with OpenMP threads would hang in them
-    # The class itself: vLLM would look into it in a process that has no stand-ins.
+    torch.set_num_threads(1)  # a fork would hang in OpenMP threads
+    # vLLM would inspect a class by name in a process without stand-ins.
     architecture = "LlamaForCausalLM"
     llama = resolve_obj_by_qualname(f"vllm.model_executor.models.llama.{architecture}")
     ModelRegistry.register_model(architecture, llama)
@@ -294,7 +295,7 @@ def main(path: str, port: int) -> int:
         each.exitcode in (None, 0) for each in ranks
     ):
         time.sleep(0.1)
-    for each in ranks:  # one that waits for a rank that stopped would wait long
+    for each in ranks:  # a rank waits long for a stopped peer
         each.join(GRACE_S)
         each.kill()
         each.join()

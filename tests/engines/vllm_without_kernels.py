@@ -1,6 +1,6 @@
-"""Stand-ins for the compiled parts of vLLM's build for CUDA, so that its Python part is imported.
+"""Stand-ins for the compiled parts of vLLM's build for CUDA: Python sources import without these.
 
-None of them computes: an operation that a model would need raises NotImplementedError.
+No stand-in computes: an operation of a model raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 HERE = Path(__file__).parent
 
 MODULES = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn._vllm_fa2_C")
-"""Empty; vLLM imports the first with its platform, and looks for the second."""
+"""Empty.  vLLM imports the first with the platform and looks for the second."""
 
 ANSWERS_NO = (
     "cutlass_scaled_mm_supports_fp8",
@@ -23,17 +23,17 @@ ANSWERS_NO = (
     "cutlass_scaled_mm_supports_fp4",
     "cutlass_group_gemm_supported",
 )
-"""Operations that vLLM asks, while it is imported, what the GPU can do."""
+"""Questions about the GPU, asked while vLLM is imported."""
 
 VIEWS = ("weak_ref_tensor", "get_cuda_view_from_cpu_tensor")
-"""Operations that give a second tensor for the same memory; these work."""
+"""Operations with a second tensor for the same memory as result; these work."""
 
 KERNELS = {"silu_and_mul": "(Tensor! out, Tensor input) -> ()"}
-"""Operations that layers look up when they are made, whether or not they use them."""
+"""Operations looked up by constructors of layers, also of layers with another way."""
 
-# Options of vLLM that leave its kernels out; the interpreter of Triton runs the others' bodies.
+# These leave out kernels of CUDA; the interpreter of Triton runs the kernels in Triton.
 ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",  # vLLM keeps Triton without an active driver, as it does for Ray
+    "CUDA_VISIBLE_DEVICES": "",  # with an empty list vLLM keeps Triton without a driver, for Ray
     "TRITON_INTERPRET": "1",
     "TORCHDYNAMO_DISABLE": "1",  # Inductor would compile for a GPU
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -41,7 +41,7 @@ ENVIRONMENT = {
 
 
 def install() -> Any:
-    """Make modules and operations known; they last as long as what is returned."""
+    """Register modules and operations; the operations last as long as the result."""
     import torch
 
     for name in MODULES:
@@ -67,10 +67,10 @@ def _refused(name: str) -> Any:
 
 
 def environment(folder: Path, fake_cuda: Path, release: str) -> dict[str, str]:
-    """Variables for a process in which vLLM ``release`` finds a GPU; ``folder`` takes the files.
+    """Variables for a process where vLLM ``release`` finds a GPU; ``folder`` takes the files.
 
-    vLLM picks its platform by its distribution's version, and that of this environment contains
-    "cpu": another one comes first on the path.
+    vLLM picks a platform by the version of its distribution.  The version in this environment
+    contains "cpu", so a folder with other metadata comes first on the path.
     """
     info = folder / f"vllm-{release}.dist-info"
     info.mkdir()

@@ -1,6 +1,6 @@
 """Lists what vLLM on a GPU lacks on this machine: ``python3 tests/gpu/vllm_needs.py``.
 
-Each missing thing has one line: what was found and what would be right.  The list is complete, so
+Each missing thing has one line with the state found and the right one.  The list is complete, so
 that one round of installing is enough.  Nothing is installed, and neither torch nor vLLM is
 imported: the script reads metadata and asks the driver and ``nvidia-smi``.  Standard library only.
 
@@ -28,8 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU, MISSING = 77, 78  # skipped, in the words of automake; EX_CONFIG of sysexits.h
-KERNELS_SINCE = (8, 0)  # compute capability: the oldest one that kernels.cu is compiled for
-EXTENSION = "_C_stable_libtorch"  # vllm.platforms.cuda imports it
+KERNELS_SINCE = (8, 0)  # oldest compute capability in kernels.cu
+EXTENSION = "_C_stable_libtorch"  # imported by vllm.platforms.cuda
 WORKERS_ON_ONE_GPU, SHARE_OF_ONE = 2, 0.3  # `r2serve demo --gpu`
 CACHES_BYTES = 2 << 30  # torch.compile, Triton and logs of two engines, generously
 GIB = float(1 << 30)
@@ -50,7 +50,7 @@ class Gpu:
     name: str
     capability: tuple[int, int]
     driver: tuple[int, int] | None
-    """Newest CUDA release that the driver knows; None: it does not say."""
+    """Newest CUDA release of the driver; None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Release:
 
 
 class Site:
-    """The distributions in some folders; of two with one name the first counts, as for imports."""
+    """The distributions in some folders; the first of equal names counts, as for imports."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._by_name: dict[str, metadata.Distribution] = {}
@@ -75,7 +75,7 @@ class Site:
         return self._by_name.get(normal(name))
 
     def file(self, name: str, pattern: str) -> Path | None:
-        """The file of a distribution whose path inside its folder matches ``pattern`` whole."""
+        """A file of a distribution; ``pattern`` matches the whole path inside the folder."""
         distribution = self.get(name)
         for each in (distribution and distribution.files) or []:
             if re.fullmatch(pattern, each.as_posix()) and Path(str(each.locate())).is_file():
@@ -88,7 +88,7 @@ def normal(name: str) -> str:
 
 
 def packaging() -> Any:
-    """The library ``packaging``, or pip's copy of it; None: neither is here."""
+    """The library ``packaging`` or pip's copy; None: neither is installed."""
     for root in ("packaging", "pip._vendor.packaging"):
         try:
             parts = ("requirements", "specifiers", "tags", "utils", "version")
@@ -100,7 +100,7 @@ def packaging() -> Any:
 
 
 def gpu_of(library: str) -> Gpu | str:
-    """The first GPU that the driver ``library`` shows, or why there is none."""
+    """The first GPU of the driver ``library``, or the reason for its absence."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError as error:
@@ -124,14 +124,14 @@ def gpu_of(library: str) -> Gpu | str:
 
 
 def release_pin(pyproject: Path) -> str:
-    """The releases of vLLM that r2serve supports, as ``>=a,<b``."""
+    """Releases of vLLM with support in r2serve, as ``>=a,<b``."""
     extras = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"]
     [pin] = [each for each in extras["vllm"] if re.match(r"vllm\b", each)]
     return str(pin).removeprefix("vllm").strip()
 
 
 def releases(site: Site, wheels: Path) -> list[Release]:
-    """The installed vLLM, or else all wheels of it in ``wheels``."""
+    """The installed vLLM, or else all its wheels in ``wheels``."""
     installed = site.get("vllm")
     if installed is not None:
         return [_release(installed.metadata, None)]
@@ -165,7 +165,7 @@ def of_gpu(gpu: Gpu | str) -> Iterator[Missing]:
 def of_release(
     found: list[Release], pin: str, site: Site, wheels: Path, lib: Any
 ) -> Iterator[Missing | Release]:
-    """What is wrong with the vLLM found; last the release itself, if r2serve supports it."""
+    """Faults of the vLLM found; last the release, if r2serve supports it."""
     if not found:
         yield Missing("vllm", f"no installation and no {wheels}/vllm-*.whl", f"vllm{pin}")
         return
@@ -173,7 +173,7 @@ def of_release(
     if not supported:
         versions = ", ".join(each.version for each in found)
         yield Missing("vllm", versions, f"vllm{pin}, which r2serve supports")
-    # The requirements of an unsupported release are not those of a supported one.
+    # An unsupported release has other requirements.
     for release in supported[-1:]:
         if release.wheel is not None:
             yield from _of_wheel(release.wheel, lib)
@@ -205,7 +205,7 @@ def of_python(release: Release, lib: Any) -> Iterator[Missing]:
 
 
 def of_requirements(release: Release, site: Site, lib: Any) -> Iterator[Missing]:
-    """Distributions that vLLM needs, and those that they need in turn, each of them once."""
+    """Missing distributions: vLLM's requirements and theirs in turn, each once."""
     if lib is None:
         right = "pip or packaging, which compare versions and read markers"
         yield Missing("packaging", "neither packaging nor pip", right)
@@ -240,10 +240,10 @@ def of_requirements(release: Release, site: Site, lib: Any) -> Iterator[Missing]
 
 
 def of_torch(release: Release | None, site: Site, gpu: Gpu | str) -> Iterator[Missing]:
-    """torch without CUDA, or with a CUDA release that is newer than the driver."""
+    """torch without CUDA, or with a CUDA release newer than the driver."""
     installed = site.get("torch")
     if installed is None:
-        if release is None:  # else torch is one of its requirements
+        if release is None:  # else torch is among the requirements
             yield Missing("torch", "none", "the torch that vLLM's release asks for, with CUDA")
         return
     stated = site.file("torch", r"torch/version\.py")
@@ -297,7 +297,7 @@ def of_compiler() -> Iterator[Missing]:
 
 
 def of_memory() -> Iterator[Missing]:
-    """Free memory of the first GPU, in bytes, where nvidia-smi tells it."""
+    """Free memory of the first GPU, if nvidia-smi is installed."""
     query = ["nvidia-smi", "-i", "0", "--query-gpu=memory.free,memory.total"]
     try:
         done = subprocess.run(
@@ -320,7 +320,7 @@ def of_memory() -> Iterator[Missing]:
 
 
 def of_disk(release: Release | None) -> Iterator[Missing]:
-    """Room for what is compiled, and where the packages lie for a wheel that is not unpacked."""
+    """Room for compiled code, and for the files of a wheel before installation."""
     needs = {Path(os.environ.get("TMPDIR", "/tmp")): CACHES_BYTES, Path.home(): CACHES_BYTES}
     if release is not None and release.wheel is not None:
         with zipfile.ZipFile(release.wheel) as archive:
@@ -338,7 +338,7 @@ def of_disk(release: Release | None) -> Iterator[Missing]:
 def everything(
     library: str, folders: Sequence[str], wheels: Path, pyproject: Path
 ) -> tuple[Gpu | str, list[Missing]]:
-    """The GPU, or why there is none, and all that is missing."""
+    """The GPU, or the reason for its absence, and all missing things."""
     gpu, site, lib = gpu_of(library), Site(folders), packaging()
     missing = [*of_gpu(gpu)]
     release = None

@@ -1,4 +1,4 @@
-"""``make gpu-check`` and ``make gpu-kit``: steps, stages, and the names of missing things."""
+"""``make gpu-check``: steps, stages, captures and looks at results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import captured
 import pytest
 import torch
 from captured import Captured, Looks
-from gpu_tools import FOLDER, ROOT, check, install, kit, runs, stages, stepper
+from gpu_tools import FOLDER, ROOT, check, runs, stages, stepper
 
 from r2serve.bench.kernels import replay
 
@@ -232,67 +231,6 @@ def test_all_limits_are_shorter_than_ten_minutes_but_the_demo_s() -> None:
     assert {name for name, each in all_steps().items() if each.limit_s > 600} == {"vllm"}
 
 
-class Scripted:
-    """A stepper without processes: steps fail by name."""
-
-    def __init__(self, *failing: str) -> None:
-        self.failing = failing
-        self.said: list[tuple[str, str]] = []
-
-    def run(self, given: Any) -> Any:
-        rc = int(given.name in self.failing)
-        self.said.append((given.name, f"rc {rc}"))
-        return stepper.Outcome(given.name, rc, 0.0, 0.0, "")
-
-    def skip(self, name: str, why: str) -> None:
-        self.said.append((name, f"skipped: {why}"))
-
-    def fail(self, name: str, why: str) -> None:
-        self.said.append((name, why))
-
-
-@pytest.mark.parametrize(
-    ("why_not", "failing", "steps_taken"),
-    [
-        ("", (), ["install rc 0", "import rc 0"]),
-        ("no kit", (), ["install skipped: no kit", "build rc 0", "import rc 0"]),
-        ("", ("install",), ["install rc 1", "build rc 0", "import rc 0"]),
-        ("", ("import",), ["install rc 0", "import rc 1", "build rc 0", "import rc 1"]),
-        ("no kit", ("build",), ["install skipped: no kit", "build rc 1"]),
-    ],
-)
-def test_the_kit_is_installed_and_else_r2serve_is_built(
-    why_not: str,
-    failing: tuple[str, ...],
-    steps_taken: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(install, "why_not_the_kit", lambda: why_not)
-    monkeypatch.setattr(install, "BUILD_TOOLS", ())
-    monkeypatch.setattr(install.shutil, "which", lambda name: f"/usr/bin/{name}")
-    steps = Scripted(*failing)
-    install.install(steps, HERE, tmp_path / "site")
-    assert [" ".join(each) for each in steps.said] == steps_taken
-
-
-def test_what_a_build_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "why_not_the_kit", lambda: "no kit")
-    monkeypatch.setattr(install, "BUILD_TOOLS", ("os", "nanobind_of_no_machine"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    steps = Scripted()
-    install.install(steps, HERE, tmp_path / "site")
-    assert steps.said[-1] == ("build", "no nanobind_of_no_machine, nvcc, c++")
-
-
-def test_python_files_are_the_tree_s(tmp_path: Path) -> None:
-    install._bring_python(tmp_path)
-    for package, source in (("r2serve", "r2serve"), ("r2serve/kernels", "kernels")):
-        brought = (tmp_path / package / "__init__.py").read_text()
-        assert brought == (ROOT / source / "__init__.py").read_text()
-    assert (tmp_path / "r2serve/bench/kernels/replay.py").is_file()
-
-
 # -- one capture at a time ------------------------------------------------------------------------
 
 
@@ -367,80 +305,3 @@ def test_the_host_looks_once_in_a_hundred_turns(monkeypatch: pytest.MonkeyPatch)
         looks.compare(right, right)
         looks.end_turn()
     assert read == [10]
-
-
-# -- the kit --------------------------------------------------------------------------------------
-
-
-def test_the_kit_says_that_python_312_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert kit.main() == 1
-    said = capsys.readouterr().err
-    assert said.startswith("no kit: no Python 3.12: neither python3.12 in PATH nor ~/.pyenv")
-
-
-def executable(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
-def test_a_python_312_of_pyenv_that_is_not_chosen_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """pyenv's python3.12 in PATH fails then; without nvcc the kit is refused before it is built."""
-    executable(tmp_path / "bin/python3.12", "exit 127")
-    executable(tmp_path / ".pyenv/versions/3.12.9/bin/python", "exit 0")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert kit.python_312() == str(tmp_path / ".pyenv/versions/3.12.9/bin/python")
-    assert kit.main() == 1
-    assert capsys.readouterr().err.startswith("no kit: no nvcc in PATH")
-
-
-@pytest.mark.parametrize(
-    ("tag", "padding", "answer", "said"),
-    [
-        ("cp312-cp312", 0, "print(True)", "tag is not cp312-abi3"),
-        ("cp312-abi3", 4_000_000, "print(True)", "it must be under 4000000"),
-        ("cp312-abi3", 0, "print(False)", "its core has no kernels"),
-        ("cp312-abi3", 0, "raise ImportError('libx')", "does not load: .*libx"),
-        ("cp312-abi3", 0, "print(True)", ""),
-    ],
-)
-def test_a_wheel_that_would_not_do_is_refused(
-    tag: str, padding: int, answer: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wheel = tmp_path / f"r2serve-0.1.0-{tag}-linux_x86_64.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("r2serve/_core.abi3.so", b"")
-        archive.writestr("padding", b"0" * padding)
-    monkeypatch.setattr(kit, "LOAD", answer)
-    if not said:
-        kit.check(wheel, sys.executable)
-        return
-    with pytest.raises(kit.KitError, match=said):
-        kit.check(wheel, sys.executable)
-
-
-def test_a_kit_of_other_sources_is_not_installed(tmp_path: Path) -> None:
-    assert "0 wheels of r2serve" in install.why_not_the_kit(tmp_path)
-    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    (tmp_path / f"r2serve-0.1.0-{tag}-{tag}-linux_x86_64.whl").touch()
-    assert "is of other sources" in install.why_not_the_kit(tmp_path)
-    (tmp_path / "core.sha256").write_text(kit.core_digest())
-    assert install.why_not_the_kit(tmp_path) == ""
-
-
-def test_the_digest_follows_the_sources_of_the_core(tmp_path: Path) -> None:
-    (tmp_path / "csrc/rails").mkdir(parents=True)
-    (tmp_path / "CMakeLists.txt").write_text("project(r2serve)")
-    (tmp_path / "csrc/rails/tcp.cc").write_text("int a;")
-    before = kit.core_digest(tmp_path)
-    (tmp_path / "csrc/rails/tcp.cc").write_text("int b;")
-    changed = kit.core_digest(tmp_path)
-    (tmp_path / "csrc/rails/tcp.cc").rename(tmp_path / "csrc/rails/udp.cc")
-    assert len({before, changed, kit.core_digest(tmp_path)}) == 3

@@ -372,10 +372,10 @@ def main() -> int:
     for each in missing:
         sys.stdout.write(f"{each}\n")
     if isinstance(gpu, str):
-        sys.stdout.write(f"no GPU here; {len(missing)} things are missing\n")
+        sys.stdout.write(f"no GPU here; things missing: {len(missing)}\n")
         return NO_GPU
     if missing:
-        sys.stdout.write(f"vLLM on {gpu.name}: {len(missing)} things are missing\n")
+        sys.stdout.write(f"vLLM on {gpu.name}: things missing: {len(missing)}\n")
         return MISSING
     sys.stdout.write(f"vLLM on {gpu.name}: nothing is missing\n")
     return 0

@@ -165,7 +165,7 @@ def test_the_list_is_whole_and_comes_at_once(machine: Machine) -> None:
         "torch for CUDA",
         "r2serve",
     ]
-    assert last == f"no GPU here; {len(lines)} things are missing"
+    assert last == f"no GPU here; things missing: {len(lines)}"
     # Seconds of the processor, the same on a busy machine.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
 

@@ -52,7 +52,7 @@ Result<DirectMemory> make_direct_memory(const cuda::Device& device, std::uint64_
   return made;
 }
 
-Status probe_direct(const std::string& library, int device, std::span<const std::byte> image,
+Status probe_direct(const std::string& library, int device, const cuda::Image& image,
                     VerbsDriver* driver, std::span<const std::string> rdma) {
   auto gpu = cuda::Device::open(library, device, image);
   if (!gpu.ok()) return gpu.take_status();

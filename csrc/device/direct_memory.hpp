@@ -26,7 +26,7 @@ Result<DirectMemory> make_direct_memory(const cuda::Device& device, std::uint64_
 // Ok: its driver gives memory of the GPU out and copies it, and these RDMA devices, all of them,
 // take it.  Nothing of it is kept.  `image`: as cuda::Device::open() has it; `driver`: of `rdma`,
 // null if there are none.
-Status probe_direct(const std::string& library, int device, std::span<const std::byte> image,
+Status probe_direct(const std::string& library, int device, const cuda::Image& image,
                     VerbsDriver* driver, std::span<const std::string> rdma);
 
 }  // namespace r2ccl::device

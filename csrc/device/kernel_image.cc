@@ -2,28 +2,37 @@
 
 #if defined(R2CCL_KERNEL_IMAGE)
 
-asm(".pushsection .rodata.r2ccl_kernel_image, \"a\"\n"
-    ".balign 64\n"
-    ".globl r2ccl_kernel_image_begin, r2ccl_kernel_image_end\n"
-    ".hidden r2ccl_kernel_image_begin, r2ccl_kernel_image_end\n"
-    "r2ccl_kernel_image_begin:\n"
-    ".incbin \"" R2CCL_KERNEL_IMAGE
-    "\"\n"
-    "r2ccl_kernel_image_end:\n"
-    ".popsection\n");
+// A file as read-only bytes of this object, from `name`_begin to `name`_end, with a zero byte
+// behind.
+#define R2CCL_EMBED(name, file)                                                \
+  asm(".pushsection .rodata." #name                                            \
+      ", \"a\"\n"                                                              \
+      ".balign 64\n"                                                           \
+      ".globl " #name "_begin, " #name                                         \
+      "_end\n"                                                                 \
+      ".hidden " #name "_begin, " #name "_end\n" #name                         \
+      "_begin:\n"                                                              \
+      ".incbin \"" file                                                        \
+      "\"\n"                                                                   \
+      ".byte 0\n" #name                                                        \
+      "_end:\n"                                                                \
+      ".popsection\n");                                                        \
+  extern "C" {                                                                 \
+  extern const std::byte name##_begin[] __attribute__((visibility("hidden"))); \
+  extern const std::byte name##_end[] __attribute__((visibility("hidden")));   \
+  }
 
-extern "C" {
-extern const std::byte r2ccl_kernel_image_begin[] __attribute__((visibility("hidden")));
-extern const std::byte r2ccl_kernel_image_end[] __attribute__((visibility("hidden")));
-}
+R2CCL_EMBED(r2ccl_kernel_image, R2CCL_KERNEL_IMAGE)
+R2CCL_EMBED(r2ccl_kernel_text, R2CCL_KERNEL_TEXT)
 
 #endif
 
 namespace r2ccl::device {
 
-std::span<const std::byte> kernel_image() {
+cuda::Image kernel_image() {
 #if defined(R2CCL_KERNEL_IMAGE)
-  return {r2ccl_kernel_image_begin, r2ccl_kernel_image_end};
+  return {.binary = {r2ccl_kernel_image_begin, r2ccl_kernel_image_end},
+          .text = {r2ccl_kernel_text_begin, r2ccl_kernel_text_end}};
 #else
   return {};
 #endif

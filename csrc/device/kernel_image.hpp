@@ -1,12 +1,11 @@
-// The kernels of kernels.cu as a fat binary, embedded where they were built with nvcc.
+// The kernels of kernels.cu, embedded where they were built with nvcc.
 #pragma once
 
-#include <cstddef>
-#include <span>
+#include "drivers/cuda_device.hpp"
 
 namespace r2ccl::device {
 
 // Empty: this build has none.
-[[nodiscard]] std::span<const std::byte> kernel_image();
+[[nodiscard]] cuda::Image kernel_image();
 
 }  // namespace r2ccl::device

@@ -54,7 +54,7 @@ struct StreamOptions {
   NodeOptions node{};
   DirectOptions direct{};
   ProxyOptions proxy{};
-  std::span<const std::byte> image = kernel_image();
+  cuda::Image image = kernel_image();
 };
 
 // Calls are one after another, on streams that the caller has put in order.  What they return says

@@ -11,6 +11,9 @@ namespace {
 constexpr int oldest_compute_capability = 8;  // major: what the kernels are compiled for
 constexpr std::chrono::seconds patience{5};   // of a copy
 constexpr int binary_version = 6;             // CU_FUNC_ATTRIBUTE_BINARY_VERSION
+// A driver or a GPU that takes another form of the kernels: CUDA_ERROR_INVALID_IMAGE,
+// NO_BINARY_FOR_GPU, INVALID_PTX, JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION.
+constexpr std::array form_not_taken{200, 209, 218, 221, 222};
 
 }  // namespace
 
@@ -75,7 +78,7 @@ Memory& Memory::operator=(Memory&& other) noexcept {
 }
 
 Result<std::unique_ptr<Device>> Device::open(const std::string& library, int ordinal,
-                                             std::span<const std::byte> image) {
+                                             const Image& image) {
   if (image.empty())
     return Status(ErrorCode::invalid_argument,
                   "this build of r2serve has no kernels: install it where nvcc is in PATH");
@@ -104,10 +107,27 @@ Result<std::unique_ptr<Device>> Device::open(const std::string& library, int ord
   return made;
 }
 
-Status Device::load(std::span<const std::byte> image) {
+Status Device::load(const Image& image) {
   Current current(*this);
   R2CCL_TRY(current.take_status());
-  return cuda_.check("cuModuleLoadData", cuda_.load_module(&module_, image.data()));
+  const Code code = cuda_.load_module(&module_, image.binary.data());
+  Status binary = cuda_.check("cuModuleLoadData", code);
+  if (std::ranges::find(form_not_taken, code) == form_not_taken.end()) return binary;
+  Status text;
+  if (!image.text.empty()) {
+    text = cuda_.check("cuModuleLoadData of PTX", cuda_.load_module(&module_, image.text.data()));
+    if (text.ok()) return {};
+  }
+  auto major = attribute(compute_capability_major);
+  if (!major.ok()) return major.take_status();
+  auto minor = attribute(compute_capability_minor);
+  if (!minor.ok()) return minor.take_status();
+  return {ErrorCode::internal,
+          "the CUDA driver does not load r2ccl's kernels: " + binary.message() +
+              (text.ok() ? "" : "; " + text.message()) + "; the driver supports CUDA " +
+              cuda_.version() + ", the GPU has compute capability " +
+              std::to_string(major.value()) + "." + std::to_string(minor.value()) +
+              "; a driver for CUDA 11.0 or later and a GPU of 8.0 or later are needed"};
 }
 
 // Errors of what is given back are nobody's: a driver that is ending says of all that it is gone.

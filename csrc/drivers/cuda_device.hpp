@@ -31,6 +31,16 @@ struct Description {
 // All that it shows.
 [[nodiscard]] Result<std::vector<Description>> describe_all(const std::string& library);
 
+// The kernels, in the forms that a driver takes.
+struct Image {
+  std::span<const std::byte> binary{};  // a fat binary or a cubin: for the GPUs that it names
+  // PTX that ends with a zero byte: for GPUs and drivers that do not take the binary.  The driver
+  // compiles it when it is loaded, which takes seconds, and keeps the result in its cache.
+  std::span<const std::byte> text{};
+
+  [[nodiscard]] bool empty() const { return binary.empty(); }
+};
+
 // Memory of the device, zeroed; or pinned memory of the host, zeroed, that the device can reach; or
 // memory of a device that another process has given to this one.
 class Memory {
@@ -55,9 +65,9 @@ class Copier;
 
 class Device {
  public:
-  // `library`: as Library::load has it; `image`: a fat binary, a cubin or PTX, with all kernels.
+  // `library`: as Library::load has it; `image`: with all kernels.
   static Result<std::unique_ptr<Device>> open(const std::string& library, int ordinal,
-                                              std::span<const std::byte> image);
+                                              const Image& image);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -94,7 +104,7 @@ class Device {
 
   Device(const Library& library, int device) : cuda_(library), device_(device) {}
   [[nodiscard]] bool foreign() const { return ::getpid() != process_; }  // a child has no driver
-  Status load(std::span<const std::byte> image);
+  Status load(const Image& image);
   void free(const Memory& memory) const;
 
   const Library& cuda_;

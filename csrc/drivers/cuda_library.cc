@@ -17,6 +17,7 @@ bool find(void* library, const char* name, Function& function, std::string& miss
 
 bool find_all(void* from, Library& to, std::string& missing) {
   return find(from, "cuInit", to.init, missing) &&
+         find(from, "cuDriverGetVersion", to.driver_version, missing) &&
          find(from, "cuGetErrorName", to.error_name, missing) &&
          find(from, "cuGetErrorString", to.error_string, missing) &&
          find(from, "cuDeviceGetCount", to.device_count, missing) &&
@@ -65,7 +66,7 @@ Result<const Library*> open(const std::string& path) {
   std::string missing;
   if (!find_all(loaded, *library, missing))
     return Status(ErrorCode::internal,
-                  path + " is no CUDA driver of 11.2 or later: it has no " + missing);
+                  path + " is no CUDA driver of 11.0 or later: it has no " + missing);
   find_newer(loaded, *library);
   if (Status status = library->check("cuInit", library->init(0)); !status.ok()) return status;
   return library.release();
@@ -92,6 +93,12 @@ Status Library::check(const char* what, Code code) const {
   if (error_string(code, &text) != 0 || text == nullptr) text = "";
   return {ErrorCode::internal,
           std::string(what) + ": " + name + " (" + std::to_string(code) + ") " + text};
+}
+
+std::string Library::version() const {
+  int version = 0;
+  if (driver_version(&version) != 0) return "an unknown version";
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
 }  // namespace r2ccl::cuda

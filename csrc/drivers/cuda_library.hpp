@@ -50,6 +50,7 @@ struct Library {
   static Result<const Library*> load(const std::string& path);
 
   Code (*init)(unsigned flags) = nullptr;
+  Code (*driver_version)(int* version) = nullptr;
   Code (*error_name)(Code, const char** name) = nullptr;
   Code (*error_string)(Code, const char** text) = nullptr;
   Code (*device_count)(int* count) = nullptr;
@@ -90,6 +91,8 @@ struct Library {
 
   // What an entry point answered; names the entry point's error.
   [[nodiscard]] Status check(const char* what, Code code) const;
+  // The newest CUDA version that the driver supports: "12.4".
+  [[nodiscard]] std::string version() const;
 };
 
 }  // namespace r2ccl::cuda

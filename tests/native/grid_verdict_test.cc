@@ -241,7 +241,7 @@ TEST(GridVerdict, NothingIsTakenFromANodeThatHasLostARank) {
 struct Driver {
   explicit Driver(const char* path) : library(::dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
     static constexpr std::byte image[1]{};
-    auto opened = cuda::Device::open(path, 0, image);
+    auto opened = cuda::Device::open(path, 0, {.binary = image});
     if (opened.ok())
       device = std::move(opened.value());
     else

@@ -45,7 +45,7 @@ inline StreamOptions options(std::uint64_t staging_bytes = 1U << 16U) {
   StreamOptions made;
   made.library = R2CCL_FAKE_CUDA;
   made.staging_bytes = staging_bytes;
-  made.image = image;
+  made.image = {.binary = image};
   return made;
 }
 

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <barrier>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -31,10 +30,14 @@
 
 #include "device/direct_bodies.hpp"
 #include "device/exchange_bodies.hpp"
+#include "grids.hpp"
 
 namespace {
 
 using namespace r2ccl::device;
+using fake_cuda::held_blocks;
+using fake_cuda::run_grid;
+using fake_cuda::ThreadBlock;
 
 enum Code : int {
   success = 0,
@@ -42,6 +45,8 @@ enum Code : int {
   out_of_memory = 2,
   invalid_image = 200,
   invalid_context = 201,
+  no_binary_for_gpu = 209,
+  unsupported_ptx_version = 222,
   not_found = 500,
   not_ready = 600,
   launch_failure = 719,
@@ -145,6 +150,7 @@ struct Driver {
   std::map<std::string, int> failing;  // entry points, and what their next call answers
   std::pair<unsigned long long, std::size_t> broken{};  // no copy out of it succeeds
   std::map<int, int> attributes{{75, 9}, {76, 0}, {124, 1}, {117, 1}, {118, 0}};
+  int version = 13000;  // 1000 * major + 10 * minor
   int flushes = 0;
   int copies = 0;
 };
@@ -240,127 +246,10 @@ bool may_run_beside_captures() {
                               [](const auto& each) { return each.second->capturing(); });
 }
 
-// --- what runs kernels
-// ----------------------------------------------------------------------------
-
-// Threads that run parts of kernels.  Kernels of different streams wait for each other, so a part
-// never waits for a free thread: where all are busy, one more is made.
-class Processors {
- public:
-  // Runs part(0) on this thread and the others beside it; returns when all have ended.
-  void run(unsigned parts, const std::function<void(unsigned)>& part) {
-    Grid grid{parts - 1, {}};
-    for (unsigned other = 1; other < parts; ++other)
-      start([this, &grid, &part, other] {
-        part(other);
-        const std::lock_guard guard(mutex_);
-        if (--grid.running == 0) grid.ended.notify_all();
-      });
-    part(0);
-    std::unique_lock lock(mutex_);
-    grid.ended.wait(lock, [&] { return grid.running == 0; });
-  }
-
- private:
-  struct Grid {
-    unsigned running;
-    std::condition_variable ended;
-  };
-
-  void start(Work work) {
-    {
-      const std::lock_guard guard(mutex_);
-      waiting_.push_back(std::move(work));
-      if (waiting_.size() > idle_) std::thread([this] { work_on(); }).detach();
-    }
-    changed_.notify_one();
-  }
-  void work_on() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      ++idle_;
-      changed_.wait(lock, [this] { return !waiting_.empty(); });
-      --idle_;
-      const Work work = std::move(waiting_.front());
-      waiting_.pop_front();
-      lock.unlock();
-      work();
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Work> waiting_;
-  std::size_t idle_ = 0;  // threads
-};
-
-// Never destroyed, as the driver; a forked child has none of its parent's threads.
-Processors& processors() {
-  static std::mutex mutex;
-  static Processors* made = nullptr;
-  static pid_t owner = 0;
-  const std::lock_guard guard(mutex);
-  if (owner != ::getpid()) {
-    made = new Processors;
-    owner = ::getpid();
-  }
-  return *made;
-}
-
-// A GPU begins the blocks of a grid when it has room for them.  Tests decide when that is.
-class HeldBlocks {
- public:
-  void hold_from(unsigned first) {
-    const std::lock_guard guard(mutex_);
-    first_ = first;
-    changed_.notify_all();
-  }
-  void wait_for_leave(unsigned block) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return block < first_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  unsigned first_ = ~0U;  // of the blocks that may not begin
-};
-
-HeldBlocks& held_blocks() {
-  static auto* made = new HeldBlocks;
-  return *made;
-}
-
 // --- kernels
 // --------------------------------------------------------------------------------------
 
 using Kernel = Work (*)(unsigned blocks, void** arguments);
-
-struct ThreadBlock : Spinning {
-  explicit ThreadBlock(std::barrier<>* among) : barrier(among) {}
-  void sync() const { barrier->arrive_and_wait(); }
-  std::barrier<>* barrier;
-};
-
-// Two threads a block, whatever the launch asks for: the bodies give every thread its share, and
-// two are enough to show a barrier that is missing.
-constexpr unsigned threads_per_block = 2;
-
-template <typename Body>
-void run_grid(unsigned blocks, const Body& body) {
-  struct Block {
-    std::barrier<> barrier{threads_per_block};
-    Shared shared{};
-  };
-  std::deque<Block> all(blocks);
-  processors().run(blocks * threads_per_block, [&](unsigned part) {
-    const unsigned block = part / threads_per_block;
-    held_blocks().wait_for_leave(block);
-    body(Place{block, blocks, part % threads_per_block, threads_per_block},
-         ThreadBlock(&all[block].barrier), all[block].shared);
-  });
-}
 
 // What a launch with these arguments does: `body` of them, for every block.
 template <typename... Arguments, typename Body>
@@ -497,6 +386,12 @@ int fake_cuda_plant(const char* name) {
 #endif
 }
 
+// An older driver, which takes no binaries of a newer compiler.
+int fake_cuda_set_version(int version) {
+  const std::lock_guard guard(driver().mutex);
+  driver().version = version;
+  return success;
+}
 int fake_cuda_set_attribute(int attribute, int value) {
   const std::lock_guard guard(driver().mutex);
   driver().attributes[attribute] = value;
@@ -513,6 +408,11 @@ int fake_cuda_copies() {
 }
 
 int cuInit(unsigned flags) { return flags == 0 ? told("cuInit") : invalid_value; }
+int cuDriverGetVersion(int* version) {
+  const std::lock_guard guard(driver().mutex);
+  *version = driver().version;
+  return success;
+}
 int cuGetErrorName(int code, const char** name) {
   *name = code == out_of_memory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_OF_THE_FAKE";
   return success;
@@ -653,8 +553,15 @@ int cuMemHostGetDevicePointer_v2(unsigned long long* address, void* memory, unsi
   return flags == 0 ? success : invalid_value;
 }
 int cuModuleLoadData(void** module, const void* image) {
+  if (image == nullptr) return invalid_image;
+  {
+    const std::lock_guard guard(driver().mutex);
+    const bool is_text = *static_cast<const char*>(image) == '/';  // PTX begins with a comment
+    if (is_text && driver().version < 11000) return unsupported_ptx_version;
+    if (!is_text && driver().version < 13000) return no_binary_for_gpu;
+  }
   *module = &context;
-  return image == nullptr ? invalid_image : told("cuModuleLoadData");
+  return told("cuModuleLoadData");
 }
 int cuModuleUnload(void* /*module*/) { return success; }
 int cuModuleGetFunction(void** function, void* /*module*/, const char* name) {

@@ -106,6 +106,8 @@ class Subclass(Expectation):
         return {"abstract": (), "methods": ()}
 
     def broken(self, fact: Fact) -> str | None:
+        if fact["is"] != "class":
+            return f"is a {fact['is']}, no class"
         found = sorted(fact.get("abstract", ()))
         if found == sorted(self.abstract):
             return None

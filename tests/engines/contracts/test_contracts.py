@@ -251,14 +251,18 @@ def test_a_release_that_breaks_a_row_is_named(
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
 def test_no_expectation_holds_of_a_subject_that_lost_all(project: Project) -> None:
-    """A missing subject breaks every expectation; an empty subject breaks all with fields."""
+    """A missing subject breaks every expectation; a value without fields breaks all with fields."""
     for row in project.rows:
         for expectation in row.expects:
             alone = Row(row.seam, row.purpose, row.exit, (expectation,), row.releases)
             assert alone.broken({expectation.subject: None})
             if expectation.asks():
-                fact = {"is": "class", "abstract": ["unheard_of"]}
-                assert expectation.broken(fact) is not None, (row.seam, expectation)
+                assert expectation.broken({"is": "value"}) is not None, (row.seam, expectation)
+
+
+def test_a_subject_that_is_no_class_has_no_subclass() -> None:
+    assert Subclass("vllm.x").broken({"is": "class", "abstract": []}) is None
+    assert Subclass("vllm.x").broken({"is": "value"}) == "is a value, no class"
 
 
 def test_facts_that_are_older_than_a_row_are_no_pass() -> None:

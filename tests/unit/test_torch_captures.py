@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from r2serve.engines.torch import capture_mode, place
-from r2serve.errors import InternalError
 
 CUDA = torch.device("cuda", 0)
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
@@ -51,7 +50,7 @@ class Driver:
             assert self.cuda.cuStreamDestroy_v2(stream) == 0
 
     def mode(self) -> int:
-        """This thread's."""
+        """Capture mode of the calling thread."""
         mode = ctypes.c_int(GLOBAL)
         assert self.cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
         found = mode.value
@@ -125,6 +124,7 @@ def test_a_lane_works_beside_a_capture(
 
     @contextmanager
     def entered(_: object) -> Iterator[None]:
+        modes.append(driver.mode())
         yield
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: own)
@@ -139,7 +139,7 @@ def test_a_lane_works_beside_a_capture(
                 raise error
 
     beside(work)
-    assert modes == [RELAXED, RELAXED]
+    assert modes == [GLOBAL, RELAXED, RELAXED]  # the stream comes first: it brings the context
     with pytest.raises(ValueError, match="wrong"):
         beside(lambda: work(ValueError("wrong")))
     assert beside(driver.mode) == GLOBAL
@@ -162,24 +162,53 @@ def test_the_mode_before_comes_back(driver: Driver) -> None:
         driver.cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
-def test_a_driver_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_mode, "_exchange", lambda: lambda _: 700)
-    with (
-        pytest.raises(InternalError, match="cuThreadExchangeStreamCaptureMode: CUDA error 700"),
-        capture_mode.relaxed(),
-    ):
-        raise AssertionError
+def an_event(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Mock:
+    event = Mock(**answers)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: event.current)
+    return event
+
+
+@pytest.mark.parametrize("code", [201, 700])  # no context; a failure of the GPU
+def test_a_thread_keeps_its_mode_where_the_exchange_fails(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    exchange = Mock(return_value=code)
+    monkeypatch.setattr(capture_mode, "_exchange", lambda: exchange)
+    failed = RuntimeError("CUDA error: an illegal memory access")
+    event = an_event(monkeypatch, **{"query.side_effect": [True, failed]})
+    here = place.Place(CUDA)
+    assert here.passed()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        here.passed()
+    here.await_here()
+    event.synchronize.assert_called_once_with()
+    assert exchange.call_count == 3  # once a wait: there is no mode to restore
+
+
+@pytest.mark.parametrize("library", ["libno-such-driver.so.1", "libc.so.6"])
+def test_a_thread_keeps_its_mode_without_a_cuda_driver(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, library: str
+) -> None:
+    monkeypatch.setenv("R2CCL_CUDA_LIBRARY", library)
+    capture_mode._exchange.cache_clear()
+    an_event(monkeypatch, **{"query.return_value": True})
+    try:
+        with caplog.at_level("INFO", logger="r2serve"):
+            assert [place.Place(CUDA).passed() for _ in range(3)] == [True] * 3
+    finally:
+        capture_mode._exchange.cache_clear()
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line.startswith(f"cuda_library (R2CCL_CUDA_LIBRARY) is '{library}', without a CUDA")
 
 
 @pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
 def test_a_place_is_past_on_the_host_and_never_where_a_gpu_has_failed(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    event = Mock()
-    event.query.side_effect = [False, True, RuntimeError("CUDA error: an illegal memory access")]
     monkeypatch.setattr(capture_mode, "_exchange", lambda: lambda _: 0)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: event.current)
+    failed = RuntimeError("CUDA error: an illegal memory access")
+    event = an_event(monkeypatch, **{"query.side_effect": [False, True, failed]})
     here = place.Place(device)
     if device.type == "cpu":
         assert [here.passed() for _ in range(3)] == [True] * 3

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from r2serve.config import Config
-from r2serve.errors import InternalError
 
 _LOG = logging.getLogger("r2serve.r2ccl")
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -23,25 +22,35 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """Put this thread into the relaxed mode; at the end into the mode before.
+    """Put this thread into the relaxed mode; restore the previous mode at the end.
 
-    Raises:
-        InternalError: the driver refuses, as one does whose GPU has failed.
+    The thread keeps its mode where there is no such library (ROCm), or where the driver returns an
+    error, for example after a failure of the GPU.  torch's own call then raises that error.
     """
+    exchange = _exchange()
     mode = ctypes.c_int(_RELAXED)
-    code = _exchange()(ctypes.byref(mode))
-    if code != 0:
-        raise InternalError(f"cuThreadExchangeStreamCaptureMode: CUDA error {code}")
+    if exchange is None or exchange(ctypes.byref(mode)) != 0:
+        yield
+        return
     try:
         yield
     finally:
-        code = _exchange()(ctypes.byref(mode))
-        if code != 0:  # the failure of the GPU is being raised already
+        code = exchange(ctypes.byref(mode))
+        if code != 0:  # torch's own call raises the failure of the GPU
             _LOG.warning("cuThreadExchangeStreamCaptureMode: CUDA error %d", code)
 
 
 @functools.cache
 def _exchange() -> Any:
-    """The entry point of the core's driver; a library is loaded once a process."""
-    driver = ctypes.CDLL(Config.from_env().cuda_library)
-    return driver.cuThreadExchangeStreamCaptureMode
+    """The entry point of the core's driver, looked up once a process; None: there is none."""
+    library = Config.from_env().cuda_library
+    try:
+        return ctypes.CDLL(library).cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError) as error:
+        _LOG.info(
+            "cuda_library (R2CCL_CUDA_LIBRARY) is %r, without a CUDA driver (%s): threads that "
+            "wait for a GPU keep their capture mode",
+            library,
+            error,
+        )
+        return None

@@ -86,16 +86,17 @@ class Handover:
     def taken(self) -> Iterator[None]:
         """In the thread: begin after the work of the streams, and end with all copies done.
 
-        Copies of the host wait for the GPU, so the whole block is in the relaxed capture mode.
+        Copies of the host wait for the GPU, so the block is in the relaxed capture mode.  A new
+        thread has no context before it enters a stream, so the mode comes after.
         """
         streams = []
         with ExitStack() as entered:
-            if self._places:
-                entered.enter_context(relaxed())
             for device, place in self._places.items():
                 streams.append(self._stream_on(device))
                 entered.enter_context(torch.cuda.stream(streams[-1]))
                 place.precedes()
+            if streams:
+                entered.enter_context(relaxed())
             yield
             for stream in streams:
                 stream.synchronize()

@@ -333,6 +333,12 @@ def test_peers_are_told_of_a_failed_gpu_when_its_time_is_up_or_its_group_ends(
     assert failed.comm.calls[-2:] == ["abort: the process group is shut down", "close"]
 
 
+def test_a_failed_gpu_is_not_waited_for_at_the_end(failed: Group) -> None:
+    began_s = time.monotonic()
+    failed.streams.drain(60.0)
+    assert time.monotonic() - began_s < 30
+
+
 def test_the_first_that_is_overdue_is_named(group: Group) -> None:
     for what, timeout_s in (("first", 100.0), ("second", 300.0), ("third", 200.0)):
         group.ask(what, timeout_s=timeout_s)

@@ -54,10 +54,7 @@ class _Running:
         return self._seen
 
     def pending(self) -> bool:
-        """Whether it has not ended, for one that the failure of a GPU does not concern.
-
-        On a GPU that has failed nothing ends, and the next user of the GPU is told so by torch.
-        """
+        """Whether the collective has not ended; a failed GPU counts as not ended."""
         try:
             return not self.ended()
         except RuntimeError:
@@ -144,7 +141,7 @@ class StreamWork(_Work):  # type: ignore[misc]
     def exception(self) -> BaseException | None:
         try:
             self._ended()
-        except RuntimeError as error:  # the GPU's; that of a peer says more, if there is one
+        except RuntimeError as error:  # a peer's error names the cause, so that error comes first
             return self._failure() or error
         return None if self._sound else self._failure()
 
@@ -325,9 +322,16 @@ class Streams:
             return not any(each.pending() for each in tuple(self._running))
 
     def drain(self, limit_s: float) -> None:
-        """Wait until all has ended, but not for ever."""
+        """Wait until all has ended or a GPU has failed, ``limit_s`` seconds at most."""
         until_s = time.monotonic() + limit_s
-        while not self.idle() and time.monotonic() < until_s:
+        while time.monotonic() < until_s:
+            with self._lock:
+                running = tuple(self._running)
+            try:
+                if all(each.ended() for each in running):
+                    return
+            except RuntimeError:  # nothing more ends; torch tells the next user of the GPU
+                return
             time.sleep(LOOK_S)
 
     def failure(self) -> BaseException | None:

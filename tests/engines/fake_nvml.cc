@@ -1,8 +1,5 @@
 // An NVML without a GPU, loaded in the place of libnvidia-ml.so.1: one device like the one of
 // fake_cuda.  It has what vLLM's copy of pynvml asks while an engine starts, and nothing else.
-//
-// Linked against fake_cuda it is loaded in the place of libcuda.so.1, too, and says what release
-// of CUDA that driver is.
 #include <cstdio>
 
 namespace {
@@ -36,10 +33,6 @@ int nvmlDeviceGetName(void* /*handle*/, char* name, unsigned size) {
 int nvmlDeviceGetMemoryInfo(void* /*handle*/, unsigned long long* sizes) {
   sizes[0] = sizes[1] = 80ULL << 30;
   sizes[2] = 0;
-  return success;
-}
-int cuDriverGetVersion(int* version) {
-  *version = 13000;
   return success;
 }
 const char* nvmlErrorString(int /*code*/) { return "fake NVML has no such device"; }

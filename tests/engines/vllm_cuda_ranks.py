@@ -10,6 +10,7 @@ One process imports vLLM, the ranks are its forks.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import sys
@@ -49,6 +50,7 @@ PROMPT = list(range(5, 25))
 TOKENS = 3
 REPLAYS = 20
 GRACE_S = 10.0
+RANK_LIMIT_S = 300.0  # shorter than the test's limit for the script
 
 
 def platform(state: Any) -> None:
@@ -165,7 +167,7 @@ def graph(state: Any) -> None:
             vllm_ranks.same(total, 2 * (torch.arange(5000.0) + turn) + 1)
     set_cudagraph_capturing_enabled(False)
     if state.rank == 0:
-        assert [event for event in r2ccl.events() if "->DOWN" in event.text], "no rail was lost"
+        assert rails_lost(r2ccl), "no rail was lost"
 
 
 def model(state: Any) -> None:
@@ -209,6 +211,7 @@ def tokens(state: Any) -> None:
     request = Request("a-01234567", PROMPT, wanted, None)
     scheduler.add_request(request)
     r2ccl = parallel_state.get_tp_group().device_communicator.r2ccl
+    before = len(rails_lost(r2ccl))
     while scheduler.has_unfinished_requests():
         scheduled = scheduler.schedule()
         output = state.worker.execute_model(scheduled)
@@ -219,6 +222,8 @@ def tokens(state: Any) -> None:
         scheduler.update_from_output(scheduled, output)
         if state.rank == 0 and len(request.output_token_ids) == 1:
             r2ccl.inject(0, "cut")
+    if state.rank == 0:
+        assert len(rails_lost(r2ccl)) > before, "no rail was lost while tokens were computed"
     say(f"rank {state.rank} tokens {' '.join(map(str, request.output_token_ids))}")
 
 
@@ -252,12 +257,18 @@ STEPS = (
 )
 
 
+def rails_lost(r2ccl: Any) -> list[str]:
+    return [event.text for event in r2ccl.events() if "->DOWN" in event.text]
+
+
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def rank_main(rank: int, path: str, port: int) -> None:
+    # A rank ends by itself, also where the script was killed.
+    faulthandler.dump_traceback_later(RANK_LIMIT_S, exit=True)
     os.environ["R2CCL_NODE"] = f"node{rank}"
     # For tensors of the host a DeviceCommunicator would take the default stream alone.
     r2serve.device._current_stream = lambda _: lambda: torch.cuda.current_stream().cuda_stream

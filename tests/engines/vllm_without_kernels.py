@@ -77,11 +77,15 @@ def environment(folder: Path, fake_cuda: Path, release: str) -> dict[str, str]:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
     nvml = folder / "libnvidia-ml.so.1"
     command = ["c++", "-shared", "-fPIC", HERE / "fake_nvml.cc", "-o", nvml]
-    needs_driver = ["-Wl,--no-as-needed", f"-Wl,-rpath,{fake_cuda.parent}", fake_cuda]
-    subprocess.run([*command, *needs_driver], check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=120)
     return {
         **ENVIRONMENT,
-        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
-        "LD_LIBRARY_PATH": os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]),
-        "R2CCL_CUDA_LIBRARY": str(nvml),
+        "PYTHONPATH": _first(folder, "PYTHONPATH"),
+        "LD_LIBRARY_PATH": _first(folder, "LD_LIBRARY_PATH"),
+        "R2CCL_CUDA_LIBRARY": str(fake_cuda),
     }
+
+
+def _first(folder: Path, variable: str) -> str:
+    """The variable's folders behind ``folder``; an empty entry would be the current folder."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get(variable)])])

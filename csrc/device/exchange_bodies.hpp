@@ -110,6 +110,13 @@ struct Exchange {
                       [&] { return over(); });
   }
 
+  // Ends a step that has read memory of neighbours.  A neighbour that goes tells `lost` before its
+  // memory goes, so what was read is good if nothing is lost by now.
+  [[nodiscard]] R2CCL_SHARED bool ends_read(const Place& at, Shared& shared, bool closes) const {
+    if (!ends_step(at, shared, *state, closes)) return false;
+    shared.go = shared.go && !lost();
+    return true;
+  }
   // All ranks of the node, that this one has come to `what`, if it has; else that it never will,
   // and the own host, too, which may not know.
   R2CCL_SHARED void tell(bool has, Word (Inbox::*words)[most_neighbours], Sequence what) const {
@@ -186,7 +193,7 @@ R2CCL_SHARED void sum_up(const Place& at, const Block& block, Shared& shared,
          rows.bytes, dtype, op);
   }
   block.sync();
-  if (ends_step(at, shared, *exchange.state, last)) exchange.post(shared, plan);
+  if (exchange.ends_read(at, shared, last)) exchange.post(shared, plan);
 }
 
 // The own part of a collective in which nobody adds up anything, posted as `plan`: as above.  It is
@@ -230,8 +237,8 @@ R2CCL_SHARED void spread(const Place& at, const Block& block, Shared& shared,
     exchange.tell(shared.go, &Inbox::spread, shared.exchange);
 }
 
-// All that was spread; where not all comes the target is left as it is, also if a rank of the node
-// was lost since: its memory may go with it.  `last`: of the kernels that collect this.
+// All that was spread.  Where a rank of the node is lost the target is void: it is left as it is,
+// or written in part.  `last`: of the kernels that collect this.
 template <typename Block>
 R2CCL_SHARED void collect(const Place& at, const Block& block, Shared& shared,
                           const Exchange& exchange, const Results& results, std::byte* target,
@@ -245,10 +252,11 @@ R2CCL_SHARED void collect(const Place& at, const Block& block, Shared& shared,
   for (std::uint32_t rank = 0; shared.go && rank < node.ranks; ++rank)
     unpack(at, target, node.result(rank, shared.exchange), results.of[rank]);
   block.sync();
-  if (ends_step(at, shared, *exchange.state, last)) exchange.leave(shared);
+  if (exchange.ends_read(at, shared, last)) exchange.leave(shared);
 }
 
-// What came over the rails, or its sum, and is this rank's alone.
+// What came over the rails, or its sum, and is this rank's alone.  A loss makes the target void, as
+// in collect(): the ranks of a node fail in the same call.
 template <typename Block>
 R2CCL_SHARED void take(const Place& at, const Block& block, Shared& shared,
                        const Exchange& exchange, std::byte* target, std::uint64_t bytes,
@@ -266,13 +274,14 @@ R2CCL_SHARED void take(const Place& at, const Block& block, Shared& shared,
   exchange.leave(shared);
 }
 
-// Until the neighbours have read all that lies in this rank's memory, which is then its own again.
-// By one thread.
+// Waits until the neighbours have read all that lies in this rank's memory, which goes after that;
+// or until no more results come, and then tells them.  By one thread.
 template <typename Block>
 R2CCL_SHARED void depart(const Block& block, const Exchange& exchange) {
   const Sequence last = exchange.state->exchange;
   store_release(exchange.mailbox->entered, last + 1);
-  (void)exchange.await(block, exchange.own().collected, last);
+  if (!exchange.await(block, exchange.own().collected, last))
+    exchange.tell(false, &Inbox::collected, last);
   store_release(exchange.mailbox->left, last + 1);
 }
 

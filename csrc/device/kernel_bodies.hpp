@@ -51,7 +51,7 @@ R2CCL_SHARED bool entry_is_taken_for_free() {
 #endif
 }
 
-// Another one: the last block of a grid asks no other block whether it has given up.
+// A planted bug: the last block of a grid asks no other block whether it has given up.
 R2CCL_SHARED bool block_decides_alone() {
 #if defined(R2CCL_MUTANTS) && !defined(__CUDACC__)
   return planted(Mutant::block_decides_alone);

@@ -15,6 +15,9 @@ Server::Server(Mailbox& mailbox, Carry carry, Flush flush)
 
 Status Server::serve() {
   const Command command = mailbox_.commands[next_ % ring];
+  // Kernels that exchange inside a node count a collective that they have given up.
+  if (command.sequence != next_ && load_acquire(mailbox_.lost) != 0)
+    return {ErrorCode::aborted, "a rank of this node gets no more results"};
   if (command.sequence != next_)
     return {ErrorCode::internal, "collective " + std::to_string(next_) +
                                      " was posted, but its command is that of " +

@@ -65,7 +65,7 @@ class Copier;
 
 class Device {
  public:
-  // `library`: as Library::load has it; `image`: with all kernels.
+  // `library`: as Library::load has it; `image`: all kernels.
   static Result<std::unique_ptr<Device>> open(const std::string& library, int ordinal,
                                               const Image& image);
   ~Device();

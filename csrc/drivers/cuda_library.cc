@@ -97,7 +97,7 @@ Status Library::check(const char* what, Code code) const {
 
 std::string Library::version() const {
   int version = 0;
-  if (driver_version(&version) != 0) return "an unknown version";
+  if (driver_version(&version) != 0) return "?";
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 

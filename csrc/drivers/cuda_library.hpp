@@ -91,7 +91,7 @@ struct Library {
 
   // What an entry point answered; names the entry point's error.
   [[nodiscard]] Status check(const char* what, Code code) const;
-  // The newest CUDA version that the driver supports: "12.4".
+  // The newest CUDA version that the driver supports: "12.4"; "?" where the driver does not tell.
   [[nodiscard]] std::string version() const;
 };
 

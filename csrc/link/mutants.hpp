@@ -42,7 +42,7 @@ enum class Mutant : std::uint8_t {
   arrival_before_result,      // a GPU is told that a result is there before it is
   abort_not_published,        // a GPU is not told that no result will come
   entry_not_awaited,          // a kernel stages where the host still reads
-  block_decides_alone,        // the last block of a grid posts what another has not staged
+  block_decides_alone,        // a step counts as good that one of its blocks has given up
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),

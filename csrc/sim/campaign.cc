@@ -65,7 +65,6 @@ class Seed {
   void violate(std::string text) { result_.violations.push_back(std::move(text)); }
 
   void spawn() {
-    spawned_ = world_.now();
     for (std::size_t index = 0; index < job_.communicators.size(); ++index) {
       const Job::Communicator& communicator = job_.communicators[index];
       outcomes_.emplace_back(communicator.members.size());
@@ -86,7 +85,7 @@ class Seed {
     for (int rank = 0; job_.exchange && rank < job_.world.ranks; ++rank) spawn_node(rank);
   }
 
-  // Of all columns: they were made last, each with a channel a node.
+  // The channels of all columns come last in `channels_`: column by column, one a node.
   [[nodiscard]] std::span<const std::unique_ptr<SimChannel>> columns() const {
     return std::span(channels_).last(job_.exchange->places *
                                      static_cast<std::size_t>(job_.world.ranks));
@@ -127,8 +126,12 @@ class Seed {
         world_.spawn(rank, think_time(), [&node, place, block] { node.run_block(place, block); });
     }
     if (exchange.quit && exchange.quit->node == rank)
-      world_.spawn(rank, exchange.quit->after,
-                   [&node, place = exchange.quit->place] { node.quit(place); });
+      world_.spawn(rank, exchange.quit->after, [this, &exchange, &node, outcome] {
+        const std::uint32_t place = exchange.quit->place;
+        if (outcome(place).failed || outcome(place).returned == exchange.calls.size()) return;
+        quit_at_ = world_.now();
+        node.quit(place);
+      });
   }
 
   // Its host's thread begins late, as a proxy that sleeps, and its blocks when they like.
@@ -222,8 +225,7 @@ class Seed {
 
   void judge(const Job::Communicator& communicator, const std::vector<Outcome>& outcomes) {
     TimeNs lost = faults_.lost_since(communicator.members);
-    if (communicator.column && job_.exchange->quit)
-      lost = std::max(lost, spawned_ + job_.exchange->quit->after);
+    if (communicator.column) lost = std::max(lost, quit_at_);
     const bool may_fail = lost != 0 || faults_.endless();
     std::size_t first = communicator.calls.size();
     for (const Outcome& outcome : outcomes)
@@ -263,7 +265,7 @@ class Seed {
   // Once nothing happens any more, everything is delivered and every rail comes back.
   void settle() {
     // An engine that has ended takes nothing more, and its peers end with it.
-    if (job_.exchange && job_.exchange->quit)
+    if (quit_at_ != 0)
       for (const auto& channel : columns())
         world_.spawn(channel->world_rank(), 0, [&channel] { channel->close(); });
     if (faults_.begin_outage()) (void)world_.run_until([] { return false; }, outage);
@@ -323,7 +325,7 @@ class Seed {
   std::vector<std::unique_ptr<Gpu>> gpus_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::vector<Outcome>> outcomes_;
-  TimeNs spawned_ = 0;
+  TimeNs quit_at_ = 0;  // 0: no engine has ended while calls were open
 };
 
 }  // namespace

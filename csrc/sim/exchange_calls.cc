@@ -106,7 +106,7 @@ ExchangeCall random_exchange(Random& random, std::uint32_t nodes, std::uint32_t 
   call.places = places;
   const std::size_t parts = call.collective == Collective::all_reduce ? 1 : nodes * places;
   call.count = 1 + random.below(most_bytes / parts / size_of(call.dtype));
-  call.ahead = random.below(3) == 0;
+  call.ahead = random.below(2) == 0;
   return call;
 }
 

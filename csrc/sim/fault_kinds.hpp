@@ -73,7 +73,7 @@ struct FaultOptions {
 
   double on_gpu = 0.25;      // no fault: collectives of a communicator come from GPUs
   double exchanges = 0.15;   // no fault: ranks are nodes, whose GPUs exchange inside them
-  double engine_ends = 0.3;  // of one GPU of these, at any time
+  double engine_ends = 0.3;  // no fault: the engine of one such GPU ends, at any time
 
   [[nodiscard]] double of(FaultKind kind) const;
   void set(FaultKind kind, double chance);

@@ -8,9 +8,6 @@
 namespace r2ccl::sim {
 namespace {
 
-constexpr std::byte garbage{0x5A};
-constexpr TimeNs latency = 30'000;  // at most, of a look across the bus
-
 constexpr std::uint64_t rounded_up(std::uint64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 }  // namespace
@@ -22,7 +19,7 @@ Gpu::Gpu(World& world, SimChannel& channel, const std::vector<Call>& calls,
       calls_(calls),
       observer_(std::move(observer)),
       random_(seed),
-      blocks_(static_cast<std::uint32_t>(1 + random_.below(3))) {
+      grid_(world, rank_, static_cast<std::uint32_t>(1 + random_.below(3)), random_.next()) {
   compile(calls, tree, channel);
 }
 
@@ -74,21 +71,20 @@ device::Rows Gpu::rows_of(std::uint64_t bytes, std::uint64_t offset) {
 // -----------------------------------------------------------------------------------
 
 void Gpu::run_block(std::uint32_t block) {
-  const device::Place at{block, blocks_, 0, 1};
+  const device::Place at{block, grid_.blocks(), 0, 1};
   for (const Kernel& kernel : program_) {
     if (block == 0) before(kernel);
-    if (!boundary() || !pause(latency)) return;
+    if (!grid_.meet([] {}) || !grid_.pause()) return;
     device::Shared shared{};
     if (kernel.stages) {
-      device::stage(at, Block{*this}, shared, mailbox_, state_, staging_,
+      device::stage(at, Grid::Block{grid_}, shared, mailbox_, state_, staging_,
                     source_.data() + kernel.rows.offset, kernel.rows,
                     static_cast<std::uint32_t>(kernel.call), kernel.last);
     } else {
-      device::deliver(at, Block{*this}, shared, mailbox_, state_, staging_, target_.data(),
+      device::deliver(at, Grid::Block{grid_}, shared, mailbox_, state_, staging_, target_.data(),
                       kernel.rows, kernel.lag);
     }
-    if (!boundary()) return;
-    if (block == 0) after(kernel);
+    if (!grid_.meet([&] { after(kernel); })) return;
   }
 }
 
@@ -103,6 +99,7 @@ void Gpu::before(const Kernel& kernel) {
 }
 
 void Gpu::after(const Kernel& kernel) {
+  if (grid_.stopped()) return;
   if (kernel.stages) {
     // Staged: the source is the caller's again.
     if (kernel.last) std::fill(source_.begin(), source_.end(), garbage);
@@ -112,24 +109,6 @@ void Gpu::after(const Kernel& kernel) {
   if (target_ == parts_[kernel.call]->expected()) return;
   if (failed_ && std::ranges::all_of(target_, untouched)) return;
   observer_.wrong(describe(calls_[kernel.call]) + " delivered wrong bytes to its GPU");
-}
-
-bool Gpu::boundary() {
-  if (++ended_ == blocks_) {
-    ended_ = 0;
-    ++kernels_;
-    world_.touched(rank_);
-    return !stopped_;
-  }
-  const std::uint64_t mine = kernels_;
-  return world_.wait([&] { return kernels_ != mine; }).ok() && !stopped_;
-}
-
-bool Gpu::pause(TimeNs most) {
-  const TimeNs until =
-      world_.now() + static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(most)));
-  world_.events().at(until, [this] { world_.touched(rank_); });
-  return world_.wait([&] { return world_.now() >= until; }).ok();
 }
 
 // --- the host
@@ -149,7 +128,7 @@ void Gpu::serve() {
                         },
                         {});
   for (std::size_t served = 0; served < calls_.size(); ++served) {
-    if (!world_.wait([&] { return server.due(); }).ok() || !pause(latency)) return;
+    if (!grid_.wait([&] { return server.due(); }) || !grid_.pause()) return;
     const Status status = server.serve();
     failed_ = !status.ok();
     if (failed_) server.give_up(status.code());

@@ -11,6 +11,7 @@
 #include "device/kernel_bodies.hpp"
 #include "device/server.hpp"
 #include "sim/calls.hpp"
+#include "sim/grid.hpp"
 #include "sim/random.hpp"
 #include "sim/world.hpp"
 
@@ -31,7 +32,7 @@ class Gpu {
 
   // The fibers: one of the host, and one for each block, which runs all kernels of the stream.
   void serve();
-  [[nodiscard]] std::uint32_t blocks() const { return blocks_; }
+  [[nodiscard]] std::uint32_t blocks() const { return grid_.blocks(); }
   void run_block(std::uint32_t block);
 
  private:
@@ -43,32 +44,19 @@ class Gpu {
     bool last = true;       // part of the input
     std::uint32_t lag = 0;  // calls staged since
   };
-  // What a block is made of: one thread, which waits by yielding to the world.
-  struct Block {
-    Gpu& gpu;
-    void sync() const {}
-    template <typename Ready, typename Over>
-    [[nodiscard]] bool wait(const Ready& ready, const Over& over) const {
-      gpu.stopped_ = !gpu.world_.wait([&] { return ready() || over(); }).ok() || gpu.stopped_;
-      return !gpu.stopped_ && ready();
-    }
-  };
-
   void compile(const std::vector<Call>& calls, const ReductionTree& tree, SimChannel& channel);
   void add_stages(std::size_t call);
   void add_delivery(std::size_t call, std::uint32_t lag);
   device::Rows rows_of(std::uint64_t bytes, std::uint64_t offset);
   void before(const Kernel& kernel);
   void after(const Kernel& kernel);
-  bool boundary();          // between kernels: all blocks have ended; false: so has the run
-  bool pause(TimeNs most);  // the same
 
   World& world_;
   const int rank_;
   const std::vector<Call>& calls_;
   const Observer observer_;
   Random random_;
-  const std::uint32_t blocks_;
+  Grid grid_;
 
   std::vector<std::unique_ptr<Part>> parts_;  // by call
   std::vector<Kernel> program_;
@@ -80,10 +68,6 @@ class Gpu {
   std::vector<std::byte> memory_;
   device::Staging staging_;
   bool failed_ = false;
-  bool stopped_ = false;  // the run has, in the middle of a kernel
-
-  std::uint32_t ended_ = 0;  // blocks of the kernel that runs
-  std::uint64_t kernels_ = 0;
 };
 
 }  // namespace r2ccl::sim

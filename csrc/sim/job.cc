@@ -7,7 +7,7 @@
 namespace r2ccl::sim {
 namespace {
 
-// Its random numbers are of their own, so that all else in the job is as without it.
+// A generator of random numbers of its own leaves the rest of the job as it is without an exchange.
 void add_exchange(Job& job, std::uint64_t seed, const FaultOptions& options) {
   Random random(~seed ^ 0x0DE5);
   if (job.world.ranks > 4 || !random.chance(options.exchanges)) return;

@@ -14,10 +14,6 @@ using device::reached;
 using device::Rows;
 using device::Sequence;
 
-constexpr std::byte garbage{0x5A};
-constexpr TimeNs latency = 30'000;        // at most, of a look across the bus
-constexpr TimeNs time_slice = ns_per_ms;  // at most: others use the GPU, or the host's core
-
 constexpr std::uint64_t rounded_up(std::uint64_t bytes) { return (bytes + 127) / 128 * 128; }
 
 // Each byte is as wanted or was never written.
@@ -45,7 +41,8 @@ Node::Node(World& world, const std::vector<Column>& columns, const std::vector<E
 
 void Node::open(Gpu& gpu, const Column& column) {
   gpu.channel = &column.channel;
-  gpu.blocks = static_cast<std::uint32_t>(1 + random_.below(3));
+  const auto blocks = static_cast<std::uint32_t>(1 + random_.below(3));
+  gpu.grid = std::make_unique<Grid>(world_, column.channel.world_rank(), blocks, random_.next());
   std::uint64_t input_bytes = 0;
   std::uint64_t output_bytes = 0;
   for (std::size_t call = 0; call < calls_.size(); ++call) {
@@ -140,9 +137,9 @@ void Node::run_block(std::uint32_t place, std::uint32_t block) {
   Gpu& gpu = *gpus_[place];
   for (const Kernel& kernel : gpu.program) {
     if (block == 0) before(gpu, kernel);
-    if (!boundary(gpu, [] {}) || !pause()) return;
-    run(gpu, kernel, {block, gpu.blocks, 0, 1});
-    if (!boundary(gpu, [&] { after(gpu, kernel); })) return;
+    if (!gpu.grid->meet([] {}) || !gpu.grid->pause()) return;
+    run(gpu, kernel, {block, gpu.grid->blocks(), 0, 1});
+    if (!gpu.grid->meet([&] { after(gpu, kernel); })) return;
   }
 }
 
@@ -151,7 +148,7 @@ void Node::run(Gpu& gpu, const Kernel& kernel, const device::Place& at) {
   const device::Exchange& exchange = gpu.exchange;
   const auto plan = static_cast<std::uint32_t>(kernel.call);
   const Rows own = call.rows_of(gpu.place);
-  const Block block{*this};
+  const Grid::Block block{*gpu.grid};
   device::Shared shared{};
   switch (kernel.body) {
     case Body::share:
@@ -188,7 +185,7 @@ void Node::before(Gpu& gpu, const Kernel& kernel) {
 }
 
 void Node::after(Gpu& gpu, const Kernel& kernel) {
-  if (stopped_ || !kernel.last) return;
+  if (gpu.grid->stopped() || !kernel.last) return;
   check_step(gpu, kernel);
   // The source is the caller's again, and in the end all memory is.
   if (kernel.body == Body::share || kernel.body == Body::bring)
@@ -237,27 +234,6 @@ bool Node::is_over(const Gpu& gpu) const {
   return load_acquire(gpu.mailbox.abort) != 0 || load_acquire(gpu.mailbox.lost) != 0;
 }
 
-bool Node::boundary(Gpu& gpu, const std::function<void()>& then) {
-  if (++gpu.ended == gpu.blocks) {
-    gpu.ended = 0;
-    then();
-    ++gpu.kernels;
-    world_.touched(gpu.channel->world_rank());
-    return !stopped_;
-  }
-  const std::uint64_t mine = gpu.kernels;
-  return world_.wait([&] { return gpu.kernels != mine; }).ok() && !stopped_;
-}
-
-bool Node::pause() {
-  const TimeNs most = random_.below(8) == 0 ? time_slice : latency;
-  const TimeNs until =
-      world_.now() + static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(most)));
-  const int rank = gpus_.front()->channel->world_rank();
-  world_.events().at(until, [this, rank] { world_.touched(rank); });
-  return world_.wait([&] { return world_.now() >= until; }).ok();
-}
-
 // --- the host
 // -------------------------------------------------------------------------------------
 
@@ -271,12 +247,12 @@ void Node::serve(std::uint32_t place) {
                         {});
   for (std::size_t call = 0; call < calls_.size(); ++call) {
     Status status = await_call(gpu, server);
-    if (stopped_) return;
+    if (gpu.grid->stopped()) return;
     if (status.ok()) status = server.serve();
-    if (stopped_) return;
+    if (gpu.grid->stopped()) return;
     observer_.returned(place, call, status);
     // The proxy is a thread, which may be late.
-    if (!status.ok() && !pause()) return;
+    if (!status.ok() && !gpu.grid->pause()) return;
     if (!status.ok()) server.give_up(status.code());
     world_.touched(gpu.channel->world_rank());
     if (!status.ok()) return;
@@ -287,8 +263,8 @@ void Node::serve(std::uint32_t place) {
 // who asks now and then.
 Status Node::await_call(Gpu& gpu, const device::Server& server) {
   const auto lost = [&] { return gpu.quits || load_acquire(gpu.mailbox.lost) != 0; };
-  stopped_ = !world_.wait([&] { return server.due() || lost(); }).ok() || !pause() || stopped_;
-  if (stopped_ || server.due()) return {};
+  if (!gpu.grid->wait([&] { return server.due() || lost(); }) || !gpu.grid->pause()) return {};
+  if (server.due()) return {};
   Status status(ErrorCode::aborted, "a GPU of this node gets no more results");
   gpu.channel->fail(status.code(), status.message());
   return status;
@@ -305,7 +281,7 @@ Status Node::carry(Gpu& gpu, std::size_t call, Sequence sequence) {
   }
   std::byte* const input = staging.input(sequence);
   Status status = part.carry(input, result);
-  // Whatever reads the entry's input from now on reads garbage.
+  // A later read of the entry's input reads garbage.
   std::fill_n(input, part.input().size(), garbage);
   return status;
 }

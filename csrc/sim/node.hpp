@@ -12,6 +12,7 @@
 #include "device/exchange_bodies.hpp"
 #include "device/server.hpp"
 #include "sim/exchange_calls.hpp"
+#include "sim/grid.hpp"
 #include "sim/random.hpp"
 #include "sim/world.hpp"
 
@@ -36,7 +37,9 @@ class Node {
   Node(World& world, const std::vector<Column>& columns, const std::vector<ExchangeCall>& calls,
        std::uint64_t seed, Observer observer);
 
-  [[nodiscard]] std::uint32_t blocks(std::uint32_t place) const { return gpus_[place]->blocks; }
+  [[nodiscard]] std::uint32_t blocks(std::uint32_t place) const {
+    return gpus_[place]->grid->blocks();
+  }
   // The fibers: of each place one of the host, and one for each block.
   void serve(std::uint32_t place);
   void run_block(std::uint32_t place, std::uint32_t block);
@@ -58,7 +61,7 @@ class Node {
     SimChannel* channel = nullptr;
     std::vector<std::unique_ptr<Part>> parts;  // by call
     std::vector<Kernel> program;
-    std::uint32_t blocks = 1;
+    std::unique_ptr<Grid> grid;
     std::vector<std::byte> source;  // of the call that is shared
     std::vector<std::byte> target;  // of the one that is collected
 
@@ -69,21 +72,7 @@ class Node {
     std::vector<std::byte> memory;  // that the neighbours read
     device::Exchange exchange{};
     bool quits = false;
-
-    std::uint32_t ended = 0;  // blocks of the kernel that runs
-    std::uint64_t kernels = 0;
   };
-  // What a block is made of: one thread, which waits by yielding to the world.
-  struct Block {
-    Node& node;
-    void sync() const {}
-    template <typename Ready, typename Over>
-    [[nodiscard]] bool wait(const Ready& ready, const Over& over) const {
-      node.stopped_ = !node.world_.wait([&] { return ready() || over(); }).ok() || node.stopped_;
-      return !node.stopped_ && ready();
-    }
-  };
-
   void open(Gpu& gpu, const Column& column);
   void connect();
   void compile(Gpu& gpu);
@@ -93,13 +82,10 @@ class Node {
   Status await_call(Gpu& gpu, const device::Server& server);
   void before(Gpu& gpu, const Kernel& kernel);
   void after(Gpu& gpu, const Kernel& kernel);
-  // What a step told as good is good.
+  // Compares what a step has told as good.
   void check_step(Gpu& gpu, const Kernel& kernel);
   void check_target(Gpu& gpu, const Kernel& kernel);
   [[nodiscard]] bool is_over(const Gpu& gpu) const;
-  // Between kernels: the last block that comes does `then`; false: the run has ended.
-  bool boundary(Gpu& gpu, const std::function<void()>& then);
-  bool pause();  // the same
   Status carry(Gpu& gpu, std::size_t call, device::Sequence sequence);
 
   World& world_;
@@ -108,7 +94,6 @@ class Node {
   const std::uint32_t number_;  // of the node
   Random random_;
   std::vector<std::unique_ptr<Gpu>> gpus_;
-  bool stopped_ = false;  // the run has, in the middle of a kernel
 };
 
 }  // namespace r2ccl::sim

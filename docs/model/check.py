@@ -65,6 +65,13 @@ RUNS = (
     broken("PATH_ACK_IS_DELIVERY", "stuck", ""),
     broken("NUMBER_IGNORED", "wrong_bytes", "begins to read message 2"),
     Run("mailbox", model=MAILBOX),
+    Run(
+        "ENTRY_NOT_AWAITED",
+        ("AHEAD", "ENTRY_NOT_AWAITED"),
+        "half_read",
+        "sums up exchange 1",
+        model=MAILBOX,
+    ),
     broken("BLOCK_DECIDES_ALONE", "half_read", "sums up exchange 1", MAILBOX),
     broken("VERDICT_OF_EACH_KERNEL", "half_written", "ends kernel 4 of exchange 1", MAILBOX),
     broken("LOSS_NOT_TOLD", "stuck", "", MAILBOX),

@@ -11,7 +11,7 @@
 
 #define RANKS 2
 #define BLOCKS 2
-#define RING 2
+#define RING 1 /* the second exchange uses the memory of the first again */
 #ifndef EXCHANGES
 #define EXCHANGES 2
 #endif
@@ -55,8 +55,12 @@ bit half_read, half_written, stuck;              /* what is asserted never to be
 /* --- what a block waits for ------------------------------------------------------------------- */
 
 #define ALL_AT(words, number) (words[0] >= (number) && words[1] >= (number))
-/* That of two exchanges ago, whose place in the ring this one takes. */
+/* The exchange whose entry of the ring this one takes must be over. */
+#ifdef ENTRY_NOT_AWAITED
+#define ALL_LEFT(words, number) true
+#else
 #define ALL_LEFT(words, number) ((number) <= RING || ALL_AT(words, (number) - RING))
+#endif
 #define READY(rank, kernel, number) \
   ((kernel == SHARE && ALL_LEFT(summed, number)) || \
    (kernel == SUM_UP && ALL_AT(shared, number) && \

@@ -1,13 +1,14 @@
 // The blocks of a grid look for an end at different times.  Where one of them gives up and another
 // does its part, nothing of the step may count as good: no post, no word to a neighbour but `lost`.
 //
-// First the bodies alone, block by block in both orders; then whole grids on the fake driver, which
-// runs their blocks at the same time, with the fault that this mends planted and without.
+// The first tests run the bodies alone, block by block in both orders.  The others run whole grids
+// on the fake driver, whose blocks run at the same time, with and without the planted bug.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -43,7 +44,7 @@ struct alignas(128) Memory {
   std::array<std::byte, device::ring * entry_bytes> data{};
 };
 
-// A rank of a node of two, before its first exchange; `begun`: after its share went over the rails.
+// A rank of a node of two, before its first exchange.
 struct Rank {
   Mailbox mailbox;
   DeviceState state;
@@ -101,7 +102,7 @@ struct OneThread : device::Spinning {
 // A kernel of one exchange and how it is called for one block.
 struct NamedBody {
   const char* name;
-  bool begun;  // comes after the collective was posted
+  bool begun;  // the kernel comes after the collective was posted
   bool tells;  // has neighbours to tell
   std::function<void(Rank&, const Place&, Shared&)> body;
 };
@@ -150,15 +151,13 @@ const std::vector<NamedBody>& bodies() {
   return all;
 }
 
-// Whether a block of the kernel goes on, with what has come by then.
-bool run_block(Rank& rank, const NamedBody& kernel, std::uint32_t block, std::uint32_t blocks,
+void run_block(Rank& rank, const NamedBody& kernel, std::uint32_t block, std::uint32_t blocks,
                bool gives_up) {
   rank.set_ready(!gives_up);
   rank.set_lost(gives_up);
   if (std::strcmp(kernel.name, "stage") == 0) store_release(rank.mailbox.abort, gives_up ? 1 : 0);
   Shared shared{};
   kernel.body(rank, {block, blocks, 0, 1}, shared);
-  return !gives_up;
 }
 
 void begin(Rank& rank, const NamedBody& kernel) {
@@ -235,6 +234,48 @@ TEST(GridVerdict, NothingIsTakenFromANodeThatHasLostARank) {
   }
 }
 
+// A neighbour tells `lost` and gives its memory back while a block reads that memory.
+struct LostWhileRead : device::Spinning {
+  Rank* rank;
+  mutable int syncs = 0;
+  explicit LostWhileRead(Rank* among) : rank(among) {}
+  void sync() const {
+    if (++syncs == 2) rank->set_lost(true);  // the part is done
+  }
+};
+
+TEST(GridVerdict, WhatWasReadOfANeighbourThatIsLostMeanwhileIsNotGood) {
+  for (const bool sums_up : {true, false}) {
+    SCOPED_TRACE(sums_up ? "sum_up" : "collect");
+    Rank rank;
+    rank.set_ready(true);
+    Shared shared{};
+    if (sums_up) {
+      sum_up({0, 1, 0, 1}, LostWhileRead(&rank), shared, rank.exchange, {1, bytes}, DType::u8,
+             ReduceOp::sum, plan, true);
+    } else {
+      rank.state.sequence = rank.state.exchange = 1;
+      device::Results results{};
+      results.of[0] = {1, bytes};
+      collect({0, 1, 0, 1}, LostWhileRead(&rank), shared, rank.exchange, results,
+              rank.target.data(), 0, true);
+    }
+    EXPECT_EQ(rank.claims(), std::vector<std::string>());
+    EXPECT_TRUE(rank.told_lost());
+  }
+}
+
+TEST(GridVerdict, ARankThatDepartsWithoutItsNeighboursTellsThem) {
+  for (const bool collected : {true, false}) {
+    Rank rank;
+    rank.state.exchange = 1;
+    for (device::Word& word : rank.own.collected) store_release(word, collected ? 1 : 0);
+    store_release(rank.mailbox.abort, 1);
+    depart(OneThread(), rank.exchange);
+    EXPECT_EQ(rank.told_lost(), !collected);
+  }
+}
+
 // --- grids of the fake driver
 // ---------------------------------------------------------------------
 
@@ -276,7 +317,11 @@ std::vector<std::string> claims_of_spread(const Driver& driver) {
     void* arguments[] = {&rank.exchange, &size, &sum, &lag};
     EXPECT_TRUE(driver.device->launch(kernel.value(), 2, 128, nullptr, arguments).ok());
   });
-  while (__atomic_load_n(&rank.state.reports, __ATOMIC_ACQUIRE) == 0) std::this_thread::yield();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (__atomic_load_n(&rank.state.reports, __ATOMIC_ACQUIRE) == 0 &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  EXPECT_NE(__atomic_load_n(&rank.state.reports, __ATOMIC_ACQUIRE), 0U) << "no block gave up";
   store_release(rank.mailbox.arrived, 1);
   driver.call("fake_cuda_hold_blocks", all_blocks);
   stream.join();
@@ -303,12 +348,13 @@ TEST(GridVerdict, OnTheFakeDriverGridsOfManyBlocksWaitForEachOther) {
   Rank first;
   Rank second;
   for (Rank* rank : {&first, &second}) {
-    Rank& other = rank == &first ? second : first;
-    rank->exchange.node.own = rank == &first ? 0 : 1;
-    rank->exchange.node.inboxes[0] = &first.own;
-    rank->exchange.node.inboxes[1] = &second.own;
-    rank->exchange.node.memory[rank == &first ? 1 : 0] = other.memory.data.data();
-    rank->exchange.node.memory[rank == &first ? 0 : 1] = rank->memory.data.data();
+    rank->memory.data.fill(untouched);
+    device::Neighbours& node = rank->exchange.node;
+    node.own = rank == &first ? 0 : 1;
+    node.inboxes[0] = &first.own;
+    node.inboxes[1] = &second.own;
+    node.memory[0] = first.memory.data.data();
+    node.memory[1] = second.memory.data.data();
   }
   auto share = driver.device->kernel("r2ccl_share");
   auto sum_up = driver.device->kernel("r2ccl_sum_up");

@@ -75,14 +75,15 @@ class Stepper:
         self._folder = folder
         self._environment = dict(environment)
         self._began = time.monotonic()
-        # A sandbox like gVisor shows a release of its own, and lacks some calls (T10).
+        # A sandbox like gVisor shows a release of its own, and lacks some calls.
         self.log.write_text(f"{os.uname().release}\n")
         self._records.write_text("")
         # The core of an aborted CUDA process may have gigabytes.
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, _stop)
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(number, _stop)
 
     def say(self, text: str) -> None:
         sys.stdout.write(text + "\n")

@@ -71,8 +71,8 @@ class ReplayRow:
         }
 
 
-# Captures of this process hold it.  torch waits for the device as a capture begins, which breaks
-# the capture of another thread in any mode.
+# Lock held by each capture of this process.  torch waits for the device as a capture begins, which
+# breaks the capture of another thread in any mode.
 ONE_CAPTURE = threading.Lock()
 
 

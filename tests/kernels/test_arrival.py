@@ -22,7 +22,7 @@ from r2serve.kernels.reduce_chunks import BLOCK, reduce_chunks
 from r2serve.kernels.reduce_quantized_chunks import reduce_quantized_chunks
 
 HIDDEN = 8
-# Seconds: a kernel without an end would take the whole run with all results.
+# Seconds.  pytest-timeout's thread ends the process, without the tests behind a kernel that hangs.
 pytestmark = pytest.mark.timeout(60)
 
 

@@ -37,7 +37,7 @@ class Captured:
 class Looks:
     """Compares results on the device in every turn, and looks at the outcome every 100 turns.
 
-    A look waits for the device, so one in each turn would cost more than the turn.
+    A look waits for the device, so a look in each turn would cost more than the turn.
     """
 
     EVERY = 100

@@ -181,7 +181,7 @@ def test_an_abort_is_told_to_whoever_asks_and_leaves_results_alone(
 def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
     ranks: Ranks, pair: list[Any], cuda_driver: str, size: int, replays: int
 ) -> None:
-    """One after the other, so that every result is compared."""
+    """Replays run one at a time, so every result is compared."""
     captured_by_all = threading.Barrier(2)
 
     def rank_main(rank: int) -> int:

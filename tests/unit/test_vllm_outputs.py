@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from abc import ABC, abstractmethod
@@ -74,6 +75,25 @@ def test_the_class_of_an_output_stays(interface: type[ABC]) -> None:
     assert isinstance(given, type(output))
     assert isinstance(given, interface | NoneType)
     assert not isinstance(given, outputs.ModelRunnerOutput)
+
+
+def test_an_output_may_be_copied_and_referred_to_weakly(interface: type[ABC]) -> None:
+    output = output_of(interface)
+    given = worker.trusted(output)
+    other = copy.copy(given)
+    assert type(other) is worker.TrustedOutput
+    other.label = "step 8"
+    assert output.label == "step 8"
+    seen = weakref.ref(given)
+    assert seen() is given
+    del given
+    assert seen() is None
+
+
+def test_a_copy_without_an_output_yet_has_no_attributes() -> None:
+    empty = object.__new__(worker.TrustedOutput)
+    with pytest.raises(AttributeError, match="_r2serve_output"):
+        _ = empty.label
 
 
 def test_an_output_is_checked_after_it_has_come(

@@ -2,7 +2,7 @@
 gives out no token that a GPU computed without a lost peer's part.
 
 A class is made for each worker class of vLLM by one function, so a further one is one more line in
-:mod:`r2serve.engines.vllm.patches`.
+:mod:`r2serve.engines.vllm.classes`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from r2serve import process
 from r2serve.device import check_all, wake_all
-from r2serve.engines.vllm import patches
+from r2serve.engines.vllm import classes
 from r2serve.engines.vllm.ending import end_worker_soon
 from r2serve.errors import R2cclError
 from r2serve.observe.attribution import Attribution, NewRequest, Step
@@ -30,7 +30,7 @@ _INTERNAL_ID = re.compile(r"(?:\d+_)?(.+)-[0-9a-f]{8}")
 
 def __getattr__(name: str) -> Any:
     """Make the class on first use: its base exists only on the machine it is for."""
-    for base, ours in patches.WORKERS.items():
+    for base, ours in classes.WORKERS.items():
         module, _, class_name = ours.rpartition(".")
         if module == __name__ and class_name == name:
             base_module, _, base_name = base.rpartition(".")
@@ -108,16 +108,17 @@ def trusted(output: Any) -> Any:
 
 
 class TrustedOutput:
-    """Stands in for an asynchronous output of vLLM, whose ``get_output`` it follows by the check.
+    """A stand-in for an asynchronous output of vLLM.
 
-    Every other attribute is the output's own, and so is the class that ``isinstance`` sees.  vLLM
-    0.33 added an abstract method to its interface; a further one changes nothing here.
+    The check for lost peers follows ``get_output``.  Every other attribute is the output's own, and
+    so is the class that ``isinstance`` sees.  vLLM 0.33 added an abstract method to its interface;
+    a further method changes nothing here.
     """
 
-    __slots__ = ("_r2serve_output",)
+    __slots__ = ("__weakref__", "_r2serve_output")
 
     def __init__(self, output: Any) -> None:
-        object.__setattr__(self, "_r2serve_output", output)
+        self._r2serve_output = output
 
     @property  # type: ignore[misc]  # as proxies do
     def __class__(self) -> Any:
@@ -135,10 +136,15 @@ class TrustedOutput:
         return output
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_r2serve_output":  # a copy is made without __init__, so the slot is empty
+            raise AttributeError(name)
         return getattr(self._r2serve_output, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._r2serve_output, name, value)
+        if name == "_r2serve_output":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._r2serve_output, name, value)
 
 
 class FollowedSteps:

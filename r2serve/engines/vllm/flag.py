@@ -1,8 +1,9 @@
 """The flag ``--distributed-backend {default,r2ccl}`` and how its value reaches every process.
 
-The API process parses it; engine core and workers are children and inherit the environment. Ray
-copies the variables that :data:`CARRIED` names.  Without a command line (``vllm.LLM``) the same
-is said by ``additional_config={"r2serve": {"distributed_backend": "r2ccl"}}`` or by the variable.
+The API process parses it; engine core and workers are children and inherit the environment.  Ray's
+first executor (vLLM 0.32 alone) copies the variables in :data:`CARRIED` to workers, the second
+executor copies the whole environment.  Without a command line (``vllm.LLM``) the variable, or
+``additional_config={"r2serve": {"distributed_backend": "r2ccl"}}``, makes the choice.
 """
 
 from __future__ import annotations

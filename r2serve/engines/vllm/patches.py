@@ -128,7 +128,7 @@ _PLATFORM_ROWS = (
     ),
     row(
         "release and GPU",
-        "warns of an untested release; refuses a GPU or driver without starting CUDA",
+        "warns of an unsupported release; refuses a GPU or driver without starting CUDA",
         "",
         There("vllm.__version__"),
         There("vllm.platforms.cuda.nvml_available"),

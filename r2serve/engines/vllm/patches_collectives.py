@@ -205,8 +205,8 @@ FUSION_ROWS = (
     ),
     row(
         "ranges of compilation",
-        "a range ends where the fused operation does; vLLM computes the ranges after the platform "
-        "has had its say, and keeps the ends named there",
+        "a range ends where the fused operation does; vLLM computes the ranges after "
+        "`check_and_update_config`, and keeps the ends named there",
         "a pass may name the end of a range",
         Has("vllm.config.CompilationConfig", ("compile_ranges_endpoints",)),
         Has("vllm.config.utils.Range", ("end", "start")),

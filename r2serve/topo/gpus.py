@@ -9,8 +9,9 @@ from r2serve import _core
 from r2serve.config import Config
 from r2serve.errors import R2cclError
 
-OLDEST = 8
-"""Compute capability, major, that the kernels are compiled for."""
+OLDEST = (8, 0)
+"""Compute capability of the oldest GPU with all instructions of the kernels."""
+NO_KERNELS = "this build of r2serve has no GPU kernels: install r2serve where nvcc is in PATH"
 HOST_ASSISTED = "pinned memory of the host"
 DIRECT = "the GPU's own memory (GPUDirect)"
 
@@ -43,12 +44,18 @@ def look(config: Config, rdma: Sequence[str] = ()) -> tuple[tuple[Gpu, ...], str
     return tuple(_gpu(index, each, config, rdma) for index, each in enumerate(found)), "ok"
 
 
+def too_old(major: int, minor: int) -> str:
+    """Words about a GPU of a compute capability below :data:`OLDEST`; empty: it is not below."""
+    if (major, minor) >= OLDEST:
+        return ""
+    right = ".".join(map(str, OLDEST))
+    return f"the GPU has compute capability {major}.{minor}: it must be {right} or later"
+
+
 def _gpu(index: int, of: dict[str, str | int], config: Config, rdma: Sequence[str]) -> Gpu:
-    why_not = ""
-    if int(of["major"]) < OLDEST:
-        why_not = f"compute capability {OLDEST}.0 or later is needed"
-    elif not _core.has_kernels():
-        why_not = "r2serve was installed where nvcc is not in the path"
+    why_not = too_old(int(of["major"]), int(of["minor"]))
+    if not why_not and not _core.has_kernels():
+        why_not = NO_KERNELS
     buffers = "" if why_not else HOST_ASSISTED
     if not why_not:
         why_not = _why_not_direct(index, config, rdma)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in flag.CARRIED:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(gpus, "check", lambda *_: None)
-    releases.warn_if_untested.cache_clear()
+    releases.warn_if_unsupported.cache_clear()
 
 
 # vLLM allows these on GPUs alone, so the tests set them after vLLM's own checks.
@@ -67,7 +68,10 @@ def engine(**parallel: Any) -> Any:
 
 def refusal(monkeypatch: pytest.MonkeyPatch, platform: Any = OnGpus, **parallel: Any) -> str:
     """The words of the refusal; empty: the engine may start."""
-    config = engine(**parallel)
+    return refused(monkeypatch, engine(**parallel), platform)
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, config: Any, platform: Any = OnGpus) -> str:
     monkeypatch.setenv(flag.VARIABLE, "r2ccl")
     try:
         platform.check_and_update_config(config)
@@ -101,8 +105,11 @@ def test_an_exchange_of_experts_past_r2ccl_is_refused(
 def test_a_moe_backend_with_an_exchange_of_its_own_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = refusal(monkeypatch, **EXPERTS, **REPLICAS, all2all_backend="passthrough")
-    assert said.startswith("--moe-backend is one that exchanges tokens between experts itself")
+    config = engine(**EXPERTS, **REPLICAS, all2all_backend="passthrough")
+    config.kernel_config.moe_backend = "flashinfer_moe_ep_deep_gemm"
+    said = refused(monkeypatch, config)
+    assert said.startswith("--moe-backend is 'flashinfer_moe_ep_deep_gemm', which exchanges tokens")
+    assert "must be one without an exchange of its own, such as auto, or --distributed" in said
 
 
 @pytest.mark.parametrize(
@@ -151,8 +158,8 @@ def test_the_cpu_has_one_exchange_of_experts_anyway(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("nodes", [{}, TWO_NODES], ids=["one node", "two nodes"])
 def test_elastic_groups_are_refused(monkeypatch: pytest.MonkeyPatch, nodes: dict[str, Any]) -> None:
     said = refusal(monkeypatch, **EXPERTS, **nodes, enable_elastic_ep=True)
-    assert said.startswith("--enable-elastic-ep is set")
-    assert "must be without --enable-elastic-ep, or --distributed-backend default" in said
+    assert said.startswith("--enable-elastic-ep is True")
+    assert "--enable-elastic-ep must be left out, or --distributed-backend default" in said
 
 
 @pytest.mark.parametrize(
@@ -193,11 +200,11 @@ def test_replicas_that_the_environment_makes_may_be_anywhere(
 def test_a_worker_asks_again_of_the_group_that_it_has(
     group: str, asked: dict[str, Any], option: str
 ) -> None:
-    parallel = engine(**REPLICAS, **asked).parallel_config
+    config = engine(**REPLICAS, **asked)
     with pytest.raises(ConfigError, match=option):
-        combinations.refuse_in_group(group, parallel)
+        combinations.refuse_in_group(group, config)
     for other in ("tp:0", "dp:0", "world"):
-        combinations.refuse_in_group(other, parallel)
+        combinations.refuse_in_group(other, config)
 
 
 def test_a_group_is_refused_before_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,15 +221,15 @@ def test_a_group_is_refused_before_it_connects(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("version", "tested"),
+    ("version", "supported"),
     [
         *((version, True) for version in ("0.32.0", "0.32.0+cpu", "0.33.0", "0.33.1.dev4+g12ab")),
         *((version, False) for version in ("0.31.2", "0.34.0", "0.34.0rc1", "1.0", "dev")),
     ],
 )
-def test_a_release_out_of_the_tested_range_is_named_once(
+def test_a_release_out_of_the_supported_range_is_named_once(
     version: str,
-    tested: bool,
+    supported: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -236,12 +243,21 @@ def test_a_release_out_of_the_tested_range_is_named_once(
         for _ in range(2):
             OnGpus.check_and_update_config(config)
     warned = [each.getMessage() for each in caplog.records]
-    assert len(warned) == int(not tested)
+    assert len(warned) == int(not supported)
     for line in warned:
-        assert f"vLLM {version} is out of the range" in line
+        assert f"vLLM {version} is out of the range supported by" in line
         assert "(vllm>=0.32,<0.34)" in line
 
 
-def test_the_package_asks_for_the_releases_that_are_tested() -> None:
+def test_the_package_asks_for_the_releases_that_are_supported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["vllm"] == [f"vllm{releases.TESTED}"]
+    assert project["optional-dependencies"]["vllm"] == [f"vllm{releases.SUPPORTED}"]
+
+
+def test_serving_imports_no_table_of_rows() -> None:
+    sources = (ROOT / "r2serve/engines/vllm").glob("[!p]*.py")
+    sources = [*sources, ROOT / "r2serve/engines/vllm/platform.py"]
+    assert len(sources) > 10
+    assert [
+        each.name for each in sources if re.search(r"import .*\bpatches", each.read_text())
+    ] == []

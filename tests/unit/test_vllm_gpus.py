@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from vllm.config import ParallelConfig, VllmConfig
+from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 from vllm.platforms.cpu import CpuPlatform
 
 from r2serve import _core
 from r2serve.engines.vllm import flag, gpus
+from r2serve.engines.vllm.cuda_communicator import SpanningCudaCommunicator
 from r2serve.engines.vllm.platform import make_platform
 from r2serve.errors import ConfigError
 
@@ -63,8 +68,11 @@ def test_a_build_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_core, "has_kernels", lambda: False)
     a_driver(monkeypatch, 13000)
     said = refused()
-    assert said.startswith("this build of r2serve has no GPU kernels")
-    assert said.endswith("install r2serve where nvcc is in PATH")
+    assert said == (
+        "--distributed-backend is 'r2ccl', on GPUs of several nodes, and this build of r2serve has "
+        "no GPU kernels: install r2serve where nvcc is in PATH, or use --distributed-backend "
+        "default, without failover"
+    )
 
 
 def test_a_driver_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +158,73 @@ def test_an_old_driver_stops_an_engine(engine: Any, monkeypatch: pytest.MonkeyPa
         make_platform(Cuda, "OnGpus").check_and_update_config(engine)
 
 
-def test_an_engine_on_one_node_needs_none_of_it(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
+REPLICAS = {"data_parallel_size": 2, "data_parallel_size_local": 1}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "environment", "spans"),
+    [
+        ({}, {}, "0"),
+        ({**REPLICAS, "data_parallel_external_lb": True}, {}, "1"),
+        (REPLICAS, {"VLLM_DP_SIZE": "2"}, "1"),
+        ({**REPLICAS, "data_parallel_backend": "ray"}, {}, "1"),
+        ({"distributed_executor_backend": "ray"}, {}, "1"),
+    ],
+    ids=["one node", "external load balancer", "VLLM_DP_SIZE", "Ray's replicas", "Ray"],
+)
+def test_an_engine_that_may_be_on_one_node_needs_none_of_it(
+    engine: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    parallel: dict[str, Any],
+    environment: dict[str, str],
+    spans: str,
 ) -> None:
-    """Groups inside a node keep vLLM's own communicator."""
+    """Groups inside a node keep vLLM's own communicator; workers of other groups check."""
     monkeypatch.setattr(_core, "has_kernels", lambda: False)
     engine.parallel_config.nnodes = 1
+    for key, value in parallel.items():
+        setattr(engine.parallel_config, key, value)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
     make_platform(Cuda, "OnGpus").check_and_update_config(engine)
     assert Cuda.asked == 0
+    assert os.environ[flag.SPANS_VARIABLE] == spans
+
+
+@pytest.mark.parametrize(
+    "known",
+    [{"nnodes": 2}, {"nnodes": 1, **REPLICAS}, {"nnodes": 1, "of_each_rank": True}],
+    ids=["nodes", "replicas", "per-rank"],
+)
+def test_an_engine_that_is_known_to_span_nodes_needs_all_of_it(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, known: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(_core, "has_kernels", lambda: False)
+    if known.pop("of_each_rank", False):
+        monkeypatch.setenv("R2CCL_NODE", "per-rank")
+    for key, value in known.items():
+        setattr(engine.parallel_config, key, value)
+    with pytest.raises(ConfigError, match="no GPU kernels"):
+        make_platform(Cuda, "OnGpus").check_and_update_config(engine)
+
+
+@pytest.mark.parametrize("ordinal", [None, 0, 1])
+def test_a_worker_asks_again_in_the_same_words(
+    monkeypatch: pytest.MonkeyPatch, ordinal: int | None
+) -> None:
+    a_driver(monkeypatch, 13000)
+    found = [{"major": 8, "minor": 0}, {"major": 7, "minor": 5}]
+    monkeypatch.setattr(_core, "gpus", lambda library: {LIBRARY: found}[library])
+    connected = Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(DeviceCommunicatorBase, "__init__", connected)
+    group = object.__new__(SpanningCudaCommunicator)
+    error = ConfigError if ordinal == 1 else InterruptedError
+    with pytest.raises(error) as raised:
+        group.__init__(None, torch.device("cuda", ordinal))  # type: ignore[misc]
+    if ordinal == 1:
+        connected.assert_not_called()
+        assert str(raised.value) == refused((7, 5))
+    monkeypatch.setattr(_core, "has_kernels", lambda: False)
+    with pytest.raises(ConfigError) as raised:
+        group.__init__(None, torch.device("cuda", ordinal))  # type: ignore[misc]
+    assert str(raised.value) == refused()

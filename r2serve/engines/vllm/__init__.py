@@ -24,12 +24,12 @@ def register() -> str | None:
     """
     from vllm.platforms import builtin_platform_plugins
 
-    from r2serve.engines.vllm import patches
+    from r2serve.engines.vllm import classes
 
     picked = [name for probe in builtin_platform_plugins.values() if (name := probe()) is not None]
     if len(picked) != 1:
         return None
-    ours = patches.PLATFORMS.get(picked[0])
+    ours = classes.PLATFORMS.get(picked[0])
     if ours is None:
         _LOG.debug("no r2ccl for platform %s: vLLM is left as it is", picked[0])
         return None

@@ -1,4 +1,4 @@
-"""Classes of vLLM replaced by ours, and the supported releases of vLLM."""
+"""Classes of vLLM replaced by ours, the only list that serving reads; releases; helpers of rows."""
 
 from __future__ import annotations
 

@@ -27,40 +27,40 @@ def refuse_elastic_groups(parallel: Any) -> None:
     """
     if parallel.enable_elastic_ep:
         raise ConfigError(
-            "--enable-elastic-ep is set: vLLM makes groups that grow and shrink with its own "
-            "communicator alone; --distributed-backend r2ccl must be without --enable-elastic-ep, "
-            f"{_WAY_OUT}"
+            "--enable-elastic-ep is True: vLLM makes groups that grow and shrink with its own "
+            f"communicator alone; --enable-elastic-ep must be left out, {_WAY_OUT}"
         )
 
 
-def refuse_in_config(parallel: Any, *, per_rank_nodes: bool) -> None:
+def refuse_in_config(config: Any, *, per_rank_nodes: bool) -> None:
     """Refuse options for GPUs that fail where a group of experts is known to span nodes.
 
     Args:
-        parallel: vLLM's ParallelConfig.
+        config: vLLM's VllmConfig.
         per_rank_nodes: every rank counts as a node of its own (``R2CCL_NODE=per-rank``).
 
     Raises:
         ConfigError: names option, value and what would be right.
     """
-    if expert_group_spans_nodes(parallel, per_rank_nodes=per_rank_nodes):
-        refuse_in_group("ep", parallel)
-        refuse_in_group("eplb", parallel)
+    if expert_group_spans_nodes(config.parallel_config, per_rank_nodes=per_rank_nodes):
+        refuse_in_group("ep", config)
+        refuse_in_group("eplb", config)
 
 
-def refuse_in_group(group: str, parallel: Any) -> None:
+def refuse_in_group(group: str, config: Any) -> None:
     """Refuse options that fail in a group of GPUs on several nodes.
 
     Args:
         group: vLLM's name of the group, with or without a number (``ep``, ``ep:0``).
-        parallel: vLLM's ParallelConfig.
+        config: vLLM's VllmConfig.
 
     Raises:
         ConfigError: names option, value and what would be right.
     """
     kind = group.split(":")[0]
+    parallel = config.parallel_config
     if kind == "ep" and parallel.enable_expert_parallel and parallel.use_all2all:
-        _refuse_all2all(parallel.all2all_backend)
+        _refuse_all2all(config)
     communicator = parallel.eplb_config.communicator
     if kind == "eplb" and parallel.enable_eplb and communicator == "pynccl":
         raise ConfigError(
@@ -70,19 +70,32 @@ def refuse_in_group(group: str, parallel: Any) -> None:
         )
 
 
-def _refuse_all2all(backend: str) -> None:
+def _refuse_all2all(config: Any) -> None:
+    backend = config.parallel_config.all2all_backend
     if backend == ALL2ALL:
         return
     if backend == _PASSTHROUGH:
         raise ConfigError(
-            "--moe-backend is one that exchanges tokens between experts itself, past r2ccl, and "
-            "the group of experts spans nodes; --moe-backend must be one without an exchange of "
-            f"its own, such as auto, {_WAY_OUT}"
+            f"--moe-backend is {config.kernel_config.moe_backend!r}, which exchanges tokens "
+            "between experts itself, past r2ccl, and the group of experts spans nodes; "
+            f"--moe-backend must be one without an exchange of its own, such as auto, {_WAY_OUT}"
         )
     raise ConfigError(
         f"--all2all-backend is {backend!r}, which exchanges tokens between experts past r2ccl, and "
         f"the group of experts spans nodes; --all2all-backend must be {ALL2ALL}, {_WAY_OUT}"
     )
+
+
+def engine_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
+    """Whether ranks of the engine are known to be on more than one node.
+
+    Args:
+        parallel: vLLM's ParallelConfig.
+        per_rank_nodes: every rank counts as a node of its own (``R2CCL_NODE=per-rank``).
+    """
+    if per_rank_nodes or parallel.nnodes > 1:
+        return True
+    return not _ray_places_ranks(parallel) and _replicas_are_elsewhere(parallel)
 
 
 def expert_group_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
@@ -94,12 +107,16 @@ def expert_group_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
     of_replica = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     if per_rank_nodes:
         return bool(of_replica * parallel.data_parallel_size > 1)
-    if parallel.distributed_executor_backend == "ray" or parallel.data_parallel_backend == "ray":
+    if _ray_places_ranks(parallel):
         return False
     if _replicas_are_elsewhere(parallel):
         return True
     # A node has `local_world_size` consecutive ranks of a replica.
     return bool(parallel.nnodes_within_dp > 1 and parallel.local_world_size % of_replica != 0)
+
+
+def _ray_places_ranks(parallel: Any) -> bool:
+    return "ray" in (parallel.distributed_executor_backend, parallel.data_parallel_backend)
 
 
 def _replicas_are_elsewhere(parallel: Any) -> bool:

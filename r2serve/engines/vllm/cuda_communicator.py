@@ -17,7 +17,7 @@ from vllm.distributed.device_communicators.cuda_communicator import CudaCommunic
 
 from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
-from r2serve.engines.vllm import combinations, flag, nodes
+from r2serve.engines.vllm import combinations, flag, gpus, nodes
 from r2serve.engines.vllm.spanning import (
     SpanningCollectives,
     final,
@@ -76,7 +76,10 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
     ) -> None:
         running = get_current_vllm_config_or_none()
         if running is not None:
-            combinations.refuse_in_group(unique_name, running.parallel_config)
+            combinations.refuse_in_group(unique_name, running)
+        # Where the configuration does not tell the nodes, nothing was checked at start.
+        ordinal = 0 if device is None or device.index is None else device.index
+        gpus.check_in_worker(Config.from_env().cuda_library, ordinal)
         # Not CudaCommunicator's: it would make an NCCL communicator.
         kwargs.pop("tcp_store_group", None)
         DeviceCommunicatorBase.__init__(
@@ -106,7 +109,10 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
         return self._fused(input_, residual.contiguous(), weight, epsilon)
 
     def fuses(self, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-        """Whether one kernel does all of it: see :meth:`r2serve.fused.FusedReduce.takes`."""
+        """Whether one kernel does the all-reduce, the addition and the RMSNorm.
+
+        :meth:`r2serve.fused.FusedReduce.takes` has the limits.
+        """
         taken: bool = self.r2ccl.fused.takes(torch.empty(shape, dtype=dtype, device="meta"))
         return taken
 

@@ -1,7 +1,7 @@
-"""Checks of GPU, driver and this build of r2serve, without a CUDA context.
+"""Checks of GPU, driver and this build of r2serve, at start and in a worker.
 
-The calling process makes workers afterwards, some of them by fork.  A driver initialised before a
-fork is lost to the child, so nothing here initialises a driver:
+A process that starts an engine makes workers afterwards, some of them by fork.  A driver
+initialised before a fork is lost to the child, so :func:`check` initialises no driver:
 ``cuDriverGetVersion`` needs no ``cuInit``, and vLLM asks NVML for the compute capability.
 """
 
@@ -12,15 +12,14 @@ from typing import NamedTuple
 
 from r2serve import _core
 from r2serve.errors import ConfigError
+from r2serve.topo.gpus import NO_KERNELS, too_old
 
 OLDEST_DRIVER = (11, 0)
 """CUDA version of the first driver to load PTX 7.0, the oldest image in a build of r2serve."""
-OLDEST_GPU = (8, 0)
-"""Compute capability of the oldest GPU with all instructions of the kernels."""
 
 
 class Version(NamedTuple):
-    """Of CUDA, or a compute capability."""
+    """A CUDA version or a compute capability."""
 
     major: int
     minor: int
@@ -41,8 +40,8 @@ def check(library: str, capability: tuple[int, int] | None) -> None:
     """
     if not _core.has_kernels():
         raise ConfigError(
-            "this build of r2serve has no GPU kernels: --distributed-backend r2ccl on GPUs of "
-            "several nodes needs them; install r2serve where nvcc is in PATH"
+            f"--distributed-backend is 'r2ccl', on GPUs of several nodes, and {NO_KERNELS}, or use "
+            "--distributed-backend default, without failover"
         )
     version = driver_version(library)
     if version < OLDEST_DRIVER:
@@ -50,11 +49,23 @@ def check(library: str, capability: tuple[int, int] | None) -> None:
             f"the CUDA driver (R2CCL_CUDA_LIBRARY: {library}) is of CUDA {version}: it must be of "
             f"CUDA {Version(*OLDEST_DRIVER)} or later"
         )
-    if capability is not None and tuple(capability) < OLDEST_GPU:
-        raise ConfigError(
-            f"the GPU has compute capability {Version(*capability)}: it must be "
-            f"{Version(*OLDEST_GPU)} or later"
-        )
+    if capability is not None and (old := too_old(*capability)):
+        raise ConfigError(old)
+
+
+def check_in_worker(library: str, ordinal: int) -> None:
+    """As :func:`check`, in a process with CUDA initialised.
+
+    Args:
+        library: the CUDA driver (``R2CCL_CUDA_LIBRARY``).
+        ordinal: index of the GPU, as the driver counts.
+
+    Raises:
+        ConfigError: names what was found and what would be right.
+    """
+    check(library, None)
+    gpu = _core.gpus(library)[ordinal]
+    check(library, (int(gpu["major"]), int(gpu["minor"])))
 
 
 def driver_version(library: str) -> Version:

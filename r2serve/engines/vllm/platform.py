@@ -1,7 +1,7 @@
 """vLLM's platform for this machine, with r2ccl's communicator where the flag asks for it.
 
 A class is made for each platform of vLLM by one function, so a further platform is one more line
-in :mod:`r2serve.engines.vllm.patches`.  While the flag is absent every method hands on to vLLM's.
+in :mod:`r2serve.engines.vllm.classes`.  While the flag is absent every method hands on to vLLM's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import vllm
 
 from r2serve.config import Config
-from r2serve.engines.vllm import combinations, flag, fusion_range, patches, releases, sidecar
+from r2serve.engines.vllm import classes, combinations, flag, releases, sidecar
 from r2serve.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 def __getattr__(name: str) -> Any:
     """Make the class on first use: its base exists only on the machine it is for."""
-    for base, ours in patches.PLATFORMS.items():
+    for base, ours in classes.PLATFORMS.items():
         module, _, class_name = ours.rpartition(".")
         if module == __name__ and class_name == name:
             return make_platform(_resolve(base), name)
@@ -57,30 +57,36 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             super().check_and_update_config(vllm_config)
             if flag.active():
                 flag.check_environment()
-                releases.warn_if_untested(vllm.__version__)
+                releases.warn_if_unsupported(vllm.__version__)
                 combinations.refuse_elastic_groups(vllm_config.parallel_config)
                 spans = _spans_nodes(vllm_config.parallel_config)
                 os.environ[flag.SPANS_VARIABLE] = str(int(spans))
                 if spans:
                     if base.device_type == "cuda":
-                        cls._refuse_on_gpus(vllm_config.parallel_config)
+                        cls._refuse_on_gpus(vllm_config)
                     # FlashInfer's would go around the group's communicator.
                     vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
                     if cls._fuses():
                         _let_passes_run(vllm_config.compilation_config, mode)
                         if base.device_type == "cuda":
+                            from r2serve.engines.vllm import fusion_range
+
                             fusion_range.split(vllm_config, Config.from_env())
                 _note_in(vllm_config)
                 _follow_steps(vllm_config.parallel_config)
                 sidecar.start_once()
 
         @classmethod
-        def _refuse_on_gpus(cls, parallel: Any) -> None:
-            """What workers would fail at, in words, before one is made."""
+        def _refuse_on_gpus(cls, vllm_config: Any) -> None:
+            """Refuse options, GPUs and drivers on which workers would fail."""
             from r2serve.engines.vllm import gpus
 
             config = Config.from_env()
-            combinations.refuse_in_config(parallel, per_rank_nodes=config.node == "per-rank")
+            per_rank = config.node == "per-rank"
+            combinations.refuse_in_config(vllm_config, per_rank_nodes=per_rank)
+            parallel = vllm_config.parallel_config
+            if not combinations.engine_spans_nodes(parallel, per_rank_nodes=per_rank):
+                return  # a group that spans nodes checks in its worker
             # Where vLLM has no NVML it asks CUDA, which workers made by fork could not use then.
             by_nvml = getattr(importlib.import_module(base.__module__), "nvml_available", False)
             gpus.check(config.cuda_library, cls.get_device_capability() if by_nvml else None)
@@ -90,9 +96,9 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             stock: str = super().get_device_communicator_cls()
             if not flag.active():
                 return stock
-            if stock not in patches.COMMUNICATORS:
+            if stock not in classes.COMMUNICATORS:
                 raise ConfigError(f"--distributed-backend r2ccl has no counterpart of {stock}")
-            return patches.COMMUNICATORS[stock]
+            return classes.COMMUNICATORS[stock]
 
         @property
         def dist_backend(self) -> str:
@@ -110,7 +116,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
         @classmethod
         def get_pass_manager_cls(cls) -> str:
             if cls._fuses():
-                return patches.PASS_MANAGER
+                return classes.PASS_MANAGER
             stock: str = super().get_pass_manager_cls()
             return stock
 
@@ -145,7 +151,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
 
 
 def _spans_nodes(parallel: Any) -> bool:
-    """Whether groups of this engine may."""
+    """Whether groups of this engine may span nodes."""
     ray = getattr(parallel, "distributed_executor_backend", None) == "ray"  # it knows of no nodes
     everywhere = getattr(parallel, "data_parallel_size", 1)
     elsewhere = everywhere > getattr(parallel, "data_parallel_size_local", everywhere)
@@ -197,9 +203,9 @@ def _note_in(vllm_config: Any) -> None:
 def _follow_steps(parallel: Any) -> None:
     """Put our worker class in the place of vLLM's own."""
     theirs = parallel.worker_cls
-    if theirs in patches.WORKERS:
-        parallel.worker_cls = patches.WORKERS[theirs]
-    elif theirs not in patches.WORKERS.values():
+    if theirs in classes.WORKERS:
+        parallel.worker_cls = classes.WORKERS[theirs]
+    elif theirs not in classes.WORKERS.values():
         _LOG.warning("worker class %s is not known: no request is told what faults cost it", theirs)
 
 

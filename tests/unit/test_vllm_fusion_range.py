@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from pairs import free_port
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -18,7 +21,9 @@ from vllm.config import CompilationConfig, ParallelConfig, VllmConfig
 from vllm.config.utils import Range
 from vllm.platforms.cpu import CpuPlatform
 
+from r2serve.communicator import Communicator
 from r2serve.config import Config
+from r2serve.device import DeviceCommunicator
 from r2serve.engines.vllm import flag, fusion, fusion_range, gpus
 from r2serve.engines.vllm.cuda_communicator import SpanningCudaCommunicator
 from r2serve.engines.vllm.platform import make_platform
@@ -54,6 +59,7 @@ def the_pass(
     communicator: Any,
     hidden: int = HIDDEN,
     dtype: torch.dtype = torch.bfloat16,
+    **compilation: Any,
 ) -> fusion.AllReduceAddRmsNormPass:
     """The compiler's pass of a group; registered patterns are not traced."""
     group = SimpleNamespace(device_communicator=communicator, unique_name="tp:0")
@@ -69,7 +75,7 @@ def the_pass(
         dtype=dtype,
     )
     config = SimpleNamespace(
-        compilation_config=CompilationConfig(), model_config=model, device_config=None
+        compilation_config=CompilationConfig(**compilation), model_config=model, device_config=None
     )
     return fusion.AllReduceAddRmsNormPass(config)
 
@@ -81,30 +87,86 @@ def test_two_nodes_of_eight_keep_vllms_passes(
         made = the_pass(monkeypatch, of_gpus([0] * 8 + [1] * 8, STAGING // 16))
     assert made._pattern_replacements == []
     assert not made.is_applicable_for_range(Range(1, 1))
+    assert why_three(caplog) == "16 ranks are on 2 nodes; each rank must be on a node of its own"
+
+
+def why_three(caplog: pytest.LogCaptureFixture) -> str:
     (line,) = [each.getMessage() for each in caplog.records]
-    assert line.startswith("group tp:0: all-reduce, addition and RMSNorm stay three operations")
-    assert line.endswith("there are 16 ranks on 2 nodes, with rows of 7168 x torch.bfloat16")
+    said, _, why = line.partition("RMSNorm stay three operations: ")
+    assert said == "group tp:0: all-reduce, addition and "
+    return why
 
 
 @pytest.mark.parametrize(
-    ("nodes", "hidden", "dtype", "most_bytes"),
+    ("ranks", "hidden", "dtype", "staging", "why"),
     [
-        ([0, 1], 16392, torch.bfloat16, STAGING),  # wider than a program's registers
-        ([0, 1], HIDDEN, torch.float64, STAGING),
-        ([0, 1], HIDDEN, torch.bfloat16, 2 * HIDDEN - 128),  # less than a row
-        (list(range(17)), HIDDEN, torch.bfloat16, STAGING),  # more than a kernel adds up
+        (2, 16392, torch.bfloat16, STAGING, "a row has 16392 elements; the limit is 16384"),
+        (
+            2,
+            HIDDEN,
+            torch.float64,
+            STAGING,
+            "rows are of float64; the operation takes float16, bfloat16, float32",
+        ),
+        (
+            16,
+            16384,
+            torch.float32,
+            1024**2 - 2048,
+            "a row has 65536 bytes; the limit is 65408 (R2CCL_GPU_STAGING_BYTES / ranks)",
+        ),
+        (17, HIDDEN, torch.bfloat16, STAGING, "the group has 17 ranks; the limit is 16"),
     ],
 )
 def test_what_no_kernel_takes_stays_three_operations(
     monkeypatch: pytest.MonkeyPatch,
-    nodes: list[int],
+    caplog: pytest.LogCaptureFixture,
+    ranks: int,
     hidden: int,
     dtype: torch.dtype,
-    most_bytes: int,
+    staging: int,
+    why: str,
 ) -> None:
-    made = the_pass(monkeypatch, of_gpus(nodes, most_bytes), hidden, dtype)
+    config = SimpleNamespace(gpu_staging_bytes=staging)
+    monkeypatch.setattr(fusion.Config, "from_env", lambda: config)
+    communicator = of_gpus(list(range(ranks)), fusion_range.slot_bytes(staging, ranks))
+    with caplog.at_level(logging.INFO, logger="r2serve"):
+        made = the_pass(monkeypatch, communicator, hidden, dtype)
     assert made._pattern_replacements == []
     assert not made.is_applicable_for_range(Range(1, 1))
+    assert why_three(caplog) == why
+    assert fusion_range.most_rows(staging, ranks, hidden, dtype) == 0
+
+
+@pytest.mark.parametrize(
+    ("ends", "sizes", "fused"),
+    [
+        ([CAPACITY, 8192], [], True),
+        ([CAPACITY + 1, 8192], [], False),
+        ([8192], [16], True),
+        ([8192], [], False),
+    ],
+)
+def test_ranges_that_are_all_too_large_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ends: list[int],
+    sizes: list[int],
+    fused: bool,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="r2serve"):
+        made = the_pass(
+            monkeypatch,
+            of_gpus([0, 1], STAGING // 2),
+            compile_ranges_endpoints=ends,
+            compile_sizes=sizes,
+        )
+    assert bool(made._pattern_replacements) is fused
+    if not fused:
+        assert why_three(caplog) == (
+            f"the smallest range of compilation ends at {ends[0]} rows; the limit is {CAPACITY} "
+            "(R2CCL_GPU_STAGING_BYTES / ranks / bytes of a row)"
+        )
 
 
 def test_one_rank_a_node_is_fused_up_to_what_its_slots_hold(
@@ -122,11 +184,33 @@ def test_one_rank_a_node_is_fused_up_to_what_its_slots_hold(
 @pytest.mark.parametrize("hidden", [64, 2880, HIDDEN, 16384])
 @pytest.mark.parametrize("staging", [1024**2, STAGING, 12_345_678])
 def test_ranges_end_where_the_operation_does(ranks: int, hidden: int, staging: int) -> None:
-    # The formula of StreamCommunicator::piece_bytes.
-    communicator = of_gpus(list(range(ranks)), staging // ranks // 128 * 128)
-    rows = fusion_range.most_rows(staging, ranks, hidden * 2)
+    communicator = of_gpus(list(range(ranks)), fusion_range.slot_bytes(staging, ranks))
+    rows = fusion_range.most_rows(staging, ranks, hidden, torch.bfloat16)
     assert rows == 0 or communicator.fuses((rows, hidden), torch.bfloat16)
     assert not communicator.fuses((rows + 1, hidden), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("ranks", "staging"), [(2, STAGING), (2, 1024**2 + 384), (3, 12_345_678)])
+def test_a_slot_is_as_large_as_the_cores(ranks: int, staging: int, fake_cuda: Path) -> None:
+    port = free_port()
+
+    def most_bytes(rank: int) -> int:
+        config = Config(
+            rails="127.0.0.1",
+            node=f"n{rank}",
+            cuda_library=str(fake_cuda),
+            gpu_staging_bytes=staging,
+        )
+        host = Communicator.standalone(
+            "127.0.0.1", port, rank, ranks, name="tp", config=config, share_engine=False
+        )
+        with DeviceCommunicator(host, torch.device("cpu")) as comm:
+            found: int = comm._stream_core.slots()["most_bytes"]
+            return found
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(most_bytes, range(ranks), timeout=60))
+    assert found == [fusion_range.slot_bytes(staging, ranks)] * ranks
 
 
 class Cuda(CpuPlatform):  # type: ignore[misc]
@@ -143,21 +227,35 @@ class Cuda(CpuPlatform):  # type: ignore[misc]
 OnGpus = make_platform(Cuda, "R2cclPlatformOfThisTest")
 
 
-def ranges(monkeypatch: pytest.MonkeyPatch, own: list[int] | None = None, **parallel: Any) -> Any:
-    """vLLM's ranges of compilation after the platform's hook."""
+def ranges(
+    monkeypatch: pytest.MonkeyPatch,
+    own: list[int] | None = None,
+    hidden: Sequence[int] = (HIDDEN,),
+    **parallel: Any,
+) -> Any:
+    """vLLM's ranges of compilation after the platform's hook.
+
+    Args:
+        hidden: of a model, and then of its parts and drafts, which share the configuration.
+    """
     for variable in set(flag.CARRIED) - {"R2CCL_FUSE", "R2CCL_NODE"}:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(gpus, "check", lambda *_: None)
+    executor = parallel.pop("executor", "mp")
     config: Any = SimpleNamespace(
         parallel_config=ParallelConfig(**parallel),
         compilation_config=CompilationConfig(compile_ranges_endpoints=own),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=8192),
-        model_config=SimpleNamespace(get_hidden_size=lambda: HIDDEN, dtype=torch.bfloat16),
         additional_config={},
     )
+    config.parallel_config.distributed_executor_backend = executor  # vLLM asks for Ray's package
     monkeypatch.setenv(flag.VARIABLE, "r2ccl")
-    OnGpus.check_and_update_config(config)
-    VllmConfig._set_compile_ranges(config)
+    for size in hidden:
+        config.model_config = SimpleNamespace(
+            get_hidden_size=lambda size=size: size, dtype=torch.bfloat16
+        )
+        OnGpus.check_and_update_config(config)
+        VllmConfig._set_compile_ranges(config)
     return [(each.start, each.end) for each in config.compilation_config.get_compile_ranges()]
 
 
@@ -166,6 +264,12 @@ def test_decode_steps_get_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     assert Config().gpu_staging_bytes == STAGING
     asked = ranges(monkeypatch, [1024], **PER_RANK)
     assert asked == [(1, CAPACITY), (CAPACITY + 1, 1024), (1025, 8192)]
+    assert ranges(monkeypatch, [CAPACITY], **PER_RANK) == [(1, CAPACITY), (CAPACITY + 1, 8192)]
+
+
+def test_parts_and_drafts_of_a_model_split_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ranges(monkeypatch, hidden=(HIDDEN, HIDDEN, 1280, 2048), **PER_RANK)
+    assert found == [(1, CAPACITY), (CAPACITY + 1, 8192)]
 
 
 @pytest.mark.parametrize(
@@ -174,8 +278,11 @@ def test_decode_steps_get_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -
         {**PER_RANK, "tensor_parallel_size": 16},  # eight a node
         {**PER_RANK, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
         {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "executor": "ray"},
+        {**PER_RANK, "tensor_parallel_size": 17, "nnodes": 17},
+        {**PER_RANK, "hidden": [32768]},
     ],
-    ids=["two nodes of eight", "stages", "one node"],
+    ids=["two nodes of eight", "stages", "one node", "Ray", "17 ranks", "32768 elements a row"],
 )
 def test_what_cannot_be_fused_is_compiled_as_before(
     monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any]

@@ -27,6 +27,7 @@ from vllm.distributed import get_tp_group, parallel_state, tensor_model_parallel
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import direct_register_custom_op
 
+from r2serve.config import Config
 from r2serve.engines.vllm.spanning import SpanningCollectives
 
 _LOG = logging.getLogger(__name__)
@@ -120,16 +121,14 @@ class AllReduceAddRmsNormPass(VllmFusionPatternMatcherPass):  # type: ignore[mis
         self._communicator = group.device_communicator
         if not isinstance(self._communicator, SpanningCollectives):
             return
-        if not self._takes(rows=1):
+        compilation = config.compilation_config
+        ends = [*(compilation.compile_ranges_endpoints or ()), *(compilation.compile_sizes or ())]
+        fewest = min(ends, default=1)
+        if not self._takes(fewest):
             _LOG.info(
-                "group %s: all-reduce, addition and RMSNorm stay three operations: one needs each "
-                "rank on a node of its own, and few and short enough rows; there are %d ranks on "
-                "%d nodes, with rows of %d x %s",
+                "group %s: all-reduce, addition and RMSNorm stay three operations: %s",
                 group.unique_name,
-                self._communicator.world_size,
-                len(set(self._communicator.r2ccl.nodes)),
-                self._hidden,
-                self.model_dtype,
+                self._why_three(fewest),
             )
             return
         # The last norm of a model leaves no residual to anybody.
@@ -138,6 +137,23 @@ class AllReduceAddRmsNormPass(VllmFusionPatternMatcherPass):  # type: ignore[mis
 
     def _takes(self, rows: int) -> bool:
         return bool(self._communicator.fuses((rows, self._hidden), self.model_dtype))
+
+    def _why_three(self, fewest: int) -> str:
+        """The condition of the fused operation that is not met.
+
+        Args:
+            fewest: rows at the end of the smallest range of compilation.
+        """
+        from r2serve.engines.vllm import fusion_range  # needs Triton, unlike this pass on the CPU
+
+        ranks, nodes = self._communicator.world_size, len(set(self._communicator.r2ccl.nodes))
+        if nodes < ranks:
+            return f"{ranks} ranks are on {nodes} nodes; each rank must be on a node of its own"
+        limits = (Config.from_env().gpu_staging_bytes, ranks, self._hidden, self.model_dtype)
+        return fusion_range.exceeded(*limits) or (
+            f"the smallest range of compilation ends at {fewest} rows; the limit is "
+            f"{fusion_range.most_rows(*limits)} (R2CCL_GPU_STAGING_BYTES / ranks / bytes of a row)"
+        )
 
     def is_applicable_for_range(self, compile_range: Range) -> bool:
         """Whether each graph of the range, from its fewest rows to its most, is fused."""

@@ -2,6 +2,7 @@
 
 The core comes from the wheel of ``build/gpu-kit`` if the wheel is of the same sources; else this
 machine compiles the core.  Python files are the tree's, so a repair in Python needs no new wheel.
+Packages missing in this Python come from the kit in any case.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import importlib.util
 import shutil
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 from kit import KIT, ROOT, core_digest
 from stages import SITE, Here
 from stepper import Outcome, Step, Stepper
 
+STEP_S, BUILD_S = 60.0, 300.0  # limits of steps
 BUILD_TOOLS = ("cmake", "ninja", "nanobind", "scikit_build_core")
 LOADS = (
     "import sys, r2serve; from r2serve import _core;"
@@ -40,39 +43,58 @@ def why_not_the_kit(kit: Path = KIT) -> str:
 
 
 def install(stepper: Stepper, here: Here, site: Path = SITE) -> None:
-    """Up to four steps: packages of the kit, then an import; after a failure a build."""
+    """Up to five steps: missing packages, the kit's r2serve, an import; after a failure a build."""
     shutil.rmtree(site, ignore_errors=True)
+    packages = [str(path) for path in sorted(KIT.glob("*.whl")) if _missing(path)]
+    if packages:
+        stepper.run(Step("packages", _pip(here, site, *packages), STEP_S))
     why_not = why_not_the_kit()
     if why_not:
         stepper.skip("install", why_not)
     else:
-        wheels = [str(path) for path in sorted(KIT.glob("*.whl")) if _wanted(path)]
-        if not stepper.run(Step("install", _pip(here, site, *wheels), 60)).failed:
+        [wheel] = KIT.glob("r2serve-*.whl")
+        if not stepper.run(Step("install", _pip(here, site, str(wheel)), STEP_S)).failed:
             _bring_python(site)
             if not _import(stepper, here, site).failed:
                 return
-        shutil.rmtree(site, ignore_errors=True)
-    missing = [name for name in BUILD_TOOLS if importlib.util.find_spec(name) is None]
-    missing += [name for name in ("nvcc", "c++") if shutil.which(name) is None]
-    if missing:
-        stepper.fail("build", f"no {', '.join(missing)}")
-    elif not stepper.run(Step("build", _pip(here, site, "--no-build-isolation", "."), 300)).failed:
+    lacks = [name for name in BUILD_TOOLS if not _found(name)]
+    lacks += [name for name in ("nvcc", "c++") if shutil.which(name) is None]
+    if lacks:
+        stepper.fail("build", f"no {', '.join(lacks)}")
+        return
+    command = _pip(here, site, "--no-build-isolation", ".")
+    if not stepper.run(Step("build", command, BUILD_S)).failed:
         _import(stepper, here, site)
 
 
+def _found(tool: str) -> bool:
+    """As a module; cmake and ninja also as programs."""
+    if importlib.util.find_spec(tool) is not None:
+        return True
+    return tool in ("cmake", "ninja") and shutil.which(tool) is not None
+
+
 def _import(stepper: Stepper, here: Here, site: Path) -> Outcome:
-    return stepper.run(Step("import", (here.python, "-c", LOADS, str(site), here.library), 60))
+    return stepper.run(Step("import", (here.python, "-c", LOADS, str(site), here.library), STEP_S))
 
 
 def _pip(here: Here, site: Path, *what: str) -> tuple[str, ...]:
     pip = (here.python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    return (*pip, "--no-index", "--no-deps", "--no-compile", "--target", str(site), *what)
+    # Without --upgrade pip replaces nothing in a target folder.
+    how = ("--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(site))
+    return (*pip, *how, *what)
 
 
-def _wanted(wheel: Path) -> bool:
-    """r2serve, and packages missing in this Python."""
-    name = wheel.name.split("-")[0].lower()
-    return name == "r2serve" or importlib.util.find_spec(name) is None
+def _missing(wheel: Path) -> bool:
+    """Whether this Python has no such package; r2serve is another step's."""
+    name = wheel.name.split("-")[0]
+    if name == "r2serve":
+        return False
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return True
+    return False
 
 
 def _bring_python(site: Path) -> None:

@@ -22,7 +22,7 @@ BUILD = ROOT / "build/gpu-kit-build"
 MOST_BYTES = 4_000_000
 BUILD_TOOLS = ("cmake", "nanobind", "ninja", "scikit-build-core")
 # Imports of r2serve and the tests; torch, Triton, numpy and pytest are the machine's.
-REQUIREMENTS = ("click", "psutil", "rich", "hypothesis", "pytest-timeout")
+REQUIREMENTS = ("click", "psutil", "rich", "hypothesis", "pytest-timeout", "pytest-xdist")
 LOAD = (
     "import importlib.util as u, sys; s = u.spec_from_file_location('r2serve._core', sys.argv[1]);"
     "m = u.module_from_spec(s); s.loader.exec_module(m); print(m.has_kernels())"
@@ -34,9 +34,13 @@ class KitError(Exception):
 
 
 def core_digest(root: Path = ROOT) -> str:
-    """SHA-256 of the core's sources."""
+    """SHA-256 of the core's sources and its build's options."""
     digest = hashlib.sha256()
-    for path in [root / "CMakeLists.txt", *sorted((root / "csrc").rglob("*"))]:
+    for path in [
+        root / "CMakeLists.txt",
+        root / "pyproject.toml",
+        *sorted((root / "csrc").rglob("*")),
+    ]:
         if path.is_file():
             name, content = path.relative_to(root).as_posix(), path.read_bytes()
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -95,7 +99,7 @@ def build() -> Path:
     path = f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"
     run(*pip, *settings, "--wheel-dir", str(made), ".", PATH=path)
     if core_digest() != digest:
-        raise KitError("csrc changed while the kit was built; `make gpu-kit` again")
+        raise KitError("sources changed while the kit was built; `make gpu-kit` again")
     [wheel] = made.glob("*.whl")
     check(wheel, tools)
     run(

@@ -81,7 +81,9 @@ def pack_kit(tree: Path) -> None:
         contents[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     _write_wheel(made, r2serve, contents)
     theirs = with_requirements(MACHINE_S)
-    for name, distribution in with_requirements(kit.REQUIREMENTS).items():
+    here = {canonicalize_name(each.metadata["Name"]) for each in metadata.distributions()}
+    wanted = tuple(name for name in kit.REQUIREMENTS if name in here)  # xdist may be missing
+    for name, distribution in with_requirements(wanted).items():
         if name not in theirs:
             _write_wheel(made, distribution, _contents(distribution))
     (made / "core.sha256").write_text(kit.core_digest(tree))

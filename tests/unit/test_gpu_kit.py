@@ -19,8 +19,10 @@ class Scripted:
     def __init__(self, *failing: str) -> None:
         self.failing = failing
         self.said: list[tuple[str, str]] = []
+        self.given: list[Any] = []
 
     def run(self, given: Any) -> Any:
+        self.given.append(given)
         rc = int(given.name in self.failing)
         self.said.append((given.name, f"rc {rc}"))
         return stepper.Outcome(given.name, rc, 0.0, 0.0, "")
@@ -49,12 +51,20 @@ def test_the_kit_is_installed_and_else_r2serve_is_built(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    made = tmp_path / "kit"
+    made.mkdir()
+    for name in ("r2serve-0.1.0", "pytest-9", "package_of_no_machine-1.0"):
+        (made / f"{name}-py3-none-any.whl").touch()
+    monkeypatch.setattr(install, "KIT", made)
     monkeypatch.setattr(install, "why_not_the_kit", lambda: why_not)
     monkeypatch.setattr(install, "BUILD_TOOLS", ())
     monkeypatch.setattr(install.shutil, "which", lambda name: f"/usr/bin/{name}")
     steps = Scripted(*failing)
     install.install(steps, HERE, tmp_path / "site")
-    assert [" ".join(each) for each in steps.said] == steps_taken
+    assert [" ".join(each) for each in steps.said] == ["packages rc 0", *steps_taken]
+    wheels = [[word for word in given.command if word.endswith(".whl")] for given in steps.given]
+    assert wheels[0] == [str(made / "package_of_no_machine-1.0-py3-none-any.whl")]
+    assert all(len(each) <= 1 for each in wheels)
 
 
 def test_what_a_build_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +74,15 @@ def test_what_a_build_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     steps = Scripted()
     install.install(steps, HERE, tmp_path / "site")
     assert steps.said[-1] == ("build", "no nanobind_of_no_machine, nvcc, c++")
+
+
+def test_cmake_and_ninja_may_be_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not any(install._found(name) for name in install.BUILD_TOOLS)
+    for name in install.BUILD_TOOLS:
+        executable(tmp_path / name, "exit 0")
+    assert [name for name in install.BUILD_TOOLS if install._found(name)] == ["cmake", "ninja"]
 
 
 def test_python_files_are_the_tree_s(tmp_path: Path) -> None:
@@ -139,10 +158,12 @@ def test_a_kit_of_other_sources_is_not_installed(tmp_path: Path) -> None:
 
 def test_the_digest_follows_the_sources_of_the_core(tmp_path: Path) -> None:
     (tmp_path / "csrc/rails").mkdir(parents=True)
-    (tmp_path / "CMakeLists.txt").write_text("project(r2serve)")
-    (tmp_path / "csrc/rails/tcp.cc").write_text("int a;")
-    before = kit.core_digest(tmp_path)
-    (tmp_path / "csrc/rails/tcp.cc").write_text("int b;")
-    changed = kit.core_digest(tmp_path)
+    digests = [kit.core_digest(tmp_path)]
+    for name in ("CMakeLists.txt", "pyproject.toml", "csrc/rails/tcp.cc"):
+        (tmp_path / name).write_text("a")
+        digests.append(kit.core_digest(tmp_path))
+        (tmp_path / name).write_text("b")
+        digests.append(kit.core_digest(tmp_path))
     (tmp_path / "csrc/rails/tcp.cc").rename(tmp_path / "csrc/rails/udp.cc")
-    assert len({before, changed, kit.core_digest(tmp_path)}) == 3
+    digests.append(kit.core_digest(tmp_path))
+    assert len(set(digests)) == 8

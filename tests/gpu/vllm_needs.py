@@ -10,7 +10,6 @@ Exit status: 0 nothing is missing; 77 this machine has no GPU; 78 something is m
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import re
 import shutil
@@ -26,6 +25,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
+
+from driver import Gpu, first_gpu
+from kit import LOAD
+
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU, MISSING = 77, 78  # skipped, in the words of automake; EX_CONFIG of sysexits.h
 KERNELS_SINCE = (8, 0)  # oldest compute capability in kernels.cu
@@ -33,6 +37,7 @@ EXTENSION = "_C_stable_libtorch"  # imported by vllm.platforms.cuda
 WORKERS_ON_ONE_GPU, SHARE_OF_ONE = 2, 0.3  # `r2serve demo --gpu`
 CACHES_BYTES = 2 << 30  # torch.compile, Triton and logs of two engines, generously
 GIB = float(1 << 30)
+LOAD_S = 20
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,6 @@ class Missing:
 
     def __str__(self) -> str:
         return f"missing: {self.what}: found {self.found}; right: {self.right}"
-
-
-@dataclass(frozen=True)
-class Gpu:
-    name: str
-    capability: tuple[int, int]
-    driver: tuple[int, int] | None
-    """Newest CUDA release of the driver; None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -99,30 +96,6 @@ def packaging() -> Any:
     return None
 
 
-def gpu_of(library: str) -> Gpu | str:
-    """The first GPU of the driver ``library``, or the reason for its absence."""
-    try:
-        cuda = ctypes.CDLL(library)
-    except OSError as error:
-        return f"no CUDA driver ({error})"
-    code, count, device = cuda.cuInit(0), ctypes.c_int(), ctypes.c_int()
-    if code:
-        return f"a CUDA driver whose cuInit answers {code}"
-    if cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value == 0:
-        return "a CUDA driver that shows no GPU"
-    name, number = ctypes.create_string_buffer(256), ctypes.c_int()
-    cuda.cuDeviceGet(ctypes.byref(device), 0)
-    cuda.cuDeviceGetName(name, 256, device)
-    capability = []
-    for attribute in (75, 76):  # COMPUTE_CAPABILITY_MAJOR, _MINOR
-        cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
-        capability.append(number.value)
-    driver = None
-    if hasattr(cuda, "cuDriverGetVersion") and not cuda.cuDriverGetVersion(ctypes.byref(number)):
-        driver = (number.value // 1000, number.value % 1000 // 10)
-    return Gpu(name.value.decode(errors="replace"), (capability[0], capability[1]), driver)
-
-
 def release_pin(pyproject: Path) -> str:
     """Releases of vLLM with support in r2serve, as ``>=a,<b``."""
     extras = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"]
@@ -157,8 +130,9 @@ def of_gpu(gpu: Gpu | str) -> Iterator[Missing]:
     if isinstance(gpu, str):
         yield Missing("GPU", gpu, "an NVIDIA GPU and its driver, libcuda.so.1")
         return
-    if gpu.capability < KERNELS_SINCE:
-        found, right = ("{}.{}".format(*each) for each in (gpu.capability, KERNELS_SINCE))
+    capability = tuple(gpu.attributes[f"compute_capability_{part}"] for part in ("major", "minor"))
+    if capability < KERNELS_SINCE:
+        found, right = ("{}.{}".format(*each) for each in (capability, KERNELS_SINCE))
         yield Missing("GPU", f"{gpu.name}, compute capability {found}", f"{right} or later")
 
 
@@ -252,10 +226,10 @@ def of_torch(release: Release | None, site: Site, gpu: Gpu | str) -> Iterator[Mi
     if cuda is None:
         lacks = f"torch {installed.version} without CUDA"
         yield Missing("torch for CUDA", lacks, "torch's build for CUDA")
-    elif not isinstance(gpu, str) and gpu.driver is not None and gpu.driver[0] < int(cuda[1]):
+    elif isinstance(gpu, Gpu) and gpu.version is not None and gpu.version < 1000 * int(cuda[1]):
         # A driver runs programs of every toolkit of its own major release ("minor version
         # compatibility", CUDA Compatibility guide).
-        found = "a driver for CUDA {}.{}".format(*gpu.driver)
+        found = f"a driver for CUDA {gpu.version // 1000}.{gpu.version % 1000 // 10}"
         yield Missing("driver", found, f"one for CUDA {cuda[1]} or later, as torch's libraries")
 
 
@@ -270,15 +244,12 @@ def of_r2serve(site: Site) -> Iterator[Missing]:
         yield Missing("r2serve's core", "r2serve without r2serve/_core", right)
         return
     # A core for another machine may end its process.  The package, which needs torch, stays out.
-    code = (
-        "import importlib.util as u, sys; s = u.spec_from_file_location('r2serve._core', "
-        "sys.argv[1]); m = u.module_from_spec(s); s.loader.exec_module(m); print(m.has_kernels())"
-    )
-    command = [sys.executable, "-I", "-c", code, str(core)]
+    command = [sys.executable, "-I", "-c", LOAD, str(core)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_S, check=False)
     except subprocess.TimeoutExpired:
-        yield Missing("r2serve's core", f"{core.name}, which does not load within 5 s", right)
+        late = f"{core.name}, which does not load within {LOAD_S} s"
+        yield Missing("r2serve's core", late, right)
         return
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -339,7 +310,7 @@ def everything(
     library: str, folders: Sequence[str], wheels: Path, pyproject: Path
 ) -> tuple[Gpu | str, list[Missing]]:
     """The GPU, or the reason for its absence, and all missing things."""
-    gpu, site, lib = gpu_of(library), Site(folders), packaging()
+    gpu, site, lib = first_gpu(library), Site(folders), packaging()
     missing = [*of_gpu(gpu)]
     release = None
     for each in of_release(releases(site, wheels), release_pin(pyproject), site, wheels, lib):

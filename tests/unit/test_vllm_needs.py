@@ -100,7 +100,8 @@ class Machine:
             "int cuDeviceGetName(char* name, int n, int d) {\n"
             "  name[0] = 'G'; name[1] = 0; return 0; }\n"
             "int cuDeviceGetAttribute(int* value, int which, int device) {\n"
-            f"  static const int is[] = {{{capability}}}; *value = is[which - 75]; return 0; }}\n"
+            f"  static const int is[] = {{{capability}}}; if (which > 76) return 1;\n"
+            "  *value = is[which - 75]; return 0; }\n"
             f"int cuDriverGetVersion(int* version) {{ *version = {release}; return 0; }}\n"
         )
         made = self.folder / "libdriver.so"

@@ -73,6 +73,8 @@ def cuda_driver(request: pytest.FixtureRequest) -> str:
 
     if torch.cuda.is_available():
         return "libcuda.so.1"
+    if os.environ.get("R2SERVE_TEST_ON_GPU") == "1":
+        pytest.fail("torch.cuda.is_available() is False on a machine with a GPU")
     return str(request.getfixturevalue("fake_cuda"))
 
 

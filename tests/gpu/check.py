@@ -10,7 +10,6 @@ Exit status: 0 every step passed; 1 a step failed; 77 no GPU, and nothing was ch
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import shutil
 import subprocess
@@ -22,26 +21,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
 
+from driver import Gpu, first_gpu
 from install import install
 from stages import ROOT, SITE, STAGES, Here
 from stepper import Stepper
 
 NO_GPU = 77  # skipped, in the words of automake
 DRIVER = "libcuda.so.1"
-
-
-def gpu_name(library: str) -> str | None:
-    """Name of the driver's first GPU; None: no driver, or a driver without a GPU."""
-    try:
-        cuda = ctypes.CDLL(library)
-    except OSError:
-        return None
-    count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value == 0:
-        return None
-    if cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDeviceGetName(name, 256, device):
-        return None
-    return name.value.decode(errors="replace")
 
 
 def commit() -> str:
@@ -56,19 +42,21 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def environment(library: str) -> dict[str, str]:
+def environment(here: Here) -> dict[str, str]:
     """Variables for all steps.
 
+    With R2SERVE_TEST_ON_GPU=1 a step fails rather than take the fake driver or an interpreter.
     Without PYTHONSAFEPATH Python imports the tree's ``r2serve``, without a core, before the
     installed package.
     """
     python_path = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
+        "R2SERVE_TEST_ON_GPU": str(int(here.on_gpu)),
         "PYTHONPATH": os.pathsep.join(python_path),
         "PYTHONSAFEPATH": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
-        "R2CCL_CUDA_LIBRARY": library,
+        "R2CCL_CUDA_LIBRARY": here.library,
     }
 
 
@@ -76,6 +64,9 @@ def run(stepper: Stepper, name: str, here: Here) -> None:
     stage = STAGES[name]
     if stage.needs_gpu and not here.on_gpu:
         stepper.skip(name, "no GPU")
+        return
+    if stage.program and shutil.which(stage.program) is None:
+        stepper.skip(name, f"no {stage.program} in PATH")
         return
     if name == "install":
         install(stepper, here)
@@ -108,23 +99,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(options.stages) - set(STAGES))
     if unknown:
         parser.error(f"stages: {', '.join(unknown)}; right: {', '.join(STAGES)}")
-    gpu = gpu_name(options.library)
-    if gpu is None:
+    gpu = first_gpu(options.library)
+    if isinstance(gpu, str):
         sys.stdout.write("no GPU here: nothing was checked\n")
         if "vllm" in options.stages:  # the list needs no GPU
             needs = str(ROOT / "tests/gpu/vllm_needs.py")
             subprocess.run([sys.executable, needs, f"--library={options.library}"], check=False)
         return NO_GPU
     out = options.out.resolve()
-    on_gpu = options.library == DRIVER or gpu_name(DRIVER) is not None
+    on_gpu = options.library == DRIVER or isinstance(first_gpu(DRIVER), Gpu)
     here = Here(sys.executable, options.library, out, on_gpu)
-    stepper = Stepper(out, ROOT, environment(options.library))
+    stepper = Stepper(out, ROOT, environment(here))
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    stepper.record(gpu=gpu, commit=commit(), date=date, began_unix_s=round(time.time(), 3))
+    stepper.record(gpu=gpu.name, commit=commit(), date=date, began_unix_s=round(time.time(), 3))
     for name in options.stages or by_default:
         run(stepper, name, here)
     failed = [outcome.step for outcome in stepper.outcomes if outcome.failed]
-    stepper.say(f"{gpu}: {len(stepper.outcomes)} steps, failed: {', '.join(failed) or 'none'}")
+    stepper.say(f"{gpu.name}: {len(stepper.outcomes)} steps, failed: {', '.join(failed) or 'none'}")
     stepper.say(f"results: {out}")
     return int(bool(failed))
 

@@ -4,11 +4,13 @@
 
 LIBRARY is the CUDA driver.  Standard library only; torch and Triton are asked by a process of their
 own, so a crash or a hang costs a line.
+
+Exit status: 1 without torch, and on a machine with a GPU (R2SERVE_TEST_ON_GPU=1) also with a torch
+that does not see the GPU.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
@@ -16,18 +18,13 @@ import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-# Numbers of CUdevice_attribute (cuda.h).
-ATTRIBUTES = {
-    "compute_capability_major": 75,
-    "compute_capability_minor": 76,
-    "compute_preemption": 90,
-    "gpu_direct_rdma": 116,
-    "flush_writes_options": 117,
-    "gpu_direct_rdma_ordering": 118,
-    "dma_buf": 124,
-}
+sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
+
+from driver import first_gpu
+
 QUERIES = {
     "nvidia-smi": "nvidia-smi -L",
     "pcie": "nvidia-smi --query-gpu=driver_version,pcie.link.gen.current,pcie.link.width.current,"
@@ -58,23 +55,6 @@ def answer(command: list[str], timeout_s: float = 10.0) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def driver(library: str) -> dict[str, int] | str:
-    try:
-        cuda = ctypes.CDLL(library)
-    except OSError as error:
-        return str(error)
-    code = cuda.cuInit(0)
-    if code != 0:
-        return f"cuInit: {code}"
-    number, found = ctypes.c_int(), {}
-    if hasattr(cuda, "cuDriverGetVersion") and cuda.cuDriverGetVersion(ctypes.byref(number)) == 0:
-        found["version"] = number.value
-    for name, attribute in ATTRIBUTES.items():
-        if cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0) == 0:
-            found[name] = number.value
-    return found
-
-
 def main(library: str) -> int:
     say("kernel", platform.release())
     say("cores", os.cpu_count())
@@ -92,11 +72,17 @@ def main(library: str) -> int:
         "infiniband",
         sorted(each.name for each in infiniband.iterdir()) if infiniband.is_dir() else None,
     )
-    say("driver", driver(library))
+    gpu = first_gpu(library)
+    say("driver", gpu if isinstance(gpu, str) else asdict(gpu))
     say("triton", answer([sys.executable, "-c", "import triton; print(triton.__version__)"]))
     torch = answer([sys.executable, "-c", TORCH], 30.0)
     say("torch", torch)
-    return int(torch is None)
+    if torch is None:
+        return 1
+    if os.environ.get("R2SERVE_TEST_ON_GPU") == "1" and torch.endswith("False"):
+        say("wrong", "torch.cuda.is_available() is False on a machine with a GPU")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

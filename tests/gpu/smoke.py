@@ -38,6 +38,7 @@ NODES, RANKS_A_NODE = 2, 2
 LATENCY_BYTES = (4096, 16384, 65536, 131072, 1 << 20)
 CALLS_A_GRAPH, REPLAYS = 10, 100
 CUT_AT, HEAL_AT = 40, 60  # replays
+RANKS_EARLIER_S = 20.0
 
 Call = Callable[[Any, torch.Tensor], torch.Tensor]
 CALLS: dict[str, Call] = {
@@ -229,13 +230,14 @@ def rank_of_node(library: str, rank: int, port: int, report: Report) -> None:
     communicator.close()
 
 
-def node(arguments: list[str], report: Report) -> None:
-    """Starts the ranks, each with the limit of this process."""
-    port = free_port()
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, *arguments, f"--rank={rank}", f"--port={port}"])
-        for rank in range(NODES * RANKS_A_NODE)
-    ]
+def node(arguments: list[str], limit_s: float, report: Report) -> None:
+    """Starts the ranks, each with a shorter limit than this process.
+
+    The limit of a rank counts from its import of torch.  Hung ranks have to write their tracebacks
+    before this process ends, since all end together.
+    """
+    common = [sys.executable, __file__, *arguments, f"--limit-s={limit_s}", f"--port={free_port()}"]
+    ranks = [subprocess.Popen([*common, f"--rank={rank}"]) for rank in range(NODES * RANKS_A_NODE)]
     statuses = [rank.wait() for rank in ranks]
     report.line("ranks", right=not any(statuses), statuses=statuses)
 
@@ -248,12 +250,15 @@ def main() -> int:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if os.environ.get("R2SERVE_TEST_ON_GPU") == "1" and not ON_GPU:
+        parser.exit(1, "torch.cuda.is_available() is False on a machine with a GPU\n")
     faulthandler.dump_traceback_later(options.limit_s, exit=True)
     report = Report()
     if options.what == "pair":
         pair(options.library, options.limit_s, report)
     elif options.rank is None:
-        node(sys.argv[1:], report)
+        # Half of a short limit, so that a limit below 20 s stays positive.
+        node(sys.argv[1:], max(options.limit_s - RANKS_EARLIER_S, options.limit_s / 2), report)
     else:
         rank_of_node(options.library, options.rank, options.port, report)
     return int(not report.right)

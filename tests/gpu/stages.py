@@ -1,7 +1,7 @@
 """The stages of the first minutes on a GPU, and their steps.
 
 Stages with ``needs_gpu`` are skipped on a driver without a GPU.  Limits in seconds are for an H100
-with 16 cores; the stages of a call have to fit into the time on a lent machine.
+with 16 cores.  Without vllm and a build the limits add up to less than 30 minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stepper import Step
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/gpu-site"
 # Two ranks of a process share a context: a late load of a kernel waits for the other rank's kernel,
-# and the other rank's kernel waits for this rank (T8).  A rank with a process of its own needs no
+# and the other rank's kernel waits for this rank.  A rank with a process of its own needs no
 # early load, and starts 3 to 8 s sooner.
 TOGETHER = {"CUDA_MODULE_LOADING": "EAGER"}
 REPLAY = (
@@ -114,7 +114,7 @@ def bench(here: Here) -> list[Step]:
 
 
 def memcheck(here: Here) -> list[Step]:
-    """The sanitizer serialises launches, so waiting kernels would hang (T12)."""
+    """The sanitizer serialises launches, so waiting kernels would hang."""
     tool = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
     tests = ("tests/kernels/test_reduce_chunks.py", "tests/kernels/test_quantize_chunks.py")
     return [Step("memcheck", (*tool, *here.pytest(120, "-x", "-k", "not arrival", *tests)), 120)]
@@ -134,6 +134,8 @@ class Stage:
     steps: Callable[[Here], list[Step]]
     meaning: str
     needs_gpu: bool = False
+    program: str = ""
+    """Without this program in PATH the stage is skipped."""
     by_default: bool = True
 
 
@@ -148,6 +150,11 @@ STAGES = {
     "replay": Stage(replay, "replayed graphs, timed", needs_gpu=True),
     "torch": Stage(torch, "torch.distributed, ranks that share the GPU"),
     "bench": Stage(bench, "kernels, timed", needs_gpu=True),
-    "memcheck": Stage(memcheck, "compute-sanitizer, kernels without arrival", needs_gpu=True),
+    "memcheck": Stage(
+        memcheck,
+        "compute-sanitizer, kernels without arrival",
+        needs_gpu=True,
+        program="compute-sanitizer",
+    ),
     "vllm": Stage(vllm, "vLLM on two nodes that share the GPU", needs_gpu=True, by_default=False),
 }

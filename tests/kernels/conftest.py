@@ -23,6 +23,10 @@ from triton.runtime.jit import JITFunction
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1") == "1"
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
+if INTERPRET and os.environ.get("R2SERVE_TEST_ON_GPU") == "1":
+    right = "right: TRITON_INTERPRET unset, and a torch that sees the GPU"
+    raise RuntimeError(f"kernels would be interpreted on a machine with a GPU; {right}")
+
 
 def interpret_the_language() -> None:
     """Triton's own library has jitted functions too (tl.sum).  Whoever imported Triton before this

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_tools import kit, runs
+from gpu_tools import install, kit, runs, stages
 from rehearsal import bare_python, copy_tree, pack_kit
 
 FIRST_COLLECTIVE_S = 60.0
+GRACE_S = 20.0
 STAGES = ("facts", "install", "pair", "node", "bench")
 # Planted stages: a hang with a child, a failure, a last stage, and a stage for the kill.
 PLANTED = """
@@ -46,7 +47,7 @@ class Machine:
         self.tree, self.out, self.driver = folder / "tree", folder / "out", driver
         self.python = python
         copy_tree(self.tree)
-        # Neither the environment of the tests nor git is in PATH; pip finds no index.
+        # The environment of the tests is not in PATH; pip finds no index.
         self.environment = {
             "PATH": f"{python.parent}:/usr/bin:/bin",
             "HOME": str(folder),
@@ -57,7 +58,7 @@ class Machine:
             "PIP_INDEX_URL": "http://127.0.0.1:9/",
         }
 
-    def start(self, *command: str, **how: Any) -> subprocess.Popen[str]:
+    def start(self, *command: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*command, f"--library={self.driver}"],
             cwd=self.tree,
@@ -65,8 +66,26 @@ class Machine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            **how,
+            start_new_session=True,
         )
+
+    def end(self, ran: subprocess.Popen[str], limit_s: float) -> str:
+        """Output of a run.  A late run is ended first, with its steps, and the test fails."""
+        try:
+            return ran.communicate(timeout=limit_s)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(ran.pid, signal.SIGTERM)  # check.py ends the group of its step
+            said, _ = ran.communicate(timeout=GRACE_S)
+            pytest.fail(f"no end within {limit_s:g} s:\n{said}")
+
+    def run(self, *names: str) -> tuple[int, str]:
+        """Exit status and output of first.sh with these stages."""
+        here = stages.Here(str(self.python), str(self.driver), self.out, on_gpu=False)
+        limits = [each.limit_s for name in names for each in stages.STAGES[name].steps(here)]
+        limit_s = sum(limits) + 3 * install.STEP_S + GRACE_S
+        ran = self.start("bash", "tests/gpu/first.sh", *names)
+        said = self.end(ran, limit_s)
+        return ran.returncode, said
 
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.out / "steps.jsonl").read_text().splitlines()]
@@ -87,14 +106,13 @@ def machine(fake_cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Machin
 
 def first_stages(machine: Machine, show: Callable[[str], None]) -> list[dict[str, Any]]:
     """Runs the first stages and checks them; the records of their steps."""
-    ran = machine.start("bash", "tests/gpu/first.sh", *STAGES)
-    said, _ = ran.communicate(timeout=200)
+    status, said = machine.run(*STAGES)
     (about, *steps) = machine.records()
     for each in steps:
         show(
             f"{each['step']:<8} rc={each['rc']} {each['seconds']:5.1f} s  {each['last_line'][:90]}"
         )
-    assert ran.returncode == 0, said
+    assert status == 0, said
     assert (about["gpu"], about["commit"]) == ("Fake", "rehearsed")
     lines = machine.lines()
     eager = next(line for line in lines if line.get("step") == "eager")
@@ -110,12 +128,14 @@ def first_stages(machine: Machine, show: Callable[[str], None]) -> list[dict[str
     return steps
 
 
+@pytest.mark.timeout(900)
 def test_from_nothing_to_the_first_collective(
     machine: Machine, show: Callable[[str], None]
 ) -> None:
     steps = first_stages(machine, show)
     assert [(each["step"], each["rc"]) for each in steps] == [
         ("facts", 0),
+        ("packages", 0),
         ("install", 0),
         ("import", 0),
         ("pair", 0),
@@ -123,7 +143,7 @@ def test_from_nothing_to_the_first_collective(
         ("bench", None),
     ]
     assert steps[-1]["last_line"] == "skipped: no GPU"
-    assert str(machine.tree / "build/gpu-site") in steps[2]["last_line"]
+    assert str(machine.tree / "build/gpu-site") in steps[3]["last_line"]
     [python] = [line["python"] for line in machine.lines() if "python" in line]
     assert python[0] == str(machine.python)
     program = "import psutil"
@@ -132,22 +152,24 @@ def test_from_nothing_to_the_first_collective(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_stages_of_pytest_find_their_tests(machine: Machine) -> None:
     """With the packages of the kit; the tests themselves run elsewhere."""
     names = ("arrival", "triton", "device", "torch")
     machine.environment["PYTEST_ADDOPTS"] = "--collect-only"
-    ran = machine.start("bash", "tests/gpu/first.sh", *names)
+    status, said = machine.run("install", *names)
     del machine.environment["PYTEST_ADDOPTS"]
-    said, _ = ran.communicate(timeout=200)
-    assert ran.returncode == 0, said
-    for each in machine.records()[1:]:
+    assert status == 0, said
+    steps = [each for each in machine.records() if each.get("step") in names]
+    assert len(steps) == len(names)
+    for each in steps:
         assert re.search(r"\b\d+(/\d+)? tests collected", each["last_line"]), each
     assert "--timeout=60" in (machine.out / "gpu.log").read_text()
 
 
 def test_a_stage_that_hangs_and_one_that_fails_stop_no_other(machine: Machine) -> None:
     ran = machine.start(str(machine.python), "-c", PLANTED, "hangs", "fails", "after")
-    said, _ = ran.communicate(timeout=60)
+    said = machine.end(ran, 60)
     assert ran.returncode == 1
     hung, failed, after = machine.records()[1:]
     assert (hung["rc"], failed["rc"], after["rc"]) == (124, 5, 0)
@@ -160,13 +182,13 @@ def test_a_stage_that_hangs_and_one_that_fails_stop_no_other(machine: Machine) -
 
 
 def test_a_run_that_is_killed_leaves_its_results(machine: Machine) -> None:
-    ran = machine.start(str(machine.python), "-c", PLANTED, "after", "long", start_new_session=True)
+    ran = machine.start(str(machine.python), "-c", PLANTED, "after", "long")
     log, deadline = machine.out / "gpu.log", time.monotonic() + 30
     while "\nbegun\n" not in (log.read_text() if log.exists() else ""):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     ran.send_signal(signal.SIGTERM)
-    assert ran.wait(20) == 128 + signal.SIGTERM
+    assert ran.wait(GRACE_S) == 128 + signal.SIGTERM
     after, long = machine.records()[1:]
     assert (after["rc"], after["last_line"]) == (0, "it runs")
     assert (long["rc"], long["last_line"]) == (128 + signal.SIGTERM, "begun")
@@ -198,8 +220,9 @@ def test_the_kit_does_for_a_python_312_with_torch_and_triton(
     machine = Machine(tmp_path, fake_cuda, with_torch)
     shutil.copytree(kit.KIT, machine.tree / "build/gpu-kit")
     steps = first_stages(machine, show)
-    assert [(each["step"], each["rc"]) for each in steps[:3]] == [
+    assert [(each["step"], each["rc"]) for each in steps[:4]] == [
         ("facts", 0),
+        ("packages", 0),
         ("install", 0),
         ("import", 0),
     ]

@@ -23,8 +23,13 @@ CLOSE_ON_AVERAGE = 0.1
 def test_a_compiled_model_says_the_same_with_it(
     start_engine: Callable[..., Engine], show: Callable[[str], None], tmp_path: Path
 ) -> None:
-    # What is compiled already goes through no pass.
-    caches = {"VLLM_CACHE_ROOT": f"{tmp_path}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/torch"}
+    # A compiled graph from a cache, of an earlier run or of the other worker, goes through no pass.
+    caches = {
+        "VLLM_CACHE_ROOT": f"{tmp_path}/vllm",
+        "VLLM_DISABLE_COMPILE_CACHE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/torch",
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+    }
     environment = RAILS | {"R2CCL_NODE": "per-rank"} | caches
     eager = start_engine(2, FLAG, [environment])
     texts = [prompt + text for prompt, text in zip(PROMPTS, greedy(eager), strict=True)]
@@ -46,13 +51,9 @@ def test_a_compiled_model_says_the_same_with_it(
     )
     assert max(apart) < CLOSE
     assert statistics.mean(apart) < CLOSE_ON_AVERAGE
-    # Three graphs: before the first attention; from an attention to the next, which are alike and
-    # compiled once; after the last attention.  A worker may find a graph in the cache of compiled
-    # graphs, after the other has compiled it.
-    everywhere = [count for of_worker in places for count in of_worker]
-    assert set(everywhere) == {0, 2}
-    assert 1 <= everywhere.count(0) <= 2
-    assert 2 <= everywhere.count(2) <= 4
+    # Graphs: before the first attention; from an attention to the next, three times; after the last
+    # attention.  The graphs in the middle are alike, and without caches each is compiled.
+    assert places == [[0, 2, 2, 2, 2]] * 2
 
 
 def test_the_operation_is_what_it_replaces(fake_cuda: Path) -> None:

@@ -13,7 +13,7 @@
 #define BLOCKS 2
 #define RING 1 /* the second exchange uses the memory of the first again */
 #ifndef EXCHANGES
-#define EXCHANGES 2
+#define EXCHANGES 2 /* even: AHEAD posts two at a time */
 #endif
 #ifndef FAULTS
 #define FAULTS 1
@@ -240,18 +240,13 @@ init {
   atomic {
     do
     :: n > EXCHANGES -> break
-#ifdef AHEAD
-    :: n < EXCHANGES ->
-         add_posts(n);
-         add_posts(n + 1);
-         add_deliveries(n);
-         add_deliveries(n + 1);
-         n = n + 2
-    :: n == EXCHANGES ->
-#else
     :: n <= EXCHANGES ->
-#endif
          add_posts(n);
+#ifdef AHEAD
+         n++;
+         add_posts(n);
+         add_deliveries(n - 1);
+#endif
          add_deliveries(n);
          n++
     od;

@@ -36,6 +36,3 @@ def warn_if_unsupported(version: str) -> None:
             version,
             SUPPORTED,
         )
-
-
-is_tested = is_supported  # former name

@@ -16,7 +16,7 @@ from contracts.wheels import fetched, read
 
 from r2serve.engines.seams import Row, StoodInFor, Subclass
 from r2serve.engines.vllm import patches
-from r2serve.engines.vllm.releases import is_tested
+from r2serve.engines.vllm.releases import is_supported
 from r2serve.kernels import relies_on
 
 Facts = dict[str, Any]
@@ -82,12 +82,12 @@ def test_the_rows_can_be_read_without_the_engines() -> None:
 
 
 def test_the_releases_are_those_that_the_plugin_says_it_was_tested_with() -> None:
-    assert all(is_tested(release) for release in patches.RELEASES)
+    assert all(is_supported(release) for release in patches.RELEASES)
     beyond = [
         f"0.{int(each.split('.')[1]) + step}" for each in patches.RELEASES for step in (-1, 1)
     ]
     tested = {release.rpartition(".")[0] for release in patches.RELEASES}
-    assert not [release for release in beyond if is_tested(release) and release not in tested]
+    assert not [release for release in beyond if is_supported(release) and release not in tested]
 
 
 def test_the_table_of_seams_is_up_to_date() -> None:

@@ -42,7 +42,9 @@ std::size_t ExchangeCall::output_bytes() const {
 Rows ExchangeCall::rows_of(std::uint32_t place) const {
   if (collective != Collective::all_reduce)
     return {nodes, bytes(), places * bytes(), 0, place * bytes()};
-  const auto even = device::Shares::of(count, size_of(dtype), places);
+  // The static analyser does not know that every element has a size.
+  const std::size_t element = std::max<std::size_t>(size_of(dtype), 1);
+  const auto even = device::Shares::of(count, element, places);
   const std::uint64_t share = even.size(place) * even.element;
   return {1, share, share, 0, even.first(place) * even.element};
 }
@@ -91,7 +93,7 @@ Bytes ExchangeCall::output(std::uint32_t node, std::uint32_t place) const {
     for (const Bytes& part : inputs) all.insert(all.end(), part.begin(), part.end());
     return all;
   }
-  const Bytes sum = folded(*this, inputs, nodes_of);
+  Bytes sum = folded(*this, inputs, nodes_of);
   if (collective == Collective::all_reduce) return sum;
   return rows_in(sum, {1, bytes(), bytes(), 0, (node * places + place) * bytes()});
 }

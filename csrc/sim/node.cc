@@ -10,7 +10,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 using device::load_acquire;
-using device::reached;
+
 using device::Rows;
 using device::Sequence;
 

@@ -79,7 +79,14 @@ _PLATFORM_ROWS = (
         ),
         Has(
             "vllm.config.VllmConfig",
-            ("additional_config", "compilation_config", "model_config", "parallel_config"),
+            (
+                "additional_config",
+                "compilation_config",
+                "kernel_config",
+                "model_config",
+                "parallel_config",
+                "scheduler_config",
+            ),
         ),
         Has(
             _PARALLEL,
@@ -98,6 +105,7 @@ _PLATFORM_ROWS = (
         "options that r2ccl refuses",
         "reads options of traffic past r2ccl, and the nodes of experts, before workers start",
         "r2ccl carries these, too",
+        Has("vllm.config.KernelConfig", ("moe_backend",)),
         Has(
             _PARALLEL,
             (

@@ -216,7 +216,11 @@ FUSION_ROWS = (
         ),
         InOrder(
             "vllm.config.VllmConfig._set_compile_ranges",
-            ("compilation_config.compile_ranges_endpoints", "sorted"),
+            (
+                "self.scheduler_config.max_num_batched_tokens",
+                "compilation_config.compile_ranges_endpoints",
+                "sorted",
+            ),
         ),
     ),
     row(

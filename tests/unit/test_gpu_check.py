@@ -179,6 +179,17 @@ def test_without_a_gpu_it_says_so_and_is_skipped() -> None:
     assert (done.returncode, done.stdout) == (77, "no GPU here: nothing was checked\n")
 
 
+def test_what_vllm_lacks_is_listed_before_anything_is_installed(
+    fake_cuda: Path, tmp_path: Path
+) -> None:
+    done = run_check("install", "vllm", f"--library={fake_cuda}", f"--out={tmp_path}")
+    assert done.returncode == 1
+    steps_run = [(each["step"], each["rc"]) for each in records(tmp_path) if "step" in each]
+    assert steps_run == [("vllm-needs", 78), ("install", None), ("vllm", None)]
+    assert "missing: vllm" in done.stdout
+    assert "missing: r2serve" not in done.stdout
+
+
 def test_without_a_gpu_what_vllm_lacks_is_listed() -> None:
     done = run_check("vllm", "--library", "libcuda_of_no_machine.so.1")
     assert done.returncode == 77

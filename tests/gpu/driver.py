@@ -25,7 +25,7 @@ class Gpu:
     version: int | None
     """Latest CUDA release of the driver, 1000 * major + 10 * minor; None: unknown."""
     attributes: dict[str, int]
-    """By the names of ATTRIBUTES; attributes unknown to the driver are absent."""
+    """Values by the names of ATTRIBUTES, without those unknown to the driver."""
 
 
 def first_gpu(library: str) -> Gpu | str:

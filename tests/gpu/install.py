@@ -68,7 +68,7 @@ def install(stepper: Stepper, here: Here, site: Path = SITE) -> None:
 
 
 def _found(tool: str) -> bool:
-    """As a module; cmake and ninja also as programs."""
+    """Whether the package is a module; cmake and ninja may also be programs."""
     if importlib.util.find_spec(tool) is not None:
         return True
     return tool in ("cmake", "ninja") and shutil.which(tool) is not None

@@ -31,6 +31,25 @@ WORKERS = {
 
 PASS_MANAGER = "r2serve.engines.vllm.fusion.R2cclPassManager"
 
+# Attributes of CudaCommunicator: its paths past the group's collectives, and the switches of those.
+OTHER_PATHS = (
+    "pynccl_comm",
+    "ca_comm",
+    "qr_comm",
+    "symm_mem_comm",
+    "fi_ar_comm",
+    "fi_pcie_ipc_ar_comm",
+    "aiter_ar_comm",
+)
+OTHER_PATHS_WANTED = (
+    "use_custom_allreduce",
+    "use_torch_symm_mem",
+    "use_flashinfer_allreduce",
+    "use_flashinfer_pcie_ipc_allreduce",
+    "use_aiter_allreduce",
+    "use_aiter_ag_rs",
+)
+
 RELEASES = ("0.32.0", "0.33.0")
 """Releases of vLLM judged by the rows."""
 

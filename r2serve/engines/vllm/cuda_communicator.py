@@ -18,6 +18,7 @@ from vllm.distributed.device_communicators.cuda_communicator import CudaCommunic
 from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
 from r2serve.engines.vllm import combinations, flag, gpus, nodes
+from r2serve.engines.vllm.classes import OTHER_PATHS, OTHER_PATHS_WANTED
 from r2serve.engines.vllm.spanning import (
     SpanningCollectives,
     final,
@@ -26,25 +27,6 @@ from r2serve.engines.vllm.spanning import (
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-# What vLLM's own would use instead of the collectives below.
-_OTHER_PATHS = (
-    "pynccl_comm",
-    "ca_comm",
-    "qr_comm",
-    "symm_mem_comm",
-    "fi_ar_comm",
-    "fi_pcie_ipc_ar_comm",
-    "aiter_ar_comm",
-)
-_OTHER_PATHS_WANTED = (
-    "use_custom_allreduce",
-    "use_torch_symm_mem",
-    "use_flashinfer_allreduce",
-    "use_flashinfer_pcie_ipc_allreduce",
-    "use_aiter_allreduce",
-    "use_aiter_ag_rs",
-)
 
 
 class R2cclCudaCommunicator(CudaCommunicator):  # type: ignore[misc]
@@ -85,9 +67,9 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
         DeviceCommunicatorBase.__init__(
             self, cpu_group, device, device_group, unique_name, use_all2all=use_all2all, **kwargs
         )
-        for path in _OTHER_PATHS:
+        for path in OTHER_PATHS:
             setattr(self, path, None)
-        for wanted in _OTHER_PATHS_WANTED:
+        for wanted in OTHER_PATHS_WANTED:
             setattr(self, wanted, False)
         self.connect(unique_name)
         if self.use_all2all:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from r2serve.engines.seams import Accepts, Has, InOrder, Subclass, Takes, There
-from r2serve.engines.vllm.classes import COMMUNICATORS, of_each, row
+from r2serve.engines.vllm.classes import (
+    COMMUNICATORS,
+    OTHER_PATHS,
+    OTHER_PATHS_WANTED,
+    of_each,
+    row,
+)
 
 _GROUPS = "vllm.distributed.parallel_state"
 _DEVICE = "vllm.distributed.device_communicators"
@@ -90,21 +96,7 @@ COMMUNICATOR_ROWS = (
         "a single method names the path",
         Has(
             _CUDA,
-            (
-                "pynccl_comm",
-                "ca_comm",
-                "qr_comm",
-                "symm_mem_comm",
-                "fi_ar_comm",
-                "fi_pcie_ipc_ar_comm",
-                "aiter_ar_comm",
-                "use_custom_allreduce",
-                "use_torch_symm_mem",
-                "use_flashinfer_allreduce",
-                "use_flashinfer_pcie_ipc_allreduce",
-                "use_aiter_allreduce",
-                "use_aiter_ag_rs",
-            ),
+            (*OTHER_PATHS, *OTHER_PATHS_WANTED),
         ),
         InOrder(
             f"{_GROUPS}.GroupCoordinator.graph_capture",

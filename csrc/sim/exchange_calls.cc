@@ -12,10 +12,10 @@ namespace {
 using Bytes = ExchangeCall::Bytes;
 using device::Rows;
 
-constexpr std::array dtypes{DType::f16, DType::bf16, DType::f32, DType::f64,    DType::i8,
-                            DType::u8,  DType::i32,  DType::i64, DType::boolean};
-constexpr std::array collectives{Collective::all_reduce, Collective::all_reduce,
-                                 Collective::all_gather, Collective::reduce_scatter};
+constexpr std::array exchange_dtypes{DType::f16, DType::bf16, DType::f32, DType::f64,    DType::i8,
+                                     DType::u8,  DType::i32,  DType::i64, DType::boolean};
+constexpr std::array exchange_collectives{Collective::all_reduce, Collective::all_reduce,
+                                          Collective::all_gather, Collective::reduce_scatter};
 constexpr std::size_t most_bytes = 1024;  // of an input or an output
 
 Bytes folded(const ExchangeCall& call, const std::vector<Bytes>& inputs,
@@ -101,8 +101,8 @@ Bytes ExchangeCall::output(std::uint32_t node, std::uint32_t place) const {
 ExchangeCall random_exchange(Random& random, std::uint32_t nodes, std::uint32_t places) {
   ExchangeCall call;
   call.seed = random.next();
-  call.collective = collectives[random.below(collectives.size())];
-  call.dtype = dtypes[random.below(dtypes.size())];
+  call.collective = exchange_collectives[random.below(exchange_collectives.size())];
+  call.dtype = exchange_dtypes[random.below(exchange_dtypes.size())];
   call.op = static_cast<ReduceOp>(random.below(4));
   call.nodes = nodes;
   call.places = places;

@@ -14,7 +14,7 @@ using device::load_acquire;
 using device::Rows;
 using device::Sequence;
 
-constexpr std::uint64_t rounded_up(std::uint64_t bytes) { return (bytes + 127) / 128 * 128; }
+constexpr std::uint64_t rounded_up_to_128(std::uint64_t bytes) { return (bytes + 127) / 128 * 128; }
 
 // Each byte is as wanted or was never written.
 bool is_part_of(const Bytes& target, const Bytes& wanted) {
@@ -47,8 +47,10 @@ void Node::open(Gpu& gpu, const Column& column) {
   std::uint64_t output_bytes = 0;
   for (std::size_t call = 0; call < calls_.size(); ++call) {
     gpu.parts.push_back(std::make_unique<Part>(column.channel, column.calls[call], column.tree));
-    input_bytes = std::max<std::uint64_t>(input_bytes, rounded_up(calls_[call].input_bytes()));
-    output_bytes = std::max<std::uint64_t>(output_bytes, rounded_up(calls_[call].output_bytes()));
+    input_bytes =
+        std::max<std::uint64_t>(input_bytes, rounded_up_to_128(calls_[call].input_bytes()));
+    output_bytes =
+        std::max<std::uint64_t>(output_bytes, rounded_up_to_128(calls_[call].output_bytes()));
   }
   const std::uint64_t entry_bytes = input_bytes + output_bytes;
   gpu.staging.assign(device::ring * entry_bytes, garbage);

@@ -6,7 +6,7 @@ namespace {
 
 // So long a device may take to end a queue pair, or to make one; then all memory is withdrawn from
 // it, and it is opened anew.
-constexpr TimeNs patience_ns = 2000 * ns_per_ms;
+constexpr TimeNs fence_patience_ns = 2000 * ns_per_ms;
 
 }  // namespace
 
@@ -50,7 +50,7 @@ void VerbsSession::begin_fence(TimeNs now) {
 
 void VerbsSession::judge_device(TimeNs since, TimeNs now) {
   // As it was opened for this session: it may have been opened anew.
-  if (now - since >= patience_ns && withdrawal_ == pool_.withdrawal_of(device_))
+  if (now - since >= fence_patience_ns && withdrawal_ == pool_.withdrawal_of(device_))
     pool_.distrust(device_);
 }
 

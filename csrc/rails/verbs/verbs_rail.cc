@@ -18,7 +18,7 @@ constexpr std::uint32_t count_mask = credit_only - 1;
 constexpr int rounds_per_pump = 4;
 constexpr TimeNs base_window_ns = 10'000 * ns_per_ms;
 // For a rail that is UP to have read what another one has delivered.
-constexpr TimeNs patience_ns = 20 * ns_per_ms;
+constexpr TimeNs recall_patience_ns = 20 * ns_per_ms;
 
 // The payload goes ahead of the header, to where it belongs.
 bool is_placed(const FrameHeader& header) {
@@ -170,7 +170,7 @@ bool VerbsRail::detach(const DetachScope& scope, TimeNs now) {
     return true;
   }
   if (recall_asked_ == 0) recall_asked_ = now;
-  if (open() && (link_.state(rail_) != RailState::up || now - recall_asked_ > patience_ns))
+  if (open() && (link_.state(rail_) != RailState::up || now - recall_asked_ > recall_patience_ns))
     link_.rail_failed(rail_, epoch_, RailCause::recalled, now);
   return false;
 }

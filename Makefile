@@ -17,6 +17,9 @@ export PYTHON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+ifneq ($(shell command -v ccache),)
+export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+endif
 ARGS ?=
 COMMA := ,
 
@@ -61,42 +64,51 @@ ALL_CONTENDERS := $(addprefix --contender ,r2ccl gloo ecmp mptcp restart)
 ALL_SCENARIOS := $(addprefix --scenario ,healthy carrier blackhole peer-port flap-8s slow two-faults \
 	all-rails-8s mgmt-nic permanent)
 
+# Keeps how long a step took; the table at the end has the steps that were not up to date.
+STARTED := $(shell date +%s)
+TIMED := $(PYTHON) tests/timings.py run
+
 test: setup $(STAMPS)/system-test ## all tests: native (plain, ASan/UBSan, TSan), then Python
 	@rm -rf build/results
 	@$(MAKE) test-native
-	$(BIN)/pytest --native-results=build/results $(ARGS)
+	@$(BIN)/python tests/run.py --native-results=build/results $(ARGS); status=$$?; \
+		$(PYTHON) tests/timings.py show $(STARTED); exit $$status
 
 # GCC builds the plain variant and clang the others, so both compilers judge every file.
 # Lines are all that a report needs of debugging information: a third of the compiler's time.
-PLAIN := -DCMAKE_CXX_COMPILER=g++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG'
-SANITIZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -gline-tables-only'
+# The plain variant is the build that was installed, with the tests beside it.
+PLAIN_FLAGS := -O2 -g1 -DNDEBUG
+SANITIZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -gline-tables-only' \
+	-DR2CCL_PYTHON=OFF
+ASAN := $(SANITIZED) -DR2CCL_SANITIZE=address$(COMMA)undefined
+TSAN := $(SANITIZED) -DR2CCL_SANITIZE=thread
 FUZZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g' \
 	-DR2CCL_PYTHON=OFF -DR2CCL_FUZZ=ON
 define native
 @echo "== native tests: $(1)"
-@cmake -S . -B build/native-$(1) -G Ninja -DR2CCL_PYTHON=OFF -DR2CCL_TESTS=ON \
+@cmake -S . -B build/native-$(1) -G Ninja -DR2CCL_TESTS=ON \
 	-DR2CCL_TEST_RESULTS=$(CURDIR)/build/results/$(1) $(2) >build/$(1).log \
 	|| { cat build/$(1).log; exit 1; }
-@cmake --build build/native-$(1)
-@ctest --test-dir build/native-$(1) --output-on-failure --no-tests=error -j$(JOBS)
+@$(TIMED) "build of the native tests, $(1)" cmake --build build/native-$(1)
+@$(TIMED) "native tests, $(1)" env R2SERVE_SWEEP=$(3) ctest --test-dir build/native-$(1) --output-on-failure \
+	--no-tests=error -j$(JOBS)
 endef
 
 test-native: setup $(STAMPS)/system-test ## native tests alone
-	$(call native,plain,$(PLAIN))
-	$(call native,asan,$(SANITIZED) -DR2CCL_SANITIZE=address$(COMMA)undefined)
-	$(call native,tsan,$(SANITIZED) -DR2CCL_SANITIZE=thread)
+	$(call native,plain)
+	$(call native,asan,$(ASAN))
+	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=OFF)
 
-test-long: export R2SERVE_SWEEP := full
 test-long: setup $(STAMPS)/system-test ## the tests that take minutes: fuzzing, seeds, 200 faults a kind
 	@rm -rf build/results
-	$(call native,plain,$(PLAIN))
+	$(call native,plain,,full)
+	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=ON)
 	$(BIN)/pytest -m long --native-results=build/results $(ARGS)
 
 # The kernel comes from the distribution, once; UML=1 builds one that runs as a process, once.
 UML_KERNEL := build/guest/linux
 test-guest: setup $(STAMPS)/system-test $(STAMPS)/system-guest $(if $(UML),$(UML_KERNEL)) ## RDMA rails on Soft-RoCE, in QEMU; with UML=1 in a process
-	@cmake -S . -B build/native-plain -G Ninja -DR2CCL_PYTHON=OFF -DR2CCL_TESTS=ON $(PLAIN) \
-		>build/plain.log || { cat build/plain.log; exit 1; }
+	@cmake -S . -B build/native-plain -DR2CCL_TESTS=ON >build/plain.log || { cat build/plain.log; exit 1; }
 	@cmake --build build/native-plain --target guest_tests
 	@$(BIN)/python tests/guest/check.py $(if $(UML),--uml $(UML_KERNEL)) --timeout 900 -- $(ARGS)
 
@@ -149,7 +161,7 @@ build/tidy/%.ok: %.cc .clang-tidy $(filter %.hpp,$(CORE)) | build/tidy/compile_c
 	@touch $@
 
 build/tidy/compile_commands.json: CMakeLists.txt $(filter %.cc,$(CORE))
-	@cmake -S . -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=clang++ \
+	@cmake -S . -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DR2CCL_UNITY=OFF \
 		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
 	@touch $@
 
@@ -174,7 +186,7 @@ $(STAMPS)/venv: | $(STAMPS)/system-build
 
 $(STAMPS)/engine: deploy/setup/engine.py | $(STAMPS)/venv
 	@echo "== installing vLLM (minutes, once)"
-	@$(BIN)/python deploy/setup/engine.py
+	@$(TIMED) "vLLM" $(BIN)/python deploy/setup/engine.py
 	@touch $@
 
 $(STAMPS)/tools: pyproject.toml | $(STAMPS)/venv
@@ -187,7 +199,12 @@ $(STAMPS)/mpich: | $(STAMPS)/venv
 	@touch $@
 
 # The core is compiled here and never at import; sources in Python are used where they lie.
-$(STAMPS)/installed: $(STAMPS)/engine $(STAMPS)/tools $(STAMPS)/mpich pyproject.toml CMakeLists.txt $(CORE)
+.PHONY: build-is-gone
+build-is-gone:
+$(STAMPS)/installed: $(STAMPS)/engine $(STAMPS)/tools $(STAMPS)/mpich pyproject.toml CMakeLists.txt $(CORE) \
+		$(if $(wildcard build/native-plain/build.ninja),,build-is-gone)
 	@echo "== building and installing r2serve"
-	@$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[bench,sidecar,dev]'
+	@CXX=g++ $(TIMED) "r2serve and its tools" $(BIN)/python -m pip install --quiet --no-build-isolation \
+		-C build-dir=build/native-plain \
+		-C cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO="$(PLAIN_FLAGS)" -e '.[bench,sidecar,dev]'
 	@touch $@

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-import sys
+import time
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
+import timings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="GoogleTest's XML reports, one folder a build variant, to count in the closing report",
     )
+    parser.addoption("--timings", metavar="PART", help="keep the time of this run as that of PART")
 
 
 @pytest.fixture(autouse=True)
@@ -38,14 +41,51 @@ def same_environment() -> Iterator[None]:
 
 
 @pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints a line that is to be seen in every run, also of tests that pass."""
+def show(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Prints a line, when the test ends, that is to be seen in every run, also if it passes."""
 
     def say(line: str) -> None:
-        with capsys.disabled():
-            sys.stdout.write(f"\n    {line}\n")
+        request.node.user_properties.append(("shown", line))
 
     return say
+
+
+class Report:
+    """What this run tells beyond pytest's own report: lines of `show`, and where its time went.
+
+    Workers of pytest-xdist report to the process that started them, which alone has one of these.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._terminal = config.pluginmanager.get_plugin("terminalreporter")
+        self._part: str | None = config.getoption("--timings")
+        self._began = time.monotonic()
+        self._busy: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._busy[group_of(report.nodeid)] += report.duration
+        if report.when == "teardown" and self._terminal is not None:
+            for name, line in report.user_properties:
+                if name == "shown":
+                    self._terminal.write_line(f"\n    {line}")
+
+    def pytest_sessionfinish(self) -> None:
+        if self._part is not None:
+            timings.keep(self._part, time.monotonic() - self._began, dict(self._busy))
+
+
+def group_of(nodeid: str) -> str:
+    """The folder of a test, or what it tests where that takes minutes."""
+    path = PurePath(nodeid.partition("::")[0])
+    for group in ("guest", "model", "sim"):
+        if path.stem.startswith(f"test_{group}"):
+            return group
+    return path.parts[1] if len(path.parts) > 2 else path.stem
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Report(config))
 
 
 @pytest.fixture(scope="session")
@@ -58,11 +98,19 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    made = tmp_path_factory.mktemp("cuda") / "libfake_cuda.so"
-    source = ROOT / "tests/native/fake_cuda/fake_cuda.cc"
-    include = [f"-I{ROOT / folder}" for folder in ("csrc", "csrc/include")]
-    command = [compiler, "-std=c++20", "-O2", "-shared", "-fPIC", *include]
-    subprocess.run([*command, str(source), "-o", str(made), "-pthread"], check=True, timeout=300)
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers of this run: one compiles it for all
+    made = folder / "libfake_cuda.so"
+    with (folder / "libfake_cuda.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            fresh = made.with_suffix(".new")
+            source = ROOT / "tests/native/fake_cuda/fake_cuda.cc"
+            include = [f"-I{ROOT / part}" for part in ("csrc", "csrc/include")]
+            command = [compiler, "-std=c++20", "-O2", "-shared", "-fPIC", *include, str(source)]
+            subprocess.run([*command, "-o", str(fresh), "-pthread"], check=True, timeout=300)
+            fresh.replace(made)
     return made
 
 

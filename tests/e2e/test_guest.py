@@ -65,6 +65,7 @@ def run_in_guest(sizes: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(2 * LIMIT_S + 360)
 @pytest.mark.usefixtures("_can_boot")
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from r2serve.drills.lab import Lab
 
 RATE_MBIT = 1000
 SLOW_MBIT = 100
-# Of what the other rail gives alone; without detection it is a half.  The machine may be busy in
-# one of two measurements, so there are some more tries.
-SHARE = 0.9
+# Steps a second, relative to the other rail alone.  Without detection the share is a half.  The
+# target (0.9) is for `r2serve bench collectives --state slow`; a busy machine misses it by itself.
+SHARE = 0.7
 TRIES = 4
 WITHIN_S = 1.0
 MEASURED_S = 1.5
@@ -62,6 +62,7 @@ def moves_under(stream: Stream, for_s: float) -> list[Any]:
     return moves_of(events, "SUSPECT") + moves_of(events, "DOWN")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("size", [MIB, 4 * MIB], ids=["1MiB", "4MiB"])
 @pytest.mark.timeout(120)
 def test_a_slow_rail_does_not_slow_down_the_others(

@@ -1,0 +1,73 @@
+"""How long each part of `make test` took: kept in build/timings.json, shown at the end.
+
+    timings.py run PART COMMAND ARGUMENT...    run a command, and keep its wall-clock time
+    timings.py show SINCE                      the parts that ran since, a time in s since 1970
+
+A part that was up to date did not run, and is not shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+FILE = Path(__file__).resolve().parents[1] / "build" / "timings.json"
+
+
+def keep(part: str, seconds: float, busy: dict[str, float] | None = None) -> None:
+    """Keep how long a part took; busy: seconds of each of its groups, added over all processes."""
+    kept = read()
+    kept.pop(part, None)
+    load = os.getloadavg()[1]
+    kept[part] = {"seconds": round(seconds, 1), "ended": time.time(), "load": load}
+    if busy:
+        kept[part]["busy"] = {name: round(each, 1) for name, each in sorted(busy.items())}
+    FILE.parent.mkdir(exist_ok=True)
+    fresh = FILE.with_suffix(".new")
+    fresh.write_text(json.dumps(kept, indent=1) + "\n")
+    fresh.replace(FILE)
+
+
+def read() -> dict[str, dict[str, object]]:
+    return dict(json.loads(FILE.read_text())) if FILE.exists() else {}
+
+
+def run(part: str, command: Sequence[str]) -> int:
+    """Run a command; returns its exit status.  The time of one that failed is kept, too."""
+    began = time.monotonic()
+    status = subprocess.run(command, check=False).returncode
+    keep(part, time.monotonic() - began)
+    return status
+
+
+def table(since: float) -> list[str]:
+    """The parts that ended since then, in the order of their ends."""
+    rows = [(part, row) for part, row in read().items() if float(str(row["ended"])) >= since]
+    lines = ["where the time went (load: of the last 5 minutes; +: of a group, over all workers)"]
+    for part, row in rows:
+        lines.append(f"  {float(str(row['seconds'])):7.0f} s  load {row['load']:4.1f}  {part}")
+        busy = row.get("busy", {})
+        assert isinstance(busy, dict)
+        lines += [f"  {seconds:7.0f} s  +            {name}" for name, seconds in busy.items()]
+    total = sum(float(str(row["seconds"])) for _, row in rows)
+    return [*lines, f"  {total:7.0f} s  in all, {time.time() - since:.0f} s since the start"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    match list(arguments):
+        case ["run", part, *command] if command:
+            return run(part, command)
+        case ["show", since]:
+            sys.stdout.write("\n".join(table(float(since))) + "\n")
+            return 0
+    sys.stderr.write(f"{__doc__}")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

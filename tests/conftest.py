@@ -57,17 +57,18 @@ class Report:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._terminal = config.pluginmanager.get_plugin("terminalreporter")
+        self._plugins = config.pluginmanager
         self._part: str | None = config.getoption("--timings")
         self._began = time.monotonic()
         self._busy: defaultdict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._busy[group_of(report.nodeid)] += report.duration
-        if report.when == "teardown" and self._terminal is not None:
+        terminal = self._plugins.get_plugin("terminalreporter")
+        if report.when == "teardown" and terminal is not None:
             for name, line in report.user_properties:
                 if name == "shown":
-                    self._terminal.write_line(f"\n    {line}")
+                    terminal.write_line(f"\n    {line}")
 
     def pytest_sessionfinish(self) -> None:
         if self._part is not None:

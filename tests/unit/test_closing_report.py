@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -28,8 +31,14 @@ NATIVE_REPORT = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
-def run(folder: Path, *arguments: str) -> list[str]:
-    (folder / "test_example.py").write_text(PYTHON_TESTS)
+SHOWING_TESTS = """
+def test_shows(show): show("7 rails lost")
+def test_shows_too(show): show("9 rails lost")
+"""
+
+
+def run(folder: Path, *arguments: str, tests: str = PYTHON_TESTS) -> list[str]:
+    (folder / "test_example.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
     done = subprocess.run(
@@ -60,4 +69,15 @@ def test_native_tests_are_counted_too(tmp_path: Path) -> None:
         "native, asan: 1 passed",
         "native, plain: 1 passed",
         "skipped: 5 (no second NIC: 3, needs root: 2)",
+    ]
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two workers"])
+def test_what_tests_show_is_seen(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    if workers and importlib.util.find_spec("xdist") is None:
+        pytest.skip("pytest-xdist is not installed")
+    lines = run(tmp_path, *workers, tests=SHOWING_TESTS)
+    assert sorted(line for line in lines if "lost" in line) == [
+        "    7 rails lost",
+        "    9 rails lost",
     ]

@@ -52,7 +52,8 @@ def build() -> Path:
             f"--mutants compiles the core, and {SOURCES} is no source tree: "
             "run it from a clone of the repository"
         )
-    options = ["-DR2CCL_MUTANTS=ON", f"-DPython_EXECUTABLE={sys.executable}"]
+    options = ["-DR2CCL_MUTANTS=ON", "-DR2CCL_KERNELS=OFF"]
+    options.append(f"-DPython_EXECUTABLE={sys.executable}")
     for command in (
         ["cmake", "-S", str(SOURCES), "-B", str(FOLDER), "-G", "Ninja", *options],
         ["cmake", "--build", str(FOLDER), "--target", "_core"],

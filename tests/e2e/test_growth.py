@@ -16,6 +16,7 @@ def check(early: dict[str, int], late: dict[str, int]) -> None:
     assert late["bytes"] - early["bytes"] < SLACK_BYTES
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_nothing_grows_with_rails_that_fail_and_rejoin(jobs, show: Callable[[str], None]) -> None:
     cycles, warm = 10_000, 1000

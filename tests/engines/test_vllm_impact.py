@@ -154,6 +154,7 @@ def processes(engine: Engine, port: int) -> dict[str, psutil.Process]:
     }
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_requests_are_told_what_an_outage_cost_them_whoever_is_killed_then(

@@ -8,7 +8,6 @@ written down.  For one thread: a worker runs one step at a time.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -245,12 +244,15 @@ class Attribution:
         """One line a fault, once it is known where it is, whatever number of steps it held up."""
         if self._report is None or self._report.said:
             self._report = FaultReport(engine, since_ns=stalls[0].time_ns - stalls[0].value)
-            timer = threading.Timer(REPORT_AFTER_S, self._report.say)
-            timer.daemon = True
-            timer.start()
+            self._report.say_after(REPORT_AFTER_S)
         self._report.add(
             sum(stall.value for stall in stalls), self._names((*step.prefill, *step.decode))
         )
+
+    def close(self) -> None:
+        """Say at once what is not said yet.  Before the engine closes."""
+        if self._report is not None:
+            self._report.say()
 
     def _names(self, requests: Iterable[str]) -> list[str]:
         """Each once: several answers to one request share its name."""

@@ -35,6 +35,7 @@ class FaultReport:
         self._steps = 0
         self._requests: dict[str, None] = {}  # in order
         self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
         self.said = False
 
     def add(self, stalled_ns: int, requests: list[str]) -> None:
@@ -44,10 +45,20 @@ class FaultReport:
             self._steps += 1
             self._requests |= dict.fromkeys(requests)
 
+    def say_after(self, seconds: float) -> None:
+        """Log the line then, in a thread of its own."""
+        self._timer = threading.Timer(seconds, self.say)
+        self._timer.daemon = True
+        self._timer.start()
+
     def say(self) -> None:
-        """Log the line."""
+        """Log the line now, unless it has been logged."""
         with self._lock:
+            if self.said:
+                return
             self.said = True
+            if self._timer is not None:
+                self._timer.cancel()
             read = journal.parse(self._source.journal_bytes())
             _LOG.warning("%s", self.line(read))
 

@@ -77,6 +77,7 @@ class Job:
             rank.inject(1, "heal")
 
     def close(self) -> None:
+        self.attribution.close()  # else a timer logs during a later test
         list(self.pool.map(lambda rank: rank.close(), self.ranks))
         self.pool.shutdown()
 

@@ -87,10 +87,27 @@ def test_one_line_says_what_a_fault_was_and_whom_it_touched(
     assert said.endswith("carried by rail0@node0, rail1@node0; requests: a")
 
 
+def test_what_is_not_said_yet_is_said_at_the_end_and_once(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "r2serve.faults")
+    job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
+    job.step(outage=True, decode=["id-a"], yielding=["id-a"])
+
+    def said() -> list[str]:
+        return [one.getMessage() for one in caplog.records if one.name == "r2serve.faults"]
+
+    assert said() == []
+    job.attribution.close()
+    job.attribution.close()
+    time.sleep(attribution.REPORT_AFTER_S + 0.2)
+    assert len(said()) == 1
+
+
 def test_how_long_a_step_usually_takes_is_of_those_like_it(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)  # not in a later test
+    monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)
     job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
     job.step(outage=True, decode=["id-a"], yielding=["id-a"])
     took_s = []

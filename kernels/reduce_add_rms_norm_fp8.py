@@ -103,11 +103,12 @@ def reduce_add_rms_norm_fp8(
     ``out`` is (*rows, hidden) of float8_e4m3fn, ``scales_out`` (*rows, 1) of float32; both are
     memory of their own.  The rest is as in ``reduce_add_rms_norm``.  Raises InvalidArgumentError.
 
-    With y the normed row exactly as ``reduce_add_rms_norm`` gives it, scale = max(amax|y| / 448,
-    1 / (448 * 512)) and code = y * (1 / scale), all in fp32, rounded to e4m3fn, to nearest even:
-    vLLM's dynamic per-token quantisation.  Where the scale is above that floor, code * scale is
-    within amax|y| (1/28 + 2^-21) of y: half of e4m3fn's largest step, and five roundings in fp32.
-    The new residual has the bits of the reference; given y, so have codes and scales.
+    With y the normed row as ``reduce_add_rms_norm`` gives it, but for the order of its sum of
+    squares, scale = max(amax|y| / 448, 1 / (448 * 512)) and code = y * (1 / scale), all in fp32,
+    rounded to e4m3fn, to nearest even: vLLM's dynamic per-token quantisation.  Where the scale is
+    above that floor, code * scale is within amax|y| (1/28 + 2^-21) of y: half of e4m3fn's largest
+    step, and five roundings in fp32.  The new residual has the bits of the reference; given y, so
+    have codes and scales.
 
     NaN in a row makes its scale NaN and every code NaN (0x7f).  Infinity and no NaN makes the scale
     infinite, the codes of finite elements 0 and those of infinite ones NaN: either way the whole

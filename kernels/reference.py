@@ -45,7 +45,7 @@ def reduce_add_rms_norm(
 def quantise_rows(normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The fp8 codes and scales of ``reduce_add_rms_norm_fp8``, given the normed rows."""
     largest = normed.to(torch.float32).abs().amax(dim=-1, keepdim=True)
-    scales = with_one_nan((largest / 448.0).clamp(min=1.0 / (448.0 * 512.0)))
+    scales = with_one_nan(_quotient(largest, 448.0).clamp(min=1.0 / (448.0 * 512.0)))
     return _e4m3(normed.to(torch.float32) * (1 / scales)), scales
 
 
@@ -56,7 +56,7 @@ def quantize_chunks(
     flat = values.to(torch.float32).flatten()
     blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % block)).view(-1, block)
     largest = blocks.abs().amax(dim=-1, keepdim=True)
-    scales = with_one_nan((largest / LARGEST[dtype]).clamp(min=2.0**-126))
+    scales = with_one_nan(_quotient(largest, LARGEST[dtype]).clamp(min=2.0**-126))
     scaled = blocks * (1 / scales)
     codes = _e4m3(scaled) if dtype == torch.float8_e4m3fn else _int8(scaled)
     return codes.flatten()[: flat.numel()].view(values.shape), scales.flatten()
@@ -73,6 +73,11 @@ def reduce_quantized_chunks(
         part = code.flatten().to(torch.float32) * spread
         total = part if peer == 0 else total + part
     return with_one_nan(total.to(dtype)).view(codes.shape[1:])
+
+
+def _quotient(tensor: torch.Tensor, number: float) -> torch.Tensor:
+    """Rounded once.  On a GPU, ``tensor / number`` would multiply by the rounded reciprocal."""
+    return tensor / torch.full_like(tensor, number)
 
 
 def _e4m3(scaled: torch.Tensor) -> torch.Tensor:

@@ -38,8 +38,12 @@ def describe(arguments: Sequence[str]) -> dict[str, Any]:
 def commit() -> str:
     """The commit of the checkout that is run, ``+changes`` when it differs; else the version.
 
-    Benchmarks write into documentation and results, which change nothing of what is measured.
+    $R2SERVE_COMMIT comes first: a copied checkout may have another history, or none.  Benchmarks
+    write into documentation and results, which change nothing of what is measured.
     """
+    stated = os.environ.get("R2SERVE_COMMIT")
+    if stated:
+        return stated
     here = Path(__file__).resolve().parent
     try:
         head = _git(here, "rev-parse", "--short=12", "HEAD")

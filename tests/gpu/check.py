@@ -57,6 +57,7 @@ def environment(here: Here) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         "R2CCL_CUDA_LIBRARY": here.library,
+        "R2SERVE_COMMIT": commit(),
     }
 
 

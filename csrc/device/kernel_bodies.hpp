@@ -89,6 +89,10 @@ R2CCL_SHARED bool await(const Block& block, const Mailbox& mailbox, const Word& 
                     [&] { return load_acquire(mailbox.abort) != 0; });
 }
 
+// Loads of a thread that are under way at once.  A single one would wait for a whole trip over the
+// bus each time.
+inline constexpr std::uint64_t loads_at_once = 4;
+
 // By all threads of all blocks; 16 bytes at a time where both ends allow it.
 R2CCL_SHARED void copy(const Place& at, std::byte* to, const std::byte* from, std::uint64_t bytes) {
   const std::uint64_t first = std::uint64_t{at.block} * at.threads + at.thread;
@@ -97,8 +101,15 @@ R2CCL_SHARED void copy(const Place& at, std::byte* to, const std::byte* from, st
       (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) %
       alignof(Vector);
   const std::uint64_t vectors = misaligned != 0 ? 0 : bytes / sizeof(Vector);
-  for (std::uint64_t i = first; i < vectors; i += step)
-    reinterpret_cast<Vector*>(to)[i] = reinterpret_cast<const Vector*>(from)[i];
+  for (std::uint64_t i = first; i < vectors; i += loads_at_once * step) {
+    Vector loaded[loads_at_once] = {};
+    R2CCL_UNROLL
+    for (std::uint64_t n = 0; n < loads_at_once; ++n)
+      if (i + n * step < vectors) loaded[n] = reinterpret_cast<const Vector*>(from)[i + n * step];
+    R2CCL_UNROLL
+    for (std::uint64_t n = 0; n < loads_at_once; ++n)
+      if (i + n * step < vectors) reinterpret_cast<Vector*>(to)[i + n * step] = loaded[n];
+  }
   for (std::uint64_t i = vectors * sizeof(Vector) + first; i < bytes; i += step) to[i] = from[i];
 }
 

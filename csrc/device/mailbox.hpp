@@ -22,8 +22,10 @@
 
 #if defined(__CUDACC__)
 #define R2CCL_SHARED __host__ __device__ inline
+#define R2CCL_UNROLL _Pragma("unroll")
 #else
 #define R2CCL_SHARED inline
+#define R2CCL_UNROLL
 #endif
 
 namespace r2ccl::device {
@@ -126,12 +128,16 @@ R2CCL_SHARED void pause_briefly() {
 
 // How a block waits: it looks, again and again.
 struct Spinning {
+  // Looks at what is awaited for each look at the end: each is a trip over the bus, and the end
+  // may be noticed later.
+  static constexpr std::uint32_t looks_for_the_end = 8;
+
   // Until `ready`, true; or until it never will be, false.  The host publishes its last result
   // before it publishes the end, so `ready` counts if both have come between two looks.
   template <typename Ready, typename Over>
   [[nodiscard]] R2CCL_SHARED bool wait(const Ready& ready, const Over& over) const {
-    while (!ready()) {
-      if (over()) return ready();
+    for (std::uint32_t look = 1; !ready(); ++look) {
+      if (look % looks_for_the_end == 0 && over()) return ready();
       pause_briefly();
     }
     return true;

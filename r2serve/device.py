@@ -8,8 +8,6 @@ replay is the host's business alone.
 
 What a lost peer would have sent never comes: kernels end without results, and :meth:`check` raises
 why.  It has to be asked before results are given to anybody.
-
-**Not yet run on a GPU.**
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An all-reduce whose sum is one with what the model does next, on a GPU.
 
 The parts of all ranks arrive in slots, and a kernel of :mod:`r2serve.kernels` adds them up where
-they lie: the sum is never written to memory.  Needs Triton.  **Not yet run on a GPU.**
+they lie: the sum is never written to memory.  Needs Triton.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 As on the CPU a group inside one node keeps vLLM's own path, NVLink and all.  A group that spans
 nodes gets :class:`SpanningCudaCommunicator`, all of whose collectives are r2ccl's.  What vLLM
 sends on a group's ``device_group`` instead (tensors of pipeline stages) goes by our backend of
-torch.distributed.  **Not yet run on a GPU.**
+torch.distributed.  **vLLM has not yet been run with it on a GPU.**
 """
 
 from __future__ import annotations

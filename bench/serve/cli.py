@@ -16,7 +16,9 @@ import click
 from rich.console import Console
 
 from r2serve.bench.collectives import machine
-from r2serve.bench.serve import compare, plots, report, runner
+from r2serve.bench.serve import alternate, compare, plots, report, runner
+from r2serve.bench.serve.alternate import Alternation
+from r2serve.bench.serve.alternation import AlternationError
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
 from r2serve.bench.serve.scenarios import SCENARIOS, Fault, ScheduleError, parse, scenario
@@ -32,9 +34,13 @@ from r2serve.bench.serve.workload import (
 from r2serve.demo.client import LoadError
 from r2serve.demo.progress import Progress
 from r2serve.demo.serve import ServeError
-from r2serve.drills.lab import LabUnavailableError
+from r2serve.drills.lab import LabCommandError, LabUnavailableError
+from r2serve.errors import ConfigError
 
 _ASKED_S = 10.0
+PROMPTS_ALTERNATED = 64
+OUTPUT_TOKENS_ALTERNATED = 24
+"""A request has to last a second at most."""
 PICTURES_OF_DOCS = (
     "serve-carrier-timeline.png",
     "serve-blackhole-timeline.png",
@@ -76,6 +82,28 @@ def _one_of(names: Any, default: str) -> str:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A schedule, a line a fault: `at: 12s, cut: rail0@node1, for: 8s`.",
 )
+@click.option(
+    "--alternate",
+    "alternated",
+    metavar="STATE",
+    help="Switch a state on and off under one load, and compare: `nothing` (the error of the "
+    "method), a fault as in --faults (`cut: rail0@node1`), or a setting (`R2CCL_FALLBACK=off`), "
+    "which takes two engines.",
+)
+@click.option(
+    "--alternations",
+    type=click.IntRange(min=9),
+    default=200,
+    show_default=True,
+    help="Switches with --alternate.",
+)
+@click.option(
+    "--switch-s",
+    type=click.FloatRange(min=alternate.LEAST_SWITCH_S),
+    default=5.0,
+    show_default=True,
+    help="Seconds between switches with --alternate.",
+)
 @click.option("--requests", type=click.IntRange(min=1), default=60, show_default=True)
 @click.option("--rate", type=click.FloatRange(min=0), help="Poisson arrivals a second: open loop.")
 @click.option(
@@ -84,7 +112,11 @@ def _one_of(names: Any, default: str) -> str:
     help="Requests under way: closed loop.  [default: 4]",
 )
 @click.option("--prompt-tokens", type=click.IntRange(1, 4096), default=32, show_default=True)
-@click.option("--output-tokens", type=click.IntRange(2, 4096), default=48, show_default=True)
+@click.option(
+    "--output-tokens",
+    type=click.IntRange(2, 4096),
+    help=f"[default: 48; {OUTPUT_TOKENS_ALTERNATED} with --alternate]",
+)
 @click.option(
     "--sigma",
     type=click.FloatRange(0, 3),
@@ -142,11 +174,14 @@ def command(
     contenders: tuple[str, ...],
     scenarios: tuple[str, ...],
     schedule: Path | None,
+    alternated: str | None,
+    alternations: int,
+    switch_s: float,
     requests: int,
     rate: float | None,
     concurrency: int | None,
     prompt_tokens: int,
-    output_tokens: int,
+    output_tokens: int | None,
     sigma: float,
     sharegpt: Path | None,
     slo_ttft_ms: float,
@@ -170,10 +205,30 @@ def command(
         raise click.UsageError("--url: faults are made in networks that are made here alone")
     if scenarios and schedule:
         raise click.UsageError("--scenario and --faults: one of both")
+    if alternated is not None:
+        if url is not None or scenarios or schedule or sharegpt or rate is not None:
+            raise click.UsageError(
+                "--alternate: without --url, --scenario, --faults, --sharegpt and --rate"
+            )
+        if len(contenders) != 1:
+            raise click.UsageError(f"--alternate: {len(contenders)} contenders; one is right")
+        try:
+            state = Alternation.of(alternated, switch_s=switch_s, alternations=alternations)
+        except (ScheduleError, ConfigError) as error:
+            raise click.UsageError(f"--alternate: {error}") from error
+        length = Lengths(output_tokens or OUTPUT_TOKENS_ALTERNATED, sigma=0, least=2)
+        same = synthetic(PROMPTS_ALTERNATED, seed, Lengths(prompt_tokens, sigma=0), length)
+        return _alternate(
+            state,
+            contenders[0],
+            arrange(same, seed, concurrency=concurrency or 4),
+            json_path,
+            keep_logs,
+        )
     if out is None and docs is not None:
         raise click.UsageError("--docs: its pictures are drawn in --out, which is not given")
     try:
-        output = Lengths(output_tokens, sigma, least=2)
+        output = Lengths(output_tokens or 48, sigma, least=2)
         if sharegpt is not None:
             asked = from_sharegpt(sharegpt, requests, seed, output)
         else:
@@ -224,6 +279,34 @@ def command(
         if docs is not None:
             now = [*found, *(row for row in others if row["commit"] == about["commit"])]
             report.put(found, others, compare.verdicts(now), _beside(docs, pictures), docs)
+
+
+def _alternate(
+    state: Alternation,
+    contender: str,
+    workload: Workload,
+    json_path: Path | None,
+    keep_logs: Path | None,
+) -> None:
+    about = machine.describe(sys.argv[1:])
+    progress = Progress(Console(stderr=True))
+    try:
+        outcome = alternate.run(state, contender, workload, progress, keep_logs=keep_logs)
+    except (LabUnavailableError, LabCommandError, LoadError, ServeError, AlternationError) as error:
+        raise click.ClickException(str(error)) from error
+    found = outcome.compared
+    click.echo(
+        f"{state.what}, switched {state.alternations} times, every {state.switch_s:g} s: "
+        f"TPOT {found.tpot}, E2E {found.e2e}; {found.requests} requests in {found.windows} "
+        f"windows, {found.straddled} beside a switch, {outcome.failed} failed; "
+        f"E2E p50 {outcome.e2e_s:.2f} s"
+    )
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        with json_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**about, **outcome.as_row(state, contender)}) + "\n")
+    if outcome.failed:
+        raise click.ClickException(f"{outcome.failed} requests failed")
 
 
 def _beside(docs: Path, pictures: Mapping[str, Path]) -> dict[str, Path]:

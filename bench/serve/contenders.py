@@ -72,23 +72,32 @@ CONTENDERS = {
 class Place:
     """A contender's own lab, and its server as often as one is needed; a context manager.
 
-    watch: is told how far a start has come.
+    watch: is told how far a start has come. settings: environment variables beyond the contender's.
+    label: names the files in ``work``; None: as the contender.
     """
 
     def __init__(
-        self, name: str, model: Path, work: Path, streams: int, watch: Callable[[str], None]
+        self,
+        name: str,
+        model: Path,
+        work: Path,
+        streams: int,
+        watch: Callable[[str], None],
+        *,
+        settings: Mapping[str, str] | None = None,
+        label: str | None = None,
     ) -> None:
         self.name = name
         self.contender = CONTENDERS[name]
         self._work = work
         self._plan = Plan(
-            label=name,
+            label=label or name,
             model=model,
             r2ccl=self.contender.r2ccl,
             lab=True,
             work=work,
             max_requests=streams,
-            settings=self.contender.settings,
+            settings={**self.contender.settings, **(settings or {})},
         )
         self._watch = watch
         # One more than serve: clients stay whatever happens to those.

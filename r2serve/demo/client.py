@@ -137,13 +137,27 @@ def _close_input(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
+@dataclass(frozen=True)
+class Turns:
+    """When a load may begin requests: from ``begin_ns`` until ``until_ns``, CLOCK_MONOTONIC.
+
+    Of each period, counted from ``begin_ns``, only from ``first_ns`` to ``last_ns``.
+    """
+
+    begin_ns: int
+    until_ns: int
+    period_ns: int
+    first_ns: int
+    last_ns: int
+
+
 class Load:
     """A run under way.
 
     max_tokens: of a request, or of each prompt's. streams: None sends one request a prompt, all at
     once; otherwise so many are kept under way, prompts in turn, until drain() is called.
     arrivals_s: when each prompt's request is due, since the start; with streams, at most so many
-    are under way. extra and retry: see load.py.
+    are under way. turns: with streams, when requests may begin. extra and retry: see load.py.
     """
 
     def __init__(
@@ -159,12 +173,13 @@ class Load:
         arrivals_s: Sequence[float] | None = None,
         extra: Mapping[str, Any] | None = None,
         retry: bool = False,
+        turns: Turns | None = None,
     ) -> None:
         self._result = result
         limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else list(max_tokens)
         self.streams = len(prompts) if streams is None else streams
         self.expected_requests = len(prompts)
-        self._timed = arrivals_s is not None
+        self._timed = arrivals_s is not None or turns is not None
         self.expected_tokens = sum(limits)
         self.tokens = 0
         self.finished = 0
@@ -182,6 +197,9 @@ class Load:
         }
         if arrivals_s is not None:
             order |= {"mode": "timed", "arrivals_s": list(arrivals_s), "streams": streams or 0}
+        if turns is not None:
+            order |= {"mode": "turns", "turn_ns": [turns.first_ns, turns.last_ns]}
+            order |= {name: getattr(turns, name) for name in ("begin_ns", "until_ns", "period_ns")}
         if extra is not None:
             order["extra"] = dict(extra)
         self._process = _start(place, order, stdout=subprocess.PIPE)

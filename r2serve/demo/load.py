@@ -21,6 +21,11 @@ r2serve, so that it starts quickly. Standard input: one JSON object.
         succeeds or the run is ended, and what came of it before is forgotten. Prints
         {"begun_ns": …} first
 
+    {"mode": "turns", …, "streams": …, "begin_ns": …, "until_ns": …, "period_ns": …,
+     "turn_ns": [first, last]}
+        as "loop", but requests begin between begin_ns and until_ns (CLOCK_MONOTONIC), and of each
+        period only from first to last; what is under way then is awaited
+
 "extra" in an order takes the place of what is asked of vLLM beyond OpenAI's fields; where that has
 no token ids, a piece of text counts as a token.
 """
@@ -157,6 +162,32 @@ async def in_turn(
     await asyncio.gather(*(keep_one_under_way() for _ in range(order["streams"])))
 
 
+async def in_own_turns(
+    session: aiohttp.ClientSession, order: dict[str, Any], streams: list[Stream]
+) -> None:
+    begin_ns, until_ns, period_ns = order["begin_ns"], order["until_ns"], order["period_ns"]
+    first_ns, last_ns = order["turn_ns"]
+
+    def idle_ns(now_ns: int) -> int:
+        """Until this load's turn; 0 in it."""
+        if now_ns < begin_ns:
+            return begin_ns - now_ns
+        at_ns = (now_ns - begin_ns) % period_ns
+        return 0 if first_ns <= at_ns < last_ns else int((first_ns - at_ns) % period_ns)
+
+    async def keep_one_under_way() -> None:
+        while (now_ns := time.monotonic_ns()) < until_ns:
+            if idle := idle_ns(now_ns):
+                await asyncio.sleep(min(idle, until_ns - now_ns) / 1e9)
+                continue
+            streams.append(stream := Stream(len(streams) % len(order["prompts"])))
+            await stream_one(session, order, stream)
+            if stream.error:
+                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+
+    await asyncio.gather(*(keep_one_under_way() for _ in range(order["streams"])))
+
+
 async def timed(
     session: aiohttp.ClientSession, order: dict[str, Any], streams: list[Stream]
 ) -> None:
@@ -180,7 +211,7 @@ async def timed(
     await asyncio.gather(*map(send, streams, order["arrivals_s"]))
 
 
-SENDERS = {"stream": each_once, "loop": in_turn, "timed": timed}
+SENDERS = {"stream": each_once, "loop": in_turn, "timed": timed, "turns": in_own_turns}
 
 
 async def stream_all(order: dict[str, Any]) -> list[Stream]:

@@ -1,0 +1,283 @@
+"""``r2serve bench serve --alternate``: two states in turns, under one load.
+
+A fault comes and goes under one engine.  A setting, which is fixed when an engine starts, is
+compared by two engines side by side, to which the load goes in turn.  With ``nothing`` both states
+are the same (A/A): what is found then is the error of the method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from r2serve.bench.serve.alternation import (
+    AlternationError,
+    Compared,
+    Window,
+    compare,
+    windows_of,
+)
+from r2serve.bench.serve.contenders import Place
+from r2serve.bench.serve.scenarios import Fault, ScheduleError, parse
+from r2serve.bench.serve.strike import Strikes
+from r2serve.bench.serve.workload import Workload
+from r2serve.config import Config
+from r2serve.demo import workdir
+from r2serve.demo.client import Load, LoadError, Request, Run, Turns
+from r2serve.demo.model import make_tiny_llama
+from r2serve.demo.progress import Progress
+from r2serve.drills import lab as labs
+from r2serve.errors import ConfigError
+from r2serve.option import PREFIX
+
+NOTHING = "nothing"
+LONGEST_REQUEST_S = 1.0
+"""Longer ones would leave too few that lie in a window as a whole."""
+LEAST_SWITCH_S = 2.0
+BEFORE_THE_FIRST_S = 3.0
+"""A load process starts in that time."""
+WARM_UP_PROMPTS = 8
+LOOK_S = 0.2
+LAST_ANSWERS_S = 60.0
+
+
+@dataclass(frozen=True)
+class Alternation:
+    """fault or setting: what the changed state has; neither: nothing.
+
+    switch_s: how long a state lasts. alternations: how often it changes.
+    """
+
+    what: str
+    switch_s: float
+    alternations: int
+    fault: Fault | None = None
+    setting: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, what: str, *, switch_s: float, alternations: int) -> Alternation:
+        """From what a user types.
+
+        Raises:
+            ScheduleError: it is neither ``nothing``, nor a fault, nor a setting.
+            ConfigError: no such option of r2serve, or a value that it cannot have.
+        """
+        if what == NOTHING:
+            return cls(what, switch_s, alternations)
+        name, is_setting, value = what.partition("=")
+        if is_setting:
+            known = [f"{PREFIX}{field.name.upper()}" for field in dataclasses.fields(Config)]
+            if name not in known:
+                raise ConfigError(f"{name} is no option of r2serve; `r2serve config` lists all")
+            Config.from_env({name: value})
+            return cls(what, switch_s, alternations, setting=(name, value))
+        try:
+            (fault,) = parse(f"at: {switch_s:g}s, {what}, for: {switch_s:g}s")
+        except ValueError as error:
+            raise ScheduleError(
+                f"alternate is {what!r}: must be `{NOTHING}`, a fault such as "
+                f"`cut: rail0@node1`, or a setting such as `R2CCL_FALLBACK=off` ({error})"
+            ) from error
+        if fault.where == "used":
+            raise ScheduleError(
+                f"alternate is {what!r}: the rail must have a number, as in `cut: rail0@node1`; "
+                "the rail in use may be another one at each switch"
+            )
+        return cls(what, switch_s, alternations, fault=fault)
+
+    @property
+    def seconds(self) -> float:
+        """Of all windows; there is one more than there are switches."""
+        return self.switch_s * (self.alternations + 1)
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Those of every changed window, in their order."""
+        if self.fault is None:
+            return ()
+        return tuple(
+            Fault(
+                at_s=self.switch_s * index,
+                word=self.fault.word,
+                where=self.fault.where,
+                node=self.fault.node,
+                for_s=self.switch_s,
+            )
+            for index in range(1, self.alternations + 1, 2)
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """e2e_s: the median of all requests.  serves: the commands of the engines."""
+
+    compared: Compared
+    failed: int
+    e2e_s: float
+    serves: str
+
+    def as_row(self, alternation: Alternation, contender: str) -> dict[str, Any]:
+        return {
+            "alternate": alternation.what,
+            "contender": contender,
+            "switch_s": alternation.switch_s,
+            "alternations": alternation.alternations,
+            "serves": self.serves,
+            "failed": self.failed,
+            "e2e_p50_s": round(self.e2e_s, 4),
+            **asdict(self.compared),
+        }
+
+
+def run(
+    alternation: Alternation,
+    contender: str,
+    workload: Workload,
+    progress: Progress,
+    *,
+    keep_logs: Path | None = None,
+) -> Outcome:
+    """Serve, alternate, compare.
+
+    Raises:
+        AlternationError: requests last longer than ``LONGEST_REQUEST_S``, or too few can be
+            compared.
+        LabUnavailableError, ServeError, LoadError: no lab, no server, no load.
+    """
+    labs.sweep()
+    workdir.sweep()
+    with workdir.work_directory(keep_logs) as work, contextlib.ExitStack() as stack:
+        model = make_tiny_llama(work / "model")
+        settings = [{}] if alternation.setting is None else [{}, dict([alternation.setting])]
+        places = [
+            stack.enter_context(
+                Place(
+                    contender,
+                    model,
+                    work,
+                    workload.concurrency,
+                    progress.detail,
+                    settings=each,
+                    label=f"{contender}-{index}",
+                )
+            )
+            for index, each in enumerate(settings)
+        ]
+        for place in places:
+            with progress.step(f"starting {place.command}"):
+                place.server(workload.prompts[:WARM_UP_PROMPTS])
+                place.settle()
+                _check_length(place, workload, work)
+        with progress.step(f"{alternation.alternations} switches, {alternation.seconds:.0f} s"):
+            return _Alternating(alternation, places, workload, work, progress).run()
+
+
+def _check_length(place: Place, workload: Workload, work: Path) -> None:
+    tokens = workload.tokens[0]
+    prompts = workload.prompts[: workload.concurrency]
+    server = place.server(prompts)
+    trial = Load(server.client, server.url, prompts, tokens, work / "trial.json")
+    e2e_s = median_e2e_s(trial.finish(LAST_ANSWERS_S, server.check_alive).requests)
+    if e2e_s > LONGEST_REQUEST_S:
+        raise AlternationError(
+            f"requests of {tokens} tokens last {e2e_s:.2f} s; at most {LONGEST_REQUEST_S:g} s is "
+            "right: give fewer --output-tokens, or a lower --concurrency"
+        )
+
+
+def median_e2e_s(requests: Sequence[Request]) -> float:
+    lasted = [each.times_ns[-1] - each.sent_ns for each in requests if each.completed]
+    if not lasted:
+        raise LoadError("no request was answered")
+    return statistics.median(lasted) / 1e9
+
+
+class _Alternating:
+    """One run: a load for each place, and the faults between them."""
+
+    def __init__(
+        self,
+        alternation: Alternation,
+        places: Sequence[Place],
+        workload: Workload,
+        work: Path,
+        progress: Progress,
+    ) -> None:
+        self._alternation = alternation
+        self._places = places
+        self._workload = workload
+        self._work = work
+        self._progress = progress
+
+    def run(self) -> Outcome:
+        begin_ns = time.monotonic_ns() + int(BEFORE_THE_FIRST_S * 1e9)
+        end_ns = begin_ns + int(self._alternation.seconds * 1e9)
+        loads = [
+            self._load(index, place, begin_ns, end_ns) for index, place in enumerate(self._places)
+        ]
+        try:
+            first = self._places[0]
+            with Strikes(
+                first.lab,
+                self._alternation.faults(),
+                lambda: begin_ns,
+                first.rail_in_use,
+                lambda _: None,
+            ) as strikes:
+                runs = self._follow(loads, end_ns)
+        finally:
+            for load in loads:
+                load.stop()
+        changes = [ns for each in strikes.struck for ns in (each.struck_ns, each.healed_ns) if ns]
+        requests = [request for each in runs for request in each.requests]
+        windows = self._windows(begin_ns, end_ns, changes)
+        return Outcome(
+            compare(requests, windows),
+            sum(each.failed for each in runs),
+            median_e2e_s(requests),
+            "; ".join(place.command for place in self._places),
+        )
+
+    def _load(self, index: int, place: Place, begin_ns: int, end_ns: int) -> Load:
+        """With two places each has every second window."""
+        server = place.server(self._workload.prompts[:WARM_UP_PROMPTS])
+        window_ns = int(self._alternation.switch_s * 1e9)
+        return Load(
+            server.client,
+            server.url,
+            self._workload.prompts,
+            self._workload.tokens,
+            self._work / f"alternate-{index}.json",
+            self._workload.concurrency,
+            turns=Turns(
+                begin_ns,
+                end_ns,
+                period_ns=window_ns * len(self._places),
+                first_ns=window_ns * index,
+                last_ns=window_ns * (index + 1),
+            ),
+        )
+
+    def _follow(self, loads: Sequence[Load], end_ns: int) -> list[Run]:
+        while any(load.running for load in loads):
+            for place in self._places:
+                place.server(self._workload.prompts[:WARM_UP_PROMPTS]).check_alive()
+            left_s = (end_ns - time.monotonic_ns()) / 1e9
+            self._progress.detail(f"{max(0.0, left_s):.0f} s left")
+            if left_s < -LAST_ANSWERS_S:
+                raise LoadError(f"requests without an answer {LAST_ANSWERS_S:.0f} s after the end")
+            time.sleep(LOOK_S)
+        return [load.result(timeout_s=10) for load in loads]
+
+    def _windows(self, begin_ns: int, end_ns: int, changes: Sequence[int]) -> list[Window]:
+        """By the times at which faults really came and went; else as planned."""
+        if self._alternation.fault is not None:
+            return windows_of(begin_ns, [each for each in changes if each < end_ns], end_ns)
+        window_ns = int(self._alternation.switch_s * 1e9)
+        planned = [begin_ns + window_ns * i for i in range(1, self._alternation.alternations + 1)]
+        return windows_of(begin_ns, planned, end_ns)

@@ -26,7 +26,7 @@ COMMA := ,
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long test-guest gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-python lint-cpp docs clean
+.PHONY: help setup demo test test-native test-long test-guest gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -99,7 +99,7 @@ test-native: setup $(STAMPS)/system-test ## native tests alone
 	$(call native,asan,$(ASAN))
 	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=OFF)
 
-test-long: setup $(STAMPS)/system-test ## the tests that take minutes: fuzzing, seeds, 200 faults a kind
+test-long: setup $(STAMPS)/system-test lint-all ## the tests that take minutes: fuzzing, seeds, 200 faults a kind
 	@rm -rf build/results
 	$(call native,plain,,full)
 	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=ON)
@@ -140,7 +140,8 @@ fuzz: setup $(STAMPS)/system-test ## fuzz the wire parser and the handshake, a m
 			build/fuzz/found/$$name tests/native/fuzz/corpus/$$name || exit 1; \
 	done
 
-lint: lint-python lint-cpp ## formatting, types and static analysis
+lint: lint-python lint-format lint-changed ## formatting, types, clang-tidy of changed files (LINT_BASE=HEAD~1)
+lint-all: lint-python lint-cpp ## formatting, types, clang-tidy of all files
 
 # Linting needs the tools, not a core that is up to date.
 TOOLS_READY := $(if $(wildcard $(STAMPS)/installed),,setup)
@@ -151,9 +152,23 @@ lint-python: $(TOOLS_READY)
 
 # clang-tidy is slow: one stamp a file, redone when it or any header changes.
 TIDY := $(patsubst %.cc,build/tidy/%.ok,$(filter %.cc,$(CORE)))
-lint-cpp: $(TOOLS_READY) $(STAMPS)/system-lint
+lint-format: $(STAMPS)/system-lint
 	clang-format --dry-run -Werror $(FORMATTED)
+lint-cpp: $(TOOLS_READY) lint-format
 	@$(MAKE) -j$(JOBS) $(TIDY)
+
+# What differs from LINT_BASE; of a header the file that implements it.  Of very many files the
+# first LINT_MOST, so that the time has a limit.
+LINT_BASE ?= HEAD~1
+LINT_MOST ?= 20
+CHANGED = $(filter $(TIDY),$(patsubst %,build/tidy/%.ok,$(sort $(basename \
+	$(shell git diff --name-only --diff-filter=d $(LINT_BASE) -- csrc 2>/dev/null)))))
+TO_TIDY = $(wordlist 1,$(LINT_MOST),$(CHANGED))
+lint-changed: $(TOOLS_READY) $(STAMPS)/system-lint
+	@git rev-parse --verify --quiet $(LINT_BASE) >/dev/null || \
+		echo "clang-tidy: no commit $(LINT_BASE), so no file is known as changed"
+	@echo "clang-tidy: $(words $(TO_TIDY)) of $(words $(CHANGED)) changed files; make lint-all checks all"
+	@$(if $(TO_TIDY),$(MAKE) -j$(JOBS) $(TO_TIDY))
 
 build/tidy/%.ok: %.cc .clang-tidy $(filter %.hpp,$(CORE)) | build/tidy/compile_commands.json
 	@mkdir -p $(@D)

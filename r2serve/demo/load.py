@@ -165,7 +165,11 @@ async def in_turn(
 async def in_own_turns(
     session: aiohttp.ClientSession, order: dict[str, Any], streams: list[Stream]
 ) -> None:
-    begin_ns, until_ns, period_ns = order["begin_ns"], order["until_ns"], order["period_ns"]
+    begin_ns: int = order["begin_ns"]
+    until_ns: int = order["until_ns"]
+    period_ns: int = order["period_ns"]
+    first_ns: int
+    last_ns: int
     first_ns, last_ns = order["turn_ns"]
 
     def idle_ns(now_ns: int) -> int:
@@ -173,7 +177,7 @@ async def in_own_turns(
         if now_ns < begin_ns:
             return begin_ns - now_ns
         at_ns = (now_ns - begin_ns) % period_ns
-        return 0 if first_ns <= at_ns < last_ns else int((first_ns - at_ns) % period_ns)
+        return 0 if first_ns <= at_ns < last_ns else (first_ns - at_ns) % period_ns
 
     async def keep_one_under_way() -> None:
         while (now_ns := time.monotonic_ns()) < until_ns:

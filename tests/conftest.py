@@ -41,6 +41,14 @@ def same_environment() -> Iterator[None]:
 
 
 @pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What r2serve has logged; vLLM and torch log what they like, and when depends on the order."""
+    return lambda: [
+        each.getMessage() for each in caplog.records if each.name.partition(".")[0] == "r2serve"
+    ]
+
+
+@pytest.fixture
 def show(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Prints a line, when the test ends, that is to be seen in every run, also if it passes."""
 

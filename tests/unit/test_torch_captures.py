@@ -188,7 +188,10 @@ def test_a_thread_keeps_its_mode_where_the_exchange_fails(
 
 @pytest.mark.parametrize("library", ["libno-such-driver.so.1", "libc.so.6"])
 def test_a_thread_keeps_its_mode_without_a_cuda_driver(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, library: str
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    said: Callable[[], list[str]],
+    library: str,
 ) -> None:
     monkeypatch.setenv("R2CCL_CUDA_LIBRARY", library)
     capture_mode._exchange.cache_clear()
@@ -198,7 +201,7 @@ def test_a_thread_keeps_its_mode_without_a_cuda_driver(
             assert [place.Place(CUDA).passed() for _ in range(3)] == [True] * 3
     finally:
         capture_mode._exchange.cache_clear()
-    (line,) = [each.getMessage() for each in caplog.records]
+    (line,) = said()
     assert line.startswith(f"cuda_library (R2CCL_CUDA_LIBRARY) is '{library}', without a CUDA")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -68,13 +69,13 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_an_engine_that_sleeps_keeps_its_rails(
-    groups: dict[str, Any], caplog: pytest.LogCaptureFixture
+    groups: dict[str, Any], caplog: pytest.LogCaptureFixture, said: Callable[[], list[str]]
 ) -> None:
     with caplog.at_level(logging.INFO, logger="r2serve"):
         parallel_state.suspend_device_comms()
         parallel_state.resume_device_comms()
     assert groups["calls"] == ["pp:0: suspend", "pp:0: resume"]
-    (line,) = [each.getMessage() for each in caplog.records]
+    (line,) = said()
     assert line == (
         "group tp:0: suspend frees nothing of r2ccl; its rails and its pinned memory stay"
     )

@@ -22,15 +22,15 @@ from r2serve.collectives import Collectives
 from r2serve.config import Config
 from r2serve.errors import InvalidArgumentError, R2cclError, StartupTimeoutError
 from r2serve.observe import journal
-from r2serve.process import LINGER_S, Process, RailInfo, acquire, release, retain
-from r2serve.topology import (
-    ProcessInfo,
+from r2serve.ports.identity import (
+    address_towards_master,
     communicator_id,
-    engine_address,
     local_address_towards,
     number_nodes,
     part_id,
 )
+from r2serve.ports.pairing import ProcessInfo
+from r2serve.process import LINGER_S, Process, RailInfo, acquire, release, retain
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
@@ -104,7 +104,12 @@ class Communicator(Collectives):
 
     @classmethod
     def from_group(
-        cls, group: ProcessGroup, *, name: str, config: Config | None = None
+        cls,
+        group: ProcessGroup,
+        *,
+        name: str,
+        config: Config | None = None,
+        management_address: str | None = None,
     ) -> Communicator:
         """Make a communicator of the ranks of a torch group; collective over the group.
 
@@ -112,6 +117,8 @@ class Communicator(Collectives):
             group: a group that can exchange Python objects (any CPU group); used only here.
             name: for people; the same on all ranks.
             config: default: from the environment.
+            management_address: this node's numeric address on the management NIC, which is kept
+                free of rails. Default: the address on the way to ``MASTER_ADDR``, if that is set.
 
         Raises:
             ConfigError: an option is wrong, or ranks on different nodes have no rails.
@@ -119,24 +126,35 @@ class Communicator(Collectives):
                 another rank.
         """
         rank = torch.distributed.get_rank(group)
-        return cls._make(rendezvous.over_group(group), name, rank, config, engine_address())
+        management = management_address or address_towards_master()
+        return cls._make(rendezvous.over_group(group), name, rank, config, management)
 
     @classmethod
     def from_store(
-        cls, store: Store, rank: int, world_size: int, *, name: str, config: Config | None = None
+        cls,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        name: str,
+        config: Config | None = None,
+        management_address: str | None = None,
     ) -> Communicator:
         """Make a communicator of ranks that share a store and nothing else yet.
 
         Args:
             store: of this communicator alone, or of others with other names, too.
             name: for people and for the store's keys; the same on all ranks.
+            management_address: as of :meth:`from_group`; then the address on the way to the store.
 
         Raises:
             ConfigError, StartupTimeoutError: as :meth:`from_group`.
         """
         exchange = rendezvous.over_store(store, name, rank, world_size)
         host = rendezvous.host_of(store)
-        management = engine_address() or (local_address_towards(host) if host else None)
+        management = management_address or address_towards_master()
+        if management is None and host:
+            management = local_address_towards(host)
         return cls._make(exchange, name, rank, config, management)
 
     @classmethod

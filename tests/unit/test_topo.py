@@ -15,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 from patients import PFC_OFF, PFC_ON, TCP, complaints, findings, nic, patient
 
+from r2serve.cli import topo as cli
 from r2serve.config import Config
-from r2serve.topo import cli, doctor, gpus, pci, picture, system, verbs
+from r2serve.topo import doctor, gpus, pci, picture, system, verbs
 from r2serve.topo.gpus import DIRECT, HOST_ASSISTED, Gpu
 from r2serve.topo.node import Chain, Node, Step
 from r2serve.topo.patient import Finding, Patient

@@ -14,12 +14,14 @@ from click.testing import CliRunner, Result
 from patients import end, findings, nic, patient
 
 from r2serve import _core, process
+from r2serve.cli import topo as cli
 from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError
-from r2serve.interfaces import Interface, Port
+from r2serve.ports.choice import Port
+from r2serve.ports.interfaces import Interface
+from r2serve.ports.rdma import Gid, RdmaPort, carrier_of
 from r2serve.process import Process
-from r2serve.rdma import Gid, RdmaPort, carrier_of
-from r2serve.topo import cli, node, peer
+from r2serve.topo import node, peer
 from r2serve.topo.node import Chain, Node, Step
 from r2serve.topo.patient import Finding
 from r2serve.topo.peer import Peer, pairs

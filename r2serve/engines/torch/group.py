@@ -68,7 +68,9 @@ class R2cclGroup(Operations):
         self._timeout_s = timeout.total_seconds()
         self._label = self._name = name
         self._description = ""
-        comm = Communicator.from_store(store, rank, size, name=name)
+        comm = Communicator.from_store(
+            store, rank, size, name=name, management_address=_management_address
+        )
         self._group = _Served(comm, Lane(name))
         self._pairs: dict[str, _Served] = {}
         self._lock = threading.Lock()  # of the pairs
@@ -268,6 +270,19 @@ def _leave(open_ones: list[_Served], streams: Streams, process: int) -> None:
             lane.close(why)
         for comm, _ in list(open_ones):
             comm.close()
+
+
+_management_address: str | None = None
+
+
+def use_management_address(address: str | None) -> None:
+    """Tell groups that are made later this node's address on the management NIC.
+
+    torch.distributed hands a backend no such argument.  None: as ``Communicator.from_store``
+    has it by default.
+    """
+    global _management_address
+    _management_address = address
 
 
 _GROUPS: weakref.WeakSet[R2cclGroup] = weakref.WeakSet()

@@ -1,22 +1,15 @@
-"""Who is where: what each process tells the others about itself, and which ports make a rail."""
+"""What each process tells the others about itself, and which ports make a rail."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import logging
-import os
-import socket
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from r2serve.errors import ConfigError
-from r2serve.interfaces import Port
-from r2serve.rdma import Carrier
-
-_LOG = logging.getLogger(__name__)
+from r2serve.ports.choice import Port
+from r2serve.ports.rdma import Carrier
 
 
 @dataclass(frozen=True)
@@ -91,27 +84,6 @@ def pair_secret(one: ProcessInfo, other: ProcessInfo) -> bytes:
     """The secret that two processes share, the same from both ends."""
     low, high = sorted((one, other), key=lambda info: info.process)
     return hashlib.sha256(low.secret + high.secret).digest()
-
-
-def local_address_towards(host: str) -> str | None:
-    """This machine's address on the way to ``host``; nothing is sent."""
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        _LOG.debug("no route towards %s: %s", host, error)
-        return None
-
-
-def engine_address() -> str | None:
-    """The address that the serving engine uses for its own traffic, if it is known."""
-    named = os.environ.get("VLLM_HOST_IP")
-    if named:
-        return named
-    master = os.environ.get("MASTER_ADDR")
-    return local_address_towards(master) if master else None
 
 
 def rails_between(
@@ -207,30 +179,3 @@ def _rail(kind: str, name: str, local: PortInfo | None, remote: PortInfo) -> dic
         "verbs_device": local.verbs_device if local else "",
         "verbs_port": local.verbs_port if local else 0,
     }
-
-
-_MADE: dict[tuple[int, str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
-
-
-def communicator_id(process: int, name: str, members: list[int]) -> int:
-    """The same on all members, and of no other communicator of the job."""
-    nth = next(_MADE[process, name, tuple(members)])
-    return _digest(f"{name}/{members}/{nth}")
-
-
-def part_id(parent: int, name: str, ranks: Sequence[int]) -> int:
-    """Of a communicator of some ranks of ``parent``: the same on all of them.
-
-    Of no other, as long as the parent makes no two of that name with those ranks.
-    """
-    return _digest(f"{parent:x}/{name}/{list(ranks)}")
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-
-
-def number_nodes(identities: Sequence[str]) -> list[int]:
-    """Nodes by first appearance."""
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(identity, len(numbers)) for identity in identities]

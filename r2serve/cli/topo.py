@@ -12,7 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from r2serve.config import Config
+from r2serve.engines.vllm.host_address import named_address
 from r2serve.errors import ConfigError
+from r2serve.ports.identity import address_towards_master
 from r2serve.topo import doctor, node, peer, picture
 from r2serve.topo.patient import FAILURE, NOTE, OK, WARNING
 
@@ -33,7 +35,8 @@ _peer_option = click.option(
 def _look(peer_file: Path | None) -> tuple[node.Node, Config, peer.Peer | None]:
     try:
         config = Config.from_env()
-        return node.look(config), config, peer.read(peer_file) if peer_file else None
+        here = node.look(config, named_address() or address_towards_master())
+        return here, config, peer.read(peer_file) if peer_file else None
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
 

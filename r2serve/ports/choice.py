@@ -1,26 +1,21 @@
-"""Which network interfaces there are, which of them become rails, and what counts as a node."""
+"""The rule of ``R2CCL_RAILS``: which network interfaces become rails."""
 
 from __future__ import annotations
 
 import ipaddress
 import itertools
 import logging
-import os
 import re
 import socket
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import psutil
 
 from r2serve.errors import ConfigError
-from r2serve.rdma import RdmaPort, find_port, port_of_interface
+from r2serve.ports.interfaces import Address, Interface, list_interfaces
+from r2serve.ports.rdma import RdmaPort, find_port, port_of_interface
 
 logger = logging.getLogger(__name__)
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Kinds of interface that stand for no port of their own: what they carry goes through another one.
 _NOT_PORTS = {
@@ -44,45 +39,7 @@ _NOT_PORTS = {
     "wireguard",
     "xfrm",
 }
-
 _LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
-
-# linux/if.h and linux/rtnetlink.h
-_IFF_UP, _IFF_LOOPBACK, _IFF_LOWER_UP = 0x1, 0x8, 0x10000
-_RTM_NEWLINK, _RTM_GETLINK = 16, 18
-_NLM_F_REQUEST, _NLM_F_DUMP, _NLM_F_DUMP_INTR = 0x1, 0x300, 0x10
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
-_IFLA_IFNAME, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 10, 18, 1
-_ATTRIBUTE_TYPE = 0x3FFF
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr
-_LINK = struct.Struct("=BxHiII")  # ifinfomsg
-_ATTRIBUTE = struct.Struct("=HH")  # rtattr
-_DUMP_ATTEMPTS = 5
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface of this network namespace.
-
-    ``kind`` is the kernel's name for the kind of a virtual interface, empty for a physical one;
-    ``master`` the interface that it belongs to (a bridge, bond or VRF), with ``master_kind``.
-    """
-
-    name: str
-    index: int
-    up: bool = True
-    carrier: bool = True
-    loopback: bool = False
-    kind: str = ""
-    master: str = ""
-    master_kind: str = ""
-    addresses: tuple[Address, ...] = ()
-    networks: tuple[str, ...] = ()
-    """Of each address, as ``10.0.0.0/24``; empty: not known."""
-
-    def network_of(self, address: Address) -> str:
-        """The network that an address is in; empty: not known."""
-        return dict(zip(self.addresses, self.networks, strict=False)).get(address, "")
 
 
 @dataclass(frozen=True)
@@ -184,65 +141,6 @@ def unusable(interface: Interface) -> str:
     if _address_of(interface) is None:
         return "no unicast address beyond its own link"
     return ""
-
-
-def node_identity(spec: str, rank: int) -> str:
-    """A text that ranks of one node share and no others.
-
-    Args:
-        spec: ``R2CCL_NODE``. Empty: ranks of one boot of one machine in one network namespace share
-            a node; ``per-rank``: every rank is a node; any other text: ranks with the same text.
-        rank: the rank that asks.
-    """
-    if spec == "per-rank":
-        return f"rank:{rank}"
-    if spec:
-        return f"name:{spec}"
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"boot:{boot}/net:{os.stat('/proc/self/ns/net').st_ino}"
-
-
-def list_interfaces() -> list[Interface]:
-    """The interfaces of this network namespace, by index.
-
-    Raises:
-        OSError: the system does not tell.
-    """
-    links = _dump_links()
-    names = {link.index: link for link in links}
-    addresses: dict[str, list[tuple[Address, str]]] = {}
-    for name, entries in psutil.net_if_addrs().items():
-        # "eth0:1" is an address label of eth0, not an interface.
-        device = addresses.setdefault(name.split(":")[0], [])
-        for entry in entries:
-            if entry.family in (socket.AF_INET, socket.AF_INET6):
-                address = ipaddress.ip_address(entry.address.split("%")[0])
-                device.append((address, _network(address, entry.netmask)))
-    return [
-        Interface(
-            name=link.name,
-            index=link.index,
-            up=bool(link.flags & _IFF_UP),
-            carrier=bool(link.flags & _IFF_LOWER_UP),
-            loopback=bool(link.flags & _IFF_LOOPBACK),
-            kind=link.kind,
-            master=names[link.master].name if link.master in names else "",
-            master_kind=names[link.master].kind if link.master in names else "",
-            addresses=tuple(address for address, _ in addresses.get(link.name, ())),
-            networks=tuple(network for _, network in addresses.get(link.name, ())),
-        )
-        for link in sorted(links, key=lambda link: link.index)
-    ]
-
-
-def _network(address: Address, netmask: str | None) -> str:
-    if not netmask:
-        return ""
-    bits = int(ipaddress.ip_address(netmask.split("%")[0])).bit_count()
-    return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
-
-
-# --- the rule ---
 
 
 def _usable(
@@ -357,81 +255,3 @@ def _wrong(field: str, value: str, why: str, interfaces: Sequence[Interface]) ->
     )
     text = f"{field} (R2CCL_{field.upper()}) is {value!r}: it {why}"
     return ConfigError(f"{text}; there is: {there}" if interfaces else text)
-
-
-# --- the kernel's list of interfaces, rtnetlink(7) ---
-
-
-@dataclass(frozen=True)
-class _Link:
-    name: str
-    index: int
-    flags: int
-    kind: str
-    master: int
-
-
-def _dump_links() -> list[_Link]:
-    """Asked over netlink: sysfs may show another network namespace than this process is in."""
-    request = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asking:
-        asking.settimeout(5)
-        for sequence in range(1, _DUMP_ATTEMPTS + 1):
-            header = _HEADER.pack(
-                _HEADER.size + len(request), _RTM_GETLINK, _NLM_F_REQUEST | _NLM_F_DUMP, sequence, 0
-            )
-            asking.sendto(header + request, (0, 0))
-            links = _read_dump(asking)
-            if links is not None:
-                return links
-    raise OSError("the list of network interfaces changes faster than it can be read")
-
-
-def _read_dump(asking: socket.socket) -> list[_Link] | None:
-    """One whole answer; None if the interfaces changed while the kernel gave it."""
-    links: list[_Link] = []
-    consistent = True
-    while True:
-        for kind, flags, payload in _messages(asking.recv(65536)):
-            consistent = consistent and not flags & _NLM_F_DUMP_INTR
-            if kind == _NLMSG_DONE:
-                return links if consistent else None
-            if kind == _NLMSG_ERROR:
-                code = -int.from_bytes(payload[:4], "little", signed=True)
-                raise OSError(code, f"cannot list network interfaces: {os.strerror(code)}")
-            if kind == _RTM_NEWLINK:
-                links.append(_link(payload))
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Type, flags and payload of each message of a datagram."""
-    while len(data) >= _HEADER.size:
-        length, kind, flags, _, _ = _HEADER.unpack_from(data)
-        if not _HEADER.size <= length <= len(data):
-            return
-        yield kind, flags, data[_HEADER.size : length]
-        data = data[(length + 3) & ~3 :]
-
-
-def _attributes(data: bytes) -> dict[int, bytes]:
-    found = {}
-    while len(data) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(data)
-        if not _ATTRIBUTE.size <= length <= len(data):
-            break
-        found[kind & _ATTRIBUTE_TYPE] = data[_ATTRIBUTE.size : length]
-        data = data[(length + 3) & ~3 :]
-    return found
-
-
-def _link(payload: bytes) -> _Link:
-    _, _, index, flags, _ = _LINK.unpack_from(payload)
-    attributes = _attributes(payload[_LINK.size :])
-    details = _attributes(attributes.get(_IFLA_LINKINFO, b""))
-    return _Link(
-        name=attributes[_IFLA_IFNAME].rstrip(b"\0").decode(),
-        index=index,
-        flags=flags,
-        kind=details.get(_IFLA_INFO_KIND, b"").rstrip(b"\0").decode(),
-        master=int.from_bytes(attributes.get(_IFLA_MASTER, b""), "little"),
-    )

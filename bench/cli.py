@@ -21,7 +21,7 @@ from r2serve.bench.collectives.native.build import BuildError
 from r2serve.bench.collectives.strikes import FaultError
 from r2serve.bench.observers import costs
 from r2serve.cli.main import LazyCommand, LazyGroup
-from r2serve.drills.lab import LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
 
 LAZY = {
     "serve": LazyCommand(

@@ -37,7 +37,7 @@ from r2serve.bench.collectives.matrix import (
     parse_sizes,
 )
 from r2serve.bench.collectives.strikes import FaultError
-from r2serve.drills.lab import LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
 
 # What an option is when it is not given: as a rule, and with --full.
 DEFAULTS: dict[str, Any] = {

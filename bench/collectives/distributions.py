@@ -33,7 +33,7 @@ from r2serve.bench.collectives.runner import Progress, Skipped
 from r2serve.bench.collectives.statistics import percentile
 from r2serve.bench.collectives.strikes import RAILS, SIZES, FaultError, Soak
 from r2serve.bench.collectives.verdict import Check, at_least, at_most, tally
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 # carrier: of the port of the node that measures; peer's port: of the other node's, the own one
 # stays up; black hole: the switch drops all, every carrier stays up.

@@ -20,7 +20,7 @@ from r2serve.bench.collectives.matrix import Workload, format_size
 from r2serve.bench.collectives.runner import Progress
 from r2serve.bench.collectives.statistics import median
 from r2serve.bench.collectives.strikes import RAILS, SIZES, FaultError, Soak
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 KINDS = ("carrier", "blackhole")
 STORE_PORT = 29400

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from r2serve.bench.collectives.control import WorkerGroup
 from r2serve.bench.collectives.peers import Launch, Process, python_worker
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 SIZES = (16 * 1024, 1024 * 1024)  # one that a single rail carries and one that both do
 RAILS = 2

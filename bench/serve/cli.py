@@ -29,10 +29,10 @@ from r2serve.bench.serve.workload import (
     from_sharegpt,
     synthetic,
 )
-from r2serve.demo.client import LoadError
-from r2serve.demo.progress import Progress
-from r2serve.demo.serve import ServeError
-from r2serve.drills.lab import LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.serving.client import LoadError
+from r2serve.lab.serving.progress import Progress
+from r2serve.lab.serving.serve import ServeError
 
 _ASKED_S = 10.0
 PICTURES_OF_DOCS = (

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 
 from r2serve.bench.serve.networks import Multipath, Network, Plain, VirtualAddress
-from r2serve.demo.client import Load, Run
-from r2serve.demo.faults import Journals
-from r2serve.demo.places import LabPlace
-from r2serve.demo.serve import Plan, ServeError, Server
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
+from r2serve.lab.serving.client import Load, Run
+from r2serve.lab.serving.journals import Journals
+from r2serve.lab.serving.places import LabPlace
+from r2serve.lab.serving.serve import Plan, ServeError, Server
 
 NODES = 2
 RAILS = 2

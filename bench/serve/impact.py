@@ -19,8 +19,8 @@ from typing import Any
 
 from r2serve.bench.serve import rounds
 from r2serve.bench.serve.rounds import Round
-from r2serve.demo.client import Request, Run
-from r2serve.demo.places import free_port
+from r2serve.lab.serving.client import Request, Run
+from r2serve.lab.serving.places import free_port
 
 AGREE_MS = 5.0
 AGREE_PART = 0.05

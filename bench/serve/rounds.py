@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from r2serve.demo.client import Run
+from r2serve.lab.serving.client import Run
 
 TOGETHER_NS = 3_000_000
 """Tokens that come one after the other within that time come together."""

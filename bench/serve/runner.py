@@ -18,14 +18,14 @@ from r2serve.bench.serve.scenarios import Fault
 from r2serve.bench.serve.store import Row, Rows, Times
 from r2serve.bench.serve.strike import Strikes, Struck
 from r2serve.bench.serve.workload import Workload
-from r2serve.demo import workdir
-from r2serve.demo.client import Load, LoadError, Run
-from r2serve.demo.model import make_tiny_llama
-from r2serve.demo.places import LocalPlace
-from r2serve.demo.progress import Progress
-from r2serve.demo.serve import ServeError, Server
-from r2serve.drills import lab as labs
-from r2serve.drills.lab import LabCommandError
+from r2serve.lab import lab as labs
+from r2serve.lab.holder import LabCommandError
+from r2serve.lab.serving import workdir
+from r2serve.lab.serving.client import Load, LoadError, Run
+from r2serve.lab.serving.model import make_tiny_llama
+from r2serve.lab.serving.places import LocalPlace
+from r2serve.lab.serving.progress import Progress
+from r2serve.lab.serving.serve import ServeError, Server
 
 STREAMS_OF_AN_OPEN_LOOP = 32
 WARM_UP_STREAMS = 8

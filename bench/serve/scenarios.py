@@ -16,7 +16,7 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from r2serve.drills.kinds import KINDS
+from r2serve.lab.kinds import KINDS
 
 WORDS = {
     "cut": "cable",
@@ -27,7 +27,7 @@ WORDS = {
     "slow": "slow",
     "flap": "flap",
 }
-"""What a line calls each of :data:`r2serve.drills.kinds.KINDS`."""
+"""What a line calls each of :data:`r2serve.lab.kinds.KINDS`."""
 
 AIM_S = 1.0
 """So long before a fault strikes it is found out which rail carries most."""

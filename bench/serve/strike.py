@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from r2serve.bench.serve.scenarios import AIM_S, WORDS, Fault
-from r2serve.drills.kinds import KINDS
-from r2serve.drills.lab import Lab, LabCommandError
+from r2serve.lab.holder import LabCommandError
+from r2serve.lab.kinds import KINDS
+from r2serve.lab.lab import Lab
 
 
 @dataclass

@@ -45,10 +45,7 @@ SUBCOMMANDS = {
         "r2serve.demo.cli", "Serve a model over two nodes and cut rails under it.", "vllm"
     ),
     "drill": LazyCommand(
-        "r2serve.drills.drill_cli", "Fault a rail of this node for a while, on purpose."
-    ),
-    "drills": LazyCommand(
-        "r2serve.drills.cli", "Play an hour of faults under a served model.", "vllm"
+        "r2serve.drills.cli", "Fault a rail of this node for a while, on purpose."
     ),
     "doctor": LazyCommand(
         "r2serve.cli.topo", "Say what would keep rails from working here.", attribute="check"

@@ -9,14 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from r2serve.demo import baseline, workdir
-from r2serve.demo.client import Load, LoadError, Run
-from r2serve.demo.faults import EngineInjector, FaultError, Injector, Journals, LabInjector, Striker
-from r2serve.demo.model import make_tiny_llama, prompts
-from r2serve.demo.places import LabPlace, LocalPlace, Place
-from r2serve.demo.progress import Progress
+from r2serve.demo import baseline
+from r2serve.demo.faults import EngineInjector, FaultError, Injector, LabInjector, Striker
 from r2serve.demo.report import FaultReport, Report, compare
-from r2serve.demo.serve import (
+from r2serve.lab import lab as labs
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
+from r2serve.lab.serving import workdir
+from r2serve.lab.serving.client import Load, LoadError, Run
+from r2serve.lab.serving.journals import Journals
+from r2serve.lab.serving.model import make_tiny_llama, prompts
+from r2serve.lab.serving.places import LabPlace, LocalPlace, Place
+from r2serve.lab.serving.progress import Progress
+from r2serve.lab.serving.serve import (
     MAX_MODEL_LEN,
     RUN_TIMEOUT_S,
     STEP_TOKENS,
@@ -25,10 +30,8 @@ from r2serve.demo.serve import (
     Server,
     fault_file,
 )
-from r2serve.drills import lab as labs
-from r2serve.drills.lab import Lab, LabUnavailableError
 
-logger = logging.getLogger("r2serve.demo.flow")
+logger = logging.getLogger(__name__)
 
 RAILS = 2
 WARM_UP_TOKENS = 96

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from r2serve.demo.client import Run
+from r2serve.lab.serving.client import Run
 
 FAULT_KINDS = ("carrier", "blackhole")
 

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from r2serve.drills.service import ENGINE, PATTERN, PEER_CREDENTIALS, DrillError, Order
+from r2serve.drills.order import ENGINE, DrillError, Order
+from r2serve.drills.service import PATTERN, PEER_CREDENTIALS
 
 _TALK_S = 5.0
 _LIST_S = 1.0

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from r2serve.drills.service import DrillError
+from r2serve.drills.order import DrillError
 
 Command = tuple[str, ...]
 

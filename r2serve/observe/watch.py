@@ -6,7 +6,6 @@ A :class:`Watch` is looked at by one thread, again and again; memory is bounded 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -234,8 +233,3 @@ class Watch:
 
 def _clock(told: Told) -> int:
     return told.clock_ns
-
-
-def default_folder() -> Path:
-    """Where the engine plugins keep journals unless told otherwise: in memory, for this user."""
-    return Path(f"/dev/shm/r2serve-{os.getuid()}")

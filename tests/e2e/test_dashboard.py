@@ -18,10 +18,10 @@ import pytest
 from real_rails import REJOIN_S, Stream
 from sidecars import Sidecar
 
-from r2serve.demo.client import Load
-from r2serve.demo.model import make_tiny_llama, prompts
-from r2serve.demo.places import LabPlace
-from r2serve.demo.serve import Plan, Server
+from r2serve.lab.serving.client import Load
+from r2serve.lab.serving.model import make_tiny_llama, prompts
+from r2serve.lab.serving.places import LabPlace
+from r2serve.lab.serving.serve import Plan, Server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from r2serve.demo import workdir
+from r2serve.lab.serving import workdir
 
 DEMO = [sys.executable, "-c", "from r2serve.cli import main; main()", "demo"]
 

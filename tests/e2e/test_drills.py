@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from real_rails import REJOIN_S, Stream
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 CODE = "from r2serve.cli import main; main()"
 LONG = "600s"

@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 
-from r2serve.drills.lab import Lab, LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
 
 REJOIN_S = 20.0
 EVENT_S = 1.5  # the kernel may hold a carrier event back for a second

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
-from r2serve.demo.model import prompts
 from r2serve.drills import client
+from r2serve.lab.serving.model import prompts
 from r2serve.observe.sidecar.app import make_app
 from r2serve.observe.watch import Watch
 

@@ -37,7 +37,8 @@ from r2serve.bench.collectives.distributions import (
 from r2serve.bench.collectives.mptcp import Mptcp, exchange
 from r2serve.bench.collectives.runner import Skipped
 from r2serve.bench.collectives.strikes import SIZES, Soak
-from r2serve.drills.lab import Lab, LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
 
 SMALL, LARGE = SIZES
 

@@ -12,7 +12,7 @@ pytest.importorskip("aiohttp")
 
 from r2serve.bench.serve import impact, rounds
 from r2serve.bench.serve.impact import Impact
-from r2serve.demo.client import Request, Run
+from r2serve.lab.serving.client import Request, Run
 
 DECODE, FIRST = (False, False), (True, False)
 

@@ -24,7 +24,7 @@ from r2serve.bench.serve import (
 from r2serve.bench.serve.outcome import Goal
 from r2serve.bench.serve.store import Rows, Times
 from r2serve.bench.serve.workload import arrange
-from r2serve.demo.client import Request, Run
+from r2serve.lab.serving.client import Request, Run
 
 ABOUT = {
     "commit": "c1",

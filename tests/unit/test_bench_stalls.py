@@ -13,7 +13,7 @@ from r2serve.bench.collectives.strikes import (
     in_use,
     rail_index,
 )
-from r2serve.drills.lab import LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
 
 MS = 1_000_000
 

@@ -14,7 +14,8 @@ from r2serve.bench.collectives.control import NotSupported, WorkerError, WorkerG
 from r2serve.bench.collectives.distributions import CARRIER, Measured, NotSurvivedError, Sample
 from r2serve.bench.collectives.matrix import Workload
 from r2serve.bench.collectives.strikes import SIZES
-from r2serve.drills.lab import Lab, LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
 
 SMALL, LARGE = SIZES
 

@@ -12,15 +12,8 @@ from typing import Any
 import pytest
 
 from r2serve.demo import faults
-from r2serve.demo.faults import (
-    EngineInjector,
-    FaultError,
-    Journals,
-    Striker,
-    cost_of,
-    rail_in_use,
-    rail_index,
-)
+from r2serve.demo.faults import EngineInjector, FaultError, Striker, cost_of
+from r2serve.lab.serving.journals import Journals, rail_in_use, rail_index
 
 MS = 1_000_000
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from r2serve.demo.client import Request, Run
 from r2serve.demo.report import BaselineReport, FaultReport, Mismatch, Report, compare, render
+from r2serve.lab.serving.client import Request, Run
 
 
 def run_of(*streams: list[int]) -> Run:

@@ -21,7 +21,8 @@ from pairs import Pair
 from r2serve.cli import main
 from r2serve.config import Config
 from r2serve.drills import client, system
-from r2serve.drills.service import DrillError, DrillService, Order
+from r2serve.drills.order import DrillError, Order
+from r2serve.drills.service import DrillService
 from r2serve.drills.system import Guardian, SystemFault
 from r2serve.errors import ConfigError
 from r2serve.observe import files, journal

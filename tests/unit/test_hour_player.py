@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from r2serve.drills import player as players
-from r2serve.drills.kinds import KINDS, Kind
-from r2serve.drills.player import Player
-from r2serve.drills.schedule import Aim, Fault, Schedule
+from r2serve.lab import player as players
+from r2serve.lab.kinds import KINDS, Kind
+from r2serve.lab.player import Player
+from r2serve.lab.schedule import Aim, Fault, Schedule
 
 
 class FakeLab:

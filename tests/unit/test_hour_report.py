@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from r2serve.demo.client import Request, Run
-from r2serve.drills.hour import request_tokens
-from r2serve.drills.hour_report import HourReport, WrongRequest, render, wrong_requests
-from r2serve.drills.player import Played
-from r2serve.drills.schedule import Fault
-from r2serve.drills.stalls import cause_of, fault_of, stalls_of, unprovoked, was_noticed
+from r2serve.demo.hour.report import HourReport, WrongRequest, render, wrong_requests
+from r2serve.demo.hour.run import request_tokens
+from r2serve.demo.hour.stalls import cause_of, fault_of, stalls_of, unprovoked, was_noticed
+from r2serve.lab.player import Played
+from r2serve.lab.schedule import Fault
+from r2serve.lab.serving.client import Request, Run
 from r2serve.observe.journal import Event
 
 MS = 1_000_000

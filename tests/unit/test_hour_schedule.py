@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from r2serve.drills import schedule as schedules
-from r2serve.drills.kinds import KINDS, Kind
-from r2serve.drills.schedule import (
+from r2serve.lab import schedule as schedules
+from r2serve.lab.kinds import KINDS, Kind
+from r2serve.lab.schedule import (
     HOUR_S,
     LONGEST_OUTAGE_S,
     Aim,

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from pairs import Pair
 
 from r2serve.cli import main
-from r2serve.observe.live import journal_folder
+from r2serve.journal_folder import journal_folder
 
 
 def ask(pair: Pair, name: str, *words: str) -> Result:

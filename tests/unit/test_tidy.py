@@ -132,6 +132,19 @@ def test_engines_are_imported_only_where_they_belong() -> None:
             assert not {name.split(".")[0] for name in names} & {"vllm", "sglang"}, path
 
 
+PROOF = ("r2serve/lab/", "r2serve/demo/", "bench/")
+
+
+def test_only_the_proof_knows_the_lab() -> None:
+    """What serves users runs without what plays nodes and cables."""
+    for path in python_files("r2serve", "kernels", "bench"):
+        if not str(path).startswith(PROOF):
+            named = re.search(
+                r"\br2serve\.lab\b|\bfrom r2serve import .*\blab\b", text_of(path) or ""
+            )
+            assert named is None, f"{path}: {named}"
+
+
 @pytest.mark.parametrize("folder", ["include", "link"])
 def test_dependencies_of_the_core_point_one_way(folder: str) -> None:
     """Public headers include only each other; the state machine knows no rail, socket or clock."""

@@ -11,7 +11,7 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel, Field
 
 from r2serve.drills import client
-from r2serve.drills.service import LONGEST_S, DrillError
+from r2serve.drills.order import LONGEST_S, DrillError
 from r2serve.observe.sidecar.answers import example, instant, respond
 
 if TYPE_CHECKING:

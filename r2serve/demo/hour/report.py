@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from r2serve.demo.client import Run
+from r2serve.demo.hour.stalls import Stall, fault_of, gaps_of, stalls_of, unprovoked, was_noticed
 from r2serve.demo.report import first_difference
-from r2serve.drills.kinds import KINDS
-from r2serve.drills.player import Played
-from r2serve.drills.stalls import Stall, fault_of, gaps_of, stalls_of, unprovoked, was_noticed
+from r2serve.lab.kinds import KINDS
+from r2serve.lab.player import Played
+from r2serve.lab.serving.client import Run
 from r2serve.observe.journal import Event
 
 NO_FAULT = "no fault under way"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from r2serve.drills.kinds import KINDS
+from r2serve.lab.kinds import KINDS
 
 HOUR_S = 300.0
 """An hour, compressed 12:1."""

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from r2serve.drills.lab import Node, _Holder
+    from r2serve.lab.holder import Holder
+    from r2serve.lab.nodes import Node
 
 # From the node into the switch, or from the switch to the node.
 Direction = Literal["from", "to"]
@@ -40,7 +41,7 @@ class Faults(ABC):
         self._limited: set[tuple[int, int]] = set()
 
     @abstractmethod
-    def _require_switch(self) -> _Holder:
+    def _require_switch(self) -> Holder:
         """Where the commands of the switch run; raises LabUnavailableError before it is built."""
 
     def port(self, node: int, rail: int) -> str:
@@ -64,7 +65,7 @@ class Faults(ABC):
         if at_switch:
             holder, device = self._require_switch(), rail_port(node, rail)
         else:
-            holder, device = self.nodes[node]._holder, f"rail{rail}"
+            holder, device = self.nodes[node].holder, f"rail{rail}"
         return holder.set_down(device)
 
     def black_hole(self, node: int, rail: int) -> int:
@@ -91,7 +92,7 @@ class Faults(ABC):
         self._check_port(node, rail)
         there = self.nodes[node]
         kill = ["ss", "--kill", "--tcp", "--numeric", "src", there.rail_address(rail)]
-        return int(there._holder.run(*kill)["at_ns"])
+        return int(there.holder.run(*kill)["at_ns"])
 
     def half_open(self, node: int, rail: int) -> int:
         """As reset, but the switch drops every RST of the node: the other end hears nothing."""

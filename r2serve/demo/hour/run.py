@@ -8,21 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from r2serve.demo import workdir
-from r2serve.demo.client import Load, LoadError, Run
-from r2serve.demo.faults import Journals
-from r2serve.demo.model import make_tiny_llama, prompts
-from r2serve.demo.places import LabPlace
-from r2serve.demo.progress import Progress
-from r2serve.demo.serve import Plan, ServeError, Server
-from r2serve.drills import lab as labs
-from r2serve.drills.hour_report import HourReport
-from r2serve.drills.lab import Lab, LabUnavailableError
-from r2serve.drills.player import Player
-from r2serve.drills.schedule import HOUR_S, Schedule, compressed_hour
-from r2serve.drills.stalls import EventLog
+from r2serve.demo.hour.report import HourReport
+from r2serve.demo.hour.stalls import EventLog
+from r2serve.lab import lab as labs
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
+from r2serve.lab.player import Player
+from r2serve.lab.schedule import HOUR_S, Schedule, compressed_hour
+from r2serve.lab.serving import workdir
+from r2serve.lab.serving.client import Load, LoadError, Run
+from r2serve.lab.serving.journals import Journals
+from r2serve.lab.serving.model import make_tiny_llama, prompts
+from r2serve.lab.serving.places import LabPlace
+from r2serve.lab.serving.progress import Progress
+from r2serve.lab.serving.serve import Plan, ServeError, Server
 
-logger = logging.getLogger("r2serve.drills.hour")
+logger = logging.getLogger(__name__)
 
 NODES = 2
 # More prompts than streams, so that who shares a batch with whom changes all the time.

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-logger = logging.getLogger("r2serve.demo.workdir")
+logger = logging.getLogger(__name__)
 
 _PREFIX = "r2serve-demo-"
 

@@ -13,34 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
 
-from r2serve.drills.faults import Faults, rail_port
+from r2serve.lab.faults import Faults, rail_port
+from r2serve.lab.holder import NAMESPACES, Holder, LabCommandError, LabUnavailableError
+from r2serve.lab.nodes import Node
 
-logger = logging.getLogger("r2serve.drills.lab")
+logger = logging.getLogger(__name__)
 
-_NAMESPACES = Path(__file__).with_name("namespaces.py")
 _sequence = itertools.count()
-
-
-class LabUnavailableError(RuntimeError):
-    """This machine or this user cannot have a lab; the text says why."""
-
-
-class LabCommandError(RuntimeError):
-    """A command that builds the lab or makes a fault failed; the text is what it said."""
 
 
 def lab_name(pid: int, sequence: int) -> str:
@@ -54,159 +41,6 @@ def owner_pid(name: str) -> int | None:
     if len(parts) != 4 or parts[:2] != ["r2serve", "lab"] or not parts[2].isdigit():
         return None
     return int(parts[2])
-
-
-def rail_address(rail: int, node: int) -> str:
-    return f"10.77.{rail + 1}.{node + 1}"
-
-
-def management_address(node: int) -> str:
-    return f"10.77.0.{node + 1}"
-
-
-class _Holder:
-    """One set of namespaces and the process that keeps it."""
-
-    def __init__(self, name: str, *options: str) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_NAMESPACES), "hold", *options, "--name", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._lock = threading.Lock()
-        self.pid = 0
-        try:
-            self._wait_until_ready()
-        except BaseException:
-            self.close()
-            raise
-
-    def _wait_until_ready(self) -> None:
-        ready = False
-        while not (ready and self.pid):
-            answer = self._read()
-            if "error" in answer:
-                raise LabUnavailableError(f"cannot make namespaces: {answer['error']}")
-            self.pid = answer.get("init", self.pid)
-            ready = ready or "ready" in answer
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise LabCommandError(f"the holder of {self.name} ended unexpectedly")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def run(self, *argv: str) -> dict[str, Any]:
-        """Runs a short command in the namespaces and returns its rc, out and end time (at_ns)."""
-        return self._checked(argv, " ".join(argv))
-
-    def set_down(self, device: str) -> int:
-        """Sets a link down, without starting a program; returns when that was done (at_ns)."""
-        return int(self._checked({"down": device}, f"set {device} down")["at_ns"])
-
-    def unplug(self, port: str, bridge: str) -> int:
-        """Takes a port off a bridge, without starting a program; returns when that was done."""
-        order = {"unplug": port, "bridge": bridge}
-        return int(self._checked(order, f"unplug {port} from {bridge}")["at_ns"])
-
-    def kill_all(self) -> None:
-        if self._ask("kill-all")["rc"] != 0:
-            raise LabCommandError(f"{self.name}: some processes do not die")
-
-    def _checked(self, command: Sequence[str] | dict[str, str], what: str) -> dict[str, Any]:
-        answer = self._ask(command)
-        if answer["rc"] != 0:
-            raise LabCommandError(f"{self.name}: {what}: {answer['out'].strip()}")
-        return answer
-
-    def _ask(self, command: Sequence[str] | dict[str, str]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        # Switch and nodes may be worked by a fault thread while the main thread runs commands.
-        with self._lock:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
-            return self._read()
-
-    def close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            # Killing the outer process kills the holder by its parent-death signal.
-            self._process.kill()
-            self._process.wait()
-
-
-@dataclass
-class Node:
-    """One machine of the lab."""
-
-    index: int
-    rails: int
-    _holder: _Holder
-    _user: bool
-    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    @property
-    def management_address(self) -> str:
-        return management_address(self.index)
-
-    def rail_address(self, rail: int) -> str:
-        return rail_address(rail, self.index)
-
-    def run(self, *argv: str) -> str:
-        """Runs a short command in the node and returns what it printed."""
-        return str(self._holder.run(*argv)["out"])
-
-    def popen(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        stdin: int | IO[bytes] | None = subprocess.DEVNULL,
-        stdout: int | IO[bytes] | None = None,
-        stderr: int | IO[bytes] | None = None,
-    ) -> subprocess.Popen[bytes]:
-        """Starts a long-running command in the node, in a session of its own."""
-        user = ["--user"] if self._user else []
-        enter = [sys.executable, "-I", "-S", str(_NAMESPACES), "enter", str(self._holder.pid)]
-        process = subprocess.Popen(
-            [*enter, *user, "--", *argv],
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
-        self._processes.append(process)
-        return process
-
-    def kill_all(self) -> None:
-        """Kills every process of the node, whatever session it moved to, and only those."""
-        # First those who stand in for the processes outside: one that is still on its way in
-        # would otherwise arrive after the killing.
-        for process in self._processes:
-            process.kill()
-            process.wait()
-        self._processes.clear()
-        self._holder.kill_all()
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-        self._holder.close()
-        for process in self._processes:
-            process.wait()
-        self._processes.clear()
 
 
 class Lab(Faults):
@@ -230,7 +64,7 @@ class Lab(Faults):
         self.nodes: list[Node] = []
         self._count = nodes
         self._rootless = os.geteuid() != 0 if user_namespace is None else user_namespace
-        self._switch: _Holder | None = None
+        self._switch: Holder | None = None
 
     @property
     def rootless(self) -> bool:
@@ -265,14 +99,14 @@ class Lab(Faults):
         if shutil.which("ip") is None:
             raise LabUnavailableError("the command `ip` (package iproute2) is not installed")
         own = ["--user"] if self._rootless else []
-        self._switch = switch = _Holder(f"{self.name}-switch", *own)
+        self._switch = switch = Holder(f"{self.name}-switch", *own)
         join = ["--join-user", str(switch.pid)] if self._rootless else []
         bridges = [f"rail{rail}" for rail in range(self.rails)] + ["mgmt"]
         for bridge in bridges:
             switch.run("ip", "link", "add", bridge, "type", "bridge", "mcast_snooping", "0")
             switch.run("ip", "link", "set", bridge, "addrgenmode", "none", "up")
         for index in range(self._count):
-            holder = _Holder(f"{self.name}-node{index}", "--node", *join)
+            holder = Holder(f"{self.name}-node{index}", "--node", *join)
             node = Node(index, self.rails, holder, self._rootless)
             self.nodes.append(node)
             for rail in range(self.rails):
@@ -290,13 +124,13 @@ class Lab(Faults):
         """Joins the switch port `port` of `bridge` with a NIC of the node named like the bridge."""
         switch = self._require_switch()
         nic = "mgmt0" if bridge == "mgmt" else bridge
-        peer = ["peer", "name", nic, "netns", str(node._holder.pid)]
+        peer = ["peer", "name", nic, "netns", str(node.holder.pid)]
         switch.run("ip", "link", "add", port, "type", "veth", *peer)
         switch.run("ip", "link", "set", port, "addrgenmode", "none", "master", bridge, "up")
         node.run("ip", "link", "set", nic, "addrgenmode", "none", "up")
         node.run("ip", "address", "add", f"{address}/24", "dev", nic)
 
-    def _require_switch(self) -> _Holder:
+    def _require_switch(self) -> Holder:
         if self._switch is None:
             raise LabUnavailableError("the lab is not built: use it as a context manager")
         return self._switch
@@ -319,7 +153,7 @@ def holders_of_dead_processes(proc: Path = Path("/proc")) -> list[tuple[int, str
             arguments = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue  # it ended while we were looking
-        if str(_NAMESPACES) not in arguments or "--name" not in arguments:
+        if str(NAMESPACES) not in arguments or "--name" not in arguments:
             continue
         name = arguments[arguments.index("--name") + 1].rpartition("-")[0]
         owner = owner_pid(name)

@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from r2serve.demo.client import Run
-from r2serve.demo.faults import Journals
-from r2serve.drills.player import Played
+from r2serve.lab.player import Played
+from r2serve.lab.serving.client import Run
+from r2serve.lab.serving.journals import Journals
 from r2serve.observe.journal import Event
 
 # Of what follows a fault's end, this much is still its own: a rail that is UP again has yet to be

@@ -14,8 +14,8 @@ from typing import IO, Protocol
 
 import psutil
 
-from r2serve.drills import namespaces
-from r2serve.drills.lab import Node
+from r2serve.lab import namespaces
+from r2serve.lab.nodes import Node
 
 # Addresses of the two rails of a machine without a lab; all of 127/8 is loopback on Linux.
 LOOPBACK_RAILS = ("127.0.0.2", "127.0.0.3")

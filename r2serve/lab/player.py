@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from r2serve.drills.kinds import KINDS
-from r2serve.drills.lab import Lab
-from r2serve.drills.schedule import Aim, Fault, Schedule
+from r2serve.lab.kinds import KINDS
+from r2serve.lab.lab import Lab
+from r2serve.lab.schedule import Aim, Fault, Schedule
 
 POLL_S = 0.1
 # How often the workers' rails are looked at, and over how long their traffic.

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 
-from r2serve.demo.progress import Progress
+from r2serve.lab.serving.progress import Progress
 
 INTERRUPTED = 130
 _PLAIN_WIDTH = 160

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r2serve.demo.places import Place
+from r2serve.lab.serving.places import Place
 
 _LOAD = Path(__file__).with_name("load.py")
 # vLLM and this process share few cores; the client must not be what slows decoding.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 Change = Callable[[Lab, int, int], object]
 

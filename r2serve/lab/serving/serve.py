@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from r2serve.demo.client import Load, LoadError, Run, wait_until_healthy
-from r2serve.demo.places import LOOPBACK_RAILS, LocalPlace, Place, free_port
+from r2serve.lab.serving.client import Load, LoadError, Run, wait_until_healthy
+from r2serve.lab.serving.places import LOOPBACK_RAILS, LocalPlace, Place, free_port
 
-logger = logging.getLogger("r2serve.demo.serve")
+logger = logging.getLogger(__name__)
 
 # Half a minute on an idle machine of two cores; this is for a busy one.
 START_TIMEOUT_S = 240.0

@@ -19,7 +19,7 @@ from r2serve.observe import journal
 from r2serve.observe.fault_report import FaultReport
 from r2serve.observe.journal import Event
 from r2serve.observe.request_log import LONGEST_NAME, RequestLog
-from r2serve.observe.usual import Usual
+from r2serve.observe.step_baseline import Usual
 
 _LOG = logging.getLogger("r2serve.attribution")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from r2serve.observe.opening import open_regular
+from r2serve.observe.safe_open import open_regular
 
 MAGIC = b"R2JOURNL"
 VERSION = 3

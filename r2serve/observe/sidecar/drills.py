@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Path, Response
 from fastapi.security import HTTPBearer
@@ -12,10 +12,8 @@ from pydantic import BaseModel, Field
 
 from r2serve.drills import client
 from r2serve.drills.order import LONGEST_S, DrillError
-from r2serve.observe.sidecar.answers import example, instant, respond
-
-if TYPE_CHECKING:
-    from r2serve.observe.sidecar.app import State
+from r2serve.observe.sidecar.responses import example, instant, respond
+from r2serve.observe.sidecar.state import State
 
 # For the description alone: the token is asked for before a request comes here.
 _TOKEN = [Depends(HTTPBearer(scheme_name="token", auto_error=False))]

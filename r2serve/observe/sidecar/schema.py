@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from r2serve.observe.health import Health
 from r2serve.observe.journal import BUCKETS_S
-from r2serve.observe.sidecar.answers import example, instant
+from r2serve.observe.sidecar.responses import example, instant
 from r2serve.observe.watch import Told, Watch, Worker
 
 
@@ -270,3 +270,27 @@ class EventsView(BaseModel):
     events: list[EventView] = Field(description="Oldest first.")
     next: int = Field(description="Ask with after=next for what follows.")
     first_kept: int = Field(description="Id of the oldest event that is still kept; 0: none is.")
+
+
+class NodeView(BaseModel):
+    """What a sidecar says of its own node."""
+
+    health: HealthView
+    workers: list[WorkerView]
+    rails: list[RailView]
+
+    @classmethod
+    def of(cls, health: Health, watch: Watch) -> NodeView:
+        return cls(
+            health=HealthView.of(health),
+            workers=TopologyView.of(watch).workers,
+            rails=RailsView.of(watch).rails,
+        )
+
+
+class MemberView(BaseModel):
+    url: str = Field(description="Of its sidecar; empty: this one.")
+    answers: bool
+    error: str = Field(description="Why it does not answer.")
+    asked: datetime | None = Field(description="When it answered last; null: it never did.")
+    node: NodeView | None = Field(description="What it said then.")

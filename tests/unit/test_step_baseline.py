@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from r2serve.observe.usual import USUAL_OF, Usual
+from r2serve.observe.step_baseline import USUAL_OF, Usual
 
 
 def seen(*steps: tuple[int, int]) -> Usual:

@@ -16,7 +16,7 @@ from r2serve.engines.vllm.host_address import named_address
 from r2serve.errors import ConfigError
 from r2serve.ports.identity import address_towards_master
 from r2serve.topo import doctor, node, peer, picture
-from r2serve.topo.patient import FAILURE, NOTE, OK, WARNING
+from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING
 
 _COLOURS = {OK: "green", NOTE: "cyan", WARNING: "yellow", FAILURE: "red"}
 _CHAIN_IS_ADVICE = (

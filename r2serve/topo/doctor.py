@@ -9,8 +9,8 @@ from pathlib import Path
 
 from r2serve.config import Config
 from r2serve.topo import firewall, network, pci, system, verbs
+from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
 from r2serve.topo.node import Node
-from r2serve.topo.patient import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
 from r2serve.topo.peer import Peer
 
 

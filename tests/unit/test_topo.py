@@ -18,9 +18,9 @@ from patients import PFC_OFF, PFC_ON, TCP, complaints, findings, nic, patient
 from r2serve.cli import topo as cli
 from r2serve.config import Config
 from r2serve.topo import doctor, gpus, pci, picture, system, verbs
+from r2serve.topo.checks import Finding, Patient
 from r2serve.topo.gpus import DIRECT, HOST_ASSISTED, Gpu
 from r2serve.topo.node import Chain, Node, Step
-from r2serve.topo.patient import Finding, Patient
 from r2serve.topo.pci import Distance
 
 

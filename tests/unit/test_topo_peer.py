@@ -22,8 +22,8 @@ from r2serve.ports.interfaces import Interface
 from r2serve.ports.rdma import Gid, RdmaPort, carrier_of
 from r2serve.process import Process
 from r2serve.topo import node, peer
+from r2serve.topo.checks import Finding
 from r2serve.topo.node import Chain, Node, Step
-from r2serve.topo.patient import Finding
 from r2serve.topo.peer import Peer, pairs
 
 IB = {"fabric": "InfiniBand", "verbs_device": "mlx5_9"}

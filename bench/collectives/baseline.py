@@ -91,7 +91,7 @@ def measure(effort: Effort, progress: Progress) -> dict[Point, Ratio]:
     Processes are started several times, because what they come up with (which rail is first, where
     memory lies) stays for as long as they run.
 
-    Raises WorkerError, NotSupported, PeerUnavailable: a point cannot be measured.
+    Raises WorkerError, NotSupported, ContenderUnavailable: a point cannot be measured.
     """
     pairs: dict[Point, list[float]] = {point: [] for point in effort.points}
     for start in range(effort.starts):

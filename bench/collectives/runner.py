@@ -1,4 +1,4 @@
-"""Measures the matrix: all peers of a setting are up, and take turns at every point.
+"""Measures the matrix: all contenders of a setting are up, and take turns at every point.
 
 A point is measured in rounds. In each round every contender runs a slice of its iterations, in an
 order that rotates, so that a drift of the machine hits all alike.
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from r2serve.bench.collectives import states
+from r2serve.bench.collectives.contenders import ContenderUnavailable, launch
 from r2serve.bench.collectives.control import NotSupported, Timed, WorkerError, WorkerGroup
 from r2serve.bench.collectives.matrix import (
     Contender,
@@ -21,7 +22,6 @@ from r2serve.bench.collectives.matrix import (
     Workload,
     format_size,
 )
-from r2serve.bench.collectives.peers import PeerUnavailable, launch
 from r2serve.bench.collectives.statistics import Row, median, summarise
 
 Progress = Callable[[str], None]
@@ -64,7 +64,7 @@ def measure(options: Options, setting: Setting, results: Results, progress: Prog
             progress(f"{setting.where}: starting {impl}")
             try:
                 groups[impl] = stack.enter_context(started(impl, setting, scratch))
-            except (PeerUnavailable, WorkerError) as error:
+            except (ContenderUnavailable, WorkerError) as error:
                 if impl == "r2ccl" and isinstance(error, WorkerError):
                     raise
                 results.skipped.append(Skipped(f"{impl} ({setting.where})", str(error)))

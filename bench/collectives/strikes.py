@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from r2serve.bench.collectives.contenders import Launch, Process, python_worker
 from r2serve.bench.collectives.control import WorkerGroup
-from r2serve.bench.collectives.peers import Launch, Process, python_worker
 from r2serve.lab.lab import Lab
 
 SIZES = (16 * 1024, 1024 * 1024)  # one that a single rail carries and one that both do

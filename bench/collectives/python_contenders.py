@@ -1,4 +1,4 @@
-"""The peers that are called from Python: each op as a call without arguments."""
+"""The contenders that are called from Python: each op as a call without arguments."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from r2serve.bench.collectives.operations import ROOT, sent, shares
 Once = Callable[[], object]
 
 
-class Peer(Protocol):
+class Contender(Protocol):
     def bind(self, op: str, algorithm: str, data: torch.Tensor, output: torch.Tensor) -> Once:
         """The op as a call without arguments; in place where the op allows it.
 
-        Raises ValueError for what the peer does not have.
+        Raises ValueError for what the contender does not have.
         """
 
     def rails(self) -> list[str]:
-        """Name, state and bytes sent of each rail; empty for a peer that has none."""
+        """Name, state and bytes sent of each rail; empty for a contender that has none."""
 
     def fault(self, rail: int, kind: str, bytes_per_s: float) -> None:
         """Gives one of the own rails a fault of r2serve.Communicator.inject, where that can be."""
@@ -132,10 +132,14 @@ def ring(
     return start if rank == ROOT else hand_on
 
 
-def _chosen(peer: str, calls: dict[str, Once], op: str) -> Once:
+def _chosen(contender: str, calls: dict[str, Once], op: str) -> Once:
     if op not in calls:
-        raise ValueError(f"{peer} has no {op}")
+        raise ValueError(f"{contender} has no {op}")
     return calls[op]
 
 
-PEERS: dict[str, Callable[[int, int, str], Peer]] = {"r2ccl": R2ccl, "gloo": Gloo, "mptcp": Mptcp}
+CONTENDERS: dict[str, Callable[[int, int, str], Contender]] = {
+    "r2ccl": R2ccl,
+    "gloo": Gloo,
+    "mptcp": Mptcp,
+}

@@ -15,9 +15,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from r2serve.bench.cli import command
-from r2serve.bench.collectives import distributions
+from r2serve.bench.collectives import stall_distributions
 from r2serve.bench.collectives.control import WrongResult
-from r2serve.bench.collectives.distributions import (
+from r2serve.bench.collectives.mptcp import Mptcp, exchange
+from r2serve.bench.collectives.runner import Skipped
+from r2serve.bench.collectives.stall_distributions import (
     BLACK_HOLE,
     CARRIER,
     KINDS,
@@ -34,8 +36,6 @@ from r2serve.bench.collectives.distributions import (
     split,
     witnesses,
 )
-from r2serve.bench.collectives.mptcp import Mptcp, exchange
-from r2serve.bench.collectives.runner import Skipped
 from r2serve.bench.collectives.strikes import SIZES, Soak
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
@@ -81,7 +81,7 @@ def test_samples_are_grouped_by_kind_size_and_system() -> None:
         sample("r2ccl", BLACK_HOLE, 20.0),
         sample("mptcp", CARRIER, 500.0),
     ]
-    found = distributions.distributions(samples)
+    found = stall_distributions.distributions(samples)
     assert [(one.kind, one.bytes, one.system, one.faults) for one in found] == [
         (CARRIER, SMALL, "r2ccl", 2),
         (CARRIER, SMALL, "mptcp", 1),
@@ -95,7 +95,7 @@ def test_samples_are_grouped_by_kind_size_and_system() -> None:
 def test_targets_are_of_the_p99_and_of_the_ratio_to_mptcp() -> None:
     samples = [sample("r2ccl", kind, 6.0) for kind in KINDS]
     samples += [sample("mptcp", CARRIER, 100.0), sample("mptcp", PEER_PORT, 300.0)]
-    verdicts = {check.target: check for check in checks(distributions.distributions(samples))}
+    verdicts = {check.target: check for check in checks(stall_distributions.distributions(samples))}
     assert {name: check.met for name, check in verdicts.items()} == {
         "carrier, 16 KiB: p99 of 1, ms": False,
         "carrier, 16 KiB: MPTCP / r2ccl, median": False,
@@ -167,10 +167,10 @@ def series(system: str, monkeypatch: pytest.MonkeyPatch) -> Measured:
         del lab, workers, index
         return sample(system, kind, 1.0, size)
 
-    monkeypatch.setattr(distributions, "_sample", sampled)
+    monkeypatch.setattr(stall_distributions, "_sample", sampled)
     measured = Measured()
     nothing = 2 * [lambda _: None]
-    distributions._series(system, Lab(), workers, (CARRIER,), 3, measured, *nothing)
+    stall_distributions._series(system, Lab(), workers, (CARRIER,), 3, measured, *nothing)
     return measured
 
 
@@ -245,10 +245,10 @@ def test_only_what_is_left_is_made_and_every_series_is_kept(
         def prepare(self, *_: object, **__: object) -> None:
             pass
 
-    monkeypatch.setattr(distributions, "_sample", strike)
+    monkeypatch.setattr(stall_distributions, "_sample", strike)
     measured = Measured([sample("r2ccl", CARRIER, 1.0)])
     workers: Any = Workers()
-    distributions._series(
+    stall_distributions._series(
         "r2ccl",
         Lab(),
         workers,

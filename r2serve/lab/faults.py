@@ -187,5 +187,10 @@ class Faults(ABC):
             raise ValueError(f"rail {rail} is not one of the lab's {self.rails} rails")
 
 
+def management_port(node: int) -> str:
+    """The switch's device that the management NIC of a node is plugged into."""
+    return f"n{node}m"
+
+
 def rail_port(node: int, rail: int) -> str:
     return f"n{node}r{rail}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from r2serve.lab.faults import management_port
 from r2serve.lab.lab import Lab
 
 Change = Callable[[Lab, int, int], object]
@@ -76,6 +77,14 @@ def _address(lab: Lab, node: int, rail: int) -> tuple[str, str, str]:
     return f"{lab.nodes[node].rail_address(rail)}/24", "dev", f"rail{rail}"
 
 
+def _cut_management(lab: Lab, node: int, rail: int) -> object:
+    return lab.run_in_switch("ip", "link", "set", management_port(node), "down")
+
+
+def _mend_management(lab: Lab, node: int, rail: int) -> object:
+    return lab.run_in_switch("ip", "link", "set", management_port(node), "up")
+
+
 KINDS = {
     "cable": Kind(_cut_cable, _heal),
     "black-hole": Kind(_black_hole, _heal),
@@ -88,3 +97,10 @@ KINDS = {
     "slow": Kind(_slow_down, _heal, leaves_up=False),
     "flap": Kind(_cut_cable, _heal, cycle_s=(0.3, 0.5)),
 }
+MANAGEMENT_KINDS = {"cable": Kind(_cut_management, _mend_management)}
+"""At the node's port of the management network; these take no rail."""
+
+
+def kind_of(name: str, *, management: bool = False) -> Kind:
+    """How a fault of a rail, or of the management NIC, is made and undone."""
+    return (MANAGEMENT_KINDS if management else KINDS)[name]

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from r2serve.lab.faults import Faults, rail_port
+from r2serve.lab.faults import Faults, management_port, rail_port
 from r2serve.lab.holder import NAMESPACES, Holder, LabCommandError, LabUnavailableError
 from r2serve.lab.nodes import Node
 
@@ -111,7 +111,7 @@ class Lab(Faults):
             self.nodes.append(node)
             for rail in range(self.rails):
                 self._plug(node, rail_port(index, rail), f"rail{rail}", node.rail_address(rail))
-            self._plug(node, f"n{index}m", "mgmt", node.management_address)
+            self._plug(node, management_port(index), "mgmt", node.management_address)
         logger.info(
             "%s: %d nodes with %d rails each%s",
             self.name,

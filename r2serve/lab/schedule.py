@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
@@ -45,6 +45,8 @@ class Aim(Enum):
     IN_USE = "rail in use"
     IDLE = "idle rail"
     ALL = "all rails"
+    MANAGEMENT = "management NIC"
+    """No rail: the node's port of the management network."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Fault:
     """One fault at node `node`.
 
     at_s: seconds since the schedule began. kind: one of KINDS. rail: its index or an aim.
-    duration_s: until it is undone.
+    duration_s: until it is undone; infinite: it stays.
     """
 
     at_s: float
@@ -136,19 +138,48 @@ class Schedule:
                     f"would be left for more than {LONGEST_OUTAGE_S:g} s"
                 )
 
-    def is_second(self, index: int) -> bool:
-        """Whether the fault strikes while an earlier one lasts."""
-        at_s = self.faults[index].at_s
-        return any(fault.end_s > at_s for fault in self.faults[:index])
-
     def label(self, index: int) -> str:
-        """The kind and, if there is something special about it, how it strikes."""
-        fault = self.faults[index]
-        if self.is_second(index):
-            return f"{fault.kind}, second fault"
-        if fault.rail in (Aim.IDLE, Aim.ALL):
-            return f"{fault.kind}, {fault.rail.value}"
-        return fault.kind
+        """As :func:`label_of`."""
+        return label_of(self.faults, index)
+
+
+def is_second(faults: Sequence[Fault], index: int) -> bool:
+    """Whether the fault strikes while an earlier one lasts."""
+    at_s = faults[index].at_s
+    return any(fault.end_s > at_s for fault in faults[:index])
+
+
+def label_of(faults: Sequence[Fault], index: int) -> str:
+    """The kind and, if there is something special about it, how the fault strikes."""
+    fault = faults[index]
+    if is_second(faults, index):
+        return f"{fault.kind}, second fault"
+    if fault.rail in (Aim.IDLE, Aim.ALL, Aim.MANAGEMENT):
+        return f"{fault.kind}, {fault.rail.value}"
+    return fault.kind
+
+
+def check_apart(faults: Sequence[Fault], ahead_s: float, text_of: Callable[[Fault], str]) -> None:
+    """Checks that no two faults, in the order of their times, may take one rail at once.
+
+    ahead_s: how long before it strikes the rail in use is chosen; no fault of a rail lasts then.
+
+    Raises:
+        ScheduleError: two do.
+    """
+    for earlier, later in itertools.pairwise(faults):
+        same_port = (earlier.rail, earlier.node) == (later.rail, later.node)
+        vague = any(isinstance(fault.rail, Aim) for fault in (earlier, later))
+        both_rails = Aim.MANAGEMENT not in (earlier.rail, later.rail)
+        if later.at_s < earlier.end_s and (same_port or (vague and both_rails)):
+            raise ScheduleError(
+                f"`{text_of(later)}` begins before `{text_of(earlier)}` is over, at the same rail"
+            )
+        if later.rail is Aim.IN_USE and both_rails and later.at_s - ahead_s < earlier.end_s:
+            raise ScheduleError(
+                f"`{text_of(later)}` begins less than {ahead_s:g} s after `{text_of(earlier)}` is "
+                "over: which rail carries most is asked so long before"
+            )
 
 
 def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: int = 2) -> Schedule:

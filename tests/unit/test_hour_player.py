@@ -19,6 +19,8 @@ from r2serve.lab.schedule import Aim, Fault, Schedule
 class FakeLab:
     """Ports and rails of two nodes, one of which carries the traffic."""
 
+    rails = 2
+
     def __init__(self) -> None:
         self.log: list[tuple[float, str, int, int]] = []
         self.lost: set[int] = set()
@@ -61,7 +63,15 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
 
 def player(lab: Any, *faults: Fault, attend: Callable[[], None] = lambda: None) -> Player:
     seconds = max(fault.end_s for fault in faults) + 0.1
-    return Player(Schedule(faults, seconds), lab, lab, attend, watch=lambda line: None)
+    schedule = Schedule(faults, seconds)
+    return Player(
+        schedule.faults,
+        lab,
+        seconds=schedule.seconds,
+        rails=lab,
+        attend=attend,
+        watch=lambda line: None,
+    )
 
 
 def test_every_fault_is_made_and_undone_at_its_time(lab: FakeLab) -> None:

@@ -164,7 +164,14 @@ def _play(
             log.collect()
             collected_at = time.monotonic()
 
-    player = Player(schedule, lab, journals, attend, progress.line)
+    player = Player(
+        schedule.faults,
+        lab,
+        seconds=schedule.seconds,
+        rails=journals,
+        attend=attend,
+        watch=progress.line,
+    )
     try:
         if not player.play():
             report.errors.append("in the end not all rails were UP again")

@@ -21,6 +21,7 @@ from r2serve import _core, rendezvous, tensors
 from r2serve.collectives import Collectives
 from r2serve.config import Config
 from r2serve.errors import InvalidArgumentError, R2cclError, StartupTimeoutError
+from r2serve.faults import canonical, from_core, to_core
 from r2serve.observe import journal
 from r2serve.ports.identity import (
     address_towards_master,
@@ -327,7 +328,8 @@ class Communicator(Collectives):
 
     def rails(self) -> list[RailInfo]:
         """The rails of this process, over all its links."""
-        return [RailInfo(**rail) for rail in self._process.engine.rails()]
+        rails = self._process.engine.rails()
+        return [RailInfo(**rail | {"cause": from_core(rail["cause"])}) for rail in rails]
 
     def events(self) -> list[journal.Event]:
         """This process's journal, oldest first."""
@@ -340,8 +342,8 @@ class Communicator(Collectives):
 
         Args:
             rail_index: position of the rail in its link.
-            fault: ``cut`` (as if its carrier was lost), ``drop`` (a black hole), ``error`` (its
-                transport fails, once), ``slow``, ``corrupt`` (wrong checksums), ``heal``.
+            fault: a kind of ``r2serve.faults``: ``carrier_loss``, ``black_hole``, ``reset`` (once),
+                ``slow``, ``corrupt`` (wrong checksums); or ``heal``.
             peer: rank; default: the rails of all peers.
             bytes_per_s: that a ``slow`` rail sends; at least 1e6.
 
@@ -349,4 +351,4 @@ class Communicator(Collectives):
             ValueError, InvalidArgumentError: no such fault, or rail; ``corrupt`` without checksums.
         """
         process = 0 if peer is None else self._members[peer]
-        self._process.engine.inject(rail_index, fault, process, bytes_per_s)
+        self._process.engine.inject(rail_index, to_core(canonical(fault)), process, bytes_per_s)

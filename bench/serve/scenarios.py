@@ -18,11 +18,11 @@ import re
 from r2serve.lab.schedule import Aim, Fault, ScheduleError, check_apart
 
 WORDS = {
-    "cut": "cable",
-    "drop": "black-hole",
-    "port": "port",
-    "loss-from": "loss-from",
-    "loss-to": "loss-to",
+    "cut": "carrier_loss",
+    "drop": "black_hole",
+    "port": "peer_port_loss",
+    "loss-from": "one_way_loss_from",
+    "loss-to": "one_way_loss_to",
     "slow": "slow",
     "flap": "flap",
 }

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from r2serve.demo.report import FaultReport
+from r2serve.faults import to_core
+from r2serve.lab.kinds import KINDS
 from r2serve.lab.lab import Lab
 from r2serve.lab.serving.journals import Journals, rail_in_use, rail_index
 from r2serve.observe import journal
@@ -55,10 +57,7 @@ class LabInjector:
         self._lab = lab
 
     def strike(self, kind: str, node: int, rail: int) -> None:
-        if kind == "carrier":
-            self._lab.cut(node, rail)
-        else:
-            self._lab.black_hole(node, rail)
+        KINDS[kind].make(self._lab, node, rail)
 
     def heal(self, node: int, rail: int) -> None:
         self._lab.heal(node, rail)
@@ -67,13 +66,11 @@ class LabInjector:
 class EngineInjector:
     """Faults inside the engine, for a machine without a lab: one line a fault in a file."""
 
-    _WORDS: dict[str, str] = {"carrier": "cut", "blackhole": "drop"}  # noqa: RUF012
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def strike(self, kind: str, node: int, rail: int) -> None:
-        self._write(f"{rail} {self._WORDS[kind]}")
+        self._write(f"{rail} {to_core(kind)}")
 
     def heal(self, node: int, rail: int) -> None:
         self._write(f"{rail} heal")

@@ -184,10 +184,10 @@ def _disturbed(
     time.sleep(SETTLE_S)
     try:
         # One fault at either node's port: neither node's point of view is special.
-        first, fault = striker.fault("carrier", node=0)
+        first, fault = striker.fault("carrier_loss", node=0)
         report.faults.append(fault)
         time.sleep(SETTLE_S)
-        _, fault = striker.fault("blackhole", node=1, avoid=first)
+        _, fault = striker.fault("black_hole", node=1, avoid=first)
         report.faults.append(fault)
     except FaultError as error:
         report.errors.append(str(error))

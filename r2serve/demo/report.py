@@ -11,7 +11,7 @@ from rich.table import Table
 
 from r2serve.lab.serving.client import Run
 
-FAULT_KINDS = ("carrier", "blackhole")
+FAULT_KINDS = ("carrier_loss", "black_hole")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Report:
             baseline = {
                 "decode_step_ms": round(self.baseline.decode_step_ms, 3),
                 "tokens_per_s": round(self.baseline.tokens_per_s, 1),
-                "fault": "carrier",
+                "fault": "carrier_loss",
                 "frozen_s": _rounded(self.baseline.frozen_s),
                 "watched_s": round(self.baseline.watched_s, 1),
                 "requests": {"sent": self.baseline.sent, "unfinished": self.baseline.unfinished},

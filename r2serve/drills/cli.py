@@ -16,6 +16,7 @@ from r2serve.drills import client
 from r2serve.drills.client import WorkerEnd
 from r2serve.drills.order import ENGINE, LONGEST_S, SYSTEM, DrillError
 from r2serve.drills.system import Guardian, SystemFault, plan
+from r2serve.faults import canonical, note_on
 from r2serve.journal_folder import folder_option, journal_folder
 
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0}
@@ -40,7 +41,17 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         return seconds
 
 
-@click.group(name="drill")
+class _Kinds(click.Group):
+    """Takes words of earlier releases for kinds, too, and tells that they go."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = super().get_command(ctx, canonical(cmd_name))
+        if found is not None and (note := note_on(cmd_name)):
+            click.echo(note, err=True)
+        return found
+
+
+@click.group(name="drill", cls=_Kinds)
 def command() -> None:
     """Fault a rail of this node for a while, on purpose.
 
@@ -71,18 +82,18 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@command.command()
+@command.command(name="carrier_loss")
 @_options
-def cut(**given: Any) -> None:
+def carrier_loss(**given: Any) -> None:
     """The port loses its carrier."""
-    _drill("cut", **given)
+    _drill("carrier_loss", **given)
 
 
-@command.command()
+@command.command(name="black_hole")
 @_options
-def drop(**given: Any) -> None:
+def black_hole(**given: Any) -> None:
     """A black hole: the carrier is there, and nothing gets through."""
-    _drill("drop", **given)
+    _drill("black_hole", **given)
 
 
 @command.command()
@@ -99,7 +110,7 @@ def slow(**given: Any) -> None:
     "period_s",
     type=Duration(),
     default=1.0,
-    help="Half of it cut, half of it not.  Default: 1s.",
+    help="Half of it lost, half of it not.  Default: 1s.",
 )
 @_options
 def flap(**given: Any) -> None:

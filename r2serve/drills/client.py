@@ -13,6 +13,7 @@ from typing import Any
 
 from r2serve.drills.order import ENGINE, DrillError, Order
 from r2serve.drills.service import PATTERN, PEER_CREDENTIALS
+from r2serve.faults import canonical
 
 _TALK_S = 5.0
 _LIST_S = 1.0
@@ -93,10 +94,13 @@ def find(folder: Path, rail: str) -> list[WorkerEnd]:
 def start(workers: Sequence[WorkerEnd], **fields: Any) -> list[dict[str, Any]]:
     """Start one drill at all of them; fields: of an Order, but for its id.  Returns their views.
 
+    ``kind`` may be a word of an earlier release.
+
     Raises:
         DrillError: one refuses; then none has it.
         OSError: one does not answer.
     """
+    fields["kind"] = canonical(fields["kind"])
     order = Order(**({"id": secrets.token_hex(4), "by": ENGINE} | fields))
     started: list[WorkerEnd] = []
     views = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KINDS = ("cut", "drop", "slow", "flap", "corrupt")
+KINDS = ("carrier_loss", "black_hole", "slow", "flap", "corrupt")
 SYSTEM, ENGINE = "system", "engine"
 """Who makes the fault: the operating system, told by the drill command, or the worker's engine."""
 LONGEST_S = 3600.0
@@ -31,7 +31,7 @@ class Order:
     mbit: float = 10.0
     """Of ``slow``: Mbit/s that this end still sends."""
     period_s: float = 1.0
-    """Of ``flap``: half of it cut, half of it not."""
+    """Of ``flap``: half of it lost, half of it not."""
     by: str = ENGINE
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from r2serve.drills.order import ENGINE, SYSTEM, DrillError, Order
 from r2serve.errors import R2cclError
+from r2serve.faults import to_core
 
 _LOG = logging.getLogger("r2serve.drills")
 
@@ -168,7 +169,7 @@ class DrillService:
                     raise DrillError(f"rail: {order.rail} is in drill {other.order.id} already")
             self._drills[order.id] = drill
         try:
-            self._fault(drill, "cut" if order.kind == "flap" else order.kind)
+            self._fault(drill, "carrier_loss" if order.kind == "flap" else order.kind)
         except BaseException:
             with self._lock:
                 del self._drills[order.id]
@@ -190,7 +191,7 @@ class DrillService:
                 break
             if flaps and ends - time.monotonic() > 0:
                 faulted = not faulted
-                self._fault(drill, "cut" if faulted else "heal")
+                self._fault(drill, "carrier_loss" if faulted else "heal")
         if faulted:
             self._fault(drill, "heal")
         with self._lock:
@@ -202,9 +203,9 @@ class DrillService:
     def _fault(self, drill: Drill, fault: str) -> None:
         for rail, peer in drill.rails:
             if drill.order.by == SYSTEM:
-                self._engine.note_injected(rail, fault, peer)
+                self._engine.note_injected(rail, to_core(fault), peer)
             else:
-                self._engine.inject(rail, fault, peer, drill.order.mbit * 125_000)
+                self._engine.inject(rail, to_core(fault), peer, drill.order.mbit * 125_000)
 
 
 def _line(client: socket.socket) -> bytes:

@@ -86,18 +86,18 @@ def _mend_management(lab: Lab, node: int, rail: int) -> object:
 
 
 KINDS = {
-    "cable": Kind(_cut_cable, _heal),
-    "black-hole": Kind(_black_hole, _heal),
-    "port": Kind(_set_port_down, _heal),
-    "address": Kind(_take_address, _give_address),
-    "loss-from": Kind(_lose_from, _heal),
-    "loss-to": Kind(_lose_to, _heal),
-    "mtu": Kind(_mtu_hole, _heal, leaves_up=False),
+    "carrier_loss": Kind(_cut_cable, _heal),
+    "black_hole": Kind(_black_hole, _heal),
+    "peer_port_loss": Kind(_set_port_down, _heal),
+    "address_loss": Kind(_take_address, _give_address),
+    "one_way_loss_from": Kind(_lose_from, _heal),
+    "one_way_loss_to": Kind(_lose_to, _heal),
+    "mtu_hole": Kind(_mtu_hole, _heal, leaves_up=False),
     "reset": Kind(_reset, _heal, leaves_up=False),
     "slow": Kind(_slow_down, _heal, leaves_up=False),
     "flap": Kind(_cut_cable, _heal, cycle_s=(0.3, 0.5)),
 }
-MANAGEMENT_KINDS = {"cable": Kind(_cut_management, _mend_management)}
+MANAGEMENT_KINDS = {"carrier_loss": Kind(_cut_management, _mend_management)}
 """At the node's port of the management network; these take no rail."""
 
 

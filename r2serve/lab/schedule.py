@@ -204,7 +204,7 @@ def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: i
     for slot in range(slots):
         at_s = _FIRST_AT_S + slot * _SLOT_S + source.uniform(0, 1)
         if slot == outage:
-            faults.append(Fault(at_s, "cable", next(struck), Aim.ALL, _OUTAGE_S))
+            faults.append(Fault(at_s, "carrier_loss", next(struck), Aim.ALL, _OUTAGE_S))
         elif slot != outage + 1:
             faults += _play(next(scenes), source, struck, ports, at_s)
     rounded = [

@@ -86,8 +86,8 @@ def test_every_scenario_is_a_schedule_that_reads_back() -> None:
 def test_a_schedule_is_read() -> None:
     text = "# two\nat: 12s, cut: rail0@node1, for: 8s\n\n  for: 500ms, drop: used@node0, at: 1.5"
     assert parse(text) == (
-        Fault(1.5, "black-hole", 0, Aim.IN_USE, 0.5),
-        Fault(12.0, "cable", 1, 0, 8.0),
+        Fault(1.5, "black_hole", 0, Aim.IN_USE, 0.5),
+        Fault(12.0, "carrier_loss", 1, 0, 8.0),
     )
     assert parse("at: 0s, cut: mgmt@node0")[0].end_s == float("inf")
 

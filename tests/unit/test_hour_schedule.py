@@ -75,7 +75,7 @@ def test_no_hour_without_time_or_a_second_rail(seconds: float, rails: int, field
         compressed_hour(0, seconds, rails=rails)
 
 
-GOOD = Fault(1.0, "cable", 0, 1, 2.0)
+GOOD = Fault(1.0, "carrier_loss", 0, 1, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_only_faults_of_given_rails_overlap(aim: Aim) -> None:
 
 
 def test_some_rail_comes_back_in_time() -> None:
-    first = Fault(0.0, "cable", 0, 0, 20.0)
-    allowed = Fault(1.0, "port", 1, 1, LONGEST_OUTAGE_S)
+    first = Fault(0.0, "carrier_loss", 0, 0, 20.0)
+    allowed = Fault(1.0, "peer_port_loss", 1, 1, LONGEST_OUTAGE_S)
     Schedule((first, allowed), 60)
     with pytest.raises(ScheduleError, match=r"^faults\[1\]\.duration_s is 10.5: no rail would"):
         Schedule((first, replace(allowed, duration_s=10.5)), 60)
@@ -136,26 +136,26 @@ def test_some_rail_comes_back_in_time() -> None:
         Schedule(relay, 60)
     Schedule(relay, 60, rails=3)
     with pytest.raises(ScheduleError, match=r"^faults\[0\]\.duration_s is 11: no rail would"):
-        Schedule((Fault(0.0, "cable", 0, Aim.ALL, 11.0),), 60)
+        Schedule((Fault(0.0, "carrier_loss", 0, Aim.ALL, 11.0),), 60)
 
 
 def test_labels_tell_what_is_special() -> None:
     hour = Schedule(
         (
-            Fault(0.0, "cable", 0, 0, 3.0),
-            Fault(1.0, "port", 1, 1, 1.0),
+            Fault(0.0, "carrier_loss", 0, 0, 3.0),
+            Fault(1.0, "peer_port_loss", 1, 1, 1.0),
             Fault(5.0, "flap", 0, Aim.IN_USE, 1.0),
-            Fault(7.0, "address", 0, Aim.IDLE, 1.0),
-            Fault(9.0, "cable", 0, Aim.ALL, 1.0),
+            Fault(7.0, "address_loss", 0, Aim.IDLE, 1.0),
+            Fault(9.0, "carrier_loss", 0, Aim.ALL, 1.0),
         ),
         20,
     )
     assert [hour.label(index) for index in range(5)] == [
-        "cable",
-        "port, second fault",
+        "carrier_loss",
+        "peer_port_loss, second fault",
         "flap",
-        "address, idle rail",
-        "cable, all rails",
+        "address_loss, idle rail",
+        "carrier_loss, all rails",
     ]
 
 

@@ -53,6 +53,9 @@ FAULT_KINDS = {
         FaultKind("mgmt_carrier_loss", "The management NIC loses its carrier.", ("mgmt-nic",)),
     )
 }
+DATA_RAILS = ("tcp", "verbs")
+"""Kinds of rails that a fault can be made on: neither a node's inside nor the control plane."""
+
 _NAME_OF = {word: kind.name for kind in FAULT_KINDS.values() for word in kind.old}
 
 

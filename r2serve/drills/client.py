@@ -13,7 +13,7 @@ from typing import Any
 
 from r2serve.drills.order import ENGINE, DrillError, Order
 from r2serve.drills.service import PATTERN, PEER_CREDENTIALS
-from r2serve.faults import canonical
+from r2serve.faults import DATA_RAILS, canonical
 
 _TALK_S = 5.0
 _LIST_S = 1.0
@@ -76,8 +76,8 @@ def find(folder: Path, rail: str) -> list[WorkerEnd]:
         except OSError as error:
             silent.append(f"{path.name}: {error}")
             continue
-        ends = [one for one in rails if one["name"] == rail and one["kind"] in ("tcp", "verbs")]
-        names |= {one["name"] for one in rails if one["kind"] in ("tcp", "verbs")}
+        ends = [one for one in rails if one["name"] == rail and one["kind"] in DATA_RAILS]
+        names |= {one["name"] for one in rails if one["kind"] in DATA_RAILS}
         if ends:
             found.append(WorkerEnd(path, ends))
     if found:

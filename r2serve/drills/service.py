@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from r2serve.drills.order import ENGINE, SYSTEM, DrillError, Order
 from r2serve.errors import R2cclError
-from r2serve.faults import to_core
+from r2serve.faults import DATA_RAILS, to_core
 
 _LOG = logging.getLogger("r2serve.drills")
 
@@ -151,12 +151,12 @@ class DrillService:
             (int(rail["index"]), int(rail["peer_engine"]))
             for rail in self._engine.rails()
             if rail["name"] == order.rail
-            and rail["kind"] in ("tcp", "verbs")
+            and rail["kind"] in DATA_RAILS
             and order.peer in ("", rail["peer"])
         ]
         if not found:
             names = sorted(
-                {rail["name"] for rail in self._engine.rails() if rail["kind"] in ("tcp", "verbs")}
+                {rail["name"] for rail in self._engine.rails() if rail["kind"] in DATA_RAILS}
             )
             to = f" to {order.peer}" if order.peer else ""
             raise DrillError(f"rail: no {order.rail!r}{to} here; there are {', '.join(names)}")

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from r2serve.faults import DATA_RAILS
 from r2serve.observe import journal
 
-DATA_RAILS = ("tcp", "verbs")
-"""Neither a node's inside nor the control plane is something a fault could be made on."""
 _RAIL_NAME = re.compile(r"rail(\d+)@node(\d+)")
 
 

@@ -28,7 +28,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     "fused": ("_core", "errors", "kernels", "tensors"),
     "observe": ("errors", "journal_folder", "config"),
     "ports": ("_core", "errors", "config"),
-    "lab/serving": ("lab", "observe"),
+    "lab/serving": ("faults", "lab", "observe"),
     "observe/sidecar": ("faults", "journal_folder", "drills", "observe"),
     "process": ("_core", "errors", "drills", "config", "observe", "ports"),
     "topo": ("_core", "errors", "config", "ports"),
@@ -67,7 +67,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
         "communicator",
         "device",
     ),
-    "r2serve": ("errors", "config", "communicator", "device"),
+    "r2serve": ("errors", "config", "process", "communicator", "device"),
     "bench/observers": (
         "bench/collectives/native",
         "config",

@@ -210,8 +210,6 @@ def _summary(report: Report) -> Table:
     if report.compared:
         tokens = "identical" if report.tokens_identical else "DIFFERENT"
     table.add_row("tokens", f"{tokens}, {report.tokens_each} a request")
-    for name, rate in report.tokens_per_s.items():
-        table.add_row(f"tokens/s, {name} run", f"{rate:.0f}")
     table.add_row("decode step, one stream", f"{report.decode_step_ms:.1f} ms")
     table.add_row("took", f"{report.seconds:.0f} s")
     return table

@@ -29,6 +29,7 @@ from r2serve.lab.serving.serve import (
     ServeError,
     Server,
     fault_file,
+    warm_server,
 )
 
 logger = logging.getLogger(__name__)
@@ -128,13 +129,10 @@ def _serve_and_strike(
     texts: Sequence[str],
     report: Report,
 ) -> None:
-    with Server(plan, stage.places) as server:
-        with progress.step("starting vllm serve with --distributed-backend r2ccl, TP=2"):
-            server.wait_until_ready(lambda seconds: progress.detail(f"{seconds:.0f} s"))
-        with progress.step("warming up"):
-            # The first requests compile kernels; only the second ones tell the speed.
-            server.stream(texts, WARM_UP_TOKENS, "warm-up-first", progress.detail)
-            warm = server.stream(texts, WARM_UP_TOKENS, "warm-up", progress.detail)
+    what = "vllm serve with --distributed-backend r2ccl, TP=2"
+    warm_up = (WARM_UP_TOKENS, WARM_UP_TOKENS)
+    with warm_server(plan, stage.places, what, texts, warm_up, progress) as (server, warm):
+        with progress.step("one stream, for the length of a decode step"):
             one = server.stream(texts[:1], STEP_TOKENS, "one-stream", progress.detail)
             report.decode_step_ms = one.step_ms()
         rate = warm.overall_tokens_per_second() / len(texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,41 @@ def management_address(node: int) -> str:
     return f"10.77.0.{node + 1}"
 
 
+class Starter(ABC):
+    """Starts processes, each by a command that puts it where it belongs."""
+
+    _processes: list[subprocess.Popen[bytes]]
+
+    @abstractmethod
+    def _prefix(self) -> list[str]:
+        """The command that what is started are the last arguments of."""
+
+    def popen(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: int | IO[bytes] | None = subprocess.DEVNULL,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Starts a long-running command, in a session of its own."""
+        process = subprocess.Popen(
+            [*self._prefix(), "--", *argv],
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        return process
+
+
 @dataclass
-class Node:
+class Node(Starter):
     """One machine of the lab."""
 
     index: int
@@ -41,30 +75,9 @@ class Node:
         """Runs a short command in the node and returns what it printed."""
         return str(self.holder.run(*argv)["out"])
 
-    def popen(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        stdin: int | IO[bytes] | None = subprocess.DEVNULL,
-        stdout: int | IO[bytes] | None = None,
-        stderr: int | IO[bytes] | None = None,
-    ) -> subprocess.Popen[bytes]:
-        """Starts a long-running command in the node, in a session of its own."""
+    def _prefix(self) -> list[str]:
         user = ["--user"] if self._user else []
-        enter = [sys.executable, "-I", "-S", str(NAMESPACES), "enter", str(self.holder.pid)]
-        process = subprocess.Popen(
-            [*enter, *user, "--", *argv],
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
-        self._processes.append(process)
-        return process
+        return [sys.executable, "-I", "-S", str(NAMESPACES), "enter", str(self.holder.pid), *user]
 
     def kill_all(self) -> None:
         """Kills every process of the node, whatever session it moved to, and only those."""

@@ -21,7 +21,7 @@ from r2serve.lab.serving.journals import Journals
 from r2serve.lab.serving.model import make_tiny_llama, prompts
 from r2serve.lab.serving.places import LabPlace
 from r2serve.lab.serving.progress import Progress
-from r2serve.lab.serving.serve import Plan, ServeError, Server
+from r2serve.lab.serving.serve import Plan, ServeError, Server, warm_server
 
 logger = logging.getLogger(__name__)
 
@@ -101,14 +101,11 @@ def _serve(
     progress: Progress,
 ) -> None:
     texts = prompts(round(options.streams * PROMPTS_PER_STREAM))
-    with Server(plan, [LabPlace(node) for node in lab.nodes]) as server:
-        with progress.step(f"starting vllm serve over r2ccl, TP={options.tensor_parallel}"):
-            server.wait_until_ready(lambda seconds: progress.detail(f"{seconds:.0f} s"))
-        with progress.step("warming up"):
-            # The first requests compile kernels; only the second ones tell the speed.
-            first = texts[: options.streams]
-            server.stream(first, WARM_UP_TOKENS // 2, "warm-up-first", progress.detail)
-            warm = server.stream(first, WARM_UP_TOKENS, "warm-up", progress.detail)
+    places = [LabPlace(node) for node in lab.nodes]
+    what = f"vllm serve over r2ccl, TP={options.tensor_parallel}"
+    warm_up = (WARM_UP_TOKENS // 2, WARM_UP_TOKENS)
+    first = texts[: options.streams]
+    with warm_server(plan, places, what, first, warm_up, progress) as (server, warm):
         report.tokens_per_request = request_tokens(
             len(texts), warm.overall_tokens_per_second() / options.streams
         )

@@ -15,7 +15,7 @@ from typing import IO, Protocol
 import psutil
 
 from r2serve.lab import namespaces
-from r2serve.lab.nodes import Node
+from r2serve.lab.nodes import Node, Starter
 
 # Addresses of the two rails of a machine without a lab; all of 127/8 is loopback on Linux.
 LOOPBACK_RAILS = ("127.0.0.2", "127.0.0.3")
@@ -58,7 +58,7 @@ class LabPlace:
         return self._node.management_address
 
 
-class LocalPlace:
+class LocalPlace(Starter):
     """This machine itself."""
 
     address = "127.0.0.1"
@@ -66,28 +66,8 @@ class LocalPlace:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def popen(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        stdin: int | IO[bytes] | None = subprocess.DEVNULL,
-        stdout: int | IO[bytes] | None = None,
-        stderr: int | IO[bytes] | None = None,
-    ) -> subprocess.Popen[bytes]:
-        guard = [sys.executable, "-I", "-S", str(namespaces.__file__), "guard", "--"]
-        process = subprocess.Popen(
-            [*guard, *argv],
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
-        self._processes.append(process)
-        return process
+    def _prefix(self) -> list[str]:
+        return [sys.executable, "-I", "-S", str(namespaces.__file__), "guard"]
 
     def kill_all(self) -> None:
         victims: list[psutil.Process] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -9,13 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from r2serve.lab.serving.client import Load, LoadError, Run, wait_until_healthy
 from r2serve.lab.serving.places import LOOPBACK_RAILS, LocalPlace, Place, free_port
+from r2serve.lab.serving.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -249,6 +251,31 @@ class Server:
             for index in range(len(self._processes))
         ]
         return first_error(logs) or "the logs name no error (see --keep-logs)"
+
+
+@contextlib.contextmanager
+def warm_server(
+    plan: Plan,
+    places: Sequence[Place],
+    what: str,
+    texts: Sequence[str],
+    tokens: tuple[int, int],
+    progress: Progress,
+) -> Iterator[tuple[Server, Run]]:
+    """A server that has answered all texts twice, and the second of these runs.
+
+    The first requests compile kernels; only the second ones tell the speed.
+
+    what: is started, for people. tokens: of each request, in the first and the second run.
+    Raises ServeError, LoadError: as :class:`Server`.
+    """
+    with Server(plan, places) as server:
+        with progress.step(f"starting {what}"):
+            server.wait_until_ready(lambda seconds: progress.detail(f"{seconds:.0f} s"))
+        with progress.step("warming up"):
+            server.stream(texts, tokens[0], "warm-up-first", progress.detail)
+            warm = server.stream(texts, tokens[1], "warm-up", progress.detail)
+        yield server, warm
 
 
 def first_error(logs: Sequence[str]) -> str | None:

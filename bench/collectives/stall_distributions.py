@@ -31,7 +31,7 @@ from r2serve.bench.collectives.matrix import Workload, format_size
 from r2serve.bench.collectives.report import verdict_table
 from r2serve.bench.collectives.runner import Progress, Skipped
 from r2serve.bench.collectives.statistics import percentile
-from r2serve.bench.collectives.strikes import RAILS, SIZES, FaultError, Soak
+from r2serve.bench.collectives.strikes import RAILS, SIZES, Soak, StrikeError
 from r2serve.bench.collectives.verdict import Check, at_least, at_most, tally
 from r2serve.lab.lab import Lab
 
@@ -183,7 +183,7 @@ def run(
     """``faults`` of each kind under r2ccl, ``of_mptcp`` and ``of_ucx`` under those, over SIZES.
 
     Series that are in ``measured`` are not made again; ``save`` is called after each other one.
-    Raises LabUnavailableError where labs cannot be, FaultError where a fault cannot be made or
+    Raises LabUnavailableError where labs cannot be, StrikeError where a fault cannot be made or
     undone, WorkerError where a worker of r2ccl or MPTCP ends, WrongResult for one of r2ccl. What
     this machine has no MPTCP or UCX for is skipped.
     """
@@ -339,7 +339,7 @@ def _sample(
         stall, rail, noticed = _strike(lab, workers, kind, node, used[(index // 2) % len(used)])
         if stall is not None and quiet is not None and (noticed or system in SILENT):
             return Sample(system, kind, size, node, rail, stall / 1e6, quiet / 1e6)
-    raise FaultError(f"{ATTEMPTS} times a {kind} at node {node} did not strike")
+    raise StrikeError(f"{ATTEMPTS} times a {kind} at node {node} did not strike")
 
 
 def _strike(

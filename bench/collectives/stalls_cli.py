@@ -12,7 +12,7 @@ from rich.console import Console
 from r2serve.bench.collectives import machine, stall_distributions
 from r2serve.bench.collectives.cli import clean_up_when_terminated, progress_lines
 from r2serve.bench.collectives.control import NotSupported, WorkerError
-from r2serve.bench.collectives.strikes import FaultError
+from r2serve.bench.collectives.strikes import StrikeError
 from r2serve.lab.holder import LabUnavailableError
 
 
@@ -92,6 +92,6 @@ def command(
         measured = stall_distributions.run(
             faults, of_mptcp, progress_lines(), every, of_ucx, measured, save
         )
-    except (WorkerError, NotSupported, FaultError, LabUnavailableError) as error:
+    except (WorkerError, NotSupported, StrikeError, LabUnavailableError) as error:
         raise click.ClickException(str(error)) from error
     stall_distributions.show(measured, Console())

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 
 from r2serve.bench.collectives import machine
+from r2serve.bench.collectives.markdown import MarkerError
 from r2serve.bench.serve import compare, plots, report, runner
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
@@ -187,7 +188,7 @@ def command(
             _check_times(faults, workload)
     except (ScheduleError, WorkloadError) as error:
         raise click.UsageError(str(error)) from error
-    options = runner.Options(
+    options = runner.RunOptions(
         workload=workload,
         contenders=contenders,
         scenarios=faults,
@@ -204,7 +205,7 @@ def command(
         about = machine.describe(sys.argv[1:])
         folder = None if out is None else out / "runs"
         rows = Rows(json_path, about, label=label, folder=folder)
-    except (ValueError, report.MarkerError) as error:
+    except (ValueError, MarkerError) as error:
         raise click.ClickException(str(error)) from error
     progress = Progress(Console(stderr=True))
     try:

@@ -69,7 +69,7 @@ CONTENDERS = {
 }
 
 
-class Place:
+class ContenderServer:
     """A contender's own lab, and its server as often as one is needed; a context manager.
 
     watch: is told how far a start has come.
@@ -99,7 +99,7 @@ class Place:
         self.restarts = 0
         """By the supervisor, during the last run."""
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> ContenderServer:
         self.lab.__enter__()
         return self
 

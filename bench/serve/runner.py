@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from r2serve.bench.serve import impact, rounds
-from r2serve.bench.serve.contenders import Place, how_far
+from r2serve.bench.serve.contenders import ContenderServer, how_far
 from r2serve.bench.serve.outcome import Goal, describe
 from r2serve.bench.serve.scenarios import line_of
 from r2serve.bench.serve.store import Row, Rows, Times
@@ -34,7 +34,7 @@ WARM_UP_STREAMS = 8
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """scenarios: their faults by name. pairs: how often each contender runs each scenario.
 
     patience_s: no token of any request for so long, and what is under way has failed.
@@ -62,7 +62,7 @@ class Options:
 Turn = tuple[int, str, str]
 
 
-def turns(options: Options) -> Iterator[Turn]:
+def turns(options: RunOptions) -> Iterator[Turn]:
     """Pair, scenario, contender: contenders take turns, and another one begins each time.
 
     Scenarios do so, too, from pair to pair, so that none of them always has the older engines.
@@ -78,7 +78,7 @@ def turns(options: Options) -> Iterator[Turn]:
             count += 1
 
 
-def run(options: Options, rows: Rows, progress: Progress) -> list[Row]:
+def run(options: RunOptions, rows: Rows, progress: Progress) -> list[Row]:
     """Measures what is not in ``rows`` yet, puts it there, and returns all of it.
 
     Raises LabUnavailableError where there can be no lab; a contender that does not start is a row
@@ -97,7 +97,7 @@ def run(options: Options, rows: Rows, progress: Progress) -> list[Row]:
 
 
 def _measure_all(
-    options: Options, left: Sequence[Turn], rows: Rows, progress: Progress
+    options: RunOptions, left: Sequence[Turn], rows: Rows, progress: Progress
 ) -> dict[Turn, Row]:
     labs.sweep()
     workdir.sweep()
@@ -105,7 +105,7 @@ def _measure_all(
     with workdir.work_directory(options.keep_logs) as work, contextlib.ExitStack() as stack:
         model = make_tiny_llama(work / "model")
         places = {
-            name: stack.enter_context(Place(name, model, work, streams, progress.detail))
+            name: stack.enter_context(ContenderServer(name, model, work, streams, progress.detail))
             for name in dict.fromkeys(contender for _, _, contender in left)
         }
         why_not = _start_all(places, options, progress)
@@ -127,7 +127,9 @@ def _measure_all(
         return found
 
 
-def _start_all(places: Mapping[str, Place], options: Options, progress: Progress) -> dict[str, str]:
+def _start_all(
+    places: Mapping[str, ContenderServer], options: RunOptions, progress: Progress
+) -> dict[str, str]:
     """Why those do not start that do not; all others run, since one that idles takes time, too."""
     why_not = {}
     for name, place in places.items():
@@ -143,13 +145,13 @@ def _start_all(places: Mapping[str, Place], options: Options, progress: Progress
 class _Bench:
     """Runs of contenders that are up, each beside its own undisturbed run."""
 
-    def __init__(self, options: Options, work: Path, progress: Progress) -> None:
+    def __init__(self, options: RunOptions, work: Path, progress: Progress) -> None:
         self._options = options
         self._work = work
         self._progress = progress
         self._references: dict[str, Run] = {}
 
-    def measure(self, scenario: str, place: Place) -> tuple[dict[str, Any], Times]:
+    def measure(self, scenario: str, place: ContenderServer) -> tuple[dict[str, Any], Times]:
         """The row of a run, and when its tokens came."""
         workload, faults = self._options.workload, self._options.scenarios[scenario]
         server = place.server(workload.prompts[:WARM_UP_STREAMS])
@@ -170,7 +172,7 @@ class _Bench:
             place.stop()  # what is left of it is not what the next scenario is about
         return row, Times.of(result)
 
-    def _reference(self, place: Place, server: Server) -> Run:
+    def _reference(self, place: ContenderServer, server: Server) -> Run:
         if place.name not in self._references:
             load = self._load(place, server, "reference")
             run = place.finish(load, self._options.patience_s, self._progress.detail)
@@ -179,7 +181,7 @@ class _Bench:
             self._references[place.name] = run
         return self._references[place.name]
 
-    def _load(self, place: Place, server: Server, label: str) -> Load:
+    def _load(self, place: ContenderServer, server: Server, label: str) -> Load:
         workload = self._options.workload
         return Load(
             server.client,
@@ -230,7 +232,7 @@ def _fault(struck: Played, result: Run) -> dict[str, Any]:
 def drive(
     url: str,
     model: str,
-    options: Options,
+    options: RunOptions,
     rows: Rows,
     progress: Progress,
     extra: Mapping[str, Any] | None,

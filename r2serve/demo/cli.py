@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from r2serve.cli.main import LazyCommand, LazyGroup
-from r2serve.demo.flow import Options, run_demo
+from r2serve.demo.flow import DemoOptions, run_demo
 from r2serve.demo.report import render
 from r2serve.lab.serving.terminal import report_and_exit
 
@@ -69,7 +69,7 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
-    options = Options(
+    options = DemoOptions(
         requests=requests,
         tokens=tokens,
         baseline=baseline,

@@ -43,7 +43,7 @@ SETTLE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """requests: concurrent streams. tokens: a request; 0 takes what the faults need. servers:
     without namespaces, one `vllm serve` for both ranks, or one each. gpu: both use the first one.
     """
@@ -68,7 +68,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def _stage(options: Options, progress: Progress) -> Iterator[Stage]:
+def _stage(options: DemoOptions, progress: Progress) -> Iterator[Stage]:
     with contextlib.ExitStack() as stack:
         lab: Lab | None = None
         if options.namespaces:
@@ -92,7 +92,7 @@ def _stage(options: Options, progress: Progress) -> Iterator[Stage]:
         yield Stage([LabPlace(node) for node in lab.nodes], lab, mode)
 
 
-def run_demo(options: Options, progress: Progress) -> Report:
+def run_demo(options: DemoOptions, progress: Progress) -> Report:
     """Runs the demo and returns its report; what went wrong is in there.
 
     Only an interruption and errors of the machine itself are raised.
@@ -122,7 +122,7 @@ def run_demo(options: Options, progress: Progress) -> Report:
 
 
 def _serve_and_strike(
-    options: Options,
+    options: DemoOptions,
     progress: Progress,
     stage: Stage,
     plan: Plan,
@@ -208,7 +208,7 @@ def _add_rates(fault: FaultReport, run: Run, struck_ns: int, healed_ns: int, bac
 
 
 def _baseline(
-    options: Options,
+    options: DemoOptions,
     progress: Progress,
     stage: Stage,
     plan: Plan,

@@ -15,7 +15,7 @@ Change = Callable[[Lab, int, int], object]
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultMaker:
     """How a fault is made and undone, each called with the lab, the node and the rail.
 
     cycle_s: None for a fault that stays; for one that comes and goes, how long it is there and how
@@ -86,21 +86,21 @@ def _mend_management(lab: Lab, node: int, rail: int) -> object:
 
 
 KINDS = {
-    "carrier_loss": Kind(_cut_cable, _heal),
-    "black_hole": Kind(_black_hole, _heal),
-    "peer_port_loss": Kind(_set_port_down, _heal),
-    "address_loss": Kind(_take_address, _give_address),
-    "one_way_loss_from": Kind(_lose_from, _heal),
-    "one_way_loss_to": Kind(_lose_to, _heal),
-    "mtu_hole": Kind(_mtu_hole, _heal, leaves_up=False),
-    "reset": Kind(_reset, _heal, leaves_up=False),
-    "slow": Kind(_slow_down, _heal, leaves_up=False),
-    "flap": Kind(_cut_cable, _heal, cycle_s=(0.3, 0.5)),
+    "carrier_loss": FaultMaker(_cut_cable, _heal),
+    "black_hole": FaultMaker(_black_hole, _heal),
+    "peer_port_loss": FaultMaker(_set_port_down, _heal),
+    "address_loss": FaultMaker(_take_address, _give_address),
+    "one_way_loss_from": FaultMaker(_lose_from, _heal),
+    "one_way_loss_to": FaultMaker(_lose_to, _heal),
+    "mtu_hole": FaultMaker(_mtu_hole, _heal, leaves_up=False),
+    "reset": FaultMaker(_reset, _heal, leaves_up=False),
+    "slow": FaultMaker(_slow_down, _heal, leaves_up=False),
+    "flap": FaultMaker(_cut_cable, _heal, cycle_s=(0.3, 0.5)),
 }
-MANAGEMENT_KINDS = {"carrier_loss": Kind(_cut_management, _mend_management)}
+MANAGEMENT_KINDS = {"carrier_loss": FaultMaker(_cut_management, _mend_management)}
 """At the node's port of the management network; these take no rail."""
 
 
-def kind_of(name: str, *, management: bool = False) -> Kind:
+def kind_of(name: str, *, management: bool = False) -> FaultMaker:
     """How a fault of a rail, or of the management NIC, is made and undone."""
     return (MANAGEMENT_KINDS if management else KINDS)[name]

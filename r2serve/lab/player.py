@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from r2serve.lab.kinds import Kind, kind_of
+from r2serve.lab.kinds import FaultMaker, kind_of
 from r2serve.lab.lab import Lab
 from r2serve.lab.schedule import Aim, Fault, is_second, label_of
 
@@ -179,7 +179,7 @@ class Player:
             label = label_of(self._faults, index)
             self._watch(f"{label} at node {fault.node}, {names}, for {fault.duration_s:g} s")
 
-    def _kind(self, fault: Fault) -> Kind:
+    def _kind(self, fault: Fault) -> FaultMaker:
         return kind_of(fault.kind, management=fault.rail is Aim.MANAGEMENT)
 
     def _change(self, index: int, *, there: bool) -> None:

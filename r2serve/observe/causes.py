@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from r2serve.observe.impact import Request
-from r2serve.observe.watch import Told, Watch
+from r2serve.observe.watch import NumberedEvent, Watch
 
 CAUSE_NS = 1_000_000_000
 """Rail events of so long before a stall may be what it is of."""
@@ -13,7 +13,7 @@ MAX_CAUSES = 200
 _CAUSES = ("rail_state", "verdict", "speed", "injected", "stall")
 
 
-def causes_of(request: Request, watch: Watch) -> list[Told]:
+def causes_of(request: Request, watch: Watch) -> list[NumberedEvent]:
     """The rail events that may have held a request up, oldest first.
 
     They are those of the time it was held up, and of ``CAUSE_NS`` before. If no rail went out of
@@ -37,9 +37,9 @@ def causes_of(request: Request, watch: Watch) -> list[Told]:
     return told[:MAX_CAUSES][::-1]
 
 
-def _is_loss(told: Told) -> bool:
+def _is_loss(told: NumberedEvent) -> bool:
     return told.event.kind == "rail_state" and told.event.value == 1
 
 
-def _is_suspicion(told: Told) -> bool:
+def _is_suspicion(told: NumberedEvent) -> bool:
     return told.event.kind == "rail_state" and told.event.text.startswith("UP->SUSPECT")

@@ -21,7 +21,7 @@ from rich.text import Text
 from r2serve.journal_folder import folder_option, journal_folder
 from r2serve.observe import health
 from r2serve.observe.journal import Event, RailCounters
-from r2serve.observe.watch import Told, Watch, Worker
+from r2serve.observe.watch import NumberedEvent, Watch, Worker
 
 FOLLOW_S = 0.05
 REFRESH_S = 0.5
@@ -137,7 +137,7 @@ def events(journal_dir: Path | None, follow: bool, last: int, as_json: bool) -> 
             click.echo(_line(told, as_json))
 
 
-def _line(told: Told, as_json: bool) -> str:
+def _line(told: NumberedEvent, as_json: bool) -> str:
     event = told.event
     if as_json:
         said = vars(event) | {"id": told.id, "time": clock(told.clock_ns), "group": told.group}

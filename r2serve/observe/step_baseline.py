@@ -12,7 +12,7 @@ FARTHEST = 2
 """Nothing is said of steps of so many times more, or fewer, tokens than any that was seen."""
 
 
-class Usual:
+class StepBaseline:
     """Of the last steps of one worker.
 
     Steps of one token a request take about as long as one another; others as long as a line says,

@@ -59,7 +59,7 @@ class Nic:
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainHop:
     """A rail in a failover chain."""
 
     rail: str
@@ -76,7 +76,7 @@ class Chain:
 
     rank: str
     numa_node: int
-    steps: tuple[Step, ...]
+    steps: tuple[ChainHop, ...]
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _chain(rank: str, at: Function | None, numa_node: int, rails: Sequence[Nic])
 
     ordered = sorted(rails, key=lambda nic: (away(nic), -nic.gbit_s, rails.index(nic)))
     return Chain(
-        rank, numa_node, tuple(Step(nic.rail, nic.name, away(nic).name) for nic in ordered)
+        rank, numa_node, tuple(ChainHop(nic.rail, nic.name, away(nic).name) for nic in ordered)
     )
 
 

@@ -28,7 +28,7 @@ from r2serve.bench.collectives.matrix import (
     ALGORITHMS,
     OPS,
     Contender,
-    Options,
+    MatrixOptions,
     Setting,
     Workload,
 )
@@ -83,7 +83,7 @@ def all_ops(group: WorkerGroup, ranks: int, dtype: str) -> list[str]:
     """What the workers do of every op, each checked by them; the rest has to be refused."""
     done = []
     refused = []
-    options = Options(ops=OPS, sizes=(4096,), dtypes=(dtype,), ranks=(ranks,))
+    options = MatrixOptions(ops=OPS, sizes=(4096,), dtypes=(dtype,), ranks=(ranks,))
     for workload in options.workloads(ranks):
         try:
             group.prepare(workload.request("auto"))
@@ -216,7 +216,7 @@ def test_a_free_port_is_none_that_connections_are_given() -> None:
 
 
 def test_resilience_is_compared_in_pairs() -> None:
-    options = Options(sizes=(1024,), iterations=10, rounds=2)
+    options = MatrixOptions(sizes=(1024,), iterations=10, rounds=2)
     (pairs,) = compare(options, Setting(2, 2), lambda line: None)
     assert pairs.pairs == MIN_PAIRS
     assert pairs.on_p50_us > 0
@@ -240,7 +240,9 @@ def test_a_soak_ends_on_all_ranks_after_the_same_collective(tmp_path: Path) -> N
 
 @needs_compiler
 def test_all_contenders_become_rows_and_the_rest_is_listed() -> None:
-    options = Options(sizes=(1024,), ranks=(2, 3), impls=("gloo", "floor"), iterations=10, rounds=2)
+    options = MatrixOptions(
+        sizes=(1024,), ranks=(2, 3), impls=("gloo", "floor"), iterations=10, rounds=2
+    )
     lines: list[str] = []
     results = run(options, lines.append)
     assert [(row.impl, row.ranks, row.samples) for row in results.rows] == [
@@ -267,7 +269,7 @@ def test_a_peer_that_dies_is_listed_and_the_rest_is_measured(
         return real(self, warmup, iterations)
 
     monkeypatch.setattr(WorkerGroup, "run", run_once)
-    options = Options(sizes=(1024, 4096), impls=("gloo", "floor"), iterations=4, rounds=2)
+    options = MatrixOptions(sizes=(1024, 4096), impls=("gloo", "floor"), iterations=4, rounds=2)
     results = run(options, lambda line: None)
     assert [(row.impl, row.bytes) for row in results.rows] == [("gloo", 1024), ("gloo", 4096)]
     (skipped,) = results.skipped
@@ -329,7 +331,7 @@ def measure_wrong(tmp_path: Path, impl: str) -> list[Refusal]:
     """What the matrix lists of an ``impl`` whose rank 1 gets a wrong result."""
     refusals: list[Refusal] = []
     workload = Workload("all_reduce", 4096, "float32")
-    options = Options(ops=("all_reduce",), sizes=(4096,), ranks=(2,))
+    options = MatrixOptions(ops=("all_reduce",), sizes=(4096,), ranks=(2,))
     with answering(tmp_path, "ok", "wrong result: 1 of 1024") as group:
         contenders = [Contender(impl, "auto")]
         assert not runner._measure_point(options, workload, contenders, {impl: group}, refusals)

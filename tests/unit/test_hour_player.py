@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from r2serve.lab import player as players
-from r2serve.lab.kinds import KINDS, Kind
+from r2serve.lab.kinds import KINDS, FaultMaker
 from r2serve.lab.player import Player
 from r2serve.lab.schedule import Aim, Fault, Schedule
 
@@ -52,8 +52,8 @@ class FakeLab:
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
     fake = FakeLab()
-    monkeypatch.setitem(KINDS, "loss", Kind(fake.make, fake.undo))
-    monkeypatch.setitem(KINDS, "blink", Kind(fake.make, fake.undo, cycle_s=(0.2, 0.1)))
+    monkeypatch.setitem(KINDS, "loss", FaultMaker(fake.make, fake.undo))
+    monkeypatch.setitem(KINDS, "blink", FaultMaker(fake.make, fake.undo, cycle_s=(0.2, 0.1)))
     for name in ("POLL_S", "LOOK_S", "TRAFFIC_S"):
         monkeypatch.setattr(players, name, 0.01)
     monkeypatch.setattr(players, "AIM_TIMEOUT_S", 0.1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from r2serve.lab import schedule as schedules
-from r2serve.lab.kinds import KINDS, Kind
+from r2serve.lab.kinds import KINDS, FaultMaker
 from r2serve.lab.schedule import (
     HOUR_S,
     LONGEST_OUTAGE_S,
@@ -61,7 +61,7 @@ def test_more_nodes_and_rails_are_covered_too() -> None:
 def test_a_further_kind_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(lab: object, node: int, rail: int) -> None: ...
 
-    monkeypatch.setitem(KINDS, "dim", Kind(nothing, nothing, leaves_up=False))
+    monkeypatch.setitem(KINDS, "dim", FaultMaker(nothing, nothing, leaves_up=False))
     hour = compressed_hour(0)
     dim = [index for index, fault in enumerate(hour.faults) if fault.kind == "dim"]
     assert len(dim) >= 3

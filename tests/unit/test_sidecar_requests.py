@@ -16,7 +16,7 @@ from r2serve.observe.journal import Event
 from r2serve.observe.request_log import RequestLog
 from r2serve.observe.sidecar import app as sidecar
 from r2serve.observe.sidecar import requests as answers
-from r2serve.observe.watch import Told, Watch
+from r2serve.observe.watch import NumberedEvent, Watch
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_loss_of_long_ago_is_a_cause_only_where_no_rail_went_out_of_use(
     assert [one.text for one in found.events] == told
 
 
-def event(number: int, clock_ns: int, text: str, value: int = 0) -> Told:
+def event(number: int, clock_ns: int, text: str, value: int = 0) -> NumberedEvent:
     of_rail = {"rail": "rail0@node0", "peer": "rank 1", "epoch": 0, "comm": 0, "call": 0}
     noted = Event(time_ns=clock_ns, kind="rail_state", value=value, detail=0, text=text, **of_rail)
-    return Told(number, "1-a", "rank 0", "node0", 1, "", clock_ns, noted)
+    return NumberedEvent(number, "1-a", "rank 0", "node0", 1, "", clock_ns, noted)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from r2serve.observe.step_baseline import USUAL_OF, Usual
+from r2serve.observe.step_baseline import USUAL_OF, StepBaseline
 
 
-def seen(*steps: tuple[int, int]) -> Usual:
+def seen(*steps: tuple[int, int]) -> StepBaseline:
     """steps: tokens, ns; none is of one token a request."""
-    usual = Usual()
+    usual = StepBaseline()
     for tokens, took_ns in steps:
         usual.note(took_ns, tokens, one_each=False)
     return usual
 
 
 def test_of_one_token_a_request_it_is_the_median_of_the_last() -> None:
-    usual = Usual()
+    usual = StepBaseline()
     for _ in range(USUAL_OF // 4):
         assert usual.ns(3, one_each=True) == 0  # too few
         usual.note(100, 3, one_each=True)

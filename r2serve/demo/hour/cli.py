@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from r2serve.demo.hour.report import render
-from r2serve.demo.hour.run import Options, run_hour
+from r2serve.demo.hour.run import HourOptions, run_hour
 from r2serve.lab.schedule import HOUR_S, ScheduleError
 from r2serve.lab.serving.terminal import report_and_exit
 
@@ -61,7 +61,7 @@ def command(
     all the while, and each is compared token by token with an undisturbed run. Exit status 0 only
     if no request was lost, no token is wrong and every fault was noticed.
     """
-    options = Options(
+    options = HourOptions(
         tensor_parallel=int(tensor_parallel),
         seconds=seconds,
         streams=streams,

@@ -38,7 +38,7 @@ COLLECT_S = 2.0
 
 
 @dataclass(frozen=True)
-class Options:
+class HourOptions:
     """tensor_parallel: 2 or 4 ranks. seconds: how much of the compressed hour to play."""
 
     tensor_parallel: int = 2
@@ -50,7 +50,7 @@ class Options:
     keep_logs: Path | None = None
 
 
-def run_hour(options: Options, progress: Progress) -> HourReport:
+def run_hour(options: HourOptions, progress: Progress) -> HourReport:
     """Plays the hour and returns its report; what went wrong is in there.
 
     Only an interruption and errors of the machine itself are raised, and ScheduleError if
@@ -93,7 +93,7 @@ def run_hour(options: Options, progress: Progress) -> HourReport:
 
 
 def _serve(
-    options: Options,
+    options: HourOptions,
     schedule: Schedule,
     lab: Lab,
     plan: Plan,
@@ -131,7 +131,7 @@ def request_tokens(prompts: int, tokens_per_second: float) -> list[int]:
 
 
 def _play(
-    options: Options,
+    options: HourOptions,
     schedule: Schedule,
     lab: Lab,
     server: Server,

@@ -28,8 +28,8 @@ from r2serve.engines.torch.arguments import single
 from r2serve.engines.torch.landing import GPUS, Landing, Landings, check, home_of, source
 from r2serve.engines.torch.lane import Lane, R2cclWork
 from r2serve.engines.torch.operations import Operations, Tensors
-from r2serve.engines.torch.place import Handover, refuse_capture
 from r2serve.engines.torch.stream import Streams, StreamWork
+from r2serve.engines.torch.stream_point import Handover, refuse_capture
 from r2serve.errors import PeerClosedError, R2cclError
 from r2serve.process import before_exit
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from r2serve.observe.sidecar import schema
 from r2serve.observe.sidecar.responses import SECURITY, respond
 from r2serve.observe.sidecar.state import State
-from r2serve.observe.watch import Told
+from r2serve.observe.watch import NumberedEvent
 
 _LOG = logging.getLogger("r2serve.sidecar")
 
@@ -26,7 +26,9 @@ SEND_S = 30
 MAX_PAGE = 1000
 BATCH = 100
 """Events that a stream sends at once."""
-Kind = Literal["rail_state", "verdict", "speed", "stall", "replay", "hedge", "abort", "injected"]
+EventKind = Literal[
+    "rail_state", "verdict", "speed", "stall", "replay", "hedge", "abort", "injected"
+]
 
 
 def add_events(app: FastAPI, state: State) -> None:
@@ -37,7 +39,7 @@ def add_events(app: FastAPI, state: State) -> None:
     async def events(
         after: Annotated[int, Query(ge=0, le=2**62, description="Only later ones than this.")] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
-        kind: Annotated[Kind | None, Query(description="Only of this kind.")] = None,
+        kind: Annotated[EventKind | None, Query(description="Only of this kind.")] = None,
     ) -> Response:
         """What happened, a page at a time."""
         found, reached = _page(watch.after(after), limit, kind)
@@ -105,13 +107,15 @@ async def _follow(state: State, last: int) -> AsyncIterator[bytes]:
         state.streams -= 1
 
 
-def _message(told: Told) -> bytes:
+def _message(told: NumberedEvent) -> bytes:
     view = schema.EventView.of(told)
     said = ServerSentEvent(data=view.model_dump_json(), id=str(told.id), event=view.kind)
     return said.encode()
 
 
-def _page(found: list[Told], limit: int, kind: str | None) -> tuple[list[Told], int | None]:
+def _page(
+    found: list[NumberedEvent], limit: int, kind: str | None
+) -> tuple[list[NumberedEvent], int | None]:
     """The first ones of that kind, and the id of the last one if there are more."""
     if kind is not None:
         found = [told for told in found if told.event.kind == kind]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from r2serve.observe.health import Health
 from r2serve.observe.journal import BUCKETS_S
 from r2serve.observe.sidecar.responses import example, instant
-from r2serve.observe.watch import Told, Watch, Worker
+from r2serve.observe.watch import NumberedEvent, Watch, Worker
 
 
 class HealthView(BaseModel):
@@ -247,7 +247,7 @@ class EventView(BaseModel):
     bytes: int = Field(description="Of the call that was stalled.")
 
     @classmethod
-    def of(cls, told: Told) -> EventView:
+    def of(cls, told: NumberedEvent) -> EventView:
         event = told.event
         return cls(
             id=told.id,

@@ -20,7 +20,7 @@ HIGH = -1
 """Priority of our own streams: torch has a pool a priority, so no user's stream is one of ours."""
 
 
-class Place:
+class StreamPoint:
     """The current end of a device's stream; always passed where the host does the work."""
 
     def __init__(self, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class Place:
         self._device = device
 
     def passed(self) -> bool:
-        """Whether the stream has come to this place.
+        """Whether the stream has come to this point.
 
         Raises:
             RuntimeError: the GPU has failed, in torch's words; the stream never comes here.
@@ -43,12 +43,12 @@ class Place:
         return reached
 
     def precedes(self) -> None:
-        """Order all later work of the current stream after this place."""
+        """Order all later work of the current stream after this point."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def await_here(self) -> None:
-        """Wait, on this thread, until the stream has come to this place."""
+        """Wait, on this thread, until the stream has come to this point."""
         if self._event is not None:
             with relaxed():
                 self._event.synchronize()
@@ -80,7 +80,7 @@ class Handover:
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         """given: tensors for the thread to read or write."""
         devices = {tensor.device for tensor in given if tensor.device.type == "cuda"}
-        self._places = {device: Place(device) for device in devices}
+        self._places = {device: StreamPoint(device) for device in devices}
 
     @contextmanager
     def taken(self) -> Iterator[None]:

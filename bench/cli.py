@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 import click
-from rich.console import Console
 
-from r2serve.bench.collectives import distributions, machine
 from r2serve.bench.collectives.baseline_cli import command as baseline
-from r2serve.bench.collectives.cli import (
-    clean_up_when_terminated,
-    collectives,
-    progress_lines,
-)
-from r2serve.bench.collectives.control import NotSupported, WorkerError
-from r2serve.bench.collectives.native.build import BuildError
-from r2serve.bench.collectives.strikes import FaultError
-from r2serve.bench.observers import costs
+from r2serve.bench.collectives.cli import collectives
+from r2serve.bench.collectives.stalls_cli import command as stalls
+from r2serve.bench.observers.cli import command as observers
 from r2serve.cli.main import LazyCommand, LazyGroup
-from r2serve.drills.lab import LabUnavailableError
 
 LAZY = {
     "serve": LazyCommand(
@@ -40,100 +27,5 @@ def command() -> None:
 
 command.add_command(collectives)
 command.add_command(baseline)
-
-
-@command.command(name="stalls")
-@click.option(
-    "--faults",
-    type=click.IntRange(min=0),
-    default=200,
-    show_default=True,
-    help="Real faults of each kind under r2ccl, half of them at each size.",
-)
-@click.option(
-    "--mptcp",
-    "of_mptcp",
-    type=click.IntRange(min=0),
-    default=10,
-    show_default=True,
-    help="The same under MPTCP; each of them takes seconds.",
-)
-@click.option(
-    "--ucx",
-    "of_ucx",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    help="The same under UCX's failover mode; 40 s for each that it does not survive.",
-)
-@click.option(
-    "--kind",
-    "kinds",
-    multiple=True,
-    type=click.Choice(distributions.KINDS),
-    help="Only faults of this kind; may be repeated.  [default: all]",
-)
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Written after every size of every kind.",
-)
-@click.option(
-    "--resume", "resumed", is_flag=True, help="Go on with the --json file, if of the same commit."
-)
-def stall_distributions(
-    faults: int,
-    of_mptcp: int,
-    of_ucx: int,
-    kinds: tuple[str, ...],
-    json_path: Path | None,
-    resumed: bool,
-) -> None:
-    """How long all_reduces of 16 KiB and 1 MiB stall at real faults, beside MPTCP and UCX.
-
-    Two nodes with two rails in network namespaces. The faults are a port that loses its carrier,
-    the peer's port that does, and a switch that drops everything with all carriers up.
-    """
-    if not faults and not of_mptcp and not of_ucx:
-        raise click.UsageError("--faults, --mptcp and --ucx are 0: there is nothing to measure")
-    clean_up_when_terminated()
-    metadata = machine.describe(sys.argv[1:])
-    measured = distributions.Measured()
-    if resumed:
-        if json_path is None:
-            raise click.UsageError("--resume goes on with a --json file, which is not given")
-        try:
-            measured = distributions.resume(json_path, metadata["commit"])
-        except ValueError as error:
-            raise click.UsageError(f"--resume: {error}") from error
-
-    def save(so_far: distributions.Measured) -> None:
-        if json_path is not None:
-            text = json.dumps(distributions.as_json(so_far, metadata), indent=1) + "\n"
-            json_path.write_text(text, encoding="utf-8")
-
-    every = kinds or distributions.KINDS
-    try:
-        measured = distributions.run(
-            faults, of_mptcp, progress_lines(), every, of_ucx, measured, save
-        )
-    except (WorkerError, NotSupported, FaultError, LabUnavailableError) as error:
-        raise click.ClickException(str(error)) from error
-    distributions.show(measured, Console())
-
-
-@command.command(name="observers")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
-def observer_costs(json_path: Path | None) -> None:
-    """What it costs to be observed: the journal, attribution and the sidecar."""
-    clean_up_when_terminated()
-    metadata = machine.describe(sys.argv[1:])
-    try:
-        measured = costs.run(progress_lines())
-    except BuildError as error:
-        raise click.ClickException(str(error)) from error
-    costs.show(measured, Console())
-    if json_path is not None:
-        text = json.dumps({"metadata": metadata, **measured}, indent=1) + "\n"
-        json_path.write_text(text, encoding="utf-8")
+command.add_command(stalls)
+command.add_command(observers)

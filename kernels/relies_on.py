@@ -6,7 +6,7 @@ Tests compare every row with facts from the sources of every release;
 
 from __future__ import annotations
 
-from r2serve.engines.seams import Accepts, Expectation, Has, Row, Says, There
+from r2serve.seams import Accepts, Expectation, Has, Row, Says, There
 
 RELEASES = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 """Releases of Triton judged by the rows."""

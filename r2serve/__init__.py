@@ -13,23 +13,50 @@ if TYPE_CHECKING:
     from r2serve.communicator import Communicator
     from r2serve.config import Config
     from r2serve.device import DeviceCommunicator
-    from r2serve.errors import ConfigError, R2cclError
+    from r2serve.errors import (
+        AbortedError,
+        ConfigError,
+        InternalError,
+        InvalidArgumentError,
+        OrderMismatchError,
+        PeerClosedError,
+        PeerLostError,
+        R2cclError,
+        StartupTimeoutError,
+    )
+    from r2serve.process import RailInfo
 
 __all__ = [
+    "AbortedError",
     "Communicator",
     "Config",
     "ConfigError",
     "DeviceCommunicator",
+    "InternalError",
+    "InvalidArgumentError",
+    "OrderMismatchError",
+    "PeerClosedError",
+    "PeerLostError",
     "R2cclError",
+    "RailInfo",
+    "StartupTimeoutError",
     "__version__",
 ]
 
 _HOME_OF = {
+    "AbortedError": "r2serve.errors",
     "Communicator": "r2serve.communicator",
     "Config": "r2serve.config",
     "ConfigError": "r2serve.errors",
     "DeviceCommunicator": "r2serve.device",
+    "InternalError": "r2serve.errors",
+    "InvalidArgumentError": "r2serve.errors",
+    "OrderMismatchError": "r2serve.errors",
+    "PeerClosedError": "r2serve.errors",
+    "PeerLostError": "r2serve.errors",
     "R2cclError": "r2serve.errors",
+    "RailInfo": "r2serve.process",
+    "StartupTimeoutError": "r2serve.errors",
 }
 
 

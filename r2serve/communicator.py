@@ -21,16 +21,17 @@ from r2serve import _core, rendezvous, tensors
 from r2serve.collectives import Collectives
 from r2serve.config import Config
 from r2serve.errors import InvalidArgumentError, R2cclError, StartupTimeoutError
+from r2serve.faults import canonical, from_core, to_core
 from r2serve.observe import journal
-from r2serve.process import LINGER_S, Process, RailInfo, acquire, release, retain
-from r2serve.topology import (
-    ProcessInfo,
+from r2serve.ports.identity import (
+    address_towards_master,
     communicator_id,
-    engine_address,
     local_address_towards,
     number_nodes,
     part_id,
 )
+from r2serve.ports.pairing import ProcessInfo
+from r2serve.process import LINGER_S, Process, RailInfo, acquire, release, retain
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
@@ -104,7 +105,12 @@ class Communicator(Collectives):
 
     @classmethod
     def from_group(
-        cls, group: ProcessGroup, *, name: str, config: Config | None = None
+        cls,
+        group: ProcessGroup,
+        *,
+        name: str,
+        config: Config | None = None,
+        management_address: str | None = None,
     ) -> Communicator:
         """Make a communicator of the ranks of a torch group; collective over the group.
 
@@ -112,6 +118,8 @@ class Communicator(Collectives):
             group: a group that can exchange Python objects (any CPU group); used only here.
             name: for people; the same on all ranks.
             config: default: from the environment.
+            management_address: this node's numeric address on the management NIC, which is kept
+                free of rails. Default: the address on the way to ``MASTER_ADDR``, if that is set.
 
         Raises:
             ConfigError: an option is wrong, or ranks on different nodes have no rails.
@@ -119,24 +127,35 @@ class Communicator(Collectives):
                 another rank.
         """
         rank = torch.distributed.get_rank(group)
-        return cls._make(rendezvous.over_group(group), name, rank, config, engine_address())
+        management = management_address or address_towards_master()
+        return cls._make(rendezvous.over_group(group), name, rank, config, management)
 
     @classmethod
     def from_store(
-        cls, store: Store, rank: int, world_size: int, *, name: str, config: Config | None = None
+        cls,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        name: str,
+        config: Config | None = None,
+        management_address: str | None = None,
     ) -> Communicator:
         """Make a communicator of ranks that share a store and nothing else yet.
 
         Args:
             store: of this communicator alone, or of others with other names, too.
             name: for people and for the store's keys; the same on all ranks.
+            management_address: as of :meth:`from_group`; then the address on the way to the store.
 
         Raises:
             ConfigError, StartupTimeoutError: as :meth:`from_group`.
         """
         exchange = rendezvous.over_store(store, name, rank, world_size)
         host = rendezvous.host_of(store)
-        management = engine_address() or (local_address_towards(host) if host else None)
+        management = management_address or address_towards_master()
+        if management is None and host:
+            management = local_address_towards(host)
         return cls._make(exchange, name, rank, config, management)
 
     @classmethod
@@ -309,7 +328,8 @@ class Communicator(Collectives):
 
     def rails(self) -> list[RailInfo]:
         """The rails of this process, over all its links."""
-        return [RailInfo(**rail) for rail in self._process.engine.rails()]
+        rails = self._process.engine.rails()
+        return [RailInfo(**rail | {"cause": from_core(rail["cause"])}) for rail in rails]
 
     def events(self) -> list[journal.Event]:
         """This process's journal, oldest first."""
@@ -322,8 +342,8 @@ class Communicator(Collectives):
 
         Args:
             rail_index: position of the rail in its link.
-            fault: ``cut`` (as if its carrier was lost), ``drop`` (a black hole), ``error`` (its
-                transport fails, once), ``slow``, ``corrupt`` (wrong checksums), ``heal``.
+            fault: a kind of ``r2serve.faults``: ``carrier_loss``, ``black_hole``, ``reset`` (once),
+                ``slow``, ``corrupt`` (wrong checksums); or ``heal``.
             peer: rank; default: the rails of all peers.
             bytes_per_s: that a ``slow`` rail sends; at least 1e6.
 
@@ -331,4 +351,4 @@ class Communicator(Collectives):
             ValueError, InvalidArgumentError: no such fault, or rail; ``corrupt`` without checksums.
         """
         process = 0 if peer is None else self._members[peer]
-        self._process.engine.inject(rail_index, fault, process, bytes_per_s)
+        self._process.engine.inject(rail_index, to_core(canonical(fault)), process, bytes_per_s)

@@ -134,9 +134,12 @@ class DeviceCommunicator(Collectives):
         name: str,
         device: torch.device,
         config: Config | None = None,
+        management_address: str | None = None,
     ) -> DeviceCommunicator:
         """Make a communicator of the ranks of a torch group, as ``Communicator.from_group``."""
-        host = Communicator.from_group(group, name=name, config=config)
+        host = Communicator.from_group(
+            group, name=name, config=config, management_address=management_address
+        )
         try:
             return cls(host, device)
         except BaseException:

@@ -18,10 +18,11 @@ from r2serve import _core
 from r2serve.config import Config
 from r2serve.drills.service import DrillService
 from r2serve.errors import ConfigError, InvalidArgumentError
-from r2serve.interfaces import Port, node_identity, select_ports
 from r2serve.observe import files
-from r2serve.rdma import Carrier, carrier_of, list_ports
-from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
+from r2serve.ports.choice import Port, select_ports
+from r2serve.ports.identity import node_identity
+from r2serve.ports.pairing import PortInfo, ProcessInfo, pair_secret, rails_between
+from r2serve.ports.rdma import Carrier, carrier_of, list_ports
 
 LINGER_S = 5.0
 """How long a close may wait for delivery."""

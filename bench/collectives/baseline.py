@@ -19,7 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from r2serve.bench.collectives.control import WorkerGroup
-from r2serve.bench.collectives.matrix import Contender, Options, Setting, Workload, format_size
+from r2serve.bench.collectives.matrix import (
+    Contender,
+    MatrixOptions,
+    Setting,
+    Workload,
+    format_size,
+)
 from r2serve.bench.collectives.runner import Progress, calibrate, started
 from r2serve.bench.collectives.statistics import median
 
@@ -91,7 +97,7 @@ def measure(effort: Effort, progress: Progress) -> dict[Point, Ratio]:
     Processes are started several times, because what they come up with (which rail is first, where
     memory lies) stays for as long as they run.
 
-    Raises WorkerError, NotSupported, PeerUnavailable: a point cannot be measured.
+    Raises WorkerError, NotSupported, ContenderUnavailable: a point cannot be measured.
     """
     pairs: dict[Point, list[float]] = {point: [] for point in effort.points}
     for start in range(effort.starts):
@@ -102,7 +108,7 @@ def measure(effort: Effort, progress: Progress) -> dict[Point, Ratio]:
 
 def _measure_start(effort: Effort, pairs: dict[Point, list[float]]) -> None:
     sizes = sorted({point.bytes for point in effort.points})
-    options = Options(sizes=tuple(sizes), seconds=effort.seconds, rounds=effort.rounds)
+    options = MatrixOptions(sizes=tuple(sizes), seconds=effort.seconds, rounds=effort.rounds)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
         groups = {}
@@ -121,7 +127,10 @@ def _measure_start(effort: Effort, pairs: dict[Point, list[float]]) -> None:
 
 
 def _rounds(
-    options: Options, workload: Workload, points: Sequence[Point], groups: dict[str, WorkerGroup]
+    options: MatrixOptions,
+    workload: Workload,
+    points: Sequence[Point],
+    groups: dict[str, WorkerGroup],
 ) -> Iterable[dict[str, float]]:
     """Of each round the median of each party's slice; a round begins with another party each."""
     names = sorted({name for point in points for name in (point.over, point.under)})

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from r2serve.bench.collectives import baseline, machine
 from r2serve.bench.collectives.cli import clean_up_when_terminated, progress_lines
+from r2serve.bench.collectives.contenders import ContenderUnavailable
 from r2serve.bench.collectives.control import NotSupported, WorkerError
 from r2serve.bench.collectives.matrix import OptionError, parse_sizes
-from r2serve.bench.collectives.peers import PeerUnavailable
 
 
 def _file(option: str, text: str) -> click.Option:
@@ -60,7 +60,7 @@ def command(
             baseline.write(write, measured, {name: metadata[name] for name in kept})
     except OptionError as error:
         raise click.UsageError(str(error)) from error
-    except (baseline.BaselineError, PeerUnavailable, WorkerError, NotSupported) as error:
+    except (baseline.BaselineError, ContenderUnavailable, WorkerError, NotSupported) as error:
         raise click.ClickException(str(error)) from error
     baseline.show(measured, committed, Console())
     if check is not None and (wrong := baseline.complaints(measured, committed)):

@@ -30,14 +30,14 @@ from r2serve.bench.collectives.matrix import (
     IMPLS,
     OPS,
     STATES,
+    MatrixOptions,
     OptionError,
-    Options,
     parse_counts,
     parse_ops,
     parse_sizes,
 )
-from r2serve.bench.collectives.strikes import FaultError
-from r2serve.drills.lab import LabUnavailableError
+from r2serve.bench.collectives.strikes import StrikeError
+from r2serve.lab.holder import LabUnavailableError
 
 # What an option is when it is not given: as a rule, and with --full.
 DEFAULTS: dict[str, Any] = {
@@ -161,7 +161,7 @@ def collectives(
                     result.resilience += resilience.compare(options, setting, progress)
         if faults_each:
             result.faults = stalls.run(faults_each, progress)
-    except (WorkerError, NotSupported, FaultError, LabUnavailableError) as error:
+    except (WorkerError, NotSupported, StrikeError, LabUnavailableError) as error:
         raise click.ClickException(str(error)) from error
     result.checks = verdict.verdicts(
         result.rows, result.resilience, stalls.summarise(result.faults)
@@ -181,7 +181,7 @@ def choose(
     dtypes: tuple[str, ...] = ("float32",),
     impls: tuple[str, ...] = IMPLS,
     iterations: int | None = None,
-) -> Options:
+) -> MatrixOptions:
     """The options of a run: what is ``given``, and the ``defaults`` for what is not.
 
     Raises OptionError.
@@ -190,7 +190,7 @@ def choose(
         name: default if given.get(name) in (None, ()) else given[name]
         for name, default in defaults.items()
     }
-    return Options(
+    return MatrixOptions(
         ops=parse_ops(chosen["ops"]),
         sizes=parse_sizes(chosen["sizes"]),
         dtypes=dtypes,

@@ -1,4 +1,4 @@
-"""The coordinator's side of the control channel: a peer's workers, started once and told by line.
+"""The coordinator's side of the control channel: a contender's workers, told by line.
 
 Workers block on their socket between commands, so a peer whose turn it is not takes no core.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from r2serve.bench.collectives.peers import Launch
+from r2serve.bench.collectives.contenders import Launch
 
 START_TIMEOUT_S = 90.0
 ANSWER_TIMEOUT_S = 180.0
@@ -72,7 +72,7 @@ class _Connection:
 
 
 class WorkerGroup:
-    """The workers of one peer. A context manager: leaving it ends their processes."""
+    """The workers of one contender. A context manager: leaving it ends their processes."""
 
     def __init__(self, name: str, launch: Launch, ranks: int, control: Path, log: Path) -> None:
         """Starts the processes and waits until all ``ranks`` have connected to ``control``."""

@@ -107,7 +107,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Options:
+class MatrixOptions:
     """A validated benchmark run. Times are in seconds."""
 
     ops: tuple[str, ...] = ("all_reduce",)

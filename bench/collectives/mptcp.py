@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from r2serve.drills.lab import Lab, LabCommandError
+from r2serve.lab.holder import LabCommandError
+from r2serve.lab.lab import Lab
 
 IPPROTO_MPTCP = 262  # <linux/in.h>; Python names it from 3.12 on only where libc does
 CONNECT_TIMEOUT_S = 20.0

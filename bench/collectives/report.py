@@ -16,7 +16,7 @@ from r2serve.bench.collectives import stalls
 from r2serve.bench.collectives.matrix import Contender, format_size
 from r2serve.bench.collectives.resilience import Pairs
 from r2serve.bench.collectives.runner import Skipped
-from r2serve.bench.collectives.stalls import Fault
+from r2serve.bench.collectives.stalls import MeasuredFault
 from r2serve.bench.collectives.statistics import Row
 from r2serve.bench.collectives.verdict import Check, tally
 
@@ -29,7 +29,7 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     resilience: list[Pairs] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[MeasuredFault] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     # What a later run can go on with: see resume.py.
     matrix: dict[str, Any] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def resilience_table(pairs: Sequence[Pairs]) -> Table:
     return table
 
 
-def stall_table(faults: Sequence[Fault]) -> Table:
+def stall_table(faults: Sequence[MeasuredFault]) -> Table:
     title = "stall of the collective that a fault hit, ms; next calls against one healthy rail"
     table = Table(title=title, box=box.SIMPLE_HEAD)
     columns = ("fault", "bytes", "faults", "median", "worst", "no fault", "next", "worst next")

@@ -8,7 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from r2serve.bench.collectives.matrix import Contender, Options, Setting, Workload, format_size
+from r2serve.bench.collectives.matrix import (
+    Contender,
+    MatrixOptions,
+    Setting,
+    Workload,
+    format_size,
+)
 from r2serve.bench.collectives.runner import Progress, calibrate, started
 from r2serve.bench.collectives.statistics import median
 
@@ -40,7 +46,7 @@ class Pairs:
         return asdict(self)
 
 
-def compare(options: Options, setting: Setting, progress: Progress) -> list[Pairs]:
+def compare(options: MatrixOptions, setting: Setting, progress: Progress) -> list[Pairs]:
     results = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))

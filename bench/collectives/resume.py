@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from r2serve.bench.collectives import runner
-from r2serve.bench.collectives.matrix import OptionError, Options, Setting
+from r2serve.bench.collectives.matrix import MatrixOptions, OptionError, Setting
 from r2serve.bench.collectives.report import Report
 from r2serve.bench.collectives.runner import Progress, Skipped
 from r2serve.bench.collectives.statistics import Row
 
 
 def measure(
-    options: Options,
+    options: MatrixOptions,
     result: Report,
     done: Sequence[Setting],
     progress: Progress,
@@ -46,7 +46,7 @@ def measure(
             result.write_json(json_path)
 
 
-def describe(options: Options, done: Sequence[Setting]) -> dict[str, Any]:
+def describe(options: MatrixOptions, done: Sequence[Setting]) -> dict[str, Any]:
     """The matrix as JSON: its options, and the settings that are measured by now."""
     return {
         "options": json.loads(json.dumps(asdict(options))),
@@ -54,7 +54,7 @@ def describe(options: Options, done: Sequence[Setting]) -> dict[str, Any]:
     }
 
 
-def resume(path: Path, options: Options, result: Report, progress: Progress) -> list[Setting]:
+def resume(path: Path, options: MatrixOptions, result: Report, progress: Progress) -> list[Setting]:
     """Takes the rows of ``path`` over into ``result``; returns the settings that they are of.
 
     None of it where there is no such file yet, or one of another commit. Raises OptionError for one

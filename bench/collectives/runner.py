@@ -1,4 +1,4 @@
-"""Measures the matrix: all peers of a setting are up, and take turns at every point.
+"""Measures the matrix: all contenders of a setting are up, and take turns at every point.
 
 A point is measured in rounds. In each round every contender runs a slice of its iterations, in an
 order that rotates, so that a drift of the machine hits all alike.
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from r2serve.bench.collectives import states
+from r2serve.bench.collectives.contenders import ContenderUnavailable, launch
 from r2serve.bench.collectives.control import NotSupported, Timed, WorkerError, WorkerGroup
 from r2serve.bench.collectives.matrix import (
     Contender,
-    Options,
+    MatrixOptions,
     Setting,
     Workload,
     format_size,
 )
-from r2serve.bench.collectives.peers import PeerUnavailable, launch
 from r2serve.bench.collectives.statistics import Row, median, summarise
 
 Progress = Callable[[str], None]
@@ -47,14 +47,14 @@ class Results:
     skipped: list[Skipped] = field(default_factory=list)
 
 
-def run(options: Options, progress: Progress) -> Results:
+def run(options: MatrixOptions, progress: Progress) -> Results:
     results = Results()
     for setting in options.settings():
         measure(options, setting, results, progress)
     return results
 
 
-def measure(options: Options, setting: Setting, results: Results, progress: Progress) -> None:
+def measure(options: MatrixOptions, setting: Setting, results: Results, progress: Progress) -> None:
     """Everything of one setting, added to ``results``."""
     refusals: list[Refusal] = []
     with ExitStack() as stack:
@@ -64,7 +64,7 @@ def measure(options: Options, setting: Setting, results: Results, progress: Prog
             progress(f"{setting.where}: starting {impl}")
             try:
                 groups[impl] = stack.enter_context(started(impl, setting, scratch))
-            except (PeerUnavailable, WorkerError) as error:
+            except (ContenderUnavailable, WorkerError) as error:
                 if impl == "r2ccl" and isinstance(error, WorkerError):
                     raise
                 results.skipped.append(Skipped(f"{impl} ({setting.where})", str(error)))
@@ -136,7 +136,7 @@ def started(
 
 
 def _measure_point(
-    options: Options,
+    options: MatrixOptions,
     workload: Workload,
     contenders: list[Contender],
     groups: dict[str, WorkerGroup],
@@ -187,7 +187,7 @@ class Slice:
 
 
 def calibrate(
-    options: Options, workload: Workload, contender: Contender, group: WorkerGroup
+    options: MatrixOptions, workload: Workload, contender: Contender, group: WorkerGroup
 ) -> Slice:
     """A slice that fills the contender's share of ``options.seconds``, from a short first run."""
     group.prepare(workload.request(contender.algorithm))
@@ -195,7 +195,7 @@ def calibrate(
     return plan_slice(options, median(first.times_ns[0]))
 
 
-def plan_slice(options: Options, call_ns: float) -> Slice:
+def plan_slice(options: MatrixOptions, call_ns: float) -> Slice:
     warmup = max(2, min(MAX_WARMUP_ITERATIONS, int(WARMUP_NS / call_ns)))
     if options.iterations is not None:
         return Slice(warmup, max(1, options.iterations // options.rounds))

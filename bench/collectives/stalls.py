@@ -19,8 +19,8 @@ from r2serve.bench.collectives.control import WorkerGroup
 from r2serve.bench.collectives.matrix import Workload, format_size
 from r2serve.bench.collectives.runner import Progress
 from r2serve.bench.collectives.statistics import median
-from r2serve.bench.collectives.strikes import RAILS, SIZES, FaultError, Soak
-from r2serve.drills.lab import Lab
+from r2serve.bench.collectives.strikes import RAILS, SIZES, Soak, StrikeError
+from r2serve.lab.lab import Lab
 
 KINDS = ("carrier", "blackhole")
 STORE_PORT = 29400
@@ -32,7 +32,7 @@ NEXT_COLLECTIVES = 100
 
 
 @dataclass(frozen=True)
-class Fault:
+class MeasuredFault:
     """One fault and what the collectives made of it.
 
     stall_ms: the longest call of any rank from the fault on. undisturbed_ms: the longest one in
@@ -53,7 +53,7 @@ class Fault:
         return asdict(self)
 
 
-def run(count: int, progress: Progress) -> list[Fault]:
+def run(count: int, progress: Progress) -> list[MeasuredFault]:
     """``count`` faults of each kind and size. Raises LabUnavailableError where labs cannot be."""
     faults = []
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def run(count: int, progress: Progress) -> list[Fault]:
 
 def _strike(
     lab: Lab, both: WorkerGroup, one: WorkerGroup, kind: str, size: int, index: int
-) -> Fault:
+) -> MeasuredFault:
     node = index % 2
     strikes.wait_until_up(both)
     baseline = median(strikes.soak(one, BASELINE_MS)[0].times_ns)
@@ -83,7 +83,7 @@ def _strike(
     rail = used[(index // 2) % len(used)]
     strike = lab.cut if kind == "carrier" else lab.black_hole
     steps = (
-        # Changes nothing, see Fault.undisturbed_ms.
+        # Changes nothing, see MeasuredFault.undisturbed_ms.
         (BEFORE_FAULT_MS / 3000, lambda: lab.heal(node, rail)),
         (BEFORE_FAULT_MS * 2 / 3000, lambda: strike(node, rail)),
     )
@@ -93,9 +93,9 @@ def _strike(
     finally:
         lab.heal(node, rail)
     if states.get(rail) == "UP":
-        raise FaultError(f"{kind} of rail {rail} of node {node} was not noticed")
+        raise StrikeError(f"{kind} of rail {rail} of node {node} was not noticed")
     stall, undisturbed, following = analyse(soaks, began[-1])
-    return Fault(
+    return MeasuredFault(
         kind=kind,
         bytes=size,
         node=node,
@@ -110,7 +110,7 @@ def analyse(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int, list[int]]
     """The hit call's time, the longest time before the fault, and the times of the next calls.
 
     The hit call is that of strikes.hit_call; the same call of rank 0 is where "next" starts.
-    Raises FaultError when the calls end too early to tell.
+    Raises StrikeError when the calls end too early to tell.
     """
     before = [
         duration
@@ -120,11 +120,11 @@ def analyse(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int, list[int]]
     ]
     found = strikes.hit_call(soaks, struck_ns)
     if not before or found is None:
-        raise FaultError("the fault did not fall into the time of the collectives")
+        raise StrikeError("the fault did not fall into the time of the collectives")
     stall, hit = found
     following = list(soaks[0].times_ns[hit + 1 : hit + 1 + NEXT_COLLECTIVES])
     if not following:
-        raise FaultError("no collective followed the one that the fault hit")
+        raise StrikeError("no collective followed the one that the fault hit")
     return stall, max(before), following
 
 
@@ -145,8 +145,8 @@ class Summary:
         return asdict(self)
 
 
-def summarise(faults: Sequence[Fault]) -> list[Summary]:
-    groups: dict[tuple[str, int], list[Fault]] = {}
+def summarise(faults: Sequence[MeasuredFault]) -> list[Summary]:
+    groups: dict[tuple[str, int], list[MeasuredFault]] = {}
     for fault in faults:
         groups.setdefault((fault.kind, fault.bytes), []).append(fault)
     return [

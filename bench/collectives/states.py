@@ -2,7 +2,7 @@
 
 A lost rail is rank 0's, to all its peers. r2ccl loses it while it is up: its own fault injection
 ends the rail as a lost carrier would, and the collectives are measured once it is out of use. The
-peers that cannot lose a rail are started on those that are left (see peers.py).
+peers that cannot lose a rail are started on those that are left (see contenders.py).
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from r2serve.bench.collectives.contenders import Launch, Process, python_worker
 from r2serve.bench.collectives.control import WorkerGroup
-from r2serve.bench.collectives.peers import Launch, Process, python_worker
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 SIZES = (16 * 1024, 1024 * 1024)  # one that a single rail carries and one that both do
 RAILS = 2
@@ -33,7 +33,7 @@ ENVIRONMENT = {
 }
 
 
-class FaultError(RuntimeError):
+class StrikeError(RuntimeError):
     """A fault that did not strike, or a rail that did not come back: no measurement."""
 
 
@@ -157,12 +157,12 @@ def states(workers: WorkerGroup, rank: int) -> dict[int, str]:
 
 
 def wait_until_up(workers: WorkerGroup) -> None:
-    """Until every rail of every rank is UP. Raises FaultError when that takes HEAL_TIMEOUT_S."""
+    """Until every rail of every rank is UP. Raises StrikeError when that takes HEAL_TIMEOUT_S."""
     deadline = time.monotonic() + HEAL_TIMEOUT_S
     while True:
         rails = [rail for of_rank in rails_of(workers) for rail in of_rank]
         if all(state == "UP" for _, state, _ in rails):
             return
         if time.monotonic() > deadline:
-            raise FaultError(f"rails did not come back: {rails}")
+            raise StrikeError(f"rails did not come back: {rails}")
         time.sleep(0.05)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from r2serve.bench.collectives.contenders import Launch, Process
 from r2serve.bench.collectives.control import WorkerGroup
 from r2serve.bench.collectives.native.build import BuildError, build, find_tool
-from r2serve.bench.collectives.peers import Launch, Process
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 UCX_VARIABLE = "R2SERVE_BENCH_UCX"
 NEEDED = (1, 22)

@@ -1,4 +1,4 @@
-"""A worker of the peers that are called from Python: r2ccl, torch gloo and MPTCP.
+"""A worker of the contenders that are called from Python: r2ccl, torch gloo and MPTCP.
 
 Speaks the protocol of ``native/worker.hpp`` and measures by the same loop: back-to-back calls, one
 clock reading between two. More commands:
@@ -23,14 +23,14 @@ import time
 import torch
 
 from r2serve.bench.collectives.operations import buffers
-from r2serve.bench.collectives.python_peers import PEERS, Once, Peer
+from r2serve.bench.collectives.python_contenders import CONTENDERS, Contender, Once
 
 
 class Worker:
     """The current collective of a rank and its buffers."""
 
-    def __init__(self, peer: Peer, rank: int, ranks: int) -> None:
-        self._peer = peer
+    def __init__(self, contender: Contender, rank: int, ranks: int) -> None:
+        self._contender = contender
         self._rank = rank
         self._ranks = ranks
         self._once: Once | None = None
@@ -48,9 +48,9 @@ class Worker:
                     times = soak(self._once, self._data, self._rank, int(duration_ms))
                     return " ".join(["soak", *map(str, times)])
                 case ["rails"]:
-                    return " ".join(["rails", *self._peer.rails()])
+                    return " ".join(["rails", *self._contender.rails()])
                 case ["fault", rail, kind, bytes_per_s]:
-                    self._peer.fault(int(rail), kind, float(bytes_per_s))
+                    self._contender.fault(int(rail), kind, float(bytes_per_s))
                     return "ok"
         except (RuntimeError, ValueError) as error:
             return "error " + " ".join(f"{type(error).__name__}: {error}".split())
@@ -59,7 +59,7 @@ class Worker:
     def _prepare(self, op: str, dtype: torch.dtype, size: int, algorithm: str) -> str:
         of = buffers(op, dtype, size // dtype.itemsize, self._rank, self._ranks)
         self._once = None
-        once = self._peer.bind(op, algorithm, of.data, of.output)
+        once = self._contender.bind(op, algorithm, of.data, of.output)
         once()
         if of.result is not None and not torch.equal(of.result, of.expected):
             return f"wrong {_difference(of.result, of.expected)}"
@@ -125,8 +125,8 @@ def main(arguments: list[str]) -> int:
     impl, control, rank_text, ranks_text, store = arguments
     rank, ranks = int(rank_text), int(ranks_text)
     torch.set_num_threads(1)
-    peer = PEERS[impl](rank, ranks, store)
-    worker = Worker(peer, rank, ranks)
+    contender = CONTENDERS[impl](rank, ranks, store)
+    worker = Worker(contender, rank, ranks)
     gc.disable()  # a collection would land in some call's time
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(control)
@@ -138,7 +138,7 @@ def main(arguments: list[str]) -> int:
                     break
                 channel.write(worker.answer(line) + "\n")
                 channel.flush()
-    peer.close()
+    contender.close()
     return 0
 
 

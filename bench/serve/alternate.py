@@ -24,16 +24,17 @@ from r2serve.bench.serve.alternation import (
     windows_of,
 )
 from r2serve.bench.serve.contenders import Place
-from r2serve.bench.serve.scenarios import Fault, ScheduleError, parse
+from r2serve.bench.serve.scenarios import parse
 from r2serve.bench.serve.strike import Strikes
 from r2serve.bench.serve.workload import Workload
 from r2serve.config import Config
-from r2serve.demo import workdir
-from r2serve.demo.client import Load, LoadError, Request, Run, Turns
-from r2serve.demo.model import make_tiny_llama
-from r2serve.demo.progress import Progress
-from r2serve.drills import lab as labs
 from r2serve.errors import ConfigError
+from r2serve.lab import lab as labs
+from r2serve.lab.schedule import Aim, Fault, ScheduleError
+from r2serve.lab.serving import workdir
+from r2serve.lab.serving.client import Load, LoadError, Request, Run, Turns
+from r2serve.lab.serving.model import make_tiny_llama
+from r2serve.lab.serving.progress import Progress
 from r2serve.option import PREFIX
 
 NOTHING = "nothing"
@@ -84,7 +85,7 @@ class Alternation:
                 f"alternate is {what!r}: must be `{NOTHING}`, a fault such as "
                 f"`cut: rail0@node1`, or a setting such as `R2CCL_FALLBACK=off` ({error})"
             ) from error
-        if fault.where == "used":
+        if fault.rail is Aim.IN_USE:
             raise ScheduleError(
                 f"alternate is {what!r}: the rail must have a number, as in `cut: rail0@node1`; "
                 "the rail in use may be another one at each switch"
@@ -101,13 +102,7 @@ class Alternation:
         if self.fault is None:
             return ()
         return tuple(
-            Fault(
-                at_s=self.switch_s * index,
-                word=self.fault.word,
-                where=self.fault.where,
-                node=self.fault.node,
-                for_s=self.switch_s,
-            )
+            dataclasses.replace(self.fault, at_s=self.switch_s * index)
             for index in range(1, self.alternations + 1, 2)
         )
 

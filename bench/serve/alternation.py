@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from r2serve.demo.client import Request
+from r2serve.lab.serving.client import Request
 
 LEAST_REQUESTS = 2
 """A window with fewer whole requests has no value."""

@@ -16,12 +16,13 @@ import click
 from rich.console import Console
 
 from r2serve.bench.collectives import machine
+from r2serve.bench.collectives.markdown import MarkerError
 from r2serve.bench.serve import alternate, compare, plots, report, runner
 from r2serve.bench.serve.alternate import Alternation
 from r2serve.bench.serve.alternation import AlternationError
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
-from r2serve.bench.serve.scenarios import SCENARIOS, Fault, ScheduleError, parse, scenario
+from r2serve.bench.serve.scenarios import SCENARIOS, line_of, parse, scenario
 from r2serve.bench.serve.store import Rows
 from r2serve.bench.serve.workload import (
     Lengths,
@@ -31,11 +32,12 @@ from r2serve.bench.serve.workload import (
     from_sharegpt,
     synthetic,
 )
-from r2serve.demo.client import LoadError
-from r2serve.demo.progress import Progress
-from r2serve.demo.serve import ServeError
-from r2serve.drills.lab import LabCommandError, LabUnavailableError
 from r2serve.errors import ConfigError
+from r2serve.lab.holder import LabCommandError, LabUnavailableError
+from r2serve.lab.schedule import Fault, ScheduleError
+from r2serve.lab.serving.client import LoadError
+from r2serve.lab.serving.progress import Progress
+from r2serve.lab.serving.serve import ServeError
 
 _ASKED_S = 10.0
 PROMPTS_ALTERNATED = 64
@@ -241,7 +243,7 @@ def command(
             _check_times(faults, workload)
     except (ScheduleError, WorkloadError) as error:
         raise click.UsageError(str(error)) from error
-    options = runner.Options(
+    options = runner.RunOptions(
         workload=workload,
         contenders=contenders,
         scenarios=faults,
@@ -258,7 +260,7 @@ def command(
         about = machine.describe(sys.argv[1:])
         folder = None if out is None else out / "runs"
         rows = Rows(json_path, about, label=label, folder=folder)
-    except (ValueError, report.MarkerError) as error:
+    except (ValueError, MarkerError) as error:
         raise click.ClickException(str(error)) from error
     progress = Progress(Console(stderr=True))
     try:
@@ -329,7 +331,7 @@ def _check_times(scenarios: dict[str, tuple[Fault, ...]], workload: Workload) ->
         for fault in faults:
             if fault.at_s >= workload.seconds:
                 raise ScheduleError(
-                    f"{name}: `{fault}` begins when the last request is due already, at "
+                    f"{name}: `{line_of(fault)}` begins when the last request is due already, at "
                     f"{workload.seconds:.1f} s: more requests or a lower rate"
                 )
 

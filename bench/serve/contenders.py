@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 
 from r2serve.bench.serve.networks import Multipath, Network, Plain, VirtualAddress
-from r2serve.demo.client import Load, Run
-from r2serve.demo.faults import Journals
-from r2serve.demo.places import LabPlace
-from r2serve.demo.serve import Plan, ServeError, Server
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
+from r2serve.lab.serving.client import Load, Run
+from r2serve.lab.serving.journals import Journals
+from r2serve.lab.serving.places import LabPlace
+from r2serve.lab.serving.serve import Plan, ServeError, Server
 
 NODES = 2
 RAILS = 2
@@ -69,7 +69,7 @@ CONTENDERS = {
 }
 
 
-class Place:
+class ContenderServer:
     """A contender's own lab, and its server as often as one is needed; a context manager.
 
     watch: is told how far a start has come. settings: environment variables beyond the contender's.
@@ -108,7 +108,7 @@ class Place:
         self.restarts = 0
         """By the supervisor, during the last run."""
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> ContenderServer:
         self.lab.__enter__()
         return self
 

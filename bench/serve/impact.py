@@ -19,8 +19,8 @@ from typing import Any
 
 from r2serve.bench.serve import rounds
 from r2serve.bench.serve.rounds import Round
-from r2serve.demo.client import Request, Run
-from r2serve.demo.places import free_port
+from r2serve.lab.serving.client import Request, Run
+from r2serve.lab.serving.places import free_port
 
 AGREE_MS = 5.0
 AGREE_PART = 0.05
@@ -101,7 +101,7 @@ def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
     }
     spans_ns = {span for mine in waited.values() for span in mine.spans_ns}
     struck = {span: _struck(found, span) for span in spans_ns}
-    usual = rounds.Usual(
+    usual = rounds.RoundBaseline(
         found, frozenset(itertools.chain(*struck.values())), rounds.rounds(reference)
     )
     impacts = []
@@ -142,7 +142,7 @@ def _struck(found: Sequence[Round], span_ns: tuple[int, int]) -> range:
 
 
 def _stretches(
-    places: Collection[int], found: Sequence[Round], usual: rounds.Usual
+    places: Collection[int], found: Sequence[Round], usual: rounds.RoundBaseline
 ) -> list[list[int]]:
     """Rounds without a gap between them, with the one behind them that came far too soon.
 

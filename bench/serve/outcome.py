@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from r2serve.bench.collectives.statistics import percentile
-from r2serve.demo.client import Request, Run
 from r2serve.demo.report import first_difference
+from r2serve.lab.serving.client import Request, Run
 
 PERCENTS = (50, 95, 99)
 

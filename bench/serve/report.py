@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from r2serve.bench.collectives.markdown import MarkerError
 from r2serve.bench.serve.compare import Verdict
 
 Row = Mapping[str, Any]
@@ -21,10 +22,6 @@ BAD_COLUMNS = (3, 4)
 WIDTH = 150
 BEGIN = "<!-- results of r2serve bench serve: what follows is written by --docs -->"
 END = "<!-- end of the results of r2serve bench serve -->"
-
-
-class MarkerError(ValueError):
-    """The page has no place for results."""
 
 
 def cells(row: Row) -> list[str]:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from r2serve.demo.client import Run
+from r2serve.lab.serving.client import Run
 
 TOGETHER_NS = 3_000_000
 """Tokens that come one after the other within that time come together."""
@@ -18,8 +18,8 @@ CATCHES_UP = 0.5
 """A round so much shorter than usual brings what was held up on its way to the clients."""
 
 
-Kind = tuple[bool, bool]
-_DECODE: Kind = (False, False)
+RoundKind = tuple[bool, bool]
+_DECODE: RoundKind = (False, False)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Round:
 
     began_ns: int
     came_ns: int
-    kind: Kind
+    kind: RoundKind
     steps: int = 1
     requests: frozenset[int] = frozenset()
 
@@ -78,7 +78,7 @@ def rounds(run: Run) -> list[Round]:
     return found
 
 
-class Usual:
+class RoundBaseline:
     """What rounds of a run take that nothing held up, by those around them.
 
     Where there are none of their kind, by those of the undisturbed run.
@@ -88,7 +88,7 @@ class Usual:
         self, found: Sequence[Round], held: Collection[int], undisturbed: Sequence[Round]
     ) -> None:
         self._rounds = found
-        self._alike: dict[Kind, list[int]] = defaultdict(list)
+        self._alike: dict[RoundKind, list[int]] = defaultdict(list)
         """The indices of those that can be compared with."""
         for index, each in enumerate(found):
             if index not in held and each.steps == 1:
@@ -101,7 +101,7 @@ class Usual:
         one = self._step_ns(index, this.kind)
         return one + (this.steps - 1) * self._step_ns(index, _DECODE) if this.steps > 1 else one
 
-    def _step_ns(self, index: int, kind: Kind) -> float:
+    def _step_ns(self, index: int, kind: RoundKind) -> float:
         alike = self._alike[kind]
         at, behind = bisect_left(alike, index), bisect_right(alike, index)
         near = alike[max(0, at - AROUND) : at] + alike[behind : behind + AROUND]
@@ -126,7 +126,7 @@ def jitter_ms(undisturbed: Run) -> float | None:
     stall is luck.
     """
     found = rounds(undisturbed)
-    usual = Usual(found, (), ())
+    usual = RoundBaseline(found, (), ())
     apart = sorted(
         abs(usual.late_ns(index)) / 1e6
         for index, each in enumerate(found)

@@ -12,27 +12,29 @@ from pathlib import Path
 from typing import Any
 
 from r2serve.bench.serve import impact, rounds
-from r2serve.bench.serve.contenders import Place, how_far
+from r2serve.bench.serve.contenders import ContenderServer, how_far
 from r2serve.bench.serve.outcome import Goal, describe
-from r2serve.bench.serve.scenarios import Fault
+from r2serve.bench.serve.scenarios import line_of
 from r2serve.bench.serve.store import Row, Rows, Times
-from r2serve.bench.serve.strike import Strikes, Struck
+from r2serve.bench.serve.strike import Strikes
 from r2serve.bench.serve.workload import Workload
-from r2serve.demo import workdir
-from r2serve.demo.client import Load, LoadError, Run
-from r2serve.demo.model import make_tiny_llama
-from r2serve.demo.places import LocalPlace
-from r2serve.demo.progress import Progress
-from r2serve.demo.serve import ServeError, Server
-from r2serve.drills import lab as labs
-from r2serve.drills.lab import LabCommandError
+from r2serve.lab import lab as labs
+from r2serve.lab.holder import LabCommandError
+from r2serve.lab.player import Played
+from r2serve.lab.schedule import Fault
+from r2serve.lab.serving import workdir
+from r2serve.lab.serving.client import Load, LoadError, Run
+from r2serve.lab.serving.model import make_tiny_llama
+from r2serve.lab.serving.places import LocalPlace
+from r2serve.lab.serving.progress import Progress
+from r2serve.lab.serving.serve import ServeError, Server
 
 STREAMS_OF_AN_OPEN_LOOP = 32
 WARM_UP_STREAMS = 8
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """scenarios: their faults by name. pairs: how often each contender runs each scenario.
 
     patience_s: no token of any request for so long, and what is under way has failed.
@@ -52,7 +54,7 @@ class Options:
             "workload": asdict(self.workload),
             "goal": asdict(self.goal),
             "patience_s": self.patience_s,
-            "faults": [str(fault) for fault in self.scenarios.get(scenario, ())],
+            "faults": [line_of(fault) for fault in self.scenarios.get(scenario, ())],
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -60,7 +62,7 @@ class Options:
 Turn = tuple[int, str, str]
 
 
-def turns(options: Options) -> Iterator[Turn]:
+def turns(options: RunOptions) -> Iterator[Turn]:
     """Pair, scenario, contender: contenders take turns, and another one begins each time.
 
     Scenarios do so, too, from pair to pair, so that none of them always has the older engines.
@@ -76,7 +78,7 @@ def turns(options: Options) -> Iterator[Turn]:
             count += 1
 
 
-def run(options: Options, rows: Rows, progress: Progress) -> list[Row]:
+def run(options: RunOptions, rows: Rows, progress: Progress) -> list[Row]:
     """Measures what is not in ``rows`` yet, puts it there, and returns all of it.
 
     Raises LabUnavailableError where there can be no lab; a contender that does not start is a row
@@ -95,7 +97,7 @@ def run(options: Options, rows: Rows, progress: Progress) -> list[Row]:
 
 
 def _measure_all(
-    options: Options, left: Sequence[Turn], rows: Rows, progress: Progress
+    options: RunOptions, left: Sequence[Turn], rows: Rows, progress: Progress
 ) -> dict[Turn, Row]:
     labs.sweep()
     workdir.sweep()
@@ -103,7 +105,7 @@ def _measure_all(
     with workdir.work_directory(options.keep_logs) as work, contextlib.ExitStack() as stack:
         model = make_tiny_llama(work / "model")
         places = {
-            name: stack.enter_context(Place(name, model, work, streams, progress.detail))
+            name: stack.enter_context(ContenderServer(name, model, work, streams, progress.detail))
             for name in dict.fromkeys(contender for _, _, contender in left)
         }
         why_not = _start_all(places, options, progress)
@@ -125,7 +127,9 @@ def _measure_all(
         return found
 
 
-def _start_all(places: Mapping[str, Place], options: Options, progress: Progress) -> dict[str, str]:
+def _start_all(
+    places: Mapping[str, ContenderServer], options: RunOptions, progress: Progress
+) -> dict[str, str]:
     """Why those do not start that do not; all others run, since one that idles takes time, too."""
     why_not = {}
     for name, place in places.items():
@@ -141,13 +145,13 @@ def _start_all(places: Mapping[str, Place], options: Options, progress: Progress
 class _Bench:
     """Runs of contenders that are up, each beside its own undisturbed run."""
 
-    def __init__(self, options: Options, work: Path, progress: Progress) -> None:
+    def __init__(self, options: RunOptions, work: Path, progress: Progress) -> None:
         self._options = options
         self._work = work
         self._progress = progress
         self._references: dict[str, Run] = {}
 
-    def measure(self, scenario: str, place: Place) -> tuple[dict[str, Any], Times]:
+    def measure(self, scenario: str, place: ContenderServer) -> tuple[dict[str, Any], Times]:
         """The row of a run, and when its tokens came."""
         workload, faults = self._options.workload, self._options.scenarios[scenario]
         server = place.server(workload.prompts[:WARM_UP_STREAMS])
@@ -168,7 +172,7 @@ class _Bench:
             place.stop()  # what is left of it is not what the next scenario is about
         return row, Times.of(result)
 
-    def _reference(self, place: Place, server: Server) -> Run:
+    def _reference(self, place: ContenderServer, server: Server) -> Run:
         if place.name not in self._references:
             load = self._load(place, server, "reference")
             run = place.finish(load, self._options.patience_s, self._progress.detail)
@@ -177,7 +181,7 @@ class _Bench:
             self._references[place.name] = run
         return self._references[place.name]
 
-    def _load(self, place: Place, server: Server, label: str) -> Load:
+    def _load(self, place: ContenderServer, server: Server, label: str) -> Load:
         workload = self._options.workload
         return Load(
             server.client,
@@ -205,7 +209,7 @@ class _Bench:
         }
 
 
-def _fault(struck: Struck, result: Run) -> dict[str, Any]:
+def _fault(struck: Played, result: Run) -> dict[str, Any]:
     """What was done, in s since the first request, and the longest wait of a request around it."""
     begun_ns = min(request.sent_ns for request in result.requests if request.sent_ns)
     until_ns = struck.healed_ns or 2**63
@@ -217,7 +221,7 @@ def _fault(struck: Struck, result: Run) -> dict[str, Any]:
     ]
     healed = None if struck.healed_ns is None else (struck.healed_ns - begun_ns) / 1e9
     return {
-        "fault": str(struck.fault),
+        "fault": line_of(struck.fault),
         "rails": list(struck.rails),
         "at_s": round((struck.struck_ns - begun_ns) / 1e9, 3),
         "healed_at_s": None if healed is None else round(healed, 3),
@@ -228,7 +232,7 @@ def _fault(struck: Struck, result: Run) -> dict[str, Any]:
 def drive(
     url: str,
     model: str,
-    options: Options,
+    options: RunOptions,
     rows: Rows,
     progress: Progress,
     extra: Mapping[str, Any] | None,

@@ -12,22 +12,21 @@ is at a rail of a node (``rail0@node1``), at the one that carries most a second 
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
-from dataclasses import dataclass
 
-from r2serve.drills.kinds import KINDS
+from r2serve.lab.schedule import Aim, Fault, ScheduleError, check_apart
 
 WORDS = {
-    "cut": "cable",
-    "drop": "black-hole",
-    "port": "port",
-    "loss-from": "loss-from",
-    "loss-to": "loss-to",
+    "cut": "carrier_loss",
+    "drop": "black_hole",
+    "port": "peer_port_loss",
+    "loss-from": "one_way_loss_from",
+    "loss-to": "one_way_loss_to",
     "slow": "slow",
     "flap": "flap",
 }
-"""What a line calls each of :data:`r2serve.drills.kinds.KINDS`."""
+"""What a line calls each of :data:`r2serve.lab.kinds.KINDS`."""
 
 AIM_S = 1.0
 """So long before a fault strikes it is found out which rail carries most."""
@@ -36,34 +35,16 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)?")
 _PLACE = re.compile(r"(?:rail(?P<rail>\d+)|(?P<which>used|all|mgmt))@node(?P<node>\d+)")
 
 
-class ScheduleError(ValueError):
-    """A line that is no fault; names the line, the field and what would be right."""
+_WORD_OF = {kind: word for word, kind in WORDS.items()}
+_AIMS = {"used": Aim.IN_USE, "all": Aim.ALL, "mgmt": Aim.MANAGEMENT}
+_NAME_OF = {aim: name for name, aim in _AIMS.items()}
 
 
-@dataclass(frozen=True)
-class Fault:
-    """word: one of WORDS. where: ``rail<i>``, ``used``, ``all`` or ``mgmt``, at node ``node``.
-
-    at_s: since the first request. for_s: None stays until the end.
-    """
-
-    at_s: float
-    word: str
-    where: str
-    node: int
-    for_s: float | None
-
-    def __str__(self) -> str:
-        lasts = "" if self.for_s is None else f", for: {self.for_s:g}s"
-        return f"at: {self.at_s:g}s, {self.word}: {self.where}@node{self.node}{lasts}"
-
-    @property
-    def end_s(self) -> float:
-        return float("inf") if self.for_s is None else self.at_s + self.for_s
-
-    @property
-    def cycle_s(self) -> tuple[float, float] | None:
-        return KINDS[WORDS[self.word]].cycle_s
+def line_of(fault: Fault) -> str:
+    """The line of a schedule that says that fault."""
+    where = f"rail{fault.rail}" if isinstance(fault.rail, int) else _NAME_OF[fault.rail]
+    lasts = f", for: {fault.duration_s:g}s" if math.isfinite(fault.duration_s) else ""
+    return f"at: {fault.at_s:g}s, {_WORD_OF[fault.kind]}: {where}@node{fault.node}{lasts}"
 
 
 SCENARIOS = {
@@ -99,17 +80,7 @@ def parse(text: str, nodes: int = 2, rails: int = 2) -> tuple[Fault, ...]:
         if bare:
             faults.append(_parse_line(number, bare, nodes, rails))
     faults.sort(key=lambda fault: fault.at_s)
-    for earlier, later in itertools.pairwise(faults):
-        same_port = (earlier.where, earlier.node) == (later.where, later.node)
-        vague = {earlier.where, later.where} & {"used", "all"}
-        both_rails = "mgmt" not in (earlier.where, later.where)
-        if later.at_s < earlier.end_s and (same_port or (vague and both_rails)):
-            raise ScheduleError(f"`{later}` begins before `{earlier}` is over, at the same rail")
-        if later.where == "used" and both_rails and later.at_s - AIM_S < earlier.end_s:
-            raise ScheduleError(
-                f"`{later}` begins less than {AIM_S:g} s after `{earlier}` is over: which rail "
-                "carries most is asked so long before"
-            )
+    check_apart(faults, AIM_S, line_of)
     return tuple(faults)
 
 
@@ -144,8 +115,8 @@ def _parse_line(number: int, line: str, nodes: int, rails: int) -> Fault:
             raise wrong(name, fields[name], "a time such as `12s` or `500ms`")
         return float(found[1]) / (1000 if found[2] == "ms" else 1)
 
-    lasts = seconds("for") if "for" in fields else None
+    lasts = seconds("for") if "for" in fields else math.inf
     if lasts == 0:
         raise wrong("for", fields["for"], "above 0")
-    where = place["which"] or f"rail{int(place['rail'])}"
-    return Fault(seconds("at"), word, where, node, lasts)
+    rail = _AIMS[place["which"]] if place["which"] else int(place["rail"])
+    return Fault(seconds("at"), WORDS[word], node, rail, lasts)

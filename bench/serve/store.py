@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r2serve.demo.client import Run
+from r2serve.lab.serving.client import Run
 
 Row = dict[str, Any]
 

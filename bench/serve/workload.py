@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from r2serve.demo.model import TinyLlama, vocabulary
+from r2serve.lab.serving.model import TinyLlama, vocabulary
 
 # Text has about so many characters a token, where there is no tokenizer to ask.
 CHARACTERS_PER_TOKEN = 4

@@ -45,13 +45,10 @@ SUBCOMMANDS = {
         "r2serve.demo.cli", "Serve a model over two nodes and cut rails under it.", "vllm"
     ),
     "drill": LazyCommand(
-        "r2serve.drills.drill_cli", "Fault a rail of this node for a while, on purpose."
-    ),
-    "drills": LazyCommand(
-        "r2serve.drills.cli", "Play an hour of faults under a served model.", "vllm"
+        "r2serve.drills.cli", "Fault a rail of this node for a while, on purpose."
     ),
     "doctor": LazyCommand(
-        "r2serve.topo.cli", "Say what would keep rails from working here.", attribute="check"
+        "r2serve.cli.topo", "Say what would keep rails from working here.", attribute="check"
     ),
     "events": LazyCommand(
         "r2serve.observe.live", "Show what happens to this node's rails.", attribute="events"
@@ -68,7 +65,7 @@ SUBCOMMANDS = {
         "r2serve.observe.live", "Watch rails, collectives and events, live.", attribute="top"
     ),
     "topo": LazyCommand(
-        "r2serve.topo.cli", "Show NICs, rails and failover chains of this node.", attribute="topo"
+        "r2serve.cli.topo", "Show NICs, rails and failover chains of this node.", attribute="topo"
     ),
 }
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from r2serve.demo.client import Load
-from r2serve.demo.places import Place
-from r2serve.demo.progress import Progress
 from r2serve.demo.report import BaselineReport
-from r2serve.demo.serve import MAX_MODEL_LEN, STEP_TOKENS, Plan, Server
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
+from r2serve.lab.serving.client import Load
+from r2serve.lab.serving.places import Place
+from r2serve.lab.serving.progress import Progress
+from r2serve.lab.serving.serve import MAX_MODEL_LEN, STEP_TOKENS, Plan, Server
 
 MEASURE_S = 5.0
 # A step takes tens of milliseconds; this is no hiccup of a busy machine any more.

@@ -6,12 +6,20 @@ from pathlib import Path
 
 import click
 
-from r2serve.demo.flow import Options, run_demo
+from r2serve.cli.main import LazyCommand, LazyGroup
+from r2serve.demo.flow import DemoOptions, run_demo
 from r2serve.demo.report import render
-from r2serve.demo.terminal import report_and_exit
+from r2serve.lab.serving.terminal import report_and_exit
+
+_LAZY = {
+    "hour": LazyCommand(
+        "r2serve.demo.hour.cli", "Play an hour of faults under a served model.", "vllm"
+    )
+}
 
 
-@click.command(name="demo")
+@click.group(name="demo", cls=LazyGroup, lazy=_LAZY, invoke_without_command=True)
+@click.pass_context
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the report here.")
 @click.option("--baseline", is_flag=True, help="Also show vLLM's stock communicator.")
 @click.option(
@@ -44,6 +52,7 @@ from r2serve.demo.terminal import report_and_exit
     help="Without namespaces: one for both nodes, or one each.",
 )
 def command(
+    context: click.Context,
     json_path: Path | None,
     baseline: bool,
     requests: int,
@@ -58,7 +67,9 @@ def command(
     Streams greedy requests undisturbed, then again while one rail loses its carrier and the other
     becomes a black hole. Exit status 0 only if no request was lost and every token is the same.
     """
-    options = Options(
+    if context.invoked_subcommand is not None:
+        return
+    options = DemoOptions(
         requests=requests,
         tokens=tokens,
         baseline=baseline,

@@ -7,19 +7,20 @@ themselves write; the clock of all of them is CLOCK_MONOTONIC.
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from r2serve.demo.report import FaultReport
-from r2serve.drills.lab import Lab
+from r2serve.faults import to_core
+from r2serve.lab.kinds import KINDS
+from r2serve.lab.lab import Lab
+from r2serve.lab.serving.journals import Journals, rail_in_use, rail_index
 from r2serve.observe import journal
 
-logger = logging.getLogger("r2serve.demo.faults")
+logger = logging.getLogger(__name__)
 
 # How long a fault is left in place and watched: first until it must have been noticed, then to see
 # where the traffic went.
@@ -35,9 +36,6 @@ PREFER_S = 2.0
 REPLAY_ARRIVES_NS = 50_000_000
 # A port event that falls between two collectives stalls none; the strike is then repeated.
 MAX_STRIKES = 6
-# Neither a node's inside nor the control plane is something a fault could be made on.
-DATA_RAILS = ("tcp", "verbs")
-_RAIL_NAME = re.compile(r"rail(\d+)@node(\d+)")
 
 
 class FaultError(RuntimeError):
@@ -59,10 +57,7 @@ class LabInjector:
         self._lab = lab
 
     def strike(self, kind: str, node: int, rail: int) -> None:
-        if kind == "carrier":
-            self._lab.cut(node, rail)
-        else:
-            self._lab.black_hole(node, rail)
+        KINDS[kind].make(self._lab, node, rail)
 
     def heal(self, node: int, rail: int) -> None:
         self._lab.heal(node, rail)
@@ -71,13 +66,11 @@ class LabInjector:
 class EngineInjector:
     """Faults inside the engine, for a machine without a lab: one line a fault in a file."""
 
-    _WORDS: dict[str, str] = {"carrier": "cut", "blackhole": "drop"}  # noqa: RUF012
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def strike(self, kind: str, node: int, rail: int) -> None:
-        self._write(f"{rail} {self._WORDS[kind]}")
+        self._write(f"{rail} {to_core(kind)}")
 
     def heal(self, node: int, rail: int) -> None:
         self._write(f"{rail} heal")
@@ -85,63 +78,6 @@ class EngineInjector:
     def _write(self, line: str) -> None:
         with self._path.open("a", encoding="ascii") as file:
             file.write(line + "\n")
-
-
-class Journals:
-    """The journals of all workers."""
-
-    def __init__(self, directories: Sequence[Path]) -> None:
-        self._directories = list(directories)
-
-    def read(self, *, events: bool = True) -> list[journal.Journal]:
-        paths = [path for d in self._directories for path in sorted(d.glob("r2ccl-*.journal"))]
-        return [journal.read(path, events=events) for path in paths]
-
-    def sent_bytes(self) -> Counter[int]:
-        """Bytes of messages that all workers have sent so far, by rail between nodes."""
-        sent: Counter[int] = Counter()
-        for rail in self._rails():
-            sent[rail_index(rail.name)] += rail.data_tx_bytes
-        return sent
-
-    def all_up(self) -> bool:
-        return self.down() == set()
-
-    def down(self) -> set[int] | None:
-        """Rails that are not UP in some worker's eyes; None while no worker has any rail."""
-        rails = self._rails()
-        if not rails:
-            return None
-        return {rail_index(rail.name) for rail in rails if rail.state != "UP"}
-
-    def _rails(self) -> list[journal.RailCounters]:
-        books = self.read(events=False)
-        return [rail for book in books for rail in book.rails if rail.kind in DATA_RAILS]
-
-    def events(self, begin_ns: int, end_ns: int) -> list[journal.Event]:
-        return [
-            event
-            for book in self.read()
-            for event in book.events
-            if begin_ns <= event.time_ns < end_ns
-        ]
-
-
-def rail_index(name: str) -> int:
-    """i of `rail<i>@node<j>`."""
-    match = _RAIL_NAME.fullmatch(name)
-    if match is None:
-        raise ValueError(f"{name!r} is not a rail's name")
-    return int(match[1])
-
-
-def rail_in_use(before: Counter[int], after: Counter[int]) -> tuple[int, int] | None:
-    """The rail that carried most of the bytes between two readings, and how many; None if none."""
-    moved = {rail: after[rail] - before[rail] for rail in after}
-    rail = max(moved, key=lambda key: moved[key], default=None)
-    if rail is None or moved[rail] <= 0:
-        return None
-    return rail, moved[rail]
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from r2serve.demo import baseline, workdir
-from r2serve.demo.client import Load, LoadError, Run
-from r2serve.demo.faults import EngineInjector, FaultError, Injector, Journals, LabInjector, Striker
-from r2serve.demo.model import make_tiny_llama, prompts
-from r2serve.demo.places import LabPlace, LocalPlace, Place
-from r2serve.demo.progress import Progress
+from r2serve.demo import baseline
+from r2serve.demo.faults import EngineInjector, FaultError, Injector, LabInjector, Striker
 from r2serve.demo.report import FaultReport, Report, compare
-from r2serve.demo.serve import (
+from r2serve.lab import lab as labs
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
+from r2serve.lab.serving import workdir
+from r2serve.lab.serving.client import Load, LoadError, Run
+from r2serve.lab.serving.journals import Journals
+from r2serve.lab.serving.model import make_tiny_llama, prompts
+from r2serve.lab.serving.places import LabPlace, LocalPlace, Place
+from r2serve.lab.serving.progress import Progress
+from r2serve.lab.serving.serve import (
     MAX_MODEL_LEN,
     RUN_TIMEOUT_S,
     STEP_TOKENS,
@@ -24,11 +29,10 @@ from r2serve.demo.serve import (
     ServeError,
     Server,
     fault_file,
+    warm_server,
 )
-from r2serve.drills import lab as labs
-from r2serve.drills.lab import Lab, LabUnavailableError
 
-logger = logging.getLogger("r2serve.demo.flow")
+logger = logging.getLogger(__name__)
 
 RAILS = 2
 WARM_UP_TOKENS = 96
@@ -39,7 +43,7 @@ SETTLE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """requests: concurrent streams. tokens: a request; 0 takes what the faults need. servers:
     without namespaces, one `vllm serve` for both ranks, or one each. gpu: both use the first one.
     """
@@ -64,7 +68,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def _stage(options: Options, progress: Progress) -> Iterator[Stage]:
+def _stage(options: DemoOptions, progress: Progress) -> Iterator[Stage]:
     with contextlib.ExitStack() as stack:
         lab: Lab | None = None
         if options.namespaces:
@@ -88,7 +92,7 @@ def _stage(options: Options, progress: Progress) -> Iterator[Stage]:
         yield Stage([LabPlace(node) for node in lab.nodes], lab, mode)
 
 
-def run_demo(options: Options, progress: Progress) -> Report:
+def run_demo(options: DemoOptions, progress: Progress) -> Report:
     """Runs the demo and returns its report; what went wrong is in there.
 
     Only an interruption and errors of the machine itself are raised.
@@ -118,20 +122,17 @@ def run_demo(options: Options, progress: Progress) -> Report:
 
 
 def _serve_and_strike(
-    options: Options,
+    options: DemoOptions,
     progress: Progress,
     stage: Stage,
     plan: Plan,
     texts: Sequence[str],
     report: Report,
 ) -> None:
-    with Server(plan, stage.places) as server:
-        with progress.step("starting vllm serve with --distributed-backend r2ccl, TP=2"):
-            server.wait_until_ready(lambda seconds: progress.detail(f"{seconds:.0f} s"))
-        with progress.step("warming up"):
-            # The first requests compile kernels; only the second ones tell the speed.
-            server.stream(texts, WARM_UP_TOKENS, "warm-up-first", progress.detail)
-            warm = server.stream(texts, WARM_UP_TOKENS, "warm-up", progress.detail)
+    what = "vllm serve with --distributed-backend r2ccl, TP=2"
+    warm_up = (WARM_UP_TOKENS, WARM_UP_TOKENS)
+    with warm_server(plan, stage.places, what, texts, warm_up, progress) as (server, warm):
+        with progress.step("one stream, for the length of a decode step"):
             one = server.stream(texts[:1], STEP_TOKENS, "one-stream", progress.detail)
             report.decode_step_ms = one.step_ms()
         rate = warm.overall_tokens_per_second() / len(texts)
@@ -181,10 +182,10 @@ def _disturbed(
     time.sleep(SETTLE_S)
     try:
         # One fault at either node's port: neither node's point of view is special.
-        first, fault = striker.fault("carrier", node=0)
+        first, fault = striker.fault("carrier_loss", node=0)
         report.faults.append(fault)
         time.sleep(SETTLE_S)
-        _, fault = striker.fault("blackhole", node=1, avoid=first)
+        _, fault = striker.fault("black_hole", node=1, avoid=first)
         report.faults.append(fault)
     except FaultError as error:
         report.errors.append(str(error))
@@ -207,7 +208,7 @@ def _add_rates(fault: FaultReport, run: Run, struck_ns: int, healed_ns: int, bac
 
 
 def _baseline(
-    options: Options,
+    options: DemoOptions,
     progress: Progress,
     stage: Stage,
     plan: Plan,

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from r2serve.demo.client import Run
+from r2serve.lab.serving.client import Run
 
-FAULT_KINDS = ("carrier", "blackhole")
+FAULT_KINDS = ("carrier_loss", "black_hole")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Report:
             baseline = {
                 "decode_step_ms": round(self.baseline.decode_step_ms, 3),
                 "tokens_per_s": round(self.baseline.tokens_per_s, 1),
-                "fault": "carrier",
+                "fault": "carrier_loss",
                 "frozen_s": _rounded(self.baseline.frozen_s),
                 "watched_s": round(self.baseline.watched_s, 1),
                 "requests": {"sent": self.baseline.sent, "unfinished": self.baseline.unfinished},
@@ -210,8 +210,6 @@ def _summary(report: Report) -> Table:
     if report.compared:
         tokens = "identical" if report.tokens_identical else "DIFFERENT"
     table.add_row("tokens", f"{tokens}, {report.tokens_each} a request")
-    for name, rate in report.tokens_per_s.items():
-        table.add_row(f"tokens/s, {name} run", f"{rate:.0f}")
     table.add_row("decode step, one stream", f"{report.decode_step_ms:.1f} ms")
     table.add_row("took", f"{report.seconds:.0f} s")
     return table

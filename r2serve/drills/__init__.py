@@ -1,1 +1,1 @@
-"""Fault injection for people and tests: a lab of nodes and rails on one machine, and its faults."""
+"""Drills: a rail of a running node is faulted on purpose, and undone when its time is over."""

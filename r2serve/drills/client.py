@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from r2serve.drills.service import ENGINE, PATTERN, PEER_CREDENTIALS, DrillError, Order
+from r2serve.drills.order import ENGINE, DrillError, Order
+from r2serve.drills.service import PATTERN, PEER_CREDENTIALS
+from r2serve.faults import DATA_RAILS, canonical
 
 _TALK_S = 5.0
 _LIST_S = 1.0
@@ -74,8 +76,8 @@ def find(folder: Path, rail: str) -> list[WorkerEnd]:
         except OSError as error:
             silent.append(f"{path.name}: {error}")
             continue
-        ends = [one for one in rails if one["name"] == rail and one["kind"] in ("tcp", "verbs")]
-        names |= {one["name"] for one in rails if one["kind"] in ("tcp", "verbs")}
+        ends = [one for one in rails if one["name"] == rail and one["kind"] in DATA_RAILS]
+        names |= {one["name"] for one in rails if one["kind"] in DATA_RAILS}
         if ends:
             found.append(WorkerEnd(path, ends))
     if found:
@@ -92,10 +94,13 @@ def find(folder: Path, rail: str) -> list[WorkerEnd]:
 def start(workers: Sequence[WorkerEnd], **fields: Any) -> list[dict[str, Any]]:
     """Start one drill at all of them; fields: of an Order, but for its id.  Returns their views.
 
+    ``kind`` may be a word of an earlier release.
+
     Raises:
         DrillError: one refuses; then none has it.
         OSError: one does not answer.
     """
+    fields["kind"] = canonical(fields["kind"])
     order = Order(**({"id": secrets.token_hex(4), "by": ENGINE} | fields))
     started: list[WorkerEnd] = []
     views = []

@@ -21,23 +21,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+from r2serve.drills.order import ENGINE, SYSTEM, DrillError, Order
 from r2serve.errors import R2cclError
+from r2serve.faults import DATA_RAILS, to_core
 
 _LOG = logging.getLogger("r2serve.drills")
 
 PATTERN = "*.drills"
-KINDS = ("cut", "drop", "slow", "flap", "corrupt")
-SYSTEM, ENGINE = "system", "engine"
-"""Who makes the fault: the operating system, told by the drill command, or the worker's engine."""
-LONGEST_S = 3600.0
 MAX_LINE = 64 * 1024
 _ENDED_KEPT = 64
 _TALK_S = 2.0
 PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-
-
-class DrillError(ValueError):
-    """The drill cannot be; the text names the field, its value and what would be right."""
 
 
 class Injectable(Protocol):
@@ -46,43 +40,6 @@ class Injectable(Protocol):
     def inject(self, rail: int, fault: str, process: int = 0, bytes_per_s: float = 0.0) -> None: ...
     def note_injected(self, rail: int, fault: str, process: int = 0) -> None: ...
     def rails(self) -> list[dict[str, Any]]: ...
-
-
-@dataclass(frozen=True)
-class Order:
-    """What is asked for.
-
-    Raises:
-        DrillError: a field is wrong.
-    """
-
-    id: str
-    kind: str
-    rail: str
-    seconds: float
-    peer: str = ""
-    """Of one peer alone; empty: of all."""
-    mbit: float = 10.0
-    """Of ``slow``: Mbit/s that this end still sends."""
-    period_s: float = 1.0
-    """Of ``flap``: half of it cut, half of it not."""
-    by: str = ENGINE
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.id, str) and 0 < len(self.id) <= 64):
-            raise DrillError(f"id: {self.id!r} must be text of 1 to 64 letters")
-        if self.kind not in KINDS:
-            raise DrillError(f"kind: {self.kind!r} must be one of {', '.join(KINDS)}")
-        if self.by not in (SYSTEM, ENGINE):
-            raise DrillError(f"by: {self.by!r} must be {SYSTEM} or {ENGINE}")
-        for name, low, high in (
-            ("seconds", 0.01, LONGEST_S),
-            ("mbit", 0.001, 1e6),
-            ("period_s", 0.02, LONGEST_S),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not low <= value <= high:
-                raise DrillError(f"{name}: {value!r} must be a number from {low:g} to {high:g}")
 
 
 @dataclass
@@ -194,12 +151,12 @@ class DrillService:
             (int(rail["index"]), int(rail["peer_engine"]))
             for rail in self._engine.rails()
             if rail["name"] == order.rail
-            and rail["kind"] in ("tcp", "verbs")
+            and rail["kind"] in DATA_RAILS
             and order.peer in ("", rail["peer"])
         ]
         if not found:
             names = sorted(
-                {rail["name"] for rail in self._engine.rails() if rail["kind"] in ("tcp", "verbs")}
+                {rail["name"] for rail in self._engine.rails() if rail["kind"] in DATA_RAILS}
             )
             to = f" to {order.peer}" if order.peer else ""
             raise DrillError(f"rail: no {order.rail!r}{to} here; there are {', '.join(names)}")
@@ -212,7 +169,7 @@ class DrillService:
                     raise DrillError(f"rail: {order.rail} is in drill {other.order.id} already")
             self._drills[order.id] = drill
         try:
-            self._fault(drill, "cut" if order.kind == "flap" else order.kind)
+            self._fault(drill, "carrier_loss" if order.kind == "flap" else order.kind)
         except BaseException:
             with self._lock:
                 del self._drills[order.id]
@@ -234,7 +191,7 @@ class DrillService:
                 break
             if flaps and ends - time.monotonic() > 0:
                 faulted = not faulted
-                self._fault(drill, "cut" if faulted else "heal")
+                self._fault(drill, "carrier_loss" if faulted else "heal")
         if faulted:
             self._fault(drill, "heal")
         with self._lock:
@@ -246,9 +203,9 @@ class DrillService:
     def _fault(self, drill: Drill, fault: str) -> None:
         for rail, peer in drill.rails:
             if drill.order.by == SYSTEM:
-                self._engine.note_injected(rail, fault, peer)
+                self._engine.note_injected(rail, to_core(fault), peer)
             else:
-                self._engine.inject(rail, fault, peer, drill.order.mbit * 125_000)
+                self._engine.inject(rail, to_core(fault), peer, drill.order.mbit * 125_000)
 
 
 def _line(client: socket.socket) -> bytes:

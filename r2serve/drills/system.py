@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from r2serve.drills.service import DrillError
+from r2serve.drills.order import DrillError
 
 Command = tuple[str, ...]
 
@@ -49,7 +49,7 @@ def plan(
     if kind == "corrupt":
         raise DrillError("by: the system does not corrupt what it sends; the engine does")
     _check_port(device, address)
-    if kind in ("cut", "flap"):
+    if kind in ("carrier_loss", "flap"):
         _check_restorable(device)
         link = (_tool("ip"), "link", "set", "dev", device)
         down: Command = (*link, "down")

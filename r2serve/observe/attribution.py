@@ -19,7 +19,7 @@ from r2serve.observe import journal
 from r2serve.observe.fault_report import FaultReport
 from r2serve.observe.journal import Event
 from r2serve.observe.request_log import LONGEST_NAME, RequestLog
-from r2serve.observe.usual import Usual
+from r2serve.observe.step_baseline import StepBaseline
 
 _LOG = logging.getLogger("r2serve.attribution")
 
@@ -101,7 +101,9 @@ class Attribution:
     """The step was held up."""
     _noted: bool = False
     """And a line says so."""
-    _usual: dict[tuple[int, bool], Usual] = field(default_factory=lambda: defaultdict(Usual))
+    _usual: dict[tuple[int, bool], StepBaseline] = field(
+        default_factory=lambda: defaultdict(StepBaseline)
+    )
     """Of which part of a step, and whether its tokens are there then."""
     _seen: dict[int, int] = field(default_factory=dict)
     """Records read, by engine."""

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from r2serve.observe import journal, request_log
-from r2serve.observe.opening import open_regular
+from r2serve.observe.safe_open import open_regular
 
 
 def is_written(path: str | Path) -> bool:

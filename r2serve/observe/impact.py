@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 MAX_STEPS = 32
 """Of the steps that held a request up, so many are kept one by one: the last."""
@@ -231,3 +232,44 @@ def _total_ns(charged: Mapping[str, Spans], phase: str) -> int:
 
 def _began(held: HeldStep) -> int:
     return held.began_clock_ns
+
+
+def figures_of(request: Request) -> dict[str, Any]:
+    """What a request waited and lost by rail events, and its times with and without that.
+
+    ``*_without_s`` are estimates: the measured time less what the request was late by. What is not
+    known yet is left out. Seconds, but for ``stall_percent``, counts and texts.
+    """
+    queue_s, prefill_s, decode_s = map(request.stall_s, (QUEUE, PREFILL, DECODE))
+    stall_s = queue_s + prefill_s + decode_s
+    first_late_s = request.late_s(QUEUE) + request.late_s(PREFILL)
+    decode_late_s = request.late_s(DECODE)
+    fields: dict[str, Any] = {
+        "id": request.name,
+        "number": request.number,
+        "status": "finished" if request.finished else "running",
+        "queue_stall_s": queue_s,
+        "prefill_stall_s": prefill_s,
+        "decode_stall_s": decode_s,
+        "stall_s": stall_s,
+        "late_s": first_late_s + decode_late_s,
+        "held_steps": request.held_steps,
+    }
+    if request.pace is not None:
+        fields |= {"tokens": request.pace.tokens, "worst_itl_s": request.pace.worst_gap_s}
+    if (timings := request.timings) is not None:
+        gaps = max(1, timings.tokens - 1)
+        fields |= {
+            "reason": timings.reason,
+            "prompt_tokens": timings.prompt_tokens,
+            "tokens": timings.tokens,
+            "queued_s": timings.queued_s,
+            "ttft_s": timings.ttft_s,
+            "mean_itl_s": timings.mean_itl_s,
+            "e2e_s": timings.e2e_s,
+            "stall_percent": 100 * stall_s / timings.e2e_s if timings.e2e_s else 0.0,
+            "ttft_without_s": max(0.0, timings.ttft_s - first_late_s),
+            "mean_itl_without_s": max(0.0, timings.mean_itl_s - decode_late_s / gaps),
+            "e2e_without_s": max(0.0, timings.e2e_s - first_late_s - decode_late_s),
+        }
+    return fields

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from r2serve.observe.opening import open_regular
+from r2serve.observe.safe_open import open_regular
 
 MAGIC = b"R2JOURNL"
 VERSION = 3
@@ -29,17 +29,17 @@ RAIL_KINDS = ("tcp", "shm", "control", "verbs", "sim")
 RAIL_STATES = ("CONNECTING", "PROBATION", "UP", "SUSPECT", "DOWN", "FENCING")
 RAIL_CAUSES = (
     "none",
-    "carrier",
-    "socket-error",
-    "peer-notice",
-    "dead-deadline",
+    "carrier_loss",
+    "socket_error",
+    "peer_notice",
+    "dead_deadline",
     "protocol",
     "probation",
     "injected",
     "checksum",
     "recalled",
-    "completion-error",
-    "device-error",
+    "completion_error",
+    "device_loss",
 )
 RAIL_VERDICTS = ("none", "local NIC", "remote NIC", "path", "transient", "peer")
 EVENT_KINDS = (
@@ -53,7 +53,7 @@ EVENT_KINDS = (
     "speed",
     "injected",
 )
-FAULTS = ("heal", "cut", "drop", "error", "slow", "corrupt")
+FAULTS = ("heal", "carrier_loss", "black_hole", "reset", "slow", "corrupt")
 COLLECTIVES = (
     "all_reduce",
     "all_gather",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,30 +18,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from r2serve.journal_folder import folder_option, journal_folder
 from r2serve.observe import health
 from r2serve.observe.journal import Event, RailCounters
-from r2serve.observe.watch import Told, Watch, Worker, default_folder
+from r2serve.observe.watch import NumberedEvent, Watch, Worker
 
 FOLLOW_S = 0.05
 REFRESH_S = 0.5
 
 _COLOURS = {"UP": "green", "SUSPECT": "yellow", "DOWN": "red", "FENCING": "red"}
 _HEALTH_COLOURS = {health.OK: "green", health.DEGRADED: "yellow", health.FAILING: "red"}
-
-
-def journal_folder(given: Path | None) -> Path:
-    """The folder that was named, or that of R2CCL_JOURNAL_DIR, or the plugins'."""
-    return given or Path(os.environ.get("R2CCL_JOURNAL_DIR") or default_folder())
-
-
-def folder_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds ``--journal-dir``."""
-    return click.option(
-        "--journal-dir",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Folder with the workers' journals.  Default: R2CCL_JOURNAL_DIR, or else "
-        f"{default_folder()}.",
-    )(function)
 
 
 def what(event: Event) -> str:
@@ -152,7 +137,7 @@ def events(journal_dir: Path | None, follow: bool, last: int, as_json: bool) -> 
             click.echo(_line(told, as_json))
 
 
-def _line(told: Told, as_json: bool) -> str:
+def _line(told: NumberedEvent, as_json: bool) -> str:
     event = told.event
     if as_json:
         said = vars(event) | {"id": told.id, "time": clock(told.clock_ns), "group": told.group}

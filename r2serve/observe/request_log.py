@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from r2serve.observe.opening import open_regular
+from r2serve.observe.safe_open import open_regular
 
 VERSION = 1
 PATTERN = "*.requests"

@@ -6,7 +6,6 @@ A :class:`Watch` is looked at by one thread, again and again; memory is bounded 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -110,7 +109,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Told:
+class NumberedEvent:
     """An event, and whose it is."""
 
     id: int
@@ -135,20 +134,20 @@ class Watch:
         self.folder = Path(folder)
         self.workers: dict[str, Worker] = {}
         """By key."""
-        self.events: deque[Told] = deque(maxlen=max_events)
+        self.events: deque[NumberedEvent] = deque(maxlen=max_events)
         self.last_id = 0
         self.unreadable: dict[str, str] = {}
         """Why, of journals that cannot be read, by file name."""
         self._scanned_ns = 0
         self._max_events = max_events
 
-    def look(self) -> list[Told]:
+    def look(self) -> list[NumberedEvent]:
         """Read what is new; returns the new events."""
         now_ns = time.monotonic_ns()
         if now_ns - self._scanned_ns >= SCAN_S * 1e9:
             self._scanned_ns = now_ns
             self._scan()
-        new: list[Told] = []
+        new: list[NumberedEvent] = []
         for worker in self.workers.values():
             self._read(worker)
             # What happens while journals are read waits for the next look: others that happened
@@ -166,7 +165,7 @@ class Watch:
         self.events.extend(new)
         return new
 
-    def after(self, last: int) -> list[Told]:
+    def after(self, last: int) -> list[NumberedEvent]:
         """Events after that one, oldest first, as far as they are kept."""
         found = list(takewhile(lambda told: told.id > last, reversed(self.events)))
         return found[::-1]
@@ -219,8 +218,8 @@ class Watch:
         worker.take(read)
         worker.held += read.events
 
-    def _told(self, worker: Worker, event: Event) -> Told:
-        return Told(
+    def _told(self, worker: Worker, event: Event) -> NumberedEvent:
+        return NumberedEvent(
             id=0,
             worker=worker.key,
             label=worker.label,
@@ -232,10 +231,5 @@ class Watch:
         )
 
 
-def _clock(told: Told) -> int:
+def _clock(told: NumberedEvent) -> int:
     return told.clock_ns
-
-
-def default_folder() -> Path:
-    """Where the engine plugins keep journals unless told otherwise: in memory, for this user."""
-    return Path(f"/dev/shm/r2serve-{os.getuid()}")

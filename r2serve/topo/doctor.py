@@ -9,8 +9,8 @@ from pathlib import Path
 
 from r2serve.config import Config
 from r2serve.topo import firewall, network, pci, system, verbs
+from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
 from r2serve.topo.node import Node
-from r2serve.topo.patient import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
 from r2serve.topo.peer import Peer
 
 
@@ -91,7 +91,7 @@ def library_loads(patient: Patient) -> Iterator[Finding]:
 
 
 def rdma_is_used(patient: Patient) -> Iterator[Finding]:
-    """The engine and ``topo`` go by the same rule: :func:`r2serve.rdma.carrier_of`."""
+    """The engine and ``topo`` go by the same rule: :func:`r2serve.ports.rdma.carrier_of`."""
     node, required = patient.node, patient.config.rdma == "require"
     for nic in patient.rails:
         if not nic.why_tcp or not (required or (nic.rdma and patient.config.rdma == "auto")):

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from r2serve.topo import firewall
+from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING, Finding, Patient
 from r2serve.topo.firewall import Traffic
 from r2serve.topo.node import Nic
-from r2serve.topo.patient import FAILURE, NOTE, OK, WARNING, Finding, Patient
 from r2serve.topo.peer import pairs
 
 _ROCE_HEADERS = 100

@@ -12,13 +12,14 @@ from typing import Any
 
 from r2serve import _core
 from r2serve.config import Config
-from r2serve.interfaces import Interface, Port, list_interfaces, select_ports, unusable
-from r2serve.rdma import Carrier, RdmaPort, carrier_of, list_ports, port_of_interface
+from r2serve.ports.choice import Port, select_ports, unusable
+from r2serve.ports.interfaces import Interface, list_interfaces
+from r2serve.ports.pairing import PortInfo
+from r2serve.ports.rdma import Carrier, RdmaPort, carrier_of, list_ports, port_of_interface
 from r2serve.topo import gpus, pci, verbs
 from r2serve.topo.gpus import Gpu
 from r2serve.topo.pci import Distance, Function
 from r2serve.topo.peer import End
-from r2serve.topology import PortInfo, engine_address
 
 _NET = Path("/sys/class/net")
 
@@ -58,7 +59,7 @@ class Nic:
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainHop:
     """A rail in a failover chain."""
 
     rail: str
@@ -75,7 +76,7 @@ class Chain:
 
     rank: str
     numa_node: int
-    steps: tuple[Step, ...]
+    steps: tuple[ChainHop, ...]
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,11 @@ class Node:
         return asdict(self)
 
 
-def look(config: Config) -> Node:
+def look(config: Config, management_address: str | None = None) -> Node:
     """This node under this configuration.
+
+    Args:
+        management_address: as of ``Communicator.from_group``.
 
     Raises:
         ConfigError: ``R2CCL_RAILS`` or ``R2CCL_MANAGEMENT`` does not fit it.
@@ -104,7 +108,7 @@ def look(config: Config) -> Node:
     all_rdma = list_ports()
     rdma = all_rdma if config.rdma != "off" else []
     interfaces = list_interfaces()
-    ports = select_ports(config.rails, config.management, engine_address(), all_rdma)
+    ports = select_ports(config.rails, config.management, management_address, all_rdma)
     carried = list(zip(ports, _carriers(ports, config), strict=True))
     nics = tuple(
         _nic(interface, [each for each in carried if each[0].device == interface.name], rdma)
@@ -224,7 +228,7 @@ def _chain(rank: str, at: Function | None, numa_node: int, rails: Sequence[Nic])
 
     ordered = sorted(rails, key=lambda nic: (away(nic), -nic.gbit_s, rails.index(nic)))
     return Chain(
-        rank, numa_node, tuple(Step(nic.rail, nic.name, away(nic).name) for nic in ordered)
+        rank, numa_node, tuple(ChainHop(nic.rail, nic.name, away(nic).name) for nic in ordered)
     )
 
 

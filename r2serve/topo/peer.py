@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from r2serve.errors import ConfigError
-from r2serve.topology import PortInfo, pair_ports, why_tcp
+from r2serve.ports.pairing import PortInfo, pair_ports, why_tcp
 
 
 @dataclass(frozen=True)

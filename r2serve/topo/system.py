@@ -13,7 +13,7 @@ _ADMINISTRATORS = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True)
-class Told:
+class CommandOutput:
     """What a command says."""
 
     text: str = ""
@@ -21,22 +21,22 @@ class Told:
     """Why it says nothing; empty: it went well."""
 
 
-def ask(*command: str) -> Told:
+def ask(*command: str) -> CommandOutput:
     """Run a command that changes nothing."""
     search = os.pathsep.join((os.environ.get("PATH", os.defpath), _ADMINISTRATORS))
     program = shutil.which(command[0], path=search)
     if program is None:
-        return Told(why_not=f"{command[0]} is not installed")
+        return CommandOutput(why_not=f"{command[0]} is not installed")
     try:
         done = subprocess.run(
             [program, *command[1:]], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Told(why_not=str(error))
+        return CommandOutput(why_not=str(error))
     if done.returncode == 0:
-        return Told(done.stdout)
+        return CommandOutput(done.stdout)
     complaint = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return Told(why_not=f"{command[0]}: {complaint[0]}")
+    return CommandOutput(why_not=f"{command[0]}: {complaint[0]}")
 
 
 def may_lock_anything() -> bool:

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from r2serve.drills.lab import Lab, LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
 
 WORKERS = Path(__file__).parent / "workers"
 LOOPBACK_RAILS = "127.0.0.1,127.0.0.2"

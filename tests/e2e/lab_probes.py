@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 
-from r2serve.drills.lab import LabCommandError, Node
+from r2serve.lab.holder import LabCommandError
+from r2serve.lab.nodes import Node
 
 # A refused connection is an answer of the other node's kernel; a black hole gives none.
 PROBE = """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 KIB = 1024
 MIB = 1024 * 1024

@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from r2serve.bench.serve.networks import Multipath, Network, VirtualAddress, virtual
-from r2serve.drills.lab import Lab, LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
 
 ECHO = """
 import socket, sys

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from r2serve.drills.lab import Lab, LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
 
 SERVE = [sys.executable, "-c", "from r2serve.cli import main; main()", "bench", "serve"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from r2serve.demo import workdir
+from r2serve.lab.serving import workdir
 
 DEMO = [sys.executable, "-c", "from r2serve.cli import main; main()", "demo"]
 
@@ -80,7 +80,7 @@ def check_report(data: dict[str, object], sent: int) -> None:
     assert data["tokens_identical"] is True
     faults = data["faults"]
     assert isinstance(faults, list)
-    assert [fault["kind"] for fault in faults] == ["carrier", "blackhole"]
+    assert [fault["kind"] for fault in faults] == ["carrier_loss", "black_hole"]
     for fault in faults:
         assert fault["bytes_before"] > 0
         assert fault["replayed_chunks"] > 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from real_rails import REJOIN_S, Stream
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 CODE = "from r2serve.cli import main; main()"
 LONG = "600s"
@@ -59,7 +59,7 @@ def state(stream: Stream, rail: int) -> str:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["cut", "drop"])
+@pytest.mark.parametrize("kind", ["carrier_loss", "black_hole"])
 @pytest.mark.parametrize("by", ["system", "engine"])
 def test_a_rail_is_lost_for_a_while(
     stream: Stream, tmp_path: Path, eventually: Any, kind: str, by: str
@@ -75,7 +75,7 @@ def test_a_rail_is_lost_for_a_while(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["cut", "drop", "slow"])
+@pytest.mark.parametrize("kind", ["carrier_loss", "black_hole", "slow"])
 def test_the_system_undoes_what_a_killed_drill_made(
     stream: Stream, tmp_path: Path, eventually: Any, kind: str
 ) -> None:
@@ -104,7 +104,9 @@ def test_an_interrupted_drill_is_undone_at_once(
     stream: Stream, tmp_path: Path, eventually: Any
 ) -> None:
     rail = stream.busiest()
-    command = drill(stream.lab, tmp_path / "node0", "cut", rail, "--for", LONG, "--by", "system")
+    command = drill(
+        stream.lab, tmp_path / "node0", "carrier_loss", rail, "--for", LONG, "--by", "system"
+    )
     said(command)
     eventually(f"rail {rail} lost", lambda: not stream.is_up(rail), REJOIN_S)
     began = time.monotonic()

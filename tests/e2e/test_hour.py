@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from r2serve.drills.kinds import KINDS
-from r2serve.drills.lab import Lab, LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.kinds import KINDS
+from r2serve.lab.lab import Lab
 
-HOUR = [sys.executable, "-c", "from r2serve.cli import main; main()", "drills", "hour"]
+HOUR = [sys.executable, "-c", "from r2serve.cli import main; main()", "demo", "hour"]
 # A collective may wait for a switch to the management NIC while no rail is left; it never waits
 # for a rail to come back.
 WORST_STALL_MS = 5000.0

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from lab_probes import becomes_reachable, reaches
 
-from r2serve.drills import lab as labs
-from r2serve.drills.lab import Lab, LabCommandError
+from r2serve.lab import lab as labs
+from r2serve.lab.holder import LabCommandError
+from r2serve.lab.lab import Lab
 
 
 def test_every_rail_and_the_management_port_connect_the_nodes(lab: Lab) -> None:
@@ -63,7 +64,7 @@ def test_a_fault_that_is_there_is_made_again_and_undone_once(lab: Lab) -> None:
 
 def test_what_the_kernel_refuses_is_an_error(lab: Lab) -> None:
     with pytest.raises(LabCommandError, match=r"set rail9 down: .*No such device"):
-        lab.nodes[0]._holder.set_down("rail9")
+        lab.nodes[0].holder.set_down("rail9")
     with pytest.raises(LabCommandError, match=r"unplug n0r0 from rail9: .*No such device"):
         lab._require_switch().unplug("n0r0", "rail9")
 
@@ -101,7 +102,7 @@ def test_a_failing_command_says_what_failed(lab: Lab) -> None:
 MAKER = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 with Lab() as lab:
     lab.nodes[0].popen(["sh", "-c", "setsid sleep 98765 & sleep 98765"])
     lab.nodes[1].popen(["sleep", "98765"])

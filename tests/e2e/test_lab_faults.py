@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab_probes import Talk, becomes_reachable, connections, datagrams_arrive, reaches
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 SMALL, LARGE = 200, 1400
 

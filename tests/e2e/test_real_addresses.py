@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 
-from r2serve.drills.lab import Lab, LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
 
 REJOIN_S = 20.0
 EVENT_S = 1.5  # the kernel may hold a carrier event back for a second
@@ -139,8 +140,8 @@ def own_port_is_watched(stream: Stream, node: int, rail: int) -> None:
     stream.lab.cut(node, rail, at_switch=False)
     began = time.monotonic()
     stream.eventually(
-        f"rail {rail} DOWN (carrier) at node {node}",
-        lambda: stream.rail(node, rail)["cause"] == "carrier",
+        f"rail {rail} DOWN (carrier_loss) at node {node}",
+        lambda: stream.rail(node, rail)["cause"] == "carrier_loss",
         EVENT_S,
     )
     assert time.monotonic() - began < EVENT_S

@@ -20,7 +20,7 @@ from real_rails import (
     summary,
 )
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 # What strikes the rails of a chain in turn, and at which node.
 CHAIN: list[tuple[Fault, int]] = [

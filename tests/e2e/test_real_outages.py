@@ -18,7 +18,7 @@ from real_rails import (
     summary,
 )
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 FLAPS = 20
 FLAPS_OF_ALL = 5

@@ -24,7 +24,7 @@ from real_rails import (
     summary,
 )
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 
 @pytest.fixture

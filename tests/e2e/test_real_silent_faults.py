@@ -23,7 +23,7 @@ from real_rails import (
     summary,
 )
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 HOLE_S = 4.5
 SIZES = pytest.mark.parametrize("size", [16 * KIB, MIB], ids=["16KiB", "1MiB"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from real_rails import KIB, MIB, REJOIN_S, Stream, moves_of
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 RATE_MBIT = 1000
 SLOW_MBIT = 100

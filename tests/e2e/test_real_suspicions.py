@@ -16,7 +16,7 @@ from real_rails import (
     summary,
 )
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 STOPPED_S = 2.0
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from real_rails import BLACK_HOLE, CABLE, OWN_PORT, REJOIN_S, RESET, Fault, Stream
 
-from r2serve.drills.lab import Lab
+from r2serve.lab.lab import Lab
 
 
 def verdicts(events: list[list[dict]], rail: int) -> list[set[str]]:

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from r2serve.bench.collectives.distributions import KINDS, run, show
-from r2serve.drills.lab import LabUnavailableError
+from r2serve.bench.collectives.stall_distributions import KINDS, run, show
+from r2serve.lab.holder import LabUnavailableError
 
 FAULTS = 200
 OF_MPTCP = 10

@@ -151,7 +151,9 @@ def sidecar_port() -> int:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from r2serve.demo.model import make_tiny_llama  # what it needs is not on every GPU's machine
+    from r2serve.lab.serving.model import (
+        make_tiny_llama,  # what it needs is not on every GPU's machine
+    )
 
     return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny-llama")
 

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
-from r2serve.demo.model import prompts
 from r2serve.drills import client
+from r2serve.lab.serving.model import prompts
 from r2serve.observe.sidecar.app import make_app
 from r2serve.observe.watch import Watch
 
@@ -86,7 +86,7 @@ def complete(engine: Engine, prompt: str, tokens: int) -> str:
 def lose_all_rails(folder: Path) -> None:
     rails = {rail: client.find(folder, rail) for rail in ("rail0@node0", "rail1@node0")}
     for rail, workers in rails.items():
-        client.start(workers, kind="drop", rail=rail, seconds=OUTAGE_S)
+        client.start(workers, kind="black_hole", rail=rail, seconds=OUTAGE_S)
 
 
 def running(engine: Engine) -> int:
@@ -191,7 +191,7 @@ def test_requests_are_told_what_an_outage_cost_them_whoever_is_killed_then(
             assert impact["e2e_without_s"] == pytest.approx(impact["e2e_s"] - impact["late_s"])
             assert impact["late_s"] >= impact["stall_s"]
             kinds = {(event["kind"], event["text"]) for event in impact["events"]}
-            assert ("injected", "drop") in kinds
+            assert ("injected", "black_hole") in kinds
             assert impact["worst_itl_s"] > impact["decode_stall_s"]
             off_s.append(abs(impact["stall_s"] - outage_s))
     for name in alone:

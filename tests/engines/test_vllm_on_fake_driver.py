@@ -75,7 +75,7 @@ import torch
 import vllm_without_kernels
 from transformers import LlamaForCausalLM
 
-from r2serve.demo.model import TinyLlama, make_tiny_llama
+from r2serve.lab.serving.model import TinyLlama, make_tiny_llama
 
 SCRIPT = Path(__file__).with_name("vllm_cuda_ranks.py")
 SHAPE = TinyLlama(layers=2, hidden=128, intermediate=256, heads=4, key_value_heads=2)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from r2serve.demo.model import prompts
+from r2serve.lab.serving.model import prompts
 
 if TYPE_CHECKING:
     from conftest import Engine

@@ -8,9 +8,9 @@ from typing import Any
 
 from r2serve.config import Config
 from r2serve.topo import doctor
+from r2serve.topo.checks import FAILURE, WARNING, Finding, Patient
 from r2serve.topo.firewall import Rules
 from r2serve.topo.node import Nic, Node
-from r2serve.topo.patient import FAILURE, WARNING, Finding, Patient
 from r2serve.topo.peer import End
 
 PFC_ON = """\

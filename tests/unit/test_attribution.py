@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from steps import OUTAGE_S, Job, new
 
-from r2serve.observe import attribution, impact, requests, usual
+from r2serve.observe import attribution, impact, requests, step_baseline
 from r2serve.observe.attribution import Step
 
 
@@ -111,20 +111,20 @@ def test_how_long_a_step_usually_takes_is_of_those_like_it(
     job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
     job.step(outage=True, decode=["id-a"], yielding=["id-a"])
     took_s = []
-    for _ in range(usual.USUAL_OF):
+    for _ in range(step_baseline.USUAL_OF):
         began = time.monotonic()
         job.step(decode=["id-a"], yielding=["id-a"])
         took_s.append(time.monotonic() - began)
     mixed: dict[str, Any] = {"decode": ["id-a"], "prefill": ["id-b"], "yielding": ["id-a"]}
     job.step(outage=True, decode=["id-a"], yielding=["id-a"])
     job.step(outage=True, new=new("b"), tokens=9, **mixed)
-    for _ in range(usual.USUAL_OF // 4):
+    for _ in range(step_baseline.USUAL_OF // 4):
         job.attribution.began(Step(**mixed, tokens=9))
         time.sleep(0.05)
         job.attribution.ended(sampled=True)
     job.step(outage=True, tokens=9, **mixed)
     told = {line["step"]: line["usual_ns"] for line in lines(tmp_path) if "step" in line}
-    last = 2 + usual.USUAL_OF
+    last = 2 + step_baseline.USUAL_OF
     assert told[2] == 0  # nothing to compare with
     assert 0 < told[last + 1] <= max(took_s) * 1e9
     assert told[last + 2] == 0  # a prompt's step, and none like it before
@@ -136,7 +136,7 @@ def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_u
 ) -> None:
     """Until its logits are there a step takes 1 ms, and 50 more until its tokens are."""
     monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)
-    many = usual.USUAL_OF // 4
+    many = step_baseline.USUAL_OF // 4
     for number in range(2 * many + 1):  # more were held up than not
         fields: dict[str, Any] = {"new": new("a") if number == 0 else ()}
         job.attribution.began(Step([], ["id-a"], ["id-a"], tokens=1, **fields))
@@ -178,7 +178,7 @@ def test_a_step_that_is_over_is_told_of_no_more(job: Job, tmp_path: Path) -> Non
 def test_the_rest_of_a_step_that_was_held_up_is_told_where_it_is_late(
     job: Job, tmp_path: Path
 ) -> None:
-    for number in range(usual.USUAL_OF):
+    for number in range(step_baseline.USUAL_OF):
         job.attribution.began(Step([], ["a"], ["a"], new("a") if number == 0 else (), tokens=1))
         job.attribution.ended(sampled=False)
         time.sleep(0.01)
@@ -190,5 +190,5 @@ def test_the_rest_of_a_step_that_was_held_up_is_told_where_it_is_late(
         job.attribution.ended(sampled=False)
         time.sleep(rest_s)
         job.attribution.ended(sampled=True)
-    told = [line["step"] - usual.USUAL_OF for line in lines(tmp_path) if "step" in line]
+    told = [line["step"] - step_baseline.USUAL_OF for line in lines(tmp_path) if "step" in line]
     assert told == [1, 2, 2]

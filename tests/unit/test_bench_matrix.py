@@ -12,8 +12,8 @@ from r2serve.bench.collectives.matrix import (
     DEFAULT_SIZES,
     OPS,
     Contender,
+    MatrixOptions,
     OptionError,
-    Options,
     Setting,
     Workload,
     format_size,
@@ -109,11 +109,11 @@ def test_sizes_are_shown_in_whole_units(size: int, text: str) -> None:
 )
 def test_a_wrong_option_is_refused_by_name(option: str, values: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=option):
-        Options(**{"sizes": (1024,), **values})
+        MatrixOptions(**{"sizes": (1024,), **values})
 
 
 def test_only_r2ccl_is_measured_with_several_algorithms() -> None:
-    options = Options(sizes=(1024,), algorithms=("one_shot", "two_shot"))
+    options = MatrixOptions(sizes=(1024,), algorithms=("one_shot", "two_shot"))
     assert [contender.label for contender in options.contenders("all_reduce")] == [
         "r2ccl/one_shot",
         "r2ccl/two_shot",
@@ -127,7 +127,7 @@ def test_only_r2ccl_is_measured_with_several_algorithms() -> None:
 
 
 def test_the_matrix_is_the_product_of_its_options() -> None:
-    options = Options(
+    options = MatrixOptions(
         ops=("all_reduce", "broadcast"), sizes=(1024, 4096), ranks=(2, 3), rails=(1, 2)
     )
     assert list(options.settings()) == [
@@ -141,18 +141,18 @@ def test_the_matrix_is_the_product_of_its_options() -> None:
 
 
 def test_what_is_shared_out_evenly_is_rounded_up_to_whole_shares() -> None:
-    options = Options(ops=("reduce_scatter", "all_gather", "all_to_all"), sizes=(1024,))
+    options = MatrixOptions(ops=("reduce_scatter", "all_gather", "all_to_all"), sizes=(1024,))
     assert [workload.bytes for workload in options.workloads(3)] == [1032, 1024, 1032]
     assert {workload.bytes for workload in options.workloads(8)} == {1024}
 
 
 def test_a_barrier_has_no_sizes() -> None:
-    options = Options(ops=("barrier",), sizes=(1024, 4096), dtypes=("float32", "int64"))
+    options = MatrixOptions(ops=("barrier",), sizes=(1024, 4096), dtypes=("float32", "int64"))
     assert list(options.workloads(2)) == [Workload("barrier", 0, "float32")]
 
 
 def test_states_lose_the_first_rails() -> None:
-    options = Options(sizes=(1024,), rails=(2, 3), states=("healthy", "two-lost"))
+    options = MatrixOptions(sizes=(1024,), rails=(2, 3), states=("healthy", "two-lost"))
     two, _, _, lost = options.settings()
     assert (two.lost, two.where, two.refusal()) == (0, "2 ranks, 2 rails", None)
     assert (lost.lost, lost.where) == (2, "2 ranks, 3 rails, two-lost")
@@ -167,7 +167,7 @@ def test_a_request_says_all_that_a_worker_needs() -> None:
 
 
 def test_slices_fill_the_time_of_a_point() -> None:
-    options = Options(sizes=(1024,), seconds=1.0, rounds=5)
+    options = MatrixOptions(sizes=(1024,), seconds=1.0, rounds=5)
     assert plan_slice(options, 1e6).iterations == 200
     assert plan_slice(options, 1e9).iterations == MIN_SLICE_ITERATIONS
-    assert plan_slice(Options(sizes=(1024,), rounds=5, iterations=50), 1e6).iterations == 10
+    assert plan_slice(MatrixOptions(sizes=(1024,), rounds=5, iterations=50), 1e6).iterations == 10

@@ -14,7 +14,7 @@ from r2serve.bench.collectives import machine, markdown, report
 from r2serve.bench.collectives.matrix import Contender, Setting, Workload
 from r2serve.bench.collectives.resilience import Pairs, evaluate
 from r2serve.bench.collectives.runner import Skipped
-from r2serve.bench.collectives.stalls import Fault
+from r2serve.bench.collectives.stalls import MeasuredFault
 from r2serve.bench.collectives.stalls import summarise as summarise_faults
 from r2serve.bench.collectives.statistics import Row, summarise
 from r2serve.bench.collectives.verdict import Check, gloo_factor, verdicts
@@ -106,8 +106,8 @@ def test_resilience_may_cost_three_percent(on: int, met: bool) -> None:
     assert check.met is met
 
 
-def fault(kind: str, stall_ms: float, next_ratio: float = 1.0) -> Fault:
-    return Fault(kind, KIB, 0, 1, stall_ms, undisturbed_ms=5.0, next_ratio=next_ratio)
+def fault(kind: str, stall_ms: float, next_ratio: float = 1.0) -> MeasuredFault:
+    return MeasuredFault(kind, KIB, 0, 1, stall_ms, undisturbed_ms=5.0, next_ratio=next_ratio)
 
 
 @pytest.mark.parametrize(

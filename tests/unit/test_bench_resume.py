@@ -11,19 +11,26 @@ from click.testing import CliRunner
 from r2serve.bench.cli import command
 from r2serve.bench.collectives import machine, resume
 from r2serve.bench.collectives.cli import DEFAULTS, FULL, choose
-from r2serve.bench.collectives.matrix import ALGORITHMS, OPS, STATES, OptionError, Options, Setting
+from r2serve.bench.collectives.matrix import (
+    ALGORITHMS,
+    OPS,
+    STATES,
+    MatrixOptions,
+    OptionError,
+    Setting,
+)
 from r2serve.bench.collectives.report import Report
 from r2serve.bench.collectives.runner import Progress, Results, Skipped
 from r2serve.bench.collectives.statistics import Row
 
-OPTIONS = Options(sizes=(1024,), ranks=(2, 3), states=("healthy", "one-lost"))
+OPTIONS = MatrixOptions(sizes=(1024,), ranks=(2, 3), states=("healthy", "one-lost"))
 
 
 def played(monkeypatch: pytest.MonkeyPatch, stop_at: Setting | None = None) -> list[Setting]:
     """Puts a row in the place of every setting's measuring; returns what is asked for."""
     asked: list[Setting] = []
 
-    def measure(_: Options, setting: Setting, results: Results, progress: Progress) -> None:
+    def measure(_: MatrixOptions, setting: Setting, results: Results, progress: Progress) -> None:
         if setting == stop_at:
             raise KeyboardInterrupt
         asked.append(setting)
@@ -112,7 +119,7 @@ def test_other_options_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "rows.json"
     resume.measure(OPTIONS, report(), [], lambda line: None, path)
     with pytest.raises(OptionError, match="sizes"):
-        resume.resume(path, Options(sizes=(4096,), ranks=(2, 3)), report(), lambda line: None)
+        resume.resume(path, MatrixOptions(sizes=(4096,), ranks=(2, 3)), report(), lambda line: None)
 
 
 def test_full_is_the_whole_matrix_where_nothing_else_is_said() -> None:

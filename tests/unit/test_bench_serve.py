@@ -22,9 +22,10 @@ from aiohttp import web
 
 from r2serve.bench.serve import scenarios, strike, workload
 from r2serve.bench.serve.cli import command
-from r2serve.bench.serve.scenarios import SCENARIOS, Fault, ScheduleError, parse
+from r2serve.bench.serve.scenarios import SCENARIOS, line_of, parse
 from r2serve.bench.serve.strike import Strikes
 from r2serve.bench.serve.workload import Lengths, WorkloadError, arrange, poisson, synthetic
+from r2serve.lab.schedule import Aim, Fault, ScheduleError
 
 # --- requests -------------------------------------------------------------------------------------
 
@@ -79,14 +80,14 @@ def test_sharegpt_conversations_become_requests(tmp_path: Path) -> None:
 def test_every_scenario_is_a_schedule_that_reads_back() -> None:
     for name in SCENARIOS:
         faults = scenarios.scenario(name)
-        assert parse("\n".join(str(fault) for fault in faults)) == faults
+        assert parse("\n".join(map(line_of, faults))) == faults
 
 
 def test_a_schedule_is_read() -> None:
     text = "# two\nat: 12s, cut: rail0@node1, for: 8s\n\n  for: 500ms, drop: used@node0, at: 1.5"
     assert parse(text) == (
-        Fault(1.5, "drop", "used", 0, 0.5),
-        Fault(12.0, "cut", "rail0", 1, 8.0),
+        Fault(1.5, "black_hole", 0, Aim.IN_USE, 0.5),
+        Fault(12.0, "carrier_loss", 1, 0, 8.0),
     )
     assert parse("at: 0s, cut: mgmt@node0")[0].end_s == float("inf")
 
@@ -181,7 +182,7 @@ def test_it_is_aimed_and_told_before_it_strikes(monkeypatch: pytest.MonkeyPatch)
     faults = parse("at: 200ms, cut: used@node1, for: 100s")
     with Strikes(lab, faults, lambda: began_ns, aim, order.append) as strikes:
         assert cut.wait(30)
-    assert order == ["aim", str(faults[0]), "cut 1@1", "heal"]
+    assert order == ["aim", line_of(faults[0]), "cut 1@1", "heal"]
     assert aimed_ns[0] - began_ns >= 100e6
     assert strikes.struck[0].struck_ns - began_ns >= 200e6
 

@@ -23,9 +23,9 @@ from r2serve.bench.serve.alternate import Alternation
 from r2serve.bench.serve.alternation import AlternationError
 from r2serve.bench.serve.cli import command
 from r2serve.bench.serve.workload import Lengths, Workload, arrange, synthetic
-from r2serve.demo.client import Load, Turns
-from r2serve.demo.places import LocalPlace
-from r2serve.demo.progress import Progress
+from r2serve.lab.serving.client import Load, Turns
+from r2serve.lab.serving.places import LocalPlace
+from r2serve.lab.serving.progress import Progress
 
 SWITCH_S = 0.4
 
@@ -142,7 +142,7 @@ def test_a_state_is_nothing_a_fault_or_a_setting() -> None:
     assert (nothing.faults(), nothing.setting, nothing.seconds) == ((), None, 1005)
     cut = Alternation.of("cut: rail0@node1", switch_s=5, alternations=4)
     assert [(each.at_s, each.end_s) for each in cut.faults()] == [(5, 10), (15, 20)]
-    assert {(each.word, each.where, each.node) for each in cut.faults()} == {("cut", "rail0", 1)}
+    assert {(each.kind, each.rail, each.node) for each in cut.faults()} == {("carrier_loss", 0, 1)}
     setting = Alternation.of("R2CCL_FALLBACK=off", switch_s=5, alternations=4)
     assert setting.setting == ("R2CCL_FALLBACK", "off")
 

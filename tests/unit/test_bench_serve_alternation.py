@@ -15,7 +15,7 @@ from r2serve.bench.serve.alternation import (
     whole,
     windows_of,
 )
-from r2serve.demo.client import Request
+from r2serve.lab.serving.client import Request
 
 MS = 1_000_000
 SWITCH_MS = 1000.0

@@ -149,7 +149,7 @@ class PlayedNetwork:
 
 
 def place_of(name: str, tmp_path: Path, server: PlayedServer) -> Any:
-    place: Any = contenders.Place(name, tmp_path, tmp_path, 1, lambda _: None)
+    place: Any = contenders.ContenderServer(name, tmp_path, tmp_path, 1, lambda _: None)
     place._server = server
     place.restart = lambda: setattr(place, "_server", PlayedServer())
     return place
@@ -175,7 +175,7 @@ def test_a_supervisor_restarts_what_hangs_or_ended(
 
 
 def test_a_supervisor_goes_to_the_rail_that_is_not_in_use(tmp_path: Path) -> None:
-    place: Any = contenders.Place("restart", tmp_path, tmp_path, 1, lambda _: None)
+    place: Any = contenders.ContenderServer("restart", tmp_path, tmp_path, 1, lambda _: None)
     started: list[str] = []
 
     class Started(PlayedServer):
@@ -210,7 +210,7 @@ def test_a_supervisor_gives_up_at_last(tmp_path: Path) -> None:
 
 
 def test_the_rail_in_use_is_the_one_that_sends_most(tmp_path: Path) -> None:
-    place: Any = contenders.Place("gloo", tmp_path, tmp_path, 1, lambda _: None)
+    place: Any = contenders.ContenderServer("gloo", tmp_path, tmp_path, 1, lambda _: None)
     lab: Any = PlayedLab()
     sent = iter([[5, 5], [5, 5], [10, 400], [10, 90]])
 
@@ -229,7 +229,7 @@ def test_the_rail_in_use_is_the_one_that_sends_most(tmp_path: Path) -> None:
 
 def test_contenders_say_what_they_serve(tmp_path: Path) -> None:
     said = {
-        name: contenders.Place(name, tmp_path, tmp_path, 1, lambda _: None).command
+        name: contenders.ContenderServer(name, tmp_path, tmp_path, 1, lambda _: None).command
         for name in CONTENDERS
     }
     assert said["r2ccl"].endswith("--distributed-backend r2ccl")
@@ -237,6 +237,6 @@ def test_contenders_say_what_they_serve(tmp_path: Path) -> None:
     stock = [text for name, text in said.items() if not name.startswith("r2ccl")]
     assert len(stock) == 4
     assert all("r2ccl" not in text for text in stock)
-    place: Any = contenders.Place("mptcp", tmp_path, tmp_path, 1, lambda _: None)
+    place: Any = contenders.ContenderServer("mptcp", tmp_path, tmp_path, 1, lambda _: None)
     place._plan = replace(place._plan, settings={"LD_PRELOAD": str(tmp_path / "multipath.so")})
     assert place.command.startswith("LD_PRELOAD=multipath.so vllm")  # no path of this machine

@@ -12,7 +12,7 @@ pytest.importorskip("aiohttp")
 
 from r2serve.bench.serve import impact, rounds
 from r2serve.bench.serve.impact import Impact
-from r2serve.demo.client import Request, Run
+from r2serve.lab.serving.client import Request, Run
 
 DECODE, FIRST = (False, False), (True, False)
 
@@ -57,7 +57,7 @@ def test_tokens_that_come_together_are_a_round() -> None:
 def test_several_tokens_of_a_request_at_once_are_of_as_many_steps() -> None:
     found = rounds.rounds(Run((request(10, 20, 50, 50.5, 51), request(10, 20, 50, 51))))
     assert [each.steps for each in found] == [1, 1, 3]
-    late = rounds.Usual(found, (), ()).late_ns(2)  # a decode takes 10 ms
+    late = rounds.RoundBaseline(found, (), ()).late_ns(2)  # a decode takes 10 ms
     assert late == pytest.approx(0)
 
 
@@ -67,7 +67,7 @@ def test_of_a_first_token_that_comes_with_others_these_decode() -> None:
     others = [request(70 + 60 * place, sent_ms=35 + 60 * place) for place in range(3)]
     both = request(250, 250, sent_ms=205)
     found = rounds.rounds(Run((long, *others, both)))
-    usual = rounds.Usual(found, (), ())
+    usual = rounds.RoundBaseline(found, (), ())
     assert (found[-1].kind, found[-1].steps) == (FIRST, 2)
     assert usual.ns(len(found) - 1) == pytest.approx(50e6)
 
@@ -78,11 +78,11 @@ def test_usual_is_what_rounds_of_the_same_kind_around_take() -> None:
     other = [240 + 40 * place + 15 for place in range(3)]  # its first token takes longer
     run = Run((request(*long), request(*other, sent_ms=200)))
     found = rounds.rounds(run)
-    usual = rounds.Usual(found, {35}, [])
+    usual = rounds.RoundBaseline(found, {35}, [])
     assert usual.ns(5) == pytest.approx(10e6)
     assert usual.ns(len(found) - 1) == pytest.approx(40e6)
     assert usual.ns(0) == 0  # the only one of its kind
-    own = rounds.Usual(found, (), [rounds.Round(0, 7_000_000, (True, True))])
+    own = rounds.RoundBaseline(found, (), [rounds.Round(0, 7_000_000, (True, True))])
     assert own.ns(0) == 7e6
 
 

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from r2serve.bench.collectives.markdown import MarkerError
 from r2serve.bench.serve import (
     compare,
     contenders,
@@ -24,7 +25,7 @@ from r2serve.bench.serve import (
 from r2serve.bench.serve.outcome import Goal
 from r2serve.bench.serve.store import Rows, Times
 from r2serve.bench.serve.workload import arrange
-from r2serve.demo.client import Request, Run
+from r2serve.lab.serving.client import Request, Run
 
 ABOUT = {
     "commit": "c1",
@@ -95,13 +96,13 @@ def test_text_is_compared_where_there_are_no_ids() -> None:
 # --- turns and rows -------------------------------------------------------------------------------
 
 
-def options(**changes: Any) -> runner.Options:
+def options(**changes: Any) -> runner.RunOptions:
     given = {
         "workload": arrange([("a", 2)], 0, concurrency=1),
         "contenders": ("r2ccl", "gloo"),
         "scenarios": {"healthy": (), "carrier": scenarios.scenario("carrier")},
     }
-    return runner.Options(**(given | changes))
+    return runner.RunOptions(**(given | changes))
 
 
 def test_contenders_take_turns_and_another_one_begins() -> None:
@@ -325,5 +326,5 @@ def test_docs_say_what_is_stale(tmp_path: Path) -> None:
     report.put(found, others, [], {}, docs)  # again, over what it wrote
     assert docs.read_text().count("**Stale**") == 1
     docs.write_text("# no markers\n")
-    with pytest.raises(report.MarkerError, match=r"page\.md has no lines"):
+    with pytest.raises(MarkerError, match=r"page\.md has no lines"):
         report.put(found, others, [], {}, docs)

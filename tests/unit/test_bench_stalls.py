@@ -7,13 +7,13 @@ import pytest
 from r2serve.bench.collectives.stalls import KINDS, analyse, run, summarise
 from r2serve.bench.collectives.strikes import (
     SIZES,
-    FaultError,
     Soak,
+    StrikeError,
     hit_call,
     in_use,
     rail_index,
 )
-from r2serve.drills.lab import LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
 
 MS = 1_000_000
 
@@ -53,12 +53,12 @@ def test_a_stall_counts_in_full_however_long_it_is() -> None:
 
 @pytest.mark.parametrize("struck_ns", [0, 10 * MS])
 def test_a_fault_outside_the_collectives_is_no_measurement(struck_ns: int) -> None:
-    with pytest.raises(FaultError, match="did not fall"):
+    with pytest.raises(StrikeError, match="did not fall"):
         analyse([Soak(MS, [MS, MS, MS])], struck_ns)
 
 
 def test_without_calls_after_the_hit_one_nothing_can_be_said_of_the_next() -> None:
-    with pytest.raises(FaultError, match="no collective followed"):
+    with pytest.raises(StrikeError, match="no collective followed"):
         analyse([Soak(0, [MS, MS, 5 * MS])], struck_ns=2 * MS + 1)
 
 

@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from r2serve.bench.collectives import distributions, strikes, ucx
+from r2serve.bench.collectives import stall_distributions, strikes, ucx
 from r2serve.bench.collectives.control import NotSupported, WorkerError, WorkerGroup
-from r2serve.bench.collectives.distributions import CARRIER, Measured, NotSurvivedError, Sample
 from r2serve.bench.collectives.matrix import Workload
+from r2serve.bench.collectives.stall_distributions import (
+    CARRIER,
+    Measured,
+    NotSurvivedError,
+    Sample,
+)
 from r2serve.bench.collectives.strikes import SIZES
-from r2serve.drills.lab import Lab, LabUnavailableError
+from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.lab import Lab
 
 SMALL, LARGE = SIZES
 
@@ -92,9 +98,9 @@ def played(
 
     monkeypatch.setattr(ucx, "program", lambda: Path("worker"))
     monkeypatch.setattr(ucx, "group", group)
-    monkeypatch.setattr(distributions, "_sample", lambda *_: raise_or_return(outcomes.pop(0)))
+    monkeypatch.setattr(stall_distributions, "_sample", lambda *_: raise_or_return(outcomes.pop(0)))
     measured = Measured()
-    distributions._ucx_series(
+    stall_distributions._ucx_series(
         Lab(), Path("scratch"), (CARRIER,), len(outcomes), measured, *2 * [lambda _: None]
     )
     return measured
@@ -127,7 +133,7 @@ def test_a_machine_without_ucx_measures_the_rest(
     monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     measured = Measured()
-    distributions._ucx_series(Lab(), place, (CARRIER,), 2, measured, *2 * [lambda _: None])
+    stall_distributions._ucx_series(Lab(), place, (CARRIER,), 2, measured, *2 * [lambda _: None])
     (skipped,) = measured.skipped
     assert "has no UCX" in skipped.reason
 

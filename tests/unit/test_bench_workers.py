@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from r2serve.bench.collectives import peers, runner
+from r2serve.bench.collectives import contenders, runner
+from r2serve.bench.collectives.contenders import ContenderUnavailable, Launch, Process, launch
 from r2serve.bench.collectives.control import (
     NotSupported,
     Timed,
@@ -27,13 +28,12 @@ from r2serve.bench.collectives.matrix import (
     ALGORITHMS,
     OPS,
     Contender,
-    Options,
+    MatrixOptions,
     Setting,
     Workload,
 )
 from r2serve.bench.collectives.native.build import FLAGS, SOURCES, BuildError, build
 from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_version
-from r2serve.bench.collectives.peers import Launch, PeerUnavailable, Process, launch
 from r2serve.bench.collectives.resilience import MIN_PAIRS, compare
 from r2serve.bench.collectives.runner import Refusal, list_refusals, run, started
 from r2serve.bench.collectives.strikes import rails_of, sent, soak
@@ -75,7 +75,7 @@ def test_what_the_floor_cannot_do_is_said_and_it_lives_on(tmp_path: Path) -> Non
 
 
 def test_the_floor_is_for_two_ranks(tmp_path: Path) -> None:
-    with pytest.raises(PeerUnavailable, match="two ranks"):
+    with pytest.raises(ContenderUnavailable, match="two ranks"):
         launch("floor", Setting(3, 2), tmp_path / "control", tmp_path)
 
 
@@ -83,7 +83,7 @@ def all_ops(group: WorkerGroup, ranks: int, dtype: str) -> list[str]:
     """What the workers do of every op, each checked by them; the rest has to be refused."""
     done = []
     refused = []
-    options = Options(ops=OPS, sizes=(4096,), dtypes=(dtype,), ranks=(ranks,))
+    options = MatrixOptions(ops=OPS, sizes=(4096,), dtypes=(dtype,), ranks=(ranks,))
     for workload in options.workloads(ranks):
         try:
             group.prepare(workload.request("auto"))
@@ -119,7 +119,7 @@ def test_mpi_does_every_op(tmp_path: Path, impl: str, ranks: int) -> None:
             assert int(loopback.read_text()) - before > 10 << 20  # over TCP, not in memory
             with pytest.raises(NotSupported, match="bfloat16"):
                 group.prepare(request("all_reduce", dtype="bfloat16"))
-    except PeerUnavailable as error:
+    except ContenderUnavailable as error:
         pytest.skip(str(error))
 
 
@@ -185,9 +185,9 @@ def test_the_floor_has_the_rails_that_are_left(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PeerUnavailable, match="at least 3 rails"):
+    with pytest.raises(ContenderUnavailable, match="at least 3 rails"):
         launch("r2ccl", Setting(2, 2, "two-lost"), tmp_path / "control", tmp_path)
-    with pytest.raises(PeerUnavailable, match="only r2ccl"):
+    with pytest.raises(ContenderUnavailable, match="only r2ccl"):
         launch("gloo", Setting(2, 2, "slow"), tmp_path / "control", tmp_path)
 
 
@@ -195,7 +195,7 @@ def test_mpich_is_looked_for_apart_from_open_mpi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MPICH_VARIABLE, str(tmp_path / "mpich"))
-    with pytest.raises(PeerUnavailable, match="pip install --prefix"):
+    with pytest.raises(ContenderUnavailable, match="pip install --prefix"):
         launch("mpich", Setting(2, 2), tmp_path / "control", tmp_path)
     assert mpich_version() is None
     program = tmp_path / "mpich" / "bin" / "mpiexec"
@@ -208,15 +208,15 @@ def test_mpich_is_looked_for_apart_from_open_mpi(
 def test_a_free_port_is_none_that_connections_are_given() -> None:
     first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     with socket.socket() as taken:
-        port = peers.free_port("127.0.0.1")
+        port = contenders.free_port("127.0.0.1")
         taken.bind(("127.0.0.1", port))
-        others = {peers.free_port("127.0.0.1") for _ in range(50)}
+        others = {contenders.free_port("127.0.0.1") for _ in range(50)}
     assert port not in others
     assert max(others) < int(first)
 
 
 def test_resilience_is_compared_in_pairs() -> None:
-    options = Options(sizes=(1024,), iterations=10, rounds=2)
+    options = MatrixOptions(sizes=(1024,), iterations=10, rounds=2)
     (pairs,) = compare(options, Setting(2, 2), lambda line: None)
     assert pairs.pairs == MIN_PAIRS
     assert pairs.on_p50_us > 0
@@ -240,7 +240,9 @@ def test_a_soak_ends_on_all_ranks_after_the_same_collective(tmp_path: Path) -> N
 
 @needs_compiler
 def test_all_contenders_become_rows_and_the_rest_is_listed() -> None:
-    options = Options(sizes=(1024,), ranks=(2, 3), impls=("gloo", "floor"), iterations=10, rounds=2)
+    options = MatrixOptions(
+        sizes=(1024,), ranks=(2, 3), impls=("gloo", "floor"), iterations=10, rounds=2
+    )
     lines: list[str] = []
     results = run(options, lines.append)
     assert [(row.impl, row.ranks, row.samples) for row in results.rows] == [
@@ -267,7 +269,7 @@ def test_a_peer_that_dies_is_listed_and_the_rest_is_measured(
         return real(self, warmup, iterations)
 
     monkeypatch.setattr(WorkerGroup, "run", run_once)
-    options = Options(sizes=(1024, 4096), impls=("gloo", "floor"), iterations=4, rounds=2)
+    options = MatrixOptions(sizes=(1024, 4096), impls=("gloo", "floor"), iterations=4, rounds=2)
     results = run(options, lambda line: None)
     assert [(row.impl, row.bytes) for row in results.rows] == [("gloo", 1024), ("gloo", 4096)]
     (skipped,) = results.skipped
@@ -329,7 +331,7 @@ def measure_wrong(tmp_path: Path, impl: str) -> list[Refusal]:
     """What the matrix lists of an ``impl`` whose rank 1 gets a wrong result."""
     refusals: list[Refusal] = []
     workload = Workload("all_reduce", 4096, "float32")
-    options = Options(ops=("all_reduce",), sizes=(4096,), ranks=(2,))
+    options = MatrixOptions(ops=("all_reduce",), sizes=(4096,), ranks=(2,))
     with answering(tmp_path, "ok", "wrong result: 1 of 1024") as group:
         contenders = [Contender(impl, "auto")]
         assert not runner._measure_point(options, workload, contenders, {impl: group}, refusals)

@@ -12,15 +12,8 @@ from typing import Any
 import pytest
 
 from r2serve.demo import faults
-from r2serve.demo.faults import (
-    EngineInjector,
-    FaultError,
-    Journals,
-    Striker,
-    cost_of,
-    rail_in_use,
-    rail_index,
-)
+from r2serve.demo.faults import EngineInjector, FaultError, Striker, cost_of
+from r2serve.lab.serving.journals import Journals, rail_in_use, rail_index
 
 MS = 1_000_000
 
@@ -81,9 +74,9 @@ def striker(engine: FakeEngine, decoding: Callable[[], bool] = lambda: True) -> 
 
 def test_the_rail_in_use_is_struck_and_healed() -> None:
     engine = FakeEngine(in_use=1)
-    rail, report = striker(engine).fault("carrier", node=0)
+    rail, report = striker(engine).fault("carrier_loss", node=0)
     assert rail == 1
-    assert engine.log == [("strike", "carrier", 0, 1), ("heal", "", 0, 1)]
+    assert engine.log == [("strike", "carrier_loss", 0, 1), ("heal", "", 0, 1)]
     assert (report.rail, report.rail_after) == ("rail1@node0", "rail0@node0")
     assert report.bytes_before == 8192
     assert report.stall_ms_max == 4.0
@@ -92,7 +85,7 @@ def test_the_rail_in_use_is_struck_and_healed() -> None:
 
 def test_a_strike_that_stalled_nothing_is_repeated_and_counted() -> None:
     engine = FakeEngine(in_use=0, misses=2)
-    _, report = striker(engine).fault("carrier", node=0)
+    _, report = striker(engine).fault("carrier_loss", node=0)
     assert [word for word, *_ in engine.log] == ["strike", "heal"] * 3
     assert report.missed_strikes == 2
     assert report.stalls == 1
@@ -100,7 +93,7 @@ def test_a_strike_that_stalled_nothing_is_repeated_and_counted() -> None:
 
 def test_strikes_that_never_stall_anything_are_a_problem() -> None:
     engine = FakeEngine(in_use=0, misses=1000)
-    _, report = striker(engine).fault("carrier", node=0)
+    _, report = striker(engine).fault("carrier_loss", node=0)
     assert len(engine.log) == 2 * faults.MAX_STRIKES
     assert any("stalled" in problem for problem in report.problems())
 
@@ -108,28 +101,28 @@ def test_strikes_that_never_stall_anything_are_a_problem() -> None:
 def test_the_rail_to_avoid_is_struck_only_if_no_other_comes_into_use() -> None:
     engine = FakeEngine(in_use=0)
     began = time.monotonic()
-    rail, _ = striker(engine).fault("blackhole", node=1, avoid=0)
+    rail, _ = striker(engine).fault("black_hole", node=1, avoid=0)
     assert rail == 0
     assert time.monotonic() - began >= faults.PREFER_S
     engine = FakeEngine(in_use=1)
-    rail, _ = striker(engine).fault("blackhole", node=1, avoid=0)
+    rail, _ = striker(engine).fault("black_hole", node=1, avoid=0)
     assert rail == 1
 
 
 def test_idle_rails_are_not_struck() -> None:
     with pytest.raises(FaultError, match="none carried anything"):
-        striker(FakeEngine(in_use=None)).fault("carrier", node=0)
+        striker(FakeEngine(in_use=None)).fault("carrier_loss", node=0)
 
 
 def test_no_strike_after_decoding_has_ended() -> None:
     engine = FakeEngine(in_use=0)
     with pytest.raises(FaultError, match="decoding ended"):
-        striker(engine, decoding=lambda: False).fault("carrier", node=0)
+        striker(engine, decoding=lambda: False).fault("carrier_loss", node=0)
     assert engine.log == []
 
 
 def test_a_rail_that_stays_away_is_a_problem() -> None:
-    _, report = striker(FakeEngine(in_use=0, comes_back=False)).fault("carrier", node=0)
+    _, report = striker(FakeEngine(in_use=0, comes_back=False)).fault("carrier_loss", node=0)
     assert report.rejoin_ms is None
     assert any("did not come back" in problem for problem in report.problems())
 
@@ -145,7 +138,7 @@ def test_a_fault_is_healed_when_watching_it_is_interrupted(
 
     monkeypatch.setattr(aim, "_watch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        aim.fault("carrier", node=0)
+        aim.fault("carrier_loss", node=0)
     assert engine.log[-1][0] == "heal"
 
 
@@ -213,7 +206,7 @@ def test_counters_are_summed_over_workers_without_shared_memory(
 def test_faults_inside_the_engine_are_lines_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "faults"
     injector = EngineInjector(path)
-    injector.strike("carrier", 0, 0)
+    injector.strike("carrier_loss", 0, 0)
     injector.heal(0, 0)
-    injector.strike("blackhole", 1, 1)
+    injector.strike("black_hole", 1, 1)
     assert path.read_text(encoding="ascii") == "0 cut\n0 heal\n1 drop\n"

@@ -20,12 +20,12 @@ pytest.importorskip("tokenizers")
 
 from aiohttp import web
 
-from r2serve.demo import load, workdir
-from r2serve.demo.client import Load, LoadError, Run
 from r2serve.demo.flow import tokens_for
-from r2serve.demo.model import TinyLlama, make_tiny_llama, prompts
-from r2serve.demo.places import LocalPlace, free_port
-from r2serve.demo.serve import MAX_MODEL_LEN, Plan, environment, first_error
+from r2serve.lab.serving import load, workdir
+from r2serve.lab.serving.client import Load, LoadError, Run
+from r2serve.lab.serving.model import TinyLlama, make_tiny_llama, prompts
+from r2serve.lab.serving.places import LocalPlace, free_port
+from r2serve.lab.serving.serve import MAX_MODEL_LEN, Plan, environment, first_error
 
 
 def test_the_model_is_the_same_every_time(tmp_path: Path) -> None:

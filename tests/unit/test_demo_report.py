@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from r2serve.demo.client import Request, Run
 from r2serve.demo.report import BaselineReport, FaultReport, Mismatch, Report, compare, render
+from r2serve.lab.serving.client import Request, Run
 
 
 def run_of(*streams: list[int]) -> Run:
@@ -46,8 +46,8 @@ def good_report() -> Report:
         tokens_each=100,
         compared=True,
         faults=[
-            fault("carrier", "rail0@node0", "rail1@node0"),
-            fault("blackhole", "rail1@node1", "rail0@node1"),
+            fault("carrier_loss", "rail0@node0", "rail1@node0"),
+            fault("black_hole", "rail1@node1", "rail0@node1"),
         ],
         tokens_per_s={"undisturbed": 400.0, "disturbed": 390.0},
         decode_step_ms=9.5,
@@ -73,7 +73,7 @@ def test_json_has_the_promised_fields() -> None:
     assert data["requests"] == {"sent": 8, "completed": 8, "failed": 0}
     assert data["tokens_identical"] is True
     assert data["passed"] is True
-    assert [item["kind"] for item in data["faults"]] == ["carrier", "blackhole"]
+    assert [item["kind"] for item in data["faults"]] == ["carrier_loss", "black_hole"]
     wanted = {"kind", "rail", "bytes_before", "replayed_chunks", "rail_after", "stall_ms_max"}
     for item in data["faults"]:
         assert wanted <= set(item)
@@ -101,7 +101,7 @@ def test_baseline_is_in_the_json_when_it_was_measured() -> None:
 )
 def test_a_fault_that_proves_nothing_fails_the_demo(change: dict[str, Any], problem: str) -> None:
     report = good_report()
-    report.faults[0] = fault("carrier", "rail0@node0", **{"after": "rail1@node0", **change})
+    report.faults[0] = fault("carrier_loss", "rail0@node0", **{"after": "rail1@node0", **change})
     assert not report.passed
     assert any(problem in text for text in report.problems())
 
@@ -113,7 +113,7 @@ def test_a_fault_that_proves_nothing_fails_the_demo(change: dict[str, Any], prob
         ("sent", 0, "no request was sent"),
         ("mismatches", [Mismatch(3, 17)], "request 3: token 17 differs"),
         ("compared", False, "not compared"),
-        ("faults", [], "the carrier fault was not made"),
+        ("faults", [], "the carrier_loss fault was not made"),
         ("errors", ["the server ended"], "the server ended"),
     ],
 )
@@ -139,7 +139,7 @@ def shown(report: Report) -> str:
 
 def test_the_table_tells_the_outcome() -> None:
     text = shown(good_report())
-    for wanted in ("8 of 8", "identical", "rail0@node0", "blackhole", "3.2", "passed"):
+    for wanted in ("8 of 8", "identical", "rail0@node0", "black_hole", "3.2", "passed"):
         assert wanted in text
 
 

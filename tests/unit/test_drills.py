@@ -21,7 +21,8 @@ from pairs import Pair
 from r2serve.cli import main
 from r2serve.config import Config
 from r2serve.drills import client, system
-from r2serve.drills.service import DrillError, DrillService, Order
+from r2serve.drills.order import DrillError, Order
+from r2serve.drills.service import DrillService
 from r2serve.drills.system import Guardian, SystemFault
 from r2serve.errors import ConfigError
 from r2serve.observe import files, journal
@@ -59,21 +60,21 @@ def wait_for(done: Callable[[], object]) -> None:
 
 
 def test_a_drill_is_recorded_and_undoes_itself(drilled: Pair) -> None:
-    (view,) = start(drilled, kind="cut", seconds=0.2)
-    assert (view["kind"], view["rail"], view["ended_clock_ns"]) == ("cut", RAIL, 0)
+    (view,) = start(drilled, kind="carrier_loss", seconds=0.2)
+    assert (view["kind"], view["rail"], view["ended_clock_ns"]) == ("carrier_loss", RAIL, 0)
     assert drilled.engine.rails()[1]["state"] in ("DOWN", "FENCING", "CONNECTING")
     assert drilled.engine.rails()[0]["state"] == "UP"
     (listed,) = drills(drilled)
     assert listed["id"] == view["id"]
     drilled.wait_for_state(1, "UP")
     wait_for(lambda: drills(drilled)[0]["ended_clock_ns"])
-    assert injected(drilled) == ["cut", "heal"]
+    assert injected(drilled) == ["carrier_loss", "heal"]
 
 
 def test_a_drill_can_be_ended_before_its_time(drilled: Pair) -> None:
-    (view,) = start(drilled, kind="drop", seconds=600.0)
+    (view,) = start(drilled, kind="black_hole", seconds=600.0)
     assert client.end(drilled.folder, view["id"]) == 1
-    wait_for(lambda: injected(drilled) == ["drop", "heal"])
+    wait_for(lambda: injected(drilled) == ["black_hole", "heal"])
     with pytest.raises(DrillError, match="no drill"):
         client.end(drilled.folder, view["id"])
 
@@ -82,34 +83,34 @@ def test_a_flap_cuts_again_and_again(drilled: Pair) -> None:
     start(drilled, kind="flap", seconds=0.5, period_s=0.1)
     wait_for(lambda: drills(drilled)[0]["ended_clock_ns"])
     told = injected(drilled)
-    assert told.count("cut") >= 3
-    assert set(told[::2]) == {"cut"}
+    assert told.count("carrier_loss") >= 3
+    assert set(told[::2]) == {"carrier_loss"}
     assert set(told[1::2]) == {"heal"}
     drilled.wait_for_state(1, "UP")
 
 
 def test_a_worker_that_closes_ends_its_drills(drilled: Pair) -> None:
-    start(drilled, kind="cut", seconds=600.0)
+    start(drilled, kind="carrier_loss", seconds=600.0)
     drilled.close()
     assert client.sockets(drilled.folder) == []
-    assert injected(drilled) == ["cut", "heal"]
+    assert injected(drilled) == ["carrier_loss", "heal"]
 
 
 def test_one_rail_has_one_drill_at_a_time(drilled: Pair) -> None:
-    start(drilled, kind="drop", seconds=600.0)
+    start(drilled, kind="black_hole", seconds=600.0)
     with pytest.raises(DrillError, match="is in drill"):
-        start(drilled, kind="cut", seconds=1.0)
+        start(drilled, kind="carrier_loss", seconds=1.0)
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         ({"kind": "melt", "seconds": 1.0}, "kind: 'melt' must be one of cut, drop"),
-        ({"kind": "cut", "seconds": 0}, "seconds: 0 must be a number from 0.01 to 3600"),
-        ({"kind": "cut", "seconds": 1e9}, "seconds: 1000000000.0 must be"),
+        ({"kind": "carrier_loss", "seconds": 0}, "seconds: 0 must be a number from 0.01 to 3600"),
+        ({"kind": "carrier_loss", "seconds": 1e9}, "seconds: 1000000000.0 must be"),
         ({"kind": "slow", "seconds": 1.0, "mbit": -1}, "mbit: -1 must be"),
         ({"kind": "corrupt", "seconds": 1.0}, "corrupt needs checksum"),
-        ({"kind": "cut", "seconds": 1.0, "peer": "rank 7"}, "no 'rail1@node0' to rank 7"),
+        ({"kind": "carrier_loss", "seconds": 1.0, "peer": "rank 7"}, "no 'rail1@node0' to rank 7"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(drilled: Pair, fields: Any, why: str) -> None:
@@ -197,7 +198,7 @@ def test_a_service_that_is_closed_from_one_of_its_threads_does_not_wait_for_itse
 
     workers = client.find(drilled.folder, RAIL)
     service._engine = Closing()
-    assert client.start(workers, rail=RAIL, kind="cut", seconds=0.05)
+    assert client.start(workers, rail=RAIL, kind="carrier_loss", seconds=0.05)
     service._thread.join(20)
     assert not service._thread.is_alive()
 
@@ -213,10 +214,27 @@ def test_drills_without_a_journal_are_refused_at_start() -> None:
 
 
 def test_the_command_names_the_rails_that_there_are(drilled: Pair) -> None:
-    words = ["drill", "cut", "--rail", "rail7@node0", "--journal-dir", str(drilled.folder)]
+    words = ["drill", "carrier_loss", "--rail", "rail7@node0", "--journal-dir", str(drilled.folder)]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
     assert "there are rail0@node0, rail1@node0" in result.output
+
+
+def test_an_old_word_for_a_kind_is_taken_with_a_note(drilled: Pair) -> None:
+    words = ["--rail", RAIL, "--for", "100ms", "--by", "engine"]
+    folder = ["--journal-dir", str(drilled.folder)]
+    result = CliRunner().invoke(main, ["drill", "drop", *words, *folder])
+    assert result.exit_code == 0, result.output
+    assert "`drop` is an old word for `black_hole` and goes" in result.output
+    assert f": black_hole of {RAIL} for 0.1 s" in result.output
+    wait_for(lambda: injected(drilled) == ["black_hole", "heal"])
+
+
+@pytest.mark.parametrize("word", ["melt", "port", "carrier-loss"])
+def test_what_is_no_drill_is_no_command(word: str) -> None:
+    result = CliRunner().invoke(main, ["drill", word, "--rail", RAIL])
+    assert result.exit_code == 2
+    assert "No such command" in result.output
 
 
 def test_the_command_waits_and_says_what_it_did(drilled: Pair) -> None:
@@ -231,19 +249,19 @@ def test_the_command_waits_and_says_what_it_did(drilled: Pair) -> None:
 
 def test_a_killed_command_leaves_nothing_behind(drilled: Pair) -> None:
     code = "from r2serve.cli import main; main()"
-    words = ["drill", "cut", "--rail", RAIL, "--for", "1s", "--by", "engine"]
+    words = ["drill", "carrier_loss", "--rail", RAIL, "--for", "1s", "--by", "engine"]
     words += ["--journal-dir", str(drilled.folder)]
     command = subprocess.Popen([sys.executable, "-c", code, *words])
     wait_for(lambda: injected(drilled))
     command.kill()
     command.wait()
     drilled.wait_for_state(1, "UP")
-    assert injected(drilled) == ["cut", "heal"]
+    assert injected(drilled) == ["carrier_loss", "heal"]
 
 
 @pytest.mark.parametrize("text", ["", "x", "5h", "-1s", "0", "1e9"])
 def test_a_duration_that_is_none_is_refused(text: str) -> None:
-    result = CliRunner().invoke(main, ["drill", "cut", "--rail", RAIL, "--for", text])
+    result = CliRunner().invoke(main, ["drill", "carrier_loss", "--rail", RAIL, "--for", text])
     assert result.exit_code == 2
     assert "--for" in result.output
 
@@ -320,16 +338,16 @@ def test_a_fault_that_cannot_be_made_is_undone_and_said(tmp_path: Path) -> None:
 
 def test_the_system_faults_only_a_port_that_is_here() -> None:
     with pytest.raises(DrillError, match=r"no network device 'nope'|only root"):
-        system.plan("cut", "nope", "10.0.0.1:5", 1.0, mbit=1, period_s=1)
+        system.plan("carrier_loss", "nope", "10.0.0.1:5", 1.0, mbit=1, period_s=1)
     if os.geteuid() == 0:
         with pytest.raises(DrillError, match="another namespace"):
-            system.plan("drop", "lo", "10.0.0.1:5", 1.0, mbit=1, period_s=1)
+            system.plan("black_hole", "lo", "10.0.0.1:5", 1.0, mbit=1, period_s=1)
     with pytest.raises(DrillError, match="the engine does"):
         system.plan("corrupt", "lo", "127.0.0.1:5", 1.0, mbit=1, period_s=1)
 
 
 def test_an_order_says_what_is_wrong_with_it() -> None:
     with pytest.raises(DrillError, match="id: '' must be"):
-        Order(id="", kind="cut", rail=RAIL, seconds=1)
+        Order(id="", kind="carrier_loss", rail=RAIL, seconds=1)
     with pytest.raises(DrillError, match="by: 'magic' must be"):
-        Order(id="x", kind="cut", rail=RAIL, seconds=1, by="magic")
+        Order(id="x", kind="carrier_loss", rail=RAIL, seconds=1, by="magic")

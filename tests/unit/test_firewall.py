@@ -11,7 +11,7 @@ from patients import end, findings, nic, patient
 
 from r2serve.topo import firewall, system
 from r2serve.topo.firewall import Rules, Traffic
-from r2serve.topo.system import Told
+from r2serve.topo.system import CommandOutput
 
 Rule = list[dict[str, Any]]
 ACCEPT: dict[str, Any] = {"accept": None}
@@ -189,7 +189,7 @@ def test_rules_of_the_old_iptables(told: str, level: str) -> None:
 
 
 def test_reading_without_root_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = Told(why_not="nft: Operation not permitted (you must be root)")
+    refused = CommandOutput(why_not="nft: Operation not permitted (you must be root)")
     monkeypatch.setattr(system, "ask", lambda *_: refused)
     rules = firewall.read()
     assert rules.nft is None

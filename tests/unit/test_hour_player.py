@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from r2serve.drills import player as players
-from r2serve.drills.kinds import KINDS, Kind
-from r2serve.drills.player import Player
-from r2serve.drills.schedule import Aim, Fault, Schedule
+from r2serve.lab import player as players
+from r2serve.lab.kinds import KINDS, FaultMaker
+from r2serve.lab.player import Player
+from r2serve.lab.schedule import Aim, Fault, Schedule
 
 
 class FakeLab:
     """Ports and rails of two nodes, one of which carries the traffic."""
+
+    rails = 2
 
     def __init__(self) -> None:
         self.log: list[tuple[float, str, int, int]] = []
@@ -50,8 +52,8 @@ class FakeLab:
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
     fake = FakeLab()
-    monkeypatch.setitem(KINDS, "loss", Kind(fake.make, fake.undo))
-    monkeypatch.setitem(KINDS, "blink", Kind(fake.make, fake.undo, cycle_s=(0.2, 0.1)))
+    monkeypatch.setitem(KINDS, "loss", FaultMaker(fake.make, fake.undo))
+    monkeypatch.setitem(KINDS, "blink", FaultMaker(fake.make, fake.undo, cycle_s=(0.2, 0.1)))
     for name in ("POLL_S", "LOOK_S", "TRAFFIC_S"):
         monkeypatch.setattr(players, name, 0.01)
     monkeypatch.setattr(players, "AIM_TIMEOUT_S", 0.1)
@@ -61,7 +63,15 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
 
 def player(lab: Any, *faults: Fault, attend: Callable[[], None] = lambda: None) -> Player:
     seconds = max(fault.end_s for fault in faults) + 0.1
-    return Player(Schedule(faults, seconds), lab, lab, attend, watch=lambda line: None)
+    schedule = Schedule(faults, seconds)
+    return Player(
+        schedule.faults,
+        lab,
+        seconds=schedule.seconds,
+        rails=lab,
+        attend=attend,
+        watch=lambda line: None,
+    )
 
 
 def test_every_fault_is_made_and_undone_at_its_time(lab: FakeLab) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from r2serve.demo.client import Request, Run
-from r2serve.drills.hour import request_tokens
-from r2serve.drills.hour_report import HourReport, WrongRequest, render, wrong_requests
-from r2serve.drills.player import Played
-from r2serve.drills.schedule import Fault
-from r2serve.drills.stalls import cause_of, fault_of, stalls_of, unprovoked, was_noticed
+from r2serve.demo.hour.report import HourReport, WrongRequest, render, wrong_requests
+from r2serve.demo.hour.run import request_tokens
+from r2serve.demo.hour.stalls import cause_of, fault_of, stalls_of, unprovoked, was_noticed
+from r2serve.lab.player import Played
+from r2serve.lab.schedule import Fault
+from r2serve.lab.serving.client import Request, Run
 from r2serve.observe.journal import Event
 
 MS = 1_000_000
@@ -70,7 +70,7 @@ def test_of_a_lost_request_what_came_must_be_right() -> None:
 
 
 def two() -> list[Played]:
-    return [played("cable", 10, (0,)), played("port, second fault", 11, (1,))]
+    return [played("carrier_loss", 10, (0,)), played("peer_port_loss, second fault", 11, (1,))]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_stall_belongs_to_the_last_fault_under_way(
 
 
 def test_a_rail_that_never_came_back_keeps_its_fault_open() -> None:
-    assert fault_of([played("cable", 10, (0,), back_ns=None)], 99 * S, 100 * S) == 0
+    assert fault_of([played("carrier_loss", 10, (0,), back_ns=None)], 99 * S, 100 * S) == 0
 
 
 def test_the_cause_is_the_weightiest_rail_event_of_the_wait() -> None:
@@ -103,9 +103,9 @@ def test_the_cause_is_the_weightiest_rail_event_of_the_wait() -> None:
         event(110, "stall", 12),
     ]
     assert cause_of(events, 98 * MS, 110 * MS) == "rail0@node0 UP->SUSPECT"
-    down = move(109, "rail0@node1", "SUSPECT->DOWN dead-deadline")
+    down = move(109, "rail0@node1", "SUSPECT->DOWN dead_deadline")
     assert cause_of([*events, down], 98 * MS, 110 * MS) == (
-        "rail0@node1 SUSPECT->DOWN dead-deadline"
+        "rail0@node1 SUSPECT->DOWN dead_deadline"
     )
     assert cause_of(events[:1], 85 * MS, 110 * MS) == "rail0@node1 DOWN->FENCING"
     assert cause_of(events, 500 * MS, 510 * MS) == "rail0@node0 UP->SUSPECT, before it"
@@ -119,12 +119,12 @@ def test_every_stall_is_found_with_its_length() -> None:
 
 
 def test_noticed_means_that_each_of_its_rails_left_up_meanwhile() -> None:
-    fault = played("cable, all rails", 10, (0, 1))
-    first = move(10_010, "rail0@node1", "UP->DOWN carrier")
+    fault = played("carrier_loss, all rails", 10, (0, 1))
+    first = move(10_010, "rail0@node1", "UP->DOWN carrier_loss")
     assert not was_noticed(fault, [first])
     assert was_noticed(fault, [first, move(10_500, "rail1@node0", "UP->SUSPECT")])
-    assert not was_noticed(fault, [first, move(9_990, "rail1@node0", "UP->DOWN carrier")])
-    assert not was_noticed(fault, [first, move(12_900, "rail1@node0", "UP->DOWN carrier")])
+    assert not was_noticed(fault, [first, move(9_990, "rail1@node0", "UP->DOWN carrier_loss")])
+    assert not was_noticed(fault, [first, move(12_900, "rail1@node0", "UP->DOWN carrier_loss")])
     assert not was_noticed(fault, [first, move(10_500, "rail1@node0", "SUSPECT->UP")])
 
 
@@ -132,8 +132,8 @@ def test_who_leaves_up_between_faults_is_counted() -> None:
     events = [
         move(9_000, "rail0@node0", "UP->SUSPECT"),
         move(9_001, "rail0@node0", "SUSPECT->UP"),
-        move(10_500, "rail0@node0", "UP->DOWN carrier"),
-        move(20_000, "rail1@node0", "UP->DOWN socket-error"),
+        move(10_500, "rail0@node0", "UP->DOWN carrier_loss"),
+        move(20_000, "rail1@node0", "UP->DOWN socket_error"),
     ]
     assert unprovoked(two(), events) == 2
 
@@ -142,9 +142,9 @@ def good_report() -> HourReport:
     report = HourReport("TP=2", seed=1, seconds=30, planned=2, streams=2)
     run = Run((request([1, 2, 3], 0, at_s=10.5), request([4, 5], 1, at_s=20)))
     events = [
-        move(10_001, "rail0@node0", "UP->DOWN carrier"),
+        move(10_001, "rail0@node0", "UP->DOWN carrier_loss"),
         event(10_005, "stall", 5.25),
-        move(11_001, "rail1@node0", "UP->DOWN peer-notice"),
+        move(11_001, "rail1@node0", "UP->DOWN peer_notice"),
     ]
     report.add_run(REFERENCE, run)
     report.add_faults(two(), events, run)
@@ -160,7 +160,7 @@ def test_a_good_hour_passes() -> None:
     data = json.loads(json.dumps(report.to_json()))
     assert data["passed"] is True
     assert data["requests"] == {"sent": 2, "completed": 2, "failed": 0}
-    assert data["stalls"][0]["cause"] == "rail0@node0 UP->DOWN carrier"
+    assert data["stalls"][0]["cause"] == "rail0@node0 UP->DOWN carrier_loss"
     assert [fault["stalls_ms"] for fault in data["faults"]] == [[5.25], []]
     assert [fault["worst_gap_ms"] for fault in data["faults"]] == [10.0, 0.0]
     assert data["faults"][0]["back_after_ms"] == 1000
@@ -190,13 +190,15 @@ def test_what_fails_an_hour(name: str, value: object, problem: str) -> None:
 def test_a_fault_that_nobody_noticed_fails_the_hour() -> None:
     report = good_report()
     report.outcomes[1].noticed = False
-    assert report.problems() == ["port, second fault at 11 s, node 0: no worker noticed it"]
+    assert report.problems() == [
+        "peer_port_loss, second fault at 11 s, node 0: no worker noticed it"
+    ]
 
 
 def test_rails_that_stay_away_fail_the_hour() -> None:
     report = good_report()
     report.outcomes[0].played.back_ns = None
-    assert report.problems() == ["cable at 10 s, node 0: the rails did not all come back"]
+    assert report.problems() == ["carrier_loss at 10 s, node 0: the rails did not all come back"]
 
 
 def test_the_output_ends_in_the_line_that_sums_it_up() -> None:
@@ -206,7 +208,12 @@ def test_the_output_ends_in_the_line_that_sums_it_up() -> None:
     render(report, Console(file=output, width=160))
     lines = output.getvalue().splitlines()
     assert lines[-1] == report.last_line()
-    for wanted in ("port, second fault", "5.2", "rail0@node0 UP->DOWN carrier", "no fault under"):
+    for wanted in (
+        "peer_port_loss, second fault",
+        "5.2",
+        "rail0@node0 UP->DOWN carrier_loss",
+        "no fault under",
+    ):
         assert any(wanted in line for line in lines), wanted
     assert "failed:" not in output.getvalue()
 

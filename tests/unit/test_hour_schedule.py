@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from r2serve.drills import schedule as schedules
-from r2serve.drills.kinds import KINDS, Kind
-from r2serve.drills.schedule import (
+from r2serve.lab import schedule as schedules
+from r2serve.lab.kinds import KINDS, FaultMaker
+from r2serve.lab.schedule import (
     HOUR_S,
     LONGEST_OUTAGE_S,
     Aim,
@@ -17,6 +17,7 @@ from r2serve.drills.schedule import (
     Schedule,
     ScheduleError,
     compressed_hour,
+    is_second,
 )
 
 PORTS = set(itertools.product((0, 1), (0, 1)))
@@ -33,7 +34,7 @@ def test_an_hour_has_every_kind_at_every_port(seed: int) -> None:
         assert {fault.node for fault in hour.faults if fault.rail is aim} == {0, 1}
     outages = [fault for fault in hour.faults if fault.rail is Aim.ALL]
     assert [fault.duration_s for fault in outages] == [8.0]
-    seconds = [i for i in range(len(hour.faults)) if hour.is_second(i)]
+    seconds = [i for i in range(len(hour.faults)) if is_second(hour.faults, i)]
     assert len(seconds) >= 5
     assert max(fault.end_s for fault in hour.faults) <= HOUR_S
 
@@ -48,7 +49,7 @@ def test_a_part_of_an_hour_has_no_long_outage() -> None:
     assert len(part.faults) >= 4
     assert max(fault.end_s for fault in part.faults) <= 30
     assert all(fault.rail is not Aim.ALL for fault in part.faults)
-    assert any(part.is_second(i) for i in range(len(part.faults)))
+    assert any(is_second(part.faults, i) for i in range(len(part.faults)))
 
 
 def test_more_nodes_and_rails_are_covered_too() -> None:
@@ -60,7 +61,7 @@ def test_more_nodes_and_rails_are_covered_too() -> None:
 def test_a_further_kind_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(lab: object, node: int, rail: int) -> None: ...
 
-    monkeypatch.setitem(KINDS, "dim", Kind(nothing, nothing, leaves_up=False))
+    monkeypatch.setitem(KINDS, "dim", FaultMaker(nothing, nothing, leaves_up=False))
     hour = compressed_hour(0)
     dim = [index for index, fault in enumerate(hour.faults) if fault.kind == "dim"]
     assert len(dim) >= 3
@@ -74,7 +75,7 @@ def test_no_hour_without_time_or_a_second_rail(seconds: float, rails: int, field
         compressed_hour(0, seconds, rails=rails)
 
 
-GOOD = Fault(1.0, "cable", 0, 1, 2.0)
+GOOD = Fault(1.0, "carrier_loss", 0, 1, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +125,8 @@ def test_only_faults_of_given_rails_overlap(aim: Aim) -> None:
 
 
 def test_some_rail_comes_back_in_time() -> None:
-    first = Fault(0.0, "cable", 0, 0, 20.0)
-    allowed = Fault(1.0, "port", 1, 1, LONGEST_OUTAGE_S)
+    first = Fault(0.0, "carrier_loss", 0, 0, 20.0)
+    allowed = Fault(1.0, "peer_port_loss", 1, 1, LONGEST_OUTAGE_S)
     Schedule((first, allowed), 60)
     with pytest.raises(ScheduleError, match=r"^faults\[1\]\.duration_s is 10.5: no rail would"):
         Schedule((first, replace(allowed, duration_s=10.5)), 60)
@@ -135,26 +136,26 @@ def test_some_rail_comes_back_in_time() -> None:
         Schedule(relay, 60)
     Schedule(relay, 60, rails=3)
     with pytest.raises(ScheduleError, match=r"^faults\[0\]\.duration_s is 11: no rail would"):
-        Schedule((Fault(0.0, "cable", 0, Aim.ALL, 11.0),), 60)
+        Schedule((Fault(0.0, "carrier_loss", 0, Aim.ALL, 11.0),), 60)
 
 
 def test_labels_tell_what_is_special() -> None:
     hour = Schedule(
         (
-            Fault(0.0, "cable", 0, 0, 3.0),
-            Fault(1.0, "port", 1, 1, 1.0),
+            Fault(0.0, "carrier_loss", 0, 0, 3.0),
+            Fault(1.0, "peer_port_loss", 1, 1, 1.0),
             Fault(5.0, "flap", 0, Aim.IN_USE, 1.0),
-            Fault(7.0, "address", 0, Aim.IDLE, 1.0),
-            Fault(9.0, "cable", 0, Aim.ALL, 1.0),
+            Fault(7.0, "address_loss", 0, Aim.IDLE, 1.0),
+            Fault(9.0, "carrier_loss", 0, Aim.ALL, 1.0),
         ),
         20,
     )
     assert [hour.label(index) for index in range(5)] == [
-        "cable",
-        "port, second fault",
+        "carrier_loss",
+        "peer_port_loss, second fault",
         "flap",
-        "address, idle rail",
-        "cable, all rails",
+        "address_loss, idle rail",
+        "carrier_loss, all rails",
     ]
 
 

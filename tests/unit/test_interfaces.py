@@ -12,17 +12,11 @@ import textwrap
 
 import pytest
 
-from r2serve import interfaces as module
 from r2serve.errors import ConfigError
-from r2serve.interfaces import (
-    Interface,
-    Port,
-    choose_ports,
-    list_interfaces,
-    node_identity,
-    select_ports,
-    unusable,
-)
+from r2serve.ports import netlink
+from r2serve.ports.choice import Port, choose_ports, select_ports, unusable
+from r2serve.ports.identity import node_identity
+from r2serve.ports.interfaces import Interface, list_interfaces
 
 
 def interface(name: str, *addresses: str, **fields: object) -> Interface:
@@ -125,7 +119,7 @@ def test_auto_without_any_nic_gives_no_rail() -> None:
 
 
 def test_auto_logs_what_it_took_and_why_not_the_rest(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="r2serve.interfaces"):
+    with caplog.at_level("INFO", logger="r2serve.ports.choice"):
         choose_ports("auto", "", "10.0.0.1", HERE)
     assert "rails: eth1, eth2; not used: lo (loopback), eth0 (management)" in caplog.text
 
@@ -224,11 +218,11 @@ def test_a_broken_kernel_answer_is_an_error_not_a_hang(monkeypatch: pytest.Monke
     class Refusing:
         def recv(self, _: int) -> bytes:
             refused = (-1).to_bytes(4, "little", signed=True)
-            return module._HEADER.pack(20, module._NLMSG_ERROR, 0, 1, 0) + refused
+            return netlink._HEADER.pack(20, netlink._NLMSG_ERROR, 0, 1, 0) + refused
 
     with pytest.raises(PermissionError, match="cannot list network interfaces"):
-        module._read_dump(Refusing())  # type: ignore[arg-type]
-    monkeypatch.setattr(module, "_read_dump", lambda _: None)
+        netlink._read_dump(Refusing())  # type: ignore[arg-type]
+    monkeypatch.setattr(netlink, "_read_dump", lambda _: None)
     with pytest.raises(OSError, match="changes faster"):
         list_interfaces()
 
@@ -236,7 +230,9 @@ def test_a_broken_kernel_answer_is_an_error_not_a_hang(monkeypatch: pytest.Monke
 # What runs in a fresh network namespace, which ends with the process.
 IN_NAMESPACE = """
     import subprocess
-    from r2serve.interfaces import list_interfaces, node_identity, select_ports, unusable
+    from r2serve.ports.choice import select_ports, unusable
+    from r2serve.ports.identity import node_identity
+    from r2serve.ports.interfaces import list_interfaces
 
     def ip(arguments):
         subprocess.run(["ip", *arguments.split()], check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from r2serve.drills import lab
+from r2serve.lab import lab, nodes
 
 
 def test_a_name_tells_its_owner_and_no_two_labs_share_one() -> None:
@@ -23,8 +23,8 @@ def test_foreign_names_have_no_owner(name: str) -> None:
 
 
 def test_no_two_ports_share_an_address() -> None:
-    addresses = [lab.rail_address(rail, node) for rail in range(200) for node in range(200)]
-    addresses += [lab.management_address(node) for node in range(200)]
+    addresses = [nodes.rail_address(rail, node) for rail in range(200) for node in range(200)]
+    addresses += [nodes.management_address(node) for node in range(200)]
     assert len(set(addresses)) == len(addresses)
     assert all(0 <= int(part) <= 255 for address in addresses for part in address.split("."))
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from pairs import Pair
 
 from r2serve.cli import main
-from r2serve.observe.live import journal_folder
+from r2serve.journal_folder import journal_folder
 
 
 def ask(pair: Pair, name: str, *words: str) -> Result:
@@ -43,7 +43,10 @@ def test_events_are_told_in_lines(pair: Pair) -> None:
     assert len(lines) == 3
     assert lines[-1].endswith("rank 0 rail_state rail1@node0 to rank 1: PROBATION->UP")
     events = [json.loads(line) for line in ask(pair, "events", "--json").stdout.splitlines()]
-    assert [event["text"] for event in events if event["kind"] == "injected"] == ["cut", "heal"]
+    assert [event["text"] for event in events if event["kind"] == "injected"] == [
+        "carrier_loss",
+        "heal",
+    ]
     assert ask(pair, "events", "--last", "0").stdout == ""
 
 

@@ -18,16 +18,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
-from r2serve import interfaces, tensors
+from r2serve import tensors
 from r2serve.cli import main
 from r2serve.communicator import Communicator
 from r2serve.config import Config, options
 from r2serve.errors import ConfigError, InvalidArgumentError
-from r2serve.interfaces import Interface, choose_ports, node_identity
 from r2serve.observe import journal
 from r2serve.option import PREFIX, Option
+from r2serve.ports import netlink
+from r2serve.ports.choice import choose_ports
+from r2serve.ports.identity import node_identity
+from r2serve.ports.interfaces import Interface
+from r2serve.ports.pairing import PortInfo, ProcessInfo, pair_secret, rails_between
 from r2serve.sim import cli as sim_cli
-from r2serve.topology import PortInfo, ProcessInfo, pair_secret, rails_between
 
 # The same examples in every run; nothing here is about time.
 fuzz = settings(
@@ -282,9 +285,9 @@ def test_a_name_with_a_digit_that_is_no_number_is_sorted_too() -> None:
 @fuzz
 @given(st.binary(max_size=200))
 def test_any_answer_of_the_kernel_is_read_to_its_end(data: bytes) -> None:
-    for _, _, payload in interfaces._messages(data):
+    for _, _, payload in netlink._messages(data):
         assert len(payload) < len(data)
-    for value in interfaces._attributes(data).values():
+    for value in netlink._attributes(data).values():
         assert len(value) < len(data)
 
 

@@ -1,13 +1,14 @@
 """RDMA ports as sysfs shows them."""
 
+import ipaddress
 from pathlib import Path
 
 import pytest
 
-from r2serve import interfaces, rdma
 from r2serve.errors import ConfigError
-from r2serve.interfaces import Interface
-from r2serve.topology import PortInfo, ProcessInfo, rails_between
+from r2serve.ports import choice, rdma
+from r2serve.ports.interfaces import Interface
+from r2serve.ports.pairing import PortInfo, ProcessInfo, rails_between
 
 
 def make_port(
@@ -107,14 +108,14 @@ def test_rails_may_name_rdma_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     make_port(tmp_path, "mlx5_3", gids=[(MAPPED, "RoCE v2", "eth0")])
     make_port(tmp_path, "mlx5_4", layer="InfiniBand")
     ports = rdma.list_ports(tmp_path)
-    address = interfaces.ipaddress.ip_address("10.0.0.1")
+    address = ipaddress.ip_address("10.0.0.1")
     monkeypatch.setattr(
-        interfaces, "list_interfaces", lambda: [Interface("eth0", 2, addresses=(address,))]
+        choice, "list_interfaces", lambda: [Interface("eth0", 2, addresses=(address,))]
     )
-    [port] = interfaces.select_ports("mlx5_3:1", "", None, ports)
+    [port] = choice.select_ports("mlx5_3:1", "", None, ports)
     assert (port.device, port.address, port.rdma) == ("eth0", "10.0.0.1", ports[0])
     with pytest.raises(ConfigError, match=r"R2CCL_RAILS.*mlx5_4:1 has no network interface"):
-        interfaces.select_ports("mlx5_4", "", None, ports)
+        choice.select_ports("mlx5_4", "", None, ports)
 
 
 def process(number: int, *ports: PortInfo) -> ProcessInfo:

@@ -13,7 +13,7 @@ from pairs import Pair
 from prometheus_client.parser import text_string_to_metric_families
 
 from r2serve.observe.sidecar import app as sidecar
-from r2serve.observe.sidecar import metrics
+from r2serve.observe.sidecar import metrics, schema
 from r2serve.observe.watch import Watch
 
 GETS = [
@@ -135,7 +135,7 @@ def test_events_come_in_pages(pair: Pair, client: TestClient) -> None:
         after = page["next"]
     assert paged[: len(events)] == events  # of a busy machine there may be more by now
     injected = client.get("/v1/events", params={"kind": "injected"}).json()
-    assert [event["text"] for event in injected["events"]] == ["cut", "heal"]
+    assert [event["text"] for event in injected["events"]] == ["carrier_loss", "heal"]
     assert injected["next"] == paged[-1]["id"] or len(paged) > len(events)
 
 
@@ -209,5 +209,5 @@ def test_the_description_has_examples_that_are_true_to_it(client: TestClient) ->
     described = client.get("/openapi.json").json()["components"]["schemas"]
     for name in ("HealthView", "RailView", "WorkerView", "EventView", "CollectiveView"):
         (example,) = described[name]["examples"]
-        getattr(sidecar.schema, name).model_validate(example)
+        getattr(schema, name).model_validate(example)
         assert set(example) == set(described[name]["properties"])

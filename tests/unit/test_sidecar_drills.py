@@ -18,7 +18,7 @@ from r2serve.observe.watch import Watch
 
 TOKEN = "0123456789abcdef"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-ORDER = {"kind": "cut", "rail": "rail1@node0", "seconds": 0.3}
+ORDER = {"kind": "carrier_loss", "rail": "rail1@node0", "seconds": 0.3}
 
 
 @pytest.fixture
@@ -41,15 +41,22 @@ def test_who_has_the_token_can_drill(drilled: Pair, client: TestClient) -> None:
     answer = client.post("/v1/drills", json=ORDER, headers=BEARER)
     assert answer.status_code == 201, answer.text
     (drill,) = answer.json()["drills"]
-    assert (drill["kind"], drill["rail"], drill["ended"]) == ("cut", "rail1@node0", None)
+    assert answer.json()["note"] == ""
+    assert (drill["kind"], drill["rail"], drill["ended"]) == ("carrier_loss", "rail1@node0", None)
     lost = wait_for(client, "/v1/rails", lambda found: found["rails"][1]["state"] != "UP")
     assert lost["rails"][1]["cause"] == "injected"
     wait_for(client, "/v1/drills", lambda found: found["drills"][0]["ended"])
     events = wait_for(client, "/v1/events?kind=injected", lambda found: len(found["events"]) == 2)[
         "events"
     ]
-    assert [event["text"] for event in events] == ["cut", "heal"]
+    assert [event["text"] for event in events] == ["carrier_loss", "heal"]
     drilled.wait_for_state(1, "UP")
+
+
+def test_an_old_word_for_a_kind_is_taken_with_a_note(drilled: Pair, client: TestClient) -> None:
+    answer = client.post("/v1/drills", json=ORDER | {"kind": "drop"}, headers=BEARER).json()
+    assert [drill["kind"] for drill in answer["drills"]] == ["black_hole"]
+    assert answer["note"] == "`drop` is an old word for `black_hole` and goes"
 
 
 def test_a_drill_can_be_ended(drilled: Pair, client: TestClient) -> None:

@@ -16,7 +16,7 @@ from r2serve.observe.journal import Event
 from r2serve.observe.request_log import RequestLog
 from r2serve.observe.sidecar import app as sidecar
 from r2serve.observe.sidecar import requests as answers
-from r2serve.observe.watch import Told, Watch
+from r2serve.observe.watch import NumberedEvent, Watch
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_request_is_told_what_an_outage_cost_it(
     assert (step["step"], step["phase"], step["label"]) == (2, "decode", "rank 0")
     assert [stall["collective"] for stall in step["stalls"]] == ["all_reduce"]
     told = [(event["kind"], event["rail"], event["text"]) for event in impact["events"]]
-    assert ("injected", "rail0@node0", "cut") in told
+    assert ("injected", "rail0@node0", "carrier_loss") in told
     assert ("rail_state", "rail1@node0", "UP->DOWN injected") in told
     assert {event["epoch"] for event in impact["events"] if event["kind"] == "stall"} == {2}
 
@@ -102,7 +102,7 @@ def test_a_request_that_is_not_kept_is_not_found(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("during", "told"),
     [
-        ("CONNECTING->PROBATION", ["UP->DOWN carrier", "CONNECTING->PROBATION"]),
+        ("CONNECTING->PROBATION", ["UP->DOWN carrier_loss", "CONNECTING->PROBATION"]),
         ("UP->SUSPECT silence", ["UP->SUSPECT silence"]),
     ],
 )
@@ -121,14 +121,14 @@ def test_a_loss_of_long_ago_is_a_cause_only_where_no_rail_went_out_of_use(
     assert request is not None
     watch = Watch(tmp_path)
     watch.events += [
-        event(1, now - 60 * 10**9, "UP->DOWN carrier", value=1),
+        event(1, now - 60 * 10**9, "UP->DOWN carrier_loss", value=1),
         event(2, now - 10**6, during),
     ]
     found = answers.ImpactView.of_all(request, watch)
     assert [one.text for one in found.events] == told
 
 
-def event(number: int, clock_ns: int, text: str, value: int = 0) -> Told:
+def event(number: int, clock_ns: int, text: str, value: int = 0) -> NumberedEvent:
     of_rail = {"rail": "rail0@node0", "peer": "rank 1", "epoch": 0, "comm": 0, "call": 0}
     noted = Event(time_ns=clock_ns, kind="rail_state", value=value, detail=0, text=text, **of_rail)
-    return Told(number, "1-a", "rank 0", "node0", 1, "", clock_ns, noted)
+    return NumberedEvent(number, "1-a", "rank 0", "node0", 1, "", clock_ns, noted)

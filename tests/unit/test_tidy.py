@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from layers import R2SERVE
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"bench", "csrc", "deploy", "docs", "kernels", "r2serve", "tests"}
@@ -130,6 +131,107 @@ def test_engines_are_imported_only_where_they_belong() -> None:
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module or ""]
             assert not {name.split(".")[0] for name in names} & {"vllm", "sglang"}, path
+
+
+IMPORTED_AS = {"r2serve": "r2serve", "bench": "r2serve.bench", "kernels": "r2serve.kernels"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Each module of the package by its dotted name."""
+    found = {}
+    for path in python_files(*IMPORTED_AS):
+        parts = [part for part in path.with_suffix("").parts[1:] if part != "__init__"]
+        found[".".join([IMPORTED_AS[path.parts[0]], *parts])] = path
+    return found
+
+
+def layer_of(module: str) -> str:
+    """The entry of the map that a module belongs to."""
+    if module == "r2serve._core":
+        return "_core"
+    parts = modules()[module].parts
+    within = parts[1:] if parts[0] == "r2serve" else parts
+    if within == ("__init__.py",):
+        return "r2serve"
+    return "/".join(within[:-1]) or within[0].removesuffix(".py")
+
+
+@cache
+def imports_of(module: str) -> tuple[tuple[str, int], ...]:
+    """The package's modules that a module imports, with the line; for TYPE_CHECKING, too."""
+    known = modules().keys() | {"r2serve._core"}
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(ast.parse((ROOT / modules()[module]).read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: write the whole name of the module"
+            base = node.module or ""
+            each = [f"{base}.{alias.name}" for alias in node.names]
+            names = [name if name in known else base for name in each]
+        ours = [name for name in names if name.split(".")[0] == "r2serve" and name != module]
+        assert set(ours) <= known, f"{module}:{node.lineno}: {ours}"
+        found += [(name, node.lineno) for name in ours]
+    return tuple(found)
+
+
+def test_python_imports_only_what_its_layer_allows() -> None:
+    used: dict[str, set[str]] = {}
+    for module, path in modules().items():
+        layer = layer_of(module)
+        for name, line in imports_of(module):
+            if (other := layer_of(name)) != layer:
+                assert other in R2SERVE.get(layer, ()), f"{path}:{line}: {layer} imports {other}"
+                used.setdefault(layer, set()).add(other)
+    assert {layer_of(module) for module in modules()} | {"_core"} == set(R2SERVE)
+    for layer, allowed in R2SERVE.items():
+        assert set(allowed) == used.get(layer, set()), f"{layer}: the map allows what nothing uses"
+
+
+def test_the_layers_have_no_circle() -> None:
+    below: set[str] = set()
+    for layer, allowed in R2SERVE.items():
+        assert set(allowed) <= below, f"{layer} stands above {set(allowed) - below}"
+        below.add(layer)
+
+
+def test_python_files_import_each_other_in_one_direction() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join([*above[above.index(module) :], module])
+        if module in done or module not in modules():
+            return
+        for name, _ in imports_of(module):
+            visit(name, (*above, module))
+        done.add(module)
+
+    for module in modules():
+        visit(module, ())
+
+
+def test_the_page_prints_the_layers() -> None:
+    rows = [
+        f"| `{layer}` | {', '.join(f'`{name}`' for name in allowed) or 'nothing'} |"
+        for layer, allowed in R2SERVE.items()
+    ]
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert "\n".join(["| layer of Python | imports |", "|---|---|", *rows, ""]) in page
+
+
+PROOF = ("r2serve/lab/", "r2serve/demo/", "bench/")
+
+
+def test_only_the_proof_knows_the_lab() -> None:
+    """What serves users runs without what plays nodes and cables."""
+    for path in python_files("r2serve", "kernels", "bench"):
+        if not str(path).startswith(PROOF):
+            named = re.search(
+                r"\br2serve\.lab\b|\bfrom r2serve import .*\blab\b", text_of(path) or ""
+            )
+            assert named is None, f"{path}: {named}"
 
 
 @pytest.mark.parametrize("folder", ["include", "link"])

@@ -15,11 +15,12 @@ import pytest
 from click.testing import CliRunner
 from patients import PFC_OFF, PFC_ON, TCP, complaints, findings, nic, patient
 
+from r2serve.cli import topo as cli
 from r2serve.config import Config
-from r2serve.topo import cli, doctor, gpus, pci, picture, system, verbs
+from r2serve.topo import doctor, gpus, pci, picture, system, verbs
+from r2serve.topo.checks import Finding, Patient
 from r2serve.topo.gpus import DIRECT, HOST_ASSISTED, Gpu
-from r2serve.topo.node import Chain, Node, Step
-from r2serve.topo.patient import Finding, Patient
+from r2serve.topo.node import Chain, ChainHop, Node
 from r2serve.topo.pci import Distance
 
 
@@ -322,7 +323,9 @@ def test_brackets_in_findings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_picture_is_well_formed_and_names_everything() -> None:
-    chain = Chain("gpu0 <&>", 0, (Step("rail1", "eth1", "PIX"), Step("rail0", "eth0", "SYS")))
+    chain = Chain(
+        "gpu0 <&>", 0, (ChainHop("rail1", "eth1", "PIX"), ChainHop("rail0", "eth0", "SYS"))
+    )
     node = Node("host", (nic("eth0"), nic("eth1", carrier=False)), (chain,), "ok")
     root = ElementTree.fromstring(picture.draw(node))
     texts = " ".join(element.text or "" for element in root.iter() if element.tag.endswith("text"))

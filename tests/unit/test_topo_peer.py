@@ -14,14 +14,16 @@ from click.testing import CliRunner, Result
 from patients import end, findings, nic, patient
 
 from r2serve import _core, process
+from r2serve.cli import topo as cli
 from r2serve.config import Config
 from r2serve.errors import ConfigError, R2cclError
-from r2serve.interfaces import Interface, Port
+from r2serve.ports.choice import Port
+from r2serve.ports.interfaces import Interface
+from r2serve.ports.rdma import Gid, RdmaPort, carrier_of
 from r2serve.process import Process
-from r2serve.rdma import Gid, RdmaPort, carrier_of
-from r2serve.topo import cli, node, peer
-from r2serve.topo.node import Chain, Node, Step
-from r2serve.topo.patient import Finding
+from r2serve.topo import node, peer
+from r2serve.topo.checks import Finding
+from r2serve.topo.node import Chain, ChainHop, Node
 from r2serve.topo.peer import Peer, pairs
 
 IB = {"fabric": "InfiniBand", "verbs_device": "mlx5_9"}
@@ -168,7 +170,7 @@ def a_node(host: str, number: int, *swaps: int, **changes: Any) -> Node:
         dataclasses.replace(end(net, number, **changes), rail=f"rail{place}", device=f"eth{place}")
         for place, net in enumerate(swaps)
     ]
-    chain = Chain("any rank", -1, (Step("rail0", "eth0", "SYS"),))
+    chain = Chain("any rank", -1, (ChainHop("rail0", "eth0", "SYS"),))
     return Node(host, (nic("eth0"), nic("eth1")), (chain,), "ok", ports=tuple(ends))
 
 

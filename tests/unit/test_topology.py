@@ -7,11 +7,19 @@ import re
 
 import pytest
 
-from r2serve import topology
 from r2serve.config import Config
+from r2serve.engines.vllm import host_address
 from r2serve.errors import ConfigError
+from r2serve.ports import identity
+from r2serve.ports.pairing import (
+    PortInfo,
+    ProcessInfo,
+    pair_ports,
+    pair_secret,
+    rails_between,
+    why_tcp,
+)
 from r2serve.process import Process
-from r2serve.topology import PortInfo, ProcessInfo, pair_ports, pair_secret, rails_between, why_tcp
 
 
 def info(process: int, node: str, ports: int, *, control: bool = False) -> ProcessInfo:
@@ -179,18 +187,25 @@ def test_a_node_without_a_port_is_named(mine: int, theirs: int, who: str) -> Non
         rails_between(info(1, "a", mine), info(2, "b", theirs), own_node=0)
 
 
-def test_the_engines_own_word_on_its_address_counts_first(monkeypatch) -> None:
+def test_the_way_to_the_master_gives_the_management_address(monkeypatch) -> None:
     monkeypatch.setenv("VLLM_HOST_IP", "10.9.9.9")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert topology.engine_address() == "10.9.9.9"
-    monkeypatch.delenv("VLLM_HOST_IP")
-    assert topology.engine_address() == "127.0.0.1"
+    assert identity.address_towards_master() == "127.0.0.1", "an engine's variable is its plugin's"
     monkeypatch.delenv("MASTER_ADDR")
-    assert topology.engine_address() is None
+    assert identity.address_towards_master() is None
+
+
+def test_the_engines_own_word_on_its_address_counts_first(monkeypatch) -> None:
+    monkeypatch.setattr(host_address, "_found_address", lambda: "10.1.1.1")
+    monkeypatch.setenv("VLLM_HOST_IP", "10.9.9.9")
+    assert host_address.host_address() == host_address.named_address() == "10.9.9.9"
+    monkeypatch.setenv("VLLM_HOST_IP", "")
+    assert host_address.named_address() is None
+    assert host_address.host_address() == "10.1.1.1"
 
 
 def test_no_way_to_a_host_is_no_address() -> None:
-    assert topology.local_address_towards("host.invalid") is None
+    assert identity.local_address_towards("host.invalid") is None
 
 
 def test_a_process_listens_on_each_of_its_rails() -> None:

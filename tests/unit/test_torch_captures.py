@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from r2serve.engines.torch import capture_mode, place
+from r2serve.engines.torch import capture_mode, stream_point
 
 CUDA = torch.device("cuda", 0)
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
@@ -108,7 +108,7 @@ def test_the_driver_forbids_it_to_threads_that_have_not_said_otherwise(
 def test_a_place_is_looked_at_beside_a_capture(
     driver: Driver, beside: Callable[[Callable[[], Any]], Any]
 ) -> None:
-    here = place.Place(CUDA)
+    here = stream_point.StreamPoint(CUDA)
     assert [beside(here.passed) for _ in range(3)] == [False] * 3
     driver.done.set()
     beside(here.await_here)
@@ -130,7 +130,7 @@ def test_a_lane_works_beside_a_capture(
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: own)
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Mock())
-    handover = place.Handover([Mock(device=CUDA)])
+    handover = stream_point.Handover([Mock(device=CUDA)])
 
     def work(error: Exception | None = None) -> None:
         with handover.taken():
@@ -147,8 +147,8 @@ def test_a_lane_works_beside_a_capture(
 
 def test_a_lane_without_gpus_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_mode, "_exchange", Mock(side_effect=OSError("no driver")))
-    with place.Handover([torch.ones(1)]).taken():
-        assert place.Place(torch.device("cpu")).passed()
+    with stream_point.Handover([torch.ones(1)]).taken():
+        assert stream_point.StreamPoint(torch.device("cpu")).passed()
 
 
 def test_the_mode_before_comes_back(driver: Driver) -> None:
@@ -177,7 +177,7 @@ def test_a_thread_keeps_its_mode_where_the_exchange_fails(
     monkeypatch.setattr(capture_mode, "_exchange", lambda: exchange)
     failed = RuntimeError("CUDA error: an illegal memory access")
     event = an_event(monkeypatch, **{"query.side_effect": [True, failed]})
-    here = place.Place(CUDA)
+    here = stream_point.StreamPoint(CUDA)
     assert here.passed()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         here.passed()
@@ -198,7 +198,7 @@ def test_a_thread_keeps_its_mode_without_a_cuda_driver(
     an_event(monkeypatch, **{"query.return_value": True})
     try:
         with caplog.at_level("INFO", logger="r2serve"):
-            assert [place.Place(CUDA).passed() for _ in range(3)] == [True] * 3
+            assert [stream_point.StreamPoint(CUDA).passed() for _ in range(3)] == [True] * 3
     finally:
         capture_mode._exchange.cache_clear()
     (line,) = said()
@@ -212,7 +212,7 @@ def test_a_place_is_past_on_the_host_and_never_where_a_gpu_has_failed(
     monkeypatch.setattr(capture_mode, "_exchange", lambda: lambda _: 0)
     failed = RuntimeError("CUDA error: an illegal memory access")
     event = an_event(monkeypatch, **{"query.side_effect": [False, True, failed]})
-    here = place.Place(device)
+    here = stream_point.StreamPoint(device)
     if device.type == "cpu":
         assert [here.passed() for _ in range(3)] == [True] * 3
         here.precedes()

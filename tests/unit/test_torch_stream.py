@@ -48,7 +48,7 @@ class PlayedStream:
 
 
 class PlayedPlace:
-    """A :class:`Place`, in the stream that is current."""
+    """A :class:`StreamPoint`, in the stream that is current."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._stream = group, group.current
@@ -137,7 +137,7 @@ def unmade(monkeypatch: pytest.MonkeyPatch) -> Group:
     monkeypatch.setattr(LOST, "__traceback__", None)  # at the end, or groups would live on
     clock = Mock(monotonic=lambda: time.monotonic() + group.later_s, sleep=time.sleep)
     monkeypatch.setattr(stream, "time", clock)
-    monkeypatch.setattr(stream, "Place", lambda _: PlayedPlace(group))
+    monkeypatch.setattr(stream, "StreamPoint", lambda _: PlayedPlace(group))
     monkeypatch.setattr(stream, "capturing", lambda _: group.capturing)
     monkeypatch.setattr(stream, "DeviceCommunicator", group.make_comm)
     monkeypatch.setattr(torch.cuda, "stream", group.entered)
@@ -464,7 +464,7 @@ def test_what_a_failed_put_left_is_followed_too(group: Group) -> None:
 def test_a_place_that_cannot_be_had_leaves_nothing_running(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "Place", Mock(side_effect=RuntimeError("CUDA error")))
+    monkeypatch.setattr(stream, "StreamPoint", Mock(side_effect=RuntimeError("CUDA error")))
     with pytest.raises(RuntimeError, match="CUDA error"):
         group.ask()
     assert group.streams.idle()

@@ -14,7 +14,7 @@ from pairs import Pair, free_port
 from r2serve import Communicator
 from r2serve.config import Config
 from r2serve.observe import health, watch
-from r2serve.observe.watch import Told, Watch
+from r2serve.observe.watch import NumberedEvent, Watch
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -24,7 +24,7 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def moves(told: list[Told], rail: str) -> list[str]:
+def moves(told: list[NumberedEvent], rail: str) -> list[str]:
     """Without suspicions: any rail may meet one on a machine that is busy."""
     return [
         one.event.text.partition(" ")[0].replace("SUSPECT->DOWN", "UP->DOWN")

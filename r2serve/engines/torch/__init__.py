@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from r2serve.engines.torch.group import R2cclGroup
+from r2serve.engines.torch.group import R2cclGroup, use_management_address
+
+__all__ = ["BACKEND", "register", "use_management_address"]
 
 BACKEND = "r2ccl"
 

@@ -28,8 +28,8 @@ from r2serve.engines.torch.arguments import single
 from r2serve.engines.torch.landing import GPUS, Landing, Landings, check, home_of, source
 from r2serve.engines.torch.lane import Lane, R2cclWork
 from r2serve.engines.torch.operations import Operations, Tensors
-from r2serve.engines.torch.place import Handover, refuse_capture
 from r2serve.engines.torch.stream import Streams, StreamWork
+from r2serve.engines.torch.stream_point import Handover, refuse_capture
 from r2serve.errors import PeerClosedError, R2cclError
 from r2serve.process import before_exit
 
@@ -68,7 +68,9 @@ class R2cclGroup(Operations):
         self._timeout_s = timeout.total_seconds()
         self._label = self._name = name
         self._description = ""
-        comm = Communicator.from_store(store, rank, size, name=name)
+        comm = Communicator.from_store(
+            store, rank, size, name=name, management_address=_management_address
+        )
         self._group = _Served(comm, Lane(name))
         self._pairs: dict[str, _Served] = {}
         self._lock = threading.Lock()  # of the pairs
@@ -268,6 +270,19 @@ def _leave(open_ones: list[_Served], streams: Streams, process: int) -> None:
             lane.close(why)
         for comm, _ in list(open_ones):
             comm.close()
+
+
+_management_address: str | None = None
+
+
+def use_management_address(address: str | None) -> None:
+    """Tell groups that are made later this node's address on the management NIC.
+
+    torch.distributed hands a backend no such argument.  None: as ``Communicator.from_store``
+    has it by default.
+    """
+    global _management_address
+    _management_address = address
 
 
 _GROUPS: weakref.WeakSet[R2cclGroup] = weakref.WeakSet()

@@ -6,7 +6,7 @@ Tests compare every row with facts from the sources of every release;
 
 from __future__ import annotations
 
-from r2serve.engines.seams import (
+from r2serve.seams import (
     Accepts,
     Expectation,
     Has,

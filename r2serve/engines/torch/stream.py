@@ -23,7 +23,7 @@ import torch.distributed as dist
 from r2serve.communicator import Communicator
 from r2serve.device import DeviceCommunicator
 from r2serve.engines.torch.lane import watch
-from r2serve.engines.torch.place import HIGH, Place, capturing
+from r2serve.engines.torch.stream_point import HIGH, StreamPoint, capturing
 from r2serve.errors import AbortedError, InvalidArgumentError, R2cclError
 
 _Work: Any = dist.Work  # its types promise more than it has
@@ -39,7 +39,7 @@ class _Running:
     what: str
     timeout_s: float
     began_s: float = field(default_factory=time.monotonic)
-    end: Place | None = None
+    end: StreamPoint | None = None
     """None: it is being put there."""
     _seen: bool = False
 
@@ -183,7 +183,7 @@ class Streams:
         self._closed = False
         self._own: Any = None  # stream, of a real GPU
         self._running: deque[_Running] = deque()
-        self._last: Place | None = None  # of what was put there, outside of captures
+        self._last: StreamPoint | None = None  # of what was put there, outside of captures
         watch(self)
 
     def comm_on(
@@ -265,7 +265,7 @@ class Streams:
                 self._running.append(running)
         stream = self._own if beside else None
         try:
-            asked = Place(comm.device)
+            asked = StreamPoint(comm.device)
             with torch.cuda.stream(stream):
                 if beside:
                     asked.precedes()
@@ -275,7 +275,7 @@ class Streams:
                 try:
                     put(comm)
                 finally:  # what it has put there by then is there
-                    running.end = Place(comm.device)
+                    running.end = StreamPoint(comm.device)
                     if not captured:
                         self._last = running.end
         except BaseException:
@@ -302,7 +302,7 @@ class Streams:
             return lambda: None
         if capturing(comm.device):
             raise InvalidArgumentError("barrier: a graph is being captured, and a barrier waits")
-        place = Place(comm.device)
+        place = StreamPoint(comm.device)
 
         def wait() -> None:
             place.await_here()

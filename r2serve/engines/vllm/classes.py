@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from r2serve.engines.seams import Expectation, Row, Takes
+from r2serve.seams import Expectation, Row, Takes
 
 # vLLM's platform class -> ours. A further line covers a platform with a communicator below.
 PLATFORMS = {

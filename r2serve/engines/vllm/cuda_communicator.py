@@ -19,6 +19,7 @@ from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
 from r2serve.engines.vllm import combinations, flag, gpus, nodes
 from r2serve.engines.vllm.classes import OTHER_PATHS, OTHER_PATHS_WANTED
+from r2serve.engines.vllm.host_address import host_address
 from r2serve.engines.vllm.spanning import (
     SpanningCollectives,
     final,
@@ -79,7 +80,12 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
 
     def open(self, unique_name: str) -> DeviceCommunicator:
         """Make the communicator that carries the group."""
-        return DeviceCommunicator.from_group(self.cpu_group, name=unique_name, device=self.device)
+        return DeviceCommunicator.from_group(
+            self.cpu_group,
+            name=unique_name,
+            device=self.device,
+            management_address=host_address(),
+        )
 
     def all_reduce_add_rms_norm(
         self, input_: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float

@@ -18,7 +18,7 @@ from typing import Any
 from r2serve.config import Config, options
 from r2serve.engines.vllm import sidecar
 from r2serve.errors import ConfigError
-from r2serve.observe.watch import default_folder
+from r2serve.journal_folder import default_folder
 
 _LOG = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from r2serve.config import Config
-from r2serve.interfaces import node_identity
+from r2serve.ports.identity import node_identity
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -9,16 +9,6 @@ nothing of vLLM.
 
 from __future__ import annotations
 
-from r2serve.engines.seams import (
-    Accepts,
-    Has,
-    InOrder,
-    Says,
-    StoodInFor,
-    Subclass,
-    Takes,
-    There,
-)
 from r2serve.engines.vllm.classes import (
     COMMUNICATORS,
     PASS_MANAGER,
@@ -29,6 +19,16 @@ from r2serve.engines.vllm.classes import (
     row,
 )
 from r2serve.engines.vllm.patches_collectives import COMMUNICATOR_ROWS, FUSION_ROWS
+from r2serve.seams import (
+    Accepts,
+    Has,
+    InOrder,
+    Says,
+    StoodInFor,
+    Subclass,
+    Takes,
+    There,
+)
 
 __all__ = ["COMMUNICATORS", "PASS_MANAGER", "PLATFORMS", "RELEASES", "ROWS", "WORKERS"]
 

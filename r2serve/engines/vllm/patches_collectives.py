@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from r2serve.engines.seams import Accepts, Has, InOrder, Subclass, Takes, There
 from r2serve.engines.vllm.classes import (
     COMMUNICATORS,
     OTHER_PATHS,
@@ -10,6 +9,7 @@ from r2serve.engines.vllm.classes import (
     of_each,
     row,
 )
+from r2serve.seams import Accepts, Has, InOrder, Subclass, Takes, There
 
 _GROUPS = "vllm.distributed.parallel_state"
 _DEVICE = "vllm.distributed.device_communicators"

@@ -105,11 +105,11 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             """What carries a group's ``device_group``: tensors of stages, counts, tokens."""
             stock: str = base.dist_backend
             if base.device_type == "cuda" and _carries_device_groups(stock):
-                from r2serve.engines.torch import BACKEND
-                from r2serve.engines.vllm.spanning import name_the_engines_address
+                from r2serve.engines.torch import BACKEND, use_management_address
+                from r2serve.engines.vllm.host_address import host_address
 
                 flag.keep_journals()
-                name_the_engines_address()
+                use_management_address(host_address())
                 return BACKEND
             return stock
 

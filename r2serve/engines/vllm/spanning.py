@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -17,11 +16,11 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from vllm.distributed import parallel_state
 from vllm.ir.ops import fused_add_rms_norm
-from vllm.utils.network_utils import get_ip
 
 from r2serve import Communicator, tensors
 from r2serve.engines.vllm import sidecar
 from r2serve.engines.vllm.ending import end_worker_soon
+from r2serve.engines.vllm.host_address import host_address
 from r2serve.errors import InvalidArgumentError
 
 _LOG = logging.getLogger(__name__)
@@ -60,7 +59,6 @@ class SpanningCollectives:
         Raises:
             R2cclError: a peer did not appear within ``connect_timeout_s``.
         """
-        name_the_engines_address()
         self.r2ccl = self.open(unique_name)
         _LOG.info(
             "group %s: %d ranks on %d nodes, carried by r2ccl over %s; algorithm: %s; sidecar: %s",
@@ -74,7 +72,9 @@ class SpanningCollectives:
 
     def open(self, unique_name: str) -> Any:
         """Make the communicator that carries the group."""
-        return Communicator.from_group(self.cpu_group, name=unique_name)
+        return Communicator.from_group(
+            self.cpu_group, name=unique_name, management_address=host_address()
+        )
 
     def destroy(self) -> None:
         """Close in good order: everything sent is delivered first, within a bound."""
@@ -267,18 +267,6 @@ def say_once_that_there_is_no_rail(group: str) -> None:
             "to fail over to",
             group,
         )
-
-
-def name_the_engines_address() -> None:
-    """Let the rule that keeps the management NIC free know which address vLLM uses.
-
-    vLLM would find the same address again at every call: where it was not told one, it takes that
-    of the default route.
-    """
-    if not os.environ.get("VLLM_HOST_IP"):
-        found = get_ip()
-        if found != "0.0.0.0":  # vLLM's answer where there is no route either
-            os.environ["VLLM_HOST_IP"] = found
 
 
 def refuse_checkpoint() -> None:

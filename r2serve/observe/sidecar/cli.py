@@ -12,8 +12,8 @@ import click
 import psutil
 import uvicorn
 
+from r2serve.journal_folder import folder_option, journal_folder
 from r2serve.observe import health
-from r2serve.observe.live import folder_option, journal_folder
 from r2serve.observe.sidecar.app import make_app
 from r2serve.observe.sidecar.auth import TOKEN_VARIABLE, TokenError, read_token
 from r2serve.observe.sidecar.peers import PeerError

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Path, Response
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, Field
 
 from r2serve.drills import client
-from r2serve.drills.service import LONGEST_S, DrillError
-from r2serve.observe.sidecar.answers import example, instant, respond
-
-if TYPE_CHECKING:
-    from r2serve.observe.sidecar.app import State
+from r2serve.drills.order import LONGEST_S, DrillError
+from r2serve.faults import note_on
+from r2serve.observe.sidecar.responses import example, instant, respond
+from r2serve.observe.sidecar.state import State
 
 # For the description alone: the token is asked for before a request comes here.
 _TOKEN = [Depends(HTTPBearer(scheme_name="token", auto_error=False))]
@@ -25,8 +24,10 @@ _UNAUTHORIZED: dict[int | str, dict[str, Any]] = {
 
 
 class DrillOrder(BaseModel, extra="forbid"):
-    model_config = example(kind="cut", rail="rail1@node0", seconds=10.0)
-    kind: Literal["cut", "drop", "slow", "flap", "corrupt"]
+    model_config = example(kind="carrier_loss", rail="rail1@node0", seconds=10.0)
+    kind: Literal["carrier_loss", "black_hole", "slow", "flap", "corrupt", "cut", "drop"] = Field(
+        description="cut and drop are old words for carrier_loss and black_hole, and go."
+    )
     rail: str = Field(max_length=64, description="As /v1/rails names it.")
     seconds: float = Field(ge=0.01, le=LONGEST_S, description="Then it is undone.")
     peer: str = Field("", max_length=64, description="Of the rail to one peer alone: rank 1.")
@@ -38,7 +39,7 @@ class DrillView(BaseModel):
     model_config = example(
         id="1b9c04fe",
         worker="4242-9f3c01aa",
-        kind="cut",
+        kind="carrier_loss",
         rail="rail1@node0",
         peer="",
         by="engine",
@@ -76,6 +77,10 @@ class DrillsView(BaseModel):
     drills: list[DrillView] = Field(description="Those under way first.")
 
 
+class StartedView(DrillsView):
+    note: str = Field(description="Which word of the order a later release will not take.")
+
+
 def _view(answering: int, found: list[dict[str, Any]]) -> DrillsView:
     return DrillsView(enabled=answering > 0, drills=[DrillView.of(view) for view in found])
 
@@ -99,7 +104,7 @@ def add_drills(app: FastAPI, state: State) -> None:
         "/v1/drills",
         tags=["drills"],
         status_code=201,
-        response_model=DrillsView,
+        response_model=StartedView,
         responses=_UNAUTHORIZED
         | {409: {"description": "No worker takes it; the detail says why."}},
         dependencies=_TOKEN,
@@ -116,7 +121,8 @@ def add_drills(app: FastAPI, state: State) -> None:
             DrillView.of(view | {"worker": client.key_of(worker.socket)})
             for view, worker in zip(views, workers, strict=True)
         ]
-        return respond(DrillsView(enabled=True, drills=made), status=201)
+        view = StartedView(enabled=True, drills=made, note=note_on(order.kind))
+        return respond(view, status=201)
 
     @app.delete(
         "/v1/drills/{drill}",

@@ -24,7 +24,7 @@ from r2serve.observe import health
 from r2serve.observe.journal import BUCKETS_S, RAIL_STATES, Group, Latency
 from r2serve.observe.requests import Ended, Requests
 from r2serve.observe.sidecar.peers import Peers
-from r2serve.observe.watch import RUNNING, Told, Watch, Worker
+from r2serve.observe.watch import RUNNING, NumberedEvent, Watch, Worker
 
 VERDICT_S = 5.0
 """A failover is counted when it is known where the fault is, but after so long at the latest."""
@@ -63,7 +63,7 @@ class Metrics(Collector):
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def take(self, told: Iterable[Told]) -> None:
+    def take(self, told: Iterable[NumberedEvent]) -> None:
         """Count new events, in the order of their ids."""
         now_s = time.monotonic()
         self._forget()

@@ -1,4 +1,4 @@
-"""The sidecars of other nodes: asked once a second, and one view of all of them."""
+"""The sidecars of other nodes, each asked once a second."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import httpx
-from fastapi import FastAPI, Response
-from pydantic import BaseModel, Field
 
-from r2serve.observe.sidecar.answers import respond
-from r2serve.observe.sidecar.schema import HealthView, RailsView, RailView, TopologyView, WorkerView
-
-if TYPE_CHECKING:
-    from r2serve.observe.sidecar.app import State
+from r2serve.observe.sidecar.schema import MemberView, NodeView
 
 _LOG = logging.getLogger("r2serve.sidecar")
 
@@ -30,34 +23,6 @@ MAX_PEERS = 256
 
 class PeerError(ValueError):
     """The address of a peer cannot be; the text says why."""
-
-
-class NodeView(BaseModel):
-    """What a sidecar says of its own node."""
-
-    health: HealthView
-    workers: list[WorkerView]
-    rails: list[RailView]
-
-    @classmethod
-    def of(cls, state: State) -> NodeView:
-        return cls(
-            health=HealthView.of(state.health()),
-            workers=TopologyView.of(state.watch).workers,
-            rails=RailsView.of(state.watch).rails,
-        )
-
-
-class MemberView(BaseModel):
-    url: str = Field(description="Of its sidecar; empty: this one.")
-    answers: bool
-    error: str = Field(description="Why it does not answer.")
-    asked: datetime | None = Field(description="When it answered last; null: it never did.")
-    node: NodeView | None = Field(description="What it said then.")
-
-
-class ClusterView(BaseModel):
-    members: list[MemberView] = Field(description="This node first.")
 
 
 @dataclass
@@ -132,23 +97,3 @@ def _checked(url: str) -> str:
     if not usable:
         raise PeerError(f"peers: {url!r} must be the address of a sidecar, as http://node1:8199")
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def add_cluster(app: FastAPI, state: State) -> None:
-    """Adds /v1/node, for other sidecars, and /v1/cluster, what they all say."""
-
-    @app.get("/v1/node", tags=["cluster"], response_model=NodeView)
-    async def node() -> Response:
-        """This node alone, as other sidecars ask it."""
-        return respond(state.rendered("node", lambda: NodeView.of(state)))
-
-    @app.get("/v1/cluster", tags=["cluster"], response_model=ClusterView)
-    async def cluster() -> Response:
-        """This node and those of ``--peers``; one that does not answer is said not to."""
-        return respond(state.rendered("cluster", lambda: _cluster(state)))
-
-
-def _cluster(state: State) -> ClusterView:
-    now = datetime.now(UTC)
-    own = MemberView(url="", answers=True, error="", asked=now, node=NodeView.of(state))
-    return ClusterView(members=[own, *state.peers.views()])

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime
-from itertools import takewhile
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Path, Query, Response
 from pydantic import BaseModel, Field
 
-from r2serve.observe.impact import DECODE, PREFILL, QUEUE, HeldStep, Request
-from r2serve.observe.sidecar.answers import example, instant, respond
+from r2serve.observe.causes import causes_of
+from r2serve.observe.impact import HeldStep, Request, figures_of
+from r2serve.observe.sidecar.responses import example, instant, respond
 from r2serve.observe.sidecar.schema import EventView
-from r2serve.observe.watch import Told, Watch
-
-if TYPE_CHECKING:
-    from r2serve.observe.sidecar.app import State
+from r2serve.observe.sidecar.state import State
+from r2serve.observe.watch import Watch
 
 MAX_PAGE = 1000
-CAUSE_NS = 1_000_000_000
-"""Rail events of so long before a stall may be what it is of."""
-MAX_CAUSES = 200
 
-_CAUSES = ("rail_state", "verdict", "speed", "injected", "stall")
 
 _REQUEST = {
     "id": "chatcmpl-8c1f",
@@ -154,7 +148,7 @@ class ImpactView(RequestView):
         return cls(
             **_fields(request),
             steps=[HeldStepView.of(held) for held in request.steps],
-            events=[EventView.of(told) for told in _causes(request, watch)],
+            events=[EventView.of(told) for told in causes_of(request, watch)],
         )
 
 
@@ -205,66 +199,5 @@ def add_requests(app: FastAPI, state: State) -> None:
 
 
 def _fields(request: Request) -> dict[str, Any]:
-    queue_s, prefill_s, decode_s = map(request.stall_s, (QUEUE, PREFILL, DECODE))
-    stall_s = queue_s + prefill_s + decode_s
-    first_late_s = request.late_s(QUEUE) + request.late_s(PREFILL)
-    decode_late_s = request.late_s(DECODE)
-    fields: dict[str, Any] = dict.fromkeys(RequestView.model_fields)
-    fields |= {
-        "id": request.name,
-        "number": request.number,
-        "status": "finished" if request.finished else "running",
-        "queue_stall_s": queue_s,
-        "prefill_stall_s": prefill_s,
-        "decode_stall_s": decode_s,
-        "stall_s": stall_s,
-        "late_s": first_late_s + decode_late_s,
-        "held_steps": request.held_steps,
-    }
-    if request.pace is not None:
-        fields |= {"tokens": request.pace.tokens, "worst_itl_s": request.pace.worst_gap_s}
-    if (timings := request.timings) is not None:
-        gaps = max(1, timings.tokens - 1)
-        fields |= {
-            "reason": timings.reason,
-            "prompt_tokens": timings.prompt_tokens,
-            "tokens": timings.tokens,
-            "queued_s": timings.queued_s,
-            "ttft_s": timings.ttft_s,
-            "mean_itl_s": timings.mean_itl_s,
-            "e2e_s": timings.e2e_s,
-            "stall_percent": 100 * stall_s / timings.e2e_s if timings.e2e_s else 0.0,
-            "ttft_without_s": max(0.0, timings.ttft_s - first_late_s),
-            "mean_itl_without_s": max(0.0, timings.mean_itl_s - decode_late_s / gaps),
-            "e2e_without_s": max(0.0, timings.e2e_s - first_late_s - decode_late_s),
-        }
-    return fields
-
-
-def _causes(request: Request, watch: Watch) -> list[Told]:
-    """What happened to rails while it was held up, and shortly before; where none of them went out
-    of use, the last one that was lost before that."""
-    stalls = [stall for held in request.steps for stall in held.stalls]
-    if not stalls:
-        return []
-    first_ns = min(stall.began_clock_ns for stall in stalls) - CAUSE_NS
-    last_ns = max(held.ended_clock_ns for held in request.steps)
-    told = [
-        one
-        for one in takewhile(lambda one: one.clock_ns >= first_ns, reversed(watch.events))
-        if one.clock_ns <= last_ns and one.event.kind in _CAUSES
-    ]
-    if not any(_is_loss(one) or _is_suspicion(one) for one in told):
-        before = (one for one in reversed(watch.events) if one.clock_ns < first_ns)
-        lost = next((one for one in before if _is_loss(one)), None)
-        if lost is not None:
-            told.append(lost)
-    return told[:MAX_CAUSES][::-1]
-
-
-def _is_loss(told: Told) -> bool:
-    return told.event.kind == "rail_state" and told.event.value == 1
-
-
-def _is_suspicion(told: Told) -> bool:
-    return told.event.kind == "rail_state" and told.event.text.startswith("UP->SUSPECT")
+    """Every field of a view; None where it is not known yet."""
+    return dict.fromkeys(RequestView.model_fields) | figures_of(request)

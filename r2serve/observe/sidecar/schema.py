@@ -9,13 +9,13 @@ from pydantic import BaseModel, Field
 
 from r2serve.observe.health import Health
 from r2serve.observe.journal import BUCKETS_S
-from r2serve.observe.sidecar.answers import example, instant
-from r2serve.observe.watch import Told, Watch, Worker
+from r2serve.observe.sidecar.responses import example, instant
+from r2serve.observe.watch import NumberedEvent, Watch, Worker
 
 
 class HealthView(BaseModel):
     model_config = example(
-        status="degraded", reasons=["rank 0: rail1@node0 to rank 1 is DOWN (carrier)"]
+        status="degraded", reasons=["rank 0: rail1@node0 to rank 1 is DOWN (carrier_loss)"]
     )
     status: Literal["ok", "degraded", "failing", "no-engine"]
     reasons: list[str] = Field(description="Why it is not ok, one sentence each.")
@@ -69,7 +69,7 @@ class RailView(BaseModel):
         device="mlx5_1:1",
         state="DOWN",
         since="2026-11-22T05:11:00.123456Z",
-        cause="carrier",
+        cause="carrier_loss",
         verdict="local NIC",
         slow=False,
         epoch=3,
@@ -218,7 +218,7 @@ class EventView(BaseModel):
         rail="rail1@node0",
         peer="rank 1",
         epoch=3,
-        text="UP->DOWN carrier",
+        text="UP->DOWN carrier_loss",
         group="",
         call=0,
         value=0,
@@ -247,7 +247,7 @@ class EventView(BaseModel):
     bytes: int = Field(description="Of the call that was stalled.")
 
     @classmethod
-    def of(cls, told: Told) -> EventView:
+    def of(cls, told: NumberedEvent) -> EventView:
         event = told.event
         return cls(
             id=told.id,
@@ -270,3 +270,27 @@ class EventsView(BaseModel):
     events: list[EventView] = Field(description="Oldest first.")
     next: int = Field(description="Ask with after=next for what follows.")
     first_kept: int = Field(description="Id of the oldest event that is still kept; 0: none is.")
+
+
+class NodeView(BaseModel):
+    """What a sidecar says of its own node."""
+
+    health: HealthView
+    workers: list[WorkerView]
+    rails: list[RailView]
+
+    @classmethod
+    def of(cls, health: Health, watch: Watch) -> NodeView:
+        return cls(
+            health=HealthView.of(health),
+            workers=TopologyView.of(watch).workers,
+            rails=RailsView.of(watch).rails,
+        )
+
+
+class MemberView(BaseModel):
+    url: str = Field(description="Of its sidecar; empty: this one.")
+    answers: bool
+    error: str = Field(description="Why it does not answer.")
+    asked: datetime | None = Field(description="When it answered last; null: it never did.")
+    node: NodeView | None = Field(description="What it said then.")

@@ -25,7 +25,7 @@ from typing import Any
 
 from contracts.sources import Found, Function, Sources, dotted
 
-from r2serve.engines.seams import Row
+from r2serve.seams import Row
 
 LONGEST_VALUE = 80
 

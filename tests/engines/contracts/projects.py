@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r2serve.engines.seams import Row
 from r2serve.engines.torch import relies_on as torch_rows
 from r2serve.engines.vllm import patches as vllm_rows
 from r2serve.kernels import relies_on as triton_rows
+from r2serve.seams import Row
 
 FOLDER = Path(__file__).parent
 

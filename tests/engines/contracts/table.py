@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from contracts.projects import FOLDER, PROJECTS, Project, load
 
-from r2serve.engines.seams import Row
+from r2serve.seams import Row
 
 PAGE = FOLDER / "README.md"
 BEGIN = "<!-- table of seams: written by contracts.table -->\n"

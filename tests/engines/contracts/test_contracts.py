@@ -14,10 +14,10 @@ from contracts import table
 from contracts.projects import FOLDER, PROJECTS, Project, file_of, judge, load, releases
 from contracts.wheels import fetched, read
 
-from r2serve.engines.seams import Row, StoodInFor, Subclass
 from r2serve.engines.vllm import patches
 from r2serve.engines.vllm.releases import is_supported
 from r2serve.kernels import relies_on
+from r2serve.seams import Row, StoodInFor, Subclass
 
 Facts = dict[str, Any]
 ASYNC_OUTPUT = "vllm.v1.outputs.AsyncModelRunnerOutput"

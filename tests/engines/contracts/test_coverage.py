@@ -8,8 +8,8 @@ import pytest
 from contracts.projects import PROJECTS, Project, load, releases
 from contracts.uses import bases, covered, methods, used
 
-from r2serve.engines.seams import Subclass, Takes
 from r2serve.engines.vllm import patches
+from r2serve.seams import Subclass, Takes
 
 ROOT = Path(__file__).resolve().parents[3]
 PLUGINS = {

@@ -15,7 +15,7 @@ from contracts.facts import extract
 from contracts.projects import Project
 from contracts.sources import Sources
 
-from r2serve.engines.seams import (
+from r2serve.seams import (
     Accepts,
     Expectation,
     Has,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from contracts.sources import dotted
 
-from r2serve.engines.seams import Has, Row
+from r2serve.seams import Has, Row
 
 
 def used(source: Path, prefixes: tuple[str, ...]) -> set[str]:

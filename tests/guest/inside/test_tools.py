@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rails import rails
 
-from r2serve.topo.cli import check, topo
+from r2serve.cli.topo import check, topo
 
 
 @pytest.fixture(autouse=True)

@@ -66,6 +66,8 @@ function ports(rails) {
 
 const stateOf = (port) => (port.state === "UP" && port.slow ? "UP, slow" : port.state);
 const look = (port) => (port.state === "UP" && port.slow ? "warn" : LOOKS[port.state] ?? "new");
+// The mean of the last seconds; a rail that is not UP moves nothing now.
+const rate = (port, count) => (port.state === "UP" ? `${bytes(count)}/s` : "");
 const word = (text) => (text === "none" ? "" : text);
 
 function showRails(found) {
@@ -77,8 +79,8 @@ function showRails(found) {
       element("td", {}, clock(port.since)),
       element("td", {}, port.state === "UP" ? "" : word(port.cause)),
       element("td", {}, port.state === "UP" ? "" : word(port.verdict)),
-      element("td", { class: "number" }, `${bytes(port.tx)}/s`),
-      element("td", { class: "number" }, `${bytes(port.rx)}/s`),
+      element("td", { class: "number" }, rate(port, port.tx)),
+      element("td", { class: "number" }, rate(port, port.rx)),
       element("td", { class: "number" }, `${port.round_trip_us.toFixed(0)} µs`)));
   place("rails").replaceChildren(...rows);
   drawRails(found);

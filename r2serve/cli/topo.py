@@ -1,0 +1,151 @@
+"""``r2serve topo`` and ``r2serve doctor``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from r2serve.config import Config
+from r2serve.engines.vllm.host_address import named_address
+from r2serve.errors import ConfigError
+from r2serve.ports.identity import address_towards_master
+from r2serve.topo import doctor, node, peer, picture
+from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING
+
+_COLOURS = {OK: "green", NOTE: "cyan", WARNING: "yellow", FAILURE: "red"}
+_CHAIN_IS_ADVICE = (
+    "The order at start, nearer and faster first: advice. Later the core goes by round trips and "
+    "rates that it measures."
+)
+
+_peer_option = click.option(
+    "--peer",
+    "peer_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Another node, as its `r2serve topo --json` tells of it in this file.",
+)
+
+
+def _look(peer_file: Path | None) -> tuple[node.Node, Config, peer.Peer | None]:
+    try:
+        config = Config.from_env()
+        here = node.look(config, named_address() or address_towards_master())
+        return here, config, peer.read(peer_file) if peer_file else None
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@click.command(name="topo")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--picture",
+    "picture_file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Draw it into this SVG file.",
+)
+@_peer_option
+def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> None:
+    """Show the NICs of this node, which of them are rails, and each rank's failover chain.
+
+    With --peer also which ports of the two nodes make rails with each other.
+    """
+    here, _, there = _look(peer_file)
+    if picture_file is not None:
+        picture_file.write_text(picture.draw(here), encoding="utf-8")
+    if as_json:
+        told = here.to_json()
+        if there is not None:
+            pairs = [pair.to_json() for pair in peer.pairs(here.ports, there.ports)]
+            told["peer"] = {"host": there.host, "pairs": pairs}
+        click.echo(json.dumps(told, indent=1))
+        return
+    console = Console()
+    nics = Table(title=f"NICs of {here.host}")
+    for column in ("rail", "NIC", "kind", "address", "RDMA", "GID", "Gbit/s", "MTU", "NUMA", "PCI"):
+        nics.add_column(column)
+    for nic in here.nics:
+        state = "" if nic.up and nic.carrier else " (down)"
+        nics.add_row(
+            nic.rail or f"- {nic.why_not}",
+            nic.name + state,
+            _kind_and_why(nic.kind, nic.why_tcp, nic.rdma),
+            "\n".join(nic.addresses),
+            f"{nic.rdma} {nic.rdma_state}".strip(),
+            nic.gid,
+            f"{nic.gbit_s:g}" if nic.gbit_s else "",
+            str(nic.mtu),
+            str(nic.numa_node) if nic.numa_node >= 0 else "",
+            nic.pci,
+        )
+    console.print(nics)
+    for chain in here.chains:
+        order = ", ".join(f"{step.rail} {step.nic} ({step.distance})" for step in chain.steps)
+        console.print(f"failover chain of {chain.rank}: {order or 'no rail'}")
+    if here.chains:
+        console.print(_CHAIN_IS_ADVICE)
+    if there is not None:
+        _show_pairs(here, there, console)
+    for gpu in here.gpus:
+        where = f"buffers in {gpu.buffers}" if gpu.buffers else "no buffers"
+        console.print(
+            f"gpu{gpu.index}: {gpu.name}, compute capability {gpu.compute_capability}, {where}"
+            + (f": {gpu.why_not}" if gpu.why_not else ""),
+            highlight=False,
+        )
+    console.print(f"libibverbs: {here.libibverbs}", highlight=False)
+    console.print(f"CUDA: {here.cuda}", highlight=False)
+
+
+def _kind_and_why(kind: str, why_tcp: str, rdma: str) -> str:
+    """TCP needs no reason where there is no RDMA device."""
+    return escape(f"{kind}: {why_tcp}" if why_tcp and rdma else kind)
+
+
+def _show_pairs(here: node.Node, there: peer.Peer, console: Console) -> None:
+    pairs = peer.pairs(here.ports, there.ports)
+    if not pairs:
+        without = " and ".join(each.host for each in (here, there) if not each.ports)
+        console.print(f"no rails between {here.host} and {there.host}: no port on {without}")
+        return
+    table = Table(title=f"rails between {here.host} and {there.host}")
+    for column in (here.host, there.host, "kind", "Gbit/s", "MTU"):
+        table.add_column(column)
+    for pair in pairs:
+        own, other = pair.own, pair.other
+        table.add_row(
+            f"{own.rail} {own}",
+            f"{other.rail} {other}",
+            _kind_and_why(pair.kind, pair.why_tcp, own.verbs_device or other.verbs_device),
+            f"{pair.gbit_s:g}" if pair.gbit_s else "",
+            str(own.mtu) if own.mtu == other.mtu else f"{own.mtu} and {other.mtu}",
+        )
+    console.print(table)
+
+
+@click.command(name="doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_peer_option
+def check(as_json: bool, peer_file: Path | None) -> None:
+    """Say what would keep rails from working on this node, and how to mend it.
+
+    Exit status 1 if a rail cannot work.
+    """
+    here, config, there = _look(peer_file)
+    findings = doctor.examine(here, config, there)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        console = Console(highlight=False)
+        for finding in findings:
+            colour = _COLOURS[finding.level]
+            console.print(f"[{colour}]{finding.level:8}[/] {finding.check}: {escape(finding.text)}")
+            if finding.fix:
+                console.print(f"         fix: {finding.fix}", markup=False)
+    if any(finding.level == FAILURE for finding in findings):
+        raise click.exceptions.Exit(1)

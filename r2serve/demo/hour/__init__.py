@@ -1,0 +1,1 @@
+"""An hour of faults, compressed, under a served model."""

@@ -1,0 +1,76 @@
+"""`r2serve demo hour`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from r2serve.demo.hour.report import render
+from r2serve.demo.hour.run import HourOptions, run_hour
+from r2serve.lab.schedule import HOUR_S, ScheduleError
+from r2serve.lab.serving.terminal import report_and_exit
+
+
+@click.command(name="hour")
+@click.option(
+    "--tensor-parallel-size",
+    "tensor_parallel",
+    type=click.Choice(["2", "4"]),
+    default="2",
+    show_default=True,
+    help="Ranks, half of them on each node.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, HOUR_S),
+    default=HOUR_S,
+    show_default=True,
+    help="How much of the hour to play; it is compressed 12:1.",
+)
+@click.option(
+    "--streams", type=click.IntRange(1, 64), default=8, show_default=True, help="Requests at once."
+)
+@click.option("--seed", default=0, show_default=True, help="What decides the schedule.")
+@click.option(
+    "--rails", type=click.IntRange(2, 8), default=2, show_default=True, help="Rails of each node."
+)
+@click.option(
+    "--fallback/--no-fallback",
+    default=True,
+    show_default=True,
+    help="Whether the management NIC serves while no rail is left.",
+)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the report here.")
+@click.option(
+    "--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Copy the logs here."
+)
+def command(
+    tensor_parallel: str,
+    seconds: float,
+    streams: int,
+    seed: int,
+    rails: int,
+    fallback: bool,
+    json_path: Path | None,
+    keep_logs: Path | None,
+) -> None:
+    """Play an hour of faults, compressed into five minutes, under a served model.
+
+    A tiny model is served over two nodes in network namespaces. Streams of greedy requests go on
+    all the while, and each is compared token by token with an undisturbed run. Exit status 0 only
+    if no request was lost, no token is wrong and every fault was noticed.
+    """
+    options = HourOptions(
+        tensor_parallel=int(tensor_parallel),
+        seconds=seconds,
+        streams=streams,
+        seed=seed,
+        rails=rails,
+        fallback=fallback,
+        keep_logs=keep_logs,
+    )
+    try:
+        report_and_exit(lambda progress: run_hour(options, progress), render, json_path)
+    except ScheduleError as error:
+        raise click.ClickException(str(error)) from error

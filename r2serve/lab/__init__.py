@@ -1,0 +1,1 @@
+"""Nodes and cables on one machine, and the faults of both: ground for tests, demo and bench."""

@@ -1,0 +1,106 @@
+"""The kinds of faults that a drill can give a port of the lab, by name.
+
+A further kind is one more line in :data:`KINDS`; schedules take it up by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from r2serve.lab.faults import management_port
+from r2serve.lab.lab import Lab
+
+Change = Callable[[Lab, int, int], object]
+
+
+@dataclass(frozen=True)
+class FaultMaker:
+    """How a fault is made and undone, each called with the lab, the node and the rail.
+
+    cycle_s: None for a fault that stays; for one that comes and goes, how long it is there and how
+    long it is gone, in s. leaves_up: whether the rail must not stay UP; False for a rail that only
+    gets worse, of which no worker need notice anything.
+    """
+
+    make: Change
+    undo: Change
+    cycle_s: tuple[float, float] | None = None
+    leaves_up: bool = True
+
+
+def _cut_cable(lab: Lab, node: int, rail: int) -> object:
+    return lab.cut(node, rail)
+
+
+def _set_port_down(lab: Lab, node: int, rail: int) -> object:
+    return lab.cut(node, rail, at_switch=False)
+
+
+def _black_hole(lab: Lab, node: int, rail: int) -> object:
+    return lab.black_hole(node, rail)
+
+
+def _lose_from(lab: Lab, node: int, rail: int) -> object:
+    return lab.one_way(node, rail, "from")
+
+
+def _lose_to(lab: Lab, node: int, rail: int) -> object:
+    return lab.one_way(node, rail, "to")
+
+
+def _mtu_hole(lab: Lab, node: int, rail: int) -> object:
+    return lab.mtu_hole(node, rail)
+
+
+def _reset(lab: Lab, node: int, rail: int) -> object:
+    return lab.reset(node, rail)
+
+
+def _slow_down(lab: Lab, node: int, rail: int) -> object:
+    return lab.limit(node, rail, mbit=20)
+
+
+def _heal(lab: Lab, node: int, rail: int) -> object:
+    return lab.heal(node, rail)
+
+
+def _take_address(lab: Lab, node: int, rail: int) -> object:
+    return lab.nodes[node].run("ip", "address", "del", *_address(lab, node, rail))
+
+
+def _give_address(lab: Lab, node: int, rail: int) -> object:
+    return lab.nodes[node].run("ip", "address", "add", *_address(lab, node, rail))
+
+
+def _address(lab: Lab, node: int, rail: int) -> tuple[str, str, str]:
+    return f"{lab.nodes[node].rail_address(rail)}/24", "dev", f"rail{rail}"
+
+
+def _cut_management(lab: Lab, node: int, rail: int) -> object:
+    return lab.run_in_switch("ip", "link", "set", management_port(node), "down")
+
+
+def _mend_management(lab: Lab, node: int, rail: int) -> object:
+    return lab.run_in_switch("ip", "link", "set", management_port(node), "up")
+
+
+KINDS = {
+    "carrier_loss": FaultMaker(_cut_cable, _heal),
+    "black_hole": FaultMaker(_black_hole, _heal),
+    "peer_port_loss": FaultMaker(_set_port_down, _heal),
+    "address_loss": FaultMaker(_take_address, _give_address),
+    "one_way_loss_from": FaultMaker(_lose_from, _heal),
+    "one_way_loss_to": FaultMaker(_lose_to, _heal),
+    "mtu_hole": FaultMaker(_mtu_hole, _heal, leaves_up=False),
+    "reset": FaultMaker(_reset, _heal, leaves_up=False),
+    "slow": FaultMaker(_slow_down, _heal, leaves_up=False),
+    "flap": FaultMaker(_cut_cable, _heal, cycle_s=(0.3, 0.5)),
+}
+MANAGEMENT_KINDS = {"carrier_loss": FaultMaker(_cut_management, _mend_management)}
+"""At the node's port of the management network; these take no rail."""
+
+
+def kind_of(name: str, *, management: bool = False) -> FaultMaker:
+    """How a fault of a rail, or of the management NIC, is made and undone."""
+    return (MANAGEMENT_KINDS if management else KINDS)[name]

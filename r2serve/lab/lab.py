@@ -1,0 +1,176 @@
+"""A lab: nodes with several rails each, on one machine, and the faults one can give them.
+
+Every node is a set of namespaces (network, mount with its own /dev/shm, PID, IPC). Port i of each
+node is one end of a veth pair; the other end is a port of bridge `rail<i>` in a further namespace,
+the switch, so that a fault can be made where a real one happens: at the NIC, at the switch port,
+or in the switch with the carrier still up. A management port per node goes through its own bridge.
+
+No command of the lab changes anything outside the namespaces that it made, and nothing of it
+outlives the process that made it (see namespaces.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from r2serve.lab.faults import Faults, management_port, rail_port
+from r2serve.lab.holder import NAMESPACES, Holder, LabCommandError, LabUnavailableError
+from r2serve.lab.nodes import Node
+
+logger = logging.getLogger(__name__)
+
+_sequence = itertools.count()
+
+
+def lab_name(pid: int, sequence: int) -> str:
+    """Name of the sequence-th lab of process pid; it stands in the holders' command lines."""
+    return f"r2serve-lab-{pid}-{sequence}"
+
+
+def owner_pid(name: str) -> int | None:
+    """The process that a lab's name says it belongs to, None if it is no lab's name."""
+    parts = name.split("-")
+    if len(parts) != 4 or parts[:2] != ["r2serve", "lab"] or not parts[2].isdigit():
+        return None
+    return int(parts[2])
+
+
+class Lab(Faults):
+    """Nodes and rails as a context manager.
+
+    nodes, rails: how many of each (1 to 200, 1 to 200).
+    user_namespace: whether to build inside a user namespace; None: when the user is not root.
+    Raises LabUnavailableError on entry where the machine allows no namespaces to this user.
+    """
+
+    def __init__(
+        self, nodes: int = 2, rails: int = 2, *, user_namespace: bool | None = None
+    ) -> None:
+        if not 1 <= nodes <= 200:
+            raise ValueError(f"nodes must be 1 to 200, not {nodes}")
+        if not 1 <= rails <= 200:
+            raise ValueError(f"rails must be 1 to 200, not {rails}")
+        super().__init__()
+        self.name = lab_name(os.getpid(), next(_sequence))
+        self.rails = rails
+        self.nodes: list[Node] = []
+        self._count = nodes
+        self._rootless = os.geteuid() != 0 if user_namespace is None else user_namespace
+        self._switch: Holder | None = None
+
+    @property
+    def rootless(self) -> bool:
+        """Whether the lab stands in a user namespace."""
+        return self._rootless
+
+    def __enter__(self) -> Lab:
+        try:
+            self._build()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, LabCommandError):
+                raise LabUnavailableError(f"cannot build the network: {error}") from error
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process of the lab and waits until the namespaces are gone."""
+        for node in self.nodes:
+            node.close()
+        self.nodes.clear()
+        if self._switch is not None:
+            self._switch.close()
+            self._switch = None
+
+    def _build(self) -> None:
+        if sys.platform != "linux":
+            raise LabUnavailableError("a lab needs Linux namespaces")
+        if shutil.which("ip") is None:
+            raise LabUnavailableError("the command `ip` (package iproute2) is not installed")
+        own = ["--user"] if self._rootless else []
+        self._switch = switch = Holder(f"{self.name}-switch", *own)
+        join = ["--join-user", str(switch.pid)] if self._rootless else []
+        bridges = [f"rail{rail}" for rail in range(self.rails)] + ["mgmt"]
+        for bridge in bridges:
+            switch.run("ip", "link", "add", bridge, "type", "bridge", "mcast_snooping", "0")
+            switch.run("ip", "link", "set", bridge, "addrgenmode", "none", "up")
+        for index in range(self._count):
+            holder = Holder(f"{self.name}-node{index}", "--node", *join)
+            node = Node(index, self.rails, holder, self._rootless)
+            self.nodes.append(node)
+            for rail in range(self.rails):
+                self._plug(node, rail_port(index, rail), f"rail{rail}", node.rail_address(rail))
+            self._plug(node, management_port(index), "mgmt", node.management_address)
+        logger.info(
+            "%s: %d nodes with %d rails each%s",
+            self.name,
+            self._count,
+            self.rails,
+            " in a user namespace" if self._rootless else "",
+        )
+
+    def _plug(self, node: Node, port: str, bridge: str, address: str) -> None:
+        """Joins the switch port `port` of `bridge` with a NIC of the node named like the bridge."""
+        switch = self._require_switch()
+        nic = "mgmt0" if bridge == "mgmt" else bridge
+        peer = ["peer", "name", nic, "netns", str(node.holder.pid)]
+        switch.run("ip", "link", "add", port, "type", "veth", *peer)
+        switch.run("ip", "link", "set", port, "addrgenmode", "none", "master", bridge, "up")
+        node.run("ip", "link", "set", nic, "addrgenmode", "none", "up")
+        node.run("ip", "address", "add", f"{address}/24", "dev", nic)
+
+    def _require_switch(self) -> Holder:
+        if self._switch is None:
+            raise LabUnavailableError("the lab is not built: use it as a context manager")
+        return self._switch
+
+    def run_in_switch(self, *argv: str) -> str:
+        """Runs a short command (ip, tc, nft …) among the switch's ports and returns its output."""
+        return str(self._require_switch().run(*argv)["out"])
+
+
+def holders_of_dead_processes(proc: Path = Path("/proc")) -> list[tuple[int, str]]:
+    """Holders whose maker no longer runs, as (pid, lab name).
+
+    They end by themselves within moments; one that is still listed later is stuck.
+    """
+    found = []
+    for directory in proc.iterdir():
+        if not directory.name.isdigit():
+            continue
+        try:
+            arguments = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it ended while we were looking
+        if str(NAMESPACES) not in arguments or "--name" not in arguments:
+            continue
+        name = arguments[arguments.index("--name") + 1].rpartition("-")[0]
+        owner = owner_pid(name)
+        if owner is not None and not (proc / str(owner)).exists():
+            found.append((int(directory.name), name))
+    return found
+
+
+def sweep(patience_s: float = 2.0) -> int:
+    """Ends what is left of labs whose maker died, and returns how many holders had to be killed."""
+    deadline = time.monotonic() + patience_s
+    left = holders_of_dead_processes()
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = holders_of_dead_processes()
+    for pid, name in left:
+        logger.warning("killing holder %d of the abandoned %s", pid, name)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(left)

@@ -1,0 +1,257 @@
+"""Plays faults on a lab, each at its time, and notes when what happened."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from r2serve.lab.kinds import FaultMaker, kind_of
+from r2serve.lab.lab import Lab
+from r2serve.lab.schedule import Aim, Fault, is_second, label_of
+
+POLL_S = 0.1
+# How often the workers' rails are looked at, and over how long their traffic.
+LOOK_S = 0.2
+TRAFFIC_S = 0.3
+AIM_TIMEOUT_S = 5.0
+REJOIN_TIMEOUT_S = 30.0
+
+
+class Rails(Protocol):
+    """What the workers' journals say about the rails between nodes."""
+
+    def down(self) -> set[int] | None:
+        """Rails that are not UP; None while no worker has any."""
+        ...
+
+    def sent_bytes(self) -> Counter[int]:
+        """Bytes of messages sent so far, by rail."""
+        ...
+
+
+@dataclass
+class Played:
+    """One fault as it was played.
+
+    rails: which it took; none: the management NIC. late_s: how long it waited for its rail to be
+    UP. Times are CLOCK_MONOTONIC in ns: struck, healed, and every rail UP again; None: has not
+    happened.
+    """
+
+    label: str
+    fault: Fault
+    rails: tuple[int, ...]
+    late_s: float
+    struck_ns: int
+    healed_ns: int | None = None
+    back_ns: int | None = None
+
+
+@dataclass(order=True)
+class _Turn:
+    at_s: float
+    index: int
+    action: str  # aim, strike, end, pause, again
+
+
+class Player:
+    """Plays faults, in the order of their times.
+
+    seconds: length of the play; by default it lasts until ``over`` is set. rails: if given, a fault
+    waits until a rail that can be lost is UP, all that follows is as much later, and the return of
+    all rails is noted. aim: which rail of a node carries most; by default the player measures the
+    traffic of ``rails``. ahead_s: how long before a fault strikes its rail is chosen and ``watch``
+    told, which takes processor time. attend: called several times a second; what it raises ends
+    the play, with everything healed. over: ends the play. watch: is told what happens, a line each.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        lab: Lab,
+        *,
+        seconds: float = math.inf,
+        rails: Rails | None = None,
+        aim: Callable[[], int] | None = None,
+        ahead_s: float = 0.0,
+        attend: Callable[[], None] | None = None,
+        over: threading.Event | None = None,
+        watch: Callable[[str], None],
+        text_of: Callable[[Fault], str] | None = None,
+    ) -> None:
+        if rails is None and aim is None:
+            raise ValueError("aim: must be given where rails is not")
+        self._faults = faults
+        self._lab = lab
+        self._seconds = seconds
+        self._rails = rails
+        self._aim = aim
+        self._ahead_s = ahead_s
+        self._attend = attend
+        self._over = over or threading.Event()
+        self._watch = watch
+        self._text_of = text_of
+        self._begun_s = 0.0
+        self._looked_s = 0.0
+        self._turns: list[_Turn] = []
+        self._there: set[int] = set()
+        self._aimed: dict[int, tuple[tuple[int, ...], float]] = {}
+        self._of_index: dict[int, Played] = {}
+
+    @property
+    def played(self) -> list[Played]:
+        """What has struck so far, in that order."""
+        return list(self._of_index.values())
+
+    def play(self, begun_s: float | None = None) -> bool:
+        """Plays it all; returns whether all rails were UP again REJOIN_TIMEOUT_S after the end.
+
+        begun_s: CLOCK_MONOTONIC that times count from; default: now.
+        """
+        self._begun_s = time.monotonic() if begun_s is None else begun_s
+        self._turns = [
+            _Turn(max(0.0, fault.at_s - self._ahead_s), index, "aim")
+            for index, fault in enumerate(self._faults)
+        ]
+        heapq.heapify(self._turns)
+        try:
+            while self._turns:
+                turn = heapq.heappop(self._turns)
+                if not self._wait(self._begun_s + turn.at_s):
+                    break
+                self._take(turn)
+            self._wait(self._begun_s + self._seconds)
+        finally:
+            for index in sorted(self._there):
+                self._change(index, there=False)
+        back = self._wait_for(lambda down: not down, REJOIN_TIMEOUT_S)
+        self._look()
+        return back
+
+    def _take(self, turn: _Turn) -> None:
+        index, fault = turn.index, self._faults[turn.index]
+        if turn.action == "aim":
+            self._prepare(index)
+            heapq.heappush(self._turns, _Turn(fault.at_s, index, "strike"))
+            return
+        if turn.action == "strike":
+            rails, late_s = self._aimed[index]
+            label = label_of(self._faults, index)
+            self._of_index[index] = Played(label, fault, rails, late_s, time.monotonic_ns())
+            if math.isfinite(fault.end_s):
+                heapq.heappush(self._turns, _Turn(fault.end_s, index, "end"))
+        there = turn.action in ("strike", "again")
+        if there or index in self._there:
+            self._change(index, there=there)
+        cycle_s = self._kind(fault).cycle_s
+        if turn.action == "end":
+            self._of_index[index].healed_ns = time.monotonic_ns()
+        elif cycle_s is not None:
+            at_s = turn.at_s + cycle_s[0 if there else 1]
+            if at_s < fault.end_s:
+                heapq.heappush(self._turns, _Turn(at_s, index, "pause" if there else "again"))
+
+    def _prepare(self, index: int) -> None:
+        """Chooses the rails, as soon as a rail is there that can be lost, if rails are watched.
+
+        A fault that stands alone waits for all rails; a second one for its own.
+        """
+        fault, asked_s = self._faults[index], time.monotonic()
+        if is_second(self._faults, index) and isinstance(fault.rail, int):
+            own = fault.rail
+            self._wait_for(lambda down: own not in down, REJOIN_TIMEOUT_S)
+        else:
+            self._wait_for(lambda down: not down, REJOIN_TIMEOUT_S)
+        rails = self._rails_of(fault)
+        late_s = time.monotonic() - asked_s if self._rails is not None else 0.0
+        self._begun_s += late_s
+        self._aimed[index] = rails, late_s
+        if self._text_of is not None:
+            self._watch(self._text_of(fault))
+        else:
+            names = ", ".join(f"rail{rail}" for rail in rails) or "management NIC"
+            label = label_of(self._faults, index)
+            self._watch(f"{label} at node {fault.node}, {names}, for {fault.duration_s:g} s")
+
+    def _kind(self, fault: Fault) -> FaultMaker:
+        return kind_of(fault.kind, management=fault.rail is Aim.MANAGEMENT)
+
+    def _change(self, index: int, *, there: bool) -> None:
+        played = self._of_index[index]
+        kind, node = self._kind(played.fault), played.fault.node
+        (self._there.add if there else self._there.discard)(index)
+        for rail in played.rails or (0,):
+            (kind.make if there else kind.undo)(self._lab, node, rail)
+
+    def _rails_of(self, fault: Fault) -> tuple[int, ...]:
+        every = range(self._lab.rails)
+        if fault.rail is Aim.MANAGEMENT:
+            return ()
+        if fault.rail is Aim.ALL:
+            return tuple(every)
+        if isinstance(fault.rail, int):
+            return (fault.rail,)
+        if self._aim is not None and fault.rail is Aim.IN_USE:
+            return (self._aim(),)
+        best = max if fault.rail is Aim.IN_USE else min
+        moved = self._traffic(every)
+        return (best(every, key=lambda rail: moved[rail]),)
+
+    def _traffic(self, every: Sequence[int]) -> dict[int, int]:
+        """Bytes that each rail sent in TRAFFIC_S; waits until there are some."""
+        assert self._rails is not None, "an idle rail is known by the traffic of all"
+        deadline = time.monotonic() + AIM_TIMEOUT_S
+        while True:
+            before = self._rails.sent_bytes()
+            self._wait(time.monotonic() + TRAFFIC_S)
+            after = self._rails.sent_bytes()
+            moved = {rail: after[rail] - before[rail] for rail in every}
+            if any(moved.values()) or time.monotonic() > deadline:
+                return moved
+
+    def _wait(self, until_s: float) -> bool:
+        """Whether the play goes on then."""
+        while True:
+            if self._attend is not None:
+                self._attend()
+            if self._rails is not None and time.monotonic() - self._looked_s >= LOOK_S:
+                self._look()
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return not self._over.is_set()
+            if self._attend is not None or self._rails is not None:
+                left_s = min(left_s, POLL_S)
+            if self._over.wait(left_s if math.isfinite(left_s) else None):
+                return False
+
+    def _wait_for(self, right: Callable[[set[int]], bool], timeout_s: float) -> bool:
+        if self._rails is None:
+            return True
+        deadline = time.monotonic() + timeout_s
+        while True:
+            down = self._rails.down()
+            if down is not None and right(down):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            self._wait(time.monotonic() + POLL_S)
+
+    def _look(self) -> None:
+        """Notes whose fault is over: healed, and all rails UP."""
+        if self._rails is None:
+            return
+        self._looked_s = time.monotonic()
+        waiting = [
+            played
+            for played in self._of_index.values()
+            if played.healed_ns is not None and played.back_ns is None
+        ]
+        if waiting and self._rails.down() == set():
+            for played in waiting:
+                played.back_ns = time.monotonic_ns()

@@ -1,0 +1,263 @@
+"""When which fault strikes where: an hour of faults, compressed, from a seed.
+
+Times between faults are compressed (an hour into five minutes); what a fault itself does, such as
+flapping or taking all rails away for eight seconds, is played as fast as it happens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeVar
+
+from r2serve.lab.kinds import KINDS
+
+HOUR_S = 300.0
+"""An hour, compressed 12:1."""
+
+SHORTEST_S, LONGEST_S = 0.5, 20.0
+"""How long one fault may last, in s; the longest is well below ``link_timeout_s``."""
+
+LONGEST_OUTAGE_S = 10.0
+"""How long no rail may be left, in s."""
+
+# Of a generated schedule, in s. From one fault to the next there is time to notice and to rejoin.
+_SLOT_S = 6.0
+_FIRST_AT_S = 1.0
+_OUTAGE_S = 8.0
+# Less than this is too short for the outage and still an impression of the rest.
+_OUTAGE_NEEDS_S = 100.0
+
+
+T = TypeVar("T")
+
+
+class ScheduleError(ValueError):
+    """A schedule that must not be played; the text names the field."""
+
+
+class Aim(Enum):
+    """A rail that is chosen when the fault strikes."""
+
+    IN_USE = "rail in use"
+    IDLE = "idle rail"
+    ALL = "all rails"
+    MANAGEMENT = "management NIC"
+    """No rail: the node's port of the management network."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault at node `node`.
+
+    at_s: seconds since the schedule began. kind: one of KINDS. rail: its index or an aim.
+    duration_s: until it is undone; infinite: it stays.
+    """
+
+    at_s: float
+    kind: str
+    node: int
+    rail: int | Aim
+    duration_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.at_s + self.duration_s
+
+    def takes(self, rail: int) -> bool:
+        """Whether it is certain to take this rail."""
+        return self.rail is Aim.ALL or self.rail == rail
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Faults in the order of their times, over seconds s, for so many nodes and rails.
+
+    Raises ScheduleError where a field is wrong, two faults would take the same rail at once, or no
+    rail would be left for longer than LONGEST_OUTAGE_S.
+    """
+
+    faults: tuple[Fault, ...]
+    seconds: float
+    nodes: int = 2
+    rails: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ScheduleError(f"seconds is {self.seconds:g}: must be above 0")
+        for index, fault in enumerate(self.faults):
+            self._check_fault(index, fault)
+        for (i, first), (j, second) in itertools.combinations(enumerate(self.faults), 2):
+            if second.at_s < first.at_s:
+                raise ScheduleError(f"faults[{j}].at_s is {second.at_s:g}: before faults[{i}]")
+            if second.at_s < first.end_s:
+                self._check_overlap(i, first, j, second)
+        self._check_outages()
+
+    def _check_fault(self, index: int, fault: Fault) -> None:
+        def check(field: str, right: bool, wanted: str) -> None:
+            if not right:
+                value = getattr(fault, field)
+                raise ScheduleError(f"faults[{index}].{field} is {value!r}: must be {wanted}")
+
+        check("kind", fault.kind in KINDS, f"one of {', '.join(KINDS)}")
+        check("node", 0 <= fault.node < self.nodes, f"0 to {self.nodes - 1}")
+        if isinstance(fault.rail, int):
+            check("rail", 0 <= fault.rail < self.rails, f"0 to {self.rails - 1} or an aim")
+        check("at_s", fault.at_s >= 0, "0 or more")
+        right = SHORTEST_S <= fault.duration_s <= LONGEST_S
+        check("duration_s", right, f"{SHORTEST_S:g} to {LONGEST_S:g} s")
+        check("duration_s", fault.end_s <= self.seconds, f"over by the end, {self.seconds:g} s")
+
+    def _check_overlap(self, i: int, first: Fault, j: int, second: Fault) -> None:
+        if isinstance(first.rail, Aim) or isinstance(second.rail, Aim):
+            raise ScheduleError(
+                f"faults[{j}].at_s is {second.at_s:g}: within faults[{i}], and only faults of "
+                "given rails may overlap"
+            )
+        if first.rail == second.rail:
+            raise ScheduleError(f"faults[{j}].rail is {second.rail}: faults[{i}] has taken it")
+
+    def _check_outages(self) -> None:
+        times = sorted({t for fault in self.faults for t in (fault.at_s, fault.end_s)})
+        began: float | None = None
+        for begin, end in itertools.pairwise(times):
+            lasting = [fault for fault in self.faults if fault.at_s <= begin < fault.end_s]
+            lost = {rail for rail in range(self.rails) if any(f.takes(rail) for f in lasting)}
+            if len(lost) < self.rails:
+                began = None
+                continue
+            began = begin if began is None else began
+            if end - began > LONGEST_OUTAGE_S:
+                which = max(i for i, fault in enumerate(self.faults) if fault in lasting)
+                raise ScheduleError(
+                    f"faults[{which}].duration_s is {self.faults[which].duration_s:g}: no rail "
+                    f"would be left for more than {LONGEST_OUTAGE_S:g} s"
+                )
+
+    def label(self, index: int) -> str:
+        """As :func:`label_of`."""
+        return label_of(self.faults, index)
+
+
+def is_second(faults: Sequence[Fault], index: int) -> bool:
+    """Whether the fault strikes while an earlier one lasts."""
+    at_s = faults[index].at_s
+    return any(fault.end_s > at_s for fault in faults[:index])
+
+
+def label_of(faults: Sequence[Fault], index: int) -> str:
+    """The kind and, if there is something special about it, how the fault strikes."""
+    fault = faults[index]
+    if is_second(faults, index):
+        return f"{fault.kind}, second fault"
+    if fault.rail in (Aim.IDLE, Aim.ALL, Aim.MANAGEMENT):
+        return f"{fault.kind}, {fault.rail.value}"
+    return fault.kind
+
+
+def check_apart(faults: Sequence[Fault], ahead_s: float, text_of: Callable[[Fault], str]) -> None:
+    """Checks that no two faults, in the order of their times, may take one rail at once.
+
+    ahead_s: how long before it strikes the rail in use is chosen; no fault of a rail lasts then.
+
+    Raises:
+        ScheduleError: two do.
+    """
+    for earlier, later in itertools.pairwise(faults):
+        same_port = (earlier.rail, earlier.node) == (later.rail, later.node)
+        vague = any(isinstance(fault.rail, Aim) for fault in (earlier, later))
+        both_rails = Aim.MANAGEMENT not in (earlier.rail, later.rail)
+        if later.at_s < earlier.end_s and (same_port or (vague and both_rails)):
+            raise ScheduleError(
+                f"`{text_of(later)}` begins before `{text_of(earlier)}` is over, at the same rail"
+            )
+        if later.rail is Aim.IN_USE and both_rails and later.at_s - ahead_s < earlier.end_s:
+            raise ScheduleError(
+                f"`{text_of(later)}` begins less than {ahead_s:g} s after `{text_of(earlier)}` is "
+                "over: which rail carries most is asked so long before"
+            )
+
+
+def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: int = 2) -> Schedule:
+    """The first `seconds` s of a compressed hour; the same seed gives the same schedule.
+
+    All kinds take turns, at ports that take turns, with seeded jitter; in between a second fault
+    while the first lasts, the loss of an idle rail and, once, of all rails for 8 s.
+    Raises ScheduleError if seconds is too short for one fault or there is no second rail.
+    """
+    if rails < 2:
+        raise ScheduleError(f"rails is {rails}: must be 2 or more")
+    source = random.Random(seed)
+    slots = int((seconds - _FIRST_AT_S) // _SLOT_S)
+    if slots < 1:
+        raise ScheduleError(f"seconds is {seconds:g}: must be {_FIRST_AT_S + _SLOT_S:g} or more")
+    # An outage takes two slots.
+    outage = int(slots * 0.6) if seconds >= _OUTAGE_NEEDS_S else slots
+    scenes = _scenes()
+    struck = _in_turn(source, range(nodes))
+    ports = _in_turn(source, itertools.product(range(nodes), range(rails)))
+    faults: list[Fault] = []
+    for slot in range(slots):
+        at_s = _FIRST_AT_S + slot * _SLOT_S + source.uniform(0, 1)
+        if slot == outage:
+            faults.append(Fault(at_s, "carrier_loss", next(struck), Aim.ALL, _OUTAGE_S))
+        elif slot != outage + 1:
+            faults += _play(next(scenes), source, struck, ports, at_s)
+    rounded = [
+        replace(fault, at_s=round(fault.at_s, 2), duration_s=round(fault.duration_s, 2))
+        for fault in faults
+    ]
+    return Schedule(tuple(rounded), seconds, nodes, rails)
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What happens in one slot. aim: None takes the port whose turn it is."""
+
+    kind: str
+    aim: Aim | None = None
+    second: str | None = None
+
+
+def _in_turn(source: random.Random, things: Iterable[T]) -> Iterator[T]:
+    """In shuffled orders without end, each as often as any other."""
+    every = list(things)
+    while True:
+        yield from source.sample(every, len(every))
+
+
+def _scenes() -> Iterator[_Scene]:
+    kinds = list(KINDS)
+    steady = [name for name, kind in KINDS.items() if kind.cycle_s is None and kind.leaves_up]
+    for turn in itertools.count():
+        # Every other round takes each port in turn, whether it carries anything or not.
+        aim = None if turn % 2 else Aim.IN_USE
+        first, second, third = (steady[(turn + i) % len(steady)] for i in range(3))
+        round_of = [_Scene(kind, aim) for kind in kinds]
+        round_of.insert(2, _Scene(first, second=second))
+        round_of.insert(8, _Scene(second, second=third))
+        round_of.append(_Scene(second, Aim.IDLE))
+        yield from round_of
+
+
+def _play(
+    scene: _Scene,
+    source: random.Random,
+    nodes: Iterator[int],
+    ports: Iterator[tuple[int, int]],
+    at_s: float,
+) -> list[Fault]:
+    if scene.aim is not None:
+        return [Fault(at_s, scene.kind, next(nodes), scene.aim, source.uniform(1.5, 3.0))]
+    node, rail = next(ports)
+    if scene.second is None:
+        return [Fault(at_s, scene.kind, node, rail, source.uniform(1.5, 3.0))]
+    other = next(port for port in ports if port[1] != rail)
+    return [
+        Fault(at_s, scene.kind, node, rail, source.uniform(2.5, 3.0)),
+        Fault(at_s + 1.0, scene.second, *other, source.uniform(2.0, 2.5)),
+    ]

@@ -1,0 +1,122 @@
+"""Events over HTTP: a page at a time, or as they happen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Header, Query, Response
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Receive, Scope, Send
+
+from r2serve.observe.sidecar import schema
+from r2serve.observe.sidecar.responses import SECURITY, respond
+from r2serve.observe.sidecar.state import State
+from r2serve.observe.watch import NumberedEvent
+
+_LOG = logging.getLogger("r2serve.sidecar")
+
+
+MAX_STREAMS = 64
+PING_S = 15
+SEND_S = 30
+"""A client of the stream that takes nothing for so long is left."""
+MAX_PAGE = 1000
+BATCH = 100
+"""Events that a stream sends at once."""
+EventKind = Literal[
+    "rail_state", "verdict", "speed", "stall", "replay", "hedge", "abort", "injected"
+]
+
+
+def add_events(app: FastAPI, state: State) -> None:
+    """Adds /v1/events and its stream."""
+    watch = state.watch
+
+    @app.get("/v1/events", tags=["events"], response_model=schema.EventsView)
+    async def events(
+        after: Annotated[int, Query(ge=0, le=2**62, description="Only later ones than this.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+        kind: Annotated[EventKind | None, Query(description="Only of this kind.")] = None,
+    ) -> Response:
+        """What happened, a page at a time."""
+        found, reached = _page(watch.after(after), limit, kind)
+        return respond(
+            schema.EventsView(
+                events=[schema.EventView.of(told) for told in found],
+                next=max(after, watch.last_id if reached is None else reached),
+                first_kept=watch.events[0].id if watch.events else 0,
+            )
+        )
+
+    @app.get(
+        "/v1/events/stream",
+        tags=["events"],
+        response_class=Response,
+        responses={
+            200: {
+                "description": "Server-sent events: of each event its id, its kind, and as data "
+                "what /v1/events says of it.",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            },
+            503: {"description": f"There are {MAX_STREAMS} streams already."},
+        },
+    )
+    async def stream(
+        after: Annotated[
+            int | None,
+            Query(ge=0, le=2**62, description="Begin after this one; default: with news."),
+        ] = None,
+        last_event_id: Annotated[str | None, Header(max_length=32)] = None,
+    ) -> Response:
+        """What happens, as it happens.
+
+        A client that was cut off goes on after its Last-Event-ID.  One that is too slow misses what
+        is no longer kept when its turn comes: as little as possible is lost, and no memory held.
+        """
+        if state.streams >= MAX_STREAMS:
+            return Response(status_code=503)
+        begin = watch.last_id if after is None else after
+        if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
+            begin = int(last_event_id)
+        return _Stream(_follow(state, begin), headers=SECURITY, ping=PING_S, send_timeout=SEND_S)
+
+
+class _Stream(EventSourceResponse):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            _LOG.warning("left a client of the stream that took nothing for %g s", SEND_S)
+
+
+async def _follow(state: State, last: int) -> AsyncIterator[bytes]:
+    """Holds nothing for its client but the id of the last event: what follows is the watch's."""
+    state.streams += 1
+    try:
+        while True:
+            found = state.watch.after(last)[:BATCH]
+            if not found:
+                await state.news()
+                continue
+            last = found[-1].id
+            yield b"".join(map(_message, found))
+    finally:
+        state.streams -= 1
+
+
+def _message(told: NumberedEvent) -> bytes:
+    view = schema.EventView.of(told)
+    said = ServerSentEvent(data=view.model_dump_json(), id=str(told.id), event=view.kind)
+    return said.encode()
+
+
+def _page(
+    found: list[NumberedEvent], limit: int, kind: str | None
+) -> tuple[list[NumberedEvent], int | None]:
+    """The first ones of that kind, and the id of the last one if there are more."""
+    if kind is not None:
+        found = [told for told in found if told.event.kind == kind]
+    return (found[:limit], found[limit - 1].id) if len(found) > limit else (found, None)

@@ -2,7 +2,7 @@
 
 The class body of :class:`Config` is the one table.  The environment variable of a field is
 ``R2CCL_`` and its name in capitals; ``docs/configuration.md`` and ``r2serve config`` are printed
-from it, and ``csrc/include/r2ccl/config.hpp`` repeats the fields that the core acts on (a test
+from it, and ``csrc/base/config.hpp`` repeats the fields that the core acts on (a test
 compares the two).
 """
 

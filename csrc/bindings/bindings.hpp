@@ -3,8 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
-#include "r2ccl/config.hpp"
-#include "r2ccl/errors.hpp"
+#include "base/config.hpp"
+#include "base/errors.hpp"
 
 namespace r2ccl::bindings {
 

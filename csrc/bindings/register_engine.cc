@@ -7,9 +7,9 @@
 #include <stdexcept>
 
 #include "bindings.hpp"
+#include "connect/verbs_devices.hpp"
 #include "drivers/ibverbs.hpp"
 #include "engine/engine.hpp"
-#include "engine/verbs_devices.hpp"
 
 namespace r2ccl::bindings {
 namespace {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "r2ccl/errors.hpp"
+#include "base/errors.hpp"
 
 namespace r2ccl {
 

@@ -12,10 +12,10 @@
 #include <cstddef>
 #include <span>
 
+#include "base/errors.hpp"
+#include "base/types.hpp"
 #include "collectives/channel.hpp"
 #include "collectives/reduce.hpp"
-#include "r2ccl/errors.hpp"
-#include "r2ccl/types.hpp"
 
 namespace r2ccl {
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.hpp"
+#include "base/types.hpp"
 #include "collectives/channel.hpp"
 #include "link/link.hpp"
-#include "r2ccl/errors.hpp"
-#include "r2ccl/types.hpp"
 #include "rails/rail.hpp"
 
 namespace r2ccl {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "r2ccl/types.hpp"
+#include "base/types.hpp"
 
 namespace r2ccl {
 

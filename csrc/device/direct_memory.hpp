@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
+#include "base/file_descriptor.hpp"
 #include "drivers/cuda_device.hpp"
-#include "drivers/file_descriptor.hpp"
 #include "drivers/verbs.hpp"
 #include "link/device_memory.hpp"
 

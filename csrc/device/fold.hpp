@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/types.hpp"
 #include "device/kernel_bodies.hpp"
-#include "r2ccl/types.hpp"
 
 namespace r2ccl::device {
 

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/errors.hpp"
 #include "device/server.hpp"
-#include "r2ccl/errors.hpp"
 
 namespace r2ccl::device {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "base/errors.hpp"
 #include "device/mailbox.hpp"
-#include "r2ccl/errors.hpp"
 
 namespace r2ccl::device {
 

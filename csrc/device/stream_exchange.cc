@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "device/addresses.hpp"
 #include "device/stream_communicator.hpp"
-#include "engine/clock.hpp"
 
 namespace r2ccl::device {
 namespace {

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_descriptor.hpp"
 #include "drivers/cuda_library.hpp"
-#include "drivers/file_descriptor.hpp"
 
 namespace r2ccl::cuda {
 

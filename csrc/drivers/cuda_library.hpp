@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "r2ccl/errors.hpp"
+#include "base/errors.hpp"
 
 namespace r2ccl::cuda {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/file_descriptor.hpp"
 #include "drivers/link_monitor.hpp"
 #include "drivers/link_table.hpp"
 

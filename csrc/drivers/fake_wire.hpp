@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/file_descriptor.hpp"
 #include "drivers/verbs.hpp"
 
 #if defined(__SANITIZE_THREAD__)

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "r2ccl/errors.hpp"
+#include "base/errors.hpp"
 
 #undef ibv_query_port  // macros that call what is to be loaded
 #undef ibv_reg_mr

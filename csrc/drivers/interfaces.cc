@@ -15,7 +15,7 @@
 #include <memory>
 #include <string>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/file_descriptor.hpp"
 
 namespace r2ccl {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "drivers/ip_address.hpp"
-#include "r2ccl/errors.hpp"
 
 namespace r2ccl {
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/errors.hpp"
+#include "base/file_descriptor.hpp"
 #include "drivers/link_monitor.hpp"
 #include "drivers/link_table.hpp"
-#include "r2ccl/errors.hpp"
 
 namespace r2ccl {
 

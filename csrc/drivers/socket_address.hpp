@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/errors.hpp"
 #include "drivers/ip_address.hpp"
-#include "r2ccl/errors.hpp"
 
 namespace r2ccl {
 

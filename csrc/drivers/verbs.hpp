@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "r2ccl/errors.hpp"
+#include "base/errors.hpp"
 
 namespace r2ccl {
 

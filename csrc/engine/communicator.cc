@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/clock.hpp"
 #include "collectives/collectives.hpp"
-#include "engine/clock.hpp"
 #include "link/device_memory.hpp"
 #include "plan/cost_model.hpp"
 

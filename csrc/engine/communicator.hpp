@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.hpp"
+#include "base/types.hpp"
 #include "collectives/link_channel.hpp"
 #include "collectives/reduce.hpp"
 #include "engine/engine.hpp"
-#include "r2ccl/errors.hpp"
-#include "r2ccl/types.hpp"
 
 namespace r2ccl {
 

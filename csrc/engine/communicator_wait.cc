@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/clock.hpp"
+#include "base/clock.hpp"
 #include "engine/communicator.hpp"
 
 namespace r2ccl {

@@ -9,9 +9,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/clock.hpp"
 #include "drivers/interfaces.hpp"
 #include "drivers/netlink_link_monitor.hpp"
-#include "engine/clock.hpp"
 
 namespace r2ccl {
 namespace {

@@ -16,14 +16,14 @@
 #include <thread>
 #include <vector>
 
+#include "base/config.hpp"
+#include "base/log.hpp"
+#include "connect/connections.hpp"
+#include "connect/verbs_devices.hpp"
 #include "drivers/link_monitor.hpp"
-#include "engine/connections.hpp"
 #include "engine/localiser.hpp"
-#include "engine/log.hpp"
 #include "engine/peer.hpp"
-#include "engine/verbs_devices.hpp"
 #include "journal/journal.hpp"
-#include "r2ccl/config.hpp"
 
 namespace r2ccl {
 

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "engine/clock.hpp"
+#include "base/clock.hpp"
 #include "engine/communicator.hpp"
 #include "engine/engine.hpp"
 #include "rails/framed_rail.hpp"

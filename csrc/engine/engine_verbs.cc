@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "engine/clock.hpp"
+#include "base/clock.hpp"
 #include "engine/engine.hpp"
 #include "rails/verbs/verbs_rail.hpp"
 

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/file_descriptor.hpp"
 #include "engine/peer.hpp"
 #include "link/verdict.hpp"
 

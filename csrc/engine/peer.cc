@@ -3,7 +3,7 @@
 #include <iomanip>
 #include <sstream>
 
-#include "engine/clock.hpp"
+#include "base/clock.hpp"
 
 namespace r2ccl {
 namespace {

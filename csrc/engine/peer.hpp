@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/connections.hpp"
-#include "engine/handshake.hpp"
-#include "engine/verbs_connections.hpp"
+#include "connect/connections.hpp"
+#include "connect/handshake.hpp"
+#include "connect/verbs_connections.hpp"
 #include "journal/journal.hpp"
 #include "link/link.hpp"
 #include "rails/carried_link.hpp"

@@ -13,9 +13,9 @@
 #include <string>
 #include <string_view>
 
-#include "drivers/file_descriptor.hpp"
-#include "r2ccl/errors.hpp"
-#include "r2ccl/types.hpp"
+#include "base/errors.hpp"
+#include "base/file_descriptor.hpp"
+#include "base/types.hpp"
 
 namespace r2ccl {
 

@@ -12,7 +12,7 @@
 #include <mutex>
 #include <span>
 
-#include "r2ccl/errors.hpp"
+#include "base/errors.hpp"
 
 namespace r2ccl {
 

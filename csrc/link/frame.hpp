@@ -9,7 +9,7 @@
 #include <optional>
 #include <string_view>
 
-#include "r2ccl/types.hpp"
+#include "base/types.hpp"
 
 namespace r2ccl {
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/units.hpp"
 #include "link/frame.hpp"
 #include "link/shape.hpp"
 #include "link/stream_block.hpp"

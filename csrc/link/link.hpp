@@ -18,6 +18,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/errors.hpp"
+#include "base/units.hpp"
 #include "link/control.hpp"
 #include "link/frame.hpp"
 #include "link/in_stream.hpp"
@@ -28,7 +30,6 @@
 #include "link/ring.hpp"
 #include "link/shape.hpp"
 #include "link/verdict.hpp"
-#include "r2ccl/errors.hpp"
 
 namespace r2ccl {
 

@@ -6,11 +6,12 @@
 #include <span>
 #include <string>
 
+#include "base/errors.hpp"
+#include "base/units.hpp"
 #include "link/frame.hpp"
 #include "link/rail_state.hpp"
 #include "link/shape.hpp"
 #include "link/verdict.hpp"
-#include "r2ccl/errors.hpp"
 
 namespace r2ccl {
 

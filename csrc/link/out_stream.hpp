@@ -7,10 +7,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/types.hpp"
+#include "base/units.hpp"
 #include "link/ring.hpp"
 #include "link/shape.hpp"
 #include "link/stream_block.hpp"
-#include "r2ccl/types.hpp"
 
 namespace r2ccl {
 

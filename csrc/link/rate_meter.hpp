@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "link/shape.hpp"
+#include "base/units.hpp"
 
 namespace r2ccl {
 

@@ -4,9 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/units.hpp"
+
 namespace r2ccl {
 
-using TimeNs = std::int64_t;  // CLOCK_MONOTONIC, or the simulator's clock
 using RailId = std::uint16_t;
 using Epoch = std::uint32_t;
 
@@ -15,7 +16,6 @@ inline constexpr std::size_t max_rails_per_link = 64;
 inline constexpr std::size_t max_chunks_per_message = 64;
 // So much of a payload is read together with its header, to where it is likely to belong.
 inline constexpr std::uint32_t max_likely_bytes = 64U << 10;
-inline constexpr TimeNs ns_per_ms = 1'000'000;
 
 struct StreamShape {
   std::uint32_t slot_bytes = 1U << 20;

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-#include "r2ccl/types.hpp"
+#include "base/types.hpp"
 
 namespace r2ccl {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-#include "link/shape.hpp"
+#include "base/units.hpp"
 
 namespace r2ccl {
 

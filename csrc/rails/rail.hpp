@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/units.hpp"
 #include "link/frame.hpp"
-#include "link/shape.hpp"
 
 namespace r2ccl {
 

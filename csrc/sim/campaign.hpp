@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "link/shape.hpp"
+#include "base/units.hpp"
 #include "sim/fault_kinds.hpp"
 
 namespace r2ccl::sim {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "link/shape.hpp"
+#include "base/units.hpp"
 
 namespace r2ccl::sim {
 

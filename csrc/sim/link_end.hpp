@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/handshake.hpp"
+#include "connect/handshake.hpp"
 #include "rails/carried_link.hpp"
 #include "sim/connection.hpp"
 

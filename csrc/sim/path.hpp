@@ -12,7 +12,7 @@
 #include <limits>
 #include <utility>
 
-#include "link/shape.hpp"
+#include "base/units.hpp"
 #include "sim/event_queue.hpp"
 #include "sim/random.hpp"
 

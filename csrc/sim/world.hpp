@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "link/link.hpp"
-#include "r2ccl/errors.hpp"
 #include "sim/connection.hpp"
 #include "sim/event_queue.hpp"
 #include "sim/fiber.hpp"

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "engine/verbs_devices.hpp"
+#include "connect/verbs_devices.hpp"
 
 namespace r2ccl {
 namespace {

@@ -10,7 +10,7 @@
 #include <numeric>
 #include <thread>
 
-#include "engine/clock.hpp"
+#include "base/clock.hpp"
 #include "job.hpp"
 
 namespace r2ccl {

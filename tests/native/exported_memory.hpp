@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <span>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/file_descriptor.hpp"
 
 namespace r2ccl::testing {
 

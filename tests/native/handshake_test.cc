@@ -1,4 +1,4 @@
-#include "engine/handshake.hpp"
+#include "connect/handshake.hpp"
 
 #include <gtest/gtest.h>
 

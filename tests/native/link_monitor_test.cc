@@ -16,8 +16,8 @@
 #include <functional>
 #include <thread>
 
+#include "base/file_descriptor.hpp"
 #include "drivers/fake_link_monitor.hpp"
-#include "drivers/file_descriptor.hpp"
 #include "drivers/interfaces.hpp"
 #include "drivers/netlink_link_monitor.hpp"
 

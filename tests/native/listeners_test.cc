@@ -1,5 +1,5 @@
 // Which address a port listens on when its device's addresses change.
-#include "engine/listeners.hpp"
+#include "connect/listeners.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/types.hpp"
 #include "collectives/reduce.hpp"
-#include "r2ccl/types.hpp"
 
 namespace r2ccl::naive {
 

@@ -1,10 +1,35 @@
-"""The layers: which folder, or module of the top level, may import which others.
+"""The layers: which folder of the core, and which part of the Python package, uses which others.
 
-Each entry stands below the entries that may import it, so the map has no circle. ``test_tidy.py``
-compares it with the sources, and docs/architecture.md prints it.
+An entry stands below the entries that may use it, so no map has a circle. ``test_tidy.py``
+compares both with the sources, and docs/architecture.md prints them.
 """
 
 from __future__ import annotations
+
+# Folders of csrc/, by their includes.
+CSRC: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "journal": ("base",),
+    "drivers": ("base",),
+    "plan": ("base",),
+    "link": ("base",),
+    "rails": ("base", "drivers", "link"),
+    "collectives": ("base", "link", "rails"),
+    "connect": ("base", "drivers", "link", "rails"),
+    "engine": (
+        "base",
+        "journal",
+        "drivers",
+        "plan",
+        "link",
+        "rails",
+        "collectives",
+        "connect",
+    ),
+    "device": ("base", "drivers", "link", "rails", "collectives", "engine"),
+    "sim": ("base", "plan", "link", "rails", "collectives", "connect", "device"),
+    "bindings": ("base", "drivers", "link", "connect", "engine", "device", "sim"),
+}
 
 # Folders of r2serve/ and its modules; bench/ and kernels/ are imported as r2serve.bench and
 # r2serve.kernels. ``r2serve`` is the package's own __init__.py.
@@ -94,6 +119,14 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     "cli": ("errors", "option", "config", "ports", "topo", "engines/vllm"),
     "bench": ("bench/collectives", "bench/observers", "cli"),
     "demo": ("faults", "lab", "observe", "lab/serving", "cli"),
-    "bench/serve": ("lab", "lab/serving", "bench/collectives", "demo"),
+    "bench/serve": (
+        "errors",
+        "lab",
+        "option",
+        "config",
+        "lab/serving",
+        "bench/collectives",
+        "demo",
+    ),
     "demo/hour": ("lab", "observe", "lab/serving", "demo"),
 }

@@ -18,7 +18,7 @@ from r2serve.errors import (
     StartupTimeoutError,
 )
 
-HEADER = Path(__file__).resolve().parents[2] / "csrc/include/r2ccl/errors.hpp"
+HEADER = Path(__file__).resolve().parents[2] / "csrc/base/errors.hpp"
 
 
 def test_every_code_of_the_core_has_its_class() -> None:

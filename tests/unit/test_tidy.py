@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from layers import R2SERVE
+from layers import CSRC, R2SERVE
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"bench", "csrc", "deploy", "docs", "kernels", "r2serve", "tests"}
@@ -234,19 +234,56 @@ def test_only_the_proof_knows_the_lab() -> None:
             assert named is None, f"{path}: {named}"
 
 
-@pytest.mark.parametrize("folder", ["include", "link"])
-def test_dependencies_of_the_core_point_one_way(folder: str) -> None:
-    """Public headers include only each other; the state machine knows no rail, socket or clock."""
-    allowed = {"include": ("r2ccl/",), "link": ("r2ccl/", "link/", "rails/rail.hpp")}[folder]
+def includes_of(path: Path) -> list[str]:
+    return re.findall(r'#include "([^"]+)"', (ROOT / path).read_text())
+
+
+def arrows_of_the_core() -> set[tuple[str, str]]:
+    """Which folder of the core includes which other one."""
+    arrows = set()
+    for path in tracked():
+        if path.parts[0] == "csrc":
+            for included in includes_of(path):
+                used = included.split("/")[0] if "/" in included else path.parts[1]
+                arrows.add((path.parts[1], used))
+    return {(user, used) for user, used in arrows if user != used}
+
+
+def test_the_map_of_layers_has_all_folders_of_the_core_and_no_arrow_back() -> None:
+    assert set(CSRC) == {path.parts[1] for path in tracked() if path.parts[0] == "csrc"}
+    below: set[str] = set()
+    for folder, used in CSRC.items():
+        assert set(used) <= below, f"{folder} uses a folder that is not below it"
+        below.add(folder)
+
+
+def test_the_core_includes_what_the_map_of_layers_allows() -> None:
+    allowed = {(folder, used) for folder, below in CSRC.items() for used in below}
+    for path in tracked():
+        if path.parts[0] == "csrc":
+            for included in includes_of(path):
+                folder = included.split("/")[0] if "/" in included else path.parts[1]
+                arrow = (path.parts[1], folder)
+                own = folder == path.parts[1]
+                assert own or arrow in allowed, f"{path} includes {included}"
+    assert allowed == arrows_of_the_core(), "the map allows what nothing uses"
+
+
+def test_the_architecture_prints_the_map_of_layers() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    section = text.split("\n## Layers\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `csrc/(\w+)` \|[^|]+\|([^|]+)\|$", section, re.MULTILINE)
+    printed = {folder: tuple(re.findall(r"\w+", used)) for folder, used in rows}
+    assert printed == CSRC
+    assert list(printed) == list(reversed(CSRC)), "the topmost layer comes first"
+
+
+def test_the_state_machine_knows_no_socket_thread_or_clock() -> None:
     forbidden = ("<sys/socket.h>", "<netinet/", "<thread>", "<poll.h>", "<ctime>", "<time.h>")
     for path in tracked():
-        if path.parts[:2] != ("csrc", folder):
-            continue
-        text = (ROOT / path).read_text()
-        for included in re.findall(r'#include "([^"]+)"', text):
-            assert included.startswith(allowed), f"{path} includes {included}"
-        if folder == "link":
-            for word in (*forbidden, "_clock::now"):
+        if path.parts[:2] == ("csrc", "link"):
+            text = (ROOT / path).read_text()
+            for word in (*forbidden, "_clock::now", "base/clock.hpp"):
                 assert word not in text, f"{path}: {word}"
 
 

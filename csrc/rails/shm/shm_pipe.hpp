@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "drivers/file_descriptor.hpp"
-#include "r2ccl/errors.hpp"
+#include "base/errors.hpp"
+#include "base/file_descriptor.hpp"
 #include "rails/byte_pipe.hpp"
 
 namespace r2ccl {

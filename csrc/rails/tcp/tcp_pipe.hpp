@@ -3,7 +3,7 @@
 
 #include <poll.h>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/file_descriptor.hpp"
 #include "rails/byte_pipe.hpp"
 
 namespace r2ccl {

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/errors.hpp"
+#include "base/file_descriptor.hpp"
 #include "drivers/verbs.hpp"
 #include "link/link_types.hpp"
-#include "r2ccl/errors.hpp"
 
 namespace r2ccl {
 

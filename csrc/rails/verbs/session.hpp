@@ -8,10 +8,10 @@
 #include <span>
 #include <string>
 
+#include "base/errors.hpp"
+#include "base/units.hpp"
 #include "drivers/verbs.hpp"
 #include "link/frame.hpp"
-#include "link/shape.hpp"
-#include "r2ccl/errors.hpp"
 #include "rails/verbs/fence.hpp"
 #include "rails/verbs/memory_pool.hpp"
 

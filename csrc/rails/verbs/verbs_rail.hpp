@@ -19,7 +19,7 @@
 #include <optional>
 #include <string>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/file_descriptor.hpp"
 #include "link/link.hpp"
 #include "rails/rail.hpp"
 #include "rails/verbs/session.hpp"

@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "connect/verbs_devices.hpp"
 #include "drivers/ibverbs.hpp"
-#include "engine/verbs_devices.hpp"
 #include "link/link.hpp"
 #include "rails/verbs/verbs_rail.hpp"
 

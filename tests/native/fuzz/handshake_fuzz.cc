@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/handshake.hpp"
-#include "engine/sha256.hpp"
+#include "base/sha256.hpp"
+#include "connect/handshake.hpp"
 #include "input.hpp"
 
 namespace r2ccl::fuzz {

@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "base/config.hpp"
+#include "connect/connections.hpp"
+#include "connect/verbs_devices.hpp"
+#include "connect/verbs_exchange.hpp"
 #include "drivers/ip_address.hpp"
-#include "engine/connections.hpp"
-#include "engine/verbs_devices.hpp"
-#include "engine/verbs_exchange.hpp"
-#include "r2ccl/config.hpp"
 #include "rails/verbs/session.hpp"
 
 namespace r2ccl {

@@ -1,4 +1,4 @@
-#include "engine/listeners.hpp"
+#include "connect/listeners.hpp"
 
 #include <net/if.h>
 #include <sys/socket.h>

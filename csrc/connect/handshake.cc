@@ -1,4 +1,4 @@
-#include "engine/handshake.hpp"
+#include "connect/handshake.hpp"
 
 #include <errno.h>
 #include <sys/random.h>

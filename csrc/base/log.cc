@@ -1,4 +1,4 @@
-#include "engine/log.hpp"
+#include "base/log.hpp"
 
 #include <sys/eventfd.h>
 

@@ -3,7 +3,7 @@
 
 #include <ctime>
 
-#include "link/shape.hpp"
+#include "base/units.hpp"
 
 namespace r2ccl {
 

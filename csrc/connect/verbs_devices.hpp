@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.hpp"
+#include "base/log.hpp"
+#include "base/units.hpp"
 #include "drivers/ip_address.hpp"
 #include "drivers/verbs.hpp"
-#include "engine/log.hpp"
-#include "link/shape.hpp"
-#include "r2ccl/errors.hpp"
 #include "rails/verbs/memory_pool.hpp"
 
 namespace r2ccl {

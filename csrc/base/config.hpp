@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "r2ccl/types.hpp"
+#include "base/types.hpp"
 
 namespace r2ccl {
 

@@ -14,11 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/file_descriptor.hpp"
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "connect/handshake.hpp"
+#include "connect/listeners.hpp"
 #include "drivers/socket_address.hpp"
-#include "engine/handshake.hpp"
-#include "engine/listeners.hpp"
-#include "engine/log.hpp"
 #include "link/shape.hpp"
 
 namespace r2ccl {

@@ -1,4 +1,4 @@
-#include "engine/verbs_connections.hpp"
+#include "connect/verbs_connections.hpp"
 
 #include <sys/random.h>
 #include <sys/socket.h>

@@ -25,7 +25,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/sha256.hpp"
+#include "base/sha256.hpp"
 #include "link/rail_state.hpp"
 
 namespace r2ccl {

@@ -1,4 +1,4 @@
-#include "engine/verbs_devices.hpp"
+#include "connect/verbs_devices.hpp"
 
 #include <netinet/in.h>
 

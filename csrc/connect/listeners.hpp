@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/errors.hpp"
+#include "base/file_descriptor.hpp"
 #include "drivers/ip_address.hpp"
 #include "drivers/socket_address.hpp"
-#include "r2ccl/errors.hpp"
 
 namespace r2ccl {
 

@@ -1,4 +1,4 @@
-#include "engine/verbs_exchange.hpp"
+#include "connect/verbs_exchange.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "r2ccl/types.hpp"
+#include "base/types.hpp"
 
 namespace r2ccl {
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/handshake.hpp"
+#include "connect/handshake.hpp"
 #include "rails/verbs/session.hpp"
 
 namespace r2ccl {

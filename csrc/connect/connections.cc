@@ -1,4 +1,4 @@
-#include "engine/connections.hpp"
+#include "connect/connections.hpp"
 
 #include <linux/memfd.h>
 #include <netinet/in.h>

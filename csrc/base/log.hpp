@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "drivers/file_descriptor.hpp"
+#include "base/file_descriptor.hpp"
 
 namespace r2ccl {
 

@@ -1,0 +1,12 @@
+// Units of the core.  Names of constants and variables end in their unit.
+#pragma once
+
+#include <cstdint>
+
+namespace r2ccl {
+
+using TimeNs = std::int64_t;  // CLOCK_MONOTONIC, or the simulator's clock
+
+inline constexpr TimeNs ns_per_ms = 1'000'000;
+
+}  // namespace r2ccl

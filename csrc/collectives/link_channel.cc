@@ -23,7 +23,7 @@ void LinkChannel::add_member(Link* link) {
   members_.push_back(added);
 }
 
-// --- calls ---------------------------------------------------------------------------------------
+// ---- calls ----
 
 Status LinkChannel::begin_call(const CallTag& tag) {
   tag_ = tag;
@@ -96,7 +96,7 @@ void LinkChannel::leave() {
   drop_streams();
 }
 
-// --- Channel -------------------------------------------------------------------------------------
+// ---- Channel ----
 
 Status LinkChannel::send(int peer, std::span<const std::byte> data) {
   if (failed()) return failure();
@@ -174,7 +174,7 @@ Status LinkChannel::await_release(int peer, const char* what,
   return lost(peer, what);
 }
 
-// --- failure -------------------------------------------------------------------------------------
+// ---- failure ----
 
 void LinkChannel::fail(ErrorCode code, const std::string& text) {
   if (failed()) return;

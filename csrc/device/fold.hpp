@@ -13,8 +13,7 @@ namespace r2ccl::device {
 
 inline constexpr std::uint32_t most_neighbours = 16;
 
-// --- operators
-// ------------------------------------------------------------------------------------
+// ---- operators ----
 
 struct Add {
   template <typename T>
@@ -53,8 +52,7 @@ struct And {
   }
 };
 
-// --- formats: how an element lies in memory, and what it is added up in
-// -----------------------------
+// ---- formats: how an element lies in memory, and what it is added up in ----
 
 template <typename To, typename From>
 R2CCL_SHARED To same_bits(From from) {
@@ -167,8 +165,7 @@ struct BooleanFormat {
   R2CCL_SHARED static Element store(Sum sum) { return sum; }
 };
 
-// --- the sum
-// --------------------------------------------------------------------------------------
+// ---- the sum ----
 
 struct Terms {
   const std::byte* of[most_neighbours];  // in the order of the tree, each on an element's boundary

@@ -132,8 +132,7 @@ void StreamCommunicator::wake() {
   if (proxy_ != nullptr) proxy_->wake();
 }
 
-// --- calls
-// ----------------------------------------------------------------------------------------
+// ---- calls ----
 
 Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cuda::Address out,
                                       std::size_t count, DType dtype, ReduceOp op,
@@ -243,8 +242,7 @@ std::span<const std::size_t> StreamCommunicator::own(std::span<const std::size_t
   return counts.subspan(static_cast<std::size_t>(communicator_.rank()), 1);
 }
 
-// --- into the stream
-// ------------------------------------------------------------------------------
+// ---- into the stream ----
 
 Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const Parts& in,
                                    const Parts& out) {
@@ -373,8 +371,7 @@ Status StreamCommunicator::launch(cuda::Function kernel, cuda::Stream stream, st
   return device_->launch(kernel, blocks, threads_per_block, stream, arguments);
 }
 
-// --- plans
-// ----------------------------------------------------------------------------------------
+// ---- plans ----
 
 std::uint32_t StreamCommunicator::add_plan(const Plan& plan, bool captured, const Piece& of) {
   Plan piece = plan;

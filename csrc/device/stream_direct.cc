@@ -135,8 +135,7 @@ std::uint64_t StreamCommunicator::place_of_own(const Plan& gather, const Piece& 
   return offset;
 }
 
-// --- collectives that add up
-// ----------------------------------------------------------------------
+// ---- collectives that add up ----
 
 Status StreamCommunicator::all_reduce_direct(cuda::Stream stream, const Plan& plan,
                                              cuda::Address in, cuda::Address out) {

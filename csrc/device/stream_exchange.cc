@@ -105,8 +105,7 @@ Status StreamCommunicator::meet(const NodeOptions& node) {
   return {};
 }
 
-// --- collectives
-// ----------------------------------------------------------------------------------
+// ---- collectives ----
 
 Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& plan,
                                               cuda::Address in, cuda::Address out) {
@@ -251,8 +250,7 @@ Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Pla
       });
 }
 
-// --- their kernels
-// --------------------------------------------------------------------------------
+// ---- their kernels ----
 
 Status StreamCommunicator::share(cuda::Stream stream, const Parts& in, const Piece& piece) {
   std::vector<Copy> parts = copies(in, piece);

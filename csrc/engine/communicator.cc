@@ -89,8 +89,7 @@ void Communicator::close(double linger_s) {
   engine_->remove_communicator(*this);
 }
 
-// --- calls
-// ----------------------------------------------------------------------------------------
+// ---- calls ----
 
 CallTag Communicator::collective_tag(Collective collective, DType dtype, ReduceOp op,
                                      std::size_t count, int root) {
@@ -278,8 +277,7 @@ Status Communicator::barrier() {
   return run(tag, 0, [&] { return r2ccl::barrier(*this); });
 }
 
-// --- Channel
-// ----------------------------------------------------------------------------------------
+// ---- Channel ----
 
 Status Communicator::send(int peer, std::span<const std::byte> data) {
   const Turn turn(*this);
@@ -313,8 +311,7 @@ Status Communicator::finish() {
   return LinkChannel::finish();
 }
 
-// --- LinkChannel
-// ----------------------------------------------------------------------------------------
+// ---- LinkChannel ----
 
 TimeNs Communicator::clock() const { return now_ns(); }
 
@@ -341,8 +338,7 @@ void Communicator::on_failed(ErrorCode code, const std::string& text) {
   if (engine_->blocked_ > 0) engine_->notify_blocked();
 }
 
-// --- arguments
-// ----------------------------------------------------------------------------------------
+// ---- arguments ----
 
 Status Communicator::check_direct() const {
   if (tree_.node_sizes.size() != peers_.size())

@@ -34,8 +34,7 @@ class Communicator final : public LinkChannel {
                                                       Simd simd);
   ~Communicator() override;
 
-  // --- collectives; counts in elements, buffers may be equal where collectives.hpp says so
-  // --------
+  // ---- collectives; counts in elements, buffers may be equal where collectives.hpp says so ----
   Status all_reduce(const std::byte* in, std::byte* out, std::size_t count, DType dtype,
                     ReduceOp op, Algorithm algorithm);
   Status all_gatherv(const std::byte* in, std::byte* out, std::span<const std::size_t> counts,
@@ -75,8 +74,7 @@ class Communicator final : public LinkChannel {
   // Waits until what was sent is delivered, at most linger_s, and leaves.
   void close(double linger_s);
 
-  // --- Channel, with the engine's lock taken
-  // -------------------------------------------------------
+  // ---- Channel, with the engine's lock taken ----
   Status send(int peer, std::span<const std::byte> data) override;
   Status expect(int peer, std::size_t skip, std::span<std::byte> memory) override;
   Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) override;
@@ -133,8 +131,7 @@ class Communicator final : public LinkChannel {
   Status conclude(Status status);
   [[nodiscard]] Peer* peer_of(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
 
-  // --- LinkChannel, with the engine's lock held
-  // ----------------------------------------------------
+  // ---- LinkChannel, with the engine's lock held ----
   Status wait(int peer, const std::function<std::uint64_t()>& come, std::uint64_t goal) override;
   void linger(TimeNs limit, const std::function<bool()>& done) override;
   void give_way();

@@ -22,7 +22,7 @@ constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
 
 }  // namespace
 
-// --- the lock -----------------------------------------------------------------------------------
+// ---- the lock ----
 
 void Engine::lock() {
   if (mutex_.try_lock()) return;
@@ -41,7 +41,7 @@ void Engine::yield() {
   lock();
 }
 
-// --- bytes --------------------------------------------------------------------------------------
+// ---- bytes ----
 
 bool Engine::progress(Peer& peer, TimeNs now, bool all_rails) {
   const bool arrived = peer.receive(now, all_rails);
@@ -71,8 +71,7 @@ void Engine::tick(TimeNs now) {
   for (auto& [id, communicator] : communicators_) communicator->check_slots();
 }
 
-// --- connections
-// ----------------------------------------------------------------------------------
+// ---- connections ----
 
 Hello Engine::hello_for(const Peer& peer, RailId rail) const {
   Hello hello;
@@ -154,7 +153,7 @@ void Engine::on_established(EstablishedRail rail) {
   }
 }
 
-// --- events from outside -------------------------------------------------------------------------
+// ---- events from outside ----
 
 void Engine::on_link_event(const LinkEvent& event) {
   const TimeNs now = now_ns();
@@ -247,8 +246,7 @@ void Engine::take_aborts(Peer& peer) {
   }
 }
 
-// --- waiting
-// --------------------------------------------------------------------------------------
+// ---- waiting ----
 
 void Engine::block(const std::vector<Peer*>& peers) {
   std::vector<pollfd> fds{{arrivals_.get(), POLLIN, 0}};

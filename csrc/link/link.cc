@@ -23,7 +23,7 @@ Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uin
   for (std::size_t id = 0; id < rails.size(); ++id) rails_[id].kind = rails[id];
 }
 
-// --- states ----------------------------------------------------------------------------------
+// ---- states ----
 
 void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   Rail& rail = rails_[id];
@@ -178,7 +178,7 @@ void Link::resolve_epoch(RailId id) {
   }
 }
 
-// --- reconnection ----------------------------------------------------------------------------
+// ---- reconnection ----
 
 void Link::schedule_connect(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
@@ -247,7 +247,7 @@ void Link::connect_anew(RailId id, TimeNs at) {
   actions_.push_back({LinkAction::Kind::connect, id, 0, at});
 }
 
-// --- path ------------------------------------------------------------------------------------
+// ---- path ----
 
 void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_limited,
                       TimeNs now) {
@@ -287,7 +287,7 @@ void Link::clear_suspicion(RailId id, TimeNs now) {
   if (rails_[id].state == RailState::suspect) move(id, RailState::up, RailCause::none, now);
 }
 
-// --- streams ---------------------------------------------------------------------------------
+// ---- streams ----
 
 Link::Streams& Link::streams(std::uint64_t communicator) {
   auto& pair = streams_[communicator];

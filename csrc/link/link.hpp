@@ -37,7 +37,7 @@ class Link {
  public:
   Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed);
 
-  // --- streams -----------------------------------------------------------------------------
+  // ---- streams ----
   OutStream& out_stream(std::uint64_t communicator);
   InStream& in_stream(std::uint64_t communicator);
   void close_streams(std::uint64_t communicator);
@@ -63,7 +63,7 @@ class Link {
   // rail, and again on each that is opened anew; the last word counts.
   void announce_address(RailId rail, const Endpoint& at);
 
-  // --- events of rails -----------------------------------------------------------------------
+  // ---- events of rails ----
   void start(TimeNs now);  // asks for the first connections
   // A connection passed its handshake: a new epoch begins, on probation.  False if that epoch may
   // not begin (the old one is not fenced by both sides, or this one is fenced already).
@@ -104,14 +104,14 @@ class Link {
   // `held_back`: so many bytes may be outstanding only because acknowledgements are delayed.
   void path_round_trip(RailId rail, TimeNs smoothed, TimeNs base, std::uint64_t held_back);
 
-  // --- frames out ------------------------------------------------------------------------------
+  // ---- frames out ----
   // The next frame for this rail; false if there is none it may carry.
   bool next_frame(RailId rail, OutFrame& frame, TimeNs now);
   // The rail has handed a frame on in full and reads its payload no more.
   void frame_written(const FrameHeader& header);
   [[nodiscard]] bool has_frames(RailId rail) const;
 
-  // --- frames in -------------------------------------------------------------------------------
+  // ---- frames in ----
   // False: no correct peer sends this; the rail has been failed.
   [[nodiscard]] bool frame_begin(RailId rail, const FrameHeader& header, TimeNs now);
   // Where the next frame is likely to belong: memory for its header and, right behind, for its
@@ -127,12 +127,12 @@ class Link {
   // A payload that a rail of one-sided writes has put into its slot already.
   void payload_placed(RailId rail, TimeNs now);
 
-  // --- time --------------------------------------------------------------------------------------
+  // ---- time ----
   // Judges deadlines.  Call it after draining arrivals, at least every few milliseconds while
   // anything is outstanding.
   void tick(TimeNs now);
 
-  // --- what the owner asks -----------------------------------------------------------------------
+  // ---- what the owner asks ----
   [[nodiscard]] std::vector<LinkAction>& actions() { return actions_; }
   [[nodiscard]] std::vector<AbortNotice>& received_aborts() { return received_aborts_; }
   // At most one a rail, the newest.

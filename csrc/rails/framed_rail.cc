@@ -24,7 +24,7 @@ FramedRail::FramedRail(Link& link, RailId rail, std::unique_ptr<BytePipe> pipe,
   input_end_ = leftover.size();
 }
 
-// --- out ---------------------------------------------------------------------------------------
+// ---- out ----
 
 bool FramedRail::pump_out(TimeNs now) {
   if (muted_) {
@@ -172,7 +172,7 @@ void FramedRail::report_path(TimeNs now) {
     link_.path_round_trip(rail_, report.round_trip, report.base_round_trip, report.held_back);
 }
 
-// --- in ----------------------------------------------------------------------------------------
+// ---- in ----
 
 bool FramedRail::pump_in(TimeNs now) {
   if (muted_) return false;

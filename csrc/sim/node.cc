@@ -75,8 +75,7 @@ void Node::connect() {
   }
 }
 
-// --- the streams
-// ----------------------------------------------------------------------------------
+// ---- the streams ----
 
 // The same order on every GPU, since each waits for the others.
 void Node::compile(Gpu& gpu) {
@@ -132,8 +131,7 @@ void Node::add_deliveries(Gpu& gpu, std::size_t number, std::uint32_t lag) {
   gpu.program.push_back(last);
 }
 
-// --- the blocks
-// -----------------------------------------------------------------------------------
+// ---- the blocks ----
 
 void Node::run_block(std::uint32_t place, std::uint32_t block) {
   Gpu& gpu = *gpus_[place];
@@ -236,8 +234,7 @@ bool Node::is_over(const Gpu& gpu) const {
   return load_acquire(gpu.mailbox.abort) != 0 || load_acquire(gpu.mailbox.lost) != 0;
 }
 
-// --- the host
-// -------------------------------------------------------------------------------------
+// ---- the host ----
 
 void Node::serve(std::uint32_t place) {
   Gpu& gpu = *gpus_[place];

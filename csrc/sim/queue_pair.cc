@@ -11,7 +11,7 @@ constexpr TimeNs receiver_not_ready_ns = 100'000;
 
 }  // namespace
 
-// --- the two queue pairs -------------------------------------------------------------------------
+// ---- the two queue pairs ----
 
 QueuePairs::QueuePairs(Epoch of, EventQueue& events, Random& random, const Delays& delays,
                        Path& path)
@@ -154,7 +154,7 @@ bool QueuePairs::carries_other_message(Side from, const FrameHeader& header) con
          std::any_of(landing.begin(), landing.end(), other_message);
 }
 
-// --- one of them ---------------------------------------------------------------------------------
+// ---- one of them ----
 
 QueuePair::QueuePair(Link& link, RailId rail, const Memory& memory, QueuePairs& pairs, Side side,
                      EventSink& owner, EventQueue& events, Random& random, const Delays& delays,

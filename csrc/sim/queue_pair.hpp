@@ -104,7 +104,7 @@ class QueuePair final : public Rail {
   void heal() override { muted_ = false; }
   [[nodiscard]] bool muted() const override { return muted_; }
 
-  // --- for the pairs -----------------------------------------------------------------------------
+  // ---- for the pairs ----
   [[nodiscard]] bool has_receives(std::size_t taken) const {
     return fence_asked_ != 0 || completions_.size() + taken < receive_depth;
   }

@@ -59,7 +59,7 @@ bool World::run_until(const std::function<bool()>& done, TimeNs limit) {
   return true;
 }
 
-// --- threads -------------------------------------------------------------------------------------
+// ---- threads ----
 
 void World::spawn(int rank, TimeNs delay, std::function<void()> body) {
   Thread& thread = threads_.emplace_back(Thread{rank, std::make_unique<Fiber>(std::move(body))});
@@ -129,7 +129,7 @@ void World::strike() {
     for (const auto& fault : std::exchange(strikes_, {})) fault();
 }
 
-// --- faults --------------------------------------------------------------------------------------
+// ---- faults ----
 
 void World::retry(Road& over) {
   over.path.disturbed_at = now();
@@ -221,7 +221,7 @@ void World::delay_fences(int rank, std::uint32_t count, TimeNs time) {
   of(rank).slow_fence_ns = time;
 }
 
-// --- checks --------------------------------------------------------------------------------------
+// ---- checks ----
 
 void World::on_step(const TraceStep& step) {
   ++counters_.steps;
@@ -366,7 +366,7 @@ void World::check_queues(const LinkEnd& at) {
                    " for rank " + std::to_string(at.peer));
 }
 
-// --- parts ---------------------------------------------------------------------------------------
+// ---- parts ----
 
 World::Road& World::road(int rank, int peer, RailId rail) {
   const auto low = static_cast<std::size_t>(std::min(rank, peer));

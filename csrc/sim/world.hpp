@@ -80,7 +80,7 @@ class World {
   // The rank's own clock, which may jump.
   [[nodiscard]] TimeNs clock(int rank) const { return now() + of(rank).clock_offset; }
 
-  // --- faults ------------------------------------------------------------------------------------
+  // ---- faults ----
   // The rank's port loses its carrier: its links know after `notice`, its peers do not.
   void cut(int rank, RailId rail, TimeNs notice = 0);
   void restore(int rank, RailId rail);
@@ -107,7 +107,7 @@ class World {
   std::function<void(const std::string&)> observe_text;  // the readable trace
   void strike_next(std::function<void()> fault) { strikes_.push_back(std::move(fault)); }
 
-  // --- for the parts of the world ----------------------------------------------------------------
+  // ---- for the parts of the world ----
   // On a thread: until `ready`.  An error: the run is over.
   Status wait(const std::function<bool()>& ready);
   void strike();

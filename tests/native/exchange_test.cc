@@ -106,7 +106,7 @@ TEST(Shares, AreEvenAndCoverAll) {
       }
 }
 
-// --- ranks of one node ---------------------------------------------------------------------------
+// ---- ranks of one node ----
 
 constexpr std::size_t most_bytes = 8192;
 constexpr std::uint32_t ranks = 3;

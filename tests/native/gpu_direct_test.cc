@@ -314,7 +314,7 @@ TEST(GpuDirect, EveryTypeAndOperatorGivesTheHostsBits) {
   });
 }
 
-// --- the probe -----------------------------------------------------------------------------------
+// ---- the probe ----
 
 // Why no rank has it, though all could but for what `prepare` did; in words of the one that says
 // most.

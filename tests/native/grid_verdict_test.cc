@@ -276,8 +276,7 @@ TEST(GridVerdict, ARankThatDepartsWithoutItsNeighboursTellsThem) {
   }
 }
 
-// --- grids of the fake driver
-// ---------------------------------------------------------------------
+// ---- grids of the fake driver ----
 
 struct Driver {
   explicit Driver(const char* path) : library(::dlopen(path, RTLD_NOW | RTLD_LOCAL)) {

@@ -359,7 +359,7 @@ TEST(LinkDeadlines, WithoutResilienceNothingIsProbedOrHedged) {
   EXPECT_TRUE(pair.a.lost_bytes());
 }
 
-// --- rejoin --------------------------------------------------------------------------------------
+// ---- rejoin ----
 
 void take_down(LinkPair& pair, Epoch epoch) {
   for (Link* end : {&pair.a, &pair.b}) {

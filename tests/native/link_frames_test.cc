@@ -123,7 +123,7 @@ TEST(LinkFrames, AnAckOfChunksThatWereNotSentFailsTheRail) {
   EXPECT_EQ(sent.size(), 3U);
 }
 
-// --- ABORT ---------------------------------------------------------------------------------------
+// ---- ABORT ----
 
 TEST(LinkFrames, AnAbortArrivesWithItsTextOnEveryRail) {
   LinkPair pair(2);
@@ -175,7 +175,7 @@ TEST(LinkFrames, AnAbortsTextStaysWhereItIsUntilItIsWritten) {
   EXPECT_EQ(std::string(text, frame.header.payload_bytes), "short");
 }
 
-// --- closed streams ------------------------------------------------------------------------------
+// ---- closed streams ----
 
 TEST(LinkFrames, AFrameMayBeWrittenAfterItsStreamWasClosed) {
   LinkPair pair(1);
@@ -243,7 +243,7 @@ TEST(LinkFrames, AnAnswerToAProbeOfTheFutureIsRejected) {
   EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
 }
 
-// --- addresses -----------------------------------------------------------------------------------
+// ---- addresses ----
 
 Endpoint endpoint(unsigned last, std::uint16_t port = 4711) {
   Endpoint at{.version = 4, .port = port};

@@ -204,8 +204,7 @@ TEST(LinkMemory, OfACommunicatorThatIsClosedHereIsReleasedAtOnce) {
   EXPECT_EQ(Ends::count(ends.pull(ends.a, 0), FrameType::released), 1);
 }
 
-// --- targets: memory of a caller that messages land in
-// --------------------------------------------
+// ---- targets: memory of a caller that messages land in ----
 
 constexpr std::size_t result_bytes = 300'000;  // three chunks, one message
 

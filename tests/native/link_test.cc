@@ -24,7 +24,7 @@ std::vector<std::byte> front_bytes(const InStream& stream) {
   return {stream.front_data(), stream.front_data() + message->bytes};
 }
 
-// --- replay --------------------------------------------------------------------------------------
+// ---- replay ----
 
 TEST(Link, ADownRailsUndeliveredChunksAreReplayedAndNoOthers) {
   LinkOptions options = LinkPair::default_options();
@@ -84,7 +84,7 @@ TEST(Link, ReplayWaitsForTheOnlyRailToRejoin) {
   EXPECT_EQ(front_bytes(pair.in(pair.b)), data);
 }
 
-// --- three signals -------------------------------------------------------------------------------
+// ---- three signals ----
 
 TEST(Link, ThePathAckFreesNothingAndTheDeliveryAckDoes) {
   LinkPair pair(1);
@@ -176,7 +176,7 @@ TEST(Link, AcksOfALostRailAreSentAgain) {
   EXPECT_EQ(repeated[0].header.delivered, 1U);
 }
 
-// --- slots and fences ----------------------------------------------------------------------------
+// ---- slots and fences ----
 
 // Rail 1 works for 30 ms, but for RAIL_DOWN: what went on rail 0 stays unfenced.
 void pass_unfenced(LinkPair& pair) {
@@ -365,7 +365,7 @@ TEST(Link, APeersFenceOfTheOpenEpochEndsIt) {
   EXPECT_EQ(pair.a.cause(0), RailCause::peer_notice);
 }
 
-// --- duplicates ----------------------------------------------------------------------------------
+// ---- duplicates ----
 
 TEST(Link, ADuplicateNeverReachesASlotThatHoldsALaterMessage) {
   LinkOptions options = LinkPair::default_options();

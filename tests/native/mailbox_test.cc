@@ -149,7 +149,7 @@ TEST(Mailbox, AnEndOfAllRailsEndsEveryKernelAndSaysWhy) {
   }
 }
 
-// --- the protocol by itself ----------------------------------------------------------------------
+// ---- the protocol by itself ----
 
 // A proxy that doubles every byte, when it is let.
 struct Doubling {

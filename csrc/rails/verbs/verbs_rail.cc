@@ -49,7 +49,7 @@ bool VerbsRail::fail(RailCause cause, const std::string& why, TimeNs now) {
   return false;
 }
 
-// --- out ---------------------------------------------------------------------------------------
+// ---- out ----
 
 bool VerbsRail::has_room() const {
   return sent_ - std::min(completed_, credited_) < ring_frames &&
@@ -189,7 +189,7 @@ void VerbsRail::heal() {
   if (swallowed_ > 0) early_.emplace_back().status = "frames were dropped by a drill";
 }
 
-// --- in ----------------------------------------------------------------------------------------
+// ---- in ----
 
 bool VerbsRail::pump_in(TimeNs now) {
   if (muted_) return false;
@@ -304,7 +304,7 @@ bool VerbsRail::take_frame(std::uint32_t bytes, TimeNs now) {
   return open();
 }
 
-// --- time --------------------------------------------------------------------------------------
+// ---- time ----
 
 void VerbsRail::report_path(TimeNs now) {
   link_.path_acked(rail_, epoch_, acked_position_, /*peer_limited=*/false, now);

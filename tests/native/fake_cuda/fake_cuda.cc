@@ -246,8 +246,7 @@ bool may_run_beside_captures() {
                               [](const auto& each) { return each.second->capturing(); });
 }
 
-// --- kernels
-// --------------------------------------------------------------------------------------
+// ---- kernels ----
 
 using Kernel = Work (*)(unsigned blocks, void** arguments);
 

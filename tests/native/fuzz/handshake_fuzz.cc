@@ -87,7 +87,7 @@ void append(Bytes& to, std::span<const std::byte> what) {
   to.insert(to.end(), what.begin(), what.end());
 }
 
-// --- one end, and a peer that may know the key ---------------------------------------------------
+// ---- one end, and a peer that may know the key ----
 
 // Follows what an end is told, and knows when it may answer and when it may be established.
 class OneEnd {
@@ -212,7 +212,7 @@ void strangers(Input& input, bool accepts, bool knows_key, std::size_t baseline)
   }
 }
 
-// --- a conversation with somebody in between -----------------------------------------------------
+// ---- a conversation with somebody in between ----
 
 // What one end said, and what the other one heard of it.
 struct Direction {

@@ -145,7 +145,7 @@ Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cud
                   .algorithm = algorithm,
                   .counts = {count}};
   // An average is divided once, after the sum of all.
-  if (column_ != nullptr && op != ReduceOp::avg) return all_reduce_in_node(stream, plan, in, out);
+  if (column_ != nullptr && op != ReduceOp::avg) return in_node(stream, plan, in, out);
   const auto ranks = static_cast<std::size_t>(communicator_.size());
   const std::uint64_t sent = count * size_of(dtype) / (ranks == 2 ? 1 : ranks);
   if (adds_up_direct(direct_among_all_, sent, op, ranks))
@@ -159,7 +159,7 @@ Status StreamCommunicator::all_gatherv(cuda::Stream stream, cuda::Address in, cu
   const Plan plan{.collective = Collective::all_gather,
                   .dtype = dtype,
                   .counts = {counts.begin(), counts.end()}};
-  if (column_ != nullptr) return all_gather_in_node(stream, plan, in, out);
+  if (column_ != nullptr) return in_node(stream, plan, in, out);
   return enqueue(stream, plan, {in, own(counts)}, {out, counts});
 }
 
@@ -173,8 +173,7 @@ Status StreamCommunicator::reduce_scatterv(cuda::Stream stream, cuda::Address in
                   .dtype = dtype,
                   .op = op,
                   .counts = {counts.begin(), counts.end()}};
-  if (column_ != nullptr && op != ReduceOp::avg)
-    return reduce_scatter_in_node(stream, plan, in, out);
+  if (column_ != nullptr && op != ReduceOp::avg) return in_node(stream, plan, in, out);
   if (adds_up_direct(direct_among_all_, *std::ranges::max_element(counts) * size_of(dtype), op,
                      counts.size()))
     return reduce_scatter_direct(stream, plan, in, out);

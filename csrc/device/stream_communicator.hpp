@@ -204,13 +204,14 @@ class StreamCommunicator {
   static std::vector<Copy> copies(const Parts& parts, const Piece& piece);
   Status launch(cuda::Function kernel, cuda::Stream stream, std::uint64_t bytes, void** arguments);
 
-  // Through the node: as enqueue().
+  // Through the node: as enqueue().  An all-reduce, an all-gather or a reduce-scatter.
+  Status in_node(cuda::Stream stream, const Plan& plan, cuda::Address in, cuda::Address out);
   Status all_reduce_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
-                            cuda::Address out);
+                            cuda::Address out, bool capturing);
   Status all_gather_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
-                            cuda::Address out);
+                            cuda::Address out, bool capturing);
   Status reduce_scatter_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
-                                cuda::Address out);
+                                cuda::Address out, bool capturing);
   Status share(cuda::Stream stream, const Parts& in, const Piece& piece);
   Status sum_up(cuda::Stream stream, Exchange& exchange, std::span<const Rows> rows,
                 const Plan& plan, std::uint32_t number);

@@ -107,11 +107,20 @@ Status StreamCommunicator::meet(const NodeOptions& node) {
 
 // ---- collectives ----
 
-Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& plan,
-                                              cuda::Address in, cuda::Address out) {
+Status StreamCommunicator::in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
+                                   cuda::Address out) {
   const std::lock_guard guard(call_mutex_);
   auto capturing = begin(stream);
   if (!capturing.ok()) return capturing.take_status();
+  if (plan.collective == Collective::all_reduce)
+    return all_reduce_in_node(stream, plan, in, out, capturing.value());
+  if (plan.collective == Collective::all_gather)
+    return all_gather_in_node(stream, plan, in, out, capturing.value());
+  return reduce_scatter_in_node(stream, plan, in, out, capturing.value());
+}
+
+Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& plan,
+                                              cuda::Address in, cuda::Address out, bool capturing) {
   const std::size_t element = size_of(plan.dtype);
   const std::size_t count = plan.counts.front();
   const std::uint32_t own = exchange_.node.own;
@@ -154,7 +163,7 @@ Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& p
       rows.insert(rows.begin(), in_place(me, of_share.size(me) * element,
                                          rows[0].first + of_share.first(me) * element));
     }
-    return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing.value(), all));
+    return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing, all));
   };
   const auto receive = [&](const Piece& piece, std::uint32_t lag) {
     const Shares shares = shares_of(piece);
@@ -171,17 +180,14 @@ Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& p
   for (std::size_t first = 0; first < count; first += most) {
     const Piece piece{first, most, element};
     R2CCL_TRY(post(piece));
-    R2CCL_TRY(combine(stream, posted, capturing.value()));
+    R2CCL_TRY(combine(stream, posted, capturing));
     R2CCL_TRY(receive(piece, 0));
   }
   return {};
 }
 
 Status StreamCommunicator::all_gather_in_node(cuda::Stream stream, const Plan& plan,
-                                              cuda::Address in, cuda::Address out) {
-  const std::lock_guard guard(call_mutex_);
-  auto capturing = begin(stream);
-  if (!capturing.ok()) return capturing.take_status();
+                                              cuda::Address in, cuda::Address out, bool capturing) {
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
   const std::size_t mine = own(plan.counts).front();
@@ -194,7 +200,7 @@ Status StreamCommunicator::all_gather_in_node(cuda::Stream stream, const Plan& p
         const auto* source = at<const std::byte>(in + piece.first * element);
         std::uint64_t bytes = piece.bytes_of(mine);
         std::uint64_t offset = place_of_own(posted, piece) - staging_bytes_;
-        std::uint32_t number = add_plan(posted, capturing.value(), piece);
+        std::uint32_t number = add_plan(posted, capturing, piece);
         std::array<void*, 5> arguments{&exchange, &source, &bytes, &offset, &number};
         return launch(bring_kernel_, stream, bytes, arguments.data());
       },
@@ -216,10 +222,8 @@ Status StreamCommunicator::all_gather_in_node(cuda::Stream stream, const Plan& p
 }
 
 Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Plan& plan,
-                                                  cuda::Address in, cuda::Address out) {
-  const std::lock_guard guard(call_mutex_);
-  auto capturing = begin(stream);
-  if (!capturing.ok()) return capturing.take_status();
+                                                  cuda::Address in, cuda::Address out,
+                                                  bool capturing) {
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
   const std::size_t mine = own(plan.counts).front();
@@ -239,7 +243,7 @@ Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Pla
           rows.insert(rows.begin(),
                       in_place(static_cast<std::uint32_t>(column_->rank()), piece.bytes_of(mine),
                                first_bytes[static_cast<std::size_t>(communicator_.rank())]));
-        return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing.value(), piece));
+        return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing, piece));
       },
       [&](const Piece& piece, std::uint32_t lag) {
         auto* target = at<std::byte>(out + piece.first * element);

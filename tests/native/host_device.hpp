@@ -3,73 +3,30 @@
 #pragma once
 
 #include <barrier>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
-#include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "device/kernel_bodies.hpp"
+#include "work_queue.hpp"
 
 namespace r2ccl::testing {
 
-using Kernel = std::function<void()>;
+using Kernel = WorkQueue::Work;
 using Graph = std::vector<Kernel>;
 
 class HostStream {
  public:
-  HostStream() : thread_([this] { run(); }) {}
-  ~HostStream() {
-    {
-      const std::lock_guard guard(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  HostStream(const HostStream&) = delete;
-  HostStream& operator=(const HostStream&) = delete;
-
-  void launch(Kernel kernel) {
-    {
-      const std::lock_guard guard(mutex_);
-      queue_.push_back(std::move(kernel));
-    }
-    changed_.notify_all();
-  }
+  void launch(Kernel kernel) { queue_.add(std::move(kernel)); }
   void replay(const Graph& graph) {
     for (const Kernel& kernel : graph) launch(kernel);
   }
-  void synchronise() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return queue_.empty() && !running_; });
-  }
+  void synchronise() { queue_.synchronise(); }
 
  private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      const Kernel kernel = std::move(queue_.front());
-      queue_.pop_front();
-      running_ = true;
-      lock.unlock();
-      kernel();
-      lock.lock();
-      running_ = false;
-      changed_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Kernel> queue_;
-  bool running_ = false;
-  bool closing_ = false;
-  std::thread thread_;
+  WorkQueue queue_;
 };
 
 struct ThreadBlock : device::Spinning {

@@ -11,23 +11,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "../work_queue.hpp"
 #include "device/direct_bodies.hpp"
 #include "device/exchange_bodies.hpp"
 #include "grids.hpp"
@@ -54,78 +51,37 @@ enum Code : int {
   capture_unsupported = 900,
 };
 
-using Work = std::function<void()>;
+using Work = r2ccl::testing::WorkQueue::Work;
 using Graph = std::vector<Work>;
 
 class Stream {
  public:
-  Stream() : thread_([this] { run(); }) {}
-  ~Stream() {
-    {
-      const std::lock_guard guard(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-
   void add(Work work) {
-    {
-      const std::lock_guard guard(mutex_);
-      (captured_ ? *captured_ : queue_).push_back(std::move(work));
-    }
-    changed_.notify_all();
+    const std::lock_guard guard(mutex_);
+    if (captured_ != nullptr)
+      captured_->push_back(std::move(work));
+    else
+      queue_.add(std::move(work));
   }
   void begin_capture() {
     const std::lock_guard guard(mutex_);
-    captured_ = std::make_unique<std::deque<Work>>();
+    captured_ = std::make_unique<Graph>();
   }
-  [[nodiscard]] bool idle() {
-    const std::lock_guard guard(mutex_);
-    return queue_.empty() && !running_;
-  }
+  [[nodiscard]] bool idle() { return queue_.idle(); }
   [[nodiscard]] bool capturing() {
     const std::lock_guard guard(mutex_);
     return captured_ != nullptr;
   }
   std::unique_ptr<Graph> end_capture() {
     const std::lock_guard guard(mutex_);
-    if (captured_ == nullptr) return nullptr;
-    auto graph = std::make_unique<Graph>(captured_->begin(), captured_->end());
-    captured_.reset();
-    return graph;
+    return std::move(captured_);
   }
-  void synchronise() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return queue_.empty() && !running_; });
-  }
+  void synchronise() { queue_.synchronise(); }
 
  private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      const Work work = std::move(queue_.front());
-      queue_.pop_front();
-      running_ = true;
-      lock.unlock();
-      work();
-      lock.lock();
-      running_ = false;
-      changed_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Work> queue_;
-  std::unique_ptr<std::deque<Work>> captured_;  // null: no capture
-  bool running_ = false;
-  bool closing_ = false;
-  std::thread thread_;
+  std::mutex mutex_;                 // of captured_
+  std::unique_ptr<Graph> captured_;  // null: no capture
+  r2ccl::testing::WorkQueue queue_;
 };
 
 // Of the device: other processes may be given it.

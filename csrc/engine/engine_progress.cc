@@ -168,14 +168,18 @@ void Engine::on_link_event(const LinkEvent& event) {
       const auto local = IpAddress::from_sockaddr(end.route.local.get());
       const bool ours = local.has_value() && *local == event.address;
       const bool wanted = ours || local_address(end) == event.address;
-      const bool lost = event.kind == LinkEventKind::removed ||
-                        (event.kind == LinkEventKind::state && !event.carrier_up) ||
-                        (event.kind == LinkEventKind::address_removed && ours) ||
-                        (event.kind == LinkEventKind::address_added && local.has_value() &&
-                         address_is_gone(end, *local));
+      RailCause lost = RailCause::none;
+      if (event.kind == LinkEventKind::removed)
+        lost = RailCause::device_loss;
+      else if (event.kind == LinkEventKind::state && !event.carrier_up)
+        lost = RailCause::carrier_loss;
+      else if ((event.kind == LinkEventKind::address_removed && ours) ||
+               (event.kind == LinkEventKind::address_added && local.has_value() &&
+                address_is_gone(end, *local)))
+        lost = RailCause::address_loss;
       const bool back = (event.kind == LinkEventKind::state && event.carrier_up) ||
                         (event.kind == LinkEventKind::address_added && wanted);
-      if (lost) peer->link.rail_failed(rail, peer->link.epoch(rail), RailCause::carrier, now);
+      if (lost != RailCause::none) peer->link.rail_failed(rail, peer->link.epoch(rail), lost, now);
       if (back) peer->link.connect_soon(rail, now);
     }
     peer->act(now);
@@ -188,13 +192,13 @@ void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_
   peer.note_injected(rail, fault);
   Rail* carrier = peer.ends[rail].rail.get();
   switch (fault) {
-    case Fault::cut:
+    case Fault::carrier_loss:
       peer.link.rail_failed(rail, peer.link.epoch(rail), RailCause::injected, now);
       break;
-    case Fault::drop:
+    case Fault::black_hole:
       if (carrier) carrier->mute();
       break;
-    case Fault::error:
+    case Fault::reset:
       peer.rails[rail].fault = Fault::none;
       if (carrier) carrier->sever();
       break;
@@ -226,9 +230,13 @@ void Engine::read_fault_file(TimeNs now) {
     std::string what;
     const auto fault = words >> rail >> what ? fault_named(what) : std::nullopt;
     if (!fault.has_value() || fault == Fault::slow || fault == Fault::corrupt) {
-      log_.add(LogLevel::error, "R2CCL_FAULT_FILE: not '<rail> cut|drop|error|heal': " + line);
+      log_.add(LogLevel::error,
+               "R2CCL_FAULT_FILE: not '<rail> carrier_loss|black_hole|reset|heal': " + line);
       continue;
     }
+    if (what != name_of(*fault))
+      log_.add(LogLevel::warning, "R2CCL_FAULT_FILE: '" + what + "' is an old word, write '" +
+                                      std::string(name_of(*fault)) + "'");
     for (auto& [process, peer] : peers_)
       if (rail < peer->rails.size()) apply_fault(*peer, static_cast<RailId>(rail), *fault, 0, now);
   }

@@ -110,7 +110,8 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   move(id, RailState::down, cause, now);
   forget_rate(id);
   rail.findings = {};
-  if (cause == RailCause::carrier || cause == RailCause::device)
+  if (cause == RailCause::carrier_loss || cause == RailCause::address_loss ||
+      cause == RailCause::device_loss)
     rail.findings.own = PortEvidence::broken;
   rail.verdict = Verdict::none;
   conclude(id);

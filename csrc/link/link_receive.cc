@@ -160,7 +160,7 @@ void Link::frame_end(RailId id, TimeNs now) {
       InStream* stream = incoming.stream;
       if (stream != nullptr && !take_payload(incoming)) {
         rail_failed(id, rail.epoch,
-                    options_.shape.checksum ? RailCause::checksum : RailCause::device, now);
+                    options_.shape.checksum ? RailCause::checksum : RailCause::device_loss, now);
         break;
       }
       if (stream != nullptr && stream->chunk_arrived(header)) {

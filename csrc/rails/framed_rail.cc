@@ -62,7 +62,7 @@ void FramedRail::pull(TimeNs now) {
       parts_[part_end_] = {const_cast<std::byte*>(frame.payload), frame.header.payload_bytes};
       ++part_end_;
       if (is_device_memory(frame.payload) && !copy_out(part_end_ - 1))
-        return link_.rail_failed(rail_, epoch_, RailCause::device, now);
+        return link_.rail_failed(rail_, epoch_, RailCause::device_loss, now);
     }
     bytes += sizeof(FrameHeader) + frame.header.payload_bytes;
   }

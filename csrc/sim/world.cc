@@ -147,12 +147,12 @@ void World::cut(int rank, RailId rail, TimeNs notice) {
     events_.after(notice, [this, rank, rail] {
       each_peer(rank, [&](int peer) {
         if (!path(rank, peer, rail).ports[side_of(rank, peer)].carrier)
-          fail_rail(rank, peer, rail, RailCause::carrier);
+          fail_rail(rank, peer, rail, RailCause::carrier_loss);
       });
     });
     return;
   }
-  each_peer(rank, [&](int peer) { fail_rail(rank, peer, rail, RailCause::carrier); });
+  each_peer(rank, [&](int peer) { fail_rail(rank, peer, rail, RailCause::carrier_loss); });
 }
 
 void World::restore(int rank, RailId rail) {
@@ -307,11 +307,12 @@ void World::check_move(const LinkEnd& at, RailId rail, RailState from, RailState
     case RailCause::dead_deadline:
     case RailCause::protocol:
     case RailCause::checksum:
-    case RailCause::completion:
-    case RailCause::device:
+    case RailCause::completion_error:
+    case RailCause::device_loss:
     case RailCause::socket_error: report("I7", "and nothing had happened on its path"); break;
     case RailCause::none:
-    case RailCause::carrier:
+    case RailCause::carrier_loss:
+    case RailCause::address_loss:
     case RailCause::injected:
     case RailCause::recalled: break;
   }

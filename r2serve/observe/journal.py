@@ -29,17 +29,18 @@ RAIL_KINDS = ("tcp", "shm", "control", "verbs", "sim")
 RAIL_STATES = ("CONNECTING", "PROBATION", "UP", "SUSPECT", "DOWN", "FENCING")
 RAIL_CAUSES = (
     "none",
-    "carrier",
-    "socket-error",
-    "peer-notice",
-    "dead-deadline",
+    "carrier_loss",
+    "socket_error",
+    "peer_notice",
+    "dead_deadline",
     "protocol",
     "probation",
     "injected",
     "checksum",
     "recalled",
-    "completion-error",
-    "device-error",
+    "completion_error",
+    "device_loss",
+    "address_loss",
 )
 RAIL_VERDICTS = ("none", "local NIC", "remote NIC", "path", "transient", "peer")
 EVENT_KINDS = (
@@ -53,7 +54,7 @@ EVENT_KINDS = (
     "speed",
     "injected",
 )
-FAULTS = ("heal", "cut", "drop", "error", "slow", "corrupt")
+FAULTS = ("heal", "carrier_loss", "black_hole", "reset", "slow", "corrupt")
 COLLECTIVES = (
     "all_reduce",
     "all_gather",

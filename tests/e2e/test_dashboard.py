@@ -112,12 +112,12 @@ def test_a_person_sees_a_cut_at_once(jobs, make_lab, sidecar, page, eventually, 
     expect(page.get_by_label("What is wrong")).to_contain_text(f"rail{rail}@node0 to rank 1 is")
     lost = row_of(page, f"rail{rail}@node0").locator("td")
     expect(lost.nth(1)).to_have_text(re.compile("DOWN|FENCING|CONNECTING"))
-    expect(lost.nth(3)).to_have_text("carrier")
+    expect(lost.nth(3)).to_have_text("carrier_loss")
     expect(lost.nth(4)).to_have_text("local NIC")
     expect(page.locator("#picture line.bad")).to_have_count(1)
     expect(page.locator("#picture")).to_contain_text("fault at the local NIC")
     expect(page.locator("#events")).to_contain_text(
-        re.compile(f"rank 0: rail{rail}@node0 to rank 1: (UP|SUSPECT)->DOWN carrier")
+        re.compile(f"rank 0: rail{rail}@node0 to rank 1: (UP|SUSPECT)->DOWN carrier_loss")
     )
     expect(page.locator("#events")).to_contain_text("the fault is at the local NIC")
     late_s = page.evaluate("() => window.shown") / 1e3
@@ -156,7 +156,7 @@ def test_a_person_sees_which_requests_of_vllm_waited(
         lab.cut(0, 0)
         expect(page.get_by_role("status")).to_have_text("Degraded: requests are served")
         lost = row_of(page, "rail0@node0").locator("td")
-        expect(lost.nth(3)).to_have_text("carrier")
+        expect(lost.nth(3)).to_have_text("carrier_loss")
         expect(lost.nth(4)).to_have_text("local NIC")
         lab.heal(0, 0)
         eventually("rail 0 UP", lambda: is_up(sidecar, "rail0@node0"), REJOIN_S)

@@ -139,8 +139,8 @@ def own_port_is_watched(stream: Stream, node: int, rail: int) -> None:
     stream.lab.cut(node, rail, at_switch=False)
     began = time.monotonic()
     stream.eventually(
-        f"rail {rail} DOWN (carrier) at node {node}",
-        lambda: stream.rail(node, rail)["cause"] == "carrier",
+        f"rail {rail} DOWN (carrier_loss) at node {node}",
+        lambda: stream.rail(node, rail)["cause"] == "carrier_loss",
         EVENT_S,
     )
     assert time.monotonic() - began < EVENT_S

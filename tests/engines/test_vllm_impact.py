@@ -191,7 +191,7 @@ def test_requests_are_told_what_an_outage_cost_them_whoever_is_killed_then(
             assert impact["e2e_without_s"] == pytest.approx(impact["e2e_s"] - impact["late_s"])
             assert impact["late_s"] >= impact["stall_s"]
             kinds = {(event["kind"], event["text"]) for event in impact["events"]}
-            assert ("injected", "drop") in kinds
+            assert ("injected", "black_hole") in kinds
             assert impact["worst_itl_s"] > impact["decode_stall_s"]
             off_s.append(abs(impact["stall_s"] - outage_s))
     for name in alone:

@@ -67,13 +67,13 @@ def test_a_drill_is_recorded_and_undoes_itself(drilled: Pair) -> None:
     assert listed["id"] == view["id"]
     drilled.wait_for_state(1, "UP")
     wait_for(lambda: drills(drilled)[0]["ended_clock_ns"])
-    assert injected(drilled) == ["cut", "heal"]
+    assert injected(drilled) == ["carrier_loss", "heal"]
 
 
 def test_a_drill_can_be_ended_before_its_time(drilled: Pair) -> None:
     (view,) = start(drilled, kind="drop", seconds=600.0)
     assert client.end(drilled.folder, view["id"]) == 1
-    wait_for(lambda: injected(drilled) == ["drop", "heal"])
+    wait_for(lambda: injected(drilled) == ["black_hole", "heal"])
     with pytest.raises(DrillError, match="no drill"):
         client.end(drilled.folder, view["id"])
 
@@ -82,8 +82,8 @@ def test_a_flap_cuts_again_and_again(drilled: Pair) -> None:
     start(drilled, kind="flap", seconds=0.5, period_s=0.1)
     wait_for(lambda: drills(drilled)[0]["ended_clock_ns"])
     told = injected(drilled)
-    assert told.count("cut") >= 3
-    assert set(told[::2]) == {"cut"}
+    assert told.count("carrier_loss") >= 3
+    assert set(told[::2]) == {"carrier_loss"}
     assert set(told[1::2]) == {"heal"}
     drilled.wait_for_state(1, "UP")
 
@@ -92,7 +92,7 @@ def test_a_worker_that_closes_ends_its_drills(drilled: Pair) -> None:
     start(drilled, kind="cut", seconds=600.0)
     drilled.close()
     assert client.sockets(drilled.folder) == []
-    assert injected(drilled) == ["cut", "heal"]
+    assert injected(drilled) == ["carrier_loss", "heal"]
 
 
 def test_one_rail_has_one_drill_at_a_time(drilled: Pair) -> None:
@@ -238,7 +238,7 @@ def test_a_killed_command_leaves_nothing_behind(drilled: Pair) -> None:
     command.kill()
     command.wait()
     drilled.wait_for_state(1, "UP")
-    assert injected(drilled) == ["cut", "heal"]
+    assert injected(drilled) == ["carrier_loss", "heal"]
 
 
 @pytest.mark.parametrize("text", ["", "x", "5h", "-1s", "0", "1e9"])

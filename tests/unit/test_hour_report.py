@@ -103,9 +103,9 @@ def test_the_cause_is_the_weightiest_rail_event_of_the_wait() -> None:
         event(110, "stall", 12),
     ]
     assert cause_of(events, 98 * MS, 110 * MS) == "rail0@node0 UP->SUSPECT"
-    down = move(109, "rail0@node1", "SUSPECT->DOWN dead-deadline")
+    down = move(109, "rail0@node1", "SUSPECT->DOWN dead_deadline")
     assert cause_of([*events, down], 98 * MS, 110 * MS) == (
-        "rail0@node1 SUSPECT->DOWN dead-deadline"
+        "rail0@node1 SUSPECT->DOWN dead_deadline"
     )
     assert cause_of(events[:1], 85 * MS, 110 * MS) == "rail0@node1 DOWN->FENCING"
     assert cause_of(events, 500 * MS, 510 * MS) == "rail0@node0 UP->SUSPECT, before it"
@@ -133,7 +133,7 @@ def test_who_leaves_up_between_faults_is_counted() -> None:
         move(9_000, "rail0@node0", "UP->SUSPECT"),
         move(9_001, "rail0@node0", "SUSPECT->UP"),
         move(10_500, "rail0@node0", "UP->DOWN carrier"),
-        move(20_000, "rail1@node0", "UP->DOWN socket-error"),
+        move(20_000, "rail1@node0", "UP->DOWN socket_error"),
     ]
     assert unprovoked(two(), events) == 2
 
@@ -144,7 +144,7 @@ def good_report() -> HourReport:
     events = [
         move(10_001, "rail0@node0", "UP->DOWN carrier"),
         event(10_005, "stall", 5.25),
-        move(11_001, "rail1@node0", "UP->DOWN peer-notice"),
+        move(11_001, "rail1@node0", "UP->DOWN peer_notice"),
     ]
     report.add_run(REFERENCE, run)
     report.add_faults(two(), events, run)

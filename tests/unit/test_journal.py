@@ -49,7 +49,7 @@ def test_every_move_of_a_rail_is_an_event(pair: Pair) -> None:
     events = journal.parse(pair.engine.journal_bytes()).events
     events = [event for event in events if event.time_ns >= before]
     assert {(event.rail, event.peer) for event in events} == {("rail1@node0", "rank 1")}
-    assert [event.text for event in events if event.kind == "injected"] == ["cut", "heal"]
+    assert [event.text for event in events if event.kind == "injected"] == ["carrier_loss", "heal"]
     events = [event for event in events if event.kind == "rail_state"]
     assert [event.text for event in events] == [
         "UP->DOWN injected",
@@ -264,7 +264,7 @@ def test_fields_are_read_where_the_layout_puts_them() -> None:
             peer="rank 3",
             device="eth7",
             state="DOWN",
-            cause="carrier",
+            cause="carrier_loss",
             verdict="remote NIC",
             slow=True,
             epoch=9,
@@ -324,7 +324,7 @@ def test_fields_are_read_where_the_layout_puts_them() -> None:
 
 def test_a_move_is_told_in_words() -> None:
     (event,) = journal.parse(build(1, [record(1, kind=1)])).events
-    assert event.text == "UP->DOWN carrier"
+    assert event.text == "UP->DOWN carrier_loss"
 
 
 def test_a_verdict_and_a_change_of_speed_are_told_in_words() -> None:

@@ -43,7 +43,10 @@ def test_events_are_told_in_lines(pair: Pair) -> None:
     assert len(lines) == 3
     assert lines[-1].endswith("rank 0 rail_state rail1@node0 to rank 1: PROBATION->UP")
     events = [json.loads(line) for line in ask(pair, "events", "--json").stdout.splitlines()]
-    assert [event["text"] for event in events if event["kind"] == "injected"] == ["cut", "heal"]
+    assert [event["text"] for event in events if event["kind"] == "injected"] == [
+        "carrier_loss",
+        "heal",
+    ]
     assert ask(pair, "events", "--last", "0").stdout == ""
 
 
@@ -56,7 +59,7 @@ def test_events_are_followed(pair: Pair) -> None:
         try:
             assert process.stdout.readline()
             pair.cut_and_heal(1)
-            while not process.stdout.readline().endswith("rail1@node0 to rank 1: cut\n"):
+            while not process.stdout.readline().endswith("rail1@node0 to rank 1: carrier_loss\n"):
                 continue
             while not process.stdout.readline().endswith("PROBATION->UP\n"):
                 continue

@@ -135,7 +135,7 @@ def test_events_come_in_pages(pair: Pair, client: TestClient) -> None:
         after = page["next"]
     assert paged[: len(events)] == events  # of a busy machine there may be more by now
     injected = client.get("/v1/events", params={"kind": "injected"}).json()
-    assert [event["text"] for event in injected["events"]] == ["cut", "heal"]
+    assert [event["text"] for event in injected["events"]] == ["carrier_loss", "heal"]
     assert injected["next"] == paged[-1]["id"] or len(paged) > len(events)
 
 

@@ -48,7 +48,7 @@ def test_who_has_the_token_can_drill(drilled: Pair, client: TestClient) -> None:
     events = wait_for(client, "/v1/events?kind=injected", lambda found: len(found["events"]) == 2)[
         "events"
     ]
-    assert [event["text"] for event in events] == ["cut", "heal"]
+    assert [event["text"] for event in events] == ["carrier_loss", "heal"]
     drilled.wait_for_state(1, "UP")
 
 

@@ -47,7 +47,7 @@ def test_a_request_is_told_what_an_outage_cost_it(
     assert (step["step"], step["phase"], step["label"]) == (2, "decode", "rank 0")
     assert [stall["collective"] for stall in step["stalls"]] == ["all_reduce"]
     told = [(event["kind"], event["rail"], event["text"]) for event in impact["events"]]
-    assert ("injected", "rail0@node0", "cut") in told
+    assert ("injected", "rail0@node0", "carrier_loss") in told
     assert ("rail_state", "rail1@node0", "UP->DOWN injected") in told
     assert {event["epoch"] for event in impact["events"] if event["kind"] == "stall"} == {2}
 
@@ -102,7 +102,7 @@ def test_a_request_that_is_not_kept_is_not_found(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("during", "told"),
     [
-        ("CONNECTING->PROBATION", ["UP->DOWN carrier", "CONNECTING->PROBATION"]),
+        ("CONNECTING->PROBATION", ["UP->DOWN carrier_loss", "CONNECTING->PROBATION"]),
         ("UP->SUSPECT silence", ["UP->SUSPECT silence"]),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_loss_of_long_ago_is_a_cause_only_where_no_rail_went_out_of_use(
     assert request is not None
     watch = Watch(tmp_path)
     watch.events += [
-        event(1, now - 60 * 10**9, "UP->DOWN carrier", value=1),
+        event(1, now - 60 * 10**9, "UP->DOWN carrier_loss", value=1),
         event(2, now - 10**6, during),
     ]
     found = answers.ImpactView.of_all(request, watch)

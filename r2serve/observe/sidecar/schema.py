@@ -15,7 +15,7 @@ from r2serve.observe.watch import Told, Watch, Worker
 
 class HealthView(BaseModel):
     model_config = example(
-        status="degraded", reasons=["rank 0: rail1@node0 to rank 1 is DOWN (carrier)"]
+        status="degraded", reasons=["rank 0: rail1@node0 to rank 1 is DOWN (carrier_loss)"]
     )
     status: Literal["ok", "degraded", "failing", "no-engine"]
     reasons: list[str] = Field(description="Why it is not ok, one sentence each.")
@@ -69,7 +69,7 @@ class RailView(BaseModel):
         device="mlx5_1:1",
         state="DOWN",
         since="2026-11-22T05:11:00.123456Z",
-        cause="carrier",
+        cause="carrier_loss",
         verdict="local NIC",
         slow=False,
         epoch=3,
@@ -218,7 +218,7 @@ class EventView(BaseModel):
         rail="rail1@node0",
         peer="rank 1",
         epoch=3,
-        text="UP->DOWN carrier",
+        text="UP->DOWN carrier_loss",
         group="",
         call=0,
         value=0,

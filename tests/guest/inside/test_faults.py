@@ -192,5 +192,5 @@ def test_a_queue_pair_in_the_error_state(job: Job, rank: int) -> None:
     with job.stream(SMALL) as stream:
         stream.more(20)
     moves = job.moves(since)
-    assert (rank, "rail0", "completion-error") in moves
+    assert (rank, "rail0", "completion_error") in moves
     assert {rail for _, rail, _ in moves} == {"rail0"}

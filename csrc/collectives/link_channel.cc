@@ -99,6 +99,7 @@ void LinkChannel::leave() {
 // ---- Channel ----
 
 Status LinkChannel::send(int peer, std::span<const std::byte> data) {
+  const StepLock lock(*this);
   if (failed()) return failure();
   Member& to = member(peer);
   const TimeNs now = recently();
@@ -108,6 +109,7 @@ Status LinkChannel::send(int peer, std::span<const std::byte> data) {
 }
 
 Status LinkChannel::expect(int peer, std::size_t skip, std::span<std::byte> memory) {
+  const StepLock lock(*this);
   if (failed()) return failure();
   const Member& from = member(peer);
   if (from.link->offer_target(*from.in, skip, memory)) flush(peer, clock());
@@ -115,6 +117,7 @@ Status LinkChannel::expect(int peer, std::size_t skip, std::span<std::byte> memo
 }
 
 Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t bytes) {
+  const StepLock lock(*this);
   const Member& from = member(peer);
   R2CCL_TRY(wait(
       peer, [&from] { return from.in->delivered(); }, from.in->consumed() + 1));
@@ -124,6 +127,7 @@ Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t by
 }
 
 Status LinkChannel::release(int peer) {
+  const StepLock lock(*this);
   if (failed()) return failure();
   const Member& from = member(peer);
   const TimeNs now = recently();
@@ -132,6 +136,7 @@ Status LinkChannel::release(int peer) {
 }
 
 Status LinkChannel::settle(int peer, std::size_t bytes) {
+  const StepLock lock(*this);
   const Member& to = member(peer);
   const std::uint64_t position = to.call_position + bytes;
   R2CCL_TRY(wait(
@@ -151,6 +156,7 @@ Status LinkChannel::detach_settled(int peer) {
 }
 
 Status LinkChannel::finish() {
+  const StepLock lock(*this);
   for (int peer = 0; peer < size(); ++peer) {
     const Member& to = member(peer);
     if (to.link == nullptr) continue;

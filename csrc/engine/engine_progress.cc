@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "base/clock.hpp"
-#include "engine/communicator.hpp"
 #include "engine/engine.hpp"
+#include "engine/engine_channel.hpp"
 #include "rails/framed_rail.hpp"
 #include "rails/shm/shm_pipe.hpp"
 #include "rails/tcp/tcp_pipe.hpp"
@@ -68,7 +68,7 @@ void Engine::tick(TimeNs now) {
     peer->publish();
   }
   journal_.beat(now);
-  for (auto& [id, communicator] : communicators_) communicator->check_slots();
+  for (auto& [id, channel] : channels_) channel->check_slots();
 }
 
 // ---- connections ----
@@ -245,8 +245,8 @@ void Engine::read_fault_file(TimeNs now) {
 void Engine::take_aborts(Peer& peer) {
   std::vector<AbortNotice> notices = std::exchange(peer.link.received_aborts(), {});
   for (AbortNotice& notice : notices) {
-    const auto found = communicators_.find(notice.communicator);
-    if (found != communicators_.end()) {
+    const auto found = channels_.find(notice.communicator);
+    if (found != channels_.end()) {
       found->second->fail(notice.code, notice.text);
     } else if (early_aborts_.size() < 256) {
       early_aborts_.insert_or_assign(notice.communicator, std::move(notice));
@@ -286,16 +286,14 @@ void Engine::notify_blocked() {
   (void)!::write(arrivals_.get(), &one, sizeof(one));
 }
 
-void Engine::add_communicator(Communicator& communicator) {
-  communicators_[communicator.id()] = &communicator;
-  const auto early = early_aborts_.find(communicator.id());
+void Engine::add_channel(EngineChannel& channel) {
+  channels_[channel.id()] = &channel;
+  const auto early = early_aborts_.find(channel.id());
   if (early == early_aborts_.end()) return;
-  communicator.fail(early->second.code, early->second.text);
+  channel.fail(early->second.code, early->second.text);
   early_aborts_.erase(early);
 }
 
-void Engine::remove_communicator(Communicator& communicator) {
-  communicators_.erase(communicator.id());
-}
+void Engine::remove_channel(EngineChannel& channel) { channels_.erase(channel.id()); }
 
 }  // namespace r2ccl

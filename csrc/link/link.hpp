@@ -147,14 +147,14 @@ class Link {
   [[nodiscard]] Verdict verdict(RailId rail) const { return rails_[rail].verdict; }
   // Of a link that has no rail left: what all its rails have in common.
   [[nodiscard]] Verdict overall_verdict() const;
-  [[nodiscard]] TimeNs last_heard(RailId rail) const { return rails_[rail].last_rx; }
+  [[nodiscard]] TimeNs last_heard(RailId rail) const { return rails_[rail].path.last_rx; }
   [[nodiscard]] Epoch epoch(RailId rail) const { return rails_[rail].epoch; }
   [[nodiscard]] Epoch fenced_epoch(RailId rail) const { return rails_[rail].own_fenced; }
   [[nodiscard]] const RailCounters& counters(RailId rail) const { return rails_[rail].counters; }
-  [[nodiscard]] TimeNs round_trip(RailId rail) const { return rails_[rail].round_trip; }
+  [[nodiscard]] TimeNs round_trip(RailId rail) const { return rails_[rail].path.round_trip; }
   // Bytes per second when it was last what traffic waited for; 0: it never was in this epoch.
-  [[nodiscard]] double rate(RailId rail) const { return rails_[rail].meter.measured(); }
-  [[nodiscard]] bool slow(RailId rail) const { return rails_[rail].slow; }
+  [[nodiscard]] double rate(RailId rail) const { return rails_[rail].health.meter.measured(); }
+  [[nodiscard]] bool slow(RailId rail) const { return rails_[rail].health.slow; }
   [[nodiscard]] RailId best_rail() const { return best_; }
   // By which the last data came: the peer's best rail, which need not be ours.
   [[nodiscard]] RailId inbound_rail() const { return inbound_; }
@@ -215,6 +215,59 @@ class Link {
     std::uint64_t target_address = 0;
     std::uint32_t target_key = 0;
   };
+  // The path of this epoch: what it took, acknowledged and answered.
+  struct Path {
+    std::uint64_t sent = 0;    // bytes of frames pulled in this epoch
+    std::uint64_t acked = 0;   // of these, acknowledged by the path
+    std::uint64_t landed = 0;  // of these, found by the peer; where that is not the same
+    std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
+    Ring<Attempt> attempts;
+    TimeNs round_trip = 0;
+    TimeNs base_round_trip = 0;
+    std::uint64_t held_back = 0;
+    TimeNs outstanding_since = 0;
+    TimeNs last_rx = 0;
+    TimeNs last_tx = 0;
+    // When `bytes` would be through, in ns, at a rate in bytes per second; 0: at once.
+    [[nodiscard]] double time_for(std::uint64_t bytes, double rate) const {
+      const double transfer = rate > 0 ? static_cast<double>(bytes) * 1e9 / rate : 0;
+      return static_cast<double>(base_round_trip) + transfer;
+    }
+  };
+  // Evidence for and against the rail: its rate, its silence, and probes.
+  struct Health {
+    RateMeter meter;
+    bool slow = false;
+    TimeNs differs = 0;  // how long its rate has spoken against `slow`
+    TimeNs silent = 0;   // observed time without path progress while bytes are outstanding
+    TimeNs suspect_since = 0;
+    TimeNs asked_others = 0;      // while suspect or overdue: when the others were probed last
+    TimeNs path_answered = 0;     // while suspect: the peer answered on another connection
+    TimeNs contradicted = 0;      // observed time since another rail was answered
+    TimeNs inquire_at = 0;        // while suspect: when to ask on another connection
+    TimeNs inquire_interval = 0;  // grows
+    TimeNs last_ping = 0;         // when a probe was sent last
+    TimeNs answered = 0;          // when the last probe that was answered had been sent
+    TimeNs pinged = 0;            // when the probe that is not answered yet was sent; 0: none is
+    TimeNs unanswered = 0;  // observed time since then; once overdue, that others are answered
+    TimeNs overdue_since = 0;
+  };
+  // When the next epoch begins.
+  struct Reconnect {
+    TimeNs at = 0;
+    bool connecting = false;  // a connect action is out
+    std::uint32_t failures = 0;
+    TimeNs probation_since = 0;
+    double penalty = 0.0;  // of flapping; halves every flap_half_life_s
+    TimeNs penalty_at = 0;
+  };
+  // What the peer is told about the rail, on other rails.
+  struct Notices {
+    TimeNs at = 0;  // next repetition of RAIL_DOWN
+    TimeNs interval = 0;
+    Endpoint address;                    // announced to the peer
+    std::uint32_t address_sequence = 0;  // of the last announcement, own or the peer's; 0: none
+  };
   struct Rail {
     RailKind kind = RailKind::tcp;
     RailState state = RailState::connecting;
@@ -222,55 +275,18 @@ class Link {
     Findings findings;  // about the fault that ended the epoch
     Verdict verdict = Verdict::none;
     Epoch epoch = 0;
-    Epoch own_fenced = 0;      // our side wrote off every epoch up to this
-    Epoch peer_fenced = 0;     // so did the peer
-    std::uint64_t sent = 0;    // bytes of frames pulled in this epoch
-    std::uint64_t acked = 0;   // of these, acknowledged by the path
-    std::uint64_t landed = 0;  // of these, found by the peer; where that is not the same
-    std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
-    Ring<Attempt> attempts;
+    Epoch own_fenced = 0;   // our side wrote off every epoch up to this
+    Epoch peer_fenced = 0;  // so did the peer
+    Path path;
+    Health health;
+    Reconnect reconnect;
+    Notices notices;
     Incoming incoming;
     Control control;
-    TimeNs round_trip = 0;
-    TimeNs base_round_trip = 0;
-    std::uint64_t held_back = 0;
-    RateMeter meter;
-    bool slow = false;
-    bool corrupt = false;
-    TimeNs differs = 0;  // how long its rate has spoken against `slow`
-    TimeNs outstanding_since = 0;
-    TimeNs silent = 0;  // observed time without path progress while bytes are outstanding
-    TimeNs suspect_since = 0;
-    TimeNs asked_others = 0;      // while suspect or overdue: when the others were probed last
-    TimeNs path_answered = 0;     // while suspect: the peer answered on another connection
-    TimeNs contradicted = 0;      // observed time since another rail was answered
-    TimeNs inquire_at = 0;        // while suspect: when to ask on another connection
-    TimeNs inquire_interval = 0;  // grows
-    TimeNs last_rx = 0;
-    TimeNs last_tx = 0;
-    TimeNs probation_since = 0;
-    TimeNs notice_at = 0;  // next repetition of RAIL_DOWN
-    TimeNs notice_interval = 0;
-    TimeNs last_ping = 0;   // when a probe was sent last
-    TimeNs answered = 0;    // when the last probe that was answered had been sent
-    TimeNs pinged = 0;      // when the probe that is not answered yet was sent; 0: none is
-    TimeNs unanswered = 0;  // observed time since then; once overdue, that others are answered
-    TimeNs overdue_since = 0;
-    double penalty = 0.0;  // of flapping; halves every flap_half_life_s
-    TimeNs penalty_at = 0;
-    std::uint32_t connect_failures = 0;
-    TimeNs connect_at = 0;
-    bool connecting = false;             // a connect action is out
-    Endpoint address;                    // announced to the peer
-    std::uint32_t address_sequence = 0;  // of the last announcement, own or the peer's; 0: none
+    bool corrupt = false;  // a drill: chunks have wrong checksums
     RailCounters counters;
     [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
     [[nodiscard]] bool one_sided() const { return kind == RailKind::verbs; }
-    // When `bytes` would be through, in ns, at a rate in bytes per second; 0: at once.
-    [[nodiscard]] double time_for(std::uint64_t bytes, double rate) const {
-      const double transfer = rate > 0 ? static_cast<double>(bytes) * 1e9 / rate : 0;
-      return static_cast<double>(base_round_trip) + transfer;
-    }
   };
   struct Replay {
     OutStream* stream;
@@ -333,7 +349,7 @@ class Link {
   void bury(Streams& pair);
   void exhume();
   [[nodiscard]] bool can_place(const Rail& rail, const OutStream& stream) const {
-    return !rail.one_sided() || rail.remote_slots.contains(stream.communicator());
+    return !rail.one_sided() || rail.path.remote_slots.contains(stream.communicator());
   }
 
   // link_verdict.cc: where faults are

@@ -81,7 +81,7 @@ bool LinkChannel::delivered(const Member& peer) const {
 bool LinkChannel::all_delivered() const {
   return std::all_of(members_.begin(), members_.end(), [this](const Member& peer) {
     return delivered(peer) ||
-           (peer.link->dark() && clock() - peer.link->dark_since() >= link_timeout_);
+           (peer.link->has_no_rail() && clock() - peer.link->no_rail_since() >= link_timeout_);
   });
 }
 
@@ -147,7 +147,7 @@ Status LinkChannel::settle(int peer, std::size_t bytes) {
 // A rail may still be about to send a chunk that another one has delivered meanwhile.
 Status LinkChannel::detach_settled(int peer) {
   const Member& to = member(peer);
-  if (to.out->lent_position() <= to.call_position || planted(Mutant::settled_not_detached))
+  if (to.out->zero_copy_position() <= to.call_position || planted(Mutant::settled_not_detached))
     return {};
   const DetachScope scope{.communicator = id_, .before = to.out->delivered()};
   const auto released = [&] { return detach(peer, scope); };
@@ -214,9 +214,9 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
   for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer) {
     const Member& other = members_[static_cast<std::size_t>(peer)];
     if (other.link == nullptr || other.link->peer_said_bye() || !for_long(waiting_since)) continue;
-    if (planted(Mutant::dark_link_waits)) continue;
+    if (planted(Mutant::railless_link_waits)) continue;
     const char* what = nullptr;
-    if (other.link->dark() && for_long(other.link->dark_since()))
+    if (other.link->has_no_rail() && for_long(other.link->no_rail_since()))
       what = "no rail for the link timeout to ";
     else if (other.link->unheard() >= unheard_timeouts * link_timeout_)
       what = "no word for ten link timeouts from the process of ";

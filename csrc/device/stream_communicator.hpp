@@ -249,7 +249,7 @@ class StreamCommunicator {
   }
   [[nodiscard]] bool adds_up_direct(bool possible, std::uint64_t bytes, ReduceOp op,
                                     std::size_t ranks) const {
-    return goes_direct(possible, bytes) && op != ReduceOp::avg && ranks <= most_neighbours;
+    return goes_direct(possible, bytes) && op != ReduceOp::avg && ranks <= most_local_peers;
   }
   // As enqueue(), of what kernels add up.
   Status all_reduce_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,

@@ -35,10 +35,10 @@ Result<bool> StreamCommunicator::agree(const Status& own) {
 }
 
 Status StreamCommunicator::open_exchange(const NodeOptions& node) {
-  if (node.nodes.front().size() > most_neighbours)
+  if (node.nodes.front().size() > most_local_peers)
     no_exchange_ = {ErrorCode::invalid_argument, std::to_string(node.nodes.front().size()) +
                                                      " ranks on a node; at most " +
-                                                     std::to_string(most_neighbours)};
+                                                     std::to_string(most_local_peers)};
   else
     no_exchange_ = meet(node);
   auto all = agree(no_exchange_);
@@ -82,25 +82,25 @@ Status StreamCommunicator::meet(const NodeOptions& node) {
   exchange_.mailbox = at<Mailbox>(mailbox_memory_.address());
   exchange_.state = at<DeviceState>(state_memory_.address());
   exchange_.staging = pinned_.device;
-  Neighbours& neighbours = exchange_.node;
+  LocalPeers& local_peers = exchange_.node;
   const auto& ranks = *std::ranges::find_if(node.nodes, [this](const std::vector<int>& each) {
     return std::ranges::find(each, communicator_.rank()) != each.end();
   });
-  neighbours.ranks = static_cast<std::uint32_t>(ranks.size());
-  neighbours.entry_bytes = entry_bytes;
-  neighbours.result_offset = staging_bytes_;
-  for (std::uint32_t place = 0; place < neighbours.ranks; ++place) {
+  local_peers.ranks = static_cast<std::uint32_t>(ranks.size());
+  local_peers.entry_bytes = entry_bytes;
+  local_peers.result_offset = staging_bytes_;
+  for (std::uint32_t place = 0; place < local_peers.ranks; ++place) {
     cuda::Address address = node_memory_.front().address();
     if (ranks[place] == communicator_.rank()) {
-      neighbours.own = place;
+      local_peers.own = place;
     } else {
       auto taken = device_->take(handles[static_cast<std::size_t>(ranks[place])]);
       if (!taken.ok()) return taken.take_status();
       address = taken.value().address();
       node_memory_.push_back(std::move(taken.value()));
     }
-    neighbours.inboxes[place] = at<Inbox>(address);
-    neighbours.memory[place] = at<std::byte>(address + inbox_bytes);
+    local_peers.inboxes[place] = at<Inbox>(address);
+    local_peers.memory[place] = at<std::byte>(address + inbox_bytes);
   }
   return {};
 }

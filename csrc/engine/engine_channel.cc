@@ -149,7 +149,7 @@ void EngineChannel::give_way() {
 // The rail events that what is waited for from now on cannot be stalled by.  A link without rails
 // stalls it whenever it lost them: in the pause between two calls, or before the last arrival.
 std::uint64_t EngineChannel::disturbances_before(const Peer& peer) {
-  return peer.link.dark() ? 0 : peer.link.disturbances();
+  return peer.link.has_no_rail() ? 0 : peer.link.disturbances();
 }
 
 void EngineChannel::linger(TimeNs limit, const std::function<bool()>& done) {

@@ -32,14 +32,14 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   rail.state = to;
   rail.cause = cause;
   if (from == RailState::up || to == RailState::up || id == best_) choose_best();
-  if (from == RailState::up || to == RailState::up) update_darkness(now);
+  if (from == RailState::up || to == RailState::up) update_has_no_rail(now);
   if (from == RailState::up && rail.carries_data()) ++disturbances_;
   // What waited for this rail alone may now go anywhere.
   if (from == RailState::up)
     for (Replay& replay : replays_)
       if (replay.target == id) replay.target = any_rail;
   if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
-  step(Step::rail_moved, id);
+  step(LinkStep::rail_moved, id);
   if (to != RailState::up || !may_carry_data(rail)) return;
   // Rails that fell silent while none was UP have found no rail for their hedges until now.
   for (RailId other = 0; other < rails_.size(); ++other)
@@ -52,16 +52,16 @@ bool Link::has_data_rail() const {
   });
 }
 
-void Link::update_darkness(TimeNs now) {
-  const bool dark = std::none_of(rails_.begin(), rails_.end(), [this](const Rail& rail) {
+void Link::update_has_no_rail(TimeNs now) {
+  const bool none = std::none_of(rails_.begin(), rails_.end(), [this](const Rail& rail) {
     return may_carry_data(rail) && rail.state == RailState::up;
   });
-  if (dark && !dark_) dark_since_ = now;
-  dark_ = dark;
+  if (none && !has_no_rail_) no_rail_since_ = now;
+  has_no_rail_ = none;
 }
 
 void Link::start(TimeNs now) {
-  dark_since_ = now;
+  no_rail_since_ = now;
   last_tick_ = now;
   for (RailId id = 0; id < rails_.size(); ++id) {
     rails_[id].reconnect.penalty_at = now;
@@ -135,7 +135,7 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
 void Link::rail_closed(RailId id, Epoch epoch, TimeNs now) {
   Rail& rail = rails_[id];
   if (epoch != rail.epoch || rail.state != RailState::down) return;
-  step(Step::rail_closed, id);
+  step(LinkStep::rail_closed, id);
   rail.own_fenced = epoch;
   rail.incoming = {};
   forget_memory(id);
@@ -264,10 +264,10 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
   if (position <= rail.path.acked) return;
   rail.path.acked = position;
   rail.health.silent = rail.health.contradicted = 0;
-  step(Step::path_acked, id);
+  step(LinkStep::path_acked, id);
   clear_suspicion(id, now);
   reap(rail);
-  if (!buried_.empty()) exhume();
+  if (!deferred_frees_.empty()) free_deferred();
   if (planted(Mutant::lost_wake_up)) return;
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
 }
@@ -327,7 +327,7 @@ void Link::close_streams(std::uint64_t communicator) {
     std::erase(rail.control.acks, in);
     if (rail.incoming.stream == in) rail.incoming.stream = nullptr;
   }
-  bury(*found->second);
+  defer_free(*found->second);
   streams_.erase(found);
 }
 
@@ -341,7 +341,7 @@ Link::Load Link::load() const {
   Load load{.streams = streams_.size(),
             .replays = replays_.size(),
             .actions = actions_.size(),
-            .buried = buried_.size()};
+            .deferred_frees = deferred_frees_.size()};
   for (const Rail& rail : rails_) {
     load.attempts += rail.path.attempts.size();
     load.control += rail.control.acks.size() + rail.control.ack_requests.size() +

@@ -166,8 +166,8 @@ class Link {
   [[nodiscard]] bool may_carry_data(RailId rail) const { return may_carry_data(rails_[rail]); }
   [[nodiscard]] bool has_data_rail() const;  // one is UP
   // No rail that may carry data is UP, and since when.
-  [[nodiscard]] bool dark() const { return dark_; }
-  [[nodiscard]] TimeNs dark_since() const { return dark_since_; }
+  [[nodiscard]] bool has_no_rail() const { return has_no_rail_; }
+  [[nodiscard]] TimeNs no_rail_since() const { return no_rail_since_; }
   // How long the peer's process has said nothing on any rail, in time that we watched.  It answers
   // probes, so it is stopped, or its end of the rails is not what ours is.
   [[nodiscard]] TimeNs unheard() const { return unheard_; }
@@ -179,7 +179,7 @@ class Link {
     std::size_t attempts = 0;
     std::size_t control = 0;
     std::size_t actions = 0;
-    std::size_t buried = 0;
+    std::size_t deferred_frees = 0;
   };
   [[nodiscard]] Load load() const;
   // Counts events on rails that a waiting collective may be stalled by.
@@ -313,14 +313,14 @@ class Link {
 
   // link.cc: states of rails
   void move(RailId rail, RailState to, RailCause cause, TimeNs now);
-  void update_darkness(TimeNs now);
+  void update_has_no_rail(TimeNs now);
   void maybe_reopen(RailId rail, TimeNs now);
   void schedule_connect(RailId rail, TimeNs now);
   [[nodiscard]] double penalty(const Rail& rail, TimeNs now) const;
   [[nodiscard]] TimeNs backoff(const Rail& rail, TimeNs now);
   void clear_suspicion(RailId rail, TimeNs now);
   void resolve_epoch(RailId rail);
-  void step(Step what, RailId rail) {
+  void step(LinkStep what, RailId rail) {
     if (observer_ != nullptr) observer_->on_step(what, rail);
   }
 
@@ -333,7 +333,7 @@ class Link {
   void forget_rate(RailId rail);
 
   // link_memory.cc: memory that rails reach by themselves
-  struct Buried {
+  struct DeferredFree {
     std::uint64_t communicator;
     std::uint64_t written_by;                               // bit r: perhaps by rail r
     std::vector<std::pair<RailId, std::uint64_t>> read_by;  // until so many bytes are acknowledged
@@ -346,8 +346,8 @@ class Link {
   [[nodiscard]] bool on_target(RailId rail, const FrameHeader& header);
   [[nodiscard]] bool target_fields_valid(RailId rail, const FrameHeader& header) const;
   void forget_memory(RailId rail);
-  void bury(Streams& pair);
-  void exhume();
+  void defer_free(Streams& pair);
+  void free_deferred();
   [[nodiscard]] bool can_place(const Rail& rail, const OutStream& stream) const {
     return !rail.one_sided() || rail.path.remote_slots.contains(stream.communicator());
   }
@@ -421,7 +421,7 @@ class Link {
   // ack is repeated.
   std::unordered_map<std::uint64_t, LastAck> closed_;
   std::deque<std::uint64_t> closed_order_;  // oldest first
-  std::list<Buried> buried_;
+  std::list<DeferredFree> deferred_frees_;
   InStream* last_in_ = nullptr;      // most frames are for the stream of the frame before
   std::vector<OutStream*> posting_;  // streams with chunks never posted
   std::deque<Replay> replays_;
@@ -436,10 +436,10 @@ class Link {
   RailId inbound_ = any_rail;
   std::uint64_t jitter_;
   TimeNs last_tick_ = 0;
-  TimeNs dark_since_ = 0;
+  TimeNs no_rail_since_ = 0;
   TimeNs unheard_ = 0;
   bool heard_ = false;  // since the last tick
-  bool dark_ = true;
+  bool has_no_rail_ = true;
   std::uint64_t disturbances_ = 0;
   bool bye_sent_ = false;
   bool peer_bye_ = false;

@@ -88,9 +88,9 @@ void Link::revoke_target(InStream& stream) {
 void Link::on_released(RailId id, std::uint64_t communicator) {
   if (const auto found = streams_.find(communicator); found != streams_.end())
     found->second->in.offered &= ~bit(id);
-  for (Buried& buried : buried_)
-    if (buried.communicator == communicator) buried.written_by &= ~bit(id);
-  exhume();
+  for (DeferredFree& deferred : deferred_frees_)
+    if (deferred.communicator == communicator) deferred.written_by &= ~bit(id);
+  free_deferred();
 }
 
 void Link::attempts_landed(RailId id, Epoch epoch, std::uint64_t position, TimeNs now) {
@@ -110,37 +110,38 @@ void Link::forget_memory(RailId id) {
     stream.target.offered &= ~bit(id);
     std::erase_if(stream.target.late, [id](const auto& late) { return late.rail == id; });
   }
-  for (Buried& buried : buried_) {
-    buried.written_by &= ~bit(id);
-    std::erase_if(buried.read_by, [id](const auto& reader) { return reader.first == id; });
+  for (DeferredFree& deferred : deferred_frees_) {
+    deferred.written_by &= ~bit(id);
+    std::erase_if(deferred.read_by, [id](const auto& reader) { return reader.first == id; });
   }
-  exhume();
+  free_deferred();
 }
 
 // The memory of a stream that is closed is kept while a rail may still read or write it.
-void Link::bury(Streams& pair) {
+void Link::defer_free(Streams& pair) {
   const std::uint64_t communicator = pair.in.communicator();
-  Buried buried{communicator, pair.in.offered, {}, pair.in.take_block(), pair.out.take_block()};
+  DeferredFree deferred{
+      communicator, pair.in.offered, {}, pair.in.take_block(), pair.out.take_block()};
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     if (!rail.one_sided()) continue;
     std::erase(rail.control.slots, &pair.in);
     std::erase(rail.control.targets, &pair.in);
     if (rail.own_fenced < rail.epoch && rail.path.acked < rail.path.sent)
-      buried.read_by.emplace_back(id, rail.path.sent);
+      deferred.read_by.emplace_back(id, rail.path.sent);
     if (rail.path.remote_slots.erase(communicator) > 0 && connected(id))
       rail.control.released.push_back(communicator);
   }
-  buried_.push_back(std::move(buried));
-  exhume();
+  deferred_frees_.push_back(std::move(deferred));
+  free_deferred();
 }
 
-void Link::exhume() {
-  std::erase_if(buried_, [this](Buried& buried) {
-    std::erase_if(buried.read_by, [this](const auto& reader) {
+void Link::free_deferred() {
+  std::erase_if(deferred_frees_, [this](DeferredFree& deferred) {
+    std::erase_if(deferred.read_by, [this](const auto& reader) {
       return rails_[reader.first].path.acked >= reader.second;
     });
-    return (buried.read_by.empty() && buried.written_by == 0) || planted(Mutant::buried_at_once);
+    return (deferred.read_by.empty() && deferred.written_by == 0) || planted(Mutant::freed_at_once);
   });
 }
 

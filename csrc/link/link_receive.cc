@@ -154,7 +154,7 @@ void Link::frame_end(RailId id, TimeNs now) {
   Incoming& incoming = rail.incoming;
   const FrameHeader& header = incoming.header;
   rail.counters.rx_bytes += sizeof(FrameHeader) + header.payload_bytes;
-  step(Step::frame_received, id);
+  step(LinkStep::frame_received, id);
   switch (header.type) {
     case FrameType::data: {
       InStream* stream = incoming.stream;

@@ -95,7 +95,7 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
   }
   seal(frame.header);
   if (observer_ != nullptr) observer_->on_frame_sent(id, frame);
-  step(Step::frame_sent, id);
+  step(LinkStep::frame_sent, id);
   return true;
 }
 
@@ -299,7 +299,7 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   header.credit = credit_of(reverse);
   reverse.ack_sent();
   frame.payload = message.data + offset;
-  frame.lent = !message.staged;
+  frame.zero_copy = !message.staged;
   if (!again && chunk == 0) frame.ahead = stream.ahead_of(message);
   frame.stream = &stream;
   if (again) header.epoch = message.target_rail[chunk];
@@ -381,7 +381,7 @@ void Link::replay_from(RailId id, bool hedge) {
   }
   if (chunks == 0) return;
   if (observer_ != nullptr) observer_->on_replay(id, chunks, hedge);
-  step(hedge ? Step::hedge_queued : Step::replay_queued, id);
+  step(hedge ? LinkStep::hedge_queued : LinkStep::replay_queued, id);
 }
 
 }  // namespace r2ccl

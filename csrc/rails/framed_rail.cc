@@ -105,7 +105,7 @@ void FramedRail::advance(std::size_t bytes) {
 bool FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
   for (std::size_t i = part_begin_; i < part_end_; ++i) {
     const OutFrame* frame = payload_of_[i];
-    if (frame != nullptr && scope.covers(frame->header, frame->lent)) (void)copy_out(i);
+    if (frame != nullptr && scope.covers(frame->header, frame->zero_copy)) (void)copy_out(i);
   }
   return true;
 }

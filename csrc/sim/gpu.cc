@@ -69,7 +69,7 @@ device::Rows Gpu::rows_of(std::uint64_t bytes, std::uint64_t offset) {
 // ---- the blocks ----
 
 void Gpu::run_block(std::uint32_t block) {
-  const device::Place at{block, grid_.blocks(), 0, 1};
+  const device::ThreadPosition at{block, grid_.blocks(), 0, 1};
   for (const Kernel& kernel : program_) {
     if (block == 0) before(kernel);
     if (!grid_.meet([] {}) || !grid_.pause()) return;

@@ -211,7 +211,7 @@ void LinkEnd::die() {
 
 // ---- what the world looks at ----
 
-void LinkEnd::on_step(Step step, RailId rail) { world.on_step({rank, peer, step, rail}); }
+void LinkEnd::on_step(LinkStep step, RailId rail) { world.on_step({rank, peer, step, rail}); }
 
 void LinkEnd::on_frame_sent(RailId rail, const OutFrame& frame) {
   world.on_frame_sent(*this, rail, frame);

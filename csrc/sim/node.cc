@@ -66,7 +66,7 @@ void Node::open(Gpu& gpu, const Column& column) {
 
 void Node::connect() {
   for (const auto& gpu : gpus_) {
-    device::Neighbours& node = gpu->exchange.node;
+    device::LocalPeers& node = gpu->exchange.node;
     node.ranks = static_cast<std::uint32_t>(gpus_.size());
     for (std::uint32_t place = 0; place < node.ranks; ++place) {
       node.inboxes[place] = &gpus_[place]->inbox;
@@ -143,7 +143,7 @@ void Node::run_block(std::uint32_t place, std::uint32_t block) {
   }
 }
 
-void Node::run(Gpu& gpu, const Kernel& kernel, const device::Place& at) {
+void Node::run(Gpu& gpu, const Kernel& kernel, const device::ThreadPosition& at) {
   const ExchangeCall& call = calls_[kernel.call];
   const device::Exchange& exchange = gpu.exchange;
   const auto plan = static_cast<std::uint32_t>(kernel.call);

@@ -43,7 +43,7 @@ void QueuePairs::read_next(Side from) {
     if (sending.queue.empty()) return;  // flushed
     Packet packet = std::move(sending.queue.front());
     sending.queue.pop_front();
-    if (packet.lent && on_lent_read) on_lent_read(from, packet.header);
+    if (packet.zero_copy && on_zero_copy_read) on_zero_copy_read(from, packet.header);
     packet.payload.assign(packet.source, packet.source + packet.header.payload_bytes);
     packet.source = nullptr;
     flights_[from].send(std::move(packet), bytes,
@@ -186,7 +186,7 @@ bool QueuePair::pump_out(TimeNs now) {
                         .source = frame.payload,
                         .target = reinterpret_cast<std::byte*>(frame.remote_address),
                         .key = frame.remote_key,
-                        .lent = frame.lent,
+                        .zero_copy = frame.zero_copy,
                         .payload = {},
                         .position = posted_});
     moved = true;
@@ -251,8 +251,9 @@ bool QueuePair::detach(const DetachScope& scope, TimeNs now) {
 
 bool QueuePair::detached(const DetachScope& scope) const {
   const auto& queue = pairs_.queue(side_);
-  return std::none_of(queue.begin(), queue.end(),
-                      [&](const auto& packet) { return scope.covers(packet.header, packet.lent); });
+  return std::none_of(queue.begin(), queue.end(), [&](const auto& packet) {
+    return scope.covers(packet.header, packet.zero_copy);
+  });
 }
 
 bool QueuePair::fence(TimeNs /*now*/) {

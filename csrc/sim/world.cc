@@ -344,7 +344,7 @@ void World::on_memory_returned(const LinkEnd& at, std::uint64_t communicator) {
       end(at.rank, at.peer).link.out_stream(communicator).delivered();
 }
 
-void World::check_lent(const Shadow::Stream& stream, const FrameHeader& header) {
+void World::check_zero_copy(const Shadow::Stream& stream, const FrameHeader& header) {
   const auto found = returned_.find(stream);
   if (found == returned_.end() || header.number >= found->second) return;
   shadow_.report("I2: a port of rank " + std::to_string(stream.from) + " reads message " +
@@ -387,11 +387,11 @@ std::unique_ptr<Rail> World::new_queue_pair(LinkEnd& at, RailId rail, Epoch epoc
   if (found == over.pairs.end()) {
     over.pairs.emplace_back(epoch, events_, random_, options_.delays, over.path);
     found = std::prev(over.pairs.end());
-    found->on_lent_read = [this, low = std::min(at.rank, at.peer),
-                           high = std::max(at.rank, at.peer)](Side from,
-                                                              const FrameHeader& header) {
+    found->on_zero_copy_read = [this, low = std::min(at.rank, at.peer),
+                                high = std::max(at.rank, at.peer)](Side from,
+                                                                   const FrameHeader& header) {
       const bool lower = from == acceptor_side;
-      check_lent({lower ? low : high, lower ? high : low, header.communicator}, header);
+      check_zero_copy({lower ? low : high, lower ? high : low, header.communicator}, header);
     };
     found->on_stray_write = [this](const FrameHeader& header) {
       shadow_.report("I2: message " + std::to_string(header.number) + " of communicator " +

@@ -32,7 +32,7 @@ class SimChannel;
 struct TraceStep {
   int rank = 0;
   int peer = 0;
-  Step step = Step::frame_sent;
+  LinkStep step = LinkStep::frame_sent;
   RailId rail = 0;
   friend bool operator==(const TraceStep&, const TraceStep&) = default;
 };
@@ -198,7 +198,7 @@ class World {
   void schedule_tick(int rank);
   void resume_ready();
   void check_queues(const LinkEnd& end);
-  void check_lent(const Shadow::Stream& stream, const FrameHeader& header);
+  void check_zero_copy(const Shadow::Stream& stream, const FrameHeader& header);
   void check_move(const LinkEnd& end, RailId rail, RailState from, RailState to, RailCause cause);
   template <typename Predicate>
   [[nodiscard]] bool all_ends(Predicate predicate) const;

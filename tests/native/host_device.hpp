@@ -62,7 +62,7 @@ struct HostDevice {
     for (std::uint32_t block = 0; block < blocks; ++block) barriers.emplace_back(threads);
     std::vector<std::thread> running;
     const auto thread_of = [&](std::uint32_t block, std::uint32_t thread) {
-      body(device::Place{block, blocks, thread, threads}, ThreadBlock{{}, barriers[block]},
+      body(device::ThreadPosition{block, blocks, thread, threads}, ThreadBlock{{}, barriers[block]},
            shared[block]);
     };
     for (std::uint32_t i = 1; i < blocks * threads; ++i)
@@ -73,19 +73,21 @@ struct HostDevice {
 
   [[nodiscard]] Kernel stage(const void* source, std::size_t bytes, std::uint32_t plan) {
     return [=, this] {
-      launch([&](const device::Place& at, const ThreadBlock& block, device::Shared& shared) {
-        device::stage(at, block, shared, mailbox, state, staging,
-                      static_cast<const std::byte*>(source), {1, bytes, bytes, 0}, plan,
-                      /*last=*/true);
-      });
+      launch(
+          [&](const device::ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
+            device::stage(at, block, shared, mailbox, state, staging,
+                          static_cast<const std::byte*>(source), {1, bytes, bytes, 0}, plan,
+                          /*last=*/true);
+          });
     };
   }
   [[nodiscard]] Kernel deliver(void* target, std::size_t bytes, std::size_t offset = 0) {
     return [=, this] {
-      launch([&](const device::Place& at, const ThreadBlock& block, device::Shared& shared) {
-        device::deliver(at, block, shared, mailbox, state, staging, static_cast<std::byte*>(target),
-                        {1, bytes, bytes, offset}, /*lag=*/0);
-      });
+      launch(
+          [&](const device::ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
+            device::deliver(at, block, shared, mailbox, state, staging,
+                            static_cast<std::byte*>(target), {1, bytes, bytes, offset}, /*lag=*/0);
+          });
     };
   }
 };

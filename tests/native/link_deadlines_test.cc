@@ -114,11 +114,11 @@ TEST(LinkDeadlines, NoRailIsChargedWhenAllAreSilent) {
   };
   pair.pass(5000 * ns_per_ms, pull_all);
   for (RailId rail = 0; rail < 3; ++rail) EXPECT_EQ(pair.a.state(rail), RailState::suspect);
-  EXPECT_TRUE(pair.a.dark());
+  EXPECT_TRUE(pair.a.has_no_rail());
   // The peer was stopped and goes on: all is well again.
   for (RailId rail = 0; rail < 3; ++rail) pair.acknowledge(pair.a, rail);
   for (RailId rail = 0; rail < 3; ++rail) EXPECT_EQ(pair.a.state(rail), RailState::up);
-  EXPECT_FALSE(pair.a.dark());
+  EXPECT_FALSE(pair.a.has_no_rail());
 }
 
 // The only rail is silent, and the connecting end asks on another connection.

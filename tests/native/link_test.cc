@@ -76,11 +76,11 @@ TEST(Link, ReplayWaitsForTheOnlyRailToRejoin) {
   for (Link* end : {&pair.a, &pair.b}) {
     end->rail_failed(0, 1, RailCause::carrier_loss, pair.now);
     pair.close_rails(*end);
-    EXPECT_TRUE(end->dark());
+    EXPECT_TRUE(end->has_no_rail());
   }
   for (Link* end : {&pair.a, &pair.b}) end->peer_fenced(0, 1, pair.now);
   pair.open(0, 2);
-  EXPECT_FALSE(pair.a.dark());
+  EXPECT_FALSE(pair.a.has_no_rail());
   EXPECT_EQ(front_bytes(pair.in(pair.b)), data);
 }
 
@@ -431,7 +431,7 @@ TEST(LinkFallback, TheControlRailCarriesDataOnlyWhileNothingElseIsLeft) {
   pair.exchange(0);
   EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
   pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
-  EXPECT_FALSE(pair.a.dark());
+  EXPECT_FALSE(pair.a.has_no_rail());
   EXPECT_FALSE(pair.a.has_data_rail());
   pair.post(pair.a, data);
   pair.exchange(1);
@@ -452,7 +452,7 @@ TEST(LinkFallback, WithoutItTheControlRailCarriesNone) {
   options.fallback = false;
   LinkPair pair({RailKind::sim, RailKind::control}, options);
   pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
-  EXPECT_TRUE(pair.a.dark());
+  EXPECT_TRUE(pair.a.has_no_rail());
   pair.post(pair.a, bytes_of(100, 1));
   EXPECT_TRUE(pair.pull(pair.a, 1, FrameType::data).empty());
 }

@@ -99,7 +99,7 @@ void VerbsRail::post(OutFrame& frame, TimeNs now) {
       .inlined = bytes <= session_->pair->inline_bytes()};
   told_ = consumed_;
   ++sent_;
-  if (!flight.reads_lent) link_.frame_written(header);
+  if (!flight.reads_zero_copy) link_.frame_written(header);
   if (const int error = session_->pair->post({writes.data(), count}); error != 0)
     fail(RailCause::device_loss, std::string("posting a send: ") + std::strerror(error), now);
 }
@@ -124,7 +124,7 @@ bool VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) 
   std::uint32_t key = session_->local_key();
   if (const auto keys = session_->pool().find(session_->device(), data, bytes); keys.has_value()) {
     key = keys->local;
-    flight.reads_lent = frame.lent;
+    flight.reads_zero_copy = frame.zero_copy;
   } else {
     const auto free = std::find(bounce_used_.begin(), bounce_used_.end(), false);
     assert(free != bounce_used_.end());
@@ -178,7 +178,7 @@ bool VerbsRail::detach(const DetachScope& scope, TimeNs now) {
 bool VerbsRail::detached(const DetachScope& scope) const {
   for (std::uint64_t frame = completed_; frame < sent_; ++frame) {
     const Flight& flight = flights_[frame % ring_frames];
-    if (flight.reads_lent && scope.covers(flight.header, /*lent=*/true)) return false;
+    if (flight.reads_zero_copy && scope.covers(flight.header, /*zero_copy=*/true)) return false;
   }
   return true;
 }
@@ -246,7 +246,7 @@ bool VerbsRail::take_sent(const VerbsCompletion& completion, TimeNs now) {
     acked_position_ = flight.position;
     if (flight.bounce != no_bounce) bounce_used_[static_cast<std::size_t>(flight.bounce)] = false;
     flight.bounce = no_bounce;
-    if (std::exchange(flight.reads_lent, false)) link_.frame_written(flight.header);
+    if (std::exchange(flight.reads_zero_copy, false)) link_.frame_written(flight.header);
     if (completed_ == frame) measure(now - flight.posted_at, now);
   }
   return true;

@@ -213,7 +213,7 @@ Work work_of(unsigned blocks, void** given, Body body) {
   std::apply([&](Arguments&... each) { (std::memcpy(&each, *given++, sizeof each), ...); },
              arguments);
   return [=] {
-    run_grid(blocks, [&](const Place& at, const ThreadBlock& block, Shared& shared) {
+    run_grid(blocks, [&](const ThreadPosition& at, const ThreadBlock& block, Shared& shared) {
       std::apply([&](const Arguments&... each) { body(at, block, shared, each...); }, arguments);
     });
   };
@@ -225,14 +225,14 @@ using Target = std::byte*;
 Work stage_kernel(unsigned blocks, void** given) {
   return work_of<Mailbox*, DeviceState*, Staging, Source, Rows, std::uint32_t, bool>(
       blocks, given,
-      [](const Place& at, const ThreadBlock& block, Shared& shared, Mailbox* mailbox,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, Mailbox* mailbox,
          DeviceState* state,
          const auto&... rest) { stage(at, block, shared, *mailbox, *state, rest...); });
 }
 Work deliver_kernel(unsigned blocks, void** given) {
   return work_of<const Mailbox*, const DeviceState*, Staging, Target, Rows, std::uint32_t>(
       blocks, given,
-      [](const Place& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
          const DeviceState* state,
          const auto&... rest) { deliver(at, block, shared, *mailbox, *state, rest...); });
 }
@@ -263,21 +263,22 @@ Work deliver_sum_kernel(unsigned blocks, void** given) {
   return work_of<const Mailbox*, const DeviceState*, Staging, Target, std::uint64_t, Sum,
                  std::uint32_t>(
       blocks, given,
-      [](const Place& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
          const DeviceState* state,
          const auto&... rest) { deliver_sum(at, block, shared, *mailbox, *state, rest...); });
 }
 Work combine_kernel(unsigned blocks, void** given) {
   return work_of<Mailbox*, DeviceState*, Staging, const Inbox*, std::uint64_t, std::uint64_t, Sum,
-                 std::uint32_t>(blocks, given,
-                                [](const Place& at, const ThreadBlock& block, Shared& shared,
-                                   Mailbox* mailbox, DeviceState* state, const auto&... rest) {
-                                  combine(at, block, shared, *mailbox, *state, rest...);
-                                });
+                 std::uint32_t>(
+      blocks, given,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, Mailbox* mailbox,
+         DeviceState* state,
+         const auto&... rest) { combine(at, block, shared, *mailbox, *state, rest...); });
 }
 Work depart_kernel(unsigned /*blocks*/, void** given) {
   return work_of<Exchange>(
-      1, given, [](const Place& at, const ThreadBlock& block, Shared&, const auto& exchange) {
+      1, given,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared&, const auto& exchange) {
         if (at.thread == 0) depart(block, exchange);
       });
 }

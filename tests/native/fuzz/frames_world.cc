@@ -369,7 +369,7 @@ void FrameWorld::settle() {
     const OutStream& stream = carried_.link.out_stream(communicator);
     calls.delivered = std::max(calls.delivered, stream.delivered());
     while (!calls.posts.empty() && stream.settled_position() >= calls.posts.front().end) {
-      if (stream.lent_position() > calls.posts.front().begin)
+      if (stream.zero_copy_position() > calls.posts.front().begin)
         (void)carried_.detach({.communicator = communicator, .before = stream.delivered()}, now_);
       calls.posts.pop_front();
     }

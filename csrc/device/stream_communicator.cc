@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <new>
-#include <numeric>
 #include <utility>
 
 #include "collectives/collectives.hpp"
@@ -71,15 +70,25 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   pinned_.device = {at<std::byte>(staging_memory_.address()), entry_bytes, staging_bytes_};
   pinned_.host = {staging_memory_.host(), entry_bytes, staging_bytes_};
   new (mailbox_memory_.host()) Mailbox;
-  ProxyOptions proxy = options.proxy;
-  if (options.node.column != nullptr) {
-    if (Status status = open_exchange(options.node); !status.ok()) return status;
-    if (column_ != nullptr) proxy.watch = [this] { return watch(); };
-  }
+  if (options.node.column != nullptr) R2CCL_TRY(open_exchange(options.node));
   R2CCL_TRY(open_direct(options.direct));
+  carrier_ = std::make_unique<Carrier>(Carrier::Work{.mailbox = mailbox(),
+                                                     .communicator = communicator_,
+                                                     .column = column_,
+                                                     .pinned = pinned_.host,
+                                                     .direct = direct_.host,
+                                                     .direct_memory = direct_memory_,
+                                                     .device = *device_});
+  ProxyOptions proxy = options.proxy;
+  if (column_ != nullptr) proxy.watch = [carrier = carrier_.get()] { return carrier->watch(); };
+  Proxy::Flush flush;
+  if (direct_memory_.named) flush = [carrier = carrier_.get()] { return carrier->flush(); };
   proxy_ = std::make_unique<Proxy>(
-      mailbox(), [this](std::uint32_t plan, Sequence sequence) { return carry(plan, sequence); },
-      direct_memory_.named ? Proxy::Flush([this] { return flush(); }) : Proxy::Flush(), proxy);
+      mailbox(),
+      [carrier = carrier_.get()](std::uint32_t plan, Sequence sequence) {
+        return carrier->carry(plan, sequence);
+      },
+      std::move(flush), proxy);
   return {};
 }
 
@@ -376,66 +385,7 @@ std::uint32_t StreamCommunicator::add_plan(const Plan& plan, bool captured, cons
   Plan piece = plan;
   piece.captured = captured;
   for (std::size_t& count : piece.counts) count = of.of(count);
-  const std::lock_guard guard(plan_mutex_);
-  if (free_plans_.empty()) {
-    plans_.push_back(std::move(piece));
-    return static_cast<std::uint32_t>(plans_.size() - 1);
-  }
-  const std::uint32_t number = free_plans_.back();
-  free_plans_.pop_back();
-  plans_[number] = std::move(piece);
-  return number;
-}
-
-Status StreamCommunicator::carry(std::uint32_t number, Sequence sequence) {
-  Plan plan;
-  {
-    const std::lock_guard guard(plan_mutex_);
-    if (number >= plans_.size())
-      return {ErrorCode::internal, "plan " + std::to_string(number) +
-                                       " was posted, and there are " +
-                                       std::to_string(plans_.size())};
-    if (plans_[number].captured) {
-      plan = plans_[number];
-    } else {
-      plan = std::move(plans_[number]);
-      free_plans_.push_back(number);
-    }
-  }
-  const Staging& staging = plan.direct ? direct_.host : pinned_.host;
-  written_by_nics_ = plan.direct;
-  return carry_out(plan, staging.input(sequence), staging.result(sequence));
-}
-
-Status StreamCommunicator::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
-  const std::size_t count = plan.counts.front();
-  const bool at_root = communicator_.rank() == plan.root;
-  Communicator& ranks = among(plan);
-  const auto own = static_cast<std::size_t>(ranks.rank());
-  switch (plan.collective) {
-    case Collective::all_reduce:
-      return ranks.all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
-    case Collective::all_gather: {
-      const std::size_t before =
-          std::accumulate(plan.counts.begin(), plan.counts.begin() + ranks.rank(), std::size_t{0});
-      return ranks.all_gatherv(out + before * size_of(plan.dtype), out, plan.counts, plan.dtype);
-    }
-    case Collective::reduce_scatter:
-      if (plan.apart)
-        return ranks.all_to_allv(in, plan.counts, out,
-                                 std::vector(plan.counts.size(), plan.counts[own]), plan.dtype);
-      return ranks.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
-    case Collective::broadcast:
-      return communicator_.broadcast(at_root ? in : out, count, plan.dtype, plan.root);
-    case Collective::gather:
-      return communicator_.gather(in, out, plan.counts, plan.dtype, plan.root);
-    case Collective::send: return communicator_.send_to(in, count, plan.dtype, plan.root);
-    case Collective::recv: return communicator_.receive_from(out, count, plan.dtype, plan.root);
-    case Collective::all_to_all:
-      return communicator_.all_to_allv(in, plan.counts, out, plan.counts, plan.dtype);
-    case Collective::barrier: return communicator_.barrier();
-  }
-  return {ErrorCode::internal, "a plan of no collective was posted"};
+  return carrier_->add(std::move(piece));
 }
 
 }  // namespace r2ccl::device

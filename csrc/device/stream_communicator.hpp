@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "device/carrier.hpp"
 #include "device/direct_bodies.hpp"
 #include "device/direct_memory.hpp"
 #include "device/exchange_bodies.hpp"
@@ -118,19 +118,6 @@ class StreamCommunicator {
   void close();
 
  private:
-  // What the proxy is to do with an entry.
-  struct Plan {
-    Collective collective = Collective::barrier;
-    DType dtype = DType::u8;
-    ReduceOp op = ReduceOp::sum;
-    Algorithm algorithm = Algorithm::automatic;
-    int root = 0;                     // or the peer
-    std::vector<std::size_t> counts;  // of elements: one, or one for each rank
-    bool in_column = false;           // and not of all ranks
-    bool apart = false;               // parts arrive as they were sent: kernels add them up
-    bool direct = false;              // staged in the GPU's own memory
-    bool captured = false;            // into a graph: carried out again and again
-  };
   // A buffer of the caller's: parts one after the other, in elements.
   struct Parts {
     cuda::Address address = 0;
@@ -262,15 +249,10 @@ class StreamCommunicator {
   // What `plan`, a reduce-scatter that was posted last, has left apart becomes the own part of an
   // all-gather of as many.
   Status combine(cuda::Stream stream, const Plan& plan, bool capturing);
-  Status flush();  // of the proxy's thread
 
   [[nodiscard]] std::span<const std::size_t> own(std::span<const std::size_t> counts) const;
 
   std::uint32_t add_plan(const Plan& plan, bool captured, const Piece& of);
-  // Of the proxy's thread.
-  Status carry(std::uint32_t number, Sequence sequence);
-  Status carry_out(const Plan& plan, std::byte* in, std::byte* out);
-  Status watch();
 
   Communicator& communicator_;
   const std::uint64_t staging_bytes_;
@@ -289,7 +271,6 @@ class StreamCommunicator {
   std::uint64_t direct_from_ = 0;
   DirectMemory direct_memory_;
   Buffers direct_;
-  bool written_by_nics_ = false;  // of the proxy's thread
   cuda::Function deliver_sum_kernel_ = nullptr;
   cuda::Function combine_kernel_ = nullptr;
 
@@ -306,14 +287,11 @@ class StreamCommunicator {
   cuda::Function collect_kernel_ = nullptr;
   cuda::Function take_kernel_ = nullptr;
   cuda::Function depart_kernel_ = nullptr;
-  TimeNs inside_since_ = 0;  // an exchange; of the proxy's thread
 
   std::mutex call_mutex_;  // held for a call
-  std::mutex plan_mutex_;  // of the plans
-  std::deque<Plan> plans_;
-  std::vector<std::uint32_t> free_plans_;
 
-  std::unique_ptr<Proxy> proxy_;  // null: closed
+  std::unique_ptr<Carrier> carrier_;  // null: never opened
+  std::unique_ptr<Proxy> proxy_;      // null: closed; its thread uses carrier_
   Status closed_;
 };
 

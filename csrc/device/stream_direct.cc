@@ -121,12 +121,6 @@ void StreamCommunicator::withdraw_staging() {
   direct_memory_.memory = {};
 }
 
-Status StreamCommunicator::flush() {
-  if (!written_by_nics_) return {};
-  R2CCL_TRY(direct_memory_.named->failure());
-  return direct_memory_.needs_flush ? device_->flush_writes() : Status();
-}
-
 // In place: nobody has to copy it there.
 std::uint64_t StreamCommunicator::place_of_own(const Plan& gather, const Piece& piece) const {
   std::uint64_t offset = staging_bytes_;

@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "base/clock.hpp"
 #include "device/addresses.hpp"
 #include "device/stream_communicator.hpp"
 
@@ -308,7 +307,7 @@ std::vector<int> StreamCommunicator::column(std::size_t place) const {
   return ranks;
 }
 
-StreamCommunicator::Plan StreamCommunicator::in_column(const Plan& plan) const {
+Plan StreamCommunicator::in_column(const Plan& plan) const {
   Plan made = plan;
   made.in_column = true;
   made.counts.clear();
@@ -342,19 +341,6 @@ Status StreamCommunicator::depart() {
   std::array<void*, 1> departing{&exchange_};
   R2CCL_TRY(launch(depart_kernel_, nullptr, 0, departing.data()));
   return device_->synchronise();
-}
-
-// Nobody of the host waits for the ranks of this node, so it is looked whether they are there.
-Status StreamCommunicator::watch() {
-  if (load_acquire(mailbox().entered) == load_acquire(mailbox().left)) {
-    inside_since_ = 0;
-    return {};
-  }
-  if (inside_since_ == 0) inside_since_ = now_ns();
-  Status status = communicator_.check_waiting(inside_since_);
-  // Ranks of other nodes wait for what this one will not post any more.
-  if (!status.ok()) column_->abort(status.message());
-  return status;
 }
 
 }  // namespace r2ccl::device

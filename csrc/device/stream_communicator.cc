@@ -70,19 +70,25 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   pinned_.device = {at<std::byte>(staging_memory_.address()), entry_bytes, staging_bytes_};
   pinned_.host = {staging_memory_.host(), entry_bytes, staging_bytes_};
   new (mailbox_memory_.host()) Mailbox;
-  if (options.node.column != nullptr) R2CCL_TRY(open_exchange(options.node));
-  R2CCL_TRY(open_direct(options.direct));
+  if (options.node.column != nullptr)
+    R2CCL_TRY(node_.open(communicator_, *device_, options.node,
+                         {.mailbox = at<Mailbox>(mailbox_memory_.address()),
+                          .state = at<DeviceState>(state_memory_.address()),
+                          .staging = pinned_.device,
+                          .node = {}}));
+  R2CCL_TRY(direct_.open(communicator_, node_.column(), *device_, staging_bytes_, options.direct));
+  node_.stage_directly(direct_.buffers().device);
   carrier_ = std::make_unique<Carrier>(Carrier::Work{.mailbox = mailbox(),
                                                      .communicator = communicator_,
-                                                     .column = column_,
+                                                     .column = node_.column(),
                                                      .pinned = pinned_.host,
-                                                     .direct = direct_.host,
-                                                     .direct_memory = direct_memory_,
+                                                     .direct = direct_.buffers().host,
+                                                     .direct_memory = direct_.memory(),
                                                      .device = *device_});
   ProxyOptions proxy = options.proxy;
-  if (column_ != nullptr) proxy.watch = [carrier = carrier_.get()] { return carrier->watch(); };
+  if (node_.active()) proxy.watch = [carrier = carrier_.get()] { return carrier->watch(); };
   Proxy::Flush flush;
-  if (direct_memory_.named) flush = [carrier = carrier_.get()] { return carrier->flush(); };
+  if (direct_.memory().named) flush = [carrier = carrier_.get()] { return carrier->flush(); };
   proxy_ = std::make_unique<Proxy>(
       mailbox(),
       [carrier = carrier_.get()](std::uint32_t plan, Sequence sequence) {
@@ -97,7 +103,7 @@ StreamCommunicator::~StreamCommunicator() { close(); }
 void StreamCommunicator::close() {
   const std::lock_guard guard(call_mutex_);
   if (proxy_ == nullptr) {  // closed, or never opened
-    if (::getpid() == process_) withdraw_staging();
+    if (::getpid() == process_) direct_.withdraw();
     return;
   }
   if (::getpid() != process_) {
@@ -106,18 +112,18 @@ void StreamCommunicator::close() {
   }
   // Kernels that wait end with the collectives that they wait for, or with the abort word.
   Status status = device_->synchronise();
-  if (column_ != nullptr && status.ok()) status = depart();
+  if (node_.active() && status.ok()) status = depart();
   if (whole().ok()) closed_ = std::move(status);
   if (closed_.ok()) closed_ = whole();
   if (!closed_.ok()) {  // the proxy may wait for what others will not post any more, and they do
     communicator_.abort(closed_.message());
-    if (column_ != nullptr) column_->abort(closed_.message());
+    if (node_.active()) node_.column()->abort(closed_.message());
   }
   if (closed_.ok())
     closed_ = {ErrorCode::invalid_argument,
                "communicator '" + communicator_.name() + "' has been closed"};
   proxy_.reset();
-  withdraw_staging();
+  direct_.withdraw();
 }
 
 Status StreamCommunicator::failure() {
@@ -154,10 +160,10 @@ Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cud
                   .algorithm = algorithm,
                   .counts = {count}};
   // An average is divided once, after the sum of all.
-  if (column_ != nullptr && op != ReduceOp::avg) return in_node(stream, plan, in, out);
+  if (node_.active() && op != ReduceOp::avg) return in_node(stream, plan, in, out);
   const auto ranks = static_cast<std::size_t>(communicator_.size());
   const std::uint64_t sent = count * size_of(dtype) / (ranks == 2 ? 1 : ranks);
-  if (adds_up_direct(direct_among_all_, sent, op, ranks))
+  if (direct_.adds_up(direct_.among_all(), sent, op, ranks))
     return all_reduce_direct(stream, plan, in, out);
   return enqueue(stream, plan, {in, {&count, 1}}, {out, {&count, 1}});
 }
@@ -168,7 +174,7 @@ Status StreamCommunicator::all_gatherv(cuda::Stream stream, cuda::Address in, cu
   const Plan plan{.collective = Collective::all_gather,
                   .dtype = dtype,
                   .counts = {counts.begin(), counts.end()}};
-  if (column_ != nullptr) return in_node(stream, plan, in, out);
+  if (node_.active()) return in_node(stream, plan, in, out);
   return enqueue(stream, plan, {in, own(counts)}, {out, counts});
 }
 
@@ -182,9 +188,9 @@ Status StreamCommunicator::reduce_scatterv(cuda::Stream stream, cuda::Address in
                   .dtype = dtype,
                   .op = op,
                   .counts = {counts.begin(), counts.end()}};
-  if (column_ != nullptr && op != ReduceOp::avg) return in_node(stream, plan, in, out);
-  if (adds_up_direct(direct_among_all_, *std::ranges::max_element(counts) * size_of(dtype), op,
-                     counts.size()))
+  if (node_.active() && op != ReduceOp::avg) return in_node(stream, plan, in, out);
+  if (direct_.adds_up(direct_.among_all(), *std::ranges::max_element(counts) * size_of(dtype), op,
+                      counts.size()))
     return reduce_scatter_direct(stream, plan, in, out);
   return enqueue(stream, plan, {in, counts}, {out, own(counts)});
 }
@@ -266,8 +272,8 @@ Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const 
   // A tree passes on what NICs have written before it is flushed.
   const bool tree =
       plan.collective == Collective::broadcast && communicator_.size() > largest_flat_broadcast;
-  posted.direct = !adds_up && !tree && goes_direct(direct_among_all_, largest * element);
-  Buffers& at = posted.direct ? direct_ : pinned_;
+  posted.direct = !adds_up && !tree && direct_.goes(direct_.among_all(), largest * element);
+  Buffers& at = posted.direct ? direct_.buffers() : pinned_;
   return in_pieces(
       largest, most, element,
       [&](const Piece& piece) {
@@ -306,18 +312,19 @@ Status StreamCommunicator::gather_slots(cuda::Stream stream, cuda::Address in, s
 }
 
 StreamCommunicator::Slots StreamCommunicator::slots() const {
-  return {.base = staging_memory_.address() + staging_bytes_,
-          .direct_base = direct_among_all_ ? direct_memory_.memory.address() + staging_bytes_ : 0,
-          .direct_from = direct_from_,
-          .entry_bytes = pinned_.device.entry_bytes,
-          .most_bytes = piece_bytes(static_cast<std::size_t>(communicator_.size())),
-          .sequence = state_memory_.address() + offsetof(DeviceState, sequence),
-          .arrived = &mailbox().arrived,
-          .abort = &mailbox().abort};
+  return {
+      .base = staging_memory_.address() + staging_bytes_,
+      .direct_base = direct_.among_all() ? direct_.memory().memory.address() + staging_bytes_ : 0,
+      .direct_from = direct_.from_bytes(),
+      .entry_bytes = pinned_.device.entry_bytes,
+      .most_bytes = piece_bytes(static_cast<std::size_t>(communicator_.size())),
+      .sequence = state_memory_.address() + offsetof(DeviceState, sequence),
+      .arrived = &mailbox().arrived,
+      .abort = &mailbox().abort};
 }
 
 std::uint64_t StreamCommunicator::piece_bytes(std::size_t parts) const {
-  return staging_bytes_ / parts / line_bytes * line_bytes;
+  return part_bytes(staging_bytes_, parts);
 }
 
 std::vector<StreamCommunicator::Copy> StreamCommunicator::copies(const Parts& parts,

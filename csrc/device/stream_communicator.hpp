@@ -20,31 +20,15 @@
 
 #include "device/carrier.hpp"
 #include "device/direct_bodies.hpp"
-#include "device/direct_memory.hpp"
+#include "device/direct_staging.hpp"
 #include "device/exchange_bodies.hpp"
 #include "device/kernel_image.hpp"
+#include "device/node_exchange.hpp"
 #include "device/proxy.hpp"
 #include "drivers/cuda_device.hpp"
 #include "engine/communicator.hpp"
 
 namespace r2ccl::device {
-
-// How the ranks of a node work together; the same on all ranks, or nowhere.
-struct NodeOptions {
-  // Of the ranks that have this place on their nodes, in the order of the nodes; null: there is no
-  // exchange.  Used by nobody else, and outlives close().
-  Communicator* column = nullptr;
-  std::vector<std::vector<int>> nodes;  // the ranks of each, by their places; as many on all
-};
-
-// Staging in the GPU's own memory; the same on all ranks.
-struct DirectOptions {
-  enum class Use : std::uint8_t { never, where_possible, always };
-  Use use = Use::where_possible;
-  // Of what a rank sends to another one, at least: the host reads what is small itself, and has to
-  // have that copied.
-  std::uint64_t from_bytes = 64U << 10U;
-};
 
 struct StreamOptions {
   std::string library = "libcuda.so.1";
@@ -106,9 +90,9 @@ class StreamCommunicator {
   [[nodiscard]] Slots slots() const;
 
   // Why ranks of the node do not exchange what they have; ok if they do.
-  [[nodiscard]] const Status& exchange() const { return no_exchange_; }
+  [[nodiscard]] const Status& exchange() const { return node_.failure(); }
   // Why nothing is staged in the GPU's own memory; ok if what is large is.
-  [[nodiscard]] const Status& direct() const { return no_direct_; }
+  [[nodiscard]] const Status& direct() const { return direct_.failure(); }
 
   // Why no more results come, and those since are void; ok while they do.
   [[nodiscard]] Status failure();
@@ -139,19 +123,8 @@ class StreamCommunicator {
     cuda::Address address = 0;
     Rows rows;
   };
-  // Where entries are, as kernels and as the communicator know them; the same memory.
-  struct Buffers {
-    Staging device;
-    Staging host;
-  };
-
   StreamCommunicator(Communicator& communicator, const StreamOptions& options);
   Status open(const StreamOptions& options);
-  // Collective: gives this node's ranks the memory of this one, and takes theirs.
-  Status open_exchange(const NodeOptions& node);
-  Status meet(const NodeOptions& node);
-  // Whether all ranks say ok.
-  Result<bool> agree(const Status& own);
 
   [[nodiscard]] Mailbox& mailbox() const;
   [[nodiscard]] Status whole() const;  // failure(), of one that is open
@@ -182,7 +155,7 @@ class StreamCommunicator {
   // Where the own part of an all-gather's result is, in an entry.
   [[nodiscard]] std::uint64_t place_of_own(const Plan& gather, const Piece& piece) const;
   [[nodiscard]] Communicator& among(const Plan& plan) const {
-    return plan.in_column ? *column_ : communicator_;
+    return plan.in_column ? *node_.column() : communicator_;
   }
   // Bytes that a part may have in a piece of so many; a multiple of what a vector has, so that
   // pieces lie where copies are fast.
@@ -206,15 +179,11 @@ class StreamCommunicator {
                 std::uint32_t lag);
   Status collect(cuda::Stream stream, std::span<const Results> results, cuda::Address out,
                  std::uint64_t bytes, std::uint32_t lag);
-  [[nodiscard]] Exchange& exchange_for(const Plan& plan) {
-    return plan.direct ? direct_exchange_ : exchange_;
-  }
   // What a rank sends itself among parts that stay apart: right into its place in the result.
   [[nodiscard]] Rows in_place(std::uint32_t place, std::uint64_t bytes, std::uint64_t first) const {
     return {1, bytes, 0, staging_bytes_ + place * bytes, first};
   }
-  // The ranks of a place, in the order of the nodes, and what is posted of them.
-  [[nodiscard]] std::vector<int> column(std::size_t place) const;
+  // What is posted of the ranks of this place.
   [[nodiscard]] Plan in_column(const Plan& plan) const;
   // The parts of these ranks: apart at the one end, one after the other at the other.
   static std::vector<Rows> rows_of(std::span<const int> ranks,
@@ -222,22 +191,6 @@ class StreamCommunicator {
                                    std::span<const std::size_t> counts, const Piece& piece);
   Status depart();  // nobody reads this rank's memory any more
 
-  // Collective: whether NICs reach the memory of everybody's GPU.
-  Status open_direct(const DirectOptions& options);
-  Status register_staging();
-  // Collective: why NICs do not write there what is sent; empty: they do.  An error: the ranks are
-  // of no use any more.
-  Result<std::string> try_direct(Communicator& ranks);
-  void withdraw_staging();
-  // Whether a collective among so many ranks, which send each other so many bytes, is direct; and
-  // whether one is that adds up.
-  [[nodiscard]] bool goes_direct(bool possible, std::uint64_t bytes) const {
-    return possible && bytes >= direct_from_;
-  }
-  [[nodiscard]] bool adds_up_direct(bool possible, std::uint64_t bytes, ReduceOp op,
-                                    std::size_t ranks) const {
-    return goes_direct(possible, bytes) && op != ReduceOp::avg && ranks <= most_local_peers;
-  }
   // As enqueue(), of what kernels add up.
   Status all_reduce_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,
                            cuda::Address out);
@@ -265,21 +218,11 @@ class StreamCommunicator {
   cuda::Memory staging_memory_;
   Buffers pinned_;
 
-  Status no_direct_;
-  bool direct_among_all_ = false;
-  bool direct_in_column_ = false;
-  std::uint64_t direct_from_ = 0;
-  DirectMemory direct_memory_;
-  Buffers direct_;
+  DirectStaging direct_;
   cuda::Function deliver_sum_kernel_ = nullptr;
   cuda::Function combine_kernel_ = nullptr;
 
-  Status no_exchange_{ErrorCode::invalid_argument, "no node's ranks were named"};
-  Communicator* column_ = nullptr;  // null: no exchange
-  std::vector<std::vector<int>> nodes_;
-  std::vector<cuda::Memory> node_memory_;  // own, and taken
-  Exchange exchange_{};
-  Exchange direct_exchange_{};  // the same, with what is staged in the GPU's own memory
+  NodeExchange node_;
   cuda::Function share_kernel_ = nullptr;
   cuda::Function sum_up_kernel_ = nullptr;
   cuda::Function bring_kernel_ = nullptr;

@@ -21,7 +21,7 @@ from r2serve import _core, rendezvous, tensors
 from r2serve.collectives import Collectives
 from r2serve.config import Config
 from r2serve.errors import InvalidArgumentError, R2cclError, StartupTimeoutError
-from r2serve.faults import canonical, from_core, to_core
+from r2serve.faults import canonical
 from r2serve.observe import journal
 from r2serve.ports.identity import (
     address_towards_master,
@@ -328,8 +328,7 @@ class Communicator(Collectives):
 
     def rails(self) -> list[RailInfo]:
         """The rails of this process, over all its links."""
-        rails = self._process.engine.rails()
-        return [RailInfo(**rail | {"cause": from_core(rail["cause"])}) for rail in rails]
+        return [RailInfo(**rail) for rail in self._process.engine.rails()]
 
     def events(self) -> list[journal.Event]:
         """This process's journal, oldest first."""
@@ -351,4 +350,4 @@ class Communicator(Collectives):
             ValueError, InvalidArgumentError: no such fault, or rail; ``corrupt`` without checksums.
         """
         process = 0 if peer is None else self._members[peer]
-        self._process.engine.inject(rail_index, to_core(canonical(fault)), process, bytes_per_s)
+        self._process.engine.inject(rail_index, canonical(fault), process, bytes_per_s)

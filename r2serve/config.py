@@ -342,9 +342,9 @@ class Config:
     )
     fault_file: str = core(
         "",
-        "For drills without root: a file whose lines `<rail> cut`, `<rail> drop`, "
-        "`<rail> error` or `<rail> heal` inject faults into this process's rails as they are "
-        "appended. Empty: none",
+        "For drills without root: a file whose lines `<rail> carrier_loss`, `<rail> black_hole`, "
+        "`<rail> reset` or `<rail> heal` inject faults into this process's rails as they are "
+        "appended. The words `cut`, `drop` and `error` are accepted for one release. Empty: none",
     )
     drills: bool = option(
         False,

@@ -67,24 +67,3 @@ def canonical(word: str) -> str:
 def note_on(word: str) -> str:
     """What to tell about a word that a later release will not take; empty: nothing."""
     return f"`{word}` is an old word for `{_NAME_OF[word]}` and goes" if word in _NAME_OF else ""
-
-
-# --- words of the core ---
-# The core still takes and prints the words on the right; without them both functions are identity.
-
-_WORDS_OF_CORE = {
-    "carrier_loss": "cut",
-    "black_hole": "drop",
-    "reset": "error",
-}
-_CAUSES_OF_CORE = {"carrier": "carrier_loss", "device-error": "device_loss"}
-
-
-def to_core(kind: str) -> str:
-    """The word that the core takes for a kind (or for ``heal``)."""
-    return _WORDS_OF_CORE.get(kind, kind)
-
-
-def from_core(cause: str) -> str:
-    """A rail's cause as it is put out, of what the core calls it."""
-    return _CAUSES_OF_CORE.get(cause, cause.replace("-", "_"))

@@ -54,7 +54,8 @@ struct Config {
 
   Algorithm algorithm = Algorithm::automatic;
   std::string journal_dir;  // empty: no journal file
-  std::string fault_file;   // drills without root: "<rail> cut|drop|error|heal" a line; empty: none
+  // Drills without root: "<rail> carrier_loss|black_hole|reset|heal" a line; empty: none.
+  std::string fault_file;
 };
 
 }  // namespace r2ccl

@@ -8,13 +8,13 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::size_t kBlockBytes = 64;
+constexpr std::size_t block_bytes = 64;
 
-constexpr std::array<std::uint32_t, 8> kInitial = {
+constexpr std::array<std::uint32_t, 8> initial_state = {
     0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19,
 };
 
-constexpr std::array<std::uint32_t, 64> kRound = {
+constexpr std::array<std::uint32_t, 64> round_constants = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
     0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
@@ -37,16 +37,16 @@ void store_big_endian(std::uint32_t value, std::byte* to) {
 
 }  // namespace
 
-Sha256::Sha256() : state_(kInitial) {}
+Sha256::Sha256() : state_(initial_state) {}
 
 void Sha256::update(std::span<const std::byte> data) {
   bytes_ += data.size();
   while (!data.empty()) {
-    const std::size_t part = std::min(kBlockBytes - filled_, data.size());
+    const std::size_t part = std::min(block_bytes - filled_, data.size());
     std::copy_n(data.begin(), part, block_.begin() + static_cast<std::ptrdiff_t>(filled_));
     filled_ += part;
     data = data.subspan(part);
-    if (filled_ == kBlockBytes) {
+    if (filled_ == block_bytes) {
       compress(block_.data());
       filled_ = 0;
     }
@@ -57,7 +57,7 @@ Digest Sha256::finish() {
   // FIPS 180-4, 5.1.1: one 1 bit, zeros, then the length in bits in the last 8 bytes of a block.
   const std::uint64_t bits = bytes_ * 8;
   const std::size_t zeros = (filled_ < 56 ? 56 : 120) - filled_ - 1;
-  std::array<std::byte, kBlockBytes + 8> padding{};
+  std::array<std::byte, block_bytes + 8> padding{};
   padding[0] = std::byte{0x80};
   store_big_endian(static_cast<std::uint32_t>(bits >> 32), padding.data() + 1 + zeros);
   store_big_endian(static_cast<std::uint32_t>(bits), padding.data() + 5 + zeros);
@@ -81,7 +81,7 @@ void Sha256::compress(const std::byte* block) {
   for (std::size_t i = 0; i < 64; ++i) {
     const std::uint32_t s1 = std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25);
     const std::uint32_t choice = (e & f) ^ (~e & g);
-    const std::uint32_t t1 = h + s1 + choice + kRound[i] + w[i];
+    const std::uint32_t t1 = h + s1 + choice + round_constants[i] + w[i];
     const std::uint32_t s0 = std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22);
     const std::uint32_t majority = (a & b) ^ (a & c) ^ (b & c);
     h = g;
@@ -104,8 +104,8 @@ void Sha256::compress(const std::byte* block) {
 }
 
 HmacSha256::HmacSha256(std::span<const std::byte> key) {
-  std::array<std::byte, kBlockBytes> padded{};
-  if (key.size() > kBlockBytes) {
+  std::array<std::byte, block_bytes> padded{};
+  if (key.size() > block_bytes) {
     const Digest digest = sha256(key);
     std::copy(digest.begin(), digest.end(), padded.begin());
   } else {

@@ -106,7 +106,8 @@ Fault fault_from(const std::string& name) {
   const auto fault = fault_named(name);
   if (!fault.has_value())
     throw nb::value_error(
-        ("fault: '" + name + "' is none of cut, drop, error, slow, corrupt, heal").c_str());
+        ("fault: '" + name + "' is none of carrier_loss, black_hole, reset, slow, corrupt, heal")
+            .c_str());
   return *fault;
 }
 

@@ -9,14 +9,14 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::size_t kBorder = 64;
+constexpr std::size_t segment_border = 64;
 
 // Two segments, but of every rank a quarter of one at least, and even shares of whole borders.
 std::size_t block_bytes_of(const Channel& channel) {
   const auto ranks = static_cast<std::size_t>(channel.size());
   const std::size_t segment = channel.segment_bytes();
   const std::size_t share = std::max(2 * segment / ranks, segment / 4);
-  return (share + kBorder - 1) / kBorder * kBorder * ranks;
+  return (share + segment_border - 1) / segment_border * segment_border * ranks;
 }
 
 // Even shares with borders at multiples of 64 bytes; the last ones may be shorter or empty.
@@ -24,8 +24,8 @@ class Shares {
  public:
   Shares(std::size_t bytes, int ranks) : bytes_(bytes) {
     const auto count = static_cast<std::size_t>(ranks);
-    const std::size_t blocks = (bytes + kBorder - 1) / kBorder;
-    step_ = (blocks + count - 1) / count * kBorder;
+    const std::size_t blocks = (bytes + segment_border - 1) / segment_border;
+    step_ = (blocks + count - 1) / count * segment_border;
   }
   [[nodiscard]] std::size_t begin(int rank) const {
     return std::min(bytes_, static_cast<std::size_t>(rank) * step_);

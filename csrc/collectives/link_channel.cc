@@ -23,7 +23,7 @@ void LinkChannel::add_member(Link* link) {
   members_.push_back(added);
 }
 
-// --- calls ---------------------------------------------------------------------------------------
+// ---- calls ----
 
 Status LinkChannel::begin_call(const CallTag& tag) {
   tag_ = tag;
@@ -81,7 +81,7 @@ bool LinkChannel::delivered(const Member& peer) const {
 bool LinkChannel::all_delivered() const {
   return std::all_of(members_.begin(), members_.end(), [this](const Member& peer) {
     return delivered(peer) ||
-           (peer.link->dark() && clock() - peer.link->dark_since() >= link_timeout_);
+           (peer.link->has_no_rail() && clock() - peer.link->no_rail_since() >= link_timeout_);
   });
 }
 
@@ -96,9 +96,10 @@ void LinkChannel::leave() {
   drop_streams();
 }
 
-// --- Channel -------------------------------------------------------------------------------------
+// ---- Channel ----
 
 Status LinkChannel::send(int peer, std::span<const std::byte> data) {
+  const StepLock lock(*this);
   if (failed()) return failure();
   Member& to = member(peer);
   const TimeNs now = recently();
@@ -108,6 +109,7 @@ Status LinkChannel::send(int peer, std::span<const std::byte> data) {
 }
 
 Status LinkChannel::expect(int peer, std::size_t skip, std::span<std::byte> memory) {
+  const StepLock lock(*this);
   if (failed()) return failure();
   const Member& from = member(peer);
   if (from.link->offer_target(*from.in, skip, memory)) flush(peer, clock());
@@ -115,6 +117,7 @@ Status LinkChannel::expect(int peer, std::size_t skip, std::span<std::byte> memo
 }
 
 Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t bytes) {
+  const StepLock lock(*this);
   const Member& from = member(peer);
   R2CCL_TRY(wait(
       peer, [&from] { return from.in->delivered(); }, from.in->consumed() + 1));
@@ -124,6 +127,7 @@ Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t by
 }
 
 Status LinkChannel::release(int peer) {
+  const StepLock lock(*this);
   if (failed()) return failure();
   const Member& from = member(peer);
   const TimeNs now = recently();
@@ -132,6 +136,7 @@ Status LinkChannel::release(int peer) {
 }
 
 Status LinkChannel::settle(int peer, std::size_t bytes) {
+  const StepLock lock(*this);
   const Member& to = member(peer);
   const std::uint64_t position = to.call_position + bytes;
   R2CCL_TRY(wait(
@@ -142,7 +147,7 @@ Status LinkChannel::settle(int peer, std::size_t bytes) {
 // A rail may still be about to send a chunk that another one has delivered meanwhile.
 Status LinkChannel::detach_settled(int peer) {
   const Member& to = member(peer);
-  if (to.out->lent_position() <= to.call_position || planted(Mutant::settled_not_detached))
+  if (to.out->zero_copy_position() <= to.call_position || planted(Mutant::settled_not_detached))
     return {};
   const DetachScope scope{.communicator = id_, .before = to.out->delivered()};
   const auto released = [&] { return detach(peer, scope); };
@@ -151,6 +156,7 @@ Status LinkChannel::detach_settled(int peer) {
 }
 
 Status LinkChannel::finish() {
+  const StepLock lock(*this);
   for (int peer = 0; peer < size(); ++peer) {
     const Member& to = member(peer);
     if (to.link == nullptr) continue;
@@ -174,7 +180,7 @@ Status LinkChannel::await_release(int peer, const char* what,
   return lost(peer, what);
 }
 
-// --- failure -------------------------------------------------------------------------------------
+// ---- failure ----
 
 void LinkChannel::fail(ErrorCode code, const std::string& text) {
   if (failed()) return;
@@ -208,9 +214,9 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
   for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer) {
     const Member& other = members_[static_cast<std::size_t>(peer)];
     if (other.link == nullptr || other.link->peer_said_bye() || !for_long(waiting_since)) continue;
-    if (planted(Mutant::dark_link_waits)) continue;
+    if (planted(Mutant::railless_link_waits)) continue;
     const char* what = nullptr;
-    if (other.link->dark() && for_long(other.link->dark_since()))
+    if (other.link->has_no_rail() && for_long(other.link->no_rail_since()))
       what = "no rail for the link timeout to ";
     else if (other.link->unheard() >= unheard_timeouts * link_timeout_)
       what = "no word for ten link timeouts from the process of ";

@@ -1,6 +1,6 @@
 // The Channel over links: one communicator's streams to each of its peers, its calls, and its
-// failure, which is everybody's.  How to wait, and who sends the frames, is for whoever derives
-// from it: the engine's communicator and the simulator's.
+// failure, which is everybody's.  Classes derived from it wait and send the frames: the engine's
+// channel and the simulator's.
 #pragma once
 
 #include <cstddef>
@@ -48,6 +48,20 @@ class LinkChannel : public Channel {
         segment_bytes_(segment_bytes),
         link_timeout_(link_timeout) {}
 
+  // Held for one step of a call: the lock of the links, where several threads use them.
+  class StepLock {
+   public:
+    explicit StepLock(LinkChannel& channel) : channel_(channel) { channel_.lock_step(); }
+    ~StepLock() { channel_.unlock_step(); }
+    StepLock(const StepLock&) = delete;
+    StepLock& operator=(const StepLock&) = delete;
+
+   private:
+    LinkChannel& channel_;
+  };
+  virtual void lock_step() {}
+  virtual void unlock_step() {}
+
   void add_member(Link* link);  // in rank order; null: ourselves
 
   // A call is what lies between begin_call() and end_call().
@@ -66,7 +80,7 @@ class LinkChannel : public Channel {
   virtual void flush(int peer, TimeNs now) = 0;
   // As Rail::detach, of all rails to the peer.
   [[nodiscard]] virtual bool detach(int peer, const DetachScope& scope) = 0;
-  // "rank 1" and "rail0@node1 DOWN (carrier), …"
+  // "rank 1" and "rail0@node1 DOWN (carrier_loss), …"
   [[nodiscard]] virtual std::string describe_peer(int peer) const = 0;
   [[nodiscard]] virtual std::string describe_rails(int peer) const = 0;
   virtual void on_failed(ErrorCode code, const std::string& text) = 0;

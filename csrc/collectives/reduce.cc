@@ -19,7 +19,7 @@ namespace {
 class DefaultFloatControl {
  public:
   DefaultFloatControl() : saved_(read()) {
-    if ((saved_ & kControl) != kDefault) write(kDefault);
+    if ((saved_ & control_bits) != default_bits) write(default_bits);
   }
   ~DefaultFloatControl() {
     if (read() != saved_) write(saved_);
@@ -30,14 +30,15 @@ class DefaultFloatControl {
  private:
 #if defined(__x86_64__)
   using Register = unsigned int;
-  static constexpr Register kControl = 0xffc0;  // FTZ, rounding, masks, DAZ; not the sticky flags
-  static constexpr Register kDefault = 0x1f80;  // every exception masked, everything else off
+  // FTZ, rounding, masks, DAZ; not the sticky flags
+  static constexpr Register control_bits = 0xffc0;
+  static constexpr Register default_bits = 0x1f80;  // every exception masked, everything else off
   static Register read() { return _mm_getcsr(); }
   static void write(Register value) { _mm_setcsr(value); }
 #elif defined(__aarch64__)
   using Register = std::uint64_t;
-  static constexpr Register kControl = ~Register{0};
-  static constexpr Register kDefault = 0;
+  static constexpr Register control_bits = ~Register{0};
+  static constexpr Register default_bits = 0;
   static Register read() {
     Register value;
     asm volatile("mrs %0, fpcr" : "=r"(value));
@@ -68,11 +69,11 @@ Simd detect_simd() {
 
 const KernelTable& kernels_of(Simd simd) {
 #if defined(__x86_64__)
-  if (simd == Simd::avx512) return kAvx512Kernels;
-  if (simd == Simd::avx2) return kAvx2Kernels;
+  if (simd == Simd::avx512) return avx512_kernels;
+  if (simd == Simd::avx2) return avx2_kernels;
 #endif
   static_cast<void>(simd);
-  return kPortableKernels;
+  return portable_kernels;
 }
 
 }  // namespace

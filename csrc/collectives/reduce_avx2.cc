@@ -7,7 +7,7 @@
 
 namespace r2ccl {
 
-constinit const KernelTable kAvx2Kernels = avx2::make_table();
+constinit const KernelTable avx2_kernels = avx2::make_table();
 
 }  // namespace r2ccl
 

@@ -7,7 +7,7 @@
 
 namespace r2ccl {
 
-constinit const KernelTable kAvx512Kernels = avx512::make_table();
+constinit const KernelTable avx512_kernels = avx512::make_table();
 
 }  // namespace r2ccl
 

@@ -1,8 +1,8 @@
 // How each element type is loaded into vector registers, combined and stored.  Included through
 // reduce_kernels.hpp only, once per instruction set (see there for the macros).
 //
-// A format has: Acc (the accumulator), kBytes (memory behind one Acc), kElementBytes, kRounds (is
-// the memory narrower than Acc), load, store, round, divide, apply<Op>.
+// A format has: Acc (the accumulator), vector_bytes (memory behind one Acc), element_bytes, rounds
+// (is the memory narrower than Acc), load, store, round, divide, apply<Op>.
 //
 // Vectors are the compilers' own vector types: the same source compiles to SSE2, NEON, AVX2 or
 // AVX-512 at any optimisation level, and IEEE 754 gives every width the same bits.
@@ -85,9 +85,9 @@ struct And {
 template <typename T>
 struct PlainFormat {
   using Acc = Vector<T>;
-  static constexpr std::size_t kBytes = R2CCL_VECTOR_BYTES;
-  static constexpr std::size_t kElementBytes = sizeof(T);
-  static constexpr bool kRounds = false;
+  static constexpr std::size_t vector_bytes = R2CCL_VECTOR_BYTES;
+  static constexpr std::size_t element_bytes = sizeof(T);
+  static constexpr bool rounds = false;
 
   R2CCL_INLINE Acc load(const std::byte* from) { return load_vector<Acc>(from); }
   R2CCL_INLINE void store(std::byte* to, Acc value) { store_vector(to, value); }
@@ -134,27 +134,27 @@ struct WrappingFormat : PlainFormat<std::make_unsigned_t<T>> {
 // Floats under min and max, as integers that sort alike: negative numbers are mirrored, which puts
 // -0 right below +0, and NaN lies beyond the end that wins.  No rounding, so f16 and bf16 need no
 // fp32 either.  Bits is the signed integer of the float's size.
-template <typename Bits, Bits kInfinity, Bits kQuietNan, typename Op>
+template <typename Bits, Bits infinity, Bits quiet_nan, typename Op>
 struct OrderedFormat : PlainFormat<Bits> {
   using Acc = Vector<Bits>;
-  static constexpr Bits kSign = std::is_same_v<Bits, std::int16_t>   ? 15
-                                : std::is_same_v<Bits, std::int32_t> ? 31
-                                                                     : 63;
-  static constexpr Bits kLowest = static_cast<Bits>(std::uint64_t{1} << kSign);
-  static constexpr Bits kHighest = static_cast<Bits>(~kLowest);
-  static constexpr Bits kNanKey = std::is_same_v<Op, Lower> ? kLowest : kHighest;
+  static constexpr Bits sign_bit = std::is_same_v<Bits, std::int16_t>   ? 15
+                                   : std::is_same_v<Bits, std::int32_t> ? 31
+                                                                        : 63;
+  static constexpr Bits lowest_bits = static_cast<Bits>(std::uint64_t{1} << sign_bit);
+  static constexpr Bits highest_bits = static_cast<Bits>(~lowest_bits);
+  static constexpr Bits nan_key = std::is_same_v<Op, Lower> ? lowest_bits : highest_bits;
 
-  R2CCL_INLINE Acc mirror(Acc bits) { return bits ^ ((bits >> kSign) & kHighest); }
+  R2CCL_INLINE Acc mirror(Acc bits) { return bits ^ ((bits >> sign_bit) & highest_bits); }
   R2CCL_INLINE Acc replace_nan(Acc bits, Acc value, Bits nan) {
-    return (bits & kHighest) > kInfinity ? Acc{} + nan : value;
+    return (bits & highest_bits) > infinity ? Acc{} + nan : value;
   }
   R2CCL_INLINE Acc load(const std::byte* from) {
     const Acc bits = load_vector<Acc>(from);
-    return replace_nan(bits, mirror(bits), kNanKey);
+    return replace_nan(bits, mirror(bits), nan_key);
   }
   R2CCL_INLINE void store(std::byte* to, Acc key) {
     const Acc bits = mirror(key);
-    store_vector(to, replace_nan(bits, bits, kQuietNan));
+    store_vector(to, replace_nan(bits, bits, quiet_nan));
   }
 };
 
@@ -173,9 +173,9 @@ struct PairedFormat {
   struct Acc {
     VF32 low, high;
   };
-  static constexpr std::size_t kBytes = R2CCL_VECTOR_BYTES;
-  static constexpr std::size_t kElementBytes = 2;
-  static constexpr bool kRounds = true;
+  static constexpr std::size_t vector_bytes = R2CCL_VECTOR_BYTES;
+  static constexpr std::size_t element_bytes = 2;
+  static constexpr bool rounds = true;
 
   R2CCL_INLINE Acc widen(VU32 words) { return {Code::widen_low(words), Code::widen_high(words)}; }
   R2CCL_INLINE Acc load(const std::byte* from) { return widen(load_vector<VU32>(from)); }
@@ -214,20 +214,20 @@ using Bf16Format = PairedFormat<Bf16Code>;
 // f16 where the processor converts; F16C and AVX-512 keep denormals whatever MXCSR says.
 struct F16Format {
   using Acc = VF32;
-  static constexpr std::size_t kBytes = R2CCL_VECTOR_BYTES / 2;
-  static constexpr std::size_t kElementBytes = 2;
-  static constexpr bool kRounds = true;
+  static constexpr std::size_t vector_bytes = R2CCL_VECTOR_BYTES / 2;
+  static constexpr std::size_t element_bytes = 2;
+  static constexpr bool rounds = true;
 
 #if R2CCL_VECTOR_BYTES == 64
   using Half = __m256i;
   // The masked forms, all lanes on: g++ 12 warns of an uninitialised register in the plain ones.
-  static constexpr __mmask16 kAllLanes = 0xffff;
+  static constexpr __mmask16 all_lanes = 0xffff;
 
   R2CCL_INLINE VF32 widen(Half half) {
-    return reinterpret_cast<VF32>(_mm512_maskz_cvtph_ps(kAllLanes, half));
+    return reinterpret_cast<VF32>(_mm512_maskz_cvtph_ps(all_lanes, half));
   }
   R2CCL_INLINE Half narrow(VF32 value) {
-    return _mm512_maskz_cvtps_ph(kAllLanes, reinterpret_cast<__m512>(one_nan(value)),
+    return _mm512_maskz_cvtps_ph(all_lanes, reinterpret_cast<__m512>(one_nan(value)),
                                  _MM_FROUND_TO_NEAREST_INT);
   }
 #else

@@ -18,20 +18,20 @@ struct FourOf {
   struct Acc {
     One a, b, c, d;
   };
-  static constexpr std::size_t kStep = Format::kBytes;
-  static constexpr std::size_t kBytes = 4 * kStep;
-  static constexpr std::size_t kElementBytes = Format::kElementBytes;
-  static constexpr bool kRounds = Format::kRounds;
+  static constexpr std::size_t step_bytes = Format::vector_bytes;
+  static constexpr std::size_t vector_bytes = 4 * step_bytes;
+  static constexpr std::size_t element_bytes = Format::element_bytes;
+  static constexpr bool rounds = Format::rounds;
 
   R2CCL_INLINE Acc load(const std::byte* from) {
-    return {Format::load(from), Format::load(from + kStep), Format::load(from + 2 * kStep),
-            Format::load(from + 3 * kStep)};
+    return {Format::load(from), Format::load(from + step_bytes),
+            Format::load(from + 2 * step_bytes), Format::load(from + 3 * step_bytes)};
   }
   R2CCL_INLINE void store(std::byte* to, const Acc& value) {
     Format::store(to, value.a);
-    Format::store(to + kStep, value.b);
-    Format::store(to + 2 * kStep, value.c);
-    Format::store(to + 3 * kStep, value.d);
+    Format::store(to + step_bytes, value.b);
+    Format::store(to + 2 * step_bytes, value.c);
+    Format::store(to + 3 * step_bytes, value.d);
   }
   R2CCL_INLINE Acc round(const Acc& v) {
     return {Format::round(v.a), Format::round(v.b), Format::round(v.c), Format::round(v.d)};
@@ -54,12 +54,12 @@ struct Tail {
   std::size_t bytes;
 
   [[gnu::always_inline]] Acc load(const std::byte* from) const {
-    std::byte buffer[Format::kBytes] = {};
+    std::byte buffer[Format::vector_bytes] = {};
     __builtin_memcpy(buffer, from, bytes);
     return Format::load(buffer);
   }
   [[gnu::always_inline]] void store(std::byte* to, const Acc& value) const {
-    std::byte buffer[Format::kBytes];
+    std::byte buffer[Format::vector_bytes];
     Format::store(buffer, value);
     __builtin_memcpy(to, buffer, bytes);
   }
@@ -74,14 +74,14 @@ struct Whole {
   }
 };
 
-template <typename Format, typename Op, bool kAverage>
+template <typename Format, typename Op, bool average>
 struct Reduction {
   using Acc = typename Format::Acc;
 
   template <typename Access>
   R2CCL_INLINE void finish(const Fold& fold, std::size_t at, const Access& access,
                            const Acc& value) {
-    if constexpr (kAverage) {
+    if constexpr (average) {
       access.store(fold.out + at, Format::divide(value, fold.ranks));
     } else {
       access.store(fold.out + at, value);
@@ -105,7 +105,7 @@ struct Reduction {
       for (std::size_t rank = 1; rank < ranks; ++rank) {
         partial = Format::template apply<Op>(partial, access.load(inputs[rank] + at));
       }
-      if constexpr (Format::kRounds) {
+      if constexpr (Format::rounds) {
         if (ranks > 1) partial = Format::round(partial);
       }
       return partial;
@@ -127,34 +127,34 @@ template <typename Shape, typename Format>
 R2CCL_INLINE std::size_t run_whole(const Fold& fold, std::size_t at, std::size_t bytes) {
   // A copy, so that stores of bytes (which may alias anything) do not force reloading it.
   const Fold local = fold;
-  for (; bytes - at >= Format::kBytes; at += Format::kBytes) {
+  for (; bytes - at >= Format::vector_bytes; at += Format::vector_bytes) {
     Shape::step(local, at, Whole<Format>{});
   }
   return at;
 }
 
-template <typename Format, typename Op, bool kAverage, bool kPair>
+template <typename Format, typename Op, bool average, bool paired>
 void run(const Fold& fold) {
-  using Wide = Reduction<FourOf<Format>, Op, kAverage>;
-  using Narrow = Reduction<Format, Op, kAverage>;
-  using WideShape = std::conditional_t<kPair, typename Wide::Pair, typename Wide::Tree>;
-  using NarrowShape = std::conditional_t<kPair, typename Narrow::Pair, typename Narrow::Tree>;
+  using Wide = Reduction<FourOf<Format>, Op, average>;
+  using Narrow = Reduction<Format, Op, average>;
+  using WideShape = std::conditional_t<paired, typename Wide::Pair, typename Wide::Tree>;
+  using NarrowShape = std::conditional_t<paired, typename Narrow::Pair, typename Narrow::Tree>;
 
-  const std::size_t bytes = fold.count * Format::kElementBytes;
+  const std::size_t bytes = fold.count * Format::element_bytes;
   std::size_t at = run_whole<WideShape, FourOf<Format>>(fold, 0, bytes);
   at = run_whole<NarrowShape, Format>(fold, at, bytes);
   if (at < bytes) NarrowShape::step(fold, at, Tail<Format>{bytes - at});
 }
 
-template <typename Format, typename Op, bool kAverage = false>
+template <typename Format, typename Op, bool average = false>
 void kernel(const Fold& fold) {
   // One node of two ranks rounds before it ends.  That shows only if something follows (avg's
   // division): rounding twice in a row changes nothing.
-  const bool rounds_between = Format::kRounds && kAverage && fold.nodes == 1;
+  const bool rounds_between = Format::rounds && average && fold.nodes == 1;
   if (fold.ranks == 2 && !rounds_between) {
-    run<Format, Op, kAverage, true>(fold);
+    run<Format, Op, average, true>(fold);
   } else {
-    run<Format, Op, kAverage, false>(fold);
+    run<Format, Op, average, false>(fold);
   }
 }
 
@@ -167,10 +167,10 @@ constexpr void fill(Kernel (&row)[5]) {
   row[4] = kernel<Arithmetic, Add, true>;
 }
 
-template <typename Format, typename Bits, Bits kInfinity, Bits kQuietNan>
+template <typename Format, typename Bits, Bits infinity, Bits quiet_nan>
 constexpr void fill_float(Kernel (&row)[5]) {
-  fill<Format, OrderedFormat<Bits, kInfinity, kQuietNan, Lower>,
-       OrderedFormat<Bits, kInfinity, kQuietNan, Higher>>(row);
+  fill<Format, OrderedFormat<Bits, infinity, quiet_nan, Lower>,
+       OrderedFormat<Bits, infinity, quiet_nan, Higher>>(row);
 }
 
 template <typename T>

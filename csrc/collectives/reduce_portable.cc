@@ -5,6 +5,6 @@
 
 namespace r2ccl {
 
-constinit const KernelTable kPortableKernels = portable::make_table();
+constinit const KernelTable portable_kernels = portable::make_table();
 
 }  // namespace r2ccl

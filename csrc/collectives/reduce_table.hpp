@@ -25,10 +25,10 @@ struct KernelTable {
   Kernel kernels[9][5];
 };
 
-extern const KernelTable kPortableKernels;
+extern const KernelTable portable_kernels;
 #if defined(__x86_64__)
-extern const KernelTable kAvx2Kernels;
-extern const KernelTable kAvx512Kernels;
+extern const KernelTable avx2_kernels;
+extern const KernelTable avx512_kernels;
 #endif
 
 }  // namespace r2ccl

@@ -48,7 +48,7 @@ void copy_part(std::byte* to, const std::byte* from, std::size_t bytes) {
 SegmentFold::SegmentFold(Channel& channel, const Reducer& reducer)
     : channel_(channel), reducer_(reducer) {
   const auto size = static_cast<std::size_t>(channel.size());
-  if (size <= kNear) {
+  if (size <= near_count) {
     inputs_ = std::span(near_).first(size);
   } else {
     far_.resize(size);

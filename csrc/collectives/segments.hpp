@@ -94,11 +94,11 @@ class SegmentFold {
   Status fold(const std::byte* own, std::byte* out, std::size_t bytes);
 
  private:
-  static constexpr std::size_t kNear = 64;
+  static constexpr std::size_t near_count = 64;
 
   Channel& channel_;
   const Reducer& reducer_;
-  std::array<const void*, kNear> near_;
+  std::array<const void*, near_count> near_;
   std::vector<const void*> far_;
   std::span<const void*> inputs_;
 };

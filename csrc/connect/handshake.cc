@@ -12,7 +12,7 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x31483252;  // "R2H1"
+constexpr std::uint32_t handshake_magic = 0x31483252;  // "R2H1"
 
 // Byte positions.  All numbers are little-endian; bytes that have no name are zero.
 namespace at {
@@ -23,10 +23,10 @@ constexpr std::size_t challenge_epoch = 8, challenge_last_fenced = 12, challenge
 constexpr std::size_t refuse_config = 8, refuse_last_fenced = 16;
 }  // namespace at
 
-constexpr std::size_t kMacBytes = sizeof(Digest);
-constexpr std::size_t kHelloBytes = at::hello_nonce + sizeof(HandshakeNonce) + kMacBytes;
-constexpr std::size_t kAnswerBytes = at::challenge_nonce + sizeof(HandshakeNonce) + kMacBytes;
-constexpr std::size_t kProofBytes = at::body + kMacBytes;
+constexpr std::size_t mac_bytes = sizeof(Digest);
+constexpr std::size_t hello_bytes = at::hello_nonce + sizeof(HandshakeNonce) + mac_bytes;
+constexpr std::size_t answer_bytes = at::challenge_nonce + sizeof(HandshakeNonce) + mac_bytes;
+constexpr std::size_t proof_bytes = at::body + mac_bytes;
 
 template <std::unsigned_integral T>
 void put(std::span<std::byte> message, std::size_t position, T value) {
@@ -117,11 +117,11 @@ std::string_view Handshake::name_of(MessageType type) {
 
 std::size_t Handshake::bytes_of(MessageType type) {
   switch (type) {
-    case MessageType::hello: return kHelloBytes;
+    case MessageType::hello: return hello_bytes;
     case MessageType::challenge:
-    case MessageType::refuse: return kAnswerBytes;
+    case MessageType::refuse: return answer_bytes;
     case MessageType::auth:
-    case MessageType::ready: return kProofBytes;
+    case MessageType::ready: return proof_bytes;
   }
   return 0;
 }
@@ -180,7 +180,7 @@ void Handshake::expect(MessageType type, std::optional<MessageType> other) {
 // Runs on every prefix, so that garbage is dropped by its first bytes and need not fill a message.
 void Handshake::check_header() {
   std::array<std::byte, 4> magic{};
-  put(std::span(magic), 0, kMagic);
+  put(std::span(magic), 0, handshake_magic);
   const std::size_t seen = std::min(input_.size(), magic.size());
   if (!std::equal(input_.begin(), input_.begin() + static_cast<std::ptrdiff_t>(seen),
                   magic.begin())) {
@@ -213,7 +213,7 @@ Digest Handshake::mac(MessageType type, std::span<const std::byte> body) const {
 }
 
 void Handshake::send(MessageType type, std::vector<std::byte> message) {
-  put(std::span(message), at::magic, kMagic);
+  put(std::span(message), at::magic, handshake_magic);
   put(std::span(message), at::version, handshake_version);
   put(std::span(message), at::type, static_cast<std::uint8_t>(type));
   const Digest tag = mac(type, message);
@@ -223,7 +223,7 @@ void Handshake::send(MessageType type, std::vector<std::byte> message) {
 }
 
 bool Handshake::authentic(MessageType type, std::span<const std::byte> message) const {
-  const std::size_t body = message.size() - kMacBytes;
+  const std::size_t body = message.size() - mac_bytes;
   return equal_in_constant_time(mac(type, message.first(body)), message.subspan(body));
 }
 
@@ -273,7 +273,7 @@ ConnectorHandshake::ConnectorHandshake(const Hello& hello, const HandshakeKey& k
                                          hello.acceptor, ": the lower process id accepts"));
     return;
   }
-  std::vector<std::byte> message(kHelloBytes - kMacBytes);
+  std::vector<std::byte> message(hello_bytes - mac_bytes);
   put(std::span(message), at::detail, static_cast<std::uint8_t>(hello.kind));
   put(std::span(message), at::hello_connector, hello.connector);
   put(std::span(message), at::hello_acceptor, hello.acceptor);
@@ -315,7 +315,7 @@ void ConnectorHandshake::on_challenge(std::span<const std::byte> message) {
     }
   }
   offered_epoch_ = epoch_;
-  send(MessageType::auth, std::vector<std::byte>(kProofBytes - kMacBytes));
+  send(MessageType::auth, std::vector<std::byte>(proof_bytes - mac_bytes));
   derive_channel_key();
   expect(MessageType::ready);
 }
@@ -383,7 +383,7 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
     return refuse(HandshakeFault::refused, why, decision.last_fenced);
   }
   epoch_ = decision.epoch;
-  std::vector<std::byte> challenge(kAnswerBytes - kMacBytes);
+  std::vector<std::byte> challenge(answer_bytes - mac_bytes);
   put(std::span(challenge), at::challenge_epoch, decision.epoch);
   put(std::span(challenge), at::challenge_last_fenced, decision.last_fenced);
   if (!fill_random(std::span(challenge).subspan(at::challenge_nonce))) {
@@ -406,7 +406,7 @@ void AcceptorHandshake::on_auth(std::span<const std::byte> message) {
                       hello_.connector, " is outdated, it would now be ", decision.epoch));
   }
   derive_channel_key();
-  send(MessageType::ready, std::vector<std::byte>(kProofBytes - kMacBytes));
+  send(MessageType::ready, std::vector<std::byte>(proof_bytes - mac_bytes));
   establish();
 }
 
@@ -422,7 +422,7 @@ std::string AcceptorHandshake::objection(const Decision& decision) const {
 
 void AcceptorHandshake::refuse(HandshakeFault fault, std::string reason,
                                std::uint32_t last_fenced) {
-  std::vector<std::byte> message(kAnswerBytes - kMacBytes);
+  std::vector<std::byte> message(answer_bytes - mac_bytes);
   put(std::span(message), at::detail, static_cast<std::uint8_t>(fault));
   if (fault == HandshakeFault::config) put(std::span(message), at::refuse_config, self_.config);
   put(std::span(message), at::refuse_last_fenced, last_fenced);

@@ -3,9 +3,11 @@
 // the pair's key over all that was said before it and a label of its own, so that none can be
 // changed, replayed (both sides bring a fresh nonce) or reflected (the labels differ by role):
 //
-//   connector -> HELLO      who, to whom, job, rail, last fenced epoch, configuration, nonce
-//   acceptor  -> CHALLENGE  proposed epoch, last fenced epoch, nonce   (or REFUSE: reason, last
-//   fenced epoch) connector -> AUTH acceptor  -> READY      frames follow
+//   connector  HELLO     -->  both processes, job, rail, last fenced epoch, configuration, nonce
+//              CHALLENGE <--  acceptor: proposed epoch, last fenced epoch, nonce
+//              AUTH      -->  proof of the key
+//              READY     <--  acceptor; frames follow
+// Instead of CHALLENGE, the acceptor may send REFUSE: reason, last fenced epoch.
 //
 // A peer whose HELLO does not authenticate gets no byte back.  A recorded HELLO authenticates too,
 // hence the acceptor may change nothing before AUTH.

@@ -1,6 +1,7 @@
 // Addresses of a device's memory, as kernels and the driver know them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "drivers/cuda_library.hpp"
@@ -11,6 +12,12 @@ inline constexpr std::uint64_t line_bytes = 128;
 
 constexpr std::uint64_t rounded_up(std::uint64_t bytes) {
   return (bytes + line_bytes - 1) / line_bytes * line_bytes;
+}
+
+// Bytes that a part may have where so many share `staging_bytes`; a multiple of what a vector has,
+// so that pieces lie where copies are fast.
+constexpr std::uint64_t part_bytes(std::uint64_t staging_bytes, std::size_t parts) {
+  return staging_bytes / parts / line_bytes * line_bytes;
 }
 
 template <typename T>

@@ -11,7 +11,7 @@ namespace r2ccl::device {
 
 // As deliver(), of the sum of what arrived.
 template <typename Block>
-R2CCL_SHARED void deliver_sum(const Place& at, const Block& block, Shared& shared,
+R2CCL_SHARED void deliver_sum(const ThreadPosition& at, const Block& block, Shared& shared,
                               const Mailbox& mailbox, const DeviceState& state,
                               const Staging& staging, std::byte* target, std::uint64_t bytes,
                               const Sum& sum, std::uint32_t lag) {
@@ -27,10 +27,10 @@ R2CCL_SHARED void deliver_sum(const Place& at, const Block& block, Shared& share
 // own part of it begins at `offset`.  `inbox`: of a rank that exchanges; null: of one that does
 // not.
 template <typename Block>
-R2CCL_SHARED void combine(const Place& at, const Block& block, Shared& shared, Mailbox& mailbox,
-                          DeviceState& state, const Staging& staging, const Inbox* inbox,
-                          std::uint64_t bytes, std::uint64_t offset, const Sum& sum,
-                          std::uint32_t plan) {
+R2CCL_SHARED void combine(const ThreadPosition& at, const Block& block, Shared& shared,
+                          Mailbox& mailbox, DeviceState& state, const Staging& staging,
+                          const Inbox* inbox, std::uint64_t bytes, std::uint64_t offset,
+                          const Sum& sum, std::uint32_t plan) {
   if (at.thread == 0) {
     shared.sequence = state.sequence;
     shared.go = block.wait([&] { return reached(load_acquire(mailbox.arrived), shared.sequence); },

@@ -2,10 +2,10 @@
 // and put it together again behind them, over memory that they give each other to read (NVLink,
 // PCIe): each rank sends its own share alone, to the ranks that have its place on other nodes.
 //
-//   share    copies the input where neighbours read it
+//   share    copies the input where local peers read it
 //   sum_up   adds up the own share of everybody's inputs, stages it, and posts the collective
 //   bring    instead of both where nothing is added up: stages the input, and posts
-//   spread   copies the result of the own share where neighbours read it
+//   spread   copies the result of the own share where local peers read it
 //   collect  copies everybody's shares to the target
 //   take     instead of both where the own share is all that this rank gets
 //   depart   comes last
@@ -15,8 +15,8 @@
 // of it, so that none falls behind by half the range.
 //
 // Entries are a ring, as those of the mailbox, with a count of their own, since other collectives
-// do not use them.  A rank that writes an entry again waits until its neighbours have said that
-// they have read it.  A rank whose host says that no results will come tells its neighbours, which
+// do not use them.  A rank that writes an entry again waits until its local peers have said that
+// they have read it.  A rank whose host says that no results will come tells its local peers, which
 // tell their hosts: who has lost a peer on another node ends all ranks of this one, and no target
 // is written without all shares.
 #pragma once
@@ -25,21 +25,21 @@
 
 namespace r2ccl::device {
 
-// In the memory of a rank's GPU, written by its neighbours: where they are, by their place.
+// In the memory of a rank's GPU, written by its local peers: where they are, by their place.
 struct Inbox {
-  Word shared[most_neighbours];     // whose input lies there
-  Word summed[most_neighbours];     // who has read all inputs
-  Word spread[most_neighbours];     // whose share of the result lies there
-  Word collected[most_neighbours];  // who has read all shares
-  Word lost;                        // not 0: some rank will get no more results; sticky
+  Word shared[most_local_peers];     // whose input lies there
+  Word summed[most_local_peers];     // who has read all inputs
+  Word spread[most_local_peers];     // whose share of the result lies there
+  Word collected[most_local_peers];  // who has read all shares
+  Word lost;                         // not 0: some rank will get no more results; sticky
 };
 
 // How a rank's kernels know the ranks of its node, itself among them.
-struct Neighbours {
+struct LocalPeers {
   std::uint32_t ranks = 0;
-  std::uint32_t own = 0;                 // place; in the order of the canonical tree
-  Inbox* inboxes[most_neighbours]{};     // of each
-  std::byte* memory[most_neighbours]{};  // of each: `ring` entries, an input and a result
+  std::uint32_t own = 0;                  // place; in the order of the canonical tree
+  Inbox* inboxes[most_local_peers]{};     // of each
+  std::byte* memory[most_local_peers]{};  // of each: `ring` entries, an input and a result
   std::uint64_t entry_bytes = 0;
   std::uint64_t result_offset = 0;
 
@@ -74,7 +74,7 @@ struct Shares {
 
 // Where in the caller's buffer lies what each rank of the node has spread.
 struct Results {
-  Rows of[most_neighbours];
+  Rows of[most_local_peers];
 };
 
 // What the kernels of a rank work with.
@@ -82,7 +82,7 @@ struct Exchange {
   Mailbox* mailbox;
   DeviceState* state;
   Staging staging;
-  Neighbours node;
+  LocalPeers node;
 
   [[nodiscard]] R2CCL_SHARED const Inbox& own() const { return *node.inboxes[node.own]; }
 
@@ -95,7 +95,7 @@ struct Exchange {
 
   // Until all ranks of the node have come to `wanted`; false: not all will.
   template <typename Block>
-  [[nodiscard]] R2CCL_SHARED bool await(const Block& block, const Word (&words)[most_neighbours],
+  [[nodiscard]] R2CCL_SHARED bool await(const Block& block, const Word (&words)[most_local_peers],
                                         Sequence wanted) const {
     for (std::uint32_t rank = 0; rank < node.ranks; ++rank)
       if (!block.wait([&] { return reached(load_acquire(words[rank]), wanted); },
@@ -110,16 +110,17 @@ struct Exchange {
                       [&] { return over(); });
   }
 
-  // Ends a step that has read memory of neighbours.  A neighbour that goes tells `lost` before its
+  // Ends a step that has read memory of local peers.  A neighbour that goes tells `lost` before its
   // memory goes, so what was read is good if nothing is lost by now.
-  [[nodiscard]] R2CCL_SHARED bool ends_read(const Place& at, Shared& shared, bool closes) const {
+  [[nodiscard]] R2CCL_SHARED bool ends_read(const ThreadPosition& at, Shared& shared,
+                                            bool closes) const {
     if (!ends_step(at, shared, *state, closes)) return false;
     shared.go = shared.go && !lost();
     return true;
   }
   // All ranks of the node, that this one has come to `what`, if it has; else that it never will,
   // and the own host, too, which may not know.
-  R2CCL_SHARED void tell(bool has, Word (Inbox::*words)[most_neighbours], Sequence what) const {
+  R2CCL_SHARED void tell(bool has, Word (Inbox::*words)[most_local_peers], Sequence what) const {
     for (std::uint32_t rank = 0; rank < node.ranks; ++rank) {
       Inbox& inbox = *node.inboxes[rank];
       if (has)
@@ -131,7 +132,7 @@ struct Exchange {
   }
 
   // By one thread of each block: the number of the collective that begins.
-  [[nodiscard]] R2CCL_SHARED Sequence enter(const Place& at) const {
+  [[nodiscard]] R2CCL_SHARED Sequence enter(const ThreadPosition& at) const {
     const Sequence number = state->exchange + 1;
     if (at.block == 0) store_release(mailbox->entered, number);
     return number;
@@ -151,13 +152,13 @@ struct Exchange {
   }
 };
 
-// Inputs of the next collective, which the neighbours add up.  The caller may change them when the
+// Inputs of the next collective, which the local peers add up.  The caller may change them when the
 // kernel has ended.  `last`: of the kernels that share this collective's.
 template <typename Block>
-R2CCL_SHARED void share(const Place& at, const Block& block, Shared& shared,
+R2CCL_SHARED void share(const ThreadPosition& at, const Block& block, Shared& shared,
                         const Exchange& exchange, const std::byte* source, const Rows& rows,
                         bool last) {
-  const Neighbours& node = exchange.node;
+  const LocalPeers& node = exchange.node;
   if (at.thread == 0) {
     shared.exchange = exchange.enter(at);
     shared.go =
@@ -173,10 +174,10 @@ R2CCL_SHARED void share(const Place& at, const Block& block, Shared& shared,
 // What this rank adds up of all inputs (`rows` of them) and, with the last kernel, posts as `plan`:
 // a collective of the ranks that have this place on their nodes.
 template <typename Block>
-R2CCL_SHARED void sum_up(const Place& at, const Block& block, Shared& shared,
+R2CCL_SHARED void sum_up(const ThreadPosition& at, const Block& block, Shared& shared,
                          const Exchange& exchange, const Rows& rows, DType dtype, ReduceOp op,
                          std::uint32_t plan, bool last) {
-  const Neighbours& node = exchange.node;
+  const LocalPeers& node = exchange.node;
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange + 1;
     shared.sequence = exchange.state->sequence + 1;
@@ -199,7 +200,7 @@ R2CCL_SHARED void sum_up(const Place& at, const Block& block, Shared& shared,
 // The own part of a collective in which nobody adds up anything, posted as `plan`: as above.  It is
 // put into its place in the result, at `offset`.
 template <typename Block>
-R2CCL_SHARED void bring(const Place& at, const Block& block, Shared& shared,
+R2CCL_SHARED void bring(const ThreadPosition& at, const Block& block, Shared& shared,
                         const Exchange& exchange, const std::byte* source, std::uint64_t bytes,
                         std::uint64_t offset, std::uint32_t plan) {
   if (at.thread == 0) {
@@ -215,13 +216,13 @@ R2CCL_SHARED void bring(const Place& at, const Block& block, Shared& shared,
   exchange.post(shared, plan);
 }
 
-// What came over the rails, or its sum, which the neighbours collect.  `lag`: how many have been
+// What came over the rails, or its sum, which the local peers collect.  `lag`: how many have been
 // posted since, less than the ring, all of them by kernels of this file.
 template <typename Block>
-R2CCL_SHARED void spread(const Place& at, const Block& block, Shared& shared,
+R2CCL_SHARED void spread(const ThreadPosition& at, const Block& block, Shared& shared,
                          const Exchange& exchange, std::uint64_t bytes, const Sum& sum,
                          std::uint32_t lag) {
-  const Neighbours& node = exchange.node;
+  const LocalPeers& node = exchange.node;
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange - lag;
     shared.sequence = exchange.state->sequence - lag;
@@ -240,10 +241,10 @@ R2CCL_SHARED void spread(const Place& at, const Block& block, Shared& shared,
 // All that was spread.  Where a rank of the node is lost the target is void: it is left as it is,
 // or written in part.  `last`: of the kernels that collect this.
 template <typename Block>
-R2CCL_SHARED void collect(const Place& at, const Block& block, Shared& shared,
+R2CCL_SHARED void collect(const ThreadPosition& at, const Block& block, Shared& shared,
                           const Exchange& exchange, const Results& results, std::byte* target,
                           std::uint32_t lag, bool last) {
-  const Neighbours& node = exchange.node;
+  const LocalPeers& node = exchange.node;
   if (at.thread == 0) {
     shared.exchange = exchange.state->exchange - lag;
     shared.go = exchange.await(block, exchange.own().spread, shared.exchange) && !exchange.lost();
@@ -258,7 +259,7 @@ R2CCL_SHARED void collect(const Place& at, const Block& block, Shared& shared,
 // What came over the rails, or its sum, and is this rank's alone.  A loss makes the target void, as
 // in collect(): the ranks of a node fail in the same call.
 template <typename Block>
-R2CCL_SHARED void take(const Place& at, const Block& block, Shared& shared,
+R2CCL_SHARED void take(const ThreadPosition& at, const Block& block, Shared& shared,
                        const Exchange& exchange, std::byte* target, std::uint64_t bytes,
                        const Sum& sum, std::uint32_t lag) {
   if (at.thread == 0) {
@@ -274,7 +275,7 @@ R2CCL_SHARED void take(const Place& at, const Block& block, Shared& shared,
   exchange.leave(shared);
 }
 
-// Waits until the neighbours have read all that lies in this rank's memory, which goes after that;
+// Waits until the local peers have read all that lies in this rank's memory, which goes after that;
 // or until no more results come, and then tells them.  By one thread.
 template <typename Block>
 R2CCL_SHARED void depart(const Block& block, const Exchange& exchange) {

@@ -11,10 +11,9 @@
 
 namespace r2ccl::device {
 
-inline constexpr std::uint32_t most_neighbours = 16;
+inline constexpr std::uint32_t most_local_peers = 16;
 
-// --- operators
-// ------------------------------------------------------------------------------------
+// ---- operators ----
 
 struct Add {
   template <typename T>
@@ -53,8 +52,7 @@ struct And {
   }
 };
 
-// --- formats: how an element lies in memory, and what it is added up in
-// -----------------------------
+// ---- formats: how an element lies in memory, and what it is added up in ----
 
 template <typename To, typename From>
 R2CCL_SHARED To same_bits(From from) {
@@ -167,11 +165,10 @@ struct BooleanFormat {
   R2CCL_SHARED static Element store(Sum sum) { return sum; }
 };
 
-// --- the sum
-// --------------------------------------------------------------------------------------
+// ---- the sum ----
 
 struct Terms {
-  const std::byte* of[most_neighbours];  // in the order of the tree, each on an element's boundary
+  const std::byte* of[most_local_peers];  // in the order of the tree, each on an element's boundary
   std::uint32_t ranks;
 };
 
@@ -182,7 +179,7 @@ struct alignas(Vector) Lanes {
 
 // By all threads of all blocks; 16 bytes at a time where all memory allows it.
 template <typename Format, typename Op>
-R2CCL_SHARED void fold_all(const Place& at, std::byte* out, const Terms& terms,
+R2CCL_SHARED void fold_all(const ThreadPosition& at, std::byte* out, const Terms& terms,
                            std::uint64_t bytes) {
   using Element = typename Format::Element;
   constexpr std::uint64_t lanes = sizeof(Vector) / sizeof(Element);
@@ -218,7 +215,7 @@ R2CCL_SHARED void fold_all(const Place& at, std::byte* out, const Terms& terms,
 }
 
 template <typename Format, typename Minimum, typename Maximum>
-R2CCL_SHARED void fold_numbers(const Place& at, std::byte* out, const Terms& terms,
+R2CCL_SHARED void fold_numbers(const ThreadPosition& at, std::byte* out, const Terms& terms,
                                std::uint64_t bytes, ReduceOp op) {
   switch (op) {
     case ReduceOp::sum: return fold_all<Format, Add>(at, out, terms, bytes);
@@ -229,21 +226,21 @@ R2CCL_SHARED void fold_numbers(const Place& at, std::byte* out, const Terms& ter
   }
 }
 template <typename Format, typename Unsigned, typename Integer, Integer infinity, Integer nan>
-R2CCL_SHARED void fold_floats(const Place& at, std::byte* out, const Terms& terms,
+R2CCL_SHARED void fold_floats(const ThreadPosition& at, std::byte* out, const Terms& terms,
                               std::uint64_t bytes, ReduceOp op) {
   fold_numbers<Format, OrderedFormat<Unsigned, Integer, infinity, nan, true>,
                OrderedFormat<Unsigned, Integer, infinity, nan, false>>(at, out, terms, bytes, op);
 }
 template <typename Unsigned, typename Integer>
-R2CCL_SHARED void fold_integers(const Place& at, std::byte* out, const Terms& terms,
+R2CCL_SHARED void fold_integers(const ThreadPosition& at, std::byte* out, const Terms& terms,
                                 std::uint64_t bytes, ReduceOp op) {
   fold_numbers<WrappingFormat<Unsigned>, ComparedFormat<Unsigned, Integer>,
                ComparedFormat<Unsigned, Integer>>(at, out, terms, bytes, op);
 }
 
 // Any type and operator but avg.
-R2CCL_SHARED void fold(const Place& at, std::byte* out, const Terms& terms, std::uint64_t bytes,
-                       DType dtype, ReduceOp op) {
+R2CCL_SHARED void fold(const ThreadPosition& at, std::byte* out, const Terms& terms,
+                       std::uint64_t bytes, DType dtype, ReduceOp op) {
   switch (dtype) {
     case DType::f16:
       return fold_floats<F16Format, std::uint16_t, std::int16_t, 0x7c00, 0x7e00>(at, out, terms,
@@ -277,7 +274,7 @@ struct Sum {
 };
 
 // What they make, or what lies there.
-R2CCL_SHARED void add_up(const Place& at, std::byte* out, const std::byte* from,
+R2CCL_SHARED void add_up(const ThreadPosition& at, std::byte* out, const std::byte* from,
                          std::uint64_t bytes, const Sum& sum) {
   if (sum.terms == 0) return copy(at, out, from, bytes);
   Terms terms{};

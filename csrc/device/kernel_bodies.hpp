@@ -15,7 +15,7 @@ namespace r2ccl::device {
 
 inline constexpr std::uint32_t max_blocks = 16;
 
-struct Place {
+struct ThreadPosition {
   std::uint32_t block;
   std::uint32_t blocks;
   std::uint32_t thread;  // of the block
@@ -71,7 +71,8 @@ static_assert(max_blocks < block_gave_up);
 // `shared.go` becomes the verdict of the step: true only if every block of every kernel did its
 // part.  Blocks look for an end at different times, so one block's own `go` says nothing of the
 // others' parts.
-R2CCL_SHARED bool ends_step(const Place& at, Shared& shared, DeviceState& state, bool closes) {
+R2CCL_SHARED bool ends_step(const ThreadPosition& at, Shared& shared, DeviceState& state,
+                            bool closes) {
   if (at.thread != 0) return false;
   const std::uint32_t reports = count_up(state.reports, shared.go ? 1U : 1U + block_gave_up);
   if (reports % block_gave_up != at.blocks) return false;
@@ -94,7 +95,8 @@ R2CCL_SHARED bool await(const Block& block, const Mailbox& mailbox, const Word& 
 inline constexpr std::uint64_t loads_at_once = 4;
 
 // By all threads of all blocks; 16 bytes at a time where both ends allow it.
-R2CCL_SHARED void copy(const Place& at, std::byte* to, const std::byte* from, std::uint64_t bytes) {
+R2CCL_SHARED void copy(const ThreadPosition& at, std::byte* to, const std::byte* from,
+                       std::uint64_t bytes) {
   const std::uint64_t first = std::uint64_t{at.block} * at.threads + at.thread;
   const std::uint64_t step = std::uint64_t{at.blocks} * at.threads;
   const auto misaligned =
@@ -114,13 +116,13 @@ R2CCL_SHARED void copy(const Place& at, std::byte* to, const std::byte* from, st
 }
 
 // From the caller's into an entry, and back.
-R2CCL_SHARED void pack(const Place& at, std::byte* entry, const std::byte* source,
+R2CCL_SHARED void pack(const ThreadPosition& at, std::byte* entry, const std::byte* source,
                        const Rows& rows) {
   for (std::uint64_t row = 0; row < rows.count; ++row)
     copy(at, entry + rows.offset + row * rows.bytes, source + rows.first + row * rows.pitch,
          rows.bytes);
 }
-R2CCL_SHARED void unpack(const Place& at, std::byte* target, const std::byte* entry,
+R2CCL_SHARED void unpack(const ThreadPosition& at, std::byte* target, const std::byte* entry,
                          const Rows& rows) {
   for (std::uint64_t row = 0; row < rows.count; ++row)
     copy(at, target + rows.first + row * rows.pitch, entry + rows.offset + row * rows.bytes,
@@ -133,9 +135,9 @@ R2CCL_SHARED void unpack(const Place& at, std::byte* target, const std::byte* en
 //
 // That all parts fit an entry, and a grid max_blocks, is for whoever launches.
 template <typename Block>
-R2CCL_SHARED void stage(const Place& at, const Block& block, Shared& shared, Mailbox& mailbox,
-                        DeviceState& state, const Staging& staging, const std::byte* source,
-                        const Rows& rows, std::uint32_t plan, bool last) {
+R2CCL_SHARED void stage(const ThreadPosition& at, const Block& block, Shared& shared,
+                        Mailbox& mailbox, DeviceState& state, const Staging& staging,
+                        const std::byte* source, const Rows& rows, std::uint32_t plan, bool last) {
   if (at.thread == 0) {
     shared.sequence = state.sequence + 1;
     shared.go = load_acquire(mailbox.abort) == 0 &&
@@ -156,7 +158,7 @@ R2CCL_SHARED void stage(const Place& at, const Block& block, Shared& shared, Mai
 // Waits for the result of a collective, and copies a part of it into `target`; after an abort the
 // target is left as it is.  `lag`: how many have been posted since that one, less than the ring.
 template <typename Block>
-R2CCL_SHARED void deliver(const Place& at, const Block& block, Shared& shared,
+R2CCL_SHARED void deliver(const ThreadPosition& at, const Block& block, Shared& shared,
                           const Mailbox& mailbox, const DeviceState& state, const Staging& staging,
                           std::byte* target, const Rows& rows, std::uint32_t lag) {
   if (at.thread == 0) {

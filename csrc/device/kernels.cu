@@ -9,7 +9,7 @@ struct ThreadBlock : Spinning {
   __device__ void sync() const { __syncthreads(); }
 };
 
-__device__ Place here() { return {blockIdx.x, gridDim.x, threadIdx.x, blockDim.x}; }
+__device__ ThreadPosition here() { return {blockIdx.x, gridDim.x, threadIdx.x, blockDim.x}; }
 
 }  // namespace
 

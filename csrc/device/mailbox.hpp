@@ -47,8 +47,7 @@ struct alignas(128) Word {
 
 struct alignas(16) Command {
   Sequence sequence = 0;
-  std::uint32_t plan =
-      0;  // what to do: a number that the host gave out when the graph was captured
+  std::uint32_t plan = 0;  // number that the host gave out when the graph was captured
 };
 
 struct Mailbox {
@@ -83,8 +82,7 @@ struct Staging {
   }
 };
 
-// --- memory order across the bus, and across threads of the host
-// ----------------------------------
+// ---- memory order across the bus, and across threads of the host ----
 
 R2CCL_SHARED std::uint32_t load_acquire(const Word& word) {
 #if defined(__CUDA_ARCH__)

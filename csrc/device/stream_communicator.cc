@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <new>
-#include <numeric>
 #include <utility>
 
 #include "collectives/collectives.hpp"
@@ -71,15 +70,31 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   pinned_.device = {at<std::byte>(staging_memory_.address()), entry_bytes, staging_bytes_};
   pinned_.host = {staging_memory_.host(), entry_bytes, staging_bytes_};
   new (mailbox_memory_.host()) Mailbox;
+  if (options.node.column != nullptr)
+    R2CCL_TRY(node_.open(communicator_, *device_, options.node,
+                         {.mailbox = at<Mailbox>(mailbox_memory_.address()),
+                          .state = at<DeviceState>(state_memory_.address()),
+                          .staging = pinned_.device,
+                          .node = {}}));
+  R2CCL_TRY(direct_.open(communicator_, node_.column(), *device_, staging_bytes_, options.direct));
+  node_.stage_directly(direct_.buffers().device);
+  carrier_ = std::make_unique<Carrier>(Carrier::Work{.mailbox = mailbox(),
+                                                     .communicator = communicator_,
+                                                     .column = node_.column(),
+                                                     .pinned = pinned_.host,
+                                                     .direct = direct_.buffers().host,
+                                                     .direct_memory = direct_.memory(),
+                                                     .device = *device_});
   ProxyOptions proxy = options.proxy;
-  if (options.node.column != nullptr) {
-    if (Status status = open_exchange(options.node); !status.ok()) return status;
-    if (column_ != nullptr) proxy.watch = [this] { return watch(); };
-  }
-  R2CCL_TRY(open_direct(options.direct));
+  if (node_.active()) proxy.watch = [carrier = carrier_.get()] { return carrier->watch(); };
+  Proxy::Flush flush;
+  if (direct_.memory().named) flush = [carrier = carrier_.get()] { return carrier->flush(); };
   proxy_ = std::make_unique<Proxy>(
-      mailbox(), [this](std::uint32_t plan, Sequence sequence) { return carry(plan, sequence); },
-      direct_memory_.named ? Proxy::Flush([this] { return flush(); }) : Proxy::Flush(), proxy);
+      mailbox(),
+      [carrier = carrier_.get()](std::uint32_t plan, Sequence sequence) {
+        return carrier->carry(plan, sequence);
+      },
+      std::move(flush), proxy);
   return {};
 }
 
@@ -88,7 +103,7 @@ StreamCommunicator::~StreamCommunicator() { close(); }
 void StreamCommunicator::close() {
   const std::lock_guard guard(call_mutex_);
   if (proxy_ == nullptr) {  // closed, or never opened
-    if (::getpid() == process_) withdraw_staging();
+    if (::getpid() == process_) direct_.withdraw();
     return;
   }
   if (::getpid() != process_) {
@@ -97,18 +112,18 @@ void StreamCommunicator::close() {
   }
   // Kernels that wait end with the collectives that they wait for, or with the abort word.
   Status status = device_->synchronise();
-  if (column_ != nullptr && status.ok()) status = depart();
+  if (node_.active() && status.ok()) status = depart();
   if (whole().ok()) closed_ = std::move(status);
   if (closed_.ok()) closed_ = whole();
   if (!closed_.ok()) {  // the proxy may wait for what others will not post any more, and they do
     communicator_.abort(closed_.message());
-    if (column_ != nullptr) column_->abort(closed_.message());
+    if (node_.active()) node_.column()->abort(closed_.message());
   }
   if (closed_.ok())
     closed_ = {ErrorCode::invalid_argument,
                "communicator '" + communicator_.name() + "' has been closed"};
   proxy_.reset();
-  withdraw_staging();
+  direct_.withdraw();
 }
 
 Status StreamCommunicator::failure() {
@@ -132,8 +147,7 @@ void StreamCommunicator::wake() {
   if (proxy_ != nullptr) proxy_->wake();
 }
 
-// --- calls
-// ----------------------------------------------------------------------------------------
+// ---- calls ----
 
 Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cuda::Address out,
                                       std::size_t count, DType dtype, ReduceOp op,
@@ -146,10 +160,10 @@ Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cud
                   .algorithm = algorithm,
                   .counts = {count}};
   // An average is divided once, after the sum of all.
-  if (column_ != nullptr && op != ReduceOp::avg) return all_reduce_in_node(stream, plan, in, out);
+  if (node_.active() && op != ReduceOp::avg) return in_node(stream, plan, in, out);
   const auto ranks = static_cast<std::size_t>(communicator_.size());
   const std::uint64_t sent = count * size_of(dtype) / (ranks == 2 ? 1 : ranks);
-  if (adds_up_direct(direct_among_all_, sent, op, ranks))
+  if (direct_.adds_up(direct_.among_all(), sent, op, ranks))
     return all_reduce_direct(stream, plan, in, out);
   return enqueue(stream, plan, {in, {&count, 1}}, {out, {&count, 1}});
 }
@@ -160,7 +174,7 @@ Status StreamCommunicator::all_gatherv(cuda::Stream stream, cuda::Address in, cu
   const Plan plan{.collective = Collective::all_gather,
                   .dtype = dtype,
                   .counts = {counts.begin(), counts.end()}};
-  if (column_ != nullptr) return all_gather_in_node(stream, plan, in, out);
+  if (node_.active()) return in_node(stream, plan, in, out);
   return enqueue(stream, plan, {in, own(counts)}, {out, counts});
 }
 
@@ -174,10 +188,9 @@ Status StreamCommunicator::reduce_scatterv(cuda::Stream stream, cuda::Address in
                   .dtype = dtype,
                   .op = op,
                   .counts = {counts.begin(), counts.end()}};
-  if (column_ != nullptr && op != ReduceOp::avg)
-    return reduce_scatter_in_node(stream, plan, in, out);
-  if (adds_up_direct(direct_among_all_, *std::ranges::max_element(counts) * size_of(dtype), op,
-                     counts.size()))
+  if (node_.active() && op != ReduceOp::avg) return in_node(stream, plan, in, out);
+  if (direct_.adds_up(direct_.among_all(), *std::ranges::max_element(counts) * size_of(dtype), op,
+                      counts.size()))
     return reduce_scatter_direct(stream, plan, in, out);
   return enqueue(stream, plan, {in, counts}, {out, own(counts)});
 }
@@ -243,8 +256,7 @@ std::span<const std::size_t> StreamCommunicator::own(std::span<const std::size_t
   return counts.subspan(static_cast<std::size_t>(communicator_.rank()), 1);
 }
 
-// --- into the stream
-// ------------------------------------------------------------------------------
+// ---- into the stream ----
 
 Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const Parts& in,
                                    const Parts& out) {
@@ -260,8 +272,8 @@ Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const 
   // A tree passes on what NICs have written before it is flushed.
   const bool tree =
       plan.collective == Collective::broadcast && communicator_.size() > largest_flat_broadcast;
-  posted.direct = !adds_up && !tree && goes_direct(direct_among_all_, largest * element);
-  Buffers& at = posted.direct ? direct_ : pinned_;
+  posted.direct = !adds_up && !tree && direct_.goes(direct_.among_all(), largest * element);
+  Buffers& at = posted.direct ? direct_.buffers() : pinned_;
   return in_pieces(
       largest, most, element,
       [&](const Piece& piece) {
@@ -300,18 +312,19 @@ Status StreamCommunicator::gather_slots(cuda::Stream stream, cuda::Address in, s
 }
 
 StreamCommunicator::Slots StreamCommunicator::slots() const {
-  return {.base = staging_memory_.address() + staging_bytes_,
-          .direct_base = direct_among_all_ ? direct_memory_.memory.address() + staging_bytes_ : 0,
-          .direct_from = direct_from_,
-          .entry_bytes = pinned_.device.entry_bytes,
-          .most_bytes = piece_bytes(static_cast<std::size_t>(communicator_.size())),
-          .sequence = state_memory_.address() + offsetof(DeviceState, sequence),
-          .arrived = &mailbox().arrived,
-          .abort = &mailbox().abort};
+  return {
+      .base = staging_memory_.address() + staging_bytes_,
+      .direct_base = direct_.among_all() ? direct_.memory().memory.address() + staging_bytes_ : 0,
+      .direct_from = direct_.from_bytes(),
+      .entry_bytes = pinned_.device.entry_bytes,
+      .most_bytes = piece_bytes(static_cast<std::size_t>(communicator_.size())),
+      .sequence = state_memory_.address() + offsetof(DeviceState, sequence),
+      .arrived = &mailbox().arrived,
+      .abort = &mailbox().abort};
 }
 
 std::uint64_t StreamCommunicator::piece_bytes(std::size_t parts) const {
-  return staging_bytes_ / parts / line_bytes * line_bytes;
+  return part_bytes(staging_bytes_, parts);
 }
 
 std::vector<StreamCommunicator::Copy> StreamCommunicator::copies(const Parts& parts,
@@ -373,73 +386,13 @@ Status StreamCommunicator::launch(cuda::Function kernel, cuda::Stream stream, st
   return device_->launch(kernel, blocks, threads_per_block, stream, arguments);
 }
 
-// --- plans
-// ----------------------------------------------------------------------------------------
+// ---- plans ----
 
 std::uint32_t StreamCommunicator::add_plan(const Plan& plan, bool captured, const Piece& of) {
   Plan piece = plan;
   piece.captured = captured;
   for (std::size_t& count : piece.counts) count = of.of(count);
-  const std::lock_guard guard(plan_mutex_);
-  if (free_plans_.empty()) {
-    plans_.push_back(std::move(piece));
-    return static_cast<std::uint32_t>(plans_.size() - 1);
-  }
-  const std::uint32_t number = free_plans_.back();
-  free_plans_.pop_back();
-  plans_[number] = std::move(piece);
-  return number;
-}
-
-Status StreamCommunicator::carry(std::uint32_t number, Sequence sequence) {
-  Plan plan;
-  {
-    const std::lock_guard guard(plan_mutex_);
-    if (number >= plans_.size())
-      return {ErrorCode::internal, "plan " + std::to_string(number) +
-                                       " was posted, and there are " +
-                                       std::to_string(plans_.size())};
-    if (plans_[number].captured) {
-      plan = plans_[number];
-    } else {
-      plan = std::move(plans_[number]);
-      free_plans_.push_back(number);
-    }
-  }
-  const Staging& staging = plan.direct ? direct_.host : pinned_.host;
-  written_by_nics_ = plan.direct;
-  return carry_out(plan, staging.input(sequence), staging.result(sequence));
-}
-
-Status StreamCommunicator::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
-  const std::size_t count = plan.counts.front();
-  const bool at_root = communicator_.rank() == plan.root;
-  Communicator& ranks = among(plan);
-  const auto own = static_cast<std::size_t>(ranks.rank());
-  switch (plan.collective) {
-    case Collective::all_reduce:
-      return ranks.all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
-    case Collective::all_gather: {
-      const std::size_t before =
-          std::accumulate(plan.counts.begin(), plan.counts.begin() + ranks.rank(), std::size_t{0});
-      return ranks.all_gatherv(out + before * size_of(plan.dtype), out, plan.counts, plan.dtype);
-    }
-    case Collective::reduce_scatter:
-      if (plan.apart)
-        return ranks.all_to_allv(in, plan.counts, out,
-                                 std::vector(plan.counts.size(), plan.counts[own]), plan.dtype);
-      return ranks.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
-    case Collective::broadcast:
-      return communicator_.broadcast(at_root ? in : out, count, plan.dtype, plan.root);
-    case Collective::gather:
-      return communicator_.gather(in, out, plan.counts, plan.dtype, plan.root);
-    case Collective::send: return communicator_.send_to(in, count, plan.dtype, plan.root);
-    case Collective::recv: return communicator_.receive_from(out, count, plan.dtype, plan.root);
-    case Collective::all_to_all:
-      return communicator_.all_to_allv(in, plan.counts, out, plan.counts, plan.dtype);
-    case Collective::barrier: return communicator_.barrier();
-  }
-  return {ErrorCode::internal, "a plan of no collective was posted"};
+  return carrier_->add(std::move(piece));
 }
 
 }  // namespace r2ccl::device

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,32 +18,17 @@
 #include <string>
 #include <vector>
 
+#include "device/carrier.hpp"
 #include "device/direct_bodies.hpp"
-#include "device/direct_memory.hpp"
+#include "device/direct_staging.hpp"
 #include "device/exchange_bodies.hpp"
 #include "device/kernel_image.hpp"
+#include "device/node_exchange.hpp"
 #include "device/proxy.hpp"
 #include "drivers/cuda_device.hpp"
 #include "engine/communicator.hpp"
 
 namespace r2ccl::device {
-
-// How the ranks of a node work together; the same on all ranks, or nowhere.
-struct NodeOptions {
-  // Of the ranks that have this place on their nodes, in the order of the nodes; null: there is no
-  // exchange.  Used by nobody else, and outlives close().
-  Communicator* column = nullptr;
-  std::vector<std::vector<int>> nodes;  // the ranks of each, by their places; as many on all
-};
-
-// Staging in the GPU's own memory; the same on all ranks.
-struct DirectOptions {
-  enum class Use : std::uint8_t { never, where_possible, always };
-  Use use = Use::where_possible;
-  // Of what a rank sends to another one, at least: the host reads what is small itself, and has to
-  // have that copied.
-  std::uint64_t from_bytes = 64U << 10U;
-};
 
 struct StreamOptions {
   std::string library = "libcuda.so.1";
@@ -106,9 +90,9 @@ class StreamCommunicator {
   [[nodiscard]] Slots slots() const;
 
   // Why ranks of the node do not exchange what they have; ok if they do.
-  [[nodiscard]] const Status& exchange() const { return no_exchange_; }
+  [[nodiscard]] const Status& exchange() const { return node_.failure(); }
   // Why nothing is staged in the GPU's own memory; ok if what is large is.
-  [[nodiscard]] const Status& direct() const { return no_direct_; }
+  [[nodiscard]] const Status& direct() const { return direct_.failure(); }
 
   // Why no more results come, and those since are void; ok while they do.
   [[nodiscard]] Status failure();
@@ -118,19 +102,6 @@ class StreamCommunicator {
   void close();
 
  private:
-  // What the proxy is to do with an entry.
-  struct Plan {
-    Collective collective = Collective::barrier;
-    DType dtype = DType::u8;
-    ReduceOp op = ReduceOp::sum;
-    Algorithm algorithm = Algorithm::automatic;
-    int root = 0;                     // or the peer
-    std::vector<std::size_t> counts;  // of elements: one, or one for each rank
-    bool in_column = false;           // and not of all ranks
-    bool apart = false;               // parts arrive as they were sent: kernels add them up
-    bool direct = false;              // staged in the GPU's own memory
-    bool captured = false;            // into a graph: carried out again and again
-  };
   // A buffer of the caller's: parts one after the other, in elements.
   struct Parts {
     cuda::Address address = 0;
@@ -152,19 +123,8 @@ class StreamCommunicator {
     cuda::Address address = 0;
     Rows rows;
   };
-  // Where entries are, as kernels and as the communicator know them; the same memory.
-  struct Buffers {
-    Staging device;
-    Staging host;
-  };
-
   StreamCommunicator(Communicator& communicator, const StreamOptions& options);
   Status open(const StreamOptions& options);
-  // Collective: gives this node's ranks the memory of this one, and takes theirs.
-  Status open_exchange(const NodeOptions& node);
-  Status meet(const NodeOptions& node);
-  // Whether all ranks say ok.
-  Result<bool> agree(const Status& own);
 
   [[nodiscard]] Mailbox& mailbox() const;
   [[nodiscard]] Status whole() const;  // failure(), of one that is open
@@ -195,7 +155,7 @@ class StreamCommunicator {
   // Where the own part of an all-gather's result is, in an entry.
   [[nodiscard]] std::uint64_t place_of_own(const Plan& gather, const Piece& piece) const;
   [[nodiscard]] Communicator& among(const Plan& plan) const {
-    return plan.in_column ? *column_ : communicator_;
+    return plan.in_column ? *node_.column() : communicator_;
   }
   // Bytes that a part may have in a piece of so many; a multiple of what a vector has, so that
   // pieces lie where copies are fast.
@@ -204,13 +164,14 @@ class StreamCommunicator {
   static std::vector<Copy> copies(const Parts& parts, const Piece& piece);
   Status launch(cuda::Function kernel, cuda::Stream stream, std::uint64_t bytes, void** arguments);
 
-  // Through the node: as enqueue().
+  // Through the node: as enqueue().  An all-reduce, an all-gather or a reduce-scatter.
+  Status in_node(cuda::Stream stream, const Plan& plan, cuda::Address in, cuda::Address out);
   Status all_reduce_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
-                            cuda::Address out);
+                            cuda::Address out, bool capturing);
   Status all_gather_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
-                            cuda::Address out);
+                            cuda::Address out, bool capturing);
   Status reduce_scatter_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
-                                cuda::Address out);
+                                cuda::Address out, bool capturing);
   Status share(cuda::Stream stream, const Parts& in, const Piece& piece);
   Status sum_up(cuda::Stream stream, Exchange& exchange, std::span<const Rows> rows,
                 const Plan& plan, std::uint32_t number);
@@ -218,15 +179,11 @@ class StreamCommunicator {
                 std::uint32_t lag);
   Status collect(cuda::Stream stream, std::span<const Results> results, cuda::Address out,
                  std::uint64_t bytes, std::uint32_t lag);
-  [[nodiscard]] Exchange& exchange_for(const Plan& plan) {
-    return plan.direct ? direct_exchange_ : exchange_;
-  }
   // What a rank sends itself among parts that stay apart: right into its place in the result.
   [[nodiscard]] Rows in_place(std::uint32_t place, std::uint64_t bytes, std::uint64_t first) const {
     return {1, bytes, 0, staging_bytes_ + place * bytes, first};
   }
-  // The ranks of a place, in the order of the nodes, and what is posted of them.
-  [[nodiscard]] std::vector<int> column(std::size_t place) const;
+  // What is posted of the ranks of this place.
   [[nodiscard]] Plan in_column(const Plan& plan) const;
   // The parts of these ranks: apart at the one end, one after the other at the other.
   static std::vector<Rows> rows_of(std::span<const int> ranks,
@@ -234,22 +191,6 @@ class StreamCommunicator {
                                    std::span<const std::size_t> counts, const Piece& piece);
   Status depart();  // nobody reads this rank's memory any more
 
-  // Collective: whether NICs reach the memory of everybody's GPU.
-  Status open_direct(const DirectOptions& options);
-  Status register_staging();
-  // Collective: why NICs do not write there what is sent; empty: they do.  An error: the ranks are
-  // of no use any more.
-  Result<std::string> try_direct(Communicator& ranks);
-  void withdraw_staging();
-  // Whether a collective among so many ranks, which send each other so many bytes, is direct; and
-  // whether one is that adds up.
-  [[nodiscard]] bool goes_direct(bool possible, std::uint64_t bytes) const {
-    return possible && bytes >= direct_from_;
-  }
-  [[nodiscard]] bool adds_up_direct(bool possible, std::uint64_t bytes, ReduceOp op,
-                                    std::size_t ranks) const {
-    return goes_direct(possible, bytes) && op != ReduceOp::avg && ranks <= most_neighbours;
-  }
   // As enqueue(), of what kernels add up.
   Status all_reduce_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,
                            cuda::Address out);
@@ -261,15 +202,10 @@ class StreamCommunicator {
   // What `plan`, a reduce-scatter that was posted last, has left apart becomes the own part of an
   // all-gather of as many.
   Status combine(cuda::Stream stream, const Plan& plan, bool capturing);
-  Status flush();  // of the proxy's thread
 
   [[nodiscard]] std::span<const std::size_t> own(std::span<const std::size_t> counts) const;
 
   std::uint32_t add_plan(const Plan& plan, bool captured, const Piece& of);
-  // Of the proxy's thread.
-  Status carry(std::uint32_t number, Sequence sequence);
-  Status carry_out(const Plan& plan, std::byte* in, std::byte* out);
-  Status watch();
 
   Communicator& communicator_;
   const std::uint64_t staging_bytes_;
@@ -282,22 +218,11 @@ class StreamCommunicator {
   cuda::Memory staging_memory_;
   Buffers pinned_;
 
-  Status no_direct_;
-  bool direct_among_all_ = false;
-  bool direct_in_column_ = false;
-  std::uint64_t direct_from_ = 0;
-  DirectMemory direct_memory_;
-  Buffers direct_;
-  bool written_by_nics_ = false;  // of the proxy's thread
+  DirectStaging direct_;
   cuda::Function deliver_sum_kernel_ = nullptr;
   cuda::Function combine_kernel_ = nullptr;
 
-  Status no_exchange_{ErrorCode::invalid_argument, "no node's ranks were named"};
-  Communicator* column_ = nullptr;  // null: no exchange
-  std::vector<std::vector<int>> nodes_;
-  std::vector<cuda::Memory> node_memory_;  // own, and taken
-  Exchange exchange_{};
-  Exchange direct_exchange_{};  // the same, with what is staged in the GPU's own memory
+  NodeExchange node_;
   cuda::Function share_kernel_ = nullptr;
   cuda::Function sum_up_kernel_ = nullptr;
   cuda::Function bring_kernel_ = nullptr;
@@ -305,14 +230,11 @@ class StreamCommunicator {
   cuda::Function collect_kernel_ = nullptr;
   cuda::Function take_kernel_ = nullptr;
   cuda::Function depart_kernel_ = nullptr;
-  TimeNs inside_since_ = 0;  // an exchange; of the proxy's thread
 
   std::mutex call_mutex_;  // held for a call
-  std::mutex plan_mutex_;  // of the plans
-  std::deque<Plan> plans_;
-  std::vector<std::uint32_t> free_plans_;
 
-  std::unique_ptr<Proxy> proxy_;  // null: closed
+  std::unique_ptr<Carrier> carrier_;  // null: never opened
+  std::unique_ptr<Proxy> proxy_;      // null: closed; its thread uses carrier_
   Status closed_;
 };
 

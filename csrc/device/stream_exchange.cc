@@ -1,10 +1,7 @@
 // A StreamCommunicator's part in the exchange inside its node.
 #include <algorithm>
 #include <array>
-#include <string>
-#include <utility>
 
-#include "base/clock.hpp"
 #include "device/addresses.hpp"
 #include "device/stream_communicator.hpp"
 
@@ -25,108 +22,35 @@ std::vector<std::uint64_t> starts(std::span<const std::size_t> counts, const Byt
 
 }  // namespace
 
-Result<bool> StreamCommunicator::agree(const Status& own) {
-  const std::vector<std::size_t> one(static_cast<std::size_t>(communicator_.size()), 1);
-  const auto mine = static_cast<std::byte>(own.ok());
-  std::vector<std::byte> all(one.size());
-  if (Status status = communicator_.all_gatherv(&mine, all.data(), one, DType::u8); !status.ok())
-    return status;
-  return std::ranges::all_of(all, [](std::byte said) { return said == std::byte{1}; });
-}
+// ---- collectives ----
 
-Status StreamCommunicator::open_exchange(const NodeOptions& node) {
-  if (node.nodes.front().size() > most_neighbours)
-    no_exchange_ = {ErrorCode::invalid_argument, std::to_string(node.nodes.front().size()) +
-                                                     " ranks on a node; at most " +
-                                                     std::to_string(most_neighbours)};
-  else
-    no_exchange_ = meet(node);
-  auto all = agree(no_exchange_);
-  if (!all.ok()) return all.take_status();
-  if (all.value()) {
-    column_ = node.column;
-    nodes_ = node.nodes;
-  } else {
-    if (no_exchange_.ok()) no_exchange_ = {ErrorCode::internal, "another rank cannot"};
-    node_memory_.clear();
-  }
-  return {};
-}
-
-// Every rank says what it has to say in each round, or the others would wait for it.
-Status StreamCommunicator::meet(const NodeOptions& node) {
-  constexpr std::uint64_t inbox_bytes = rounded_up(sizeof(Inbox));
-  const std::uint64_t entry_bytes = 2 * staging_bytes_;
-  cuda::IpcHandle given{};
-  Status made;
-  if (auto own = device_->allocate(inbox_bytes + ring * entry_bytes); own.ok()) {
-    node_memory_.push_back(std::move(own.value()));
-    if (auto handle = device_->give(node_memory_.back()); handle.ok())
-      given = handle.value();
-    else
-      made = handle.take_status();
-  } else {
-    made = own.take_status();
-  }
-  auto all = agree(made);
-  if (!all.ok()) return all.take_status();
-  if (!all.value())
-    return made.ok() ? Status(ErrorCode::internal, "another rank cannot") : std::move(made);
-
-  const std::vector<std::size_t> counts(static_cast<std::size_t>(communicator_.size()),
-                                        sizeof(given));
-  std::vector<cuda::IpcHandle> handles(counts.size());
-  R2CCL_TRY(communicator_.all_gatherv(reinterpret_cast<const std::byte*>(&given),
-                                      reinterpret_cast<std::byte*>(handles.data()), counts,
-                                      DType::u8));
-  exchange_.mailbox = at<Mailbox>(mailbox_memory_.address());
-  exchange_.state = at<DeviceState>(state_memory_.address());
-  exchange_.staging = pinned_.device;
-  Neighbours& neighbours = exchange_.node;
-  const auto& ranks = *std::ranges::find_if(node.nodes, [this](const std::vector<int>& each) {
-    return std::ranges::find(each, communicator_.rank()) != each.end();
-  });
-  neighbours.ranks = static_cast<std::uint32_t>(ranks.size());
-  neighbours.entry_bytes = entry_bytes;
-  neighbours.result_offset = staging_bytes_;
-  for (std::uint32_t place = 0; place < neighbours.ranks; ++place) {
-    cuda::Address address = node_memory_.front().address();
-    if (ranks[place] == communicator_.rank()) {
-      neighbours.own = place;
-    } else {
-      auto taken = device_->take(handles[static_cast<std::size_t>(ranks[place])]);
-      if (!taken.ok()) return taken.take_status();
-      address = taken.value().address();
-      node_memory_.push_back(std::move(taken.value()));
-    }
-    neighbours.inboxes[place] = at<Inbox>(address);
-    neighbours.memory[place] = at<std::byte>(address + inbox_bytes);
-  }
-  return {};
-}
-
-// --- collectives
-// ----------------------------------------------------------------------------------
-
-Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& plan,
-                                              cuda::Address in, cuda::Address out) {
+Status StreamCommunicator::in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
+                                   cuda::Address out) {
   const std::lock_guard guard(call_mutex_);
   auto capturing = begin(stream);
   if (!capturing.ok()) return capturing.take_status();
+  if (plan.collective == Collective::all_reduce)
+    return all_reduce_in_node(stream, plan, in, out, capturing.value());
+  if (plan.collective == Collective::all_gather)
+    return all_gather_in_node(stream, plan, in, out, capturing.value());
+  return reduce_scatter_in_node(stream, plan, in, out, capturing.value());
+}
+
+Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& plan,
+                                              cuda::Address in, cuda::Address out, bool capturing) {
   const std::size_t element = size_of(plan.dtype);
   const std::size_t count = plan.counts.front();
-  const std::uint32_t own = exchange_.node.own;
-  const auto nodes = static_cast<std::uint32_t>(nodes_.size());
+  const std::uint32_t own = node_.own_place();
+  const auto nodes = static_cast<std::uint32_t>(node_.nodes().size());
   const bool two = nodes == 2;
   Plan posted = plan;
   posted.in_column = true;
-  posted.direct =
-      adds_up_direct(direct_in_column_, count * element / exchange_.node.ranks / (two ? 1 : nodes),
-                     plan.op, nodes);
+  posted.direct = direct_.adds_up(
+      direct_.in_column(), count * element / node_.ranks() / (two ? 1 : nodes), plan.op, nodes);
   // Of two nodes both get all shares, and add them up alone; of more each a share of the share.
   posted.apart = posted.direct && !two;
   if (posted.direct) posted.collective = two ? Collective::all_gather : Collective::reduce_scatter;
-  Exchange& exchange = exchange_for(posted);
+  Exchange& exchange = node_.through(posted.direct);
   const std::uint64_t piece_of = posted.direct ? piece_bytes(2) : staging_bytes_;
   const auto shares_of = [&](const Piece& piece) {
     return Shares::of(piece.of(count), element, exchange.node.ranks);
@@ -151,11 +75,11 @@ Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& p
     if (posted.direct && two) rows[0].offset = place_of_own(posted, all);
     if (posted.apart) {
       const Shares of_share = Shares::of(mine, element, nodes);
-      const auto me = static_cast<std::uint32_t>(column_->rank());
+      const auto me = static_cast<std::uint32_t>(node_.column()->rank());
       rows.insert(rows.begin(), in_place(me, of_share.size(me) * element,
                                          rows[0].first + of_share.first(me) * element));
     }
-    return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing.value(), all));
+    return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing, all));
   };
   const auto receive = [&](const Piece& piece, std::uint32_t lag) {
     const Shares shares = shares_of(piece);
@@ -172,30 +96,27 @@ Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& p
   for (std::size_t first = 0; first < count; first += most) {
     const Piece piece{first, most, element};
     R2CCL_TRY(post(piece));
-    R2CCL_TRY(combine(stream, posted, capturing.value()));
+    R2CCL_TRY(combine(stream, posted, capturing));
     R2CCL_TRY(receive(piece, 0));
   }
   return {};
 }
 
 Status StreamCommunicator::all_gather_in_node(cuda::Stream stream, const Plan& plan,
-                                              cuda::Address in, cuda::Address out) {
-  const std::lock_guard guard(call_mutex_);
-  auto capturing = begin(stream);
-  if (!capturing.ok()) return capturing.take_status();
+                                              cuda::Address in, cuda::Address out, bool capturing) {
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
   const std::size_t mine = own(plan.counts).front();
   Plan posted = in_column(plan);
-  posted.direct = goes_direct(direct_in_column_, largest * element);
-  Exchange& exchange = exchange_for(posted);
+  posted.direct = direct_.goes(direct_.in_column(), largest * element);
+  Exchange& exchange = node_.through(posted.direct);
   return in_pieces(
-      largest, piece_bytes(nodes_.size()) / element, element,
+      largest, piece_bytes(node_.nodes().size()) / element, element,
       [&](const Piece& piece) {
         const auto* source = at<const std::byte>(in + piece.first * element);
         std::uint64_t bytes = piece.bytes_of(mine);
         std::uint64_t offset = place_of_own(posted, piece) - staging_bytes_;
-        std::uint32_t number = add_plan(posted, capturing.value(), piece);
+        std::uint32_t number = add_plan(posted, capturing, piece);
         std::array<void*, 5> arguments{&exchange, &source, &bytes, &offset, &number};
         return launch(bring_kernel_, stream, bytes, arguments.data());
       },
@@ -207,7 +128,7 @@ Status StreamCommunicator::all_gather_in_node(cuda::Stream stream, const Plan& p
             starts(plan.counts, [&](std::size_t count) { return count * element; });
         std::vector<Results> results;
         for (std::size_t place = 0; place < exchange.node.ranks; ++place) {
-          const auto rows = rows_of(column(place), first_bytes, plan.counts, piece);
+          const auto rows = rows_of(node_.column_of(place), first_bytes, plan.counts, piece);
           results.resize(std::max(results.size(), rows.size()), Results{});
           for (std::size_t i = 0; i < rows.size(); ++i) results[i].of[place] = rows[i];
         }
@@ -217,30 +138,29 @@ Status StreamCommunicator::all_gather_in_node(cuda::Stream stream, const Plan& p
 }
 
 Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Plan& plan,
-                                                  cuda::Address in, cuda::Address out) {
-  const std::lock_guard guard(call_mutex_);
-  auto capturing = begin(stream);
-  if (!capturing.ok()) return capturing.take_status();
+                                                  cuda::Address in, cuda::Address out,
+                                                  bool capturing) {
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
   const std::size_t mine = own(plan.counts).front();
-  const auto nodes = static_cast<std::uint32_t>(nodes_.size());
+  const auto nodes = static_cast<std::uint32_t>(node_.nodes().size());
   Plan posted = in_column(plan);
   posted.direct = posted.apart =
-      adds_up_direct(direct_in_column_, largest * element, plan.op, nodes);
-  Exchange& exchange = exchange_for(posted);
+      direct_.adds_up(direct_.in_column(), largest * element, plan.op, nodes);
+  Exchange& exchange = node_.through(posted.direct);
   return in_pieces(
       largest, piece_bytes(plan.counts.size()) / element, element,
       [&](const Piece& piece) {
         R2CCL_TRY(share(stream, {in, plan.counts}, piece));
         const auto first_bytes =  // as copies() puts them
             starts(plan.counts, [&](std::size_t count) { return piece.bytes_of(count); });
-        auto rows = rows_of(column(exchange.node.own), first_bytes, plan.counts, piece);
+        auto rows = rows_of(node_.column_of(exchange.node.own), first_bytes, plan.counts, piece);
         if (posted.apart)
-          rows.insert(rows.begin(),
-                      in_place(static_cast<std::uint32_t>(column_->rank()), piece.bytes_of(mine),
-                               first_bytes[static_cast<std::size_t>(communicator_.rank())]));
-        return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing.value(), piece));
+          rows.insert(
+              rows.begin(),
+              in_place(static_cast<std::uint32_t>(node_.column()->rank()), piece.bytes_of(mine),
+                       first_bytes[static_cast<std::size_t>(communicator_.rank())]));
+        return sum_up(stream, exchange, rows, plan, add_plan(posted, capturing, piece));
       },
       [&](const Piece& piece, std::uint32_t lag) {
         auto* target = at<std::byte>(out + piece.first * element);
@@ -251,8 +171,7 @@ Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Pla
       });
 }
 
-// --- their kernels
-// --------------------------------------------------------------------------------
+// ---- their kernels ----
 
 Status StreamCommunicator::share(cuda::Stream stream, const Parts& in, const Piece& piece) {
   std::vector<Copy> parts = copies(in, piece);
@@ -261,7 +180,7 @@ Status StreamCommunicator::share(cuda::Stream stream, const Parts& in, const Pie
     const auto* source = at<const std::byte>(parts[i].address);
     Rows rows = parts[i].rows;
     bool last = i + 1 == parts.size();
-    std::array<void*, 4> arguments{&exchange_, &source, &rows, &last};
+    std::array<void*, 4> arguments{&node_.through(false), &source, &rows, &last};
     R2CCL_TRY(launch(share_kernel_, stream, rows.count * rows.bytes, arguments.data()));
   }
   return {};
@@ -276,8 +195,8 @@ Status StreamCommunicator::sum_up(cuda::Stream stream, Exchange& exchange,
     Rows each = rows[i];
     bool last = i + 1 == rows.size();
     std::array<void*, 6> arguments{&exchange, &each, &dtype, &op, &number, &last};
-    R2CCL_TRY(launch(sum_up_kernel_, stream, each.count * each.bytes * exchange_.node.ranks,
-                     arguments.data()));
+    R2CCL_TRY(
+        launch(sum_up_kernel_, stream, each.count * each.bytes * node_.ranks(), arguments.data()));
   }
   return {};
 }
@@ -294,23 +213,17 @@ Status StreamCommunicator::collect(cuda::Stream stream, std::span<const Results>
   for (std::size_t i = 0; i < results.size(); ++i) {
     Results each = results[i];
     bool last = i + 1 == results.size();
-    std::array<void*, 5> arguments{&exchange_, &each, &target, &lag, &last};
+    std::array<void*, 5> arguments{&node_.through(false), &each, &target, &lag, &last};
     R2CCL_TRY(launch(collect_kernel_, stream, bytes / results.size(), arguments.data()));
   }
   return {};
 }
 
-std::vector<int> StreamCommunicator::column(std::size_t place) const {
-  std::vector<int> ranks;
-  for (const std::vector<int>& node : nodes_) ranks.push_back(node[place]);
-  return ranks;
-}
-
-StreamCommunicator::Plan StreamCommunicator::in_column(const Plan& plan) const {
+Plan StreamCommunicator::in_column(const Plan& plan) const {
   Plan made = plan;
   made.in_column = true;
   made.counts.clear();
-  for (const int rank : column(exchange_.node.own))
+  for (const int rank : node_.column_of(node_.own_place()))
     made.counts.push_back(plan.counts[static_cast<std::size_t>(rank)]);
   return made;
 }
@@ -337,22 +250,9 @@ std::vector<Rows> StreamCommunicator::rows_of(std::span<const int> ranks,
 }
 
 Status StreamCommunicator::depart() {
-  std::array<void*, 1> departing{&exchange_};
+  std::array<void*, 1> departing{&node_.through(false)};
   R2CCL_TRY(launch(depart_kernel_, nullptr, 0, departing.data()));
   return device_->synchronise();
-}
-
-// Nobody of the host waits for the ranks of this node, so it is looked whether they are there.
-Status StreamCommunicator::watch() {
-  if (load_acquire(mailbox().entered) == load_acquire(mailbox().left)) {
-    inside_since_ = 0;
-    return {};
-  }
-  if (inside_since_ == 0) inside_since_ = now_ns();
-  Status status = communicator_.check_waiting(inside_since_);
-  // Ranks of other nodes wait for what this one will not post any more.
-  if (!status.ok()) column_->abort(status.message());
-  return status;
 }
 
 }  // namespace r2ccl::device

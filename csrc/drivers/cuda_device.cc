@@ -254,8 +254,7 @@ Status Device::synchronise() const {
   return cuda_.check("cuCtxSynchronize", cuda_.synchronise_context());
 }
 
-// --- for NICs
-// -------------------------------------------------------------------------------------
+// ---- for NICs ----
 
 Result<FileDescriptor> Device::export_dma_buf(const Memory& memory, std::size_t bytes) const {
   auto supported = attribute(dma_buf_supported);

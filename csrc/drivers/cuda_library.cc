@@ -1,60 +1,54 @@
 #include "drivers/cuda_library.hpp"
 
-#include <dlfcn.h>
-
 #include <map>
+#include <memory>
 #include <mutex>
+
+#include "drivers/dynamic_library.hpp"
 
 namespace r2ccl::cuda {
 namespace {
 
-template <typename Function>
-bool find(void* library, const char* name, Function& function, std::string& missing) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-  if (function == nullptr) missing = name;
-  return function != nullptr;
-}
-
 bool find_all(void* from, Library& to, std::string& missing) {
-  return find(from, "cuInit", to.init, missing) &&
-         find(from, "cuDriverGetVersion", to.driver_version, missing) &&
-         find(from, "cuGetErrorName", to.error_name, missing) &&
-         find(from, "cuGetErrorString", to.error_string, missing) &&
-         find(from, "cuDeviceGetCount", to.device_count, missing) &&
-         find(from, "cuDeviceGet", to.device_get, missing) &&
-         find(from, "cuDeviceGetName", to.device_name, missing) &&
-         find(from, "cuDeviceGetAttribute", to.device_attribute, missing) &&
-         find(from, "cuDevicePrimaryCtxRetain", to.retain_primary_context, missing) &&
-         find(from, "cuDevicePrimaryCtxRelease_v2", to.release_primary_context, missing) &&
-         find(from, "cuCtxPushCurrent_v2", to.push_context, missing) &&
-         find(from, "cuCtxPopCurrent_v2", to.pop_context, missing) &&
-         find(from, "cuCtxSynchronize", to.synchronise_context, missing) &&
-         find(from, "cuMemAlloc_v2", to.allocate, missing) &&
-         find(from, "cuMemFree_v2", to.free, missing) &&
-         find(from, "cuMemsetD8_v2", to.fill, missing) &&
-         find(from, "cuMemHostAlloc", to.allocate_host, missing) &&
-         find(from, "cuMemFreeHost", to.free_host, missing) &&
-         find(from, "cuMemHostGetDevicePointer_v2", to.device_address_of, missing) &&
-         find(from, "cuIpcGetMemHandle", to.export_memory, missing) &&
-         find(from, "cuIpcOpenMemHandle_v2", to.import_memory, missing) &&
-         find(from, "cuIpcCloseMemHandle", to.close_imported, missing) &&
-         find(from, "cuModuleLoadData", to.load_module, missing) &&
-         find(from, "cuModuleUnload", to.unload_module, missing) &&
-         find(from, "cuModuleGetFunction", to.find_function, missing) &&
-         find(from, "cuFuncGetAttribute", to.function_attribute, missing) &&
-         find(from, "cuLaunchKernel", to.launch, missing) &&
-         find(from, "cuStreamIsCapturing", to.is_capturing, missing) &&
-         find(from, "cuStreamCreate", to.create_stream, missing) &&
-         find(from, "cuStreamDestroy_v2", to.destroy_stream, missing) &&
-         find(from, "cuStreamQuery", to.query_stream, missing) &&
-         find(from, "cuMemcpyAsync", to.copy, missing) &&
-         find(from, "cuThreadExchangeStreamCaptureMode", to.exchange_capture_mode, missing);
+  return find_entry(from, "cuInit", to.init, missing) &&
+         find_entry(from, "cuDriverGetVersion", to.driver_version, missing) &&
+         find_entry(from, "cuGetErrorName", to.error_name, missing) &&
+         find_entry(from, "cuGetErrorString", to.error_string, missing) &&
+         find_entry(from, "cuDeviceGetCount", to.device_count, missing) &&
+         find_entry(from, "cuDeviceGet", to.device_get, missing) &&
+         find_entry(from, "cuDeviceGetName", to.device_name, missing) &&
+         find_entry(from, "cuDeviceGetAttribute", to.device_attribute, missing) &&
+         find_entry(from, "cuDevicePrimaryCtxRetain", to.retain_primary_context, missing) &&
+         find_entry(from, "cuDevicePrimaryCtxRelease_v2", to.release_primary_context, missing) &&
+         find_entry(from, "cuCtxPushCurrent_v2", to.push_context, missing) &&
+         find_entry(from, "cuCtxPopCurrent_v2", to.pop_context, missing) &&
+         find_entry(from, "cuCtxSynchronize", to.synchronise_context, missing) &&
+         find_entry(from, "cuMemAlloc_v2", to.allocate, missing) &&
+         find_entry(from, "cuMemFree_v2", to.free, missing) &&
+         find_entry(from, "cuMemsetD8_v2", to.fill, missing) &&
+         find_entry(from, "cuMemHostAlloc", to.allocate_host, missing) &&
+         find_entry(from, "cuMemFreeHost", to.free_host, missing) &&
+         find_entry(from, "cuMemHostGetDevicePointer_v2", to.device_address_of, missing) &&
+         find_entry(from, "cuIpcGetMemHandle", to.export_memory, missing) &&
+         find_entry(from, "cuIpcOpenMemHandle_v2", to.import_memory, missing) &&
+         find_entry(from, "cuIpcCloseMemHandle", to.close_imported, missing) &&
+         find_entry(from, "cuModuleLoadData", to.load_module, missing) &&
+         find_entry(from, "cuModuleUnload", to.unload_module, missing) &&
+         find_entry(from, "cuModuleGetFunction", to.find_function, missing) &&
+         find_entry(from, "cuFuncGetAttribute", to.function_attribute, missing) &&
+         find_entry(from, "cuLaunchKernel", to.launch, missing) &&
+         find_entry(from, "cuStreamIsCapturing", to.is_capturing, missing) &&
+         find_entry(from, "cuStreamCreate", to.create_stream, missing) &&
+         find_entry(from, "cuStreamDestroy_v2", to.destroy_stream, missing) &&
+         find_entry(from, "cuStreamQuery", to.query_stream, missing) &&
+         find_entry(from, "cuMemcpyAsync", to.copy, missing) &&
+         find_entry(from, "cuThreadExchangeStreamCaptureMode", to.exchange_capture_mode, missing);
 }
 
 void find_newer(void* from, Library& to) {
   std::string missing;
-  (void)find(from, "cuMemGetHandleForAddressRange", to.handle_of_range, missing);
-  (void)find(from, "cuFlushGPUDirectRDMAWrites", to.flush_writes, missing);
+  (void)find_entry(from, "cuMemGetHandleForAddressRange", to.handle_of_range, missing);
+  (void)find_entry(from, "cuFlushGPUDirectRDMAWrites", to.flush_writes, missing);
 }
 
 // Never unloaded: what a process had of a driver lives as long as the process.

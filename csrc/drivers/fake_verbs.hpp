@@ -22,7 +22,7 @@ class FakeVerbs final : public VerbsDriver,
  public:
   static constexpr std::uint16_t pkeys = 4;  // that a port has
 
-  // --- the script --------------------------------------------------------------------------------
+  // ---- the script ----
   // A device with one port, 1, and a RoCE v2 GID at index 1.
   void add_device(const std::string& name) {
     const std::lock_guard lock(mutex_);
@@ -197,7 +197,7 @@ class FakeVerbs final : public VerbsDriver,
     changed_.notify_all();
   }
 
-  // --- VerbsDriver -------------------------------------------------------------------------------
+  // ---- VerbsDriver ----
   std::vector<std::string> devices() override {
     const std::lock_guard lock(mutex_);
     std::vector<std::string> names;

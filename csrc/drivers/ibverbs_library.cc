@@ -2,47 +2,40 @@
 
 #include "drivers/ibverbs_library.hpp"
 
-#include <dlfcn.h>
-
 #include <string>
+
+#include "drivers/dynamic_library.hpp"
 
 namespace r2ccl {
 namespace {
 
-template <typename Function>
-bool find(void* library, const char* name, Function& function, std::string& missing) {
-  function = reinterpret_cast<Function>(::dlsym(library, name));
-  if (function == nullptr) missing = name;
-  return function != nullptr;
-}
-
 bool find_all(void* from, IbverbsLibrary& to, std::string& missing) {
-  return find(from, "ibv_fork_init", to.fork_init, missing) &&
-         find(from, "ibv_get_device_list", to.get_device_list, missing) &&
-         find(from, "ibv_free_device_list", to.free_device_list, missing) &&
-         find(from, "ibv_get_device_name", to.get_device_name, missing) &&
-         find(from, "ibv_open_device", to.open_device, missing) &&
-         find(from, "ibv_close_device", to.close_device, missing) &&
-         find(from, "ibv_query_port", to.query_port, missing) &&
-         find(from, "_ibv_query_gid_table", to.query_gid_table, missing) &&
-         find(from, "ibv_alloc_pd", to.alloc_pd, missing) &&
-         find(from, "ibv_dealloc_pd", to.dealloc_pd, missing) &&
-         find(from, "ibv_reg_mr", to.reg_mr, missing) &&
-         find(from, "ibv_reg_mr_iova2", to.reg_mr_iova2, missing) &&
-         find(from, "ibv_dereg_mr", to.dereg_mr, missing) &&
-         find(from, "ibv_create_comp_channel", to.create_comp_channel, missing) &&
-         find(from, "ibv_destroy_comp_channel", to.destroy_comp_channel, missing) &&
-         find(from, "ibv_create_cq", to.create_cq, missing) &&
-         find(from, "ibv_destroy_cq", to.destroy_cq, missing) &&
-         find(from, "ibv_get_cq_event", to.get_cq_event, missing) &&
-         find(from, "ibv_ack_cq_events", to.ack_cq_events, missing) &&
-         find(from, "ibv_create_qp", to.create_qp, missing) &&
-         find(from, "ibv_modify_qp", to.modify_qp, missing) &&
-         find(from, "ibv_destroy_qp", to.destroy_qp, missing) &&
-         find(from, "ibv_get_async_event", to.get_async_event, missing) &&
-         find(from, "ibv_ack_async_event", to.ack_async_event, missing) &&
-         find(from, "ibv_event_type_str", to.event_type_str, missing) &&
-         find(from, "ibv_wc_status_str", to.wc_status_str, missing);
+  return find_entry(from, "ibv_fork_init", to.fork_init, missing) &&
+         find_entry(from, "ibv_get_device_list", to.get_device_list, missing) &&
+         find_entry(from, "ibv_free_device_list", to.free_device_list, missing) &&
+         find_entry(from, "ibv_get_device_name", to.get_device_name, missing) &&
+         find_entry(from, "ibv_open_device", to.open_device, missing) &&
+         find_entry(from, "ibv_close_device", to.close_device, missing) &&
+         find_entry(from, "ibv_query_port", to.query_port, missing) &&
+         find_entry(from, "_ibv_query_gid_table", to.query_gid_table, missing) &&
+         find_entry(from, "ibv_alloc_pd", to.alloc_pd, missing) &&
+         find_entry(from, "ibv_dealloc_pd", to.dealloc_pd, missing) &&
+         find_entry(from, "ibv_reg_mr", to.reg_mr, missing) &&
+         find_entry(from, "ibv_reg_mr_iova2", to.reg_mr_iova2, missing) &&
+         find_entry(from, "ibv_dereg_mr", to.dereg_mr, missing) &&
+         find_entry(from, "ibv_create_comp_channel", to.create_comp_channel, missing) &&
+         find_entry(from, "ibv_destroy_comp_channel", to.destroy_comp_channel, missing) &&
+         find_entry(from, "ibv_create_cq", to.create_cq, missing) &&
+         find_entry(from, "ibv_destroy_cq", to.destroy_cq, missing) &&
+         find_entry(from, "ibv_get_cq_event", to.get_cq_event, missing) &&
+         find_entry(from, "ibv_ack_cq_events", to.ack_cq_events, missing) &&
+         find_entry(from, "ibv_create_qp", to.create_qp, missing) &&
+         find_entry(from, "ibv_modify_qp", to.modify_qp, missing) &&
+         find_entry(from, "ibv_destroy_qp", to.destroy_qp, missing) &&
+         find_entry(from, "ibv_get_async_event", to.get_async_event, missing) &&
+         find_entry(from, "ibv_ack_async_event", to.ack_async_event, missing) &&
+         find_entry(from, "ibv_event_type_str", to.event_type_str, missing) &&
+         find_entry(from, "ibv_wc_status_str", to.wc_status_str, missing);
 }
 
 }  // namespace
@@ -55,7 +48,7 @@ Result<const IbverbsLibrary*> IbverbsLibrary::load() {
     std::string missing;
     if (!find_all(loaded, library, missing))
       return "libibverbs.so.1 is older than rdma-core 32: it has no " + missing;
-    (void)find(loaded, "ibv_reg_dmabuf_mr", library.reg_dmabuf_mr, missing);
+    (void)find_entry(loaded, "ibv_reg_dmabuf_mr", library.reg_dmabuf_mr, missing);
     // Kernels before 5.12 give a writing parent new pages after a fork, and the device keeps the
     // old ones.  Where it cannot be helped, nothing is worse than without.
     (void)library.fork_init();

@@ -15,10 +15,10 @@ namespace r2ccl {
 namespace {
 
 // netlink(7): no message of a dump is larger.
-constexpr std::size_t kBufferBytes = 32 * 1024;
+constexpr std::size_t netlink_buffer_bytes = 32 * 1024;
 // One poll() reads at most this many datagrams, so that a storm of events cannot hold its caller.
-constexpr int kDatagramsPerPoll = 128;
-constexpr int kDumpAttempts = 3;
+constexpr int datagrams_per_poll = 128;
+constexpr int dump_attempts = 3;
 
 template <typename T>
 std::optional<T> read_as(std::span<const std::byte> bytes) {
@@ -101,7 +101,7 @@ Result<std::unique_ptr<NetlinkLinkMonitor>> NetlinkLinkMonitor::open(int receive
 }
 
 NetlinkLinkMonitor::NetlinkLinkMonitor(FileDescriptor events, FileDescriptor query)
-    : events_(std::move(events)), query_(std::move(query)), buffer_(kBufferBytes) {}
+    : events_(std::move(events)), query_(std::move(query)), buffer_(netlink_buffer_bytes) {}
 
 void NetlinkLinkMonitor::watch(int ifindex) { table_.watch(ifindex, pending_); }
 
@@ -115,7 +115,7 @@ void NetlinkLinkMonitor::poll(const Callback& callback) {
 }
 
 void NetlinkLinkMonitor::read_events() {
-  for (int i = 0; i < kDatagramsPerPoll; ++i) {
+  for (int i = 0; i < datagrams_per_poll; ++i) {
     const Received received = receive(events_.get(), buffer_);
     if (received.bytes < 0) {
       if (errno == EAGAIN) return;
@@ -138,7 +138,7 @@ void NetlinkLinkMonitor::read_events() {
 }
 
 void NetlinkLinkMonitor::resync() {
-  for (int attempt = 0; attempt < kDumpAttempts; ++attempt) {
+  for (int attempt = 0; attempt < dump_attempts; ++attempt) {
     table_.begin_resync();
     if (!dump(RTM_GETLINK) || !dump(RTM_GETADDR)) continue;
     table_.end_resync(pending_);

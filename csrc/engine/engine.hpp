@@ -28,6 +28,7 @@
 namespace r2ccl {
 
 class Communicator;
+class EngineChannel;
 
 class Engine {
  public:
@@ -104,6 +105,7 @@ class Engine {
 
  private:
   friend class Communicator;
+  friend class EngineChannel;
 
   // The progress lock.  A thread that spins lets one that wants in go first.
   void lock();
@@ -168,8 +170,8 @@ class Engine {
   [[nodiscard]] Peer* find(std::uint32_t process);
   [[nodiscard]] Hello hello_for(const Peer& peer, RailId rail) const;
 
-  void add_communicator(Communicator& communicator);
-  void remove_communicator(Communicator& communicator);
+  void add_channel(EngineChannel& channel);
+  void remove_channel(EngineChannel& channel);
 
   const Config config_;
   const std::uint32_t process_;
@@ -189,7 +191,7 @@ class Engine {
   std::unique_ptr<Connections> connections_;
   std::unique_ptr<VerbsConnections> verbs_connections_;
   Localiser localiser_{peers_};
-  std::map<std::uint64_t, Communicator*> communicators_;
+  std::map<std::uint64_t, EngineChannel*> channels_;   // by communicator
   std::map<std::uint64_t, AbortNotice> early_aborts_;  // of communicators not made here yet
   TimeNs last_tick_ = 0;
   TimeNs last_monitor_poll_ = 0;

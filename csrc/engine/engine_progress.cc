@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "base/clock.hpp"
-#include "engine/communicator.hpp"
 #include "engine/engine.hpp"
+#include "engine/engine_channel.hpp"
 #include "rails/framed_rail.hpp"
 #include "rails/shm/shm_pipe.hpp"
 #include "rails/tcp/tcp_pipe.hpp"
@@ -22,7 +22,7 @@ constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
 
 }  // namespace
 
-// --- the lock -----------------------------------------------------------------------------------
+// ---- the lock ----
 
 void Engine::lock() {
   if (mutex_.try_lock()) return;
@@ -41,7 +41,7 @@ void Engine::yield() {
   lock();
 }
 
-// --- bytes --------------------------------------------------------------------------------------
+// ---- bytes ----
 
 bool Engine::progress(Peer& peer, TimeNs now, bool all_rails) {
   const bool arrived = peer.receive(now, all_rails);
@@ -68,11 +68,10 @@ void Engine::tick(TimeNs now) {
     peer->publish();
   }
   journal_.beat(now);
-  for (auto& [id, communicator] : communicators_) communicator->check_slots();
+  for (auto& [id, channel] : channels_) channel->check_slots();
 }
 
-// --- connections
-// ----------------------------------------------------------------------------------
+// ---- connections ----
 
 Hello Engine::hello_for(const Peer& peer, RailId rail) const {
   Hello hello;
@@ -154,7 +153,7 @@ void Engine::on_established(EstablishedRail rail) {
   }
 }
 
-// --- events from outside -------------------------------------------------------------------------
+// ---- events from outside ----
 
 void Engine::on_link_event(const LinkEvent& event) {
   const TimeNs now = now_ns();
@@ -169,14 +168,18 @@ void Engine::on_link_event(const LinkEvent& event) {
       const auto local = IpAddress::from_sockaddr(end.route.local.get());
       const bool ours = local.has_value() && *local == event.address;
       const bool wanted = ours || local_address(end) == event.address;
-      const bool lost = event.kind == LinkEventKind::removed ||
-                        (event.kind == LinkEventKind::state && !event.carrier_up) ||
-                        (event.kind == LinkEventKind::address_removed && ours) ||
-                        (event.kind == LinkEventKind::address_added && local.has_value() &&
-                         address_is_gone(end, *local));
+      RailCause lost = RailCause::none;
+      if (event.kind == LinkEventKind::removed)
+        lost = RailCause::device_loss;
+      else if (event.kind == LinkEventKind::state && !event.carrier_up)
+        lost = RailCause::carrier_loss;
+      else if ((event.kind == LinkEventKind::address_removed && ours) ||
+               (event.kind == LinkEventKind::address_added && local.has_value() &&
+                address_is_gone(end, *local)))
+        lost = RailCause::address_loss;
       const bool back = (event.kind == LinkEventKind::state && event.carrier_up) ||
                         (event.kind == LinkEventKind::address_added && wanted);
-      if (lost) peer->link.rail_failed(rail, peer->link.epoch(rail), RailCause::carrier, now);
+      if (lost != RailCause::none) peer->link.rail_failed(rail, peer->link.epoch(rail), lost, now);
       if (back) peer->link.connect_soon(rail, now);
     }
     peer->act(now);
@@ -189,13 +192,13 @@ void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_
   peer.note_injected(rail, fault);
   Rail* carrier = peer.ends[rail].rail.get();
   switch (fault) {
-    case Fault::cut:
+    case Fault::carrier_loss:
       peer.link.rail_failed(rail, peer.link.epoch(rail), RailCause::injected, now);
       break;
-    case Fault::drop:
+    case Fault::black_hole:
       if (carrier) carrier->mute();
       break;
-    case Fault::error:
+    case Fault::reset:
       peer.rails[rail].fault = Fault::none;
       if (carrier) carrier->sever();
       break;
@@ -227,9 +230,13 @@ void Engine::read_fault_file(TimeNs now) {
     std::string what;
     const auto fault = words >> rail >> what ? fault_named(what) : std::nullopt;
     if (!fault.has_value() || fault == Fault::slow || fault == Fault::corrupt) {
-      log_.add(LogLevel::error, "R2CCL_FAULT_FILE: not '<rail> cut|drop|error|heal': " + line);
+      log_.add(LogLevel::error,
+               "R2CCL_FAULT_FILE: not '<rail> carrier_loss|black_hole|reset|heal': " + line);
       continue;
     }
+    if (what != name_of(*fault))
+      log_.add(LogLevel::warning, "R2CCL_FAULT_FILE: '" + what + "' is an old word, write '" +
+                                      std::string(name_of(*fault)) + "'");
     for (auto& [process, peer] : peers_)
       if (rail < peer->rails.size()) apply_fault(*peer, static_cast<RailId>(rail), *fault, 0, now);
   }
@@ -238,8 +245,8 @@ void Engine::read_fault_file(TimeNs now) {
 void Engine::take_aborts(Peer& peer) {
   std::vector<AbortNotice> notices = std::exchange(peer.link.received_aborts(), {});
   for (AbortNotice& notice : notices) {
-    const auto found = communicators_.find(notice.communicator);
-    if (found != communicators_.end()) {
+    const auto found = channels_.find(notice.communicator);
+    if (found != channels_.end()) {
       found->second->fail(notice.code, notice.text);
     } else if (early_aborts_.size() < 256) {
       early_aborts_.insert_or_assign(notice.communicator, std::move(notice));
@@ -247,8 +254,7 @@ void Engine::take_aborts(Peer& peer) {
   }
 }
 
-// --- waiting
-// --------------------------------------------------------------------------------------
+// ---- waiting ----
 
 void Engine::block(const std::vector<Peer*>& peers) {
   std::vector<pollfd> fds{{arrivals_.get(), POLLIN, 0}};
@@ -280,16 +286,14 @@ void Engine::notify_blocked() {
   (void)!::write(arrivals_.get(), &one, sizeof(one));
 }
 
-void Engine::add_communicator(Communicator& communicator) {
-  communicators_[communicator.id()] = &communicator;
-  const auto early = early_aborts_.find(communicator.id());
+void Engine::add_channel(EngineChannel& channel) {
+  channels_[channel.id()] = &channel;
+  const auto early = early_aborts_.find(channel.id());
   if (early == early_aborts_.end()) return;
-  communicator.fail(early->second.code, early->second.text);
+  channel.fail(early->second.code, early->second.text);
   early_aborts_.erase(early);
 }
 
-void Engine::remove_communicator(Communicator& communicator) {
-  communicators_.erase(communicator.id());
-}
+void Engine::remove_channel(EngineChannel& channel) { channels_.erase(channel.id()); }
 
 }  // namespace r2ccl

@@ -85,7 +85,8 @@ void Engine::on_verbs_port(const std::string& device, std::uint8_t port, Result<
         continue;
       const auto* rail = dynamic_cast<const VerbsRail*>(peer->ends[id].rail.get());
       if (rail != nullptr && !(is.ok() && answers_to(is.value(), rail->address())))
-        peer->link.rail_failed(id, peer->link.epoch(id), RailCause::carrier, now);
+        peer->link.rail_failed(id, peer->link.epoch(id),
+                               is.ok() ? RailCause::address_loss : RailCause::device_loss, now);
     }
     peer->act(now);
     peer->send(now);
@@ -107,15 +108,15 @@ void Engine::on_verbs_event(const std::string& device, const VerbsEvent& event, 
       RailCause cause = RailCause::none;
       switch (event.kind) {
         case Kind::port_error:
-          if (its_port) cause = RailCause::carrier;
+          if (its_port) cause = RailCause::carrier_loss;
           break;
         case Kind::port_active:
           if (its_port) peer->link.connect_soon(id, now);
           break;
-        case Kind::device_fatal: cause = RailCause::device; break;
+        case Kind::device_fatal: cause = RailCause::device_loss; break;
         case Kind::queue_pair_fatal:
         case Kind::completion_queue_error:
-          if (its_pair) cause = RailCause::device;
+          if (its_pair) cause = RailCause::device_loss;
           break;
         case Kind::gid_changed:
         case Kind::port_changed:

@@ -16,13 +16,25 @@ std::vector<RailKind> kinds_of(const PeerDescription& description) {
 
 }  // namespace
 
+std::string_view name_of(Fault fault) {
+  switch (fault) {
+    case Fault::none: return "heal";
+    case Fault::carrier_loss: return "carrier_loss";
+    case Fault::black_hole: return "black_hole";
+    case Fault::reset: return "reset";
+    case Fault::slow: return "slow";
+    case Fault::corrupt: return "corrupt";
+  }
+  return "unknown";
+}
+
 std::optional<Fault> fault_named(std::string_view name) {
-  if (name == "heal") return Fault::none;
-  if (name == "cut") return Fault::cut;
-  if (name == "drop") return Fault::drop;
-  if (name == "error") return Fault::error;
-  if (name == "slow") return Fault::slow;
-  if (name == "corrupt") return Fault::corrupt;
+  for (const Fault fault : {Fault::none, Fault::carrier_loss, Fault::black_hole, Fault::reset,
+                            Fault::slow, Fault::corrupt})
+    if (name == name_of(fault)) return fault;
+  if (name == "cut") return Fault::carrier_loss;
+  if (name == "drop") return Fault::black_hole;
+  if (name == "error") return Fault::reset;
   return std::nullopt;
 }
 

@@ -17,11 +17,14 @@
 
 namespace r2ccl {
 
-// `error`: the transport fails, once; the others last until they are healed.  `slow`: what this end
-// sends is limited to a rate; `corrupt`: its chunks have wrong checksums.
-enum class Fault : std::uint8_t { none, cut, drop, error, slow, corrupt };
+// Kinds of faults that can be injected.  `reset`: the transport fails, once; the others last until
+// they are healed.  `slow`: what this end sends is limited to a rate; `corrupt`: its chunks have
+// wrong checksums.
+enum class Fault : std::uint8_t { none, carrier_loss, black_hole, reset, slow, corrupt };
 
-[[nodiscard]] std::optional<Fault> fault_named(std::string_view name);  // "heal": none
+[[nodiscard]] std::string_view name_of(Fault fault);  // none: "heal"
+// Old words are understood for one release: cut, drop, error.
+[[nodiscard]] std::optional<Fault> fault_named(std::string_view name);
 
 struct RailDescription {
   RailKind kind = RailKind::tcp;
@@ -54,7 +57,9 @@ struct RailEnd {
   std::uint32_t journal_entry = no_rail_entry;
 
   // No connection is to be opened.
-  [[nodiscard]] bool blocked() const { return fault == Fault::cut || fault == Fault::drop; }
+  [[nodiscard]] bool blocked() const {
+    return fault == Fault::carrier_loss || fault == Fault::black_hole;
+  }
   [[nodiscard]] std::string port() const;  // "eth0", "mlx5_0:1"; empty: none is named
 };
 
@@ -71,7 +76,7 @@ class Peer final : public LinkObserver, public CarriedLink {
   void note_injected(RailId rail, Fault fault);
   // Copies counters and states into the journal's rail table.
   void publish();
-  [[nodiscard]] std::string describe_rails() const;  // "rail0@node1 DOWN (carrier), …"
+  [[nodiscard]] std::string describe_rails() const;  // "rail0@node1 DOWN (carrier_loss), …"
 
   const std::uint32_t process;
   const std::string label;

@@ -115,8 +115,8 @@ struct JournalRecord {
   std::uint32_t epoch = 0;  // stall: the step that it was in; 0: nobody told of steps
   std::uint32_t call = 0;   // stall, abort: call number within the communicator
   std::uint64_t communicator = 0;
-  std::uint64_t value =
-      0;  // stall: ns; replay, hedge: chunks; speed: bytes per second; abort: code
+  // stall: ns; replay, hedge: chunks; speed: bytes per second; abort: code
+  std::uint64_t value = 0;
   std::uint64_t detail = 0;  // stall: bytes of the call
 };
 static_assert(sizeof(JournalRecord) == 56);

@@ -23,7 +23,7 @@ Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uin
   for (std::size_t id = 0; id < rails.size(); ++id) rails_[id].kind = rails[id];
 }
 
-// --- states ----------------------------------------------------------------------------------
+// ---- states ----
 
 void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   Rail& rail = rails_[id];
@@ -32,14 +32,14 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   rail.state = to;
   rail.cause = cause;
   if (from == RailState::up || to == RailState::up || id == best_) choose_best();
-  if (from == RailState::up || to == RailState::up) update_darkness(now);
+  if (from == RailState::up || to == RailState::up) update_has_no_rail(now);
   if (from == RailState::up && rail.carries_data()) ++disturbances_;
   // What waited for this rail alone may now go anywhere.
   if (from == RailState::up)
     for (Replay& replay : replays_)
       if (replay.target == id) replay.target = any_rail;
   if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
-  step(Step::rail_moved, id);
+  step(LinkStep::rail_moved, id);
   if (to != RailState::up || !may_carry_data(rail)) return;
   // Rails that fell silent while none was UP have found no rail for their hedges until now.
   for (RailId other = 0; other < rails_.size(); ++other)
@@ -52,22 +52,22 @@ bool Link::has_data_rail() const {
   });
 }
 
-void Link::update_darkness(TimeNs now) {
-  const bool dark = std::none_of(rails_.begin(), rails_.end(), [this](const Rail& rail) {
+void Link::update_has_no_rail(TimeNs now) {
+  const bool none = std::none_of(rails_.begin(), rails_.end(), [this](const Rail& rail) {
     return may_carry_data(rail) && rail.state == RailState::up;
   });
-  if (dark && !dark_) dark_since_ = now;
-  dark_ = dark;
+  if (none && !has_no_rail_) no_rail_since_ = now;
+  has_no_rail_ = none;
 }
 
 void Link::start(TimeNs now) {
-  dark_since_ = now;
+  no_rail_since_ = now;
   last_tick_ = now;
   for (RailId id = 0; id < rails_.size(); ++id) {
-    rails_[id].penalty_at = now;
+    rails_[id].reconnect.penalty_at = now;
     if (!options_.connects) continue;
-    rails_[id].connecting = true;
-    rails_[id].connect_at = now;
+    rails_[id].reconnect.connecting = true;
+    rails_[id].reconnect.at = now;
     actions_.push_back({LinkAction::Kind::connect, id, 0, now});
   }
 }
@@ -84,19 +84,20 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.epoch = epoch;
   // Earlier numbers that never became an epoch on one of the sides cannot any more.
   rail.own_fenced = rail.peer_fenced = epoch - 1;
-  rail.connecting = false;
-  rail.sent = rail.acked = rail.landed = 0;
-  rail.silent = 0;
-  rail.outstanding_since = 0;
-  rail.inquire_at = rail.pinged = rail.unanswered = rail.overdue_since = 0;
+  rail.reconnect.connecting = false;
+  rail.path.sent = rail.path.acked = rail.path.landed = 0;
+  rail.health.silent = 0;
+  rail.path.outstanding_since = 0;
+  rail.health.inquire_at = rail.health.pinged = rail.health.unanswered = rail.health.overdue_since =
+      0;
   rail.incoming = {};
   rail.control = {};
   rail.control.addresses = announced_;
-  rail.last_rx = rail.last_tx = rail.probation_since = now;
+  rail.path.last_rx = rail.path.last_tx = rail.reconnect.probation_since = now;
   // A notice about the old epoch that no rail has carried yet would be read as one about this.
   for (Rail& other : rails_) other.control.notices &= ~(std::uint64_t{1} << id);
   ++rail.counters.epochs;
-  assert(rail.attempts.empty());
+  assert(rail.path.attempts.empty());
   move(id, RailState::probation, RailCause::none, now);
   for (auto& [communicator, pair] : streams_) offer_slots(pair->in, id);
   probe(id, rail.one_sided() ? max_eager_bytes : max_probe_bytes);
@@ -110,13 +111,14 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   move(id, RailState::down, cause, now);
   forget_rate(id);
   rail.findings = {};
-  if (cause == RailCause::carrier || cause == RailCause::device)
+  if (cause == RailCause::carrier_loss || cause == RailCause::address_loss ||
+      cause == RailCause::device_loss)
     rail.findings.own = PortEvidence::broken;
   rail.verdict = Verdict::none;
   conclude(id);
 
-  rail.penalty = penalty(rail, now) + 1;
-  rail.penalty_at = now;
+  rail.reconnect.penalty = penalty(rail, now) + 1;
+  rail.reconnect.penalty_at = now;
 
   if (options_.shape.resilience)
     replay_from(id, /*hedge=*/false);
@@ -124,8 +126,8 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
     lost_bytes_ = lost_bytes_ || rail.carries_data();
   for (auto& [communicator, pair] : streams_) pair->in.owe_again();  // the last acks may be lost
   rail.control = {};
-  rail.notice_at = now;
-  rail.notice_interval = 0;
+  rail.notices.at = now;
+  rail.notices.interval = 0;
   repeat_notices(now);
   actions_.push_back({LinkAction::Kind::close, id, epoch, now});
 }
@@ -133,7 +135,7 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
 void Link::rail_closed(RailId id, Epoch epoch, TimeNs now) {
   Rail& rail = rails_[id];
   if (epoch != rail.epoch || rail.state != RailState::down) return;
-  step(Step::rail_closed, id);
+  step(LinkStep::rail_closed, id);
   rail.own_fenced = epoch;
   rail.incoming = {};
   forget_memory(id);
@@ -172,26 +174,26 @@ void Link::maybe_reopen(RailId id, TimeNs now) {
 
 void Link::resolve_epoch(RailId id) {
   Rail& rail = rails_[id];
-  for (; !rail.attempts.empty(); rail.attempts.pop_front()) {
-    const Attempt& attempt = rail.attempts.front();
+  for (; !rail.path.attempts.empty(); rail.path.attempts.pop_front()) {
+    const Attempt& attempt = rail.path.attempts.front();
     attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot));
   }
 }
 
-// --- reconnection ----------------------------------------------------------------------------
+// ---- reconnection ----
 
 void Link::schedule_connect(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
   if (!options_.connects || bye_sent_ || peer_bye_) return;
-  rail.connecting = true;
-  rail.connect_at = now + backoff(rail, now);
-  actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});
+  rail.reconnect.connecting = true;
+  rail.reconnect.at = now + backoff(rail, now);
+  actions_.push_back({LinkAction::Kind::connect, id, 0, rail.reconnect.at});
 }
 
 double Link::penalty(const Rail& rail, TimeNs now) const {
   if (options_.flap_half_life_s <= 0) return 0;
-  const double age_s = static_cast<double>(now - rail.penalty_at) * 1e-9;
-  return rail.penalty * std::exp2(-age_s / options_.flap_half_life_s);
+  const double age_s = static_cast<double>(now - rail.reconnect.penalty_at) * 1e-9;
+  return rail.reconnect.penalty * std::exp2(-age_s / options_.flap_half_life_s);
 }
 
 TimeNs Link::backoff(const Rail& rail, TimeNs now) {
@@ -199,8 +201,8 @@ TimeNs Link::backoff(const Rail& rail, TimeNs now) {
   jitter_ ^= jitter_ >> 7;
   jitter_ ^= jitter_ << 17;
   const double jitter = 0.75 + 0.5 * static_cast<double>(jitter_ >> 11) * 0x1p-53;
-  const double doublings =
-      std::clamp(penalty(rail, now) - 1.0 + static_cast<double>(rail.connect_failures), 0.0, 30.0);
+  const double doublings = std::clamp(
+      penalty(rail, now) - 1.0 + static_cast<double>(rail.reconnect.failures), 0.0, 30.0);
   const double delay = std::min(
       static_cast<double>(options_.rejoin_backoff_min_ns) * std::exp2(doublings),
       planted(Mutant::backoff_never_ends) ? 1e18
@@ -216,7 +218,7 @@ void Link::never_opened(RailId id, Epoch epoch) {
 void Link::connect_failed(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
   if (rail.state != RailState::connecting && rail.state != RailState::fencing) return;
-  if (rail.connect_failures < 30) ++rail.connect_failures;
+  if (rail.reconnect.failures < 30) ++rail.reconnect.failures;
   schedule_connect(id, now);
 }
 
@@ -224,46 +226,48 @@ void Link::connect_refused(RailId id, Epoch peer_fenced, TimeNs now) {
   Rail& rail = rails_[id];
   on_fenced(id, peer_fenced, now);
   heard_ = true;
-  if (rail.state == RailState::suspect) rail.path_answered = now;
+  if (rail.state == RailState::suspect) rail.health.path_answered = now;
 }
 
 void Link::connect_soon(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
   // An attempt that has just begun is soon enough; one that hangs is begun anew.
-  if (!rail.connecting || (rail.connect_at <= now && now - rail.connect_at < hanging_ns)) return;
+  if (!rail.reconnect.connecting ||
+      (rail.reconnect.at <= now && now - rail.reconnect.at < hanging_ns))
+    return;
   // A rail that flaps is tried ever more rarely, unless it is all there is.
   const bool damped = has_data_rail();
-  if (damped && now < rail.connect_at && rail.connect_failures == 0) return;
-  rail.connect_failures = 0;
-  rail.connect_at = damped ? now + backoff(rail, now) : now;
-  actions_.push_back({LinkAction::Kind::connect, id, 0, rail.connect_at});
+  if (damped && now < rail.reconnect.at && rail.reconnect.failures == 0) return;
+  rail.reconnect.failures = 0;
+  rail.reconnect.at = damped ? now + backoff(rail, now) : now;
+  actions_.push_back({LinkAction::Kind::connect, id, 0, rail.reconnect.at});
 }
 
 void Link::connect_anew(RailId id, TimeNs at) {
   Rail& rail = rails_[id];
-  if (!rail.connecting) return;
-  rail.connect_failures = 0;
-  rail.connect_at = at;
+  if (!rail.reconnect.connecting) return;
+  rail.reconnect.failures = 0;
+  rail.reconnect.at = at;
   actions_.push_back({LinkAction::Kind::connect, id, 0, at});
 }
 
-// --- path ------------------------------------------------------------------------------------
+// ---- path ----
 
 void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_limited,
                       TimeNs now) {
   Rail& rail = rails_[id];
-  if (epoch != rail.epoch || position > rail.sent) return;
+  if (epoch != rail.epoch || position > rail.path.sent) return;
   if (peer_limited) {
-    rail.silent = 0;
-    rail.meter.restart(rail.sent, rail.acked);
+    rail.health.silent = 0;
+    rail.health.meter.restart(rail.path.sent, rail.path.acked);
   }
-  if (position <= rail.acked) return;
-  rail.acked = position;
-  rail.silent = rail.contradicted = 0;
-  step(Step::path_acked, id);
+  if (position <= rail.path.acked) return;
+  rail.path.acked = position;
+  rail.health.silent = rail.health.contradicted = 0;
+  step(LinkStep::path_acked, id);
   clear_suspicion(id, now);
   reap(rail);
-  if (!buried_.empty()) exhume();
+  if (!deferred_frees_.empty()) free_deferred();
   if (planted(Mutant::lost_wake_up)) return;
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
 }
@@ -271,15 +275,15 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
 void Link::path_advanced(RailId id, Epoch epoch, TimeNs now) {
   Rail& rail = rails_[id];
   if (epoch != rail.epoch) return;
-  rail.silent = rail.contradicted = 0;
+  rail.health.silent = rail.health.contradicted = 0;
   clear_suspicion(id, now);
 }
 
 void Link::path_round_trip(RailId id, TimeNs smoothed, TimeNs base, std::uint64_t held_back) {
   Rail& rail = rails_[id];
-  rail.round_trip = smoothed;
-  rail.base_round_trip = base;
-  rail.held_back = held_back;
+  rail.path.round_trip = smoothed;
+  rail.path.base_round_trip = base;
+  rail.path.held_back = held_back;
   choose_best();
 }
 
@@ -287,7 +291,7 @@ void Link::clear_suspicion(RailId id, TimeNs now) {
   if (rails_[id].state == RailState::suspect) move(id, RailState::up, RailCause::none, now);
 }
 
-// --- streams ---------------------------------------------------------------------------------
+// ---- streams ----
 
 Link::Streams& Link::streams(std::uint64_t communicator) {
   auto& pair = streams_[communicator];
@@ -318,12 +322,12 @@ void Link::close_streams(std::uint64_t communicator) {
   std::erase_if(replays_, [&](const Replay& replay) { return replay.stream == out; });
   if (last_in_ == in) last_in_ = nullptr;
   for (Rail& rail : rails_) {
-    rail.attempts.erase_if([&](const Attempt& attempt) { return attempt.stream == out; });
+    rail.path.attempts.erase_if([&](const Attempt& attempt) { return attempt.stream == out; });
     std::erase(rail.control.ack_requests, out);
     std::erase(rail.control.acks, in);
     if (rail.incoming.stream == in) rail.incoming.stream = nullptr;
   }
-  bury(*found->second);
+  defer_free(*found->second);
   streams_.erase(found);
 }
 
@@ -337,9 +341,9 @@ Link::Load Link::load() const {
   Load load{.streams = streams_.size(),
             .replays = replays_.size(),
             .actions = actions_.size(),
-            .buried = buried_.size()};
+            .deferred_frees = deferred_frees_.size()};
   for (const Rail& rail : rails_) {
-    load.attempts += rail.attempts.size();
+    load.attempts += rail.path.attempts.size();
     load.control += rail.control.acks.size() + rail.control.ack_requests.size() +
                     rail.control.closed_acks.size() + rail.control.slots.size() +
                     rail.control.released.size() + rail.control.targets.size();
@@ -355,8 +359,8 @@ void Link::send_abort(const AbortNotice& notice) {
 void Link::announce_address(RailId id, const Endpoint& at) {
   assert(!options_.connects);
   Rail& rail = rails_[id];
-  rail.address = at;
-  ++rail.address_sequence;
+  rail.notices.address = at;
+  ++rail.notices.address_sequence;
   const std::uint64_t bit = std::uint64_t{1} << id;
   announced_ |= bit;
   for (Rail& other : rails_) other.control.addresses |= bit;
@@ -369,7 +373,7 @@ void Link::send_bye() {
 
 bool Link::awaits_path_ack(RailId id) const {
   const Rail& rail = rails_[id];
-  return connected(id) && rail.acked < rail.sent;
+  return connected(id) && rail.path.acked < rail.path.sent;
 }
 
 }  // namespace r2ccl

@@ -37,7 +37,7 @@ class Link {
  public:
   Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed);
 
-  // --- streams -----------------------------------------------------------------------------
+  // ---- streams ----
   OutStream& out_stream(std::uint64_t communicator);
   InStream& in_stream(std::uint64_t communicator);
   void close_streams(std::uint64_t communicator);
@@ -63,7 +63,7 @@ class Link {
   // rail, and again on each that is opened anew; the last word counts.
   void announce_address(RailId rail, const Endpoint& at);
 
-  // --- events of rails -----------------------------------------------------------------------
+  // ---- events of rails ----
   void start(TimeNs now);  // asks for the first connections
   // A connection passed its handshake: a new epoch begins, on probation.  False if that epoch may
   // not begin (the old one is not fenced by both sides, or this one is fenced already).
@@ -104,14 +104,14 @@ class Link {
   // `held_back`: so many bytes may be outstanding only because acknowledgements are delayed.
   void path_round_trip(RailId rail, TimeNs smoothed, TimeNs base, std::uint64_t held_back);
 
-  // --- frames out ------------------------------------------------------------------------------
+  // ---- frames out ----
   // The next frame for this rail; false if there is none it may carry.
   bool next_frame(RailId rail, OutFrame& frame, TimeNs now);
   // The rail has handed a frame on in full and reads its payload no more.
   void frame_written(const FrameHeader& header);
   [[nodiscard]] bool has_frames(RailId rail) const;
 
-  // --- frames in -------------------------------------------------------------------------------
+  // ---- frames in ----
   // False: no correct peer sends this; the rail has been failed.
   [[nodiscard]] bool frame_begin(RailId rail, const FrameHeader& header, TimeNs now);
   // Where the next frame is likely to belong: memory for its header and, right behind, for its
@@ -127,12 +127,12 @@ class Link {
   // A payload that a rail of one-sided writes has put into its slot already.
   void payload_placed(RailId rail, TimeNs now);
 
-  // --- time --------------------------------------------------------------------------------------
+  // ---- time ----
   // Judges deadlines.  Call it after draining arrivals, at least every few milliseconds while
   // anything is outstanding.
   void tick(TimeNs now);
 
-  // --- what the owner asks -----------------------------------------------------------------------
+  // ---- what the owner asks ----
   [[nodiscard]] std::vector<LinkAction>& actions() { return actions_; }
   [[nodiscard]] std::vector<AbortNotice>& received_aborts() { return received_aborts_; }
   // At most one a rail, the newest.
@@ -147,14 +147,14 @@ class Link {
   [[nodiscard]] Verdict verdict(RailId rail) const { return rails_[rail].verdict; }
   // Of a link that has no rail left: what all its rails have in common.
   [[nodiscard]] Verdict overall_verdict() const;
-  [[nodiscard]] TimeNs last_heard(RailId rail) const { return rails_[rail].last_rx; }
+  [[nodiscard]] TimeNs last_heard(RailId rail) const { return rails_[rail].path.last_rx; }
   [[nodiscard]] Epoch epoch(RailId rail) const { return rails_[rail].epoch; }
   [[nodiscard]] Epoch fenced_epoch(RailId rail) const { return rails_[rail].own_fenced; }
   [[nodiscard]] const RailCounters& counters(RailId rail) const { return rails_[rail].counters; }
-  [[nodiscard]] TimeNs round_trip(RailId rail) const { return rails_[rail].round_trip; }
+  [[nodiscard]] TimeNs round_trip(RailId rail) const { return rails_[rail].path.round_trip; }
   // Bytes per second when it was last what traffic waited for; 0: it never was in this epoch.
-  [[nodiscard]] double rate(RailId rail) const { return rails_[rail].meter.measured(); }
-  [[nodiscard]] bool slow(RailId rail) const { return rails_[rail].slow; }
+  [[nodiscard]] double rate(RailId rail) const { return rails_[rail].health.meter.measured(); }
+  [[nodiscard]] bool slow(RailId rail) const { return rails_[rail].health.slow; }
   [[nodiscard]] RailId best_rail() const { return best_; }
   // By which the last data came: the peer's best rail, which need not be ours.
   [[nodiscard]] RailId inbound_rail() const { return inbound_; }
@@ -166,8 +166,8 @@ class Link {
   [[nodiscard]] bool may_carry_data(RailId rail) const { return may_carry_data(rails_[rail]); }
   [[nodiscard]] bool has_data_rail() const;  // one is UP
   // No rail that may carry data is UP, and since when.
-  [[nodiscard]] bool dark() const { return dark_; }
-  [[nodiscard]] TimeNs dark_since() const { return dark_since_; }
+  [[nodiscard]] bool has_no_rail() const { return has_no_rail_; }
+  [[nodiscard]] TimeNs no_rail_since() const { return no_rail_since_; }
   // How long the peer's process has said nothing on any rail, in time that we watched.  It answers
   // probes, so it is stopped, or its end of the rails is not what ours is.
   [[nodiscard]] TimeNs unheard() const { return unheard_; }
@@ -179,7 +179,7 @@ class Link {
     std::size_t attempts = 0;
     std::size_t control = 0;
     std::size_t actions = 0;
-    std::size_t buried = 0;
+    std::size_t deferred_frees = 0;
   };
   [[nodiscard]] Load load() const;
   // Counts events on rails that a waiting collective may be stalled by.
@@ -215,6 +215,59 @@ class Link {
     std::uint64_t target_address = 0;
     std::uint32_t target_key = 0;
   };
+  // The path of this epoch: what it took, acknowledged and answered.
+  struct Path {
+    std::uint64_t sent = 0;    // bytes of frames pulled in this epoch
+    std::uint64_t acked = 0;   // of these, acknowledged by the path
+    std::uint64_t landed = 0;  // of these, found by the peer; where that is not the same
+    std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
+    Ring<Attempt> attempts;
+    TimeNs round_trip = 0;
+    TimeNs base_round_trip = 0;
+    std::uint64_t held_back = 0;
+    TimeNs outstanding_since = 0;
+    TimeNs last_rx = 0;
+    TimeNs last_tx = 0;
+    // When `bytes` would be through, in ns, at a rate in bytes per second; 0: at once.
+    [[nodiscard]] double time_for(std::uint64_t bytes, double rate) const {
+      const double transfer = rate > 0 ? static_cast<double>(bytes) * 1e9 / rate : 0;
+      return static_cast<double>(base_round_trip) + transfer;
+    }
+  };
+  // Evidence for and against the rail: its rate, its silence, and probes.
+  struct Health {
+    RateMeter meter;
+    bool slow = false;
+    TimeNs differs = 0;  // how long its rate has spoken against `slow`
+    TimeNs silent = 0;   // observed time without path progress while bytes are outstanding
+    TimeNs suspect_since = 0;
+    TimeNs asked_others = 0;      // while suspect or overdue: when the others were probed last
+    TimeNs path_answered = 0;     // while suspect: the peer answered on another connection
+    TimeNs contradicted = 0;      // observed time since another rail was answered
+    TimeNs inquire_at = 0;        // while suspect: when to ask on another connection
+    TimeNs inquire_interval = 0;  // grows
+    TimeNs last_ping = 0;         // when a probe was sent last
+    TimeNs answered = 0;          // when the last probe that was answered had been sent
+    TimeNs pinged = 0;            // when the probe that is not answered yet was sent; 0: none is
+    TimeNs unanswered = 0;  // observed time since then; once overdue, that others are answered
+    TimeNs overdue_since = 0;
+  };
+  // When the next epoch begins.
+  struct Reconnect {
+    TimeNs at = 0;
+    bool connecting = false;  // a connect action is out
+    std::uint32_t failures = 0;
+    TimeNs probation_since = 0;
+    double penalty = 0.0;  // of flapping; halves every flap_half_life_s
+    TimeNs penalty_at = 0;
+  };
+  // What the peer is told about the rail, on other rails.
+  struct Notices {
+    TimeNs at = 0;  // next repetition of RAIL_DOWN
+    TimeNs interval = 0;
+    Endpoint address;                    // announced to the peer
+    std::uint32_t address_sequence = 0;  // of the last announcement, own or the peer's; 0: none
+  };
   struct Rail {
     RailKind kind = RailKind::tcp;
     RailState state = RailState::connecting;
@@ -222,55 +275,18 @@ class Link {
     Findings findings;  // about the fault that ended the epoch
     Verdict verdict = Verdict::none;
     Epoch epoch = 0;
-    Epoch own_fenced = 0;      // our side wrote off every epoch up to this
-    Epoch peer_fenced = 0;     // so did the peer
-    std::uint64_t sent = 0;    // bytes of frames pulled in this epoch
-    std::uint64_t acked = 0;   // of these, acknowledged by the path
-    std::uint64_t landed = 0;  // of these, found by the peer; where that is not the same
-    std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
-    Ring<Attempt> attempts;
+    Epoch own_fenced = 0;   // our side wrote off every epoch up to this
+    Epoch peer_fenced = 0;  // so did the peer
+    Path path;
+    Health health;
+    Reconnect reconnect;
+    Notices notices;
     Incoming incoming;
     Control control;
-    TimeNs round_trip = 0;
-    TimeNs base_round_trip = 0;
-    std::uint64_t held_back = 0;
-    RateMeter meter;
-    bool slow = false;
-    bool corrupt = false;
-    TimeNs differs = 0;  // how long its rate has spoken against `slow`
-    TimeNs outstanding_since = 0;
-    TimeNs silent = 0;  // observed time without path progress while bytes are outstanding
-    TimeNs suspect_since = 0;
-    TimeNs asked_others = 0;      // while suspect or overdue: when the others were probed last
-    TimeNs path_answered = 0;     // while suspect: the peer answered on another connection
-    TimeNs contradicted = 0;      // observed time since another rail was answered
-    TimeNs inquire_at = 0;        // while suspect: when to ask on another connection
-    TimeNs inquire_interval = 0;  // grows
-    TimeNs last_rx = 0;
-    TimeNs last_tx = 0;
-    TimeNs probation_since = 0;
-    TimeNs notice_at = 0;  // next repetition of RAIL_DOWN
-    TimeNs notice_interval = 0;
-    TimeNs last_ping = 0;   // when a probe was sent last
-    TimeNs answered = 0;    // when the last probe that was answered had been sent
-    TimeNs pinged = 0;      // when the probe that is not answered yet was sent; 0: none is
-    TimeNs unanswered = 0;  // observed time since then; once overdue, that others are answered
-    TimeNs overdue_since = 0;
-    double penalty = 0.0;  // of flapping; halves every flap_half_life_s
-    TimeNs penalty_at = 0;
-    std::uint32_t connect_failures = 0;
-    TimeNs connect_at = 0;
-    bool connecting = false;             // a connect action is out
-    Endpoint address;                    // announced to the peer
-    std::uint32_t address_sequence = 0;  // of the last announcement, own or the peer's; 0: none
+    bool corrupt = false;  // a drill: chunks have wrong checksums
     RailCounters counters;
     [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
     [[nodiscard]] bool one_sided() const { return kind == RailKind::verbs; }
-    // When `bytes` would be through, in ns, at a rate in bytes per second; 0: at once.
-    [[nodiscard]] double time_for(std::uint64_t bytes, double rate) const {
-      const double transfer = rate > 0 ? static_cast<double>(bytes) * 1e9 / rate : 0;
-      return static_cast<double>(base_round_trip) + transfer;
-    }
   };
   struct Replay {
     OutStream* stream;
@@ -297,14 +313,14 @@ class Link {
 
   // link.cc: states of rails
   void move(RailId rail, RailState to, RailCause cause, TimeNs now);
-  void update_darkness(TimeNs now);
+  void update_has_no_rail(TimeNs now);
   void maybe_reopen(RailId rail, TimeNs now);
   void schedule_connect(RailId rail, TimeNs now);
   [[nodiscard]] double penalty(const Rail& rail, TimeNs now) const;
   [[nodiscard]] TimeNs backoff(const Rail& rail, TimeNs now);
   void clear_suspicion(RailId rail, TimeNs now);
   void resolve_epoch(RailId rail);
-  void step(Step what, RailId rail) {
+  void step(LinkStep what, RailId rail) {
     if (observer_ != nullptr) observer_->on_step(what, rail);
   }
 
@@ -317,7 +333,7 @@ class Link {
   void forget_rate(RailId rail);
 
   // link_memory.cc: memory that rails reach by themselves
-  struct Buried {
+  struct DeferredFree {
     std::uint64_t communicator;
     std::uint64_t written_by;                               // bit r: perhaps by rail r
     std::vector<std::pair<RailId, std::uint64_t>> read_by;  // until so many bytes are acknowledged
@@ -330,10 +346,10 @@ class Link {
   [[nodiscard]] bool on_target(RailId rail, const FrameHeader& header);
   [[nodiscard]] bool target_fields_valid(RailId rail, const FrameHeader& header) const;
   void forget_memory(RailId rail);
-  void bury(Streams& pair);
-  void exhume();
+  void defer_free(Streams& pair);
+  void free_deferred();
   [[nodiscard]] bool can_place(const Rail& rail, const OutStream& stream) const {
-    return !rail.one_sided() || rail.remote_slots.contains(stream.communicator());
+    return !rail.one_sided() || rail.path.remote_slots.contains(stream.communicator());
   }
 
   // link_verdict.cc: where faults are
@@ -405,7 +421,7 @@ class Link {
   // ack is repeated.
   std::unordered_map<std::uint64_t, LastAck> closed_;
   std::deque<std::uint64_t> closed_order_;  // oldest first
-  std::list<Buried> buried_;
+  std::list<DeferredFree> deferred_frees_;
   InStream* last_in_ = nullptr;      // most frames are for the stream of the frame before
   std::vector<OutStream*> posting_;  // streams with chunks never posted
   std::deque<Replay> replays_;
@@ -420,10 +436,10 @@ class Link {
   RailId inbound_ = any_rail;
   std::uint64_t jitter_;
   TimeNs last_tick_ = 0;
-  TimeNs dark_since_ = 0;
+  TimeNs no_rail_since_ = 0;
   TimeNs unheard_ = 0;
   bool heard_ = false;  // since the last tick
-  bool dark_ = true;
+  bool has_no_rail_ = true;
   std::uint64_t disturbances_ = 0;
   bool bye_sent_ = false;
   bool peer_bye_ = false;

@@ -41,7 +41,7 @@ void Link::choose_best() {
 }
 
 double Link::small_time(const Rail& rail) const {
-  return rail.time_for(options_.small_message_bytes, rail.meter.believed());
+  return rail.path.time_for(options_.small_message_bytes, rail.health.meter.believed());
 }
 
 bool Link::near_enough(const Rail& rail, const Rail& lowest) const {
@@ -65,18 +65,20 @@ void Link::measure_rates(TimeNs observed) {
   double fastest = 0;
   for (Rail& rail : rails_) {
     if (!rail.carries_data() || !usable(rail)) continue;
-    measured |= rail.meter.observe(observed, rail.sent, rail.acked, rail.held_back);
-    fastest = std::max(fastest, rail.meter.at_least());
+    measured |=
+        rail.health.meter.observe(observed, rail.path.sent, rail.path.acked, rail.path.held_back);
+    fastest = std::max(fastest, rail.health.meter.at_least());
   }
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
-    const double rate = rail.meter.measured();
+    const double rate = rail.health.meter.measured();
     if (!rail.carries_data() || !usable(rail) || rate <= 0) continue;
-    const bool slow = rate < fastest * (rail.slow ? fair_share : slow_share);
-    rail.differs = slow == rail.slow ? 0 : rail.differs + std::min(observed, watched_ns);
-    if (rail.differs < lasting_ns) continue;
-    rail.slow = slow;
-    rail.differs = 0;
+    const bool slow = rate < fastest * (rail.health.slow ? fair_share : slow_share);
+    rail.health.differs =
+        slow == rail.health.slow ? 0 : rail.health.differs + std::min(observed, watched_ns);
+    if (rail.health.differs < lasting_ns) continue;
+    rail.health.slow = slow;
+    rail.health.differs = 0;
     if (observer_ != nullptr) observer_->on_slow(id, slow, rate);
   }
   if (measured) choose_best();
@@ -84,9 +86,10 @@ void Link::measure_rates(TimeNs observed) {
 
 void Link::forget_rate(RailId id) {
   Rail& rail = rails_[id];
-  rail.meter = {};
-  rail.differs = 0;
-  if (std::exchange(rail.slow, false) && observer_ != nullptr) observer_->on_slow(id, false, 0);
+  rail.health.meter = {};
+  rail.health.differs = 0;
+  if (std::exchange(rail.health.slow, false) && observer_ != nullptr)
+    observer_->on_slow(id, false, 0);
 }
 
 }  // namespace r2ccl

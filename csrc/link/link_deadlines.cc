@@ -28,7 +28,7 @@ void Link::tick(TimeNs now) {
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     if (rail.state == RailState::probation) {
-      if (now - rail.probation_since > options_.probation_timeout_ns)
+      if (now - rail.reconnect.probation_since > options_.probation_timeout_ns)
         rail_failed(id, rail.epoch, RailCause::probation, now);
     } else if (usable(rail) && options_.shape.resilience) {
       judge_rail(id, observed, now);
@@ -40,7 +40,7 @@ void Link::tick(TimeNs now) {
 
 TimeNs Link::ack_deadline(const Rail& rail) const {
   const auto scaled =
-      static_cast<TimeNs>(static_cast<double>(rail.round_trip) * options_.ack_deadline_factor);
+      static_cast<TimeNs>(static_cast<double>(rail.path.round_trip) * options_.ack_deadline_factor);
   return std::max(options_.ack_deadline_floor_ns, scaled);
 }
 
@@ -49,61 +49,62 @@ void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
   // Only time that our own loop watched counts, in steps of at most half a deadline: after a pause
   // of ours, a clock jump or a suspended host, the rail has that long again to be heard.
   const TimeNs deadline = ack_deadline(rail);
-  if (rail.acked == rail.sent) {
-    rail.silent = 0;
-    if (now - rail.last_tx >= options_.probe_interval_ns) probe(id, 0);
-    if (rail.pinged != 0) judge_unanswered(id, std::min(observed, deadline / 2), now);
+  if (rail.path.acked == rail.path.sent) {
+    rail.health.silent = 0;
+    if (now - rail.path.last_tx >= options_.probe_interval_ns) probe(id, 0);
+    if (rail.health.pinged != 0) judge_unanswered(id, std::min(observed, deadline / 2), now);
     return;
   }
-  rail.silent += planted(Mutant::own_pause_charged)
-                     ? observed
-                     : std::min({observed, deadline / 2, now - rail.outstanding_since});
+  rail.health.silent += planted(Mutant::own_pause_charged)
+                            ? observed
+                            : std::min({observed, deadline / 2, now - rail.path.outstanding_since});
   if (rail.state == RailState::up) {
-    if (rail.silent >= deadline) suspect(id, now);
-  } else if (rail.silent >= options_.dead_deadline_ns) {
+    if (rail.health.silent >= deadline) suspect(id, now);
+  } else if (rail.health.silent >= options_.dead_deadline_ns) {
     // Whoever has just come back answers on one rail first; the others have a deadline to follow.
-    if (contradicted(id)) rail.contradicted += std::min(observed, deadline / 2);
-    if (rail.contradicted >= deadline)
+    if (contradicted(id)) rail.health.contradicted += std::min(observed, deadline / 2);
+    if (rail.health.contradicted >= deadline)
       rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
     else
       inquire(id, now);
-    if (now - rail.asked_others >= options_.probe_interval_ns) ask_others(id, now);
+    if (now - rail.health.asked_others >= options_.probe_interval_ns) ask_others(id, now);
   }
 }
 
 // The path takes what we send, but nobody answers.
 void Link::judge_unanswered(RailId id, TimeNs watched, TimeNs now) {
   Rail& rail = rails_[id];
-  if (rail.overdue_since == 0) {
-    rail.unanswered += watched;
-    if (rail.unanswered < options_.dead_deadline_ns) return;
+  if (rail.health.overdue_since == 0) {
+    rail.health.unanswered += watched;
+    if (rail.health.unanswered < options_.dead_deadline_ns) return;
     // What the peer answered before then proves nothing: it may have fallen asleep since.
-    rail.overdue_since = now;
-    rail.unanswered = 0;
+    rail.health.overdue_since = now;
+    rail.health.unanswered = 0;
     return ask_others(id, now);
   }
   // Whoever has just come back answers on one rail first; the others have a deadline to follow.
-  if (others_answered_since(id, rail.overdue_since) || planted(Mutant::unanswered_peer_charged))
-    rail.unanswered += watched;
-  if (rail.unanswered >= ack_deadline(rail))
+  if (others_answered_since(id, rail.health.overdue_since) ||
+      planted(Mutant::unanswered_peer_charged))
+    rail.health.unanswered += watched;
+  if (rail.health.unanswered >= ack_deadline(rail))
     rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
-  else if (now - rail.asked_others >= options_.probe_interval_ns)
+  else if (now - rail.health.asked_others >= options_.probe_interval_ns)
     ask_others(id, now);
 }
 
 // The peer's process is there and can be reached, though not over this rail.
 bool Link::contradicted(RailId id) const {
   const Rail& rail = rails_[id];
-  return planted(Mutant::busy_peer_charged) || others_answered_since(id, rail.suspect_since) ||
-         rail.path_answered != 0;
+  return planted(Mutant::busy_peer_charged) ||
+         others_answered_since(id, rail.health.suspect_since) || rail.health.path_answered != 0;
 }
 
 void Link::suspect(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
-  rail.suspect_since = now;
-  rail.path_answered = rail.contradicted = 0;
-  rail.inquire_at = now;
-  rail.inquire_interval = options_.dead_deadline_ns;
+  rail.health.suspect_since = now;
+  rail.health.path_answered = rail.health.contradicted = 0;
+  rail.health.inquire_at = now;
+  rail.health.inquire_interval = options_.dead_deadline_ns;
   move(id, RailState::suspect, RailCause::none, now);
   replay_from(id, /*hedge=*/true);
   ask_others(id, now);
@@ -111,7 +112,7 @@ void Link::suspect(RailId id, TimeNs now) {
 
 // So that there is a difference to judge by.
 void Link::ask_others(RailId id, TimeNs now) {
-  rails_[id].asked_others = now;
+  rails_[id].health.asked_others = now;
   for (RailId other = 0; other < rails_.size(); ++other)
     if (other != id && usable(rails_[other])) probe(other, 0);
 }
@@ -121,10 +122,12 @@ void Link::ask_others(RailId id, TimeNs now) {
 // its transport may retry for long.  And a peer that has fenced it already says so.
 void Link::inquire(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
-  if (!options_.connects || now < rail.inquire_at || planted(Mutant::inquiry_never_made)) return;
-  rail.inquire_at = now + rail.inquire_interval;
-  rail.inquire_interval =
-      std::min(2 * rail.inquire_interval, std::max(inquire_interval_max_ns, rail.inquire_interval));
+  if (!options_.connects || now < rail.health.inquire_at || planted(Mutant::inquiry_never_made))
+    return;
+  rail.health.inquire_at = now + rail.health.inquire_interval;
+  rail.health.inquire_interval =
+      std::min(2 * rail.health.inquire_interval,
+               std::max(inquire_interval_max_ns, rail.health.inquire_interval));
   actions_.push_back({LinkAction::Kind::connect, id, 0, now});
 }
 
@@ -134,7 +137,7 @@ void Link::inquire(RailId id, TimeNs now) {
 bool Link::others_answered_since(RailId id, TimeNs since) const {
   for (RailId other = 0; other < rails_.size(); ++other) {
     const Rail& rail = rails_[other];
-    if (other != id && usable(rail) && rail.answered >= since) return true;
+    if (other != id && usable(rail) && rail.health.answered >= since) return true;
   }
   return false;
 }
@@ -149,11 +152,11 @@ void Link::repeat_notices(TimeNs now) {
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     const bool due = (rail.state == RailState::down || rail.state == RailState::fencing) &&
-                     rail.peer_fenced < rail.epoch && now >= rail.notice_at;
+                     rail.peer_fenced < rail.epoch && now >= rail.notices.at;
     if (!due) continue;
-    rail.notice_interval =
-        std::clamp(2 * rail.notice_interval, notice_interval_min_ns, notice_interval_max_ns);
-    rail.notice_at = now + rail.notice_interval;
+    rail.notices.interval =
+        std::clamp(2 * rail.notices.interval, notice_interval_min_ns, notice_interval_max_ns);
+    rail.notices.at = now + rail.notices.interval;
     each_usable([&](RailId, Rail& other) { other.control.notices |= std::uint64_t{1} << id; });
   }
 }

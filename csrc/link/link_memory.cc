@@ -22,15 +22,15 @@ void Link::on_slots(RailId id, const FrameHeader& header) {
   // Of a communicator that is closed here nothing is under way, nor will be.
   Rail& rail = rails_[id];
   if (!closed_.contains(header.communicator))
-    rail.remote_slots[header.communicator] = {header.number, header.epoch};
+    rail.path.remote_slots[header.communicator] = {header.number, header.epoch};
   else if (std::find(rail.control.released.begin(), rail.control.released.end(),
                      header.communicator) == rail.control.released.end())
     rail.control.released.push_back(header.communicator);
 }
 
 bool Link::on_target(RailId id, const FrameHeader& header) {
-  const auto slots = rails_[id].remote_slots.find(header.communicator);
-  if (slots == rails_[id].remote_slots.end()) return closed_.contains(header.communicator);
+  const auto slots = rails_[id].path.remote_slots.find(header.communicator);
+  if (slots == rails_[id].path.remote_slots.end()) return closed_.contains(header.communicator);
   slots->second.target_first = header.number;
   slots->second.target_bytes = header.credit;
   slots->second.target_address = header.delivered;
@@ -88,59 +88,60 @@ void Link::revoke_target(InStream& stream) {
 void Link::on_released(RailId id, std::uint64_t communicator) {
   if (const auto found = streams_.find(communicator); found != streams_.end())
     found->second->in.offered &= ~bit(id);
-  for (Buried& buried : buried_)
-    if (buried.communicator == communicator) buried.written_by &= ~bit(id);
-  exhume();
+  for (DeferredFree& deferred : deferred_frees_)
+    if (deferred.communicator == communicator) deferred.written_by &= ~bit(id);
+  free_deferred();
 }
 
 void Link::attempts_landed(RailId id, Epoch epoch, std::uint64_t position, TimeNs now) {
   Rail& rail = rails_[id];
-  if (epoch != rail.epoch || position > rail.sent || position <= rail.landed) return;
-  rail.landed = position;
+  if (epoch != rail.epoch || position > rail.path.sent || position <= rail.path.landed) return;
+  rail.path.landed = position;
   reap(rail);
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
 }
 
 // Nothing of the rail's last epoch reaches memory of this side any more.
 void Link::forget_memory(RailId id) {
-  rails_[id].remote_slots.clear();
+  rails_[id].path.remote_slots.clear();
   for (auto& [communicator, pair] : streams_) {
     InStream& stream = pair->in;
     stream.offered &= ~bit(id);
     stream.target.offered &= ~bit(id);
     std::erase_if(stream.target.late, [id](const auto& late) { return late.rail == id; });
   }
-  for (Buried& buried : buried_) {
-    buried.written_by &= ~bit(id);
-    std::erase_if(buried.read_by, [id](const auto& reader) { return reader.first == id; });
+  for (DeferredFree& deferred : deferred_frees_) {
+    deferred.written_by &= ~bit(id);
+    std::erase_if(deferred.read_by, [id](const auto& reader) { return reader.first == id; });
   }
-  exhume();
+  free_deferred();
 }
 
 // The memory of a stream that is closed is kept while a rail may still read or write it.
-void Link::bury(Streams& pair) {
+void Link::defer_free(Streams& pair) {
   const std::uint64_t communicator = pair.in.communicator();
-  Buried buried{communicator, pair.in.offered, {}, pair.in.take_block(), pair.out.take_block()};
+  DeferredFree deferred{
+      communicator, pair.in.offered, {}, pair.in.take_block(), pair.out.take_block()};
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     if (!rail.one_sided()) continue;
     std::erase(rail.control.slots, &pair.in);
     std::erase(rail.control.targets, &pair.in);
-    if (rail.own_fenced < rail.epoch && rail.acked < rail.sent)
-      buried.read_by.emplace_back(id, rail.sent);
-    if (rail.remote_slots.erase(communicator) > 0 && connected(id))
+    if (rail.own_fenced < rail.epoch && rail.path.acked < rail.path.sent)
+      deferred.read_by.emplace_back(id, rail.path.sent);
+    if (rail.path.remote_slots.erase(communicator) > 0 && connected(id))
       rail.control.released.push_back(communicator);
   }
-  buried_.push_back(std::move(buried));
-  exhume();
+  deferred_frees_.push_back(std::move(deferred));
+  free_deferred();
 }
 
-void Link::exhume() {
-  std::erase_if(buried_, [this](Buried& buried) {
-    std::erase_if(buried.read_by, [this](const auto& reader) {
-      return rails_[reader.first].acked >= reader.second;
+void Link::free_deferred() {
+  std::erase_if(deferred_frees_, [this](DeferredFree& deferred) {
+    std::erase_if(deferred.read_by, [this](const auto& reader) {
+      return rails_[reader.first].path.acked >= reader.second;
     });
-    return (buried.read_by.empty() && buried.written_by == 0) || planted(Mutant::buried_at_once);
+    return (deferred.read_by.empty() && deferred.written_by == 0) || planted(Mutant::freed_at_once);
   });
 }
 

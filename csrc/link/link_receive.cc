@@ -40,7 +40,7 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
                             header.type == FrameType::target;
   bool valid =
       intact(header) && type_and_size_valid(header, options_.shape) &&
-      (!about_memory || (rail.one_sided() && rail.remote_slots.size() < max_communicators));
+      (!about_memory || (rail.one_sided() && rail.path.remote_slots.size() < max_communicators));
   if (valid) {
     rail.incoming.header = header;
     rail.incoming.stream = nullptr;
@@ -128,8 +128,8 @@ void Link::payload_filled(RailId id, std::size_t bytes, TimeNs now) {
 }
 
 void Link::hear(Rail& rail, TimeNs now) {
-  rail.last_rx = now;
-  rail.pinged = rail.unanswered = rail.overdue_since = 0;
+  rail.path.last_rx = now;
+  rail.health.pinged = rail.health.unanswered = rail.health.overdue_since = 0;
   heard_ = true;
 }
 
@@ -154,13 +154,13 @@ void Link::frame_end(RailId id, TimeNs now) {
   Incoming& incoming = rail.incoming;
   const FrameHeader& header = incoming.header;
   rail.counters.rx_bytes += sizeof(FrameHeader) + header.payload_bytes;
-  step(Step::frame_received, id);
+  step(LinkStep::frame_received, id);
   switch (header.type) {
     case FrameType::data: {
       InStream* stream = incoming.stream;
       if (stream != nullptr && !take_payload(incoming)) {
         rail_failed(id, rail.epoch,
-                    options_.shape.checksum ? RailCause::checksum : RailCause::device, now);
+                    options_.shape.checksum ? RailCause::checksum : RailCause::device_loss, now);
         break;
       }
       if (stream != nullptr && stream->chunk_arrived(header)) {
@@ -187,13 +187,14 @@ void Link::frame_end(RailId id, TimeNs now) {
       rail.control.pong_number = header.number;
       break;
     case FrameType::pong:
-      if (header.number > static_cast<std::uint64_t>(rail.last_ping)) {
+      if (header.number > static_cast<std::uint64_t>(rail.health.last_ping)) {
         rail_failed(id, rail.epoch, RailCause::protocol, now);
         break;
       }
-      rail.answered = std::max(rail.answered, static_cast<TimeNs>(header.number));
-      if (rail.state == RailState::probation && rail.answered >= rail.probation_since) {
-        rail.connect_failures = 0;
+      rail.health.answered = std::max(rail.health.answered, static_cast<TimeNs>(header.number));
+      if (rail.state == RailState::probation &&
+          rail.health.answered >= rail.reconnect.probation_since) {
+        rail.reconnect.failures = 0;
         move(id, RailState::up, RailCause::none, now);
       }
       break;
@@ -257,8 +258,8 @@ bool Link::on_address(RailId via, const FrameHeader& header) {
     return false;
   const auto about = static_cast<RailId>(header.number);
   // Said on every rail, so an older word may come after a newer one.
-  if (header.epoch <= rails_[about].address_sequence) return true;
-  rails_[about].address_sequence = header.epoch;
+  if (header.epoch <= rails_[about].notices.address_sequence) return true;
+  rails_[about].notices.address_sequence = header.epoch;
   std::erase_if(received_addresses_, [&](const AddressNotice& old) { return old.rail == about; });
   received_addresses_.push_back({about, via, *at});
   return true;

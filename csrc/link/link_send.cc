@@ -74,28 +74,28 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
             (!posting_.empty() && next_chunk(id, frame));
   if (!found) return false;
 
-  if (rail.acked == rail.sent) {
-    rail.outstanding_since = now;
-    rail.silent = 0;
+  if (rail.path.acked == rail.path.sent) {
+    rail.path.outstanding_since = now;
+    rail.health.silent = 0;
   }
   const std::uint64_t bytes = sizeof(FrameHeader) + frame.header.payload_bytes;
-  rail.sent += bytes;
-  rail.last_tx = now;
+  rail.path.sent += bytes;
+  rail.path.last_tx = now;
   rail.counters.tx_bytes += bytes;
   if (frame.header.type == FrameType::data) {
     rail.counters.data_tx_bytes += bytes;
     rail.counters.last_tx_ns = now;
-    rail.attempts.push_back(
-        {frame.stream, rail.sent, frame.header.number, frame.header.slot,
+    rail.path.attempts.push_back(
+        {frame.stream, rail.path.sent, frame.header.number, frame.header.slot,
          static_cast<std::uint16_t>(frame.header.offset / options_.shape.chunk_bytes)});
   }
   if (frame.header.type == FrameType::ping) {
-    rail.last_ping = std::max(rail.last_ping, now);
-    if (rail.pinged == 0) rail.pinged = now;
+    rail.health.last_ping = std::max(rail.health.last_ping, now);
+    if (rail.health.pinged == 0) rail.health.pinged = now;
   }
   seal(frame.header);
   if (observer_ != nullptr) observer_->on_frame_sent(id, frame);
-  step(Step::frame_sent, id);
+  step(LinkStep::frame_sent, id);
   return true;
 }
 
@@ -152,8 +152,8 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     const RailId about = take_rail(control.addresses);
     header.type = FrameType::address;
     header.number = about;
-    header.epoch = rails_[about].address_sequence;
-    put(rails_[about].address, header);
+    header.epoch = rails_[about].notices.address_sequence;
+    put(rails_[about].notices.address, header);
   } else if (control.aborts_sent < aborts_.size() && usable(rail)) {
     const AbortNotice& notice = aborts_[control.aborts_sent++];
     header.type = FrameType::abort;
@@ -259,18 +259,19 @@ bool Link::next_chunk(RailId id, OutFrame& frame) {
 // that say so of each other there is always one left that takes it.
 bool Link::better_left(RailId id, std::uint64_t remaining, const OutStream& stream) const {
   const Rail& rail = rails_[id];
-  if (rail.meter.believed() <= 0) return false;
+  if (rail.health.meter.believed() <= 0) return false;
   const std::uint64_t chunk = std::min<std::uint64_t>(options_.shape.chunk_bytes, remaining);
-  const double time = rail.time_for(rail.sent - rail.acked + chunk, rail.meter.believed());
+  const double time =
+      rail.path.time_for(rail.path.sent - rail.path.acked + chunk, rail.health.meter.believed());
   for (RailId other = 0; other < rails_.size(); ++other) {
     const Rail& faster = rails_[other];
     if (other == id || !faster.carries_data() || faster.state != RailState::up) continue;
     if (!can_place(faster, stream)) continue;
-    const std::uint64_t outstanding = faster.sent - faster.acked;
+    const std::uint64_t outstanding = faster.path.sent - faster.path.acked;
     // One that nothing is known of gets something to show what it can do, and no more.
-    if (faster.meter.at_least() <= 0 && outstanding > 0) continue;
-    const double rate = std::max(faster.meter.believed(), faster.meter.at_least());
-    if (faster.time_for(outstanding + remaining, rate) < time) return true;
+    if (faster.health.meter.at_least() <= 0 && outstanding > 0) continue;
+    const double rate = std::max(faster.health.meter.believed(), faster.health.meter.at_least());
+    if (faster.path.time_for(outstanding + remaining, rate) < time) return true;
   }
   return false;
 }
@@ -298,7 +299,7 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   header.credit = credit_of(reverse);
   reverse.ack_sent();
   frame.payload = message.data + offset;
-  frame.lent = !message.staged;
+  frame.zero_copy = !message.staged;
   if (!again && chunk == 0) frame.ahead = stream.ahead_of(message);
   frame.stream = &stream;
   if (again) header.epoch = message.target_rail[chunk];
@@ -314,7 +315,7 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
 // into the slot.
 void Link::place(RailId id, OutMessage& message, std::uint16_t chunk, OutFrame& frame) {
   FrameHeader& header = frame.header;
-  const RemoteSlots& slots = rails_[id].remote_slots.at(header.communicator);
+  const RemoteSlots& slots = rails_[id].path.remote_slots.at(header.communicator);
   const auto offset = offset_in_target(slots.target_first, slots.target_bytes, message.number,
                                        message.bytes, options_.shape.slot_bytes);
   const bool again = (header.flags & frame_flag::replay) != 0;
@@ -334,16 +335,17 @@ void Link::place(RailId id, OutMessage& message, std::uint16_t chunk, OutFrame& 
 // Resolves attempts from the oldest on: those that the path acknowledged, and those whose message
 // was delivered while no other attempt of the chunk exists, since then it arrived by this one.
 void Link::reap(Rail& rail) {
-  const std::uint64_t resolved =
-      rail.one_sided() && !planted(Mutant::acknowledged_is_landed) ? rail.landed : rail.acked;
-  while (!rail.attempts.empty()) {
-    const Attempt& attempt = rail.attempts.front();
+  const std::uint64_t resolved = rail.one_sided() && !planted(Mutant::acknowledged_is_landed)
+                                     ? rail.path.landed
+                                     : rail.path.acked;
+  while (!rail.path.attempts.empty()) {
+    const Attempt& attempt = rail.path.attempts.front();
     OutMessage& message = attempt.stream->in_slot(attempt.slot);
     const bool arrived =
         attempt.number < attempt.stream->delivered() && message.attempts[attempt.chunk] == 1;
     if (attempt.position > resolved && !arrived) return;
     attempt.stream->attempt_resolved(message);
-    rail.attempts.pop_front();
+    rail.path.attempts.pop_front();
   }
 }
 
@@ -379,7 +381,7 @@ void Link::replay_from(RailId id, bool hedge) {
   }
   if (chunks == 0) return;
   if (observer_ != nullptr) observer_->on_replay(id, chunks, hedge);
-  step(hedge ? Step::hedge_queued : Step::replay_queued, id);
+  step(hedge ? LinkStep::hedge_queued : LinkStep::replay_queued, id);
 }
 
 }  // namespace r2ccl

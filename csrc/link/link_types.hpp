@@ -46,7 +46,7 @@ struct LinkOptions {
 };
 
 // One step of the state machine, as the trace and the journal see it.
-enum class Step : std::uint8_t {
+enum class LinkStep : std::uint8_t {
   frame_sent,
   frame_received,
   path_acked,
@@ -60,7 +60,7 @@ enum class Step : std::uint8_t {
 struct OutFrame {
   FrameHeader header;
   const std::byte* payload = nullptr;
-  bool lent = false;                 // the payload is a caller's memory
+  bool zero_copy = false;            // the payload is a caller's memory
   std::byte* ahead = nullptr;        // room for the header right before the payload; null: none
   std::uint64_t remote_address = 0;  // data, over a rail of one-sided writes: where it goes
   std::uint32_t remote_key = 0;
@@ -70,7 +70,7 @@ struct OutFrame {
 class LinkObserver {
  public:
   virtual ~LinkObserver() = default;
-  virtual void on_step(Step /*step*/, RailId /*rail*/) {}
+  virtual void on_step(LinkStep /*step*/, RailId /*rail*/) {}
   virtual void on_frame_sent(RailId /*rail*/, const OutFrame& /*frame*/) {}
   virtual void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) = 0;
   virtual void on_replay(RailId rail, std::uint32_t chunks, bool hedge) = 0;

@@ -12,15 +12,16 @@ bool Link::wants_location(RailId id) const {
     case RailCause::socket_error:
     case RailCause::peer_notice:
     case RailCause::dead_deadline:
-    case RailCause::completion:
+    case RailCause::completion_error:
     case RailCause::probation: return true;
     case RailCause::none:
-    case RailCause::carrier:
+    case RailCause::carrier_loss:
+    case RailCause::address_loss:
     case RailCause::protocol:
     case RailCause::injected:
     case RailCause::checksum:
     case RailCause::recalled:
-    case RailCause::device: return false;
+    case RailCause::device_loss: return false;
   }
   return false;
 }

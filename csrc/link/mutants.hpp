@@ -34,9 +34,9 @@ enum class Mutant : std::uint8_t {
   inquiry_never_made,         // the last rail's silence is waited out
   backoff_never_ends,         // each failed attempt doubles the wait, without limit
   abort_not_forwarded,        // a fatal verdict is kept
-  dark_link_waits,            // a link without rails is waited for, for ever
+  railless_link_waits,        // a link without rails is waited for, for ever
   acknowledged_is_landed,     // what a one-sided rail acknowledged is taken for written
-  buried_at_once,             // memory of a closed stream is used again while rails write it
+  freed_at_once,              // memory of a closed stream is used again while rails write it
   target_not_recalled,        // a call returns while a rail may still write its result
   replay_into_target,         // replays go into a target, of which its owner knows nothing
   arrival_before_result,      // a GPU is told that a result is there before it is
@@ -68,9 +68,9 @@ inline constexpr std::array mutant_names{
     std::string_view("inquiry_never_made"),
     std::string_view("backoff_never_ends"),
     std::string_view("abort_not_forwarded"),
-    std::string_view("dark_link_waits"),
+    std::string_view("railless_link_waits"),
     std::string_view("acknowledged_is_landed"),
-    std::string_view("buried_at_once"),
+    std::string_view("freed_at_once"),
     std::string_view("target_not_recalled"),
     std::string_view("replay_into_target"),
     std::string_view("arrival_before_result"),

@@ -20,7 +20,7 @@ void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& 
   const bool staged = shape_.resilience && bytes <= shape_.staging_bytes && !is_device_memory(data);
   ops_.push_back({data, bytes, tag, staged});
   posted_position_ += bytes;
-  if (!staged) lent_position_ = posted_position_;
+  if (!staged) zero_copy_position_ = posted_position_;
 }
 
 bool OutStream::free_slot(std::uint64_t number, std::uint16_t& slot) const {

@@ -59,7 +59,7 @@ class OutStream {
   [[nodiscard]] std::uint64_t settled_position() const;
   [[nodiscard]] std::uint64_t posted_position() const { return posted_position_; }
   // After the last byte that was posted to be sent from the caller's memory.
-  [[nodiscard]] std::uint64_t lent_position() const { return lent_position_; }
+  [[nodiscard]] std::uint64_t zero_copy_position() const { return zero_copy_position_; }
 
   [[nodiscard]] OutMessage& message(std::uint64_t number) { return by_slot_[slot_of(number)]; }
   [[nodiscard]] const OutMessage& message(std::uint64_t number) const {
@@ -122,7 +122,7 @@ class OutStream {
   std::uint64_t delivered_ = 0;
   std::uint64_t credit_ = 0;
   std::uint64_t posted_position_ = 0;
-  std::uint64_t lent_position_ = 0;
+  std::uint64_t zero_copy_position_ = 0;
   std::uint64_t opened_position_ = 0;
 };
 

@@ -30,17 +30,18 @@ std::string_view name_of(RailState state) {
 std::string_view name_of(RailCause cause) {
   switch (cause) {
     case RailCause::none: return "none";
-    case RailCause::carrier: return "carrier";
-    case RailCause::socket_error: return "socket-error";
-    case RailCause::peer_notice: return "peer-notice";
-    case RailCause::dead_deadline: return "dead-deadline";
+    case RailCause::carrier_loss: return "carrier_loss";
+    case RailCause::socket_error: return "socket_error";
+    case RailCause::peer_notice: return "peer_notice";
+    case RailCause::dead_deadline: return "dead_deadline";
     case RailCause::protocol: return "protocol";
     case RailCause::probation: return "probation";
     case RailCause::injected: return "injected";
     case RailCause::checksum: return "checksum";
     case RailCause::recalled: return "recalled";
-    case RailCause::completion: return "completion-error";
-    case RailCause::device: return "device-error";
+    case RailCause::completion_error: return "completion_error";
+    case RailCause::device_loss: return "device_loss";
+    case RailCause::address_loss: return "address_loss";
   }
   return "unknown";
 }

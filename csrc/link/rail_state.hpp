@@ -13,17 +13,18 @@ enum class RailState : std::uint8_t { connecting, probation, up, suspect, down, 
 // What was detected first; the log line and the journal print this, never a later guess.
 enum class RailCause : std::uint8_t {
   none,
-  carrier,        // our own port lost its carrier, its address or itself
-  socket_error,   // the rail's transport failed (reset, closed, unreachable)
-  peer_notice,    // the peer gave the rail up first
-  dead_deadline,  // silent for longer than the dead deadline while another rail answered
-  protocol,       // a frame that no correct peer sends
-  probation,      // the probe of a new epoch was not answered
-  injected,       // a fault injected on purpose
-  checksum,       // a chunk's bytes are not those that were sent
-  recalled,       // given up so that it stops reading a caller's memory
-  completion,     // a queue pair's request ended with an error
-  device,         // an RDMA device failed, or refused what it was asked for
+  carrier_loss,      // the own port lost its carrier
+  socket_error,      // the rail's transport failed (reset, closed, unreachable)
+  peer_notice,       // the peer gave the rail up first
+  dead_deadline,     // silent for longer than the dead deadline while another rail answered
+  protocol,          // a frame that no correct peer sends
+  probation,         // the probe of a new epoch was not answered
+  injected,          // a fault injected on purpose
+  checksum,          // a chunk's bytes are not those that were sent
+  recalled,          // given up so that it stops reading a caller's memory
+  completion_error,  // a queue pair's request ended with an error
+  device_loss,       // the port is gone, or a device failed or refused what it was asked for
+  address_loss,      // the own port lost its address, or has another one
 };
 
 //            CONNECTING -> PROBATION -> UP <-> SUSPECT

@@ -6,7 +6,7 @@ namespace r2ccl {
 namespace {
 
 // With 2^32 bytes, 2^16 pairs of ranks between nodes and 2^14 ps a byte, times stay below 2^63.
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 32;
+constexpr std::uint64_t most_planned_bytes = std::uint64_t{1} << 32;
 
 struct World {
   std::uint64_t ranks = 0;
@@ -38,7 +38,7 @@ std::uint64_t round_ps(const World& world, const CostConstants& costs) {
 std::uint64_t one_shot_ps(std::size_t bytes, std::span<const std::uint16_t> node_sizes,
                           const CostConstants& costs) {
   const World world = describe_world(node_sizes, costs);
-  const std::uint64_t size = std::min<std::uint64_t>(bytes, kMostBytes);
+  const std::uint64_t size = std::min<std::uint64_t>(bytes, most_planned_bytes);
   return round_ps(world, costs) +
          size * (world.exchange_byte_ps + world.ranks * costs.fold_byte_ps);
 }
@@ -48,7 +48,7 @@ std::uint64_t two_shot_ps(std::size_t bytes, std::span<const std::uint16_t> node
   const World world = describe_world(node_sizes, costs);
   if (world.ranks == 0) return 0;
   const std::uint64_t share =
-      (std::min<std::uint64_t>(bytes, kMostBytes) + world.ranks - 1) / world.ranks;
+      (std::min<std::uint64_t>(bytes, most_planned_bytes) + world.ranks - 1) / world.ranks;
   // A share of each rank is folded here and the folded shares of the others are copied in.
   const std::uint64_t touched = world.ranks + (world.ranks - 1);
   return 2 * round_ps(world, costs) +

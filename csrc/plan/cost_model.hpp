@@ -31,7 +31,7 @@ struct CostConstants {
 //   (loopback delivers inside send); step is the rest.
 //   local is two copies of 1 MiB buffers (into shared memory and out), 17 us each.
 //   fold is a two-input f32 sum of 1 MiB, in place, AVX-512: 18.4 us for 2 MiB read.
-inline constexpr CostConstants kLoopbackCosts{
+inline constexpr CostConstants loopback_costs{
     .step_ps = 1'300'000,
     .message_ps = 3'000'000,
     .wire_byte_ps = 200,
@@ -51,6 +51,6 @@ inline constexpr CostConstants kLoopbackCosts{
 // one_shot or two_shot, never automatic; one_shot where they are equal.
 [[nodiscard]] Algorithm choose_all_reduce(std::size_t bytes,
                                           std::span<const std::uint16_t> node_sizes,
-                                          const CostConstants& costs = kLoopbackCosts);
+                                          const CostConstants& costs = loopback_costs);
 
 }  // namespace r2ccl

@@ -24,7 +24,7 @@ FramedRail::FramedRail(Link& link, RailId rail, std::unique_ptr<BytePipe> pipe,
   input_end_ = leftover.size();
 }
 
-// --- out ---------------------------------------------------------------------------------------
+// ---- out ----
 
 bool FramedRail::pump_out(TimeNs now) {
   if (muted_) {
@@ -62,7 +62,7 @@ void FramedRail::pull(TimeNs now) {
       parts_[part_end_] = {const_cast<std::byte*>(frame.payload), frame.header.payload_bytes};
       ++part_end_;
       if (is_device_memory(frame.payload) && !copy_out(part_end_ - 1))
-        return link_.rail_failed(rail_, epoch_, RailCause::device, now);
+        return link_.rail_failed(rail_, epoch_, RailCause::device_loss, now);
     }
     bytes += sizeof(FrameHeader) + frame.header.payload_bytes;
   }
@@ -105,7 +105,7 @@ void FramedRail::advance(std::size_t bytes) {
 bool FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
   for (std::size_t i = part_begin_; i < part_end_; ++i) {
     const OutFrame* frame = payload_of_[i];
-    if (frame != nullptr && scope.covers(frame->header, frame->lent)) (void)copy_out(i);
+    if (frame != nullptr && scope.covers(frame->header, frame->zero_copy)) (void)copy_out(i);
   }
   return true;
 }
@@ -172,7 +172,7 @@ void FramedRail::report_path(TimeNs now) {
     link_.path_round_trip(rail_, report.round_trip, report.base_round_trip, report.held_back);
 }
 
-// --- in ----------------------------------------------------------------------------------------
+// ---- in ----
 
 bool FramedRail::pump_in(TimeNs now) {
   if (muted_) return false;

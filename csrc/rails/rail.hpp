@@ -17,9 +17,9 @@ struct DetachScope {
   std::uint64_t communicator = 0;
   std::optional<std::uint64_t> before;
 
-  [[nodiscard]] bool covers(const FrameHeader& header, bool lent) const {
+  [[nodiscard]] bool covers(const FrameHeader& header, bool zero_copy) const {
     return header.type == FrameType::data && header.communicator == communicator &&
-           (!before.has_value() || (lent && header.number < *before));
+           (!before.has_value() || (zero_copy && header.number < *before));
   }
 };
 

@@ -8,21 +8,21 @@ struct KindName {
   double FaultOptions::*chance;
 };
 constexpr std::array<KindName, fault_kinds> kinds{{
-    {"carrier_one_end", &FaultOptions::carrier_one_end},
-    {"carrier_both_ends", &FaultOptions::carrier_both_ends},
+    {"carrier_loss", &FaultOptions::carrier_loss},
+    {"carrier_loss_both_ends", &FaultOptions::carrier_loss_both_ends},
     {"black_hole", &FaultOptions::black_hole},
-    {"black_hole_one_way", &FaultOptions::black_hole_one_way},
-    {"mtu_black_hole", &FaultOptions::mtu_black_hole},
+    {"one_way_loss", &FaultOptions::one_way_loss},
+    {"mtu_hole", &FaultOptions::mtu_hole},
     {"lost_for_good", &FaultOptions::lost_for_good},
     {"long_outage", &FaultOptions::long_outage},
     {"reset", &FaultOptions::reset},
     {"half_open", &FaultOptions::half_open},
     {"delay", &FaultOptions::delay},
-    {"slow_rail", &FaultOptions::slow_rail},
-    {"flap_one", &FaultOptions::flap_one},
+    {"slow", &FaultOptions::slow},
+    {"flap", &FaultOptions::flap},
     {"flap_all", &FaultOptions::flap_all},
     {"all_down", &FaultOptions::all_down},
-    {"bit_flip", &FaultOptions::bit_flip},
+    {"corrupt", &FaultOptions::corrupt},
     {"late_completions", &FaultOptions::late_completions},
     {"duplicate_completion", &FaultOptions::duplicate_completion},
     {"late_landing", &FaultOptions::late_landing},
@@ -31,10 +31,10 @@ constexpr std::array<KindName, fault_kinds> kinds{{
     {"endless_fence", &FaultOptions::endless_fence},
     {"lost_notice", &FaultOptions::lost_notice},
     {"late_notice", &FaultOptions::late_notice},
-    {"pause", &FaultOptions::pause},
+    {"process_pause", &FaultOptions::process_pause},
     {"clock_jump", &FaultOptions::clock_jump},
-    {"death", &FaultOptions::death},
-    {"isolation", &FaultOptions::isolation},
+    {"process_death", &FaultOptions::process_death},
+    {"node_loss", &FaultOptions::node_loss},
 }};
 
 }  // namespace

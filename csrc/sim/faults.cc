@@ -11,7 +11,7 @@ void Faults::strike(FaultKind kind) {
   const int rank = pick(ranks());
   const int peer = (rank + 1 + pick(ranks() - 1)) % ranks();
   const auto rail = static_cast<RailId>(random_.below(rails()));
-  const bool final = kind == FaultKind::death || kind == FaultKind::isolation;
+  const bool final = kind == FaultKind::process_death || kind == FaultKind::node_loss;
   if (final && lost_at_ != 0) return;
   ++result_.faults[static_cast<std::size_t>(kind)];
   world_.trace("FAULT " + std::string(name_of(kind)) + ": rank " + std::to_string(rank) +
@@ -19,8 +19,8 @@ void Faults::strike(FaultKind kind) {
   const auto hole = [](Port& port) { port.black_hole = true; };
   const auto no_hole = [](Port& port) { port.black_hole = false; };
   switch (kind) {
-    case FaultKind::carrier_one_end: carrier(rank, rail, 0); break;
-    case FaultKind::carrier_both_ends:
+    case FaultKind::carrier_loss: carrier(rank, rail, 0); break;
+    case FaultKind::carrier_loss_both_ends:
       carrier(rank, rail, 0);
       carrier(peer, rail, 0);
       break;
@@ -29,8 +29,8 @@ void Faults::strike(FaultKind kind) {
       for_a_while(rank, peer, rail, hole, no_hole);
       for_a_while(peer, rank, rail, hole, no_hole);
       break;
-    case FaultKind::black_hole_one_way: for_a_while(rank, peer, rail, hole, no_hole); break;
-    case FaultKind::mtu_black_hole:
+    case FaultKind::one_way_loss: for_a_while(rank, peer, rail, hole, no_hole); break;
+    case FaultKind::mtu_hole:
       for_a_while(
           rank, peer, rail, [](Port& port) { port.largest = 200; },
           [](Port& port) { port.largest = Port{}.largest; });
@@ -46,13 +46,13 @@ void Faults::strike(FaultKind kind) {
           [](Port& port) { port.extra_latency_ns = 0; });
       break;
     }
-    case FaultKind::slow_rail:
+    case FaultKind::slow:
       for_a_while(
           rank, peer, rail,
           [this](Port& port) { port.slowdown = static_cast<TimeNs>(20 + random_.below(300)); },
           [](Port& port) { port.slowdown = 1; });
       break;
-    case FaultKind::flap_one: flap(rank, rail, 2 + pick(4)); break;
+    case FaultKind::flap: flap(rank, rail, 2 + pick(4)); break;
     case FaultKind::flap_all:
       for (RailId each = 0; each < rails(); ++each) flap(rank, each, 2 + pick(3));
       break;
@@ -62,7 +62,7 @@ void Faults::strike(FaultKind kind) {
         for_a_while(peer, rank, each, hole, no_hole);
       }
       break;
-    case FaultKind::bit_flip:
+    case FaultKind::corrupt:
       for (RailId each = 0; each < rails(); ++each)
         world_.disturb(rank, peer, each, [](Port& port) { port.flips = 1; });
       break;
@@ -100,16 +100,16 @@ void Faults::strike(FaultKind kind) {
         world_.disturb(rank, peer, rail, [](Port& port) { port.lost_notices = 0; });
       });
       break;
-    case FaultKind::pause: world_.pause(rank, duration()); break;
+    case FaultKind::process_pause: world_.pause(rank, duration()); break;
     case FaultKind::clock_jump:
       world_.jump_clock(rank, random_.between(ns_per_ms, 500 * ns_per_ms));
       break;
-    case FaultKind::death:
+    case FaultKind::process_death:
       dead_ = rank;
       lost_at_ = world_.now();
       world_.kill(rank, /*kernel_lives=*/random_.below(2) == 0);
       break;
-    case FaultKind::isolation:
+    case FaultKind::node_loss:
       isolated_ = {std::min(rank, peer), std::max(rank, peer)};
       lost_at_ = world_.now();
       for (RailId each = 0; each < rails(); ++each) {

@@ -23,8 +23,7 @@ Gpu::Gpu(World& world, SimChannel& channel, const std::vector<Call>& calls,
   compile(calls, tree, channel);
 }
 
-// --- the stream
-// -----------------------------------------------------------------------------------
+// ---- the stream ----
 
 void Gpu::compile(const std::vector<Call>& calls, const ReductionTree& tree, SimChannel& channel) {
   std::uint64_t input_bytes = 0;
@@ -67,11 +66,10 @@ device::Rows Gpu::rows_of(std::uint64_t bytes, std::uint64_t offset) {
   return {rows, bytes / rows, bytes / rows, offset};
 }
 
-// --- the blocks
-// -----------------------------------------------------------------------------------
+// ---- the blocks ----
 
 void Gpu::run_block(std::uint32_t block) {
-  const device::Place at{block, grid_.blocks(), 0, 1};
+  const device::ThreadPosition at{block, grid_.blocks(), 0, 1};
   for (const Kernel& kernel : program_) {
     if (block == 0) before(kernel);
     if (!grid_.meet([] {}) || !grid_.pause()) return;
@@ -111,8 +109,7 @@ void Gpu::after(const Kernel& kernel) {
   observer_.wrong(describe(calls_[kernel.call]) + " delivered wrong bytes to its GPU");
 }
 
-// --- the host
-// -------------------------------------------------------------------------------------
+// ---- the host ----
 
 void Gpu::serve() {
   device::Server server(mailbox_,

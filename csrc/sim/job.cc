@@ -79,7 +79,7 @@ Job make_job(std::uint64_t seed, const FaultOptions& options) {
   link.shape.slots = random.one_of(std::array<std::uint16_t, 3>{2, 4, 8});
   link.shape.spare_slots = static_cast<std::uint16_t>(random.below(5));
   link.shape.checksum =
-      std::find(job.enabled.begin(), job.enabled.end(), FaultKind::bit_flip) != job.enabled.end() ||
+      std::find(job.enabled.begin(), job.enabled.end(), FaultKind::corrupt) != job.enabled.end() ||
       random.below(4) == 0;
   link.small_message_bytes = link.shape.chunk_bytes;
   link.fallback = random.below(3) != 0;

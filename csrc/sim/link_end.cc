@@ -33,7 +33,7 @@ LinkEnd::LinkEnd(World& of, int own_rank, int peer_rank, const LinkOptions& opti
 
 TimeNs LinkEnd::now() const { return world.clock(rank); }
 
-// --- connecting ----------------------------------------------------------------------------------
+// ---- connecting ----
 
 void LinkEnd::start() {
   link.start(now());
@@ -161,7 +161,7 @@ void LinkEnd::finish(Pending& pending) {
   carry(rail, std::move(by), now());
 }
 
-// --- progress ------------------------------------------------------------------------------------
+// ---- progress ----
 
 void LinkEnd::progress() {
   if (world.stopped(rank) || std::exchange(progressing_, true)) return;
@@ -209,9 +209,9 @@ void LinkEnd::die() {
   }
 }
 
-// --- what the world looks at ---------------------------------------------------------------------
+// ---- what the world looks at ----
 
-void LinkEnd::on_step(Step step, RailId rail) { world.on_step({rank, peer, step, rail}); }
+void LinkEnd::on_step(LinkStep step, RailId rail) { world.on_step({rank, peer, step, rail}); }
 
 void LinkEnd::on_frame_sent(RailId rail, const OutFrame& frame) {
   world.on_frame_sent(*this, rail, frame);

@@ -28,7 +28,7 @@ class LinkEnd final : public LinkObserver, public EventSink, public CarriedLink 
   void die();  // with its process: nothing is done any more, the kernel closes what is open
 
   void on_event() override { progress(); }
-  void on_step(Step step, RailId rail) override;
+  void on_step(LinkStep step, RailId rail) override;
   void on_frame_sent(RailId rail, const OutFrame& frame) override;
   void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) override;
   void on_replay(RailId rail, std::uint32_t chunks, bool hedge) override;

@@ -66,7 +66,7 @@ void Node::open(Gpu& gpu, const Column& column) {
 
 void Node::connect() {
   for (const auto& gpu : gpus_) {
-    device::Neighbours& node = gpu->exchange.node;
+    device::LocalPeers& node = gpu->exchange.node;
     node.ranks = static_cast<std::uint32_t>(gpus_.size());
     for (std::uint32_t place = 0; place < node.ranks; ++place) {
       node.inboxes[place] = &gpus_[place]->inbox;
@@ -75,8 +75,7 @@ void Node::connect() {
   }
 }
 
-// --- the streams
-// ----------------------------------------------------------------------------------
+// ---- the streams ----
 
 // The same order on every GPU, since each waits for the others.
 void Node::compile(Gpu& gpu) {
@@ -132,8 +131,7 @@ void Node::add_deliveries(Gpu& gpu, std::size_t number, std::uint32_t lag) {
   gpu.program.push_back(last);
 }
 
-// --- the blocks
-// -----------------------------------------------------------------------------------
+// ---- the blocks ----
 
 void Node::run_block(std::uint32_t place, std::uint32_t block) {
   Gpu& gpu = *gpus_[place];
@@ -145,7 +143,7 @@ void Node::run_block(std::uint32_t place, std::uint32_t block) {
   }
 }
 
-void Node::run(Gpu& gpu, const Kernel& kernel, const device::Place& at) {
+void Node::run(Gpu& gpu, const Kernel& kernel, const device::ThreadPosition& at) {
   const ExchangeCall& call = calls_[kernel.call];
   const device::Exchange& exchange = gpu.exchange;
   const auto plan = static_cast<std::uint32_t>(kernel.call);
@@ -236,8 +234,7 @@ bool Node::is_over(const Gpu& gpu) const {
   return load_acquire(gpu.mailbox.abort) != 0 || load_acquire(gpu.mailbox.lost) != 0;
 }
 
-// --- the host
-// -------------------------------------------------------------------------------------
+// ---- the host ----
 
 void Node::serve(std::uint32_t place) {
   Gpu& gpu = *gpus_[place];

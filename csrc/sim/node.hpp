@@ -69,7 +69,7 @@ class Node {
     device::DeviceState state;
     device::Inbox inbox;
     std::vector<std::byte> staging;
-    std::vector<std::byte> memory;  // that the neighbours read
+    std::vector<std::byte> memory;  // that the local peers read
     device::Exchange exchange{};
     bool quits = false;
   };
@@ -78,7 +78,7 @@ class Node {
   void compile(Gpu& gpu);
   void add_posts(Gpu& gpu, std::size_t call);
   void add_deliveries(Gpu& gpu, std::size_t call, std::uint32_t lag);
-  void run(Gpu& gpu, const Kernel& kernel, const device::Place& at);
+  void run(Gpu& gpu, const Kernel& kernel, const device::ThreadPosition& at);
   Status await_call(Gpu& gpu, const device::Server& server);
   void before(Gpu& gpu, const Kernel& kernel);
   void after(Gpu& gpu, const Kernel& kernel);

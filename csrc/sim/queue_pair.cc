@@ -11,7 +11,7 @@ constexpr TimeNs receiver_not_ready_ns = 100'000;
 
 }  // namespace
 
-// --- the two queue pairs -------------------------------------------------------------------------
+// ---- the two queue pairs ----
 
 QueuePairs::QueuePairs(Epoch of, EventQueue& events, Random& random, const Delays& delays,
                        Path& path)
@@ -43,7 +43,7 @@ void QueuePairs::read_next(Side from) {
     if (sending.queue.empty()) return;  // flushed
     Packet packet = std::move(sending.queue.front());
     sending.queue.pop_front();
-    if (packet.lent && on_lent_read) on_lent_read(from, packet.header);
+    if (packet.zero_copy && on_zero_copy_read) on_zero_copy_read(from, packet.header);
     packet.payload.assign(packet.source, packet.source + packet.header.payload_bytes);
     packet.source = nullptr;
     flights_[from].send(std::move(packet), bytes,
@@ -154,7 +154,7 @@ bool QueuePairs::carries_other_message(Side from, const FrameHeader& header) con
          std::any_of(landing.begin(), landing.end(), other_message);
 }
 
-// --- one of them ---------------------------------------------------------------------------------
+// ---- one of them ----
 
 QueuePair::QueuePair(Link& link, RailId rail, const Memory& memory, QueuePairs& pairs, Side side,
                      EventSink& owner, EventQueue& events, Random& random, const Delays& delays,
@@ -186,7 +186,7 @@ bool QueuePair::pump_out(TimeNs now) {
                         .source = frame.payload,
                         .target = reinterpret_cast<std::byte*>(frame.remote_address),
                         .key = frame.remote_key,
-                        .lent = frame.lent,
+                        .zero_copy = frame.zero_copy,
                         .payload = {},
                         .position = posted_});
     moved = true;
@@ -251,8 +251,9 @@ bool QueuePair::detach(const DetachScope& scope, TimeNs now) {
 
 bool QueuePair::detached(const DetachScope& scope) const {
   const auto& queue = pairs_.queue(side_);
-  return std::none_of(queue.begin(), queue.end(),
-                      [&](const auto& packet) { return scope.covers(packet.header, packet.lent); });
+  return std::none_of(queue.begin(), queue.end(), [&](const auto& packet) {
+    return scope.covers(packet.header, packet.zero_copy);
+  });
 }
 
 bool QueuePair::fence(TimeNs /*now*/) {

@@ -27,7 +27,7 @@ class QueuePairs {
     const std::byte* source = nullptr;  // read when the port gets to it
     std::byte* target = nullptr;        // of data: in a slot of the peer, or in its caller's memory
     std::uint32_t key = 0;              // that the peer gave for it
-    bool lent = false;                  // the source is a caller's memory
+    bool zero_copy = false;             // the source is a caller's memory
     std::vector<std::byte> payload;
     std::uint64_t position = 0;  // of the epoch's byte stream, after the frame
   };
@@ -47,7 +47,7 @@ class QueuePairs {
   [[nodiscard]] const std::deque<Packet>& queue(Side side) const { return lanes_[side].queue; }
   const Epoch epoch;
   // A port reads a caller's memory, or is to write where nothing may be written.
-  std::function<void(Side, const FrameHeader&)> on_lent_read;
+  std::function<void(Side, const FrameHeader&)> on_zero_copy_read;
   std::function<void(const FrameHeader&)> on_stray_write;
   // A chunk of another message may still be written to this slot.
   [[nodiscard]] bool carries_other_message(Side from, const FrameHeader& header) const;
@@ -104,7 +104,7 @@ class QueuePair final : public Rail {
   void heal() override { muted_ = false; }
   [[nodiscard]] bool muted() const override { return muted_; }
 
-  // --- for the pairs -----------------------------------------------------------------------------
+  // ---- for the pairs ----
   [[nodiscard]] bool has_receives(std::size_t taken) const {
     return fence_asked_ != 0 || completions_.size() + taken < receive_depth;
   }

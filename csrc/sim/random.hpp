@@ -30,9 +30,9 @@ class Random {
     const double ratio = static_cast<double>(high) / static_cast<double>(low);
     return static_cast<std::int64_t>(static_cast<double>(low) * std::pow(ratio, unit()));
   }
-  template <typename T, std::size_t N>
-  T one_of(const std::array<T, N>& values) {
-    return values[below(N)];
+  template <typename T, std::size_t count>
+  T one_of(const std::array<T, count>& values) {
+    return values[below(count)];
   }
 
  private:

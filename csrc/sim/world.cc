@@ -59,7 +59,7 @@ bool World::run_until(const std::function<bool()>& done, TimeNs limit) {
   return true;
 }
 
-// --- threads -------------------------------------------------------------------------------------
+// ---- threads ----
 
 void World::spawn(int rank, TimeNs delay, std::function<void()> body) {
   Thread& thread = threads_.emplace_back(Thread{rank, std::make_unique<Fiber>(std::move(body))});
@@ -129,7 +129,7 @@ void World::strike() {
     for (const auto& fault : std::exchange(strikes_, {})) fault();
 }
 
-// --- faults --------------------------------------------------------------------------------------
+// ---- faults ----
 
 void World::retry(Road& over) {
   over.path.disturbed_at = now();
@@ -147,12 +147,12 @@ void World::cut(int rank, RailId rail, TimeNs notice) {
     events_.after(notice, [this, rank, rail] {
       each_peer(rank, [&](int peer) {
         if (!path(rank, peer, rail).ports[side_of(rank, peer)].carrier)
-          fail_rail(rank, peer, rail, RailCause::carrier);
+          fail_rail(rank, peer, rail, RailCause::carrier_loss);
       });
     });
     return;
   }
-  each_peer(rank, [&](int peer) { fail_rail(rank, peer, rail, RailCause::carrier); });
+  each_peer(rank, [&](int peer) { fail_rail(rank, peer, rail, RailCause::carrier_loss); });
 }
 
 void World::restore(int rank, RailId rail) {
@@ -221,7 +221,7 @@ void World::delay_fences(int rank, std::uint32_t count, TimeNs time) {
   of(rank).slow_fence_ns = time;
 }
 
-// --- checks --------------------------------------------------------------------------------------
+// ---- checks ----
 
 void World::on_step(const TraceStep& step) {
   ++counters_.steps;
@@ -307,11 +307,12 @@ void World::check_move(const LinkEnd& at, RailId rail, RailState from, RailState
     case RailCause::dead_deadline:
     case RailCause::protocol:
     case RailCause::checksum:
-    case RailCause::completion:
-    case RailCause::device:
+    case RailCause::completion_error:
+    case RailCause::device_loss:
     case RailCause::socket_error: report("I7", "and nothing had happened on its path"); break;
     case RailCause::none:
-    case RailCause::carrier:
+    case RailCause::carrier_loss:
+    case RailCause::address_loss:
     case RailCause::injected:
     case RailCause::recalled: break;
   }
@@ -343,7 +344,7 @@ void World::on_memory_returned(const LinkEnd& at, std::uint64_t communicator) {
       end(at.rank, at.peer).link.out_stream(communicator).delivered();
 }
 
-void World::check_lent(const Shadow::Stream& stream, const FrameHeader& header) {
+void World::check_zero_copy(const Shadow::Stream& stream, const FrameHeader& header) {
   const auto found = returned_.find(stream);
   if (found == returned_.end() || header.number >= found->second) return;
   shadow_.report("I2: a port of rank " + std::to_string(stream.from) + " reads message " +
@@ -366,7 +367,7 @@ void World::check_queues(const LinkEnd& at) {
                    " for rank " + std::to_string(at.peer));
 }
 
-// --- parts ---------------------------------------------------------------------------------------
+// ---- parts ----
 
 World::Road& World::road(int rank, int peer, RailId rail) {
   const auto low = static_cast<std::size_t>(std::min(rank, peer));
@@ -386,11 +387,11 @@ std::unique_ptr<Rail> World::new_queue_pair(LinkEnd& at, RailId rail, Epoch epoc
   if (found == over.pairs.end()) {
     over.pairs.emplace_back(epoch, events_, random_, options_.delays, over.path);
     found = std::prev(over.pairs.end());
-    found->on_lent_read = [this, low = std::min(at.rank, at.peer),
-                           high = std::max(at.rank, at.peer)](Side from,
-                                                              const FrameHeader& header) {
+    found->on_zero_copy_read = [this, low = std::min(at.rank, at.peer),
+                                high = std::max(at.rank, at.peer)](Side from,
+                                                                   const FrameHeader& header) {
       const bool lower = from == acceptor_side;
-      check_lent({lower ? low : high, lower ? high : low, header.communicator}, header);
+      check_zero_copy({lower ? low : high, lower ? high : low, header.communicator}, header);
     };
     found->on_stray_write = [this](const FrameHeader& header) {
       shadow_.report("I2: message " + std::to_string(header.number) + " of communicator " +

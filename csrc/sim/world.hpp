@@ -32,7 +32,7 @@ class SimChannel;
 struct TraceStep {
   int rank = 0;
   int peer = 0;
-  Step step = Step::frame_sent;
+  LinkStep step = LinkStep::frame_sent;
   RailId rail = 0;
   friend bool operator==(const TraceStep&, const TraceStep&) = default;
 };
@@ -80,7 +80,7 @@ class World {
   // The rank's own clock, which may jump.
   [[nodiscard]] TimeNs clock(int rank) const { return now() + of(rank).clock_offset; }
 
-  // --- faults ------------------------------------------------------------------------------------
+  // ---- faults ----
   // The rank's port loses its carrier: its links know after `notice`, its peers do not.
   void cut(int rank, RailId rail, TimeNs notice = 0);
   void restore(int rank, RailId rail);
@@ -107,7 +107,7 @@ class World {
   std::function<void(const std::string&)> observe_text;  // the readable trace
   void strike_next(std::function<void()> fault) { strikes_.push_back(std::move(fault)); }
 
-  // --- for the parts of the world ----------------------------------------------------------------
+  // ---- for the parts of the world ----
   // On a thread: until `ready`.  An error: the run is over.
   Status wait(const std::function<bool()>& ready);
   void strike();
@@ -198,7 +198,7 @@ class World {
   void schedule_tick(int rank);
   void resume_ready();
   void check_queues(const LinkEnd& end);
-  void check_lent(const Shadow::Stream& stream, const FrameHeader& header);
+  void check_zero_copy(const Shadow::Stream& stream, const FrameHeader& header);
   void check_move(const LinkEnd& end, RailId rail, RailState from, RailState to, RailCause cause);
   template <typename Predicate>
   [[nodiscard]] bool all_ends(Predicate predicate) const;

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 from r2serve.demo.report import FaultReport
-from r2serve.faults import to_core
 from r2serve.lab.kinds import KINDS
 from r2serve.lab.lab import Lab
 from r2serve.lab.serving.journals import Journals, rail_in_use, rail_index
@@ -70,7 +69,7 @@ class EngineInjector:
         self._path = path
 
     def strike(self, kind: str, node: int, rail: int) -> None:
-        self._write(f"{rail} {to_core(kind)}")
+        self._write(f"{rail} {kind}")
 
     def heal(self, node: int, rail: int) -> None:
         self._write(f"{rail} heal")

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from r2serve.drills.order import ENGINE, SYSTEM, DrillError, Order
 from r2serve.errors import R2cclError
-from r2serve.faults import DATA_RAILS, to_core
+from r2serve.faults import DATA_RAILS
 
 _LOG = logging.getLogger("r2serve.drills")
 
@@ -203,9 +203,9 @@ class DrillService:
     def _fault(self, drill: Drill, fault: str) -> None:
         for rail, peer in drill.rails:
             if drill.order.by == SYSTEM:
-                self._engine.note_injected(rail, to_core(fault), peer)
+                self._engine.note_injected(rail, fault, peer)
             else:
-                self._engine.inject(rail, to_core(fault), peer, drill.order.mbit * 125_000)
+                self._engine.inject(rail, fault, peer, drill.order.mbit * 125_000)
 
 
 def _line(client: socket.socket) -> bytes:

@@ -40,6 +40,7 @@ RAIL_CAUSES = (
     "recalled",
     "completion_error",
     "device_loss",
+    "address_loss",
 )
 RAIL_VERDICTS = ("none", "local NIC", "remote NIC", "path", "transient", "peer")
 EVENT_KINDS = (

@@ -17,7 +17,7 @@ using testing_world::MemoryChannel;
 using testing_world::World;
 using Counts = std::vector<std::size_t>;
 
-constexpr std::byte kJunk{0xee};
+constexpr std::byte junk{0xee};
 
 std::size_t sum(const Counts& counts, std::size_t first) {
   std::size_t total = 0;
@@ -89,7 +89,7 @@ struct Kind {
   DType dtype;
   ReduceOp op;
 };
-constexpr Kind kKinds[] = {
+constexpr Kind kinds[] = {
     {DType::f32, ReduceOp::sum},     {DType::bf16, ReduceOp::sum}, {DType::f16, ReduceOp::avg},
     {DType::f64, ReduceOp::prod},    {DType::i8, ReduceOp::max},   {DType::u8, ReduceOp::avg},
     {DType::boolean, ReduceOp::sum}, {DType::i32, ReduceOp::min},  {DType::i64, ReduceOp::sum},
@@ -99,14 +99,14 @@ constexpr Kind kKinds[] = {
 TEST_P(Collectives, AllReduce) {
   for (const std::size_t count : {0u, 1u, 5u, 32u, 129u, 1003u}) {
     for (const ReductionTree& tree : trees()) {
-      const Kind kind = kKinds[random() % std::size(kKinds)];
+      const Kind kind = kinds[random() % std::size(kinds)];
       const auto in = inputs(kind.dtype, count);
       const Bytes expected = naive::reduce(kind.dtype, kind.op, in, tree, count);
       const Reducer reducer{kind.dtype, kind.op, tree, best_simd()};
       world.run([&](int rank) {
         for (const auto algorithm : {all_reduce_one_shot, all_reduce_two_shot}) {
           Bytes own = in[static_cast<std::size_t>(rank)];
-          Bytes out(own.size(), kJunk);
+          Bytes out(own.size(), junk);
           call(rank, [&](Channel& channel) {
             return algorithm(channel, own.data(), out.data(), count, reducer);
           });
@@ -116,7 +116,7 @@ TEST_P(Collectives, AllReduce) {
             return algorithm(channel, own.data(), own.data(), count, reducer);
           });
           EXPECT_EQ(own, expected) << "in place " << name_of(kind.dtype) << ' ' << count;
-          std::ranges::fill(own, kJunk);
+          std::ranges::fill(own, junk);
         }
       });
     }
@@ -124,30 +124,30 @@ TEST_P(Collectives, AllReduce) {
 }
 
 TEST_P(Collectives, AllGatherV) {
-  constexpr DType kDType = DType::i32;
+  constexpr DType element_type = DType::i32;
   for (const Counts& counts :
        {Counts(ranks, 0), Counts(ranks, 1), Counts(ranks, 100), uneven(50)}) {
     std::vector<Bytes> in(ranks);
     Bytes expected;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      in[rank] = naive::random_elements(kDType, counts[rank], random);
+      in[rank] = naive::random_elements(element_type, counts[rank], random);
       expected.insert(expected.end(), in[rank].begin(), in[rank].end());
     }
     world.run([&](int rank) {
       const auto own = static_cast<std::size_t>(rank);
       Bytes part = in[own];
-      Bytes out(expected.size(), kJunk);
+      Bytes out(expected.size(), junk);
       call(rank, [&](Channel& channel) {
-        return all_gatherv(channel, part.data(), out.data(), counts, kDType);
+        return all_gatherv(channel, part.data(), out.data(), counts, element_type);
       });
       EXPECT_EQ(out, expected);
-      std::ranges::fill(part, kJunk);
+      std::ranges::fill(part, junk);
 
-      std::ranges::fill(out, kJunk);
-      const std::size_t begin = sum(counts, own) * size_of(kDType);
+      std::ranges::fill(out, junk);
+      const std::size_t begin = sum(counts, own) * size_of(element_type);
       put(out, begin, in[own]);
       call(rank, [&](Channel& channel) {
-        return all_gatherv(channel, out.data() + begin, out.data(), counts, kDType);
+        return all_gatherv(channel, out.data() + begin, out.data(), counts, element_type);
       });
       EXPECT_EQ(out, expected) << "in place";
     });
@@ -157,7 +157,7 @@ TEST_P(Collectives, AllGatherV) {
 TEST_P(Collectives, ReduceScatterV) {
   for (const Counts& counts : {Counts(ranks, 0), Counts(ranks, 1), Counts(ranks, 77), uneven(60)}) {
     for (const ReductionTree& tree : trees()) {
-      const Kind kind = kKinds[random() % std::size(kKinds)];
+      const Kind kind = kinds[random() % std::size(kinds)];
       const auto in = inputs(kind.dtype, sum(counts));
       const Bytes folded = naive::reduce(kind.dtype, kind.op, in, tree, sum(counts));
       const Reducer reducer{kind.dtype, kind.op, tree, best_simd()};
@@ -166,7 +166,7 @@ TEST_P(Collectives, ReduceScatterV) {
         const std::size_t begin = sum(counts, own) * size_of(kind.dtype);
         const Bytes expected = slice(folded, begin, counts[own] * size_of(kind.dtype));
         Bytes data = in[own];
-        Bytes out(expected.size(), kJunk);
+        Bytes out(expected.size(), junk);
         call(rank, [&](Channel& channel) {
           return reduce_scatterv(channel, data.data(), out.data(), counts, reducer);
         });
@@ -176,56 +176,56 @@ TEST_P(Collectives, ReduceScatterV) {
           return reduce_scatterv(channel, data.data(), data.data() + begin, counts, reducer);
         });
         EXPECT_EQ(slice(data, begin, expected.size()), expected) << "in place";
-        std::ranges::fill(data, kJunk);
+        std::ranges::fill(data, junk);
       });
     }
   }
 }
 
 TEST_P(Collectives, BroadcastFromEveryRoot) {
-  constexpr DType kDType = DType::f16;
+  constexpr DType element_type = DType::f16;
   for (const std::size_t count : {0u, 1u, 32u, 1001u}) {
-    const Bytes expected = naive::random_elements(kDType, count, random);
+    const Bytes expected = naive::random_elements(element_type, count, random);
     world.run([&](int rank) {
       for (int root = 0; root < size; ++root) {
         Bytes data = expected;
-        if (rank != root) std::ranges::fill(data, kJunk);
+        if (rank != root) std::ranges::fill(data, junk);
         call(rank, [&](Channel& channel) {
-          return broadcast(channel, data.data(), count, kDType, root);
+          return broadcast(channel, data.data(), count, element_type, root);
         });
         EXPECT_EQ(data, expected) << "root " << root;
-        std::ranges::fill(data, kJunk);
+        std::ranges::fill(data, junk);
       }
     });
   }
 }
 
 TEST_P(Collectives, GatherToEveryRoot) {
-  constexpr DType kDType = DType::f64;
+  constexpr DType element_type = DType::f64;
   for (const Counts& counts : {Counts(ranks, 0), Counts(ranks, 40), uneven(30)}) {
     std::vector<Bytes> in(ranks);
     Bytes expected;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      in[rank] = naive::random_elements(kDType, counts[rank], random);
+      in[rank] = naive::random_elements(element_type, counts[rank], random);
       expected.insert(expected.end(), in[rank].begin(), in[rank].end());
     }
     world.run([&](int rank) {
       const auto own = static_cast<std::size_t>(rank);
       for (int root = 0; root < size; ++root) {
         Bytes part = in[own];
-        Bytes out(rank == root ? expected.size() : 0, kJunk);
+        Bytes out(rank == root ? expected.size() : 0, junk);
         call(rank, [&](Channel& channel) {
-          return gather(channel, part.data(), out.data(), counts, kDType, root);
+          return gather(channel, part.data(), out.data(), counts, element_type, root);
         });
-        std::ranges::fill(part, kJunk);
+        std::ranges::fill(part, junk);
         if (rank != root) continue;
         EXPECT_EQ(out, expected) << "root " << root;
       }
       // In place on root 0, whose part comes first.
       Bytes data = in[own];
-      if (rank == 0) data.resize(expected.size(), kJunk);
+      if (rank == 0) data.resize(expected.size(), junk);
       call(rank, [&](Channel& channel) {
-        return gather(channel, data.data(), data.data(), counts, kDType, 0);
+        return gather(channel, data.data(), data.data(), counts, element_type, 0);
       });
       EXPECT_EQ(data, rank == 0 ? expected : in[own]) << "in place";
     });
@@ -233,8 +233,8 @@ TEST_P(Collectives, GatherToEveryRoot) {
 }
 
 TEST_P(Collectives, AllToAllV) {
-  constexpr DType kDType = DType::i32;
-  constexpr std::size_t kSize = size_of(kDType);
+  constexpr DType element_type = DType::i32;
+  constexpr std::size_t element_size = size_of(element_type);
   // counts[from][to], as a flat function of the pair: none, even, symmetric, anything.
   const std::function<std::size_t(std::size_t, std::size_t)> shapes[] = {
       [](std::size_t, std::size_t) { return 0; },
@@ -251,28 +251,28 @@ TEST_P(Collectives, AllToAllV) {
     }
     std::vector<Bytes> in(ranks), expected(ranks);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
-      in[rank] = naive::random_elements(kDType, sum(in_counts[rank]), random);
+      in[rank] = naive::random_elements(element_type, sum(in_counts[rank]), random);
     }
     for (std::size_t to = 0; to < ranks; ++to) {
       for (std::size_t from = 0; from < ranks; ++from) {
-        const Bytes part =
-            slice(in[from], sum(in_counts[from], to) * kSize, in_counts[from][to] * kSize);
+        const Bytes part = slice(in[from], sum(in_counts[from], to) * element_size,
+                                 in_counts[from][to] * element_size);
         expected[to].insert(expected[to].end(), part.begin(), part.end());
       }
     }
     world.run([&](int rank) {
       const auto own = static_cast<std::size_t>(rank);
       Bytes data = in[own];
-      Bytes out(expected[own].size(), kJunk);
+      Bytes out(expected[own].size(), junk);
       call(rank, [&](Channel& channel) {
         return all_to_allv(channel, data.data(), in_counts[own], out.data(), out_counts[own],
-                           kDType);
+                           element_type);
       });
       EXPECT_EQ(out, expected[own]);
       data.resize(std::max(data.size(), out.size()));
       call(rank, [&](Channel& channel) {
         return all_to_allv(channel, data.data(), in_counts[own], data.data(), out_counts[own],
-                           kDType);
+                           element_type);
       });
       EXPECT_EQ(slice(data, 0, out.size()), expected[own]) << "in place";
     });
@@ -281,18 +281,18 @@ TEST_P(Collectives, AllToAllV) {
 
 TEST_P(Collectives, SendAndRecvRoundARing) {
   if (size == 1) return;  // nobody to send to
-  constexpr DType kDType = DType::bf16;
+  constexpr DType element_type = DType::bf16;
   for (const std::size_t count : {0u, 1u, 999u}) {
-    const auto in = inputs(kDType, count);
+    const auto in = inputs(element_type, count);
     world.run([&](int rank) {
       const int above = (rank + 1) % size, below = (rank + size - 1) % size;
       Bytes data = in[static_cast<std::size_t>(rank)];
-      Bytes out(data.size(), kJunk);
+      Bytes out(data.size(), junk);
       const auto give = [&](Channel& channel) {
-        return send(channel, data.data(), count, kDType, above);
+        return send(channel, data.data(), count, element_type, above);
       };
       const auto take = [&](Channel& channel) {
-        return recv(channel, out.data(), count, kDType, below);
+        return recv(channel, out.data(), count, element_type, below);
       };
       // Even ranks give first, odd ones take first, so that no circle of givers closes.
       if (rank % 2 == 0) call(rank, give);
@@ -304,10 +304,10 @@ TEST_P(Collectives, SendAndRecvRoundARing) {
 }
 
 TEST_P(Collectives, BarrierHoldsEverybodyForTheLast) {
-  constexpr int kRounds = 5;
+  constexpr int rounds = 5;
   std::atomic<int> arrived = 0;
   world.run([&](int rank) {
-    for (int round = 1; round <= kRounds; ++round) {
+    for (int round = 1; round <= rounds; ++round) {
       arrived.fetch_add(1);
       call(rank, [&](Channel& channel) { return barrier(channel); });
       EXPECT_GE(arrived.load(), round * size);

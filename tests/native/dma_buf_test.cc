@@ -26,7 +26,7 @@ void fill(std::span<std::byte> bytes, unsigned seed) {
     bytes[i] = static_cast<std::byte>((i * 31 + i / 4096 + seed) % 251);
 }
 
-// --- devices -------------------------------------------------------------------------------------
+// ---- devices ----
 
 class DmaBufDevices : public ::testing::Test {
  protected:
@@ -115,7 +115,7 @@ TEST_F(DmaBufDevices, TakeItWholeAndFromAPageOn) {
   EXPECT_EQ(refusal(larger.addresses().first(100)), "");
 }
 
-// --- engines -------------------------------------------------------------------------------------
+// ---- engines ----
 
 Job::Options options(int rails = 2, int verbs = 2, const Config& config = {}) {
   return {.ranks = 2,
@@ -177,7 +177,7 @@ TEST_F(DmaBufEngines, SayWhichDeviceDoesNotTakeIt) {
   EXPECT_FALSE(job.engines[0]->deregister_buffer(gpu.addresses().data()).ok());
 }
 
-// --- what is in the way --------------------------------------------------------------------------
+// ---- what is in the way ----
 
 // Of all ranks, as the first sees it.
 std::string obstacle(const Job& job, std::vector<std::uint32_t> also = {}) {

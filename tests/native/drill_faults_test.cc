@@ -88,18 +88,30 @@ TEST(DrillFaults, WhatNobodyWouldNoticeIsRefused) {
   for (const double bytes_per_s : {0.0, 0.9e6})
     EXPECT_EQ(job.engines[0]->inject(0, Fault::slow, 0, bytes_per_s).code(),
               ErrorCode::invalid_argument);
-  EXPECT_EQ(job.engines[0]->inject(7, Fault::cut).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(job.engines[0]->inject(7, Fault::carrier_loss).code(), ErrorCode::invalid_argument);
   EXPECT_TRUE(injected(job, 0).empty());
+}
+
+TEST(DrillFaults, HaveOneNameAndOldWordsAreUnderstood) {
+  for (const Fault fault : {Fault::none, Fault::carrier_loss, Fault::black_hole, Fault::reset,
+                            Fault::slow, Fault::corrupt})
+    EXPECT_EQ(fault_named(name_of(fault)), fault);
+  EXPECT_EQ(name_of(Fault::none), "heal");
+  EXPECT_EQ(fault_named("cut"), Fault::carrier_loss);
+  EXPECT_EQ(fault_named("drop"), Fault::black_hole);
+  EXPECT_EQ(fault_named("error"), Fault::reset);
+  EXPECT_EQ(fault_named("carrier"), std::nullopt);
 }
 
 TEST(DrillFaults, AFaultOfTheSystemIsRecordedAndNoMore) {
   Job job({.ranks = 2, .rails = 1, .config = {}});
-  ASSERT_TRUE(job.engines[0]->note_injected(0, Fault::cut).ok());
+  ASSERT_TRUE(job.engines[0]->note_injected(0, Fault::carrier_loss).ok());
   (void)seconds_of(job, 2);
   ASSERT_TRUE(job.engines[0]->note_injected(0, Fault::none).ok());
   EXPECT_EQ(injected(job, 0), (std::vector{1, 0}));
   EXPECT_EQ(job.engines[0]->rails().front().state, RailState::up);
-  EXPECT_EQ(job.engines[0]->note_injected(3, Fault::cut).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(job.engines[0]->note_injected(3, Fault::carrier_loss).code(),
+            ErrorCode::invalid_argument);
 }
 
 TEST(DrillFaults, WhatCallsWaitedIsCountedByTheEngine) {
@@ -108,7 +120,7 @@ TEST(DrillFaults, WhatCallsWaitedIsCountedByTheEngine) {
   Job job({.ranks = 2, .rails = 1, .config = config});
   (void)seconds_of(job, 1);
   EXPECT_EQ(job.engines[0]->stalled_ns(), 0U);
-  ASSERT_TRUE(job.engines[0]->inject(0, Fault::cut).ok());
+  ASSERT_TRUE(job.engines[0]->inject(0, Fault::carrier_loss).ok());
   std::thread healing([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     EXPECT_TRUE(job.engines[0]->inject(0, Fault::none).ok());

@@ -45,13 +45,13 @@ class Addresses : public ::testing::Test {
     return job->engines[static_cast<std::size_t>(rank)]->rails()[static_cast<std::size_t>(rail)];
   }
 
-  // How often the rail went DOWN because of its port.
-  long carrier_losses(int rank, std::uint32_t rail) {
+  // How often the rail went DOWN because its port lost its address.
+  long address_losses(int rank, std::uint32_t rail) {
     const auto kept = job->records(static_cast<std::size_t>(rank));
     return std::ranges::count_if(kept, [&](const JournalRecord& record) {
       return record.kind == JournalKind::rail_state && record.rail == rail &&
              static_cast<RailState>(record.to) == RailState::down &&
-             static_cast<RailCause>(record.cause) == RailCause::carrier;
+             static_cast<RailCause>(record.cause) == RailCause::address_loss;
     });
   }
 
@@ -139,11 +139,11 @@ TEST_F(Addresses, ThatAreNewAreWatchedLikeTheFirst) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     EXPECT_EQ(info(rank, 0).epoch, epoch);
     // Loopback carries connections of any address, so the rail may be back before one can look.
-    const auto losses = carrier_losses(rank, 0);
+    const auto losses = address_losses(rank, 0);
     monitor.remove_address(Job::ifindex(0), ip(next));
-    for (int i = 0; i < 20'000 && carrier_losses(rank, 0) == losses; ++i)
+    for (int i = 0; i < 20'000 && address_losses(rank, 0) == losses; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    EXPECT_GT(carrier_losses(rank, 0), losses);
+    EXPECT_GT(address_losses(rank, 0), losses);
     monitor.add_address(Job::ifindex(0), ip(next));
     ASSERT_TRUE(joined(0, "127.0.4.1", rank == accepting ? given : next));
     EXPECT_GT(info(rank, 0).epoch, epoch);

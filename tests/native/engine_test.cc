@@ -67,7 +67,7 @@ TEST(Engine, CutRailsAreReplayedAndRejoin) {
     std::thread fault([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       const auto rail = static_cast<RailId>(round % 2);
-      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
     });
@@ -88,7 +88,7 @@ TEST(Engine, BlackHolesAreHedged) {
     const auto rail = static_cast<RailId>(round % 2);
     std::thread fault([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::drop).ok());
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::black_hole).ok());
     });
     job.run([&](int, Communicator& communicator) {
       for (int i = 0; i < 300; ++i)
@@ -117,7 +117,7 @@ TEST(Engine, WhoReadsOfAMoveFindsTheRailMoved) {
   const std::string path = job.engines[0]->journal_path();
   for (RailId rail = 0; rail < 8; ++rail) {
     while (job.engines[0]->rails()[rail].state != RailState::up) std::this_thread::yield();
-    ASSERT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+    ASSERT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
     EXPECT_NE(told_state(path, rail), RailState::up) << int{rail};
   }
   for (const auto& engine : job.engines) EXPECT_EQ(std::remove(engine->journal_path().c_str()), 0);
@@ -128,7 +128,7 @@ TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
   config.link_timeout_s = 0.3;
   Job job({.ranks = 3, .rails = 2, .shm = false, .config = config});
   for (RailId rail = 0; rail < 2; ++rail)
-    EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+    EXPECT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
   job.run([&](int, Communicator& communicator) {
     std::vector<float> data(10);
     auto* bytes = reinterpret_cast<std::byte*>(data.data());
@@ -175,7 +175,7 @@ TEST(Engine, AStallBeginsWithTheCallWhereTheRailsWereLostBeforeIt) {
   };
   job.run(all_reduce);
   for (RailId rail = 0; rail < 2; ++rail)
-    EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+    EXPECT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
   const auto any_up = [&] {
     for (const auto& engine : job.engines)
       for (const auto& rail : engine->rails())
@@ -216,7 +216,8 @@ TEST(Engine, AStallIsTheWholeWaitWhateverElseArrives) {
       TimeNs stall = 0;
       for (int i = 0; i < 50; ++i) {
         if (rank == 0 && i == 20) {
-          for (const auto& each : job.engines) EXPECT_TRUE(each->inject(rail, Fault::drop).ok());
+          for (const auto& each : job.engines)
+            EXPECT_TRUE(each->inject(rail, Fault::black_hole).ok());
         }
         const auto stalled = static_cast<TimeNs>(engine->stalled_ns());
         const TimeNs began = now_ns();

@@ -1,5 +1,5 @@
 // The exchange inside a node, with threads of the host for its GPUs: the sum's bits, and the
-// protocol between neighbours and with their hosts.
+// protocol between local peers and with their hosts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,10 +22,10 @@ namespace r2ccl {
 namespace {
 
 using device::Exchange;
-using device::Place;
 using device::Proxy;
 using device::Sequence;
 using device::Shares;
+using device::ThreadPosition;
 using testing::HostDevice;
 using testing::ThreadBlock;
 using Bytes = std::vector<std::byte>;
@@ -106,7 +106,7 @@ TEST(Shares, AreEvenAndCoverAll) {
       }
 }
 
-// --- ranks of one node ---------------------------------------------------------------------------
+// ---- ranks of one node ----
 
 constexpr std::size_t most_bytes = 8192;
 constexpr std::uint32_t ranks = 3;
@@ -205,14 +205,15 @@ struct Rank {
     const Call call = call_of(number);
     Bytes input = input_of(number, 0, own);
     if (call.kind == Kind::all_gather)
-      return device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
-        device::bring(at, block, shared, exchange, input.data(), input.size(), 0, number);
-      });
-    device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
+      return device.launch(
+          [&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
+            device::bring(at, block, shared, exchange, input.data(), input.size(), 0, number);
+          });
+    device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
       device::share(at, block, shared, exchange, input.data(), {1, input.size()}, true);
     });
     std::ranges::fill(input, untouched);  // the caller's again
-    device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
+    device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
       device::sum_up(at, block, shared, exchange, call.rows_of(own), call.dtype, call.op, number,
                      true);
     });
@@ -221,7 +222,8 @@ struct Rank {
     const Call call = call_of(number);
     Bytes target(call.output_bytes(), untouched);
     if (call.kind == Kind::reduce_scatter) {
-      device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
+      device.launch([&](const ThreadPosition& at, const ThreadBlock& block,
+                        device::Shared& shared) {
         device::take(at, block, shared, exchange, target.data(), target.size(), device::Sum(), lag);
       });
       return target;
@@ -229,10 +231,10 @@ struct Rank {
     device::Results results{};
     for (std::uint32_t rank = 0; rank < ranks; ++rank) results.of[rank] = call.rows_of(rank);
     const device::Rows& own = results.of[exchange.node.own];
-    device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
+    device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
       device::spread(at, block, shared, exchange, own.count * own.bytes, device::Sum(), lag);
     });
-    device.launch([&](const Place& at, const ThreadBlock& block, device::Shared& shared) {
+    device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
       device::collect(at, block, shared, exchange, results, target.data(), lag, true);
     });
     return target;

@@ -101,7 +101,8 @@ TEST(GpuDirect, TcpTakesOverWhenAllRdmaIsGone) {
     Rank rank(*of_streams[static_cast<std::size_t>(me)], 16384, {}, everything);
     compare_all(rank, host, 4097, 1);
     for (RailId rail = 0; rail < 2; ++rail)
-      EXPECT_TRUE(job.engines[static_cast<std::size_t>(me)]->inject(rail, Fault::cut).ok());
+      EXPECT_TRUE(
+          job.engines[static_cast<std::size_t>(me)]->inject(rail, Fault::carrier_loss).ok());
     for (const std::size_t count : counts) compare_all(rank, host, count, count);
   });
 }
@@ -135,7 +136,7 @@ TEST(GpuDirect, AGraphIsReplayedWhileRailsAreCutAndHealed) {
     while (begun < 3) std::this_thread::sleep_for(milliseconds(1));
     for (unsigned turn = 0; ended < 3; ++turn) {
       const auto rail = static_cast<RailId>(turn % 2);
-      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
       std::this_thread::sleep_for(milliseconds(5));
       EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
       std::this_thread::sleep_for(milliseconds(15));
@@ -214,7 +215,8 @@ void fail_to_copy(int rails, int verbs, std::size_t count) {
     EXPECT_TRUE(communicator.barrier().ok());
     if (me == 0) {
       for (RailId rail = 0; verbs < rails && rail < static_cast<RailId>(verbs); ++rail) {
-        EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());  // TCP has everything copied
+        EXPECT_TRUE(
+            job.engines[0]->inject(rail, Fault::carrier_loss).ok());  // TCP has everything copied
       }
       const cuda::Address results = rank.collectives->slots().direct_base;
       fake().call("fake_cuda_fail_copies_from", results, std::size_t{1} << 18U);
@@ -314,7 +316,7 @@ TEST(GpuDirect, EveryTypeAndOperatorGivesTheHostsBits) {
   });
 }
 
-// --- the probe -----------------------------------------------------------------------------------
+// ---- the probe ----
 
 // Why no rank has it, though all could but for what `prepare` did; in words of the one that says
 // most.

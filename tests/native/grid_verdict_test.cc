@@ -27,11 +27,11 @@ using device::Exchange;
 using device::Inbox;
 using device::load_acquire;
 using device::Mailbox;
-using device::Place;
 using device::Rows;
 using device::Shared;
 using device::store_release;
 using device::Sum;
+using device::ThreadPosition;
 
 constexpr std::uint64_t bytes = 256;
 constexpr std::uint64_t entry_bytes = 1024;  // an input, and a result behind it
@@ -103,47 +103,47 @@ struct OneThread : device::Spinning {
 struct NamedBody {
   const char* name;
   bool begun;  // the kernel comes after the collective was posted
-  bool tells;  // has neighbours to tell
-  std::function<void(Rank&, const Place&, Shared&)> body;
+  bool tells;  // has local peers to tell
+  std::function<void(Rank&, const ThreadPosition&, Shared&)> body;
 };
 
 const std::vector<NamedBody>& bodies() {
   static const std::vector<NamedBody> all{
       {"stage", false, false,
-       [](Rank& rank, const Place& at, Shared& shared) {
+       [](Rank& rank, const ThreadPosition& at, Shared& shared) {
          stage(at, OneThread(), shared, rank.mailbox, rank.state, rank.exchange.staging,
                rank.source.data(), {1, bytes}, plan, true);
        }},
       {"share", false, true,
-       [](Rank& rank, const Place& at, Shared& shared) {
+       [](Rank& rank, const ThreadPosition& at, Shared& shared) {
          share(at, OneThread(), shared, rank.exchange, rank.source.data(), {1, bytes}, true);
        }},
       {"sum_up", false, true,
-       [](Rank& rank, const Place& at, Shared& shared) {
+       [](Rank& rank, const ThreadPosition& at, Shared& shared) {
          sum_up(at, OneThread(), shared, rank.exchange, {1, bytes}, DType::u8, ReduceOp::sum, plan,
                 true);
        }},
       {"bring", false, true,
-       [](Rank& rank, const Place& at, Shared& shared) {
+       [](Rank& rank, const ThreadPosition& at, Shared& shared) {
          bring(at, OneThread(), shared, rank.exchange, rank.source.data(), bytes, 0, plan);
        }},
       {"spread", true, true,
-       [](Rank& rank, const Place& at, Shared& shared) {
+       [](Rank& rank, const ThreadPosition& at, Shared& shared) {
          spread(at, OneThread(), shared, rank.exchange, bytes, Sum(), 0);
        }},
       {"collect", true, true,
-       [](Rank& rank, const Place& at, Shared& shared) {
+       [](Rank& rank, const ThreadPosition& at, Shared& shared) {
          device::Results results{};
          results.of[0] = {1, bytes / 2};
          results.of[1] = {1, bytes / 2, 0, 0, bytes / 2};
          collect(at, OneThread(), shared, rank.exchange, results, rank.target.data(), 0, true);
        }},
       {"take", true, true,
-       [](Rank& rank, const Place& at, Shared& shared) {
+       [](Rank& rank, const ThreadPosition& at, Shared& shared) {
          take(at, OneThread(), shared, rank.exchange, rank.target.data(), bytes, Sum(), 0);
        }},
       {"combine", true, false,
-       [](Rank& rank, const Place& at, Shared& shared) {
+       [](Rank& rank, const ThreadPosition& at, Shared& shared) {
          combine(at, OneThread(), shared, rank.mailbox, rank.state, rank.exchange.staging,
                  &rank.own, bytes, 0, Sum(), plan);
        }},
@@ -276,8 +276,7 @@ TEST(GridVerdict, ARankThatDepartsWithoutItsNeighboursTellsThem) {
   }
 }
 
-// --- grids of the fake driver
-// ---------------------------------------------------------------------
+// ---- grids of the fake driver ----
 
 struct Driver {
   explicit Driver(const char* path) : library(::dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
@@ -349,7 +348,7 @@ TEST(GridVerdict, OnTheFakeDriverGridsOfManyBlocksWaitForEachOther) {
   Rank second;
   for (Rank* rank : {&first, &second}) {
     rank->memory.data.fill(untouched);
-    device::Neighbours& node = rank->exchange.node;
+    device::LocalPeers& node = rank->exchange.node;
     node.own = rank == &first ? 0 : 1;
     node.inboxes[0] = &first.own;
     node.inboxes[1] = &second.own;

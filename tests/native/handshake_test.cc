@@ -12,10 +12,10 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-constexpr std::uint32_t kAcceptor = 2;
-constexpr std::uint32_t kConnector = 5;
-constexpr std::uint64_t kJob = 0x1122334455667788;
-constexpr std::uint64_t kConfig = 0xfeedbeefcafef00d;
+constexpr std::uint32_t acceptor_id = 2;
+constexpr std::uint32_t connector_id = 5;
+constexpr std::uint64_t job_id = 0x1122334455667788;
+constexpr std::uint64_t config_hash = 0xfeedbeefcafef00d;
 
 HandshakeKey key_of(int seed) {
   HandshakeKey key;
@@ -26,19 +26,19 @@ HandshakeKey key_of(int seed) {
 }
 
 Hello good_hello() {
-  return Hello{.connector = kConnector,
-               .acceptor = kAcceptor,
-               .job = kJob,
+  return Hello{.connector = connector_id,
+               .acceptor = acceptor_id,
+               .job = job_id,
                .rail = 3,
                .kind = RailKind::tcp,
                .last_fenced = 6,
-               .config = kConfig};
+               .config = config_hash};
 }
 
 // One acceptor process: its keys, what it decides, how often it was asked.
 struct World {
-  std::map<std::uint32_t, HandshakeKey> keys = {{kConnector, key_of(1)}};
-  AcceptorHandshake::Self self = {.process = kAcceptor, .job = kJob, .config = kConfig};
+  std::map<std::uint32_t, HandshakeKey> keys = {{connector_id, key_of(1)}};
+  AcceptorHandshake::Self self = {.process = acceptor_id, .job = job_id, .config = config_hash};
   Decision decision = {.accept = true, .epoch = 8, .why = {}, .last_fenced = 7};
   int asked = 0;
   Hello seen;
@@ -113,14 +113,14 @@ struct Pair {
   }
 };
 
-constexpr int kSteps = 4;
+constexpr int steps = 4;
 
 TEST(Handshake, Establishes) {
   World world;
   auto connecting = connector();
   auto accepting = world.acceptor();
   const Conversation conversation = talk(*connecting, *accepting);
-  EXPECT_EQ(conversation.messages.size(), static_cast<std::size_t>(kSteps));
+  EXPECT_EQ(conversation.messages.size(), static_cast<std::size_t>(steps));
   ASSERT_EQ(connecting->state(), HandshakeState::established) << connecting->reason();
   ASSERT_EQ(accepting->state(), HandshakeState::established) << accepting->reason();
   EXPECT_EQ(connecting->fault(), HandshakeFault::none);
@@ -129,7 +129,7 @@ TEST(Handshake, Establishes) {
   EXPECT_EQ(connecting->offered_epoch(), 8U);
   EXPECT_EQ(connecting->peer_last_fenced(), 7U);
   EXPECT_EQ(accepting->peer_last_fenced(), 6U);
-  EXPECT_EQ(accepting->hello().connector, kConnector);
+  EXPECT_EQ(accepting->hello().connector, connector_id);
   EXPECT_EQ(accepting->hello().rail, 3);
   EXPECT_EQ(accepting->hello().kind, RailKind::tcp);
   EXPECT_TRUE(connecting->take_leftover().empty());
@@ -157,7 +157,7 @@ TEST(Handshake, TellsTheAcceptorEveryFieldAtItsExtremes) {
 
 TEST(Handshake, FedByteByByte) {
   Pair pair;
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     const Bytes message = drain(pair.sender(step));
     for (std::size_t i = 0; i < message.size(); ++i) {
       ASSERT_TRUE(pair.sender(step + 1).output().empty()) << "answered before the message ended";
@@ -170,7 +170,7 @@ TEST(Handshake, FedByteByByte) {
 
 TEST(Handshake, OutputMayLeaveInPieces) {
   Pair pair;
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     while (!pair.sender(step).output().empty()) {
       const Bytes byte(pair.sender(step).output().begin(), pair.sender(step).output().begin() + 1);
       pair.sender(step).sent(1);
@@ -207,7 +207,7 @@ TEST(Handshake, BytesAfterReadyAreHandedBack) {
 }
 
 TEST(Handshake, EveryBitOfEveryByteOfEveryMessageCounts) {
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     const std::size_t size = Pair().message_at(step).size();
     ASSERT_GT(size, 0U);
     for (std::size_t at = 0; at < size; ++at) {
@@ -229,7 +229,7 @@ TEST(Handshake, EveryBitOfEveryByteOfEveryMessageCounts) {
 }
 
 TEST(Handshake, EveryTruncationWaitsThenIsRejected) {
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     const std::size_t size = Pair().message_at(step).size();
     for (std::size_t kept = 0; kept < size; ++kept) {
       Pair pair;
@@ -248,7 +248,7 @@ TEST(Handshake, EveryTruncationWaitsThenIsRejected) {
 }
 
 TEST(Handshake, BytesOutOfTurnAreRejected) {
-  for (int step = 0; step < kSteps - 1; ++step) {
+  for (int step = 0; step < steps - 1; ++step) {
     Pair pair;
     Bytes message = pair.message_at(step);
     message.push_back(std::byte{0});
@@ -264,7 +264,7 @@ TEST(Handshake, GarbageIsDroppedAtItsFirstBytesAndUnanswered) {
     Bytes garbage(1 + random() % 300);
     for (std::byte& b : garbage) b = static_cast<std::byte>(random() & 0xff);
     Pair pair;
-    const int step = static_cast<int>(random() % kSteps);
+    const int step = static_cast<int>(random() % steps);
     pair.message_at(step);
     Handshake& receiver = pair.receiver(step);
     receiver.feed(garbage);
@@ -288,7 +288,7 @@ TEST(Handshake, WellFormedGarbageIsRejectedUnanswered) {
   std::mt19937_64 random(8);
   for (int round = 0; round < 2000; ++round) {
     Pair pair;
-    const int step = static_cast<int>(random() % kSteps);
+    const int step = static_cast<int>(random() % steps);
     Bytes message = pair.message_at(step);
     const std::size_t keep = 7 + random() % (message.size() - 7);
     for (std::size_t i = keep; i < message.size(); ++i) {
@@ -345,7 +345,7 @@ TEST(Handshake, ReplayOfReadyFails) {
 }
 
 TEST(Handshake, NothingCanBeReflected) {
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     Pair pair;
     const Bytes message = pair.message_at(step);
     Handshake& sender = pair.sender(step);
@@ -368,7 +368,7 @@ TEST(Handshake, AuthDoesNotPassAsReady) {
 
 // A man in the middle who joins two conversations of the same pair.
 TEST(Handshake, MessagesOfTwoConversationsDoNotMix) {
-  for (int step = 1; step < kSteps; ++step) {
+  for (int step = 1; step < steps; ++step) {
     Pair pair;
     Pair other;
     pair.message_at(step);
@@ -425,12 +425,13 @@ TEST(Handshake, WrongKeyIsRejectedUnanswered) {
 TEST(Handshake, AnotherPairsKeyIsRejected) {
   const Digest secret = sha256({});
   World world;
-  world.keys = {{kConnector, derive_pair_key(secret, kJob, kConnector, kAcceptor)},
-                {7, derive_pair_key(secret, kJob, kAcceptor, 7)}};
+  world.keys = {{connector_id, derive_pair_key(secret, job_id, connector_id, acceptor_id)},
+                {7, derive_pair_key(secret, job_id, acceptor_id, 7)}};
   ConnectorHandshake impostor(good_hello(), world.keys.at(7));
   auto accepting = world.acceptor();
   EXPECT_EQ(accepting->feed(drain(impostor)), HandshakeState::rejected);
-  ConnectorHandshake honest(good_hello(), derive_pair_key(secret, kJob, kAcceptor, kConnector));
+  ConnectorHandshake honest(good_hello(),
+                            derive_pair_key(secret, job_id, acceptor_id, connector_id));
   auto next = world.acceptor();
   talk(honest, *next);
   EXPECT_EQ(next->state(), HandshakeState::established) << next->reason();
@@ -568,11 +569,11 @@ TEST(Handshake, LowerProcessMustNotConnect) {
   EXPECT_TRUE(connecting->output().empty());
   // Nor does an acceptor believe it, whoever writes the bytes.
   World world;
-  world.self.process = kConnector;
+  world.self.process = connector_id;
   Bytes message = drain(*connector());
   for (std::size_t i = 8; i < 16; ++i) message[i] = std::byte{0};
-  message[8] = std::byte{kAcceptor};
-  message[12] = std::byte{kConnector};
+  message[8] = std::byte{acceptor_id};
+  message[12] = std::byte{connector_id};
   auto accepting = world.acceptor();
   EXPECT_EQ(accepting->feed(message), HandshakeState::rejected);
   EXPECT_EQ(accepting->fault(), HandshakeFault::identity);

@@ -3,73 +3,30 @@
 #pragma once
 
 #include <barrier>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
-#include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "device/kernel_bodies.hpp"
+#include "work_queue.hpp"
 
 namespace r2ccl::testing {
 
-using Kernel = std::function<void()>;
+using Kernel = WorkQueue::Work;
 using Graph = std::vector<Kernel>;
 
 class HostStream {
  public:
-  HostStream() : thread_([this] { run(); }) {}
-  ~HostStream() {
-    {
-      const std::lock_guard guard(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  HostStream(const HostStream&) = delete;
-  HostStream& operator=(const HostStream&) = delete;
-
-  void launch(Kernel kernel) {
-    {
-      const std::lock_guard guard(mutex_);
-      queue_.push_back(std::move(kernel));
-    }
-    changed_.notify_all();
-  }
+  void launch(Kernel kernel) { queue_.add(std::move(kernel)); }
   void replay(const Graph& graph) {
     for (const Kernel& kernel : graph) launch(kernel);
   }
-  void synchronise() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return queue_.empty() && !running_; });
-  }
+  void synchronise() { queue_.synchronise(); }
 
  private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      const Kernel kernel = std::move(queue_.front());
-      queue_.pop_front();
-      running_ = true;
-      lock.unlock();
-      kernel();
-      lock.lock();
-      running_ = false;
-      changed_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Kernel> queue_;
-  bool running_ = false;
-  bool closing_ = false;
-  std::thread thread_;
+  WorkQueue queue_;
 };
 
 struct ThreadBlock : device::Spinning {
@@ -105,7 +62,7 @@ struct HostDevice {
     for (std::uint32_t block = 0; block < blocks; ++block) barriers.emplace_back(threads);
     std::vector<std::thread> running;
     const auto thread_of = [&](std::uint32_t block, std::uint32_t thread) {
-      body(device::Place{block, blocks, thread, threads}, ThreadBlock{{}, barriers[block]},
+      body(device::ThreadPosition{block, blocks, thread, threads}, ThreadBlock{{}, barriers[block]},
            shared[block]);
     };
     for (std::uint32_t i = 1; i < blocks * threads; ++i)
@@ -116,19 +73,21 @@ struct HostDevice {
 
   [[nodiscard]] Kernel stage(const void* source, std::size_t bytes, std::uint32_t plan) {
     return [=, this] {
-      launch([&](const device::Place& at, const ThreadBlock& block, device::Shared& shared) {
-        device::stage(at, block, shared, mailbox, state, staging,
-                      static_cast<const std::byte*>(source), {1, bytes, bytes, 0}, plan,
-                      /*last=*/true);
-      });
+      launch(
+          [&](const device::ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
+            device::stage(at, block, shared, mailbox, state, staging,
+                          static_cast<const std::byte*>(source), {1, bytes, bytes, 0}, plan,
+                          /*last=*/true);
+          });
     };
   }
   [[nodiscard]] Kernel deliver(void* target, std::size_t bytes, std::size_t offset = 0) {
     return [=, this] {
-      launch([&](const device::Place& at, const ThreadBlock& block, device::Shared& shared) {
-        device::deliver(at, block, shared, mailbox, state, staging, static_cast<std::byte*>(target),
-                        {1, bytes, bytes, offset}, /*lag=*/0);
-      });
+      launch(
+          [&](const device::ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
+            device::deliver(at, block, shared, mailbox, state, staging,
+                            static_cast<std::byte*>(target), {1, bytes, bytes, offset}, /*lag=*/0);
+          });
     };
   }
 };

@@ -63,7 +63,7 @@ TEST(LinkDeadlines, RailsSuspectedTogetherAreHedgedWhenOneAnswers) {
 
 TEST(LinkDeadlines, AHedgeThatItsRailDoesNotTakeGoesToAnotherOne) {
   LinkPair pair(3);
-  pair.a.rail_failed(2, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(2, 1, RailCause::carrier_loss, pair.now);
   pair.close_rails(pair.a);
   pair.a.peer_fenced(2, 1, pair.now);
   pair.pass(205 * ns_per_ms, [&] { pair.exchange(0); });  // a probe waits on rail 1
@@ -76,7 +76,7 @@ TEST(LinkDeadlines, AHedgeThatItsRailDoesNotTakeGoesToAnotherOne) {
   ASSERT_EQ(pair.a.state(1), RailState::up);  // the hedge waits for it
   pair.pass(7 * ns_per_ms);
   ASSERT_EQ(pair.a.state(1), RailState::suspect);
-  pair.b.rail_failed(2, 1, RailCause::carrier, pair.now);
+  pair.b.rail_failed(2, 1, RailCause::carrier_loss, pair.now);
   pair.close_rails(pair.b);
   pair.b.peer_fenced(2, 1, pair.now);
   pair.open(2, 2);
@@ -114,11 +114,11 @@ TEST(LinkDeadlines, NoRailIsChargedWhenAllAreSilent) {
   };
   pair.pass(5000 * ns_per_ms, pull_all);
   for (RailId rail = 0; rail < 3; ++rail) EXPECT_EQ(pair.a.state(rail), RailState::suspect);
-  EXPECT_TRUE(pair.a.dark());
+  EXPECT_TRUE(pair.a.has_no_rail());
   // The peer was stopped and goes on: all is well again.
   for (RailId rail = 0; rail < 3; ++rail) pair.acknowledge(pair.a, rail);
   for (RailId rail = 0; rail < 3; ++rail) EXPECT_EQ(pair.a.state(rail), RailState::up);
-  EXPECT_FALSE(pair.a.dark());
+  EXPECT_FALSE(pair.a.has_no_rail());
 }
 
 // The only rail is silent, and the connecting end asks on another connection.
@@ -359,11 +359,11 @@ TEST(LinkDeadlines, WithoutResilienceNothingIsProbedOrHedged) {
   EXPECT_TRUE(pair.a.lost_bytes());
 }
 
-// --- rejoin --------------------------------------------------------------------------------------
+// ---- rejoin ----
 
 void take_down(LinkPair& pair, Epoch epoch) {
   for (Link* end : {&pair.a, &pair.b}) {
-    end->rail_failed(0, epoch, RailCause::carrier, pair.now);
+    end->rail_failed(0, epoch, RailCause::carrier_loss, pair.now);
     pair.close_rails(*end);
   }
   for (Link* end : {&pair.a, &pair.b}) end->peer_fenced(0, epoch, pair.now);

@@ -123,7 +123,7 @@ TEST(LinkFrames, AnAckOfChunksThatWereNotSentFailsTheRail) {
   EXPECT_EQ(sent.size(), 3U);
 }
 
-// --- ABORT ---------------------------------------------------------------------------------------
+// ---- ABORT ----
 
 TEST(LinkFrames, AnAbortArrivesWithItsTextOnEveryRail) {
   LinkPair pair(2);
@@ -144,7 +144,7 @@ TEST(LinkFrames, AnAbortIsSticky) {
   pair.a.send_abort({LinkPair::communicator, ErrorCode::peer_lost, "gone"});
   (void)pair.pull(pair.a, 0);  // lost with its rail
   for (Link* end : {&pair.a, &pair.b}) {
-    end->rail_failed(0, 1, RailCause::carrier, pair.now);
+    end->rail_failed(0, 1, RailCause::carrier_loss, pair.now);
     pair.close_rails(*end);
   }
   for (Link* end : {&pair.a, &pair.b}) end->peer_fenced(0, 1, pair.now);
@@ -175,7 +175,7 @@ TEST(LinkFrames, AnAbortsTextStaysWhereItIsUntilItIsWritten) {
   EXPECT_EQ(std::string(text, frame.header.payload_bytes), "short");
 }
 
-// --- closed streams ------------------------------------------------------------------------------
+// ---- closed streams ----
 
 TEST(LinkFrames, AFrameMayBeWrittenAfterItsStreamWasClosed) {
   LinkPair pair(1);
@@ -243,7 +243,7 @@ TEST(LinkFrames, AnAnswerToAProbeOfTheFutureIsRejected) {
   EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
 }
 
-// --- addresses -----------------------------------------------------------------------------------
+// ---- addresses ----
 
 Endpoint endpoint(unsigned last, std::uint16_t port = 4711) {
   Endpoint at{.version = 4, .port = port};
@@ -305,7 +305,7 @@ TEST(LinkFrames, ANewerAddressWinsOverAnOlderOneThatComesLate) {
 TEST(LinkFrames, AnAddressIsSaidAgainOnEachRailThatIsOpenedAnew) {
   LinkPair pair(2);
   for (Link* end : {&pair.a, &pair.b}) {
-    end->rail_failed(1, 1, RailCause::carrier, pair.now);
+    end->rail_failed(1, 1, RailCause::carrier_loss, pair.now);
     pair.close_rails(*end);
   }
   pair.b.announce_address(1, endpoint(1));
@@ -313,7 +313,7 @@ TEST(LinkFrames, AnAddressIsSaidAgainOnEachRailThatIsOpenedAnew) {
   (void)pair.pull(pair.b, 0);  // lost with its rail
   for (Link* end : {&pair.a, &pair.b}) {
     end->peer_fenced(1, 1, pair.now);
-    end->rail_failed(0, 1, RailCause::carrier, pair.now);
+    end->rail_failed(0, 1, RailCause::carrier_loss, pair.now);
     pair.close_rails(*end);
     end->peer_fenced(0, 1, pair.now);
   }

@@ -24,7 +24,7 @@ std::vector<std::byte> front_bytes(const InStream& stream) {
   return {stream.front_data(), stream.front_data() + message->bytes};
 }
 
-// --- replay --------------------------------------------------------------------------------------
+// ---- replay ----
 
 TEST(Link, ADownRailsUndeliveredChunksAreReplayedAndNoOthers) {
   LinkOptions options = LinkPair::default_options();
@@ -44,7 +44,7 @@ TEST(Link, ADownRailsUndeliveredChunksAreReplayedAndNoOthers) {
   ASSERT_EQ(pair.out(pair.a).delivered(), 1U);
   ASSERT_TRUE(pair.pull(pair.a, 1, FrameType::data).empty());
 
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   const auto replayed = pair.pull(pair.a, 1, FrameType::data);
   EXPECT_EQ(numbers_of(replayed), (std::vector<std::uint64_t>{1, 2}));
   for (const Frame& frame : replayed) {
@@ -62,9 +62,9 @@ TEST(Link, AReplayIsReplayedAgainWhenItsRailDies) {
   LinkPair pair(3);
   pair.post(pair.a, bytes_of(64, 1));
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   ASSERT_EQ(pair.pull(pair.a, 1, FrameType::data).size(), 1U);
-  pair.a.rail_failed(1, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(1, 1, RailCause::carrier_loss, pair.now);
   EXPECT_EQ(pair.pull(pair.a, 2, FrameType::data).size(), 1U);
 }
 
@@ -74,17 +74,17 @@ TEST(Link, ReplayWaitsForTheOnlyRailToRejoin) {
   pair.post(pair.a, data);
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 3U);
   for (Link* end : {&pair.a, &pair.b}) {
-    end->rail_failed(0, 1, RailCause::carrier, pair.now);
+    end->rail_failed(0, 1, RailCause::carrier_loss, pair.now);
     pair.close_rails(*end);
-    EXPECT_TRUE(end->dark());
+    EXPECT_TRUE(end->has_no_rail());
   }
   for (Link* end : {&pair.a, &pair.b}) end->peer_fenced(0, 1, pair.now);
   pair.open(0, 2);
-  EXPECT_FALSE(pair.a.dark());
+  EXPECT_FALSE(pair.a.has_no_rail());
   EXPECT_EQ(front_bytes(pair.in(pair.b)), data);
 }
 
-// --- three signals -------------------------------------------------------------------------------
+// ---- three signals ----
 
 TEST(Link, ThePathAckFreesNothingAndTheDeliveryAckDoes) {
   LinkPair pair(1);
@@ -107,7 +107,7 @@ TEST(Link, AStagedMessageIsSettledAtOnceAndReplayedFromItsCopy) {
   EXPECT_EQ(pair.out(pair.a).settled_position(), 128U);
   (void)pair.pull(pair.a, 0);
   std::fill(data.begin(), data.end(), std::byte{0});
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   const auto replayed = pair.pull(pair.a, 1, FrameType::data);
   ASSERT_EQ(replayed.size(), 1U);
   EXPECT_EQ(replayed[0].payload, original);
@@ -169,14 +169,14 @@ TEST(Link, AcksOfALostRailAreSentAgain) {
   pair.deliver(pair.b, 0, pair.pull(pair.a, 0));
   pair.pass(5 * ns_per_ms);
   ASSERT_EQ(pair.pull(pair.b, 0, FrameType::ack).size(), 1U);  // lost with its rail
-  pair.b.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.b.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   pair.pass(1 * ns_per_ms);
   const auto repeated = pair.pull(pair.b, 1, FrameType::ack);
   ASSERT_EQ(repeated.size(), 1U);
   EXPECT_EQ(repeated[0].header.delivered, 1U);
 }
 
-// --- slots and fences ----------------------------------------------------------------------------
+// ---- slots and fences ----
 
 // Rail 1 works for 30 ms, but for RAIL_DOWN: what went on rail 0 stays unfenced.
 void pass_unfenced(LinkPair& pair) {
@@ -194,7 +194,7 @@ void pass_unfenced(LinkPair& pair) {
 void leave_an_attempt_open(LinkPair& pair, const std::vector<std::byte>& data) {
   pair.post(pair.a, data);
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   pair.close_rails(pair.a);
   pass_unfenced(pair);
   ASSERT_NE(pair.in(pair.b).front(), nullptr);
@@ -242,7 +242,7 @@ TEST(Link, WithoutASpareSlotItWaitsForTheFence) {
 
 TEST(Link, RailDownIsRepeatedUntilFencedComes) {
   LinkPair pair(2);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   pair.close_rails(pair.a);
   EXPECT_EQ(pair.a.state(0), RailState::fencing);
   std::vector<Frame> notices = pair.pull(pair.a, 1, FrameType::rail_down);
@@ -269,7 +269,7 @@ TEST(Link, RailDownIsRepeatedUntilFencedComes) {
 
 void fail_and_fence(LinkPair& pair, RailId rail, Epoch epoch) {
   for (Link* end : {&pair.a, &pair.b}) {
-    end->rail_failed(rail, epoch, RailCause::carrier, pair.now);
+    end->rail_failed(rail, epoch, RailCause::carrier_loss, pair.now);
     pair.close_rails(*end);
   }
   for (Link* end : {&pair.a, &pair.b}) end->peer_fenced(rail, epoch, pair.now);
@@ -286,7 +286,7 @@ TEST(Link, ANoticeThatWaitedTooLongDoesNotEndTheNewEpoch) {
 
 TEST(Link, AnOldRailDownIsAnsweredAndDoesNotTouchTheNewEpoch) {
   LinkPair pair(2);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   const auto old = pair.pull(pair.a, 1, FrameType::rail_down);
   ASSERT_EQ(old.size(), 1U);
   fail_and_fence(pair, 0, 1);
@@ -304,7 +304,7 @@ TEST(Link, AnOldRailDownIsAnsweredAndDoesNotTouchTheNewEpoch) {
 TEST(Link, AnEpochIsOpenedOnceAndOnlyAfterBothFences) {
   LinkPair pair(2);
   EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // the old one is open
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // not closed
   pair.close_rails(pair.a);
   EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // the peer has not fenced it
@@ -324,7 +324,7 @@ TEST(Link, ARailThatFlapsIsTriedEverMoreRarelyUnlessItIsAllThereIs) {
   };
   std::vector<TimeNs> waits;
   for (Epoch epoch = 1; epoch < 6; ++epoch) {
-    pair.a.rail_failed(0, epoch, RailCause::carrier, pair.now);
+    pair.a.rail_failed(0, epoch, RailCause::carrier_loss, pair.now);
     pair.close_rails(pair.a);
     pair.exchange(1);
     pair.close_rails(pair.b);
@@ -337,8 +337,8 @@ TEST(Link, ARailThatFlapsIsTriedEverMoreRarelyUnlessItIsAllThereIs) {
   }
   EXPECT_LT(waits.front(), 65 * ns_per_ms);
   EXPECT_GT(waits.back(), 2 * waits.front());
-  pair.a.rail_failed(0, 6, RailCause::carrier, pair.now);
-  pair.a.rail_failed(1, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 6, RailCause::carrier_loss, pair.now);
+  pair.a.rail_failed(1, 1, RailCause::carrier_loss, pair.now);
   pair.close_rails(pair.a);
   EXPECT_EQ(soonest(), 0);
 }
@@ -346,10 +346,10 @@ TEST(Link, ARailThatFlapsIsTriedEverMoreRarelyUnlessItIsAllThereIs) {
 TEST(Link, AFenceThatCoversMoreThanOurEpochCounts) {
   LinkPair pair(2);
   // B answered for epoch 2 and never saw it confirmed: everything up to 2 is fenced there.
-  pair.b.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.b.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   pair.close_rails(pair.b);
   pair.b.never_opened(0, 2);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   pair.close_rails(pair.a);
   const auto fenced = pair.pull(pair.b, 1, FrameType::fenced);
   ASSERT_EQ(fenced.size(), 1U);
@@ -365,7 +365,7 @@ TEST(Link, APeersFenceOfTheOpenEpochEndsIt) {
   EXPECT_EQ(pair.a.cause(0), RailCause::peer_notice);
 }
 
-// --- duplicates ----------------------------------------------------------------------------------
+// ---- duplicates ----
 
 TEST(Link, ADuplicateNeverReachesASlotThatHoldsALaterMessage) {
   LinkOptions options = LinkPair::default_options();
@@ -430,8 +430,8 @@ TEST(LinkFallback, TheControlRailCarriesDataOnlyWhileNothingElseIsLeft) {
   EXPECT_TRUE(pair.pull(pair.a, 1, FrameType::data).empty());
   pair.exchange(0);
   EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
-  EXPECT_FALSE(pair.a.dark());
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
+  EXPECT_FALSE(pair.a.has_no_rail());
   EXPECT_FALSE(pair.a.has_data_rail());
   pair.post(pair.a, data);
   pair.exchange(1);
@@ -451,8 +451,8 @@ TEST(LinkFallback, WithoutItTheControlRailCarriesNone) {
   LinkOptions options = LinkPair::default_options();
   options.fallback = false;
   LinkPair pair({RailKind::sim, RailKind::control}, options);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
-  EXPECT_TRUE(pair.a.dark());
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
+  EXPECT_TRUE(pair.a.has_no_rail());
   pair.post(pair.a, bytes_of(100, 1));
   EXPECT_TRUE(pair.pull(pair.a, 1, FrameType::data).empty());
 }
@@ -472,7 +472,7 @@ TEST(LinkFallback, WhatWaitsForTheControlRailGoesToADataRailThatIsBack) {
   ASSERT_EQ(pair.a.state(1), RailState::suspect);
   pair.acknowledge(pair.a, 1);
   ASSERT_EQ(pair.a.state(1), RailState::up);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   EXPECT_EQ(pair.pull(pair.a, 1, FrameType::data).size(), 1U);
 }
 

@@ -96,7 +96,7 @@ TEST(Mailbox, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   for (RailId cut = 0; cut < 6; ++cut) {
     std::this_thread::sleep_for(milliseconds(20));
     const RailId rail = cut % 2;
-    ASSERT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+    ASSERT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
     std::this_thread::sleep_for(milliseconds(5));
     ASSERT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
   }
@@ -133,7 +133,7 @@ TEST(Mailbox, AnEndOfAllRailsEndsEveryKernelAndSaysWhy) {
   first.stream.synchronise();
   second.stream.synchronise();
   for (RailId rail = 0; rail < 2; ++rail)
-    ASSERT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+    ASSERT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
   for (DecodingRank* rank : {&first, &second}) rank->target.fill(42.0F);
   // The checking kernel would call the untouched target wrong.
   for (DecodingRank* rank : {&first, &second}) {
@@ -149,7 +149,7 @@ TEST(Mailbox, AnEndOfAllRailsEndsEveryKernelAndSaysWhy) {
   }
 }
 
-// --- the protocol by itself ----------------------------------------------------------------------
+// ---- the protocol by itself ----
 
 // A proxy that doubles every byte, when it is let.
 struct Doubling {

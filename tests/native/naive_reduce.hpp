@@ -21,16 +21,17 @@ namespace r2ccl::naive {
 
 using Bytes = std::vector<std::byte>;
 
-inline constexpr DType kDTypes[] = {DType::f16, DType::bf16, DType::f32, DType::f64,    DType::i8,
-                                    DType::u8,  DType::i32,  DType::i64, DType::boolean};
-inline constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::prod, ReduceOp::min, ReduceOp::max,
-                                    ReduceOp::avg};
+inline constexpr DType all_dtypes[] = {DType::f16, DType::bf16, DType::f32,
+                                       DType::f64, DType::i8,   DType::u8,
+                                       DType::i32, DType::i64,  DType::boolean};
+inline constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::prod, ReduceOp::min, ReduceOp::max,
+                                       ReduceOp::avg};
 
 // All pairs but avg of bool, which callers reject.
 inline std::vector<std::pair<DType, ReduceOp>> every_kind() {
   std::vector<std::pair<DType, ReduceOp>> kinds;
-  for (const DType dtype : kDTypes) {
-    for (const ReduceOp op : kOps) {
+  for (const DType dtype : all_dtypes) {
+    for (const ReduceOp op : all_ops) {
       if (dtype != DType::boolean || op != ReduceOp::avg) kinds.emplace_back(dtype, op);
     }
   }

@@ -13,20 +13,20 @@ namespace {
 
 using Nodes = std::vector<std::uint16_t>;
 
-constexpr CostConstants kPlain{
+constexpr CostConstants plain_costs{
     .step_ps = 1000, .message_ps = 10, .wire_byte_ps = 7, .local_byte_ps = 3, .fold_byte_ps = 2};
 
 TEST(CostModel, CountsStepsMessagesAndBytes) {
   // Two nodes of one rank: each port carries the input once; two inputs are folded.
-  EXPECT_EQ(one_shot_ps(100, Nodes{1, 1}, kPlain), 1000u + 10 + 100 * (7 + 2 * 2));
+  EXPECT_EQ(one_shot_ps(100, Nodes{1, 1}, plain_costs), 1000u + 10 + 100 * (7 + 2 * 2));
   // Two rounds, half the bytes in each; the own half of two inputs folded, the other half copied.
-  EXPECT_EQ(two_shot_ps(100, Nodes{1, 1}, kPlain), 2 * 1010u + 50 * (2 * 7 + 3 * 2));
+  EXPECT_EQ(two_shot_ps(100, Nodes{1, 1}, plain_costs), 2 * 1010u + 50 * (2 * 7 + 3 * 2));
   // The bigger node decides: 2 of 3 ranks behind one port, which also talk to each other.
-  EXPECT_EQ(one_shot_ps(100, Nodes{1, 2}, kPlain), 1000u + 20 + 100 * (2 * 7 + 3 + 3 * 2));
+  EXPECT_EQ(one_shot_ps(100, Nodes{1, 2}, plain_costs), 1000u + 20 + 100 * (2 * 7 + 3 + 3 * 2));
   // Shares are rounded up.
-  EXPECT_EQ(two_shot_ps(100, Nodes{1, 2}, kPlain), 2 * 1020u + 34 * (2 * (2 * 7 + 3) + 5 * 2));
+  EXPECT_EQ(two_shot_ps(100, Nodes{1, 2}, plain_costs), 2 * 1020u + 34 * (2 * (2 * 7 + 3) + 5 * 2));
   // One node: no wire.
-  EXPECT_EQ(one_shot_ps(100, Nodes{2}, kPlain), 1000u + 10 + 100 * (3 + 2 * 2));
+  EXPECT_EQ(one_shot_ps(100, Nodes{2}, plain_costs), 1000u + 10 + 100 * (3 + 2 * 2));
 }
 
 TEST(CostModel, OneRankHasOneShotOnly) {
@@ -66,7 +66,7 @@ TEST(CostModel, MoreRanksCrossEarlier) {
 }
 
 TEST(CostModel, ConstantsDecide) {
-  CostConstants slow_start = kPlain, slow_wire = kPlain;
+  CostConstants slow_start = plain_costs, slow_wire = plain_costs;
   slow_start.step_ps = 1'000'000'000;
   slow_wire.wire_byte_ps = 10'000;
   EXPECT_EQ(choose_all_reduce(4096, Nodes(4, 1), slow_start), Algorithm::one_shot);
@@ -76,13 +76,13 @@ TEST(CostModel, ConstantsDecide) {
 }
 
 TEST(CostModel, DoesNotOverflow) {
-  constexpr std::size_t kHuge = std::numeric_limits<std::size_t>::max();
-  CostConstants slow = kLoopbackCosts;
+  constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
+  CostConstants slow = loopback_costs;
   slow.wire_byte_ps = 1u << 13;
   for (const Nodes& nodes : {Nodes{1, 1}, Nodes(64, 1), Nodes{256, 256}}) {
-    EXPECT_GT(one_shot_ps(kHuge, nodes, slow), one_shot_ps(1u << 30, nodes, slow));
-    EXPECT_GT(two_shot_ps(kHuge, nodes, slow), two_shot_ps(1u << 30, nodes, slow));
-    EXPECT_EQ(choose_all_reduce(kHuge, nodes, slow), Algorithm::two_shot);
+    EXPECT_GT(one_shot_ps(huge, nodes, slow), one_shot_ps(1u << 30, nodes, slow));
+    EXPECT_GT(two_shot_ps(huge, nodes, slow), two_shot_ps(1u << 30, nodes, slow));
+    EXPECT_EQ(choose_all_reduce(huge, nodes, slow), Algorithm::two_shot);
   }
 }
 

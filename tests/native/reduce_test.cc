@@ -41,7 +41,7 @@ std::vector<Bytes> random_inputs(DType dtype, std::size_t ranks, std::size_t cou
 }
 
 // Labels of the node of each rank.
-const std::vector<std::vector<int>> kLayouts = {
+const std::vector<std::vector<int>> layouts = {
     {0},
     {0, 0},
     {0, 1},
@@ -78,34 +78,34 @@ INSTANTIATE_TEST_SUITE_P(Reduce, EveryKind, testing::ValuesIn(naive::every_kind(
 
 // Sizes 0..300 at shifting odd alignments, nothing written outside the output.
 TEST_P(EveryKind, MatchesTheReferenceAtEverySizeAndAlignment) {
-  constexpr std::size_t kMost = 300;
-  constexpr std::byte kGuard{0xa5};
+  constexpr std::size_t most = 300;
+  constexpr std::byte guard{0xa5};
   const std::size_t size = size_of(dtype);
-  for (std::size_t layout = 0; layout < kLayouts.size(); ++layout) {
-    const ReductionTree tree = ReductionTree::from_nodes(kLayouts[layout]);
+  for (std::size_t layout = 0; layout < layouts.size(); ++layout) {
+    const ReductionTree tree = ReductionTree::from_nodes(layouts[layout]);
     const std::size_t ranks = tree.order.size();
-    const auto inputs = random_inputs(dtype, ranks, kMost, layout);
-    const Bytes expected = naive::reduce(dtype, op, inputs, tree, kMost);
-    for (std::size_t count = 0; count <= kMost; ++count) {
+    const auto inputs = random_inputs(dtype, ranks, most, layout);
+    const Bytes expected = naive::reduce(dtype, op, inputs, tree, most);
+    for (std::size_t count = 0; count <= most; ++count) {
       std::vector<Bytes> shifted(ranks);
       std::vector<const void*> views(ranks);
       for (std::size_t rank = 0; rank < ranks; ++rank) {
         const std::size_t shift = (count + 5 * rank) % 67;
         // Exactly as long as it may be read, so that ASan sees one byte too many.
-        shifted[rank].assign(shift, kGuard);
+        shifted[rank].assign(shift, guard);
         shifted[rank].insert(shifted[rank].end(), inputs[rank].begin(),
                              inputs[rank].begin() + static_cast<std::ptrdiff_t>(count * size));
         views[rank] = shifted[rank].data() + shift;
       }
       const std::size_t shift = 1 + count % 63;
       for (const Simd simd : simds()) {
-        Bytes out(shift + count * size + 64, kGuard);
+        Bytes out(shift + count * size + 64, guard);
         reduce(dtype, op, out.data() + shift, views, tree, count, simd);
         ASSERT_EQ(std::memcmp(out.data() + shift, expected.data(), count * size), 0)
             << name_of(simd) << " layout " << layout << " count " << count;
         for (std::size_t i = 0; i < out.size(); ++i) {
           if (i < shift || i >= shift + count * size) {
-            ASSERT_EQ(out[i], kGuard) << name_of(simd) << " wrote outside at " << i;
+            ASSERT_EQ(out[i], guard) << name_of(simd) << " wrote outside at " << i;
           }
         }
       }
@@ -115,7 +115,7 @@ TEST_P(EveryKind, MatchesTheReferenceAtEverySizeAndAlignment) {
 
 TEST_P(EveryKind, WorksInPlaceWithAnyInput) {
   for (const std::size_t count : {1u, 17u, 128u, 1000u}) {
-    for (const auto& layout : kLayouts) {
+    for (const auto& layout : layouts) {
       const ReductionTree tree = ReductionTree::from_nodes(layout);
       const auto inputs = random_inputs(dtype, layout.size(), count, count);
       const Bytes expected = naive::reduce(dtype, op, inputs, tree, count);
@@ -148,9 +148,9 @@ TEST_P(EveryKind, FoldsManyRanks) {
 // All 65536 values alone and against partners that reach every rounding case: ties, denormals,
 // overflow, cancellation.
 void check_every_16_bit_value(DType dtype) {
-  constexpr std::size_t kValues = 65536;
-  Bytes every(2 * kValues);
-  for (std::size_t i = 0; i < kValues; ++i) {
+  constexpr std::size_t value_count = 65536;
+  Bytes every(2 * value_count);
+  for (std::size_t i = 0; i < value_count; ++i) {
     const auto bits = static_cast<std::uint16_t>(i);
     std::memcpy(every.data() + 2 * i, &bits, 2);
   }
@@ -158,8 +158,8 @@ void check_every_16_bit_value(DType dtype) {
   for (const Simd simd : simds()) {
     Bytes out(every.size());
     reduce(dtype, ReduceOp::sum, out.data(), std::array<const void*, 1>{every.data()}, alone,
-           kValues, simd);
-    for (std::size_t i = 0; i < kValues; ++i) {
+           value_count, simd);
+    for (std::size_t i = 0; i < value_count; ++i) {
       std::uint16_t bits = 0;
       std::memcpy(&bits, out.data() + 2 * i, 2);
       const std::size_t infinity = dtype == DType::f16 ? 0x7c00 : 0x7f80;
@@ -169,13 +169,13 @@ void check_every_16_bit_value(DType dtype) {
   }
   const ReductionTree pair = ReductionTree::from_nodes(std::array{0, 1});
   std::mt19937_64 random(1);
-  for (const ReduceOp op : naive::kOps) {
+  for (const ReduceOp op : naive::all_ops) {
     for (int round = 0; round < 4; ++round) {
-      const std::vector<Bytes> inputs = {every, naive::random_elements(dtype, kValues, random)};
-      const Bytes expected = naive::reduce(dtype, op, inputs, pair, kValues);
+      const std::vector<Bytes> inputs = {every, naive::random_elements(dtype, value_count, random)};
+      const Bytes expected = naive::reduce(dtype, op, inputs, pair, value_count);
       for (const Simd simd : simds()) {
         Bytes out(every.size());
-        reduce(dtype, op, out.data(), pointers(inputs), pair, kValues, simd);
+        reduce(dtype, op, out.data(), pointers(inputs), pair, value_count, simd);
         ASSERT_EQ(out, expected) << name_of(simd) << ' ' << name_of(op);
       }
     }
@@ -243,11 +243,11 @@ TEST(Reduce, KnownAnswers) {
                  {bytes_of<std::uint8_t>({200}), bytes_of<std::uint8_t>({2})}),
             bytes_of<std::uint8_t>({144}));
   using I64 = std::int64_t;
-  constexpr I64 kMost = std::numeric_limits<I64>::max();
-  constexpr I64 kLeast = std::numeric_limits<I64>::min();
+  constexpr I64 most = std::numeric_limits<I64>::max();
+  constexpr I64 least = std::numeric_limits<I64>::min();
   EXPECT_EQ(fold(DType::i64, ReduceOp::sum, {0, 1},
-                 {bytes_of<I64>({kMost, kLeast}), bytes_of<I64>({1, -1})}),
-            bytes_of<I64>({kLeast, kMost}));
+                 {bytes_of<I64>({most, least}), bytes_of<I64>({1, -1})}),
+            bytes_of<I64>({least, most}));
   EXPECT_EQ(fold(DType::boolean, ReduceOp::sum, {0, 1},
                  {bytes_of<std::uint8_t>({0, 0, 2, 255}), bytes_of<std::uint8_t>({0, 128, 0, 1})}),
             bytes_of<std::uint8_t>({0, 1, 1, 1}));
@@ -271,7 +271,7 @@ TEST(Reduce, CallersFloatControlNeitherMattersNorChanges) {
     unsigned int saved = _mm_getcsr();
     ~Restore() { _mm_setcsr(saved); }
   } restore;
-  constexpr unsigned int kControls[] = {
+  constexpr unsigned int controls[] = {
       0x1f80,                             // default
       0x1f80 | _MM_FLUSH_ZERO_ON | 0x40,  // FTZ and DAZ
       0x1f80 | _MM_ROUND_UP,
@@ -280,12 +280,12 @@ TEST(Reduce, CallersFloatControlNeitherMattersNorChanges) {
   };
   const ReductionTree tree = ReductionTree::from_nodes(std::array{0, 0, 1});
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
-    for (const ReduceOp op : naive::kOps) {
+    for (const ReduceOp op : naive::all_ops) {
       const auto inputs = random_inputs(dtype, 3, 500, 11);
       const auto views = pointers(inputs);
       const Bytes expected = naive::reduce(dtype, op, inputs, tree, 500);
       for (const Simd simd : simds()) {
-        for (const unsigned int control : kControls) {
+        for (const unsigned int control : controls) {
           Bytes out(expected.size());
           _mm_setcsr(control);
           reduce(dtype, op, out.data(), views, tree, 500, simd);

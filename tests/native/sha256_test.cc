@@ -14,16 +14,16 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 }
 
 std::string hex(const Digest& digest) {
-  static constexpr std::string_view kDigits = "0123456789abcdef";
+  static constexpr std::string_view hex_digits = "0123456789abcdef";
   std::string text;
   for (std::byte b : digest) {
-    text += kDigits[std::to_integer<unsigned>(b) >> 4];
-    text += kDigits[std::to_integer<unsigned>(b) & 15];
+    text += hex_digits[std::to_integer<unsigned>(b) >> 4];
+    text += hex_digits[std::to_integer<unsigned>(b) & 15];
   }
   return text;
 }
 
-constexpr std::string_view kTwoBlocks = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+constexpr std::string_view two_blocks = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
 
 // FIPS 180-4 example messages, as published with the NIST cryptographic standards.
 TEST(Sha256, NistVectors) {
@@ -31,7 +31,7 @@ TEST(Sha256, NistVectors) {
             "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(hex(sha256(bytes_of("abc"))),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-  EXPECT_EQ(hex(sha256(bytes_of(kTwoBlocks))),
+  EXPECT_EQ(hex(sha256(bytes_of(two_blocks))),
             "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
   EXPECT_EQ(hex(sha256(bytes_of("abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmno"
                                 "ijklmnopjklmnopqklmnopqrlmnopqrsmnopqrstnopqrstu"))),

@@ -52,7 +52,7 @@ TEST(StreamCommunicator, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   std::thread cutting([&] {
     for (unsigned turn = 0; ended < 2; ++turn) {
       const auto rail = static_cast<RailId>(turn % 2);
-      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::cut).ok());
+      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
       std::this_thread::sleep_for(milliseconds(5));
       EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
       std::this_thread::sleep_for(milliseconds(15));
@@ -124,7 +124,7 @@ TEST(StreamCommunicator, AnExchangeInAGraphIsReplayedWhileRailsAreCutAndHealed) 
   std::thread cutting([&] {
     for (unsigned turn = 0; ended < 4; ++turn) {
       const auto rail = static_cast<RailId>(turn % 2);
-      EXPECT_TRUE(nodes.job.engines[0]->inject(rail, Fault::cut).ok());
+      EXPECT_TRUE(nodes.job.engines[0]->inject(rail, Fault::carrier_loss).ok());
       std::this_thread::sleep_for(milliseconds(5));
       EXPECT_TRUE(nodes.job.engines[0]->inject(rail, Fault::none).ok());
       std::this_thread::sleep_for(milliseconds(15));
@@ -219,7 +219,8 @@ TEST(StreamCommunicator, LostRailsBecomeAnErrorAndLeaveTheTargetAlone) {
   job.run([&](int me, Communicator& communicator) {
     Rank rank(communicator);
     for (RailId rail = 0; rail < 2; ++rail)
-      EXPECT_TRUE(job.engines[static_cast<std::size_t>(me)]->inject(rail, Fault::cut).ok());
+      EXPECT_TRUE(
+          job.engines[static_cast<std::size_t>(me)]->inject(rail, Fault::carrier_loss).ok());
     const std::vector<float> in(100, 1.0F);
     const std::vector<float> out(100, 7.0F);
     const auto reduce = [&] {

@@ -146,7 +146,7 @@ TEST_F(Verbs, CarryEverythingWhateverComesLateAndBeforeWhat) {
 TEST_F(Verbs, AreLeftWhenTheirPortHasAnError) {
   expect_failover(
       [&] { job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1}); },
-      RailCause::carrier);
+      RailCause::carrier_loss);
 }
 
 TEST_F(Verbs, AreKeptWhenAnotherPortHasOne) {
@@ -173,7 +173,7 @@ TEST_F(Verbs, AreConnectedAnewWhenTheirGidChanges) {
         job->verbs->set_gid(device(0), 3, std::byte{77});
         job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::gid_changed, .port = 1});
       },
-      RailCause::carrier);
+      RailCause::address_loss);
 }
 
 TEST_F(Verbs, GoOnWhileADeviceDoesNotSayWhatItsPortIs) {
@@ -190,7 +190,7 @@ TEST_F(Verbs, GoOnWhileADeviceDoesNotSayWhatItsPortIs) {
   ask();
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it is heard
   job->verbs->hang_ports(device(0), false);
-  EXPECT_TRUE(eventually([&] { return saw(RailCause::carrier, 0) && all_up(); }));
+  EXPECT_TRUE(eventually([&] { return saw(RailCause::address_loss, 0) && all_up(); }));
   steps(10, 3000);
 }
 
@@ -200,7 +200,7 @@ TEST_F(Verbs, AreLeftWhenACompletionQueueOverruns) {
         job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::completion_queue_error,
                                            .queue_pair = job->verbs->queue_pair_of(device(0))});
       },
-      RailCause::device);
+      RailCause::device_loss);
 }
 
 TEST_F(Verbs, AreLeftWhenAQueuePairIsInError) {
@@ -209,16 +209,16 @@ TEST_F(Verbs, AreLeftWhenAQueuePairIsInError) {
         job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::queue_pair_fatal,
                                            .queue_pair = job->verbs->queue_pair_of(device(0))});
       },
-      RailCause::device);
+      RailCause::device_loss);
 }
 
 TEST_F(Verbs, AreLeftAtACompletionThatNobodyAskedFor) {
   expect_failover([&] { job->verbs->inject_completion(device(0), {.id = 4444444, .ok = true}); },
-                  RailCause::completion);
+                  RailCause::completion_error);
 }
 
 TEST_F(Verbs, AreLeftAtAFlushAfterSuccess) {
-  expect_failover([&] { job->verbs->flush_newest(device(0)); }, RailCause::completion);
+  expect_failover([&] { job->verbs->flush_newest(device(0)); }, RailCause::completion_error);
 }
 
 TEST_F(Verbs, AreLeftWhenRetriesAreExhausted) {
@@ -231,7 +231,7 @@ TEST_F(Verbs, AreLeftWhenRetriesAreExhausted) {
           verbs->mute(device(0), false);
         }).detach();
       },
-      RailCause::completion);
+      RailCause::completion_error);
 }
 
 TEST_F(Verbs, AreLeftWhenAPostFails) {
@@ -243,7 +243,7 @@ TEST_F(Verbs, AreLeftWhenAPostFails) {
           verbs->fail_posts(device(0), 0);
         }).detach();
       },
-      RailCause::device);
+      RailCause::device_loss);
 }
 
 TEST_F(Verbs, AreSilentInABlackHoleAndComeBack) {
@@ -268,7 +268,7 @@ TEST_F(Verbs, GoOnAfterTheirDeviceWasRemovedAndPluggedIn) {
           verbs->plug_in(device(0));
         }).detach();
       },
-      RailCause::device);
+      RailCause::device_loss);
 }
 
 TEST_F(Verbs, AreNotReusedWhileAFenceHangs) {

@@ -28,7 +28,7 @@ TEST(Verdict, WithoutABrokenPortItWaitsForEverythingThatCanBeFoundOut) {
 
 TEST(Verdict, ALostCarrierIsTheLocalNicHereAndTheRemoteNicThere) {
   LinkPair pair(2);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   EXPECT_EQ(pair.a.verdict(0), Verdict::local_nic);
   pair.exchange(1);
   EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
@@ -53,7 +53,7 @@ TEST(Verdict, WhatOneEndFindsOutLaterIsToldToTheOther) {
 
 TEST(Verdict, WhatThePeerSaysOfItsPortCountsForMoreThanWhatWeSeeOfIt) {
   LinkPair pair(2);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   pair.exchange(1);
   pair.b.located(0, 1, {.own = works, .peer = works, .complete = true});
   EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
@@ -84,9 +84,9 @@ TEST(Verdict, ARailThatReopensBeforeItIsLocatedWasAwayForAMoment) {
 
 TEST(Verdict, ALinkWithoutRailsIsThePeersFaultUnlessAllPortsOfOneSideAreBroken) {
   LinkPair pair(2);
-  pair.a.rail_failed(0, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   EXPECT_EQ(pair.a.overall_verdict(), Verdict::peer);
-  pair.a.rail_failed(1, 1, RailCause::carrier, pair.now);
+  pair.a.rail_failed(1, 1, RailCause::carrier_loss, pair.now);
   EXPECT_EQ(pair.a.overall_verdict(), Verdict::local_nic);
 }
 

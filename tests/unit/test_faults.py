@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from r2serve import faults
 from r2serve.drills.order import KINDS as DRILLS
 from r2serve.lab.kinds import KINDS, MANAGEMENT_KINDS
@@ -27,26 +25,6 @@ def test_an_old_word_stands_for_one_kind() -> None:
 def test_every_fault_that_is_made_or_told_is_in_the_table() -> None:
     assert {*DRILLS, *KINDS, *journal.FAULTS[1:]} <= set(faults.FAULT_KINDS)
     assert {f"mgmt_{name}" for name in MANAGEMENT_KINDS} <= set(faults.FAULT_KINDS)
-
-
-@pytest.mark.parametrize("kind", journal.FAULTS)
-def test_the_core_is_told_a_word_that_it_knows(kind: str) -> None:
-    assert faults.to_core(kind) in ("heal", "cut", "drop", "error", "slow", "corrupt")
-
-
-@pytest.mark.parametrize(
-    ("word", "cause"),
-    [
-        ("carrier", "carrier_loss"),
-        ("device-error", "device_loss"),
-        ("socket-error", "socket_error"),
-        ("injected", "injected"),
-        ("carrier_loss", "carrier_loss"),
-    ],
-)
-def test_causes_of_the_core_are_put_out_by_their_names(word: str, cause: str) -> None:
-    assert faults.from_core(word) == cause
-    assert cause in journal.RAIL_CAUSES
 
 
 def test_the_page_prints_the_table() -> None:

@@ -59,7 +59,7 @@ def test_events_are_followed(pair: Pair) -> None:
         try:
             assert process.stdout.readline()
             pair.cut_and_heal(1)
-            while not process.stdout.readline().endswith("rail1@node0 to rank 1: cut\n"):
+            while not process.stdout.readline().endswith("rail1@node0 to rank 1: carrier_loss\n"):
                 continue
             while not process.stdout.readline().endswith("PROBATION->UP\n"):
                 continue

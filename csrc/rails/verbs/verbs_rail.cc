@@ -49,7 +49,7 @@ bool VerbsRail::fail(RailCause cause, const std::string& why, TimeNs now) {
   return false;
 }
 
-// --- out ---------------------------------------------------------------------------------------
+// ---- out ----
 
 bool VerbsRail::has_room() const {
   return sent_ - std::min(completed_, credited_) < ring_frames &&
@@ -99,9 +99,9 @@ void VerbsRail::post(OutFrame& frame, TimeNs now) {
       .inlined = bytes <= session_->pair->inline_bytes()};
   told_ = consumed_;
   ++sent_;
-  if (!flight.reads_lent) link_.frame_written(header);
+  if (!flight.reads_zero_copy) link_.frame_written(header);
   if (const int error = session_->pair->post({writes.data(), count}); error != 0)
-    fail(RailCause::device, std::string("posting a send: ") + std::strerror(error), now);
+    fail(RailCause::device_loss, std::string("posting a send: ") + std::strerror(error), now);
 }
 
 // The peer writes by the key of the device that it writes through.
@@ -124,7 +124,7 @@ bool VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) 
   std::uint32_t key = session_->local_key();
   if (const auto keys = session_->pool().find(session_->device(), data, bytes); keys.has_value()) {
     key = keys->local;
-    flight.reads_lent = frame.lent;
+    flight.reads_zero_copy = frame.zero_copy;
   } else {
     const auto free = std::find(bounce_used_.begin(), bounce_used_.end(), false);
     assert(free != bounce_used_.end());
@@ -143,7 +143,7 @@ bool VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) 
 }
 
 void VerbsRail::fail_to_copy(TimeNs now) {
-  fail(RailCause::device, "a GPU does not copy what is to be sent", now);
+  fail(RailCause::device_loss, "a GPU does not copy what is to be sent", now);
 }
 
 void VerbsRail::send_credit(TimeNs now) {
@@ -158,7 +158,7 @@ void VerbsRail::send_credit(TimeNs now) {
   told_ = consumed_;
   credit_in_flight_ = true;
   if (const int error = session_->pair->post({&write, 1}); error != 0)
-    fail(RailCause::device, std::string("posting credit: ") + std::strerror(error), now);
+    fail(RailCause::device_loss, std::string("posting credit: ") + std::strerror(error), now);
 }
 
 // What a device was asked to read it reads: a queue pair that is not through with it soon is given
@@ -178,7 +178,7 @@ bool VerbsRail::detach(const DetachScope& scope, TimeNs now) {
 bool VerbsRail::detached(const DetachScope& scope) const {
   for (std::uint64_t frame = completed_; frame < sent_; ++frame) {
     const Flight& flight = flights_[frame % ring_frames];
-    if (flight.reads_lent && scope.covers(flight.header, /*lent=*/true)) return false;
+    if (flight.reads_zero_copy && scope.covers(flight.header, /*zero_copy=*/true)) return false;
   }
   return true;
 }
@@ -189,7 +189,7 @@ void VerbsRail::heal() {
   if (swallowed_ > 0) early_.emplace_back().status = "frames were dropped by a drill";
 }
 
-// --- in ----------------------------------------------------------------------------------------
+// ---- in ----
 
 bool VerbsRail::pump_in(TimeNs now) {
   if (muted_) return false;
@@ -203,7 +203,7 @@ bool VerbsRail::pump_in(TimeNs now) {
     }
     if (count == 0) {
       const int got = session_->pair->poll(completions);
-      if (got < 0) return !fail(RailCause::device, "polling for completions failed", now);
+      if (got < 0) return !fail(RailCause::device_loss, "polling for completions failed", now);
       count = static_cast<std::size_t>(got);
     }
     for (std::size_t i = 0; i < count; ++i) {
@@ -215,8 +215,8 @@ bool VerbsRail::pump_in(TimeNs now) {
       const std::uint32_t due = std::exchange(receives_due_, 0);
       const int error = session_->pair->post_receives(request_id(VerbsRequest::receive, 0), due);
       if (error != 0)
-        return !fail(RailCause::device, std::string("posting receives: ") + std::strerror(error),
-                     now);
+        return !fail(RailCause::device_loss,
+                     std::string("posting receives: ") + std::strerror(error), now);
     }
     if (consumed_ - told_ >= ring_frames / 2) send_credit(now);
     if (!open()) return true;
@@ -226,26 +226,27 @@ bool VerbsRail::pump_in(TimeNs now) {
 }
 
 bool VerbsRail::take(const VerbsCompletion& completion, TimeNs now) {
-  if (!completion.ok) return fail(RailCause::completion, std::string(completion.status), now);
+  if (!completion.ok) return fail(RailCause::completion_error, std::string(completion.status), now);
   switch (static_cast<VerbsRequest>(completion.id & 3U)) {
     case VerbsRequest::frame: return take_sent(completion, now);
     case VerbsRequest::credit: credit_in_flight_ = false; return true;
     case VerbsRequest::receive: return take_arrived(completion, now);
     case VerbsRequest::marker: break;
   }
-  return fail(RailCause::completion, "a completion that nobody asked for", now);
+  return fail(RailCause::completion_error, "a completion that nobody asked for", now);
 }
 
 bool VerbsRail::take_sent(const VerbsCompletion& completion, TimeNs now) {
   const std::uint64_t frame = completion.id >> 2U;
   if (frame < completed_ || frame >= sent_)
-    return fail(RailCause::completion, "the completion of a frame that is not on its way", now);
+    return fail(RailCause::completion_error, "the completion of a frame that is not on its way",
+                now);
   for (; completed_ <= frame; ++completed_) {
     Flight& flight = flights_[completed_ % ring_frames];
     acked_position_ = flight.position;
     if (flight.bounce != no_bounce) bounce_used_[static_cast<std::size_t>(flight.bounce)] = false;
     flight.bounce = no_bounce;
-    if (std::exchange(flight.reads_lent, false)) link_.frame_written(flight.header);
+    if (std::exchange(flight.reads_zero_copy, false)) link_.frame_written(flight.header);
     if (completed_ == frame) measure(now - flight.posted_at, now);
   }
   return true;
@@ -304,7 +305,7 @@ bool VerbsRail::take_frame(std::uint32_t bytes, TimeNs now) {
   return open();
 }
 
-// --- time --------------------------------------------------------------------------------------
+// ---- time ----
 
 void VerbsRail::report_path(TimeNs now) {
   link_.path_acked(rail_, epoch_, acked_position_, /*peer_limited=*/false, now);

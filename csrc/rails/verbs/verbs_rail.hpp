@@ -70,7 +70,7 @@ class VerbsRail final : public Rail {
     std::uint64_t position = 0;  // of the epoch's byte stream, after it
     TimeNs posted_at = 0;
     int bounce = no_bounce;
-    bool reads_lent = false;  // the device reads a caller's memory
+    bool reads_zero_copy = false;  // the device reads a caller's memory
   };
 
   [[nodiscard]] bool open() const;  // the epoch is

@@ -11,23 +11,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "../work_queue.hpp"
 #include "device/direct_bodies.hpp"
 #include "device/exchange_bodies.hpp"
 #include "grids.hpp"
@@ -54,78 +51,37 @@ enum Code : int {
   capture_unsupported = 900,
 };
 
-using Work = std::function<void()>;
+using Work = r2ccl::testing::WorkQueue::Work;
 using Graph = std::vector<Work>;
 
 class Stream {
  public:
-  Stream() : thread_([this] { run(); }) {}
-  ~Stream() {
-    {
-      const std::lock_guard guard(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-
   void add(Work work) {
-    {
-      const std::lock_guard guard(mutex_);
-      (captured_ ? *captured_ : queue_).push_back(std::move(work));
-    }
-    changed_.notify_all();
+    const std::lock_guard guard(mutex_);
+    if (captured_ != nullptr)
+      captured_->push_back(std::move(work));
+    else
+      queue_.add(std::move(work));
   }
   void begin_capture() {
     const std::lock_guard guard(mutex_);
-    captured_ = std::make_unique<std::deque<Work>>();
+    captured_ = std::make_unique<Graph>();
   }
-  [[nodiscard]] bool idle() {
-    const std::lock_guard guard(mutex_);
-    return queue_.empty() && !running_;
-  }
+  [[nodiscard]] bool idle() { return queue_.idle(); }
   [[nodiscard]] bool capturing() {
     const std::lock_guard guard(mutex_);
     return captured_ != nullptr;
   }
   std::unique_ptr<Graph> end_capture() {
     const std::lock_guard guard(mutex_);
-    if (captured_ == nullptr) return nullptr;
-    auto graph = std::make_unique<Graph>(captured_->begin(), captured_->end());
-    captured_.reset();
-    return graph;
+    return std::move(captured_);
   }
-  void synchronise() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return queue_.empty() && !running_; });
-  }
+  void synchronise() { queue_.synchronise(); }
 
  private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      const Work work = std::move(queue_.front());
-      queue_.pop_front();
-      running_ = true;
-      lock.unlock();
-      work();
-      lock.lock();
-      running_ = false;
-      changed_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Work> queue_;
-  std::unique_ptr<std::deque<Work>> captured_;  // null: no capture
-  bool running_ = false;
-  bool closing_ = false;
-  std::thread thread_;
+  std::mutex mutex_;                 // of captured_
+  std::unique_ptr<Graph> captured_;  // null: no capture
+  r2ccl::testing::WorkQueue queue_;
 };
 
 // Of the device: other processes may be given it.
@@ -246,8 +202,7 @@ bool may_run_beside_captures() {
                               [](const auto& each) { return each.second->capturing(); });
 }
 
-// --- kernels
-// --------------------------------------------------------------------------------------
+// ---- kernels ----
 
 using Kernel = Work (*)(unsigned blocks, void** arguments);
 
@@ -258,7 +213,7 @@ Work work_of(unsigned blocks, void** given, Body body) {
   std::apply([&](Arguments&... each) { (std::memcpy(&each, *given++, sizeof each), ...); },
              arguments);
   return [=] {
-    run_grid(blocks, [&](const Place& at, const ThreadBlock& block, Shared& shared) {
+    run_grid(blocks, [&](const ThreadPosition& at, const ThreadBlock& block, Shared& shared) {
       std::apply([&](const Arguments&... each) { body(at, block, shared, each...); }, arguments);
     });
   };
@@ -270,14 +225,14 @@ using Target = std::byte*;
 Work stage_kernel(unsigned blocks, void** given) {
   return work_of<Mailbox*, DeviceState*, Staging, Source, Rows, std::uint32_t, bool>(
       blocks, given,
-      [](const Place& at, const ThreadBlock& block, Shared& shared, Mailbox* mailbox,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, Mailbox* mailbox,
          DeviceState* state,
          const auto&... rest) { stage(at, block, shared, *mailbox, *state, rest...); });
 }
 Work deliver_kernel(unsigned blocks, void** given) {
   return work_of<const Mailbox*, const DeviceState*, Staging, Target, Rows, std::uint32_t>(
       blocks, given,
-      [](const Place& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
          const DeviceState* state,
          const auto&... rest) { deliver(at, block, shared, *mailbox, *state, rest...); });
 }
@@ -308,21 +263,22 @@ Work deliver_sum_kernel(unsigned blocks, void** given) {
   return work_of<const Mailbox*, const DeviceState*, Staging, Target, std::uint64_t, Sum,
                  std::uint32_t>(
       blocks, given,
-      [](const Place& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
          const DeviceState* state,
          const auto&... rest) { deliver_sum(at, block, shared, *mailbox, *state, rest...); });
 }
 Work combine_kernel(unsigned blocks, void** given) {
   return work_of<Mailbox*, DeviceState*, Staging, const Inbox*, std::uint64_t, std::uint64_t, Sum,
-                 std::uint32_t>(blocks, given,
-                                [](const Place& at, const ThreadBlock& block, Shared& shared,
-                                   Mailbox* mailbox, DeviceState* state, const auto&... rest) {
-                                  combine(at, block, shared, *mailbox, *state, rest...);
-                                });
+                 std::uint32_t>(
+      blocks, given,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, Mailbox* mailbox,
+         DeviceState* state,
+         const auto&... rest) { combine(at, block, shared, *mailbox, *state, rest...); });
 }
 Work depart_kernel(unsigned /*blocks*/, void** given) {
   return work_of<Exchange>(
-      1, given, [](const Place& at, const ThreadBlock& block, Shared&, const auto& exchange) {
+      1, given,
+      [](const ThreadPosition& at, const ThreadBlock& block, Shared&, const auto& exchange) {
         if (at.thread == 0) depart(block, exchange);
       });
 }

@@ -16,9 +16,9 @@
 
 namespace fake_cuda {
 
-using r2ccl::device::Place;
 using r2ccl::device::Shared;
 using r2ccl::device::Spinning;
+using r2ccl::device::ThreadPosition;
 
 // Threads that run parts of kernels.  Kernels of different streams wait for each other, so a part
 // never waits for a free thread: where all are busy, one more is made.
@@ -129,7 +129,7 @@ void run_grid(unsigned blocks, const Body& body) {
   processors().run(blocks * threads_per_block, [&](unsigned part) {
     const unsigned block = part / threads_per_block;
     held_blocks().wait_for_leave(block);
-    body(Place{block, blocks, part % threads_per_block, threads_per_block},
+    body(ThreadPosition{block, blocks, part % threads_per_block, threads_per_block},
          ThreadBlock(&all[block].barrier), all[block].shared);
   });
 }

@@ -3,10 +3,8 @@
 // Every header carries a checksum that no mutation gets right, so there are two modes: bytes as
 // they are, and a list of events, among them frames whose fields come from the input and are
 // sealed.
-#include <sanitizer/allocator_interface.h>
-
 #include "frames_world.hpp"
-#include "input.hpp"
+#include "fuzz_main.hpp"
 
 namespace r2ccl::fuzz {
 namespace {
@@ -279,15 +277,8 @@ class Peer {
 };
 
 }  // namespace
-}  // namespace r2ccl::fuzz
 
-// Freed memory is kept from use for long enough without filling the machine's.
-extern "C" const char* __asan_default_options() { return "quarantine_size_mb=8"; }
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace r2ccl::fuzz;
-  const std::size_t baseline = __sanitizer_get_current_allocated_bytes();
-  Input input(data, size);
+void run(Input& input, std::size_t baseline) {
   const Mode mode(input.byte());
   FrameWorld world(mode.options, mode.rails_up, baseline);
   Peer peer(world, input);
@@ -298,5 +289,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       peer.raw();
     world.check();
   }
-  return 0;
 }
+
+}  // namespace r2ccl::fuzz

@@ -159,7 +159,7 @@ void FrameWorld::send(RailId rail, const FrameHeader& header, bool honest,
   send(rail, payload);
 }
 
-// --- what arrives --------------------------------------------------------------------------------
+// ---- what arrives ----
 
 void FrameWorld::deliver(RailId rail, std::size_t bytes) {
   Path& path = paths_[rail];
@@ -244,7 +244,7 @@ bool FrameWorld::incorrect(RailId rail, const FrameHeader& header) const {
              std::min(shape().chunk_bytes, header.message_bytes - header.offset);
 }
 
-// --- what goes out -------------------------------------------------------------------------------
+// ---- what goes out ----
 
 void FrameWorld::pump_out(RailId rail, std::size_t room) {
   if (!carried_.ends[rail].rail) return;
@@ -295,7 +295,7 @@ void FrameWorld::break_pipe(RailId rail) {
   carried_.receive(now_, /*all_rails=*/true);
 }
 
-// --- the communicators ---------------------------------------------------------------------------
+// ---- the communicators ----
 
 void FrameWorld::post(std::size_t which, std::size_t bytes) {
   const std::uint64_t communicator = world_communicators[which];
@@ -369,7 +369,7 @@ void FrameWorld::settle() {
     const OutStream& stream = carried_.link.out_stream(communicator);
     calls.delivered = std::max(calls.delivered, stream.delivered());
     while (!calls.posts.empty() && stream.settled_position() >= calls.posts.front().end) {
-      if (stream.lent_position() > calls.posts.front().begin)
+      if (stream.zero_copy_position() > calls.posts.front().begin)
         (void)carried_.detach({.communicator = communicator, .before = stream.delivered()}, now_);
       calls.posts.pop_front();
     }
@@ -409,7 +409,7 @@ std::uint64_t FrameWorld::posted_messages(std::uint64_t communicator) const {
   return found == calls_.end() ? 0 : found->second.posted;
 }
 
-// --- what holds ----------------------------------------------------------------------------------
+// ---- what holds ----
 
 void FrameWorld::check() {
   settle();

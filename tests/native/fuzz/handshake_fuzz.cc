@@ -13,7 +13,7 @@
 
 #include "base/sha256.hpp"
 #include "connect/handshake.hpp"
-#include "input.hpp"
+#include "fuzz_main.hpp"
 
 namespace r2ccl::fuzz {
 namespace {
@@ -87,7 +87,7 @@ void append(Bytes& to, std::span<const std::byte> what) {
   to.insert(to.end(), what.begin(), what.end());
 }
 
-// --- one end, and a peer that may know the key ---------------------------------------------------
+// ---- one end, and a peer that may know the key ----
 
 // Follows what an end is told, and knows when it may answer and when it may be established.
 class OneEnd {
@@ -212,7 +212,7 @@ void strangers(Input& input, bool accepts, bool knows_key, std::size_t baseline)
   }
 }
 
-// --- a conversation with somebody in between -----------------------------------------------------
+// ---- a conversation with somebody in between ----
 
 // What one end said, and what the other one heard of it.
 struct Direction {
@@ -286,19 +286,13 @@ void conversation(Input& input) {
 }
 
 }  // namespace
-}  // namespace r2ccl::fuzz
 
-// Freed memory is kept from use for long enough without filling the machine's.
-extern "C" const char* __asan_default_options() { return "quarantine_size_mb=8"; }
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace r2ccl::fuzz;
-  const std::size_t baseline = __sanitizer_get_current_allocated_bytes();
-  Input input(data, size);
+void run(Input& input, std::size_t baseline) {
   const std::uint8_t mode = input.byte();
   if (mode % 3 == 0)
     conversation(input);
   else
     strangers(input, mode % 3 == 1, (mode & 64) != 0, baseline);
-  return 0;
 }
+
+}  // namespace r2ccl::fuzz

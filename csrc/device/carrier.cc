@@ -1,0 +1,93 @@
+#include "device/carrier.hpp"
+
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "base/clock.hpp"
+
+namespace r2ccl::device {
+
+std::uint32_t Carrier::add(Plan plan) {
+  const std::lock_guard guard(mutex_);
+  if (free_plans_.empty()) {
+    plans_.push_back(std::move(plan));
+    return static_cast<std::uint32_t>(plans_.size() - 1);
+  }
+  const std::uint32_t number = free_plans_.back();
+  free_plans_.pop_back();
+  plans_[number] = std::move(plan);
+  return number;
+}
+
+Status Carrier::carry(std::uint32_t number, Sequence sequence) {
+  Plan plan;
+  {
+    const std::lock_guard guard(mutex_);
+    if (number >= plans_.size())
+      return {ErrorCode::internal, "plan " + std::to_string(number) +
+                                       " was posted, and there are " +
+                                       std::to_string(plans_.size())};
+    if (plans_[number].captured) {
+      plan = plans_[number];
+    } else {
+      plan = std::move(plans_[number]);
+      free_plans_.push_back(number);
+    }
+  }
+  const Staging& staging = plan.direct ? work_.direct : work_.pinned;
+  written_by_nics_ = plan.direct;
+  return carry_out(plan, staging.input(sequence), staging.result(sequence));
+}
+
+Status Carrier::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
+  const std::size_t count = plan.counts.front();
+  const bool at_root = work_.communicator.rank() == plan.root;
+  Communicator& ranks = among(plan);
+  const auto own = static_cast<std::size_t>(ranks.rank());
+  switch (plan.collective) {
+    case Collective::all_reduce:
+      return ranks.all_reduce(in, out, count, plan.dtype, plan.op, plan.algorithm);
+    case Collective::all_gather: {
+      const std::size_t before =
+          std::accumulate(plan.counts.begin(), plan.counts.begin() + ranks.rank(), std::size_t{0});
+      return ranks.all_gatherv(out + before * size_of(plan.dtype), out, plan.counts, plan.dtype);
+    }
+    case Collective::reduce_scatter:
+      if (plan.apart)
+        return ranks.all_to_allv(in, plan.counts, out,
+                                 std::vector(plan.counts.size(), plan.counts[own]), plan.dtype);
+      return ranks.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
+    case Collective::broadcast:
+      return work_.communicator.broadcast(at_root ? in : out, count, plan.dtype, plan.root);
+    case Collective::gather:
+      return work_.communicator.gather(in, out, plan.counts, plan.dtype, plan.root);
+    case Collective::send: return work_.communicator.send_to(in, count, plan.dtype, plan.root);
+    case Collective::recv:
+      return work_.communicator.receive_from(out, count, plan.dtype, plan.root);
+    case Collective::all_to_all:
+      return work_.communicator.all_to_allv(in, plan.counts, out, plan.counts, plan.dtype);
+    case Collective::barrier: return work_.communicator.barrier();
+  }
+  return {ErrorCode::internal, "a plan of no collective was posted"};
+}
+
+Status Carrier::flush() {
+  if (!written_by_nics_) return {};
+  R2CCL_TRY(work_.direct_memory.named->failure());
+  return work_.direct_memory.needs_flush ? work_.device.flush_writes() : Status();
+}
+
+Status Carrier::watch() {
+  if (load_acquire(work_.mailbox.entered) == load_acquire(work_.mailbox.left)) {
+    inside_since_ = 0;
+    return {};
+  }
+  if (inside_since_ == 0) inside_since_ = now_ns();
+  Status status = work_.communicator.check_waiting(inside_since_);
+  // Ranks of other nodes wait for what this one will not post any more.
+  if (!status.ok()) work_.column->abort(status.message());
+  return status;
+}
+
+}  // namespace r2ccl::device

@@ -1,0 +1,118 @@
+#include "device/direct_staging.hpp"
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "device/addresses.hpp"
+#include "device/agreement.hpp"
+
+namespace r2ccl::device {
+namespace {
+
+// Of a trial, from each rank: enough for several rails.
+constexpr std::uint64_t most_tried = 1U << 20U;
+
+Status another_cannot() { return {ErrorCode::invalid_argument, "another rank cannot"}; }
+
+}  // namespace
+
+Status DirectStaging::open(Communicator& communicator, Communicator* column,
+                           const cuda::Device& device, std::uint64_t staging_bytes,
+                           const DirectOptions& options) {
+  communicator_ = &communicator;
+  from_bytes_ = options.from_bytes;
+  if (options.use == DirectOptions::Use::never) {
+    failure_ = {ErrorCode::invalid_argument, "it is off"};
+    return {};
+  }
+  Status among_all = communicator.check_direct();
+  Status in_column = column == nullptr
+                         ? Status(ErrorCode::invalid_argument, "ranks do not exchange")
+                         : column->check_direct();
+  Status staged =
+      among_all.ok() || in_column.ok() ? register_memory(device, staging_bytes) : Status();
+  // Every rank says all that there is to say, or the others would wait for it.
+  const auto of_everybody = [&](Status& own) -> Result<bool> {
+    auto all = agree(communicator, staged.ok() ? own : staged);
+    if (all.ok() && !all.value() && own.ok()) own = another_cannot();
+    return all;
+  };
+  for (const auto& [own, possible, ranks] : {std::tuple{&among_all, &among_all_, &communicator},
+                                             std::tuple{&in_column, &in_column_, column}}) {
+    auto all = of_everybody(*own);
+    if (!all.ok()) return all.take_status();
+    if (!all.value()) continue;
+    // Drivers may promise what the platform does not do.
+    auto tried = try_out(*ranks, staging_bytes);
+    if (!tried.ok()) return tried.take_status();
+    if (!tried.value().empty())
+      *own = {ErrorCode::invalid_argument, "in a trial, " + tried.value()};
+    all = of_everybody(*own);
+    if (!all.ok()) return all.take_status();
+    *possible = all.value();
+  }
+  if (among_all_ || in_column_) return {};
+
+  withdraw();
+  // Of a job whose ranks exchange, what the rails carry is the column's.
+  Status& why = column == nullptr ? among_all : in_column;
+  failure_ = staged.ok() ? std::move(why) : std::move(staged);
+  if (options.use != DirectOptions::Use::always) return {};
+  return {ErrorCode::invalid_argument,
+          "gpu_direct: it is on, and cannot be used: " + failure_.message()};
+}
+
+Status DirectStaging::register_memory(const cuda::Device& device, std::uint64_t staging_bytes) {
+  const std::uint64_t entry_bytes = 2 * staging_bytes;
+  auto made = make_direct_memory(device, ring * entry_bytes);
+  if (!made.ok()) return made.take_status();
+  R2CCL_TRY(communicator_->register_dma_buf(made.value().named->addresses(),
+                                            std::move(made.value().dma_buf)));
+  memory_ = std::move(made.value());
+  buffers_.device = {at<std::byte>(memory_.memory.address()), entry_bytes, staging_bytes};
+  buffers_.host = {memory_.named->addresses().data(), entry_bytes, staging_bytes};
+  return {};
+}
+
+Result<std::string> DirectStaging::try_out(Communicator& ranks, std::uint64_t staging_bytes) {
+  const auto size = static_cast<std::size_t>(ranks.size());
+  const auto own = static_cast<std::size_t>(ranks.rank());
+  const std::size_t each = std::min<std::uint64_t>(part_bytes(staging_bytes, size), most_tried);
+  const auto part_of = [each](std::size_t rank) {
+    std::vector<std::byte> part(each);
+    for (std::size_t i = 0; i < each; ++i) part[i] = static_cast<std::byte>(i * 7 + i / 251 + rank);
+    return part;
+  };
+  std::byte* const all = buffers_.host.result(0);
+  copy_bytes(all + own * each, part_of(own).data(), each);
+  const std::vector<Epoch> before = ranks.rdma_epochs();
+  if (Status status = ranks.all_gatherv(all + own * each, all, std::vector(size, each), DType::u8);
+      !status.ok())
+    return Status(status.code(), "a trial of GPUDirect, which R2CCL_GPU_DIRECT=off does without: " +
+                                     status.message());
+  bool right = true;
+  std::vector<std::byte> got(each);
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    copy_bytes(got.data(), all + rank * each, each);
+    right = right && got == part_of(rank);
+  }
+  if (Status status = memory_.named->failure(); !status.ok()) return status.message();
+  if (!right) return std::string("what NICs wrote into the GPU's memory was not what was sent");
+  const std::vector<Epoch> after = ranks.rdma_epochs();
+  bool same = true;  // of those that were connected: others may just be
+  for (std::size_t i = 0; i < before.size(); ++i)
+    same = same && (before[i] == 0 || before[i] == after[i]);
+  if (!same) return std::string("rails were lost when NICs reached for the GPU's memory");
+  return std::string();
+}
+
+void DirectStaging::withdraw() {
+  if (memory_.named) (void)communicator_->deregister_buffer(memory_.named->addresses().data());
+  memory_.named.reset();
+  memory_.memory = {};
+}
+
+}  // namespace r2ccl::device

@@ -1,0 +1,203 @@
+#include "engine/engine_channel.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace r2ccl {
+namespace {
+
+// Every `rounds_per_check` polls or `check_interval_ns`, a wait also polls the other rails and
+// peers and checks deadlines.  A round lasts long where other threads have the core.
+constexpr unsigned rounds_per_check = 16;
+constexpr TimeNs check_interval_ns = 100'000;
+// A yield that takes as long has let somebody else run.
+constexpr TimeNs switched_ns = 3000;
+
+}  // namespace
+
+EngineChannel::EngineChannel(std::shared_ptr<Engine> engine, std::uint64_t id, std::string name,
+                             int rank)
+    : LinkChannel(id, std::move(name), rank, static_cast<std::size_t>(engine->config().slot_bytes),
+                  static_cast<TimeNs>(engine->config().link_timeout_s * 1e9)),
+      engine_(std::move(engine)) {}
+
+void EngineChannel::add_peer(Peer* peer) {
+  peers_.push_back(peer);
+  if (peer != nullptr) others_.push_back(peer);
+  add_member(peer == nullptr ? nullptr : &peer->link);
+}
+
+void EngineChannel::open() {
+  group_ = engine_->journal_.add_group(name(), id(), rank(), size());
+  engine_->add_channel(*this);
+}
+
+void EngineChannel::close(TimeNs limit) {
+  linger(limit, [this] { return failed() || all_delivered(); });
+  leave();
+  note_closed(group_);
+  engine_->remove_channel(*this);
+}
+
+Status EngineChannel::check_waiting(TimeNs since) const {
+  if (failed()) return failure();
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer_of(peer) != nullptr) R2CCL_TRY(check_liveness(peer, since));
+  return {};
+}
+
+// ---- one call ----
+
+void EngineChannel::begin(Collective noted, std::size_t bytes) {
+  noted_ = noted;
+  call_bytes_ = bytes;
+  const Config& config = engine_->config();
+  bulk_ =
+      bytes > static_cast<std::size_t>(std::min(config.small_message_bytes, config.staging_bytes));
+  stalled_ = 0;
+  looked_ = now_ns();
+  note_call_begins(group_, noted, looked_);
+}
+
+Status EngineChannel::enter(const CallTag& tag) {
+  const StepLock lock(*this);
+  return begin_call(tag);
+}
+
+Status EngineChannel::conclude(Status status) {
+  if (stalled_ == 0 && status.ok() && scratch().empty()) return status;
+  const StepLock lock(*this);
+  if (stalled_ > 0) {
+    note_stall(group_, stalled_);
+    engine_->journal_.record({.time_ns = now_ns(),
+                              .kind = JournalKind::stall,
+                              .from = static_cast<std::uint8_t>(noted_),
+                              .rail = no_rail_entry,
+                              .epoch = engine_->step_,
+                              .call = tag().number,
+                              .communicator = id(),
+                              .value = static_cast<std::uint64_t>(stalled_),
+                              .detail = call_bytes_});
+    engine_->stalled_ns_ += static_cast<std::uint64_t>(stalled_);
+  }
+  return end_call(std::move(status));
+}
+
+Status EngineChannel::expect(int peer, std::size_t skip, std::span<std::byte> memory) {
+  // As offer_target() says, and without the lock.
+  if (memory.size() <= static_cast<std::size_t>(engine_->config().small_message_bytes)) return {};
+  return LinkChannel::expect(peer, skip, memory);
+}
+
+// ---- how it waits: it looks, lets others run, and sleeps in the end ----
+
+Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& come,
+                           std::uint64_t goal) {
+  if (failed()) return failure();
+  std::uint64_t had = come();
+  if (had >= goal) return {};
+  Peer& peer = *peer_of(awaited);
+  const TimeNs spin = engine_->config().spin_us * 1000;
+  TimeNs now = now_ns();
+  const TimeNs began = now;
+  TimeNs last_arrival = began;  // of what is waited for
+  TimeNs last_byte = began;     // of anything, so that it pays to look again soon
+  std::uint64_t disturbances = disturbances_before(peer);
+  TimeNs checked = began;
+  for (unsigned round = 0;; ++round, now = now_ns()) {
+    looked_ = now;
+    const bool check =
+        round % rounds_per_check == rounds_per_check - 1 || now - checked >= check_interval_ns;
+    if (check) checked = now;
+    // At first only where it is likely to come.
+    const bool everywhere = check || (bulk_ && round > 0);
+    if (engine_->progress(peer, now, everywhere)) last_byte = now;
+    if (everywhere) {
+      for (Peer* other : others_)
+        if (other != &peer) engine_->progress(*other, now, /*all_rails=*/true);
+      engine_->tick_if_due(now);
+    }
+    // Not whatever comes: probes are answered all the time, and who waits for data may be told
+    // meanwhile that earlier messages were delivered.
+    if (const std::uint64_t has = come(); has != had) {
+      had = has;
+      // The time since the last of it came counts as a stall if a rail event lies in it.
+      if (disturbances != peer.link.disturbances()) stalled_ += now - last_arrival;
+      disturbances = disturbances_before(peer);
+      last_arrival = now;
+    }
+    if (failed()) return failure();
+    if (had >= goal) return {};
+    if (now - std::max(last_arrival, last_byte) < spin) {
+      if (check) R2CCL_TRY(check_liveness(awaited, began));
+      if (round % rounds_per_yield_ == rounds_per_yield_ - 1) give_way();
+      continue;
+    }
+    R2CCL_TRY(check_liveness(awaited, began));
+    engine_->block(bulk_ ? others_ : std::vector<Peer*>{&peer});
+  }
+}
+
+// Where others want this core, it is better given away at once: what is waited for may be theirs.
+void EngineChannel::give_way() {
+  const TimeNs before = now_ns();
+  engine_->yield();
+  const bool crowded = now_ns() - before >= switched_ns;
+  rounds_per_yield_ = crowded ? 1 : std::min(rounds_per_check, 2 * rounds_per_yield_);
+}
+
+// The rail events that what is waited for from now on cannot be stalled by.  A link without rails
+// stalls it whenever it lost them: in the pause between two calls, or before the last arrival.
+std::uint64_t EngineChannel::disturbances_before(const Peer& peer) {
+  return peer.link.has_no_rail() ? 0 : peer.link.disturbances();
+}
+
+void EngineChannel::linger(TimeNs limit, const std::function<bool()>& done) {
+  const auto sum = [this](const auto& of) {
+    return std::accumulate(
+        others_.begin(), others_.end(), std::uint64_t{0},
+        [&of](std::uint64_t total, const Peer* peer) { return total + of(*peer); });
+  };
+  const std::uint64_t before = sum(disturbances_before);
+  const TimeNs began = now_ns();
+  while (!done() && now_ns() < began + limit) {
+    for (Peer* peer : others_) engine_->progress(*peer, now_ns(), /*all_rails=*/true);
+    engine_->tick_if_due(now_ns());
+    if (!done()) engine_->block(others_);
+  }
+  looked_ = now_ns();
+  // A call that waits until a lost rail lets go of its memory is stalled by that.
+  const std::uint64_t after = sum([](const Peer& peer) { return peer.link.disturbances(); });
+  if (stalled_ > 0 || before != after) stalled_ += looked_ - began;
+}
+
+// ---- what it says to links, journal and log ----
+
+TimeNs EngineChannel::clock() const { return now_ns(); }
+
+TimeNs EngineChannel::recently() const { return holds_lock_ ? looked_ : now_ns(); }
+
+void EngineChannel::flush(int peer, TimeNs now) { peer_of(peer)->send(now); }
+
+bool EngineChannel::detach(int peer, const DetachScope& scope) {
+  return peer_of(peer)->detach(scope, now_ns());
+}
+
+std::string EngineChannel::describe_peer(int peer) const { return peer_of(peer)->label; }
+
+std::string EngineChannel::describe_rails(int peer) const {
+  return peer_of(peer)->describe_rails();
+}
+
+void EngineChannel::on_failed(ErrorCode code, const std::string& text) {
+  engine_->log_.add(LogLevel::error, "communicator '" + name() + "' failed: " + text);
+  engine_->journal_.record({.time_ns = now_ns(),
+                            .kind = JournalKind::abort,
+                            .rail = no_rail_entry,
+                            .call = tag().number,
+                            .communicator = id(),
+                            .value = static_cast<std::uint64_t>(code)});
+  if (engine_->blocked_ > 0) engine_->notify_blocked();
+}
+
+}  // namespace r2ccl

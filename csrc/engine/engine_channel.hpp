@@ -1,0 +1,121 @@
+// A communicator's Channel over the links of the engine: it takes the engine's lock, drives
+// progress while a call waits, and records what calls waited for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/errors.hpp"
+#include "base/types.hpp"
+#include "collectives/link_channel.hpp"
+#include "engine/engine.hpp"
+
+namespace r2ccl {
+
+class EngineChannel final : public LinkChannel {
+ public:
+  EngineChannel(std::shared_ptr<Engine> engine, std::uint64_t id, std::string name, int rank);
+
+  // One call.  `body` is the algorithm, `bytes` the size of this rank's larger buffer.  The journal
+  // knows the call as `noted`.  Calls are one after another.
+  template <typename Body>
+  Status call(Collective noted, const CallTag& tag, std::size_t bytes, const Body& body) {
+    begin(noted, bytes);
+    Status status;
+    if (bulk_) {
+      status = run(tag, body);
+    } else {
+      const StepLock lock(*this);
+      const LockHeld held(holds_lock_);
+      looked_ = now_ns();  // another thread may have held the lock for long
+      status = run(tag, body);
+    }
+    note_call_ends(group_, bytes, now_ns(), !status.ok());
+    return status;
+  }
+  // Memory of the next call.
+  using LinkChannel::works_on;
+  void set_rendezvous(bool needed) { rendezvous_ = needed; }
+  [[nodiscard]] bool rendezvous() const override { return rendezvous_; }
+  Status expect(int peer, std::size_t skip, std::span<std::byte> memory) override;
+
+  // ---- with the engine's lock held ----
+  void add_peer(Peer* peer);  // in rank order; null: ourselves
+  // All peers are there: engine and journal know the communicator from now on.
+  void open();
+  // Waits until what was sent is delivered, at most `limit`, and leaves.
+  void close(TimeNs limit);
+  // The error of a call that has waited for all members since then; ok while it would wait.
+  [[nodiscard]] Status check_waiting(TimeNs since) const;
+  [[nodiscard]] const std::vector<Peer*>& others() const { return others_; }
+
+ private:
+  // The whole call has the engine's lock, but for its waits, until this ends.
+  class LockHeld {
+   public:
+    explicit LockHeld(bool& flag) : flag_(flag) { flag_ = true; }
+    ~LockHeld() { flag_ = false; }
+    LockHeld(const LockHeld&) = delete;
+    LockHeld& operator=(const LockHeld&) = delete;
+
+   private:
+    bool& flag_;
+  };
+
+  void begin(Collective noted, std::size_t bytes);
+  template <typename Body>
+  Status run(const CallTag& tag, const Body& body) {
+    R2CCL_TRY(enter(tag));
+    return conclude(body());
+  }
+  Status enter(const CallTag& tag);
+  Status conclude(Status status);
+  [[nodiscard]] Peer* peer_of(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
+
+  // A small call has the engine's lock from beginning to end, but for its waits; of a large one
+  // each step takes it, as others are not to wait while megabytes are added up.
+  void lock_step() override {
+    if (!holds_lock_) engine_->lock();
+  }
+  void unlock_step() override {
+    if (!holds_lock_) engine_->unlock();
+  }
+
+  // ---- LinkChannel, with the engine's lock held ----
+  Status wait(int peer, const std::function<std::uint64_t()>& come, std::uint64_t goal) override;
+  void linger(TimeNs limit, const std::function<bool()>& done) override;
+  void give_way();
+  static std::uint64_t disturbances_before(const Peer& peer);
+  [[nodiscard]] TimeNs clock() const override;
+  [[nodiscard]] TimeNs recently() const override;
+  void flush(int peer, TimeNs now) override;
+  bool detach(int peer, const DetachScope& scope) override;
+  [[nodiscard]] std::string describe_peer(int peer) const override;
+  [[nodiscard]] std::string describe_rails(int peer) const override;
+  void on_failed(ErrorCode code, const std::string& text) override;
+
+  const std::shared_ptr<Engine> engine_;
+  std::vector<Peer*> peers_;  // by rank; null: ourselves
+  std::vector<Peer*> others_;
+
+  // Of the call:
+  Collective noted_ = Collective::barrier;
+  std::size_t call_bytes_ = 0;
+  bool rendezvous_ = false;
+  bool bulk_ = false;        // it is large: all rails of all members need attention
+  bool holds_lock_ = false;  // it has the engine's lock
+  TimeNs looked_ = 0;        // at the clock
+  TimeNs stalled_ = 0;
+
+  unsigned rounds_per_yield_ = 1;
+  JournalGroup* group_ = nullptr;
+};
+
+}  // namespace r2ccl

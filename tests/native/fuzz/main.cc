@@ -1,0 +1,14 @@
+// The entry point of every fuzz target.
+#include <sanitizer/allocator_interface.h>
+
+#include "fuzz_main.hpp"
+
+// Freed memory is kept from use for long enough without filling the machine's.
+extern "C" const char* __asan_default_options() { return "quarantine_size_mb=8"; }
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::size_t baseline = __sanitizer_get_current_allocated_bytes();
+  r2ccl::fuzz::Input input(data, size);
+  r2ccl::fuzz::run(input, baseline);
+  return 0;
+}

@@ -37,7 +37,7 @@ from r2serve.lab.lab import Lab
 
 # carrier: of the port of the node that measures; peer's port: of the other node's, the own one
 # stays up; black hole: the switch drops all, every carrier stays up.
-CARRIER, PEER_PORT, BLACK_HOLE = "carrier", "peer's port", "black hole"
+CARRIER, PEER_PORT, BLACK_HOLE = "carrier_loss", "peer_port_loss", "black_hole"
 KINDS = (CARRIER, PEER_PORT, BLACK_HOLE)
 P99_MS = {CARRIER: 5.0, PEER_PORT: 10.0, BLACK_HOLE: 50.0}
 TIMES_SHORTER = 20.0  # than MPTCP's, median and p99

@@ -17,10 +17,11 @@ from rich.console import Console
 
 from r2serve.bench.collectives import machine
 from r2serve.bench.collectives.markdown import MarkerError
+from r2serve.bench.collectives.names import Named
 from r2serve.bench.serve import compare, plots, report, runner
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
-from r2serve.bench.serve.scenarios import SCENARIOS, line_of, parse, scenario
+from r2serve.bench.serve.scenarios import SCENARIOS, line_of, named, parse, scenario
 from r2serve.bench.serve.store import Rows
 from r2serve.bench.serve.workload import (
     Lengths,
@@ -38,9 +39,9 @@ from r2serve.lab.serving.serve import ServeError
 
 _ASKED_S = 10.0
 PICTURES_OF_DOCS = (
-    "serve-carrier-timeline.png",
-    "serve-blackhole-timeline.png",
-    "serve-carrier-cdf.png",
+    "serve-carrier-loss-timeline.png",
+    "serve-black-hole-timeline.png",
+    "serve-carrier-loss-cdf.png",
     "serve-impact.png",
 )
 
@@ -69,14 +70,14 @@ def _one_of(names: Any, default: str) -> str:
     "--scenario",
     "scenarios",
     multiple=True,
-    type=click.Choice(list(SCENARIOS)),
+    type=Named(SCENARIOS, named),
     help=_one_of(SCENARIOS, "healthy"),
 )
 @click.option(
     "--faults",
     "schedule",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A schedule, a line a fault: `at: 12s, cut: rail0@node1, for: 8s`.",
+    help="A schedule, a line a fault: `at: 12s, carrier_loss: rail0@node1, for: 8s`.",
 )
 @click.option("--requests", type=click.IntRange(min=1), default=60, show_default=True)
 @click.option("--rate", type=click.FloatRange(min=0), help="Poisson arrivals a second: open loop.")

@@ -44,7 +44,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
         "ports",
         "process",
     ),
-    "bench/collectives": ("bench/collectives/native", "lab", "communicator"),
+    "bench/collectives": ("bench/collectives/native", "faults", "lab", "communicator"),
     "device": (
         "_core",
         "errors",
@@ -94,6 +94,6 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     "cli": ("errors", "option", "config", "ports", "topo", "engines/vllm"),
     "bench": ("bench/collectives", "bench/observers", "cli"),
     "demo": ("faults", "lab", "observe", "lab/serving", "cli"),
-    "bench/serve": ("lab", "lab/serving", "bench/collectives", "demo"),
+    "bench/serve": ("faults", "lab", "lab/serving", "bench/collectives", "demo"),
     "demo/hour": ("lab", "observe", "lab/serving", "demo"),
 }

@@ -211,7 +211,7 @@ def command(
     progress = Progress(Console(stderr=True))
     try:
         if url is not None:
-            extra = {} if openai else None
+            extra: dict[str, Any] | None = {} if openai else None
             found = runner.drive(url, model or _model(url), options, rows, progress, extra)
         else:
             found = runner.run(options, rows, progress)

@@ -59,10 +59,10 @@ ifdef FULL
 	$(BENCH) baseline --check
 endif
 
-FEW := $(addprefix --contender ,r2ccl gloo) $(addprefix --scenario ,healthy carrier blackhole)
+FEW := $(addprefix --contender ,r2ccl gloo) $(addprefix --scenario ,healthy carrier-loss black-hole)
 ALL_CONTENDERS := $(addprefix --contender ,r2ccl gloo ecmp mptcp restart)
-ALL_SCENARIOS := $(addprefix --scenario ,healthy carrier blackhole peer-port flap-8s slow two-faults \
-	all-rails-8s mgmt-nic permanent)
+ALL_SCENARIOS := $(addprefix --scenario ,healthy carrier-loss black-hole peer-port-loss flap-8s slow two-faults \
+	all-rails-8s mgmt-carrier-loss permanent)
 
 # Keeps how long a step took; the table at the end has the steps that were not up to date.
 STARTED := $(shell date +%s)
@@ -145,9 +145,13 @@ lint-all: lint-python lint-cpp ## formatting, types, clang-tidy of all files
 
 # Linting needs the tools, not a core that is up to date.
 TOOLS_READY := $(if $(wildcard $(STAMPS)/installed),,setup)
+# mypy checks the package as a wheel lays it out, with bench and kernels below r2serve.
+TYPES := build/types/r2serve
 lint-python: $(TOOLS_READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)
+	@ln -s $(CURDIR)/r2serve/* $(CURDIR)/bench $(CURDIR)/kernels $(TYPES)/
 	$(BIN)/mypy
 
 # clang-tidy is slow: one stamp a file, redone when it or any header changes.

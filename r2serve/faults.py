@@ -27,13 +27,15 @@ FAULT_KINDS = {
             ("cut", "carrier", "cable"),
         ),
         FaultKind(
-            "peer_port_loss", "The peer's port goes; the own carrier stays.", ("peer-port", "port")
+            "peer_port_loss",
+            "The peer's port goes; the own carrier stays.",
+            ("peer-port", "port", "peer's port"),
         ),
         FaultKind("address_loss", "A port loses its address; the carrier stays.", ("address",)),
         FaultKind(
             "black_hole",
             "Nothing passes, either way; carrier up, no error anywhere.",
-            ("drop", "blackhole", "black-hole"),
+            ("drop", "blackhole", "black-hole", "black hole"),
         ),
         FaultKind(
             "one_way_loss_from",

@@ -205,8 +205,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _parse(row: Mapping[str, Any]) -> tuple[Point, Ratio]:
     point = Point(int(row["bytes"]), str(row["over"]), str(row["under"]))
-    figures = (float(row[name]) for name in ("ratio", "low", "high"))
-    return point, Ratio(*figures, int(row["pairs"]))
+    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+    return point, Ratio(ratio, low, high, int(row["pairs"]))
 
 
 def complaints(measured: Mapping[Point, Ratio], committed: Mapping[Point, Ratio]) -> list[str]:

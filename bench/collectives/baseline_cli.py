@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -15,7 +16,7 @@ from r2serve.bench.collectives.control import NotSupported, WorkerError
 from r2serve.bench.collectives.matrix import OptionError, parse_sizes
 
 
-def _file(option: str, text: str) -> click.Option:
+def _file(option: str, text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option(
         option,
         type=click.Path(dir_okay=False, path_type=Path),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from r2serve.bench.collectives import stalls
-from r2serve.bench.collectives.matrix import Contender, format_size
-from r2serve.bench.collectives.report import RATIOS, Report, cpu_cell, ratios
+from r2serve.bench.collectives.columns import on_page
+from r2serve.bench.collectives.report import (
+    RESILIENCE,
+    STALLS,
+    TARGETS,
+    Report,
+    latency_columns,
+    latency_groups,
+)
 from r2serve.bench.collectives.statistics import Row
 
 MARKER = "<!-- results of r2serve bench collectives: everything below is written by --docs -->"
@@ -65,80 +72,20 @@ def _where(report: Report) -> str:
 
 
 def _latencies(rows: Sequence[Row]) -> list[str]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        title = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails, {row.state}"
-        groups.setdefault(title, []).append(row)
-    names = [f"{above} / {below}" for above, below in RATIOS]
-    header = ("bytes", "peer", "p50 us", "p95 us", "p99 us", "Gbit/s", "CPU ns/B", *names)
     return [
-        f"**{title}**\n\n" + _table(header, [_latency(row, group) for row in group])
-        for title, group in groups.items()
-    ]
-
-
-def _latency(row: Row, rows: Sequence[Row]) -> list[str]:
-    measured = ratios(row, rows) if row.impl == "r2ccl" else {}
-    of_peers = [f"{above}/{below}" for above, below in RATIOS]
-    return [
-        format_size(row.bytes),
-        Contender(row.impl, row.algorithm).label,
-        *(f"{value:.1f}" for value in (row.p50_us, row.p95_us, row.p99_us)),
-        f"{row.busbw_gbps:.2f}",
-        cpu_cell(row),
-        *(f"{measured[name]:.2f}" if name in measured else "" for name in of_peers),
+        f"**{title}**\n\n" + on_page(latency_columns(group), group)
+        for title, group in latency_groups(rows).items()
     ]
 
 
 def _resilience(report: Report) -> str:
-    header = ("op", "ranks", "rails", "bytes", "on us", "off us", "on / off", "quartiles")
-    cells = [
-        [
-            pair.op,
-            str(pair.ranks),
-            str(pair.rails),
-            format_size(pair.bytes),
-            f"{pair.on_p50_us:.2f}",
-            f"{pair.off_p50_us:.2f}",
-            f"{pair.ratio:.3f}",
-            f"{pair.ratio_low:.3f} to {pair.ratio_high:.3f}",
-        ]
-        for pair in report.resilience
-    ]
-    return "**Resilience on against off, p50**\n\n" + _table(header, cells)
+    return "**Resilience on against off, p50**\n\n" + on_page(RESILIENCE, report.resilience)
 
 
 def _stalls(report: Report) -> str:
-    header = ("fault", "bytes", "faults", "median ms", "worst ms", "no fault ms", "next", "worst")
-    cells = [
-        [
-            summary.kind,
-            format_size(summary.bytes),
-            str(summary.faults),
-            f"{summary.stall_ms_median:.2f}",
-            f"{summary.stall_ms_worst:.2f}",
-            f"{summary.undisturbed_ms_worst:.2f}",
-            f"{summary.next_ratio_median:.2f}",
-            f"{summary.next_ratio_worst:.2f}",
-        ]
-        for summary in stalls.summarise(report.faults)
-    ]
-    return "**Stall of the collective that a fault hit**\n\n" + _table(header, cells)
+    table = on_page(STALLS, stalls.summarise(report.faults))
+    return f"**Stall of the collective that a fault hit**\n\n{table}"
 
 
 def _targets(report: Report) -> str:
-    cells = [
-        [
-            check.target,
-            f"{check.measured:.3g}",
-            check.wanted,
-            "met" if check.met else "**not reached**",
-        ]
-        for check in report.checks
-    ]
-    return "**Targets**\n\n" + _table(("target", "measured", "wanted", "verdict"), cells)
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return "**Targets**\n\n" + on_page(TARGETS, report.checks)

@@ -116,8 +116,8 @@ def exchange(connection: socket.socket, mine: torch.Tensor, theirs: torch.Tensor
 
     Raises RuntimeError when the connection ends before.
     """
-    outgoing = memoryview(mine.numpy()).cast("B")
-    incoming = memoryview(theirs.numpy()).cast("B")
+    outgoing = memoryview(mine.numpy().data).cast("B")
+    incoming = memoryview(theirs.numpy().data).cast("B")
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     sent = received = 0

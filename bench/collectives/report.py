@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from r2serve.bench.collectives import stalls
+from r2serve.bench.collectives import columns, stalls
+from r2serve.bench.collectives.columns import Column
 from r2serve.bench.collectives.matrix import Contender, format_size
 from r2serve.bench.collectives.resilience import Pairs
 from r2serve.bench.collectives.runner import Skipped
@@ -69,37 +69,48 @@ def show(report: Report, console: Console) -> None:
         console.print(tally(report.checks))
 
 
-def latency_tables(rows: Sequence[Row]) -> list[Table]:
-    """A table for each combination of everything but size and implementation."""
+def latency_groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each combination of everything but size and implementation, by its title."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         title = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails, {row.state}"
         groups.setdefault(title, []).append(row)
-    return [_latency_table(title, group) for title, group in groups.items()]
+    return groups
 
 
-def _latency_table(title: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=f"{title}: us, ratios of p50", box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("impl", no_wrap=True)
-    for column in ("p50", "p99", "Gbit/s", "CPU\nns/B"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for above, below in RATIOS:
-        table.add_column(f"{above}\n/{below}", justify="right", no_wrap=True)
-    previous: int | None = None
-    for row in rows:
-        if previous is not None and row.bytes != previous:
-            table.add_section()
-        table.add_row(
-            "" if row.bytes == previous else format_size(row.bytes),
-            Contender(row.impl, row.algorithm).label,
-            *(_us(value) for value in (row.p50_us, row.p99_us)),
-            f"{row.busbw_gbps:.2f}",
-            cpu_cell(row),
-            *_ratio_cells(row, rows),
+def latency_columns(rows: Sequence[Row]) -> list[Column[Row]]:
+    """rows: those that a row of r2ccl is compared with."""
+
+    def ratio(name: str) -> Callable[[Row], str]:
+        def cell(row: Row) -> str:
+            measured = ratios(row, rows) if row.impl == "r2ccl" else {}
+            return f"{measured[name]:.2f}" if name in measured else ""
+
+        return cell
+
+    return [
+        Column("bytes", lambda row: format_size(row.bytes)),
+        Column("contender", lambda row: Contender(row.impl, row.algorithm).label, left=True),
+        Column("p50 us", lambda row: f"{row.p50_us:.1f}"),
+        Column("p95 us", lambda row: f"{row.p95_us:.1f}", page_only=True),
+        Column("p99 us", lambda row: f"{row.p99_us:.1f}"),
+        Column("Gbit/s", lambda row: f"{row.busbw_gbps:.2f}"),
+        Column("CPU ns/B", cpu_cell),
+        *(Column(f"{above} / {below}", ratio(f"{above}/{below}")) for above, below in RATIOS),
+    ]
+
+
+def latency_tables(rows: Sequence[Row]) -> list[Table]:
+    """A table for each combination of everything but size and implementation."""
+    return [
+        columns.in_terminal(
+            f"{title}: ratios of p50",
+            latency_columns(group),
+            group,
+            group_by=lambda row: row.bytes,
         )
-        previous = row.bytes
-    return table
+        for title, group in latency_groups(rows).items()
+    ]
 
 
 def ratios(row: Row, rows: Sequence[Row]) -> dict[str, float]:
@@ -118,54 +129,51 @@ def cpu_cell(row: Row) -> str:
     return "" if row.cpu_ns_per_byte is None else f"{row.cpu_ns_per_byte:.3g}"
 
 
+RESILIENCE: list[Column[Pairs]] = [
+    Column("op", lambda pair: pair.op),
+    Column("ranks", lambda pair: str(pair.ranks)),
+    Column("rails", lambda pair: str(pair.rails)),
+    Column("bytes", lambda pair: format_size(pair.bytes)),
+    Column("on us", lambda pair: f"{pair.on_p50_us:.2f}"),
+    Column("off us", lambda pair: f"{pair.off_p50_us:.2f}"),
+    Column("on / off", lambda pair: f"{pair.ratio:.3f}"),
+    Column("quartiles", lambda pair: f"{pair.ratio_low:.3f} to {pair.ratio_high:.3f}"),
+]
+STALLS: list[Column[stalls.Summary]] = [
+    Column("fault", lambda summary: summary.kind, left=True),
+    Column("bytes", lambda summary: format_size(summary.bytes)),
+    Column("faults", lambda summary: str(summary.faults)),
+    Column("median ms", lambda summary: f"{summary.stall_ms_median:.2f}"),
+    Column("worst ms", lambda summary: f"{summary.stall_ms_worst:.2f}"),
+    Column("no fault ms", lambda summary: f"{summary.undisturbed_ms_worst:.2f}"),
+    Column("next", lambda summary: f"{summary.next_ratio_median:.2f}"),
+    Column("worst next", lambda summary: f"{summary.next_ratio_worst:.2f}"),
+]
+TARGETS: list[Column[Check]] = [
+    Column("target", lambda check: check.target, left=True),
+    Column("measured", lambda check: f"{check.measured:.3g}", left=True),
+    Column("wanted", lambda check: check.wanted, left=True),
+    Column(
+        "verdict",
+        lambda check: "met" if check.met else "not reached",
+        left=True,
+        good=lambda check: check.met,
+    ),
+]
+
+
 def resilience_table(pairs: Sequence[Pairs]) -> Table:
-    table = Table(
-        title="r2ccl with resilience on against off, interleaved, p50 in us", box=box.SIMPLE_HEAD
-    )
-    for column in ("op", "ranks", "rails", "bytes", "on", "off", "on/off", "quartiles"):
-        table.add_column(column, justify="right")
-    for pair in pairs:
-        table.add_row(
-            pair.op,
-            str(pair.ranks),
-            str(pair.rails),
-            format_size(pair.bytes),
-            f"{pair.on_p50_us:.2f}",
-            f"{pair.off_p50_us:.2f}",
-            f"{pair.ratio:.3f}",
-            f"{pair.ratio_low:.3f} to {pair.ratio_high:.3f}",
-        )
-    return table
+    title = "r2ccl with resilience on against off, interleaved, p50"
+    return columns.in_terminal(title, RESILIENCE, pairs)
 
 
 def stall_table(faults: Sequence[MeasuredFault]) -> Table:
-    title = "stall of the collective that a fault hit, ms; next calls against one healthy rail"
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    columns = ("fault", "bytes", "faults", "median", "worst", "no fault", "next", "worst next")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "fault" else "right")
-    for summary in stalls.summarise(faults):
-        table.add_row(
-            summary.kind,
-            format_size(summary.bytes),
-            str(summary.faults),
-            f"{summary.stall_ms_median:.2f}",
-            f"{summary.stall_ms_worst:.2f}",
-            f"{summary.undisturbed_ms_worst:.2f}",
-            f"{summary.next_ratio_median:.2f}",
-            f"{summary.next_ratio_worst:.2f}",
-        )
-    return table
+    title = "stall of the collective that a fault hit; next calls against one healthy rail"
+    return columns.in_terminal(title, STALLS, stalls.summarise(faults))
 
 
 def verdict_table(checks: Sequence[Check]) -> Table:
-    table = Table(title="targets", box=box.SIMPLE_HEAD)
-    for column in ("target", "measured", "wanted", "verdict"):
-        table.add_column(column)
-    for check in checks:
-        verdict = "[green]met[/]" if check.met else "[red]not reached[/]"
-        table.add_row(check.target, f"{check.measured:.3g}", check.wanted, verdict)
-    return table
+    return columns.in_terminal("targets", TARGETS, checks)
 
 
 def write_png(rows: Sequence[Row], path: Path) -> None:
@@ -202,15 +210,5 @@ def write_png(rows: Sequence[Row], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _ratio_cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    measured = ratios(row, rows) if row.impl == "r2ccl" else {}
-    names = [f"{above}/{below}" for above, below in RATIOS]
-    return [f"{measured[name]:.2f}" if name in measured else "" for name in names]
-
-
 def _point(row: Row) -> tuple[str, str, int, int, str, int]:
     return (row.op, row.dtype, row.ranks, row.rails, row.state, row.bytes)
-
-
-def _us(value: float) -> str:
-    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"

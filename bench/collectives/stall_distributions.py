@@ -37,7 +37,7 @@ from r2serve.lab.lab import Lab
 
 # carrier: of the port of the node that measures; peer's port: of the other node's, the own one
 # stays up; black hole: the switch drops all, every carrier stays up.
-CARRIER, PEER_PORT, BLACK_HOLE = "carrier", "peer's port", "black hole"
+CARRIER, PEER_PORT, BLACK_HOLE = "carrier_loss", "peer_port_loss", "black_hole"
 KINDS = (CARRIER, PEER_PORT, BLACK_HOLE)
 P99_MS = {CARRIER: 5.0, PEER_PORT: 10.0, BLACK_HOLE: 50.0}
 TIMES_SHORTER = 20.0  # than MPTCP's, median and p99
@@ -109,7 +109,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        return cls(*(percentile(values, percent) for percent in (50, 90, 99)), max(values))
+        p50, p90, p99 = (percentile(values, percent) for percent in (50, 90, 99))
+        return cls(p50, p90, p99, max(values))
 
     def cells(self) -> list[str]:
         return [f"{value:.2f}" for value in (self.p50, self.p90, self.p99, self.max)]
@@ -140,7 +141,8 @@ class Measured:
 
     def left(self, system: str, kinds: Sequence[str], count: int) -> list[tuple[str, int, int]]:
         """Series that are not here yet, each as (kind, size, faults)."""
-        here = Counter((one.system, one.kind, one.bytes) for one in (*self.samples, *self.losses))
+        done: list[Sample | Loss] = [*self.samples, *self.losses]
+        here = Counter((one.system, one.kind, one.bytes) for one in done)
         return [
             (kind, size, faults)
             for kind in kinds
@@ -150,8 +152,12 @@ class Measured:
 
     def forget(self, series: tuple[str, str, int]) -> None:
         """What is here of a (system, kind, size)."""
-        for found in (self.samples, self.losses):
-            found[:] = [one for one in found if (one.system, one.kind, one.bytes) != series]
+
+        def of_others(one: Sample | Loss) -> bool:
+            return (one.system, one.kind, one.bytes) != series
+
+        self.samples[:] = filter(of_others, self.samples)
+        self.losses[:] = filter(of_others, self.losses)
 
 
 def resume(path: Path, commit: str) -> Measured:

@@ -20,9 +20,10 @@ from r2serve.bench.collectives.matrix import Workload, format_size
 from r2serve.bench.collectives.runner import Progress
 from r2serve.bench.collectives.statistics import median
 from r2serve.bench.collectives.strikes import RAILS, SIZES, Soak, StrikeError
+from r2serve.lab.kinds import KINDS as FAULTS
 from r2serve.lab.lab import Lab
 
-KINDS = ("carrier", "blackhole")
+KINDS = ("carrier_loss", "black_hole")
 STORE_PORT = 29400
 
 BASELINE_MS = 150
@@ -81,11 +82,11 @@ def _strike(
     strikes.soak(both, BASELINE_MS)
     used = strikes.in_use(before, strikes.sent(both, node))
     rail = used[(index // 2) % len(used)]
-    strike = lab.cut if kind == "carrier" else lab.black_hole
+    strike = FAULTS[kind].make
     steps = (
         # Changes nothing, see MeasuredFault.undisturbed_ms.
         (BEFORE_FAULT_MS / 3000, lambda: lab.heal(node, rail)),
-        (BEFORE_FAULT_MS * 2 / 3000, lambda: strike(node, rail)),
+        (BEFORE_FAULT_MS * 2 / 3000, lambda: strike(lab, node, rail)),
     )
     try:
         soaks, began = strikes.soak_through(both, WINDOW_MS, steps)

@@ -9,9 +9,11 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from r2serve import faults
 from r2serve.bench.collectives import machine, stall_distributions
 from r2serve.bench.collectives.cli import clean_up_when_terminated, progress_lines
 from r2serve.bench.collectives.control import NotSupported, WorkerError
+from r2serve.bench.collectives.names import Named
 from r2serve.bench.collectives.strikes import StrikeError
 from r2serve.lab.holder import LabUnavailableError
 
@@ -19,6 +21,7 @@ from r2serve.lab.holder import LabUnavailableError
 @click.command(name="stalls")
 @click.option(
     "--faults",
+    "count",
     type=click.IntRange(min=0),
     default=200,
     show_default=True,
@@ -44,7 +47,7 @@ from r2serve.lab.holder import LabUnavailableError
     "--kind",
     "kinds",
     multiple=True,
-    type=click.Choice(stall_distributions.KINDS),
+    type=Named(stall_distributions.KINDS, faults.canonical),
     help="Only faults of this kind; may be repeated.  [default: all]",
 )
 @click.option(
@@ -57,7 +60,7 @@ from r2serve.lab.holder import LabUnavailableError
     "--resume", "resumed", is_flag=True, help="Go on with the --json file, if of the same commit."
 )
 def command(
-    faults: int,
+    count: int,
     of_mptcp: int,
     of_ucx: int,
     kinds: tuple[str, ...],
@@ -69,7 +72,7 @@ def command(
     Two nodes with two rails in network namespaces. The faults are a port that loses its carrier,
     the peer's port that does, and a switch that drops everything with all carriers up.
     """
-    if not faults and not of_mptcp and not of_ucx:
+    if not count and not of_mptcp and not of_ucx:
         raise click.UsageError("--faults, --mptcp and --ucx are 0: there is nothing to measure")
     clean_up_when_terminated()
     metadata = machine.describe(sys.argv[1:])
@@ -90,7 +93,7 @@ def command(
     every = kinds or stall_distributions.KINDS
     try:
         measured = stall_distributions.run(
-            faults, of_mptcp, progress_lines(), every, of_ucx, measured, save
+            count, of_mptcp, progress_lines(), every, of_ucx, measured, save
         )
     except (WorkerError, NotSupported, StrikeError, LabUnavailableError) as error:
         raise click.ClickException(str(error)) from error

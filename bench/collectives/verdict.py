@@ -110,7 +110,7 @@ def _resilience_check(pair: Pairs) -> Check:
 
 def _stall_checks(stall: Summary) -> list[Check]:
     name = f"{stall.kind} during {format_size(stall.bytes)}"
-    if stall.kind == "carrier":
+    if stall.kind == "carrier_loss":
         limit = CARRIER_STALL_MS
     else:
         limit = BLACK_HOLE_STALL_MS + stall.undisturbed_ms_worst

@@ -83,11 +83,11 @@ class Alternation:
         except ValueError as error:
             raise ScheduleError(
                 f"alternate is {what!r}: must be `{NOTHING}`, a fault such as "
-                f"`cut: rail0@node1`, or a setting such as `R2CCL_FALLBACK=off` ({error})"
+                f"`carrier_loss: rail0@node1`, or a setting such as `R2CCL_FALLBACK=off` ({error})"
             ) from error
         if fault.rail is Aim.IN_USE:
             raise ScheduleError(
-                f"alternate is {what!r}: the rail must have a number, as in `cut: rail0@node1`; "
+                f"alternate is {what!r}: the rail must have a number, as in `carrier_loss: rail0@node1`; "
                 "the rail in use may be another one at each switch"
             )
         return cls(what, switch_s, alternations, fault=fault)

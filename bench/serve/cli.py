@@ -17,12 +17,13 @@ from rich.console import Console
 
 from r2serve.bench.collectives import machine
 from r2serve.bench.collectives.markdown import MarkerError
+from r2serve.bench.collectives.names import Named
 from r2serve.bench.serve import alternate, compare, plots, report, runner
 from r2serve.bench.serve.alternate import Alternation
 from r2serve.bench.serve.alternation import AlternationError
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.outcome import Goal
-from r2serve.bench.serve.scenarios import SCENARIOS, line_of, parse, scenario
+from r2serve.bench.serve.scenarios import SCENARIOS, line_of, named, parse, scenario
 from r2serve.bench.serve.store import Rows
 from r2serve.bench.serve.workload import (
     Lengths,
@@ -44,9 +45,9 @@ PROMPTS_ALTERNATED = 64
 OUTPUT_TOKENS_ALTERNATED = 24
 """A request has to last a second at most."""
 PICTURES_OF_DOCS = (
-    "serve-carrier-timeline.png",
-    "serve-blackhole-timeline.png",
-    "serve-carrier-cdf.png",
+    "serve-carrier-loss-timeline.png",
+    "serve-black-hole-timeline.png",
+    "serve-carrier-loss-cdf.png",
     "serve-impact.png",
 )
 
@@ -75,21 +76,21 @@ def _one_of(names: Any, default: str) -> str:
     "--scenario",
     "scenarios",
     multiple=True,
-    type=click.Choice(list(SCENARIOS)),
+    type=Named(SCENARIOS, named),
     help=_one_of(SCENARIOS, "healthy"),
 )
 @click.option(
     "--faults",
     "schedule",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A schedule, a line a fault: `at: 12s, cut: rail0@node1, for: 8s`.",
+    help="A schedule, a line a fault: `at: 12s, carrier_loss: rail0@node1, for: 8s`.",
 )
 @click.option(
     "--alternate",
     "alternated",
     metavar="STATE",
     help="Switch a state on and off under one load, and compare: `nothing` (the error of the "
-    "method), a fault as in --faults (`cut: rail0@node1`), or a setting (`R2CCL_FALLBACK=off`), "
+    "method), a fault as in --faults (`carrier_loss: rail0@node1`), or a setting (`R2CCL_FALLBACK=off`), "
     "which takes two engines.",
 )
 @click.option(
@@ -265,7 +266,7 @@ def command(
     progress = Progress(Console(stderr=True))
     try:
         if url is not None:
-            extra = {} if openai else None
+            extra: dict[str, Any] | None = {} if openai else None
             found = runner.drive(url, model or _model(url), options, rows, progress, extra)
         else:
             found = runner.run(options, rows, progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -16,8 +16,10 @@ from r2serve.bench.serve.compare import Verdict
 
 Row = Mapping[str, Any]
 
-HEADER = ("scenario", "contender", "sent", "lost", "wrong", "sent again", "TTFT p50 / p99")
-HEADER += ("TPOT p50 / p99", "E2E p50 / p99", "longest gap", "good/s", "sidecar agrees")
+HEADER = (
+    *("scenario", "contender", "sent", "lost", "wrong", "sent again", "TTFT p50 / p99"),
+    *("TPOT p50 / p99", "E2E p50 / p99", "longest gap", "good/s", "sidecar agrees"),
+)
 BAD_COLUMNS = (3, 4)
 WIDTH = 150
 BEGIN = "<!-- results of r2serve bench serve: what follows is written by --docs -->"
@@ -63,7 +65,7 @@ def show(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> None:
     title = "requests, as clients saw them; times in ms: p50 / p99"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in HEADER:
-        side = "left" if name in HEADER[:2] else "right"
+        side: Literal["left", "right"] = "left" if name in HEADER[:2] else "right"
         table.add_column(name.removesuffix(" p50 / p99"), justify=side, no_wrap=True)
     for row in rows:
         line = cells(row)

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,10 @@ def _fault(struck: Played, result: Run) -> dict[str, Any]:
     }
 
 
+def _tell(progress: Progress, load: Load) -> None:
+    progress.detail(how_far(load))
+
+
 def drive(
     url: str,
     model: str,
@@ -261,7 +266,7 @@ def drive(
                     runs.append(
                         load.finish(
                             options.patience_s,
-                            lambda load=load: progress.detail(how_far(load)),
+                            partial(_tell, progress, load),
                         )
                     )
         finally:

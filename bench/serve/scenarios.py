@@ -2,12 +2,13 @@
 
 A line of a file is a fault::
 
-    at: 12s, cut: rail0@node1, for: 8s
+    at: 12s, carrier_loss: rail0@node1, for: 8s
 
 ``at`` counts from the first request on; without ``for`` the fault stays until the end. Empty lines
-and what follows ``#`` count for nothing. The words for faults are those of :data:`WORDS`; a fault
-is at a rail of a node (``rail0@node1``), at the one that carries most a second before
-(``used@node1``), at all of them (``all@node1``), or at the node's management NIC (``mgmt@node1``).
+and what follows ``#`` count for nothing. The words for faults are those of :data:`WORDS`, and
+those of earlier releases. A fault is at a rail of a node (``rail0@node1``), at the one that carries
+most a second before (``used@node1``), at all of them (``all@node1``), or at the node's management
+NIC (``mgmt@node1``).
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from __future__ import annotations
 import math
 import re
 
+from r2serve.faults import canonical
 from r2serve.lab.schedule import Aim, Fault, ScheduleError, check_apart
 
-WORDS = {
-    "cut": "carrier_loss",
-    "drop": "black_hole",
-    "port": "peer_port_loss",
-    "loss-from": "one_way_loss_from",
-    "loss-to": "one_way_loss_to",
-    "slow": "slow",
-    "flap": "flap",
-}
-"""What a line calls each of :data:`r2serve.lab.kinds.KINDS`."""
+WORDS = (
+    "carrier_loss",
+    "black_hole",
+    "peer_port_loss",
+    "one_way_loss_from",
+    "one_way_loss_to",
+    "slow",
+    "flap",
+)
+"""The kinds of faults that a line may name (:data:`r2serve.lab.kinds.KINDS`)."""
 
 AIM_S = 1.0
 """So long before a fault strikes it is found out which rail carries most."""
@@ -35,7 +37,6 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)?")
 _PLACE = re.compile(r"(?:rail(?P<rail>\d+)|(?P<which>used|all|mgmt))@node(?P<node>\d+)")
 
 
-_WORD_OF = {kind: word for word, kind in WORDS.items()}
 _AIMS = {"used": Aim.IN_USE, "all": Aim.ALL, "mgmt": Aim.MANAGEMENT}
 _NAME_OF = {aim: name for name, aim in _AIMS.items()}
 
@@ -44,21 +45,35 @@ def line_of(fault: Fault) -> str:
     """The line of a schedule that says that fault."""
     where = f"rail{fault.rail}" if isinstance(fault.rail, int) else _NAME_OF[fault.rail]
     lasts = f", for: {fault.duration_s:g}s" if math.isfinite(fault.duration_s) else ""
-    return f"at: {fault.at_s:g}s, {_WORD_OF[fault.kind]}: {where}@node{fault.node}{lasts}"
+    return f"at: {fault.at_s:g}s, {fault.kind}: {where}@node{fault.node}{lasts}"
 
 
 SCENARIOS = {
     "healthy": "",
-    "carrier": "at: 4s, cut: used@node1, for: 8s",
-    "blackhole": "at: 4s, drop: used@node1, for: 8s",
-    "peer-port": "at: 4s, port: used@node1, for: 8s",
+    "carrier-loss": "at: 4s, carrier_loss: used@node1, for: 8s",
+    "black-hole": "at: 4s, black_hole: used@node1, for: 8s",
+    "peer-port-loss": "at: 4s, peer_port_loss: used@node1, for: 8s",
     "flap-8s": "at: 4s, flap: used@node1, for: 8s",
     "slow": "at: 4s, slow: used@node1, for: 8s",
-    "two-faults": "at: 3s, cut: rail0@node0, for: 4s\nat: 9s, drop: rail1@node1, for: 4s",
-    "all-rails-8s": "at: 4s, cut: all@node1, for: 8s",
-    "mgmt-nic": "at: 4s, cut: mgmt@node1, for: 6s",
-    "permanent": "at: 0s, cut: rail0@node1",
+    "two-faults": "at: 3s, carrier_loss: rail0@node0, for: 4s\n"
+    "at: 9s, black_hole: rail1@node1, for: 4s",
+    "all-rails-8s": "at: 4s, carrier_loss: all@node1, for: 8s",
+    "mgmt-carrier-loss": "at: 4s, carrier_loss: mgmt@node1, for: 6s",
+    "permanent": "at: 0s, carrier_loss: rail0@node1",
 }
+
+
+_OLD_NAMES = {
+    "carrier": "carrier-loss",
+    "blackhole": "black-hole",
+    "peer-port": "peer-port-loss",
+    "mgmt-nic": "mgmt-carrier-loss",
+}
+
+
+def named(name: str) -> str:
+    """The scenario that a word of an earlier release stands for; others stay as they are."""
+    return _OLD_NAMES.get(name, name)
 
 
 def scenario(name: str) -> tuple[Fault, ...]:
@@ -95,7 +110,7 @@ def _parse_line(number: int, line: str, nodes: int, rails: int) -> Fault:
             raise wrong(name.strip(), part.strip(), "given once")
         fields[name.strip()] = value.strip()
     words = [name for name in fields if name not in ("at", "for")]
-    if len(words) != 1 or words[0] not in WORDS:
+    if len(words) != 1 or canonical(words[0]) not in WORDS:
         raise wrong("the fault", ", ".join(words), f"one of {', '.join(WORDS)}")
     if "at" not in fields:
         raise wrong("at", "", "a time such as `12s`")
@@ -106,8 +121,10 @@ def _parse_line(number: int, line: str, nodes: int, rails: int) -> Fault:
     node = int(place["node"])
     if node >= nodes or int(place["rail"] or 0) >= rails:
         raise wrong(word, fields[word], f"of {nodes} nodes with {rails} rails, counted from 0")
-    if place["which"] == "mgmt" and word != "cut":
-        raise wrong(word, fields[word], "a rail: of the management NIC there is `cut` alone")
+    if place["which"] == "mgmt" and canonical(word) != "carrier_loss":
+        raise wrong(
+            word, fields[word], "a rail: of the management NIC there is `carrier_loss` alone"
+        )
 
     def seconds(name: str) -> float:
         found = _TIME.fullmatch(fields[name])
@@ -119,4 +136,4 @@ def _parse_line(number: int, line: str, nodes: int, rails: int) -> Fault:
     if lasts == 0:
         raise wrong("for", fields["for"], "above 0")
     rail = _AIMS[place["which"]] if place["which"] else int(place["rail"])
-    return Fault(seconds("at"), WORDS[word], node, rail, lasts)
+    return Fault(seconds("at"), canonical(word), node, rail, lasts)

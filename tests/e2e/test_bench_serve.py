@@ -32,7 +32,7 @@ def machine_with_a_lab() -> None:
 
 def test_a_cable_that_is_pulled_costs_ours_less_than_vllms_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [*SERVE, "--scenario", "carrier", "--requests", "30", "--rate", "2.5"]
+    command = [*SERVE, "--scenario", "carrier-loss", "--requests", "30", "--rate", "2.5"]
     command += ["--contender", "r2ccl", "--contender", "gloo"]
     command += ["--patience", "15", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
@@ -69,7 +69,7 @@ def test_a_cable_that_is_pulled_costs_ours_less_than_vllms_own(tmp_path: Path) -
 @pytest.mark.long
 def test_a_supervisor_restarts_an_engine_that_hangs_and_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    command = [*SERVE, "--contender", "restart", "--scenario", "carrier", "--json", str(path)]
+    command = [*SERVE, "--contender", "restart", "--scenario", "carrier-loss", "--json", str(path)]
     command += ["--requests", "30", "--rate", "2.5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

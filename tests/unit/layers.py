@@ -69,7 +69,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
         "ports",
         "process",
     ),
-    "bench/collectives": ("bench/collectives/native", "lab", "communicator"),
+    "bench/collectives": ("bench/collectives/native", "faults", "lab", "communicator"),
     "device": (
         "_core",
         "errors",
@@ -121,6 +121,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     "demo": ("faults", "lab", "observe", "lab/serving", "cli"),
     "bench/serve": (
         "errors",
+        "faults",
         "lab",
         "option",
         "config",

@@ -113,10 +113,10 @@ def fault(kind: str, stall_ms: float, next_ratio: float = 1.0) -> MeasuredFault:
 @pytest.mark.parametrize(
     ("kind", "stall_ms", "met"),
     [
-        ("carrier", 20.0, True),
-        ("carrier", 20.1, False),
-        ("blackhole", 105.0, True),
-        ("blackhole", 105.1, False),
+        ("carrier_loss", 20.0, True),
+        ("carrier_loss", 20.1, False),
+        ("black_hole", 105.0, True),
+        ("black_hole", 105.1, False),
     ],
 )
 def test_the_worst_stall_counts(kind: str, stall_ms: float, met: bool) -> None:
@@ -128,7 +128,7 @@ def test_the_worst_stall_counts(kind: str, stall_ms: float, met: bool) -> None:
 
 
 def test_the_calls_after_a_fault_are_held_against_one_healthy_rail() -> None:
-    summaries = summarise_faults([fault("carrier", 1, ratio) for ratio in (1.0, 1.11, 1.2)])
+    summaries = summarise_faults([fault("carrier_loss", 1, ratio) for ratio in (1.0, 1.11, 1.2)])
     assert [check.met for check in verdicts([], [], summaries)] == [True, False]
 
 
@@ -141,7 +141,7 @@ def full_report() -> report.Report:
         rows=measured,
         skipped=[Skipped("floor (4 ranks, 2 rails)", "two ranks only")],
         resilience=compared,
-        faults=[fault("carrier", 4.0), fault("blackhole", 60.0), fault("blackhole", 40.0)],
+        faults=[fault("carrier_loss", 4.0), fault("black_hole", 60.0), fault("black_hole", 40.0)],
         checks=verdicts(measured, compared),
     )
 
@@ -168,8 +168,8 @@ def test_json_has_the_promised_keys_and_says_where_it_was_measured(tmp_path: Pat
     assert document["skipped"] == [{"what": "floor (4 ranks, 2 rails)", "reason": "two ranks only"}]
     assert document["resilience"][0]["ratio"] == pytest.approx(1.01)
     assert [(s["kind"], s["faults"], s["stall_ms_worst"]) for s in document["stalls"]] == [
-        ("carrier", 1, 4.0),
-        ("blackhole", 2, 60.0),
+        ("carrier_loss", 1, 4.0),
+        ("black_hole", 2, 60.0),
     ]
     assert len(document["faults"]) == 3
     assert all(check["met"] for check in document["verdict"])
@@ -242,7 +242,7 @@ def test_docs_get_the_results_in_place_of_the_last_ones(tmp_path: Path) -> None:
     assert text.startswith(f"# Benchmarks\n\n{markdown.MARKER}\n\n- command: `r2serve bench")
     assert "old numbers" not in text
     assert "| 4 KiB | r2ccl | 6.0 | 6.0 | 6.0 | 5.46 | 0.732 | 1.20 | 20.00 | 1.50 | 2.00 |" in text
-    assert "| blackhole | 1 KiB | 2 | 40.00 | 60.00 | 5.00 | 1.00 | 1.00 |" in text
+    assert "| black_hole | 1 KiB | 2 | 40.00 | 60.00 | 5.00 | 1.00 | 1.00 |" in text
     assert "| 4 KiB: r2ccl / floor | 1.2 | at most 1.25 | met |" in text
     markdown.put(full_report(), page)
     assert page.read_text().count("| 4 KiB | floor |") == 1

@@ -84,7 +84,9 @@ def test_every_scenario_is_a_schedule_that_reads_back() -> None:
 
 
 def test_a_schedule_is_read() -> None:
-    text = "# two\nat: 12s, cut: rail0@node1, for: 8s\n\n  for: 500ms, drop: used@node0, at: 1.5"
+    text = (
+        "# two\nat: 12s, cut: rail0@node1, for: 8s\n\n  for: 500ms, black_hole: used@node0, at: 1.5"
+    )
     assert parse(text) == (
         Fault(1.5, "black_hole", 0, Aim.IN_USE, 0.5),
         Fault(12.0, "carrier_loss", 1, 0, 8.0),
@@ -95,7 +97,7 @@ def test_a_schedule_is_read() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("at: 1s", r"line 1: the fault is '': must be one of cut, drop"),
+        ("at: 1s", r"line 1: the fault is '': must be one of carrier_loss, black_hole"),
         ("at: 1s, explode: rail0@node0", "the fault is 'explode'"),
         ("at: 1s, cut: rail0@node0, drop: rail0@node0", "the fault is 'cut, drop'"),
         ("cut: rail0@node0", "at is ''"),
@@ -104,7 +106,7 @@ def test_a_schedule_is_read() -> None:
         ("at: 1s, cut: rail2@node0", r"'rail2@node0': must be of 2 nodes with 2 rails"),
         ("at: 1s, cut: rail0@node2", "must be of 2 nodes"),
         ("at: 1s, cut: eth0", "must be a place such as"),
-        ("at: 1s, drop: mgmt@node0", "of the management NIC there is `cut` alone"),
+        ("at: 1s, drop: mgmt@node0", "of the management NIC there is `carrier_loss` alone"),
         ("at: 1s, cut: rail0@node0, for: 0s", "for is '0s': must be above 0"),
         ("at: 1s, cut: used@node0, for: 5s\nat: 3s, drop: rail1@node1", "before .* is over"),
         ("at: 1s, cut: rail0@node0\nat: 3s, drop: rail0@node0", "before .* is over"),
@@ -205,9 +207,12 @@ def test_the_management_nic_is_cut_at_the_switch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--url", "http://x", "--scenario", "carrier"], "faults are made in networks"),
+        (["--url", "http://x", "--scenario", "carrier-loss"], "faults are made in networks"),
         (["--rate", "2", "--concurrency", "2"], "exactly one must be above 0"),
-        (["--rate", "100", "--requests", "10", "--scenario", "carrier"], "begins when the last"),
+        (
+            ["--rate", "100", "--requests", "10", "--scenario", "carrier-loss"],
+            "begins when the last",
+        ),
         (["--scenario", "nonsense"], "nonsense"),
     ],
 )

@@ -140,7 +140,7 @@ def play(what: str, places: list[PlayedPlace], tmp_path: Path, switches: int = 1
 def test_a_state_is_nothing_a_fault_or_a_setting() -> None:
     nothing = Alternation.of("nothing", switch_s=5, alternations=200)
     assert (nothing.faults(), nothing.setting, nothing.seconds) == ((), None, 1005)
-    cut = Alternation.of("cut: rail0@node1", switch_s=5, alternations=4)
+    cut = Alternation.of("carrier_loss: rail0@node1", switch_s=5, alternations=4)
     assert [(each.at_s, each.end_s) for each in cut.faults()] == [(5, 10), (15, 20)]
     assert {(each.kind, each.rail, each.node) for each in cut.faults()} == {("carrier_loss", 0, 1)}
     setting = Alternation.of("R2CCL_FALLBACK=off", switch_s=5, alternations=4)
@@ -151,7 +151,7 @@ def test_a_state_is_nothing_a_fault_or_a_setting() -> None:
     ("arguments", "said"),
     [
         (["--alternate", "cable"], "must be `nothing`, a fault such as"),
-        (["--alternate", "cut: used@node1"], "the rail must have a number"),
+        (["--alternate", "carrier_loss: used@node1"], "the rail must have a number"),
         (["--alternate", "R2CCL_FALLBACK=maybe"], "must be"),
         (["--alternate", "R2CCL_FALBACK=off"], "no option of r2serve"),
         (["--alternate", "nothing", "--rate", "2"], "without --url, --scenario"),
@@ -199,7 +199,7 @@ def test_a_fault_that_slows_is_measured_and_undone(
     places: list[PlayedPlace], tmp_path: Path
 ) -> None:
     places.append(PlayedPlace(slower=2.0))
-    outcome = play("cut: rail0@node1", places, tmp_path)
+    outcome = play("carrier_loss: rail0@node1", places, tmp_path)
     assert places[0].done == [("cut", 1, 0), ("heal", 1, 0)] * 6
     assert outcome.failed == 0
     assert outcome.compared.windows >= 10

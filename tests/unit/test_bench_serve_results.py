@@ -100,7 +100,7 @@ def options(**changes: Any) -> runner.RunOptions:
     given = {
         "workload": arrange([("a", 2)], 0, concurrency=1),
         "contenders": ("r2ccl", "gloo"),
-        "scenarios": {"healthy": (), "carrier": scenarios.scenario("carrier")},
+        "scenarios": {"healthy": (), "carrier-loss": scenarios.scenario("carrier-loss")},
     }
     return runner.RunOptions(**(given | changes))
 
@@ -109,7 +109,12 @@ def test_contenders_take_turns_and_another_one_begins() -> None:
     order = list(runner.turns(options(pairs=2)))
     assert len(order) == len(set(order)) == 8
     assert [name for _, _, name in order[::2]] == ["r2ccl", "gloo", "r2ccl", "gloo"]
-    assert [name for _, name, _ in order[::2]] == ["healthy", "carrier", "carrier", "healthy"]
+    assert [name for _, name, _ in order[::2]] == [
+        "healthy",
+        "carrier-loss",
+        "carrier-loss",
+        "healthy",
+    ]
 
 
 def a_row(contender: str, pair: int = 0, **more: Any) -> dict[str, Any]:
@@ -163,10 +168,10 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_other_requests_are_another_measurement() -> None:
     one = options()
-    assert one.key("carrier") == options(pairs=9, contenders=("r2ccl",)).key("carrier")
-    assert one.key("carrier") != one.key("healthy")
+    assert one.key("carrier-loss") == options(pairs=9, contenders=("r2ccl",)).key("carrier-loss")
+    assert one.key("carrier-loss") != one.key("healthy")
     other = options(workload=arrange([("b", 2)], 0, concurrency=1))
-    assert one.key("carrier") != other.key("carrier")
+    assert one.key("carrier-loss") != other.key("carrier-loss")
 
 
 def test_the_clock_of_times_is_that_of_the_run() -> None:
@@ -250,17 +255,17 @@ def test_pictures_and_page_have_every_contender_and_need_nothing_else(tmp_path: 
     pytest.importorskip("matplotlib")
     rows = Rows(tmp_path / "rows.jsonl", ABOUT, folder=tmp_path / "runs")
     found = [
-        measured(rows, "r2ccl", "carrier", impact=WAITED),
-        measured(rows, "gloo", "carrier"),
+        measured(rows, "r2ccl", "carrier-loss", impact=WAITED),
+        measured(rows, "gloo", "carrier-loss"),
         rows.add(
-            {"contender": "ecmp", "scenario": "carrier", "pair": 0, "key": "k"}
+            {"contender": "ecmp", "scenario": "carrier-loss", "pair": 0, "key": "k"}
             | {"not_run": "no <bird>"}
         ),
     ]
     pictures = plots.draw(found, rows.times, tmp_path)
     assert sorted(path.name for path in pictures.values()) == [
-        "serve-carrier-cdf.png",
-        "serve-carrier-timeline.png",
+        "serve-carrier-loss-cdf.png",
+        "serve-carrier-loss-timeline.png",
         "serve-impact.png",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures.values())
@@ -278,7 +283,7 @@ def test_pictures_and_page_have_every_contender_and_need_nothing_else(tmp_path: 
 def test_dots_are_in_front_of_what_is_shaded(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = Rows(None, ABOUT)
-    row = measured(rows, "r2ccl", "carrier")
+    row = measured(rows, "r2ccl", "carrier-loss")
     [strip] = plots.timeline([(row, Times(((0.0, (7.0, 17.0)),)))]).axes
     [shade], [dots] = strip.patches, strip.collections
     assert shade.get_zorder() < dots.get_zorder()
@@ -286,7 +291,7 @@ def test_dots_are_in_front_of_what_is_shaded(tmp_path: Path) -> None:
 
 def test_what_was_not_run_is_told(capsys: Any) -> None:
     rows = Rows(None, ABOUT)
-    measured(rows, "r2ccl", "carrier", impact=WAITED)
+    measured(rows, "r2ccl", "carrier-loss", impact=WAITED)
     found = [
         measured(rows, "r2ccl", "healthy"),
         rows.add(

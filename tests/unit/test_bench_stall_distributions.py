@@ -97,15 +97,15 @@ def test_targets_are_of_the_p99_and_of_the_ratio_to_mptcp() -> None:
     samples += [sample("mptcp", CARRIER, 100.0), sample("mptcp", PEER_PORT, 300.0)]
     verdicts = {check.target: check for check in checks(stall_distributions.distributions(samples))}
     assert {name: check.met for name, check in verdicts.items()} == {
-        "carrier, 16 KiB: p99 of 1, ms": False,
-        "carrier, 16 KiB: MPTCP / r2ccl, median": False,
-        "carrier, 16 KiB: MPTCP / r2ccl, p99": False,
-        "peer's port, 16 KiB: p99 of 1, ms": True,
-        "peer's port, 16 KiB: MPTCP / r2ccl, median": True,
-        "peer's port, 16 KiB: MPTCP / r2ccl, p99": True,
-        "black hole, 16 KiB: p99 of 1, ms": True,
+        "carrier_loss, 16 KiB: p99 of 1, ms": False,
+        "carrier_loss, 16 KiB: MPTCP / r2ccl, median": False,
+        "carrier_loss, 16 KiB: MPTCP / r2ccl, p99": False,
+        "peer_port_loss, 16 KiB: p99 of 1, ms": True,
+        "peer_port_loss, 16 KiB: MPTCP / r2ccl, median": True,
+        "peer_port_loss, 16 KiB: MPTCP / r2ccl, p99": True,
+        "black_hole, 16 KiB: p99 of 1, ms": True,
     }
-    assert verdicts["peer's port, 16 KiB: MPTCP / r2ccl, p99"].measured == 50
+    assert verdicts["peer_port_loss, 16 KiB: MPTCP / r2ccl, p99"].measured == 50
 
 
 def test_tables_and_json_have_every_number() -> None:
@@ -115,7 +115,7 @@ def test_tables_and_json_have_every_number() -> None:
     written = io.StringIO()
     show(measured, Console(width=120, file=written))
     text = written.getvalue()
-    for word in ("carrier: longest call, ms", "at most 5", "r2ccl", "16 KiB", "1.25", "1.00"):
+    for word in ("carrier_loss: longest call, ms", "at most 5", "r2ccl", "16 KiB", "1.25", "1.00"):
         assert word in text
     assert "not run: mptcp: no MPTCP: why" in text
     assert "1 of 1 targets met" in text

@@ -105,7 +105,7 @@ def test_one_rail_has_one_drill_at_a_time(drilled: Pair) -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"kind": "melt", "seconds": 1.0}, "kind: 'melt' must be one of cut, drop"),
+        ({"kind": "melt", "seconds": 1.0}, "kind: 'melt' must be one of carrier_loss, black_hole"),
         ({"kind": "carrier_loss", "seconds": 0}, "seconds: 0 must be a number from 0.01 to 3600"),
         ({"kind": "carrier_loss", "seconds": 1e9}, "seconds: 1000000000.0 must be"),
         ({"kind": "slow", "seconds": 1.0, "mbit": -1}, "mbit: -1 must be"),

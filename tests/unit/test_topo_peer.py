@@ -177,7 +177,7 @@ def a_node(host: str, number: int, *swaps: int, **changes: Any) -> Node:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Node:
     made = a_node("host1", 1, 0, 1)
-    monkeypatch.setattr(node, "look", lambda _: made)
+    monkeypatch.setattr(node, "look", lambda *_: made)
     monkeypatch.setenv("COLUMNS", "200")
     return made
 

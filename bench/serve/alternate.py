@@ -87,8 +87,8 @@ class Alternation:
             ) from error
         if fault.rail is Aim.IN_USE:
             raise ScheduleError(
-                f"alternate is {what!r}: the rail must have a number, as in `carrier_loss: rail0@node1`; "
-                "the rail in use may be another one at each switch"
+                f"alternate is {what!r}: the rail must have a number, as in "
+                "`carrier_loss: rail0@node1`; the rail in use may be another one at each switch"
             )
         return cls(what, switch_s, alternations, fault=fault)
 

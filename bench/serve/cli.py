@@ -90,8 +90,8 @@ def _one_of(names: Any, default: str) -> str:
     "alternated",
     metavar="STATE",
     help="Switch a state on and off under one load, and compare: `nothing` (the error of the "
-    "method), a fault as in --faults (`carrier_loss: rail0@node1`), or a setting (`R2CCL_FALLBACK=off`), "
-    "which takes two engines.",
+    "method), a fault as in --faults (`carrier_loss: rail0@node1`), or a setting "
+    "(`R2CCL_FALLBACK=off`), which takes two engines.",
 )
 @click.option(
     "--alternations",

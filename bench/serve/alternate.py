@@ -23,7 +23,7 @@ from r2serve.bench.serve.alternation import (
     compare,
     windows_of,
 )
-from r2serve.bench.serve.contenders import Place
+from r2serve.bench.serve.contenders import ContenderServer
 from r2serve.bench.serve.scenarios import parse
 from r2serve.bench.serve.strike import Strikes
 from r2serve.bench.serve.workload import Workload
@@ -151,7 +151,7 @@ def run(
         settings = [{}] if alternation.setting is None else [{}, dict([alternation.setting])]
         places = [
             stack.enter_context(
-                Place(
+                ContenderServer(
                     contender,
                     model,
                     work,
@@ -172,7 +172,7 @@ def run(
             return _Alternating(alternation, places, workload, work, progress).run()
 
 
-def _check_length(place: Place, workload: Workload, work: Path) -> None:
+def _check_length(place: ContenderServer, workload: Workload, work: Path) -> None:
     tokens = workload.tokens[0]
     prompts = workload.prompts[: workload.concurrency]
     server = place.server(prompts)
@@ -198,7 +198,7 @@ class _Alternating:
     def __init__(
         self,
         alternation: Alternation,
-        places: Sequence[Place],
+        places: Sequence[ContenderServer],
         workload: Workload,
         work: Path,
         progress: Progress,
@@ -238,7 +238,7 @@ class _Alternating:
             "; ".join(place.command for place in self._places),
         )
 
-    def _load(self, index: int, place: Place, begin_ns: int, end_ns: int) -> Load:
+    def _load(self, index: int, place: ContenderServer, begin_ns: int, end_ns: int) -> Load:
         """With two places each has every second window."""
         server = place.server(self._workload.prompts[:WARM_UP_PROMPTS])
         window_ns = int(self._alternation.switch_s * 1e9)

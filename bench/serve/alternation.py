@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from r2serve.lab.serving.client import Request
 
@@ -159,11 +160,11 @@ def ratio(values: Sequence[float | None], changed: Sequence[bool], *, seed: int 
     return Ratio(math.exp(middle), math.exp(low), math.exp(high), len(compared))
 
 
-def trimmed_mean(values: np.ndarray) -> np.ndarray:
+def trimmed_mean(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Of the last axis, without ``TRIMMED`` of the values at either end."""
     ordered = np.sort(values, axis=-1)
     cut = int(ordered.shape[-1] * TRIMMED)
-    return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
+    return np.asarray(ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1))
 
 
 def _values(

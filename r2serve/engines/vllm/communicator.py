@@ -14,27 +14,14 @@ import torch
 from vllm.distributed.device_communicators.base_device_communicator import DeviceCommunicatorBase
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
-from r2serve.config import Config
-from r2serve.engines.vllm import flag, nodes
-from r2serve.engines.vllm.spanning import SpanningCollectives, say_once_that_there_is_no_rail
+from r2serve.engines.vllm.spanning import ChosenByNodes, SpanningCollectives
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class R2cclCpuCommunicator(CpuCommunicator):  # type: ignore[misc]
+class R2cclCpuCommunicator(ChosenByNodes, CpuCommunicator):  # type: ignore[misc]
     """vLLM's own communicator; makes a :class:`SpanningCpuCommunicator` where nodes differ."""
-
-    def __new__(cls, cpu_group: ProcessGroup, *args: Any, **kwargs: Any) -> R2cclCpuCommunicator:
-        flag.keep_journals()
-        config = Config.from_env()
-        flag.log_with_vllm(config.log_level)
-        if nodes.spans_nodes(cpu_group, config):
-            cls = SpanningCpuCommunicator
-        else:
-            say_once_that_there_is_no_rail(kwargs.get("unique_name", ""))
-        made: R2cclCpuCommunicator = super().__new__(cls)
-        return made
 
 
 class SpanningCpuCommunicator(SpanningCollectives, R2cclCpuCommunicator):
@@ -56,7 +43,6 @@ class SpanningCpuCommunicator(SpanningCollectives, R2cclCpuCommunicator):
         self.dist_module = torch.distributed
         self.supports_tensor_dict = True
         self.connect(unique_name)
-        if self.use_all2all:
-            from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
 
-            self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
+
+R2cclCpuCommunicator.spanning = SpanningCpuCommunicator

@@ -17,32 +17,21 @@ from vllm.distributed.device_communicators.cuda_communicator import CudaCommunic
 
 from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
-from r2serve.engines.vllm import combinations, flag, gpus, nodes
+from r2serve.engines.vllm import combinations, gpus
 from r2serve.engines.vllm.classes import OTHER_PATHS, OTHER_PATHS_WANTED
 from r2serve.engines.vllm.host_address import host_address
 from r2serve.engines.vllm.spanning import (
+    ChosenByNodes,
     SpanningCollectives,
     final,
-    say_once_that_there_is_no_rail,
 )
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class R2cclCudaCommunicator(CudaCommunicator):  # type: ignore[misc]
+class R2cclCudaCommunicator(ChosenByNodes, CudaCommunicator):  # type: ignore[misc]
     """vLLM's own communicator; makes a :class:`SpanningCudaCommunicator` where nodes differ."""
-
-    def __new__(cls, cpu_group: ProcessGroup, *args: Any, **kwargs: Any) -> R2cclCudaCommunicator:
-        flag.keep_journals()
-        config = Config.from_env()
-        flag.log_with_vllm(config.log_level)
-        if nodes.spans_nodes(cpu_group, config):
-            cls = SpanningCudaCommunicator
-        else:
-            say_once_that_there_is_no_rail(kwargs.get("unique_name", ""))
-        made: R2cclCudaCommunicator = super().__new__(cls)
-        return made
 
 
 class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
@@ -73,10 +62,6 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
         for wanted in OTHER_PATHS_WANTED:
             setattr(self, wanted, False)
         self.connect(unique_name)
-        if self.use_all2all:
-            from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
-
-            self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
     def open(self, unique_name: str) -> DeviceCommunicator:
         """Make the communicator that carries the group."""
@@ -112,3 +97,6 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
             input_, residual, weight, epsilon
         )
         return made
+
+
+R2cclCudaCommunicator.spanning = SpanningCudaCommunicator

@@ -11,17 +11,21 @@ import logging
 import math
 import pickle
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Self, TypeVar
 
 import torch
 from vllm.distributed import parallel_state
 from vllm.ir.ops import fused_add_rms_norm
 
 from r2serve import Communicator, tensors
-from r2serve.engines.vllm import sidecar
+from r2serve.config import Config
+from r2serve.engines.vllm import flag, nodes, sidecar
 from r2serve.engines.vllm.ending import end_worker_soon
 from r2serve.engines.vllm.host_address import host_address
 from r2serve.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _LOG = logging.getLogger(__name__)
 _warned_of_no_rail = False
@@ -43,6 +47,24 @@ def final(method: Callable[_P, _R]) -> Callable[_P, _R]:
     return guarded
 
 
+class ChosenByNodes:
+    """Mixed into vLLM's own communicator: one of a group that spans nodes is ``spanning``."""
+
+    spanning: ClassVar[type[Any]]
+
+    def __new__(cls, cpu_group: ProcessGroup, *args: Any, **kwargs: Any) -> Self:
+        flag.keep_journals()
+        config = Config.from_env()
+        flag.log_with_vllm(config.log_level)
+        chosen: type[Any] = cls
+        if nodes.spans_nodes(cpu_group, config):
+            chosen = cls.spanning
+        else:
+            say_once_that_there_is_no_rail(kwargs.get("unique_name", ""))
+        made: Self = super().__new__(chosen)
+        return made
+
+
 class SpanningCollectives:
     """Mixed into a device communicator of vLLM, whose group attributes it uses."""
 
@@ -51,6 +73,8 @@ class SpanningCollectives:
     unique_name: str
     world_size: int
     rank_in_group: int
+    use_all2all: bool
+    all2all_manager: Any
     r2ccl: Any  # a Communicator, whose methods return the kind of tensor that they are given
 
     def connect(self, unique_name: str) -> None:
@@ -69,6 +93,10 @@ class SpanningCollectives:
             self.r2ccl.algorithm,
             sidecar.url() or "none started here",
         )
+        if self.use_all2all:
+            from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
+
+            self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
     def open(self, unique_name: str) -> Any:
         """Make the communicator that carries the group."""

@@ -118,7 +118,7 @@ R2SERVE: dict[str, tuple[str, ...]] = {
     ),
     "cli": ("errors", "option", "config", "ports", "topo", "engines/vllm"),
     "bench": ("bench/collectives", "bench/observers", "cli"),
-    "demo": ("faults", "lab", "observe", "lab/serving", "cli"),
+    "demo": ("lab", "observe", "lab/serving", "cli"),
     "bench/serve": (
         "errors",
         "faults",

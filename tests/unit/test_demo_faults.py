@@ -209,4 +209,4 @@ def test_faults_inside_the_engine_are_lines_of_a_file(tmp_path: Path) -> None:
     injector.strike("carrier_loss", 0, 0)
     injector.heal(0, 0)
     injector.strike("black_hole", 1, 1)
-    assert path.read_text(encoding="ascii") == "0 cut\n0 heal\n1 drop\n"
+    assert path.read_text(encoding="ascii") == "0 carrier_loss\n0 heal\n1 black_hole\n"

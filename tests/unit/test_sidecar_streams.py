@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from pairs import Pair
 
-from r2serve.observe.sidecar import app as sidecar
+from r2serve.observe.sidecar import app, events
 from r2serve.observe.watch import Watch
 
 # As many events as a journal's ring holds, so that what is held for a client would be seen.
@@ -28,7 +28,7 @@ class Server:
     """A sidecar in a thread of this process."""
 
     def __init__(self, watch: Watch) -> None:
-        self.app = sidecar.make_app(watch)
+        self.app = app.make_app(watch)
         self.state = self.app.state.sidecar
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=128)
         # Or the kernel would take it all for a client that reads nothing.
@@ -111,7 +111,7 @@ def test_a_stream_goes_on_where_it_was_cut_off(pair: Pair, server: Server, way: 
 def test_clients_that_do_not_read_hold_no_memory_and_are_left(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar, "SEND_S", 5)
+    monkeypatch.setattr(events, "SEND_S", 5)
     for _ in range(MANY):
         pair.engine.inject(0, "heal")
     server = Server(Watch(pair.folder))
@@ -135,7 +135,7 @@ def test_clients_that_do_not_read_hold_no_memory_and_are_left(
 def test_only_so_many_streams_are_open_at_once(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar, "MAX_STREAMS", 2)
+    monkeypatch.setattr(events, "MAX_STREAMS", 2)
     with stream(server), stream(server):
         until(lambda: server.state.streams == 2)
         with stream(server) as third:

@@ -69,7 +69,7 @@ using testing::Job;
 using testing::SystemCalls;
 
 constexpr std::size_t segment_bytes = 65483;  // of loopback
-constexpr int warm_calls = 40;  // every slot has been used
+constexpr int warm_calls = 40;                // every slot has been used
 constexpr int calls = 100;
 // A busy machine makes a queue longer than it has been, which is one allocation, and stays one.
 constexpr std::uint64_t lengthened = 8;

@@ -46,7 +46,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of the changed state to the usual one; ``low`` to ``high`` is a 95 % interval."""
+    """The changed state's time over the usual state's, with a 95 % interval from low to high."""
 
     ratio: float
     low: float
@@ -161,7 +161,7 @@ def ratio(values: Sequence[float | None], changed: Sequence[bool], *, seed: int 
 
 
 def trimmed_mean(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Of the last axis, without ``TRIMMED`` of the values at either end."""
+    """Means over the last axis, without the highest and the lowest ``TRIMMED`` of the values."""
     ordered = np.sort(values, axis=-1)
     cut = int(ordered.shape[-1] * TRIMMED)
     return np.asarray(ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1))

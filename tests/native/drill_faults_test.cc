@@ -56,7 +56,7 @@ TEST(DrillFaults, ASlowRailSendsNoFasterThanItsRate) {
     EXPECT_GT(seconds_of(job, 4), 3e6 / bytes_per_s);
     EXPECT_FALSE(lost_by(job, 0, RailCause::dead_deadline));
     ASSERT_TRUE(job.engines[0]->inject(0, Fault::none).ok());
-    // At the limit each try would take as long; a busy machine holds up one or two.
+    // A rate limit would hold up every try; a busy machine holds up some.
     double fastest = seconds_of(job, 4);
     for (int more = 0; more < 4 && fastest >= 3e6 / bytes_per_s; ++more)
       fastest = std::min(fastest, seconds_of(job, 4));

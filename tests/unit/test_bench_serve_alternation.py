@@ -34,7 +34,7 @@ def windows(count: int) -> list[Window]:
 def closed_loop(
     count: int, slower: float, *, noise: float, drift: float, seed: int
 ) -> list[Request]:
-    """Requests one after the other over so many windows; each has the speed of its beginning."""
+    """Requests that follow one another; the state at its start sets the speed of a request."""
     source = random.Random(seed)
     made, now_ms, level = [], 0.0, 1.0
     while now_ms < count * SWITCH_MS:

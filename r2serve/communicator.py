@@ -70,8 +70,6 @@ class Communicator(Collectives):
     nodes: list[int]
     """Node of each rank, numbered by first appearance."""
 
-    _store: TCPStore | None = None  # rank 0's must outlive everybody's start-up
-
     def __init__(
         self,
         process: Process,
@@ -195,8 +193,12 @@ class Communicator(Collectives):
         )
 
         exchange = rendezvous.over_store(store, name, rank, world_size)
-        made = cls._make(exchange, name, rank, config, local_address_towards(host), share_engine)
-        made._store = store
+        try:
+            made = cls._make(
+                exchange, name, rank, config, local_address_towards(host), share_engine
+            )
+        finally:
+            rendezvous.outlive(store, name, rank, world_size, LINGER_S)
         return made
 
     @classmethod

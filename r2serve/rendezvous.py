@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +44,20 @@ def over_store(store: Store, name: str, rank: int, world_size: int) -> Exchange:
         return [json.loads(store.get(f"{key}/{other}")) for other in range(world_size)]
 
     return exchange
+
+
+def outlive(store: Store, name: str, rank: int, world_size: int, at_most_s: float) -> None:
+    """At rank 0, which holds the store: wait until all other ranks have read their last from it.
+
+    At most ``at_most_s``: a rank that is gone reads no more.
+    """
+    key = f"r2ccl/{name}/read"
+    with contextlib.suppress(torch.distributed.DistError):  # the store or a rank is gone
+        if rank > 0:
+            store.set(f"{key}/{rank}", "")
+        else:
+            others = [f"{key}/{other}" for other in range(1, world_size)]
+            store.wait(others, timedelta(seconds=at_most_s))
 
 
 def host_of(store: Any) -> str | None:

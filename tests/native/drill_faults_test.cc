@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -121,13 +122,26 @@ TEST(DrillFaults, WhatCallsWaitedIsCountedByTheEngine) {
   (void)seconds_of(job, 1);
   EXPECT_EQ(job.engines[0]->stalled_ns(), 0U);
   ASSERT_TRUE(job.engines[0]->inject(0, Fault::carrier_loss).ok());
+  std::atomic<bool> calling = false;
   std::thread healing([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    calling.wait(false);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
     EXPECT_TRUE(job.engines[0]->inject(0, Fault::none).ok());
   });
-  (void)seconds_of(job, 1);
+  const auto began = steady_clock::now();
+  job.run([&](int rank, Communicator& communicator) {
+    if (rank == 0) {
+      calling = true;
+      calling.notify_one();
+    }
+    all_reduce_checked(communicator);
+  });
+  const auto lasted = steady_clock::now() - began;
   healing.join();
-  EXPECT_GT(job.engines[0]->stalled_ns(), 40'000'000U);
+  const std::chrono::nanoseconds stalled(job.engines[0]->stalled_ns());
+  // A busy machine begins the call late: the rail stays lost for much longer than that.
+  EXPECT_GT(stalled, std::chrono::milliseconds(150));
+  EXPECT_LT(stalled, lasted);
 }
 
 }  // namespace

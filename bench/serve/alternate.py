@@ -25,7 +25,7 @@ from r2serve.bench.serve.alternation import (
 )
 from r2serve.bench.serve.contenders import ContenderServer
 from r2serve.bench.serve.scenarios import parse
-from r2serve.bench.serve.strike import Strikes
+from r2serve.bench.serve.strike import strikes
 from r2serve.bench.serve.workload import Workload
 from r2serve.config import Config
 from r2serve.errors import ConfigError
@@ -217,18 +217,13 @@ class _Alternating:
         ]
         try:
             first = self._places[0]
-            with Strikes(
-                first.lab,
-                self._alternation.faults(),
-                lambda: begin_ns,
-                first.rail_in_use,
-                lambda _: None,
-            ) as strikes:
+            faults = self._alternation.faults()
+            with strikes(first.lab, faults, lambda: begin_ns, first.rail_in_use) as play:
                 runs = self._follow(loads, end_ns)
         finally:
             for load in loads:
                 load.stop()
-        changes = [ns for each in strikes.struck for ns in (each.struck_ns, each.healed_ns) if ns]
+        changes = [ns for each in play.played for ns in (each.struck_ns, each.healed_ns) if ns]
         requests = [request for each in runs for request in each.requests]
         windows = self._windows(begin_ns, end_ns, changes)
         return Outcome(

@@ -17,7 +17,7 @@ from r2serve.bench.serve.contenders import ContenderServer, how_far
 from r2serve.bench.serve.outcome import Goal, describe
 from r2serve.bench.serve.scenarios import line_of
 from r2serve.bench.serve.store import Row, Rows, Times
-from r2serve.bench.serve.strike import Strikes
+from r2serve.bench.serve.strike import strikes
 from r2serve.bench.serve.workload import Workload
 from r2serve.lab import lab as labs
 from r2serve.lab.holder import LabCommandError
@@ -159,12 +159,12 @@ class _Bench:
         place.settle()
         reference = self._reference(place, server)
         load = self._load(place, server, "run")
-        with Strikes(
+        with strikes(
             place.lab, faults, lambda: load.begun_ns, place.rail_in_use, self._progress.line
-        ) as strikes:
+        ) as play:
             result = place.finish(load, self._options.patience_s, self._progress.detail)
         row = describe(result, reference, self._options.goal)
-        row["faults"] = [_fault(struck, result) for struck in strikes.struck]
+        row["faults"] = [_fault(struck, result) for struck in play.played]
         row["serves"] = place.command
         row["restarts"] = place.restarts
         if place.contender.r2ccl:

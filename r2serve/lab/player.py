@@ -1,4 +1,4 @@
-"""Plays faults on a lab, each at its time, and notes when what happened."""
+"""Plays faults, each at its time, and notes when what happened."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from r2serve.lab.kinds import FaultMaker, kind_of
-from r2serve.lab.lab import Lab
+from r2serve.lab.injector import Injector
+from r2serve.lab.kinds import kind_of
 from r2serve.lab.schedule import Aim, Fault, is_second, label_of
 
 POLL_S = 0.1
@@ -63,38 +63,43 @@ class _Turn:
 class Player:
     """Plays faults, in the order of their times.
 
-    seconds: length of the play; by default it lasts until ``over`` is set. rails: if given, a fault
-    waits until a rail that can be lost is UP, all that follows is as much later, and the return of
-    all rails is noted. aim: which rail of a node carries most; by default the player measures the
-    traffic of ``rails``. ahead_s: how long before a fault strikes its rail is chosen and ``watch``
-    told, which takes processor time. attend: called several times a second; what it raises ends
-    the play, with everything healed. over: ends the play. watch: is told what happens, a line each.
+    injector: makes and undoes the faults. seconds: length of the play; by default it lasts until
+    ``over`` is set. rails: if given, a fault waits until a rail that can be lost is UP, all that
+    follows is as much later, and the return of all rails is noted. aim: which rail of a node
+    carries most; by default the player measures the traffic of ``rails``. ahead_s: how long before
+    a fault strikes its rail is chosen and ``watch`` told, which takes processor time. attend:
+    called every ``poll_s`` s; what it raises ends the play, with everything healed. watch: is told
+    what happens, a line each.
+
+    over: ends the play when it is set, by any thread; everything is healed then, too.
     """
 
     def __init__(
         self,
         faults: Sequence[Fault],
-        lab: Lab,
+        injector: Injector,
         *,
         seconds: float = math.inf,
         rails: Rails | None = None,
         aim: Callable[[], int] | None = None,
         ahead_s: float = 0.0,
         attend: Callable[[], None] | None = None,
-        over: threading.Event | None = None,
-        watch: Callable[[str], None],
+        poll_s: float = POLL_S,
+        watch: Callable[[str], None] = lambda _: None,
         text_of: Callable[[Fault], str] | None = None,
     ) -> None:
-        if rails is None and aim is None:
-            raise ValueError("aim: must be given where rails is not")
+        measured = {Aim.IDLE} if aim is not None else {Aim.IDLE, Aim.IN_USE}
+        if rails is None and any(fault.rail in measured for fault in faults):
+            raise ValueError("rails: must be given where the player has to measure traffic")
+        self.over = threading.Event()
         self._faults = faults
-        self._lab = lab
+        self._injector = injector
         self._seconds = seconds
         self._rails = rails
         self._aim = aim
         self._ahead_s = ahead_s
         self._attend = attend
-        self._over = over or threading.Event()
+        self._poll_s = poll_s
         self._watch = watch
         self._text_of = text_of
         self._begun_s = 0.0
@@ -128,9 +133,10 @@ class Player:
                 self._take(turn)
             self._wait(self._begun_s + self._seconds)
         finally:
-            for index in sorted(self._there):
-                self._change(index, there=False)
-        back = self._wait_for(lambda down: not down, REJOIN_TIMEOUT_S)
+            for index, played in self._of_index.items():
+                if played.healed_ns is None:
+                    self._end(index)
+        back = self._wait_for(lambda down: not down, at_end=True)
         self._look()
         return back
 
@@ -140,19 +146,19 @@ class Player:
             self._prepare(index)
             heapq.heappush(self._turns, _Turn(fault.at_s, index, "strike"))
             return
+        if turn.action == "end":
+            self._end(index)
+            return
         if turn.action == "strike":
             rails, late_s = self._aimed[index]
             label = label_of(self._faults, index)
-            self._of_index[index] = Played(label, fault, rails, late_s, time.monotonic_ns())
             if math.isfinite(fault.end_s):
                 heapq.heappush(self._turns, _Turn(fault.end_s, index, "end"))
+            self._of_index[index] = Played(label, fault, rails, late_s, time.monotonic_ns())
         there = turn.action in ("strike", "again")
-        if there or index in self._there:
-            self._change(index, there=there)
-        cycle_s = self._kind(fault).cycle_s
-        if turn.action == "end":
-            self._of_index[index].healed_ns = time.monotonic_ns()
-        elif cycle_s is not None:
+        self._change(index, there=there)
+        cycle_s = kind_of(fault.kind, management=fault.rail is Aim.MANAGEMENT).cycle_s
+        if cycle_s is not None:
             at_s = turn.at_s + cycle_s[0 if there else 1]
             if at_s < fault.end_s:
                 heapq.heappush(self._turns, _Turn(at_s, index, "pause" if there else "again"))
@@ -165,9 +171,9 @@ class Player:
         fault, asked_s = self._faults[index], time.monotonic()
         if is_second(self._faults, index) and isinstance(fault.rail, int):
             own = fault.rail
-            self._wait_for(lambda down: own not in down, REJOIN_TIMEOUT_S)
+            self._wait_for(lambda down: own not in down)
         else:
-            self._wait_for(lambda down: not down, REJOIN_TIMEOUT_S)
+            self._wait_for(lambda down: not down)
         rails = self._rails_of(fault)
         late_s = time.monotonic() - asked_s if self._rails is not None else 0.0
         self._begun_s += late_s
@@ -179,18 +185,20 @@ class Player:
             label = label_of(self._faults, index)
             self._watch(f"{label} at node {fault.node}, {names}, for {fault.duration_s:g} s")
 
-    def _kind(self, fault: Fault) -> FaultMaker:
-        return kind_of(fault.kind, management=fault.rail is Aim.MANAGEMENT)
-
     def _change(self, index: int, *, there: bool) -> None:
-        played = self._of_index[index]
-        kind, node = self._kind(played.fault), played.fault.node
         (self._there.add if there else self._there.discard)(index)
-        for rail in played.rails or (0,):
-            (kind.make if there else kind.undo)(self._lab, node, rail)
+        fault, rails = self._of_index[index].fault, self._of_index[index].rails
+        change = self._injector.make if there else self._injector.undo
+        for rail in rails or (None,):
+            change(fault.kind, fault.node, rail)
+
+    def _end(self, index: int) -> None:
+        if index in self._there:
+            self._change(index, there=False)
+        self._of_index[index].healed_ns = time.monotonic_ns()
 
     def _rails_of(self, fault: Fault) -> tuple[int, ...]:
-        every = range(self._lab.rails)
+        every = range(self._injector.rails)
         if fault.rail is Aim.MANAGEMENT:
             return ()
         if fault.rail is Aim.ALL:
@@ -212,7 +220,7 @@ class Player:
             self._wait(time.monotonic() + TRAFFIC_S)
             after = self._rails.sent_bytes()
             moved = {rail: after[rail] - before[rail] for rail in every}
-            if any(moved.values()) or time.monotonic() > deadline:
+            if any(moved.values()) or self.over.is_set() or time.monotonic() > deadline:
                 return moved
 
     def _wait(self, until_s: float) -> bool:
@@ -224,23 +232,30 @@ class Player:
                 self._look()
             left_s = until_s - time.monotonic()
             if left_s <= 0:
-                return not self._over.is_set()
+                return not self.over.is_set()
             if self._attend is not None or self._rails is not None:
-                left_s = min(left_s, POLL_S)
-            if self._over.wait(left_s if math.isfinite(left_s) else None):
+                left_s = min(left_s, self._poll_s)
+            if self.over.wait(left_s if math.isfinite(left_s) else None):
                 return False
 
-    def _wait_for(self, right: Callable[[set[int]], bool], timeout_s: float) -> bool:
+    def _wait_for(self, right: Callable[[set[int]], bool], *, at_end: bool = False) -> bool:
+        """Whether the rails are right within REJOIN_TIMEOUT_S.
+
+        ``over`` ends the wait, except for the one at the end of the play.
+        """
         if self._rails is None:
             return True
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + REJOIN_TIMEOUT_S
         while True:
             down = self._rails.down()
             if down is not None and right(down):
                 return True
             if time.monotonic() > deadline:
                 return False
-            self._wait(time.monotonic() + POLL_S)
+            if not self._wait(time.monotonic() + self._poll_s):
+                if not at_end:
+                    return False
+                time.sleep(self._poll_s)
 
     def _look(self) -> None:
         """Notes whose fault is over: healed, and all rails UP."""

@@ -23,8 +23,9 @@ from aiohttp import web
 from r2serve.bench.serve import scenarios, strike, workload
 from r2serve.bench.serve.cli import command
 from r2serve.bench.serve.scenarios import SCENARIOS, line_of, parse
-from r2serve.bench.serve.strike import Strikes
+from r2serve.bench.serve.strike import strikes
 from r2serve.bench.serve.workload import Lengths, WorkloadError, arrange, poisson, synthetic
+from r2serve.lab.background import BackgroundPlay
 from r2serve.lab.schedule import Aim, Fault, ScheduleError
 
 # --- requests -------------------------------------------------------------------------------------
@@ -136,17 +137,17 @@ class PlayedLab:
         self.done.append(argv[-2:])
 
 
-def play(text: str, seconds: float) -> tuple[list[tuple[Any, ...]], Strikes]:
+def play(text: str, seconds: float) -> tuple[list[tuple[Any, ...]], BackgroundPlay]:
     lab: Any = PlayedLab()
     now_ns = time.monotonic_ns()
-    with Strikes(lab, parse(text), lambda: now_ns, lambda: 1, lambda _: None) as strikes:
+    with strikes(lab, parse(text), lambda: now_ns, lambda: 1) as made:
         time.sleep(seconds)
-    return lab.done, strikes
+    return lab.done, made
 
 
 def test_faults_are_made_and_undone() -> None:
     began_ns = time.monotonic_ns()
-    done, strikes = play("at: 0s, cut: used@node1, for: 50ms\nat: 100ms, cut: all@node0", 0.3)
+    done, made = play("at: 0s, cut: used@node1, for: 50ms\nat: 100ms, cut: all@node0", 0.3)
     assert done == [
         ("cut", 1, 1),
         ("heal", 1, 1),
@@ -155,7 +156,7 @@ def test_faults_are_made_and_undone() -> None:
         ("heal", 0, 0),
         ("heal", 0, 1),
     ]
-    first, second = strikes.struck
+    first, second = made.played
     assert first.healed_ns is not None
     # However late it struck, it ends when it should.
     assert 0.05 <= (first.healed_ns - began_ns) / 1e9 < 0.25
@@ -182,11 +183,11 @@ def test_it_is_aimed_and_told_before_it_strikes(monkeypatch: pytest.MonkeyPatch)
     lab.cut, lab.heal = make, lambda *_: order.append("heal")
     began_ns = time.monotonic_ns()
     faults = parse("at: 200ms, cut: used@node1, for: 100s")
-    with Strikes(lab, faults, lambda: began_ns, aim, order.append) as strikes:
+    with strikes(lab, faults, lambda: began_ns, aim, order.append) as made:
         assert cut.wait(30)
     assert order == ["aim", line_of(faults[0]), "cut 1@1", "heal"]
     assert aimed_ns[0] - began_ns >= 100e6
-    assert strikes.struck[0].struck_ns - began_ns >= 200e6
+    assert made.played[0].struck_ns - began_ns >= 200e6
 
 
 def test_a_fault_that_comes_and_goes_ends_healed() -> None:
@@ -196,9 +197,9 @@ def test_a_fault_that_comes_and_goes_ends_healed() -> None:
 
 
 def test_the_management_nic_is_cut_at_the_switch() -> None:
-    done, strikes = play("at: 0s, cut: mgmt@node1, for: 20ms", 0.1)
+    done, made = play("at: 0s, cut: mgmt@node1, for: 20ms", 0.1)
     assert done == [("n1m", "down"), ("n1m", "up")]
-    assert strikes.struck[0].rails == ()
+    assert made.played[0].rails == ()
 
 
 # --- the command ----------------------------------------------------------------------------------

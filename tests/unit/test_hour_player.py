@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from r2serve.lab import player as players
+from r2serve.lab.injector import LabInjector
 from r2serve.lab.kinds import KINDS, FaultMaker
 from r2serve.lab.player import Player
 from r2serve.lab.schedule import Aim, Fault, Schedule
@@ -54,7 +55,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> FakeLab:
     fake = FakeLab()
     monkeypatch.setitem(KINDS, "loss", FaultMaker(fake.make, fake.undo))
     monkeypatch.setitem(KINDS, "blink", FaultMaker(fake.make, fake.undo, cycle_s=(0.2, 0.1)))
-    for name in ("POLL_S", "LOOK_S", "TRAFFIC_S"):
+    for name in ("LOOK_S", "TRAFFIC_S"):
         monkeypatch.setattr(players, name, 0.01)
     monkeypatch.setattr(players, "AIM_TIMEOUT_S", 0.1)
     monkeypatch.setattr(players, "REJOIN_TIMEOUT_S", 0.3)
@@ -66,11 +67,11 @@ def player(lab: Any, *faults: Fault, attend: Callable[[], None] = lambda: None) 
     schedule = Schedule(faults, seconds)
     return Player(
         schedule.faults,
-        lab,
+        LabInjector(lab),
         seconds=schedule.seconds,
         rails=lab,
         attend=attend,
-        watch=lambda line: None,
+        poll_s=0.01,
     )
 
 
@@ -132,4 +133,45 @@ def test_what_ends_the_play_heals_everything(lab: FakeLab) -> None:
     with pytest.raises(RuntimeError, match="the server is gone"):
         made.play()
     assert lab.lost == set()
-    assert [one.healed_ns for one in made.played] == [None, None]
+    for one in made.played:
+        assert one.healed_ns is not None
+        assert one.back_ns is None
+
+
+def test_a_play_that_is_over_heals_everything_and_waits_for_the_rails(lab: FakeLab) -> None:
+    def attend() -> None:
+        if lab.lost:
+            made.over.set()
+
+    made = player(
+        lab, Fault(0.0, "loss", 0, 1, 20.0), Fault(20.0, "loss", 1, 0, 1.0), attend=attend
+    )
+    assert made.play()
+    assert lab.steps() == [("make", 0, 1), ("undo", 0, 1)]
+    assert time.monotonic() - lab.begun < 10
+    (one,) = made.played
+    assert one.healed_ns is not None
+    assert one.back_ns is not None
+    assert one.struck_ns < one.healed_ns <= one.back_ns
+
+
+def test_rails_that_stay_away_are_waited_for_after_a_play_that_is_over(lab: FakeLab) -> None:
+    def attend() -> None:
+        lab.deaf = bool(lab.log)
+        if lab.lost:
+            made.over.set()
+
+    made = player(lab, Fault(0.0, "loss", 0, 1, 20.0), attend=attend)
+    assert not made.play()
+    assert time.monotonic() - lab.begun >= players.REJOIN_TIMEOUT_S
+    assert made.played[0].back_ns is None
+
+
+def test_without_rails_the_one_in_use_has_to_be_told(lab: Any) -> None:
+    injector = LabInjector(lab)
+    for rail, aim in ((Aim.IN_USE, None), (Aim.IDLE, lambda: 1)):
+        with pytest.raises(ValueError, match="rails: must be given"):
+            Player([Fault(0.0, "loss", 0, rail, 1.0)], injector, aim=aim)
+    made = Player([Fault(0.0, "loss", 0, Aim.IN_USE, 0.01)], injector, seconds=0, aim=lambda: 1)
+    assert made.play()
+    assert lab.steps() == [("make", 0, 1), ("undo", 0, 1)]

@@ -12,6 +12,7 @@ from r2serve.demo.hour.report import HourReport
 from r2serve.demo.hour.stalls import EventLog
 from r2serve.lab import lab as labs
 from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.injector import LabInjector
 from r2serve.lab.lab import Lab
 from r2serve.lab.player import Player
 from r2serve.lab.schedule import HOUR_S, Schedule, compressed_hour
@@ -163,7 +164,7 @@ def _play(
 
     player = Player(
         schedule.faults,
-        lab,
+        LabInjector(lab),
         seconds=schedule.seconds,
         rails=journals,
         attend=attend,

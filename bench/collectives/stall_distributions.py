@@ -33,12 +33,16 @@ from r2serve.bench.collectives.runner import Progress, Skipped
 from r2serve.bench.collectives.statistics import percentile
 from r2serve.bench.collectives.strikes import RAILS, SIZES, Soak, StrikeError
 from r2serve.bench.collectives.verdict import Check, at_least, at_most, tally
+from r2serve.lab.injector import Injector, LabInjector
 from r2serve.lab.lab import Lab
+from r2serve.lab.player import Player
+from r2serve.lab.schedule import Fault
 
 # carrier: of the port of the node that measures; peer's port: of the other node's, the own one
-# stays up; black hole: the switch drops all, every carrier stays up.
+# stays up; black hole: the switch drops all, every carrier stays up. MADE: the lab's fault.
 CARRIER, PEER_PORT, BLACK_HOLE = "carrier_loss", "peer_port_loss", "black_hole"
 KINDS = (CARRIER, PEER_PORT, BLACK_HOLE)
+MADE = {CARRIER: "carrier_loss", PEER_PORT: "carrier_loss", BLACK_HOLE: "black_hole"}
 P99_MS = {CARRIER: 5.0, PEER_PORT: 10.0, BLACK_HOLE: 50.0}
 TIMES_SHORTER = 20.0  # than MPTCP's, median and p99
 
@@ -335,50 +339,55 @@ def _series(
 def _sample(
     system: str, lab: Lab, workers: WorkerGroup, kind: str, size: int, index: int
 ) -> Sample:
-    """One fault; again where a busy machine let it miss the calls, or nobody noticed it."""
+    """One fault; again where a busy machine let it miss the calls, or nobody noticed it.
+
+    Raises NotSurvivedError when the calls end with it.
+    """
     node = index % len(lab.nodes)
     for _ in range(ATTEMPTS):
         strikes.wait_until_up(workers)
         before = strikes.sent(workers, node)
-        quiet = _window(workers, kind, node, lambda: lab.heal(node, 0), lambda: None)
+        quiet, _ = _window(workers, NoFault(lab), kind, node, 0)
         used = strikes.in_use(before, strikes.sent(workers, node))
-        stall, rail, noticed = _strike(lab, workers, kind, node, used[(index // 2) % len(used)])
+        rail = used[(index // 2) % len(used)]
+        try:
+            stall, noticed = _window(workers, LabInjector(lab), kind, node, rail)
+        except WorkerError as error:
+            raise NotSurvivedError(node, rail, error) from error
         if stall is not None and quiet is not None and (noticed or system in SILENT):
             return Sample(system, kind, size, node, rail, stall / 1e6, quiet / 1e6)
     raise StrikeError(f"{ATTEMPTS} times a {kind} at node {node} did not strike")
 
 
-def _strike(
-    lab: Lab, workers: WorkerGroup, kind: str, node: int, rail: int
-) -> tuple[int | None, int, bool]:
-    """The stall in ns (None: the fault missed the calls), the rail, whether it went out of use.
+class NoFault:
+    """An injector without faults: a command of the lab that changes nothing stands for each."""
 
-    Raises NotSurvivedError when the calls end with it.
-    """
-    strike = lab.black_hole if kind == BLACK_HOLE else lab.cut
-    try:
-        stall = _window(
-            workers, kind, node, lambda: strike(node, rail), lambda: lab.heal(node, rail)
-        )
-        return stall, rail, strikes.states(workers, node)[rail] != "UP"
-    except WorkerError as error:
-        raise NotSurvivedError(node, rail, error) from error
-    finally:
-        lab.heal(node, rail)
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self.rails = lab.rails
+
+    def make(self, kind: str, node: int, rail: int | None) -> None:
+        del kind
+        self._lab.heal(node, rail or 0)
+
+    def undo(self, kind: str, node: int, rail: int | None) -> None:
+        """Nothing was made."""
 
 
 def _window(
-    workers: WorkerGroup,
-    kind: str,
-    node: int,
-    happens: Callable[[], object],
-    helps: Callable[[], object],
-) -> int | None:
-    """The longest call, in ns, that what ``happens`` may have slowed; None: there was none."""
-    steps = ((BEFORE_FAULT_MS / 1e3, happens), (PATIENCE_S, helps))
-    soaks, began = strikes.soak_through(workers, WINDOW_MS, steps)
-    found = strikes.hit_call(witnesses(kind, node, soaks), began[0]) if began else None
-    return None if found is None else found[0]
+    workers: WorkerGroup, injector: Injector, kind: str, node: int, rail: int
+) -> tuple[int | None, bool]:
+    """The longest call that a fault may have slowed, in ns, and whether its rail went out of use.
+
+    None: the fault missed the calls.
+    """
+    fault = Fault(BEFORE_FAULT_MS / 1e3, MADE[kind], node, rail, PATIENCE_S)
+    with strikes.beside(Player([fault], injector)) as play:
+        soaks = strikes.soak(workers, WINDOW_MS)
+        noticed = strikes.states(workers, node)[rail] != "UP"
+    struck = [played.struck_ns for played in play.played]
+    found = strikes.hit_call(witnesses(kind, node, soaks), struck[0]) if struck else None
+    return None if found is None else found[0], noticed
 
 
 def witnesses(kind: str, node: int, soaks: Sequence[Soak]) -> list[Soak]:

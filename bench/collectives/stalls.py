@@ -7,6 +7,7 @@ carried bytes just before, nodes take turns, and every fault is healed before th
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,8 +21,10 @@ from r2serve.bench.collectives.matrix import Workload, format_size
 from r2serve.bench.collectives.runner import Progress
 from r2serve.bench.collectives.statistics import median
 from r2serve.bench.collectives.strikes import RAILS, SIZES, Soak, StrikeError
-from r2serve.lab.kinds import KINDS as FAULTS
+from r2serve.lab.injector import LabInjector
 from r2serve.lab.lab import Lab
+from r2serve.lab.player import Player
+from r2serve.lab.schedule import Aim, Fault
 
 KINDS = ("carrier_loss", "black_hole")
 STORE_PORT = 29400
@@ -82,20 +85,19 @@ def _strike(
     strikes.soak(both, BASELINE_MS)
     used = strikes.in_use(before, strikes.sent(both, node))
     rail = used[(index // 2) % len(used)]
-    strike = FAULTS[kind].make
-    steps = (
-        # Changes nothing, see MeasuredFault.undisturbed_ms.
-        (BEFORE_FAULT_MS / 3000, lambda: lab.heal(node, rail)),
-        (BEFORE_FAULT_MS * 2 / 3000, lambda: strike(lab, node, rail)),
-    )
-    try:
-        soaks, began = strikes.soak_through(both, WINDOW_MS, steps)
+
+    def aim() -> int:
+        lab.heal(node, rail)  # changes nothing, see MeasuredFault.undisturbed_ms
+        return rail
+
+    fault = Fault(BEFORE_FAULT_MS / 1e3, kind, node, Aim.IN_USE, math.inf)
+    player = Player([fault], LabInjector(lab), aim=aim, ahead_s=BEFORE_FAULT_MS * 2 / 3000)
+    with strikes.beside(player) as play:
+        soaks = strikes.soak(both, WINDOW_MS)
         states = strikes.states(both, node)
-    finally:
-        lab.heal(node, rail)
-    if states.get(rail) == "UP":
+    if not play.played or states.get(rail) == "UP":
         raise StrikeError(f"{kind} of rail {rail} of node {node} was not noticed")
-    stall, undisturbed, following = analyse(soaks, began[-1])
+    stall, undisturbed, following = analyse(soaks, play.played[0].struck_ns)
     return MeasuredFault(
         kind=kind,
         bytes=size,

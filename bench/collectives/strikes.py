@@ -1,21 +1,23 @@
-"""What the measurements of stalls share: ranks in a lab that soak it in collectives, and faults.
+"""What the measurements of stalls share: ranks in a lab that soak it in collectives, and readings.
 
 Two nodes of a lab, two rails, one rank each. The ranks do all-reduces without pause and keep the
-time of each call; meanwhile something happens to a rail, at a time that is kept as well.
+time of each call; meanwhile a player makes a fault of a rail and keeps its time as well.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from r2serve.bench.collectives.contenders import Launch, Process, python_worker
 from r2serve.bench.collectives.control import WorkerGroup
+from r2serve.lab.background import BackgroundPlay
+from r2serve.lab.holder import LabCommandError
 from r2serve.lab.lab import Lab
+from r2serve.lab.player import Player
 
 SIZES = (16 * 1024, 1024 * 1024)  # one that a single rail carries and one that both do
 RAILS = 2
@@ -82,32 +84,17 @@ def soak(workers: WorkerGroup, duration_ms: int) -> list[Soak]:
     return [Soak(int(start), [int(time) for time in times]) for start, *times in answers]
 
 
-def soak_through(
-    workers: WorkerGroup, duration_ms: int, steps: Sequence[tuple[float, Callable[[], object]]]
-) -> tuple[list[Soak], list[int]]:
-    """A soak during which ``steps`` (seconds to wait, what to do then) are done by a thread.
+@contextmanager
+def beside(player: Player) -> Iterator[BackgroundPlay]:
+    """Plays faults beside a soak, and heals all of them at its end.
 
-    Returns the soaks and when each step began (CLOCK_MONOTONIC, ns). Steps that are not due yet
-    when the soak ends are left out, so that the last one may be the help for one that hangs.
+    Raises StrikeError where a fault cannot be made or undone.
     """
-    began: list[int] = []
-    over = threading.Event()
-
-    def work() -> None:
-        for pause_s, step in steps:
-            if over.wait(pause_s):
-                return
-            began.append(time.monotonic_ns())
-            step()
-
-    thread = threading.Thread(target=work)
-    thread.start()
     try:
-        soaks = soak(workers, duration_ms)
-    finally:
-        over.set()
-        thread.join()
-    return soaks, began
+        with BackgroundPlay(player) as play:
+            yield play
+    except LabCommandError as error:
+        raise StrikeError(str(error)) from error
 
 
 def hit_call(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int] | None:

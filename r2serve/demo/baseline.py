@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
 from r2serve.demo.report import BaselineReport
+from r2serve.lab.background import BackgroundPlay
+from r2serve.lab.injector import LabInjector
 from r2serve.lab.lab import Lab
+from r2serve.lab.player import Player
+from r2serve.lab.schedule import Fault
 from r2serve.lab.serving.client import Load
 from r2serve.lab.serving.places import Place
 from r2serve.lab.serving.progress import Progress
@@ -41,11 +46,10 @@ def measure(
             _wait_for_first_tokens(server, load)
             time.sleep(MEASURE_S)
         with progress.step(f"baseline: carrier of its rail lost, watching for {watch_s:.0f} s"):
-            cut_ns = lab.cut(0, 0)
-            try:
+            cut = Fault(at_s=0.0, kind="carrier_loss", node=0, rail=0, duration_s=math.inf)
+            cut_ns = time.monotonic_ns()
+            with BackgroundPlay(Player([cut], LabInjector(lab))):
                 frozen_s = _watch(load, watch_s, progress)
-            finally:
-                lab.heal(0, 0)
             load.stop()
             run = load.result(timeout_s=10)
     begin_ns = cut_ns - int(MEASURE_S * 1e9)

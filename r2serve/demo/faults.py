@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from r2serve.demo.report import FaultReport
-from r2serve.lab.kinds import KINDS
-from r2serve.lab.lab import Lab
+from r2serve.lab.injector import Injector
+from r2serve.lab.player import Played, Player
+from r2serve.lab.schedule import Aim, Fault
 from r2serve.lab.serving.journals import Journals, rail_in_use, rail_index
 from r2serve.observe import journal
 
@@ -26,7 +27,9 @@ logger = logging.getLogger(__name__)
 NOTICE_S = 0.5
 WATCH_S = 1.0
 TRAFFIC_TIMEOUT_S = 5.0
-REJOIN_TIMEOUT_S = 20.0
+LONGEST_S = NOTICE_S + WATCH_S + TRAFFIC_TIMEOUT_S
+# The error of the times that are read off by looking, such as that of a rail's return.
+POLL_S = 0.02
 AIM_TIMEOUT_S = 10.0
 # So long another rail than the last one is waited for; traffic may have gone back to that.
 PREFER_S = 2.0
@@ -41,42 +44,27 @@ class FaultError(RuntimeError):
     """The fault could not be made as planned."""
 
 
-class Injector(Protocol):
-    """Makes and heals faults on rail `rail` at node `node`."""
-
-    def strike(self, kind: str, node: int, rail: int) -> None: ...
-
-    def heal(self, node: int, rail: int) -> None: ...
-
-
-class LabInjector:
-    """Faults in the lab's network."""
-
-    def __init__(self, lab: Lab) -> None:
-        self._lab = lab
-
-    def strike(self, kind: str, node: int, rail: int) -> None:
-        KINDS[kind].make(self._lab, node, rail)
-
-    def heal(self, node: int, rail: int) -> None:
-        self._lab.heal(node, rail)
-
-
 class EngineInjector:
-    """Faults inside the engine, for a machine without a lab: one line a fault in a file."""
+    """Faults inside the engine, for a machine without a lab: one line a fault in a file.
 
-    def __init__(self, path: Path) -> None:
+    A fault takes the rail of that index at every node. rails: how many there are.
+    """
+
+    def __init__(self, path: Path, rails: int) -> None:
         self._path = path
+        self.rails = rails
 
-    def strike(self, kind: str, node: int, rail: int) -> None:
-        self._write(f"{rail} {kind}")
+    def make(self, kind: str, node: int, rail: int | None) -> None:
+        self._write(rail, kind)
 
-    def heal(self, node: int, rail: int) -> None:
-        self._write(f"{rail} heal")
+    def undo(self, kind: str, node: int, rail: int | None) -> None:
+        self._write(rail, "heal")
 
-    def _write(self, line: str) -> None:
+    def _write(self, rail: int | None, word: str) -> None:
+        if rail is None:
+            raise ValueError("rail is None: must be an index, the engine has no management NIC")
         with self._path.open("a", encoding="ascii") as file:
-            file.write(line + "\n")
+            file.write(f"{rail} {word}\n")
 
 
 @dataclass(frozen=True)
@@ -115,17 +103,36 @@ def cost_of(events: Sequence[journal.Event], rail: int) -> Cost:
     return Cost(len(stalls), max(stalls, default=0.0), replayed, hedged)
 
 
-@dataclass(frozen=True)
-class Window:
-    """When a fault was made, healed, and the rail back, in CLOCK_MONOTONIC ns."""
+class Traffic:
+    """Which rail carries the traffic before a fault and under it, by readings of sent bytes.
 
-    struck_ns: int
-    healed_ns: int
-    back_ns: int
+    rail, bytes_before: the rail that is struck, and the bytes of the step before. rail_after: the
+    rail in use under the fault; None: not known yet. The first reading comes NOTICE_S after the
+    strike and the second WATCH_S later. Where decoding has paused for another reason, further ones
+    follow until something was sent.
+    """
+
+    def __init__(self, sent_bytes: Callable[[], Counter[int]]) -> None:
+        self.rail = 0
+        self.bytes_before = 0
+        self.rail_after: int | None = None
+        self._sent_bytes = sent_bytes
+        self._first: Counter[int] | None = None
+        self._due_s = NOTICE_S
+
+    def seen(self, since_s: float) -> bool:
+        """Takes the reading due so long after the strike; whether rail_after is known."""
+        if self.rail_after is None and since_s >= self._due_s:
+            now = self._sent_bytes()
+            if self._first is None:
+                self._first, self._due_s = now, since_s + WATCH_S
+            elif used := rail_in_use(self._first, now):
+                self.rail_after, _ = used
+        return self.rail_after is not None
 
 
 class Striker:
-    """Makes the demo's faults, one after the other.
+    """Makes the demo's faults, one after the other; ``played`` has those that counted.
 
     step_s: length of a decode step. decoding: whether tokens are still to come.
     """
@@ -143,7 +150,7 @@ class Striker:
         self._step_s = max(step_s, 0.002)
         self._decoding = decoding
         self._watch = watch
-        self.windows: list[Window] = []
+        self.played: list[Played] = []
 
     def fault(self, kind: str, node: int, avoid: int | None = None) -> tuple[int, FaultReport]:
         """Strikes the rail in use until a collective was stalled; returns the rail's index too.
@@ -152,44 +159,63 @@ class Striker:
         Raises FaultError when no rail is in use or decoding ends before.
         """
         for missed in range(MAX_STRIKES):
-            rail, report, window = self._strike_once(kind, node, avoid)
+            played, report = self._strike_once(kind, node, avoid)
             report.missed_strikes = missed
             if (report.stalls and report.replayed_chunks) or missed == MAX_STRIKES - 1:
                 break
             self._watch(f"{kind} on {report.rail} fell between two collectives; once more")
-        self.windows.append(window)
-        return rail, report
+        self.played.append(played)
+        return played.rails[0], report
 
-    def _strike_once(
-        self, kind: str, node: int, avoid: int | None
-    ) -> tuple[int, FaultReport, Window]:
-        rail, bytes_before = self._aim(kind, avoid)
-        name = f"rail{rail}@node{node}"
-        struck_ns = time.monotonic_ns()
-        self._injector.strike(kind, node, rail)
-        try:
-            self._watch(f"{kind} on {name}")
-            time.sleep(NOTICE_S)
-            after = self._use_later()
-            healed_ns = time.monotonic_ns()
-        finally:
-            self._injector.heal(node, rail)
-        cost = cost_of(self._journals.events(struck_ns, healed_ns), rail)
+    def _strike_once(self, kind: str, node: int, avoid: int | None) -> tuple[Played, FaultReport]:
+        played, traffic = self._play(kind, node, avoid)
+        assert played.healed_ns is not None
+        events = self._journals.events(played.struck_ns, played.healed_ns)
+        cost, back_ns = cost_of(events, traffic.rail), played.back_ns
+        name, after = _name(traffic.rail, node), traffic.rail_after
         self._watch(f"{kind} on {name}: stalled {cost.stall_ms_max:.1f} ms; healed")
-        back_ns = self._wait_until_all_up()
         report = FaultReport(
             kind=kind,
             rail=name,
-            bytes_before=bytes_before,
+            bytes_before=traffic.bytes_before,
             replayed_chunks=cost.replayed_chunks,
             hedged_chunks=cost.hedged_chunks,
-            rail_after="" if after is None else f"rail{after[0]}@node{node}",
+            rail_after="" if after is None else _name(after, node),
             stall_ms_max=cost.stall_ms_max,
             stalls=cost.stalls,
             missed_strikes=0,
-            rejoin_ms=None if back_ns is None else (back_ns - healed_ns) / 1e6,
+            rejoin_ms=None if back_ns is None else (back_ns - played.healed_ns) / 1e6,
         )
-        return rail, report, Window(struck_ns, healed_ns, back_ns or time.monotonic_ns())
+        return played, report
+
+    def _play(self, kind: str, node: int, avoid: int | None) -> tuple[Played, Traffic]:
+        """One fault, from the choice of its rail until all rails are UP again."""
+        traffic = Traffic(self._journals.sent_bytes)
+
+        def aim() -> int:
+            traffic.rail, traffic.bytes_before = self._aim(kind, avoid)
+            return traffic.rail
+
+        def attend() -> None:
+            for played in player.played:
+                since_s = (time.monotonic_ns() - played.struck_ns) / 1e9
+                if played.healed_ns is None and traffic.seen(since_s):
+                    player.over.set()
+
+        player = Player(
+            [Fault(0.0, kind, node, Aim.IN_USE, LONGEST_S)],
+            self._injector,
+            seconds=LONGEST_S,
+            rails=self._journals,
+            aim=aim,
+            attend=attend,
+            poll_s=POLL_S,
+            watch=self._watch,
+            text_of=lambda _: f"{kind} on {_name(traffic.rail, node)}",
+        )
+        player.play()
+        (played,) = player.played
+        return played, traffic
 
     def _aim(self, kind: str, avoid: int | None) -> tuple[int, int]:
         """The rail that carried the last step's bytes, if possible not avoid, and those bytes."""
@@ -209,21 +235,6 @@ class Striker:
         time.sleep(self._step_s)
         return rail_in_use(before, self._journals.sent_bytes())
 
-    def _use_later(self) -> tuple[int, int] | None:
-        """The rail in use over WATCH_S, or longer where decoding has paused for another reason."""
-        before = self._journals.sent_bytes()
-        time.sleep(WATCH_S)
-        deadline = time.monotonic() + TRAFFIC_TIMEOUT_S
-        used = rail_in_use(before, self._journals.sent_bytes())
-        while used is None and time.monotonic() < deadline:
-            time.sleep(self._step_s)
-            used = rail_in_use(before, self._journals.sent_bytes())
-        return used
 
-    def _wait_until_all_up(self) -> int | None:
-        deadline = time.monotonic() + REJOIN_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self._journals.all_up():
-                return time.monotonic_ns()
-            time.sleep(0.02)
-        return None
+def _name(rail: int, node: int) -> str:
+    return f"rail{rail}@node{node}"

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r2serve.demo import baseline
-from r2serve.demo.faults import EngineInjector, FaultError, Injector, LabInjector, Striker
+from r2serve.demo.faults import EngineInjector, FaultError, Striker
 from r2serve.demo.report import FaultReport, Report, compare
 from r2serve.lab import lab as labs
 from r2serve.lab.holder import LabUnavailableError
+from r2serve.lab.injector import Injector, LabInjector
 from r2serve.lab.lab import Lab
+from r2serve.lab.player import REJOIN_TIMEOUT_S, Played
 from r2serve.lab.serving import workdir
 from r2serve.lab.serving.client import Load, LoadError, Run
 from r2serve.lab.serving.journals import Journals
@@ -157,7 +159,8 @@ def tokens_for(tokens_per_second: float, seconds: float) -> int:
 
 
 def _injector(stage: Stage, plan: Plan) -> Injector:
-    return EngineInjector(fault_file(plan)) if stage.lab is None else LabInjector(stage.lab)
+    lab = stage.lab
+    return EngineInjector(fault_file(plan), RAILS) if lab is None else LabInjector(lab)
 
 
 def _disturbed(
@@ -193,13 +196,16 @@ def _disturbed(
         RUN_TIMEOUT_S,
         lambda: progress.detail(f"{load.tokens} of {load.expected_tokens} tokens"),
     )
-    for fault, window in zip(report.faults, striker.windows, strict=True):
-        _add_rates(fault, run, window.struck_ns, window.healed_ns, window.back_ns)
+    for fault, played in zip(report.faults, striker.played, strict=True):
+        _add_rates(fault, played, run)
     return run
 
 
-def _add_rates(fault: FaultReport, run: Run, struck_ns: int, healed_ns: int, back_ns: int) -> None:
+def _add_rates(fault: FaultReport, played: Played, run: Run) -> None:
     second = 1_000_000_000
+    struck_ns, healed_ns = played.struck_ns, played.healed_ns
+    assert healed_ns is not None
+    back_ns = played.back_ns or healed_ns + int(REJOIN_TIMEOUT_S * second)  # it was given up then
     fault.tokens_per_s = {
         "before": run.tokens_per_second(struck_ns - second, struck_ns),
         "during": run.tokens_per_second(struck_ns, healed_ns),

@@ -13,10 +13,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from rich.console import Console
+from soaked import FakeLab, FakeWorkers
 
 from r2serve.bench.cli import command
 from r2serve.bench.collectives import stall_distributions
-from r2serve.bench.collectives.control import WrongResult
+from r2serve.bench.collectives.control import WorkerError, WrongResult
 from r2serve.bench.collectives.mptcp import Mptcp, exchange
 from r2serve.bench.collectives.runner import Skipped
 from r2serve.bench.collectives.stall_distributions import (
@@ -26,6 +27,7 @@ from r2serve.bench.collectives.stall_distributions import (
     PEER_PORT,
     Loss,
     Measured,
+    NotSurvivedError,
     Sample,
     Spread,
     as_json,
@@ -36,7 +38,7 @@ from r2serve.bench.collectives.stall_distributions import (
     split,
     witnesses,
 )
-from r2serve.bench.collectives.strikes import SIZES, Soak
+from r2serve.bench.collectives.strikes import SIZES, Soak, StrikeError
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
 
@@ -163,11 +165,11 @@ def series(system: str, monkeypatch: pytest.MonkeyPatch) -> Measured:
     """Three faults under workers whose first result is wrong."""
     workers: Any = WrongOnce()
 
-    def sampled(system: str, lab: Lab, workers: Any, kind: str, size: int, index: int) -> Sample:
+    def survived(system: str, lab: Lab, workers: Any, kind: str, size: int, index: int) -> Sample:
         del lab, workers, index
         return sample(system, kind, 1.0, size)
 
-    monkeypatch.setattr(stall_distributions, "_sample", sampled)
+    monkeypatch.setattr(stall_distributions, "_sample", survived)
     measured = Measured()
     nothing = 2 * [lambda _: None]
     stall_distributions._series(system, Lab(), workers, (CARRIER,), 3, measured, *nothing)
@@ -261,6 +263,50 @@ def test_only_what_is_left_is_made_and_every_series_is_kept(
     assert made == [(CARRIER, LARGE), (BLACK_HOLE, SMALL), (BLACK_HOLE, LARGE)]
     assert kept == [2, 3, 4]
     assert measured.left("r2ccl", (CARRIER, BLACK_HOLE), 2) == []
+
+
+def sampled(lab: Any, kind: str, **how: Any) -> Sample:
+    """One fault at node 1, where each window lasts through one command of the lab."""
+    workers: Any = FakeWorkers(lab, stall_distributions.WINDOW_MS, commands=1, **how)
+    return stall_distributions._sample("r2ccl", lab, workers, kind, SMALL, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [(CARRIER, "cut"), (PEER_PORT, "cut"), (BLACK_HOLE, "black_hole")]
+)
+def test_a_window_without_a_fault_comes_first(kind: str, word: str) -> None:
+    """A carrier is lost at the switch, whichever end measures the loss."""
+    lab = FakeLab()
+    found = sampled(lab, kind)
+    assert (found.kind, found.node, found.rail) == (kind, 1, 0)
+    assert found.stall_ms > 0
+    assert found.no_fault_ms > 0
+    quiet = ["rails", "rails", "soak", "heal 1 0", "rails", "rails"]
+    assert lab.log == [*quiet, "soak", f"{word} 1 0", "rails", "heal 1 0"]
+    assert lab.times_s[7] - lab.times_s[5] >= stall_distributions.BEFORE_FAULT_MS / 1e3
+
+
+def test_calls_that_hang_under_a_fault_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall_distributions, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(stall_distributions, "SILENT", ("r2ccl",))  # UP again before it is asked
+    lab = FakeLab()
+    assert sampled(lab, BLACK_HOLE, hangs=True).stall_ms >= 190
+    assert lab.log[-3:] == ["black_hole 1 0", "heal 1 0", "rails"]
+
+
+def test_a_fault_that_ends_the_calls_is_healed_and_names_its_rail() -> None:
+    lab = FakeLab()
+    with pytest.raises(NotSurvivedError, match="nothing in 40 s") as caught:
+        sampled(lab, CARRIER, dies=WorkerError("nothing in 40 s"))
+    assert (caught.value.node, caught.value.rail) == (1, 0)
+    assert lab.log[-2:] == ["cut 1 0", "heal 1 0"]
+
+
+def test_a_fault_that_never_strikes_ends_the_benchmark() -> None:
+    lab = FakeLab(works=False)
+    with pytest.raises(StrikeError, match="5 times a carrier_loss at node 1 did not strike"):
+        sampled(lab, CARRIER)
+    assert lab.log.count("cut 1 0") == stall_distributions.ATTEMPTS
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

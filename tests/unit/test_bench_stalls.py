@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from soaked import FakeLab, FakeWorkers
+
+from r2serve.bench.collectives import stalls
 from r2serve.bench.collectives.stalls import KINDS, analyse, run, summarise
 from r2serve.bench.collectives.strikes import (
     SIZES,
@@ -74,6 +78,39 @@ def test_no_call_is_hit_by_what_happens_after_the_last() -> None:
 def test_rails_that_carry_next_to_nothing_are_not_in_use() -> None:
     assert in_use({0: 0, 1: 10, 2: 0}, {0: 1000, 1: 59, 2: 500}) == [0, 2]
     assert in_use({0: 0, 1: 10}, {0: 1000, 1: 1010}) == [0, 1]
+
+
+def strike(lab: Any, kind: str) -> stalls.MeasuredFault:
+    """One fault at node 1, where a window lasts through the undisturbed command and the fault."""
+    both: Any = FakeWorkers(lab, stalls.WINDOW_MS, commands=2)
+    one: Any = FakeWorkers(FakeLab(), stalls.WINDOW_MS)
+    return stalls._strike(lab, both, one, kind, SIZES[0], 1)
+
+
+@pytest.mark.parametrize(("kind", "word"), [("carrier_loss", "cut"), ("black_hole", "black_hole")])
+def test_the_undisturbed_command_comes_first_and_healing_after_the_states(
+    kind: str, word: str
+) -> None:
+    lab = FakeLab()
+    fault = strike(lab, kind)
+    assert (fault.kind, fault.node, fault.rail) == (kind, 1, 0)
+    assert fault.stall_ms > 0
+    assert lab.log[-6:] == ["rails", "soak", "heal 1 0", f"{word} 1 0", "rails", "heal 1 0"]
+    begun_s, _, undisturbed_s, struck_s, *_ = lab.times_s[-6:]
+    assert undisturbed_s - begun_s >= stalls.BEFORE_FAULT_MS / 3000
+    assert struck_s - begun_s >= stalls.BEFORE_FAULT_MS / 1e3
+
+
+def test_a_fault_that_nobody_notices_is_no_measurement_and_healed() -> None:
+    lab = FakeLab(works=False)
+    with pytest.raises(StrikeError, match="carrier_loss of rail 0 of node 1 was not noticed"):
+        strike(lab, "carrier_loss")
+    assert lab.log[-1] == "heal 1 0"
+
+
+def test_a_fault_that_the_lab_refuses_is_no_measurement() -> None:
+    with pytest.raises(StrikeError, match="cut: refused"):
+        strike(FakeLab(refuses="cut"), "carrier_loss")
 
 
 def test_real_faults_in_a_lab() -> None:

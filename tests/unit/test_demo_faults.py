@@ -13,6 +13,8 @@ import pytest
 
 from r2serve.demo import faults
 from r2serve.demo.faults import EngineInjector, FaultError, Striker, cost_of
+from r2serve.lab import player as players
+from r2serve.lab.injector import Injector
 from r2serve.lab.serving.journals import Journals, rail_in_use, rail_index
 
 MS = 1_000_000
@@ -25,26 +27,34 @@ def event(kind: str, value: int, at_ms: float = 0.0, rail: str = "") -> Any:
 class FakeEngine:
     """Journals and injector of an engine whose traffic moves to the other rail when struck."""
 
+    rails = 2
+
     def __init__(self, in_use: int | None, misses: int = 0, comes_back: bool = True) -> None:
         self.in_use = in_use
         self.misses = misses
         self.comes_back = comes_back
+        self.pauses = 0
         self.log: list[tuple[str, str, int, int]] = []
         self._sent: Counter[int] = Counter({0: 0, 1: 0})
         self._events: list[Any] = []
 
     def sent_bytes(self) -> Counter[int]:
-        if self.in_use is not None:
+        if self.in_use is not None and not self._paused():
             self._sent[self.in_use] += 8192
         return Counter(self._sent)
 
-    def all_up(self) -> bool:
-        return self.comes_back
+    def _paused(self) -> bool:
+        self.pauses -= bool(self.log and self.pauses)
+        return bool(self.log and self.pauses)
+
+    def down(self) -> set[int] | None:
+        return {self.log[-1][-1]} if self.log and not self.comes_back else set()
 
     def events(self, begin_ns: int, end_ns: int) -> list[Any]:
         return self._events
 
-    def strike(self, kind: str, node: int, rail: int) -> None:
+    def make(self, kind: str, node: int, rail: int | None) -> None:
+        assert rail is not None
         self.log.append(("strike", kind, node, rail))
         assert self.in_use is not None
         self.in_use = 1 - self.in_use
@@ -54,16 +64,18 @@ class FakeEngine:
         else:
             self._events = [event("replay", 1, 1, f"rail{rail}@node1"), event("stall", 4 * MS, 3)]
 
-    def heal(self, node: int, rail: int) -> None:
-        self.log.append(("heal", "", node, rail))
+    def undo(self, kind: str, node: int, rail: int | None) -> None:
+        assert rail is not None
+        self.log.append(("heal", kind, node, rail))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NOTICE_S", "WATCH_S"):
         monkeypatch.setattr(faults, name, 0.0)
-    for name in ("AIM_TIMEOUT_S", "REJOIN_TIMEOUT_S", "TRAFFIC_TIMEOUT_S"):
-        monkeypatch.setattr(faults, name, 0.1)
+    monkeypatch.setattr(faults, "POLL_S", 0.001)
+    monkeypatch.setattr(faults, "AIM_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(players, "REJOIN_TIMEOUT_S", 0.1)
     monkeypatch.setattr(faults, "PREFER_S", 0.05)
 
 
@@ -76,7 +88,7 @@ def test_the_rail_in_use_is_struck_and_healed() -> None:
     engine = FakeEngine(in_use=1)
     rail, report = striker(engine).fault("carrier_loss", node=0)
     assert rail == 1
-    assert engine.log == [("strike", "carrier_loss", 0, 1), ("heal", "", 0, 1)]
+    assert engine.log == [("strike", "carrier_loss", 0, 1), ("heal", "carrier_loss", 0, 1)]
     assert (report.rail, report.rail_after) == ("rail1@node0", "rail0@node0")
     assert report.bytes_before == 8192
     assert report.stall_ms_max == 4.0
@@ -131,15 +143,55 @@ def test_a_fault_is_healed_when_watching_it_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = FakeEngine(in_use=0)
-    aim = striker(engine)
 
-    def interrupted(text: str) -> None:
+    def interrupted(self: object, since_s: float) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(aim, "_watch", interrupted)
+    monkeypatch.setattr(faults.Traffic, "seen", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        aim.fault("carrier_loss", node=0)
+        striker(engine).fault("carrier_loss", node=0)
+    assert [word for word, *_ in engine.log] == ["strike", "heal"]
+
+
+def test_a_fault_stays_while_decoding_pauses() -> None:
+    """Only traffic shows which rail took over."""
+    engine = FakeEngine(in_use=1)
+    engine.pauses = 20
+    _, report = striker(engine).fault("carrier_loss", node=0)
+    assert engine.pauses == 0
+    assert report.rail_after == "rail0@node0"
+
+
+def test_a_fault_is_healed_though_nothing_is_sent_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(faults, "LONGEST_S", 0.1)
+    engine = FakeEngine(in_use=1)
+    engine.pauses = 10**6
+    _, report = striker(engine).fault("carrier_loss", node=0)
+    assert report.rail_after == ""
     assert engine.log[-1][0] == "heal"
+    assert any("did not move" in problem for problem in report.problems())
+
+
+def test_the_last_attempt_of_each_fault_is_kept_with_its_times() -> None:
+    told: list[str] = []
+    engine = FakeEngine(in_use=0, misses=1)
+    as_journals: Any = engine
+    aim = Striker(as_journals, engine, 0.0, lambda: True, told.append)
+    aim.fault("carrier_loss", node=0)
+    assert told == [
+        "carrier_loss on rail0@node0",
+        "carrier_loss on rail0@node0: stalled 0.0 ms; healed",
+        "carrier_loss on rail0@node0 fell between two collectives; once more",
+        "carrier_loss on rail1@node0",
+        "carrier_loss on rail1@node0: stalled 4.0 ms; healed",
+    ]
+    (played,) = aim.played
+    assert played.rails == (1,)
+    assert played.healed_ns is not None
+    assert played.back_ns is not None
+    assert played.struck_ns < played.healed_ns <= played.back_ns
 
 
 def test_costs_are_added_up() -> None:
@@ -205,8 +257,10 @@ def test_counters_are_summed_over_workers_without_shared_memory(
 
 def test_faults_inside_the_engine_are_lines_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "faults"
-    injector = EngineInjector(path)
-    injector.strike("carrier_loss", 0, 0)
-    injector.heal(0, 0)
-    injector.strike("black_hole", 1, 1)
+    injector: Injector = EngineInjector(path, 2)
+    injector.make("carrier_loss", 0, 0)
+    injector.undo("carrier_loss", 0, 0)
+    injector.make("black_hole", 1, 1)
+    with pytest.raises(ValueError, match="no management NIC"):
+        injector.make("carrier_loss", 0, None)
     assert path.read_text(encoding="ascii") == "0 carrier_loss\n0 heal\n1 black_hole\n"

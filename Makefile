@@ -26,7 +26,7 @@ COMMA := ,
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long test-guest gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
+.PHONY: help setup demo test test-native test-long test-guest coverage mutations gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -104,6 +104,20 @@ test-long: setup $(STAMPS)/system-test lint-all ## the tests that take minutes: 
 	$(call native,plain,,full)
 	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=ON)
 	$(BIN)/pytest -m long --native-results=build/results $(ARGS)
+
+# Each native program is run by itself, so that the lines that it runs are known.
+coverage: setup $(STAMPS)/system-test ## lines and branches that the quick tests run; ARGS choose tests in Python
+	@cmake -S . -B build/coverage -G Ninja -DR2CCL_TESTS=ON -DR2CCL_PYTHON=OFF \
+		'-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 --coverage -fprofile-update=atomic' >build/coverage.log \
+		|| { cat build/coverage.log; exit 1; }
+	@cmake --build build/coverage
+	@$(BIN)/python tests/power/cover.py native
+	@$(BIN)/python tests/power/cover.py python $(ARGS)
+	@$(BIN)/python tests/power/cover.py show
+
+mutations: setup $(STAMPS)/system-test ## 40 small bugs in the sources: which does the quick suite catch?
+	@$(BIN)/python tests/power/try_mutations.py cpp
+	@$(BIN)/python tests/power/try_mutations.py python
 
 # The kernel comes from the distribution, once; UML=1 builds one that runs as a process, once.
 UML_KERNEL := build/guest/linux

@@ -52,7 +52,7 @@ def outlive(store: Store, name: str, rank: int, world_size: int, at_most_s: floa
     At most ``at_most_s``: a rank that is gone reads no more.
     """
     key = f"r2ccl/{name}/read"
-    with contextlib.suppress(torch.distributed.DistError):  # the store or a rank is gone
+    with contextlib.suppress(RuntimeError):  # torch's: the store or a rank is gone
         if rank > 0:
             store.set(f"{key}/{rank}", "")
         else:

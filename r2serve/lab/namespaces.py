@@ -25,6 +25,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 # <linux/sched.h>, <sys/mount.h>, <sys/prctl.h>, <linux/sockios.h>, <linux/if.h>
@@ -246,8 +247,8 @@ def _hold_inside(node: bool) -> int:
     return 0
 
 
-def enter(pid: str, user: bool, argv: list[str]) -> NoReturn:
-    """Runs argv in the namespaces of pid; this process stands in for it outside."""
+def enter(pid: str, user: bool, inside: Callable[[], NoReturn]) -> NoReturn:
+    """Runs `inside` in the namespaces of pid; this process stands in for it outside."""
     directory = os.getcwd()
     names = ["user"] if user else []
     try:
@@ -257,6 +258,7 @@ def enter(pid: str, user: bool, argv: list[str]) -> NoReturn:
         ]
         for descriptor in descriptors:
             set_namespace(descriptor)
+            os.close(descriptor)
         os.chdir(directory)
     except OSError as error:
         os.write(2, f"cannot enter the namespaces of process {pid}: {error}\n".encode())
@@ -265,16 +267,20 @@ def enter(pid: str, user: bool, argv: list[str]) -> NoReturn:
     child = os.fork()
     if child == 0:
         die_with_parent()
-        try:
-            os.execvp(argv[0], argv)
-        except OSError as error:
-            os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
-            os._exit(127)
+        inside()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: os.kill(child, received))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
+
+
+def execute(argv: list[str]) -> NoReturn:
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        os._exit(127)
 
 
 def guard(argv: list[str]) -> NoReturn:
@@ -287,7 +293,7 @@ def main(argv: list[str]) -> int:
         return hold(argv[1:])
     if argv[:1] == ["enter"] and "--" in argv:
         split = argv.index("--")
-        enter(argv[1], "--user" in argv[2:split], argv[split + 1 :])
+        enter(argv[1], "--user" in argv[2:split], lambda: execute(argv[split + 1 :]))
     if argv[:2] == ["guard", "--"] and len(argv) > 2:
         guard(argv[2:])
     sys.stderr.write(f"usage: {__doc__}\n")

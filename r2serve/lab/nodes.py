@@ -75,6 +75,11 @@ class Node(Starter):
         """Runs a short command in the node and returns what it printed."""
         return str(self.holder.run(*argv)["out"])
 
+    @property
+    def namespaces(self) -> tuple[int, bool]:
+        """The process that holds the namespaces of the node; whether one of users is among them."""
+        return self.holder.pid, self._user
+
     def _prefix(self) -> list[str]:
         user = ["--user"] if self._user else []
         return [sys.executable, "-I", "-S", str(NAMESPACES), "enter", str(self.holder.pid), *user]

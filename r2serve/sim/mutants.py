@@ -53,6 +53,7 @@ def build() -> Path:
             "run it from a clone of the repository"
         )
     options = ["-DR2CCL_MUTANTS=ON", "-DR2CCL_KERNELS=OFF"]
+    options.append("-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -DNDEBUG")
     options.append(f"-DPython_EXECUTABLE={sys.executable}")
     for command in (
         ["cmake", "-S", str(SOURCES), "-B", str(FOLDER), "-G", "Ninja", *options],

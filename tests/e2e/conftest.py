@@ -12,21 +12,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked, Forks
 
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
+from r2serve.lab.nodes import Node
 
 WORKERS = Path(__file__).parent / "workers"
 LOOPBACK_RAILS = "127.0.0.1,127.0.0.2"
 _ENDED = object()
 
-Popen = Callable[..., "subprocess.Popen[bytes]"]
+Popen = Callable[..., Forked]
 
 
 class Rank:
@@ -117,8 +120,9 @@ class Rank:
 class Jobs:
     """Starts jobs, and ends at the end of the test whatever is left of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, forks: Forks) -> None:
         self._folder = folder
+        self._forks = forks
         self._ranks: list[Rank] = []
         self._count = 0
 
@@ -129,13 +133,14 @@ class Jobs:
         *,
         config: Mapping[str, Any] | None = None,
         per_rank: Callable[[int], Mapping[str, Any]] | None = None,
-        popen: Callable[[int], Popen] | None = None,
+        nodes: Sequence[Node] = (),
         host: str = "127.0.0.1",
         **arguments: Any,
     ) -> list[Rank]:
         """Start a script of the folder `workers` in a process a rank.
 
         config: options of r2ccl, set through the environment; per_rank: more of them by rank.
+        nodes: of a lab, one a rank.
         """
         self._count += 1
         shared = {"ranks": ranks, "host": host, "port": free_port(), **arguments}
@@ -156,7 +161,7 @@ class Jobs:
                     {**shared, "rank": number},
                     env,
                     log,
-                    popen(number) if popen else subprocess.Popen,
+                    partial(self._forks.popen, node=nodes[number].namespaces if nodes else None),
                 )
             )
             self._ranks.append(started[-1])
@@ -167,9 +172,16 @@ class Jobs:
             rank.kill()
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    made = Forks(["numpy", "torch", "torch.distributed"])
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    made = Jobs(tmp_path)
+def jobs(tmp_path: Path, forks: Forks) -> Iterator[Jobs]:
+    made = Jobs(tmp_path, forks)
     yield made
     made.end()
 

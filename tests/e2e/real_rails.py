@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from r2serve.lab.lab import Lab
@@ -85,7 +84,7 @@ class Stream:
             2,
             config=options | config,
             per_rank=per_rank,
-            popen=lambda rank: partial(lab.nodes[rank].popen),
+            nodes=lab.nodes,
             host=lab.nodes[0].management_address,
             bytes=size,
             pause_s=0.0005,

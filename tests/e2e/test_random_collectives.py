@@ -12,14 +12,17 @@ from collections.abc import Callable
 
 import pytest
 
-STEPS = 10_000
+STEPS, MANY_STEPS = 4_000, 20_000
 PROCESSES = 8
 COMMUNICATORS = 14
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "steps", [STEPS, pytest.param(MANY_STEPS, marks=pytest.mark.long)], ids=["some", "many"]
+)
 def test_random_collectives_are_exact_while_rails_break(
-    jobs, free_ports, show: Callable[[str], None]
+    jobs, free_ports, show: Callable[[str], None], steps: int
 ) -> None:
     seed = int(time.time())
     ranks = jobs.start(
@@ -35,7 +38,7 @@ def test_random_collectives_are_exact_while_rails_break(
         # Two nodes of two ranks, so that there is shared memory and a node boundary to round at.
         per_rank=lambda rank: {"node": f"node{min(rank // 2, rank - 2, key=abs)}"},
         seed=seed,
-        steps=STEPS,
+        steps=steps,
         ports=free_ports(COMMUNICATORS),
         fault_every_s=0.15,
     )
@@ -51,7 +54,7 @@ def test_random_collectives_are_exact_while_rails_break(
         faults.update(report["faults"])
     totals = {name: sum(report[name] for report in reports) for name in ("replays", "hedges")}
     show(
-        f"{STEPS} random collectives, seed {seed}, {PROCESSES} processes, "
+        f"{steps} random collectives, seed {seed}, {PROCESSES} processes, "
         f"{COMMUNICATORS} communicators, {max(report['seconds'] for report in reports):.0f} s: "
         f"{faults['cut']} cuts, {faults['drop']} drops, {totals['replays']} replays, "
         f"{totals['hedges']} hedges, {sum(report['rejoins'] for report in reports)} rejoins"

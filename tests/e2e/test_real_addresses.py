@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 
@@ -58,7 +57,7 @@ class Stream:
             per_rank=lambda rank: {
                 "rails": ",".join(f"rail{rail}={self.at[rank, rail]}" for rail in (0, 1))
             },
-            popen=lambda rank: partial(lab.nodes[rank].popen),
+            nodes=lab.nodes,
             host=lab.nodes[0].management_address,
             bytes=16 * 1024,
             pause_s=0.0005,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from functools import partial
 
 import pytest
 from real_rails import BLACK_HOLE, CABLE, OWN_PORT, REJOIN_S, RESET, Fault, Stream
@@ -92,7 +91,7 @@ def test_a_third_node_tells_whose_port_it_is(jobs, make_lab, eventually) -> None
         "stream.py",
         3,
         config={"rails": "rail0,rail1", "node": ""},
-        popen=lambda rank: partial(lab.nodes[rank].popen),
+        nodes=lab.nodes,
         host=lab.nodes[0].management_address,
         pause_s=0.001,
     )

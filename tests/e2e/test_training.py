@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ def train(jobs: Any, lab: Any, backend: str, faults: bool) -> list[dict[str, Any
         "training.py",
         2,
         config={"rails": "rail0,rail1", "node": "", "rejoin_backoff_max_ms": 200},
-        popen=lambda rank: partial(lab.nodes[rank].popen),
+        nodes=lab.nodes,
         host=lab.nodes[0].management_address,
         backend=backend,
         steps=STEPS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -151,29 +152,32 @@ def sidecar_port() -> int:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from r2serve.lab.serving.model import (
-        make_tiny_llama,  # what it needs is not on every GPU's machine
+    from r2serve.lab.serving.model import (  # what it needs is not on every GPU's machine
+        TinyLlama,
+        make_tiny_llama,
     )
 
-    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny-llama")
+    # Two layers have one of everything: after the first, between two, after the last.
+    shape = TinyLlama(layers=2)
+    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny-llama", shape)
 
 
 StartEngine = Callable[..., Engine]
 
 
-@pytest.fixture
-def start_engine(tiny_llama: Path, tmp_path: Path) -> Iterator[StartEngine]:
-    """Start an engine, wait until it is up: ``start_engine(tp, flags, [environment, a node])``."""
+@contextlib.contextmanager
+def engines(model: Path, folder: Path) -> Iterator[StartEngine]:
+    """Gives what starts an engine and waits until it is up; ends all of them in the end."""
     started: list[Engine] = []
 
     def start(
         tensor_parallel: int, flags: list[str], nodes: list[dict[str, str]], *, eager: bool = True
     ) -> Engine:
-        engine = Engine(tiny_llama, free_port())
+        engine = Engine(model, free_port())
         started.append(engine)
         master_port = str(free_port())
         for rank, extra in enumerate(nodes):
-            command: list[str | Path] = [VLLM, "serve", tiny_llama]
+            command: list[str | Path] = [VLLM, "serve", model]
             command += ["--enforce-eager"] if eager else []
             command += ["--tensor-parallel-size", str(tensor_parallel), "--max-model-len", "512"]
             command += ["--port", str(engine.port), "--max-num-seqs", "8", *flags]
@@ -182,7 +186,7 @@ def start_engine(tiny_llama: Path, tmp_path: Path) -> Iterator[StartEngine]:
                 command += ["--master-addr", "127.0.0.1", "--master-port", master_port]
             if rank:
                 command += ["--headless"]
-            log_file = tmp_path / f"engine{len(started)}-node{rank}.log"
+            log_file = folder / f"engine{len(started)}-node{rank}.log"
             with log_file.open("wb") as log:
                 process = subprocess.Popen(
                     command,
@@ -195,6 +199,49 @@ def start_engine(tiny_llama: Path, tmp_path: Path) -> Iterator[StartEngine]:
         engine.wait_until_up()
         return engine
 
-    yield start
-    for engine in started:
-        engine.stop()
+    try:
+        yield start
+    finally:
+        for engine in started:
+            engine.stop()
+
+
+@pytest.fixture
+def start_engine(tiny_llama: Path, tmp_path: Path) -> Iterator[StartEngine]:
+    """Start an engine, wait until it is up: ``start_engine(tp, flags, [environment, a node])``."""
+    with engines(tiny_llama, tmp_path) as start:
+        yield start
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What an engine has said.
+
+    texts: of each prompt, its greedy text. logprobs: of each prompt and text, those of its tokens.
+    log: of the engine's first node.
+    """
+
+    texts: list[str]
+    logprobs: list[list[float]]
+    log: str
+
+
+@pytest.fixture(scope="session")
+def eager_answers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Of an engine over r2ccl, eager, with two ranks that are two nodes; one for all workers."""
+    from answers import FLAG, PROMPTS, RAILS, greedy
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    kept = folder / "eager-answers.json"
+    with (folder / "eager-answers.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            with engines(tiny_llama, tmp_path_factory.mktemp("eager")) as start:
+                engine = start(2, FLAG, [RAILS | {"R2CCL_NODE": "per-rank"}])
+                texts = greedy(engine)
+                said = [engine.logprobs(p + t) for p, t in zip(PROMPTS, texts, strict=True)]
+                answers = {"texts": texts, "logprobs": said, "log": engine.nodes[0].log}
+            kept.write_text(json.dumps(answers), encoding="utf-8")
+    return Answers(**json.loads(kept.read_text(encoding="utf-8")))

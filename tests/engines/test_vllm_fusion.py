@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from test_vllm_serve import FLAG, PROMPTS, RAILS, greedy
+from answers import FLAG, PROMPTS, RAILS
 from vllm_jobs import run_ranks
 
 if TYPE_CHECKING:
-    from conftest import Engine
+    from conftest import Answers, Engine
 
 # Compiled code rounds elsewhere than eager code does, and the model computes in bfloat16; what is
 # wrong is apart by several.
@@ -21,7 +21,10 @@ CLOSE_ON_AVERAGE = 0.1
 
 
 def test_a_compiled_model_says_the_same_with_it(
-    start_engine: Callable[..., Engine], show: Callable[[str], None], tmp_path: Path
+    start_engine: Callable[..., Engine],
+    eager_answers: Answers,
+    show: Callable[[str], None],
+    tmp_path: Path,
 ) -> None:
     # A compiled graph from a cache, of an earlier run or of the other worker, goes through no pass.
     caches = {
@@ -31,15 +34,12 @@ def test_a_compiled_model_says_the_same_with_it(
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     }
     environment = RAILS | {"R2CCL_NODE": "per-rank"} | caches
-    eager = start_engine(2, FLAG, [environment])
-    texts = [prompt + text for prompt, text in zip(PROMPTS, greedy(eager), strict=True)]
-    expected = [eager.logprobs(text) for text in texts]
-    eager.stop()
     fused = start_engine(2, FLAG, [environment | {"R2CCL_FUSE": "on"}], eager=False)
+    texts = [prompt + text for prompt, text in zip(PROMPTS, eager_answers.texts, strict=True)]
     got = [fused.logprobs(text) for text in texts]
     apart = [
         abs(one - other)
-        for mine, theirs in zip(got, expected, strict=True)
+        for mine, theirs in zip(got, eager_answers.logprobs, strict=True)
         for one, other in zip(mine, theirs, strict=True)
     ]
     found = re.findall(r"Worker_TP(\d).*one operation at (\d+) places", fused.nodes[0].log)
@@ -51,9 +51,8 @@ def test_a_compiled_model_says_the_same_with_it(
     )
     assert max(apart) < CLOSE
     assert statistics.mean(apart) < CLOSE_ON_AVERAGE
-    # Graphs: before the first attention; from an attention to the next, three times; after the last
-    # attention.  The graphs in the middle are alike, and without caches each is compiled.
-    assert places == [[0, 2, 2, 2, 2]] * 2
+    # Graphs: before the first attention; from it to the second; after that.
+    assert places == [[0, 2, 2]] * 2
 
 
 def test_the_operation_is_what_it_replaces(fake_cuda: Path) -> None:

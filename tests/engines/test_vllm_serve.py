@@ -7,35 +7,25 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from r2serve.lab.serving.model import prompts
+from answers import FLAG, PROMPTS, RAILS, greedy
 
 if TYPE_CHECKING:
-    from conftest import Engine
+    from conftest import Answers, Engine
 
-FLAG = ["--distributed-backend", "r2ccl"]
-RAILS = {"R2CCL_RAILS": "127.0.0.1,127.0.0.2"}
 CARRIED = "carried by r2ccl over rail0@node0, rail1@node0"
-TOKENS = 48
-PROMPTS = prompts(3)
 
 
-def greedy(engine: Engine) -> list[str]:
-    answers = [engine.complete(prompt, TOKENS) for prompt in PROMPTS]
-    assert [status for status, _ in answers] == [200] * len(PROMPTS)
-    assert all(len(text.split()) == TOKENS for _, text in answers)
-    return [text for _, text in answers]
-
-
-def test_two_nodes_give_the_tokens_of_stock(start_engine: Callable[..., Engine]) -> None:
+def test_two_nodes_give_the_tokens_of_stock(
+    start_engine: Callable[..., Engine], eager_answers: Answers
+) -> None:
     stock = start_engine(2, [], [{}, {}])
     expected = greedy(stock)
     stock.stop()
     assert "CPU SHM communicator disabled" in stock.nodes[0].log  # it was gloo over the network
     assert "r2ccl" not in stock.nodes[0].log + stock.nodes[1].log
 
-    ours = start_engine(2, FLAG, [RAILS | {"R2CCL_NODE": "per-rank"}])
-    assert greedy(ours) == expected
-    assert f"group tp:0: 2 ranks on 2 nodes, {CARRIED}" in ours.nodes[0].log
+    assert eager_answers.texts == expected
+    assert f"group tp:0: 2 ranks on 2 nodes, {CARRIED}" in eager_answers.log
 
 
 def test_two_workers_a_node_and_the_loss_of_one(start_engine: Callable[..., Engine]) -> None:

@@ -54,7 +54,7 @@ Status Carrier::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
       return ranks.all_gatherv(out + before * size_of(plan.dtype), out, plan.counts, plan.dtype);
     }
     case Collective::reduce_scatter:
-      if (plan.apart)
+      if (plan.unreduced)
         return ranks.all_to_allv(in, plan.counts, out,
                                  std::vector(plan.counts.size(), plan.counts[own]), plan.dtype);
       return ranks.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
@@ -86,7 +86,7 @@ Status Carrier::watch() {
   if (inside_since_ == 0) inside_since_ = now_ns();
   Status status = work_.communicator.check_waiting(inside_since_);
   // Ranks of other nodes wait for what this one will not post any more.
-  if (!status.ok()) work_.column->abort(status.message());
+  if (!status.ok()) work_.inter_node->abort(status.message());
   return status;
 }
 

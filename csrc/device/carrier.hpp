@@ -24,8 +24,8 @@ struct Plan {
   Algorithm algorithm = Algorithm::automatic;
   int root = 0;                     // or the peer
   std::vector<std::size_t> counts;  // of elements: one, or one for each rank
-  bool in_column = false;           // and not of all ranks
-  bool apart = false;               // parts arrive as they were sent: kernels add them up
+  bool inter_node = false;          // and not of all ranks
+  bool unreduced = false;           // shards arrive as they were sent: kernels add them up
   bool direct = false;              // staged in the GPU's own memory
   bool captured = false;            // into a graph: carried out again and again
 };
@@ -36,9 +36,9 @@ class Carrier {
   struct Work {
     const Mailbox& mailbox;
     Communicator& communicator;
-    Communicator* column;  // null: no exchange inside the node
-    Staging pinned;        // entries in the host's memory
-    Staging direct;        // and in the GPU's own
+    Communicator* inter_node;  // null: no exchange inside the node
+    Staging pinned;            // entries in the host's memory
+    Staging direct;            // and in the GPU's own
     const DirectMemory& direct_memory;
     const cuda::Device& device;
   };
@@ -60,7 +60,7 @@ class Carrier {
 
  private:
   [[nodiscard]] Communicator& among(const Plan& plan) const {
-    return plan.in_column ? *work_.column : work_.communicator;
+    return plan.inter_node ? *work_.inter_node : work_.communicator;
   }
   Status carry_out(const Plan& plan, std::byte* in, std::byte* out);
 

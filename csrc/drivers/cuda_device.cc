@@ -185,7 +185,7 @@ void Device::free(const Memory& memory) const {
     (void)(memory.host_ != nullptr ? cuda_.free_host(memory.host_) : cuda_.free(memory.address_));
 }
 
-Result<IpcHandle> Device::give(const Memory& memory) const {
+Result<IpcHandle> Device::export_ipc(const Memory& memory) const {
   Current current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   IpcHandle made{};
@@ -195,12 +195,12 @@ Result<IpcHandle> Device::give(const Memory& memory) const {
   return made;
 }
 
-Result<Memory> Device::take(const IpcHandle& given) const {
+Result<Memory> Device::import_ipc(const IpcHandle& handle) const {
   Current current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   Memory made;
   if (Status status = cuda_.check("cuIpcOpenMemHandle",
-                                  cuda_.import_memory(&made.address_, given, lazy_peer_access));
+                                  cuda_.import_memory(&made.address_, handle, lazy_peer_access));
       !status.ok())
     return status;
   made.device_ = this;

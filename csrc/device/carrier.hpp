@@ -33,7 +33,7 @@ struct Plan {
 class Carrier {
  public:
   // All of it outlives the carrier, and does not change.
-  struct Work {
+  struct Context {
     const Mailbox& mailbox;
     Communicator& communicator;
     Communicator* inter_node;  // null: no exchange inside the node
@@ -43,7 +43,7 @@ class Carrier {
     const cuda::Device& device;
   };
 
-  explicit Carrier(const Work& work) : work_(work) {}
+  explicit Carrier(const Context& context) : context_(context) {}
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
 
@@ -60,11 +60,11 @@ class Carrier {
 
  private:
   [[nodiscard]] Communicator& among(const Plan& plan) const {
-    return plan.inter_node ? *work_.inter_node : work_.communicator;
+    return plan.inter_node ? *context_.inter_node : context_.communicator;
   }
   Status carry_out(const Plan& plan, std::byte* in, std::byte* out);
 
-  const Work work_;
+  const Context context_;
 
   std::mutex mutex_;  // of the plans
   std::deque<Plan> plans_;

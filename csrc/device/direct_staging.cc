@@ -69,11 +69,11 @@ Status DirectStaging::register_memory(const cuda::Device& device, std::uint64_t 
   const std::uint64_t entry_bytes = 2 * staging_bytes;
   auto made = make_direct_memory(device, ring * entry_bytes);
   if (!made.ok()) return made.take_status();
-  R2CCL_TRY(communicator_->register_dma_buf(made.value().named->addresses(),
+  R2CCL_TRY(communicator_->register_dma_buf(made.value().host_view->addresses(),
                                             std::move(made.value().dma_buf)));
   memory_ = std::move(made.value());
   buffers_.device = {at<std::byte>(memory_.memory.address()), entry_bytes, staging_bytes};
-  buffers_.host = {memory_.named->addresses().data(), entry_bytes, staging_bytes};
+  buffers_.host = {memory_.host_view->addresses().data(), entry_bytes, staging_bytes};
   return {};
 }
 
@@ -100,7 +100,7 @@ Result<std::string> DirectStaging::try_out(Communicator& ranks, std::uint64_t st
     copy_bytes(got.data(), all + rank * each, each);
     right = right && got == shard_of(rank);
   }
-  if (Status status = memory_.named->failure(); !status.ok()) return status.message();
+  if (Status status = memory_.host_view->failure(); !status.ok()) return status.message();
   if (!right) return std::string("what NICs wrote into the GPU's memory was not what was sent");
   const std::vector<Epoch> after = ranks.rdma_epochs();
   bool same = true;  // of those that were connected: others may just be
@@ -111,8 +111,9 @@ Result<std::string> DirectStaging::try_out(Communicator& ranks, std::uint64_t st
 }
 
 void DirectStaging::withdraw() {
-  if (memory_.named) (void)communicator_->deregister_buffer(memory_.named->addresses().data());
-  memory_.named.reset();
+  if (memory_.host_view)
+    (void)communicator_->deregister_buffer(memory_.host_view->addresses().data());
+  memory_.host_view.reset();
   memory_.memory = {};
 }
 

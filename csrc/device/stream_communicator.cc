@@ -82,17 +82,17 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   R2CCL_TRY(
       direct_.open(communicator_, node_.inter_node(), *device_, staging_bytes_, options.direct));
   node_.stage_directly(direct_.buffers().device);
-  carrier_ = std::make_unique<Carrier>(Carrier::Work{.mailbox = mailbox(),
-                                                     .communicator = communicator_,
-                                                     .inter_node = node_.inter_node(),
-                                                     .pinned = pinned_.host,
-                                                     .direct = direct_.buffers().host,
-                                                     .direct_memory = direct_.memory(),
-                                                     .device = *device_});
+  carrier_ = std::make_unique<Carrier>(Carrier::Context{.mailbox = mailbox(),
+                                                        .communicator = communicator_,
+                                                        .inter_node = node_.inter_node(),
+                                                        .pinned = pinned_.host,
+                                                        .direct = direct_.buffers().host,
+                                                        .direct_memory = direct_.memory(),
+                                                        .device = *device_});
   ProxyOptions proxy = options.proxy;
   if (node_.active()) proxy.watch = [carrier = carrier_.get()] { return carrier->watch(); };
   Proxy::Flush flush;
-  if (direct_.memory().named) flush = [carrier = carrier_.get()] { return carrier->flush(); };
+  if (direct_.memory().host_view) flush = [carrier = carrier_.get()] { return carrier->flush(); };
   proxy_ = std::make_unique<Proxy>(
       mailbox(),
       [carrier = carrier_.get()](std::uint32_t plan, Sequence sequence) {

@@ -98,8 +98,8 @@ class Device {
  private:
   friend class Memory;
   friend class Copier;
-  class Current;  // makes the context current for a scope
-  class Apart;    // so that captures of other threads do not mind what this one does
+  class ScopedContext;   // makes the context current for a scope
+  class RelaxedCapture;  // so that captures of other threads do not mind what this one does
   [[nodiscard]] Result<int> attribute(Attribute asked) const;
 
   Device(const Library& library, int device) : cuda_(library), device_(device) {}

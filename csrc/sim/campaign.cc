@@ -34,9 +34,9 @@ struct Outcome {
   TimeNs failed_at = 0;
 };
 
-class Seed {
+class SeedRun {
  public:
-  Seed(std::uint64_t seed, const FaultOptions& options, const TraceLine& trace)
+  SeedRun(std::uint64_t seed, const FaultOptions& options, const TraceLine& trace)
       : job_(make_job(seed, options)),
         random_(seed ^ 0x5EED),
         world_(job_.world),
@@ -339,7 +339,7 @@ class Seed {
 }  // namespace
 
 SeedResult run_seed(std::uint64_t seed, const FaultOptions& options, const TraceLine& trace) {
-  return Seed(seed, options, trace).run();
+  return SeedRun(seed, options, trace).run();
 }
 
 }  // namespace r2ccl::sim

@@ -281,8 +281,8 @@ Status Node::carry(Gpu& gpu, std::size_t call, Sequence sequence) {
   RankCall& rank_call = *gpu.rank_calls[call];
   std::byte* const result = staging.result(sequence);
   if (calls_[call].collective == Collective::all_gather) {
-    const std::byte* const brought = result + number_ * calls_[call].bytes();
-    const Bytes own(brought, brought + calls_[call].bytes());
+    const std::byte* const contributed = result + number_ * calls_[call].bytes();
+    const Bytes own(contributed, contributed + calls_[call].bytes());
     return rank_call.carry(own.data(), result);
   }
   std::byte* const input = staging.input(sequence);

@@ -90,7 +90,7 @@ class StreamCommunicator:
         library: str,
         device: int,
         staging_bytes: int,
-        column: Communicator | None,
+        inter_node: Communicator | None,
         nodes: Sequence[Sequence[int]],
         direct: str,
         direct_bytes: int,

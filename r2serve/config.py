@@ -295,7 +295,7 @@ class Config:
     gpu_staging_bytes: int = option(
         8 * 1024**2,
         "Pinned memory of each communicator of a GPU, and of the GPU's with `gpu_direct`: so much "
-        "for inputs and for results, twice. Larger collectives go in pieces. The same on all ranks",
+        "for inputs and for results, twice. Larger collectives go in slices. The same on all ranks",
         unit="bytes",
         low=1024**2,
         high=1024**3,

@@ -79,8 +79,8 @@ class DeviceCommunicator(Collectives):
         device = torch.empty(0, device=device).device  # with its index
         _agree(host)
         twin = host.twin(f"{host.name}/device")
-        nodes, column = _places_of(host)
-        self._parts = [twin] if column is None else [twin, column]
+        nodes, inter_node = _inter_node_group(host)
+        self._parts = [twin] if inter_node is None else [twin, inter_node]
         index = 0 if device.index is None else device.index
         try:
             self._stream_core = _core.StreamCommunicator(
@@ -88,7 +88,7 @@ class DeviceCommunicator(Collectives):
                 host.config.cuda_library,
                 index,
                 host.config.gpu_staging_bytes,
-                None if column is None else column._core,
+                None if inter_node is None else inter_node._core,
                 nodes,
                 host.config.gpu_direct,
                 host.config.gpu_direct_min_bytes,
@@ -97,7 +97,7 @@ class DeviceCommunicator(Collectives):
             for part in self._parts:
                 part.close()
             raise
-        if column is not None:
+        if inter_node is not None:
             why_not = self._stream_core.exchange()
             _LOG.info(
                 "communicator %s: %s",
@@ -170,7 +170,7 @@ class DeviceCommunicator(Collectives):
     ) -> Array:
         """As ``Communicator.all_to_allv``, through memory of the host: it cannot be captured.
 
-        No rank knows how much others exchange, so none can know in how many pieces they do.
+        No rank knows how much others exchange, so none can know in how many slices they do.
         """
         source, _ = tensors.checked("tensor", tensor, self.device)
         tensors.check_sizes("out_sizes", out_sizes, self.world_size)
@@ -300,8 +300,8 @@ def _agree(host: Communicator) -> None:
         )
 
 
-def _places_of(host: Communicator) -> tuple[list[list[int]], Communicator | None]:
-    """The ranks of each node, by their places, and a communicator of those with this rank's place.
+def _inter_node_group(host: Communicator) -> tuple[list[list[int]], Communicator | None]:
+    """The ranks of each node, by local rank, and a communicator of those with this local rank.
 
     None: this is no job of several nodes that have several ranks each, all of them as many.
     """
@@ -311,8 +311,8 @@ def _places_of(host: Communicator) -> tuple[list[list[int]], Communicator | None
     nodes = list(members.values())
     if len(nodes) == 1 or len(nodes[0]) == 1 or len({len(each) for each in nodes}) > 1:
         return nodes, None
-    place = members[host.nodes[host.rank]].index(host.rank)
-    return nodes, host.part([each[place] for each in nodes], f"{host.name}/place{place}")
+    local_rank = members[host.nodes[host.rank]].index(host.rank)
+    return nodes, host.part([each[local_rank] for each in nodes], f"{host.name}/place{local_rank}")
 
 
 def _close(core: _core.StreamCommunicator, communicators: Sequence[Communicator]) -> None:

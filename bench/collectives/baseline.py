@@ -59,7 +59,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class PairedRatio:
     """A median over pairs of slices, and its quartiles."""
 
     ratio: float
@@ -91,7 +91,7 @@ class Effort:
     seconds: float = 0.5
 
 
-def measure(effort: Effort, progress: Progress) -> dict[Point, Ratio]:
+def measure(effort: Effort, progress: Progress) -> dict[Point, PairedRatio]:
     """Every point of ``effort``.
 
     Processes are started several times, because what they come up with (which rail is first, where
@@ -146,15 +146,15 @@ def _rounds(
         yield medians
 
 
-def summarise(ratios: Sequence[float]) -> Ratio:
+def summarise(ratios: Sequence[float]) -> PairedRatio:
     if not ratios:
         raise BaselineError("a point was not measured at all")
     ordered = sorted(ratios)
     count = len(ordered)
-    return Ratio(median(ordered), ordered[count // 4], ordered[(3 * count) // 4], count)
+    return PairedRatio(median(ordered), ordered[count // 4], ordered[(3 * count) // 4], count)
 
 
-def write(path: Path, measured: Mapping[Point, Ratio], metadata: Mapping[str, Any]) -> None:
+def write(path: Path, measured: Mapping[Point, PairedRatio], metadata: Mapping[str, Any]) -> None:
     """A line a point, each with what it was measured with; those of other processors stay.
 
     metadata: with ``machine``, which has the ``cpu``. Raises BaselineError: the file is none of
@@ -172,9 +172,9 @@ def rounded(value: float) -> float:
     return round(value, 3)
 
 
-def read(path: Path, cpu: str) -> dict[Point, Ratio]:
+def read(path: Path, cpu: str) -> dict[Point, PairedRatio]:
     """The baseline of a processor. Raises BaselineError: there is none, or the file is not ours."""
-    found: dict[str, dict[Point, Ratio]] = {}
+    found: dict[str, dict[Point, PairedRatio]] = {}
     for row in _rows(path):
         of_cpu = found.setdefault(row["machine"]["cpu"], {})
         point, ratio = _parse(row)
@@ -203,13 +203,15 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _parse(row: Mapping[str, Any]) -> tuple[Point, Ratio]:
+def _parse(row: Mapping[str, Any]) -> tuple[Point, PairedRatio]:
     point = Point(int(row["bytes"]), str(row["over"]), str(row["under"]))
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
-    return point, Ratio(ratio, low, high, int(row["pairs"]))
+    return point, PairedRatio(ratio, low, high, int(row["pairs"]))
 
 
-def complaints(measured: Mapping[Point, Ratio], committed: Mapping[Point, Ratio]) -> list[str]:
+def complaints(
+    measured: Mapping[Point, PairedRatio], committed: Mapping[Point, PairedRatio]
+) -> list[str]:
     """What is not within the limits, one line each; none: all is well."""
     found = []
     for point, now in measured.items():
@@ -228,12 +230,12 @@ def complaints(measured: Mapping[Point, Ratio], committed: Mapping[Point, Ratio]
     return found
 
 
-def limits(committed: Ratio) -> tuple[float, float]:
+def limits(committed: PairedRatio) -> tuple[float, float]:
     return committed.ratio * (1 - ALLOWED), committed.ratio * (1 + ALLOWED)
 
 
 def show(
-    measured: Mapping[Point, Ratio], committed: Mapping[Point, Ratio], console: Console
+    measured: Mapping[Point, PairedRatio], committed: Mapping[Point, PairedRatio], console: Console
 ) -> None:
     table = Table("point", "ratio", "quartiles", "pairs", "baseline", "limits")
     for point, now in measured.items():

@@ -143,7 +143,7 @@ def collectives(
     """
     clean_up_when_terminated()
     progress = progress_lines()
-    result = report.Report(machine.describe(sys.argv[1:]))
+    result = report.CollectivesReport(machine.describe(sys.argv[1:]))
     try:
         options = choose(FULL if full else DEFAULTS, given, dtypes, impls, iterations)
         if docs_path is not None:

@@ -11,11 +11,11 @@ from r2serve.bench.collectives.report import (
     RESILIENCE,
     STALLS,
     TARGETS,
-    Report,
+    CollectivesReport,
     latency_columns,
     latency_groups,
 )
-from r2serve.bench.collectives.statistics import Row
+from r2serve.bench.collectives.statistics import LatencyRow
 
 MARKER = "<!-- results of r2serve bench collectives: everything below is written by --docs -->"
 
@@ -24,7 +24,7 @@ class MarkerError(ValueError):
     """The page has no place for results."""
 
 
-def put(report: Report, page: Path) -> None:
+def put(report: CollectivesReport, page: Path) -> None:
     """Replaces everything of ``page`` below its marker line by the results.
 
     Raises MarkerError when there is no such line.
@@ -40,7 +40,7 @@ def require_place(page: Path) -> None:
         raise MarkerError(f"{page} has no line {MARKER!r}")
 
 
-def section(report: Report) -> str:
+def section(report: CollectivesReport) -> str:
     parts = [_where(report), *_latencies(report.rows)]
     if report.resilience:
         parts.append(_resilience(report))
@@ -56,7 +56,7 @@ def section(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _where(report: Report) -> str:
+def _where(report: CollectivesReport) -> str:
     about = report.metadata
     machine = about["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
@@ -71,21 +71,21 @@ def _where(report: Report) -> str:
     )
 
 
-def _latencies(rows: Sequence[Row]) -> list[str]:
+def _latencies(rows: Sequence[LatencyRow]) -> list[str]:
     return [
         f"**{title}**\n\n" + on_page(latency_columns(group), group)
         for title, group in latency_groups(rows).items()
     ]
 
 
-def _resilience(report: Report) -> str:
+def _resilience(report: CollectivesReport) -> str:
     return "**Resilience on against off, p50**\n\n" + on_page(RESILIENCE, report.resilience)
 
 
-def _stalls(report: Report) -> str:
+def _stalls(report: CollectivesReport) -> str:
     table = on_page(STALLS, stalls.summarise(report.faults))
     return f"**Stall of the collective that a fault hit**\n\n{table}"
 
 
-def _targets(report: Report) -> str:
+def _targets(report: CollectivesReport) -> str:
     return "**Targets**\n\n" + on_page(TARGETS, report.checks)

@@ -14,7 +14,7 @@ from r2serve.bench.collectives.operations import ROOT, sent, shares
 Once = Callable[[], object]
 
 
-class Contender(Protocol):
+class PythonContender(Protocol):
     def bind(self, op: str, algorithm: str, data: torch.Tensor, output: torch.Tensor) -> Once:
         """The op as a call without arguments; in place where the op allows it.
 
@@ -138,7 +138,7 @@ def _chosen(contender: str, calls: dict[str, Once], op: str) -> Once:
     return calls[op]
 
 
-CONTENDERS: dict[str, Callable[[int, int, str], Contender]] = {
+CONTENDERS: dict[str, Callable[[int, int, str], PythonContender]] = {
     "r2ccl": R2ccl,
     "gloo": Gloo,
     "mptcp": Mptcp,

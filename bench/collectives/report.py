@@ -17,16 +17,16 @@ from r2serve.bench.collectives.matrix import Contender, format_size
 from r2serve.bench.collectives.resilience import Pairs
 from r2serve.bench.collectives.runner import Skipped
 from r2serve.bench.collectives.stalls import MeasuredFault
-from r2serve.bench.collectives.statistics import Row
+from r2serve.bench.collectives.statistics import LatencyRow
 from r2serve.bench.collectives.verdict import Check, tally
 
 RATIOS = (("r2ccl", "floor"), ("gloo", "r2ccl"), ("openmpi", "r2ccl"), ("mpich", "r2ccl"))
 
 
 @dataclass
-class Report:
+class CollectivesReport:
     metadata: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LatencyRow] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     resilience: list[Pairs] = field(default_factory=list)
     faults: list[MeasuredFault] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Report:
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: CollectivesReport, console: Console) -> None:
     for table in latency_tables(report.rows):
         console.print(table)
     if report.resilience:
@@ -69,20 +69,20 @@ def show(report: Report, console: Console) -> None:
         console.print(tally(report.checks))
 
 
-def latency_groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def latency_groups(rows: Sequence[LatencyRow]) -> dict[str, list[LatencyRow]]:
     """The rows of each combination of everything but size and implementation, by its title."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[LatencyRow]] = {}
     for row in rows:
         title = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails, {row.state}"
         groups.setdefault(title, []).append(row)
     return groups
 
 
-def latency_columns(rows: Sequence[Row]) -> list[Column[Row]]:
+def latency_columns(rows: Sequence[LatencyRow]) -> list[Column[LatencyRow]]:
     """rows: those that a row of r2ccl is compared with."""
 
-    def ratio(name: str) -> Callable[[Row], str]:
-        def cell(row: Row) -> str:
+    def ratio(name: str) -> Callable[[LatencyRow], str]:
+        def cell(row: LatencyRow) -> str:
             measured = ratios(row, rows) if row.impl == "r2ccl" else {}
             return f"{measured[name]:.2f}" if name in measured else ""
 
@@ -100,7 +100,7 @@ def latency_columns(rows: Sequence[Row]) -> list[Column[Row]]:
     ]
 
 
-def latency_tables(rows: Sequence[Row]) -> list[Table]:
+def latency_tables(rows: Sequence[LatencyRow]) -> list[Table]:
     """A table for each combination of everything but size and implementation."""
     return [
         columns.in_terminal(
@@ -113,7 +113,7 @@ def latency_tables(rows: Sequence[Row]) -> list[Table]:
     ]
 
 
-def ratios(row: Row, rows: Sequence[Row]) -> dict[str, float]:
+def ratios(row: LatencyRow, rows: Sequence[LatencyRow]) -> dict[str, float]:
     """p50 ratios of a row of r2ccl against the peers measured at the same point."""
     at_point = {other.impl: other.p50_us for other in rows if _point(other) == _point(row)}
     at_point["r2ccl"] = row.p50_us
@@ -124,7 +124,7 @@ def ratios(row: Row, rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def cpu_cell(row: Row) -> str:
+def cpu_cell(row: LatencyRow) -> str:
     """CPU time a byte, in ns, to three digits; empty for what has no bytes."""
     return "" if row.cpu_ns_per_byte is None else f"{row.cpu_ns_per_byte:.3g}"
 
@@ -176,7 +176,7 @@ def verdict_table(checks: Sequence[Check]) -> Table:
     return columns.in_terminal("targets", TARGETS, checks)
 
 
-def write_png(rows: Sequence[Row], path: Path) -> None:
+def write_png(rows: Sequence[LatencyRow], path: Path) -> None:
     """Latency and bandwidth over size, one line a contender. Needs the extra ``[bench]``."""
     import matplotlib as mpl
 
@@ -184,7 +184,7 @@ def write_png(rows: Sequence[Row], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, list[LatencyRow]] = {}
     for row in rows:
         if row.bytes == 0:
             continue  # a barrier has no place on an axis of sizes
@@ -210,5 +210,5 @@ def write_png(rows: Sequence[Row], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _point(row: Row) -> tuple[str, str, int, int, str, int]:
+def _point(row: LatencyRow) -> tuple[str, str, int, int, str, int]:
     return (row.op, row.dtype, row.ranks, row.rails, row.state, row.bytes)

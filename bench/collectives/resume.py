@@ -11,14 +11,14 @@ from typing import Any
 
 from r2serve.bench.collectives import runner
 from r2serve.bench.collectives.matrix import MatrixOptions, OptionError, Setting
-from r2serve.bench.collectives.report import Report
+from r2serve.bench.collectives.report import CollectivesReport
 from r2serve.bench.collectives.runner import Progress, Skipped
-from r2serve.bench.collectives.statistics import Row
+from r2serve.bench.collectives.statistics import LatencyRow
 
 
 def measure(
     options: MatrixOptions,
-    result: Report,
+    result: CollectivesReport,
     done: Sequence[Setting],
     progress: Progress,
     json_path: Path | None = None,
@@ -54,7 +54,9 @@ def describe(options: MatrixOptions, done: Sequence[Setting]) -> dict[str, Any]:
     }
 
 
-def resume(path: Path, options: MatrixOptions, result: Report, progress: Progress) -> list[Setting]:
+def resume(
+    path: Path, options: MatrixOptions, result: CollectivesReport, progress: Progress
+) -> list[Setting]:
     """Takes the rows of ``path`` over into ``result``; returns the settings that they are of.
 
     None of it where there is no such file yet, or one of another commit. Raises OptionError for one
@@ -69,8 +71,8 @@ def resume(path: Path, options: MatrixOptions, result: Report, progress: Progres
             return []
         matrix = found["matrix"]
         done = [Setting(**setting) for setting in matrix["done"]]
-        names = {field.name for field in fields(Row)}
-        rows = [Row(**{name: row[name] for name in names}) for row in found["rows"]]
+        names = {field.name for field in fields(LatencyRow)}
+        rows = [LatencyRow(**{name: row[name] for name in names}) for row in found["rows"]]
         skipped = [Skipped(entry["what"], entry["reason"]) for entry in found["skipped"]]
     except (ValueError, KeyError, TypeError) as error:
         raise OptionError(f"--resume: {path} has no matrix to go on with: {error!r}") from error

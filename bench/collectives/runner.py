@@ -22,7 +22,7 @@ from r2serve.bench.collectives.matrix import (
     Workload,
     format_size,
 )
-from r2serve.bench.collectives.statistics import Row, median, summarise
+from r2serve.bench.collectives.statistics import LatencyRow, median, summarise
 
 Progress = Callable[[str], None]
 
@@ -43,7 +43,7 @@ class Skipped:
 
 @dataclass
 class Results:
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LatencyRow] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
 

@@ -11,7 +11,7 @@ from r2serve.bench.collectives.matrix import Contender, Setting, Workload
 
 
 @dataclass(frozen=True)
-class Row:
+class LatencyRow:
     """One point of the matrix. Latencies in microseconds, as rank 0 saw them.
 
     ``p50_slowest_us`` is the median over iterations of the slowest rank's time: it lies near
@@ -90,7 +90,7 @@ def summarise(
     contender: Contender,
     times_ns: Sequence[Sequence[int]],
     cpu_ns: int | None = None,
-) -> Row:
+) -> LatencyRow:
     """The row of a point from the times of each rank (outer: rank, inner: iteration).
 
     ``cpu_ns`` is the CPU time of all ranks together in all iterations, None where unknown.
@@ -99,7 +99,7 @@ def summarise(
     own = times_ns[0]
     slowest = [max(times) for times in zip(*times_ns, strict=True)]
     p50_us = percentile(own, 50) / 1e3
-    return Row(
+    return LatencyRow(
         op=workload.op,
         bytes=workload.bytes,
         dtype=workload.dtype,

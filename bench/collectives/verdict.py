@@ -13,7 +13,7 @@ from typing import Any
 from r2serve.bench.collectives.matrix import format_size
 from r2serve.bench.collectives.resilience import Pairs
 from r2serve.bench.collectives.stalls import Summary
-from r2serve.bench.collectives.statistics import Row
+from r2serve.bench.collectives.statistics import LatencyRow
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -49,7 +49,7 @@ class Check:
 
 
 def verdicts(
-    rows: Iterable[Row], pairs: Iterable[Pairs] = (), stalls: Iterable[Summary] = ()
+    rows: Iterable[LatencyRow], pairs: Iterable[Pairs] = (), stalls: Iterable[Summary] = ()
 ) -> list[Check]:
     """Checks for every target whose rows were measured: all_reduce, float32, 2 healthy rails."""
     by_point: dict[tuple[int, int], dict[str, float]] = {}

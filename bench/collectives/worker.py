@@ -23,13 +23,13 @@ import time
 import torch
 
 from r2serve.bench.collectives.operations import buffers
-from r2serve.bench.collectives.python_contenders import CONTENDERS, Contender, Once
+from r2serve.bench.collectives.python_contenders import CONTENDERS, Once, PythonContender
 
 
-class Worker:
+class RankWorker:
     """The current collective of a rank and its buffers."""
 
-    def __init__(self, contender: Contender, rank: int, ranks: int) -> None:
+    def __init__(self, contender: PythonContender, rank: int, ranks: int) -> None:
         self._contender = contender
         self._rank = rank
         self._ranks = ranks
@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> int:
     rank, ranks = int(rank_text), int(ranks_text)
     torch.set_num_threads(1)
     contender = CONTENDERS[impl](rank, ranks, store)
-    worker = Worker(contender, rank, ranks)
+    worker = RankWorker(contender, rank, ranks)
     gc.disable()  # a collection would land in some call's time
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(control)

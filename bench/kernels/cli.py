@@ -12,7 +12,7 @@ from rich.table import Table
 
 from r2serve.bench.collectives import machine as host
 from r2serve.bench.kernels import replay, runner, timing
-from r2serve.bench.kernels.rows import Row
+from r2serve.bench.kernels.rows import KernelRow
 from r2serve.config import Config
 
 NO_DEVICE = 77  # what test drivers take for "skipped"
@@ -42,7 +42,7 @@ def kernels(names: tuple[str, ...], jsonl_path: Path | None) -> None:
     progress.log(
         f"empty kernel {measured.empty_us:.2f} us, copy {measured.copy_bytes_per_us / 1e6:.2f} TB/s"
     )
-    rows: list[Row] = []
+    rows: list[KernelRow] = []
     for name in names or runner.KERNELS:
         for row in runner.run(runner.KERNELS[name](), timer, device, measured):
             progress.log(f"{row.kernel} {row.shape} x{row.peers}: {row.median_us:.2f} us")
@@ -64,7 +64,7 @@ def kernels(names: tuple[str, ...], jsonl_path: Path | None) -> None:
         runner.write_jsonl(jsonl_path, metadata, [*rows, *replays])
 
 
-def show(rows: list[Row], console: Console) -> None:
+def show(rows: list[KernelRow], console: Console) -> None:
     table = Table(title="Kernels, medians in us", caption="value / least; below it is missed")
     for title in ("kernel", "shape", "dtype", "peers", "waits"):
         table.add_column(title)

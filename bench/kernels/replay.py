@@ -94,7 +94,7 @@ def capture_on_gpu(_: DeviceCommunicator, body: Callable[[], None]) -> Graph:
     return _GpuGraph(body)
 
 
-Times = list[tuple[int, int]]
+CallTimes = list[tuple[int, int]]
 """Of replays: begin and end, in ns."""
 
 
@@ -152,16 +152,16 @@ class _Ranks:
 
         self._graphs = [each.result(120) for each in self._all(of)]
 
-    def replay(self, enough: Callable[[int], bool], meanwhile: Callable[[], int]) -> Times:
+    def replay(self, enough: Callable[[int], bool], meanwhile: Callable[[], int]) -> CallTimes:
         """Replays until ``enough`` of so many, while ``meanwhile`` runs here; those of rank 0."""
-        times: Times = []
+        times: CallTimes = []
         running = self._all(self._replay, enough, times)
         meanwhile()
         for each in running:
             each.result(120)
         return times
 
-    def _replay(self, rank: int, enough: Callable[[int], bool], times: Times) -> None:
+    def _replay(self, rank: int, enough: Callable[[int], bool], times: CallTimes) -> None:
         while True:
             self._ready.wait(60)
             if rank == 0:
@@ -177,7 +177,7 @@ class _Ranks:
                     times.append((began, time.perf_counter_ns()))
             self._pair[rank].check()
 
-    def strike(self, rail: int) -> tuple[Times, int]:
+    def strike(self, rail: int) -> tuple[CallTimes, int]:
         """Replays of a while in which the rail is lost, and when that was; it stays lost."""
         struck: list[int] = []
 
@@ -211,7 +211,7 @@ def measure(
         one_rail = ranks.replay(lambda count: count >= calls, lambda: 0)
         _heal(pair[0], 0)
         stalls: list[float] = []
-        afters: Times = []
+        afters: CallTimes = []
         for turn in range(faults):
             rail = turn % len(RAILS)
             hit, after = _hit(*ranks.strike(rail))
@@ -231,11 +231,11 @@ def measure(
         )
 
 
-def _call_us(times: Times) -> float:
+def _call_us(times: CallTimes) -> float:
     return median([end - begin for begin, end in times]) / 1e3 / CALLS_A_GRAPH
 
 
-def _hit(times: Times, at: int) -> tuple[tuple[int, int], Times]:
+def _hit(times: CallTimes, at: int) -> tuple[tuple[int, int], CallTimes]:
     """The longest replay that ends after ``at``, and those that follow it."""
     later = [index for index, (_, end) in enumerate(times) if end > at]
     longest = max(later, key=lambda index: times[index][1] - times[index][0])

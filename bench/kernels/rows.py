@@ -41,14 +41,14 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Times:
+class KernelTimes:
     kernel_us: float
     eager_us: float
     compiled_us: float
 
 
 @dataclass(frozen=True)
-class Target:
+class KernelTarget:
     """``value`` is a ratio; the target is reached where it is at least ``least``."""
 
     name: str
@@ -64,7 +64,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """Times in microseconds, each a median; ``moved_us`` is the time of a copy of as many bytes."""
 
     kernel: str
@@ -77,7 +77,7 @@ class Row:
     moved_us: float
     eager_us: float
     compiled_us: float
-    targets: tuple[Target, ...]
+    targets: tuple[KernelTarget, ...]
 
     @property
     def reached(self) -> bool:
@@ -92,8 +92,8 @@ class Row:
 
 
 def targets_of(
-    names: Sequence[str], times: Times, empty_us: float, moved_us: float
-) -> list[Target]:
+    names: Sequence[str], times: KernelTimes, empty_us: float, moved_us: float
+) -> list[KernelTarget]:
     """The project's targets.
 
     * latency: within 1.25 x the time to move its bytes, or within 1.5 x an empty kernel;
@@ -103,17 +103,17 @@ def targets_of(
     """
     kernel_us = times.kernel_us
     known = {
-        "latency": Target("latency", max(1.25 * moved_us, 1.5 * empty_us) / kernel_us, 1.0),
-        "bandwidth": Target("bandwidth", moved_us / kernel_us, 0.85),
-        "eager": Target("eager", times.eager_us / kernel_us, 1.5),
-        "compiled": Target("compiled", times.compiled_us / kernel_us, 1.0),
+        "latency": KernelTarget("latency", max(1.25 * moved_us, 1.5 * empty_us) / kernel_us, 1.0),
+        "bandwidth": KernelTarget("bandwidth", moved_us / kernel_us, 0.85),
+        "eager": KernelTarget("eager", times.eager_us / kernel_us, 1.5),
+        "compiled": KernelTarget("compiled", times.compiled_us / kernel_us, 1.0),
     }
     return [known[name] for name in names]
 
 
-def row_of(case: Case, times: Times, machine: Machine) -> Row:
+def row_of(case: Case, times: KernelTimes, machine: Machine) -> KernelRow:
     moved_us = case.moved_bytes / machine.copy_bytes_per_us
-    return Row(
+    return KernelRow(
         kernel=case.kernel,
         shape=case.shape,
         dtype=case.dtype,

@@ -18,7 +18,7 @@ from r2serve.bench.kernels import (
     timing,
 )
 from r2serve.bench.kernels.replay import ReplayRow
-from r2serve.bench.kernels.rows import Case, Machine, Row, Times, row_of
+from r2serve.bench.kernels.rows import Case, KernelRow, KernelTimes, Machine, row_of
 
 KERNELS: dict[str, Callable[[], list[Case]]] = {
     "reduce_chunks": reduce_chunks.cases,
@@ -34,9 +34,9 @@ def measure_machine(timer: timing.Timer, device: torch.device) -> Machine:
     return Machine(timer.median_us(timing.empty), moved / timer.median_us(copy))
 
 
-def measure(case: Case, timer: timing.Timer, device: torch.device) -> Times:
+def measure(case: Case, timer: timing.Timer, device: torch.device) -> KernelTimes:
     contenders = case.build(device)
-    return Times(
+    return KernelTimes(
         timer.median_us(contenders.kernel),
         timer.median_us(contenders.eager),
         timer.median_us(contenders.compiled),
@@ -45,12 +45,14 @@ def measure(case: Case, timer: timing.Timer, device: torch.device) -> Times:
 
 def run(
     cases: Iterable[Case], timer: timing.Timer, device: torch.device, machine: Machine
-) -> Iterator[Row]:
+) -> Iterator[KernelRow]:
     for case in cases:
         yield row_of(case, measure(case, timer, device), machine)
 
 
-def write_jsonl(path: Path, metadata: dict[str, Any], rows: Iterable[Row | ReplayRow]) -> None:
+def write_jsonl(
+    path: Path, metadata: dict[str, Any], rows: Iterable[KernelRow | ReplayRow]
+) -> None:
     """The first line says where and with what; each of the others is a row."""
     lines = [{"metadata": metadata}, *(row.as_json() for row in rows)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

@@ -151,7 +151,7 @@ def grown(folder: str) -> float:
     return (psutil.Process().memory_info().rss - before) / 1e6
 
 
-class Pair:
+class RankPair:
     """Two ranks of this process with two loopback rails."""
 
     def __init__(self, folder: str, port: int) -> None:
@@ -212,7 +212,7 @@ def _answers(url: str) -> bool:
     return True
 
 
-def scraped_ratios(pair: Pair, url: str) -> dict[int, float]:
+def scraped_ratios(pair: RankPair, url: str) -> dict[int, float]:
     """p50 of all_reduces while /metrics is asked for once a second, over p50 while it is not."""
     scraping, over = threading.Event(), threading.Event()
 
@@ -280,7 +280,7 @@ def run(progress: Progress) -> dict[str, Any]:
     folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
     try:
         ports = _free_ports(2)
-        pair = Pair(folder, ports[0])
+        pair = RankPair(folder, ports[0])
         with sidecar(folder, ports[1]) as url:
             wrk = shutil.which("wrk")
             if wrk is None:

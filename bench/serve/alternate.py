@@ -19,7 +19,7 @@ from typing import Any
 from r2serve.bench.serve.alternation import (
     AlternationError,
     Compared,
-    Window,
+    StateWindow,
     compare,
     windows_of,
 )
@@ -108,7 +108,7 @@ class Alternation:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AlternationOutcome:
     """e2e_s: the median of all requests.  serves: the commands of the engines."""
 
     compared: Compared
@@ -136,7 +136,7 @@ def run(
     progress: Progress,
     *,
     keep_logs: Path | None = None,
-) -> Outcome:
+) -> AlternationOutcome:
     """Serve, alternate, compare.
 
     Raises:
@@ -209,7 +209,7 @@ class _Alternating:
         self._work = work
         self._progress = progress
 
-    def run(self) -> Outcome:
+    def run(self) -> AlternationOutcome:
         begin_ns = time.monotonic_ns() + int(BEFORE_THE_FIRST_S * 1e9)
         end_ns = begin_ns + int(self._alternation.seconds * 1e9)
         loads = [
@@ -226,7 +226,7 @@ class _Alternating:
         changes = [ns for each in play.played for ns in (each.struck_ns, each.healed_ns) if ns]
         requests = [request for each in runs for request in each.requests]
         windows = self._windows(begin_ns, end_ns, changes)
-        return Outcome(
+        return AlternationOutcome(
             compare(requests, windows),
             sum(each.failed for each in runs),
             median_e2e_s(requests),
@@ -264,7 +264,7 @@ class _Alternating:
             time.sleep(LOOK_S)
         return [load.result(timeout_s=10) for load in loads]
 
-    def _windows(self, begin_ns: int, end_ns: int, changes: Sequence[int]) -> list[Window]:
+    def _windows(self, begin_ns: int, end_ns: int, changes: Sequence[int]) -> list[StateWindow]:
         """By the times at which faults really came and went; else as planned."""
         if self._alternation.fault is not None:
             return windows_of(begin_ns, [each for each in changes if each < end_ns], end_ns)

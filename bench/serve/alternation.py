@@ -36,7 +36,7 @@ class AlternationError(ValueError):
 
 
 @dataclass(frozen=True)
-class Window:
+class StateWindow:
     """A time in one state.  ``changed``: the state that is compared with the usual one."""
 
     begin_ns: int
@@ -45,7 +45,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class TimeRatio:
     """The changed state's time over the usual state's, with a 95 % interval from low to high."""
 
     ratio: float
@@ -66,14 +66,14 @@ class Compared:
     one that does not.
     """
 
-    tpot: Ratio
-    e2e: Ratio
+    tpot: TimeRatio
+    e2e: TimeRatio
     windows: int
     requests: int
     straddled: int
 
 
-def windows_of(begin_ns: int, switched_ns: Sequence[int], end_ns: int) -> list[Window]:
+def windows_of(begin_ns: int, switched_ns: Sequence[int], end_ns: int) -> list[StateWindow]:
     """The windows between switches; the first one is of the usual state.
 
     All times are CLOCK_MONOTONIC.  Raises AlternationError where the switches are in no order.
@@ -82,12 +82,12 @@ def windows_of(begin_ns: int, switched_ns: Sequence[int], end_ns: int) -> list[W
     if any(later <= earlier for earlier, later in itertools.pairwise(edges)):
         raise AlternationError("switches are not in the order of their times")
     return [
-        Window(begin, end, changed=bool(index % 2))
+        StateWindow(begin, end, changed=bool(index % 2))
         for index, (begin, end) in enumerate(itertools.pairwise(edges))
     ]
 
 
-def whole(requests: Iterable[Request], windows: Sequence[Window]) -> list[list[Request]]:
+def whole(requests: Iterable[Request], windows: Sequence[StateWindow]) -> list[list[Request]]:
     """By window, the requests that lie in it as a whole, and beside none that came before it.
 
     Requests that are under way at a switch would measure both states, and those beside them share
@@ -112,7 +112,9 @@ def whole(requests: Iterable[Request], windows: Sequence[Window]) -> list[list[R
     return found
 
 
-def compare(requests: Sequence[Request], windows: Sequence[Window], *, seed: int = 0) -> Compared:
+def compare(
+    requests: Sequence[Request], windows: Sequence[StateWindow], *, seed: int = 0
+) -> Compared:
     """TPOT and end-to-end latency of the changed state against the usual one.
 
     Raises AlternationError where too few windows have requests.
@@ -129,7 +131,7 @@ def compare(requests: Sequence[Request], windows: Sequence[Window], *, seed: int
     )
 
 
-def ratio(values: Sequence[float | None], changed: Sequence[bool], *, seed: int = 0) -> Ratio:
+def ratio(values: Sequence[float | None], changed: Sequence[bool], *, seed: int = 0) -> TimeRatio:
     """Of windows in their order; None: the window has no value.
 
     Each window is compared with the mean of the two beside it, in logarithms: a steady drift goes
@@ -157,7 +159,7 @@ def ratio(values: Sequence[float | None], changed: Sequence[bool], *, seed: int 
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(trimmed_mean(drawn), [tail, 1 - tail])
     middle = float(trimmed_mean(series))
-    return Ratio(math.exp(middle), math.exp(low), math.exp(high), len(compared))
+    return TimeRatio(math.exp(middle), math.exp(low), math.exp(high), len(compared))
 
 
 def trimmed_mean(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -19,7 +19,7 @@ Statistic = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True)
-class Target:
+class LatencyTarget:
     """What of which latency may grow by how much from ``healthy`` to ``permanent``."""
 
     name: str
@@ -37,13 +37,13 @@ def _median(values: Sequence[float]) -> float:
 
 
 TARGETS = (
-    Target("E2E p99, one rail lost / healthy", "e2e_ms", _p99, 1.03),
-    Target("TPOT median, one rail lost / healthy", "tpot_ms", _median, 1.01),
+    LatencyTarget("E2E p99, one rail lost / healthy", "e2e_ms", _p99, 1.03),
+    LatencyTarget("TPOT median, one rail lost / healthy", "tpot_ms", _median, 1.01),
 )
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TargetResult:
     """ratio: median over the pairs. low, high: of its interval. requests: of the smallest run."""
 
     target: str
@@ -57,7 +57,7 @@ class Verdict:
     said: str
 
 
-def verdicts(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> list[Verdict]:
+def verdicts(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> list[TargetResult]:
     """Of every contender that took ``healthy`` and ``permanent`` in the same pairs of a label."""
     found = []
     for label, contender in dict.fromkeys((row["label"], row["contender"]) for row in rows):
@@ -85,11 +85,11 @@ def _pairs(
 
 
 def _judge(
-    target: Target,
+    target: LatencyTarget,
     contender: str,
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
     seed: int,
-) -> Verdict:
+) -> TargetResult:
     low, high = interval(pairs, target.statistic, seed)
     ratio = _ratio(pairs, target.statistic)
     requests = min(min(len(one), len(other)) for one, other in pairs)
@@ -101,7 +101,7 @@ def _judge(
         said = "not resolved"
     if len(pairs) < WANTED_PAIRS or requests < WANTED_REQUESTS:
         said = f"too few to say ({WANTED_PAIRS} pairs of {WANTED_REQUESTS} requests are wanted)"
-    return Verdict(
+    return TargetResult(
         target.name, contender, len(pairs), requests, ratio, low, high, target.limit, said
     )
 

@@ -27,7 +27,7 @@ MAX_RESTARTS = 3
 
 
 @dataclass(frozen=True)
-class Contender:
+class ServeContender:
     """meaning: in a word, for --help. network: what the lab needs.
 
     renew: after a run with faults the next one begins with a new engine, where connections do not
@@ -45,23 +45,23 @@ class Contender:
 
 
 CONTENDERS = {
-    "r2ccl": Contender("our communicator, over both rails", r2ccl=True),
-    "gloo": Contender("vLLM's own on CPUs, over rail0"),
-    "ecmp": Contender(
+    "r2ccl": ServeContender("our communicator, over both rails", r2ccl=True),
+    "gloo": ServeContender("vLLM's own on CPUs, over rail0"),
+    "ecmp": ServeContender(
         "gloo over a virtual address, with routes over both rails that BFD watches",
         network=VirtualAddress(),
     ),
-    "mptcp": Contender(
+    "mptcp": ServeContender(
         "gloo over Multipath TCP",
         network=Multipath(),
         renew=True,
     ),
-    "restart": Contender(
+    "restart": ServeContender(
         "gloo with a supervisor that restarts it on the other rail, and clients that try again",
         renew=True,
         supervised=True,
     ),
-    "r2ccl-rails": Contender(
+    "r2ccl-rails": ServeContender(
         "r2ccl that never goes over the management NIC",
         r2ccl=True,
         settings={"R2CCL_FALLBACK": "off"},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from r2serve.bench.serve.contenders import CONTENDERS
 from r2serve.bench.serve.impact import AGREE_MS, AGREE_PART
-from r2serve.bench.serve.store import Times
+from r2serve.bench.serve.store import TokenTimes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ LEAST_MS = 0.1
 
 
 def draw(
-    rows: Sequence[Row], times_of: Callable[[Row], Times | None], folder: Path
+    rows: Sequence[Row], times_of: Callable[[Row], TokenTimes | None], folder: Path
 ) -> dict[str, Path]:
     """Writes all pictures that there is something for; returns them by their titles."""
     pictures: dict[str, Path] = {}
@@ -46,7 +46,7 @@ def draw(
     return pictures
 
 
-def timeline(seen: Sequence[tuple[Row, Times]]) -> Figure:
+def timeline(seen: Sequence[tuple[Row, TokenTimes]]) -> Figure:
     """A strip a contender, a dot a token; faults are shaded while they were there."""
     figure, strips = _subplots(len(seen), 1, (11, 1.1 + 1.7 * len(seen)), sharex=True, sharey=True)
     for axes, (row, times) in zip(strips, seen, strict=True):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from r2serve.bench.collectives.markdown import MarkerError
-from r2serve.bench.serve.compare import Verdict
+from r2serve.bench.serve.compare import TargetResult
 
 Row = Mapping[str, Any]
 
@@ -54,7 +54,7 @@ def _agreement(impact: Mapping[str, Any]) -> str:
     return said if jitter is None else f"{said} (±{jitter:.0f} ms)"
 
 
-def show(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> None:
+def show(rows: Sequence[Row], verdicts: Sequence[TargetResult]) -> None:
     """Prints a line a run, and why what did not run did not.
 
     All of a line, also where that is wider than a terminal or a log says that it is.
@@ -81,7 +81,7 @@ def show(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> None:
 
 def write_page(
     rows: Sequence[Row],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[TargetResult],
     pictures: Mapping[str, Path],
     path: Path,
 ) -> None:
@@ -115,7 +115,7 @@ def write_page(
 def put(
     rows: Sequence[Row],
     others: Sequence[Row],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[TargetResult],
     pictures: Mapping[str, Path],
     page: Path,
 ) -> None:
@@ -179,7 +179,7 @@ def _about(row: Row) -> dict[str, str]:
     }
 
 
-def _sentence(verdict: Verdict) -> str:
+def _sentence(verdict: TargetResult) -> str:
     return (
         f"{verdict.target}, {verdict.contender}: {verdict.ratio:.3f}, 95 % interval "
         f"{verdict.low:.3f} to {verdict.high:.3f}, wanted at most {verdict.limit:.2f}: "

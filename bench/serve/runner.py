@@ -16,7 +16,7 @@ from r2serve.bench.serve import impact, rounds
 from r2serve.bench.serve.contenders import ContenderServer, how_far
 from r2serve.bench.serve.outcome import Goal, describe
 from r2serve.bench.serve.scenarios import line_of
-from r2serve.bench.serve.store import Row, Rows, Times
+from r2serve.bench.serve.store import Row, Rows, TokenTimes
 from r2serve.bench.serve.strike import strikes
 from r2serve.bench.serve.workload import Workload
 from r2serve.lab import lab as labs
@@ -152,7 +152,7 @@ class _Bench:
         self._progress = progress
         self._references: dict[str, Run] = {}
 
-    def measure(self, scenario: str, place: ContenderServer) -> tuple[dict[str, Any], Times]:
+    def measure(self, scenario: str, place: ContenderServer) -> tuple[dict[str, Any], TokenTimes]:
         """The row of a run, and when its tokens came."""
         workload, faults = self._options.workload, self._options.scenarios[scenario]
         server = place.server(workload.prompts[:WARM_UP_STREAMS])
@@ -171,7 +171,7 @@ class _Bench:
             row["impact"] = self._impact(server, result, reference)
         if result.failed or (faults and place.contender.renew):
             place.stop()  # what is left of it is not what the next scenario is about
-        return row, Times.of(result)
+        return row, TokenTimes.of(result)
 
     def _reference(self, place: ContenderServer, server: Server) -> Run:
         if place.name not in self._references:
@@ -274,4 +274,4 @@ def drive(
     reference, result = runs
     row = describe(result, reference, options.goal)
     about = {"scenario": "as it is", "contender": url, "pair": 0, "key": options.key("as it is")}
-    return [rows.add({**about, **row, "faults": []}, Times.of(result))]
+    return [rows.add({**about, **row, "faults": []}, TokenTimes.of(result))]

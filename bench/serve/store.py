@@ -14,13 +14,13 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Times:
+class TokenTimes:
     """Of each request that was sent: when, and when each of its tokens came; in ms of the run."""
 
     requests: tuple[tuple[float, tuple[float, ...]], ...]
 
     @classmethod
-    def of(cls, run: Run) -> Times:
+    def of(cls, run: Run) -> TokenTimes:
         """The run's clock is 0 at its first request."""
         sent = [request for request in run.requests if request.sent_ns]
         begun_ns = min((request.sent_ns for request in sent), default=0)
@@ -69,7 +69,7 @@ class Rows:
                 return row if self._folder is None or self._place(row).exists() else None
         return None
 
-    def add(self, row: Mapping[str, Any], times: Times | None = None) -> Row:
+    def add(self, row: Mapping[str, Any], times: TokenTimes | None = None) -> Row:
         """Keeps a row, which has ``key``, ``scenario``, ``contender`` and ``pair``."""
         whole = {**row, **self._common}
         self._all.append(whole)
@@ -82,12 +82,12 @@ class Rows:
                 file.write(json.dumps(whole) + "\n")
         return whole
 
-    def times(self, row: Mapping[str, Any]) -> Times | None:
+    def times(self, row: Mapping[str, Any]) -> TokenTimes | None:
         """Of a run; None where they are not kept."""
         if self._folder is None or not self._place(row).exists():
             return None
         kept = json.loads(self._place(row).read_text(encoding="utf-8"))
-        return Times(tuple((sent, tuple(times)) for sent, times in kept))
+        return TokenTimes(tuple((sent, tuple(times)) for sent, times in kept))
 
     def _place(self, row: Mapping[str, Any]) -> Path:
         assert self._folder is not None

@@ -73,13 +73,14 @@ nb::object object_of<Algorithm>(const Algorithm& value) {
 
 Config config_from(const nb::dict& fields) {
   Config config;
-  std::size_t known = 0;
+  std::size_t matched = 0;
   each_field(config, [&]<typename T>(const char* name, T& field) {
     if (!fields.contains(name)) return;
     field = value_of<T>(fields[name]);
-    ++known;
+    ++matched;
   });
-  if (known != fields.size()) throw nb::value_error("config: holds a field that the core has not");
+  if (matched != fields.size())
+    throw nb::value_error("config: holds a field that the core has not");
   return config;
 }
 

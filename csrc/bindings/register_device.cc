@@ -34,13 +34,14 @@ void enqueue(Call call) {
 
 std::unique_ptr<StreamCommunicator> make(Communicator& communicator, const std::string& library,
                                          int device, std::uint64_t staging_bytes,
-                                         Communicator* column, std::vector<std::vector<int>> nodes,
+                                         Communicator* inter_node,
+                                         std::vector<std::vector<int>> nodes,
                                          const std::string& direct, std::uint64_t direct_bytes) {
   device::StreamOptions options;
   options.library = library;
   options.device = device;
   options.staging_bytes = staging_bytes;
-  options.node = {column, std::move(nodes)};
+  options.node = {inter_node, std::move(nodes)};
   using Use = device::DirectOptions::Use;
   options.direct = {direct == "off"  ? Use::never
                     : direct == "on" ? Use::always
@@ -111,8 +112,8 @@ void register_device(nb::module_& module) {
   nb::class_<StreamCommunicator>(module, "StreamCommunicator",
                                  "Collectives on a GPU's memory, in the order of its streams.")
       .def(nb::new_(&make), nb::arg("communicator"), nb::arg("library"), nb::arg("device"),
-           nb::arg("staging_bytes"), nb::arg("column").none(), nb::arg("nodes"), nb::arg("direct"),
-           nb::arg("direct_bytes"))
+           nb::arg("staging_bytes"), nb::arg("inter_node").none(), nb::arg("nodes"),
+           nb::arg("direct"), nb::arg("direct_bytes"))
       .def("exchange",
            [](const StreamCommunicator& self) {
              const Status& status = self.exchange();

@@ -1,17 +1,17 @@
-// All-to-all with a size for each pair: everybody sends each rank its part.
+// All-to-all with a size for each pair: everybody sends each rank its shard.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {
 
 Status all_to_allv(Channel& channel, const std::byte* in, std::span<const std::size_t> in_counts,
                    std::byte* out, std::span<const std::size_t> out_counts, DType dtype) {
-  const Parts sent(in_counts, size_of(dtype));
-  const Parts received(out_counts, size_of(dtype));
+  const Shards sent(in_counts, size_of(dtype));
+  const Shards received(out_counts, size_of(dtype));
   const int size = channel.size();
   const int rank = channel.rank();
 
-  // With equal counts a part replaces the part that was sent to the same peer, so one settle() a
-  // segment makes in place safe.  Otherwise parts overlap those of other peers, and waiting for
+  // With equal counts a shard replaces the shard that was sent to the same peer, so one settle() a
+  // segment makes in place safe.  Otherwise shards overlap those of other peers, and waiting for
   // these could close a circle of ranks that wait for each other.
   const bool in_place = in == out;
   const bool same_layout = std::ranges::equal(in_counts, out_counts);
@@ -19,14 +19,14 @@ Status all_to_allv(Channel& channel, const std::byte* in, std::span<const std::s
     channel.scratch().assign(in, in + sent.begin(size));
     in = channel.scratch().data();
   }
-  if (in != out) R2CCL_TRY(expect_parts(channel, out, received, channel.rendezvous()));
+  if (in != out) R2CCL_TRY(expect_shards(channel, out, received, channel.rendezvous()));
 
   R2CCL_TRY(for_each_peer(channel, [&](int peer) {
     return channel.send(peer, {in + sent.begin(peer), sent.size(peer)});
   }));
   if (!channel.rendezvous())  // else whoever has the memory has put it there
-    copy_part(out + received.begin(rank), in + sent.begin(rank), sent.size(rank));
-  return receive_parts(channel, out, received, in_place && same_layout);
+    copy_unless_in_place(out + received.begin(rank), in + sent.begin(rank), sent.size(rank));
+  return receive_shards(channel, out, received, in_place && same_layout);
 }
 
 }  // namespace r2ccl

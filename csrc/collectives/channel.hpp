@@ -47,7 +47,7 @@ class Channel {
 
   // Whether nobody is to send before its peers have said where that belongs (expect()), as what
   // arrives earlier would have to be copied there by others than the CPU; which does not copy the
-  // own part of an all-to-all either.  The same on all ranks.
+  // own shard of an all-to-all either.  The same on all ranks.
   [[nodiscard]] virtual bool rendezvous() const { return false; }
 
   // Memory of the call's own that it may send from: it outlives the algorithm, as a rail may read

@@ -38,13 +38,13 @@ Status all_reduce_one_shot(Channel& channel, const std::byte* in, std::byte* out
 Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out, std::size_t count,
                            const Reducer& reducer);
 
-// counts[r] elements of rank r.  out holds the parts of all ranks in rank order; in may be the own
-// part of out.
+// counts[r] elements of rank r.  out holds the shards of all ranks in rank order; in may be the own
+// shard of out.
 Status all_gatherv(Channel& channel, const std::byte* in, std::byte* out,
                    std::span<const std::size_t> counts, DType dtype);
 
-// in holds a part for each rank, counts[r] elements for rank r; out gets the own part, folded, and
-// may be the own part of in.
+// in holds a shard for each rank, counts[r] elements for rank r; out gets the own shard, folded,
+// and may be the own shard of in.
 Status reduce_scatterv(Channel& channel, const std::byte* in, std::byte* out,
                        std::span<const std::size_t> counts, const Reducer& reducer);
 
@@ -53,7 +53,7 @@ Status reduce_scatterv(Channel& channel, const std::byte* in, std::byte* out,
 inline constexpr int largest_flat_broadcast = 8;
 Status broadcast(Channel& channel, std::byte* data, std::size_t count, DType dtype, int root);
 
-// out is used on root only; in may be root's own part of it.
+// out is used on root only; in may be root's own shard of it.
 Status gather(Channel& channel, const std::byte* in, std::byte* out,
               std::span<const std::size_t> counts, DType dtype, int root);
 

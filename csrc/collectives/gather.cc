@@ -1,19 +1,19 @@
-// Gather with a size for each rank: everybody sends its part to root.
+// Gather with a size for each rank: everybody sends its shard to root.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {
 
 Status gather(Channel& channel, const std::byte* in, std::byte* out,
               std::span<const std::size_t> counts, DType dtype, int root) {
-  const Parts parts(counts, size_of(dtype));
+  const Shards shards(counts, size_of(dtype));
   const int rank = channel.rank();
   if (rank != root) {
-    R2CCL_TRY(channel.send(root, {in, parts.size(rank)}));
+    R2CCL_TRY(channel.send(root, {in, shards.size(rank)}));
     return channel.finish();
   }
-  R2CCL_TRY(expect_parts(channel, out, parts));
-  copy_part(out + parts.begin(rank), in, parts.size(rank));
-  return receive_parts(channel, out, parts);
+  R2CCL_TRY(expect_shards(channel, out, shards));
+  copy_unless_in_place(out + shards.begin(rank), in, shards.size(rank));
+  return receive_shards(channel, out, shards);
 }
 
 }  // namespace r2ccl

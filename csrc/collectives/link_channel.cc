@@ -74,7 +74,7 @@ void LinkChannel::drop_streams() {
 }
 
 bool LinkChannel::delivered(const Member& peer) const {
-  return peer.out == nullptr || peer.link->peer_said_bye() ||
+  return peer.out == nullptr || peer.link->peer_closed() ||
          (peer.out->idle() && !peer.in->owes_ack());
 }
 
@@ -198,7 +198,7 @@ void LinkChannel::fail(ErrorCode code, const std::string& text) {
 Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
   R2CCL_TRY(device_memory_failure(of_device_));
   const Link& link = *members_[static_cast<std::size_t>(awaited)].link;
-  if (link.peer_said_bye())
+  if (link.peer_closed())
     return {ErrorCode::peer_closed, describe_peer(awaited) + " has closed communicator '" + name_ +
                                         "' while rank " + std::to_string(rank_) + " waits in " +
                                         describe(tag_)};
@@ -213,7 +213,7 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
   };
   for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer) {
     const Member& other = members_[static_cast<std::size_t>(peer)];
-    if (other.link == nullptr || other.link->peer_said_bye() || !for_long(waiting_since)) continue;
+    if (other.link == nullptr || other.link->peer_closed() || !for_long(waiting_since)) continue;
     if (planted(Mutant::railless_link_waits)) continue;
     const char* what = nullptr;
     if (other.link->has_no_rail() && for_long(other.link->no_rail_since()))

@@ -56,13 +56,13 @@ struct Multiply {
     return a * b;
   }
 };
-struct Lower {
+struct Min {
   template <typename V>
   R2CCL_INLINE V apply(V a, V b) {
     return a < b ? a : b;
   }
 };
-struct Higher {
+struct Max {
   template <typename V>
   R2CCL_INLINE V apply(V a, V b) {
     return a > b ? a : b;
@@ -142,7 +142,7 @@ struct OrderedFormat : PlainFormat<Bits> {
                                                                         : 63;
   static constexpr Bits lowest_bits = static_cast<Bits>(std::uint64_t{1} << sign_bit);
   static constexpr Bits highest_bits = static_cast<Bits>(~lowest_bits);
-  static constexpr Bits nan_key = std::is_same_v<Op, Lower> ? lowest_bits : highest_bits;
+  static constexpr Bits nan_key = std::is_same_v<Op, Min> ? lowest_bits : highest_bits;
 
   R2CCL_INLINE Acc mirror(Acc bits) { return bits ^ ((bits >> sign_bit) & highest_bits); }
   R2CCL_INLINE Acc replace_nan(Acc bits, Acc value, Bits nan) {

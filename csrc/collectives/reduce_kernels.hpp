@@ -162,15 +162,15 @@ template <typename Arithmetic, typename Minimum, typename Maximum>
 constexpr void fill(Kernel (&row)[5]) {
   row[0] = kernel<Arithmetic, Add>;
   row[1] = kernel<Arithmetic, Multiply>;
-  row[2] = kernel<Minimum, Lower>;
-  row[3] = kernel<Maximum, Higher>;
+  row[2] = kernel<Minimum, Min>;
+  row[3] = kernel<Maximum, Max>;
   row[4] = kernel<Arithmetic, Add, true>;
 }
 
 template <typename Format, typename Bits, Bits infinity, Bits quiet_nan>
 constexpr void fill_float(Kernel (&row)[5]) {
-  fill<Format, OrderedFormat<Bits, infinity, quiet_nan, Lower>,
-       OrderedFormat<Bits, infinity, quiet_nan, Higher>>(row);
+  fill<Format, OrderedFormat<Bits, infinity, quiet_nan, Min>,
+       OrderedFormat<Bits, infinity, quiet_nan, Max>>(row);
 }
 
 template <typename T>

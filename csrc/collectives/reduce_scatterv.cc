@@ -1,22 +1,23 @@
-// Reduce-scatter with a size for each rank: everybody sends each rank its part, each folds its own.
+// Reduce-scatter with a size for each rank: everybody sends each rank its shard, each folds its
+// own.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {
 
 Status reduce_scatterv(Channel& channel, const std::byte* in, std::byte* out,
                        std::span<const std::size_t> counts, const Reducer& reducer) {
-  const Parts parts(counts, size_of(reducer.dtype));
+  const Shards shards(counts, size_of(reducer.dtype));
   R2CCL_TRY(for_each_peer(channel, [&](int peer) {
-    return channel.send(peer, {in + parts.begin(peer), parts.size(peer)});
+    return channel.send(peer, {in + shards.begin(peer), shards.size(peer)});
   }));
 
   const int rank = channel.rank();
-  const std::byte* const own = in + parts.begin(rank);
-  const Segments segments(parts.size(rank), channel.segment_bytes());
+  const std::byte* const own = in + shards.begin(rank);
+  const Segments segments(shards.size(rank), channel.segment_bytes());
   SegmentFold fold(channel, reducer);
   for (std::size_t s = 0; s < segments.count(); ++s) {
     R2CCL_TRY(fold.receive(segments.size(s)));
-    // In place needs no settling: the own part was sent to nobody.
+    // In place needs no settling: the own shard was sent to nobody.
     R2CCL_TRY(fold.fold(own + segments.begin(s), out + segments.begin(s), segments.size(s)));
   }
   return channel.finish();

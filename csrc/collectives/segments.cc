@@ -9,13 +9,13 @@ Status receive_into(Channel& channel, int peer, std::byte* to, std::size_t bytes
   auto message = channel.receive(peer, bytes);
   if (!message.ok()) return message.take_status();
   if (settle_bytes != 0) R2CCL_TRY(channel.settle(peer, settle_bytes));
-  copy_part(to, message.value().data(), bytes);
+  copy_unless_in_place(to, message.value().data(), bytes);
   return channel.release(peer);
 }
 
-Status expect_parts(Channel& channel, std::byte* out, const Parts& parts, bool meet) {
+Status expect_shards(Channel& channel, std::byte* out, const Shards& shards, bool meet) {
   R2CCL_TRY(for_each_peer(channel, [&](int peer) {
-    return channel.expect(peer, meet ? 1 : 0, {out + parts.begin(peer), parts.size(peer)});
+    return channel.expect(peer, meet ? 1 : 0, {out + shards.begin(peer), shards.size(peer)});
   }));
   if (!meet) return {};
   R2CCL_TRY(for_each_peer(channel, [&](int peer) { return channel.send(peer, {}); }));
@@ -26,22 +26,22 @@ Status expect_parts(Channel& channel, std::byte* out, const Parts& parts, bool m
   });
 }
 
-Status receive_parts(Channel& channel, std::byte* out, const Parts& parts, bool settle) {
+Status receive_shards(Channel& channel, std::byte* out, const Shards& shards, bool settle) {
   bool more = true;
   for (std::size_t s = 0; more; ++s) {
     more = false;
     R2CCL_TRY(for_each_peer(channel, [&](int peer) -> Status {
-      const Segments segments(parts.size(peer), channel.segment_bytes());
+      const Segments segments(shards.size(peer), channel.segment_bytes());
       if (s >= segments.count()) return {};
       more = more || s + 1 < segments.count();
-      return receive_into(channel, peer, out + parts.begin(peer) + segments.begin(s),
+      return receive_into(channel, peer, out + shards.begin(peer) + segments.begin(s),
                           segments.size(s), settle ? segments.end(s) : 0);
     }));
   }
   return channel.finish();
 }
 
-void copy_part(std::byte* to, const std::byte* from, std::size_t bytes) {
+void copy_unless_in_place(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0 && to != from) copy_bytes(to, from, bytes);
 }
 

@@ -43,10 +43,10 @@ Status for_each_peer(const Channel& channel, Body&& body) {
   return {};
 }
 
-// Where the parts of the ranks begin when they lie one after another, in bytes.
-class Parts {
+// Where the shards of the ranks begin when they lie one after another, in bytes.
+class Shards {
  public:
-  Parts(std::span<const std::size_t> counts, std::size_t element_bytes)
+  Shards(std::span<const std::size_t> counts, std::size_t element_bytes)
       : counts_(counts), element_bytes_(element_bytes) {}
 
   [[nodiscard]] std::size_t size(int rank) const {
@@ -70,15 +70,15 @@ class Parts {
 Status receive_into(Channel& channel, int peer, std::byte* to, std::size_t bytes,
                     std::size_t settle_bytes = 0);
 
-// Lets every peer's part land in its place in out.  `meet`: and waits until all peers have, too.
-Status expect_parts(Channel& channel, std::byte* out, const Parts& parts, bool meet = false);
+// Lets every peer's shard land in its place in out.  `meet`: and waits until all peers have, too.
+Status expect_shards(Channel& channel, std::byte* out, const Shards& shards, bool meet = false);
 
-// Receives every peer's part into its place in out, a segment of each in turn, and finishes.
+// Receives every peer's shard into its place in out, a segment of each in turn, and finishes.
 // settle: that place still holds what this call sent to the same peer.
-Status receive_parts(Channel& channel, std::byte* out, const Parts& parts, bool settle = false);
+Status receive_shards(Channel& channel, std::byte* out, const Shards& shards, bool settle = false);
 
 // copy_bytes() that allows no memory at all and one and the same place.
-void copy_part(std::byte* to, const std::byte* from, std::size_t bytes);
+void copy_unless_in_place(std::byte* to, const std::byte* from, std::size_t bytes);
 
 // The inputs of one fold: the own memory, and a slot view of each peer.  Up to 64 ranks without
 // allocating.

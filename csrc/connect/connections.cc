@@ -273,8 +273,8 @@ void Connections::finish(Pending& pending) {
 void Connections::give_up(Pending& pending, const std::string& why) {
   if (pending.handshake->state() == HandshakeState::in_progress)
     (void)pending.handshake->abandon(why);
-  const std::string& told = pending.handshake->reason();
-  const std::string& reason = told.empty() ? why : told;
+  const std::string& rejection = pending.handshake->reason();
+  const std::string& reason = rejection.empty() ? why : rejection;
   const Hello& hello = pending.handshake->hello();
   const bool other_settings = pending.handshake->fault() == HandshakeFault::config;
   const std::string final = other_settings ? reason : "";

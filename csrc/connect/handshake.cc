@@ -48,10 +48,10 @@ std::span<const std::byte> as_bytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-template <typename... Parts>
-std::string say(const Parts&... parts) {
+template <typename... Items>
+std::string concat(const Items&... items) {
   std::ostringstream text;
-  (text << ... << parts);
+  (text << ... << items);
   return text.str();
 }
 
@@ -74,10 +74,10 @@ bool fill_random(std::span<std::byte> out) {
 bool is_connection_kind(unsigned kind) { return kind <= static_cast<unsigned>(RailKind::verbs); }
 
 std::string config_mismatch(std::uint32_t peer, std::uint64_t ours, std::uint64_t theirs) {
-  return say("process ", peer,
-             " runs another configuration: all processes need the same slot and chunk sizes "
-             "(fingerprint ",
-             hex(theirs), ", ours ", hex(ours), ")");
+  return concat("process ", peer,
+                " runs another configuration: all processes need the same slot and chunk sizes "
+                "(fingerprint ",
+                hex(theirs), ", ours ", hex(ours), ")");
 }
 
 }  // namespace
@@ -146,7 +146,7 @@ HandshakeState Handshake::feed(std::span<const std::byte> data) {
     // Nobody may speak out of turn: the peer cannot know what its next bytes have to be before it
     // has seen our answer.  Only after READY, the last message, may anything follow at once.
     if (!data.empty() && type != MessageType::ready && state_ != HandshakeState::rejected) {
-      reject(HandshakeFault::garbage, say(data.size(), " bytes too many after ", name_of(type)));
+      reject(HandshakeFault::garbage, concat(data.size(), " bytes too many after ", name_of(type)));
     }
   }
   if (state_ == HandshakeState::established) {
@@ -157,8 +157,9 @@ HandshakeState Handshake::feed(std::span<const std::byte> data) {
 
 HandshakeState Handshake::abandon(std::string_view why) {
   if (state_ == HandshakeState::in_progress) {
-    reject(HandshakeFault::abandoned, say(why, " with ", input_.size(), " of ", bytes_of(expected_),
-                                          " bytes of ", name_of(expected_), " received"));
+    reject(HandshakeFault::abandoned,
+           concat(why, " with ", input_.size(), " of ", bytes_of(expected_), " bytes of ",
+                  name_of(expected_), " received"));
   }
   return state_;
 }
@@ -188,15 +189,15 @@ void Handshake::check_header() {
   }
   if (input_.size() < at::type) return;
   if (const auto version = get<std::uint16_t>(input_, at::version); version != handshake_version) {
-    return reject(HandshakeFault::version, say("the peer speaks protocol version ", version,
-                                               ", ours is ", handshake_version));
+    return reject(HandshakeFault::version, concat("the peer speaks protocol version ", version,
+                                                  ", ours is ", handshake_version));
   }
   if (input_.size() < at::detail) return;
   const unsigned type = get<std::uint8_t>(input_, at::type);
   if (type != static_cast<unsigned>(expected_) &&
       !(expected_other_ && type == static_cast<unsigned>(*expected_other_))) {
     reject(HandshakeFault::garbage,
-           say("message type ", type, " where ", name_of(expected_), " was expected"));
+           concat("message type ", type, " where ", name_of(expected_), " was expected"));
   }
 }
 
@@ -258,10 +259,10 @@ void Handshake::end(HandshakeFault fault, std::string reason) {
 
 void Handshake::reject_unauthentic(MessageType type) {
   reject(HandshakeFault::authentication,
-         say(name_of(type), " of process ",
-             type == MessageType::hello || type == MessageType::auth ? hello_.connector
-                                                                     : hello_.acceptor,
-             " does not authenticate (another job's key, or changed or replayed bytes)"));
+         concat(name_of(type), " of process ",
+                type == MessageType::hello || type == MessageType::auth ? hello_.connector
+                                                                        : hello_.acceptor,
+                " does not authenticate (another job's key, or changed or replayed bytes)"));
 }
 
 ConnectorHandshake::ConnectorHandshake(const Hello& hello, const HandshakeKey& key, Inspect inspect)
@@ -269,8 +270,8 @@ ConnectorHandshake::ConnectorHandshake(const Hello& hello, const HandshakeKey& k
   hello_ = hello;
   key_ = key;
   if (hello.acceptor >= hello.connector) {
-    reject(HandshakeFault::identity, say("process ", hello.connector, " must wait for process ",
-                                         hello.acceptor, ": the lower process id accepts"));
+    reject(HandshakeFault::identity, concat("process ", hello.connector, " must wait for process ",
+                                            hello.acceptor, ": the lower process id accepts"));
     return;
   }
   std::vector<std::byte> message(hello_bytes - mac_bytes);
@@ -304,14 +305,14 @@ void ConnectorHandshake::on_challenge(std::span<const std::byte> message) {
   peer_last_fenced_ = get<std::uint32_t>(message, at::challenge_last_fenced);
   if (epoch_ <= hello_.last_fenced || epoch_ <= peer_last_fenced_) {
     return reject(HandshakeFault::refused,
-                  say("process ", hello_.acceptor, " offers epoch ", epoch_,
-                      ", which is fenced (last fenced here ", hello_.last_fenced, ", there ",
-                      peer_last_fenced_, ")"));
+                  concat("process ", hello_.acceptor, " offers epoch ", epoch_,
+                         ", which is fenced (last fenced here ", hello_.last_fenced, ", there ",
+                         peer_last_fenced_, ")"));
   }
   if (inspect_) {
     if (const std::string why = inspect_(epoch_, peer_last_fenced_); !why.empty()) {
-      return reject(HandshakeFault::refused, say("epoch ", epoch_, " of process ", hello_.acceptor,
-                                                 " is not wanted: ", why));
+      return reject(HandshakeFault::refused, concat("epoch ", epoch_, " of process ",
+                                                    hello_.acceptor, " is not wanted: ", why));
     }
   }
   offered_epoch_ = epoch_;
@@ -327,8 +328,8 @@ void ConnectorHandshake::on_refuse(std::span<const std::byte> message) {
                                          get<std::uint64_t>(message, at::refuse_config)));
   }
   peer_last_fenced_ = get<std::uint32_t>(message, at::refuse_last_fenced);
-  reject(HandshakeFault::refused, say("process ", hello_.acceptor, " does not take rail ",
-                                      hello_.rail, " now (its log says why)"));
+  reject(HandshakeFault::refused, concat("process ", hello_.acceptor, " does not take rail ",
+                                         hello_.rail, " now (its log says why)"));
 }
 
 AcceptorHandshake::AcceptorHandshake(const Self& self, FindKey find_key, Decide decide)
@@ -351,7 +352,7 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
   hello_.config = get<std::uint64_t>(message, at::hello_config);
 
   if (!is_connection_kind(kind)) {
-    return reject(HandshakeFault::garbage, say("unknown rail kind ", kind));
+    return reject(HandshakeFault::garbage, concat("unknown rail kind ", kind));
   }
   hello_.kind = static_cast<RailKind>(kind);
   if (hello_.job != self_.job) {
@@ -359,13 +360,13 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
                   "the peer belongs to job " + hex(hello_.job) + ", ours is " + hex(self_.job));
   }
   if (hello_.acceptor != self_.process || hello_.connector <= self_.process) {
-    return reject(HandshakeFault::identity, say("process ", hello_.connector, " wants process ",
-                                                hello_.acceptor, ", this is ", self_.process));
+    return reject(HandshakeFault::identity, concat("process ", hello_.connector, " wants process ",
+                                                   hello_.acceptor, ", this is ", self_.process));
   }
   std::optional<HandshakeKey> key = find_key_(hello_.connector);
   if (!key) {
     return reject(HandshakeFault::identity,
-                  say("process ", hello_.connector, " is not known here"));
+                  concat("process ", hello_.connector, " is not known here"));
   }
   key_ = *key;
   wipe(*key);
@@ -402,8 +403,8 @@ void AcceptorHandshake::on_auth(std::span<const std::byte> message) {
   }
   if (decision.epoch != epoch_) {
     return reject(HandshakeFault::refused,
-                  say("the offer of epoch ", epoch_, " of rail ", hello_.rail, " to process ",
-                      hello_.connector, " is outdated, it would now be ", decision.epoch));
+                  concat("the offer of epoch ", epoch_, " of rail ", hello_.rail, " to process ",
+                         hello_.connector, " is outdated, it would now be ", decision.epoch));
   }
   derive_channel_key();
   send(MessageType::ready, std::vector<std::byte>(proof_bytes - mac_bytes));
@@ -411,11 +412,11 @@ void AcceptorHandshake::on_auth(std::span<const std::byte> message) {
 }
 
 std::string AcceptorHandshake::objection(const Decision& decision) const {
-  const std::string rail = say("rail ", hello_.rail, " of process ", hello_.connector);
+  const std::string rail = concat("rail ", hello_.rail, " of process ", hello_.connector);
   if (!decision.accept) return rail + " is not taken now: " + decision.why;
   if (decision.epoch <= hello_.last_fenced || decision.epoch <= decision.last_fenced) {
-    return say(rail, ": epoch ", decision.epoch, " is fenced (last fenced there ",
-               hello_.last_fenced, ", here ", decision.last_fenced, ")");
+    return concat(rail, ": epoch ", decision.epoch, " is fenced (last fenced there ",
+                  hello_.last_fenced, ", here ", decision.last_fenced, ")");
   }
   return {};
 }

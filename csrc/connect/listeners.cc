@@ -77,11 +77,11 @@ IpAddress Listeners::choose(const Listener& listener, const std::vector<IpAddres
   return {};
 }
 
-std::vector<Listeners::Moved> Listeners::device_changed(const std::string& device,
-                                                        const std::vector<IpAddress>& present,
-                                                        std::vector<std::string>& errors) {
-  std::vector<Moved> moved;
-  if (device.empty()) return moved;
+std::vector<Listeners::AddressChange> Listeners::device_changed(
+    const std::string& device, const std::vector<IpAddress>& present,
+    std::vector<std::string>& errors) {
+  std::vector<AddressChange> changes;
+  if (device.empty()) return changes;
   for (Listener& listener : listeners_) {
     if (listener.device != device || listener.given.family == AF_UNSPEC) continue;
     const IpAddress wanted = choose(listener, present);
@@ -95,12 +95,12 @@ std::vector<Listeners::Moved> Listeners::device_changed(const std::string& devic
     const Status status = open(fresh);
     if (status.ok()) {
       listener = std::move(fresh);
-      if (moves) moved.push_back({listener.given, listener.address});
+      if (moves) changes.push_back({listener.given, listener.address});
     } else if (!std::exchange(listener.failed, true)) {
       errors.push_back(device + ": " + status.message());
     }
   }
-  return moved;
+  return changes;
 }
 
 std::vector<std::string> Listeners::broken() const {

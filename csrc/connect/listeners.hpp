@@ -21,7 +21,7 @@ void bind_to_device(int fd, const std::string& device);
 class Listeners {
  public:
   // A listener whose address is another one now.
-  struct Moved {
+  struct AddressChange {
     IpAddress given;  // at start
     SocketAddress now;
   };
@@ -35,9 +35,9 @@ class Listeners {
   // same family and scope) and that no other listener of the device has or was given.  If there is
   // none, nothing changes.  The port stays the same.  A socket that is bound to a device stays with
   // the one that is gone, so a device that was removed and plugged in again gets new sockets.
-  std::vector<Moved> device_changed(const std::string& device,
-                                    const std::vector<IpAddress>& present,
-                                    std::vector<std::string>& errors);
+  std::vector<AddressChange> device_changed(const std::string& device,
+                                            const std::vector<IpAddress>& present,
+                                            std::vector<std::string>& errors);
   // Devices with a listener that could not be opened anew.
   [[nodiscard]] std::vector<std::string> broken() const;
 

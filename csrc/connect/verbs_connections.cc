@@ -19,15 +19,15 @@ constexpr std::ptrdiff_t most_unfinished = 4;
 // What a device has not ended for so long it hangs on.
 constexpr TimeNs hangs_after_ns = 100 * ns_per_ms;
 
-template <typename Work, typename Body>
-void run(const std::shared_ptr<Work>& work, Body body) {
-  const bool runs = run_detached([work, body = std::move(body)] {
-    body(*work);
-    work->done.store(true, std::memory_order_release);
+template <typename Task, typename Body>
+void run(const std::shared_ptr<Task>& task, Body body) {
+  const bool runs = run_detached([task, body = std::move(body)] {
+    body(*task);
+    task->done.store(true, std::memory_order_release);
   });
   if (runs) return;
-  work->error = "no thread could be started for its RDMA device";
-  work->done.store(true);
+  task->error = "no thread could be started for its RDMA device";
+  task->done.store(true);
 }
 
 std::uint32_t random_packet_number() {
@@ -42,7 +42,7 @@ VerbsConnections::~VerbsConnections() {
   for (Pending& pending : pending_) (void)give_up(pending, "", 0);
   // A device that hangs keeps its thread, and with that what it may still reach.
   for (Closing& closing : closing_) {
-    const bool working = closing.work && !closing.work->done.load(std::memory_order_acquire);
+    const bool working = closing.task && !closing.task->done.load(std::memory_order_acquire);
     if (working || !closing.session->fenced()) closing.session->abandon_memory();
   }
 }
@@ -77,22 +77,22 @@ Epoch VerbsConnections::withdraw(std::uint32_t peer, RailId rail, TimeNs now) {
 
 void VerbsConnections::start_creating(Pending& pending, const VerbsPortName& port,
                                       const IpAddress& local, TimeNs now) {
-  pending.work = std::make_shared<Work>();
+  pending.task = std::make_shared<QueuePairTask>();
   auto device = devices_.find(port.device);
   const auto unfinished = std::ranges::count_if(closing_, [&](const Closing& closing) {
     return closing.session->device() == port.device && now - closing.since >= hangs_after_ns;
   });
   if (device == nullptr) {
-    pending.work->error = "RDMA device " + port.device + " is gone";
+    pending.task->error = "RDMA device " + port.device + " is gone";
   } else if (unfinished >= most_unfinished) {
-    pending.work->error = "RDMA device " + port.device +
+    pending.task->error = "RDMA device " + port.device +
                           " does not answer: " + std::to_string(unfinished) +
                           " queue pairs of it are not closed yet";
   } else if (const Status status = pending.session->reserve(); !status.ok()) {
-    pending.work->error = status.message();
+    pending.task->error = status.message();
   }
-  if (!pending.work->error.empty()) {
-    pending.work->done.store(true);
+  if (!pending.task->error.empty()) {
+    pending.task->done.store(true);
     return;
   }
   VerbsPath path;
@@ -104,39 +104,39 @@ void VerbsConnections::start_creating(Pending& pending, const VerbsPortName& por
   path.pkey_index = static_cast<std::uint16_t>(config_.pkey_index);
   path.rnr_timer = static_cast<std::uint8_t>(config_.verbs_rnr_timer);
   path.rnr_retry = static_cast<std::uint8_t>(config_.verbs_rnr_retry);
-  pending.work->device = device;
-  run(pending.work,
+  pending.task->device = device;
+  run(pending.task,
       [device = std::move(device), path, local, memory = pending.session->to_register(),
-       wanted = static_cast<int>(config_.gid_index)](Work& work) {
+       wanted = static_cast<int>(config_.gid_index)](QueuePairTask& task) {
         if (!memory.empty()) {
           auto registered = MemoryPool::register_with(*device, memory);
           if (!registered.ok()) {
-            work.error = registered.take_status().message();
+            task.error = registered.take_status().message();
             return;
           }
-          work.memory = std::move(registered.value());
+          task.memory = std::move(registered.value());
         }
         auto attributes = device->port(path.port);
-        work.answered = attributes.ok();
+        task.answered = attributes.ok();
         if (!attributes.ok()) {
-          work.error = attributes.take_status().message();
+          task.error = attributes.take_status().message();
           return;
         }
         const VerbsPort& found = attributes.value();
         auto gid = choose_gid(found, local, wanted);
         if (!gid.ok()) {
-          work.error = gid.take_status().message();
+          task.error = gid.take_status().message();
           return;
         }
         auto pair = device->create_queue_pair(path.port, path.pkey_index, VerbsSession::depth());
         if (!pair.ok()) {
-          work.error = pair.take_status().message();
+          task.error = pair.take_status().message();
           return;
         }
-        work.path = path;
-        work.path.gid_index = gid.value().index;
-        work.pair = std::move(pair.value());
-        work.address = {.queue_pair = work.pair->number(),
+        task.path = path;
+        task.path.gid_index = gid.value().index;
+        task.pair = std::move(pair.value());
+        task.address = {.queue_pair = task.pair->number(),
                         .first_packet = random_packet_number(),
                         .mtu = found.mtu,
                         .lid = found.ethernet ? std::uint16_t{0} : found.lid,
@@ -146,13 +146,13 @@ void VerbsConnections::start_creating(Pending& pending, const VerbsPortName& por
 
 void VerbsConnections::start_connecting(Pending& pending) {
   pending.phase = Phase::connecting;
-  pending.work->done.store(false);
-  run(pending.work, [peer = pending.session->peer.address](Work& work) {
-    int error = work.pair->connect(work.address, peer, work.path);
+  pending.task->done.store(false);
+  run(pending.task, [peer = pending.session->peer.address](QueuePairTask& task) {
+    int error = task.pair->connect(task.address, peer, task.path);
     if (error == 0)
-      error = work.pair->post_receives(request_id(VerbsRequest::receive, 0),
+      error = task.pair->post_receives(request_id(VerbsRequest::receive, 0),
                                        VerbsSession::depth().receives - 1);
-    if (error != 0) work.error = std::string("connecting a queue pair: ") + std::strerror(error);
+    if (error != 0) task.error = std::string("connecting a queue pair: ") + std::strerror(error);
   });
 }
 
@@ -168,12 +168,12 @@ void VerbsConnections::progress(TimeNs now) {
   for (auto pending = pending_.begin(); pending != pending_.end();)
     pending = advance(*pending, now) ? pending_.erase(pending) : std::next(pending);
   for (auto closing = closing_.begin(); closing != closing_.end();) {
-    const bool working = closing->work && !closing->work->done.load(std::memory_order_acquire);
-    if (!working && closing->work) {
-      (void)take_memory(*closing->session, *closing->work);
-      closing->session->pair = std::move(closing->work->pair);
+    const bool working = closing->task && !closing->task->done.load(std::memory_order_acquire);
+    if (!working && closing->task) {
+      (void)take_memory(*closing->session, *closing->task);
+      closing->session->pair = std::move(closing->task->pair);
       closing->session->begin_fence(now);
-      closing->work.reset();
+      closing->task.reset();
     }
     const bool over = working ? closing->session->withdrawn() : closing->session->fenced();
     if (!over) closing->session->judge_device(closing->since, now);
@@ -183,29 +183,29 @@ void VerbsConnections::progress(TimeNs now) {
 
 bool VerbsConnections::advance(Pending& pending, TimeNs now) {
   if (!exchange(pending)) return give_up(pending, "the peer closed the connection", now);
-  if (pending.work->done.load(std::memory_order_acquire)) {
-    if (const auto answered = std::exchange(pending.work->answered, {}); answered.has_value())
+  if (pending.task->done.load(std::memory_order_acquire)) {
+    if (const auto answered = std::exchange(pending.task->answered, {}); answered.has_value())
       devices_.note_answer(pending.session->device(), *answered);
-    if (!pending.work->error.empty()) return give_up(pending, pending.work->error, now);
+    if (!pending.task->error.empty()) return give_up(pending, pending.task->error, now);
     if (pending.phase == Phase::creating) {
-      if (const std::string why = take_memory(*pending.session, *pending.work); !why.empty())
+      if (const std::string why = take_memory(*pending.session, *pending.task); !why.empty())
         return give_up(pending, why, now);
-      pending.exchange->say_endpoint(pending.session->endpoint(pending.work->address));
+      pending.exchange->send_endpoint(pending.session->endpoint(pending.task->address));
       pending.phase = Phase::waiting_for_peer;
     }
     if (pending.phase == Phase::waiting_for_peer && pending.exchange->peer().has_value()) {
       pending.session->peer = *pending.exchange->peer();
       start_connecting(pending);
     } else if (pending.phase == Phase::connecting) {
-      pending.exchange->say_connected();
+      pending.exchange->send_connected();
       pending.phase = Phase::finishing;
     }
   }
   if (!exchange(pending)) return give_up(pending, "the peer closed the connection", now);
   if (pending.phase == Phase::finishing && pending.exchange->peer_connected() &&
       pending.exchange->output().empty()) {
-    pending.session->pair = std::move(pending.work->pair);
-    pending.session->own = pending.work->address;
+    pending.session->pair = std::move(pending.task->pair);
+    pending.session->own = pending.task->address;
     callbacks_.connected(std::move(pending.rail), std::move(pending.session));
     return true;
   }
@@ -235,14 +235,14 @@ bool VerbsConnections::exchange(Pending& pending) {
   }
 }
 
-std::string VerbsConnections::take_memory(VerbsSession& session, Work& work) {
-  if (work.device == nullptr) return "";  // it never came to it
-  return session.attach(*work.device, std::move(work.memory)).message();
+std::string VerbsConnections::take_memory(VerbsSession& session, QueuePairTask& task) {
+  if (task.device == nullptr) return "";  // it never came to it
+  return session.attach(*task.device, std::move(task.memory)).message();
 }
 
 // True.
 bool VerbsConnections::give_up(Pending& pending, const std::string& why, TimeNs now) {
-  closing_.push_back({std::move(pending.session), std::move(pending.work), now});
+  closing_.push_back({std::move(pending.session), std::move(pending.task), now});
   if (!why.empty()) callbacks_.failed(pending.rail, why);
   return true;
 }

@@ -56,7 +56,7 @@ class VerbsConnections {
 
  private:
   // What a thread does to a queue pair, and what came of it.
-  struct Work {
+  struct QueuePairTask {
     std::atomic<bool> done{false};
     std::shared_ptr<VerbsDevice> device;
     std::unique_ptr<VerbsMemory> memory;  // the session's, if it had to be registered
@@ -71,14 +71,14 @@ class VerbsConnections {
     EstablishedRail rail;
     std::unique_ptr<VerbsSession> session;
     std::unique_ptr<VerbsExchange> exchange;
-    std::shared_ptr<Work> work;
+    std::shared_ptr<QueuePairTask> task;
     Phase phase = Phase::creating;
     TimeNs deadline = 0;
   };
   // Given up: kept until its thread and its queue pair's fence are through.
   struct Closing {
     std::unique_ptr<VerbsSession> session;
-    std::shared_ptr<Work> work;
+    std::shared_ptr<QueuePairTask> task;
     TimeNs since = 0;
   };
 
@@ -89,7 +89,7 @@ class VerbsConnections {
   void start_creating(Pending& pending, const VerbsPortName& port, const IpAddress& local,
                       TimeNs now);
   // What its thread has registered is the session's.  Empty: it is; else why not.
-  static std::string take_memory(VerbsSession& session, Work& work);
+  static std::string take_memory(VerbsSession& session, QueuePairTask& task);
   void start_connecting(Pending& pending);
 
   const Config& config_;

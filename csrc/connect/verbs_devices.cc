@@ -85,43 +85,43 @@ void VerbsDevices::note_answer(const std::string& device, bool answered) {
   refusals = 0;
 }
 
-std::shared_ptr<VerbsDevices::Question> VerbsDevices::ask(std::shared_ptr<VerbsDevice> device,
-                                                          std::uint8_t port) {
-  auto question = std::make_shared<Question>();
-  question->device = std::move(device);
-  question->port = port;
-  const bool asked = run_detached([question] {
-    question->answer.emplace(question->device->port(question->port));
-    question->done.store(true, std::memory_order_release);
+std::shared_ptr<VerbsDevices::PortQuery> VerbsDevices::start_query(
+    std::shared_ptr<VerbsDevice> device, std::uint8_t port) {
+  auto query = std::make_shared<PortQuery>();
+  query->device = std::move(device);
+  query->port = port;
+  const bool started = run_detached([query] {
+    query->answer.emplace(query->device->port(query->port));
+    query->done.store(true, std::memory_order_release);
   });
-  if (!asked) question->done.store(true);  // and is asked again
-  return question;
+  if (!started) query->done.store(true);  // and is asked again
+  return query;
 }
 
-void VerbsDevices::ask_port(const std::string& device, std::uint8_t port) {
+void VerbsDevices::query_port(const std::string& device, std::uint8_t port) {
   auto opened = find(device);
   if (opened == nullptr) return;  // its rails know
-  Asked& asked = asked_[{device, port}];
-  if (asked.question == nullptr || asked.question->device != opened)
-    asked = {.question = ask(std::move(opened), port)};
+  PendingQuery& pending = pending_queries_[{device, port}];
+  if (pending.query == nullptr || pending.query->device != opened)
+    pending = {.query = start_query(std::move(opened), port)};
   else
-    asked.again = true;
+    pending.again = true;
 }
 
 void VerbsDevices::hand_on_answers(const OnPort& on_port) {
-  for (auto next = asked_.begin(); next != asked_.end();) {
+  for (auto next = pending_queries_.begin(); next != pending_queries_.end();) {
     const auto at = next++;
-    auto& [question, again] = at->second;
-    if (!question->done.load(std::memory_order_acquire)) continue;
+    auto& [query, again] = at->second;
+    if (!query->done.load(std::memory_order_acquire)) continue;
     auto opened = find(at->first.first);
-    const bool of_use = !again && question->answer.has_value();  // else it may be out of date
-    if (!of_use && opened == question->device) {
-      question = ask(std::move(opened), question->port);
+    const bool of_use = !again && query->answer.has_value();  // else it may be out of date
+    if (!of_use && opened == query->device) {
+      query = start_query(std::move(opened), query->port);
       again = false;
       continue;
     }
-    const auto answered = std::move(question);
-    asked_.erase(at);
+    const auto answered = std::move(query);
+    pending_queries_.erase(at);
     if (opened == answered->device)
       on_port(opened->name(), answered->port, std::move(*answered->answer));
   }
@@ -152,13 +152,13 @@ void VerbsDevices::let_go_distrusted(TimeNs now, const OnEvent& on_event) {
                                     " does not do what it is asked: all memory is withdrawn from "
                                     "it, and it is opened anew");
     on_event(name, {.kind = VerbsEvent::Kind::device_fatal, .text = "withdrawn"});
-    departed_.push_back({found->second.device, pool_.withdrawal_of(name)});
+    draining_.push_back({found->second.device, pool_.withdrawal_of(name)});
     let_go(name, found->second, now);
   }
-  std::erase_if(departed_, [](const Departed& departed) {
-    while (const auto event = departed.device->next_event())
+  std::erase_if(draining_, [](const DrainingDevice& draining) {
+    while (const auto event = draining.device->next_event())
       if (event->kind == VerbsEvent::Kind::device_fatal) return true;
-    return departed.withdrawn->load(std::memory_order_acquire);
+    return draining.withdrawn->load(std::memory_order_acquire);
   });
 }
 
@@ -169,26 +169,27 @@ void VerbsDevices::let_go(const std::string& name, Entry& entry, TimeNs now) {
 }
 
 void VerbsDevices::look_for(const std::string& name, Entry& entry, TimeNs now) {
-  if (entry.returning == nullptr) {
+  if (entry.reopening == nullptr) {
     if (now - entry.looked_at < look_interval_ns) return;
-    entry.returning = std::make_shared<Return>();
-    entry.returning->memory = pool_.known();
-    const bool looks = run_detached([driver = driver_, name, back = entry.returning] {
+    entry.reopening = std::make_shared<Reopening>();
+    entry.reopening->memory = pool_.registrations();
+    const bool looks = run_detached([driver = driver_, name, opening = entry.reopening] {
       if (auto opened = driver->open(name); opened.ok()) {
-        back->device = std::move(opened.value());
-        MemoryPool::register_all(*back->device, back->memory);
+        opening->device = std::move(opened.value());
+        MemoryPool::register_all(*opening->device, opening->memory);
       }
-      back->done.store(true, std::memory_order_release);
+      opening->done.store(true, std::memory_order_release);
     });
-    if (!looks) entry.returning->done.store(true);
+    if (!looks) entry.reopening->done.store(true);
     return;
   }
-  if (!entry.returning->done.load(std::memory_order_acquire)) return;
-  const auto back = std::exchange(entry.returning, nullptr);
+  if (!entry.reopening->done.load(std::memory_order_acquire)) return;
+  const auto opening = std::exchange(entry.reopening, nullptr);
   entry.looked_at = now;
-  if (back->device == nullptr) return;
-  if (const Status status = pool_.add_device(back->device, std::move(back->memory)); status.ok()) {
-    entry.device = back->device;
+  if (opening->device == nullptr) return;
+  if (const Status status = pool_.add_device(opening->device, std::move(opening->memory));
+      status.ok()) {
+    entry.device = opening->device;
     log_.add(LogLevel::info, "RDMA device " + name + " is back");
   } else {
     log_.add(LogLevel::warning, "RDMA device " + name + " is back, but " + status.message());
@@ -198,11 +199,11 @@ void VerbsDevices::look_for(const std::string& name, Entry& entry, TimeNs now) {
 void VerbsDevices::abandon() {
   pool_.abandon();
   (void)new auto(std::move(entries_));  // kept on purpose
-  (void)new auto(std::move(asked_));
-  (void)new auto(std::move(departed_));
+  (void)new auto(std::move(pending_queries_));
+  (void)new auto(std::move(draining_));
   entries_.clear();
-  asked_.clear();
-  departed_.clear();
+  pending_queries_.clear();
+  draining_.clear();
 }
 
 }  // namespace r2ccl

@@ -49,7 +49,7 @@ class VerbsDevices {
   // Whether it said what its port is.  One that does not, again and again, is let go of.
   void note_answer(const std::string& device, bool answered);
   // What a port is now; progress() hands on the answer.
-  void ask_port(const std::string& device, std::uint8_t port);
+  void query_port(const std::string& device, std::uint8_t port);
   // Hands on what devices have to say, and looks for those that are gone.
   void progress(TimeNs now, const OnEvent& on_event, const OnPort& on_port);
   // Of a fork: the devices are the parent's.
@@ -57,27 +57,27 @@ class VerbsDevices {
 
  private:
   // Asked on a thread: a device may take long to answer.
-  struct Question {
+  struct PortQuery {
     std::shared_ptr<VerbsDevice> device;
     std::uint8_t port = 0;
     std::optional<Result<VerbsPort>> answer;
     std::atomic<bool> done{false};
   };
-  struct Asked {
-    std::shared_ptr<Question> question;
+  struct PendingQuery {
+    std::shared_ptr<PortQuery> query;
     bool again = false;  // asked anew since
   };
   // A device that was gone is opened, and told of all memory, on a thread: that may take long.
-  struct Return {
+  struct Reopening {
     std::atomic<bool> done{false};
     std::shared_ptr<VerbsDevice> device;  // null: it is not back
-    std::vector<MemoryPool::Known> memory;
+    std::vector<MemoryPool::Registration> memory;
   };
   struct Entry {
-    std::shared_ptr<VerbsDevice> device;  // null: gone
-    std::shared_ptr<Return> returning;    // while gone: somebody is looking
-    TimeNs looked_at = 0;                 // while gone
-    unsigned refusals = 0;                // in a row
+    std::shared_ptr<VerbsDevice> device;   // null: gone
+    std::shared_ptr<Reopening> reopening;  // while gone: somebody is looking
+    TimeNs looked_at = 0;                  // while gone
+    unsigned refusals = 0;                 // in a row
   };
 
   void look_for(const std::string& name, Entry& entry, TimeNs now);
@@ -85,20 +85,21 @@ class VerbsDevices {
   void let_go(const std::string& name, Entry& entry, TimeNs now);
   // Those of no use which have not said that they are gone.
   void let_go_distrusted(TimeNs now, const OnEvent& on_event);
-  static std::shared_ptr<Question> ask(std::shared_ptr<VerbsDevice> device, std::uint8_t port);
+  static std::shared_ptr<PortQuery> start_query(std::shared_ptr<VerbsDevice> device,
+                                                std::uint8_t port);
   void hand_on_answers(const OnPort& on_port);
 
   std::shared_ptr<VerbsDriver> driver_;
   LogQueue& log_;
   MemoryPool pool_;
   std::map<std::string, Entry> entries_;
-  std::map<std::pair<std::string, std::uint8_t>, Asked> asked_;
+  std::map<std::pair<std::string, std::uint8_t>, PendingQuery> pending_queries_;
   // Let go of, but not told to be gone: fences wait for that word, or for the memory.
-  struct Departed {
+  struct DrainingDevice {
     std::shared_ptr<VerbsDevice> device;
     MemoryPool::Withdrawal withdrawn;
   };
-  std::list<Departed> departed_;
+  std::list<DrainingDevice> draining_;
 };
 
 }  // namespace r2ccl

@@ -22,7 +22,7 @@ static_assert(sizeof(Body) == 56);
 
 }  // namespace
 
-void VerbsExchange::say_endpoint(const VerbsEndpoint& own) {
+void VerbsExchange::send_endpoint(const VerbsEndpoint& own) {
   const Body body{.connected = 0,
                   .queue_pair = own.address.queue_pair,
                   .first_packet = own.address.first_packet,
@@ -32,16 +32,16 @@ void VerbsExchange::say_endpoint(const VerbsEndpoint& own) {
                   .ring_address = own.ring_address,
                   .gid = own.address.gid,
                   .unused = 0};
-  say(std::as_bytes(std::span(&body, 1)));
+  send(std::as_bytes(std::span(&body, 1)));
 }
 
-void VerbsExchange::say_connected() {
+void VerbsExchange::send_connected() {
   Body body{};
   body.connected = 1;
-  say(std::as_bytes(std::span(&body, 1)));
+  send(std::as_bytes(std::span(&body, 1)));
 }
 
-void VerbsExchange::say(std::span<const std::byte> body) {
+void VerbsExchange::send(std::span<const std::byte> body) {
   const Digest digest = mac(connector_, body);
   output_.insert(output_.end(), body.begin(), body.end());
   output_.insert(output_.end(), digest.begin(), digest.end());

@@ -22,8 +22,8 @@ class VerbsExchange {
   VerbsExchange(const VerbsExchange&) = delete;
   VerbsExchange& operator=(const VerbsExchange&) = delete;
 
-  void say_endpoint(const VerbsEndpoint& own);
-  void say_connected();
+  void send_endpoint(const VerbsEndpoint& own);
+  void send_connected();
 
   // False: nobody with the key has said this.
   [[nodiscard]] bool feed(std::span<const std::byte> data);
@@ -39,7 +39,7 @@ class VerbsExchange {
   static constexpr std::size_t body_bytes = 56;
   using Message = std::array<std::byte, body_bytes + sizeof(Digest)>;
 
-  void say(std::span<const std::byte> body);
+  void send(std::span<const std::byte> body);
   [[nodiscard]] Digest mac(bool connector, std::span<const std::byte> body) const;
   bool take(const Message& message);
 

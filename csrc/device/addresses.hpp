@@ -14,10 +14,10 @@ constexpr std::uint64_t rounded_up(std::uint64_t bytes) {
   return (bytes + line_bytes - 1) / line_bytes * line_bytes;
 }
 
-// Bytes that a part may have where so many share `staging_bytes`; a multiple of what a vector has,
-// so that pieces lie where copies are fast.
-constexpr std::uint64_t part_bytes(std::uint64_t staging_bytes, std::size_t parts) {
-  return staging_bytes / parts / line_bytes * line_bytes;
+// Bytes that a shard may have where so many share `staging_bytes`; a multiple of what a vector has,
+// so that slices lie where copies are fast.
+constexpr std::uint64_t shard_bytes(std::uint64_t staging_bytes, std::size_t shards) {
+  return staging_bytes / shards / line_bytes * line_bytes;
 }
 
 template <typename T>

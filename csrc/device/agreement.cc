@@ -12,7 +12,7 @@ Result<bool> agree(Communicator& communicator, const Status& own) {
   std::vector<std::byte> all(one.size());
   if (Status status = communicator.all_gatherv(&mine, all.data(), one, DType::u8); !status.ok())
     return status;
-  return std::ranges::all_of(all, [](std::byte said) { return said == std::byte{1}; });
+  return std::ranges::all_of(all, [](std::byte each) { return each == std::byte{1}; });
 }
 
 }  // namespace r2ccl::device

@@ -35,14 +35,14 @@ Status Carrier::carry(std::uint32_t number, Sequence sequence) {
       free_plans_.push_back(number);
     }
   }
-  const Staging& staging = plan.direct ? work_.direct : work_.pinned;
+  const Staging& staging = plan.direct ? context_.direct : context_.pinned;
   written_by_nics_ = plan.direct;
   return carry_out(plan, staging.input(sequence), staging.result(sequence));
 }
 
 Status Carrier::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
   const std::size_t count = plan.counts.front();
-  const bool at_root = work_.communicator.rank() == plan.root;
+  const bool at_root = context_.communicator.rank() == plan.root;
   Communicator& ranks = among(plan);
   const auto own = static_cast<std::size_t>(ranks.rank());
   switch (plan.collective) {
@@ -54,39 +54,39 @@ Status Carrier::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
       return ranks.all_gatherv(out + before * size_of(plan.dtype), out, plan.counts, plan.dtype);
     }
     case Collective::reduce_scatter:
-      if (plan.apart)
+      if (plan.unreduced)
         return ranks.all_to_allv(in, plan.counts, out,
                                  std::vector(plan.counts.size(), plan.counts[own]), plan.dtype);
       return ranks.reduce_scatterv(in, out, plan.counts, plan.dtype, plan.op);
     case Collective::broadcast:
-      return work_.communicator.broadcast(at_root ? in : out, count, plan.dtype, plan.root);
+      return context_.communicator.broadcast(at_root ? in : out, count, plan.dtype, plan.root);
     case Collective::gather:
-      return work_.communicator.gather(in, out, plan.counts, plan.dtype, plan.root);
-    case Collective::send: return work_.communicator.send_to(in, count, plan.dtype, plan.root);
+      return context_.communicator.gather(in, out, plan.counts, plan.dtype, plan.root);
+    case Collective::send: return context_.communicator.send_to(in, count, plan.dtype, plan.root);
     case Collective::recv:
-      return work_.communicator.receive_from(out, count, plan.dtype, plan.root);
+      return context_.communicator.receive_from(out, count, plan.dtype, plan.root);
     case Collective::all_to_all:
-      return work_.communicator.all_to_allv(in, plan.counts, out, plan.counts, plan.dtype);
-    case Collective::barrier: return work_.communicator.barrier();
+      return context_.communicator.all_to_allv(in, plan.counts, out, plan.counts, plan.dtype);
+    case Collective::barrier: return context_.communicator.barrier();
   }
   return {ErrorCode::internal, "a plan of no collective was posted"};
 }
 
 Status Carrier::flush() {
   if (!written_by_nics_) return {};
-  R2CCL_TRY(work_.direct_memory.named->failure());
-  return work_.direct_memory.needs_flush ? work_.device.flush_writes() : Status();
+  R2CCL_TRY(context_.direct_memory.host_view->failure());
+  return context_.direct_memory.needs_flush ? context_.device.flush_writes() : Status();
 }
 
 Status Carrier::watch() {
-  if (load_acquire(work_.mailbox.entered) == load_acquire(work_.mailbox.left)) {
+  if (load_acquire(context_.mailbox.entered) == load_acquire(context_.mailbox.left)) {
     inside_since_ = 0;
     return {};
   }
   if (inside_since_ == 0) inside_since_ = now_ns();
-  Status status = work_.communicator.check_waiting(inside_since_);
+  Status status = context_.communicator.check_waiting(inside_since_);
   // Ranks of other nodes wait for what this one will not post any more.
-  if (!status.ok()) work_.column->abort(status.message());
+  if (!status.ok()) context_.inter_node->abort(status.message());
   return status;
 }
 

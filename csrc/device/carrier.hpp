@@ -24,8 +24,8 @@ struct Plan {
   Algorithm algorithm = Algorithm::automatic;
   int root = 0;                     // or the peer
   std::vector<std::size_t> counts;  // of elements: one, or one for each rank
-  bool in_column = false;           // and not of all ranks
-  bool apart = false;               // parts arrive as they were sent: kernels add them up
+  bool inter_node = false;          // and not of all ranks
+  bool unreduced = false;           // shards arrive as they were sent: kernels add them up
   bool direct = false;              // staged in the GPU's own memory
   bool captured = false;            // into a graph: carried out again and again
 };
@@ -33,17 +33,17 @@ struct Plan {
 class Carrier {
  public:
   // All of it outlives the carrier, and does not change.
-  struct Work {
+  struct Context {
     const Mailbox& mailbox;
     Communicator& communicator;
-    Communicator* column;  // null: no exchange inside the node
-    Staging pinned;        // entries in the host's memory
-    Staging direct;        // and in the GPU's own
+    Communicator* inter_node;  // null: no exchange inside the node
+    Staging pinned;            // entries in the host's memory
+    Staging direct;            // and in the GPU's own
     const DirectMemory& direct_memory;
     const cuda::Device& device;
   };
 
-  explicit Carrier(const Work& work) : work_(work) {}
+  explicit Carrier(const Context& context) : context_(context) {}
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
 
@@ -60,11 +60,11 @@ class Carrier {
 
  private:
   [[nodiscard]] Communicator& among(const Plan& plan) const {
-    return plan.in_column ? *work_.column : work_.communicator;
+    return plan.inter_node ? *context_.inter_node : context_.communicator;
   }
   Status carry_out(const Plan& plan, std::byte* in, std::byte* out);
 
-  const Work work_;
+  const Context context_;
 
   std::mutex mutex_;  // of the plans
   std::deque<Plan> plans_;

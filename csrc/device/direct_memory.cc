@@ -44,11 +44,11 @@ Result<DirectMemory> make_direct_memory(const cuda::Device& device, std::uint64_
   made.dma_buf = std::move(dma_buf.value());
   auto copier = device.make_copier();
   if (!copier.ok()) return copier.take_status();
-  auto named = DeviceMemory::name(
+  auto host_view = DeviceMemory::reserve(
       made.memory.address(), bytes,
       std::make_unique<Copier>(device, std::move(copier.value()), made.needs_flush));
-  if (!named.ok()) return named.take_status();
-  made.named = std::move(named.value());
+  if (!host_view.ok()) return host_view.take_status();
+  made.host_view = std::move(host_view.value());
   return made;
 }
 
@@ -58,7 +58,7 @@ Status probe_direct(const std::string& library, int device, const cuda::Image& i
   if (!gpu.ok()) return gpu.take_status();
   auto made = make_direct_memory(*gpu.value(), 1);
   if (!made.ok()) return made.take_status();
-  const DeviceMemory& memory = *made.value().named;
+  const DeviceMemory& memory = *made.value().host_view;
   const std::array written{std::byte{1}, std::byte{2}, std::byte{3}};
   std::array<std::byte, written.size()> read{};
   copy_bytes(memory.addresses().data(), written.data(), written.size());

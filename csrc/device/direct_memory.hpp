@@ -15,9 +15,9 @@ namespace r2ccl::device {
 
 struct DirectMemory {
   cuda::Memory memory;
-  std::unique_ptr<DeviceMemory> named;  // as the host knows it; null: there is none
-  FileDescriptor dma_buf;               // as NICs are given it
-  bool needs_flush = false;             // before kernels see what NICs have written
+  std::unique_ptr<DeviceMemory> host_view;  // as the host knows it; null: there is none
+  FileDescriptor dma_buf;                   // as NICs are given it
+  bool needs_flush = false;                 // before kernels see what NICs have written
 };
 
 // Of so many bytes at least, zeroed.

@@ -19,7 +19,7 @@ Status another_cannot() { return {ErrorCode::invalid_argument, "another rank can
 
 }  // namespace
 
-Status DirectStaging::open(Communicator& communicator, Communicator* column,
+Status DirectStaging::open(Communicator& communicator, Communicator* inter_node,
                            const cuda::Device& device, std::uint64_t staging_bytes,
                            const DirectOptions& options) {
   communicator_ = &communicator;
@@ -29,11 +29,11 @@ Status DirectStaging::open(Communicator& communicator, Communicator* column,
     return {};
   }
   Status among_all = communicator.check_direct();
-  Status in_column = column == nullptr
-                         ? Status(ErrorCode::invalid_argument, "ranks do not exchange")
-                         : column->check_direct();
+  Status among_group = inter_node == nullptr
+                           ? Status(ErrorCode::invalid_argument, "ranks do not exchange")
+                           : inter_node->check_direct();
   Status staged =
-      among_all.ok() || in_column.ok() ? register_memory(device, staging_bytes) : Status();
+      among_all.ok() || among_group.ok() ? register_memory(device, staging_bytes) : Status();
   // Every rank says all that there is to say, or the others would wait for it.
   const auto of_everybody = [&](Status& own) -> Result<bool> {
     auto all = agree(communicator, staged.ok() ? own : staged);
@@ -41,7 +41,7 @@ Status DirectStaging::open(Communicator& communicator, Communicator* column,
     return all;
   };
   for (const auto& [own, possible, ranks] : {std::tuple{&among_all, &among_all_, &communicator},
-                                             std::tuple{&in_column, &in_column_, column}}) {
+                                             std::tuple{&among_group, &inter_node_, inter_node}}) {
     auto all = of_everybody(*own);
     if (!all.ok()) return all.take_status();
     if (!all.value()) continue;
@@ -54,11 +54,11 @@ Status DirectStaging::open(Communicator& communicator, Communicator* column,
     if (!all.ok()) return all.take_status();
     *possible = all.value();
   }
-  if (among_all_ || in_column_) return {};
+  if (among_all_ || inter_node_) return {};
 
   withdraw();
-  // Of a job whose ranks exchange, what the rails carry is the column's.
-  Status& why = column == nullptr ? among_all : in_column;
+  // Of a job whose ranks exchange, what the rails carry is the inter-node group's.
+  Status& why = inter_node == nullptr ? among_all : among_group;
   failure_ = staged.ok() ? std::move(why) : std::move(staged);
   if (options.use != DirectOptions::Use::always) return {};
   return {ErrorCode::invalid_argument,
@@ -69,25 +69,26 @@ Status DirectStaging::register_memory(const cuda::Device& device, std::uint64_t 
   const std::uint64_t entry_bytes = 2 * staging_bytes;
   auto made = make_direct_memory(device, ring * entry_bytes);
   if (!made.ok()) return made.take_status();
-  R2CCL_TRY(communicator_->register_dma_buf(made.value().named->addresses(),
+  R2CCL_TRY(communicator_->register_dma_buf(made.value().host_view->addresses(),
                                             std::move(made.value().dma_buf)));
   memory_ = std::move(made.value());
   buffers_.device = {at<std::byte>(memory_.memory.address()), entry_bytes, staging_bytes};
-  buffers_.host = {memory_.named->addresses().data(), entry_bytes, staging_bytes};
+  buffers_.host = {memory_.host_view->addresses().data(), entry_bytes, staging_bytes};
   return {};
 }
 
 Result<std::string> DirectStaging::try_out(Communicator& ranks, std::uint64_t staging_bytes) {
   const auto size = static_cast<std::size_t>(ranks.size());
   const auto own = static_cast<std::size_t>(ranks.rank());
-  const std::size_t each = std::min<std::uint64_t>(part_bytes(staging_bytes, size), most_tried);
-  const auto part_of = [each](std::size_t rank) {
-    std::vector<std::byte> part(each);
-    for (std::size_t i = 0; i < each; ++i) part[i] = static_cast<std::byte>(i * 7 + i / 251 + rank);
-    return part;
+  const std::size_t each = std::min<std::uint64_t>(shard_bytes(staging_bytes, size), most_tried);
+  const auto shard_of = [each](std::size_t rank) {
+    std::vector<std::byte> shard(each);
+    for (std::size_t i = 0; i < each; ++i)
+      shard[i] = static_cast<std::byte>(i * 7 + i / 251 + rank);
+    return shard;
   };
   std::byte* const all = buffers_.host.result(0);
-  copy_bytes(all + own * each, part_of(own).data(), each);
+  copy_bytes(all + own * each, shard_of(own).data(), each);
   const std::vector<Epoch> before = ranks.rdma_epochs();
   if (Status status = ranks.all_gatherv(all + own * each, all, std::vector(size, each), DType::u8);
       !status.ok())
@@ -97,9 +98,9 @@ Result<std::string> DirectStaging::try_out(Communicator& ranks, std::uint64_t st
   std::vector<std::byte> got(each);
   for (std::size_t rank = 0; rank < size; ++rank) {
     copy_bytes(got.data(), all + rank * each, each);
-    right = right && got == part_of(rank);
+    right = right && got == shard_of(rank);
   }
-  if (Status status = memory_.named->failure(); !status.ok()) return status.message();
+  if (Status status = memory_.host_view->failure(); !status.ok()) return status.message();
   if (!right) return std::string("what NICs wrote into the GPU's memory was not what was sent");
   const std::vector<Epoch> after = ranks.rdma_epochs();
   bool same = true;  // of those that were connected: others may just be
@@ -110,8 +111,9 @@ Result<std::string> DirectStaging::try_out(Communicator& ranks, std::uint64_t st
 }
 
 void DirectStaging::withdraw() {
-  if (memory_.named) (void)communicator_->deregister_buffer(memory_.named->addresses().data());
-  memory_.named.reset();
+  if (memory_.host_view)
+    (void)communicator_->deregister_buffer(memory_.host_view->addresses().data());
+  memory_.host_view.reset();
   memory_.memory = {};
 }
 

@@ -32,16 +32,16 @@ struct Buffers {
 
 class DirectStaging {
  public:
-  // Collective: whether NICs reach the memory of everybody's GPU.  `column`: null, or the ranks of
-  // this rank's place on their nodes.  An error: the ranks are of no use any more.
-  Status open(Communicator& communicator, Communicator* column, const cuda::Device& device,
+  // Collective: whether NICs reach the memory of everybody's GPU.  `inter_node`: null, or the ranks
+  // of this rank's local rank on their nodes.  An error: the ranks are of no use any more.
+  Status open(Communicator& communicator, Communicator* inter_node, const cuda::Device& device,
               std::uint64_t staging_bytes, const DirectOptions& options);
   void withdraw();
 
   // Why nothing is staged in the GPU's own memory; ok if what is large is.
   [[nodiscard]] const Status& failure() const { return failure_; }
   [[nodiscard]] bool among_all() const { return among_all_; }
-  [[nodiscard]] bool in_column() const { return in_column_; }
+  [[nodiscard]] bool inter_node() const { return inter_node_; }
   [[nodiscard]] std::uint64_t from_bytes() const { return from_bytes_; }
   [[nodiscard]] const DirectMemory& memory() const { return memory_; }
   [[nodiscard]] Buffers& buffers() { return buffers_; }
@@ -65,7 +65,7 @@ class DirectStaging {
   Communicator* communicator_ = nullptr;
   Status failure_;
   bool among_all_ = false;
-  bool in_column_ = false;
+  bool inter_node_ = false;
   std::uint64_t from_bytes_ = 0;
   DirectMemory memory_;
   Buffers buffers_;

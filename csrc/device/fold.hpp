@@ -27,13 +27,13 @@ struct Multiply {
     return static_cast<T>(a * b);
   }
 };
-struct Lower {
+struct Min {
   template <typename T>
   R2CCL_SHARED static T apply(T a, T b) {
     return a < b ? a : b;
   }
 };
-struct Higher {
+struct Max {
   template <typename T>
   R2CCL_SHARED static T apply(T a, T b) {
     return a > b ? a : b;
@@ -64,29 +64,29 @@ R2CCL_SHARED To same_bits(From from) {
 
 struct F32Format {
   using Element = std::uint32_t;
-  using Sum = float;
-  R2CCL_SHARED static Sum load(Element bits) { return same_bits<float>(bits); }
-  R2CCL_SHARED static Element store(Sum sum) {
+  using Acc = float;
+  R2CCL_SHARED static Acc load(Element bits) { return same_bits<float>(bits); }
+  R2CCL_SHARED static Element store(Acc sum) {
     return sum != sum ? 0x7fc00000U : same_bits<std::uint32_t>(sum);
   }
 };
 struct F64Format {
   using Element = std::uint64_t;
-  using Sum = double;
-  R2CCL_SHARED static Sum load(Element bits) { return same_bits<double>(bits); }
-  R2CCL_SHARED static Element store(Sum sum) {
+  using Acc = double;
+  R2CCL_SHARED static Acc load(Element bits) { return same_bits<double>(bits); }
+  R2CCL_SHARED static Element store(Acc sum) {
     return sum != sum ? 0x7ff8000000000000U : same_bits<std::uint64_t>(sum);
   }
 };
 
 struct Bf16Format {
   using Element = std::uint16_t;
-  using Sum = float;
-  R2CCL_SHARED static Sum load(Element bits) {
+  using Acc = float;
+  R2CCL_SHARED static Acc load(Element bits) {
     return same_bits<float>(static_cast<std::uint32_t>(bits) << 16U);
   }
   // Nearest even; a carry out of the mantissa makes infinity.
-  R2CCL_SHARED static Element store(Sum sum) {
+  R2CCL_SHARED static Element store(Acc sum) {
     const auto bits = same_bits<std::uint32_t>(sum);
     const std::uint32_t rounded = bits + 0x7fffU + ((bits >> 16U) & 1U);
     return static_cast<Element>((sum != sum ? 0x7fc00000U : rounded) >> 16U);
@@ -95,8 +95,8 @@ struct Bf16Format {
 
 struct F16Format {
   using Element = std::uint16_t;
-  using Sum = float;
-  R2CCL_SHARED static Sum load(Element bits) {
+  using Acc = float;
+  R2CCL_SHARED static Acc load(Element bits) {
     const std::uint32_t magnitude = bits & 0x7fffU;
     std::uint32_t wide = (magnitude << 13U) + (112U << 23U);
     if (magnitude >= 0x7c00U) wide = (magnitude << 13U) + (224U << 23U);
@@ -105,7 +105,7 @@ struct F16Format {
       wide = same_bits<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
     return same_bits<float>(wide | ((bits & 0x8000U) << 16U));
   }
-  R2CCL_SHARED static Element store(Sum sum) {
+  R2CCL_SHARED static Element store(Acc sum) {
     const auto bits = same_bits<std::uint32_t>(sum);
     const std::uint32_t exact = bits & 0x7fffffffU;
     if (exact > 0x7f800000U) return 0x7e00U;
@@ -123,23 +123,23 @@ struct F16Format {
 template <typename Unsigned>
 struct WrappingFormat {
   using Element = Unsigned;
-  using Sum = Unsigned;
-  R2CCL_SHARED static Sum load(Element value) { return value; }
-  R2CCL_SHARED static Element store(Sum sum) { return sum; }
+  using Acc = Unsigned;
+  R2CCL_SHARED static Acc load(Element value) { return value; }
+  R2CCL_SHARED static Element store(Acc sum) { return sum; }
 };
 // Integers under min and max.
 template <typename Unsigned, typename Integer>
 struct ComparedFormat {
   using Element = Unsigned;
-  using Sum = Integer;
-  R2CCL_SHARED static Sum load(Element value) { return same_bits<Integer>(value); }
-  R2CCL_SHARED static Element store(Sum sum) { return same_bits<Unsigned>(sum); }
+  using Acc = Integer;
+  R2CCL_SHARED static Acc load(Element value) { return same_bits<Integer>(value); }
+  R2CCL_SHARED static Element store(Acc sum) { return same_bits<Unsigned>(sum); }
 };
 // Floats under min and max, as integers that sort alike: -0 below +0, NaN beyond the end that wins.
 template <typename Unsigned, typename Integer, Integer infinity, Integer quiet_nan, bool lowest>
 struct OrderedFormat {
   using Element = Unsigned;
-  using Sum = Integer;
+  using Acc = Integer;
   static constexpr Integer highest_key =
       static_cast<Integer>(static_cast<Unsigned>(~Unsigned{0}) >> 1U);
   static constexpr Integer lowest_key = static_cast<Integer>(~highest_key);
@@ -147,12 +147,12 @@ struct OrderedFormat {
   R2CCL_SHARED static Integer mirrored(Integer bits) {
     return static_cast<Integer>(bits < 0 ? bits ^ highest_key : bits);
   }
-  R2CCL_SHARED static Sum load(Element value) {
+  R2CCL_SHARED static Acc load(Element value) {
     const auto bits = same_bits<Integer>(value);
     if ((bits & highest_key) > infinity) return lowest ? lowest_key : highest_key;
     return mirrored(bits);
   }
-  R2CCL_SHARED static Element store(Sum key) {
+  R2CCL_SHARED static Element store(Acc key) {
     const Integer bits = mirrored(key);
     return same_bits<Unsigned>((bits & highest_key) > infinity ? quiet_nan : bits);
   }
@@ -160,14 +160,14 @@ struct OrderedFormat {
 // Any byte but 0 is true; true is stored as 1.
 struct BooleanFormat {
   using Element = std::uint8_t;
-  using Sum = std::uint8_t;
-  R2CCL_SHARED static Sum load(Element value) { return value != 0 ? 1 : 0; }
-  R2CCL_SHARED static Element store(Sum sum) { return sum; }
+  using Acc = std::uint8_t;
+  R2CCL_SHARED static Acc load(Element value) { return value != 0 ? 1 : 0; }
+  R2CCL_SHARED static Element store(Acc sum) { return sum; }
 };
 
 // ---- the sum ----
 
-struct Terms {
+struct Operands {
   const std::byte* of[most_local_peers];  // in the order of the tree, each on an element's boundary
   std::uint32_t ranks;
 };
@@ -179,22 +179,22 @@ struct alignas(Vector) Lanes {
 
 // By all threads of all blocks; 16 bytes at a time where all memory allows it.
 template <typename Format, typename Op>
-R2CCL_SHARED void fold_all(const ThreadPosition& at, std::byte* out, const Terms& terms,
+R2CCL_SHARED void fold_all(const ThreadPosition& at, std::byte* out, const Operands& operands,
                            std::uint64_t bytes) {
   using Element = typename Format::Element;
   constexpr std::uint64_t lanes = sizeof(Vector) / sizeof(Element);
   const std::uint64_t count = bytes / sizeof(Element);
   auto addresses = reinterpret_cast<std::uintptr_t>(out);
-  for (std::uint32_t rank = 0; rank < terms.ranks; ++rank)
-    addresses |= reinterpret_cast<std::uintptr_t>(terms.of[rank]);
+  for (std::uint32_t rank = 0; rank < operands.ranks; ++rank)
+    addresses |= reinterpret_cast<std::uintptr_t>(operands.of[rank]);
   const std::uint64_t first = std::uint64_t{at.block} * at.threads + at.thread;
   const std::uint64_t step = std::uint64_t{at.blocks} * at.threads;
   const std::uint64_t vectors = addresses % alignof(Vector) != 0 ? 0 : count / lanes;
   for (std::uint64_t v = first; v < vectors; v += step) {
-    typename Format::Sum sums[lanes] = {};
-    for (std::uint32_t rank = 0; rank < terms.ranks; ++rank) {
+    typename Format::Acc sums[lanes] = {};
+    for (std::uint32_t rank = 0; rank < operands.ranks; ++rank) {
       const auto elements =
-          same_bits<Lanes<Element>>(reinterpret_cast<const Vector*>(terms.of[rank])[v]);
+          same_bits<Lanes<Element>>(reinterpret_cast<const Vector*>(operands.of[rank])[v]);
       for (std::uint64_t i = 0; i < lanes; ++i) {
         const auto term = Format::load(elements.of[i]);
         sums[i] = rank == 0 ? term : Op::apply(sums[i], term);
@@ -206,81 +206,86 @@ R2CCL_SHARED void fold_all(const ThreadPosition& at, std::byte* out, const Terms
   }
   for (std::uint64_t i = vectors * lanes + first; i < count; i += step) {
     const auto term = [&](std::uint32_t rank) {
-      return Format::load(reinterpret_cast<const Element*>(terms.of[rank])[i]);
+      return Format::load(reinterpret_cast<const Element*>(operands.of[rank])[i]);
     };
     auto sum = term(0);
-    for (std::uint32_t rank = 1; rank < terms.ranks; ++rank) sum = Op::apply(sum, term(rank));
+    for (std::uint32_t rank = 1; rank < operands.ranks; ++rank) sum = Op::apply(sum, term(rank));
     reinterpret_cast<Element*>(out)[i] = Format::store(sum);
   }
 }
 
 template <typename Format, typename Minimum, typename Maximum>
-R2CCL_SHARED void fold_numbers(const ThreadPosition& at, std::byte* out, const Terms& terms,
+R2CCL_SHARED void fold_numbers(const ThreadPosition& at, std::byte* out, const Operands& operands,
                                std::uint64_t bytes, ReduceOp op) {
   switch (op) {
-    case ReduceOp::sum: return fold_all<Format, Add>(at, out, terms, bytes);
-    case ReduceOp::prod: return fold_all<Format, Multiply>(at, out, terms, bytes);
-    case ReduceOp::min: return fold_all<Minimum, Lower>(at, out, terms, bytes);
-    case ReduceOp::max: return fold_all<Maximum, Higher>(at, out, terms, bytes);
+    case ReduceOp::sum: return fold_all<Format, Add>(at, out, operands, bytes);
+    case ReduceOp::prod: return fold_all<Format, Multiply>(at, out, operands, bytes);
+    case ReduceOp::min: return fold_all<Minimum, Min>(at, out, operands, bytes);
+    case ReduceOp::max: return fold_all<Maximum, Max>(at, out, operands, bytes);
     case ReduceOp::avg: return;  // whoever launches refuses it: it is divided once, at the end
   }
 }
 template <typename Format, typename Unsigned, typename Integer, Integer infinity, Integer nan>
-R2CCL_SHARED void fold_floats(const ThreadPosition& at, std::byte* out, const Terms& terms,
+R2CCL_SHARED void fold_floats(const ThreadPosition& at, std::byte* out, const Operands& operands,
                               std::uint64_t bytes, ReduceOp op) {
   fold_numbers<Format, OrderedFormat<Unsigned, Integer, infinity, nan, true>,
-               OrderedFormat<Unsigned, Integer, infinity, nan, false>>(at, out, terms, bytes, op);
+               OrderedFormat<Unsigned, Integer, infinity, nan, false>>(at, out, operands, bytes,
+                                                                       op);
 }
 template <typename Unsigned, typename Integer>
-R2CCL_SHARED void fold_integers(const ThreadPosition& at, std::byte* out, const Terms& terms,
+R2CCL_SHARED void fold_integers(const ThreadPosition& at, std::byte* out, const Operands& operands,
                                 std::uint64_t bytes, ReduceOp op) {
   fold_numbers<WrappingFormat<Unsigned>, ComparedFormat<Unsigned, Integer>,
-               ComparedFormat<Unsigned, Integer>>(at, out, terms, bytes, op);
+               ComparedFormat<Unsigned, Integer>>(at, out, operands, bytes, op);
 }
 
 // Any type and operator but avg.
-R2CCL_SHARED void fold(const ThreadPosition& at, std::byte* out, const Terms& terms,
+R2CCL_SHARED void fold(const ThreadPosition& at, std::byte* out, const Operands& operands,
                        std::uint64_t bytes, DType dtype, ReduceOp op) {
   switch (dtype) {
     case DType::f16:
-      return fold_floats<F16Format, std::uint16_t, std::int16_t, 0x7c00, 0x7e00>(at, out, terms,
+      return fold_floats<F16Format, std::uint16_t, std::int16_t, 0x7c00, 0x7e00>(at, out, operands,
                                                                                  bytes, op);
     case DType::bf16:
-      return fold_floats<Bf16Format, std::uint16_t, std::int16_t, 0x7f80, 0x7fc0>(at, out, terms,
+      return fold_floats<Bf16Format, std::uint16_t, std::int16_t, 0x7f80, 0x7fc0>(at, out, operands,
                                                                                   bytes, op);
     case DType::f32:
       return fold_floats<F32Format, std::uint32_t, std::int32_t, 0x7f800000, 0x7fc00000>(
-          at, out, terms, bytes, op);
+          at, out, operands, bytes, op);
     case DType::f64:
       return fold_floats<F64Format, std::uint64_t, std::int64_t, 0x7ff0000000000000,
-                         0x7ff8000000000000>(at, out, terms, bytes, op);
-    case DType::i8: return fold_integers<std::uint8_t, std::int8_t>(at, out, terms, bytes, op);
-    case DType::u8: return fold_integers<std::uint8_t, std::uint8_t>(at, out, terms, bytes, op);
-    case DType::i32: return fold_integers<std::uint32_t, std::int32_t>(at, out, terms, bytes, op);
-    case DType::i64: return fold_integers<std::uint64_t, std::int64_t>(at, out, terms, bytes, op);
+                         0x7ff8000000000000>(at, out, operands, bytes, op);
+    case DType::i8: return fold_integers<std::uint8_t, std::int8_t>(at, out, operands, bytes, op);
+    case DType::u8: return fold_integers<std::uint8_t, std::uint8_t>(at, out, operands, bytes, op);
+    case DType::i32:
+      return fold_integers<std::uint32_t, std::int32_t>(at, out, operands, bytes, op);
+    case DType::i64:
+      return fold_integers<std::uint64_t, std::int64_t>(at, out, operands, bytes, op);
     case DType::boolean:
       return op == ReduceOp::sum || op == ReduceOp::max
-                 ? fold_all<BooleanFormat, Or>(at, out, terms, bytes)
-                 : fold_all<BooleanFormat, And>(at, out, terms, bytes);
+                 ? fold_all<BooleanFormat, Or>(at, out, operands, bytes)
+                 : fold_all<BooleanFormat, And>(at, out, operands, bytes);
   }
 }
 
-// Terms that lie `pitch` bytes apart, in the order of the tree; none: there is nothing to add up.
-struct Sum {
-  std::uint32_t terms = 0;
+// Operands that lie `pitch` bytes apart, in the order of the tree; none: there is nothing to add
+// up.
+struct Reduction {
+  std::uint32_t operands = 0;
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
   std::uint64_t pitch = 0;
 };
 
 // What they make, or what lies there.
-R2CCL_SHARED void add_up(const ThreadPosition& at, std::byte* out, const std::byte* from,
-                         std::uint64_t bytes, const Sum& sum) {
-  if (sum.terms == 0) return copy(at, out, from, bytes);
-  Terms terms{};
-  terms.ranks = sum.terms;
-  for (std::uint32_t i = 0; i < sum.terms; ++i) terms.of[i] = from + i * sum.pitch;
-  fold(at, out, terms, bytes, sum.dtype, sum.op);
+R2CCL_SHARED void reduce_or_copy(const ThreadPosition& at, std::byte* out, const std::byte* from,
+                                 std::uint64_t bytes, const Reduction& reduction) {
+  if (reduction.operands == 0) return copy(at, out, from, bytes);
+  Operands operands{};
+  operands.ranks = reduction.operands;
+  for (std::uint32_t i = 0; i < reduction.operands; ++i)
+    operands.of[i] = from + i * reduction.pitch;
+  fold(at, out, operands, bytes, reduction.dtype, reduction.op);
 }
 
 }  // namespace r2ccl::device

@@ -5,7 +5,7 @@
 namespace r2ccl::device {
 namespace {
 
-struct ThreadBlock : Spinning {
+struct ThreadBlock : SpinWait {
   __device__ void sync() const { __syncthreads(); }
 };
 
@@ -29,61 +29,67 @@ extern "C" __global__ void r2ccl_deliver(const Mailbox* mailbox, const DeviceSta
   deliver(here(), ThreadBlock{}, shared, *mailbox, *state, staging, target, rows, lag);
 }
 
-extern "C" __global__ void r2ccl_share(const __grid_constant__ Exchange exchange,
-                                       const std::byte* source, Rows rows, bool last) {
+extern "C" __global__ void r2ccl_publish_input(const __grid_constant__ Exchange exchange,
+                                               const std::byte* source, Rows rows, bool last) {
   __shared__ Shared shared;
-  share(here(), ThreadBlock{}, shared, exchange, source, rows, last);
+  publish_input(here(), ThreadBlock{}, shared, exchange, source, rows, last);
 }
 
-extern "C" __global__ void r2ccl_sum_up(const __grid_constant__ Exchange exchange, Rows rows,
-                                        DType dtype, ReduceOp op, std::uint32_t plan, bool last) {
+extern "C" __global__ void r2ccl_local_reduce_scatter(const __grid_constant__ Exchange exchange,
+                                                      Rows rows, DType dtype, ReduceOp op,
+                                                      std::uint32_t plan, bool last) {
   __shared__ Shared shared;
-  sum_up(here(), ThreadBlock{}, shared, exchange, rows, dtype, op, plan, last);
+  local_reduce_scatter(here(), ThreadBlock{}, shared, exchange, rows, dtype, op, plan, last);
 }
 
-extern "C" __global__ void r2ccl_bring(const __grid_constant__ Exchange exchange,
-                                       const std::byte* source, std::uint64_t bytes,
-                                       std::uint64_t offset, std::uint32_t plan) {
+extern "C" __global__ void r2ccl_stage_in_place(const __grid_constant__ Exchange exchange,
+                                                const std::byte* source, std::uint64_t bytes,
+                                                std::uint64_t offset, std::uint32_t plan) {
   __shared__ Shared shared;
-  bring(here(), ThreadBlock{}, shared, exchange, source, bytes, offset, plan);
+  stage_in_place(here(), ThreadBlock{}, shared, exchange, source, bytes, offset, plan);
 }
 
-extern "C" __global__ void r2ccl_spread(const __grid_constant__ Exchange exchange,
-                                        std::uint64_t bytes, Sum sum, std::uint32_t lag) {
+extern "C" __global__ void r2ccl_publish_result(const __grid_constant__ Exchange exchange,
+                                                std::uint64_t bytes, Reduction reduction,
+                                                std::uint32_t lag) {
   __shared__ Shared shared;
-  spread(here(), ThreadBlock{}, shared, exchange, bytes, sum, lag);
+  publish_result(here(), ThreadBlock{}, shared, exchange, bytes, reduction, lag);
 }
 
-extern "C" __global__ void r2ccl_collect(const __grid_constant__ Exchange exchange,
-                                         const __grid_constant__ Results results, std::byte* target,
-                                         std::uint32_t lag, bool last) {
+extern "C" __global__ void r2ccl_local_all_gather(const __grid_constant__ Exchange exchange,
+                                                  const __grid_constant__ OutputRows outputs,
+                                                  std::byte* target, std::uint32_t lag, bool last) {
   __shared__ Shared shared;
-  collect(here(), ThreadBlock{}, shared, exchange, results, target, lag, last);
+  local_all_gather(here(), ThreadBlock{}, shared, exchange, outputs, target, lag, last);
 }
 
-extern "C" __global__ void r2ccl_take(const __grid_constant__ Exchange exchange, std::byte* target,
-                                      std::uint64_t bytes, Sum sum, std::uint32_t lag) {
+extern "C" __global__ void r2ccl_deliver_shard(const __grid_constant__ Exchange exchange,
+                                               std::byte* target, std::uint64_t bytes,
+                                               Reduction reduction, std::uint32_t lag) {
   __shared__ Shared shared;
-  take(here(), ThreadBlock{}, shared, exchange, target, bytes, sum, lag);
+  deliver_shard(here(), ThreadBlock{}, shared, exchange, target, bytes, reduction, lag);
 }
 
-extern "C" __global__ void r2ccl_deliver_sum(const Mailbox* mailbox, const DeviceState* state,
-                                             Staging staging, std::byte* target,
-                                             std::uint64_t bytes, Sum sum, std::uint32_t lag) {
+extern "C" __global__ void r2ccl_reduce_and_deliver(const Mailbox* mailbox,
+                                                    const DeviceState* state, Staging staging,
+                                                    std::byte* target, std::uint64_t bytes,
+                                                    Reduction reduction, std::uint32_t lag) {
   __shared__ Shared shared;
-  deliver_sum(here(), ThreadBlock{}, shared, *mailbox, *state, staging, target, bytes, sum, lag);
+  reduce_and_deliver(here(), ThreadBlock{}, shared, *mailbox, *state, staging, target, bytes,
+                     reduction, lag);
 }
 
-extern "C" __global__ void r2ccl_combine(Mailbox* mailbox, DeviceState* state, Staging staging,
-                                         const Inbox* inbox, std::uint64_t bytes,
-                                         std::uint64_t offset, Sum sum, std::uint32_t plan) {
+extern "C" __global__ void r2ccl_reduce_and_post(Mailbox* mailbox, DeviceState* state,
+                                                 Staging staging, const Inbox* inbox,
+                                                 std::uint64_t bytes, std::uint64_t offset,
+                                                 Reduction reduction, std::uint32_t plan) {
   __shared__ Shared shared;
-  combine(here(), ThreadBlock{}, shared, *mailbox, *state, staging, inbox, bytes, offset, sum,
-          plan);
+  reduce_and_post(here(), ThreadBlock{}, shared, *mailbox, *state, staging, inbox, bytes, offset,
+                  reduction, plan);
 }
 
-extern "C" __global__ void r2ccl_depart(const __grid_constant__ Exchange exchange) {
-  if (threadIdx.x == 0) depart(ThreadBlock{}, exchange);
+extern "C" __global__ void r2ccl_quiesce(const __grid_constant__ Exchange exchange) {
+  if (threadIdx.x == 0) quiesce(ThreadBlock{}, exchange);
 }
 
 }  // namespace r2ccl::device

@@ -125,7 +125,7 @@ R2CCL_SHARED void pause_briefly() {
 }
 
 // How a block waits: it looks, again and again.
-struct Spinning {
+struct SpinWait {
   // Looks at what is awaited for each look at the end: each is a trip over the bus, and the end
   // may be noticed later.
   static constexpr std::uint32_t looks_for_the_end = 8;

@@ -21,7 +21,7 @@ Status NodeExchange::open(Communicator& communicator, const cuda::Device& device
   auto all = agree(communicator, failure_);
   if (!all.ok()) return all.take_status();
   if (all.value()) {
-    column_ = node.column;
+    inter_node_ = node.inter_node;
     nodes_ = node.nodes;
   } else {
     if (failure_.ok()) failure_ = {ErrorCode::internal, "another rank cannot"};
@@ -35,14 +35,14 @@ Status NodeExchange::meet(Communicator& communicator, const cuda::Device& device
                           const NodeOptions& node) {
   constexpr std::uint64_t inbox_bytes = rounded_up(sizeof(Inbox));
   const std::uint64_t entry_bytes = exchange_.staging.entry_bytes;
-  cuda::IpcHandle given{};
+  cuda::IpcHandle handle{};
   Status made;
   if (auto own = device.allocate(inbox_bytes + ring * entry_bytes); own.ok()) {
     memory_.push_back(std::move(own.value()));
-    if (auto handle = device.give(memory_.back()); handle.ok())
-      given = handle.value();
+    if (auto exported = device.export_ipc(memory_.back()); exported.ok())
+      handle = exported.value();
     else
-      made = handle.take_status();
+      made = exported.take_status();
   } else {
     made = own.take_status();
   }
@@ -52,9 +52,9 @@ Status NodeExchange::meet(Communicator& communicator, const cuda::Device& device
     return made.ok() ? Status(ErrorCode::internal, "another rank cannot") : std::move(made);
 
   const std::vector<std::size_t> counts(static_cast<std::size_t>(communicator.size()),
-                                        sizeof(given));
+                                        sizeof(handle));
   std::vector<cuda::IpcHandle> handles(counts.size());
-  R2CCL_TRY(communicator.all_gatherv(reinterpret_cast<const std::byte*>(&given),
+  R2CCL_TRY(communicator.all_gatherv(reinterpret_cast<const std::byte*>(&handle),
                                      reinterpret_cast<std::byte*>(handles.data()), counts,
                                      DType::u8));
   LocalPeers& local_peers = exchange_.node;
@@ -65,25 +65,25 @@ Status NodeExchange::meet(Communicator& communicator, const cuda::Device& device
   local_peers.ranks = static_cast<std::uint32_t>(ranks.size());
   local_peers.entry_bytes = entry_bytes;
   local_peers.result_offset = exchange_.staging.result_offset;
-  for (std::uint32_t place = 0; place < local_peers.ranks; ++place) {
+  for (std::uint32_t local_rank = 0; local_rank < local_peers.ranks; ++local_rank) {
     cuda::Address address = memory_.front().address();
-    if (ranks[place] == communicator.rank()) {
-      local_peers.own = place;
+    if (ranks[local_rank] == communicator.rank()) {
+      local_peers.own = local_rank;
     } else {
-      auto taken = device.take(handles[static_cast<std::size_t>(ranks[place])]);
-      if (!taken.ok()) return taken.take_status();
-      address = taken.value().address();
-      memory_.push_back(std::move(taken.value()));
+      auto imported = device.import_ipc(handles[static_cast<std::size_t>(ranks[local_rank])]);
+      if (!imported.ok()) return imported.take_status();
+      address = imported.value().address();
+      memory_.push_back(std::move(imported.value()));
     }
-    local_peers.inboxes[place] = at<Inbox>(address);
-    local_peers.memory[place] = at<std::byte>(address + inbox_bytes);
+    local_peers.inboxes[local_rank] = at<Inbox>(address);
+    local_peers.memory[local_rank] = at<std::byte>(address + inbox_bytes);
   }
   return {};
 }
 
-std::vector<int> NodeExchange::column_of(std::size_t place) const {
+std::vector<int> NodeExchange::inter_node_ranks(std::size_t local_rank) const {
   std::vector<int> ranks;
-  for (const std::vector<int>& node : nodes_) ranks.push_back(node[place]);
+  for (const std::vector<int>& node : nodes_) ranks.push_back(node[local_rank]);
   return ranks;
 }
 

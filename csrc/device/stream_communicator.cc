@@ -47,12 +47,15 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   device_ = std::move(device.value());
   for (const auto& [name, kernel] :
        {std::pair{"r2ccl_stage", &stage_kernel_}, std::pair{"r2ccl_deliver", &deliver_kernel_},
-        std::pair{"r2ccl_share", &share_kernel_}, std::pair{"r2ccl_sum_up", &sum_up_kernel_},
-        std::pair{"r2ccl_bring", &bring_kernel_}, std::pair{"r2ccl_spread", &spread_kernel_},
-        std::pair{"r2ccl_collect", &collect_kernel_}, std::pair{"r2ccl_take", &take_kernel_},
-        std::pair{"r2ccl_depart", &depart_kernel_},
-        std::pair{"r2ccl_deliver_sum", &deliver_sum_kernel_},
-        std::pair{"r2ccl_combine", &combine_kernel_}}) {
+        std::pair{"r2ccl_publish_input", &publish_input_kernel_},
+        std::pair{"r2ccl_local_reduce_scatter", &local_reduce_scatter_kernel_},
+        std::pair{"r2ccl_stage_in_place", &stage_in_place_kernel_},
+        std::pair{"r2ccl_publish_result", &publish_result_kernel_},
+        std::pair{"r2ccl_local_all_gather", &local_all_gather_kernel_},
+        std::pair{"r2ccl_deliver_shard", &deliver_shard_kernel_},
+        std::pair{"r2ccl_quiesce", &quiesce_kernel_},
+        std::pair{"r2ccl_reduce_and_deliver", &reduce_and_deliver_kernel_},
+        std::pair{"r2ccl_reduce_and_post", &reduce_and_post_kernel_}}) {
     auto found = device_->kernel(name);
     if (!found.ok()) return found.take_status();
     *kernel = found.value();
@@ -70,25 +73,26 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   pinned_.device = {at<std::byte>(staging_memory_.address()), entry_bytes, staging_bytes_};
   pinned_.host = {staging_memory_.host(), entry_bytes, staging_bytes_};
   new (mailbox_memory_.host()) Mailbox;
-  if (options.node.column != nullptr)
+  if (options.node.inter_node != nullptr)
     R2CCL_TRY(node_.open(communicator_, *device_, options.node,
                          {.mailbox = at<Mailbox>(mailbox_memory_.address()),
                           .state = at<DeviceState>(state_memory_.address()),
                           .staging = pinned_.device,
                           .node = {}}));
-  R2CCL_TRY(direct_.open(communicator_, node_.column(), *device_, staging_bytes_, options.direct));
+  R2CCL_TRY(
+      direct_.open(communicator_, node_.inter_node(), *device_, staging_bytes_, options.direct));
   node_.stage_directly(direct_.buffers().device);
-  carrier_ = std::make_unique<Carrier>(Carrier::Work{.mailbox = mailbox(),
-                                                     .communicator = communicator_,
-                                                     .column = node_.column(),
-                                                     .pinned = pinned_.host,
-                                                     .direct = direct_.buffers().host,
-                                                     .direct_memory = direct_.memory(),
-                                                     .device = *device_});
+  carrier_ = std::make_unique<Carrier>(Carrier::Context{.mailbox = mailbox(),
+                                                        .communicator = communicator_,
+                                                        .inter_node = node_.inter_node(),
+                                                        .pinned = pinned_.host,
+                                                        .direct = direct_.buffers().host,
+                                                        .direct_memory = direct_.memory(),
+                                                        .device = *device_});
   ProxyOptions proxy = options.proxy;
   if (node_.active()) proxy.watch = [carrier = carrier_.get()] { return carrier->watch(); };
   Proxy::Flush flush;
-  if (direct_.memory().named) flush = [carrier = carrier_.get()] { return carrier->flush(); };
+  if (direct_.memory().host_view) flush = [carrier = carrier_.get()] { return carrier->flush(); };
   proxy_ = std::make_unique<Proxy>(
       mailbox(),
       [carrier = carrier_.get()](std::uint32_t plan, Sequence sequence) {
@@ -112,12 +116,12 @@ void StreamCommunicator::close() {
   }
   // Kernels that wait end with the collectives that they wait for, or with the abort word.
   Status status = device_->synchronise();
-  if (node_.active() && status.ok()) status = depart();
+  if (node_.active() && status.ok()) status = quiesce();
   if (whole().ok()) closed_ = std::move(status);
   if (closed_.ok()) closed_ = whole();
   if (!closed_.ok()) {  // the proxy may wait for what others will not post any more, and they do
     communicator_.abort(closed_.message());
-    if (node_.active()) node_.column()->abort(closed_.message());
+    if (node_.active()) node_.inter_node()->abort(closed_.message());
   }
   if (closed_.ok())
     closed_ = {ErrorCode::invalid_argument,
@@ -198,12 +202,12 @@ Status StreamCommunicator::reduce_scatterv(cuda::Stream stream, cuda::Address in
 Status StreamCommunicator::broadcast(cuda::Stream stream, cuda::Address data, std::size_t count,
                                      DType dtype, int root) {
   R2CCL_TRY(communicator_.check_rank("root", root));
-  const Parts all{data, {&count, 1}};
+  const Shards all{data, {&count, 1}};
   const bool gives = communicator_.rank() == root;
   return enqueue(
       stream,
       {.collective = Collective::broadcast, .dtype = dtype, .root = root, .counts = {count}},
-      gives ? all : Parts(), gives ? Parts() : all);
+      gives ? all : Shards(), gives ? Shards() : all);
 }
 
 Status StreamCommunicator::gather(cuda::Stream stream, cuda::Address in, cuda::Address out,
@@ -215,7 +219,7 @@ Status StreamCommunicator::gather(cuda::Stream stream, cuda::Address in, cuda::A
                   .dtype = dtype,
                   .root = root,
                   .counts = {counts.begin(), counts.end()}},
-                 {in, own(counts)}, communicator_.rank() == root ? Parts{out, counts} : Parts());
+                 {in, own(counts)}, communicator_.rank() == root ? Shards{out, counts} : Shards());
 }
 
 Status StreamCommunicator::all_to_all(cuda::Stream stream, cuda::Address in, cuda::Address out,
@@ -246,7 +250,7 @@ Status StreamCommunicator::receive_from(cuda::Stream stream, cuda::Address data,
 }
 
 Status StreamCommunicator::barrier(cuda::Stream stream) {
-  // A part of nothing, so that the stream waits for its arrival.
+  // A shard of nothing, so that the stream waits for its arrival.
   constexpr std::size_t nothing = 0;
   return enqueue(stream, {.collective = Collective::barrier, .counts = {nothing}}, {},
                  {0, {&nothing, 1}});
@@ -258,14 +262,14 @@ std::span<const std::size_t> StreamCommunicator::own(std::span<const std::size_t
 
 // ---- into the stream ----
 
-Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const Parts& in,
-                                   const Parts& out) {
+Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const Shards& in,
+                                   const Shards& out) {
   const std::lock_guard guard(call_mutex_);
   auto capturing = begin(stream);
   if (!capturing.ok()) return capturing.take_status();
   const std::size_t element = size_of(plan.dtype);
   const std::size_t largest = *std::ranges::max_element(plan.counts);
-  const std::size_t most = piece_bytes(plan.counts.size()) / element;
+  const std::size_t most = slice_bytes(plan.counts.size()) / element;
   const bool adds_up =
       plan.collective == Collective::all_reduce || plan.collective == Collective::reduce_scatter;
   Plan posted = plan;
@@ -274,19 +278,19 @@ Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const 
       plan.collective == Collective::broadcast && communicator_.size() > largest_flat_broadcast;
   posted.direct = !adds_up && !tree && direct_.goes(direct_.among_all(), largest * element);
   Buffers& at = posted.direct ? direct_.buffers() : pinned_;
-  return in_pieces(
+  return in_slices(
       largest, most, element,
-      [&](const Piece& piece) {
+      [&](const Slice& slice) {
         const std::uint64_t offset =
-            plan.collective == Collective::all_gather ? place_of_own(plan, piece) : 0;
+            plan.collective == Collective::all_gather ? own_offset(plan, slice) : 0;
         if (posted.direct && plan.collective == Collective::all_to_all) {
           const auto me = static_cast<std::uint32_t>(communicator_.rank());
-          const cuda::Address part = in.address + (me * largest + piece.first) * element;
-          R2CCL_TRY(put(stream, part, me, piece.bytes_of(largest)));
+          const cuda::Address shard = in.address + (me * largest + slice.first) * element;
+          R2CCL_TRY(copy_own_shard(stream, shard, me, slice.bytes_of(largest)));
         }
-        return stage(stream, at, in, piece, offset, add_plan(posted, capturing.value(), piece));
+        return stage(stream, at, in, slice, offset, add_plan(posted, capturing.value(), slice));
       },
-      [&](const Piece& piece, std::uint32_t lag) { return deliver(stream, at, out, piece, lag); });
+      [&](const Slice& slice, std::uint32_t lag) { return deliver(stream, at, out, slice, lag); });
 }
 
 Result<bool> StreamCommunicator::begin(cuda::Stream stream) {
@@ -300,10 +304,10 @@ Result<bool> StreamCommunicator::begin(cuda::Stream stream) {
 Status StreamCommunicator::gather_slots(cuda::Stream stream, cuda::Address in, std::size_t count,
                                         DType dtype) {
   const auto ranks = static_cast<std::size_t>(communicator_.size());
-  if (count * size_of(dtype) > piece_bytes(ranks))
+  if (count * size_of(dtype) > slice_bytes(ranks))
     return {ErrorCode::invalid_argument, "tensor: " + std::to_string(count * size_of(dtype)) +
                                              " bytes; a slot has " +
-                                             std::to_string(piece_bytes(ranks))};
+                                             std::to_string(slice_bytes(ranks))};
   return enqueue(stream,
                  {.collective = Collective::all_gather,
                   .dtype = dtype,
@@ -317,64 +321,64 @@ StreamCommunicator::Slots StreamCommunicator::slots() const {
       .direct_base = direct_.among_all() ? direct_.memory().memory.address() + staging_bytes_ : 0,
       .direct_from = direct_.from_bytes(),
       .entry_bytes = pinned_.device.entry_bytes,
-      .most_bytes = piece_bytes(static_cast<std::size_t>(communicator_.size())),
+      .most_bytes = slice_bytes(static_cast<std::size_t>(communicator_.size())),
       .sequence = state_memory_.address() + offsetof(DeviceState, sequence),
       .arrived = &mailbox().arrived,
       .abort = &mailbox().abort};
 }
 
-std::uint64_t StreamCommunicator::piece_bytes(std::size_t parts) const {
-  return part_bytes(staging_bytes_, parts);
+std::uint64_t StreamCommunicator::slice_bytes(std::size_t shards) const {
+  return shard_bytes(staging_bytes_, shards);
 }
 
-std::vector<StreamCommunicator::Copy> StreamCommunicator::copies(const Parts& parts,
-                                                                 const Piece& piece) {
+std::vector<StreamCommunicator::Copy> StreamCommunicator::copies(const Shards& shards,
+                                                                 const Slice& slice) {
   std::vector<Copy> found;
-  const auto alike = [&](std::size_t count) { return count == parts.counts.front(); };
-  if (std::ranges::all_of(parts.counts, alike) && !parts.counts.empty()) {
-    const std::size_t count = parts.counts.front();
-    found.push_back({parts.address + piece.first * piece.element,
-                     {parts.counts.size(), piece.bytes_of(count), count * piece.element, 0}});
+  const auto alike = [&](std::size_t count) { return count == shards.counts.front(); };
+  if (std::ranges::all_of(shards.counts, alike) && !shards.counts.empty()) {
+    const std::size_t count = shards.counts.front();
+    found.push_back({shards.address + slice.first * slice.element,
+                     {shards.counts.size(), slice.bytes_of(count), count * slice.element, 0}});
     return found;
   }
-  cuda::Address address = parts.address;
+  cuda::Address address = shards.address;
   std::uint64_t offset = 0;
-  for (const std::size_t count : parts.counts) {
-    const std::uint64_t bytes = piece.bytes_of(count);
+  for (const std::size_t count : shards.counts) {
+    const std::uint64_t bytes = slice.bytes_of(count);
     if (bytes > 0)
-      found.push_back({address + piece.first * piece.element, {1, bytes, bytes, offset}});
-    address += count * piece.element;
+      found.push_back({address + slice.first * slice.element, {1, bytes, bytes, offset}});
+    address += count * slice.element;
     offset += bytes;
   }
   return found;
 }
 
-Status StreamCommunicator::stage(cuda::Stream stream, Buffers& buffers, const Parts& in,
-                                 const Piece& piece, std::uint64_t offset, std::uint32_t plan) {
+Status StreamCommunicator::stage(cuda::Stream stream, Buffers& buffers, const Shards& in,
+                                 const Slice& slice, std::uint64_t offset, std::uint32_t plan) {
   auto* mailbox = at<Mailbox>(mailbox_memory_.address());
   auto* state = at<DeviceState>(state_memory_.address());
-  std::vector<Copy> parts = copies(in, piece);
-  if (parts.empty()) parts.emplace_back();  // nothing to stage, but the collective to post
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const auto* source = at<const std::byte>(parts[i].address);
-    parts[i].rows.offset += offset;
-    bool last = i + 1 == parts.size();
-    std::array<void*, 7> arguments{&mailbox, &state, &buffers.device, &source, &parts[i].rows,
+  std::vector<Copy> shards = copies(in, slice);
+  if (shards.empty()) shards.emplace_back();  // nothing to stage, but the collective to post
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const auto* source = at<const std::byte>(shards[i].address);
+    shards[i].rows.offset += offset;
+    bool last = i + 1 == shards.size();
+    std::array<void*, 7> arguments{&mailbox, &state, &buffers.device, &source, &shards[i].rows,
                                    &plan,    &last};
-    R2CCL_TRY(
-        launch(stage_kernel_, stream, parts[i].rows.count * parts[i].rows.bytes, arguments.data()));
+    R2CCL_TRY(launch(stage_kernel_, stream, shards[i].rows.count * shards[i].rows.bytes,
+                     arguments.data()));
   }
   return {};
 }
 
-Status StreamCommunicator::deliver(cuda::Stream stream, Buffers& buffers, const Parts& out,
-                                   const Piece& piece, std::uint32_t lag) {
+Status StreamCommunicator::deliver(cuda::Stream stream, Buffers& buffers, const Shards& out,
+                                   const Slice& slice, std::uint32_t lag) {
   auto* mailbox = at<Mailbox>(mailbox_memory_.address());
   auto* state = at<DeviceState>(state_memory_.address());
-  for (Copy& part : copies(out, piece)) {
-    auto* target = at<std::byte>(part.address);
-    std::array<void*, 6> arguments{&mailbox, &state, &buffers.device, &target, &part.rows, &lag};
-    R2CCL_TRY(launch(deliver_kernel_, stream, part.rows.count * part.rows.bytes, arguments.data()));
+  for (Copy& copy : copies(out, slice)) {
+    auto* target = at<std::byte>(copy.address);
+    std::array<void*, 6> arguments{&mailbox, &state, &buffers.device, &target, &copy.rows, &lag};
+    R2CCL_TRY(launch(deliver_kernel_, stream, copy.rows.count * copy.rows.bytes, arguments.data()));
   }
   return {};
 }
@@ -388,11 +392,11 @@ Status StreamCommunicator::launch(cuda::Function kernel, cuda::Stream stream, st
 
 // ---- plans ----
 
-std::uint32_t StreamCommunicator::add_plan(const Plan& plan, bool captured, const Piece& of) {
-  Plan piece = plan;
-  piece.captured = captured;
-  for (std::size_t& count : piece.counts) count = of.of(count);
-  return carrier_->add(std::move(piece));
+std::uint32_t StreamCommunicator::add_plan(const Plan& plan, bool captured, const Slice& of) {
+  Plan slice = plan;
+  slice.captured = captured;
+  for (std::size_t& count : slice.counts) count = of.of(count);
+  return carrier_->add(std::move(slice));
 }
 
 }  // namespace r2ccl::device

@@ -2,7 +2,7 @@
 // post it; the proxy carries it out on a communicator of the host; kernels deliver the result.
 // What is staged lies in pinned memory of the host or, where NICs reach that and it is large, in
 // the GPU's own (GPUDirect).  Ranks of one node may add up what they have before that, each a
-// share, in memory of their GPUs that they give each other.  All of it may be captured into a
+// shard, in memory of their GPUs that they give each other.  All of it may be captured into a
 // graph, which then needs nobody else when it is replayed.
 #pragma once
 
@@ -33,7 +33,7 @@ namespace r2ccl::device {
 struct StreamOptions {
   std::string library = "libcuda.so.1";
   int device = 0;
-  // Of an input, and as much of a result; larger collectives go in pieces.  The same on all ranks.
+  // Of an input, and as much of a result; larger collectives go in slices.  The same on all ranks.
   std::uint64_t staging_bytes = 8U << 20U;
   NodeOptions node{};
   DirectOptions direct{};
@@ -73,16 +73,16 @@ class StreamCommunicator {
   // For the stream: what is put into it later waits.
   Status barrier(cuda::Stream stream);
 
-  // As all_gatherv with one count for all, but the parts stay where they arrive: kernels of the
+  // As all_gatherv with one count for all, but the shards stay where they arrive: kernels of the
   // caller's, next in the stream, wait for them and read them (slots()).
   Status gather_slots(cuda::Stream stream, cuda::Address in, std::size_t count, DType dtype);
   // Where they do.  `sequence` is in the device's memory, the words are in the host's.
   struct Slots {
     cuda::Address base = 0;         // of entry 0; collective s is in entry s % ring
-    cuda::Address direct_base = 0;  // and of parts of `direct_from` bytes or more; 0: of none
+    cuda::Address direct_base = 0;  // and of shards of `direct_from` bytes or more; 0: of none
     std::uint64_t direct_from = 0;
     std::uint64_t entry_bytes = 0;  // from one entry to the next
-    std::uint64_t most_bytes = 0;   // that a part may have
+    std::uint64_t most_bytes = 0;   // that a shard may have
     cuda::Address sequence = 0;
     const Word* arrived = nullptr;
     const Word* abort = nullptr;
@@ -102,14 +102,14 @@ class StreamCommunicator {
   void close();
 
  private:
-  // A buffer of the caller's: parts one after the other, in elements.
-  struct Parts {
+  // A buffer of the caller's: shards one after the other, in elements.
+  struct Shards {
     cuda::Address address = 0;
     std::span<const std::size_t> counts;
   };
 
-  // Of each part `most` elements, from `first` on, or as many as there are.
-  struct Piece {
+  // Of each shard `most` elements, from `first` on, or as many as there are.
+  struct Slice {
     std::size_t first;
     std::size_t most;
     std::size_t element;  // bytes of one
@@ -131,37 +131,37 @@ class StreamCommunicator {
 
   // What every call begins with, with the lock held: whether the stream is being captured.
   Result<bool> begin(cuda::Stream stream);
-  // Puts a collective into the stream, in pieces that are the same on all ranks; `in` and `out` may
-  // have no parts here.
-  Status enqueue(cuda::Stream stream, const Plan& plan, const Parts& in, const Parts& out);
-  // One behind: a piece is posted while the one before it is carried out.
+  // Puts a collective into the stream, in slices that are the same on all ranks; `in` and `out` may
+  // have no shards here.
+  Status enqueue(cuda::Stream stream, const Plan& plan, const Shards& in, const Shards& out);
+  // One behind: a slice is posted while the one before it is carried out.
   template <typename Post, typename Receive>
-  static Status in_pieces(std::size_t largest, std::size_t most, std::size_t element,
+  static Status in_slices(std::size_t largest, std::size_t most, std::size_t element,
                           const Post& post, const Receive& receive) {
-    std::optional<Piece> before;
+    std::optional<Slice> before;
     for (std::size_t first = 0; first == 0 || first < largest; first += most) {
-      const Piece piece{first, most, element};
-      R2CCL_TRY(post(piece));
+      const Slice slice{first, most, element};
+      R2CCL_TRY(post(slice));
       if (before) R2CCL_TRY(receive(*before, 1U));
-      before = piece;
+      before = slice;
     }
     return receive(*before, 0U);
   }
   // `offset`: of where it is put, in an entry.
-  Status stage(cuda::Stream stream, Buffers& at, const Parts& in, const Piece& piece,
+  Status stage(cuda::Stream stream, Buffers& at, const Shards& in, const Slice& slice,
                std::uint64_t offset, std::uint32_t plan);
-  Status deliver(cuda::Stream stream, Buffers& at, const Parts& out, const Piece& piece,
+  Status deliver(cuda::Stream stream, Buffers& at, const Shards& out, const Slice& slice,
                  std::uint32_t lag);
-  // Where the own part of an all-gather's result is, in an entry.
-  [[nodiscard]] std::uint64_t place_of_own(const Plan& gather, const Piece& piece) const;
+  // Where the own shard of an all-gather's result is, in an entry.
+  [[nodiscard]] std::uint64_t own_offset(const Plan& gather, const Slice& slice) const;
   [[nodiscard]] Communicator& among(const Plan& plan) const {
-    return plan.in_column ? *node_.column() : communicator_;
+    return plan.inter_node ? *node_.inter_node() : communicator_;
   }
-  // Bytes that a part may have in a piece of so many; a multiple of what a vector has, so that
-  // pieces lie where copies are fast.
-  [[nodiscard]] std::uint64_t piece_bytes(std::size_t parts) const;
-  // Parts that are alike are one copy.
-  static std::vector<Copy> copies(const Parts& parts, const Piece& piece);
+  // Bytes that a shard may have in a slice of so many; a multiple of what a vector has, so that
+  // slices lie where copies are fast.
+  [[nodiscard]] std::uint64_t slice_bytes(std::size_t shards) const;
+  // Shards that are alike are one copy.
+  static std::vector<Copy> copies(const Shards& shards, const Slice& slice);
   Status launch(cuda::Function kernel, cuda::Stream stream, std::uint64_t bytes, void** arguments);
 
   // Through the node: as enqueue().  An all-reduce, an all-gather or a reduce-scatter.
@@ -172,40 +172,41 @@ class StreamCommunicator {
                             cuda::Address out, bool capturing);
   Status reduce_scatter_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
                                 cuda::Address out, bool capturing);
-  Status share(cuda::Stream stream, const Parts& in, const Piece& piece);
-  Status sum_up(cuda::Stream stream, Exchange& exchange, std::span<const Rows> rows,
-                const Plan& plan, std::uint32_t number);
-  Status spread(cuda::Stream stream, Exchange& exchange, std::uint64_t bytes, Sum sum,
-                std::uint32_t lag);
-  Status collect(cuda::Stream stream, std::span<const Results> results, cuda::Address out,
-                 std::uint64_t bytes, std::uint32_t lag);
-  // What a rank sends itself among parts that stay apart: right into its place in the result.
-  [[nodiscard]] Rows in_place(std::uint32_t place, std::uint64_t bytes, std::uint64_t first) const {
-    return {1, bytes, 0, staging_bytes_ + place * bytes, first};
+  Status publish_input(cuda::Stream stream, const Shards& in, const Slice& slice);
+  Status local_reduce_scatter(cuda::Stream stream, Exchange& exchange, std::span<const Rows> rows,
+                              const Plan& plan, std::uint32_t number);
+  Status publish_result(cuda::Stream stream, Exchange& exchange, std::uint64_t bytes,
+                        Reduction reduction, std::uint32_t lag);
+  Status local_all_gather(cuda::Stream stream, std::span<const OutputRows> outputs,
+                          cuda::Address out, std::uint64_t bytes, std::uint32_t lag);
+  // What a rank sends itself among shards that stay apart: right into its place in the result.
+  [[nodiscard]] Rows in_place(std::uint32_t index, std::uint64_t bytes, std::uint64_t first) const {
+    return {1, bytes, 0, staging_bytes_ + index * bytes, first};
   }
-  // What is posted of the ranks of this place.
-  [[nodiscard]] Plan in_column(const Plan& plan) const;
-  // The parts of these ranks: apart at the one end, one after the other at the other.
+  // What is posted of the ranks of this local rank.
+  [[nodiscard]] Plan inter_node_plan(const Plan& plan) const;
+  // The shards of these ranks: apart at the one end, one after the other at the other.
   static std::vector<Rows> rows_of(std::span<const int> ranks,
                                    std::span<const std::uint64_t> first_bytes,
-                                   std::span<const std::size_t> counts, const Piece& piece);
-  Status depart();  // nobody reads this rank's memory any more
+                                   std::span<const std::size_t> counts, const Slice& slice);
+  Status quiesce();  // nobody reads this rank's memory any more
 
   // As enqueue(), of what kernels add up.
   Status all_reduce_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,
                            cuda::Address out);
   Status reduce_scatter_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,
                                cuda::Address out);
-  Status put(cuda::Stream stream, cuda::Address part, std::uint32_t place, std::uint64_t bytes);
-  Status deliver_sum(cuda::Stream stream, cuda::Address out, std::uint64_t bytes, Sum sum,
-                     std::uint32_t lag);
-  // What `plan`, a reduce-scatter that was posted last, has left apart becomes the own part of an
+  Status copy_own_shard(cuda::Stream stream, cuda::Address shard, std::uint32_t index,
+                        std::uint64_t bytes);
+  Status reduce_and_deliver(cuda::Stream stream, cuda::Address out, std::uint64_t bytes,
+                            Reduction reduction, std::uint32_t lag);
+  // What `plan`, a reduce-scatter that was posted last, has left apart becomes the own shard of an
   // all-gather of as many.
-  Status combine(cuda::Stream stream, const Plan& plan, bool capturing);
+  Status reduce_and_post(cuda::Stream stream, const Plan& plan, bool capturing);
 
   [[nodiscard]] std::span<const std::size_t> own(std::span<const std::size_t> counts) const;
 
-  std::uint32_t add_plan(const Plan& plan, bool captured, const Piece& of);
+  std::uint32_t add_plan(const Plan& plan, bool captured, const Slice& of);
 
   Communicator& communicator_;
   const std::uint64_t staging_bytes_;
@@ -219,17 +220,17 @@ class StreamCommunicator {
   Buffers pinned_;
 
   DirectStaging direct_;
-  cuda::Function deliver_sum_kernel_ = nullptr;
-  cuda::Function combine_kernel_ = nullptr;
+  cuda::Function reduce_and_deliver_kernel_ = nullptr;
+  cuda::Function reduce_and_post_kernel_ = nullptr;
 
   NodeExchange node_;
-  cuda::Function share_kernel_ = nullptr;
-  cuda::Function sum_up_kernel_ = nullptr;
-  cuda::Function bring_kernel_ = nullptr;
-  cuda::Function spread_kernel_ = nullptr;
-  cuda::Function collect_kernel_ = nullptr;
-  cuda::Function take_kernel_ = nullptr;
-  cuda::Function depart_kernel_ = nullptr;
+  cuda::Function publish_input_kernel_ = nullptr;
+  cuda::Function local_reduce_scatter_kernel_ = nullptr;
+  cuda::Function stage_in_place_kernel_ = nullptr;
+  cuda::Function publish_result_kernel_ = nullptr;
+  cuda::Function local_all_gather_kernel_ = nullptr;
+  cuda::Function deliver_shard_kernel_ = nullptr;
+  cuda::Function quiesce_kernel_ = nullptr;
 
   std::mutex call_mutex_;  // held for a call
 

@@ -17,18 +17,18 @@ constexpr std::array form_not_taken{200, 209, 218, 221, 222};
 
 }  // namespace
 
-class Device::Current {
+class Device::ScopedContext {
  public:
-  explicit Current(const Device& device)
+  explicit ScopedContext(const Device& device)
       : cuda_(device.cuda_),
         status_(cuda_.check("cuCtxPushCurrent", cuda_.push_context(device.context_))),
         pushed_(status_.ok()) {}
-  ~Current() {
+  ~ScopedContext() {
     Context popped = nullptr;
     if (pushed_) (void)cuda_.pop_context(&popped);
   }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
+  ScopedContext(const ScopedContext&) = delete;
+  ScopedContext& operator=(const ScopedContext&) = delete;
 
   Status take_status() { return std::move(status_); }
 
@@ -108,7 +108,7 @@ Result<std::unique_ptr<Device>> Device::open(const std::string& library, int ord
 }
 
 Status Device::load(const Image& image) {
-  Current current(*this);
+  ScopedContext current(*this);
   R2CCL_TRY(current.take_status());
   const Code code = cuda_.load_module(&module_, image.binary.data());
   Status binary = cuda_.check("cuModuleLoadData", code);
@@ -134,14 +134,14 @@ Status Device::load(const Image& image) {
 Device::~Device() {
   if (context_ == nullptr || foreign()) return;
   if (module_ != nullptr) {
-    const Current current(*this);
+    const ScopedContext current(*this);
     (void)cuda_.unload_module(module_);
   }
   (void)cuda_.release_primary_context(device_);
 }
 
 Result<Memory> Device::allocate(std::size_t bytes) const {
-  Current current(*this);
+  ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   Memory made;
   if (Status status = cuda_.check("cuMemAlloc", cuda_.allocate(&made.address_, bytes));
@@ -157,7 +157,7 @@ Result<Memory> Device::allocate(std::size_t bytes) const {
 }
 
 Result<Memory> Device::allocate_pinned(std::size_t bytes) const {
-  Current current(*this);
+  ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   void* host = nullptr;
   if (Status status =
@@ -178,15 +178,15 @@ Result<Memory> Device::allocate_pinned(std::size_t bytes) const {
 
 void Device::free(const Memory& memory) const {
   if (foreign()) return;
-  const Current current(*this);
+  const ScopedContext current(*this);
   if (memory.imported_)
     (void)cuda_.close_imported(memory.address_);
   else
     (void)(memory.host_ != nullptr ? cuda_.free_host(memory.host_) : cuda_.free(memory.address_));
 }
 
-Result<IpcHandle> Device::give(const Memory& memory) const {
-  Current current(*this);
+Result<IpcHandle> Device::export_ipc(const Memory& memory) const {
+  ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   IpcHandle made{};
   if (Status status = cuda_.check("cuIpcGetMemHandle", cuda_.export_memory(&made, memory.address_));
@@ -195,12 +195,12 @@ Result<IpcHandle> Device::give(const Memory& memory) const {
   return made;
 }
 
-Result<Memory> Device::take(const IpcHandle& given) const {
-  Current current(*this);
+Result<Memory> Device::import_ipc(const IpcHandle& handle) const {
+  ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   Memory made;
   if (Status status = cuda_.check("cuIpcOpenMemHandle",
-                                  cuda_.import_memory(&made.address_, given, lazy_peer_access));
+                                  cuda_.import_memory(&made.address_, handle, lazy_peer_access));
       !status.ok())
     return status;
   made.device_ = this;
@@ -209,7 +209,7 @@ Result<Memory> Device::take(const IpcHandle& given) const {
 }
 
 Result<Function> Device::kernel(const char* name) const {
-  Current current(*this);
+  ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   Function found = nullptr;
   if (Status status = cuda_.check(name, cuda_.find_function(&found, module_, name)); !status.ok())
@@ -223,14 +223,14 @@ Result<Function> Device::kernel(const char* name) const {
 
 Status Device::launch(Function kernel, unsigned blocks, unsigned threads, Stream stream,
                       void** arguments) const {
-  Current current(*this);
+  ScopedContext current(*this);
   R2CCL_TRY(current.take_status());
   return cuda_.check("cuLaunchKernel", cuda_.launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream,
                                                     arguments, nullptr));
 }
 
 Result<bool> Device::capturing(Stream stream) const {
-  Current current(*this);
+  ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   int status = capture_none;
   if (Status failed = cuda_.check("cuStreamIsCapturing", cuda_.is_capturing(stream, &status));
@@ -249,7 +249,7 @@ Result<int> Device::attribute(Attribute asked) const {
 }
 
 Status Device::synchronise() const {
-  Current current(*this);
+  ScopedContext current(*this);
   R2CCL_TRY(current.take_status());
   return cuda_.check("cuCtxSynchronize", cuda_.synchronise_context());
 }
@@ -263,7 +263,7 @@ Result<FileDescriptor> Device::export_dma_buf(const Memory& memory, std::size_t 
     return Status(ErrorCode::invalid_argument,
                   "the CUDA driver gives no memory out as a dma-buf: it takes NVIDIA's open kernel "
                   "modules of 515 or later");
-  Current current(*this);
+  ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   int exported = -1;
   // Where the CPU has a faster way to this memory than PCIe, NICs have not.
@@ -287,12 +287,14 @@ Result<bool> Device::needs_flush() const {
                 "what NICs have written into the GPU's memory cannot be shown to its kernels");
 }
 
-class Device::Apart {
+class Device::RelaxedCapture {
  public:
-  explicit Apart(const Library& cuda) : cuda_(cuda) { (void)cuda_.exchange_capture_mode(&mode_); }
-  ~Apart() { (void)cuda_.exchange_capture_mode(&mode_); }
-  Apart(const Apart&) = delete;
-  Apart& operator=(const Apart&) = delete;
+  explicit RelaxedCapture(const Library& cuda) : cuda_(cuda) {
+    (void)cuda_.exchange_capture_mode(&mode_);
+  }
+  ~RelaxedCapture() { (void)cuda_.exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
   const Library& cuda_;
@@ -300,9 +302,9 @@ class Device::Apart {
 };
 
 Status Device::flush_writes() const {
-  Current current(*this);
+  ScopedContext current(*this);
   R2CCL_TRY(current.take_status());
-  const Apart apart(cuda_);
+  const RelaxedCapture relaxed(cuda_);
   return cuda_.check("cuFlushGPUDirectRDMAWrites", cuda_.flush_writes(0, writes_ordered));
 }
 
@@ -314,12 +316,12 @@ Result<std::unique_ptr<Copier>> Device::make_copier() const {
 
 Copier::~Copier() {
   if (stream_ == nullptr || device_.foreign()) return;
-  const Device::Current current(device_);
+  const Device::ScopedContext current(device_);
   (void)device_.cuda_.destroy_stream(stream_);
 }
 
 Status Copier::open() {
-  Device::Current current(device_);
+  Device::ScopedContext current(device_);
   R2CCL_TRY(current.take_status());
   return device_.cuda_.check("cuStreamCreate",
                              device_.cuda_.create_stream(&stream_, stream_non_blocking));
@@ -328,9 +330,9 @@ Status Copier::open() {
 Status Copier::copy(Address to, Address from, std::size_t bytes) {
   const Library& cuda = device_.cuda_;
   const std::lock_guard guard(mutex_);
-  Device::Current current(device_);
+  Device::ScopedContext current(device_);
   R2CCL_TRY(current.take_status());
-  const Device::Apart apart(cuda);
+  const Device::RelaxedCapture relaxed(cuda);
   R2CCL_TRY(cuda.check("cuMemcpyAsync", cuda.copy(to, from, bytes, stream_)));
   Code code = not_ready;  // asked, not waited for: the driver might wait for more than this
   const auto limit = std::chrono::steady_clock::now() + patience;

@@ -75,8 +75,8 @@ class Device {
   [[nodiscard]] Result<Memory> allocate(std::size_t bytes) const;
   [[nodiscard]] Result<Memory> allocate_pinned(std::size_t bytes) const;
   // Memory of allocate(), for a process of this machine; it has to outlive what that makes of it.
-  [[nodiscard]] Result<IpcHandle> give(const Memory& memory) const;
-  [[nodiscard]] Result<Memory> take(const IpcHandle& given) const;
+  [[nodiscard]] Result<IpcHandle> export_ipc(const Memory& memory) const;
+  [[nodiscard]] Result<Memory> import_ipc(const IpcHandle& handle) const;
   // A kernel, loaded into the device at once and not with its first launch.
   [[nodiscard]] Result<Function> kernel(const char* name) const;
   // `arguments`: the address of each.
@@ -98,8 +98,8 @@ class Device {
  private:
   friend class Memory;
   friend class Copier;
-  class Current;  // makes the context current for a scope
-  class Apart;    // so that captures of other threads do not mind what this one does
+  class ScopedContext;   // makes the context current for a scope
+  class RelaxedCapture;  // so that captures of other threads do not mind what this one does
   [[nodiscard]] Result<int> attribute(Attribute asked) const;
 
   Device(const Library& library, int device) : cuda_(library), device_(device) {}

@@ -72,8 +72,8 @@ Result<const Library*> Library::load(const std::string& path) {
   static std::mutex mutex;
   static auto& loaded = *new std::map<std::string, const Library*>;  // threads outlive statics
   const std::lock_guard guard(mutex);
-  const auto known = loaded.find(path);
-  if (known != loaded.end()) return known->second;
+  const auto cached = loaded.find(path);
+  if (cached != loaded.end()) return cached->second;
   auto library = open(path);
   if (library.ok()) loaded[path] = library.value();
   return library;

@@ -94,7 +94,7 @@ class FakeVerbs final : public VerbsDriver,
     const std::lock_guard lock(mutex_);
     devices_[name].removed = true;
     ++devices_[name].removals;  // whoever has it open has it no more
-    devices_[name].told_fatal = false;
+    devices_[name].fatal_reported = false;
     for (auto& [number, pair] : pairs_)
       if (pair.device == name) pair.dead = true;
   }
@@ -179,16 +179,18 @@ class FakeVerbs final : public VerbsDriver,
     return overruns_;
   }
   // How its newest queue pair was made, and connected.
-  struct Made {
+  struct QueuePairAttributes {
     VerbsAddress own;
     VerbsPath path;
     std::uint16_t pkey_index = 0;
     VerbsDepth depth;
   };
-  [[nodiscard]] Made newest_of(const std::string& name) {
+  [[nodiscard]] QueuePairAttributes newest_of(const std::string& name) {
     const std::lock_guard lock(mutex_);
     const Pair* pair = newest(name);
-    return pair == nullptr ? Made{} : Made{pair->own, pair->path, pair->pkey_index, pair->depth};
+    return pair == nullptr
+               ? QueuePairAttributes{}
+               : QueuePairAttributes{pair->own, pair->path, pair->pkey_index, pair->depth};
   }
   // Nothing is registered with it until hang_sharing(false).
   void hang_sharing(const std::string& name, bool hanging) {
@@ -276,7 +278,7 @@ class FakeVerbs final : public VerbsDriver,
       if (pair == verbs_->pairs_.end()) return 0;
       const Device& device = verbs_->devices_[pair->second.device];
       if (device.undying) return EBUSY;
-      if (device.removed && !device.told_fatal) return EIO;  // the kernel is not through
+      if (device.removed && !device.fatal_reported) return EIO;  // the kernel is not through
       verbs_->flush(pair->second);
       verbs_->pairs_.erase(pair);
       return 0;
@@ -378,7 +380,7 @@ class FakeVerbs final : public VerbsDriver,
       if (device.events.empty()) return std::nullopt;
       const VerbsEvent event = device.events.front();
       device.events.pop_front();
-      if (event.kind == VerbsEvent::Kind::device_fatal) device.told_fatal = true;
+      if (event.kind == VerbsEvent::Kind::device_fatal) device.fatal_reported = true;
       eventfd_t count = 0;
       if (device.events.empty()) (void)::eventfd_read(device.event_fd.get(), &count);
       return event;

@@ -41,21 +41,21 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 namespace r2ccl {
 
 // What this thread does for as long as there is one is not the host's: ThreadSanitizer ignores it.
-struct Unseen {
+struct TsanIgnore {
 #if defined(R2CCL_UNDER_TSAN)
-  Unseen() {
+  TsanIgnore() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
     AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
   }
-  ~Unseen() {
+  ~TsanIgnore() {
     AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
   }
 #else
-  Unseen() {}  // NOLINT(modernize-use-equals-default): a variable of it is not unused
+  TsanIgnore() {}  // NOLINT(modernize-use-equals-default): a variable of it is not unused
 #endif
-  Unseen(const Unseen&) = delete;
-  Unseen& operator=(const Unseen&) = delete;
+  TsanIgnore(const TsanIgnore&) = delete;
+  TsanIgnore& operator=(const TsanIgnore&) = delete;
 };
 
 // All functions want the lock.
@@ -103,7 +103,7 @@ class FakeWire {
     bool muted = false;
     unsigned removals = 0;
     bool removed = false;
-    bool told_fatal = false;  // since it was removed
+    bool fatal_reported = false;  // since it was removed
     bool sharing_hangs = false;
     bool hanging = false;
     bool ports_hang = false;
@@ -249,7 +249,7 @@ class FakeWire {
     found->second.written += request.source.bytes;
     // Another attempt of a chunk may land while its message is read, or comes by TCP: the same
     // bytes, which change nothing, and which a NIC writes unseen by any sanitizer.
-    const Unseen unseen;
+    const TsanIgnore ignore;
     std::memcpy(at, from, request.source.bytes);
     return true;
   }

@@ -255,7 +255,7 @@ void Engine::close(double linger_s) {
     const auto delivered = [this] {
       return std::all_of(peers_.begin(), peers_.end(), [](const auto& entry) {
         const Peer& peer = *entry.second;
-        return peer.link.has_no_rail() || peer.link.peer_said_bye() || peer.link.all_delivered();
+        return peer.link.has_no_rail() || peer.link.peer_closed() || peer.link.all_delivered();
       });
     };
     while (now_ns() < deadline && !delivered()) {
@@ -268,7 +268,7 @@ void Engine::close(double linger_s) {
     const TimeNs now = now_ns();
     for (auto& [process, peer] : peers_) {
       peer->closing = true;
-      peer->link.send_bye();
+      peer->link.send_close();
       peer->send(now);
     }
   }

@@ -58,7 +58,8 @@ class Engine {
   // to one that does not, we are a stranger.
   Status connect(const std::vector<std::uint32_t>& peers, double timeout_s);
 
-  // Says good-bye, lingers until what was sent is delivered (at most linger_s) and closes all.
+  // Sends each peer a close, lingers until what was sent is delivered (at most linger_s) and closes
+  // all.
   void close(double linger_s);
 
   // Injects a fault into a rail of one peer (process) or, with peer = 0, of all; Fault::none heals.

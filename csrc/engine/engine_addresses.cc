@@ -38,18 +38,18 @@ std::optional<IpAddress> name_of_socket(int socket, GetName get_name) {
 
 void Engine::device_changed(const std::string& device, TimeNs now) {
   std::vector<std::string> errors;
-  const auto moved =
+  const auto changes =
       connections_->listeners.device_changed(device, monitor_->addresses(device), errors);
   for (std::string& error : errors) log_.add(LogLevel::error, std::move(error));
-  for (const Listeners::Moved& listener : moved) {
-    log_.add(LogLevel::info, device + ": listens on " + listener.now.text() + " (at start " +
-                                 listener.given.to_string() + ")");
+  for (const Listeners::AddressChange& change : changes) {
+    log_.add(LogLevel::info, device + ": listens on " + change.now.text() + " (at start " +
+                                 change.given.to_string() + ")");
     for (auto& [process, peer] : peers_) {
       if (process < process_) continue;  // there we connect
       for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
         const RailEnd& end = peer->rails[rail];
-        if (end.route.device == device && end.given == listener.given)
-          peer->link.announce_address(rail, endpoint_at(listener.now));
+        if (end.route.device == device && end.given == change.given)
+          peer->link.announce_address(rail, endpoint_at(change.now));
       }
       peer->send(now);
     }

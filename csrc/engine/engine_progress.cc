@@ -88,7 +88,7 @@ Hello Engine::hello_for(const Peer& peer, RailId rail) const {
 void Engine::start_due_connects(TimeNs now) {
   if (closing_) return;
   for (auto& [process, peer] : peers_) {
-    if (peer->link.peer_said_bye()) continue;
+    if (peer->link.peer_closed()) continue;
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       RailEnd& end = peer->rails[rail];
       TimeNs& connect_at = peer->ends[rail].connect_at;
@@ -106,7 +106,7 @@ void Engine::start_due_connects(TimeNs now) {
 Decision Engine::decide(const Hello& hello, bool fresh) {
   Decision decision;
   Peer* peer = find(hello.connector);
-  if (peer == nullptr || closing_ || peer->link.peer_said_bye()) {
+  if (peer == nullptr || closing_ || peer->link.peer_closed()) {
     decision.why = "no such link any more";
   } else if (hello.rail >= peer->rails.size() || peer->rails[hello.rail].kind != hello.kind) {
     decision.why = "this link has no such rail";

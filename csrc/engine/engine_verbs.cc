@@ -97,7 +97,7 @@ void Engine::on_verbs_event(const std::string& device, const VerbsEvent& event, 
   using Kind = VerbsEvent::Kind;
   log_.add(LogLevel::debug, "RDMA device " + device + ": " + std::string(event.text));
   if (event.kind == Kind::gid_changed || event.kind == Kind::port_changed)
-    return verbs_devices_.ask_port(device, event.port);
+    return verbs_devices_.query_port(device, event.port);
   for (auto& [process, peer] : peers_) {
     for (RailId id = 0; id < peer->rails.size(); ++id) {
       const RailEnd& end = peer->rails[id];

@@ -26,68 +26,74 @@ bool same_port(const RailEnd& a, const RailEnd& b) {
 
 void Localiser::progress(TimeNs now) {
   for (auto& [process, peer] : peers_) {
-    if (!peer->started || peer->closing || peer->link.peer_said_bye()) {
-      maps_.erase(process);
+    if (!peer->started || peer->closing || peer->link.peer_closed()) {
+      reachability_.erase(process);
       continue;
     }
-    Map& map = maps_[process];
-    map.reached.resize(peer->rails.size());
-    survey(*peer, map, now);
+    Reachability& reachability = reachability_[process];
+    reachability.reached.resize(peer->rails.size());
+    survey(*peer, reachability, now);
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
-      const auto found = map.cases.find(rail);
+      const auto found = reachability.investigations.find(rail);
       if (!asks_over(peer->rails[rail].kind) || !peer->link.wants_location(rail)) {
-        if (found != map.cases.end()) map.cases.erase(found);
+        if (found != reachability.investigations.end()) reachability.investigations.erase(found);
         continue;
       }
-      if (found == map.cases.end() || found->second.epoch != peer->link.epoch(rail)) {
-        map.cases.insert_or_assign(rail, open(*peer, map, rail, now));
+      if (found == reachability.investigations.end() ||
+          found->second.epoch != peer->link.epoch(rail)) {
+        reachability.investigations.insert_or_assign(rail, open(*peer, reachability, rail, now));
         continue;
       }
-      Case& of = found->second;
-      // The whole time, even if all have answered: neighbours are heard once in a probe interval.
+      Investigation& of = found->second;
+      // The whole time, even if all have answered: other peers are heard once in a probe interval.
       (void)advance(of.probes);
       if (now - of.began < answer_ns) continue;
       peer->link.located(rail, of.epoch, conclude(*peer, rail, of));
       peer->send(now);
-      map.cases.erase(rail);
+      reachability.investigations.erase(rail);
     }
   }
 }
 
-void Localiser::survey(Peer& peer, Map& map, TimeNs now) {
-  (void)advance(map.probes);
-  std::erase_if(map.probes, [&](const Probe& probe) {
+void Localiser::survey(Peer& peer, Reachability& reachability, TimeNs now) {
+  (void)advance(reachability.probes);
+  std::erase_if(reachability.probes, [&](const Probe& probe) {
     if (probe.socket.valid() && now - probe.asked_at < answer_ns) return false;
     const std::uint64_t bit = std::uint64_t{1} << probe.to;
-    map.reached[probe.from] = (map.reached[probe.from] & ~bit) | (probe.answered ? bit : 0);
+    reachability.reached[probe.from] =
+        (reachability.reached[probe.from] & ~bit) | (probe.answered ? bit : 0);
     return true;
   });
   const std::size_t rails = peer.rails.size();
-  if (map.next == rails * rails) {
-    if (!map.probes.empty() || now - map.begun_at < survey_ns) return;
-    map.next = 0;
+  if (reachability.next == rails * rails) {
+    if (!reachability.probes.empty() || now - reachability.begun_at < survey_ns) return;
+    reachability.next = 0;
   }
   for (RailId rail = 0; rail < rails; ++rail)
     if (asks_over(peer.rails[rail].kind) && peer.link.state(rail) != RailState::up) return;
-  if (map.next == 0) map.begun_at = now;
-  for (; map.next < rails * rails && map.probes.size() < most_probes; ++map.next) {
-    const auto from = static_cast<RailId>(map.next / rails);
-    const auto to = static_cast<RailId>(map.next % rails);
+  if (reachability.next == 0) reachability.begun_at = now;
+  for (; reachability.next < rails * rails && reachability.probes.size() < most_probes;
+       ++reachability.next) {
+    const auto from = static_cast<RailId>(reachability.next / rails);
+    const auto to = static_cast<RailId>(reachability.next % rails);
     // Without a device a connection may go over any NIC, and proves nothing.
     const bool apart = from != to && asks_over(peer.rails[from].kind) &&
                        asks_over(peer.rails[to].kind) && !peer.rails[from].route.device.empty() &&
                        !peer.rails[to].route.device.empty();
-    if (apart) map.probes.push_back(ask(peer, from, to, now));
+    if (apart) reachability.probes.push_back(ask(peer, from, to, now));
   }
 }
 
-Localiser::Case Localiser::open(const Peer& peer, const Map& map, RailId rail, TimeNs now) {
-  Case made{.epoch = peer.link.epoch(rail), .began = now, .probes = {}};
+Localiser::Investigation Localiser::open(const Peer& peer, const Reachability& reachability,
+                                         RailId rail, TimeNs now) {
+  Investigation made{.epoch = peer.link.epoch(rail), .began = now, .probes = {}};
   made.probes.push_back(ask(peer, rail, rail, now));
   for (RailId other = 0; other < peer.rails.size(); ++other) {
     if (other == rail || !peer.link.connected(other)) continue;
-    if ((map.reached[rail] >> other & 1U) != 0) made.probes.push_back(ask(peer, rail, other, now));
-    if ((map.reached[other] >> rail & 1U) != 0) made.probes.push_back(ask(peer, other, rail, now));
+    if ((reachability.reached[rail] >> other & 1U) != 0)
+      made.probes.push_back(ask(peer, rail, other, now));
+    if ((reachability.reached[other] >> rail & 1U) != 0)
+      made.probes.push_back(ask(peer, other, rail, now));
   }
   return made;
 }
@@ -122,8 +128,8 @@ bool Localiser::advance(std::vector<Probe>& probes) {
   return waiting;
 }
 
-Findings Localiser::conclude(const Peer& peer, RailId rail, const Case& of) const {
-  Findings findings{.own = ask_neighbours(peer, rail, of.began), .peer = {}, .complete = true};
+Findings Localiser::conclude(const Peer& peer, RailId rail, const Investigation& of) const {
+  Findings findings{.own = ask_other_peers(peer, rail, of.began), .peer = {}, .complete = true};
   const auto ask_all = [&](bool ours, PortEvidence& port) {
     for (const Probe& probe : of.probes) {
       if ((ours ? probe.from : probe.to) != rail) continue;
@@ -138,10 +144,10 @@ Findings Localiser::conclude(const Peer& peer, RailId rail, const Case& of) cons
   return findings;
 }
 
-PortEvidence Localiser::ask_neighbours(const Peer& peer, RailId rail, TimeNs since) const {
+PortEvidence Localiser::ask_other_peers(const Peer& peer, RailId rail, TimeNs since) const {
   PortEvidence port = PortEvidence::unknown;
   for (const auto& [process, other] : peers_) {
-    if (other.get() == &peer || other->closing || other->link.peer_said_bye()) continue;
+    if (other.get() == &peer || other->closing || other->link.peer_closed()) continue;
     for (RailId id = 0; id < other->rails.size(); ++id) {
       if (!asks_over(other->rails[id].kind) || !same_port(other->rails[id], peer.rails[rail]))
         continue;

@@ -35,30 +35,31 @@ class Localiser {
     FileDescriptor socket;
     bool answered = false;
   };
-  struct Case {
+  struct Investigation {
     Epoch epoch;
     TimeNs began;
     std::vector<Probe> probes;
   };
   // What is known of the network between us and a peer.
-  struct Map {
+  struct Reachability {
     std::vector<std::uint64_t> reached;  // by our rail: bit r, the peer's NIC of rail r
     std::vector<Probe> probes;           // of the survey, under way: a few at a time
     std::size_t next = 0;  // which it asks next: our rail times rails, plus the peer's
     TimeNs begun_at = 0;
-    std::map<RailId, Case> cases;
+    std::map<RailId, Investigation> investigations;
   };
 
   [[nodiscard]] static Probe ask(const Peer& peer, RailId from, RailId to, TimeNs now);
   static bool advance(std::vector<Probe>& probes);
-  void survey(Peer& peer, Map& map, TimeNs now);
-  [[nodiscard]] static Case open(const Peer& peer, const Map& map, RailId rail, TimeNs now);
-  [[nodiscard]] Findings conclude(const Peer& peer, RailId rail, const Case& of) const;
+  void survey(Peer& peer, Reachability& reachability, TimeNs now);
+  [[nodiscard]] static Investigation open(const Peer& peer, const Reachability& reachability,
+                                          RailId rail, TimeNs now);
+  [[nodiscard]] Findings conclude(const Peer& peer, RailId rail, const Investigation& of) const;
   // Whether rails to other peers that share the port are heard since; unknown: there are none.
-  [[nodiscard]] PortEvidence ask_neighbours(const Peer& peer, RailId rail, TimeNs since) const;
+  [[nodiscard]] PortEvidence ask_other_peers(const Peer& peer, RailId rail, TimeNs since) const;
 
   Peers& peers_;
-  std::map<std::uint32_t, Map> maps_;
+  std::map<std::uint32_t, Reachability> reachability_;
 };
 
 }  // namespace r2ccl

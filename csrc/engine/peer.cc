@@ -68,7 +68,7 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
   end.since = now_ns();
   const bool in_use = from == RailState::up || from == RailState::suspect;
   const bool failover =
-      in_use && to == RailState::down && end.kind != RailKind::control && !farewell();
+      in_use && to == RailState::down && end.kind != RailKind::control && !in_graceful_close();
   note(rail, {.time_ns = end.since,
               .kind = JournalKind::rail_state,
               .from = static_cast<std::uint8_t>(from),
@@ -76,8 +76,9 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
               .cause = static_cast<std::uint8_t>(cause),
               .value = failover ? 1U : 0U});
   // A suspicion that clears is no news to an operator.
-  const bool notable = !farewell() && (to == RailState::down ||
-                                       (to == RailState::up && from == RailState::probation));
+  const bool notable =
+      !in_graceful_close() &&
+      (to == RailState::down || (to == RailState::up && from == RailState::probation));
   std::string text = end.name + " to " + label + ": " + std::string(name_of(from)) + " -> " +
                      std::string(name_of(to));
   if (cause != RailCause::none) text += " (" + std::string(name_of(cause)) + ")";
@@ -99,7 +100,7 @@ void Peer::on_located(RailId rail, Verdict verdict) {
   note(rail, {.time_ns = now_ns(),
               .kind = JournalKind::verdict,
               .to = static_cast<std::uint8_t>(verdict)});
-  if (farewell()) return;
+  if (in_graceful_close()) return;
   const std::string& device = rails[rail].route.device;
   std::string text = rails[rail].name + " to " + label + ": the fault is " +
                      (verdict == Verdict::transient ? "" : "at the ") +
@@ -154,7 +155,7 @@ void Peer::publish(RailId id) {
   entry->round_trip_ns = link.round_trip(id);
   entry->slow = link.slow(id) ? 1 : 0;
   entry->may_carry = link.may_carry_data(id) ? 1 : 0;
-  entry->farewell = farewell() ? 1 : 0;
+  entry->graceful_close = in_graceful_close() ? 1 : 0;
   entry->since_ns = rails[id].since;
   entry->verdict = static_cast<std::uint8_t>(link.verdict(id));
   entry->rate = static_cast<std::uint64_t>(link.rate(id));

@@ -86,7 +86,7 @@ class Peer final : public LinkObserver, public CarriedLink {
   std::string refusal;  // why no rail can ever come up; empty: none such
   bool started = false;
   bool closing = false;
-  [[nodiscard]] bool farewell() const { return closing || link.peer_said_bye(); }
+  [[nodiscard]] bool in_graceful_close() const { return closing || link.peer_closed(); }
 
  private:
   void note(RailId rail, JournalRecord record);  // with its entry and epoch

@@ -51,8 +51,8 @@ struct JournalRail {
   std::uint8_t verdict;  // Verdict: where the fault is
   std::uint32_t epoch;
   std::uint8_t slow;
-  std::uint8_t may_carry;  // data; the management NIC's rail may where it is the fallback
-  std::uint8_t farewell;   // the peer has closed its links, or we are closing ours
+  std::uint8_t may_carry;       // data; the management NIC's rail may where it is the fallback
+  std::uint8_t graceful_close;  // the peer has closed its links, or we are closing ours
   char padding;
   std::uint32_t peer_engine;
   std::int64_t since_ns;  // when it came to be in its state

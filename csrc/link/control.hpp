@@ -13,7 +13,7 @@ class OutStream;
 struct Control {
   bool ping = false;
   bool pong = false;
-  bool bye = false;
+  bool close = false;
   std::uint32_t ping_bytes = 0;
   std::uint64_t pong_number = 0;
   std::uint64_t notices = 0;            // bit r: RAIL_DOWN of rail r is due here
@@ -27,7 +27,7 @@ struct Control {
   std::vector<std::uint64_t> closed_acks;  // communicators whose last ack is asked for again
   std::size_t aborts_sent = 0;
   [[nodiscard]] bool any(std::size_t aborts) const {
-    return ping || pong || bye || (notices | fenced | addresses) != 0 || !acks.empty() ||
+    return ping || pong || close || (notices | fenced | addresses) != 0 || !acks.empty() ||
            !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts ||
            !slots.empty() || !released.empty() || !targets.empty();
   }

@@ -17,21 +17,22 @@ namespace {
 constexpr std::size_t alignment = 2U << 20U;
 
 // All there are.  Never destroyed: threads of others may outlive statics.
-struct Named {
+struct Registry {
   std::atomic<std::size_t> count{0};  // may be read without the lock by who has one in mind
   std::shared_mutex mutex;            // shared for as long as one is used
   std::vector<DeviceMemory*> all;
 };
 
-Named& named() {
-  static auto& made = *new Named;
+Registry& registry() {
+  static auto& made = *new Registry;
   return made;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceMemory>> DeviceMemory::name(std::uint64_t address, std::size_t bytes,
-                                                         std::unique_ptr<DeviceCopier> copier) {
+Result<std::unique_ptr<DeviceMemory>> DeviceMemory::reserve(std::uint64_t address,
+                                                            std::size_t bytes,
+                                                            std::unique_ptr<DeviceCopier> copier) {
   // Aligned as the device's memory is, so that NICs may map it by large pages.
   const std::size_t mapped = bytes + alignment;
   void* const reserved =
@@ -44,18 +45,18 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::name(std::uint64_t address, 
   std::unique_ptr<DeviceMemory> made(
       new DeviceMemory(address, {static_cast<std::byte*>(reserved), mapped},
                        {reinterpret_cast<std::byte*>(begin), bytes}, std::move(copier)));
-  const std::unique_lock guard(named().mutex);
-  named().all.push_back(made.get());
-  named().count.fetch_add(1, std::memory_order_release);
+  const std::unique_lock guard(registry().mutex);
+  registry().all.push_back(made.get());
+  registry().count.fetch_add(1, std::memory_order_release);
   return made;
 }
 
 DeviceMemory::~DeviceMemory() {
   if (::getpid() != process_) return;  // a child of a fork: a thread of its parent has the lock
   {
-    const std::unique_lock guard(named().mutex);
-    std::erase(named().all, this);
-    named().count.fetch_sub(1, std::memory_order_release);
+    const std::unique_lock guard(registry().mutex);
+    std::erase(registry().all, this);
+    registry().count.fetch_sub(1, std::memory_order_release);
   }
   ::munmap(reserved_.data(), reserved_.size());
 }
@@ -74,25 +75,26 @@ bool DeviceMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes)
 }
 
 bool is_device_memory(const std::byte* at) {
-  if (named().count.load(std::memory_order_acquire) == 0) return false;
-  const std::shared_lock guard(named().mutex);
-  return std::ranges::any_of(named().all, [at](const DeviceMemory* each) { return each->has(at); });
+  if (registry().count.load(std::memory_order_acquire) == 0) return false;
+  const std::shared_lock guard(registry().mutex);
+  return std::ranges::any_of(registry().all,
+                             [at](const DeviceMemory* each) { return each->has(at); });
 }
 
 Status device_memory_failure(const std::byte* at) {
-  if (named().count.load(std::memory_order_acquire) == 0) return {};
-  const std::shared_lock guard(named().mutex);
-  const auto found =
-      std::ranges::find_if(named().all, [at](const DeviceMemory* each) { return each->has(at); });
-  return found == named().all.end() ? Status() : (*found)->failure();
+  if (registry().count.load(std::memory_order_acquire) == 0) return {};
+  const std::shared_lock guard(registry().mutex);
+  const auto found = std::ranges::find_if(registry().all,
+                                          [at](const DeviceMemory* each) { return each->has(at); });
+  return found == registry().all.end() ? Status() : (*found)->failure();
 }
 
 bool copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (named().count.load(std::memory_order_acquire) > 0) {
-    const std::shared_lock guard(named().mutex);
+  if (registry().count.load(std::memory_order_acquire) > 0) {
+    const std::shared_lock guard(registry().mutex);
     const auto found = std::ranges::find_if(
-        named().all, [&](const DeviceMemory* each) { return each->has(to) || each->has(from); });
-    if (found != named().all.end()) return (*found)->copy(to, from, bytes);
+        registry().all, [&](const DeviceMemory* each) { return each->has(to) || each->has(from); });
+    if (found != registry().all.end()) return (*found)->copy(to, from, bytes);
   }
   std::memcpy(to, from, bytes);
   return true;

@@ -28,8 +28,8 @@ class DeviceCopier {
 class DeviceMemory {
  public:
   // Of `bytes` bytes at the device's address.
-  static Result<std::unique_ptr<DeviceMemory>> name(std::uint64_t address, std::size_t bytes,
-                                                    std::unique_ptr<DeviceCopier> copier);
+  static Result<std::unique_ptr<DeviceMemory>> reserve(std::uint64_t address, std::size_t bytes,
+                                                       std::unique_ptr<DeviceCopier> copier);
   ~DeviceMemory();  // no copy is under way, or begins, that knows the addresses
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;

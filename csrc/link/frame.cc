@@ -90,7 +90,7 @@ std::string_view name_of(FrameType type) {
     case FrameType::rail_down: return "rail_down";
     case FrameType::fenced: return "fenced";
     case FrameType::abort: return "abort";
-    case FrameType::bye: return "bye";
+    case FrameType::close: return "close";
     case FrameType::address: return "address";
     case FrameType::slots: return "slots";
     case FrameType::released: return "released";

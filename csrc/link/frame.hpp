@@ -25,7 +25,7 @@ enum class FrameType : std::uint8_t {
               // knows of its own port (PortEvidence)
   fenced,     // number = rail, epoch: nothing of that epoch can be written any more
   abort,      // a communicator met a fatal verdict; the payload is its text
-  bye,        // orderly close of the process
+  close,      // orderly close of the process
   address,    // number = rail, epoch = sequence, Endpoint: where the accepting end now listens
   slots,      // number = address, epoch = key: where this rail may write a communicator's messages
   released,   // nothing that was written over this rail into a communicator's slots is under way

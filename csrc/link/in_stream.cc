@@ -32,20 +32,20 @@ std::byte* InStream::target_of(std::uint64_t number, std::uint32_t bytes) const 
   return offset.has_value() ? target.memory + *offset : nullptr;
 }
 
-InStream::Verdict InStream::judge(const FrameHeader& header) {
+InStream::Admission InStream::judge(const FrameHeader& header) {
   const bool well_formed =
       header.message_bytes <= shape_.slot_bytes && header.slot < shape_.all_slots() &&
       header.offset % shape_.chunk_bytes == 0 &&
       (header.offset < header.message_bytes || (header.offset == 0 && header.message_bytes == 0)) &&
       header.payload_bytes == std::min(shape_.chunk_bytes, header.message_bytes - header.offset);
-  if (!well_formed || header.number >= consumed_ + shape_.slots) return Verdict::reject;
-  if (header.number < consumed_ && !planted(Mutant::generation_ignored)) return Verdict::discard;
+  if (!well_formed || header.number >= consumed_ + shape_.slots) return Admission::reject;
+  if (header.number < consumed_ && !planted(Mutant::generation_ignored)) return Admission::discard;
 
   InMessage& message = by_slot_[header.slot];
   if (!message.in_use) {
     // The slot is free; the message must not have another one.
     InMessage& other = at(header.number);
-    if (other.in_use && other.number == header.number) return Verdict::reject;
+    if (other.in_use && other.number == header.number) return Admission::reject;
     const std::uint64_t bits = planted(Mutant::bitmap_not_cleared) ? message.chunk_bits : 0;
     message = InMessage{.number = header.number,
                         .chunk_bits = bits,
@@ -57,13 +57,13 @@ InStream::Verdict InStream::judge(const FrameHeader& header) {
     last_bytes_ = {header.message_bytes, last_bytes_[0]};
   } else if ((message.number != header.number && !planted(Mutant::generation_ignored)) ||
              message.bytes != header.message_bytes) {
-    return Verdict::reject;
+    return Admission::reject;
   }
   if ((header.flags & frame_flag::replay) != 0) message.replayed = true;
   if ((header.flags & frame_flag::ack_now) != 0) message.ack_now = true;
   const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
   const bool here = (message.chunk_bits & bit) != 0 && !planted(Mutant::duplicate_counted);
-  return here ? Verdict::discard : Verdict::take;
+  return here ? Admission::discard : Admission::accept;
 }
 
 bool InStream::wants(const FrameHeader& header) const {
@@ -105,7 +105,7 @@ const std::byte* InStream::chunk_placed(const FrameHeader& header) {
 bool InStream::put_into_target(RailId rail, const FrameHeader& header) {
   if ((header.flags & frame_flag::replay) != 0 && !planted(Mutant::replay_into_target))
     return false;
-  std::erase(target.late, Target::Late{rail, header.number, header.offset});
+  std::erase(target.pending_writes, Target::PendingWrite{rail, header.number, header.offset});
   if (header.number < consumed_) return true;
   return (target.offered >> rail & 1U) != 0 &&
          target_of(header.number, header.message_bytes) != nullptr;
@@ -122,7 +122,7 @@ bool InStream::chunk_arrived(const FrameHeader& header) {
   if (header.epoch != 0 && (header.flags & frame_flag::replay) != 0) {
     const auto first = static_cast<RailId>(header.epoch - 1);
     if ((target.offered >> first & 1U) != 0)
-      target.late.push_back({first, header.number, header.offset});
+      target.pending_writes.push_back({first, header.number, header.offset});
   }
   if (message.received < message.bytes) return false;
   message.complete = true;

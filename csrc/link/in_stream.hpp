@@ -36,17 +36,17 @@ struct InMessage {
 // slot.
 struct Target {
   // A chunk that came otherwise, whose first attempt may still be written over the rail.
-  struct Late {
+  struct PendingWrite {
     RailId rail;
     std::uint64_t number;
     std::uint32_t offset;
-    friend bool operator==(const Late&, const Late&) = default;
+    friend bool operator==(const PendingWrite&, const PendingWrite&) = default;
   };
   std::byte* memory = nullptr;  // null: there is none
   std::uint64_t bytes = 0;
   std::uint64_t first = 0;    // message that begins it
   std::uint64_t offered = 0;  // bit r: the peer may write it over rail r
-  std::vector<Late> late;
+  std::vector<PendingWrite> pending_writes;
   TimeNs wanted_since = 0;  // back, by its owner; 0: not yet
 };
 
@@ -62,9 +62,9 @@ class InStream {
  public:
   InStream(const StreamShape& shape, std::uint64_t communicator, StreamMemory* memory);
 
-  enum class Verdict : std::uint8_t { take, discard, reject };
-  // Judges a data header.  `take`: the chunk is wanted and its slot is ready.
-  [[nodiscard]] Verdict judge(const FrameHeader& header);
+  enum class Admission : std::uint8_t { accept, discard, reject };
+  // Judges a data header.  `accept`: the chunk is wanted and its slot is ready.
+  [[nodiscard]] Admission judge(const FrameHeader& header);
 
   // The chunk has not been counted yet.
   [[nodiscard]] bool wants(const FrameHeader& header) const;

@@ -184,7 +184,7 @@ void Link::resolve_epoch(RailId id) {
 
 void Link::schedule_connect(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
-  if (!options_.connects || bye_sent_ || peer_bye_) return;
+  if (!options_.connects || close_sent_ || peer_closed_) return;
   rail.reconnect.connecting = true;
   rail.reconnect.at = now + backoff(rail, now);
   actions_.push_back({LinkAction::Kind::connect, id, 0, rail.reconnect.at});
@@ -337,18 +337,18 @@ bool Link::all_delivered() const {
   });
 }
 
-Link::Load Link::load() const {
-  Load load{.streams = streams_.size(),
-            .replays = replays_.size(),
-            .actions = actions_.size(),
-            .deferred_frees = deferred_frees_.size()};
+Link::QueueDepths Link::queue_depths() const {
+  QueueDepths depths{.streams = streams_.size(),
+                     .replays = replays_.size(),
+                     .actions = actions_.size(),
+                     .deferred_frees = deferred_frees_.size()};
   for (const Rail& rail : rails_) {
-    load.attempts += rail.path.attempts.size();
-    load.control += rail.control.acks.size() + rail.control.ack_requests.size() +
-                    rail.control.closed_acks.size() + rail.control.slots.size() +
-                    rail.control.released.size() + rail.control.targets.size();
+    depths.attempts += rail.path.attempts.size();
+    depths.control += rail.control.acks.size() + rail.control.ack_requests.size() +
+                      rail.control.closed_acks.size() + rail.control.slots.size() +
+                      rail.control.released.size() + rail.control.targets.size();
   }
-  return load;
+  return depths;
 }
 
 void Link::send_abort(const AbortNotice& notice) {
@@ -366,9 +366,9 @@ void Link::announce_address(RailId id, const Endpoint& at) {
   for (Rail& other : rails_) other.control.addresses |= bit;
 }
 
-void Link::send_bye() {
-  bye_sent_ = true;
-  each_usable([](RailId, Rail& rail) { rail.control.bye = true; });
+void Link::send_close() {
+  close_sent_ = true;
+  each_usable([](RailId, Rail& rail) { rail.control.close = true; });
 }
 
 bool Link::awaits_path_ack(RailId id) const {

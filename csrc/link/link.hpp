@@ -58,7 +58,7 @@ class Link {
   // The front message has been read; gives the sender credit.  True: which is to be said at once.
   bool consume(InStream& stream, TimeNs now);
   void send_abort(const AbortNotice& notice);
-  void send_bye();
+  void send_close();
   // Of the accepting end: it listens for this rail elsewhere than the peer knows.  Said on every
   // rail, and again on each that is opened anew; the last word counts.
   void announce_address(RailId rail, const Endpoint& at);
@@ -139,7 +139,7 @@ class Link {
   [[nodiscard]] std::vector<AddressNotice>& received_addresses() { return received_addresses_; }
   // Without resilience: a rail took undelivered bytes with it.
   [[nodiscard]] bool lost_bytes() const { return lost_bytes_; }
-  [[nodiscard]] bool peer_said_bye() const { return peer_bye_; }
+  [[nodiscard]] bool peer_closed() const { return peer_closed_; }
   [[nodiscard]] std::size_t rail_count() const { return rails_.size(); }
   [[nodiscard]] RailKind kind(RailId rail) const { return rails_[rail].kind; }
   [[nodiscard]] RailState state(RailId rail) const { return rails_[rail].state; }
@@ -173,7 +173,7 @@ class Link {
   [[nodiscard]] TimeNs unheard() const { return unheard_; }
   [[nodiscard]] bool all_delivered() const;
   // What is queued, all rails together.
-  struct Load {
+  struct QueueDepths {
     std::size_t streams = 0;
     std::size_t replays = 0;
     std::size_t attempts = 0;
@@ -181,7 +181,7 @@ class Link {
     std::size_t actions = 0;
     std::size_t deferred_frees = 0;
   };
-  [[nodiscard]] Load load() const;
+  [[nodiscard]] QueueDepths queue_depths() const;
   // Counts events on rails that a waiting collective may be stalled by.
   [[nodiscard]] std::uint64_t disturbances() const { return disturbances_; }
   void set_observer(LinkObserver* observer) { observer_ = observer; }
@@ -441,8 +441,8 @@ class Link {
   bool heard_ = false;  // since the last tick
   bool has_no_rail_ = true;
   std::uint64_t disturbances_ = 0;
-  bool bye_sent_ = false;
-  bool peer_bye_ = false;
+  bool close_sent_ = false;
+  bool peer_closed_ = false;
   bool lost_bytes_ = false;
 };
 

@@ -52,7 +52,7 @@ bool Link::offer_target(InStream& stream, std::uint64_t skip, std::span<std::byt
                    .bytes = memory.size(),
                    .first = stream.consumed() + skip,
                    .offered = 0,
-                   .late = {},
+                   .pending_writes = {},
                    .wanted_since = 0};
   if (options_.memory == nullptr || !options_.memory->is_registered(memory)) return false;
   for (RailId id = 0; id < rails_.size(); ++id)
@@ -65,7 +65,7 @@ bool Link::reclaim_target(InStream& stream, bool received, TimeNs now) {
   if (target.memory == nullptr) return true;
   for (Rail& rail : rails_) std::erase(rail.control.targets, &stream);
   std::uint64_t writers = received ? 0 : target.offered;
-  for (const Target::Late& late : target.late) writers |= bit(late.rail);
+  for (const Target::PendingWrite& write : target.pending_writes) writers |= bit(write.rail);
   if (planted(Mutant::target_not_recalled)) writers = 0;
   if (target.wanted_since == 0) target.wanted_since = now;
   // What is late on a rail that is UP comes soon.
@@ -108,7 +108,8 @@ void Link::forget_memory(RailId id) {
     InStream& stream = pair->in;
     stream.offered &= ~bit(id);
     stream.target.offered &= ~bit(id);
-    std::erase_if(stream.target.late, [id](const auto& late) { return late.rail == id; });
+    std::erase_if(stream.target.pending_writes,
+                  [id](const auto& write) { return write.rail == id; });
   }
   for (DeferredFree& deferred : deferred_frees_) {
     deferred.written_by &= ~bit(id);

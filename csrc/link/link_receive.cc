@@ -22,7 +22,7 @@ bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
     case FrameType::pong:
     case FrameType::rail_down:
     case FrameType::fenced:
-    case FrameType::bye:
+    case FrameType::close:
     case FrameType::address:
     case FrameType::slots:
     case FrameType::released:
@@ -75,9 +75,9 @@ bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
   if ((header.flags & frame_flag::in_target) != 0 && !stream->put_into_target(id, header))
     return false;
   switch (stream->judge(header)) {
-    case InStream::Verdict::take: rail.incoming.stream = stream; return true;
-    case InStream::Verdict::discard: return true;
-    case InStream::Verdict::reject: return false;
+    case InStream::Admission::accept: rail.incoming.stream = stream; return true;
+    case InStream::Admission::discard: return true;
+    case InStream::Admission::reject: return false;
   }
   return false;
 }
@@ -213,7 +213,7 @@ void Link::frame_end(RailId id, TimeNs now) {
                                   std::string(text, header.payload_bytes)});
       break;
     }
-    case FrameType::bye: peer_bye_ = true; break;
+    case FrameType::close: peer_closed_ = true; break;
     case FrameType::slots: on_slots(id, header); break;
     case FrameType::released: on_released(id, header.communicator); break;
     case FrameType::target:

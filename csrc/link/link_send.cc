@@ -192,9 +192,9 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     header.type = FrameType::ack_request;
     header.communicator = control.ack_requests.back()->communicator();
     control.ack_requests.pop_back();
-  } else if (control.bye) {
-    control.bye = false;
-    header.type = FrameType::bye;
+  } else if (control.close) {
+    control.close = false;
+    header.type = FrameType::close;
   } else {
     return false;
   }

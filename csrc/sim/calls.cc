@@ -49,8 +49,8 @@ Bytes folded(const Call& call, const std::vector<Bytes>& inputs, const Reduction
   return out;
 }
 
-// A piece of `bytes`, in elements.
-Bytes piece(const Call& call, const Bytes& bytes, std::size_t begin, std::size_t count) {
+// A slice of `bytes`, in elements.
+Bytes slice(const Call& call, const Bytes& bytes, std::size_t begin, std::size_t count) {
   const std::size_t size = size_of(call.dtype);
   const auto first = bytes.begin() + static_cast<std::ptrdiff_t>(begin * size);
   return {first, first + static_cast<std::ptrdiff_t>(count * size)};
@@ -62,7 +62,7 @@ std::size_t before(const Call& call, int rank) {
 
 }  // namespace
 
-Part::Part(SimChannel& channel, const Call& call, const ReductionTree& tree)
+RankCall::RankCall(SimChannel& channel, const Call& call, const ReductionTree& tree)
     : channel_(channel),
       call_(call),
       tree_(tree),
@@ -76,7 +76,7 @@ Part::Part(SimChannel& channel, const Call& call, const ReductionTree& tree)
   prepare();
 }
 
-Status Part::run(std::string& wrong) {
+Status RankCall::run(std::string& wrong) {
   out_.assign(expected_.size(), garbage);
   const bool in_place = call_.collective == Collective::all_reduce && call_.in_place;
   if (in_place) out_ = in_;
@@ -88,7 +88,7 @@ Status Part::run(std::string& wrong) {
   return status;
 }
 
-Status Part::carry(const std::byte* in, std::byte* out) {
+Status RankCall::carry(const std::byte* in, std::byte* out) {
   const std::span<const std::byte> target(out, expected_.size());
   if (call_.registered) channel_.register_buffer(target);
   Status status = channel_.call(tag(), [&] { return algorithm(in, out); });
@@ -96,7 +96,7 @@ Status Part::carry(const std::byte* in, std::byte* out) {
   return status;
 }
 
-CallTag Part::tag() const {
+CallTag RankCall::tag() const {
   return {.count = sum(call_.counts),
           .number = call_.number,
           .collective = call_.collective,
@@ -105,7 +105,7 @@ CallTag Part::tag() const {
           .root = static_cast<std::uint8_t>(call_.root)};
 }
 
-std::vector<Part::Bytes> Part::inputs(std::size_t count) const {
+std::vector<RankCall::Bytes> RankCall::inputs(std::size_t count) const {
   std::vector<Bytes> all;
   all.reserve(static_cast<std::size_t>(ranks_));
   for (int rank = 0; rank < ranks_; ++rank) all.push_back(input_of(call_, rank, count));
@@ -113,16 +113,16 @@ std::vector<Part::Bytes> Part::inputs(std::size_t count) const {
 }
 
 // Of each rank its own count, in rank order.
-Part::Bytes Part::gathered() const {
+RankCall::Bytes RankCall::gathered() const {
   Bytes all;
   for (int rank = 0; rank < ranks_; ++rank) {
-    const Bytes part = input_of(call_, rank, call_.counts[static_cast<std::size_t>(rank)]);
-    all.insert(all.end(), part.begin(), part.end());
+    const Bytes shard = input_of(call_, rank, call_.counts[static_cast<std::size_t>(rank)]);
+    all.insert(all.end(), shard.begin(), shard.end());
   }
   return all;
 }
 
-void Part::prepare() {
+void RankCall::prepare() {
   const std::size_t total = sum(call_.counts);
   const std::size_t size = size_of(call_.dtype);
   switch (call_.collective) {
@@ -144,7 +144,7 @@ void Part::prepare() {
       break;
     case Collective::reduce_scatter:
       in_ = input_of(call_, rank_, total);
-      expected_ = piece(call_, folded(call_, inputs(total), tree_), before(call_, rank_), own_);
+      expected_ = slice(call_, folded(call_, inputs(total), tree_), before(call_, rank_), own_);
       break;
     case Collective::all_to_all: {
       // Rank r sends counts[r] elements to everybody.
@@ -152,8 +152,8 @@ void Part::prepare() {
       for (int rank = 0; rank < ranks_; ++rank) {
         const std::size_t count = call_.counts[static_cast<std::size_t>(rank)];
         const Bytes all = input_of(call_, rank, count * static_cast<std::size_t>(ranks_));
-        const Bytes part = piece(call_, all, count * static_cast<std::size_t>(rank_), count);
-        expected_.insert(expected_.end(), part.begin(), part.end());
+        const Bytes shard = slice(call_, all, count * static_cast<std::size_t>(rank_), count);
+        expected_.insert(expected_.end(), shard.begin(), shard.end());
       }
       break;
     }
@@ -169,7 +169,7 @@ void Part::prepare() {
   in_.reserve(size);  // an empty input still has an address
 }
 
-Status Part::algorithm(const std::byte* in, std::byte* out) {
+Status RankCall::algorithm(const std::byte* in, std::byte* out) {
   const Reducer reducer{call_.dtype, call_.op, tree_, Simd::portable};
   switch (call_.collective) {
     case Collective::all_reduce:
@@ -197,7 +197,7 @@ Status Part::algorithm(const std::byte* in, std::byte* out) {
 
 // Even ranks send first, so that nobody waits for a peer that waits for him; in an odd ring the
 // last one, which is even, has an even neighbour, who receives from it last.
-Status Part::ring(const std::byte* in, std::byte* out) {
+Status RankCall::ring(const std::byte* in, std::byte* out) {
   const int next = (rank_ + 1) % ranks_;
   const int previous = (rank_ + ranks_ - 1) % ranks_;
   const std::size_t theirs = call_.counts[static_cast<std::size_t>(previous)];

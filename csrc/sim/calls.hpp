@@ -26,16 +26,16 @@ struct Call {
   bool registered = false;  // ports may write the result where it belongs
 };
 
-// `bytes`: about the largest size of a rank's share.
+// `bytes`: about the largest size of a rank's shard.
 [[nodiscard]] Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t bytes);
 [[nodiscard]] std::string describe(const Call& call);
 
 // One rank's part in a call: its memory, and what must be in it afterwards.
-class Part {
+class RankCall {
  public:
   using Bytes = std::vector<std::byte>;
 
-  Part(SimChannel& channel, const Call& call, const ReductionTree& tree);
+  RankCall(SimChannel& channel, const Call& call, const ReductionTree& tree);
 
   // Runs it on this rank.  What is wrong with the result goes to `wrong`; empty: nothing.
   Status run(std::string& wrong);

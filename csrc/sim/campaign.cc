@@ -34,9 +34,9 @@ struct Outcome {
   TimeNs failed_at = 0;
 };
 
-class Seed {
+class SeedRun {
  public:
-  Seed(std::uint64_t seed, const FaultOptions& options, const TraceLine& trace)
+  SeedRun(std::uint64_t seed, const FaultOptions& options, const TraceLine& trace)
       : job_(make_job(seed, options)),
         random_(seed ^ 0x5EED),
         world_(job_.world),
@@ -75,7 +75,7 @@ class Seed {
         const auto work_of = [this, index, own, channel = channels_.back().get()] {
           work(job_.communicators[index], *channel, outcomes_[index][own]);
         };
-        if (communicator.column) continue;
+        if (communicator.inter_node) continue;
         if (communicator.on_gpu)
           spawn_gpu(communicator, *channels_.back(), outcomes_[index][own]);
         else
@@ -85,9 +85,9 @@ class Seed {
     for (int rank = 0; job_.exchange && rank < job_.world.ranks; ++rank) spawn_node(rank);
   }
 
-  // The channels of all columns come last in `channels_`: column by column, one a node.
-  [[nodiscard]] std::span<const std::unique_ptr<SimChannel>> columns() const {
-    return std::span(channels_).last(job_.exchange->places *
+  // The channels of all inter-node groups come last in `channels_`: group by group, one a node.
+  [[nodiscard]] std::span<const std::unique_ptr<SimChannel>> inter_node_channels() const {
+    return std::span(channels_).last(job_.exchange->local_ranks *
                                      static_cast<std::size_t>(job_.world.ranks));
   }
 
@@ -95,42 +95,50 @@ class Seed {
     const Job::Exchange& exchange = *job_.exchange;
     const auto nodes = static_cast<std::size_t>(job_.world.ranks);
     const auto number = static_cast<std::size_t>(rank);
-    std::vector<Node::Column> own;
-    for (std::uint32_t place = 0; place < exchange.places; ++place) {
-      const Job::Communicator& column = job_.communicators[exchange.first_column + place];
-      own.push_back({*columns()[place * nodes + number], column.calls, column.tree});
+    std::vector<Node::InterNodeGroup> own;
+    for (std::uint32_t local_rank = 0; local_rank < exchange.local_ranks; ++local_rank) {
+      const Job::Communicator& group = job_.communicators[exchange.first_inter_node + local_rank];
+      own.push_back({*inter_node_channels()[local_rank * nodes + number], group.calls, group.tree});
     }
-    const auto outcome = [this, number, &exchange](std::uint32_t place) -> Outcome& {
-      return outcomes_[exchange.first_column + place][number];
+    const auto outcome = [this, number, &exchange](std::uint32_t local_rank) -> Outcome& {
+      return outcomes_[exchange.first_inter_node + local_rank][number];
     };
     nodes_.push_back(std::make_unique<Node>(
         world_, own, exchange.calls, random_.next(),
-        Node::Observer{
-            .think = [this] { think(); },
-            .entered = [this,
-                        outcome](std::uint32_t place) { outcome(place).entered = world_.now(); },
-            .returned =
-                [this, outcome, own](std::uint32_t place, std::size_t call, const Status& status) {
-                  note(own[place].channel, own[place].calls[call], status, outcome(place));
-                },
-            .wrong = [this, own](std::uint32_t place,
-                                 const std::string& what) { wrong(own[place].channel, what); }}));
+        Node::Observer{.think = [this] { think(); },
+                       .entered =
+                           [this, outcome](std::uint32_t local_rank) {
+                             outcome(local_rank).entered = world_.now();
+                           },
+                       .returned =
+                           [this, outcome, own](std::uint32_t local_rank, std::size_t call,
+                                                const Status& status) {
+                             note(own[local_rank].channel, own[local_rank].calls[call], status,
+                                  outcome(local_rank));
+                           },
+                       .wrong =
+                           [this, own](std::uint32_t local_rank, const std::string& what) {
+                             wrong(own[local_rank].channel, what);
+                           }}));
     Node& node = *nodes_.back();
-    for (std::uint32_t place = 0; place < exchange.places; ++place) {
-      world_.spawn(rank, think_time(), [this, &exchange, &node, place, outcome, own] {
-        node.serve(place);
-        if (outcome(place).returned == exchange.calls.size())
-          leave(job_.communicators[exchange.first_column + place], own[place].channel);
+    for (std::uint32_t local_rank = 0; local_rank < exchange.local_ranks; ++local_rank) {
+      world_.spawn(rank, think_time(), [this, &exchange, &node, local_rank, outcome, own] {
+        node.serve(local_rank);
+        if (outcome(local_rank).returned == exchange.calls.size())
+          leave(job_.communicators[exchange.first_inter_node + local_rank],
+                own[local_rank].channel);
       });
-      for (std::uint32_t block = 0; block < node.blocks(place); ++block)
-        world_.spawn(rank, think_time(), [&node, place, block] { node.run_block(place, block); });
+      for (std::uint32_t block = 0; block < node.blocks(local_rank); ++block)
+        world_.spawn(rank, think_time(),
+                     [&node, local_rank, block] { node.run_block(local_rank, block); });
     }
     if (exchange.quit && exchange.quit->node == rank)
       world_.spawn(rank, exchange.quit->after, [this, &exchange, &node, outcome] {
-        const std::uint32_t place = exchange.quit->place;
-        if (outcome(place).failed || outcome(place).returned == exchange.calls.size()) return;
+        const std::uint32_t local_rank = exchange.quit->local_rank;
+        if (outcome(local_rank).failed || outcome(local_rank).returned == exchange.calls.size())
+          return;
         quit_at_ = world_.now();
-        node.quit(place);
+        node.quit(local_rank);
       });
   }
 
@@ -162,7 +170,7 @@ class Seed {
       think();
       outcome.entered = world_.now();
       std::string bytes;
-      const Status status = Part(channel, call, communicator.tree).run(bytes);
+      const Status status = RankCall(channel, call, communicator.tree).run(bytes);
       if (!bytes.empty()) wrong(channel, bytes);
       note(channel, call, status, outcome);
       if (outcome.failed) return;
@@ -225,7 +233,7 @@ class Seed {
 
   void judge(const Job::Communicator& communicator, const std::vector<Outcome>& outcomes) {
     TimeNs lost = faults_.lost_since(communicator.members);
-    if (communicator.column) lost = std::max(lost, quit_at_);
+    if (communicator.inter_node) lost = std::max(lost, quit_at_);
     const bool may_fail = lost != 0 || faults_.endless();
     std::size_t first = communicator.calls.size();
     for (const Outcome& outcome : outcomes)
@@ -238,8 +246,8 @@ class Seed {
                               std::to_string(communicator.id) + " call " +
                               std::to_string(outcome.returned);
       result_.calls += outcome.returned;
-      if (communicator.on_gpu || communicator.column) result_.gpu_calls += outcome.returned;
-      if (communicator.column) result_.exchange_calls += outcome.returned;
+      if (communicator.on_gpu || communicator.inter_node) result_.gpu_calls += outcome.returned;
+      if (communicator.inter_node) result_.exchange_calls += outcome.returned;
       if (outcome.failed) {
         ++result_.errors;
         judge_error(outcome, who, may_fail, lost);
@@ -266,7 +274,7 @@ class Seed {
   void settle() {
     // An engine that has ended takes nothing more, and its peers end with it.
     if (quit_at_ != 0)
-      for (const auto& channel : columns())
+      for (const auto& channel : inter_node_channels())
         world_.spawn(channel->world_rank(), 0, [&channel] { channel->close(); });
     if (faults_.begin_outage()) (void)world_.run_until([] { return false; }, outage);
     faults_.end();
@@ -331,7 +339,7 @@ class Seed {
 }  // namespace
 
 SeedResult run_seed(std::uint64_t seed, const FaultOptions& options, const TraceLine& trace) {
-  return Seed(seed, options, trace).run();
+  return SeedRun(seed, options, trace).run();
 }
 
 }  // namespace r2ccl::sim

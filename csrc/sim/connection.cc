@@ -20,11 +20,12 @@ Connection::Connection(EventQueue& events, Random& random, const Delays& delays,
       random_(random),
       delays_(delays),
       path_(path),
-      flights_{Flight<Segment>(events, path, acceptor_side,
-                               [this](Segment& segment) { return arrive(acceptor_side, segment); }),
-               Flight<Segment>(events, path, connector_side, [this](Segment& segment) {
-                 return arrive(connector_side, segment);
-               })} {}
+      delay_lines_{
+          DelayLine<Segment>(events, path, acceptor_side,
+                             [this](Segment& segment) { return arrive(acceptor_side, segment); }),
+          DelayLine<Segment>(events, path, connector_side, [this](Segment& segment) {
+            return arrive(connector_side, segment);
+          })} {}
 
 std::size_t Connection::write(Side side, std::span<const std::byte> bytes) {
   Lane& lane = lanes_[side];
@@ -41,7 +42,7 @@ void Connection::transmit(Side from) {
   Lane& lane = lanes_[from];
   std::size_t sent = 0;
   while (sent < lane.to_send.size()) {
-    const std::size_t window = flights_[from].bytes() + lane.inbox.size();
+    const std::size_t window = delay_lines_[from].bytes() + lane.inbox.size();
     if (window >= window_bytes) break;
     const std::size_t most =
         std::min({segment_bytes, lane.to_send.size() - sent, window_bytes - window});
@@ -52,8 +53,8 @@ void Connection::transmit(Side from) {
     sent += bytes;
     lane.free_at = std::max(lane.free_at, events_.now()) +
                    static_cast<TimeNs>(bytes) * delays_.ns_per_byte * path_.ports[from].slowdown;
-    flights_[from].send(std::move(segment), bytes,
-                        lane.free_at + path_.latency(from, delays_, random_));
+    delay_lines_[from].send(std::move(segment), bytes,
+                            lane.free_at + path_.latency(from, delays_, random_));
   }
   lane.to_send.erase(lane.to_send.begin(),
                      lane.to_send.begin() + static_cast<std::ptrdiff_t>(sent));
@@ -83,7 +84,7 @@ TimeNs Connection::arrive(Side from, Segment& segment) {
   lane.arrived += segment.bytes.size();
   lane.inbox.insert(lane.inbox.end(), segment.bytes.begin(), segment.bytes.end());
   schedule_ack(from);
-  tell(to);
+  notify(to);
   return 0;
 }
 
@@ -104,7 +105,7 @@ PathReport Connection::path(Side side) const {
   // The window is closed, and its probes are answered as long as the path works.
   const bool probes_answered = !path_.blocked(side) && !path_.blocked(other(side));
   report.peer_limited =
-      !lane.to_send.empty() && flights_[side].bytes() == 0 && lane.acked == lane.arrived &&
+      !lane.to_send.empty() && delay_lines_[side].bytes() == 0 && lane.acked == lane.arrived &&
       (probes_answered || events_.now() - path_.disturbed_at < probes_unanswered_ns);
   return report;
 }
@@ -114,17 +115,18 @@ void Connection::close(Side side) {
   ends_[side] = nullptr;
   lanes_[side].to_send.clear();
   if (ends_[other(side)] == nullptr) {
-    for (Flight<Segment>& flight : flights_) flight.clear();
+    for (DelayLine<Segment>& line : delay_lines_) line.clear();
   } else if (path_.cut()) {
-    flights_[side].clear();  // a closed socket repeats nothing, and its reset does not get through
+    delay_lines_[side]
+        .clear();  // a closed socket repeats nothing, and its reset does not get through
   } else {
-    flights_[side].send({.bytes = {}, .reset = true}, 0,
-                        events_.now() + path_.latency(side, delays_, random_));
+    delay_lines_[side].send({.bytes = {}, .reset = true}, 0,
+                            events_.now() + path_.latency(side, delays_, random_));
   }
 }
 
 void Connection::reset(Side first) {
-  for (Flight<Segment>& flight : flights_) flight.clear();
+  for (DelayLine<Segment>& line : delay_lines_) line.clear();
   events_.after(delays_.latency_ns, [this, first] { break_end(other(first)); });
   break_end(first);
 }
@@ -135,7 +137,7 @@ void Connection::break_end(Side side) {
 
 void Connection::retry() {
   for (const Side from : both_sides) {
-    flights_[from].retry(events_.now() + delays_.retransmit_ns);
+    delay_lines_[from].retry(events_.now() + delays_.retransmit_ns);
     if (std::exchange(lanes_[from].ack_lost, false)) schedule_ack(from);
   }
 }
@@ -154,7 +156,7 @@ void Connection::acknowledge(Side from) {
     return;
   }
   lane.acked = lane.arrived;
-  tell(from);
+  notify(from);
 }
 
 Io SimPipe::write(std::span<const iovec> parts, std::size_t& bytes) {

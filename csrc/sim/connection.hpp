@@ -51,7 +51,7 @@ class Connection {
   void schedule_ack(Side from);
   void acknowledge(Side from);
   void break_end(Side side);
-  void tell(Side side) {
+  void notify(Side side) {
     if (ends_[side] != nullptr) ends_[side]->on_event();
   }
 
@@ -60,7 +60,7 @@ class Connection {
   const Delays& delays_;
   Path& path_;
   std::array<Lane, 2> lanes_;  // by the side that sends
-  std::array<Flight<Segment>, 2> flights_;
+  std::array<DelayLine<Segment>, 2> delay_lines_;
   std::array<EventSink*, 2> ends_{};
   bool silent_ = false;
 };

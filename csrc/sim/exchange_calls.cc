@@ -32,40 +32,40 @@ Bytes folded(const ExchangeCall& call, const std::vector<Bytes>& inputs,
 }  // namespace
 
 std::size_t ExchangeCall::input_bytes() const {
-  return bytes() * (collective == Collective::reduce_scatter ? nodes * places : 1);
+  return bytes() * (collective == Collective::reduce_scatter ? nodes * local_ranks : 1);
 }
 
 std::size_t ExchangeCall::output_bytes() const {
-  return bytes() * (collective == Collective::all_gather ? nodes * places : 1);
+  return bytes() * (collective == Collective::all_gather ? nodes * local_ranks : 1);
 }
 
-Rows ExchangeCall::rows_of(std::uint32_t place) const {
+Rows ExchangeCall::rows_of(std::uint32_t local_rank) const {
   if (collective != Collective::all_reduce)
-    return {nodes, bytes(), places * bytes(), 0, place * bytes()};
+    return {nodes, bytes(), local_ranks * bytes(), 0, local_rank * bytes()};
   // The static analyser does not know that every element has a size.
   const std::size_t element = std::max<std::size_t>(size_of(dtype), 1);
-  const auto even = device::Shares::of(count, element, places);
-  const std::uint64_t share = even.size(place) * even.element;
-  return {1, share, share, 0, even.first(place) * even.element};
+  const auto even = device::EvenShards::of(count, element, local_ranks);
+  const std::uint64_t shard_bytes = even.size(local_rank) * even.element;
+  return {1, shard_bytes, shard_bytes, 0, even.first(local_rank) * even.element};
 }
 
-Call ExchangeCall::in_column(std::uint32_t number, std::uint32_t place) const {
+Call ExchangeCall::inter_node_call(std::uint32_t number, std::uint32_t local_rank) const {
   Call call;
   call.seed = seed;
   call.number = number;
   call.collective = collective;
   call.dtype = dtype;
   call.op = op;
-  const std::size_t elements = rows_of(place).bytes / size_of(dtype);
+  const std::size_t elements = rows_of(local_rank).bytes / size_of(dtype);
   call.counts.assign(nodes, elements);
   call.algorithm = seed % 2 == 0 ? Algorithm::automatic : Algorithm::two_shot;
   call.registered = seed % 3 == 0;
   return call;
 }
 
-Bytes ExchangeCall::input(std::uint32_t node, std::uint32_t place) const {
+Bytes ExchangeCall::input(std::uint32_t node, std::uint32_t local_rank) const {
   Bytes bytes(input_bytes());
-  Random random(seed * 1'000'003 + node * places + place);
+  Random random(seed * 1'000'003 + node * local_ranks + local_rank);
   for (std::byte& byte : bytes) {
     byte = static_cast<std::byte>(random.next());
     if (dtype == DType::boolean) byte &= std::byte{1};
@@ -73,41 +73,41 @@ Bytes ExchangeCall::input(std::uint32_t node, std::uint32_t place) const {
   return bytes;
 }
 
-Bytes ExchangeCall::posted(std::uint32_t node, std::uint32_t place) const {
-  if (collective == Collective::all_gather) return input(node, place);
+Bytes ExchangeCall::posted(std::uint32_t node, std::uint32_t local_rank) const {
+  if (collective == Collective::all_gather) return input(node, local_rank);
   std::vector<Bytes> inputs;
-  for (std::uint32_t each = 0; each < places; ++each) inputs.push_back(input(node, each));
-  return rows_in(folded(*this, inputs, std::vector<int>(places, 0)), rows_of(place));
+  for (std::uint32_t each = 0; each < local_ranks; ++each) inputs.push_back(input(node, each));
+  return rows_in(folded(*this, inputs, std::vector<int>(local_ranks, 0)), rows_of(local_rank));
 }
 
-Bytes ExchangeCall::output(std::uint32_t node, std::uint32_t place) const {
+Bytes ExchangeCall::output(std::uint32_t node, std::uint32_t local_rank) const {
   std::vector<Bytes> inputs;
   std::vector<int> nodes_of;
   for (std::uint32_t each = 0; each < nodes; ++each)
-    for (std::uint32_t other = 0; other < places; ++other) {
+    for (std::uint32_t other = 0; other < local_ranks; ++other) {
       inputs.push_back(input(each, other));
       nodes_of.push_back(static_cast<int>(each));
     }
   if (collective == Collective::all_gather) {
     Bytes all;
-    for (const Bytes& part : inputs) all.insert(all.end(), part.begin(), part.end());
+    for (const Bytes& shard : inputs) all.insert(all.end(), shard.begin(), shard.end());
     return all;
   }
   Bytes sum = folded(*this, inputs, nodes_of);
   if (collective == Collective::all_reduce) return sum;
-  return rows_in(sum, {1, bytes(), bytes(), 0, (node * places + place) * bytes()});
+  return rows_in(sum, {1, bytes(), bytes(), 0, (node * local_ranks + local_rank) * bytes()});
 }
 
-ExchangeCall random_exchange(Random& random, std::uint32_t nodes, std::uint32_t places) {
+ExchangeCall random_exchange(Random& random, std::uint32_t nodes, std::uint32_t local_ranks) {
   ExchangeCall call;
   call.seed = random.next();
   call.collective = exchange_collectives[random.below(exchange_collectives.size())];
   call.dtype = exchange_dtypes[random.below(exchange_dtypes.size())];
   call.op = static_cast<ReduceOp>(random.below(4));
   call.nodes = nodes;
-  call.places = places;
-  const std::size_t parts = call.collective == Collective::all_reduce ? 1 : nodes * places;
-  call.count = 1 + random.below(most_bytes / parts / size_of(call.dtype));
+  call.local_ranks = local_ranks;
+  const std::size_t shards = call.collective == Collective::all_reduce ? 1 : nodes * local_ranks;
+  call.count = 1 + random.below(most_bytes / shards / size_of(call.dtype));
   call.ahead = random.below(2) == 0;
   return call;
 }
@@ -115,7 +115,7 @@ ExchangeCall random_exchange(Random& random, std::uint32_t nodes, std::uint32_t 
 std::string describe(const ExchangeCall& call) {
   return std::string(name_of(call.collective)) + " of " + std::to_string(call.count) + " " +
          std::string(name_of(call.dtype)) + " among " + std::to_string(call.nodes) + " nodes of " +
-         std::to_string(call.places) + " GPUs";
+         std::to_string(call.local_ranks) + " GPUs";
 }
 
 Bytes rows_in(const Bytes& all, const Rows& rows) {

@@ -29,15 +29,15 @@ void Gpu::compile(const std::vector<Call>& calls, const ReductionTree& tree, Sim
   std::uint64_t input_bytes = 0;
   std::uint64_t result_bytes = 0;
   for (const Call& call : calls) {
-    parts_.push_back(std::make_unique<Part>(channel, call, tree));
-    input_bytes = std::max<std::uint64_t>(input_bytes, parts_.back()->input().size());
-    result_bytes = std::max<std::uint64_t>(result_bytes, parts_.back()->expected().size());
+    rank_calls_.push_back(std::make_unique<RankCall>(channel, call, tree));
+    input_bytes = std::max<std::uint64_t>(input_bytes, rank_calls_.back()->input().size());
+    result_bytes = std::max<std::uint64_t>(result_bytes, rank_calls_.back()->expected().size());
   }
   input_bytes = rounded_up(input_bytes);
   const std::uint64_t entry_bytes = input_bytes + rounded_up(result_bytes);
   memory_.assign(device::ring * entry_bytes, garbage);
   staging_ = {memory_.data(), entry_bytes, input_bytes};
-  // As the pieces of a large collective: one is staged while the one before it is carried out.
+  // As the slices of a large collective: one is staged while the one before it is carried out.
   // Results that nobody wants let the device run as far ahead as it may.
   for (std::size_t call = 0; call < calls.size(); ++call) {
     const bool ahead = call + 1 < calls.size() && random_.below(3) == 0;
@@ -50,14 +50,14 @@ void Gpu::compile(const std::vector<Call>& calls, const ReductionTree& tree, Sim
 }
 
 void Gpu::add_stages(std::size_t call) {
-  const std::uint64_t bytes = parts_[call]->input().size();
+  const std::uint64_t bytes = rank_calls_[call]->input().size();
   const std::uint64_t first = random_.below(3) == 0 ? random_.below(bytes + 1) : 0;
   if (first > 0) program_.push_back({call, true, rows_of(first, 0), false, 0});
   program_.push_back({call, true, rows_of(bytes - first, first), true, 0});
 }
 
 void Gpu::add_delivery(std::size_t call, std::uint32_t lag) {
-  const std::uint64_t bytes = parts_[call]->expected().size();
+  const std::uint64_t bytes = rank_calls_[call]->expected().size();
   if (bytes > 0) program_.push_back({call, false, rows_of(bytes, 0), true, lag});
 }
 
@@ -87,12 +87,12 @@ void Gpu::run_block(std::uint32_t block) {
 }
 
 void Gpu::before(const Kernel& kernel) {
-  const Part& part = *parts_[kernel.call];
+  const RankCall& rank_call = *rank_calls_[kernel.call];
   if (!kernel.stages) {
-    target_.assign(part.expected().size(), garbage);
+    target_.assign(rank_call.expected().size(), garbage);
   } else if (kernel.rows.offset == 0) {
     observer_.think();
-    source_ = part.input();
+    source_ = rank_call.input();
   }
 }
 
@@ -104,7 +104,7 @@ void Gpu::after(const Kernel& kernel) {
     return;
   }
   const auto untouched = [](std::byte byte) { return byte == garbage; };
-  if (target_ == parts_[kernel.call]->expected()) return;
+  if (target_ == rank_calls_[kernel.call]->expected()) return;
   if (failed_ && std::ranges::all_of(target_, untouched)) return;
   observer_.wrong(describe(calls_[kernel.call]) + " delivered wrong bytes to its GPU");
 }
@@ -117,9 +117,9 @@ void Gpu::serve() {
                           const Call& call = calls_[plan];
                           observer_.entered();
                           std::byte* const in = staging_.input(sequence);
-                          Status status = parts_[plan]->carry(in, staging_.result(sequence));
+                          Status status = rank_calls_[plan]->carry(in, staging_.result(sequence));
                           // Whatever reads the entry's input from now on reads garbage.
-                          std::fill_n(in, parts_[plan]->input().size(), garbage);
+                          std::fill_n(in, rank_calls_[plan]->input().size(), garbage);
                           observer_.returned(call, status);
                           return status;
                         },

@@ -58,7 +58,7 @@ class Gpu {
   Random random_;
   Grid grid_;
 
-  std::vector<std::unique_ptr<Part>> parts_;  // by call
+  std::vector<std::unique_ptr<RankCall>> rank_calls_;  // by call
   std::vector<Kernel> program_;
   std::vector<std::byte> source_;  // of the kernel that stages
   std::vector<std::byte> target_;  // of the one that delivers

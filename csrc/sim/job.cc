@@ -13,25 +13,25 @@ void add_exchange(Job& job, std::uint64_t seed, const FaultOptions& options) {
   if (job.world.ranks > 4 || !random.chance(options.exchanges)) return;
   const auto nodes = static_cast<std::uint32_t>(job.world.ranks);
   Job::Exchange made;
-  made.first_column = job.communicators.size();
-  made.places = static_cast<std::uint32_t>(2 + random.below(2));
+  made.first_inter_node = job.communicators.size();
+  made.local_ranks = static_cast<std::uint32_t>(2 + random.below(2));
   const std::uint64_t calls = 3 + random.below(8);
   for (std::uint64_t call = 0; call < calls; ++call)
-    made.calls.push_back(random_exchange(random, nodes, made.places));
+    made.calls.push_back(random_exchange(random, nodes, made.local_ranks));
   if (random.chance(options.engine_ends))
     made.quit = {static_cast<int>(random.below(nodes)),
-                 static_cast<std::uint32_t>(random.below(made.places)),
+                 static_cast<std::uint32_t>(random.below(made.local_ranks)),
                  static_cast<TimeNs>(random.below(8 * ns_per_ms))};
-  for (std::uint32_t place = 0; place < made.places; ++place) {
-    Job::Communicator column;
-    column.id = 10 + place;  // no other has it
-    column.column = true;
+  for (std::uint32_t local_rank = 0; local_rank < made.local_ranks; ++local_rank) {
+    Job::Communicator group;
+    group.id = 10 + local_rank;  // no other has it
+    group.inter_node = true;
     for (std::uint32_t node = 0; node < nodes; ++node)
-      column.members.push_back(static_cast<int>(node));
-    column.tree = ReductionTree::from_nodes(column.members);
+      group.members.push_back(static_cast<int>(node));
+    group.tree = ReductionTree::from_nodes(group.members);
     for (std::uint32_t call = 0; call < calls; ++call)
-      column.calls.push_back(made.calls[call].in_column(call, place));
-    job.communicators.push_back(std::move(column));
+      group.calls.push_back(made.calls[call].inter_node_call(call, local_rank));
+    job.communicators.push_back(std::move(group));
   }
   job.exchange = std::move(made);
 }
@@ -133,7 +133,7 @@ std::string describe(const Job& job) {
   for (const RailKind kind : job.world.rails) text << ' ' << name_of(kind);
   text << ", " << job.communicators.size() << " communicators ("
        << std::ranges::count_if(job.communicators, &Job::Communicator::on_gpu) << " on GPUs, "
-       << (job.exchange ? job.exchange->places : 0) << " columns of nodes), slots "
+       << (job.exchange ? job.exchange->local_ranks : 0) << " inter-node groups), slots "
        << job.world.link.shape.slots << '+' << job.world.link.shape.spare_slots << " of "
        << job.world.link.shape.slot_bytes << " bytes, faults";
   for (const FaultKind kind : job.enabled) text << ' ' << name_of(kind);

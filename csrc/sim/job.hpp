@@ -21,19 +21,20 @@ struct Job {
     std::vector<int> members;
     ReductionTree tree;
     std::vector<Call> calls;
-    bool on_gpu = false;  // each rank's GPU posts them
-    bool column = false;  // of an exchange, whose GPUs post them
+    bool on_gpu = false;      // each rank's GPU posts them
+    bool inter_node = false;  // of an exchange, whose GPUs post them
   };
   std::vector<Communicator> communicators;
-  // Every rank is a node of several GPUs; the communicators of their columns are in a row.
+  // Every rank is a node of several GPUs; of the communicators those of their inter-node groups are
+  // in a row.
   struct Exchange {
-    std::size_t first_column = 0;  // in `communicators`
-    std::uint32_t places = 0;
+    std::size_t first_inter_node = 0;  // in `communicators`
+    std::uint32_t local_ranks = 0;
     std::vector<ExchangeCall> calls;
     // One host ends its communicator by itself: its engine has failed.
     struct Quit {
       int node = 0;
-      std::uint32_t place = 0;
+      std::uint32_t local_rank = 0;
       TimeNs after = 0;
     };
     std::optional<Quit> quit;

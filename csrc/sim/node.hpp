@@ -1,6 +1,6 @@
 // The GPUs of a node in the simulated world, which exchange inside it: the production kernels of
 // all of them, each block a fiber, and for each GPU the production server of its mailbox, a fiber
-// of the host.  A node is one rank of the world, with a communicator for each column.
+// of the host.  A node is one rank of the world, with a communicator for each inter-node group.
 #pragma once
 
 #include <cstdint>
@@ -20,46 +20,54 @@ namespace r2ccl::sim {
 
 class Node {
  public:
-  // What the world makes of it, in fibers of the rank; `place` names the GPU.
+  // What the world makes of it, in fibers of the rank; `local_rank` names the GPU.
   struct Observer {
-    std::function<void()> think;                       // before a call: it computes
-    std::function<void(std::uint32_t place)> entered;  // the host carries a call out
-    std::function<void(std::uint32_t place, std::size_t call, const Status&)> returned;
-    std::function<void(std::uint32_t place, const std::string&)> wrong;
+    std::function<void()> think;                            // before a call: it computes
+    std::function<void(std::uint32_t local_rank)> entered;  // the host carries a call out
+    std::function<void(std::uint32_t local_rank, std::size_t call, const Status&)> returned;
+    std::function<void(std::uint32_t local_rank, const std::string&)> wrong;
   };
 
-  // The collectives of a place over the rails.
-  struct Column {
-    SimChannel& channel;  // this node's place in it is the node's number
+  // The collectives of a local rank over the rails.
+  struct InterNodeGroup {
+    SimChannel& channel;  // this node's rank in it is the node's number
     const std::vector<Call>& calls;
     const ReductionTree& tree;
   };
-  Node(World& world, const std::vector<Column>& columns, const std::vector<ExchangeCall>& calls,
-       std::uint64_t seed, Observer observer);
+  Node(World& world, const std::vector<InterNodeGroup>& groups,
+       const std::vector<ExchangeCall>& calls, std::uint64_t seed, Observer observer);
 
-  [[nodiscard]] std::uint32_t blocks(std::uint32_t place) const {
-    return gpus_[place]->grid->blocks();
+  [[nodiscard]] std::uint32_t blocks(std::uint32_t local_rank) const {
+    return gpus_[local_rank]->grid->blocks();
   }
-  // The fibers: of each place one of the host, and one for each block.
-  void serve(std::uint32_t place);
-  void run_block(std::uint32_t place, std::uint32_t block);
-  // The host of a place ends its communicator, as if its engine had failed.
-  void quit(std::uint32_t place);
+  // The fibers: of each local rank one of the host, and one for each block.
+  void serve(std::uint32_t local_rank);
+  void run_block(std::uint32_t local_rank, std::uint32_t block);
+  // The host of a local rank ends its communicator, as if its engine had failed.
+  void quit(std::uint32_t local_rank);
 
  private:
-  enum class Body : std::uint8_t { share, sum_up, bring, spread, collect, take, depart };
+  enum class Body : std::uint8_t {
+    publish_input,
+    local_reduce_scatter,
+    stage_in_place,
+    publish_result,
+    local_all_gather,
+    deliver_shard,
+    quiesce,
+  };
   struct Kernel {
-    Body body = Body::depart;
+    Body body = Body::quiesce;
     std::size_t call = 0;
     device::Rows rows{};
-    device::Results results{};
+    device::OutputRows outputs{};
     bool last = true;  // of its step
     std::uint32_t lag = 0;
   };
   struct Gpu {
-    std::uint32_t place = 0;
+    std::uint32_t local_rank = 0;
     SimChannel* channel = nullptr;
-    std::vector<std::unique_ptr<Part>> parts;  // by call
+    std::vector<std::unique_ptr<RankCall>> rank_calls;  // by call
     std::vector<Kernel> program;
     std::unique_ptr<Grid> grid;
     std::vector<std::byte> source;  // of the call that is shared
@@ -73,7 +81,7 @@ class Node {
     device::Exchange exchange{};
     bool quits = false;
   };
-  void open(Gpu& gpu, const Column& column);
+  void open(Gpu& gpu, const InterNodeGroup& group);
   void connect();
   void compile(Gpu& gpu);
   void add_posts(Gpu& gpu, std::size_t call);

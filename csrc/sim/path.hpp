@@ -80,13 +80,13 @@ struct Path {
 
 // One direction: items arrive in order, each when it is due and the path lets it through.
 template <typename Item>
-class Flight {
+class DelayLine {
  public:
   // `arrive` returns 0, or how long to wait before the same item arrives again.
-  Flight(EventQueue& events, const Path& path, Side from, std::function<TimeNs(Item&)> arrive)
+  DelayLine(EventQueue& events, const Path& path, Side from, std::function<TimeNs(Item&)> arrive)
       : events_(events), path_(path), from_(from), arrive_(std::move(arrive)) {}
-  Flight(const Flight&) = delete;
-  Flight& operator=(const Flight&) = delete;
+  DelayLine(const DelayLine&) = delete;
+  DelayLine& operator=(const DelayLine&) = delete;
 
   void send(Item item, std::size_t bytes, TimeNs due) {
     if (!items_.empty()) due = std::max(due, items_.back().due);

@@ -20,10 +20,11 @@ QueuePairs::QueuePairs(Epoch of, EventQueue& events, Random& random, const Delay
       random_(random),
       delays_(delays),
       path_(path),
-      flights_{Flight<Packet>(events, path, acceptor_side,
-                              [this](Packet& packet) { return arrive(acceptor_side, packet); }),
-               Flight<Packet>(events, path, connector_side,
-                              [this](Packet& packet) { return arrive(connector_side, packet); })} {}
+      delay_lines_{
+          DelayLine<Packet>(events, path, acceptor_side,
+                            [this](Packet& packet) { return arrive(acceptor_side, packet); }),
+          DelayLine<Packet>(events, path, connector_side,
+                            [this](Packet& packet) { return arrive(connector_side, packet); })} {}
 
 void QueuePairs::post(Side side, Packet packet) {
   lanes_[side].queue.push_back(std::move(packet));
@@ -46,8 +47,8 @@ void QueuePairs::read_next(Side from) {
     if (packet.zero_copy && on_zero_copy_read) on_zero_copy_read(from, packet.header);
     packet.payload.assign(packet.source, packet.source + packet.header.payload_bytes);
     packet.source = nullptr;
-    flights_[from].send(std::move(packet), bytes,
-                        events_.now() + path_.latency(from, delays_, random_));
+    delay_lines_[from].send(std::move(packet), bytes,
+                            events_.now() + path_.latency(from, delays_, random_));
     read_next(from);
   });
 }
@@ -73,7 +74,7 @@ TimeNs QueuePairs::arrive(Side from, Packet& packet) {
   const bool data = packet.header.type == FrameType::data;
   // What is said once on each rail a port loses only together with itself.
   const bool notice =
-      !data && packet.header.type != FrameType::abort && packet.header.type != FrameType::bye &&
+      !data && packet.header.type != FrameType::abort && packet.header.type != FrameType::close &&
       packet.header.type != FrameType::slots && packet.header.type != FrameType::released &&
       packet.header.type != FrameType::target;
   std::uint32_t* const lost = port.phantoms > 0                 ? &port.phantoms
@@ -120,7 +121,7 @@ void QueuePairs::leave(Side side) {
 
 void QueuePairs::retry() {
   for (const Side from : both_sides) {
-    flights_[from].retry(events_.now() + delays_.retransmit_ns);
+    delay_lines_[from].retry(events_.now() + delays_.retransmit_ns);
     if (std::exchange(lanes_[from].ack_lost, false)) schedule_ack(from);
   }
 }
@@ -150,7 +151,7 @@ bool QueuePairs::carries_other_message(Side from, const FrameHeader& header) con
   const auto& queue = lanes_[from].queue;
   const auto& landing = lanes_[from].landing;
   return std::any_of(queue.begin(), queue.end(), other_message) ||
-         flights_[from].any(other_message) ||
+         delay_lines_[from].any(other_message) ||
          std::any_of(landing.begin(), landing.end(), other_message);
 }
 

@@ -75,7 +75,7 @@ class QueuePairs {
   const Delays& delays_;
   Path& path_;
   std::array<Lane, 2> lanes_;  // by the side that sends
-  std::array<Flight<Packet>, 2> flights_;
+  std::array<DelayLine<Packet>, 2> delay_lines_;
   std::array<QueuePair*, 2> ends_{};
   std::array<bool, 2> left_{};
   bool silent_ = false;

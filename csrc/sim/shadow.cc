@@ -24,10 +24,10 @@ void Shadow::chunk_sent(const Stream& stream, const FrameHeader& header, const s
   if (message.bytes.size() != header.message_bytes || end > message.bytes.size())
     return report("I2: " + describe(stream, header.number) + " changed its size");
   if (header.payload_bytes > 0) {
-    std::byte* const known = message.bytes.data() + header.offset;
+    std::byte* const recorded = message.bytes.data() + header.offset;
     if (!message.chunks.contains(header.offset))
-      std::memcpy(known, payload, header.payload_bytes);
-    else if (std::memcmp(known, payload, header.payload_bytes) != 0)
+      std::memcpy(recorded, payload, header.payload_bytes);
+    else if (std::memcmp(recorded, payload, header.payload_bytes) != 0)
       report("I2: " + describe(stream, header.number) + " was replayed with other bytes at " +
              std::to_string(header.offset));
   }

@@ -10,7 +10,7 @@ namespace r2ccl::sim {
 
 World::World(const Options& options)
     : options_(options), random_(options.seed), ranks_(static_cast<std::size_t>(options.ranks)) {
-  roads_.resize(ranks_.size() * ranks_.size() * options.rails.size());
+  histories_.resize(ranks_.size() * ranks_.size() * options.rails.size());
   const auto& kinds = options.rails;
   const bool one_sided = std::find(kinds.begin(), kinds.end(), RailKind::verbs) != kinds.end();
   for (int rank = 0; rank < options.ranks; ++rank) {
@@ -131,7 +131,7 @@ void World::strike() {
 
 // ---- faults ----
 
-void World::retry(Road& over) {
+void World::retry(PathHistory& over) {
   over.path.disturbed_at = now();
   for (Connection& connection : over.connections) connection.retry();
   for (QueuePairs& pairs : over.pairs) pairs.retry();
@@ -139,7 +139,7 @@ void World::retry(Road& over) {
 
 void World::cut(int rank, RailId rail, TimeNs notice) {
   each_peer(rank, [&](int peer) {
-    Path& path = road(rank, peer, rail).path;
+    Path& path = history(rank, peer, rail).path;
     path.ports[side_of(rank, peer)].carrier = false;
     path.disturbed_at = now();
   });
@@ -157,7 +157,7 @@ void World::cut(int rank, RailId rail, TimeNs notice) {
 
 void World::restore(int rank, RailId rail) {
   each_peer(rank, [&](int peer) {
-    Road& over = road(rank, peer, rail);
+    PathHistory& over = history(rank, peer, rail);
     over.path.ports[side_of(rank, peer)].carrier = true;
     retry(over);
     if (!stopped(rank)) end(rank, peer).connect_soon(rail);  // else it is late, which is allowed
@@ -165,19 +165,19 @@ void World::restore(int rank, RailId rail) {
 }
 
 void World::disturb(int from, int to, RailId rail, const std::function<void(Port&)>& change) {
-  Road& over = road(from, to, rail);
+  PathHistory& over = history(from, to, rail);
   change(over.path.ports[side_of(from, to)]);
   retry(over);
 }
 
 void World::reset(int rank, int peer, RailId rail) {
-  Road& over = road(rank, peer, rail);
+  PathHistory& over = history(rank, peer, rail);
   over.path.disturbed_at = now();
   if (!over.connections.empty()) over.connections.back().reset(side_of(rank, peer));
 }
 
 void World::fail_rail(int rank, int peer, RailId rail, RailCause cause) {
-  road(rank, peer, rail).path.disturbed_at = now();
+  history(rank, peer, rail).path.disturbed_at = now();
   if (of(rank).dead) return;
   if (stopped(rank))  // it hears of it when it goes on
     events_.at(of(rank).paused_until, [=, this] { fail_rail(rank, peer, rail, cause); });
@@ -186,7 +186,7 @@ void World::fail_rail(int rank, int peer, RailId rail, RailCause cause) {
 }
 
 void World::half_open(int rank, int peer, RailId rail) {
-  Road& over = road(rank, peer, rail);
+  PathHistory& over = history(rank, peer, rail);
   for (Connection& connection : over.connections) connection.silence();
   for (QueuePairs& pairs : over.pairs) pairs.silence();
   fail_rail(rank, peer, rail, RailCause::injected);
@@ -208,7 +208,7 @@ void World::kill(int rank, bool kernel_lives) {
   of(rank).dead = true;
   each_peer(rank, [&](int peer) {
     for (RailId rail = 0; rail < options_.rails.size(); ++rail) {
-      Path& over = road(rank, peer, rail).path;
+      Path& over = history(rank, peer, rail).path;
       over.disturbed_at = now();
       if (!kernel_lives) over.ports[side_of(rank, peer)].carrier = false;
     }
@@ -253,7 +253,7 @@ void World::on_frame_sent(const LinkEnd& from, RailId rail, const OutFrame& fram
   if (header.type != FrameType::data) return;
   shadow_.chunk_sent({from.rank, from.peer, header.communicator}, header, frame.payload);
   for (RailId other_rail = 0; other_rail < options_.rails.size(); ++other_rail)
-    for (const QueuePairs& pairs : road(from.rank, from.peer, other_rail).pairs)
+    for (const QueuePairs& pairs : history(from.rank, from.peer, other_rail).pairs)
       if (pairs.carries_other_message(from.side, header))
         shadow_.report("I2: rank " + std::to_string(from.rank) + " reused slot " +
                        std::to_string(header.slot) + " of rank " + std::to_string(from.peer) +
@@ -285,7 +285,7 @@ void World::check_move(const LinkEnd& at, RailId rail, RailState from, RailState
   if (from == RailState::fencing && !of(at.peer).dead && theirs.fenced_epoch(rail) < epoch)
     report("I2", "but its peer has not fenced that epoch");
 
-  Path& over = road(at.rank, at.peer, rail).path;
+  Path& over = history(at.rank, at.peer, rail).path;
   if (cause == RailCause::recalled) over.disturbed_at = now();
   const TimeNs patience = 4 * (options_.link.dead_deadline_ns + options_.link.probation_timeout_ns);
   const auto lately = [&](TimeNs when) { return when != 0 && now() - when < patience; };
@@ -353,15 +353,15 @@ void World::check_zero_copy(const Shadow::Stream& stream, const FrameHeader& hea
 }
 
 void World::check_queues(const LinkEnd& at) {
-  const Link::Load load = at.link.load();
+  const Link::QueueDepths depths = at.link.queue_depths();
   const StreamShape& shape = options_.link.shape;
-  const std::size_t chunks = load.streams * shape.all_slots() *
+  const std::size_t chunks = depths.streams * shape.all_slots() *
                              std::max<std::size_t>(1, shape.slot_bytes / shape.chunk_bytes);
   const std::size_t rails = options_.rails.size();
-  const char* what = load.replays > chunks * rails                    ? "replays"
-                     : load.control > rails * (3 * load.streams + 64) ? "control frames"
-                     : load.actions > 4 * rails                       ? "actions"
-                                                                      : nullptr;
+  const char* what = depths.replays > chunks * rails                      ? "replays"
+                     : depths.control > rails * (3 * depths.streams + 64) ? "control frames"
+                     : depths.actions > 4 * rails                         ? "actions"
+                                                                          : nullptr;
   if (what != nullptr)
     shadow_.report("I6: rank " + std::to_string(at.rank) + " queues too many " + what +
                    " for rank " + std::to_string(at.peer));
@@ -369,19 +369,19 @@ void World::check_queues(const LinkEnd& at) {
 
 // ---- parts ----
 
-World::Road& World::road(int rank, int peer, RailId rail) {
+World::PathHistory& World::history(int rank, int peer, RailId rail) {
   const auto low = static_cast<std::size_t>(std::min(rank, peer));
   const auto high = static_cast<std::size_t>(std::max(rank, peer));
-  return roads_[(low * ranks_.size() + high) * options_.rails.size() + rail];
+  return histories_[(low * ranks_.size() + high) * options_.rails.size() + rail];
 }
 
 Connection& World::new_connection(int rank, int peer, RailId rail) {
-  Road& over = road(rank, peer, rail);
+  PathHistory& over = history(rank, peer, rail);
   return over.connections.emplace_back(events_, random_, options_.delays, over.path);
 }
 
 std::unique_ptr<Rail> World::new_queue_pair(LinkEnd& at, RailId rail, Epoch epoch) {
-  Road& over = road(at.rank, at.peer, rail);
+  PathHistory& over = history(at.rank, at.peer, rail);
   auto found = std::find_if(over.pairs.begin(), over.pairs.end(),
                             [epoch](const QueuePairs& pairs) { return pairs.epoch == epoch; });
   if (found == over.pairs.end()) {

@@ -145,7 +145,7 @@ class World {
     return path(rank, peer, rail).ports[side_of(rank, peer)].carrier;
   }
   [[nodiscard]] const Path& path(int rank, int peer, RailId rail) {
-    return road(rank, peer, rail).path;
+    return history(rank, peer, rail).path;
   }
   [[nodiscard]] LinkEnd& end(int rank, int peer);
   // That the peer's ports may write.
@@ -160,7 +160,7 @@ class World {
 
  private:
   // A path and everything that was ever opened over it.
-  struct Road {
+  struct PathHistory {
     Path path;
     std::deque<Connection> connections;
     std::deque<QueuePairs> pairs;
@@ -185,7 +185,7 @@ class World {
 
   [[nodiscard]] Rank& of(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] const Rank& of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] Road& road(int rank, int peer, RailId rail);
+  [[nodiscard]] PathHistory& history(int rank, int peer, RailId rail);
   [[nodiscard]] static Side side_of(int rank, int peer) {
     return rank < peer ? acceptor_side : connector_side;
   }
@@ -194,7 +194,7 @@ class World {
     for (int peer = 0; peer < options_.ranks; ++peer)
       if (peer != rank) visit(peer);
   }
-  void retry(Road& over);
+  void retry(PathHistory& over);
   void schedule_tick(int rank);
   void resume_ready();
   void check_queues(const LinkEnd& end);
@@ -209,7 +209,7 @@ class World {
   Shadow shadow_;
   Counters counters_;
   std::map<Shadow::Stream, std::uint64_t> returned_;  // messages whose memory was given back
-  std::deque<Road> roads_;                            // by lower rank, higher rank, rail
+  std::deque<PathHistory> histories_;                 // by lower rank, higher rank, rail
   std::vector<Rank> ranks_;
   std::deque<Thread> threads_;
   Thread* running_ = nullptr;

@@ -74,7 +74,7 @@ RUNS = (
     ),
     broken("BLOCK_DECIDES_ALONE", "half_read", "sums up exchange 1", MAILBOX),
     broken("VERDICT_OF_EACH_KERNEL", "half_written", "ends kernel 4 of exchange 1", MAILBOX),
-    broken("LOSS_NOT_TOLD", "stuck", "", MAILBOX),
+    broken("LOSS_NOT_SIGNALLED", "stuck", "", MAILBOX),
     broken("ABORT_NOT_SEEN", "stuck", "", MAILBOX),
 )
 # Minutes more.

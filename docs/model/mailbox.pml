@@ -2,8 +2,8 @@
  * rank of the node is lost.
  *
  * A kernel is BLOCKS blocks.  A block decides whether it goes on, does its part, and reports.  The
- * last block to report decides for the whole step and tells the other ranks or the host.  Names are
- * those of csrc/device; numbers of exchanges begin at 1.  README.md says what is modelled, what is not,
+ * last block to report decides for the whole step and signals the other ranks or the host.  Names
+ * are those of csrc/device; numbers of exchanges begin at 1.  README.md says what is modelled, what is not,
  * and how to run this.
  *
  * A d_step is one step of one block or host; between any two steps anything else may happen.  The
@@ -19,20 +19,20 @@
 #define FAULTS 1
 #endif
 
-/* The kernels of an exchange.  The step `collect` has two of them, every other step one. */
-#define SHARE 0
-#define SUM_UP 1
-#define SPREAD 2
-#define COLLECT_FIRST 3
-#define COLLECT 4
+/* The kernels of an exchange.  The step `local_all_gather` has two of them, the others one. */
+#define PUBLISH_INPUT 0
+#define LOCAL_REDUCE_SCATTER 1
+#define PUBLISH_RESULT 2
+#define LOCAL_ALL_GATHER_FIRST 3
+#define LOCAL_ALL_GATHER 4
 #define KERNELS 5 /* of an exchange */
 #define ALL_KERNELS (KERNELS * EXCHANGES)
 
 /* --- state ------------------------------------------------------------------------------------ */
 
-/* Of each rank: the last exchange of which it told all ranks of the node that its input is shared,
- * the inputs are summed up, the result is spread, all results are collected. */
-byte shared[RANKS], summed[RANKS], spread[RANKS], collected[RANKS];
+/* Of each rank: the last exchange of which it signalled to all ranks of the node that its input is
+ * ready, it has read the inputs, its result is ready, it has read all results. */
+byte input_ready[RANKS], inputs_read[RANKS], result_ready[RANKS], results_read[RANKS];
 byte posted[RANKS], arrived[RANKS]; /* to its host, from its host */
 bit aborted[RANKS];                 /* its host has published the end */
 bit lost[RANKS];                    /* its inbox: a rank of the node gets no more results */
@@ -43,10 +43,10 @@ byte ended[RANKS];   /* kernels */
 
 /* Which exchange wrote each block's part of an entry last. */
 byte input[RANKS * RING * BLOCKS], staged[RANKS * RING * BLOCKS], result[RANKS * RING * BLOCKS];
-byte target[RANKS * 2 * BLOCKS]; /* by rank, kernel of `collect`, block; the caller's */
+byte target[RANKS * 2 * BLOCKS]; /* by rank, kernel of `local_all_gather`, block; the caller's */
 #define CELL(rank, number, block) ((rank) * RING + (number) % RING) * BLOCKS + (block)
 #define TARGET(rank, kernel, block) \
-  target[((rank) * 2 + (kernel) - COLLECT_FIRST) * BLOCKS + (block)]
+  target[((rank) * 2 + (kernel) - LOCAL_ALL_GATHER_FIRST) * BLOCKS + (block)]
 
 byte kernels[ALL_KERNELS], numbers[ALL_KERNELS]; /* what each kernel of a stream is */
 byte faults;                                     /* still to come */
@@ -62,11 +62,11 @@ bit half_read, half_written, stuck;              /* what is asserted never to be
 #define ALL_LEFT(words, number) ((number) <= RING || ALL_AT(words, (number) - RING))
 #endif
 #define READY(rank, kernel, number) \
-  ((kernel == SHARE && ALL_LEFT(summed, number)) || \
-   (kernel == SUM_UP && ALL_AT(shared, number) && \
+  ((kernel == PUBLISH_INPUT && ALL_LEFT(inputs_read, number)) || \
+   (kernel == LOCAL_REDUCE_SCATTER && ALL_AT(input_ready, number) && \
     ((number) <= RING || arrived[rank] >= (number) - RING)) || \
-   (kernel == SPREAD && arrived[rank] >= (number) && ALL_LEFT(collected, number)) || \
-   (kernel >= COLLECT_FIRST && ALL_AT(spread, number) && !lost[rank]))
+   (kernel == PUBLISH_RESULT && arrived[rank] >= (number) && ALL_LEFT(results_read, number)) || \
+   (kernel >= LOCAL_ALL_GATHER_FIRST && ALL_AT(result_ready, number) && !lost[rank]))
 #ifdef ABORT_NOT_SEEN
 #define OVER(rank) (lost[rank])
 #else
@@ -78,19 +78,21 @@ bit half_read, half_written, stuck;              /* what is asserted never to be
 #define ALL_ARE(array, rank, number) \
   (array[CELL(rank, number, 0)] == (number) && array[CELL(rank, number, 1)] == (number))
 #define TARGET_IS(rank, number) \
-  (TARGET(rank, COLLECT_FIRST, 0) == (number) && TARGET(rank, COLLECT_FIRST, 1) == (number) && \
-   TARGET(rank, COLLECT, 0) == (number) && TARGET(rank, COLLECT, 1) == (number))
+  (TARGET(rank, LOCAL_ALL_GATHER_FIRST, 0) == (number) && \
+   TARGET(rank, LOCAL_ALL_GATHER_FIRST, 1) == (number) && \
+   TARGET(rank, LOCAL_ALL_GATHER, 0) == (number) && \
+   TARGET(rank, LOCAL_ALL_GATHER, 1) == (number))
 
 inline do_part(rank, block, kernel, number) {
   if
-  :: kernel == SHARE -> input[CELL(rank, number, block)] = number
-  :: kernel == SUM_UP ->
+  :: kernel == PUBLISH_INPUT -> input[CELL(rank, number, block)] = number
+  :: kernel == LOCAL_REDUCE_SCATTER ->
        printf("rank %d block %d sums up exchange %d\n", rank, block, number);
        half_read = !(ALL_ARE(input, 0, number) && ALL_ARE(input, 1, number));
        assert(!half_read);
        staged[CELL(rank, number, block)] = number
-  :: kernel == SPREAD -> result[CELL(rank, number, block)] = number
-  :: kernel >= COLLECT_FIRST ->
+  :: kernel == PUBLISH_RESULT -> result[CELL(rank, number, block)] = number
+  :: kernel >= LOCAL_ALL_GATHER_FIRST ->
        printf("rank %d block %d collects exchange %d\n", rank, block, number);
        half_read = !(ALL_ARE(result, 0, number) && ALL_ARE(result, 1, number));
        assert(!half_read);
@@ -98,26 +100,26 @@ inline do_part(rank, block, kernel, number) {
   fi
 }
 
-inline tell_lost(rank) {
-  printf("rank %d tells that it is lost\n", rank);
+inline signal_lost(rank) {
+  printf("rank %d signals that it is lost\n", rank);
   lost[rank] = 1;
-#ifndef LOSS_NOT_TOLD
+#ifndef LOSS_NOT_SIGNALLED
   lost[1 - rank] = 1
 #endif
 }
 
-inline tell_good(rank, kernel, number) {
+inline signal_good(rank, kernel, number) {
   printf("rank %d ends kernel %d of exchange %d\n", rank, kernel, number);
   if
-  :: kernel == SHARE -> shared[rank] = number
-  :: kernel == SUM_UP ->
-       summed[rank] = number;
+  :: kernel == PUBLISH_INPUT -> input_ready[rank] = number
+  :: kernel == LOCAL_REDUCE_SCATTER ->
+       inputs_read[rank] = number;
        posted[rank] = number
-  :: kernel == SPREAD -> spread[rank] = number
-  :: kernel == COLLECT ->
+  :: kernel == PUBLISH_RESULT -> result_ready[rank] = number
+  :: kernel == LOCAL_ALL_GATHER ->
        half_written = !TARGET_IS(rank, number);
        assert(!half_written);
-       collected[rank] = number
+       results_read[rank] = number
   fi
 }
 
@@ -126,7 +128,8 @@ inline tell_good(rank, kernel, number) {
 #define GO 2
 #define GIVE_UP 3
 
-/* The part and the report are one step: nothing reads the part before the step is told as good. */
+/* The part and the report are one step: nothing reads the part before the step is signalled as
+ * good. */
 inline report(rank, block, kernel, number) {
   if
   :: decision == GO -> do_part(rank, block, kernel, number)
@@ -143,14 +146,14 @@ inline report(rank, block, kernel, number) {
        reports[rank] = 0;
        ended[rank]++;
        if
-       :: kernel == COLLECT_FIRST
+       :: kernel == LOCAL_ALL_GATHER_FIRST
 #ifdef VERDICT_OF_EACH_KERNEL
           -> gave_up[rank] = 0
 #endif
-       :: kernel != COLLECT_FIRST ->
+       :: kernel != LOCAL_ALL_GATHER_FIRST ->
             if
-            :: gave_up[rank] -> tell_lost(rank)
-            :: !gave_up[rank] -> tell_good(rank, kernel, number)
+            :: gave_up[rank] -> signal_lost(rank)
+            :: !gave_up[rank] -> signal_good(rank, kernel, number)
             fi;
             gave_up[rank] = 0
        fi
@@ -164,10 +167,11 @@ proctype Block(byte rank, block) {
   byte at;       /* kernels that this block has run */
   byte decision; /* in the kernel that runs */
   do
-  :: d_step { RUNS(rank, at) && decision == UNDECIDED && kernels[at] <= SUM_UP && !OVER(rank) ->
+  :: d_step { RUNS(rank, at) && decision == UNDECIDED &&
+              kernels[at] <= LOCAL_REDUCE_SCATTER && !OVER(rank) ->
        decision = LOOKED
      }
-  :: d_step { RUNS(rank, at) && (decision == LOOKED || kernels[at] > SUM_UP) &&
+  :: d_step { RUNS(rank, at) && (decision == LOOKED || kernels[at] > LOCAL_REDUCE_SCATTER) &&
               READY(rank, kernels[at], numbers[at]) ->
        decision = GO
      }
@@ -186,7 +190,7 @@ proctype Block(byte rank, block) {
 
 /* --- hosts ------------------------------------------------------------------------------------ */
 
-/* Carries out what was posted, with the same place of other nodes; or ends, at any time. */
+/* Carries out what was posted, with the same local rank of other nodes; or ends, at any time. */
 proctype Host(byte rank) {
   bit carries;
 end:
@@ -215,7 +219,7 @@ end:
 
 #define FINISHED \
   (ended[0] == ALL_KERNELS && ended[1] == ALL_KERNELS && \
-   (aborted[0] || aborted[1] || (collected[0] == EXCHANGES && collected[1] == EXCHANGES)))
+   (aborted[0] || aborted[1] || (results_read[0] == EXCHANGES && results_read[1] == EXCHANGES)))
 
 proctype Watch() {
   timeout; /* nothing else can happen any more */
@@ -228,11 +232,11 @@ inline add(kernel, number) {
   numbers[i] = number;
   i++
 }
-inline add_posts(number) { add(SHARE, number); add(SUM_UP, number) }
+inline add_posts(number) { add(PUBLISH_INPUT, number); add(LOCAL_REDUCE_SCATTER, number) }
 inline add_deliveries(number) {
-  add(SPREAD, number);
-  add(COLLECT_FIRST, number);
-  add(COLLECT, number)
+  add(PUBLISH_RESULT, number);
+  add(LOCAL_ALL_GATHER_FIRST, number);
+  add(LOCAL_ALL_GATHER, number)
 }
 
 init {

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from r2serve.observe import journal
-from r2serve.observe.fault_report import FaultReport
+from r2serve.observe.fault_report import StallReport
 from r2serve.observe.journal import Event
 from r2serve.observe.request_log import LONGEST_NAME, RequestLog
 from r2serve.observe.step_baseline import StepBaseline
@@ -71,7 +71,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningRequest:
     name: str
     prompt_tokens: int
     scheduled_ns: int
@@ -90,7 +90,7 @@ class Attribution:
     """Those that are open now."""
     about: Mapping[str, str] = field(default_factory=dict)
     """What the worker serves, in the engine's own words: ``model_name``, ``engine``."""
-    _running: dict[str, _Running] = field(default_factory=dict)
+    _running: dict[str, _RunningRequest] = field(default_factory=dict)
     _step: Step | None = None
     _number: int = 0
     _began_ns: int = 0
@@ -108,7 +108,7 @@ class Attribution:
     _seen: dict[int, int] = field(default_factory=dict)
     """Records read, by engine."""
     _log: RequestLog | None = None
-    _report: FaultReport | None = None
+    _report: StallReport | None = None
 
     def prompt_tokens(self, request: str) -> int:
         """Of a request that is running; 0 of any other."""
@@ -135,7 +135,7 @@ class Attribution:
         for new in step.new:
             if new.id not in self._running:  # else it goes on after it was preempted
                 name = new.name[:LONGEST_NAME]
-                self._running[new.id] = _Running(name, new.prompt_tokens, self._began_ns)
+                self._running[new.id] = _RunningRequest(name, new.prompt_tokens, self._began_ns)
 
     def ended(self, *, sampled: bool) -> None:
         """The step, or a part of it, is over.
@@ -245,7 +245,7 @@ class Attribution:
     def _tell(self, step: Step, engine: EngineView, stalls: list[Event]) -> None:
         """One line a fault, once it is known where it is, whatever number of steps it held up."""
         if self._report is None or self._report.said:
-            self._report = FaultReport(engine, since_ns=stalls[0].time_ns - stalls[0].value)
+            self._report = StallReport(engine, since_ns=stalls[0].time_ns - stalls[0].value)
             self._report.say_after(REPORT_AFTER_S)
         self._report.add(
             sum(stall.value for stall in stalls), self._names((*step.prefill, *step.decode))

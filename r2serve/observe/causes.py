@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from r2serve.observe.impact import Request
+from r2serve.observe.impact import TrackedRequest
 from r2serve.observe.watch import NumberedEvent, Watch
 
 CAUSE_NS = 1_000_000_000
@@ -13,7 +13,7 @@ MAX_CAUSES = 200
 _CAUSES = ("rail_state", "verdict", "speed", "injected", "stall")
 
 
-def causes_of(request: Request, watch: Watch) -> list[NumberedEvent]:
+def causes_of(request: TrackedRequest, watch: Watch) -> list[NumberedEvent]:
     """The rail events that may have held a request up, oldest first.
 
     They are those of the time it was held up, and of ``CAUSE_NS`` before. If no rail went out of

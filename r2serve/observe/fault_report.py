@@ -24,7 +24,7 @@ class Source(Protocol):
     def journal_bytes(self) -> bytes: ...
 
 
-class FaultReport:
+class StallReport:
     """What steps that were held up have in common: added to while they come, then said once."""
 
     def __init__(self, source: Source, *, since_ns: int) -> None:

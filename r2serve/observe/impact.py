@@ -140,7 +140,7 @@ class Spans:
 
 
 @dataclass(slots=True)
-class Request:
+class TrackedRequest:
     """One request, as far as it is known by now."""
 
     name: str
@@ -234,7 +234,7 @@ def _began(held: HeldStep) -> int:
     return held.began_clock_ns
 
 
-def figures_of(request: Request) -> dict[str, Any]:
+def figures_of(request: TrackedRequest) -> dict[str, Any]:
     """What a request waited and lost by rail events, and its times with and without that.
 
     ``*_without_s`` are estimates: the measured time less what the request was late by. What is not

@@ -352,7 +352,7 @@ def _name(names: tuple[str, ...], index: int) -> str:
 
 
 def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
-    name, peer, device, kind, state, cause, verdict, epoch, slow, carry, bye, *numbers = values
+    name, peer, device, kind, state, cause, verdict, epoch, slow, carry, farewell, *numbers = values
     assert isinstance(name, bytes)
     assert isinstance(peer, bytes)
     assert isinstance(device, bytes)
@@ -368,7 +368,7 @@ def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
         bool(slow),
         int(epoch),
         bool(carry),
-        bool(bye),
+        bool(farewell),
         *integers,
     )
 

@@ -26,10 +26,10 @@ from r2serve.observe.impact import (
     QUEUE,
     HeldStep,
     Pace,
-    Request,
     Spans,
     Stall,
     Timings,
+    TrackedRequest,
 )
 from r2serve.observe.request_log import LONGEST_NAME, PATTERN, Follower, RequestLogError
 
@@ -70,7 +70,7 @@ class Requests:
         self._read_to_end: dict[Path, int] = {}
         """Logs of writers that have ended: their inodes."""
         self._scanned_ns = 0
-        self._requests: dict[str, Request] = {}  # in the order in which they became known
+        self._requests: dict[str, TrackedRequest] = {}  # in the order in which they became known
         self._finished: deque[str] = deque()  # in the order in which they ended
         self._known = 0
         self._held: dict[str, deque[HeldStep]] = {}
@@ -87,7 +87,7 @@ class Requests:
             budget -= self._fill(reading)
         due = [(one.first_ns, str(path)) for path, one in self._logs.items() if one.lines]
         heapify(due)
-        ended: list[Request] = []
+        ended: list[TrackedRequest] = []
         while due and budget > 0:
             _, name = heappop(due)
             reading = self._logs[Path(name)]
@@ -102,7 +102,7 @@ class Requests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def get(self, name: str) -> Request | None:
+    def get(self, name: str) -> TrackedRequest | None:
         """By the name that its client has of it, or by what the engine's answer has as its id."""
         exact = self._requests.get(name)
         if exact is not None:
@@ -112,7 +112,7 @@ class Requests:
 
     def newest(
         self, *, before: int | None = None, limit: int, waited: bool = False
-    ) -> list[Request]:
+    ) -> list[TrackedRequest]:
         """Those that became known last, newest first; with numbers below `before`."""
         return list(islice(self._downwards(before, waited), limit))
 
@@ -135,7 +135,7 @@ class Requests:
             reading.log.close()
         self._logs.clear()
 
-    def _downwards(self, before: int | None, waited: bool) -> Iterator[Request]:
+    def _downwards(self, before: int | None, waited: bool) -> Iterator[TrackedRequest]:
         for request in reversed(self._requests.values()):
             if (before is None or request.number < before) and (request.waited or not waited):
                 yield request
@@ -195,7 +195,7 @@ class Requests:
             self._give_up(reading.log.path, str(error))
         return total
 
-    def _take(self, reading: _Reading) -> Request | None:
+    def _take(self, reading: _Reading) -> TrackedRequest | None:
         """The request that the line says has ended."""
         line = reading.lines.popleft()
         try:
@@ -206,7 +206,7 @@ class Requests:
                 _LOG.warning("%s has a line that says nothing: %r", reading.log.path, error)
         return None
 
-    def _taken(self, log: Follower, line: dict[str, Any]) -> Request | None:
+    def _taken(self, log: Follower, line: dict[str, Any]) -> TrackedRequest | None:
         if "step" in line:
             self._take_step(log, line)
         elif "finished" in line:
@@ -280,7 +280,7 @@ class Requests:
         kept = self._held.get(held.worker)
         return kept is not None and kept[-1].is_part_of(held)
 
-    def _held_since(self, request: Request) -> Iterator[HeldStep]:
+    def _held_since(self, request: TrackedRequest) -> Iterator[HeldStep]:
         """Steps of its workers that were held up and ended after it had arrived."""
         if request.timings is not None:
             arrived_ns = request.timings.arrived_clock_ns
@@ -288,18 +288,18 @@ class Requests:
                 steps = reversed(self._held.get(worker, deque()))
                 yield from takewhile(lambda step: step.ended_clock_ns > arrived_ns, steps)
 
-    def _ended(self, name: object) -> Request:
+    def _ended(self, name: object) -> TrackedRequest:
         request = self._request(name)
         if not request.finished:
             self._finished.append(request.name)
         return request
 
-    def _request(self, name: object) -> Request:
+    def _request(self, name: object) -> TrackedRequest:
         key = str(name)[:LONGEST_NAME]
         request = self._requests.get(key)
         if request is None:
             self._known += 1
-            request = self._requests[key] = Request(key, self._known)
+            request = self._requests[key] = TrackedRequest(key, self._known)
             if len(self._requests) > self._max_requests:
                 self._forget_one()
         return request
@@ -359,7 +359,7 @@ def _late(line: dict[str, Any], waited: list[tuple[int, int]]) -> list[tuple[int
     return [(min(began_ns + usual_ns, ended_ns - Spans.of(waited).total_ns), ended_ns)]
 
 
-def _told(request: Request) -> Ended | None:
+def _told(request: TrackedRequest) -> Ended | None:
     phases = request.waited.keys() - request.told
     if request.ended_at is None or not phases:
         return None

@@ -30,7 +30,7 @@ _INVARIANT = re.compile(r"I[1-7]: ")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MutantResult:
     """What became of one planted bug."""
 
     name: str
@@ -90,7 +90,7 @@ def hunt(library: Path, mutant: str, first: int, count: int) -> dict[str, Any]:
     return {"seed": first + count - 1, "violation": ""}
 
 
-def judge(library: Path, mutant: str, first: int, count: int) -> Verdict:
+def judge(library: Path, mutant: str, first: int, count: int) -> MutantResult:
     """One planted bug (or :data:`SOUND`) against the seeds."""
     code = "import sys, json; from r2serve.sim import mutants; mutants.main(sys.argv[1:])"
     done = subprocess.run(
@@ -100,15 +100,17 @@ def judge(library: Path, mutant: str, first: int, count: int) -> Verdict:
         check=False,
     )
     if done.returncode != 0:
-        return Verdict(mutant, False, first, f"crashed: {done.stderr.strip()[-300:]}")
+        return MutantResult(mutant, False, first, f"crashed: {done.stderr.strip()[-300:]}")
     found = json.loads(done.stdout)
     caught = bool(_INVARIANT.match(found["violation"]))
     text = found["violation"] or "nothing was noticed"
     if caught and mutant != SOUND:
         without = judge(library, SOUND, found["seed"], 1)
         if without.text != "nothing was noticed":
-            return Verdict(mutant, False, found["seed"], f"fails without it, too: {without.text}")
-    return Verdict(mutant, caught, found["seed"], text)
+            return MutantResult(
+                mutant, False, found["seed"], f"fails without it, too: {without.text}"
+            )
+    return MutantResult(mutant, caught, found["seed"], text)
 
 
 def main(arguments: list[str]) -> None:
@@ -116,7 +118,7 @@ def main(arguments: list[str]) -> None:
     click.echo(json.dumps(hunt(Path(library), mutant, int(first), int(count))))
 
 
-def judge_all(library: Path, first: int, count: int) -> Iterator[Verdict]:
+def judge_all(library: Path, first: int, count: int) -> Iterator[MutantResult]:
     """Every planted bug."""
     for mutant in load(library).mutants():
         yield judge(library, mutant, first, count)

@@ -56,7 +56,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PortPair:
     """A port here and one of the peer that make a rail."""
 
     own: End
@@ -93,7 +93,7 @@ def _end(told: Mapping[str, Any]) -> End:
     return End(**told)
 
 
-def pairs(own: Sequence[End], other: Sequence[End]) -> tuple[Pair, ...]:
+def pairs(own: Sequence[End], other: Sequence[End]) -> tuple[PortPair, ...]:
     """The rails between two nodes; none where one of them has no port."""
     if not own or not other:
         return ()
@@ -103,6 +103,6 @@ def pairs(own: Sequence[End], other: Sequence[End]) -> tuple[Pair, ...]:
     )
 
 
-def _pair(own: End, other: End) -> Pair:
+def _pair(own: End, other: End) -> PortPair:
     why = why_tcp(own.info(), other.info())
-    return Pair(own, other, "tcp" if why else "verbs", why, min(own.gbit_s, other.gbit_s))
+    return PortPair(own, other, "tcp" if why else "verbs", why, min(own.gbit_s, other.gbit_s))

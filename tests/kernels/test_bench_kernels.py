@@ -24,7 +24,15 @@ from r2serve.bench.kernels import (
     runner,
     timing,
 )
-from r2serve.bench.kernels.rows import Case, Contenders, Machine, Row, Times, row_of, targets_of
+from r2serve.bench.kernels.rows import (
+    Case,
+    Contenders,
+    KernelRow,
+    KernelTimes,
+    Machine,
+    row_of,
+    targets_of,
+)
 
 
 def kernel() -> None:
@@ -69,22 +77,24 @@ def case(**changed: Any) -> Case:
 def test_latency_is_against_the_bytes_or_an_empty_kernel(
     kernel_us: float, moved_us: float, reached: bool
 ) -> None:
-    [target] = targets_of(["latency"], Times(kernel_us, 1, 1), empty_us=2.0, moved_us=moved_us)
+    [target] = targets_of(
+        ["latency"], KernelTimes(kernel_us, 1, 1), empty_us=2.0, moved_us=moved_us
+    )
     assert target.reached is reached
 
 
 @pytest.mark.parametrize(
     ("name", "times", "value", "reached"),
     [
-        ("bandwidth", Times(10 / 0.85, 1, 1), 0.85, True),
-        ("bandwidth", Times(12, 1, 1), 10 / 12, False),
-        ("eager", Times(10, 15, 1), 1.5, True),
-        ("eager", Times(10, 14.9, 1), 1.49, False),
-        ("compiled", Times(10, 1, 10), 1.0, True),
-        ("compiled", Times(10, 1, 9.9), 0.99, False),
+        ("bandwidth", KernelTimes(10 / 0.85, 1, 1), 0.85, True),
+        ("bandwidth", KernelTimes(12, 1, 1), 10 / 12, False),
+        ("eager", KernelTimes(10, 15, 1), 1.5, True),
+        ("eager", KernelTimes(10, 14.9, 1), 1.49, False),
+        ("compiled", KernelTimes(10, 1, 10), 1.0, True),
+        ("compiled", KernelTimes(10, 1, 9.9), 0.99, False),
     ],
 )
-def test_targets(name: str, times: Times, value: float, reached: bool) -> None:
+def test_targets(name: str, times: KernelTimes, value: float, reached: bool) -> None:
     [target] = targets_of([name], times, empty_us=1.0, moved_us=10.0)
     assert target.value == pytest.approx(value)
     assert target.reached is reached
@@ -119,7 +129,10 @@ def test_a_copy_reads_and_writes() -> None:
 
 
 def test_jsonl(tmp_path: Path) -> None:
-    rows = [row_of(case(), Times(10, 20, 10), MACHINE), row_of(case(), Times(9, 1, 1), MACHINE)]
+    rows = [
+        row_of(case(), KernelTimes(10, 20, 10), MACHINE),
+        row_of(case(), KernelTimes(9, 1, 1), MACHINE),
+    ]
     runner.write_jsonl(tmp_path / "out.jsonl", {"gpu": "none"}, rows)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert lines[0] == {"metadata": {"gpu": "none"}}
@@ -128,7 +141,7 @@ def test_jsonl(tmp_path: Path) -> None:
 
 
 def test_the_table_names_what_was_missed() -> None:
-    rows: list[Row] = [row_of(case(), Times(10, 14, 10), MACHINE)]
+    rows: list[KernelRow] = [row_of(case(), KernelTimes(10, 14, 10), MACHINE)]
     console = Console(width=200, record=True, file=io.StringIO())
     cli.show(rows, console)
     assert "eager 1.40/1.50 missed, compiled 1.00/1.00" in console.export_text()
@@ -139,7 +152,7 @@ def test_every_case_says_what_it_moves() -> None:
         for one in cases():
             assert one.kernel == name
             assert one.moved_bytes > 0
-            targets_of(one.targets, Times(1, 1, 1), 1, 1)
+            targets_of(one.targets, KernelTimes(1, 1, 1), 1, 1)
     moved = {(one.shape, one.peers): one.moved_bytes for one in reduce_add_rms_norm.cases()}
     # 64 rows of 8192 in bf16: 2 slots and the residual in, normed and the residual out; weight.
     assert moved[(64, 8192), 2] == 5 * 64 * 8192 * 2 + 8192 * 2

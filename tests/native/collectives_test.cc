@@ -135,13 +135,13 @@ TEST_P(Collectives, AllGatherV) {
     }
     world.run([&](int rank) {
       const auto own = static_cast<std::size_t>(rank);
-      Bytes part = in[own];
+      Bytes shard = in[own];
       Bytes out(expected.size(), junk);
       call(rank, [&](Channel& channel) {
-        return all_gatherv(channel, part.data(), out.data(), counts, element_type);
+        return all_gatherv(channel, shard.data(), out.data(), counts, element_type);
       });
       EXPECT_EQ(out, expected);
-      std::ranges::fill(part, junk);
+      std::ranges::fill(shard, junk);
 
       std::ranges::fill(out, junk);
       const std::size_t begin = sum(counts, own) * size_of(element_type);
@@ -212,16 +212,16 @@ TEST_P(Collectives, GatherToEveryRoot) {
     world.run([&](int rank) {
       const auto own = static_cast<std::size_t>(rank);
       for (int root = 0; root < size; ++root) {
-        Bytes part = in[own];
+        Bytes shard = in[own];
         Bytes out(rank == root ? expected.size() : 0, junk);
         call(rank, [&](Channel& channel) {
-          return gather(channel, part.data(), out.data(), counts, element_type, root);
+          return gather(channel, shard.data(), out.data(), counts, element_type, root);
         });
-        std::ranges::fill(part, junk);
+        std::ranges::fill(shard, junk);
         if (rank != root) continue;
         EXPECT_EQ(out, expected) << "root " << root;
       }
-      // In place on root 0, whose part comes first.
+      // In place on root 0, whose shard comes first.
       Bytes data = in[own];
       if (rank == 0) data.resize(expected.size(), junk);
       call(rank, [&](Channel& channel) {
@@ -255,9 +255,9 @@ TEST_P(Collectives, AllToAllV) {
     }
     for (std::size_t to = 0; to < ranks; ++to) {
       for (std::size_t from = 0; from < ranks; ++from) {
-        const Bytes part = slice(in[from], sum(in_counts[from], to) * element_size,
-                                 in_counts[from][to] * element_size);
-        expected[to].insert(expected[to].end(), part.begin(), part.end());
+        const Bytes shard = slice(in[from], sum(in_counts[from], to) * element_size,
+                                  in_counts[from][to] * element_size);
+        expected[to].insert(expected[to].end(), shard.begin(), shard.end());
       }
     }
     world.run([&](int rank) {

@@ -21,10 +21,10 @@
 namespace r2ccl {
 namespace {
 
+using device::EvenShards;
 using device::Exchange;
 using device::Proxy;
 using device::Sequence;
-using device::Shares;
 using device::ThreadPosition;
 using testing::HostDevice;
 using testing::ThreadBlock;
@@ -73,34 +73,34 @@ TEST(Fold, HasTheBitsOfANodeOfTheCanonicalTree) {
           const std::size_t shift = count == 64 ? size_of(dtype) : 0;  // off a Vector's boundary
           std::vector<Bytes> inputs;
           std::vector<Aligned> memory;
-          device::Terms terms{};
-          terms.ranks = ranks;
+          device::Operands operands{};
+          operands.ranks = ranks;
           for (std::uint32_t rank = 0; rank < ranks; ++rank) {
             inputs.push_back(any_bits(bytes, count * 31 + rank));
             memory.emplace_back(bytes + shift);
             std::memcpy(memory.back().data() + shift, inputs.back().data(), bytes);
           }
           for (std::uint32_t rank = 0; rank < ranks; ++rank)
-            terms.of[rank] = memory[rank].data() + shift;
+            operands.of[rank] = memory[rank].data() + shift;
           Aligned out(bytes + shift);
           for (std::uint32_t thread = 0; thread < 3; ++thread)
-            device::fold({0, 1, thread, 3}, out.data() + shift, terms, bytes, dtype, op);
+            device::fold({0, 1, thread, 3}, out.data() + shift, operands, bytes, dtype, op);
           const Bytes wanted = reduced(dtype, op, inputs, std::vector<int>(ranks, 0));
           EXPECT_EQ(std::memcmp(out.data() + shift, wanted.data(), bytes), 0)
               << name_of(dtype) << ' ' << name_of(op) << ' ' << ranks << " ranks, " << count;
         }
 }
 
-TEST(Shares, AreEvenAndCoverAll) {
+TEST(EvenShards, CoverAll) {
   for (const std::size_t element : {1UL, 2UL, 4UL, 8UL})
     for (const std::uint32_t ranks : {1U, 2U, 3U, 16U})
       for (const std::size_t count : {0UL, 1UL, 63UL, 64UL, 65UL, 1000UL, 100'000UL}) {
-        const Shares shares = Shares::of(count, element, ranks);
+        const EvenShards shards = EvenShards::of(count, element, ranks);
         std::uint64_t next = 0;
         for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-          EXPECT_EQ(shares.first(rank), next);
-          EXPECT_TRUE(shares.size(rank) == 0 || shares.first(rank) * element % 128 == 0);
-          next += shares.size(rank);
+          EXPECT_EQ(shards.first(rank), next);
+          EXPECT_TRUE(shards.size(rank) == 0 || shards.first(rank) * element % 128 == 0);
+          next += shards.size(rank);
         }
         EXPECT_EQ(next, count);
       }
@@ -119,7 +119,7 @@ struct Call {
   Kind kind = Kind::all_reduce;
   DType dtype = DType::f32;
   ReduceOp op = ReduceOp::sum;
-  std::size_t count = 0;  // of a part, where there are parts
+  std::size_t count = 0;  // of a shard, where there are shards
 
   [[nodiscard]] std::size_t bytes() const { return count * size_of(dtype); }
   [[nodiscard]] std::size_t input_bytes() const {
@@ -128,12 +128,12 @@ struct Call {
   [[nodiscard]] std::size_t output_bytes() const {
     return bytes() * (kind == Kind::all_gather ? all_ranks : 1);
   }
-  [[nodiscard]] Shares shares() const { return Shares::of(count, size_of(dtype), ranks); }
-  // What a place has of the tensor: a share of it, or the part of its rank on each node.
-  [[nodiscard]] device::Rows rows_of(std::uint32_t place) const {
-    if (kind != Kind::all_reduce) return {2, bytes(), ranks * bytes(), 0, place * bytes()};
-    const Shares even = shares();
-    return {1, even.size(place) * even.element, 0, 0, even.first(place) * even.element};
+  [[nodiscard]] EvenShards shards() const { return EvenShards::of(count, size_of(dtype), ranks); }
+  // What a local rank has of the tensor: a shard of it, or the shard of its rank on each node.
+  [[nodiscard]] device::Rows rows_of(std::uint32_t local_rank) const {
+    if (kind != Kind::all_reduce) return {2, bytes(), ranks * bytes(), 0, local_rank * bytes()};
+    const EvenShards even = shards();
+    return {1, even.size(local_rank) * even.element, 0, 0, even.first(local_rank) * even.element};
   }
 };
 
@@ -154,13 +154,13 @@ std::vector<Bytes> inputs_of(std::uint32_t number, std::uint32_t node) {
   for (std::uint32_t rank = 0; rank < ranks; ++rank) inputs.push_back(input_of(number, node, rank));
   return inputs;
 }
-Bytes part_of(const Bytes& all, std::size_t first, std::size_t bytes) {
+Bytes bytes_of(const Bytes& all, std::size_t first, std::size_t bytes) {
   const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
   return {begin, begin + static_cast<std::ptrdiff_t>(bytes)};
 }
 
 // A rank of node 0, of two with as many ranks; its host carries out what the rails would: the same
-// place of node 1 brings the share of that node's sum.
+// local rank of node 1 brings the shard of that node's sum.
 struct Rank {
   Rank() { device.blocks = device.threads = 2; }
 
@@ -194,7 +194,7 @@ struct Rank {
     } else {
       const Bytes theirs = reduced(call.dtype, call.op, inputs_of(number, 1), {1, 1, 1});
       result =
-          reduced(call.dtype, call.op, {result, part_of(theirs, rows.first, rows.bytes)}, {0, 1});
+          reduced(call.dtype, call.op, {result, bytes_of(theirs, rows.first, rows.bytes)}, {0, 1});
     }
     std::ranges::copy(result, device.staging.result(sequence));
     return {};
@@ -205,37 +205,39 @@ struct Rank {
     const Call call = call_of(number);
     Bytes input = input_of(number, 0, own);
     if (call.kind == Kind::all_gather)
-      return device.launch(
-          [&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
-            device::bring(at, block, shared, exchange, input.data(), input.size(), 0, number);
-          });
+      return device.launch([&](const ThreadPosition& at, const ThreadBlock& block,
+                               device::Shared& shared) {
+        device::stage_in_place(at, block, shared, exchange, input.data(), input.size(), 0, number);
+      });
     device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
-      device::share(at, block, shared, exchange, input.data(), {1, input.size()}, true);
+      device::publish_input(at, block, shared, exchange, input.data(), {1, input.size()}, true);
     });
     std::ranges::fill(input, untouched);  // the caller's again
     device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
-      device::sum_up(at, block, shared, exchange, call.rows_of(own), call.dtype, call.op, number,
-                     true);
+      device::local_reduce_scatter(at, block, shared, exchange, call.rows_of(own), call.dtype,
+                                   call.op, number, true);
     });
   }
   Bytes receive(std::uint32_t number, std::uint32_t lag) {
     const Call call = call_of(number);
     Bytes target(call.output_bytes(), untouched);
     if (call.kind == Kind::reduce_scatter) {
-      device.launch([&](const ThreadPosition& at, const ThreadBlock& block,
-                        device::Shared& shared) {
-        device::take(at, block, shared, exchange, target.data(), target.size(), device::Sum(), lag);
-      });
+      device.launch(
+          [&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
+            device::deliver_shard(at, block, shared, exchange, target.data(), target.size(),
+                                  device::Reduction(), lag);
+          });
       return target;
     }
-    device::Results results{};
-    for (std::uint32_t rank = 0; rank < ranks; ++rank) results.of[rank] = call.rows_of(rank);
-    const device::Rows& own = results.of[exchange.node.own];
+    device::OutputRows outputs{};
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) outputs.of[rank] = call.rows_of(rank);
+    const device::Rows& own = outputs.of[exchange.node.own];
     device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
-      device::spread(at, block, shared, exchange, own.count * own.bytes, device::Sum(), lag);
+      device::publish_result(at, block, shared, exchange, own.count * own.bytes,
+                             device::Reduction(), lag);
     });
     device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
-      device::collect(at, block, shared, exchange, results, target.data(), lag, true);
+      device::local_all_gather(at, block, shared, exchange, outputs, target.data(), lag, true);
     });
     return target;
   }
@@ -255,11 +257,11 @@ Bytes wanted(std::uint32_t number, std::uint32_t own) {
   for (Bytes& theirs : inputs_of(number, 1)) all.push_back(std::move(theirs));
   if (call.kind == Kind::all_gather) {
     Bytes joined;
-    for (const Bytes& part : all) std::ranges::copy(part, std::back_inserter(joined));
+    for (const Bytes& shard : all) std::ranges::copy(shard, std::back_inserter(joined));
     return joined;
   }
   const Bytes sum = reduced(call.dtype, call.op, all, {0, 0, 0, 1, 1, 1});
-  return call.kind == Kind::all_reduce ? sum : part_of(sum, own * call.bytes(), call.bytes());
+  return call.kind == Kind::all_reduce ? sum : bytes_of(sum, own * call.bytes(), call.bytes());
 }
 
 struct Node {
@@ -288,13 +290,13 @@ TEST(Exchange, GivesTheBitsOfTheFlatCollectives) {
   for (const auto& member : node.members) {
     EXPECT_EQ(load_acquire(member->device.mailbox.entered), 60U);
     EXPECT_EQ(load_acquire(member->device.mailbox.left), 60U);
-    for (const auto* words : {&member->inbox.shared, &member->inbox.summed, &member->inbox.spread,
-                              &member->inbox.collected})
+    for (const auto* words : {&member->inbox.input_ready, &member->inbox.inputs_read,
+                              &member->inbox.result_ready, &member->inbox.results_read})
       for (std::uint32_t rank = 0; rank < ranks; ++rank) EXPECT_EQ((*words)[rank].value, 60U);
   }
 }
 
-TEST(Exchange, APieceIsSummedUpWhileTheOneBeforeItIsCarried) {
+TEST(Exchange, ASliceIsReducedWhileTheOneBeforeItIsCarried) {
   Node node;
   node.run([](Rank& rank, std::uint32_t own) {
     for (std::uint32_t number = 0; number < 40; number += 2) {
@@ -310,8 +312,8 @@ TEST(Exchange, NumbersWrapEachByItself) {
   Node node;
   for (const auto& member : node.members) {
     member->device.state.exchange = 0xFFFFFFFA;
-    for (auto* words : {&member->inbox.shared, &member->inbox.summed, &member->inbox.spread,
-                        &member->inbox.collected})
+    for (auto* words : {&member->inbox.input_ready, &member->inbox.inputs_read,
+                        &member->inbox.result_ready, &member->inbox.results_read})
       for (device::Word& word : *words) word.value = 0xFFFFFFFA;
   }
   node.run([](Rank& rank, std::uint32_t own) {

@@ -107,7 +107,7 @@ TEST(GpuDirect, TcpTakesOverWhenAllRdmaIsGone) {
   });
 }
 
-// Two of them both add up all; more add up a share each.
+// Two of them both add up all; more add up a shard each.
 TEST(GpuDirect, RanksOfANodeExchangeBeforeTheRails) {
   for (const int count_of_nodes : {2, 3}) {
     Nodes nodes({}, count_of_nodes, 2);
@@ -192,10 +192,10 @@ TEST(GpuDirect, PartsThatStayWhereTheyArriveAreInTheGpusMemory) {
       rank.synchronise();
       const auto* sequence = reinterpret_cast<const device::Sequence*>(slots.sequence);
       const cuda::Address base = count * sizeof(float) < 1000 ? slots.base : slots.direct_base;
-      const auto* parts =
+      const auto* shards =
           reinterpret_cast<const float*>(base + (*sequence - 1) % device::ring * slots.entry_bytes);
-      EXPECT_EQ(std::vector<float>(parts, parts + count), std::vector<float>(count, 1.0F));
-      EXPECT_EQ(std::vector<float>(parts + count, parts + 2 * count),
+      EXPECT_EQ(std::vector<float>(shards, shards + count), std::vector<float>(count, 1.0F));
+      EXPECT_EQ(std::vector<float>(shards + count, shards + 2 * count),
                 std::vector<float>(count, 2.0F));
     }
   });
@@ -261,8 +261,9 @@ TEST(GpuDirect, ANodesLossEndsTheExchangeOfTheOthers) {
     rank->synchronise();
     EXPECT_EQ(out, std::vector<float>(1000, 6.0F));
     EXPECT_TRUE(host.barrier().ok());
-    // The one column alone; the ranks of the other one learn of it from those of their nodes.
-    if (me == 0) nodes.columns[0]->abort("as the test wants it");
+    // The one inter-node group alone; the ranks of the other one learn of it from those of their
+    // nodes.
+    if (me == 0) nodes.inter_node[0]->abort("as the test wants it");
     for (int i = 0; i < 3; ++i)
       if (!reduce().ok()) break;
     rank->synchronise();

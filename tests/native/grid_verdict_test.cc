@@ -1,5 +1,6 @@
 // The blocks of a grid look for an end at different times.  Where one of them gives up and another
-// does its part, nothing of the step may count as good: no post, no word to a neighbour but `lost`.
+// does its part, nothing of the step may count as good: no post, no word to a local peer but
+// `lost`.
 //
 // The first tests run the bodies alone, block by block in both orders.  The others run whole grids
 // on the fake driver, whose blocks run at the same time, with and without the planted bug.
@@ -27,10 +28,10 @@ using device::Exchange;
 using device::Inbox;
 using device::load_acquire;
 using device::Mailbox;
+using device::Reduction;
 using device::Rows;
 using device::Shared;
 using device::store_release;
-using device::Sum;
 using device::ThreadPosition;
 
 constexpr std::uint64_t bytes = 256;
@@ -38,7 +39,7 @@ constexpr std::uint64_t entry_bytes = 1024;  // an input, and a result behind it
 constexpr std::uint64_t result_offset = 512;
 constexpr std::uint32_t plan = 7;
 constexpr std::byte untouched{0xA5};
-constexpr std::byte brought{1};
+constexpr std::byte contributed{1};
 
 struct alignas(128) Memory {
   std::array<std::byte, device::ring * entry_bytes> data{};
@@ -55,9 +56,9 @@ struct Rank {
   Exchange exchange{};
 
   Rank() {
-    for (Memory* each : {&memory, &others_memory}) each->data.fill(brought);
+    for (Memory* each : {&memory, &others_memory}) each->data.fill(contributed);
     staged.data.fill(untouched);
-    source.fill(brought);
+    source.fill(contributed);
     target.fill(untouched);
     exchange.mailbox = &mailbox;
     exchange.state = &state;
@@ -73,7 +74,7 @@ struct Rank {
 
   // All that any kernel of the first exchange waits for has come, or has not.
   void set_ready(bool ready) {
-    for (auto* words : {&own.shared, &own.spread})
+    for (auto* words : {&own.input_ready, &own.result_ready})
       for (device::Word& word : *words) store_release(word, ready ? 1 : 0);
     store_release(mailbox.arrived, ready ? 1 : 0);
   }
@@ -83,27 +84,27 @@ struct Rank {
   [[nodiscard]] std::vector<std::string> claims() {
     std::vector<std::string> all;
     if (load_acquire(mailbox.posted) != 0) all.emplace_back("posted");
-    for (const auto& [name, words] : {std::pair{"shared", &Inbox::shared},
-                                      {"summed", &Inbox::summed},
-                                      {"spread", &Inbox::spread},
-                                      {"collected", &Inbox::collected}})
+    for (const auto& [name, words] : {std::pair{"input_ready", &Inbox::input_ready},
+                                      {"inputs_read", &Inbox::inputs_read},
+                                      {"result_ready", &Inbox::result_ready},
+                                      {"results_read", &Inbox::results_read}})
       if (load_acquire((other.*words)[0]) != 0) all.emplace_back(name);
     return all;
   }
-  [[nodiscard]] bool told_lost() const {
+  [[nodiscard]] bool signalled_lost() const {
     return load_acquire(other.lost) != 0 && load_acquire(mailbox.lost) != 0;
   }
 };
 
-struct OneThread : device::Spinning {
+struct OneThread : device::SpinWait {
   void sync() const {}
 };
 
 // A kernel of one exchange and how it is called for one block.
 struct NamedBody {
   const char* name;
-  bool begun;  // the kernel comes after the collective was posted
-  bool tells;  // has local peers to tell
+  bool begun;    // the kernel comes after the collective was posted
+  bool signals;  // has local peers to signal
   std::function<void(Rank&, const ThreadPosition&, Shared&)> body;
 };
 
@@ -114,38 +115,41 @@ const std::vector<NamedBody>& bodies() {
          stage(at, OneThread(), shared, rank.mailbox, rank.state, rank.exchange.staging,
                rank.source.data(), {1, bytes}, plan, true);
        }},
-      {"share", false, true,
+      {"publish_input", false, true,
        [](Rank& rank, const ThreadPosition& at, Shared& shared) {
-         share(at, OneThread(), shared, rank.exchange, rank.source.data(), {1, bytes}, true);
+         publish_input(at, OneThread(), shared, rank.exchange, rank.source.data(), {1, bytes},
+                       true);
        }},
-      {"sum_up", false, true,
+      {"local_reduce_scatter", false, true,
        [](Rank& rank, const ThreadPosition& at, Shared& shared) {
-         sum_up(at, OneThread(), shared, rank.exchange, {1, bytes}, DType::u8, ReduceOp::sum, plan,
-                true);
+         local_reduce_scatter(at, OneThread(), shared, rank.exchange, {1, bytes}, DType::u8,
+                              ReduceOp::sum, plan, true);
        }},
-      {"bring", false, true,
+      {"stage_in_place", false, true,
        [](Rank& rank, const ThreadPosition& at, Shared& shared) {
-         bring(at, OneThread(), shared, rank.exchange, rank.source.data(), bytes, 0, plan);
+         stage_in_place(at, OneThread(), shared, rank.exchange, rank.source.data(), bytes, 0, plan);
        }},
-      {"spread", true, true,
+      {"publish_result", true, true,
        [](Rank& rank, const ThreadPosition& at, Shared& shared) {
-         spread(at, OneThread(), shared, rank.exchange, bytes, Sum(), 0);
+         publish_result(at, OneThread(), shared, rank.exchange, bytes, Reduction(), 0);
        }},
-      {"collect", true, true,
+      {"local_all_gather", true, true,
        [](Rank& rank, const ThreadPosition& at, Shared& shared) {
-         device::Results results{};
-         results.of[0] = {1, bytes / 2};
-         results.of[1] = {1, bytes / 2, 0, 0, bytes / 2};
-         collect(at, OneThread(), shared, rank.exchange, results, rank.target.data(), 0, true);
+         device::OutputRows outputs{};
+         outputs.of[0] = {1, bytes / 2};
+         outputs.of[1] = {1, bytes / 2, 0, 0, bytes / 2};
+         local_all_gather(at, OneThread(), shared, rank.exchange, outputs, rank.target.data(), 0,
+                          true);
        }},
-      {"take", true, true,
+      {"deliver_shard", true, true,
        [](Rank& rank, const ThreadPosition& at, Shared& shared) {
-         take(at, OneThread(), shared, rank.exchange, rank.target.data(), bytes, Sum(), 0);
+         deliver_shard(at, OneThread(), shared, rank.exchange, rank.target.data(), bytes,
+                       Reduction(), 0);
        }},
-      {"combine", true, false,
+      {"reduce_and_post", true, false,
        [](Rank& rank, const ThreadPosition& at, Shared& shared) {
-         combine(at, OneThread(), shared, rank.mailbox, rank.state, rank.exchange.staging,
-                 &rank.own, bytes, 0, Sum(), plan);
+         reduce_and_post(at, OneThread(), shared, rank.mailbox, rank.state, rank.exchange.staging,
+                         &rank.own, bytes, 0, Reduction(), plan);
        }},
   };
   return all;
@@ -178,7 +182,7 @@ TEST(GridVerdict, AStepInWhichABlockGivesUpIsNotGood) {
             run_block(rank, kernel, block, blocks, block == gives_up);
           }
           EXPECT_EQ(rank.claims(), std::vector<std::string>());
-          EXPECT_EQ(rank.told_lost(), kernel.tells);
+          EXPECT_EQ(rank.signalled_lost(), kernel.signals);
           EXPECT_EQ(rank.state.reports, 0U);
         }
 }
@@ -190,7 +194,7 @@ TEST(GridVerdict, AStepInWhichAllBlocksDoTheirPartIsGood) {
     begin(rank, kernel);
     for (std::uint32_t block = 0; block < 3; ++block) run_block(rank, kernel, block, 3, false);
     EXPECT_FALSE(rank.claims().empty());
-    EXPECT_FALSE(rank.told_lost());
+    EXPECT_FALSE(rank.signalled_lost());
     EXPECT_EQ(rank.state.reports, 0U);
   }
 }
@@ -221,7 +225,9 @@ TEST(GridVerdict, TheLastResultCountsAlsoIfTheEndIsPublishedRightAfterIt) {
 
 TEST(GridVerdict, NothingIsTakenFromANodeThatHasLostARank) {
   for (const NamedBody& kernel : bodies()) {
-    if (std::strcmp(kernel.name, "collect") != 0 && std::strcmp(kernel.name, "take") != 0) continue;
+    if (std::strcmp(kernel.name, "local_all_gather") != 0 &&
+        std::strcmp(kernel.name, "deliver_shard") != 0)
+      continue;
     SCOPED_TRACE(kernel.name);
     Rank rank;
     begin(rank, kernel);
@@ -230,12 +236,12 @@ TEST(GridVerdict, NothingIsTakenFromANodeThatHasLostARank) {
     Shared shared{};
     kernel.body(rank, {0, 1, 0, 1}, shared);
     EXPECT_TRUE(std::ranges::all_of(rank.target, [](std::byte b) { return b == untouched; }));
-    EXPECT_TRUE(rank.told_lost());
+    EXPECT_TRUE(rank.signalled_lost());
   }
 }
 
-// A neighbour tells `lost` and gives its memory back while a block reads that memory.
-struct LostWhileRead : device::Spinning {
+// A local peer tells `lost` and gives its memory back while a block reads that memory.
+struct LostWhileRead : device::SpinWait {
   Rank* rank;
   mutable int syncs = 0;
   explicit LostWhileRead(Rank* among) : rank(among) {}
@@ -244,35 +250,35 @@ struct LostWhileRead : device::Spinning {
   }
 };
 
-TEST(GridVerdict, WhatWasReadOfANeighbourThatIsLostMeanwhileIsNotGood) {
-  for (const bool sums_up : {true, false}) {
-    SCOPED_TRACE(sums_up ? "sum_up" : "collect");
+TEST(GridVerdict, WhatWasReadOfALocalPeerThatIsLostMeanwhileIsNotGood) {
+  for (const bool reduces : {true, false}) {
+    SCOPED_TRACE(reduces ? "local_reduce_scatter" : "local_all_gather");
     Rank rank;
     rank.set_ready(true);
     Shared shared{};
-    if (sums_up) {
-      sum_up({0, 1, 0, 1}, LostWhileRead(&rank), shared, rank.exchange, {1, bytes}, DType::u8,
-             ReduceOp::sum, plan, true);
+    if (reduces) {
+      local_reduce_scatter({0, 1, 0, 1}, LostWhileRead(&rank), shared, rank.exchange, {1, bytes},
+                           DType::u8, ReduceOp::sum, plan, true);
     } else {
       rank.state.sequence = rank.state.exchange = 1;
-      device::Results results{};
-      results.of[0] = {1, bytes};
-      collect({0, 1, 0, 1}, LostWhileRead(&rank), shared, rank.exchange, results,
-              rank.target.data(), 0, true);
+      device::OutputRows outputs{};
+      outputs.of[0] = {1, bytes};
+      local_all_gather({0, 1, 0, 1}, LostWhileRead(&rank), shared, rank.exchange, outputs,
+                       rank.target.data(), 0, true);
     }
     EXPECT_EQ(rank.claims(), std::vector<std::string>());
-    EXPECT_TRUE(rank.told_lost());
+    EXPECT_TRUE(rank.signalled_lost());
   }
 }
 
-TEST(GridVerdict, ARankThatDepartsWithoutItsNeighboursTellsThem) {
-  for (const bool collected : {true, false}) {
+TEST(GridVerdict, ARankThatQuiescesWithoutItsLocalPeersSignalsThem) {
+  for (const bool read : {true, false}) {
     Rank rank;
     rank.state.exchange = 1;
-    for (device::Word& word : rank.own.collected) store_release(word, collected ? 1 : 0);
+    for (device::Word& word : rank.own.results_read) store_release(word, read ? 1 : 0);
     store_release(rank.mailbox.abort, 1);
-    depart(OneThread(), rank.exchange);
-    EXPECT_EQ(rank.told_lost(), !collected);
+    quiesce(OneThread(), rank.exchange);
+    EXPECT_EQ(rank.signalled_lost(), !read);
   }
 }
 
@@ -300,20 +306,20 @@ struct Driver {
 
 constexpr unsigned all_blocks = ~0U;
 
-// A neighbour says `lost` while the host is alive: a block that has looked gives up.  The result
+// A local peer says `lost` while the host is alive: a block that has looked gives up.  The result
 // arrives; a block that begins only then takes it, and ends last.
-std::vector<std::string> claims_of_spread(const Driver& driver) {
+std::vector<std::string> claims_of_publish_result(const Driver& driver) {
   Rank rank;
   rank.state.sequence = rank.state.exchange = 1;
   rank.set_lost(true);
-  auto kernel = driver.device->kernel("r2ccl_spread");
+  auto kernel = driver.device->kernel("r2ccl_publish_result");
   EXPECT_TRUE(kernel.ok());
   driver.call("fake_cuda_hold_blocks", 1U);
   std::thread stream([&] {
     std::uint64_t size = bytes;
-    Sum sum;
+    Reduction reduction;
     std::uint32_t lag = 0;
-    void* arguments[] = {&rank.exchange, &size, &sum, &lag};
+    void* arguments[] = {&rank.exchange, &size, &reduction, &lag};
     EXPECT_TRUE(driver.device->launch(kernel.value(), 2, 128, nullptr, arguments).ok());
   });
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -324,20 +330,21 @@ std::vector<std::string> claims_of_spread(const Driver& driver) {
   store_release(rank.mailbox.arrived, 1);
   driver.call("fake_cuda_hold_blocks", all_blocks);
   stream.join();
-  EXPECT_EQ(rank.told_lost(), rank.claims().empty());
+  EXPECT_EQ(rank.signalled_lost(), rank.claims().empty());
   return rank.claims();
 }
 
 TEST(GridVerdict, OnTheFakeDriverBlocksThatDisagreeAreNotGood) {
   const Driver driver(R2CCL_FAKE_CUDA);
-  for (int i = 0; i < 50; ++i) EXPECT_EQ(claims_of_spread(driver), std::vector<std::string>());
+  for (int i = 0; i < 50; ++i)
+    EXPECT_EQ(claims_of_publish_result(driver), std::vector<std::string>());
 }
 
 TEST(GridVerdict, OnTheFakeDriverABlockThatDecidesAloneIsCaught) {
   const Driver driver(R2CCL_FAKE_CUDA_MUTANTS);
-  EXPECT_EQ(claims_of_spread(driver), std::vector<std::string>());
+  EXPECT_EQ(claims_of_publish_result(driver), std::vector<std::string>());
   driver.call("fake_cuda_plant", "block_decides_alone");
-  EXPECT_EQ(claims_of_spread(driver), std::vector<std::string>{"spread"});
+  EXPECT_EQ(claims_of_publish_result(driver), std::vector<std::string>{"result_ready"});
   driver.call("fake_cuda_plant", "none");
 }
 
@@ -355,10 +362,10 @@ TEST(GridVerdict, OnTheFakeDriverGridsOfManyBlocksWaitForEachOther) {
     node.memory[0] = first.memory.data.data();
     node.memory[1] = second.memory.data.data();
   }
-  auto share = driver.device->kernel("r2ccl_share");
-  auto sum_up = driver.device->kernel("r2ccl_sum_up");
-  ASSERT_TRUE(share.ok());
-  ASSERT_TRUE(sum_up.ok());
+  auto publish_input = driver.device->kernel("r2ccl_publish_input");
+  auto reduce_scatter = driver.device->kernel("r2ccl_local_reduce_scatter");
+  ASSERT_TRUE(publish_input.ok());
+  ASSERT_TRUE(reduce_scatter.ok());
   const auto run = [&](Rank& rank) {
     const std::byte* source = rank.source.data();
     Rows rows{1, bytes};
@@ -366,10 +373,10 @@ TEST(GridVerdict, OnTheFakeDriverGridsOfManyBlocksWaitForEachOther) {
     DType dtype = DType::u8;
     ReduceOp op = ReduceOp::sum;
     std::uint32_t posted_as = plan;
-    void* sharing[] = {&rank.exchange, &source, &rows, &last};
-    EXPECT_TRUE(driver.device->launch(share.value(), 16, 256, nullptr, sharing).ok());
-    void* summing[] = {&rank.exchange, &rows, &dtype, &op, &posted_as, &last};
-    EXPECT_TRUE(driver.device->launch(sum_up.value(), 16, 256, nullptr, summing).ok());
+    void* publishing[] = {&rank.exchange, &source, &rows, &last};
+    EXPECT_TRUE(driver.device->launch(publish_input.value(), 16, 256, nullptr, publishing).ok());
+    void* reducing[] = {&rank.exchange, &rows, &dtype, &op, &posted_as, &last};
+    EXPECT_TRUE(driver.device->launch(reduce_scatter.value(), 16, 256, nullptr, reducing).ok());
   };
   std::thread other([&] { run(second); });
   run(first);

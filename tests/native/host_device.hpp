@@ -29,7 +29,7 @@ class HostStream {
   WorkQueue queue_;
 };
 
-struct ThreadBlock : device::Spinning {
+struct ThreadBlock : device::SpinWait {
   std::barrier<>& barrier;
   void sync() const { barrier.arrive_and_wait(); }
 };
@@ -54,7 +54,7 @@ struct HostDevice {
     state.sequence = mailbox.posted.value = mailbox.arrived.value = sequence;
   }
 
-  // body(place, block, shared) in a thread for each of the device's.
+  // body(at, block, shared) in a thread for each of the device's.
   template <typename Body>
   void launch(Body body) const {
     std::vector<device::Shared> shared(blocks);

@@ -137,11 +137,11 @@ TEST(LinkMemory, AnAttemptIsResolvedWhenItHasLandedNotWhenItIsAcknowledged) {
   ends.post(ends.a, 100);
   ASSERT_EQ(Ends::count(ends.pull(ends.a, 0), FrameType::data), 1);
   ends.a.path_acked(0, 1, ends.pulled[0], /*peer_limited=*/false, ends.now);
-  EXPECT_EQ(ends.a.load().attempts, 1U);
+  EXPECT_EQ(ends.a.queue_depths().attempts, 1U);
   ends.a.attempts_landed(0, 1, ends.pulled[0] + 1, ends.now);  // more than was sent
-  EXPECT_EQ(ends.a.load().attempts, 1U);
+  EXPECT_EQ(ends.a.queue_depths().attempts, 1U);
   ends.a.attempts_landed(0, 1, ends.pulled[0], ends.now);
-  EXPECT_EQ(ends.a.load().attempts, 0U);
+  EXPECT_EQ(ends.a.queue_depths().attempts, 0U);
 }
 
 TEST(LinkMemory, OfAClosedStreamIsKeptUntilThePeerWritesItNoMore) {
@@ -155,18 +155,18 @@ TEST(LinkMemory, OfAClosedStreamIsKeptUntilThePeerWritesItNoMore) {
   ends.a.path_acked(0, 1, 0, false, ends.now);
   ends.a.close_streams(communicator);
   EXPECT_EQ(ends.a_memory.in_use.size(), both);
-  EXPECT_EQ(ends.a.load().deferred_frees, 1U);
+  EXPECT_EQ(ends.a.queue_depths().deferred_frees, 1U);
 
   ends.exchange(0);  // a has released b's slots; b still uses a's
-  EXPECT_EQ(ends.a.load().deferred_frees, 1U);
+  EXPECT_EQ(ends.a.queue_depths().deferred_frees, 1U);
   ends.b.close_streams(communicator);
   for (const OutFrame& frame : ends.pull(ends.b, 0)) ends.deliver(ends.a, 0, frame);
   // What a has sent is not acknowledged, so its staging may still be read.
-  EXPECT_EQ(ends.a.load().deferred_frees, 1U);
+  EXPECT_EQ(ends.a.queue_depths().deferred_frees, 1U);
   ends.a.rail_failed(0, 1, RailCause::injected, ends.now);
   ends.a.rail_closed(0, 1, ends.now);
   ends.a.peer_fenced(0, 1, ends.now);
-  EXPECT_EQ(ends.a.load().deferred_frees, 0U);
+  EXPECT_EQ(ends.a.queue_depths().deferred_frees, 0U);
   EXPECT_TRUE(ends.a_memory.in_use.empty());
 }
 

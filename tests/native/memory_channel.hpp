@@ -104,12 +104,12 @@ class MemoryChannel final : public Channel {
     Stream& stream = world_.stream(rank_, peer);
     const std::lock_guard lock(stream.mutex);
     do {
-      const auto piece = data.first(std::min(data.size(), segment_bytes()));
-      stream.waiting.push_back({piece, checksum(piece)});
-      stream.sent_bytes += piece.size();
+      const auto segment = data.first(std::min(data.size(), segment_bytes()));
+      stream.waiting.push_back({segment, checksum(segment)});
+      stream.sent_bytes += segment.size();
       unsettled_[static_cast<std::size_t>(peer)].push_back(
           {stream.waiting.back(), stream.sent_bytes});
-      data = data.subspan(piece.size());
+      data = data.subspan(segment.size());
     } while (!data.empty());
     stream.changed.notify_all();
     return {};
@@ -183,11 +183,11 @@ class MemoryChannel final : public Channel {
 
   // Until now the first `end` bytes of the stream to peer had to stay as they were sent.
   void check_unchanged(int peer, std::size_t end) {
-    auto& pieces = unsettled_[static_cast<std::size_t>(peer)];
-    while (!pieces.empty() && pieces.front().end <= end) {
-      EXPECT_EQ(checksum(pieces.front().message.data), pieces.front().message.sum)
+    auto& segments = unsettled_[static_cast<std::size_t>(peer)];
+    while (!segments.empty() && segments.front().end <= end) {
+      EXPECT_EQ(checksum(segments.front().message.data), segments.front().message.sum)
           << "sent memory changed before it was settled";
-      pieces.pop_front();
+      segments.pop_front();
     }
   }
 

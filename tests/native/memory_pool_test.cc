@@ -39,7 +39,7 @@ class MemoryPoolTest : public ::testing::Test {
 TEST_F(MemoryPoolTest, WhatWasRegisteredAheadIsUsed) {
   ASSERT_TRUE(pool.register_buffer(span()).ok());
   const auto device = open();
-  auto ahead = pool.known();
+  auto ahead = pool.registrations();
   MemoryPool::register_all(*device, ahead);
   ASSERT_EQ(ahead.size(), 1U);
   const std::uint32_t key = ahead[0].with->remote_key();
@@ -50,7 +50,7 @@ TEST_F(MemoryPoolTest, WhatWasRegisteredAheadIsUsed) {
 TEST_F(MemoryPoolTest, ButNotForAnotherBufferAtTheSamePlace) {
   ASSERT_TRUE(pool.register_buffer(span()).ok());
   const auto device = open();
-  auto ahead = pool.known();
+  auto ahead = pool.registrations();
   MemoryPool::register_all(*device, ahead);
   const std::uint32_t key = ahead[0].with->remote_key();
   ASSERT_TRUE(pool.deregister_buffer(buffer.data()));
@@ -161,7 +161,7 @@ TEST_F(MemoryPoolTest, RevokedMemoryIsKnownAndOfNoUse) {
   pool.revoke(span().subspan(10, 20));
   EXPECT_TRUE(regions_become(0));
   EXPECT_FALSE(pool.is_registered(span()));
-  EXPECT_TRUE(pool.known().empty());
+  EXPECT_TRUE(pool.registrations().empty());
   EXPECT_TRUE(pool.deregister_buffer(buffer.data()));
   EXPECT_FALSE(pool.deregister_buffer(buffer.data()));
 }
@@ -204,7 +204,7 @@ TEST_F(MemoryPoolTest, ADmaBufThatOneDeviceRefusesIsRegisteredWithNone) {
     const Status status = pool.register_dma_buf(gpu.addresses(), gpu.dma_buf());
     EXPECT_NE(status.message().find(name), std::string::npos) << status.message();
     EXPECT_EQ(verbs->shared_regions(), 0U);
-    EXPECT_TRUE(pool.known().empty());
+    EXPECT_TRUE(pool.registrations().empty());
     EXPECT_FALSE(pool.deregister_buffer(gpu.addresses().data()));
     verbs->refuse_dma_bufs(name, 0);
   }
@@ -239,7 +239,7 @@ TEST_F(MemoryPoolTest, ADeviceThatComesLaterNeedNotTakeDmaBufs) {
 
   verbs->refuse_dma_bufs("later", EOPNOTSUPP);
   std::shared_ptr<VerbsDevice> later = std::move(verbs->open("later").value());
-  auto ahead = pool.known();
+  auto ahead = pool.registrations();
   MemoryPool::register_all(*later, ahead);
   ASSERT_TRUE(pool.add_device(later, std::move(ahead)).ok());
   EXPECT_FALSE(pool.find("later", all.data(), 1).has_value());
@@ -264,7 +264,7 @@ TEST_F(MemoryPoolTest, ADmaBufStaysOpenForWhoeverRegistersItAhead) {
   EXPECT_TRUE(regions_become(0));
   verbs->plug_in("near");
   const auto back = open();
-  auto ahead = pool.known();
+  auto ahead = pool.registrations();
   ASSERT_TRUE(pool.deregister_buffer(gpu.addresses().data()));
   EXPECT_TRUE(is_open(fd));
   std::thread([&] { MemoryPool::register_all(*back, ahead); }).join();
@@ -282,7 +282,7 @@ TEST_F(MemoryPoolTest, ARevokedDmaBufIsKnownAndOfNoUse) {
   pool.revoke(gpu.addresses().subspan(10, 20));
   EXPECT_TRUE(regions_become(0));
   EXPECT_FALSE(pool.is_registered(gpu.addresses()));
-  EXPECT_TRUE(pool.known().empty());
+  EXPECT_TRUE(pool.registrations().empty());
   EXPECT_TRUE(pool.deregister_buffer(gpu.addresses().data()));
 }
 

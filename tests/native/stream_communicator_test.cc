@@ -1,5 +1,5 @@
 // Collectives on the memory of a GPU, over real links, with a driver that needs none: as they are
-// put into a stream, in pieces, and as graphs that are replayed while rails are cut.
+// put into a stream, in slices, and as graphs that are replayed while rails are cut.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,11 +30,11 @@ using testing::Nodes;
 using testing::options;
 using testing::Rank;
 
-TEST(StreamCommunicator, EveryCollectiveGivesTheHostsBitsInOneOrManyPieces) {
+TEST(StreamCommunicator, EveryCollectiveGivesTheHostsBitsInOneOrManySlices) {
   Job job({.ranks = 3, .rails = 2, .config = {}});
   const auto of_streams = job.make_communicators(77);
   job.run([&](int me, Communicator& host) {
-    Rank rank(*of_streams[static_cast<std::size_t>(me)], 16384);  // 1,365 elements of a part
+    Rank rank(*of_streams[static_cast<std::size_t>(me)], 16384);  // 1,365 elements of a shard
     std::size_t turn = 0;
     for (const std::size_t count : {0UL, 1UL, 7UL, 1000UL, 4096UL, 4097UL, 10'000UL})
       compare_all(rank, host, count, turn++);
@@ -46,7 +46,7 @@ TEST(StreamCommunicator, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   config.rejoin_backoff_min_ms = 1;
   config.flap_half_life_s = 0.0;  // no penalty: under a sanitizer rails are cut in most replays
   Job job({.ranks = 2, .rails = 2, .config = config});
-  constexpr std::size_t count = 6000;  // two pieces
+  constexpr std::size_t count = 6000;  // two slices
   constexpr int replays = 400;
   std::atomic<int> ended = 0;
   std::thread cutting([&] {
@@ -118,7 +118,7 @@ TEST(StreamCommunicator, AnExchangeInAGraphIsReplayedWhileRailsAreCutAndHealed) 
   config.rejoin_backoff_min_ms = 1;
   config.flap_half_life_s = 0.0;
   Nodes nodes(config);
-  constexpr std::size_t count = 6000;  // two pieces
+  constexpr std::size_t count = 6000;  // two slices
   constexpr int replays = 100;
   std::atomic<int> ended = 0;
   std::thread cutting([&] {

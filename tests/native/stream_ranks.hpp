@@ -216,26 +216,26 @@ struct Nodes {
   explicit Nodes(const Config& config = {}, int nodes = 2, int verbs = 0)
       : job({.ranks = 2 * nodes, .rails = 2, .per_node = 2, .verbs = verbs, .config = config}),
         of_streams(job.make_communicators(77)) {
-    std::array<std::vector<int>, 2> of_place;
+    std::array<std::vector<int>, 2> of_local_rank;
     for (int node = 0; node < nodes; ++node) {
       ranks.push_back({2 * node, 2 * node + 1});
-      for (int place = 0; place < 2; ++place)
-        of_place[static_cast<std::size_t>(place)].push_back(2 * node + place);
+      for (int local_rank = 0; local_rank < 2; ++local_rank)
+        of_local_rank[static_cast<std::size_t>(local_rank)].push_back(2 * node + local_rank);
     }
     for (int rank = 0; rank < 2 * nodes; ++rank)
-      columns.push_back(job.make_part(static_cast<std::uint64_t>(80 + rank % 2),
-                                      of_place[static_cast<std::size_t>(rank % 2)], rank));
+      inter_node.push_back(job.make_part(static_cast<std::uint64_t>(80 + rank % 2),
+                                         of_local_rank[static_cast<std::size_t>(rank % 2)], rank));
   }
   std::unique_ptr<Rank> rank(int me, std::uint64_t staging_bytes = 1U << 16U,
                              device::DirectOptions direct = {}) {
     const auto at = static_cast<std::size_t>(me);
     return std::make_unique<Rank>(*of_streams[at], staging_bytes,
-                                  device::NodeOptions{columns[at].get(), ranks}, direct);
+                                  device::NodeOptions{inter_node[at].get(), ranks}, direct);
   }
 
   Job job;
   std::vector<std::unique_ptr<Communicator>> of_streams;
-  std::vector<std::unique_ptr<Communicator>> columns;
+  std::vector<std::unique_ptr<Communicator>> inter_node;
   std::vector<std::vector<int>> ranks;
 };
 

@@ -535,7 +535,7 @@ TEST_F(Verbs, MixWithTcpWhichTakesOverAndGivesBack) {
   EXPECT_GT(info(0, 0).counters.data_tx_bytes, before);
 }
 
-TEST_F(Verbs, SayGoodbyeBeforeTheyGo) {
+TEST_F(Verbs, CloseGracefullyBeforeTheyGo) {
   ASSERT_TRUE(rejoined());
   Status status;
   std::thread waiting([&] {

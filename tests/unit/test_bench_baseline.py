@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from r2serve.bench.cli import command
 from r2serve.bench.collectives import baseline, machine
-from r2serve.bench.collectives.baseline import BaselineError, Effort, Point, Ratio, complaints
+from r2serve.bench.collectives.baseline import BaselineError, Effort, PairedRatio, Point, complaints
 from r2serve.bench.collectives.control import WorkerError
 from r2serve.bench.collectives.runner import Progress
 
@@ -20,8 +20,8 @@ POINT = Point(4096, "r2ccl", "floor")
 OTHER = Point(65536, "r2ccl", "r2ccl-off")
 
 
-def ratio(value: float) -> Ratio:
-    return Ratio(value, value * 0.98, value * 1.03, 60)
+def ratio(value: float) -> PairedRatio:
+    return PairedRatio(value, value * 0.98, value * 1.03, 60)
 
 
 @pytest.mark.parametrize("now", [1.4, 1.4 * 1.149, 1.4 * 0.851])
@@ -49,7 +49,7 @@ def test_each_point_is_judged_and_one_that_the_baseline_lacks_is_wrong() -> None
 
 
 def test_the_median_over_pairs_counts_and_none_is_an_error() -> None:
-    assert baseline.summarise([1.0, 5.0, 1.1, 1.2]) == Ratio(1.1, 1.1, 5.0, 4)
+    assert baseline.summarise([1.0, 5.0, 1.1, 1.2]) == PairedRatio(1.1, 1.1, 5.0, 4)
     with pytest.raises(BaselineError, match="not measured"):
         baseline.summarise([])
 
@@ -60,9 +60,9 @@ def about(cpu: str, commit: str = "abc") -> dict[str, Any]:
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "baseline.jsonl"
-    rows = {POINT: Ratio(1.23456, 1.2, 1.3, 60), OTHER: ratio(1.0)}
+    rows = {POINT: PairedRatio(1.23456, 1.2, 1.3, 60), OTHER: ratio(1.0)}
     baseline.write(file, rows, about("x"))
-    assert baseline.read(file, "x") == {POINT: Ratio(1.235, 1.2, 1.3, 60), OTHER: ratio(1.0)}
+    assert baseline.read(file, "x") == {POINT: PairedRatio(1.235, 1.2, 1.3, 60), OTHER: ratio(1.0)}
     assert [json.loads(line)["commit"] for line in file.read_text().splitlines()] == ["abc", "abc"]
 
 
@@ -117,7 +117,7 @@ def test_the_committed_baselines_have_every_point() -> None:
 def run(
     monkeypatch: pytest.MonkeyPatch, values: Mapping[Point, float] | Exception, *arguments: str
 ) -> tuple[int, str]:
-    def measured(effort: Effort, progress: Progress) -> dict[Point, Ratio]:
+    def measured(effort: Effort, progress: Progress) -> dict[Point, PairedRatio]:
         if isinstance(values, Exception):
             raise values
         return {point: ratio(values[point]) for point in effort.points if point in values}

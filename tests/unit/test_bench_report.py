@@ -16,7 +16,7 @@ from r2serve.bench.collectives.resilience import Pairs, evaluate
 from r2serve.bench.collectives.runner import Skipped
 from r2serve.bench.collectives.stalls import MeasuredFault
 from r2serve.bench.collectives.stalls import summarise as summarise_faults
-from r2serve.bench.collectives.statistics import Row, summarise
+from r2serve.bench.collectives.statistics import LatencyRow, summarise
 from r2serve.bench.collectives.verdict import Check, gloo_factor, verdicts
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -35,14 +35,14 @@ ISSUE_KEYS = {
 }
 
 
-def row(impl: str, size: int, p50_us: float, algorithm: str = "auto", ranks: int = 2) -> Row:
+def row(impl: str, size: int, p50_us: float, algorithm: str = "auto", ranks: int = 2) -> LatencyRow:
     times = [[int(p50_us * 1000)] * 3] * ranks
     workload = Workload("all_reduce", size, "float32")
     cpu_ns = int(ranks * 3 * p50_us * 500)  # half the time
     return summarise(Setting(ranks, 2), workload, Contender(impl, algorithm), times, cpu_ns)
 
 
-def rows(size: int, **p50_us: float) -> list[Row]:
+def rows(size: int, **p50_us: float) -> list[LatencyRow]:
     return [row(impl, size, value) for impl, value in p50_us.items()]
 
 
@@ -132,11 +132,11 @@ def test_the_calls_after_a_fault_are_held_against_one_healthy_rail() -> None:
     assert [check.met for check in verdicts([], [], summaries)] == [True, False]
 
 
-def full_report() -> report.Report:
+def full_report() -> report.CollectivesReport:
     measured = rows(4 * KIB, r2ccl=6, gloo=120, openmpi=9, mpich=12, floor=5)
     measured.append(row("r2ccl", 4 * KIB, 12, "two_shot"))
     compared = [pairs(1010, 1000)]
-    return report.Report(
+    return report.CollectivesReport(
         machine.describe(["bench", "collectives", "--json", "a file.json"]),
         rows=measured,
         skipped=[Skipped("floor (4 ranks, 2 rails)", "two ranks only")],
@@ -203,12 +203,12 @@ def test_a_barrier_has_no_bytes_to_share_its_time_among() -> None:
     )
     assert report.cpu_cell(barrier) == ""
     text = io.StringIO()
-    report.show(report.Report({}, rows=[barrier, barrier]), Console(file=text, width=80))
+    report.show(report.CollectivesReport({}, rows=[barrier, barrier]), Console(file=text, width=80))
     assert text.getvalue().count("0 B") == 1
 
 
 def test_settings_without_time_are_said() -> None:
-    late = report.Report({}, pending=["8 ranks, 3 rails, slow"])
+    late = report.CollectivesReport({}, pending=["8 ranks, 3 rails, slow"])
     text = io.StringIO()
     report.show(late, Console(file=text, width=80))
     assert "no time for: 8 ranks, 3 rails, slow" in text.getvalue()
@@ -216,7 +216,7 @@ def test_settings_without_time_are_said() -> None:
 
 
 def test_a_missed_target_is_said_with_its_ratio() -> None:
-    missed = report.Report({}, checks=verdicts(rows(4 * KIB, r2ccl=10, floor=5)))
+    missed = report.CollectivesReport({}, checks=verdicts(rows(4 * KIB, r2ccl=10, floor=5)))
     text = io.StringIO()
     report.show(missed, Console(file=text, width=100))
     assert "not reached" in text.getvalue()

@@ -19,9 +19,9 @@ from r2serve.bench.collectives.matrix import (
     OptionError,
     Setting,
 )
-from r2serve.bench.collectives.report import Report
+from r2serve.bench.collectives.report import CollectivesReport
 from r2serve.bench.collectives.runner import Progress, Results, Skipped
-from r2serve.bench.collectives.statistics import Row
+from r2serve.bench.collectives.statistics import LatencyRow
 
 OPTIONS = MatrixOptions(sizes=(1024,), ranks=(2, 3), states=("healthy", "one-lost"))
 
@@ -35,15 +35,17 @@ def played(monkeypatch: pytest.MonkeyPatch, stop_at: Setting | None = None) -> l
             raise KeyboardInterrupt
         asked.append(setting)
         where = (setting.ranks, setting.rails, "r2ccl", "auto", setting.state)
-        results.rows.append(Row("all_reduce", 1024, "float32", *where, 5, 6, 7, 5, 1.6, 10, 2.5))
+        results.rows.append(
+            LatencyRow("all_reduce", 1024, "float32", *where, 5, 6, 7, 5, 1.6, 10, 2.5)
+        )
         results.skipped.append(Skipped(f"floor ({setting.where})", "two ranks only"))
 
     monkeypatch.setattr("r2serve.bench.collectives.runner.measure", measure)
     return asked
 
 
-def report() -> Report:
-    return Report(machine.describe(["bench", "collectives"]))
+def report() -> CollectivesReport:
+    return CollectivesReport(machine.describe(["bench", "collectives"]))
 
 
 def test_a_stopped_run_goes_on_with_what_is_missing(

@@ -9,7 +9,7 @@ import pytest
 
 from r2serve.bench.serve.alternation import (
     AlternationError,
-    Window,
+    StateWindow,
     compare,
     ratio,
     whole,
@@ -26,7 +26,7 @@ def request(sent_ms: float, step_ms: float, tokens: int = 9, first_ms: float = 5
     return Request(tuple(range(tokens)), tuple(times), "", True, sent_ns=int(sent_ms * MS))
 
 
-def windows(count: int) -> list[Window]:
+def windows(count: int) -> list[StateWindow]:
     edges = [int(SWITCH_MS * i * MS) for i in range(count + 1)]
     return windows_of(edges[0], edges[1:-1], edges[-1])
 

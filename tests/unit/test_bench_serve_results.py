@@ -23,7 +23,7 @@ from r2serve.bench.serve import (
     store,
 )
 from r2serve.bench.serve.outcome import Goal
-from r2serve.bench.serve.store import Rows, Times
+from r2serve.bench.serve.store import Rows, TokenTimes
 from r2serve.bench.serve.workload import arrange
 from r2serve.lab.serving.client import Request, Run
 
@@ -136,9 +136,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     # Where times are kept, a run without them is measured again.
     with_times = Rows(path, ABOUT, folder=tmp_path / "runs")
     assert with_times.find("k", "healthy", "r2ccl", 0) is None
-    kept = with_times.add(a_row("r2ccl"), Times(((0.0, (1.0, 2.5)),)))
+    kept = with_times.add(a_row("r2ccl"), TokenTimes(((0.0, (1.0, 2.5)),)))
     assert with_times.find("k", "healthy", "r2ccl", 0) == kept
-    assert with_times.times(kept) == Times(((0.0, (1.0, 2.5)),))
+    assert with_times.times(kept) == TokenTimes(((0.0, (1.0, 2.5)),))
     assert rows.times(kept) is None
 
 
@@ -177,7 +177,7 @@ def test_other_requests_are_another_measurement() -> None:
 def test_the_clock_of_times_is_that_of_the_run() -> None:
     never = request(error="unfinished", finished=False, sent_ns=0)
     one, two = request(10, 20, sent_ns=3_000_000), request(12, sent_ns=5_000_000)
-    times = Times.of(Run((one, never, two)))
+    times = TokenTimes.of(Run((one, never, two)))
     assert times.requests == ((0.0, (7.0, 17.0)), (2.0, (9.0,)))
 
 
@@ -241,7 +241,7 @@ def measured(rows: Rows, contender: str, scenario: str, **changes: Any) -> dict[
         "faults": faults,
         "serves": "vllm <serve>",
     }
-    return rows.add({**row, **changes}, Times.of(run))
+    return rows.add({**row, **changes}, TokenTimes.of(run))
 
 
 WAITED = {
@@ -284,7 +284,7 @@ def test_dots_are_in_front_of_what_is_shaded(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = Rows(None, ABOUT)
     row = measured(rows, "r2ccl", "carrier-loss")
-    [strip] = plots.timeline([(row, Times(((0.0, (7.0, 17.0)),)))]).axes
+    [strip] = plots.timeline([(row, TokenTimes(((0.0, (7.0, 17.0)),)))]).axes
     [shade], [dots] = strip.patches, strip.collections
     assert shade.get_zorder() < dots.get_zorder()
 

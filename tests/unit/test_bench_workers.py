@@ -37,7 +37,7 @@ from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_version
 from r2serve.bench.collectives.resilience import MIN_PAIRS, compare
 from r2serve.bench.collectives.runner import Refusal, list_refusals, run, started
 from r2serve.bench.collectives.strikes import rails_of, sent, soak
-from r2serve.bench.collectives.worker import Worker
+from r2serve.bench.collectives.worker import RankWorker
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -360,7 +360,7 @@ class Forgetful:
 
 def test_what_a_worker_in_python_finds_wrong_is_said() -> None:
     peer: Any = Forgetful()
-    said = Worker(peer, 0, 2).answer("prepare all_reduce float32 4096 auto")
+    said = RankWorker(peer, 0, 2).answer("prepare all_reduce float32 4096 auto")
     assert said == "wrong result: 1024 of 1024 elements, from 0 to 1023; the first is 1.0, not 3.0"
 
 

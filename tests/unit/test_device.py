@@ -104,9 +104,9 @@ def ones(*shape: int) -> torch.Tensor:
 CASES: dict[str, Callable[[Any, int, Any], Any]] = {
     "all_reduce": lambda c, r, b: c.all_reduce(b(7, 5)),
     "all_reduce in place": lambda c, r, b: c.all_reduce(x := b(7, 5), out=x),
-    "all_reduce in pieces": lambda c, r, b: c.all_reduce(b(3, STAGING // 4 + 5), "max"),
+    "all_reduce in slices": lambda c, r, b: c.all_reduce(b(3, STAGING // 4 + 5), "max"),
     "all_gather": lambda c, r, b: c.all_gather(b(7, 5)),
-    "all_gather in pieces": lambda c, r, b: c.all_gather(b(STAGING // 4 + 5)),
+    "all_gather in slices": lambda c, r, b: c.all_gather(b(STAGING // 4 + 5)),
     "all_gatherv": lambda c, r, b: c.all_gatherv(b((3, 0)[r], 5), [3, 0]),
     "reduce_scatter": lambda c, r, b: c.reduce_scatter(b(6, 5)),
     "reduce_scatterv": lambda c, r, b: c.reduce_scatterv(b(7, 5), [2, 5], "avg"),
@@ -114,7 +114,7 @@ CASES: dict[str, Callable[[Any, int, Any], Any]] = {
     "gather": lambda c, r, b: c.gather(b(7), 1),
     "all_to_all": lambda c, r, b: c.all_to_all(b(6, 5)),
     "all_to_all in place": lambda c, r, b: c.all_to_all(x := b(6, 5), out=x),
-    "all_to_all in pieces": lambda c, r, b: c.all_to_all(b(STAGING // 2 + 6)),
+    "all_to_all in slices": lambda c, r, b: c.all_to_all(b(STAGING // 2 + 6)),
     "all_to_allv": lambda c, r, b: c.all_to_allv(
         b((3, 5)[r], 2), ([1, 2], [4, 1])[r], ([1, 4], [2, 1])[r]
     ),
@@ -175,7 +175,7 @@ def test_an_abort_is_told_to_whoever_asks_and_leaves_results_alone(
     ("size", "replays"),
     [
         (4096, REPLAYS),
-        (STAGING // 4 + 100, REPLAYS // (5 if HAS_GPU else 2)),  # two pieces of an all-reduce
+        (STAGING // 4 + 100, REPLAYS // (5 if HAS_GPU else 2)),  # two slices of an all-reduce
     ],
 )
 def test_a_graph_is_replayed_while_rails_are_cut_and_healed(

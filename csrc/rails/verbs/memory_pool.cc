@@ -74,8 +74,8 @@ void MemoryPool::abandon() {
   devices_.clear();
 }
 
-std::vector<MemoryPool::Known> MemoryPool::known() const {
-  std::vector<Known> all;
+std::vector<MemoryPool::Registration> MemoryPool::registrations() const {
+  std::vector<Registration> all;
   for (const auto& [at, region] : regions_)
     if (!region.revoked)
       all.push_back({.span = {const_cast<std::byte*>(at), region.bytes},
@@ -84,15 +84,17 @@ std::vector<MemoryPool::Known> MemoryPool::known() const {
   return all;
 }
 
-void MemoryPool::register_all(VerbsDevice& device, std::vector<Known>& known) {
-  for (Known& one : known)  // what fails is tried again, and its error told, by add_device()
+void MemoryPool::register_all(VerbsDevice& device, std::vector<Registration>& registrations) {
+  // What fails is tried again, and its error told, by add_device().
+  for (Registration& one : registrations)
     if (auto shared = register_as(one.dma_buf, device, one.span); shared.ok())
       one.with = std::move(shared.value());
 }
 
-Status MemoryPool::add_device(std::shared_ptr<VerbsDevice> device, std::vector<Known> ahead) {
+Status MemoryPool::add_device(std::shared_ptr<VerbsDevice> device,
+                              std::vector<Registration> ahead) {
   const std::string& name = device->name();
-  for (Known& one : ahead) {
+  for (Registration& one : ahead) {
     const auto region = regions_.find(one.span.data());
     if (region != regions_.end() && region->second.serial == one.serial && one.with &&
         !region->second.revoked)
@@ -170,9 +172,9 @@ Result<std::unique_ptr<VerbsMemory>> MemoryPool::register_as(const DmaBuf& dma_b
 void MemoryPool::attach(std::byte* memory, const VerbsDevice& device,
                         std::unique_ptr<VerbsMemory> with) {
   const auto region = regions_.find(memory);
-  const auto known = devices_.find(device.name());
-  const bool wanted = region != regions_.end() && known != devices_.end() &&
-                      known->second.open.get() == &device &&
+  const auto found = devices_.find(device.name());
+  const bool wanted = region != regions_.end() && found != devices_.end() &&
+                      found->second.open.get() == &device &&
                       !region->second.with.contains(device.name());
   if (wanted) {
     region->second.with[device.name()] = std::move(with);
@@ -259,15 +261,15 @@ Status MemoryPool::register_memory(std::span<std::byte> buffer, DmaBuf dma_buf) 
       std::prev(found)->first + std::prev(found)->second.bytes > buffer.data())
     --found;
   if (found != regions_.end() && found->first < buffer.data() + buffer.size()) {
-    Region& known = found->second;
-    if (known.own || found->first != buffer.data() || known.bytes != buffer.size() ||
-        (known.dma_buf == nullptr) != (dma_buf == nullptr))
+    Region& region = found->second;
+    if (region.own || found->first != buffer.data() || region.bytes != buffer.size() ||
+        (region.dma_buf == nullptr) != (dma_buf == nullptr))
       return {ErrorCode::invalid_argument,
               "the buffer of " + std::to_string(buffer.size()) + " bytes overlaps one of " +
-                  std::to_string(known.bytes) + " bytes that is registered"};
+                  std::to_string(region.bytes) + " bytes that is registered"};
     // A device that came later may not have taken it.
-    if (!known.revoked) R2CCL_TRY(share_with_all(buffer.data(), known));
-    ++known.users;
+    if (!region.revoked) R2CCL_TRY(share_with_all(buffer.data(), region));
+    ++region.users;
     return {};
   }
   Region region{.bytes = buffer.size(),

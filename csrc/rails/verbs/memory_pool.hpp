@@ -31,17 +31,17 @@ class MemoryPool final : public StreamMemory {
   using DmaBuf = std::shared_ptr<const FileDescriptor>;  // null: memory of the host
 
   // What add_device() registers; register_all() does it ahead, on any thread.
-  struct Known {
+  struct Registration {
     std::span<std::byte> span;
     std::uint64_t serial = 0;  // another one's, if the same memory is registered anew
     DmaBuf dma_buf = {};
     std::unique_ptr<VerbsMemory> with = {};
   };
-  [[nodiscard]] std::vector<Known> known() const;
-  static void register_all(VerbsDevice& device, std::vector<Known>& known);
+  [[nodiscard]] std::vector<Registration> registrations() const;
+  static void register_all(VerbsDevice& device, std::vector<Registration>& registrations);
   // Everything here is registered with the device, too, but for dma-bufs that it does not take.
   // `ahead`: what already is.
-  Status add_device(std::shared_ptr<VerbsDevice> device, std::vector<Known> ahead = {});
+  Status add_device(std::shared_ptr<VerbsDevice> device, std::vector<Registration> ahead = {});
   // One that is gone, or is not to reach anything any more; it may take its time for that.
   void remove_device(const std::string& name);
   // True once a device that was removed reaches nothing any more of what it was opened for.

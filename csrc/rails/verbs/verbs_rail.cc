@@ -28,12 +28,12 @@ bool is_placed(const FrameHeader& header) {
 }  // namespace
 
 VerbsRail::VerbsRail(Link& link, RailId rail, std::unique_ptr<VerbsSession> session,
-                     FileDescriptor companion, Note note)
+                     FileDescriptor liveness_socket, Note note)
     : link_(link),
       rail_(rail),
       epoch_(link.epoch(rail)),
       session_(std::move(session)),
-      companion_(std::move(companion)),
+      liveness_socket_(std::move(liveness_socket)),
       note_(std::move(note)) {}
 
 VerbsRail::~VerbsRail() {
@@ -74,7 +74,7 @@ bool VerbsRail::pump_out(TimeNs now) {
 void VerbsRail::post(OutFrame& frame, TimeNs now) {
   FrameHeader& header = frame.header;
   if (header.type == FrameType::slots || header.type == FrameType::target) add_key(header);
-  Flight& flight = flights_[sent_ % ring_frames];
+  InFlightFrame& flight = frames_in_flight_[sent_ % ring_frames];
   position_ += sizeof(FrameHeader) + header.payload_bytes;
   flight = {.header = header, .position = position_, .posted_at = now};
 
@@ -97,7 +97,7 @@ void VerbsRail::post(OutFrame& frame, TimeNs now) {
       .immediate = static_cast<std::uint32_t>(consumed_) & count_mask,
       .signaled = true,
       .inlined = bytes <= session_->pair->inline_bytes()};
-  told_ = consumed_;
+  credit_sent_ = consumed_;
   ++sent_;
   if (!flight.reads_zero_copy) link_.frame_written(header);
   if (const int error = session_->pair->post({writes.data(), count}); error != 0)
@@ -118,7 +118,7 @@ void VerbsRail::add_key(FrameHeader& header) const {
 
 // The write of a payload into its slot or target, from where it is if the device may read there.
 // False: it cannot be had.
-bool VerbsRail::place(const OutFrame& frame, Flight& flight, VerbsWrite& write) {
+bool VerbsRail::place(const OutFrame& frame, InFlightFrame& flight, VerbsWrite& write) {
   const std::uint32_t bytes = frame.header.payload_bytes;
   const std::byte* data = frame.payload;
   std::uint32_t key = session_->local_key();
@@ -147,7 +147,7 @@ void VerbsRail::fail_to_copy(TimeNs now) {
 }
 
 void VerbsRail::send_credit(TimeNs now) {
-  if (credit_in_flight_ || told_ == consumed_ || muted_) return;
+  if (credit_in_flight_ || credit_sent_ == consumed_ || muted_) return;
   const VerbsWrite write{
       .id = request_id(VerbsRequest::credit, 0),
       .source = {},
@@ -155,7 +155,7 @@ void VerbsRail::send_credit(TimeNs now) {
       .remote_key = session_->peer.ring_key,
       .immediate = (static_cast<std::uint32_t>(consumed_) & count_mask) | credit_only,
       .signaled = true};
-  told_ = consumed_;
+  credit_sent_ = consumed_;
   credit_in_flight_ = true;
   if (const int error = session_->pair->post({&write, 1}); error != 0)
     fail(RailCause::device_loss, std::string("posting credit: ") + std::strerror(error), now);
@@ -177,7 +177,7 @@ bool VerbsRail::detach(const DetachScope& scope, TimeNs now) {
 
 bool VerbsRail::detached(const DetachScope& scope) const {
   for (std::uint64_t frame = completed_; frame < sent_; ++frame) {
-    const Flight& flight = flights_[frame % ring_frames];
+    const InFlightFrame& flight = frames_in_flight_[frame % ring_frames];
     if (flight.reads_zero_copy && scope.covers(flight.header, /*zero_copy=*/true)) return false;
   }
   return true;
@@ -218,7 +218,7 @@ bool VerbsRail::pump_in(TimeNs now) {
         return !fail(RailCause::device_loss,
                      std::string("posting receives: ") + std::strerror(error), now);
     }
-    if (consumed_ - told_ >= ring_frames / 2) send_credit(now);
+    if (consumed_ - credit_sent_ >= ring_frames / 2) send_credit(now);
     if (!open()) return true;
     if (count < batch) break;
   }
@@ -242,7 +242,7 @@ bool VerbsRail::take_sent(const VerbsCompletion& completion, TimeNs now) {
     return fail(RailCause::completion_error, "the completion of a frame that is not on its way",
                 now);
   for (; completed_ <= frame; ++completed_) {
-    Flight& flight = flights_[completed_ % ring_frames];
+    InFlightFrame& flight = frames_in_flight_[completed_ % ring_frames];
     acked_position_ = flight.position;
     if (flight.bounce != no_bounce) bounce_used_[static_cast<std::size_t>(flight.bounce)] = false;
     flight.bounce = no_bounce;
@@ -277,7 +277,8 @@ bool VerbsRail::take_credit(std::uint32_t consumed, TimeNs now) {
     return fail(RailCause::protocol, "credit for frames that were never sent", now);
   if (more == 0) return true;
   credited_ += more;
-  link_.attempts_landed(rail_, epoch_, flights_[(credited_ - 1) % ring_frames].position, now);
+  link_.attempts_landed(rail_, epoch_, frames_in_flight_[(credited_ - 1) % ring_frames].position,
+                        now);
   return open();
 }
 
@@ -313,9 +314,9 @@ void VerbsRail::report_path(TimeNs now) {
     const TimeNs base = last_base_ == 0 ? base_ : std::min(base_, last_base_);
     link_.path_round_trip(rail_, round_trip_, base, 0);
   }
-  if (!companion_.valid() || muted_ || !open()) return;
+  if (!liveness_socket_.valid() || muted_ || !open()) return;
   std::byte unexpected{};
-  const ssize_t got = ::recv(companion_.get(), &unexpected, 1, MSG_DONTWAIT | MSG_PEEK);
+  const ssize_t got = ::recv(liveness_socket_.get(), &unexpected, 1, MSG_DONTWAIT | MSG_PEEK);
   if (got >= 0 || (errno != EAGAIN && errno != EINTR))
     fail(RailCause::socket_error, "the connection beside the queue pair is closed", now);
 }

@@ -30,11 +30,11 @@ class VerbsRail final : public Rail {
  public:
   using Note = std::function<void(const std::string&)>;
 
-  // The session is connected, with its receives posted.  `companion`: a TCP connection to the
+  // The session is connected, with its receives posted.  `liveness_socket`: a TCP connection to the
   // peer's process, which says when that is gone; invalid: there is none.  `note` is told why a
   // device gives the rail up.
   VerbsRail(Link& link, RailId rail, std::unique_ptr<VerbsSession> session,
-            FileDescriptor companion, Note note);
+            FileDescriptor liveness_socket, Note note);
   ~VerbsRail() override;
   VerbsRail(const VerbsRail&) = delete;
   VerbsRail& operator=(const VerbsRail&) = delete;
@@ -65,7 +65,7 @@ class VerbsRail final : public Rail {
   static constexpr int no_bounce = -1;
 
   // A frame on its way.
-  struct Flight {
+  struct InFlightFrame {
     FrameHeader header{};
     std::uint64_t position = 0;  // of the epoch's byte stream, after it
     TimeNs posted_at = 0;
@@ -77,7 +77,7 @@ class VerbsRail final : public Rail {
   [[nodiscard]] bool has_room() const;
   void post(OutFrame& frame, TimeNs now);
   void add_key(FrameHeader& header) const;
-  bool place(const OutFrame& frame, Flight& flight, VerbsWrite& write);
+  bool place(const OutFrame& frame, InFlightFrame& flight, VerbsWrite& write);
   void fail_to_copy(TimeNs now);
   void send_credit(TimeNs now);
   // False: the epoch is over.
@@ -93,19 +93,19 @@ class VerbsRail final : public Rail {
   const RailId rail_;
   const Epoch epoch_;
   const std::unique_ptr<VerbsSession> session_;
-  const FileDescriptor companion_;
+  const FileDescriptor liveness_socket_;
   const Note note_;
 
-  std::array<Flight, ring_frames> flights_;  // by frame number modulo their count
-  std::uint64_t sent_ = 0;                   // frames
-  std::uint64_t completed_ = 0;              // of these, taken by the peer's device
-  std::uint64_t credited_ = 0;               // of these, consumed by the peer
-  std::uint64_t position_ = 0;               // bytes of all frames sent
+  std::array<InFlightFrame, ring_frames> frames_in_flight_;  // by frame number modulo their count
+  std::uint64_t sent_ = 0;                                   // frames
+  std::uint64_t completed_ = 0;                              // of these, taken by the peer's device
+  std::uint64_t credited_ = 0;                               // of these, consumed by the peer
+  std::uint64_t position_ = 0;                               // bytes of all frames sent
   std::uint64_t acked_position_ = 0;
   std::array<bool, bounce_chunks> bounce_used_{};
 
-  std::uint64_t consumed_ = 0;  // frames of the peer
-  std::uint64_t told_ = 0;      // of these, the peer knows
+  std::uint64_t consumed_ = 0;     // frames of the peer
+  std::uint64_t credit_sent_ = 0;  // of these, the peer knows
   bool credit_in_flight_ = false;
   std::uint32_t receives_due_ = 0;
   std::deque<VerbsCompletion> early_;  // found while going to sleep

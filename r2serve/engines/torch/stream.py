@@ -33,7 +33,7 @@ LOOK_S = 0.001
 
 
 @dataclass(eq=False)
-class _Running:
+class _RunningCollective:
     """A collective in a stream, for the one who looks whether it is late."""
 
     what: str
@@ -72,7 +72,7 @@ class StreamWork(_Work):  # type: ignore[misc]
 
     def __init__(
         self,
-        running: _Running,
+        running: _RunningCollective,
         results: Sequence[torch.Tensor],
         comm: DeviceCommunicator,
         *,
@@ -182,7 +182,7 @@ class Streams:
         self._failure: BaseException | None = None
         self._closed = False
         self._own: Any = None  # stream, of a real GPU
-        self._running: deque[_Running] = deque()
+        self._running: deque[_RunningCollective] = deque()
         self._last: StreamPoint | None = None  # of what was put there, outside of captures
         watch(self)
 
@@ -258,7 +258,7 @@ class Streams:
         comm = self._comm
         assert comm is not None
         captured = capturing(comm.device)
-        running = _Running(what, timeout_s)
+        running = _RunningCollective(what, timeout_s)
         if not captured:  # else it is done when the graph is replayed, not now
             with self._lock:
                 self._running = deque(e for e in tuple(self._running) if e.pending())

@@ -9,7 +9,7 @@ from fastapi import FastAPI, HTTPException, Path, Query, Response
 from pydantic import BaseModel, Field
 
 from r2serve.observe.causes import causes_of
-from r2serve.observe.impact import HeldStep, Request, figures_of
+from r2serve.observe.impact import HeldStep, TrackedRequest, figures_of
 from r2serve.observe.sidecar.responses import example, instant, respond
 from r2serve.observe.sidecar.schema import EventView
 from r2serve.observe.sidecar.state import State
@@ -77,7 +77,7 @@ class RequestView(BaseModel):
     held_steps: int = Field(description="Steps of workers of this node that rail events held up.")
 
     @classmethod
-    def of(cls, request: Request) -> RequestView:
+    def of(cls, request: TrackedRequest) -> RequestView:
         return cls(**_fields(request))
 
 
@@ -144,7 +144,7 @@ class ImpactView(RequestView):
     events: list[EventView] = Field(description="What happened to rails then, oldest first.")
 
     @classmethod
-    def of_all(cls, request: Request, watch: Watch) -> ImpactView:
+    def of_all(cls, request: TrackedRequest, watch: Watch) -> ImpactView:
         return cls(
             **_fields(request),
             steps=[HeldStepView.of(held) for held in request.steps],
@@ -198,6 +198,6 @@ def add_requests(app: FastAPI, state: State) -> None:
         return respond(ImpactView.of_all(found, state.watch))
 
 
-def _fields(request: Request) -> dict[str, Any]:
+def _fields(request: TrackedRequest) -> dict[str, Any]:
     """Every field of a view; None where it is not known yet."""
     return dict.fromkeys(RequestView.model_fields) | figures_of(request)

@@ -236,50 +236,52 @@ Work deliver_kernel(unsigned blocks, void** given) {
          const DeviceState* state,
          const auto&... rest) { deliver(at, block, shared, *mailbox, *state, rest...); });
 }
-Work share_kernel(unsigned blocks, void** given) {
-  return work_of<Exchange, Source, Rows, bool>(blocks, given, [](auto&... all) { share(all...); });
+Work publish_input_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, Source, Rows, bool>(blocks, given,
+                                               [](auto&... all) { publish_input(all...); });
 }
-Work sum_up_kernel(unsigned blocks, void** given) {
+Work local_reduce_scatter_kernel(unsigned blocks, void** given) {
   return work_of<Exchange, Rows, r2ccl::DType, r2ccl::ReduceOp, std::uint32_t, bool>(
-      blocks, given, [](auto&... all) { sum_up(all...); });
+      blocks, given, [](auto&... all) { local_reduce_scatter(all...); });
 }
-Work bring_kernel(unsigned blocks, void** given) {
+Work stage_in_place_kernel(unsigned blocks, void** given) {
   return work_of<Exchange, Source, std::uint64_t, std::uint64_t, std::uint32_t>(
-      blocks, given, [](auto&... all) { bring(all...); });
+      blocks, given, [](auto&... all) { stage_in_place(all...); });
 }
-Work spread_kernel(unsigned blocks, void** given) {
-  return work_of<Exchange, std::uint64_t, Sum, std::uint32_t>(blocks, given,
-                                                              [](auto&... all) { spread(all...); });
+Work publish_result_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, std::uint64_t, Reduction, std::uint32_t>(
+      blocks, given, [](auto&... all) { publish_result(all...); });
 }
-Work collect_kernel(unsigned blocks, void** given) {
-  return work_of<Exchange, Results, Target, std::uint32_t, bool>(
-      blocks, given, [](auto&... all) { collect(all...); });
+Work local_all_gather_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, OutputRows, Target, std::uint32_t, bool>(
+      blocks, given, [](auto&... all) { local_all_gather(all...); });
 }
-Work take_kernel(unsigned blocks, void** given) {
-  return work_of<Exchange, Target, std::uint64_t, Sum, std::uint32_t>(
-      blocks, given, [](auto&... all) { take(all...); });
+Work deliver_shard_kernel(unsigned blocks, void** given) {
+  return work_of<Exchange, Target, std::uint64_t, Reduction, std::uint32_t>(
+      blocks, given, [](auto&... all) { deliver_shard(all...); });
 }
-Work deliver_sum_kernel(unsigned blocks, void** given) {
-  return work_of<const Mailbox*, const DeviceState*, Staging, Target, std::uint64_t, Sum,
+Work reduce_and_deliver_kernel(unsigned blocks, void** given) {
+  return work_of<const Mailbox*, const DeviceState*, Staging, Target, std::uint64_t, Reduction,
                  std::uint32_t>(
       blocks, given,
       [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, const Mailbox* mailbox,
-         const DeviceState* state,
-         const auto&... rest) { deliver_sum(at, block, shared, *mailbox, *state, rest...); });
+         const DeviceState* state, const auto&... rest) {
+        reduce_and_deliver(at, block, shared, *mailbox, *state, rest...);
+      });
 }
-Work combine_kernel(unsigned blocks, void** given) {
-  return work_of<Mailbox*, DeviceState*, Staging, const Inbox*, std::uint64_t, std::uint64_t, Sum,
-                 std::uint32_t>(
+Work reduce_and_post_kernel(unsigned blocks, void** given) {
+  return work_of<Mailbox*, DeviceState*, Staging, const Inbox*, std::uint64_t, std::uint64_t,
+                 Reduction, std::uint32_t>(
       blocks, given,
       [](const ThreadPosition& at, const ThreadBlock& block, Shared& shared, Mailbox* mailbox,
          DeviceState* state,
-         const auto&... rest) { combine(at, block, shared, *mailbox, *state, rest...); });
+         const auto&... rest) { reduce_and_post(at, block, shared, *mailbox, *state, rest...); });
 }
-Work depart_kernel(unsigned /*blocks*/, void** given) {
+Work quiesce_kernel(unsigned /*blocks*/, void** given) {
   return work_of<Exchange>(
       1, given,
       [](const ThreadPosition& at, const ThreadBlock& block, Shared&, const auto& exchange) {
-        if (at.thread == 0) depart(block, exchange);
+        if (at.thread == 0) quiesce(block, exchange);
       });
 }
 
@@ -289,12 +291,17 @@ struct NamedKernel {
 };
 
 const NamedKernel kernels[] = {
-    {"r2ccl_stage", &stage_kernel},     {"r2ccl_deliver", &deliver_kernel},
-    {"r2ccl_share", &share_kernel},     {"r2ccl_sum_up", &sum_up_kernel},
-    {"r2ccl_bring", &bring_kernel},     {"r2ccl_spread", &spread_kernel},
-    {"r2ccl_collect", &collect_kernel}, {"r2ccl_take", &take_kernel},
-    {"r2ccl_depart", &depart_kernel},   {"r2ccl_deliver_sum", &deliver_sum_kernel},
-    {"r2ccl_combine", &combine_kernel},
+    {"r2ccl_stage", &stage_kernel},
+    {"r2ccl_deliver", &deliver_kernel},
+    {"r2ccl_publish_input", &publish_input_kernel},
+    {"r2ccl_local_reduce_scatter", &local_reduce_scatter_kernel},
+    {"r2ccl_stage_in_place", &stage_in_place_kernel},
+    {"r2ccl_publish_result", &publish_result_kernel},
+    {"r2ccl_local_all_gather", &local_all_gather_kernel},
+    {"r2ccl_deliver_shard", &deliver_shard_kernel},
+    {"r2ccl_quiesce", &quiesce_kernel},
+    {"r2ccl_reduce_and_deliver", &reduce_and_deliver_kernel},
+    {"r2ccl_reduce_and_post", &reduce_and_post_kernel},
 };
 
 }  // namespace

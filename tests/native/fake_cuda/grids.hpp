@@ -17,7 +17,7 @@
 namespace fake_cuda {
 
 using r2ccl::device::Shared;
-using r2ccl::device::Spinning;
+using r2ccl::device::SpinWait;
 using r2ccl::device::ThreadPosition;
 
 // Threads that run parts of kernels.  Kernels of different streams wait for each other, so a part
@@ -109,7 +109,7 @@ inline HeldBlocks& held_blocks() {
   return *made;
 }
 
-struct ThreadBlock : Spinning {
+struct ThreadBlock : SpinWait {
   explicit ThreadBlock(std::barrier<>* among) : barrier(among) {}
   void sync() const { barrier->arrive_and_wait(); }
   std::barrier<>* barrier;

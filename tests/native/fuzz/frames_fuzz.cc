@@ -106,7 +106,7 @@ class Peer {
     switch (input_.byte() & 7) {
       case 0: world_.close(which); break;
       case 1: world_.abort(which, amount() % 1000); break;
-      case 2: world_.bye(); break;
+      case 2: world_.send_close(); break;
       case 3: world_.break_pipe(on); break;
       case 4: flood(on); break;
       case 5: world_.announce(on, 1 + input_.byte()); break;

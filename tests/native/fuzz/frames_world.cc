@@ -397,7 +397,7 @@ void FrameWorld::announce(RailId rail, std::uint16_t port) {
     carried_.link.announce_address(rail, {.version = 4, .port = port, .address = {}});
 }
 
-void FrameWorld::bye() { carried_.link.send_bye(); }
+void FrameWorld::send_close() { carried_.link.send_close(); }
 
 std::uint64_t FrameWorld::consumed(std::uint64_t communicator) const {
   const auto found = calls_.find(communicator);
@@ -428,14 +428,14 @@ void FrameWorld::check() {
     require(link.connected(rail) == (carried_.ends[rail].rail != nullptr),
             "a rail is there as long as its epoch is open");
 
-  const Link::Load load = link.load();
+  const Link::QueueDepths depths = link.queue_depths();
   const std::size_t streams = world_communicators.size() + strange_.size();
-  require(load.streams <= std::min(streams, max_communicators), "streams are bounded");
-  require(load.replays <= chunks_posted_ * world_rails, "replays are bounded");
-  require(load.attempts <= chunks_posted_ * (opened_ + world_rails), "attempts are bounded");
-  require(load.control <= world_rails * (4 * streams + world_communicators.size()),
+  require(depths.streams <= std::min(streams, max_communicators), "streams are bounded");
+  require(depths.replays <= chunks_posted_ * world_rails, "replays are bounded");
+  require(depths.attempts <= chunks_posted_ * (opened_ + world_rails), "attempts are bounded");
+  require(depths.control <= world_rails * (4 * streams + world_communicators.size()),
           "control frames are bounded");
-  require(load.actions == 0, "what the link asks for is carried out");
+  require(depths.actions == 0, "what the link asks for is carried out");
   check_memory();
 }
 

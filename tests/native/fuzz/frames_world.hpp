@@ -92,7 +92,7 @@ class FrameWorld {
   void close(std::size_t which);
   void abort(std::size_t which, std::size_t text_bytes);
   void announce(RailId rail, std::uint16_t port);
-  void bye();
+  void send_close();
 
   // Everything that holds between two events.
   void check();

@@ -2,9 +2,9 @@
 // bits.  The steps are the trace of an undisturbed run of the same seed, not a list.
 //
 // At a step the rail loses its carrier, goes silent both ways and is reset, and one of three
-// further kills has its turn.  The quick test takes every 4th step, and sanitized builds every 16th,
-// beginning at another one in each configuration.  R2SERVE_SWEEP=full takes every step and every
-// kill in any build.
+// further kills has its turn.  The quick test takes every 4th step, and sanitized builds every
+// 16th, beginning at another one in each configuration.  R2SERVE_SWEEP=full takes every step and
+// every kill in any build.
 #include <gtest/gtest.h>
 
 #include <array>

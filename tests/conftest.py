@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
@@ -14,6 +15,7 @@ from pathlib import Path, PurePath
 
 import pytest
 import timings
+from forked import BESIDE_VLLM, Forks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -121,6 +123,22 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
             subprocess.run([*command, "-o", str(fresh), "-pthread"], check=True, timeout=300)
             fresh.replace(made)
     return made
+
+
+@pytest.fixture(scope="session")
+def vllm_forks() -> Iterator[Forks]:
+    """Forks of a process that has imported what vLLM does, and vLLM itself not."""
+    with tempfile.TemporaryDirectory(prefix="r2serve-forks-") as folder:
+        made = Forks(BESIDE_VLLM, Path(folder) / "socket")
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def forked_vllm(vllm_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each `vllm serve` that r2serve starts meanwhile is one of vllm_forks."""
+    for name, value in vllm_forks.environment.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")

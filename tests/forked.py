@@ -1,29 +1,47 @@
 """Processes of Python that need not import torch: forked from one that has.
 
-`import torch` takes two seconds of a processor, and the tests start hundreds of processes that
-want it.  A process of Forks runs the same script, with the same arguments, environment and
-standard streams as one that `subprocess.Popen` starts, and ends as an interpreter of its own does.
+`import torch` takes two seconds of a processor, what vLLM imports beside it six, and the tests
+start hundreds of processes that want it.  A process of Forks runs the same script, with the same
+arguments, environment and standard streams as one that `subprocess.Popen` starts, and ends as an
+interpreter of its own does.
+
+`vllm serve` that r2serve itself starts is forked, too, where PATH_VARIABLE is set and the folder
+`tests/vllm_forked` is on PYTHONPATH; and so is the process in which vLLM looks at a model's class.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import runpy
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection, context, forkserver, resource_tracker, spawn
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from r2serve.lab import namespaces
 
 LONGEST_MESSAGE = 200_000
+PATH_VARIABLE = "R2SERVE_TEST_FORKS"
+"""Environment variable with the path of the socket where a process asks to be forked."""
+
+TORCH = ("numpy", "torch", "torch.distributed")
+# Not vLLM's own: those look for the platform, which depends on the environment.
+BESIDE_VLLM = (
+    *TORCH,
+    *("torch._dynamo", "torch._inductor.standalone_compile", "torch._inductor.lowering"),
+    *("transformers", "transformers.models.auto", "openai.types.responses", "openai.types.chat"),
+    *("fastapi", "uvicorn", "pydantic", "aiohttp", "PIL.Image", "setproctitle"),
+)
 
 
 class Forked:
@@ -61,51 +79,77 @@ class Forked:
 
 
 class Forks:
-    """Forks processes from one that has imported `modules`.  Not for several threads at a time."""
+    """Forks processes from one that has imported `modules`.  Not for several threads at a time.
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    path: of a socket where other processes may ask to be forked (see stand_in).
+    """
+
+    def __init__(self, modules: Sequence[str], path: Path | None = None) -> None:
+        self.path = path
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Threads of libraries would be gone in a fork.
         alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._parent = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), str(theirs.fileno()), *modules],
+            [sys.executable, str(Path(__file__)), str(theirs.fileno()), str(path or ""), *modules],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env={**os.environ, **alone, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         theirs.close()
         self._ends: dict[int, int] = {}
+        self._hear(None)  # that it is ready
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """With these variables a process has `vllm serve` forked."""
+        return {
+            PATH_VARIABLE: str(self.path),
+            "PYTHONPATH": str(Path(__file__).parent / "vllm_forked"),
+        }
 
     def popen(
         self,
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        stdin: int,
-        stdout: int,
-        stderr: IO[bytes],
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | IO[bytes],
+        stderr: int | IO[bytes],
         node: tuple[int, bool] | None = None,
+        session: bool = False,
     ) -> Forked:
         """Start a script: `argv` are the interpreter, the script and its arguments.
 
-        stdin, stdout: subprocess.PIPE, the only kind that is known here. node: for a process in a
-        node of a lab, the process that holds its namespaces, and whether one of users is among
-        them.
+        stdin, stdout: subprocess.PIPE, or what it says. stderr: a file, or subprocess.STDOUT. node:
+        for a process in a node of a lab, the process that holds its namespaces, and whether one of
+        users is among them. session: as `start_new_session` of `subprocess.Popen`.
         """
         assert argv[0] == sys.executable
-        assert stdin == stdout == subprocess.PIPE
-        read_in, write_in = os.pipe()
-        read_out, write_out = os.pipe()
+        theirs, closed, ours = [], [], []
+        for number, wanted in enumerate((stdin, stdout)):
+            if wanted == subprocess.PIPE:
+                read, write = os.pipe()
+                mine, other = (write, read) if number == 0 else (read, write)
+                ours.append(os.fdopen(mine, "wb" if number == 0 else "rb"))
+                closed.append(other)
+                theirs.append(other)
+            elif wanted == subprocess.DEVNULL:
+                closed.append(os.open(os.devnull, os.O_RDWR))
+                theirs.append(closed[-1])
+                ours.append(None)
+            else:
+                assert not isinstance(wanted, int)
+                theirs.append(wanted.fileno())
+                ours.append(None)
+        theirs.append(theirs[1] if isinstance(stderr, int) else stderr.fileno())
         request = {"argv": list(argv[1:]), "env": dict(env), "cwd": os.getcwd(), "node": node}
-        socket.send_fds(
-            self._ours, [json.dumps(request).encode()], [read_in, write_out, stderr.fileno()]
-        )
-        for theirs in (read_in, write_out):
-            os.close(theirs)
+        socket.send_fds(self._ours, [json.dumps({**request, "session": session}).encode()], theirs)
+        for each in closed:
+            os.close(each)
         message = self._hear(None)
         while "forked" not in message:
             message = self._hear(None)
-        return Forked(self, message["forked"], [open(write_in, "wb"), open(read_out, "rb")])
+        return Forked(self, message["forked"], ours)
 
     def ended(self, pid: int, timeout_s: float | None) -> int | None:
         """How a process ended, as `subprocess.Popen.returncode`; None: not within that time."""
@@ -133,7 +177,11 @@ class Forks:
         return message
 
 
-def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+Request = tuple[dict[str, Any], list[int], socket.socket | None]
+"""What to be, standard streams, and the socket of the process that it stands in for, if any."""
+
+
+def serve(connection: socket.socket, path: str) -> Request | None:
     """Fork a process a request.
 
     Returns in each of them, with what it is to do; None: in this process, when nobody asks any
@@ -143,25 +191,41 @@ def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    while True:
-        ready, _, _ = select.select([connection, woken], [], [])
-        if woken in ready:
-            os.read(woken, 4096)
-            _tell_ends(connection)
-        if connection in ready:
-            data, descriptors, _, _ = socket.recv_fds(connection, LONGEST_MESSAGE, 3)
-            if not data:
-                return None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        waited: list[Any] = [connection, woken]
+        if path:
+            listener.bind(path)
+            listener.listen()
+            waited.append(listener)
+        connection.send(b"{}")
+        while True:
+            ready, _, _ = select.select(waited, [], [])
+            if woken in ready:
+                os.read(woken, 4096)
+                _tell_ends(connection)
+            asking: socket.socket | None = None
+            if connection in ready:
+                data, streams, _, _ = socket.recv_fds(connection, LONGEST_MESSAGE, 3)
+                if not data:
+                    return None
+            elif listener in ready:
+                asking, _ = listener.accept()
+                data, streams, _, _ = socket.recv_fds(asking, LONGEST_MESSAGE, 3)
+            else:
+                continue
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for each in (woken, wake):
                     os.close(each)
-                return json.loads(data), descriptors
-            for each in descriptors:
+                return json.loads(data), streams, asking
+            for each in streams:
                 os.close(each)
-            connection.send(json.dumps({"forked": pid}).encode())
+            if asking is None:
+                connection.send(json.dumps({"forked": pid}).encode())
+            else:
+                asking.close()
 
 
 def _tell_ends(connection: socket.socket) -> None:
@@ -174,10 +238,12 @@ def _tell_ends(connection: socket.socket) -> None:
             connection.send(json.dumps({"ended": pid, "status": code}).encode())
 
 
-def become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
+def become(
+    request: Mapping[str, Any], streams: Sequence[int], asking: socket.socket | None
+) -> NoReturn:
     """Be the process that was asked for."""
     namespaces.die_with_parent()
-    for number, descriptor in enumerate(descriptors):
+    for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
@@ -186,6 +252,10 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
+    if asking is not None:
+        _watch_over(asking, request["argv"])
+    if request["session"]:
+        os.setsid()
     if request["node"] is not None:
         holder, user = request["node"]
         os.setsid()
@@ -193,18 +263,111 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
     run(request["argv"])
 
 
+def _watch_over(asking: socket.socket, argv: Sequence[str]) -> NoReturn:
+    """Run a script where the process is that asks, and end with either of them.
+
+    That process is told how the script has ended; the signals that it gets come here as messages.
+    """
+    credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    (there, _, _) = struct.unpack("3i", credentials)
+    directory = os.getcwd()
+    for name in ("user", "pid", "net", "ipc", "mnt"):
+        own, wanted = f"/proc/self/ns/{name}", f"/proc/{there}/ns/{name}"
+        if os.readlink(own) != os.readlink(wanted):
+            with open(wanted, "rb") as namespace:
+                namespaces.set_namespace(namespace.fileno())
+    os.chdir(directory)
+    child = os.fork()
+    if child == 0:
+        asking.close()
+        namespaces.die_with_parent()
+        os.setsid()
+        run(argv)
+    ended = os.pidfd_open(child)
+    while True:
+        ready, _, _ = select.select([ended, asking], [], [])
+        if ended in ready:
+            _, status = os.waitpid(child, 0)
+            asking.send(str(os.waitstatus_to_exitcode(status)).encode())
+            os._exit(0)
+        told = asking.recv(16)
+        if not told:
+            os.killpg(child, signal.SIGKILL)
+            os._exit(0)
+        os.kill(child, int(told))
+
+
+def stand_in(path: str) -> NoReturn:
+    """Be, as far as others see, the script of this command line, which runs elsewhere."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        asking.connect(path)
+        request = {"argv": sys.orig_argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}
+        socket.send_fds(asking, [json.dumps(request).encode()], [0, 1, 2])
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda received, _: asking.send(str(received).encode()) and None)
+        status = int(asking.recv(16) or b"255")
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status & 255)
+
+
+def spawn_by_forking() -> None:
+    """Have what multiprocessing spawns here, and in those processes, be forks of this one as it is.
+
+    They have its modules, and the environment of the process that starts them, as spawned ones do.
+    """
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    resource_tracker.ensure_running()
+    listener = socket.socket(socket.AF_UNIX)
+    address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
+    listener.bind(address)
+    listener.listen()
+    alive_read, alive_write = os.pipe()
+    prepare, preparation_data = spawn.prepare, spawn.get_preparation_data
+
+    def with_environment(name: str) -> dict[str, Any]:
+        return {**preparation_data(name), "environment": dict(os.environ)}
+
+    def prepare_all(data: dict[str, Any]) -> None:
+        os.environ.clear()
+        os.environ.update(data["environment"])
+        prepare(data)
+
+    spawn.get_preparation_data, spawn.prepare = with_environment, prepare_all  # type: ignore[assignment]
+    server._forkserver_address = address
+    server.ensure_running = lambda: None
+    contexts = context._concrete_contexts  # type: ignore[attr-defined]
+    contexts["spawn"] = contexts["forkserver"]
+    if os.fork() == 0:
+        os.close(alive_write)
+        forkserver.main(listener.fileno(), alive_read, [])  # type: ignore[attr-defined]
+        os._exit(0)
+    os.close(alive_read)
+    listener.close()
+    server._forkserver_alive_fd = alive_write
+
+
 def run(argv: Sequence[str]) -> NoReturn:
-    """Run a script, as an interpreter does."""
+    """Run a script, or a module after `-m`, as an interpreter does."""
+    if argv[0] == "-m":
+        sys.argv = list(argv[1:])
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        sys.exit()
     sys.argv = list(argv)
     sys.path.insert(0, str(Path(argv[0]).parent))
+    if Path(argv[0]).name == "vllm":
+        spawn_by_forking()
     runpy.run_path(argv[0], run_name="__main__")
     sys.exit()
 
 
 if __name__ == "__main__":
-    for module in sys.argv[2:]:
-        __import__(module)
+    for module in sys.argv[3:]:
+        importlib.import_module(module)
+    if "setproctitle" in sys.modules:  # it finds its place as long as the environment lies there
+        sys.modules["setproctitle"].getproctitle()
     with socket.socket(fileno=int(sys.argv[1])) as asked:
-        told = serve(asked)
+        told = serve(asked, sys.argv[2])
     if told is not None:
         become(*told)

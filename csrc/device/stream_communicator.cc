@@ -18,7 +18,8 @@ constexpr std::uint64_t bytes_per_block = 64U << 10U;  // less is copied sooner 
 constexpr std::uint64_t smallest_staging = 4096;
 
 Status copied(const Status& status) {
-  return status.ok() ? Status() : Status(status.code(), status.message());
+  if (status.ok()) return {};
+  return {status.code(), status.message()};
 }
 
 }  // namespace
@@ -132,14 +133,15 @@ void StreamCommunicator::close() {
 
 Status StreamCommunicator::failure() {
   const std::lock_guard guard(call_mutex_);
-  return proxy_ == nullptr ? copied(closed_) : whole();
+  if (proxy_ == nullptr) return copied(closed_);
+  return whole();
 }
 
 Status StreamCommunicator::whole() const {
-  Status status = proxy_->failure();
-  if (status.ok() && load_acquire(mailbox().lost) != 0)
-    status = {ErrorCode::aborted, "a rank of this node gets no more results"};
-  return status;
+  if (Status failed = proxy_->failure(); !failed.ok()) return failed;
+  if (load_acquire(mailbox().lost) != 0)
+    return {ErrorCode::aborted, "a rank of this node gets no more results"};
+  return {};
 }
 
 Mailbox& StreamCommunicator::mailbox() const {

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import Forked, Forks
+from forked import TORCH, Forked, Forks
 
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
@@ -174,7 +174,7 @@ class Jobs:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    made = Forks(["numpy", "torch", "torch.distributed"])
+    made = Forks(TORCH)
     yield made
     made.close()
 

@@ -17,9 +17,10 @@ from r2serve.lab.lab import Lab
 
 SERVE = [sys.executable, "-c", "from r2serve.cli import main; main()", "bench", "serve"]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.usefixtures("forked_vllm"),
+]
 
 
 @pytest.fixture(autouse=True)

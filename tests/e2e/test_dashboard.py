@@ -136,6 +136,7 @@ def test_a_person_sees_a_cut_at_once(jobs, make_lab, sidecar, page, eventually, 
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.usefixtures("forked_vllm")
 def test_a_person_sees_which_requests_of_vllm_waited(
     make_lab, short_path, free_ports, page, eventually, request
 ) -> None:

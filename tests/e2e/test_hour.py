@@ -21,9 +21,10 @@ HOUR = [sys.executable, "-c", "from r2serve.cli import main; main()", "demo", "h
 # for a rail to come back.
 WORST_STALL_MS = 5000.0
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.usefixtures("forked_vllm"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from forked import Forked, Forks
 
 START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 30
@@ -48,7 +50,7 @@ def free_port() -> int:
 class Node:
     """One `vllm serve` process, its workers included, and what it wrote."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked | subprocess.Popen[bytes]
     log_file: Path
 
     @property
@@ -165,14 +167,20 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 StartEngine = Callable[..., Engine]
 
 
+start_process = partial(subprocess.Popen, start_new_session=True)
+
+
 @contextlib.contextmanager
-def engines(model: Path, folder: Path) -> Iterator[StartEngine]:
+def engines(model: Path, folder: Path, forks: Forks) -> Iterator[StartEngine]:
     """Gives what starts an engine and waits until it is up; ends all of them in the end."""
     started: list[Engine] = []
 
     def start(
         tensor_parallel: int, flags: list[str], nodes: list[dict[str, str]], *, eager: bool = True
     ) -> Engine:
+        # What compiles reads the environment when it is imported.
+        popen = partial(forks.popen, session=True) if eager else start_process
+        around = forks.environment if eager else {}
         engine = Engine(model, free_port())
         started.append(engine)
         master_port = str(free_port())
@@ -188,12 +196,11 @@ def engines(model: Path, folder: Path) -> Iterator[StartEngine]:
                 command += ["--headless"]
             log_file = folder / f"engine{len(started)}-node{rank}.log"
             with log_file.open("wb") as log:
-                process = subprocess.Popen(
-                    command,
-                    env={**os.environ, **BASE_ENVIRONMENT, **extra},
+                process = popen(
+                    [sys.executable, *map(str, command)],
+                    env={**os.environ, **around, **BASE_ENVIRONMENT, **extra},
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,
                 )
             engine.nodes.append(Node(process, log_file))
         engine.wait_until_up()
@@ -207,9 +214,9 @@ def engines(model: Path, folder: Path) -> Iterator[StartEngine]:
 
 
 @pytest.fixture
-def start_engine(tiny_llama: Path, tmp_path: Path) -> Iterator[StartEngine]:
+def start_engine(tiny_llama: Path, tmp_path: Path, vllm_forks: Forks) -> Iterator[StartEngine]:
     """Start an engine, wait until it is up: ``start_engine(tp, flags, [environment, a node])``."""
-    with engines(tiny_llama, tmp_path) as start:
+    with engines(tiny_llama, tmp_path, vllm_forks) as start:
         yield start
 
 
@@ -227,7 +234,9 @@ class Answers:
 
 
 @pytest.fixture(scope="session")
-def eager_answers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+def eager_answers(
+    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, vllm_forks: Forks
+) -> Answers:
     """Of an engine over r2ccl, eager, with two ranks that are two nodes; one for all workers."""
     from answers import FLAG, PROMPTS, RAILS, greedy
 
@@ -238,7 +247,7 @@ def eager_answers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) ->
     with (folder / "eager-answers.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            with engines(tiny_llama, tmp_path_factory.mktemp("eager")) as start:
+            with engines(tiny_llama, tmp_path_factory.mktemp("eager"), vllm_forks) as start:
                 engine = start(2, FLAG, [RAILS | {"R2CCL_NODE": "per-rank"}])
                 texts = greedy(engine)
                 said = [engine.logprobs(p + t) for p, t in zip(PROMPTS, texts, strict=True)]

@@ -1,0 +1,59 @@
+"""Which tests run a line, by what `make coverage` has measured."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from mutation import ROOT
+
+MOST = 20
+"""So many tests of one line are enough to judge a mutation of it."""
+
+
+class Covering:
+    """The tests of each line.
+
+    folder: where `make coverage` left what it measured. language: cpp or python.
+
+    Raises:
+        FileNotFoundError: nothing was measured.
+    """
+
+    def __init__(self, folder: Path, language: str) -> None:
+        self._tests: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        if language == "cpp":
+            self._read_cpp(folder / "native")
+        else:
+            self._read_python(folder / "python.sqlite")
+        self._lines_of: Counter[str] = Counter(
+            test for tests in self._tests.values() for test in tests
+        )
+
+    def _read_cpp(self, folder: Path) -> None:
+        reports = sorted(folder.glob("*.json"))
+        if not reports:
+            raise FileNotFoundError(f"{folder}: no report; run `make coverage`")
+        for report in reports:
+            for file in json.loads(report.read_text(encoding="utf-8"))["files"]:
+                for line in file["lines"]:
+                    if line["count"]:
+                        self._tests[file["file"], line["line_number"]].add(report.stem)
+
+    def _read_python(self, path: Path) -> None:
+        import coverage
+
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: run `make coverage`")
+        data = coverage.CoverageData(str(path))
+        data.read()
+        for file in data.measured_files():
+            name = Path(file).resolve().relative_to(ROOT).as_posix()
+            for line, contexts in data.contexts_by_lineno(file).items():
+                self._tests[name, line] |= {each.split("|")[-1] for each in contexts} - {""}
+
+    def tests_of(self, file: str, line: int) -> tuple[str, ...]:
+        """At most MOST tests that run the line: those that run least else come first."""
+        tests = self._tests.get((file, line), set())
+        return tuple(sorted(tests, key=lambda test: (self._lines_of[test], test))[:MOST])

@@ -1,0 +1,114 @@
+"""Source mutations: small bugs in the project's own sources, which the tests must catch.
+
+The lists `cpp.json` and `python.json` beside this file hold them.  choose.py draws a list from a
+seed, try_mutations.py runs the tests against each entry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
+CHOSEN_BY = "R2SERVE_MUTATION"
+"""Environment variable with the number of the mutation that a mutated C++ build is to show."""
+
+CPP_HEADER = f"""\
+#pragma once
+#include <cstdlib>
+
+namespace r2ccl {{
+// Whether this process shows the mutation of that number.
+inline bool mutated(int number) {{
+  static const char* const text = std::getenv("{CHOSEN_BY}");
+  static const int chosen = text == nullptr ? 0 : std::atoi(text);
+  return chosen == number;
+}}
+}}  // namespace r2ccl
+"""
+
+
+class MutationError(ValueError):
+    """An entry of a list that does not fit the sources; the text names it."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One bug.
+
+    number: from 1, unique in its list. file: from the root of the project. line: the stripped line
+    of source that holds `original`. nth: which of the lines with that text, from 0. original: what
+    `mutated` replaces. form: `expression`, or `statement` for one that is left out. tests: what
+    runs the line, those that take least time first: names of native programs, or pytest's node
+    ids. equal: why no test can tell the two apart, for one that nothing catches.
+    """
+
+    number: int
+    file: str
+    line: str
+    nth: int
+    original: str
+    mutated: str
+    form: str
+    tests: tuple[str, ...] = ()
+    equal: str = ""
+
+    @property
+    def text(self) -> str:
+        new = "nothing" if self.form == "statement" else f"`{self.mutated}`"
+        return f"{self.number}: {self.file}: `{self.original}` becomes {new}"
+
+
+def load(path: Path) -> list[Mutation]:
+    return [
+        Mutation(**{**entry, "tests": tuple(entry["tests"])})
+        for entry in json.loads(path.read_text(encoding="utf-8"))
+    ]
+
+
+def save(path: Path, mutations: Sequence[Mutation]) -> None:
+    entries = [asdict(each) for each in mutations]
+    path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+
+
+def line_number(mutation: Mutation, lines: Sequence[str]) -> int:
+    """Index of the mutation's line.
+
+    Raises:
+        MutationError: the source has no such line, or the line not exactly one `original`.
+    """
+    found = [index for index, line in enumerate(lines) if line.strip() == mutation.line]
+    if len(found) <= mutation.nth or mutation.line.count(mutation.original) != 1:
+        raise MutationError(
+            f"mutation {mutation.text}: the source has no such line now; choose another one "
+            "(tests/mutations/choose.py)"
+        )
+    return found[mutation.nth]
+
+
+def in_python(mutation: Mutation, source: str) -> str:
+    """The source with this bug."""
+    lines = source.split("\n")
+    index = line_number(mutation, lines)
+    new = "pass" if mutation.form == "statement" else mutation.mutated
+    lines[index] = lines[index].replace(mutation.original, new)
+    return "\n".join(lines)
+
+
+def in_cpp(mutations: Sequence[Mutation], source: str) -> str:
+    """The source with all of these bugs, each shown only where its number is chosen."""
+    lines = source.split("\n")
+    places = [line_number(each, lines) for each in mutations]
+    if len(set(places)) < len(places):
+        raise MutationError(f"two mutations of one line: {[each.text for each in mutations]}")
+    for mutation, index in zip(mutations, places, strict=True):
+        chosen = f"::r2ccl::mutated({mutation.number})"
+        if mutation.form == "statement":
+            new = f"if (!{chosen}) {mutation.original}"
+        else:
+            new = f"({chosen} ? ({mutation.mutated}) : ({mutation.original}))"
+        lines[index] = lines[index].replace(mutation.original, new)
+    return "\n".join(lines)

@@ -38,8 +38,9 @@ class Covering:
         for report in reports:
             for file in json.loads(report.read_text(encoding="utf-8"))["files"]:
                 for line in file["lines"]:
+                    ran = self._tests[file["file"], line["line_number"]]
                     if line["count"]:
-                        self._tests[file["file"], line["line_number"]].add(report.stem)
+                        ran.add(report.stem)
 
     def _read_python(self, path: Path) -> None:
         import coverage
@@ -55,5 +56,7 @@ class Covering:
 
     def tests_of(self, file: str, line: int) -> tuple[str, ...]:
         """At most MOST tests that run the line: those that run least else come first."""
-        tests = self._tests.get((file, line), set())
+        # A statement that the optimiser has merged with the one before it is not measured.
+        near = (self._tests.get((file, line - back)) for back in range(4))
+        tests = next((found for found in near if found is not None), set())
         return tuple(sorted(tests, key=lambda test: (self._lines_of[test], test))[:MOST])

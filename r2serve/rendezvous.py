@@ -47,9 +47,9 @@ def over_store(store: Store, name: str, rank: int, world_size: int) -> Exchange:
 
 
 def outlive(store: Store, name: str, rank: int, world_size: int, at_most_s: float) -> None:
-    """At rank 0, which holds the store: wait until all other ranks have read their last from it.
+    """Keep the store of rank 0 until every other rank has finished its reads.
 
-    At most ``at_most_s``: a rank that is gone reads no more.
+    Rank 0 waits for the other ranks, but at most ``at_most_s`` seconds, as a rank may be gone.
     """
     key = f"r2ccl/{name}/read"
     with contextlib.suppress(RuntimeError):  # torch's: the store or a rank is gone

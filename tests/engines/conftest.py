@@ -237,7 +237,7 @@ class Answers:
 def eager_answers(
     tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, vllm_forks: Forks
 ) -> Answers:
-    """Of an engine over r2ccl, eager, with two ranks that are two nodes; one for all workers."""
+    """Answers of one eager engine over r2ccl with two ranks on two nodes, for all workers."""
     from answers import FLAG, PROMPTS, RAILS, greedy
 
     folder = tmp_path_factory.getbasetemp()

@@ -55,7 +55,7 @@ class Covering:
                 self._tests[name, line] |= {each.split("|")[-1] for each in contexts} - {""}
 
     def tests_of(self, file: str, line: int) -> tuple[str, ...]:
-        """At most MOST tests that run the line: those that run least else come first."""
+        """At most MOST tests that run the line; a test that runs fewer lines comes first."""
         # A statement that the optimiser has merged with the one before it is not measured.
         near = (self._tests.get((file, line - back)) for back in range(4))
         tests = next((found for found in near if found is not None), set())

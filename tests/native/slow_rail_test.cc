@@ -214,7 +214,8 @@ TEST_P(SlowRail, CostsWhatTheRemainingRailsCannotGive) {
   EXPECT_EQ(both.downs(), 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Bytes, SlowRail, ::testing::Values(8U << 10, 256U << 10),
+// One chunk in a message, two and eight.
+INSTANTIATE_TEST_SUITE_P(Bytes, SlowRail, ::testing::Values(8U << 10, 64U << 10, 256U << 10),
                          [](const auto& test) { return std::to_string(test.param >> 10) + "KiB"; });
 
 }  // namespace

@@ -107,6 +107,13 @@ class Verbs : public ::testing::Test {
              record.cause == static_cast<std::uint8_t>(cause);
     });
   }
+  // Takes the lines of a rank.
+  bool logged(std::size_t rank, const std::string& text) {
+    const auto lines = job->engines[rank]->log().take();
+    return lines.has_value() && std::ranges::any_of(*lines, [&](const LogLine& line) {
+             return line.text.find(text) != std::string::npos;
+           });
+  }
   static std::string device(int rank, int rail = 0) { return Job::verbs_device(rank, rail); }
 
   std::unique_ptr<Job> job = std::make_unique<Job>(options());
@@ -307,6 +314,22 @@ TEST_F(Verbs, AreLeftByADeviceThatAnswersNothingAndSaysNoWord) {
   job->verbs->remove(device(0));
   steps(60, 3000);
   EXPECT_NE(info(0, 0).state, RailState::up);
+  job->verbs->plug_in(device(0));
+  EXPECT_TRUE(rejoined());
+  steps(20, 3000);
+}
+
+// Until a device says that it is gone, its queue pairs cannot be destroyed.
+TEST_F(Verbs, AreDestroyedWhenTheirDeviceSaysLateThatItIsGone) {
+  ASSERT_TRUE(rejoined());
+  job->verbs->hang_freeing(device(0), true);
+  job->verbs->remove(device(0));
+  steps(60, 3000);
+  EXPECT_TRUE(eventually([&] { return logged(0, "all memory is withdrawn from it"); }));
+  EXPECT_GT(job->verbs->queue_pairs_of(device(0)), 0U);
+  job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
+  EXPECT_TRUE(eventually([&] { return job->verbs->queue_pairs_of(device(0)) == 0; }));
+  job->verbs->hang_freeing(device(0), false);
   job->verbs->plug_in(device(0));
   EXPECT_TRUE(rejoined());
   steps(20, 3000);

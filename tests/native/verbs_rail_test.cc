@@ -1,0 +1,141 @@
+// One rail over a queue pair, with the clock and the wire in the hand of the test.
+#include "rails/verbs/verbs_rail.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "drivers/fake_verbs.hpp"
+
+namespace r2ccl {
+namespace {
+
+constexpr std::uint64_t communicator = 5;
+
+// Both ends of a rail, which is up.
+class VerbsRails : public ::testing::Test {
+ protected:
+  struct End {
+    MemoryPool pool;
+    std::unique_ptr<Link> link;
+    std::unique_ptr<VerbsRail> rail;
+  };
+
+  VerbsRails() {
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      verbs->add_device(name(i));
+      devices[i] = std::move(verbs->open(name(i)).value());
+      EXPECT_TRUE(ends[i].pool.add_device(devices[i]).ok());
+      LinkOptions options;
+      options.memory = &ends[i].pool;
+      options.connects = i == 0;
+      ends[i].link = std::make_unique<Link>(options, std::array{RailKind::verbs}, i + 1);
+      ends[i].link->start(now);
+    }
+    for (std::size_t i : {1U, 0U}) EXPECT_TRUE(ends[i].link->rail_established(0, 1, now));
+    connect();
+    exchange();
+    EXPECT_EQ(ends[0].link->state(0), RailState::up);
+    EXPECT_EQ(ends[1].link->state(0), RailState::up);
+  }
+
+  static std::string name(std::size_t end) { return "rdma" + std::to_string(end); }
+
+  void connect() {
+    std::array<std::unique_ptr<VerbsSession>, 2> sessions;
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      sessions[i] =
+          std::make_unique<VerbsSession>(name(i), ends[i].pool, LinkOptions{}.shape.chunk_bytes);
+      EXPECT_TRUE(sessions[i]->prepare().ok());
+      sessions[i]->pair =
+          std::move(devices[i]->create_queue_pair(1, 0, VerbsSession::depth()).value());
+      sessions[i]->own = {.queue_pair = sessions[i]->pair->number()};
+    }
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      VerbsSession& session = *sessions[i];
+      session.peer = sessions[1 - i]->endpoint(sessions[1 - i]->own);
+      EXPECT_EQ(session.pair->connect(session.own, session.peer.address, {}), 0);
+      EXPECT_EQ(session.pair->post_receives(request_id(VerbsRequest::receive, 0),
+                                            VerbsSession::depth().receives - 1),
+                0);
+    }
+    for (std::size_t i = 0; i < ends.size(); ++i)
+      ends[i].rail =
+          std::make_unique<VerbsRail>(*ends[i].link, 0, std::move(sessions[i]), FileDescriptor(),
+                                      [](const std::string& why) { ADD_FAILURE() << why; });
+  }
+
+  // Until nothing moves.
+  void exchange() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (End& end : ends) {
+        const bool out = end.rail->pump_out(now);
+        moved = end.rail->pump_in(now) || out || moved;
+      }
+    }
+  }
+
+  // Frames that the first end's device reads out of a caller's memory wait on the wire.
+  void send_from(std::vector<std::byte>& memory) {
+    for (End& end : ends) (void)end.link->in_stream(communicator);
+    exchange();
+    ASSERT_TRUE(ends[0].pool.register_buffer(memory).ok());
+    verbs->hold();
+    Link& link = *ends[0].link;
+    link.post(link.out_stream(communicator), memory, {}, now);
+    ASSERT_TRUE(ends[0].rail->pump_out(now));
+    ASSERT_FALSE(ends[0].rail->detached({communicator, {}}));
+  }
+  // A caller asks for its memory back, `later` than now.
+  bool detach(TimeNs later) { return ends[0].rail->detach({communicator, {}}, now + later); }
+  RailState state() { return ends[0].link->state(0); }
+
+  std::shared_ptr<FakeVerbs> verbs = std::make_shared<FakeVerbs>();
+  std::array<std::shared_ptr<VerbsDevice>, 2> devices;
+  std::array<End, 2> ends;
+  TimeNs now = 1000 * ns_per_ms;
+};
+
+TEST_F(VerbsRails, HaveTwentyMillisecondsToBeThroughWithACallersMemoryWhileTheyAreUp) {
+  std::vector<std::byte> memory(LinkOptions{}.shape.slot_bytes);
+  send_from(memory);
+  EXPECT_FALSE(detach(0));
+  EXPECT_FALSE(detach(20 * ns_per_ms));
+  EXPECT_EQ(state(), RailState::up);
+  EXPECT_FALSE(detach(21 * ns_per_ms));
+  EXPECT_EQ(state(), RailState::down);
+}
+
+TEST_F(VerbsRails, StayUpWhenTheyAreThroughInTime) {
+  std::vector<std::byte> memory(LinkOptions{}.shape.slot_bytes);
+  send_from(memory);
+  EXPECT_FALSE(detach(0));
+  verbs->let_go();
+  EXPECT_TRUE(detach(20 * ns_per_ms));
+  EXPECT_EQ(state(), RailState::up);
+  // The next one is given as long.
+  send_from(memory);
+  EXPECT_FALSE(detach(30 * ns_per_ms));
+  EXPECT_EQ(state(), RailState::up);
+}
+
+TEST_F(VerbsRails, AreGivenUpAtOnceForACallersMemoryWhenTheyAreSuspect) {
+  std::vector<std::byte> memory(LinkOptions{}.shape.slot_bytes);
+  send_from(memory);
+  for (int i = 0; i < 100 && state() == RailState::up; ++i) {
+    now += ns_per_ms;
+    ends[0].rail->report_path(now);
+    ends[0].link->tick(now);
+  }
+  ASSERT_EQ(state(), RailState::suspect);
+  EXPECT_FALSE(detach(0));
+  EXPECT_EQ(state(), RailState::down);
+}
+
+}  // namespace
+}  // namespace r2ccl

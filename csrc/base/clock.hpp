@@ -1,4 +1,5 @@
-// The clock of the real engine.  link/ never reads it; it is handed in.
+// The clock of the engine; the simulator has a virtual clock.  link/ never reads a clock: callers
+// pass the time in.
 #pragma once
 
 #include <ctime>

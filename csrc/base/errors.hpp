@@ -1,4 +1,4 @@
-// Typed errors.  One code per Python exception class (r2serve/errors.py maps them 1:1).
+// Typed errors.  r2serve/errors.py has a Python exception class for each code except `ok`.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace r2ccl {
 
 enum class ErrorCode : std::uint8_t {
   ok,
-  invalid_argument,  // a parameter of this call is wrong; nothing was sent
+  invalid_argument,  // a parameter or option is wrong; nothing was sent
   order_mismatch,    // ranks called different collectives under the same number
-  peer_lost,         // no rail to a peer for longer than link_timeout, or the peer is gone
-  peer_closed,       // the peer closed the communicator in good order
-  aborted,           // another rank reported a fatal verdict (its text is in the message)
+  peer_lost,         // no rail to a peer for link_timeout, or the peer is gone
+  peer_closed,       // the peer closed the communicator gracefully
+  aborted,           // a rank aborted the communicator; the message has the reason
   timeout,           // start-up did not finish in time
-  internal,          // a broken invariant: a bug of r2ccl
+  internal,          // a broken invariant (a bug of r2ccl), or the system refused a resource
 };
 
-// Cheap when ok (one null pointer), carries code and text otherwise.
+// Outcome of an operation without a value: ok, or an error code and its text.  Not copyable.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -43,6 +43,8 @@ class [[nodiscard]] Status {
   std::unique_ptr<Detail> detail_;
 };
 
+// Value of an operation, or the error that prevented the value.  value() requires ok();
+// take_status() moves the error out, so call take_status() once.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -59,6 +61,7 @@ class [[nodiscard]] Result {
   std::variant<T, Status> value_;
 };
 
+// Evaluates an expression of type Status.  On an error, the enclosing function returns the Status.
 #define R2CCL_TRY(expression)                                                  \
   do {                                                                         \
     if (::r2ccl::Status status_ = (expression); !status_.ok()) return status_; \

@@ -1,4 +1,4 @@
-// Owns a file descriptor.
+// Owner of a file descriptor: closes the descriptor on destruction.
 #pragma once
 
 #include <unistd.h>

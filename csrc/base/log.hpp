@@ -1,5 +1,5 @@
-// Log lines of the core: kept in a bounded queue until someone (Python's logging) takes them, so
-// that no lock of the core is ever held while a log is written.
+// Bounded, thread-safe queue of the core's log lines.  Python's logging drains the queue, so no
+// lock of the core is held while a line is written.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,13 @@ struct LogLine {
 class LogQueue {
  public:
   LogQueue();
+  // Adds a line.  Beyond 1024 queued lines, lines are dropped; take() reports their number.
   void add(LogLevel level, std::string text);
-  // Never waits.  Nothing: closed, and no line is left.
+  // Takes all queued lines without waiting, perhaps none.  Empty optional: the queue is closed and
+  // drained.
   [[nodiscard]] std::optional<std::deque<LogLine>> take();
-  // Readable while take() has something to say.  A reader sleeps on this outside of the core, so
-  // that it holds nothing of the core when its interpreter ends.
+  // File descriptor (eventfd), readable while take() has lines or the queue is closed.  A reader
+  // polls outside of the core and therefore holds no lock of the core at interpreter exit.
   [[nodiscard]] int fd() const { return event_.get(); }
   void close();
 

@@ -54,7 +54,7 @@ void Sha256::update(std::span<const std::byte> data) {
 }
 
 Digest Sha256::finish() {
-  // FIPS 180-4, 5.1.1: one 1 bit, zeros, then the length in bits in the last 8 bytes of a block.
+  // FIPS 180-4, 5.1.1: a 1 bit, zeros, then the length in bits in the last 8 bytes of a block.
   const std::uint64_t bits = bytes_ * 8;
   const std::size_t zeros = (filled_ < 56 ? 56 : 120) - filled_ - 1;
   std::array<std::byte, block_bytes + 8> padding{};
@@ -139,7 +139,7 @@ Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> da
 
 bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::byte> b) {
   if (a.size() != b.size()) return false;
-  // volatile keeps the compiler from leaving the loop early.
+  // volatile keeps the compiler from an early exit of the loop.
   volatile unsigned char difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     difference =

@@ -1,5 +1,6 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA256 (RFC 2104).  Own code because the core links nothing.
-// Authenticates a few hundred bytes per connection: simple, not fast.
+// SHA-256 (FIPS 180-4) and HMAC-SHA256 (RFC 2104), written here because the core links no crypto
+// library.  Each connection authenticates a few hundred bytes, so the code is simple rather than
+// fast.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@ class Sha256 {
 
   void update(std::span<const std::byte> data);
 
-  // Ends the message.  The object must not be used afterwards.
+  // Ends the message and returns the digest.  The object must not be used afterwards.
   [[nodiscard]] Digest finish();
 
  private:
@@ -25,8 +26,8 @@ class Sha256 {
 
   std::array<std::uint32_t, 8> state_;
   std::array<std::byte, 64> block_{};
-  std::size_t filled_ = 0;   // bytes of block_ that wait for a full block
-  std::uint64_t bytes_ = 0;  // of the whole message
+  std::size_t filled_ = 0;   // bytes of block_ in use
+  std::uint64_t bytes_ = 0;  // length of the whole message
 };
 
 class HmacSha256 {
@@ -34,6 +35,7 @@ class HmacSha256 {
   explicit HmacSha256(std::span<const std::byte> key);
 
   void update(std::span<const std::byte> data);
+  // Ends the message and returns the MAC.  The object must not be used afterwards.
   [[nodiscard]] Digest finish();
 
  private:
@@ -44,11 +46,11 @@ class HmacSha256 {
 [[nodiscard]] Digest sha256(std::span<const std::byte> data);
 [[nodiscard]] Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> data);
 
-// Takes the same time wherever the first difference lies.  Different lengths are not equal.
+// Compares in a time independent of the first difference.  Different lengths are not equal.
 [[nodiscard]] bool equal_in_constant_time(std::span<const std::byte> a,
                                           std::span<const std::byte> b);
 
-// Overwrites secrets in a way that the compiler may not leave out.
+// Overwrites a secret with zeros; the compiler may not optimise the write away.
 void wipe(std::span<std::byte> secret);
 
 }  // namespace r2ccl

@@ -64,10 +64,10 @@ std::string describe(const CallTag& tag) {
   text += '(';
   if (reduces) text.append(name_of(tag.op)).append(", ");
   text += name_of(tag.dtype);
-  // Calls whose counts may differ between ranks carry none.
+  // A count of 0 marks a collective whose counts may differ between ranks.
   if (tag.count != 0) text += ", " + std::to_string(tag.count) + " elements";
   if (rooted) text += ", root " + std::to_string(tag.root);
-  // Its all-reduces carry the algorithm where others carry the root.
+  // An all-reduce has no root; the field carries the algorithm instead.
   const auto algorithm = static_cast<Algorithm>(tag.root);
   if (tag.collective == Collective::all_reduce && algorithm != Algorithm::automatic)
     text.append(", ").append(name_of(algorithm));

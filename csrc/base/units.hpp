@@ -1,4 +1,4 @@
-// Units of the core.  Names of constants and variables end in their unit.
+// Time unit of the core: nanoseconds.  Names of constants end in their unit.
 #pragma once
 
 #include <cstdint>

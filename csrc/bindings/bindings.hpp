@@ -1,4 +1,5 @@
-// One register_* a concept.
+// Python bindings of the core (nanobind).  Each register_* function adds the classes and functions
+// of register_*.cc to the module.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,10 +17,12 @@ void register_communicator(nb::module_& module);
 void register_device(nb::module_& module);
 void register_simulator(nb::module_& module);
 
-// Raises the Python class of the status's code; returns if it is ok.  Needs the GIL.
+// Raises the Python exception class of the status's code; returns if the status is ok.  Needs the
+// GIL.
 void raise_if_failed(const Status& status);
 
-// Raises ValueError for unknown names and wrong types; values have been validated by Python.
+// Converts a configuration.  Raises ValueError for unknown names, and RuntimeError for values of a
+// wrong type; Python has validated the values.
 [[nodiscard]] Config config_from(const nb::dict& fields);
 
 }  // namespace r2ccl::bindings

@@ -5,7 +5,7 @@
 namespace r2ccl::bindings {
 namespace {
 
-// Indexed by ErrorCode.
+// Keys of r2serve.errors.ERROR_TYPES, indexed by ErrorCode.
 constexpr std::array<const char*, 8> code_names{"ok",        "invalid_argument", "order_mismatch",
                                                 "peer_lost", "peer_closed",      "aborted",
                                                 "timeout",   "internal"};

@@ -2,7 +2,7 @@
 
 NB_MODULE(_core, module) {
   using namespace r2ccl::bindings;
-  module.doc() = "The r2ccl core.";
+  module.doc() = "The r2ccl core (C++).";
   register_config(module);
   register_engine(module);
   register_communicator(module);

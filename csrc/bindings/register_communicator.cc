@@ -6,8 +6,8 @@
 #include "bindings.hpp"
 #include "engine/communicator.hpp"
 
-// Buffers cross as addresses: communicator.py has checked shape, dtype and contiguity and keeps
-// the tensors alive for the call.
+// Buffers are passed as addresses: communicator.py has checked shape, dtype and contiguity, and
+// keeps the tensors alive during the call.
 namespace r2ccl::bindings {
 namespace {
 
@@ -18,7 +18,7 @@ std::byte* at(Address address) {
   return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
-// Runs a collective without the GIL and raises its error with it.
+// Runs a collective without the GIL, then raises its error with the GIL held.
 template <typename Call>
 void collective(Call call) {
   Status status;
@@ -38,7 +38,7 @@ Simd simd_of(const std::string& name) {
                            std::string(name_of(best_simd())))
                               .c_str());
   }
-  throw nb::value_error(("R2CCL_SIMD: " + name).c_str());
+  throw nb::value_error(("R2CCL_SIMD: unknown value " + name).c_str());
 }
 
 std::unique_ptr<Communicator> make_communicator(const std::shared_ptr<Engine>& engine,
@@ -46,7 +46,8 @@ std::unique_ptr<Communicator> make_communicator(const std::shared_ptr<Engine>& e
                                                 const std::vector<std::uint32_t>& processes,
                                                 const std::vector<int>& nodes,
                                                 const std::string& simd) {
-  if (processes.size() != nodes.size()) throw nb::value_error("nodes: one for each process");
+  if (processes.size() != nodes.size())
+    throw nb::value_error("nodes: needs as many entries as processes");
   std::vector<Communicator::Member> members;
   for (std::size_t i = 0; i < processes.size(); ++i) members.push_back({processes[i], nodes[i]});
   auto made = Communicator::create(engine, id, name, rank, members, simd_of(simd));
@@ -57,7 +58,8 @@ std::unique_ptr<Communicator> make_communicator(const std::shared_ptr<Engine>& e
 }  // namespace
 
 void register_communicator(nb::module_& module) {
-  nb::class_<Communicator>(module, "Communicator", "Collectives of a group of ranks.")
+  nb::class_<Communicator>(module, "Communicator",
+                           "Runs collectives of a group of ranks on host memory.")
       .def(nb::new_(&make_communicator), nb::arg("engine"), nb::arg("id"), nb::arg("name"),
            nb::arg("rank"), nb::arg("processes"), nb::arg("nodes"), nb::arg("simd"))
       .def("all_reduce",

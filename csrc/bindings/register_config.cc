@@ -8,7 +8,7 @@
 namespace r2ccl::bindings {
 namespace {
 
-// Visits every field with its name, so that names stand in one place.
+// Visits every field of the configuration with its Python name: the only list of these names.
 template <typename Visit>
 void each_field(Config& config, Visit visit) {
   visit("resilience", config.resilience);
@@ -79,8 +79,7 @@ Config config_from(const nb::dict& fields) {
     field = value_of<T>(fields[name]);
     ++matched;
   });
-  if (matched != fields.size())
-    throw nb::value_error("config: holds a field that the core has not");
+  if (matched != fields.size()) throw nb::value_error("config: holds a field unknown to the core");
   return config;
 }
 
@@ -95,7 +94,7 @@ void register_config(nb::module_& module) {
         });
         return defaults;
       },
-      "Every field of the core's configuration with its default.");
+      "Returns every field of the core's configuration with its default.");
 }
 
 }  // namespace r2ccl::bindings

@@ -7,7 +7,7 @@
 #include "device/stream_communicator.hpp"
 #include "drivers/ibverbs.hpp"
 
-// Buffers and streams cross as addresses: r2serve/device.py has checked shape, dtype and
+// Buffers and streams are passed as addresses: r2serve/device.py has checked shape, dtype and
 // contiguity.
 namespace r2ccl::bindings {
 namespace {
@@ -21,7 +21,7 @@ cuda::Stream at(StreamHandle stream) {
   return reinterpret_cast<cuda::Stream>(stream);  // NOLINT(performance-no-int-to-ptr)
 }
 
-// Runs without the GIL: a launch waits where too many are ahead of it.
+// Enqueues a collective without the GIL: a launch blocks while too many launches are queued.
 template <typename Call>
 void enqueue(Call call) {
   Status status;
@@ -47,7 +47,8 @@ std::unique_ptr<StreamCommunicator> make(Communicator& communicator, const std::
                     : direct == "on" ? Use::always
                                      : Use::where_possible,
                     direct_bytes};
-  // Ranks may be threads of one process, and they agree on what they have.
+  // create() exchanges data with the other ranks, which may be threads of this process: release the
+  // GIL.
   auto made = [&] {
     const nb::gil_scoped_release release;
     return StreamCommunicator::create(communicator, options);
@@ -71,7 +72,8 @@ nb::dict slots_of(const StreamCommunicator& self) {
   return made;
 }
 
-// Empty: it can be used with all of the RDMA devices.
+// Returns the reason why GPU memory cannot be registered with these RDMA devices; empty if
+// registration works.
 std::string why_not_direct(const std::string& library, int device,
                            const std::vector<std::string>& rdma) {
   const nb::gil_scoped_release release;
@@ -104,13 +106,16 @@ nb::list gpus(const std::string& library) {
 }  // namespace
 
 void register_device(nb::module_& module) {
-  module.def("gpus", &gpus, nb::arg("library"), "What a CUDA driver shows, in its order.");
-  module.def("why_not_direct", &why_not_direct, nb::arg("library"), nb::arg("device"),
-             nb::arg("rdma"),
-             "Why memory of the GPU cannot be given to these RDMA devices; empty: it can.");
+  module.def("gpus", &gpus, nb::arg("library"),
+             "Describes the GPUs of a CUDA driver, in the driver's order.");
+  module.def(
+      "why_not_direct", &why_not_direct, nb::arg("library"), nb::arg("device"), nb::arg("rdma"),
+      "Returns the reason why GPU memory cannot be registered with these RDMA devices, or an "
+      "empty text.");
   module.def("has_kernels", [] { return !device::kernel_image().empty(); });
-  nb::class_<StreamCommunicator>(module, "StreamCommunicator",
-                                 "Collectives on a GPU's memory, in the order of its streams.")
+  nb::class_<StreamCommunicator>(
+      module, "StreamCommunicator",
+      "Runs collectives on GPU memory, in the order of the GPU's streams.")
       .def(nb::new_(&make), nb::arg("communicator"), nb::arg("library"), nb::arg("device"),
            nb::arg("staging_bytes"), nb::arg("inter_node").none(), nb::arg("nodes"),
            nb::arg("direct"), nb::arg("direct_bytes"))
@@ -193,10 +198,10 @@ void register_device(nb::module_& module) {
                return self.gather_slots(at(stream), in, count, static_cast<DType>(dtype));
              });
            })
-      .def("slots", &slots_of, "Addresses and sizes, by name.")
+      .def("slots", &slots_of, "Returns addresses and sizes of the slots, by name.")
       .def(
           "check", [](StreamCommunicator& self) { enqueue([&] { return self.failure(); }); },
-          "Raises why no more results come.")
+          "Raises the error that ended this communicator, if any.")
       .def("wake", &StreamCommunicator::wake, nb::call_guard<nb::gil_scoped_release>())
       .def("close", &StreamCommunicator::close, nb::call_guard<nb::gil_scoped_release>());
 }

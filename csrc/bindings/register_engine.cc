@@ -17,7 +17,7 @@ namespace {
 RailKind kind_of(const std::string& name) {
   for (const auto kind : {RailKind::tcp, RailKind::shm, RailKind::control, RailKind::verbs})
     if (name == name_of(kind)) return kind;
-  throw nb::value_error(("rail kind: " + name).c_str());
+  throw nb::value_error(("rail kind: unknown value " + name).c_str());
 }
 
 using GidEntry = std::tuple<std::uint8_t, std::string, nb::bytes>;
@@ -30,7 +30,7 @@ std::uint8_t gid_index(bool ethernet, const std::vector<GidEntry>& gids, const s
     VerbsGidEntry entry{.index = index};
     if (kind == "RoCE v2") entry.type = VerbsGidType::roce_v2;
     if (kind == "RoCE v1") entry.type = VerbsGidType::roce_v1;
-    if (bytes.size() != entry.gid.size()) throw nb::value_error("gids: each has 16 bytes");
+    if (bytes.size() != entry.gid.size()) throw nb::value_error("gids: each entry needs 16 bytes");
     std::memcpy(entry.gid.data(), bytes.c_str(), entry.gid.size());
     port.gids.push_back(entry);
   }
@@ -167,7 +167,7 @@ nb::list rails(Engine& engine) {
   return result;
 }
 
-// Keeps the GIL: a thread that is in here when the interpreter ends could not come back.
+// Keeps the GIL: a thread without the GIL could not return once the interpreter ends.
 nb::object take_log(Engine& engine) {
   const auto lines = engine.log().take();
   if (!lines.has_value()) return nb::none();
@@ -196,17 +196,17 @@ void register_engine(nb::module_& module) {
         if (!loaded.ok()) raise_if_failed(loaded.take_status());
         return loaded.value()->devices();
       },
-      "Names of the RDMA devices; raises where libibverbs cannot be used.");
+      "Returns the names of the RDMA devices; raises if libibverbs is unusable.");
   module.def("gid_index", &gid_index, nb::arg("ethernet"), nb::arg("gids"), nb::arg("local"),
              nb::arg("wanted"),
-             "The GID that rails of a port use; of each: index, type, 16 bytes.  Raises: none is "
-             "there.");
-  nb::class_<Engine>(module, "Engine", "The links of one process.")
+             "Returns the index of the GID that rails of a port use.  Each entry of gids has an "
+             "index, a type and 16 bytes.  Raises if no entry is usable.");
+  nb::class_<Engine>(module, "Engine", "Holds the links of this process to its peers.")
       .def(nb::new_(&make_engine), nb::arg("config"), nb::arg("process"))
       .def("listen", &listen_on, nb::arg("kind"), nb::arg("device"), nb::arg("address"),
-           "Accepts rails at an address; returns the port.")
+           "Listens for rails at an address; returns the port.")
       .def("open_verbs", &open_verbs, nb::arg("device"), nb::arg("port"),
-           "Raises where rails over this RDMA port cannot work.")
+           "Opens an RDMA port; raises if rails cannot use the port.")
       .def("register_buffer", &register_buffer, nb::arg("data"), nb::arg("bytes"))
       .def("deregister_buffer", &deregister_buffer, nb::arg("data"))
       .def("add_peer", &add_peer, nb::arg("process"), nb::arg("label"), nb::arg("secret"),
@@ -217,19 +217,19 @@ void register_engine(nb::module_& module) {
       .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0,
            nb::arg("bytes_per_s") = 0.0)
       .def("note_injected", &note_injected, nb::arg("rail"), nb::arg("fault"),
-           nb::arg("process") = 0,
-           "Records a fault that is injected, or healed, outside of this process.")
+           nb::arg("process") = 0, "Records a fault injected or healed outside of this process.")
       .def("rails", &rails)
       .def("set_label", &Engine::set_label, nb::arg("label"))
-      .def("take_log", &take_log, "Log lines: (0 debug .. 3 error, text); None: closed.")
+      .def("take_log", &take_log,
+           "Returns log lines as (level, text), level 0 debug to 3 error; None once closed.")
       .def_prop_ro(
           "log_fd", [](Engine& engine) { return engine.log().fd(); },
-          "Readable while take_log has something to say.")
+          "File descriptor, readable while take_log() has lines or the log is closed.")
       .def("journal_bytes", &journal_bytes)
       .def("set_step", &Engine::set_step, nb::arg("step"),
-           "Number of the engine's step that follows; stalls are recorded with it.")
+           "Sets the number of the engine's next step; stalls are recorded with this number.")
       .def_prop_ro("stalled_ns", &Engine::stalled_ns,
-                   "What rail events have cost the calls of all communicators so far.")
+                   "Time that calls of all communicators lost to rail events so far, in ns.")
       .def("close", &Engine::close, nb::arg("linger_s"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("journal_path", &Engine::journal_path)
       .def_prop_ro("process", &Engine::process);

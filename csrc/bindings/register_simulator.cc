@@ -19,7 +19,7 @@ std::vector<std::string> fault_kind_names() {
   return names;
 }
 
-// Empty: this build has none.
+// Returns the names of the mutants; empty in a build without R2CCL_MUTANTS.
 std::vector<std::string> mutants() {
 #if defined(R2CCL_MUTANTS)
   return {mutant_names.begin() + 1, mutant_names.end()};
@@ -31,7 +31,7 @@ std::vector<std::string> mutants() {
 void plant(const std::string& name) {
 #if defined(R2CCL_MUTANTS)
   const auto found = std::find(mutant_names.begin(), mutant_names.end(), name);
-  if (found == mutant_names.end()) throw std::invalid_argument("no mutant " + name);
+  if (found == mutant_names.end()) throw std::invalid_argument("mutant: unknown name " + name);
   planted_mutant = static_cast<Mutant>(found - mutant_names.begin());
 #else
   if (name != "none") throw std::invalid_argument("this build has no mutants");
@@ -42,7 +42,7 @@ nb::dict simulate(std::uint64_t seed, const std::string& mutant, const sim::Trac
   plant(mutant);
   sim::SeedResult result;
   {
-    // A trace is a call of Python a line, which takes the GIL again.
+    // Each trace line calls Python and takes the GIL again.
     const nb::gil_scoped_release release;
     result = sim::run_seed(seed, {}, trace);
   }
@@ -73,9 +73,9 @@ nb::dict simulate(std::uint64_t seed, const std::string& mutant, const sim::Trac
 void register_simulator(nb::module_& module) {
   module.def("simulate", &simulate, nb::arg("seed"), nb::arg("mutant") = "none",
              nb::arg("trace").none() = sim::TraceLine(),
-             "One seed of the simulator, with the production link and collectives.");
+             "Runs one seed of the simulator with the production link and collectives.");
   module.def("fault_kinds", &fault_kind_names);
-  module.def("mutants", &mutants, "The bugs that this build can plant.");
+  module.def("mutants", &mutants, "Returns the names of the bugs that this build can plant.");
 }
 
 }  // namespace r2ccl::bindings

@@ -1,4 +1,4 @@
-// All-gather with a size for each rank: everybody sends its shard to everybody.
+// All-gather with a size per rank: every rank sends its shard to every peer.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {
@@ -12,7 +12,8 @@ Status all_gatherv(Channel& channel, const std::byte* in, std::byte* out,
   R2CCL_TRY(for_each_peer(channel, [&](int peer) { return channel.send(peer, own); }));
   copy_unless_in_place(out + shards.begin(rank), in, shards.size(rank));
 
-  // In place needs no settling: only the shards of others are written, only the own was sent.
+  // In-place use needs no settle(): writes go to the peers' shards, and sends read the own shard
+  // only.
   return receive_shards(channel, out, shards);
 }
 

@@ -1,4 +1,4 @@
-// All-reduce, one-shot: exchange whole inputs, fold all of them everywhere.
+// All-reduce, algorithm one_shot: all ranks exchange whole inputs, and every rank folds all inputs.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {
@@ -14,7 +14,7 @@ Status all_reduce_one_shot(Channel& channel, const std::byte* in, std::byte* out
   for (std::size_t s = 0; s < segments.count(); ++s) {
     R2CCL_TRY(fold.receive(segments.size(s)));
     if (in == out) {
-      // The result goes where the input still lies for others to read.
+      // The result overwrites input bytes.  Wait until no rail can still send these bytes.
       R2CCL_TRY(
           for_each_peer(channel, [&](int peer) { return channel.settle(peer, segments.end(s)); }));
     }

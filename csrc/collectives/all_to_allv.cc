@@ -1,4 +1,4 @@
-// All-to-all with a size for each pair: everybody sends each rank its shard.
+// All-to-all with a size per pair: every rank sends a shard to every peer.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {
@@ -10,9 +10,10 @@ Status all_to_allv(Channel& channel, const std::byte* in, std::span<const std::s
   const int size = channel.size();
   const int rank = channel.rank();
 
-  // With equal counts a shard replaces the shard that was sent to the same peer, so one settle() a
-  // segment makes in place safe.  Otherwise shards overlap those of other peers, and waiting for
-  // these could close a circle of ranks that wait for each other.
+  // In place with equal counts, a received shard replaces the shard sent to the same peer, so a
+  // settle() per segment is enough.  With different counts, a received shard overlaps shards sent
+  // to other peers.  A settle() for several peers could form a cycle of waiting ranks; a copy of
+  // the input is sent instead.
   const bool in_place = in == out;
   const bool same_layout = std::ranges::equal(in_counts, out_counts);
   if (in_place && !same_layout) {
@@ -24,7 +25,7 @@ Status all_to_allv(Channel& channel, const std::byte* in, std::span<const std::s
   R2CCL_TRY(for_each_peer(channel, [&](int peer) {
     return channel.send(peer, {in + sent.begin(peer), sent.size(peer)});
   }));
-  if (!channel.rendezvous())  // else whoever has the memory has put it there
+  if (!channel.rendezvous())  // with rendezvous, the GPU copies its own shard
     copy_unless_in_place(out + received.begin(rank), in + sent.begin(rank), sent.size(rank));
   return receive_shards(channel, out, received, in_place && same_layout);
 }

@@ -1,5 +1,5 @@
-// Barrier by dissemination: in round k, tell the rank 2^k above and hear from the rank 2^k below;
-// after log2(n) rounds everybody has heard, at some remove, from everybody.
+// Dissemination barrier: in round k a rank signals rank + 2^k and waits for rank - 2^k (mod n).
+// After ceil(log2(n)) rounds every rank has heard from every other rank, directly or indirectly.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {

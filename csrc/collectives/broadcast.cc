@@ -1,12 +1,13 @@
-// Broadcast: root sends to everyone, or, in larger worlds, down a binomial tree in which a rank
-// passes each segment on as soon as it has it.
+// Broadcast: root sends to every rank directly.  Beyond largest_flat_broadcast ranks, the ranks
+// form a binomial tree, and a rank forwards each segment on arrival.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {
 namespace {
 
-// Calls body(child) for the children of a rank in the binomial tree, ranks counted from root: the
-// parent of v is v without its lowest set bit.  The child with the most descendants comes first.
+// Calls body(child) for each child of a rank in the binomial tree, with ranks numbered from root.
+// The parent of v is v with its lowest set bit cleared.  The child with the most descendants is
+// first.
 template <typename Body>
 Status for_each_child(int from_root, int size, Body&& body) {
   int limit = 1;

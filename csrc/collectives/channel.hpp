@@ -1,5 +1,6 @@
-// What an algorithm sees of a communicator: one ordered, reliable message stream in each direction
-// to each peer rank.  The engine implements it over links; unit tests over memory.
+// The transport interface of the algorithms: an ordered, reliable message stream in each direction
+// to each peer rank.  LinkChannel implements Channel over links; unit tests implement Channel in
+// memory.  A channel serves a single call at a time.
 #pragma once
 
 #include <cstddef>
@@ -17,41 +18,42 @@ class Channel {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
-  // Largest message, a multiple of 64 bytes.  Longer sends are cut into messages of this size, the
-  // last one shorter; sender and receiver cut alike.
+  // Returns the largest message in bytes, a multiple of 64.  A longer send is cut into messages of
+  // this size; the last message may be shorter.  Sender and receiver cut at the same offsets.
   [[nodiscard]] virtual std::size_t segment_bytes() const = 0;
 
-  // Posts bytes to a peer and returns at once; never waits for the peer.  Empty data is one empty
-  // message.  The memory may be read until settle() or finish() says otherwise.
+  // Posts bytes to a peer without waiting for the peer.  Empty data is a single empty message.
+  // Rails may read the memory until settle() or finish() returns.
   virtual Status send(int peer, std::span<const std::byte> data) = 0;
 
-  // The peer's next messages but `skip` may land right in this memory, one behind the other, and
-  // receive() returns a view of it then.  What was not received yet is neither read nor written.
-  // Once a peer, until finish().
+  // Offers `memory` as the target of the peer's next messages, after `skip` messages.  The messages
+  // may land there back to back; receive() then returns a view of the target.  The caller must not
+  // access target bytes before the receive().  A peer can have a single target until finish().
   virtual Status expect(int /*peer*/, std::size_t /*skip*/, std::span<std::byte> /*memory*/) {
     return {};
   }
 
-  // Waits for the next message of a peer, which must have `bytes` bytes, and returns a view of the
-  // memory it lies in.  The view is valid until release(peer).  One message per peer at a time.
+  // Waits for the next message of a peer and returns a view of its bytes, in a slot or the target.
+  // A size other than `bytes` is an error.  The view is valid until release(peer), which must come
+  // before the next receive() from the same peer.
   virtual Result<std::span<const std::byte>> receive(int peer, std::size_t bytes) = 0;
   virtual Status release(int peer) = 0;
 
-  // Waits until nothing can read the first `bytes` bytes that this call has sent to `peer`
-  // (counted over all sends of this call to this peer).  Needed before overwriting them.
+  // Waits until no rail can read the first `bytes` bytes sent to `peer` by this call, counted over
+  // all sends to the peer.  Required before sent memory is overwritten.
   virtual Status settle(int peer, std::size_t bytes) = 0;
 
-  // Waits until nothing can read any memory passed to send() in this call, nor write any passed to
-  // expect().  The call may go on then.
+  // Waits until no rail can read memory passed to send() in this call or write memory passed to
+  // expect().  The call may send and receive again afterwards.
   virtual Status finish() = 0;
 
-  // Whether nobody is to send before its peers have said where that belongs (expect()), as what
-  // arrives earlier would have to be copied there by others than the CPU; which does not copy the
-  // own shard of an all-to-all either.  The same on all ranks.
+  // Returns true if a rank must not send before its peers have announced targets with expect().
+  // Calls on device memory use rendezvous, because the CPU cannot copy from a slot to the result.
+  // The GPU then also copies its own shard of an all-to-all.  All ranks return the same value.
   [[nodiscard]] virtual bool rendezvous() const { return false; }
 
-  // Memory of the call's own that it may send from: it outlives the algorithm, as a rail may read
-  // it until the call is over.
+  // Returns scratch memory of the call; send() may read from it.  The memory outlives the
+  // algorithm, because a rail may read sent bytes until the end of the call.
   [[nodiscard]] std::vector<std::byte>& scratch() { return scratch_; }
 
  private:

@@ -1,12 +1,15 @@
-// The collective algorithms, one a file.  Each is one call on a Channel: every rank calls the same
-// one with matching arguments, and the caller has checked them (sizes, root in range, no avg of
-// bool).
+// The collective algorithms, one file each.  Every rank calls the same algorithm on its Channel
+// with matching arguments.  The caller has checked the arguments: sizes, root in range, no avg of
+// bool.
 //
-// They share a discipline.  Every send is posted before the first wait, empty ones too: an empty
-// message keeps ranks that disagree about a call from mistaking the next one for it.  Messages of a
-// stream are received in the order in which they were posted.  Inputs larger than a message are
-// worked on a segment at a time.  Memory that was sent is overwritten only after settle(), and
-// nothing is read after return.
+// Rules of all algorithms:
+// - All sends of input are posted before the first wait for a peer's data.  Empty input is sent as
+//   an empty message.  If ranks disagree about a call, the empty message keeps a rank from taking
+//   the message of the next call for this call.
+// - Messages of a stream are received in the order of posting.
+// - Inputs larger than a message are processed in segments.
+// - Sent memory is overwritten only after settle().  No rail reads or writes a caller's memory
+//   after the return.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +22,8 @@
 
 namespace r2ccl {
 
-// How elements are combined; equal on all ranks, except simd, which changes no bit.
+// The reduction of elements.  All fields are equal on all ranks except simd; simd changes no bit of
+// the result.
 struct Reducer {
   DType dtype;
   ReduceOp op;
@@ -27,44 +31,48 @@ struct Reducer {
   Simd simd;
 };
 
-// in and out hold count elements; out may be in.
+// All-reduce of count elements from in to out; out may equal in.
 //
-// One-shot: everybody sends everything to everybody and folds it all.  One message time, (n-1) x
-// the bytes on the wire.
+// Algorithm one_shot: every rank sends the whole input to every peer and folds all inputs.  Costs 1
+// message time; each of n ranks sends (n-1) x the bytes.
 Status all_reduce_one_shot(Channel& channel, const std::byte* in, std::byte* out, std::size_t count,
                            const Reducer& reducer);
-// Two-shot: each rank folds its share of the elements and sends the result to everybody.  Two
-// message times, 2(n-1)/n x the bytes.
+// Algorithm two_shot: each rank folds a shard of the elements and sends the result to every peer.
+// Costs 2 message times; each of n ranks sends 2(n-1)/n x the bytes.
 Status all_reduce_two_shot(Channel& channel, const std::byte* in, std::byte* out, std::size_t count,
                            const Reducer& reducer);
 
-// counts[r] elements of rank r.  out holds the shards of all ranks in rank order; in may be the own
-// shard of out.
+// All-gather: rank r contributes counts[r] elements.  out holds the shards of all ranks in rank
+// order; in may be the own shard of out.
 Status all_gatherv(Channel& channel, const std::byte* in, std::byte* out,
                    std::span<const std::size_t> counts, DType dtype);
 
-// in holds a shard for each rank, counts[r] elements for rank r; out gets the own shard, folded,
-// and may be the own shard of in.
+// Reduce-scatter: in holds a shard of counts[r] elements for each rank r.  out receives the folded
+// own shard and may be the own shard of in.
 Status reduce_scatterv(Channel& channel, const std::byte* in, std::byte* out,
                        std::span<const std::size_t> counts, const Reducer& reducer);
 
-// In place: data is read on root and written elsewhere.
-// Of more ranks root's own port becomes the bottleneck of a flat broadcast: they make a tree.
+// Largest communicator with a flat broadcast.  Beyond 8 ranks the port of root would be the
+// bottleneck, and the ranks form a tree.
 inline constexpr int largest_flat_broadcast = 8;
+// Broadcast in place: data is read on root and written on all other ranks.
 Status broadcast(Channel& channel, std::byte* data, std::size_t count, DType dtype, int root);
 
-// out is used on root only; in may be root's own shard of it.
+// Gather: root receives counts[r] elements of each rank r.  out is used on root only; in may be the
+// own shard of out.
 Status gather(Channel& channel, const std::byte* in, std::byte* out,
               std::span<const std::size_t> counts, DType dtype, int root);
 
-// in holds in_counts[r] elements for rank r, out gets out_counts[r] elements of rank r, both in
-// rank order; out may be in (which costs a copy of in where the counts differ).
+// All-to-all: in holds in_counts[r] elements for rank r, out receives out_counts[r] elements of
+// rank r, both in rank order.  out may equal in; different counts then cost a copy of in.
 Status all_to_allv(Channel& channel, const std::byte* in, std::span<const std::size_t> in_counts,
                    std::byte* out, std::span<const std::size_t> out_counts, DType dtype);
 
+// Point-to-point transfer of count elements to or from a peer.
 Status send(Channel& channel, const std::byte* data, std::size_t count, DType dtype, int peer);
 Status recv(Channel& channel, std::byte* data, std::size_t count, DType dtype, int peer);
 
+// Returns after every rank has entered the barrier.
 Status barrier(Channel& channel);
 
 }  // namespace r2ccl

@@ -1,4 +1,4 @@
-// Gather with a size for each rank: everybody sends its shard to root.
+// Gather with a size per rank: every rank sends its shard to root.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {

@@ -9,9 +9,10 @@
 namespace r2ccl {
 namespace {
 
-// A process that is stopped keeps its rails, and is waited for; but not for ever.
+// Longest wait for a silent process, in link timeouts.  A stopped process (SIGSTOP) keeps its
+// rails, so that no other timeout ends the wait.
 constexpr int unheard_timeouts = 10;
-// So long a call that failed waits for fences of rails that might write its caller's memory.
+// Longest wait of a failed call for fences of rails with access to the caller's memory.
 constexpr TimeNs abandon_limit_ns = 500 * ns_per_ms;
 
 }  // namespace
@@ -43,13 +44,13 @@ Status LinkChannel::end_call(Status status) {
     return status;
   }
   fail(status.code(), status.message());
-  drop_streams();  // nothing may read the caller's buffers after the return
+  drop_streams();  // no rail may access the caller's buffers after the return
   scratch() = {};
   return status;
 }
 
-// Nothing may read or write a caller's memory any more; frames under way point into the streams'
-// memory, too.
+// Reclaims callers' memory and the streams' memory from all rails, since frames in flight point
+// into both.  Returns true if no rail can read or write the memory any more; otherwise call again.
 bool LinkChannel::let_go() {
   bool all = true;
   for (int peer = 0; peer < size(); ++peer) {
@@ -90,7 +91,7 @@ void LinkChannel::leave() {
     if (delivered(member(peer))) continue;
     member(peer).link->send_abort({id_, ErrorCode::peer_closed,
                                    "rank " + std::to_string(rank_) + " has closed communicator '" +
-                                       name_ + "' before all was delivered"});
+                                       name_ + "' before all messages were delivered"});
     flush(peer, clock());
   }
   drop_streams();
@@ -144,15 +145,16 @@ Status LinkChannel::settle(int peer, std::size_t bytes) {
   return detach_settled(peer);
 }
 
-// A rail may still be about to send a chunk that another one has delivered meanwhile.
+// A chunk delivered by a rail may still be queued on another rail.  Waits until no rail can read
+// the caller's memory for such a chunk.
 Status LinkChannel::detach_settled(int peer) {
   const Member& to = member(peer);
   if (to.out->zero_copy_position() <= to.call_position || planted(Mutant::settled_not_detached))
     return {};
   const DetachScope scope{.communicator = id_, .before = to.out->delivered()};
   const auto released = [&] { return detach(peer, scope); };
-  return await_release(peer, "a lost rail could still read the memory that was sent to ",
-                       std::cref(released));  // itself, it would be too large for a function
+  return await_release(peer, "a lost rail may still read memory sent to ",
+                       std::cref(released));  // by reference: std::function would allocate
 }
 
 Status LinkChannel::finish() {
@@ -163,10 +165,10 @@ Status LinkChannel::finish() {
     R2CCL_TRY(wait(
         peer, [&to] { return to.out->settled_position(); }, to.out->posted_position()));
     R2CCL_TRY(detach_settled(peer));
-    // What went another way than into its target may still be on its first way there.
-    R2CCL_TRY(
-        await_release(peer, "a lost rail could still write the memory of a result from ",
-                      [&] { return to.link->reclaim_target(*to.in, /*received=*/true, clock()); }));
+    // The target may still be written: a chunk came in a slot, but its first attempt is in flight.
+    R2CCL_TRY(await_release(peer, "a lost rail may still write a result received from ", [&] {
+      return to.link->reclaim_target(*to.in, /*received=*/true, clock());
+    }));
   }
   return {};
 }
@@ -187,7 +189,7 @@ void LinkChannel::fail(ErrorCode code, const std::string& text) {
   failed_ = code;
   failure_text_ = text;
   on_failed(code, text);
-  // Everybody must learn of it, also those that have no business with the lost peer right now.
+  // Every rank must learn of the failure, including ranks without traffic to the lost peer.
   for (int peer = 0; peer < size(); ++peer) {
     if (member(peer).link == nullptr || planted(Mutant::abort_not_forwarded)) continue;
     member(peer).link->send_abort({id_, code, text});
@@ -206,7 +208,7 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
     return {ErrorCode::peer_lost,
             "a rail to " + describe_peer(awaited) +
                 " was lost and R2CCL_RESILIENCE is off: " + describe_rails(awaited)};
-  // Not only the awaited one: it may be in no call and never learn that a third rank is lost.
+  // Check all peers: the awaited peer may be in no call and never detect the loss of a third rank.
   const TimeNs now = clock();
   const auto for_long = [&](TimeNs since) {
     return now - std::max(since, waiting_since) >= link_timeout_;
@@ -217,9 +219,9 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
     if (planted(Mutant::railless_link_waits)) continue;
     const char* what = nullptr;
     if (other.link->has_no_rail() && for_long(other.link->no_rail_since()))
-      what = "no rail for the link timeout to ";
+      what = "no rail within the link timeout to ";
     else if (other.link->unheard() >= unheard_timeouts * link_timeout_)
-      what = "no word for ten link timeouts from the process of ";
+      what = "no frame within ten link timeouts from the process of ";
     if (what != nullptr) return lost(peer, what);
   }
   return {};
@@ -233,7 +235,7 @@ void LinkChannel::check_slots() {
     if (out == nullptr || out->quarantined_since_ns == 0 ||
         now - out->quarantined_since_ns < link_timeout_)
       continue;
-    const Status status = lost(peer, "no slot that a lost rail could not still write at ");
+    const Status status = lost(peer, "all slots are in quarantine (incomplete fence) at ");
     fail(status.code(), status.message());
     return;
   }
@@ -254,8 +256,8 @@ Status LinkChannel::mismatch(int peer, const InMessage& message, std::size_t byt
                      describe(message.tag) + " where rank " + std::to_string(rank_) + " called " +
                      describe(tag_);
   if (message.tag == tag_)
-    text += "; it sent " + std::to_string(message.bytes) + " bytes where " + std::to_string(bytes) +
-            " were expected";
+    text += "; the message has " + std::to_string(message.bytes) + " bytes where " +
+            std::to_string(bytes) + " were expected";
   return {ErrorCode::order_mismatch, std::move(text)};
 }
 

@@ -1,6 +1,6 @@
-// The Channel over links: one communicator's streams to each of its peers, its calls, and its
-// failure, which is everybody's.  Classes derived from it wait and send the frames: the engine's
-// channel and the simulator's.
+// A Channel over links: the streams of a communicator to each peer, the current call, and the
+// failure, which is the same on all ranks.  Derived classes wait and send frames: EngineChannel of
+// the engine and SimChannel of the simulator.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,12 @@ class LinkChannel : public Channel {
   [[nodiscard]] std::uint64_t id() const { return id_; }
   [[nodiscard]] const std::string& name() const { return name_; }
 
-  // Sticky: this and every later call ends with the error; all other ranks are told.
+  // Marks the communicator as failed and notifies all ranks.  This call and every later call return
+  // the error.
   void fail(ErrorCode code, const std::string& text);
-  // Fails if what was posted has waited for a slot for too long because a fence does not complete:
-  // the caller may have returned, and only the peer still waits.
+  // Fails the communicator if posted bytes have waited for a slot for link_timeout because a fence
+  // does not complete.  The call may have returned already: copied bytes still wait, and only the
+  // peer notices.
   void check_slots();
 
   [[nodiscard]] int rank() const override { return rank_; }
@@ -48,7 +50,7 @@ class LinkChannel : public Channel {
         segment_bytes_(segment_bytes),
         link_timeout_(link_timeout) {}
 
-  // Held for one step of a call: the lock of the links, where several threads use them.
+  // Guard for a step of a call.  Holds the lock of the links if several threads use the links.
   class StepLock {
    public:
     explicit StepLock(LinkChannel& channel) : channel_(channel) { channel_.lock_step(); }
@@ -62,54 +64,58 @@ class LinkChannel : public Channel {
   virtual void lock_step() {}
   virtual void unlock_step() {}
 
-  void add_member(Link* link);  // in rank order; null: ourselves
+  void add_member(Link* link);  // in rank order; null: this rank
 
-  // A call is what lies between begin_call() and end_call().
+  // begin_call() starts a collective call.  end_call() finishes the call with its outcome `status`;
+  // an error fails the communicator and releases the caller's memory.
   Status begin_call(const CallTag& tag);
   Status end_call(Status status);
 
-  // Until come(), which grows by what the peer sends, reaches `goal`, failed(), or check_liveness()
-  // has something to say.
+  // Waits until come() reaches `goal`.  come() is a counter advanced by frames of the peer.
+  // Returns early if the communicator fails or check_liveness() returns an error.
   virtual Status wait(int peer, const std::function<std::uint64_t()>& come, std::uint64_t goal) = 0;
-  // Until done(), whatever has failed, but at most for so long.
+  // Waits until done() or for `limit`, regardless of failures.
   virtual void linger(TimeNs limit, const std::function<bool()>& done) = 0;
   [[nodiscard]] virtual TimeNs clock() const = 0;
-  // The same, or a moment ago: near enough for deadlines of milliseconds.
+  // Returns a recent reading of the clock, accurate enough for deadlines of milliseconds.
   [[nodiscard]] virtual TimeNs recently() const { return clock(); }
-  // The link has something to send.
+  // Sends the frames queued in the link to `peer`.
   virtual void flush(int peer, TimeNs now) = 0;
-  // As Rail::detach, of all rails to the peer.
+  // Calls Rail::detach() on all rails to the peer.  Returns true if all have detached.
   [[nodiscard]] virtual bool detach(int peer, const DetachScope& scope) = 0;
-  // "rank 1" and "rail0@node1 DOWN (carrier_loss), …"
+  // Return texts for errors, for example "rank 1" and "rail0@node1 DOWN (carrier_loss), …".
   [[nodiscard]] virtual std::string describe_peer(int peer) const = 0;
   [[nodiscard]] virtual std::string describe_rails(int peer) const = 0;
   virtual void on_failed(ErrorCode code, const std::string& text) = 0;
 
+  // Returns an error if a device copy failed, the awaited peer closed, or any peer is lost.
   [[nodiscard]] Status check_liveness(int awaited, TimeNs waiting_since) const;
+  // Returns peer_lost with the reason `what` and the states of the rails.
   [[nodiscard]] Status lost(int peer, const char* what) const;
   [[nodiscard]] bool failed() const { return failed_ != ErrorCode::ok; }
   [[nodiscard]] Status failure() const { return {failed_, failure_text_}; }
-  // Everything sent is acknowledged, and every acknowledgement that we owe is sent.
+  // Returns true if each peer has confirmed all sends, and all acks due to the peer are sent.
+  // Peers that have closed, or have had no rail for link_timeout, do not count.
   [[nodiscard]] bool all_delivered() const;
-  // Whoever waits for what is not delivered yet will wait in vain, and is told so.
+  // Leaves the communicator: aborts it at peers with undelivered messages, then drops all streams.
   void leave();
-  // Nothing of this communicator is kept or sent any more.
+  // Reclaims memory from the rails and closes the streams.
   void drop_streams();
   [[nodiscard]] const CallTag& tag() const { return tag_; }
-  // Memory of the call that begins; a device's is one that copies may fail of.
+  // Sets the buffers of the next call.  A failed copy of device memory fails the call.
   void works_on(const std::byte* in, const std::byte* out);
 
  private:
   struct Member {
-    Link* link = nullptr;      // null: ourselves
-    OutStream* out = nullptr;  // null: dropped
+    Link* link = nullptr;      // null: this rank
+    OutStream* out = nullptr;  // null: streams dropped
     InStream* in = nullptr;
-    std::uint64_t call_position = 0;  // of the out stream when the call began
+    std::uint64_t call_position = 0;  // position of the out stream at begin_call()
   };
   [[nodiscard]] Member& member(int peer) { return members_[static_cast<std::size_t>(peer)]; }
   Status detach_settled(int peer);
-  // Until rails have let go of a caller's memory, though the peer may have gone meanwhile; not for
-  // a fence that never completes.
+  // Waits until released() confirms that no rail uses a caller's memory; continues after the loss
+  // of the peer.  Returns an error if a fence does not complete within link_timeout.
   Status await_release(int peer, const char* what, const std::function<bool()>& released);
   [[nodiscard]] bool let_go();
   [[nodiscard]] bool delivered(const Member& peer) const;
@@ -122,7 +128,7 @@ class LinkChannel : public Channel {
   const TimeNs link_timeout_;
   std::vector<Member> members_;
   CallTag tag_;
-  const std::byte* of_device_ = nullptr;  // of the call's memory; null: all is the host's
+  const std::byte* of_device_ = nullptr;  // device buffer of the call; null: host memory only
   ErrorCode failed_ = ErrorCode::ok;
   std::string failure_text_;
 };

@@ -14,8 +14,8 @@
 namespace r2ccl {
 namespace {
 
-// Default floating-point control for as long as it lives: round to nearest, keep denormals, mask
-// exceptions.  A host program may have set any of these; its setting and its flags come back.
+// Guard with the default floating-point control: round to nearest, keep denormals, mask exceptions.
+// The destructor restores the host program's settings and exception flags.
 class DefaultFloatControl {
  public:
   DefaultFloatControl() : saved_(read()) {
@@ -30,9 +30,9 @@ class DefaultFloatControl {
  private:
 #if defined(__x86_64__)
   using Register = unsigned int;
-  // FTZ, rounding, masks, DAZ; not the sticky flags
+  // The bits of FTZ, rounding, masks and DAZ, without the sticky exception flags.
   static constexpr Register control_bits = 0xffc0;
-  static constexpr Register default_bits = 0x1f80;  // every exception masked, everything else off
+  static constexpr Register default_bits = 0x1f80;  // all exceptions masked, all else off
   static Register read() { return _mm_getcsr(); }
   static void write(Register value) { _mm_setcsr(value); }
 #elif defined(__aarch64__)
@@ -115,7 +115,7 @@ void reduce(DType dtype, ReduceOp op, void* out, std::span<const void* const> in
   assert(!tree.order.empty() && inputs.size() >= tree.order.size());
   if (count == 0) return;
 
-  // Asking for more than the processor has gives what it has: the bits are the same.
+  // An unsupported instruction set falls back to the best supported set, with the same result bits.
   const KernelTable& table = kernels_of(std::min(simd, best_simd()));
   const Kernel kernel =
       table.kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];

@@ -1,5 +1,5 @@
-// The arithmetic of the canonical reduction tree.  Bits depend on the inputs and the tree alone:
-// not on the instruction set, the block size, the algorithm or the path the bytes took.
+// The arithmetic of the canonical reduction tree.  The bits of a result depend on the inputs and
+// the tree only, not on the instruction set, block size, algorithm or path of the bytes.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +12,29 @@
 
 namespace r2ccl {
 
-// Ranks of a node in rank order, then nodes in node order (order of their lowest rank).
+// Order of the reduction: first the ranks of a node in rank order, then the nodes, ordered by the
+// lowest rank of each node.
 struct ReductionTree {
   std::vector<std::uint16_t> order;       // ranks in fold order
-  std::vector<std::uint16_t> node_sizes;  // how many consecutive entries of `order` form a node
+  std::vector<std::uint16_t> node_sizes;  // number of consecutive entries of `order` in each node
 
-  // node_of_rank[r] is any label; equal labels share a node.
+  // Builds the tree from node labels: ranks with equal labels share a node.
   static ReductionTree from_nodes(std::span<const int> node_of_rank);
 };
 
 enum class Simd : std::uint8_t { portable, avx2, avx512 };
-[[nodiscard]] Simd best_simd();  // what this processor can run
+// Returns the best instruction set supported by this processor.
+[[nodiscard]] Simd best_simd();
 [[nodiscard]] std::string_view name_of(Simd simd);
 
-// inputs[rank] holds `count` elements (any alignment); out may be exactly one of the inputs.
-// f16/bf16 accumulate in fp32, rounded (nearest even) where a node of several ranks ends and at the
-// end; f32/f64 accumulate in themselves; integers wrap; avg divides once at the end; boolean: sum
-// and max are OR, prod and min are AND.  No FMA, no FTZ/DAZ (MXCSR is set and restored), one
-// canonical quiet NaN, min/max propagate NaN and order -0 < +0.
+// Reduces `count` elements of each inputs[rank] into out.  Any alignment works; out may equal an
+// input exactly.  An unsupported `simd` falls back to best_simd().  avg of boolean is not defined.
+// - f16 and bf16 accumulate in fp32.  Values are rounded to nearest even at the end, and after each
+//   node that has several ranks.  f32 and f64 accumulate in their own type.
+// - Integers wrap.  avg divides once, at the end.
+// - boolean: sum and max are OR, prod and min are AND.
+// - No FMA and no FTZ/DAZ (MXCSR is set and restored).  NaN results are the canonical quiet NaN.
+//   min and max propagate NaN and order -0 < +0.
 void reduce(DType dtype, ReduceOp op, void* out, std::span<const void* const> inputs,
             const ReductionTree& tree, std::size_t count, Simd simd = best_simd());
 

@@ -1,4 +1,4 @@
-// Kernels for x86-64 with AVX2 and F16C; compiled with those instructions switched on.
+// Kernels for x86-64 with AVX2 and F16C; compiled with both instruction sets enabled.
 #if defined(__x86_64__)
 
 #define R2CCL_ISA avx2

@@ -1,4 +1,4 @@
-// Kernels for x86-64 with AVX-512 (F, BW, VL, DQ); compiled with those instructions switched on.
+// Kernels for x86-64 with AVX-512 (F, BW, VL, DQ); compiled with these sets enabled.
 #if defined(__x86_64__)
 
 #define R2CCL_ISA avx512

@@ -1,11 +1,11 @@
-// How each element type is loaded into vector registers, combined and stored.  Included through
-// reduce_kernels.hpp only, once per instruction set (see there for the macros).
+// Formats of element types: load into vector registers, combine and store.  Only reduce_kernels.hpp
+// includes this file, once per instruction set; the macros are described there.
 //
-// A format has: Acc (the accumulator), vector_bytes (memory behind one Acc), element_bytes, rounds
-// (is the memory narrower than Acc), load, store, round, divide, apply<Op>.
+// Members of a format: Acc (accumulator), vector_bytes (bytes of memory per Acc), element_bytes,
+// rounds (true if memory is narrower than Acc), load, store, round, divide, apply<Op>.
 //
-// Vectors are the compilers' own vector types: the same source compiles to SSE2, NEON, AVX2 or
-// AVX-512 at any optimisation level, and IEEE 754 gives every width the same bits.
+// Vectors are the built-in vector types of the compiler.  The same source compiles to SSE2, NEON,
+// AVX2 or AVX-512 at any optimisation level, and IEEE 754 gives every width the same bits.
 #pragma once
 
 #include <cstddef>
@@ -81,7 +81,7 @@ struct And {
   }
 };
 
-// What formats whose Acc is one vector of whole elements share.
+// Base of formats with a single vector of whole elements as Acc.
 template <typename T>
 struct PlainFormat {
   using Acc = Vector<T>;
@@ -98,8 +98,8 @@ struct PlainFormat {
   }
 };
 
-// One bit pattern for NaN: x86 makes negative NaNs of inf - inf where others make positive ones,
-// and which operand's payload survives is up to the instruction chosen.
+// Replaces every NaN by the canonical quiet NaN.  The sign of inf - inf differs between x86 and
+// other processors, and the surviving payload of a NaN operand depends on the instruction.
 R2CCL_INLINE VF32 one_nan(VF32 value) {
   return value != value ? reinterpret_cast<VF32>(VU32{} + 0x7fc00000u) : value;
 }
@@ -116,12 +116,12 @@ struct FloatFormat : PlainFormat<T> {
   R2CCL_INLINE Acc divide(Acc value, std::size_t ranks) { return value / static_cast<T>(ranks); }
 };
 
-// Integers: unsigned inside, so that wrapping is defined; T says how avg divides.
+// Integers.  Arithmetic is unsigned for defined wrapping; the signedness of T selects the division.
 template <typename T>
 struct WrappingFormat : PlainFormat<std::make_unsigned_t<T>> {
   using Unsigned = std::make_unsigned_t<T>;
   using Acc = Vector<Unsigned>;
-  // Lane by lane: no processor divides integer vectors, and the divisor need not fit in T.
+  // Divides lane by lane: no processor divides integer vectors, and `ranks` may not fit in T.
   R2CCL_INLINE Acc divide(Acc value, std::size_t ranks) {
     for (std::size_t lane = 0; lane < sizeof(Acc) / sizeof(T); ++lane) {
       const auto wide = static_cast<std::int64_t>(static_cast<T>(value[lane]));
@@ -131,9 +131,9 @@ struct WrappingFormat : PlainFormat<std::make_unsigned_t<T>> {
   }
 };
 
-// Floats under min and max, as integers that sort alike: negative numbers are mirrored, which puts
-// -0 right below +0, and NaN lies beyond the end that wins.  No rounding, so f16 and bf16 need no
-// fp32 either.  Bits is the signed integer of the float's size.
+// Floats for min and max, mapped to integers of the same order.  Negative numbers are mirrored, so
+// -0 sorts directly below +0.  NaN maps to the winning extreme of the operation.  The mapping needs
+// no rounding, so f16 and bf16 skip fp32.  Bits is the signed integer type of the float's size.
 template <typename Bits, Bits infinity, Bits quiet_nan, typename Op>
 struct OrderedFormat : PlainFormat<Bits> {
   using Acc = Vector<Bits>;
@@ -158,7 +158,7 @@ struct OrderedFormat : PlainFormat<Bits> {
   }
 };
 
-// Any nonzero byte is true; true is stored as 1.
+// Booleans: any nonzero byte is true; a result of true is stored as 1.
 struct BooleanFormat : PlainFormat<std::uint8_t> {
   R2CCL_INLINE Acc load(const std::byte* from) {
     return reinterpret_cast<Acc>(load_vector<Acc>(from) != Acc{});
@@ -166,8 +166,8 @@ struct BooleanFormat : PlainFormat<std::uint8_t> {
   R2CCL_INLINE void store(std::byte* to, Acc mask) { store_vector(to, mask & std::uint8_t{1}); }
 };
 
-// 16-bit floats in pairs: the two halves of each 32-bit word become two fp32 vectors by shift and
-// mask, which needs no lane to move.
+// 16-bit floats in pairs.  Shift and mask turn the two halves of each 32-bit word into two fp32
+// vectors without moving lanes.
 template <typename Code>
 struct PairedFormat {
   struct Acc {
@@ -193,11 +193,11 @@ struct PairedFormat {
   }
 };
 
-// AVX512_BF16's own conversion would flush denormals, so it is not used.
+// bf16 by integer arithmetic: the AVX512_BF16 conversion is not used, since it flushes denormals.
 struct Bf16Code {
   R2CCL_INLINE VF32 widen_low(VU32 words) { return reinterpret_cast<VF32>(words << 16u); }
   R2CCL_INLINE VF32 widen_high(VU32 words) { return reinterpret_cast<VF32>(words & 0xffff0000u); }
-  // Nearest even, in the upper half of each word; a carry out of the mantissa makes infinity.
+  // Rounds to nearest even, into the upper half of each word.  A mantissa carry gives infinity.
   R2CCL_INLINE VU32 nearest(VF32 value) {
     const VU32 bits = reinterpret_cast<VU32>(value);
     const VU32 rounded = bits + 0x7fffu + ((bits >> 16u) & 1u);
@@ -211,7 +211,7 @@ using Bf16Format = PairedFormat<Bf16Code>;
 
 #if R2CCL_VECTOR_BYTES > 16
 
-// f16 where the processor converts; F16C and AVX-512 keep denormals whatever MXCSR says.
+// f16 converted by the processor.  F16C and AVX-512 keep denormals regardless of MXCSR.
 struct F16Format {
   using Acc = VF32;
   static constexpr std::size_t vector_bytes = R2CCL_VECTOR_BYTES / 2;
@@ -220,7 +220,7 @@ struct F16Format {
 
 #if R2CCL_VECTOR_BYTES == 64
   using Half = __m256i;
-  // The masked forms, all lanes on: g++ 12 warns of an uninitialised register in the plain ones.
+  // Masked intrinsics with all lanes on: g++ 12 reports an uninitialised register in plain forms.
   static constexpr __mmask16 all_lanes = 0xffff;
 
   R2CCL_INLINE VF32 widen(Half half) {
@@ -260,7 +260,7 @@ struct F16Format {
 
 #else
 
-// f16 by integer arithmetic, with the same results.
+// f16 by integer arithmetic, with the same result bits as the processor's conversion.
 struct F16Code {
   R2CCL_INLINE VF32 widen_low(VU32 words) { return widen(words & 0xffffu); }
   R2CCL_INLINE VF32 widen_high(VU32 words) { return widen(words >> 16u); }
@@ -270,10 +270,10 @@ struct F16Code {
 
   R2CCL_INLINE VF32 widen(VU32 bits) {
     const VU32 magnitude = bits & 0x7fffu;
-    // Rebias the exponent by 127 - 15; infinity and NaN go to the top of fp32's range.
+    // Rebias the exponent by 127 - 15.  Infinity and NaN map to the top of the fp32 range.
     const VU32 normal = (magnitude << 13u) + (112u << 23u);
     const VU32 top = (magnitude << 13u) + (224u << 23u);
-    // A denormal is its integer times 2^-24, exactly.
+    // A denormal equals the magnitude as an integer times 2^-24, exactly.
     const VI32 integer = reinterpret_cast<VI32>(magnitude);
     const VF32 denormal = __builtin_convertvector(integer, VF32) * 0x1p-24f;
     VU32 result = integer >= 0x7c00 ? top : normal;
@@ -282,12 +282,13 @@ struct F16Code {
   }
   R2CCL_INLINE VU32 narrow_one(VF32 value) {
     const VU32 bits = reinterpret_cast<VU32>(value);
-    // Without the sign it is never negative, and SSE2 compares signed integers only.
+    // Without the sign bit the value is non-negative; SSE2 compares signed integers only.
     const VI32 exact = reinterpret_cast<VI32>(bits & 0x7fffffffu);
-    // 2^16 and beyond is infinity; so is what rounds up to it, by carry.
+    // Values of 2^16 and above become infinity.  Values rounded up to 2^16 reach infinity by carry.
     const VU32 magnitude = reinterpret_cast<VU32>(exact > 0x47800000 ? VI32{} + 0x47800000 : exact);
     const VU32 normal = ((magnitude + 0x0fffu + ((magnitude >> 13u) & 1u)) >> 13u) - (112u << 10u);
-    // Below 2^-14 the result counts units of 2^-24, which is the last place of fp32 at 0.5.
+    // Below 2^-14 the result counts units of 2^-24.  fp32 values from 0.5 to 1 have this spacing,
+    // so adding 0.5 rounds to whole units.
     const VF32 shifted = reinterpret_cast<VF32>(magnitude) + 0.5f;
     const VU32 denormal = reinterpret_cast<VU32>(shifted) - 0x3f000000u;
     VU32 result = exact < 0x38800000 ? denormal : normal;

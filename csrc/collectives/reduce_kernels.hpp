@@ -1,8 +1,8 @@
-// The reduction kernels, written once and compiled once per instruction set.  The including file
-// defines R2CCL_ISA (a namespace of its own) and R2CCL_VECTOR_BYTES (16, 32 or 64).
+// The reduction kernels, compiled once per instruction set.  The including file defines R2CCL_ISA
+// (a separate namespace) and R2CCL_VECTOR_BYTES (16, 32 or 64).
 //
-// Everything here has internal linkage and nothing calls an inline function of the standard
-// library: a function that the linker merges across these files would carry the wrong instructions.
+// All functions have internal linkage and call no inline function of the standard library.  The
+// linker could otherwise merge a function across files and keep instructions of the wrong set.
 #pragma once
 
 #include "collectives/reduce_formats.hpp"
@@ -11,7 +11,7 @@
 namespace r2ccl::R2CCL_ISA {
 namespace {
 
-// Four accumulators at once, enough to hide the latency of an addition, as a format of its own.
+// A format with four accumulators, enough to hide the latency of an addition.
 template <typename Format>
 struct FourOf {
   using One = typename Format::Acc;
@@ -47,7 +47,7 @@ struct FourOf {
   }
 };
 
-// The last few elements, through a buffer: the same arithmetic, without reading past the end.
+// Access to the last elements through a buffer: the same arithmetic without reads past the end.
 template <typename Format>
 struct Tail {
   using Acc = typename Format::Acc;
@@ -88,7 +88,7 @@ struct Reduction {
     }
   }
 
-  // Two inputs and no rounding between them: the case that has to run at memory speed.
+  // Two inputs without intermediate rounding: the fast path, at memory bandwidth.
   struct Pair {
     template <typename Access>
     R2CCL_INLINE void step(const Fold& fold, std::size_t at, const Access& access) {
@@ -125,7 +125,7 @@ struct Reduction {
 
 template <typename Shape, typename Format>
 R2CCL_INLINE std::size_t run_whole(const Fold& fold, std::size_t at, std::size_t bytes) {
-  // A copy, so that stores of bytes (which may alias anything) do not force reloading it.
+  // A local copy: byte stores may alias any object and would force the compiler to reload `fold`.
   const Fold local = fold;
   for (; bytes - at >= Format::vector_bytes; at += Format::vector_bytes) {
     Shape::step(local, at, Whole<Format>{});
@@ -148,8 +148,8 @@ void run(const Fold& fold) {
 
 template <typename Format, typename Op, bool average = false>
 void kernel(const Fold& fold) {
-  // One node of two ranks rounds before it ends.  That shows only if something follows (avg's
-  // division): rounding twice in a row changes nothing.
+  // A single node of two ranks rounds after the node and at the end.  The first rounding changes
+  // the result only before the division of avg; rounding twice in a row changes nothing.
   const bool rounds_between = Format::rounds && average && fold.nodes == 1;
   if (fold.ranks == 2 && !rounds_between) {
     run<Format, Op, average, true>(fold);

@@ -1,5 +1,5 @@
-// Reduce-scatter with a size for each rank: everybody sends each rank its shard, each folds its
-// own.
+// Reduce-scatter with a size per rank: every rank sends each peer that peer's shard and folds its
+// own shard.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {
@@ -17,7 +17,7 @@ Status reduce_scatterv(Channel& channel, const std::byte* in, std::byte* out,
   SegmentFold fold(channel, reducer);
   for (std::size_t s = 0; s < segments.count(); ++s) {
     R2CCL_TRY(fold.receive(segments.size(s)));
-    // In place needs no settling: the own shard was sent to nobody.
+    // In-place use needs no settle(): no send reads the own shard.
     R2CCL_TRY(fold.fold(own + segments.begin(s), out + segments.begin(s), segments.size(s)));
   }
   return channel.finish();

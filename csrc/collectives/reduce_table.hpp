@@ -1,6 +1,6 @@
-// What reduce.cc and the kernels of each instruction set agree on.  The kernel files are compiled
-// with different instruction-set flags, so this header holds types only: an inline function here
-// could be emitted with AVX-512 code and then be chosen by the linker for everybody.
+// Types shared by reduce.cc and the kernels of each instruction set.  Kernel files are compiled
+// with different instruction-set flags, so this header must not define inline functions: the linker
+// could pick an AVX-512 copy of a function for all files.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace r2ccl {
 
-// One reduction.  inputs are in fold order; node_sizes cut them into nodes.
+// Arguments of a reduction.  inputs are in fold order; node_sizes splits inputs into nodes.
 struct Fold {
   std::byte* out;
   const std::byte* const* inputs;
@@ -20,7 +20,7 @@ struct Fold {
 
 using Kernel = void (*)(const Fold&);
 
-// Indexed by DType and ReduceOp, in the order of those enums.  avg of boolean is null.
+// Kernels indexed by DType and ReduceOp, in the order of the enums.  avg of boolean is null.
 struct KernelTable {
   Kernel kernels[9][5];
 };

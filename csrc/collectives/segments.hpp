@@ -1,5 +1,5 @@
-// Small parts that the algorithms share: cutting into segments, walking the peers, folding one
-// segment that came from all of them.
+// Helpers shared by the algorithms: cut buffers into segments, visit the peers, fold a segment
+// received from all peers.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 
 namespace r2ccl {
 
-// A run of bytes as the channel cuts it: at least one segment, so that nothing is still a message.
+// Segments of a buffer, cut like the messages of a Channel.  An empty buffer has a single empty
+// segment, because an empty send is a message, too.
 class Segments {
  public:
   Segments(std::size_t bytes, std::size_t segment_bytes) : bytes_(bytes), step_(segment_bytes) {}
@@ -29,9 +30,9 @@ class Segments {
   std::size_t step_;
 };
 
-// Calls body(peer) for every other rank and stops at the first error.  In step k, ranks r and k-r
-// (mod n) turn to each other: every step pairs ranks off, so nobody is everybody's first peer, and
-// a step that waits for its peer to reach the same step cannot close a circle.
+// Calls body(peer) for every other rank and stops at the first error.  In step k, ranks r and
+// k - r (mod n) visit each other.  Each step forms disjoint pairs, so no rank is the first peer of
+// all others.  A wait for the peer to reach the same step cannot form a cycle.
 template <typename Body>
 Status for_each_peer(const Channel& channel, Body&& body) {
   const int size = channel.size();
@@ -43,7 +44,7 @@ Status for_each_peer(const Channel& channel, Body&& body) {
   return {};
 }
 
-// Where the shards of the ranks begin when they lie one after another, in bytes.
+// Offsets and sizes in bytes of the shards of all ranks, stored back to back in rank order.
 class Shards {
  public:
   Shards(std::span<const std::size_t> counts, std::size_t element_bytes)
@@ -65,23 +66,24 @@ class Shards {
   std::size_t element_bytes_;
 };
 
-// Copies the next message of a peer to `to`, once the first settle_bytes that this call sent to
-// that peer may be overwritten.
+// Receives the next message of a peer and copies the message to `to`.  Before the copy, waits until
+// the first settle_bytes bytes sent to the peer by this call may be overwritten.
 Status receive_into(Channel& channel, int peer, std::byte* to, std::size_t bytes,
                     std::size_t settle_bytes = 0);
 
-// Lets every peer's shard land in its place in out.  `meet`: and waits until all peers have, too.
+// Offers each peer's shard of out as a target.  `meet`: also waits until all peers have offered
+// theirs.
 Status expect_shards(Channel& channel, std::byte* out, const Shards& shards, bool meet = false);
 
-// Receives every peer's shard into its place in out, a segment of each in turn, and finishes.
-// settle: that place still holds what this call sent to the same peer.
+// Receives the shard of every peer into out, a segment of each peer in turn, and calls finish().
+// `settle`: the destination still holds bytes sent to the same peer by this call.
 Status receive_shards(Channel& channel, std::byte* out, const Shards& shards, bool settle = false);
 
-// copy_bytes() that allows no memory at all and one and the same place.
+// Calls copy_bytes() unless `bytes` is 0 or both addresses are equal.
 void copy_unless_in_place(std::byte* to, const std::byte* from, std::size_t bytes);
 
-// The inputs of one fold: the own memory, and a slot view of each peer.  Up to 64 ranks without
-// allocating.
+// The inputs of a fold: the own memory and a message view of each peer.  Up to 64 ranks need no
+// allocation.
 class SegmentFold {
  public:
   SegmentFold(Channel& channel, const Reducer& reducer);
@@ -90,7 +92,7 @@ class SegmentFold {
 
   // Receives the next message, of `bytes` bytes, from every peer.
   Status receive(std::size_t bytes);
-  // Folds them with `bytes` bytes of own input into out, and releases the messages.
+  // Folds the received messages and `bytes` bytes of own input into out.  Releases the messages.
   Status fold(const std::byte* own, std::byte* out, std::size_t bytes);
 
  private:

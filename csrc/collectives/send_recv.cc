@@ -1,4 +1,4 @@
-// Point to point.
+// Point-to-point send and receive between two ranks.
 #include "collectives/segments.hpp"
 
 namespace r2ccl {

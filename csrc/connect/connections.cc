@@ -17,7 +17,7 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::size_t max_strangers = 128;  // accepted connections that have proven nothing yet
+constexpr std::size_t max_strangers = 128;  // accepted, with an unfinished handshake
 
 constexpr const char* closed_by_peer = "the peer closed the connection";
 
@@ -96,7 +96,7 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
            other.handshake->hello().rail == hello.rail;
   });
   if (same != pending_.end()) {
-    // One that has answered for an epoch is about to end by itself.
+    // Keep a connection that has sent AUTH: the handshake is about to end.
     if (same->connector->offered_epoch().has_value()) return;
     pending_.erase(same);
   }
@@ -163,10 +163,10 @@ void Connections::accept_all(TimeNs now) {
           ::accept4(listener, remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket.valid()) break;
       if (strangers_ >= max_strangers) {
-        // The line is full of connections that have proven nothing: the oldest makes room.
+        // Too many accepted connections with an unfinished handshake: the oldest is dropped.
         for (auto oldest = pending_.begin(); oldest != pending_.end(); ++oldest) {
           if (oldest->connector != nullptr) continue;
-          give_up(*oldest, "too many unproven connections");
+          give_up(*oldest, "too many unauthenticated connections; dropped the oldest");
           pending_.erase(oldest);
           --strangers_;
           break;
@@ -209,7 +209,8 @@ bool Connections::advance(Pending& pending, TimeNs now) {
   return true;
 }
 
-// False with `connecting` still set: not yet; with it cleared: failed, errno says why.
+// Returns true once connected.  A false result with `connecting` still set means not ready yet.
+// With `connecting` cleared, the connect failed and errno holds the cause.
 bool Connections::connect_done(Pending& pending) {
   pollfd ready{pending.socket.get(), POLLOUT, 0};
   if (::poll(&ready, 1, 0) == 0) return false;
@@ -279,7 +280,7 @@ void Connections::give_up(Pending& pending, const std::string& why) {
   const bool other_settings = pending.handshake->fault() == HandshakeFault::config;
   const std::string final = other_settings ? reason : "";
   if (pending.connector == nullptr) {
-    // Closed without a word: a peer's Localiser, or anybody who looks for open ports.
+    // Closed before a byte arrived: a probe of a peer's Localiser, or a port scan.
     const bool probe = !pending.heard && why == closed_by_peer;
     log_.add(probe ? LogLevel::debug : LogLevel::warning,
              "dropped a connection from " + pending.remote + ": " + reason);

@@ -1,6 +1,6 @@
 // Rail connections until they are established: listeners, connects and handshakes, all
-// non-blocking. Whoever reaches a port gets a bounded number of bytes, a bounded time and a bounded
-// place in line.
+// non-blocking.  Accepted connections with an unfinished handshake are limited in number, in bytes
+// and in time.
 #pragma once
 
 #include <poll.h>
@@ -24,14 +24,15 @@
 
 namespace r2ccl {
 
-// Where a rail's connection starts and ends.  `device`: bind to this interface where permitted.
+// Ends of a rail's connection.  The socket binds to the interface `device` where permitted.
 struct RailRoute {
   std::string device;
-  SocketAddress local;   // port 0
-  SocketAddress remote;  // only where we connect
+  SocketAddress local;   // always port 0
+  SocketAddress remote;  // set at the connecting end only
 };
 
-// A TCP connection along the route, under way; invalid: it cannot begin, errno says why.
+// Starts a TCP connection along the route.  Returns an invalid descriptor on failure, with the
+// cause in errno.
 [[nodiscard]] FileDescriptor begin_connect(const RailRoute& route);
 
 struct EstablishedRail {
@@ -40,20 +41,21 @@ struct EstablishedRail {
   Epoch epoch = 0;
   Epoch peer_last_fenced = 0;
   FileDescriptor socket;
-  FileDescriptor memory;  // shm rails: the shared rings
-  std::vector<std::byte> leftover;
-  HandshakeKey channel_key{};  // for what is said on the connection before frames
+  FileDescriptor memory;            // shm rails: shared rings
+  std::vector<std::byte> leftover;  // bytes received after the handshake
+  HandshakeKey channel_key{};       // authenticates messages before the first frame
 };
 
-// An attempt of ours that came to nothing, or one of a peer with other settings.
+// A failed connection attempt of this process, or an attempt of a peer with another configuration.
 struct FailedConnection {
   std::uint32_t peer = 0;
   RailId rail = 0;
-  Epoch answered = 0;            // that we answered for without seeing it confirmed; 0: none
-  std::optional<Epoch> refused;  // the peer refused it, having fenced up to this epoch
-  std::string final;             // why no further attempt can succeed; empty: one may
+  Epoch answered = 0;            // epoch of an AUTH without READY; 0 = none
+  std::optional<Epoch> refused;  // set if the peer refused: the peer's last fenced epoch
+  std::string final;             // reason why no attempt can succeed; empty: a retry may
 };
 
+// Not thread-safe.  Callbacks run within progress(); `failed` also within connect().
 class Connections {
  public:
   struct Callbacks {
@@ -66,9 +68,10 @@ class Connections {
   Connections(const AcceptorHandshake::Self& self, TimeNs handshake_timeout,
               std::int64_t socket_buffer_bytes, Callbacks callbacks, LogQueue& log);
 
-  // Starts a connection; one under way for the same rail is given up.
+  // Starts a connection.  A pending connection of the same rail is replaced without a callback.  No
+  // effect if the pending connection has sent AUTH already.
   void connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key, TimeNs now);
-  void cancel(std::uint32_t peer);  // gives up everything with this peer, silently
+  void cancel(std::uint32_t peer);  // drops all own attempts to this peer silently
 
   void add_poll_fds(std::vector<pollfd>& fds) const;
   void progress(TimeNs now);
@@ -81,16 +84,17 @@ class Connections {
     FileDescriptor socket;
     FileDescriptor memory;
     std::unique_ptr<Handshake> handshake;
-    ConnectorHandshake* connector = nullptr;  // the same object, where we connect
+    // same object as `handshake`; null at the accepting end
+    ConnectorHandshake* connector = nullptr;
     std::string remote;
     TimeNs deadline = 0;
-    bool connecting = false;  // the transport's own connect is not through yet
-    bool local = false;       // a unix socket
-    bool heard = false;       // something was received
+    bool connecting = false;  // connect() of the socket has not finished
+    bool local = false;       // unix socket
+    bool heard = false;       // some bytes were received
   };
 
   void accept_all(TimeNs now);
-  // True: the entry is finished, one way or the other.
+  // Advances the handshake.  Returns true once the entry is finished, successfully or not.
   bool advance(Pending& pending, TimeNs now);
   bool connect_done(Pending& pending);
   bool flush(Pending& pending);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint32_t handshake_magic = 0x31483252;  // "R2H1"
 
-// Byte positions.  All numbers are little-endian; bytes that have no name are zero.
+// Byte offsets in messages.  Numbers are little-endian; unnamed bytes are zero.
 namespace at {
 constexpr std::size_t magic = 0, version = 4, type = 6, detail = 7, body = 8;
 constexpr std::size_t hello_connector = 8, hello_acceptor = 12, hello_job = 16, hello_rail = 24,
@@ -74,10 +74,11 @@ bool fill_random(std::span<std::byte> out) {
 bool is_connection_kind(unsigned kind) { return kind <= static_cast<unsigned>(RailKind::verbs); }
 
 std::string config_mismatch(std::uint32_t peer, std::uint64_t ours, std::uint64_t theirs) {
-  return concat("process ", peer,
-                " runs another configuration: all processes need the same slot and chunk sizes "
-                "(fingerprint ",
-                hex(theirs), ", ours ", hex(ours), ")");
+  return concat(
+      "process ", peer,
+      " runs another version or configuration: slot_bytes, slots, chunk_bytes, spare_slots, "
+      "algorithm, resilience, checksum and fallback must be equal (fingerprint ",
+      hex(theirs), ", ours ", hex(ours), ")");
 }
 
 }  // namespace
@@ -143,10 +144,10 @@ HandshakeState Handshake::feed(std::span<const std::byte> data) {
     const MessageType type = static_cast<MessageType>(get<std::uint8_t>(input_, at::type));
     const std::vector<std::byte> message = std::exchange(input_, {});
     on_message(type, message);
-    // Nobody may speak out of turn: the peer cannot know what its next bytes have to be before it
-    // has seen our answer.  Only after READY, the last message, may anything follow at once.
+    // Extra bytes are an error: the peer cannot know its next message before our answer.  READY is
+    // the last message, so frames may follow READY at once.
     if (!data.empty() && type != MessageType::ready && state_ != HandshakeState::rejected) {
-      reject(HandshakeFault::garbage, concat(data.size(), " bytes too many after ", name_of(type)));
+      reject(HandshakeFault::garbage, concat(data.size(), " extra bytes after ", name_of(type)));
     }
   }
   if (state_ == HandshakeState::established) {
@@ -178,7 +179,7 @@ void Handshake::expect(MessageType type, std::optional<MessageType> other) {
   expected_other_ = other;
 }
 
-// Runs on every prefix, so that garbage is dropped by its first bytes and need not fill a message.
+// Checks the header of a possibly incomplete message, so garbage is rejected at its first bytes.
 void Handshake::check_header() {
   std::array<std::byte, 4> magic{};
   put(std::span(magic), 0, handshake_magic);
@@ -201,8 +202,8 @@ void Handshake::check_header() {
   }
 }
 
-// The label separates the roles and the steps; all parts have fixed sizes, so that no two different
-// conversations give the same bytes.
+// Computes the MAC of a message.  The label separates roles and steps.  All parts have fixed sizes,
+// so different conversations never produce the same input.
 Digest Handshake::mac(MessageType type, std::span<const std::byte> body) const {
   HmacSha256 hmac(key_);
   hmac.update(as_bytes("r2ccl handshake "));
@@ -262,7 +263,7 @@ void Handshake::reject_unauthentic(MessageType type) {
          concat(name_of(type), " of process ",
                 type == MessageType::hello || type == MessageType::auth ? hello_.connector
                                                                         : hello_.acceptor,
-                " does not authenticate (another job's key, or changed or replayed bytes)"));
+                " failed authentication (key of another job, or changed or replayed bytes)"));
 }
 
 ConnectorHandshake::ConnectorHandshake(const Hello& hello, const HandshakeKey& key, Inspect inspect)
@@ -271,7 +272,7 @@ ConnectorHandshake::ConnectorHandshake(const Hello& hello, const HandshakeKey& k
   key_ = key;
   if (hello.acceptor >= hello.connector) {
     reject(HandshakeFault::identity, concat("process ", hello.connector, " must wait for process ",
-                                            hello.acceptor, ": the lower process id accepts"));
+                                            hello.acceptor, ": the lower process number accepts"));
     return;
   }
   std::vector<std::byte> message(hello_bytes - mac_bytes);
@@ -283,7 +284,7 @@ ConnectorHandshake::ConnectorHandshake(const Hello& hello, const HandshakeKey& k
   put(std::span(message), at::hello_last_fenced, hello.last_fenced);
   put(std::span(message), at::hello_config, hello.config);
   if (!fill_random(std::span(message).subspan(at::hello_nonce))) {
-    reject(HandshakeFault::system, "getrandom gives no random numbers");
+    reject(HandshakeFault::system, "getrandom() failed");
     return;
   }
   send(MessageType::hello, std::move(message));
@@ -312,7 +313,7 @@ void ConnectorHandshake::on_challenge(std::span<const std::byte> message) {
   if (inspect_) {
     if (const std::string why = inspect_(epoch_, peer_last_fenced_); !why.empty()) {
       return reject(HandshakeFault::refused, concat("epoch ", epoch_, " of process ",
-                                                    hello_.acceptor, " is not wanted: ", why));
+                                                    hello_.acceptor, " is rejected: ", why));
     }
   }
   offered_epoch_ = epoch_;
@@ -328,8 +329,8 @@ void ConnectorHandshake::on_refuse(std::span<const std::byte> message) {
                                          get<std::uint64_t>(message, at::refuse_config)));
   }
   peer_last_fenced_ = get<std::uint32_t>(message, at::refuse_last_fenced);
-  reject(HandshakeFault::refused, concat("process ", hello_.acceptor, " does not take rail ",
-                                         hello_.rail, " now (its log says why)"));
+  reject(HandshakeFault::refused, concat("process ", hello_.acceptor, " refuses rail ", hello_.rail,
+                                         " for now (the reason is in its log)"));
 }
 
 AcceptorHandshake::AcceptorHandshake(const Self& self, FindKey find_key, Decide decide)
@@ -360,19 +361,21 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
                   "the peer belongs to job " + hex(hello_.job) + ", ours is " + hex(self_.job));
   }
   if (hello_.acceptor != self_.process || hello_.connector <= self_.process) {
-    return reject(HandshakeFault::identity, concat("process ", hello_.connector, " wants process ",
-                                                   hello_.acceptor, ", this is ", self_.process));
+    return reject(HandshakeFault::identity,
+                  concat("process ", hello_.connector, " connects to process ", hello_.acceptor,
+                         ", this is process ", self_.process));
   }
   std::optional<HandshakeKey> key = find_key_(hello_.connector);
   if (!key) {
     return reject(HandshakeFault::identity,
-                  concat("process ", hello_.connector, " is not known here"));
+                  concat("process ", hello_.connector, " is not a peer of this process"));
   }
   key_ = *key;
   wipe(*key);
   if (!authentic(MessageType::hello, message)) return reject_unauthentic(MessageType::hello);
 
-  // From here on the peer (or somebody who plays a recording of it) may hear why not.
+  // The HELLO is authentic, or a recording of an authentic HELLO.  The acceptor may send a refusal
+  // from here on.
   remember(message);
   peer_last_fenced_ = hello_.last_fenced;
   if (hello_.config != self_.config) {
@@ -388,7 +391,7 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
   put(std::span(challenge), at::challenge_epoch, decision.epoch);
   put(std::span(challenge), at::challenge_last_fenced, decision.last_fenced);
   if (!fill_random(std::span(challenge).subspan(at::challenge_nonce))) {
-    return reject(HandshakeFault::system, "getrandom gives no random numbers");
+    return reject(HandshakeFault::system, "getrandom() failed");
   }
   send(MessageType::challenge, std::move(challenge));
   expect(MessageType::auth);
@@ -402,9 +405,10 @@ void AcceptorHandshake::on_auth(std::span<const std::byte> message) {
     return reject(HandshakeFault::refused, why);
   }
   if (decision.epoch != epoch_) {
-    return reject(HandshakeFault::refused,
-                  concat("the offer of epoch ", epoch_, " of rail ", hello_.rail, " to process ",
-                         hello_.connector, " is outdated, it would now be ", decision.epoch));
+    return reject(
+        HandshakeFault::refused,
+        concat("the offer of epoch ", epoch_, " of rail ", hello_.rail, " to process ",
+               hello_.connector, " is outdated; the epoch to offer is now ", decision.epoch));
   }
   derive_channel_key();
   send(MessageType::ready, std::vector<std::byte>(proof_bytes - mac_bytes));
@@ -413,7 +417,7 @@ void AcceptorHandshake::on_auth(std::span<const std::byte> message) {
 
 std::string AcceptorHandshake::objection(const Decision& decision) const {
   const std::string rail = concat("rail ", hello_.rail, " of process ", hello_.connector);
-  if (!decision.accept) return rail + " is not taken now: " + decision.why;
+  if (!decision.accept) return rail + " is refused for now: " + decision.why;
   if (decision.epoch <= hello_.last_fenced || decision.epoch <= decision.last_fenced) {
     return concat(rail, ": epoch ", decision.epoch, " is fenced (last fenced there ",
                   hello_.last_fenced, ", here ", decision.last_fenced, ")");

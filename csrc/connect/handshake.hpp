@@ -1,7 +1,9 @@
-// What both ends of a new rail connection say before the first frame.  Sans-IO: bytes in, bytes
-// out, no socket and no clock.  Four messages of fixed size; every one carries an HMAC-SHA256 under
-// the pair's key over all that was said before it and a label of its own, so that none can be
-// changed, replayed (both sides bring a fresh nonce) or reflected (the labels differ by role):
+// The handshake of a new rail connection, before the first frame.
+//
+// Sans-IO: bytes in, bytes out, no socket and no clock.  The handshake has four messages of fixed
+// size.  Every message carries an HMAC-SHA256 under the pair's key.  The HMAC covers a label of the
+// message type, all earlier messages and the message itself.  No message can be changed, replayed
+// (both ends send a fresh nonce) or reflected (the labels differ by role):
 //
 //   connector  HELLO     -->  both processes, job, rail, last fenced epoch, configuration, nonce
 //              CHALLENGE <--  acceptor: proposed epoch, last fenced epoch, nonce
@@ -9,12 +11,12 @@
 //              READY     <--  acceptor; frames follow
 // Instead of CHALLENGE, the acceptor may send REFUSE: reason, last fenced epoch.
 //
-// A peer whose HELLO does not authenticate gets no byte back.  A recorded HELLO authenticates too,
-// hence the acceptor may change nothing before AUTH.
+// A peer with an unauthentic HELLO receives no byte.  A recorded HELLO is authentic as well, so the
+// acceptor changes no state before AUTH.
 //
-// The acceptor is always the lower process id and numbers the epochs.  Its READY may get lost: then
-// it holds an epoch as open that the connector never used.  So a connector that fails after it has
-// sent AUTH counts offered_epoch() as fenced.
+// The acceptor is always the process with the lower number.  The acceptor numbers the epochs.  If
+// READY is lost, the acceptor has an open epoch that the connector never used.  A connector that
+// fails after AUTH therefore counts offered_epoch() as fenced.
 #pragma once
 
 #include <array>
@@ -37,26 +39,26 @@ inline constexpr std::uint16_t handshake_version = 1;
 using HandshakeKey = std::array<std::byte, 32>;
 using HandshakeNonce = std::array<std::byte, 16>;
 
-// The key of one pair of processes, from the job's secret; the same from both ends.
+// Derives the key of a pair of processes from a secret shared by both.  Both ends get the same key.
 [[nodiscard]] HandshakeKey derive_pair_key(std::span<const std::byte> job_secret, std::uint64_t job,
                                            std::uint32_t process, std::uint32_t peer);
 
-// One number for all settings that both ends must share (slot and chunk sizes).
+// Returns a fingerprint of the settings that both ends must share, in a fixed order.
 [[nodiscard]] std::uint64_t config_fingerprint(std::span<const std::uint64_t> settings);
 
 enum class HandshakeState : std::uint8_t { in_progress, established, rejected };
 
-// Why a handshake was rejected.  Only `config` and `refused` are the word of an authenticated peer;
-// anybody who reaches the port can cause the others, so nothing may be concluded from them.
+// Reason of a rejection.  Only `config` and `refused` come from an authenticated peer.  Any process
+// that reaches the port can cause the others, so they prove nothing.
 enum class HandshakeFault : std::uint8_t {
   none,
-  garbage,         // not this protocol, or bytes out of turn
+  garbage,         // another protocol, or unexpected bytes
   version,         // another protocol version
-  identity,        // another job, unknown or wrong process
-  authentication,  // wrong key, changed, replayed or reflected message
-  config,          // other slot or chunk sizes
-  refused,         // the acceptor does not want this rail now, or the connector not this epoch
-  abandoned,       // the caller gave up: connection closed, timeout
+  identity,        // another job; unknown or wrong process
+  authentication,  // wrong key; changed, replayed or reflected message
+  config,          // another configuration fingerprint
+  refused,         // the acceptor refuses the rail for now, or the connector refuses the epoch
+  abandoned,       // ended by the caller: connection closed, timeout
   system,          // no random numbers
 };
 
@@ -65,48 +67,50 @@ struct Hello {
   std::uint32_t acceptor = 0;  // always below `connector`
   std::uint64_t job = 0;
   std::uint16_t rail = 0;
-  RailKind kind = RailKind::tcp;  // tcp, shm or control
+  RailKind kind = RailKind::tcp;  // tcp, shm, control or verbs
   std::uint32_t last_fenced = 0;  // the connector's last fenced epoch of this rail
-  std::uint64_t config = 0;       // config_fingerprint
+  std::uint64_t config = 0;       // result of config_fingerprint()
 };
 
 struct Decision {
   bool accept = false;
-  std::uint32_t epoch = 0;        // above both sides' last fenced epoch
-  std::string why;                // if not accepted; for the log of this process only
-  std::uint32_t last_fenced = 0;  // the acceptor's last fenced epoch of this rail, also if refused
+  std::uint32_t epoch = 0;  // above the last fenced epoch of both ends
+  std::string why;          // reason of a refusal; logged by this process only
+  // the acceptor's last fenced epoch of this rail, also after a refusal
+  std::uint32_t last_fenced = 0;
 };
 
-// What the two ends have in common.
+// Common part of both ends.
 class Handshake {
  public:
   virtual ~Handshake();
   Handshake(const Handshake&) = delete;
   Handshake& operator=(const Handshake&) = delete;
 
-  // Takes bytes that arrived.  Keeps at most one message of them, but all that follow READY.
+  // Consumes received bytes.  Buffers a single message at most, and all bytes after READY.
   HandshakeState feed(std::span<const std::byte> data);
 
-  // Ends a handshake that will get no further: "timed out", "the peer closed the connection".
+  // Ends an unfinished handshake.  `why` is, for example, "timed out".
   HandshakeState abandon(std::string_view why);
 
-  // Bytes to send.  A rejected handshake may still have some (REFUSE): send what the socket takes
-  // at once, then close.
+  // Returns the bytes to send, valid until the next call.  sent() removes bytes from the front.  A
+  // rejected handshake may still hold a REFUSE: send as much as the socket takes at once, then
+  // close.
   [[nodiscard]] std::span<const std::byte> output() const;
   void sent(std::size_t bytes);
 
-  // Bytes after READY: the start of the frame stream.
+  // Returns the bytes received after READY: the start of the frame stream.
   [[nodiscard]] std::vector<std::byte> take_leftover();
 
   [[nodiscard]] HandshakeState state() const { return state_; }
   [[nodiscard]] HandshakeFault fault() const { return fault_; }
-  [[nodiscard]] const std::string& reason() const { return reason_; }  // one line for the log
+  [[nodiscard]] const std::string& reason() const { return reason_; }  // a single line for the log
 
-  // Both ends, once established.  The acceptor's HELLO is what the connector claimed and proved.
+  // Valid once established.  At the acceptor, hello() holds the connector's authenticated claim.
   [[nodiscard]] const Hello& hello() const { return hello_; }
   [[nodiscard]] std::uint32_t epoch() const { return epoch_; }
   [[nodiscard]] std::uint32_t peer_last_fenced() const { return peer_last_fenced_; }
-  // The same at both ends, and of this connection alone: for what they say after it.
+  // Key of this connection alone, equal at both ends, for messages after the handshake.
   [[nodiscard]] const HandshakeKey& channel_key() const { return channel_key_; }
 
  protected:
@@ -114,19 +118,20 @@ class Handshake {
 
   Handshake() = default;
 
-  // Called with a message of an expected type and its full size.
+  // Handles a complete message of an expected type.
   virtual void on_message(MessageType type, std::span<const std::byte> message) = 0;
 
-  // `other` has the size of `type`.
+  // Sets the next accepted types.  `other` must have the same size as `type`.
   void expect(MessageType type, std::optional<MessageType> other = {});
-  // Adds the MAC.  Only what was authenticated or sent by ourselves enters the transcript.
+  // Appends the MAC and queues the message.  The transcript contains only sent and authenticated
+  // messages.
   void send(MessageType type, std::vector<std::byte> message);
   [[nodiscard]] bool authentic(MessageType type, std::span<const std::byte> message) const;
   void remember(std::span<const std::byte> message);
-  void derive_channel_key();  // once AUTH is in the transcript
+  void derive_channel_key();  // requires AUTH in the transcript
   void establish();
-  void reject(HandshakeFault fault, std::string reason);  // and sends nothing any more
-  void end(HandshakeFault fault, std::string reason);     // rejected, output() stays
+  void reject(HandshakeFault fault, std::string reason);  // rejects and discards output()
+  void end(HandshakeFault fault, std::string reason);     // rejects, but keeps output()
   void reject_unauthentic(MessageType type);
 
   HandshakeKey key_{};
@@ -146,21 +151,21 @@ class Handshake {
   std::string reason_;
   MessageType expected_ = MessageType::hello;
   std::optional<MessageType> expected_other_;
-  std::vector<std::byte> input_;  // of the message that is expected
+  std::vector<std::byte> input_;  // bytes of the expected message
   std::vector<std::byte> output_;
-  std::vector<std::byte> transcript_;  // all messages so far
+  std::vector<std::byte> transcript_;  // all messages in order
   std::vector<std::byte> leftover_;
 };
 
 class ConnectorHandshake final : public Handshake {
  public:
-  // Looks at the authenticated offer; returns why this epoch is not wanted, empty when it is.
+  // Judges the authenticated offer.  Returns the reason of a refusal, or an empty string.
   using Inspect = std::function<std::string(std::uint32_t epoch, std::uint32_t peer_last_fenced)>;
 
-  // HELLO is in output() at once.
+  // Queues HELLO in output() at once.
   ConnectorHandshake(const Hello& hello, const HandshakeKey& key, Inspect inspect = {});
 
-  // The epoch that AUTH answered, if AUTH was sent.
+  // Returns the epoch confirmed with AUTH, if AUTH was sent.
   [[nodiscard]] std::optional<std::uint32_t> offered_epoch() const { return offered_epoch_; }
 
  private:
@@ -179,11 +184,12 @@ class AcceptorHandshake final : public Handshake {
     std::uint64_t job = 0;
     std::uint64_t config = 0;
   };
-  // The pair key of a process that is expected to connect; empty for anybody else.
+  // Returns the pair key of an expected process, or nullopt for all others.
   using FindKey = std::function<std::optional<HandshakeKey>(std::uint32_t connector)>;
-  // Called for each HELLO with a right MAC, which may be a recording, so nothing may be concluded
-  // from it; and again, with `fresh`, when AUTH has arrived: now the connector said it.  Another
-  // connection of the same rail may have been established in between.
+  // Decides about a HELLO with a valid MAC.  The first call (`fresh` = false) may concern a
+  // recorded HELLO, so it must not change state.  The second call (`fresh` = true) follows AUTH,
+  // which proves the sender.  Another connection of the same rail may be established between the
+  // calls.
   using Decide = std::function<Decision(const Hello&, bool fresh)>;
 
   AcceptorHandshake(const Self& self, FindKey find_key, Decide decide);
@@ -192,7 +198,7 @@ class AcceptorHandshake final : public Handshake {
   void on_message(MessageType type, std::span<const std::byte> message) override;
   void on_hello(std::span<const std::byte> message);
   void on_auth(std::span<const std::byte> message);
-  [[nodiscard]] std::string objection(const Decision& decision) const;  // empty: none
+  [[nodiscard]] std::string objection(const Decision& decision) const;  // empty: no objection
   void refuse(HandshakeFault fault, std::string reason, std::uint32_t last_fenced = 0);
 
   Self self_;

@@ -33,8 +33,9 @@ Status Listeners::open(Listener& listener) {
   listener.ifindex = listener.device.empty() ? 0 : ::if_nametoindex(listener.device.c_str());
   const bool again = listener.address.port() != 0;
   const int on = 1;
-  // Not before the kernel has chosen a port, or it may choose one that another process is about to
-  // listen on; but then for all connections accepted here, whose remains would block
+  // SO_REUSEADDR must not be set before the kernel chooses a port: the kernel might choose a port
+  // on which another process is about to listen.  After bind(), the flag is set for the accepted
+  // connections.  Without the flag, their remains (TIME_WAIT) would block the bind in
   // device_changed().
   if (again) ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   const bool bound = ::bind(fd, listener.address.get(), listener.address.size) == 0;
@@ -90,7 +91,8 @@ std::vector<Listeners::AddressChange> Listeners::device_changed(
     const bool moves = IpAddress::from_sockaddr(listener.address.get()) != wanted;
     if (!moves && listener.socket.valid() && listener.ifindex == ::if_nametoindex(device.c_str()))
       continue;
-    // The old socket serves until the new one does: its address may still be there.
+    // The old socket stays open until the new socket listens, because the old address may still be
+    // present.
     Listener fresh{.socket = {}, .address = address, .given = listener.given, .device = device};
     const Status status = open(fresh);
     if (status.ok()) {

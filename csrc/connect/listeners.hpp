@@ -1,4 +1,4 @@
-// The sockets that rails are accepted on, and the addresses that this process's ports have now.
+// Listening sockets of the rails, and the current addresses of this process's ports.
 #pragma once
 
 #include <poll.h>
@@ -14,34 +14,39 @@
 
 namespace r2ccl {
 
-// Keeps a rail on its own port even where the routing table prefers another.  Not permitted in
-// every container; the source address then has to do.
+// Binds a socket to a device, so that a rail stays on its own port even if the routing table
+// prefers another port.  Failures are ignored: where a container forbids the binding, the source
+// address alone selects the port.
 void bind_to_device(int fd, const std::string& device);
 
 class Listeners {
  public:
-  // A listener whose address is another one now.
+  // A listener that has moved to another address.
   struct AddressChange {
-    IpAddress given;  // at start
+    IpAddress given;  // address at start
     SocketAddress now;
   };
 
-  // Returns the port that was bound (0 for unix sockets).
+  // Starts listening.  Returns the bound TCP port; 0 for unix sockets.
   Result<std::uint16_t> listen(const SocketAddress& address, const std::string& device);
 
-  // Something has changed about a device; these are the addresses that it has now.  Of its
-  // listeners, one that was given an address which is there listens on it; else it stays with the
-  // one it has, if that is there; else it takes the first that can replace it (another one of the
-  // same family and scope) and that no other listener of the device has or was given.  If there is
-  // none, nothing changes.  The port stays the same.  A socket that is bound to a device stays with
-  // the one that is gone, so a device that was removed and plugged in again gets new sockets.
+  // Adapts the listeners of a changed device to its present addresses.  Returns the listeners moved
+  // to another address; `errors` receives the first failure of each listener.  A listener takes the
+  // first match in this order:
+  //   1. the address given at start, if present
+  //   2. the current address, if present
+  //   3. a present address of the same family and scope, unless another listener of the device has
+  //      or was given the address
+  // Without a match, the listener stays unchanged.  The port never changes.  A socket bound to a
+  // removed device stays with the removed device.  A device plugged in again therefore gets new
+  // sockets.
   std::vector<AddressChange> device_changed(const std::string& device,
                                             const std::vector<IpAddress>& present,
                                             std::vector<std::string>& errors);
-  // Devices with a listener that could not be opened anew.
+  // Returns the devices with a listener that could not be reopened.
   [[nodiscard]] std::vector<std::string> broken() const;
 
-  // Where the port that was given this address at start listens now; null: there is no such port.
+  // Returns the current listening address of the port with the address `given` at start, or null.
   [[nodiscard]] const SocketAddress* at(const std::string& device, const IpAddress& given) const;
 
   void add_poll_fds(std::vector<pollfd>& fds) const;
@@ -54,11 +59,11 @@ class Listeners {
  private:
   struct Listener {
     FileDescriptor socket;
-    SocketAddress address;  // with the port
-    IpAddress given;        // none: a unix socket
+    SocketAddress address;  // includes the port
+    IpAddress given;        // address at start; AF_UNSPEC for unix sockets
     std::string device;
-    unsigned ifindex = 0;  // of the device, 0 if there is none
-    bool failed = false;   // to open anew
+    unsigned ifindex = 0;  // index of the device; 0 = no device
+    bool failed = false;   // reopening failed
   };
 
   static Status open(Listener& listener);

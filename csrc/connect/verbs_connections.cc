@@ -14,9 +14,9 @@
 namespace r2ccl {
 namespace {
 
-// Of a device that hangs; each has a thread and locked memory.
+// Limit of queue pairs still closing on a hanging device.  Each holds a thread and locked memory.
 constexpr std::ptrdiff_t most_unfinished = 4;
-// What a device has not ended for so long it hangs on.
+// A queue pair not closed after this time counts as hanging.
 constexpr TimeNs hangs_after_ns = 100 * ns_per_ms;
 
 template <typename Task, typename Body>
@@ -26,13 +26,15 @@ void run(const std::shared_ptr<Task>& task, Body body) {
     task->done.store(true, std::memory_order_release);
   });
   if (runs) return;
-  task->error = "no thread could be started for its RDMA device";
+  task->error = "cannot start a thread for the RDMA device";
   task->done.store(true);
 }
 
+// Returns a random first packet number (24 bits), to separate packets of different epochs.  The
+// number is not a secret, so a failure of getrandom() is ignored.
 std::uint32_t random_packet_number() {
   std::uint32_t number = 0;
-  (void)!::getrandom(&number, sizeof(number), 0);  // to tell epochs apart; no secret
+  (void)!::getrandom(&number, sizeof(number), 0);
   return number & 0xFFFFFFU;
 }
 
@@ -40,7 +42,7 @@ std::uint32_t random_packet_number() {
 
 VerbsConnections::~VerbsConnections() {
   for (Pending& pending : pending_) (void)give_up(pending, "", 0);
-  // A device that hangs keeps its thread, and with that what it may still reach.
+  // A hanging device keeps its thread.  The memory within reach of the device must not be freed.
   for (Closing& closing : closing_) {
     const bool working = closing.task && !closing.task->done.load(std::memory_order_acquire);
     if (working || !closing.session->fenced()) closing.session->abandon_memory();
@@ -86,8 +88,8 @@ void VerbsConnections::start_creating(Pending& pending, const VerbsPortName& por
     pending.task->error = "RDMA device " + port.device + " is gone";
   } else if (unfinished >= most_unfinished) {
     pending.task->error = "RDMA device " + port.device +
-                          " does not answer: " + std::to_string(unfinished) +
-                          " queue pairs of it are not closed yet";
+                          " does not respond: " + std::to_string(unfinished) +
+                          " of its queue pairs are still closing";
   } else if (const Status status = pending.session->reserve(); !status.ok()) {
     pending.task->error = status.message();
   }
@@ -236,11 +238,12 @@ bool VerbsConnections::exchange(Pending& pending) {
 }
 
 std::string VerbsConnections::take_memory(VerbsSession& session, QueuePairTask& task) {
-  if (task.device == nullptr) return "";  // it never came to it
+  if (task.device == nullptr) return "";  // the task never started
   return session.attach(*task.device, std::move(task.memory)).message();
 }
 
-// True.
+// Moves the connection attempt to the closing list and reports the failure if `why` is not empty.
+// Always returns true.
 bool VerbsConnections::give_up(Pending& pending, const std::string& why, TimeNs now) {
   closing_.push_back({std::move(pending.session), std::move(pending.task), now});
   if (!why.empty()) callbacks_.failed(pending.rail, why);

@@ -1,5 +1,5 @@
-// Queue pairs of rails whose handshake is through, until they are connected.  What a device may
-// take long for runs on threads of its own.
+// Queue pairs of rails between the end of the handshake and the first frame.  Slow calls of a
+// device run on separate threads.  Not thread-safe; callbacks run within progress().
 #pragma once
 
 #include <poll.h>
@@ -22,7 +22,7 @@
 
 namespace r2ccl {
 
-// One end of a verbs rail.
+// A port of an RDMA device: one end of a verbs rail.
 struct VerbsPortName {
   std::string device;
   std::uint8_t port = 1;
@@ -41,30 +41,33 @@ class VerbsConnections {
   VerbsConnections(const VerbsConnections&) = delete;
   VerbsConnections& operator=(const VerbsConnections&) = delete;
 
-  // One under way for the same rail is given up.  `local`: the rail's own address.
+  // Begins to connect a queue pair.  A pending connection attempt of the same rail is dropped
+  // without a callback.  `connector`: this end sent HELLO.  `local`: the rail's own address.
   void begin(EstablishedRail rail, bool connector, const VerbsPortName& port,
              const IpAddress& local, TimeNs now);
 
-  // A connected one that nobody wants.
+  // Closes a connected queue pair without further use.
   void close(std::unique_ptr<VerbsSession> session, TimeNs now);
 
-  // Gives one up without a word.  The epoch that it was about; 0: there was none.
+  // Drops a pending connection attempt without a callback.  Returns the epoch of the attempt; 0:
+  // none.
   Epoch withdraw(std::uint32_t peer, RailId rail, TimeNs now);
 
   void add_poll_fds(std::vector<pollfd>& fds) const;
   void progress(TimeNs now);
 
  private:
-  // What a thread does to a queue pair, and what came of it.
+  // Work of a thread on a queue pair, and its result.
   struct QueuePairTask {
     std::atomic<bool> done{false};
     std::shared_ptr<VerbsDevice> device;
-    std::unique_ptr<VerbsMemory> memory;  // the session's, if it had to be registered
+    std::unique_ptr<VerbsMemory> memory;  // registration of the session's memory, if one was needed
     std::unique_ptr<VerbsQueuePair> pair;
     VerbsAddress address;
     VerbsPath path;
-    std::string error;             // empty: it worked
-    std::optional<bool> answered;  // said the device what its port is?
+    std::string error;  // empty: success
+    // set once the device has answered (true) or refused (false) the port query
+    std::optional<bool> answered;
   };
   enum class Phase : std::uint8_t { creating, waiting_for_peer, connecting, finishing };
   struct Pending {
@@ -75,20 +78,23 @@ class VerbsConnections {
     Phase phase = Phase::creating;
     TimeNs deadline = 0;
   };
-  // Given up: kept until its thread and its queue pair's fence are through.
+  // A dropped connection attempt or a closed queue pair, kept until the task's thread and the fence
+  // have finished.
   struct Closing {
     std::unique_ptr<VerbsSession> session;
     std::shared_ptr<QueuePairTask> task;
     TimeNs since = 0;
   };
 
-  // True: over, one way or the other.
+  // Advances the connection attempt.  Returns true once the attempt is finished, successfully or
+  // not.
   bool advance(Pending& pending, TimeNs now);
-  bool exchange(Pending& pending);  // false: the connection is of no use
+  bool exchange(Pending& pending);  // false: connection unusable
   bool give_up(Pending& pending, const std::string& why, TimeNs now);
   void start_creating(Pending& pending, const VerbsPortName& port, const IpAddress& local,
                       TimeNs now);
-  // What its thread has registered is the session's.  Empty: it is; else why not.
+  // Attaches the memory registered by the task's thread to the session.  Returns the error text, or
+  // an empty string.
   static std::string take_memory(VerbsSession& session, QueuePairTask& task);
   void start_connecting(Pending& pending);
 

@@ -15,7 +15,7 @@ namespace {
 constexpr TimeNs look_interval_ns = 1000 * ns_per_ms;
 constexpr unsigned most_refusals = 3;
 
-// As a GID has it: IPv4 is mapped into IPv6.
+// Returns the GID form of an address; IPv4 is mapped into IPv6.
 VerbsGid gid_of(const IpAddress& address) {
   VerbsGid gid{};
   if (address.family == AF_INET6) {
@@ -94,13 +94,13 @@ std::shared_ptr<VerbsDevices::PortQuery> VerbsDevices::start_query(
     query->answer.emplace(query->device->port(query->port));
     query->done.store(true, std::memory_order_release);
   });
-  if (!started) query->done.store(true);  // and is asked again
+  if (!started) query->done.store(true);  // hand_on_answers() retries
   return query;
 }
 
 void VerbsDevices::query_port(const std::string& device, std::uint8_t port) {
   auto opened = find(device);
-  if (opened == nullptr) return;  // its rails know
+  if (opened == nullptr) return;  // rails were notified of the loss
   PendingQuery& pending = pending_queries_[{device, port}];
   if (pending.query == nullptr || pending.query->device != opened)
     pending = {.query = start_query(std::move(opened), port)};
@@ -114,7 +114,7 @@ void VerbsDevices::hand_on_answers(const OnPort& on_port) {
     auto& [query, again] = at->second;
     if (!query->done.load(std::memory_order_acquire)) continue;
     auto opened = find(at->first.first);
-    const bool of_use = !again && query->answer.has_value();  // else it may be out of date
+    const bool of_use = !again && query->answer.has_value();  // false: outdated or missing
     if (!of_use && opened == query->device) {
       query = start_query(std::move(opened), query->port);
       again = false;
@@ -141,7 +141,7 @@ void VerbsDevices::progress(TimeNs now, const OnEvent& on_event, const OnPort& o
     }
   }
   let_go_distrusted(now, on_event);
-  hand_on_answers(on_port);  // after the events, which tell whether they are still true
+  hand_on_answers(on_port);  // after the events, which mark outdated answers
 }
 
 void VerbsDevices::let_go_distrusted(TimeNs now, const OnEvent& on_event) {
@@ -149,8 +149,8 @@ void VerbsDevices::let_go_distrusted(TimeNs now, const OnEvent& on_event) {
     const auto found = entries_.find(name);
     if (found == entries_.end() || found->second.device == nullptr) continue;
     log_.add(LogLevel::warning, "RDMA device " + name +
-                                    " does not do what it is asked: all memory is withdrawn from "
-                                    "it, and it is opened anew");
+                                    " does not respond: all memory is withdrawn from it, and the "
+                                    "device is reopened");
     on_event(name, {.kind = VerbsEvent::Kind::device_fatal, .text = "withdrawn"});
     draining_.push_back({found->second.device, pool_.withdrawal_of(name)});
     let_go(name, found->second, now);
@@ -198,7 +198,7 @@ void VerbsDevices::look_for(const std::string& name, Entry& entry, TimeNs now) {
 
 void VerbsDevices::abandon() {
   pool_.abandon();
-  (void)new auto(std::move(entries_));  // kept on purpose
+  (void)new auto(std::move(entries_));  // leaked on purpose
   (void)new auto(std::move(pending_queries_));
   (void)new auto(std::move(draining_));
   entries_.clear();

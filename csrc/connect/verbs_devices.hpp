@@ -1,4 +1,4 @@
-// The RDMA devices that this process has rails on, and the memory that they share.
+// The RDMA devices used by rails of this process, and the memory shared by them.
 #pragma once
 
 #include <poll.h>
@@ -23,40 +23,46 @@
 
 namespace r2ccl {
 
-// The GID that a connection of this port uses: the one asked for; else, on InfiniBand, the first;
-// else that of the rail's own address, by RoCE v2 where there is a choice; else the first of RoCE
-// v2; else the first of all.  `wanted` below 0: none is asked for.
+// Chooses the GID for connections of a port, by the first rule that applies:
+//   1. index `wanted`, if `wanted` is 0 or more; an error if the port has no GID there
+//   2. InfiniBand: the first GID
+//   3. RoCE: the GID of the rail's own address, RoCE v2 preferred
+//   4. RoCE: the first RoCE v2 GID
+//   5. the first GID
 Result<VerbsGidEntry> choose_gid(const VerbsPort& port, const IpAddress& local, int wanted);
 
+// Not thread-safe.
 class VerbsDevices {
  public:
   using OnEvent = std::function<void(const std::string& device, const VerbsEvent& event)>;
   using OnPort =
       std::function<void(const std::string& device, std::uint8_t port, Result<VerbsPort> now)>;
 
-  // No driver: libibverbs, loaded when the first device is opened.
+  // A null `driver` stands for libibverbs, loaded when the first device is opened.
   VerbsDevices(std::shared_ptr<VerbsDriver> driver, LogQueue& log)
       : driver_(std::move(driver)), log_(log) {}
 
+  // Opens a device and registers the memory of the pool with the device.  No effect if open.
   Status open(const std::string& device);
-  // Open, or gone and looked for.
+  // Returns true for open devices and for lost devices under search.
   [[nodiscard]] bool knows(const std::string& device) const { return entries_.contains(device); }
-  // Null: not open, or gone.
+  // Returns the open device; null if unknown or lost.
   [[nodiscard]] std::shared_ptr<VerbsDevice> find(const std::string& device) const;
   [[nodiscard]] MemoryPool& pool() { return pool_; }
 
   void add_poll_fds(std::vector<pollfd>& fds) const;
-  // Whether it said what its port is.  One that does not, again and again, is let go of.
+  // Records whether a device answered a port query.  A device that refuses 3 times in a row is
+  // distrusted: progress() closes and reopens the device.
   void note_answer(const std::string& device, bool answered);
-  // What a port is now; progress() hands on the answer.
+  // Queries the current state of a port on a thread; progress() delivers the answer.
   void query_port(const std::string& device, std::uint8_t port);
-  // Hands on what devices have to say, and looks for those that are gone.
+  // Delivers device events and port answers, and looks for lost devices.
   void progress(TimeNs now, const OnEvent& on_event, const OnPort& on_port);
-  // Of a fork: the devices are the parent's.
+  // Called after fork() in the child: leaks all devices, which belong to the parent.
   void abandon();
 
  private:
-  // Asked on a thread: a device may take long to answer.
+  // A port query on a thread, because a device may take long to answer.
   struct PortQuery {
     std::shared_ptr<VerbsDevice> device;
     std::uint8_t port = 0;
@@ -65,25 +71,25 @@ class VerbsDevices {
   };
   struct PendingQuery {
     std::shared_ptr<PortQuery> query;
-    bool again = false;  // asked anew since
+    bool again = false;  // queried again since the start
   };
-  // A device that was gone is opened, and told of all memory, on a thread: that may take long.
+  // A lost device being reopened on a thread, with registration of all memory: both may take long.
   struct Reopening {
     std::atomic<bool> done{false};
-    std::shared_ptr<VerbsDevice> device;  // null: it is not back
+    std::shared_ptr<VerbsDevice> device;  // null: still missing
     std::vector<MemoryPool::Registration> memory;
   };
   struct Entry {
-    std::shared_ptr<VerbsDevice> device;   // null: gone
-    std::shared_ptr<Reopening> reopening;  // while gone: somebody is looking
-    TimeNs looked_at = 0;                  // while gone
-    unsigned refusals = 0;                 // in a row
+    std::shared_ptr<VerbsDevice> device;   // null: lost
+    std::shared_ptr<Reopening> reopening;  // set while a thread looks for a lost device
+    TimeNs looked_at = 0;                  // last search for a lost device
+    unsigned refusals = 0;                 // consecutive refusals
   };
 
   void look_for(const std::string& name, Entry& entry, TimeNs now);
-  // It is of no use any more, as it is open now.
+  // Closes the current handle of the device; look_for() reopens the device later.
   void let_go(const std::string& name, Entry& entry, TimeNs now);
-  // Those of no use which have not said that they are gone.
+  // Closes distrusted devices without a device_fatal event.
   void let_go_distrusted(TimeNs now, const OnEvent& on_event);
   static std::shared_ptr<PortQuery> start_query(std::shared_ptr<VerbsDevice> device,
                                                 std::uint8_t port);
@@ -94,7 +100,8 @@ class VerbsDevices {
   MemoryPool pool_;
   std::map<std::string, Entry> entries_;
   std::map<std::pair<std::string, std::uint8_t>, PendingQuery> pending_queries_;
-  // Let go of, but not told to be gone: fences wait for that word, or for the memory.
+  // A closed device without a device_fatal event so far.  Fences wait for the event, or until all
+  // memory is withdrawn from the device.
   struct DrainingDevice {
     std::shared_ptr<VerbsDevice> device;
     MemoryPool::Withdrawal withdrawn;

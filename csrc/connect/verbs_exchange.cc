@@ -6,9 +6,9 @@
 namespace r2ccl {
 namespace {
 
-// A message's body; all numbers are little-endian.
+// Body of a message; numbers are little-endian.
 struct Body {
-  std::uint32_t connected;  // 1: nothing else counts
+  std::uint32_t connected;  // 1: all other fields are unused
   std::uint32_t queue_pair;
   std::uint32_t first_packet;
   std::uint32_t mtu;
@@ -68,7 +68,7 @@ bool VerbsExchange::feed(std::span<const std::byte> data) {
   return true;
 }
 
-// First the endpoint, then that it is connected; nothing else.
+// Accepts the endpoint first, then the confirmation of the connection, and nothing else.
 bool VerbsExchange::take(const Message& message) {
   const auto bytes = std::span(message);
   if (!equal_in_constant_time(mac(!connector_, bytes.first(body_bytes)), bytes.subspan(body_bytes)))

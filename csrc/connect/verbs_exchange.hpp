@@ -1,6 +1,6 @@
-// What both ends of a verbs rail say after their handshake, over the same connection: where each
-// one's queue pair is, and that it is connected.  Sans-IO.  Every message is authenticated with the
-// connection's own key and a label of its sender's role.
+// Messages of a verbs rail over the connection of the handshake, before the first frame.  Each end
+// sends its endpoint, then "connected".  Sans-IO.  Every message is authenticated with the key of
+// the connection and a label of the sender's role.
 #pragma once
 
 #include <array>
@@ -25,13 +25,14 @@ class VerbsExchange {
   void send_endpoint(const VerbsEndpoint& own);
   void send_connected();
 
-  // False: nobody with the key has said this.
+  // Consumes received bytes.  Returns false on a message that is unauthentic or out of order.
   [[nodiscard]] bool feed(std::span<const std::byte> data);
   [[nodiscard]] std::span<const std::byte> output() const { return output_; }
   void sent(std::size_t bytes) {
     output_.erase(output_.begin(), output_.begin() + static_cast<std::ptrdiff_t>(bytes));
   }
 
+  // Returns the peer's endpoint; empty until received.
   [[nodiscard]] const std::optional<VerbsEndpoint>& peer() const { return peer_; }
   [[nodiscard]] bool peer_connected() const { return peer_connected_; }
 

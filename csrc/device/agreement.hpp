@@ -1,4 +1,4 @@
-// What all ranks of a communicator agree on before they go on together.
+// Agreement of all ranks of a communicator on a status.
 #pragma once
 
 #include "base/errors.hpp"
@@ -6,7 +6,8 @@
 
 namespace r2ccl::device {
 
-// Collective: whether all ranks say ok.  An error: the ranks cannot talk.
+// Collective: returns whether all ranks pass an ok status.  An error means that the ranks cannot
+// communicate.
 Result<bool> agree(Communicator& communicator, const Status& own);
 
 }  // namespace r2ccl::device

@@ -25,9 +25,9 @@ Status Carrier::carry(std::uint32_t number, Sequence sequence) {
   {
     const std::lock_guard guard(mutex_);
     if (number >= plans_.size())
-      return {ErrorCode::internal, "plan " + std::to_string(number) +
-                                       " was posted, and there are " +
-                                       std::to_string(plans_.size())};
+      return {ErrorCode::internal,
+              "plan " + std::to_string(number) +
+                  " was posted; number of plans: " + std::to_string(plans_.size())};
     if (plans_[number].captured) {
       plan = plans_[number];
     } else {
@@ -69,7 +69,7 @@ Status Carrier::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
       return context_.communicator.all_to_allv(in, plan.counts, out, plan.counts, plan.dtype);
     case Collective::barrier: return context_.communicator.barrier();
   }
-  return {ErrorCode::internal, "a plan of no collective was posted"};
+  return {ErrorCode::internal, "the posted plan has an unknown collective"};
 }
 
 Status Carrier::flush() {
@@ -85,7 +85,7 @@ Status Carrier::watch() {
   }
   if (inside_since_ == 0) inside_since_ = now_ns();
   Status status = context_.communicator.check_waiting(inside_since_);
-  // Ranks of other nodes wait for what this one will not post any more.
+  // Without the abort, ranks of other nodes would wait for a collective that is never posted.
   if (!status.ok()) context_.inter_node->abort(status.message());
   return status;
 }

@@ -1,5 +1,5 @@
-// The proxy's side of a StreamCommunicator: carries out, on the host's communicators, what kernels
-// post.  Plans come from the threads of callers; everything else is of the proxy's thread alone.
+// The proxy's side of a StreamCommunicator: carries out posted collectives on communicators of the
+// host.  Callers' threads add plans; everything else belongs to the proxy's thread.
 #pragma once
 
 #include <cstddef>
@@ -16,29 +16,29 @@
 
 namespace r2ccl::device {
 
-// What the proxy is to do with an entry.
+// The proxy's work for a posted collective.
 struct Plan {
   Collective collective = Collective::barrier;
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  int root = 0;                     // or the peer
-  std::vector<std::size_t> counts;  // of elements: one, or one for each rank
-  bool inter_node = false;          // and not of all ranks
-  bool unreduced = false;           // shards arrive as they were sent: kernels add them up
-  bool direct = false;              // staged in the GPU's own memory
-  bool captured = false;            // into a graph: carried out again and again
+  int root = 0;                     // or the peer of send and recv
+  std::vector<std::size_t> counts;  // elements: a single count, or a count per rank
+  bool inter_node = false;          // runs on the inter-node group, not on all ranks
+  bool unreduced = false;           // shards arrive unreduced; kernels reduce the shards
+  bool direct = false;              // staged in GPU memory (GPUDirect)
+  bool captured = false;            // part of a graph: carried out at every replay
 };
 
 class Carrier {
  public:
-  // All of it outlives the carrier, and does not change.
+  // The objects that the carrier uses.  All of them outlive the carrier.
   struct Context {
     const Mailbox& mailbox;
     Communicator& communicator;
-    Communicator* inter_node;  // null: no exchange inside the node
-    Staging pinned;            // entries in the host's memory
-    Staging direct;            // and in the GPU's own
+    Communicator* inter_node;  // null without exchange inside the node
+    Staging pinned;            // staging in pinned host memory
+    Staging direct;            // staging in GPU memory
     const DirectMemory& direct_memory;
     const cuda::Device& device;
   };
@@ -47,15 +47,18 @@ class Carrier {
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
 
-  // From any thread: the number by which a kernel posts the plan.
+  // Stores a plan and returns its number, by which kernels post the plan.  Thread-safe.
   std::uint32_t add(Plan plan);
 
-  // ---- of the proxy's thread ----
-  // Carries out plan `number` on the entry of `sequence`.
+  // ---- proxy thread only ----
+  // Carries out plan `number` on the staging entry of `sequence`.
   Status carry(std::uint32_t number, Sequence sequence);
-  // Makes what NICs wrote in the last carry() visible to kernels.
+  // Makes NIC writes of the last carry() visible to kernels.  Returns an error if a copy of GPU
+  // memory has failed.
   Status flush();
-  // No call of the host waits for the ranks of this node, so their presence is checked here.
+  // While an exchange is open, checks that the ranks of this node are alive.  Only kernels wait for
+  // these ranks, so no host call would notice their loss.  On an error also aborts the inter-node
+  // group.
   Status watch();
 
  private:
@@ -66,12 +69,12 @@ class Carrier {
 
   const Context context_;
 
-  std::mutex mutex_;  // of the plans
+  std::mutex mutex_;  // protects the plans
   std::deque<Plan> plans_;
   std::vector<std::uint32_t> free_plans_;
 
-  bool written_by_nics_ = false;
-  TimeNs inside_since_ = 0;  // an exchange
+  bool written_by_nics_ = false;  // the last carry() was staged in GPU memory
+  TimeNs inside_since_ = 0;       // first watch() of the open exchange; 0 = none is open
 };
 
 }  // namespace r2ccl::device

@@ -1,15 +1,16 @@
-// The bodies of the kernels that add up what came from all ranks as it was sent, where NICs put it
-// into the device's memory: the host, which adds up otherwise, does not reach it there.
+// Bodies of the kernels that reduce the data of all ranks in GPU memory (GPUDirect).  NICs write
+// this data into GPU memory, where only kernels can reduce the data.  All data in host memory is
+// reduced by the host.
 //
-//   reduce_and_deliver  adds up to the target
-//   reduce_and_post     adds up the own shard, and posts it as the input of the next collective
+//   reduce_and_deliver  reduces into the target
+//   reduce_and_post     reduces the own shard, and posts the sum as input of the next collective
 #pragma once
 
 #include "device/exchange_bodies.hpp"
 
 namespace r2ccl::device {
 
-// As deliver(), of the sum of what arrived.
+// Like deliver(), but writes the reduction of the arrived data.
 template <typename Block>
 R2CCL_SHARED void reduce_and_deliver(const ThreadPosition& at, const Block& block, Shared& shared,
                                      const Mailbox& mailbox, const DeviceState& state,
@@ -23,9 +24,9 @@ R2CCL_SHARED void reduce_and_deliver(const ThreadPosition& at, const Block& bloc
   if (shared.go) reduce_or_copy(at, target, staging.result(shared.sequence), bytes, reduction);
 }
 
-// Of the collective that was posted last; where the next one, posted as `plan`, has its result, the
-// own shard of it begins at `offset`.  `inbox`: of a rank that exchanges; null: of one that does
-// not.
+// Reduces the result of the last posted collective, and posts `plan`, the next collective.  The sum
+// becomes the own shard of the next result, at `offset`.  `inbox`: inbox of a rank in an exchange;
+// null without exchange.
 template <typename Block>
 R2CCL_SHARED void reduce_and_post(const ThreadPosition& at, const Block& block, Shared& shared,
                                   Mailbox& mailbox, DeviceState& state, const Staging& staging,

@@ -8,7 +8,7 @@
 namespace r2ccl::device {
 namespace {
 
-// What the driver aligns large allocations to; whole pages of every host.
+// Alignment of large driver allocations; a multiple of the page size of every host.
 constexpr std::uint64_t granule = 2U << 20U;
 
 class Copier final : public DeviceCopier {
@@ -17,7 +17,7 @@ class Copier final : public DeviceCopier {
       : device_(device), copier_(std::move(copier)), needs_flush_(needs_flush) {}
 
   Status copy(std::uint64_t to, std::uint64_t from, std::size_t bytes, bool out) override {
-    // It may be a NIC that has written what is copied.
+    // A NIC may have written the data to copy.
     if (out && needs_flush_) R2CCL_TRY(device_.flush_writes());
     return copier_->copy(to, from, bytes);
   }
@@ -65,7 +65,8 @@ Status probe_direct(const std::string& library, int device, const cuda::Image& i
   if (made.value().needs_flush) R2CCL_TRY(gpu.value()->flush_writes());
   copy_bytes(read.data(), memory.addresses().data(), read.size());
   R2CCL_TRY(memory.failure());
-  if (read != written) return {ErrorCode::internal, "the GPU's copies are not what was copied"};
+  if (read != written)
+    return {ErrorCode::internal, "copies of GPU memory differ from the original"};
   if (rdma.empty()) return {};
 
   MemoryPool pool;

@@ -1,4 +1,4 @@
-// Memory of a GPU that NICs read and write (GPUDirect).
+// GPU memory that NICs read and write (GPUDirect).
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,18 @@ namespace r2ccl::device {
 
 struct DirectMemory {
   cuda::Memory memory;
-  std::unique_ptr<DeviceMemory> host_view;  // as the host knows it; null: there is none
-  FileDescriptor dma_buf;                   // as NICs are given it
-  bool needs_flush = false;                 // before kernels see what NICs have written
+  std::unique_ptr<DeviceMemory> host_view;  // host addresses of the memory; null if not allocated
+  FileDescriptor dma_buf;                   // export of the memory for NICs
+  bool needs_flush = false;                 // kernels see NIC writes only after a flush
 };
 
-// Of so many bytes at least, zeroed.
+// Allocates at least `bytes` bytes of zeroed GPU memory, with dma-buf and host addresses.
 Result<DirectMemory> make_direct_memory(const cuda::Device& device, std::uint64_t bytes);
 
-// Ok: its driver gives memory of the GPU out and copies it, and these RDMA devices, all of them,
-// take it.  Nothing of it is kept.  `image`: as cuda::Device::open() has it; `driver`: of `rdma`,
-// null if there are none.
+// Tests whether GPUDirect can work: the driver must export and copy GPU memory, and every RDMA
+// device named in `rdma` must register the memory.  Frees everything before it returns.  `library`,
+// `device`, `image`: see cuda::Device::open().  `driver`: opens the devices of `rdma`; null if
+// `rdma` is empty.
 Status probe_direct(const std::string& library, int device, const cuda::Image& image,
                     VerbsDriver* driver, std::span<const std::string> rdma);
 

@@ -12,10 +12,10 @@
 namespace r2ccl::device {
 namespace {
 
-// Of a trial, from each rank: enough for several rails.
+// Largest trial in bytes per rank: enough for several rails.
 constexpr std::uint64_t most_tried = 1U << 20U;
 
-Status another_cannot() { return {ErrorCode::invalid_argument, "another rank cannot"}; }
+Status another_cannot() { return {ErrorCode::invalid_argument, "not possible on another rank"}; }
 
 }  // namespace
 
@@ -25,16 +25,16 @@ Status DirectStaging::open(Communicator& communicator, Communicator* inter_node,
   communicator_ = &communicator;
   from_bytes_ = options.from_bytes;
   if (options.use == DirectOptions::Use::never) {
-    failure_ = {ErrorCode::invalid_argument, "it is off"};
+    failure_ = {ErrorCode::invalid_argument, "R2CCL_GPU_DIRECT is off"};
     return {};
   }
   Status among_all = communicator.check_direct();
   Status among_group = inter_node == nullptr
-                           ? Status(ErrorCode::invalid_argument, "ranks do not exchange")
+                           ? Status(ErrorCode::invalid_argument, "no exchange inside the node")
                            : inter_node->check_direct();
   Status staged =
       among_all.ok() || among_group.ok() ? register_memory(device, staging_bytes) : Status();
-  // Every rank says all that there is to say, or the others would wait for it.
+  // A rank that fails still takes part in every agreement, because the other ranks wait for it.
   const auto of_everybody = [&](Status& own) -> Result<bool> {
     auto all = agree(communicator, staged.ok() ? own : staged);
     if (all.ok() && !all.value() && own.ok()) own = another_cannot();
@@ -45,7 +45,7 @@ Status DirectStaging::open(Communicator& communicator, Communicator* inter_node,
     auto all = of_everybody(*own);
     if (!all.ok()) return all.take_status();
     if (!all.value()) continue;
-    // Drivers may promise what the platform does not do.
+    // Drivers may report features that the platform lacks, so try a transfer.
     auto tried = try_out(*ranks, staging_bytes);
     if (!tried.ok()) return tried.take_status();
     if (!tried.value().empty())
@@ -57,12 +57,13 @@ Status DirectStaging::open(Communicator& communicator, Communicator* inter_node,
   if (among_all_ || inter_node_) return {};
 
   withdraw();
-  // Of a job whose ranks exchange, what the rails carry is the inter-node group's.
+  // With an exchange inside the node, only the inter-node group uses the rails, so report the
+  // reason of that group.
   Status& why = inter_node == nullptr ? among_all : among_group;
   failure_ = staged.ok() ? std::move(why) : std::move(staged);
   if (options.use != DirectOptions::Use::always) return {};
   return {ErrorCode::invalid_argument,
-          "gpu_direct: it is on, and cannot be used: " + failure_.message()};
+          "gpu_direct: is on, but cannot be used: " + failure_.message()};
 }
 
 Status DirectStaging::register_memory(const cuda::Device& device, std::uint64_t staging_bytes) {
@@ -92,8 +93,8 @@ Result<std::string> DirectStaging::try_out(Communicator& ranks, std::uint64_t st
   const std::vector<Epoch> before = ranks.rdma_epochs();
   if (Status status = ranks.all_gatherv(all + own * each, all, std::vector(size, each), DType::u8);
       !status.ok())
-    return Status(status.code(), "a trial of GPUDirect, which R2CCL_GPU_DIRECT=off does without: " +
-                                     status.message());
+    return Status(status.code(),
+                  "GPUDirect trial (skipped with R2CCL_GPU_DIRECT=off): " + status.message());
   bool right = true;
   std::vector<std::byte> got(each);
   for (std::size_t rank = 0; rank < size; ++rank) {
@@ -101,12 +102,13 @@ Result<std::string> DirectStaging::try_out(Communicator& ranks, std::uint64_t st
     right = right && got == shard_of(rank);
   }
   if (Status status = memory_.host_view->failure(); !status.ok()) return status.message();
-  if (!right) return std::string("what NICs wrote into the GPU's memory was not what was sent");
+  if (!right) return std::string("data written by NICs into GPU memory differs from the data sent");
   const std::vector<Epoch> after = ranks.rdma_epochs();
-  bool same = true;  // of those that were connected: others may just be
+  // Compare only rails connected before the trial: other rails may have connected meanwhile.
+  bool same = true;
   for (std::size_t i = 0; i < before.size(); ++i)
     same = same && (before[i] == 0 || before[i] == after[i]);
-  if (!same) return std::string("rails were lost when NICs reached for the GPU's memory");
+  if (!same) return std::string("rails were lost while NICs accessed GPU memory");
   return std::string();
 }
 

@@ -1,4 +1,4 @@
-// Staging in the memory of the GPU, which NICs read and write (GPUDirect).
+// Staging in GPU memory that NICs read and write (GPUDirect).
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,16 @@
 
 namespace r2ccl::device {
 
-// Staging in the GPU's own memory; the same on all ranks.
+// Use of staging in GPU memory; the same on all ranks.
 struct DirectOptions {
   enum class Use : std::uint8_t { never, where_possible, always };
   Use use = Use::where_possible;
-  // Of what a rank sends to another one, at least: the host reads what is small itself, and has to
-  // have that copied.
+  // Smallest transfer per peer that uses GPUDirect, in bytes.  Rails copy small payloads on the
+  // host; each copy from GPU memory would need the GPU's copy engine.
   std::uint64_t from_bytes = 64U << 10U;
 };
 
-// Where entries are, as kernels and as the communicator know them; the same memory.
+// The staging entries, by device address for kernels and by host address for the communicator.
 struct Buffers {
   Staging device;
   Staging host;
@@ -32,25 +32,29 @@ struct Buffers {
 
 class DirectStaging {
  public:
-  // Collective: whether NICs reach the memory of everybody's GPU.  `inter_node`: null, or the ranks
-  // of this rank's local rank on their nodes.  An error: the ranks are of no use any more.
+  // Collective: finds out whether NICs reach the GPU memory of all ranks.  `inter_node`: inter-node
+  // group of this rank, or null.  After an error the ranks are unusable.
   Status open(Communicator& communicator, Communicator* inter_node, const cuda::Device& device,
               std::uint64_t staging_bytes, const DirectOptions& options);
+  // Deregisters and frees the staging memory.
   void withdraw();
 
-  // Why nothing is staged in the GPU's own memory; ok if what is large is.
+  // Returns why GPUDirect is unused; ok if large transfers use GPUDirect.
   [[nodiscard]] const Status& failure() const { return failure_; }
+  // Return whether all ranks, or all ranks of the inter-node group, support GPUDirect.
   [[nodiscard]] bool among_all() const { return among_all_; }
   [[nodiscard]] bool inter_node() const { return inter_node_; }
   [[nodiscard]] std::uint64_t from_bytes() const { return from_bytes_; }
   [[nodiscard]] const DirectMemory& memory() const { return memory_; }
   [[nodiscard]] Buffers& buffers() { return buffers_; }
 
-  // Whether a transfer of `bytes` to each peer is direct, where that is possible.
+  // Returns whether a transfer of `bytes` per peer uses GPUDirect.  `possible`: among_all() or
+  // inter_node(), for the ranks of the transfer.
   [[nodiscard]] bool goes(bool possible, std::uint64_t bytes) const {
     return possible && bytes >= from_bytes_;
   }
-  // The same of a collective that adds up.
+  // Returns whether a reducing collective uses GPUDirect.  Averages and collectives of more than
+  // most_local_peers ranks never do.
   [[nodiscard]] bool adds_up(bool possible, std::uint64_t bytes, ReduceOp op,
                              std::size_t ranks) const {
     return goes(possible, bytes) && op != ReduceOp::avg && ranks <= most_local_peers;
@@ -58,8 +62,8 @@ class DirectStaging {
 
  private:
   Status register_memory(const cuda::Device& device, std::uint64_t staging_bytes);
-  // Collective: why NICs do not write there what is sent; empty: they do.  An error: the ranks are
-  // of no use any more.
+  // Collective: tries a transfer.  Returns why NICs do not write correct data into GPU memory, or
+  // an empty string if the data is correct.  After an error the ranks are unusable.
   Result<std::string> try_out(Communicator& ranks, std::uint64_t staging_bytes);
 
   Communicator* communicator_ = nullptr;

@@ -1,47 +1,48 @@
-// The bodies of the kernels by which the GPUs of one node take a collective apart before the rails,
-// and put it together again behind them, over memory that they give each other to read (NVLink,
-// PCIe): each rank sends its own shard alone, to the ranks that have its local rank on other nodes.
+// Bodies of the kernels of the exchange inside a node.  The GPUs of a node split the data of a
+// collective into shards before the rails carry the shards, and merge the results afterwards.  GPUs
+// read each other's memory (NVLink, PCIe).  Each rank sends only its own shard, to the ranks with
+// the same local rank on other nodes.
 //
-//   publish_input         copies the input where local peers read it
-//   local_reduce_scatter  adds up the own shard of everybody's inputs, stages it, and posts the
-//                         collective
-//   stage_in_place        instead of both where nothing is added up: stages the input, and posts
-//   publish_result        copies the result of the own shard where local peers read it
-//   local_all_gather      copies everybody's shards to the target
-//   deliver_shard         instead of both where the own shard is all that this rank gets
-//   quiesce               comes last
+//   publish_input         copies the input to memory that local peers read
+//   local_reduce_scatter  reduces the own shard of all inputs, stages the sum, and posts it
+//   stage_in_place        replaces the two above if nothing is reduced: stages and posts the input
+//   publish_result        copies the result of the own shard to memory that local peers read
+//   local_all_gather      copies the shards of all ranks to the target
+//   deliver_shard         replaces the two above if this rank gets only its own shard
+//   quiesce               runs last, before the memory is freed
 //
-// An all-reduce is publish_input, local_reduce_scatter, publish_result, local_all_gather; a
-// reduce-scatter publish_input, local_reduce_scatter, deliver_shard; an all-gather stage_in_place,
-// publish_result, local_all_gather.  Each of them counts as one exchange, and signals all four
-// words of it, so that none falls behind by half the range.
+// An all-reduce is publish_input, local_reduce_scatter, publish_result, local_all_gather.  A
+// reduce-scatter is publish_input, local_reduce_scatter, deliver_shard.  An all-gather is
+// stage_in_place, publish_result, local_all_gather.  Each of these collectives counts as a single
+// exchange and signals all four words of an exchange.  If collectives skipped a word, the word
+// could fall behind by half the range of Sequence, and reached() would fail.
 //
-// Entries are a ring, as those of the mailbox, with a count of their own, since other collectives
-// do not use them.  A rank that writes an entry again waits until its local peers have signalled
-// that they have read it.  A rank whose host says that no results will come signals its local
-// peers, which tell their hosts: who has lost a peer on another node ends all ranks of this one,
-// and no target is written without all shards.
+// Entries form a ring, like the entries of the mailbox.  The ring has a separate counter, since
+// other collectives do not use these entries.  A rank rewrites an entry only after its local peers
+// have signalled the end of their reads.  A rank whose host announces the end of results signals
+// the loss to its local peers, and the local peers notify their hosts.  So the loss of a peer on
+// another node ends the collectives of all ranks of this node.
 #pragma once
 
 #include "device/fold.hpp"
 
 namespace r2ccl::device {
 
-// In the memory of a rank's GPU, written by its local peers: where they are, by their local rank.
+// Words in a rank's GPU memory, written by its local peers.  The index is the writer's local rank.
 struct Inbox {
-  Word input_ready[most_local_peers];   // whose input lies there
-  Word inputs_read[most_local_peers];   // who has read all inputs
-  Word result_ready[most_local_peers];  // whose shard of the result lies there
-  Word results_read[most_local_peers];  // who has read all shards
-  Word lost;                            // not 0: some rank will get no more results; sticky
+  Word input_ready[most_local_peers];   // the writer's input is published
+  Word inputs_read[most_local_peers];   // the writer has read all inputs
+  Word result_ready[most_local_peers];  // the writer's shard of the result is published
+  Word results_read[most_local_peers];  // the writer has read all shards
+  Word lost;                            // not 0: some rank gets no more results; sticky
 };
 
-// How a rank's kernels know the ranks of its node, itself among them.
+// The ranks of a node as seen by a rank's kernels; the rank itself is included.
 struct LocalPeers {
   std::uint32_t ranks = 0;
-  std::uint32_t own = 0;                  // local rank; in the order of the canonical tree
-  Inbox* inboxes[most_local_peers]{};     // of each
-  std::byte* memory[most_local_peers]{};  // of each: `ring` entries, an input and a result
+  std::uint32_t own = 0;                  // own local rank, in the order of the canonical tree
+  Inbox* inboxes[most_local_peers]{};     // by local rank
+  std::byte* memory[most_local_peers]{};  // by local rank: `ring` entries of input and result
   std::uint64_t entry_bytes = 0;
   std::uint64_t result_offset = 0;
 
@@ -53,15 +54,15 @@ struct LocalPeers {
   }
 };
 
-// Which elements each rank of a node adds up: even shards, each on a Vector's boundary.
+// Even split of elements among the ranks of a node.  Each shard begins on a line of 128 bytes.
 struct EvenShards {
-  std::uint64_t count = 0;    // elements of all
-  std::uint64_t each = 0;     // of each shard but the last ones
-  std::uint64_t element = 0;  // bytes
+  std::uint64_t count = 0;    // elements of all shards
+  std::uint64_t each = 0;     // elements per shard; the last shards may have fewer
+  std::uint64_t element = 0;  // bytes per element
 
   [[nodiscard]] static R2CCL_SHARED EvenShards of(std::uint64_t count, std::uint64_t element,
                                                   std::uint32_t ranks) {
-    constexpr std::uint64_t unit = 128;  // bytes; a line
+    constexpr std::uint64_t unit = 128;  // bytes of a line
     const std::uint64_t lanes = unit / element;
     const std::uint64_t even = (count + ranks - 1) / ranks;
     return {count, (even + lanes - 1) / lanes * lanes, element};
@@ -74,12 +75,12 @@ struct EvenShards {
   }
 };
 
-// Where in the caller's buffer lies what each rank of the node has published.
+// Place in the caller's buffer of the data published by each rank, by local rank.
 struct OutputRows {
   Rows of[most_local_peers];
 };
 
-// What the kernels of a rank work with.
+// Common arguments of all exchange kernels of a rank.
 struct Exchange {
   Mailbox* mailbox;
   DeviceState* state;
@@ -88,14 +89,15 @@ struct Exchange {
 
   [[nodiscard]] R2CCL_SHARED const Inbox& own() const { return *node.inboxes[node.own]; }
 
-  // Whether a rank of the node gets no more results.
+  // Returns whether a rank of the node gets no more results.
   [[nodiscard]] R2CCL_SHARED bool lost() const { return load_acquire(own().lost) != 0; }
-  // Whether no more results will come.
+  // Returns whether no more results will come.
   [[nodiscard]] R2CCL_SHARED bool over() const {
     return load_acquire(mailbox->abort) != 0 || lost();
   }
 
-  // Until all ranks of the node have come to `wanted`; false: not all will.
+  // Waits until the words of all ranks of the node reach `wanted`.  Returns false if no more
+  // results will come.
   template <typename Block>
   [[nodiscard]] R2CCL_SHARED bool await(const Block& block, const Word (&words)[most_local_peers],
                                         Sequence wanted) const {
@@ -105,23 +107,25 @@ struct Exchange {
         return false;
     return true;
   }
-  // Until the host has, with what was posted.
+  // Waits until the host has carried out collective `wanted`.  Returns false if no more results
+  // will come.
   template <typename Block>
   [[nodiscard]] R2CCL_SHARED bool await_host(const Block& block, Sequence wanted) const {
     return block.wait([&] { return reached(load_acquire(mailbox->arrived), wanted); },
                       [&] { return over(); });
   }
 
-  // Ends a step that has read memory of local peers.  A local peer that goes signals `lost` before
-  // its memory goes, so what was read is good if nothing is lost by now.
+  // Ends a step that has read memory of local peers.  A closing local peer signals `lost` before
+  // freeing its memory.  So the data read is valid if no rank is lost by now.
   [[nodiscard]] R2CCL_SHARED bool ends_read(const ThreadPosition& at, Shared& shared,
                                             bool closes) const {
     if (!ends_step(at, shared, *state, closes)) return false;
     shared.go = shared.go && !lost();
     return true;
   }
-  // To all ranks of the node, that this one has come to `what`, if it has; else that it never will,
-  // and to the own host, too, which may not know.
+  // If the step succeeded (`has`), stores `what`, the number of the exchange, in the own word of
+  // every inbox of the node.  Otherwise signals the loss to all ranks of the node and to the own
+  // host.
   R2CCL_SHARED void signal(bool has, Word (Inbox::*words)[most_local_peers], Sequence what) const {
     for (std::uint32_t rank = 0; rank < node.ranks; ++rank) {
       Inbox& inbox = *node.inboxes[rank];
@@ -133,13 +137,13 @@ struct Exchange {
     if (!has) store_release(mailbox->lost, 1);
   }
 
-  // By one thread of each block: the number of the collective that begins.
+  // Begins an exchange and returns its number.  Called by one thread of each block.
   [[nodiscard]] R2CCL_SHARED Sequence enter(const ThreadPosition& at) const {
     const Sequence number = state->exchange + 1;
     if (at.block == 0) store_release(mailbox->entered, number);
     return number;
   }
-  // By one thread alone: the inputs have been read, and what is to go over the rails is staged.
+  // Posts the staged data, and signals that all inputs have been read.  Called by a single thread.
   R2CCL_SHARED void post(const Shared& shared, std::uint32_t plan) const {
     state->exchange = shared.exchange;
     state->sequence = shared.sequence;
@@ -148,14 +152,15 @@ struct Exchange {
     mailbox->commands[shared.sequence % ring] = {shared.sequence, plan};
     store_release(mailbox->posted, shared.sequence);
   }
+  // Ends an exchange, and signals that all shards have been read.  Called by a single thread.
   R2CCL_SHARED void leave(const Shared& shared) const {
     signal(shared.go, &Inbox::results_read, shared.exchange);
     store_release(mailbox->left, shared.exchange);
   }
 };
 
-// Inputs of the next collective, which the local peers add up.  The caller may change them when the
-// kernel has ended.  `last`: of the kernels that publish this collective's.
+// Copies a part of this rank's input to memory that local peers read.  The caller may change the
+// source once the kernel has ended.  `last`: this kernel publishes the last part of the input.
 template <typename Block>
 R2CCL_SHARED void publish_input(const ThreadPosition& at, const Block& block, Shared& shared,
                                 const Exchange& exchange, const std::byte* source, const Rows& rows,
@@ -173,8 +178,8 @@ R2CCL_SHARED void publish_input(const ThreadPosition& at, const Block& block, Sh
     exchange.signal(shared.go, &Inbox::input_ready, shared.exchange);
 }
 
-// What this rank adds up of all inputs (`rows` of them) and, with the last kernel, posts as `plan`:
-// a collective of the ranks that have this local rank on their nodes.
+// Reduces this rank's shard of all inputs, a part per kernel (`rows`).  The last kernel posts the
+// sum as `plan`, a collective of the inter-node group.
 template <typename Block>
 R2CCL_SHARED void local_reduce_scatter(const ThreadPosition& at, const Block& block, Shared& shared,
                                        const Exchange& exchange, const Rows& rows, DType dtype,
@@ -200,8 +205,8 @@ R2CCL_SHARED void local_reduce_scatter(const ThreadPosition& at, const Block& bl
   if (exchange.ends_read(at, shared, last)) exchange.post(shared, plan);
 }
 
-// The own shard of a collective in which nobody adds up anything, posted as `plan`: as above.  It
-// is put into its place in the result, at `offset`.
+// Stages the own shard of a collective without reduction, and posts `plan`, a collective of the
+// inter-node group.  The shard goes straight to its place in the result, at `offset`.
 template <typename Block>
 R2CCL_SHARED void stage_in_place(const ThreadPosition& at, const Block& block, Shared& shared,
                                  const Exchange& exchange, const std::byte* source,
@@ -219,8 +224,9 @@ R2CCL_SHARED void stage_in_place(const ThreadPosition& at, const Block& block, S
   exchange.post(shared, plan);
 }
 
-// What came over the rails, or its sum, which the local peers gather.  `lag`: how many have been
-// posted since, less than the ring, all of them by kernels of this file.
+// Copies the data from the rails, or the reduction of the data, to memory that local peers gather.
+// `lag`: number of collectives posted after this collective, all by kernels of this file; less than
+// `ring`.
 template <typename Block>
 R2CCL_SHARED void publish_result(const ThreadPosition& at, const Block& block, Shared& shared,
                                  const Exchange& exchange, std::uint64_t bytes,
@@ -241,8 +247,9 @@ R2CCL_SHARED void publish_result(const ThreadPosition& at, const Block& block, S
     exchange.signal(shared.go, &Inbox::result_ready, shared.exchange);
 }
 
-// All that was published.  Where a rank of the node is lost the target is void: it is left as it
-// is, or written in part.  `last`: of the kernels that gather this.
+// Copies the published shards of all ranks to the target.  If a rank of the node is lost, the
+// target is void: unchanged, or written in part.  `last`: this kernel gathers the last part of the
+// result.
 template <typename Block>
 R2CCL_SHARED void local_all_gather(const ThreadPosition& at, const Block& block, Shared& shared,
                                    const Exchange& exchange, const OutputRows& outputs,
@@ -260,8 +267,8 @@ R2CCL_SHARED void local_all_gather(const ThreadPosition& at, const Block& block,
   if (exchange.ends_read(at, shared, last)) exchange.leave(shared);
 }
 
-// What came over the rails, or its sum, and is this rank's alone.  A loss makes the target void, as
-// in local_all_gather(): the ranks of a node fail in the same call.
+// Copies the data from the rails, or the reduction of the data, to this rank's target.  A loss
+// makes the target void, as in local_all_gather(): the ranks of a node fail in the same call.
 template <typename Block>
 R2CCL_SHARED void deliver_shard(const ThreadPosition& at, const Block& block, Shared& shared,
                                 const Exchange& exchange, std::byte* target, std::uint64_t bytes,
@@ -280,8 +287,8 @@ R2CCL_SHARED void deliver_shard(const ThreadPosition& at, const Block& block, Sh
   exchange.leave(shared);
 }
 
-// Waits until the local peers have read all that lies in this rank's memory, which goes after that;
-// or until no more results come, and then signals them.  By one thread.
+// Waits until local peers have read all data in this rank's memory, before the memory is freed.  If
+// no more results come, signals the loss to local peers instead.  Called by a single thread.
 template <typename Block>
 R2CCL_SHARED void quiesce(const Block& block, const Exchange& exchange) {
   const Sequence last = exchange.state->exchange;

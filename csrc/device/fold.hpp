@@ -1,5 +1,5 @@
-// The sum of the ranks of one node, for the device and the host: the arithmetic of one node of the
-// canonical reduction tree (collectives/reduce.hpp), element by element, with the same bits.
+// Element-wise reduction over the ranks of a node, for device and host.  Results have the same bits
+// as a node of the canonical reduction tree (collectives/reduce.hpp).
 #pragma once
 
 #include <cstddef>
@@ -52,7 +52,7 @@ struct And {
   }
 };
 
-// ---- formats: how an element lies in memory, and what it is added up in ----
+// ---- formats: type of an element in memory, and type of the accumulator ----
 
 template <typename To, typename From>
 R2CCL_SHARED To same_bits(From from) {
@@ -85,7 +85,7 @@ struct Bf16Format {
   R2CCL_SHARED static Acc load(Element bits) {
     return same_bits<float>(static_cast<std::uint32_t>(bits) << 16U);
   }
-  // Nearest even; a carry out of the mantissa makes infinity.
+  // Rounds to nearest even; a carry out of the mantissa gives infinity.
   R2CCL_SHARED static Element store(Acc sum) {
     const auto bits = same_bits<std::uint32_t>(sum);
     const std::uint32_t rounded = bits + 0x7fffU + ((bits >> 16U) & 1U);
@@ -100,7 +100,7 @@ struct F16Format {
     const std::uint32_t magnitude = bits & 0x7fffU;
     std::uint32_t wide = (magnitude << 13U) + (112U << 23U);
     if (magnitude >= 0x7c00U) wide = (magnitude << 13U) + (224U << 23U);
-    // A denormal is its integer times 2^-24, exactly.
+    // A denormal has exactly the value of its mantissa bits times 2^-24.
     if (magnitude < 0x0400U)
       wide = same_bits<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
     return same_bits<float>(wide | ((bits & 0x8000U) << 16U));
@@ -109,17 +109,18 @@ struct F16Format {
     const auto bits = same_bits<std::uint32_t>(sum);
     const std::uint32_t exact = bits & 0x7fffffffU;
     if (exact > 0x7f800000U) return 0x7e00U;
-    // 2^16 and beyond is infinity; so is what rounds up to it, by carry.
+    // Values from 2^16 become infinity.  Values that round up to 2^16 become infinity by carry.
     const std::uint32_t magnitude = exact > 0x47800000U ? 0x47800000U : exact;
     std::uint32_t half = ((magnitude + 0x0fffU + ((magnitude >> 13U) & 1U)) >> 13U) - (112U << 10U);
-    // Below 2^-14 the result counts units of 2^-24, the last place of a float at 0.5.
+    // Below 2^-14 the result counts units of 2^-24.  Adding 0.5 rounds to this unit, since a float
+    // near 0.5 has steps of 2^-24.
     if (exact < 0x38800000U)
       half = same_bits<std::uint32_t>(same_bits<float>(magnitude) + 0.5F) - 0x3f000000U;
     return static_cast<Element>(half | ((bits >> 16U) & 0x8000U));
   }
 };
 
-// Integers that wrap: unsigned inside.
+// Wrapping integers, computed as unsigned.
 template <typename Unsigned>
 struct WrappingFormat {
   using Element = Unsigned;
@@ -127,7 +128,7 @@ struct WrappingFormat {
   R2CCL_SHARED static Acc load(Element value) { return value; }
   R2CCL_SHARED static Element store(Acc sum) { return sum; }
 };
-// Integers under min and max.
+// Integers for min and max.
 template <typename Unsigned, typename Integer>
 struct ComparedFormat {
   using Element = Unsigned;
@@ -135,7 +136,9 @@ struct ComparedFormat {
   R2CCL_SHARED static Acc load(Element value) { return same_bits<Integer>(value); }
   R2CCL_SHARED static Element store(Acc sum) { return same_bits<Unsigned>(sum); }
 };
-// Floats under min and max, as integers that sort alike: -0 below +0, NaN beyond the end that wins.
+// Floats for min and max, as integer keys in the order of the floats.  Negative zero is below
+// positive zero.  NaN always wins: `lowest` places NaN below all numbers (for min), otherwise NaN
+// is above all numbers.
 template <typename Unsigned, typename Integer, Integer infinity, Integer quiet_nan, bool lowest>
 struct OrderedFormat {
   using Element = Unsigned;
@@ -157,7 +160,7 @@ struct OrderedFormat {
     return same_bits<Unsigned>((bits & highest_key) > infinity ? quiet_nan : bits);
   }
 };
-// Any byte but 0 is true; true is stored as 1.
+// Booleans: any byte except 0 is true; true is stored as 1.
 struct BooleanFormat {
   using Element = std::uint8_t;
   using Acc = std::uint8_t;
@@ -165,10 +168,10 @@ struct BooleanFormat {
   R2CCL_SHARED static Element store(Acc sum) { return sum; }
 };
 
-// ---- the sum ----
+// ---- reduction ----
 
 struct Operands {
-  const std::byte* of[most_local_peers];  // in the order of the tree, each on an element's boundary
+  const std::byte* of[most_local_peers];  // in tree order, each aligned to an element
   std::uint32_t ranks;
 };
 
@@ -177,7 +180,7 @@ struct alignas(Vector) Lanes {
   Element of[sizeof(Vector) / sizeof(Element)];
 };
 
-// By all threads of all blocks; 16 bytes at a time where all memory allows it.
+// Reduces with all threads of all blocks, 16 bytes at a time if all addresses are aligned.
 template <typename Format, typename Op>
 R2CCL_SHARED void fold_all(const ThreadPosition& at, std::byte* out, const Operands& operands,
                            std::uint64_t bytes) {
@@ -222,7 +225,7 @@ R2CCL_SHARED void fold_numbers(const ThreadPosition& at, std::byte* out, const O
     case ReduceOp::prod: return fold_all<Format, Multiply>(at, out, operands, bytes);
     case ReduceOp::min: return fold_all<Minimum, Min>(at, out, operands, bytes);
     case ReduceOp::max: return fold_all<Maximum, Max>(at, out, operands, bytes);
-    case ReduceOp::avg: return;  // whoever launches refuses it: it is divided once, at the end
+    case ReduceOp::avg: return;  // never launched: an average is divided once, at the end
   }
 }
 template <typename Format, typename Unsigned, typename Integer, Integer infinity, Integer nan>
@@ -239,7 +242,7 @@ R2CCL_SHARED void fold_integers(const ThreadPosition& at, std::byte* out, const 
                ComparedFormat<Unsigned, Integer>>(at, out, operands, bytes, op);
 }
 
-// Any type and operator but avg.
+// Reduces elements of any type with any operator except avg.
 R2CCL_SHARED void fold(const ThreadPosition& at, std::byte* out, const Operands& operands,
                        std::uint64_t bytes, DType dtype, ReduceOp op) {
   switch (dtype) {
@@ -268,8 +271,7 @@ R2CCL_SHARED void fold(const ThreadPosition& at, std::byte* out, const Operands&
   }
 }
 
-// Operands that lie `pitch` bytes apart, in the order of the tree; none: there is nothing to add
-// up.
+// A reduction of operands in tree order, `pitch` bytes apart. operands = 0: nothing to reduce.
 struct Reduction {
   std::uint32_t operands = 0;
   DType dtype = DType::u8;
@@ -277,7 +279,8 @@ struct Reduction {
   std::uint64_t pitch = 0;
 };
 
-// What they make, or what lies there.
+// Writes the reduction of the operands at `from`, or a copy of the data there if there is nothing
+// to reduce.
 R2CCL_SHARED void reduce_or_copy(const ThreadPosition& at, std::byte* out, const std::byte* from,
                                  std::uint64_t bytes, const Reduction& reduction) {
   if (reduction.operands == 0) return copy(at, out, from, bytes);

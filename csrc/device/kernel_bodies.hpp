@@ -1,9 +1,9 @@
-// The bodies of the kernels that hand work to the proxy and take its results, for the device and
-// the host.  A block is whoever calls a body with the same `at.block`; `block` has its barrier,
-// sync(), and its way to wait, wait(ready, over); `shared` is memory of the block.
+// Bodies of the kernels that hand work to the proxy and take its results, for device and host.
+// Callers with the same `at.block` form a block.  `block` provides sync(), the barrier of the
+// block, and wait(ready, over), see SpinWait.  `shared` is memory of the block.
 //
-// Every block waits, so grids have to stay far below what fits on a GPU at once (max_blocks): what
-// waits must not keep from running what it waits for.
+// Every block waits, so a grid must stay far below the number of blocks that fit on a GPU at once
+// (max_blocks).  A waiting block must not keep the awaited work from running.
 #pragma once
 
 #include "device/mailbox.hpp"
@@ -18,7 +18,7 @@ inline constexpr std::uint32_t max_blocks = 16;
 struct ThreadPosition {
   std::uint32_t block;
   std::uint32_t blocks;
-  std::uint32_t thread;  // of the block
+  std::uint32_t thread;  // thread of the block
   std::uint32_t threads;
 };
 
@@ -32,8 +32,8 @@ struct alignas(16) Vector {
   std::uint64_t low, high;
 };
 
-// `count` rows of `bytes`, which lie `pitch` bytes apart at the caller's, from `first` on, and one
-// after the other in an entry, from `offset` on.
+// `count` rows of `bytes` bytes each.  Row i starts at byte first + i * pitch of the caller's
+// buffer, and at byte offset + i * bytes of an entry.
 struct Rows {
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;
@@ -42,7 +42,7 @@ struct Rows {
   std::uint64_t first = 0;
 };
 
-// A planted bug (link/mutants.hpp).
+// A planted bug (link/mutants.hpp): stage() does not wait for a free entry.
 R2CCL_SHARED bool entry_is_taken_for_free() {
 #if defined(R2CCL_MUTANTS) && !defined(__CUDACC__)
   return planted(Mutant::entry_not_awaited);
@@ -51,7 +51,7 @@ R2CCL_SHARED bool entry_is_taken_for_free() {
 #endif
 }
 
-// A planted bug: the last block of a grid asks no other block whether it has given up.
+// A planted bug (link/mutants.hpp): the last block of a grid ignores the verdicts of other blocks.
 R2CCL_SHARED bool block_decides_alone() {
 #if defined(R2CCL_MUTANTS) && !defined(__CUDACC__)
   return planted(Mutant::block_decides_alone);
@@ -60,17 +60,17 @@ R2CCL_SHARED bool block_decides_alone() {
 #endif
 }
 
-// A step is one kernel, or several in a row that stage parts of one collective.
-// DeviceState::reports counts the blocks that have ended in its low half; the high half is not 0
-// once a block has given up.
+// A step is a single kernel, or several consecutive kernels for parts of the same collective.  The
+// low half of DeviceState::reports counts ended blocks; the high half is not 0 once a block has
+// given up.
 inline constexpr std::uint32_t block_gave_up = 1U << 16;
 static_assert(max_blocks < block_gave_up);
 
-// One thread of each block reports that the block has ended, and with `shared.go` whether it did
-// its part.  Returns true in the last block of the step's last kernel (`closes`).  There
-// `shared.go` becomes the verdict of the step: true only if every block of every kernel did its
-// part.  Blocks look for an end at different times, so one block's own `go` says nothing of the
-// others' parts.
+// Ends a block's part of a step.  Thread 0 adds the block to DeviceState::reports; `shared.go` is
+// true if the block did its part.  Returns true in the last block of the step's last kernel
+// (`closes`).  There `shared.go` becomes the verdict of the step: true only if every block of every
+// kernel did its part.  Blocks check for an abort at different times, so the `go` of a block tells
+// nothing about other blocks.
 R2CCL_SHARED bool ends_step(const ThreadPosition& at, Shared& shared, DeviceState& state,
                             bool closes) {
   if (at.thread != 0) return false;
@@ -82,7 +82,7 @@ R2CCL_SHARED bool ends_step(const ThreadPosition& at, Shared& shared, DeviceStat
   return closes;
 }
 
-// Until the counter has come to `wanted`; false: it never will.
+// Waits until the counter reaches `wanted`; returns false after an abort.
 template <typename Block>
 R2CCL_SHARED bool await(const Block& block, const Mailbox& mailbox, const Word& counter,
                         Sequence wanted) {
@@ -90,11 +90,11 @@ R2CCL_SHARED bool await(const Block& block, const Mailbox& mailbox, const Word& 
                     [&] { return load_acquire(mailbox.abort) != 0; });
 }
 
-// Loads of a thread that are under way at once.  A single one would wait for a whole trip over the
-// bus each time.
+// Loads in flight per thread.  With a single load, each iteration would wait for a round trip over
+// the bus.
 inline constexpr std::uint64_t loads_at_once = 4;
 
-// By all threads of all blocks; 16 bytes at a time where both ends allow it.
+// Copies with all threads of all blocks, 16 bytes at a time if both addresses are aligned.
 R2CCL_SHARED void copy(const ThreadPosition& at, std::byte* to, const std::byte* from,
                        std::uint64_t bytes) {
   const std::uint64_t first = std::uint64_t{at.block} * at.threads + at.thread;
@@ -115,7 +115,7 @@ R2CCL_SHARED void copy(const ThreadPosition& at, std::byte* to, const std::byte*
   for (std::uint64_t i = vectors * sizeof(Vector) + first; i < bytes; i += step) to[i] = from[i];
 }
 
-// From the caller's into an entry, and back.
+// pack() copies rows from the caller's buffer into an entry; unpack() copies rows back.
 R2CCL_SHARED void pack(const ThreadPosition& at, std::byte* entry, const std::byte* source,
                        const Rows& rows) {
   for (std::uint64_t row = 0; row < rows.count; ++row)
@@ -129,11 +129,11 @@ R2CCL_SHARED void unpack(const ThreadPosition& at, std::byte* target, const std:
          rows.bytes);
 }
 
-// Copies a part of a collective's input where the proxy sends it from, and with the last part posts
-// the collective.  The caller may change the source as soon as the kernel has ended.  After an
-// abort nothing is posted.
+// Copies a part of a collective's input into the staging entry, and posts the collective with the
+// last part.  The caller may change the source once the kernel has ended.  After an abort nothing
+// is posted.
 //
-// That all parts fit an entry, and a grid max_blocks, is for whoever launches.
+// The host code of the launch must keep all parts within an entry, and the grid within max_blocks.
 template <typename Block>
 R2CCL_SHARED void stage(const ThreadPosition& at, const Block& block, Shared& shared,
                         Mailbox& mailbox, DeviceState& state, const Staging& staging,
@@ -147,7 +147,7 @@ R2CCL_SHARED void stage(const ThreadPosition& at, const Block& block, Shared& sh
   block.sync();
   if (shared.go) pack(at, staging.input(shared.sequence), source, rows);
   block.sync();
-  // The last block goes on: all others have read the number.
+  // Only the last block continues.  All other blocks have read state.sequence by now.
   if (!ends_step(at, shared, state, last)) return;
   state.sequence = shared.sequence;
   if (!shared.go) return;
@@ -155,8 +155,9 @@ R2CCL_SHARED void stage(const ThreadPosition& at, const Block& block, Shared& sh
   store_release(mailbox.posted, shared.sequence);
 }
 
-// Waits for the result of a collective, and copies a part of it into `target`; after an abort the
-// target is left as it is.  `lag`: how many have been posted since that one, less than the ring.
+// Waits for the result of a collective, and copies a part of the result into `target`.  After an
+// abort the target stays unchanged.  `lag`: number of collectives posted after this collective;
+// less than `ring`.
 template <typename Block>
 R2CCL_SHARED void deliver(const ThreadPosition& at, const Block& block, Shared& shared,
                           const Mailbox& mailbox, const DeviceState& state, const Staging& staging,

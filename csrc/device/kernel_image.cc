@@ -2,8 +2,7 @@
 
 #if defined(R2CCL_KERNEL_IMAGE)
 
-// A file as read-only bytes of this object, from `name`_begin to `name`_end, with a zero byte
-// behind.
+// Embeds a file as read-only bytes from `name`_begin to `name`_end, followed by a zero byte.
 #define R2CCL_EMBED(name, file)                                                \
   asm(".pushsection .rodata." #name                                            \
       ", \"a\"\n"                                                              \

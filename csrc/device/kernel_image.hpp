@@ -1,11 +1,11 @@
-// The kernels of kernels.cu, embedded where they were built with nvcc.
+// The compiled kernels of kernels.cu, embedded in builds with nvcc.
 #pragma once
 
 #include "drivers/cuda_device.hpp"
 
 namespace r2ccl::device {
 
-// Empty: this build has none.
+// Returns the kernels; empty in a build without nvcc.
 [[nodiscard]] cuda::Image kernel_image();
 
 }  // namespace r2ccl::device

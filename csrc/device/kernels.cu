@@ -1,4 +1,5 @@
-// The kernels themselves; launched through the driver, from the fat binary that this becomes.
+// The CUDA kernels.  The host launches the kernels through the driver, from the embedded fat binary
+// of this file.
 #include "device/direct_bodies.hpp"
 #include "device/exchange_bodies.hpp"
 
@@ -13,8 +14,8 @@ __device__ ThreadPosition here() { return {blockIdx.x, gridDim.x, threadIdx.x, b
 
 }  // namespace
 
-// The host launches them by these names, with these arguments (stream_communicator.cc,
-// stream_exchange.cc).
+// Names and arguments must match the launches in stream_communicator.cc, stream_direct.cc and
+// stream_exchange.cc.
 extern "C" __global__ void r2ccl_stage(Mailbox* mailbox, DeviceState* state, Staging staging,
                                        const std::byte* source, Rows rows, std::uint32_t plan,
                                        bool last) {

@@ -1,18 +1,18 @@
-// What the kernels of a GPU and a thread of the host (the proxy) share: a few words in pinned
-// memory that both can reach.  Kernels post a collective when its input is staged, and wait until
-// the proxy says that its result has arrived.  The same source is compiled for the device and, for
-// tests and for a job without a GPU, for the host.
+// The mailbox: a few words in pinned memory, shared by the kernels of a GPU and the proxy, a thread
+// of the host.  Kernels post a collective once its input is staged, and wait until the proxy
+// signals that the result has arrived.  This source is compiled for the device, and also for the
+// host: the tests and the simulator run the kernel bodies on the host.
 //
-// A captured graph replays the same launches for ever, so nothing that changes from one replay to
-// the next may be an argument: the number of the collective lives in device memory, and the place
-// in the staging memory follows from it.
+// A captured graph replays the same launches indefinitely, so no kernel argument may change from
+// replay to replay.  The number of the collective is therefore in device memory, and determines the
+// entry in the staging memory.
 //
 // Order, for collective s:
 //   device  stages the input; fence; commands[s % ring] = {s, plan}; posted = s     (release)
-//   proxy   sees posted >= s (acquire); carries it out; flush; arrived = s          (release)
+//   proxy   sees posted >= s (acquire); carries out s; flush; arrived = s           (release)
 //   device  sees arrived >= s (acquire); reads the result
-// The device stages s + ring only after arrived >= s, so neither a command nor its staging memory
-// is overwritten while the proxy may read it.
+// The device stages s + ring only after arrived >= s.  So no kernel overwrites a command or staging
+// memory that the proxy may read.
 #pragma once
 
 #include <sched.h>
@@ -30,49 +30,53 @@
 
 namespace r2ccl::device {
 
-// Counts collectives of a mailbox from 1, and wraps.
+// Number of a collective: counts the collectives of a mailbox from 1, and wraps.
 using Sequence = std::uint32_t;
 
-// Collectives that may be under way at once; a power of two, so that the wrap changes no place.
+// Largest number of collectives in progress.  A power of two, so that consecutive collectives use
+// different entries (s % ring) even when Sequence wraps.
 inline constexpr std::uint32_t ring = 2;
 
-// Whether a counter has come to `wanted`, which is never half the range away from it.
+// Returns whether a counter has reached `wanted`.  The two may differ by less than half the range
+// of Sequence.
 R2CCL_SHARED bool reached(Sequence counter, Sequence wanted) {
   return static_cast<std::int32_t>(counter - wanted) >= 0;
 }
 
+// A counter or flag, alone in a line of 128 bytes.
 struct alignas(128) Word {
   std::uint32_t value = 0;
 };
 
 struct alignas(16) Command {
   Sequence sequence = 0;
-  std::uint32_t plan = 0;  // number that the host gave out when the graph was captured
+  std::uint32_t plan = 0;  // number of the host's plan, fixed at capture
 };
 
 struct Mailbox {
-  Word posted;   // written by the device: the last collective whose input is staged
-  Word arrived;  // written by the proxy: the last one whose result is there
-  Word abort;    // written by the proxy: not 0: no more results will come (an ErrorCode); sticky
-  // Written by the device, where ranks of a node exchange what they have:
-  Word entered;  // the last exchange that has begun
-  Word left;     // the last one that has ended
-  Word lost;     // not 0: a rank of this node will get no more results; sticky
+  Word posted;   // by the device: last collective whose input is staged
+  Word arrived;  // by the proxy: last collective whose result has arrived
+  Word abort;    // by the proxy: 0, or an ErrorCode once no more results will come; sticky
+  // Written by the device, for the exchange inside a node:
+  Word entered;  // last exchange begun
+  Word left;     // last exchange ended
+  Word lost;     // 1 once a rank of this node gets no more results; sticky
   Command commands[ring];
 };
 
-// In device memory; written by kernels alone.
+// State in device memory, written by kernels alone.
 struct DeviceState {
-  Sequence sequence = 0;      // of the collective that was posted last
-  Sequence exchange = 0;      // of the last one of these that went through the node
-  std::uint32_t reports = 0;  // of the running step's blocks: ends_step() in kernel_bodies.hpp
+  Sequence sequence = 0;      // last collective posted
+  Sequence exchange = 0;      // last exchange inside the node posted
+  std::uint32_t reports = 0;  // reports of the running step's blocks; see ends_step()
 };
 
-// Pinned memory that the device can reach, or device memory that the NIC can.
+// Staging memory: pinned host memory that the device reaches, or device memory that the NIC
+// reaches.
 struct Staging {
   std::byte* base = nullptr;
-  std::uint64_t entry_bytes = 0;    // of each of the `ring` entries: an input and a result
-  std::uint64_t result_offset = 0;  // within an entry
+  std::uint64_t entry_bytes = 0;    // bytes of each of the `ring` entries: an input and a result
+  std::uint64_t result_offset = 0;  // offset of the result in an entry
 
   [[nodiscard]] R2CCL_SHARED std::byte* input(Sequence sequence) const {
     return base + (sequence % ring) * entry_bytes;
@@ -102,8 +106,8 @@ R2CCL_SHARED void store_release(Word& word, std::uint32_t value) {
 #endif
 }
 
-// Adds `amount` and returns the sum.  The block that sees a sum sees all that was written before
-// any addition in it.
+// Adds `amount` and returns the sum.  A block that sees a sum also sees everything written before
+// any addition to the sum.
 R2CCL_SHARED std::uint32_t count_up(std::uint32_t& counter, std::uint32_t amount) {
 #if defined(__CUDA_ARCH__)
   __threadfence_system();
@@ -115,7 +119,8 @@ R2CCL_SHARED std::uint32_t count_up(std::uint32_t& counter, std::uint32_t amount
 #endif
 }
 
-// Between two looks at a word of the other side: leaves the bus, or the core, to others.
+// Pauses between two polls of a word, so that other work can use the bus (device) or the core
+// (host).
 R2CCL_SHARED void pause_briefly() {
 #if defined(__CUDA_ARCH__)
   __nanosleep(100);
@@ -124,14 +129,15 @@ R2CCL_SHARED void pause_briefly() {
 #endif
 }
 
-// How a block waits: it looks, again and again.
+// Wait strategy of a block: polling.
 struct SpinWait {
-  // Looks at what is awaited for each look at the end: each is a trip over the bus, and the end
-  // may be noticed later.
+  // Polls of `ready` for each poll of `over`.  Each poll is a round trip over the bus, and late
+  // detection of the end does no harm.
   static constexpr std::uint32_t looks_for_the_end = 8;
 
-  // Until `ready`, true; or until it never will be, false.  The host publishes its last result
-  // before it publishes the end, so `ready` counts if both have come between two looks.
+  // Waits until `ready` returns true, and returns true.  Returns false once `over` returns true and
+  // `ready` does not.  The host publishes its last result before it announces the end, so `ready`
+  // is checked again after `over`.
   template <typename Ready, typename Over>
   [[nodiscard]] R2CCL_SHARED bool wait(const Ready& ready, const Over& over) const {
     for (std::uint32_t look = 1; !ready(); ++look) {

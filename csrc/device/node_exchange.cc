@@ -24,13 +24,13 @@ Status NodeExchange::open(Communicator& communicator, const cuda::Device& device
     inter_node_ = node.inter_node;
     nodes_ = node.nodes;
   } else {
-    if (failure_.ok()) failure_ = {ErrorCode::internal, "another rank cannot"};
+    if (failure_.ok()) failure_ = {ErrorCode::internal, "not possible on another rank"};
     memory_.clear();
   }
   return {};
 }
 
-// Every rank says what it has to say in each round, or the others would wait for it.
+// A rank that fails still takes part in every round, because the other ranks wait for it.
 Status NodeExchange::meet(Communicator& communicator, const cuda::Device& device,
                           const NodeOptions& node) {
   constexpr std::uint64_t inbox_bytes = rounded_up(sizeof(Inbox));
@@ -49,7 +49,8 @@ Status NodeExchange::meet(Communicator& communicator, const cuda::Device& device
   auto all = agree(communicator, made);
   if (!all.ok()) return all.take_status();
   if (!all.value())
-    return made.ok() ? Status(ErrorCode::internal, "another rank cannot") : std::move(made);
+    return made.ok() ? Status(ErrorCode::internal, "not possible on another rank")
+                     : std::move(made);
 
   const std::vector<std::size_t> counts(static_cast<std::size_t>(communicator.size()),
                                         sizeof(handle));

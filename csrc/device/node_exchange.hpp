@@ -1,5 +1,5 @@
-// The ranks of a node give each other the memory of their GPUs, so that kernels exchange through
-// it.
+// The exchange inside a node: the ranks of a node share GPU memory by CUDA IPC, and kernels
+// exchange data through this memory.
 #pragma once
 
 #include <cstddef>
@@ -12,41 +12,46 @@
 
 namespace r2ccl::device {
 
-// How the ranks of a node work together; the same on all ranks, or nowhere.
+// Layout of the exchange; the same on all ranks.
 struct NodeOptions {
-  // Of the ranks that have this local rank on their nodes, in the order of the nodes; null: there
-  // is no exchange.  Used by no other thread, and outlives close().
+  // The inter-node group: the ranks with this local rank on all nodes, in node order.  Null: no
+  // exchange.  No other thread uses the group.  The group outlives StreamCommunicator::close().
   Communicator* inter_node = nullptr;
-  std::vector<std::vector<int>> nodes;  // the ranks of each, by their local ranks; as many on all
+  // Ranks of each node, by local rank; each node has the same number of ranks.
+  std::vector<std::vector<int>> nodes;
 };
 
 class NodeExchange {
  public:
-  // Collective: gives this node's ranks the memory of this one, and imports theirs.  `own`: what
-  // kernels need of this rank alone.  An error: the ranks are of no use any more.
+  // Collective: shares this rank's GPU memory with the ranks of the node, and imports their memory.
+  // `own`: the kernel arguments without `node`, which open() fills in.  After an error the ranks
+  // are unusable.
   Status open(Communicator& communicator, const cuda::Device& device, const NodeOptions& node,
               const Exchange& own);
-  // Why ranks of the node do not exchange what they have; ok if they do.
+  // Returns why ranks of the node do not exchange; ok if the exchange is active.
   [[nodiscard]] const Status& failure() const { return failure_; }
   [[nodiscard]] bool active() const { return inter_node_ != nullptr; }
-  [[nodiscard]] Communicator* inter_node() const { return inter_node_; }  // null: not active
+  [[nodiscard]] Communicator* inter_node() const { return inter_node_; }  // null if not active
   [[nodiscard]] const std::vector<std::vector<int>>& nodes() const { return nodes_; }
   [[nodiscard]] std::uint32_t own_local_rank() const { return exchange_.node.own; }
+  // Returns the number of ranks on this node.
   [[nodiscard]] std::uint32_t ranks() const { return exchange_.node.ranks; }
-  // The ranks of a local rank, in the order of the nodes.
+  // Returns the ranks with this local rank, in node order.
   [[nodiscard]] std::vector<int> inter_node_ranks(std::size_t local_rank) const;
 
-  // What kernels are given.  `direct`: with what is staged in the GPU's own memory.
+  // Returns the kernel arguments.  `direct`: staging is in GPU memory, as set by stage_directly().
   [[nodiscard]] Exchange& through(bool direct) { return direct ? direct_exchange_ : exchange_; }
+  // Sets the staging entries in GPU memory.  Call after open().
   void stage_directly(const Staging& staging);
 
  private:
+  // Fills exchange_.node: shares own memory and imports the memory of local peers.  Collective.
   Status meet(Communicator& communicator, const cuda::Device& device, const NodeOptions& node);
 
-  Status failure_{ErrorCode::invalid_argument, "no node's ranks were named"};
+  Status failure_{ErrorCode::invalid_argument, "no inter-node group is given"};
   Communicator* inter_node_ = nullptr;
   std::vector<std::vector<int>> nodes_;
-  std::vector<cuda::Memory> memory_;  // own, and imported
+  std::vector<cuda::Memory> memory_;  // own and imported memory
   Exchange exchange_{};
   Exchange direct_exchange_{};
 };

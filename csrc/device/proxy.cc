@@ -7,7 +7,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr unsigned looks_per_clock = 64;  // reading the clock costs as much as some looks
+constexpr unsigned looks_per_clock = 64;  // reading the clock costs as much as several polls
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// The thread of the host that carries out what kernels post into a mailbox.
+// The proxy: the host thread that carries out collectives posted into a mailbox by kernels.
 #pragma once
 
 #include <chrono>
@@ -13,47 +13,50 @@
 namespace r2ccl::device {
 
 struct ProxyOptions {
-  // Looks at the mailbox all the time for so long after the last collective, then at intervals:
-  // a kernel cannot wake a thread.
+  // The proxy polls without a pause for `spin` after the last collective, then in short bursts
+  // `interval` apart.  A kernel cannot wake a thread, so the proxy must poll.
   std::chrono::microseconds spin{2000};
   std::chrono::microseconds interval{50};
-  // Asked now and then while nothing is posted; what it fails with ends the proxy.  May be empty.
+  // Called every `watch_interval` while nothing is posted; an error ends the proxy.  May be empty.
   std::function<Status()> watch;
   std::chrono::microseconds watch_interval{10'000};
 };
 
-// One mailbox's; several would wait for each other in orders that differ from rank to rank.
+// Serves a single mailbox.  A thread for several mailboxes could serve them in orders that differ
+// between ranks, and the ranks would wait for each other.
 class Proxy {
  public:
   using Carry = Server::Carry;
   using Flush = Server::Flush;
 
   Proxy(Mailbox& mailbox, Carry carry, Flush flush, const ProxyOptions& options);
-  // Ends when the collective that is being carried out has ended.  Kernels that wait are let go.
+  // Waits for the collective in progress, ends the thread, and sets the abort word, so that waiting
+  // kernels end.
   ~Proxy();
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
-  // A collective will be posted soon: look without a pause again.
+  // Announces a collective: the proxy polls without a pause again.
   void wake();
-  // Why no more results come; ok while they do.  To be asked before results are given to anybody.
+  // Returns why no more results come; ok while results come.  Callers check failure() before they
+  // pass results on.  Thread-safe, like wake().
   [[nodiscard]] Status failure() const;
 
  private:
   void run();
-  bool await_post();  // false: the proxy is to end, or has
+  bool await_post();  // false: the proxy must end, or has ended
   void give_up(Status why);
 
   Server server_;
   const ProxyOptions options_;
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // protects the members below
   std::condition_variable changed_;
   bool closing_ = false;
   bool woken_ = false;
   Status failure_;
 
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last member: uses all members above
 };
 
 }  // namespace r2ccl::device

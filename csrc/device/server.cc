@@ -15,12 +15,12 @@ Server::Server(Mailbox& mailbox, Carry carry, Flush flush)
 
 Status Server::serve() {
   const Command command = mailbox_.commands[next_ % ring];
-  // Kernels that exchange inside a node count a collective that they have given up.
+  // An exchange kernel that gives up still counts its collective, but writes no command.
   if (command.sequence != next_ && load_acquire(mailbox_.lost) != 0)
     return {ErrorCode::aborted, "a rank of this node gets no more results"};
   if (command.sequence != next_)
     return {ErrorCode::internal, "collective " + std::to_string(next_) +
-                                     " was posted, but its command is that of " +
+                                     " was posted, but the mailbox has the command of " +
                                      std::to_string(command.sequence)};
   if (planted(Mutant::arrival_before_result)) store_release(mailbox_.arrived, next_);
   R2CCL_TRY(carry_(command.plan, next_));

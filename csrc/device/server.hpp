@@ -1,5 +1,5 @@
-// The host's side of a mailbox: what kernels post is carried out, one after another, and published.
-// Without a thread of its own; the proxy has one, and the simulator a fiber.
+// The host's side of a mailbox: carries out posted collectives in order, and publishes their
+// results.  The server has no thread: the proxy runs it on a thread, the simulator on a fiber.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,21 @@ namespace r2ccl::device {
 
 class Server {
  public:
-  // Carries out one collective on the staging entry of that number; returns when the result lies
-  // there and nothing reads the input any more.
+  // Carries out a collective on the staging entry of `sequence`.  Returns when the result is in the
+  // entry and nothing reads the input any more.
   using Carry = std::function<Status(std::uint32_t plan, Sequence sequence)>;
-  // Makes what NICs wrote visible to kernels; may be empty where the platform orders it.
+  // Makes NIC writes visible to kernels; may be empty if the platform orders the writes.
   using Flush = std::function<Status()>;
 
   Server(Mailbox& mailbox, Carry carry, Flush flush);
 
-  // Whether a collective has been posted that is not carried out.
+  // Returns whether a posted collective has not been carried out.
   [[nodiscard]] bool due() const { return reached(load_acquire(mailbox_.posted), next_); }
-  // The next one, which is due.  After an error nothing more is served.
+  // Carries out the next collective; requires due().  After an error nothing more is served.
   Status serve();
-  // Kernels that wait end, now and from now on.  Why has to be known to whoever asks before.
+  // Sets the sticky abort word: waiting and future kernels end.  Host code reads the reason once
+  // its kernels have ended.  So the caller records the reason before this call, or under a lock
+  // held during this call.
   void give_up(ErrorCode why);
 
  private:

@@ -14,7 +14,8 @@ namespace r2ccl::device {
 namespace {
 
 constexpr unsigned threads_per_block = 256;
-constexpr std::uint64_t bytes_per_block = 64U << 10U;  // less is copied sooner than begun
+// Smallest share of a block; a block with less data costs more to start than to run.
+constexpr std::uint64_t bytes_per_block = 64U << 10U;
 constexpr std::uint64_t smallest_staging = 4096;
 
 Status copied(const Status& status) {
@@ -107,20 +108,21 @@ StreamCommunicator::~StreamCommunicator() { close(); }
 
 void StreamCommunicator::close() {
   const std::lock_guard guard(call_mutex_);
-  if (proxy_ == nullptr) {  // closed, or never opened
+  if (proxy_ == nullptr) {  // already closed, or never opened
     if (::getpid() == process_) direct_.withdraw();
     return;
   }
   if (::getpid() != process_) {
-    (void)proxy_.release();  // a child has not its thread
+    (void)proxy_.release();  // the proxy's thread does not exist in a forked child
     return;
   }
-  // Kernels that wait end with the collectives that they wait for, or with the abort word.
+  // Waiting kernels end with their collectives, or with the abort word.
   Status status = device_->synchronise();
   if (node_.active() && status.ok()) status = quiesce();
   if (whole().ok()) closed_ = std::move(status);
   if (closed_.ok()) closed_ = whole();
-  if (!closed_.ok()) {  // the proxy may wait for what others will not post any more, and they do
+  // Proxies of this rank and other ranks may wait for collectives that are never posted.
+  if (!closed_.ok()) {
     communicator_.abort(closed_.message());
     if (node_.active()) node_.inter_node()->abort(closed_.message());
   }
@@ -165,7 +167,7 @@ Status StreamCommunicator::all_reduce(cuda::Stream stream, cuda::Address in, cud
                   .op = op,
                   .algorithm = algorithm,
                   .counts = {count}};
-  // An average is divided once, after the sum of all.
+  // An average is divided once, after the sum over all ranks, so avg does not use the exchange.
   if (node_.active() && op != ReduceOp::avg) return in_node(stream, plan, in, out);
   const auto ranks = static_cast<std::size_t>(communicator_.size());
   const std::uint64_t sent = count * size_of(dtype) / (ranks == 2 ? 1 : ranks);
@@ -252,7 +254,7 @@ Status StreamCommunicator::receive_from(cuda::Stream stream, cuda::Address data,
 }
 
 Status StreamCommunicator::barrier(cuda::Stream stream) {
-  // A shard of nothing, so that the stream waits for its arrival.
+  // An empty shard makes the stream wait for the arrival of the collective.
   constexpr std::size_t nothing = 0;
   return enqueue(stream, {.collective = Collective::barrier, .counts = {nothing}}, {},
                  {0, {&nothing, 1}});
@@ -275,7 +277,8 @@ Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const 
   const bool adds_up =
       plan.collective == Collective::all_reduce || plan.collective == Collective::reduce_scatter;
   Plan posted = plan;
-  // A tree passes on what NICs have written before it is flushed.
+  // In a broadcast tree, a rank forwards data written by NICs before any flush, so trees do not use
+  // GPUDirect.
   const bool tree =
       plan.collective == Collective::broadcast && communicator_.size() > largest_flat_broadcast;
   posted.direct = !adds_up && !tree && direct_.goes(direct_.among_all(), largest * element);
@@ -360,7 +363,7 @@ Status StreamCommunicator::stage(cuda::Stream stream, Buffers& buffers, const Sh
   auto* mailbox = at<Mailbox>(mailbox_memory_.address());
   auto* state = at<DeviceState>(state_memory_.address());
   std::vector<Copy> shards = copies(in, slice);
-  if (shards.empty()) shards.emplace_back();  // nothing to stage, but the collective to post
+  if (shards.empty()) shards.emplace_back();  // no data to stage, but a collective to post
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const auto* source = at<const std::byte>(shards[i].address);
     shards[i].rows.offset += offset;

@@ -1,9 +1,9 @@
-// Collectives on memory of a GPU, in the order of one of its streams.  Kernels stage the input and
-// post it; the proxy carries it out on a communicator of the host; kernels deliver the result.
-// What is staged lies in pinned memory of the host or, where NICs reach that and it is large, in
-// the GPU's own (GPUDirect).  Ranks of one node may add up what they have before that, each a
-// shard, in memory of their GPUs that they give each other.  All of it may be captured into a
-// graph, which then needs nobody else when it is replayed.
+// Collectives on GPU memory, in the order of a stream.  Kernels stage the input and post the
+// collective; the proxy carries the collective out on a communicator of the host; kernels deliver
+// the result.  Staging memory is pinned host memory.  Large transfers are staged in GPU memory if
+// NICs reach GPU memory (GPUDirect).  The ranks of a node may first reduce their inputs in shared
+// GPU memory; each rank then reduces a shard.  A graph may capture all of these kernels.  A replay
+// of the graph repeats the collectives without further calls.
 #pragma once
 
 #include <sys/types.h>
@@ -33,7 +33,8 @@ namespace r2ccl::device {
 struct StreamOptions {
   std::string library = "libcuda.so.1";
   int device = 0;
-  // Of an input, and as much of a result; larger collectives go in slices.  The same on all ranks.
+  // Bytes of staging memory for an input, and again for a result.  Larger collectives run in
+  // slices.  Must be equal on all ranks.
   std::uint64_t staging_bytes = 8U << 20U;
   NodeOptions node{};
   DirectOptions direct{};
@@ -41,19 +42,21 @@ struct StreamOptions {
   cuda::Image image = kernel_image();
 };
 
-// Calls are one after another, on streams that the caller has put in order.  What they return says
-// whether the work is in the stream; failure() whether results are to be trusted.
+// Thread-safe: a lock serialises the calls.  Kernels of different calls must not overlap, so a
+// caller of several streams must order the streams by events.  The status of a call tells whether
+// the work is in the stream; failure() tells whether results are valid.
 class StreamCommunicator {
  public:
-  // `communicator` is used by nobody else, and outlives close().  Waits for all of the GPU's work:
-  // of ranks that share one none may begin before all have been made.
+  // Creates the communicator; collective.  `communicator` has no other user, and outlives close().
+  // create() waits for all work of the GPU.  If ranks share a GPU, no rank may begin work before
+  // all ranks have been created.
   static Result<std::unique_ptr<StreamCommunicator>> create(Communicator& communicator,
                                                             const StreamOptions& options);
   ~StreamCommunicator();
   StreamCommunicator(const StreamCommunicator&) = delete;
   StreamCommunicator& operator=(const StreamCommunicator&) = delete;
 
-  // As Communicator's; addresses are the device's.
+  // The collectives of Communicator, on device addresses; counts in elements.
   Status all_reduce(cuda::Stream stream, cuda::Address in, cuda::Address out, std::size_t count,
                     DType dtype, ReduceOp op, Algorithm algorithm);
   Status all_gatherv(cuda::Stream stream, cuda::Address in, cuda::Address out,
@@ -64,55 +67,58 @@ class StreamCommunicator {
                    int root);
   Status gather(cuda::Stream stream, cuda::Address in, cuda::Address out,
                 std::span<const std::size_t> counts, DType dtype, int root);
-  // Even: `count` elements to each rank, and from each.
+  // Sends `count` elements to each rank, and receives `count` elements from each rank.
   Status all_to_all(cuda::Stream stream, cuda::Address in, cuda::Address out, std::size_t count,
                     DType dtype);
   Status send_to(cuda::Stream stream, cuda::Address data, std::size_t count, DType dtype, int peer);
   Status receive_from(cuda::Stream stream, cuda::Address data, std::size_t count, DType dtype,
                       int peer);
-  // For the stream: what is put into it later waits.
+  // Makes later work of the stream wait for all ranks.
   Status barrier(cuda::Stream stream);
 
-  // As all_gatherv with one count for all, but the shards stay where they arrive: kernels of the
-  // caller's, next in the stream, wait for them and read them (slots()).
+  // Gathers `count` elements of each rank, but leaves the shards in staging memory.  Kernels of the
+  // caller, next in the stream, wait for the shards and read them; see slots().  Returns an error
+  // if a shard exceeds Slots::most_bytes.
   Status gather_slots(cuda::Stream stream, cuda::Address in, std::size_t count, DType dtype);
-  // Where they do.  `sequence` is in the device's memory, the words are in the host's.
+  // Addresses of the shards of gather_slots().  An entry has the shards of all ranks, contiguous in
+  // rank order.  `sequence` is in device memory, `arrived` and `abort` are in host memory.
   struct Slots {
-    cuda::Address base = 0;         // of entry 0; collective s is in entry s % ring
-    cuda::Address direct_base = 0;  // and of shards of `direct_from` bytes or more; 0: of none
+    cuda::Address base = 0;         // entry 0; collective s is in entry s % ring
+    cuda::Address direct_base = 0;  // entry 0 for shards of `direct_from` bytes or more; 0 = none
     std::uint64_t direct_from = 0;
-    std::uint64_t entry_bytes = 0;  // from one entry to the next
-    std::uint64_t most_bytes = 0;   // that a shard may have
+    std::uint64_t entry_bytes = 0;  // distance of two entries
+    std::uint64_t most_bytes = 0;   // largest shard, bytes
     cuda::Address sequence = 0;
     const Word* arrived = nullptr;
     const Word* abort = nullptr;
   };
   [[nodiscard]] Slots slots() const;
 
-  // Why ranks of the node do not exchange what they have; ok if they do.
+  // Returns why ranks of the node do not exchange; ok if the exchange is active.
   [[nodiscard]] const Status& exchange() const { return node_.failure(); }
-  // Why nothing is staged in the GPU's own memory; ok if what is large is.
+  // Returns why GPUDirect is unused; ok if large transfers use GPUDirect.
   [[nodiscard]] const Status& direct() const { return direct_.failure(); }
 
-  // Why no more results come, and those since are void; ok while they do.
+  // Returns why no more results come; ok while results come.  After a failure, later results are
+  // void.
   [[nodiscard]] Status failure();
-  // A graph is about to be replayed: the proxy looks without a pause for a while.
+  // Announces the replay of a graph: the proxy polls without a pause for a while.
   void wake();
-  // Waits for what is in the streams, and ends; idempotent.
+  // Waits for all work in the streams, then ends the communicator; idempotent.
   void close();
 
  private:
-  // A buffer of the caller's: shards one after the other, in elements.
+  // A caller's buffer: contiguous shards, counts in elements.
   struct Shards {
     cuda::Address address = 0;
     std::span<const std::size_t> counts;
   };
 
-  // Of each shard `most` elements, from `first` on, or as many as there are.
+  // A slice: at most `most` elements of each shard, from element `first` on.
   struct Slice {
     std::size_t first;
     std::size_t most;
-    std::size_t element;  // bytes of one
+    std::size_t element;  // bytes per element
 
     [[nodiscard]] std::size_t of(std::size_t count) const {
       return std::min(count - std::min(count, first), most);
@@ -127,14 +133,15 @@ class StreamCommunicator {
   Status open(const StreamOptions& options);
 
   [[nodiscard]] Mailbox& mailbox() const;
-  [[nodiscard]] Status whole() const;  // failure(), of one that is open
+  [[nodiscard]] Status whole() const;  // like failure(); requires an open communicator
 
-  // What every call begins with, with the lock held: whether the stream is being captured.
+  // Begins a call, with the lock held.  Returns whether the stream is being captured.
   Result<bool> begin(cuda::Stream stream);
-  // Puts a collective into the stream, in slices that are the same on all ranks; `in` and `out` may
-  // have no shards here.
+  // Puts a collective into the stream, in slices that are the same on all ranks.  `in` and `out`
+  // may have no shards on this rank.
   Status enqueue(cuda::Stream stream, const Plan& plan, const Shards& in, const Shards& out);
-  // One behind: a slice is posted while the one before it is carried out.
+  // Posts slice n + 1 before it receives slice n, so that the proxy carries out a slice while
+  // kernels stage the next.  `receive` gets the number of slices posted after its slice.
   template <typename Post, typename Receive>
   static Status in_slices(std::size_t largest, std::size_t most, std::size_t element,
                           const Post& post, const Receive& receive) {
@@ -147,24 +154,24 @@ class StreamCommunicator {
     }
     return receive(*before, 0U);
   }
-  // `offset`: of where it is put, in an entry.
+  // Launches the staging of a slice.  `offset`: first byte of the data in an entry.
   Status stage(cuda::Stream stream, Buffers& at, const Shards& in, const Slice& slice,
                std::uint64_t offset, std::uint32_t plan);
+  // Launches the delivery of a slice.  `lag`: see deliver() in kernel_bodies.hpp.
   Status deliver(cuda::Stream stream, Buffers& at, const Shards& out, const Slice& slice,
                  std::uint32_t lag);
-  // Where the own shard of an all-gather's result is, in an entry.
+  // Returns the offset in an entry of the own shard of an all-gather's result.
   [[nodiscard]] std::uint64_t own_offset(const Plan& gather, const Slice& slice) const;
   [[nodiscard]] Communicator& among(const Plan& plan) const {
     return plan.inter_node ? *node_.inter_node() : communicator_;
   }
-  // Bytes that a shard may have in a slice of so many; a multiple of what a vector has, so that
-  // slices lie where copies are fast.
+  // Returns the largest shard of a slice, in bytes; see shard_bytes().
   [[nodiscard]] std::uint64_t slice_bytes(std::size_t shards) const;
-  // Shards that are alike are one copy.
+  // Returns the copies of a slice; shards of equal size become a single copy.
   static std::vector<Copy> copies(const Shards& shards, const Slice& slice);
   Status launch(cuda::Function kernel, cuda::Stream stream, std::uint64_t bytes, void** arguments);
 
-  // Through the node: as enqueue().  An all-reduce, an all-gather or a reduce-scatter.
+  // Enqueues an all-reduce, an all-gather or a reduce-scatter with the exchange inside the node.
   Status in_node(cuda::Stream stream, const Plan& plan, cuda::Address in, cuda::Address out);
   Status all_reduce_in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
                             cuda::Address out, bool capturing);
@@ -179,29 +186,32 @@ class StreamCommunicator {
                         Reduction reduction, std::uint32_t lag);
   Status local_all_gather(cuda::Stream stream, std::span<const OutputRows> outputs,
                           cuda::Address out, std::uint64_t bytes, std::uint32_t lag);
-  // What a rank sends itself among shards that stay apart: right into its place in the result.
+  // Returns the rows of a rank's own unreduced shard, which goes straight to its place in the
+  // result.
   [[nodiscard]] Rows in_place(std::uint32_t index, std::uint64_t bytes, std::uint64_t first) const {
     return {1, bytes, 0, staging_bytes_ + index * bytes, first};
   }
-  // What is posted of the ranks of this local rank.
+  // Returns the plan posted for the inter-node group.
   [[nodiscard]] Plan inter_node_plan(const Plan& plan) const;
-  // The shards of these ranks: apart at the one end, one after the other at the other.
+  // Returns rows for the shards of these ranks: apart in the caller's buffer, contiguous in an
+  // entry.
   static std::vector<Rows> rows_of(std::span<const int> ranks,
                                    std::span<const std::uint64_t> first_bytes,
                                    std::span<const std::size_t> counts, const Slice& slice);
-  Status quiesce();  // nobody reads this rank's memory any more
+  Status quiesce();  // waits until no local peer reads this rank's memory
 
-  // As enqueue(), of what kernels add up.
+  // Enqueue a collective staged in GPU memory and reduced by kernels.
   Status all_reduce_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,
                            cuda::Address out);
   Status reduce_scatter_direct(cuda::Stream stream, const Plan& plan, cuda::Address in,
                                cuda::Address out);
+  // Launches a copy of the own shard into the result: the rails carry only shards of other ranks.
   Status copy_own_shard(cuda::Stream stream, cuda::Address shard, std::uint32_t index,
                         std::uint64_t bytes);
   Status reduce_and_deliver(cuda::Stream stream, cuda::Address out, std::uint64_t bytes,
                             Reduction reduction, std::uint32_t lag);
-  // What `plan`, a reduce-scatter that was posted last, has left apart becomes the own shard of an
-  // all-gather of as many.
+  // Reduces the unreduced shards of `plan`, the reduce-scatter posted last, and posts the
+  // all-gather of the sums.
   Status reduce_and_post(cuda::Stream stream, const Plan& plan, bool capturing);
 
   [[nodiscard]] std::span<const std::size_t> own(std::span<const std::size_t> counts) const;
@@ -232,10 +242,10 @@ class StreamCommunicator {
   cuda::Function deliver_shard_kernel_ = nullptr;
   cuda::Function quiesce_kernel_ = nullptr;
 
-  std::mutex call_mutex_;  // held for a call
+  std::mutex call_mutex_;  // held during a call
 
-  std::unique_ptr<Carrier> carrier_;  // null: never opened
-  std::unique_ptr<Proxy> proxy_;      // null: closed; its thread uses carrier_
+  std::unique_ptr<Carrier> carrier_;  // null if never opened
+  std::unique_ptr<Proxy> proxy_;      // null if closed; the proxy's thread uses carrier_
   Status closed_;
 };
 

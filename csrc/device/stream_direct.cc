@@ -1,4 +1,4 @@
-// A StreamCommunicator's collectives on staging in the memory of its GPU (GPUDirect).
+// StreamCommunicator: collectives staged in GPU memory (GPUDirect).
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -9,7 +9,7 @@
 namespace r2ccl::device {
 namespace {
 
-// Of a shard, in elements.
+// Returns the first element of a shard.
 std::size_t start_of(std::span<const std::size_t> counts, std::size_t shard) {
   const auto shards = counts.first(shard);
   return std::accumulate(shards.begin(), shards.end(), std::size_t{0});
@@ -17,7 +17,7 @@ std::size_t start_of(std::span<const std::size_t> counts, std::size_t shard) {
 
 }  // namespace
 
-// In place: nobody has to copy it there.
+// The own shard is staged at this offset, in the result instead of the input, which saves a copy.
 std::uint64_t StreamCommunicator::own_offset(const Plan& gather, const Slice& slice) const {
   std::uint64_t offset = staging_bytes_;
   for (int rank = 0; rank < among(gather).rank(); ++rank)
@@ -25,7 +25,7 @@ std::uint64_t StreamCommunicator::own_offset(const Plan& gather, const Slice& sl
   return offset;
 }
 
-// ---- collectives that add up ----
+// ---- reducing collectives ----
 
 Status StreamCommunicator::all_reduce_direct(cuda::Stream stream, const Plan& plan,
                                              cuda::Address in, cuda::Address out) {
@@ -39,7 +39,7 @@ Status StreamCommunicator::all_reduce_direct(cuda::Stream stream, const Plan& pl
   const Shards all_out{out, {&count, 1}};
   Plan posted = plan;
   posted.direct = true;
-  if (ranks == 2) {  // everybody gets everything, and adds it up alone
+  if (ranks == 2) {  // both ranks gather both inputs, and each reduces all data
     posted.collective = Collective::all_gather;
     posted.counts = {count, count};
     return in_slices(
@@ -54,7 +54,7 @@ Status StreamCommunicator::all_reduce_direct(cuda::Stream stream, const Plan& pl
                                     {ranks, plan.dtype, plan.op, bytes}, lag);
         });
   }
-  // One after the other: what the device does here takes no time beside what the rails do.
+  // Slices run one after another: kernels take little time compared to the rails.
   posted.collective = Collective::reduce_scatter;
   posted.unreduced = true;
   const std::size_t most =
@@ -135,7 +135,7 @@ Status StreamCommunicator::reduce_and_post(cuda::Stream stream, const Plan& plan
   gather.unreduced = false;
   const auto ranks = static_cast<std::uint32_t>(plan.counts.size());
   std::uint64_t bytes = plan.counts[static_cast<std::size_t>(among(plan).rank())] * element;
-  // From where results are.
+  // Offset of the shard within the result.
   std::uint64_t offset = own_offset(gather, whole_of) - staging_bytes_;
   Reduction reduction{ranks, plan.dtype, plan.op, bytes};
   std::uint32_t number = add_plan(gather, capturing, whole_of);

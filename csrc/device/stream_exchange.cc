@@ -1,4 +1,4 @@
-// A StreamCommunicator's part in the exchange inside its node.
+// StreamCommunicator: collectives with the exchange inside the node.
 #include <algorithm>
 #include <array>
 
@@ -8,7 +8,7 @@
 namespace r2ccl::device {
 namespace {
 
-// Where shards begin that lie one after the other.
+// Returns the first byte of each of several contiguous shards.
 template <typename BytesOf>
 std::vector<std::uint64_t> starts(std::span<const std::size_t> counts, const BytesOf& bytes_of) {
   std::vector<std::uint64_t> made;
@@ -47,7 +47,8 @@ Status StreamCommunicator::all_reduce_in_node(cuda::Stream stream, const Plan& p
   posted.inter_node = true;
   posted.direct = direct_.adds_up(
       direct_.inter_node(), count * element / node_.ranks() / (two ? 1 : nodes), plan.op, nodes);
-  // Of two nodes both get all shards, and add them up alone; of more each a shard of the shard.
+  // With 2 nodes, both nodes gather both shards, and each node reduces all data itself.  With more
+  // nodes, each node reduces a part of the shard, and the nodes then gather the sums.
   posted.unreduced = posted.direct && !two;
   if (posted.direct) posted.collective = two ? Collective::all_gather : Collective::reduce_scatter;
   Exchange& exchange = node_.through(posted.direct);
@@ -155,7 +156,7 @@ Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Pla
       largest, slice_bytes(plan.counts.size()) / element, element,
       [&](const Slice& slice) {
         R2CCL_TRY(publish_input(stream, {in, plan.counts}, slice));
-        const auto first_bytes =  // as copies() puts them
+        const auto first_bytes =  // contiguous in an entry, like copies()
             starts(plan.counts, [&](std::size_t count) { return slice.bytes_of(count); });
         auto rows =
             rows_of(node_.inter_node_ranks(exchange.node.own), first_bytes, plan.counts, slice);
@@ -177,7 +178,7 @@ Status StreamCommunicator::reduce_scatter_in_node(cuda::Stream stream, const Pla
       });
 }
 
-// ---- their kernels ----
+// ---- kernels ----
 
 Status StreamCommunicator::publish_input(cuda::Stream stream, const Shards& in,
                                          const Slice& slice) {
@@ -249,7 +250,7 @@ std::vector<Rows> StreamCommunicator::rows_of(std::span<const int> ranks,
     rows.push_back({1, bytes, 0, offset, first_bytes[of]});
     offset += bytes;
   }
-  // Of the same size, and as far from each other, they are one.
+  // Rows of equal size and equal distance merge into a single Rows object.
   Rows all = rows.front();
   all.count = rows.size();
   all.pitch = rows.size() > 1 ? rows[1].first - all.first : 0;

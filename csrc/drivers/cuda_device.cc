@@ -8,11 +8,12 @@
 namespace r2ccl::cuda {
 namespace {
 
-constexpr int oldest_compute_capability = 8;  // major: what the kernels are compiled for
-constexpr std::chrono::seconds patience{5};   // of a copy
+constexpr int oldest_compute_capability = 8;  // major; the oldest target of the kernels
+constexpr std::chrono::seconds patience{5};   // time limit of a copy
 constexpr int binary_version = 6;             // CU_FUNC_ATTRIBUTE_BINARY_VERSION
-// A driver or a GPU that takes another form of the kernels: CUDA_ERROR_INVALID_IMAGE,
-// NO_BINARY_FOR_GPU, INVALID_PTX, JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION.
+// Errors of cuModuleLoadData for kernels in a form unknown to the driver or GPU:
+// CUDA_ERROR_INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX, JIT_COMPILER_NOT_FOUND,
+// UNSUPPORTED_PTX_VERSION.
 constexpr std::array form_not_taken{200, 209, 218, 221, 222};
 
 }  // namespace
@@ -81,7 +82,7 @@ Result<std::unique_ptr<Device>> Device::open(const std::string& library, int ord
                                              const Image& image) {
   if (image.empty())
     return Status(ErrorCode::invalid_argument,
-                  "this build of r2serve has no kernels: install it where nvcc is in PATH");
+                  "this build of r2serve has no kernels: install r2serve where nvcc is in PATH");
   auto loaded = Library::load(library);
   if (!loaded.ok()) return loaded.take_status();
   const Library& cuda = *loaded.value();
@@ -89,8 +90,8 @@ Result<std::unique_ptr<Device>> Device::open(const std::string& library, int ord
   R2CCL_TRY(cuda.check("cuDeviceGetCount", cuda.device_count(&count)));
   if (ordinal < 0 || ordinal >= count)
     return Status(ErrorCode::invalid_argument, "device: " + std::to_string(ordinal) +
-                                                   "; there are " + std::to_string(count) +
-                                                   " GPUs, from 0");
+                                                   "; the number of GPUs is " +
+                                                   std::to_string(count) + ", counted from 0");
   int device = 0;
   R2CCL_TRY(cuda.check("cuDeviceGet", cuda.device_get(&device, ordinal)));
   int major = 0;
@@ -123,14 +124,14 @@ Status Device::load(const Image& image) {
   auto minor = attribute(compute_capability_minor);
   if (!minor.ok()) return minor.take_status();
   return {ErrorCode::internal,
-          "the CUDA driver does not load r2ccl's kernels: " + binary.message() +
+          "the CUDA driver rejects r2ccl's kernels: " + binary.message() +
               (text.ok() ? "" : "; " + text.message()) + "; the driver supports CUDA " +
               cuda_.version() + ", the GPU has compute capability " +
               std::to_string(major.value()) + "." + std::to_string(minor.value()) +
               "; a driver for CUDA 11.0 or later and a GPU of 8.0 or later are needed"};
 }
 
-// Errors of what is given back are nobody's: a driver that is ending says of all that it is gone.
+// Errors of the clean-up are ignored: at process exit the driver reports every resource as gone.
 Device::~Device() {
   if (context_ == nullptr || foreign()) return;
   if (module_ != nullptr) {
@@ -150,7 +151,7 @@ Result<Memory> Device::allocate(std::size_t bytes) const {
   made.device_ = this;
   if (Status status = cuda_.check("cuMemsetD8", cuda_.fill(made.address_, 0, bytes)); !status.ok())
     return status;
-  // It is asynchronous, and streams of the caller's do not wait for it.
+  // cuMemsetD8 is asynchronous, and the caller's streams do not wait for the fill.
   if (Status status = cuda_.check("cuCtxSynchronize", cuda_.synchronise_context()); !status.ok())
     return status;
   return made;
@@ -214,7 +215,7 @@ Result<Function> Device::kernel(const char* name) const {
   Function found = nullptr;
   if (Status status = cuda_.check(name, cuda_.find_function(&found, module_, name)); !status.ok())
     return status;
-  int version = 0;  // to ask for it loads the kernel, also where modules are loaded lazily
+  int version = 0;  // the query loads the kernel, even with lazy module loading
   if (Status status = cuda_.check(name, cuda_.function_attribute(&version, binary_version, found));
       !status.ok())
     return status;
@@ -261,12 +262,13 @@ Result<FileDescriptor> Device::export_dma_buf(const Memory& memory, std::size_t 
   if (!supported.ok()) return supported.take_status();
   if (supported.value() == 0 || cuda_.handle_of_range == nullptr)
     return Status(ErrorCode::invalid_argument,
-                  "the CUDA driver gives no memory out as a dma-buf: it takes NVIDIA's open kernel "
-                  "modules of 515 or later");
+                  "the CUDA driver gives no memory out as a dma-buf: NVIDIA's open kernel modules, "
+                  "515 or later, are needed");
   ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
   int exported = -1;
-  // Where the CPU has a faster way to this memory than PCIe, NICs have not.
+  // NICs reach this memory over PCIe, even where the CPU has a faster path.  The second call,
+  // without the PCIe flag, serves drivers that reject the flag.
   Code code =
       cuda_.handle_of_range(&exported, memory.address(), bytes, handle_dma_buf, mapped_by_pcie);
   if (code != 0)
@@ -284,7 +286,7 @@ Result<bool> Device::needs_flush() const {
   if (!options.ok()) return options.take_status();
   if ((options.value() & host_flushes) != 0 && cuda_.flush_writes != nullptr) return true;
   return Status(ErrorCode::invalid_argument,
-                "what NICs have written into the GPU's memory cannot be shown to its kernels");
+                "the CUDA driver neither orders nor flushes NIC writes to GPU memory");
 }
 
 class Device::RelaxedCapture {
@@ -334,11 +336,12 @@ Status Copier::copy(Address to, Address from, std::size_t bytes) {
   R2CCL_TRY(current.take_status());
   const Device::RelaxedCapture relaxed(cuda);
   R2CCL_TRY(cuda.check("cuMemcpyAsync", cuda.copy(to, from, bytes, stream_)));
-  Code code = not_ready;  // asked, not waited for: the driver might wait for more than this
+  // Polls the stream: a blocking wait of the driver might wait for more than this copy.
+  Code code = not_ready;
   const auto limit = std::chrono::steady_clock::now() + patience;
   while (code == not_ready) {
     if (std::chrono::steady_clock::now() > limit)
-      return {ErrorCode::internal, "a copy of the GPU's memory did not end within 5 s"};
+      return {ErrorCode::internal, "a copy of GPU memory did not finish within 5 s"};
     code = cuda.query_stream(stream_);
   }
   return cuda.check("cuStreamQuery", code);

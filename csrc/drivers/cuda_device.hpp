@@ -1,5 +1,5 @@
-// A GPU of this machine: its memory, the host's memory that it can reach, kernels and their
-// launches. It works in the device's primary context, which is the one that torch uses.
+// A GPU of this machine: device memory, pinned host memory, kernels and launches.  All calls use
+// the device's primary context, the same context as torch.
 #pragma once
 
 #include <sys/types.h>
@@ -20,29 +20,29 @@ namespace r2ccl::cuda {
 
 class Device;
 
-// What the driver says of a GPU.
+// Properties of a GPU, as reported by the driver.
 struct Description {
   std::string name;
   int major = 0;  // compute capability
   int minor = 0;
-  bool dma_buf = false;  // its memory can be given to others as one
+  bool dma_buf = false;  // export as dma-buf is supported
 };
 
-// All that it shows.
+// Returns the properties of all visible GPUs, in ordinal order.
 [[nodiscard]] Result<std::vector<Description>> describe_all(const std::string& library);
 
-// The kernels, in the forms that a driver takes.
+// The compiled kernels, in the two forms accepted by the driver.
 struct Image {
-  std::span<const std::byte> binary{};  // a fat binary or a cubin: for the GPUs that it names
-  // PTX that ends with a zero byte: for GPUs and drivers that do not take the binary.  The driver
-  // compiles it when it is loaded, which takes seconds, and keeps the result in its cache.
+  std::span<const std::byte> binary{};  // fat binary or cubin, for the GPUs named in it
+  // PTX, terminated by a zero byte: the fallback for GPUs and drivers that reject the binary.  The
+  // driver compiles PTX at load time, which takes seconds, and caches the result.
   std::span<const std::byte> text{};
 
   [[nodiscard]] bool empty() const { return binary.empty(); }
 };
 
-// Memory of the device, zeroed; or pinned memory of the host, zeroed, that the device can reach; or
-// memory of a device that another process has given to this one.
+// Owner of one of three kinds of memory: zeroed device memory, zeroed pinned host memory mapped
+// into the device, or device memory imported from another process.  Must not outlive its Device.
 class Memory {
  public:
   Memory() = default;
@@ -50,8 +50,8 @@ class Memory {
   Memory& operator=(Memory&& other) noexcept;
   ~Memory();
 
-  [[nodiscard]] Address address() const { return address_; }  // as kernels know it
-  [[nodiscard]] std::byte* host() const { return host_; }     // null: it is the device's
+  [[nodiscard]] Address address() const { return address_; }  // address used by kernels
+  [[nodiscard]] std::byte* host() const { return host_; }     // null for device memory
 
  private:
   friend class Device;
@@ -65,7 +65,8 @@ class Copier;
 
 class Device {
  public:
-  // `library`: as Library::load has it; `image`: all kernels.
+  // Opens a GPU and loads `image`, which holds all kernels.  `library` is passed to
+  // Library::load().
   static Result<std::unique_ptr<Device>> open(const std::string& library, int ordinal,
                                               const Image& image);
   ~Device();
@@ -74,24 +75,28 @@ class Device {
 
   [[nodiscard]] Result<Memory> allocate(std::size_t bytes) const;
   [[nodiscard]] Result<Memory> allocate_pinned(std::size_t bytes) const;
-  // Memory of allocate(), for a process of this machine; it has to outlive what that makes of it.
+  // Exports memory of allocate() to another process of this machine.  `memory` must outlive every
+  // mapping made from the handle.
   [[nodiscard]] Result<IpcHandle> export_ipc(const Memory& memory) const;
   [[nodiscard]] Result<Memory> import_ipc(const IpcHandle& handle) const;
-  // A kernel, loaded into the device at once and not with its first launch.
+  // Returns a kernel.  The driver loads the kernel into the device now, not at its first launch.
   [[nodiscard]] Result<Function> kernel(const char* name) const;
-  // `arguments`: the address of each.
+  // Launches a kernel.  `arguments` holds the address of each kernel argument.
   [[nodiscard]] Status launch(Function kernel, unsigned blocks, unsigned threads, Stream stream,
                               void** arguments) const;
-  // Whether what is put into the stream goes into a graph.
+  // Returns whether the stream is being captured into a graph.
   [[nodiscard]] Result<bool> capturing(Stream stream) const;
-  // Waits for all that was launched.
+  // Waits until all work of the context has finished.
   [[nodiscard]] Status synchronise() const;
 
-  // Memory of allocate() of so many bytes, for NICs of this machine; both in whole pages.
+  // Exports memory of allocate() as a dma-buf for NICs of this machine.  The address and `bytes`
+  // must be multiples of the page size.
   [[nodiscard]] Result<FileDescriptor> export_dma_buf(const Memory& memory,
                                                       std::size_t bytes) const;
-  // Whether kernels see what NICs have written only after flush_writes(); an error: not even then.
+  // Returns whether kernels see NIC writes only after flush_writes().  Returns an error if the
+  // driver has no flush.
   [[nodiscard]] Result<bool> needs_flush() const;
+  // Makes earlier NIC writes visible to kernels.  Requires needs_flush().
   [[nodiscard]] Status flush_writes() const;
   [[nodiscard]] Result<std::unique_ptr<Copier>> make_copier() const;
 
@@ -99,11 +104,12 @@ class Device {
   friend class Memory;
   friend class Copier;
   class ScopedContext;   // makes the context current for a scope
-  class RelaxedCapture;  // so that captures of other threads do not mind what this one does
+  class RelaxedCapture;  // allows driver calls during stream captures of other threads
   [[nodiscard]] Result<int> attribute(Attribute asked) const;
 
   Device(const Library& library, int device) : cuda_(library), device_(device) {}
-  [[nodiscard]] bool foreign() const { return ::getpid() != process_; }  // a child has no driver
+  // Returns true in a forked child, where the driver is unusable.
+  [[nodiscard]] bool foreign() const { return ::getpid() != process_; }
   Status load(const Image& image);
   void free(const Memory& memory) const;
 
@@ -114,8 +120,8 @@ class Device {
   Module module_ = nullptr;
 };
 
-// Copies for threads of the host, between memory of the device and the host's or inside the device:
-// on a stream of its own, which waits for no other.
+// Copies between host and device memory, or inside the device, for host threads.  Copies run on a
+// private non-blocking stream, so they wait for no other stream.
 class Copier {
  public:
   explicit Copier(const Device& device) : device_(device) {}
@@ -123,7 +129,8 @@ class Copier {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  // On any thread; returns when it is done.
+  // Copies `bytes` bytes and returns when the copy is complete; returns an error after 5 s.
+  // Thread-safe.
   Status copy(Address to, Address from, std::size_t bytes);
 
  private:

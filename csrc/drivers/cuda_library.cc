@@ -51,7 +51,8 @@ void find_newer(void* from, Library& to) {
   (void)find_entry(from, "cuFlushGPUDirectRDMAWrites", to.flush_writes, missing);
 }
 
-// Never unloaded: what a process had of a driver lives as long as the process.
+// Opens the driver and resolves the entry points.  The library is never unloaded: driver resources
+// may be in use until the process exits.
 Result<const Library*> open(const std::string& path) {
   void* const loaded = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (loaded == nullptr)
@@ -60,7 +61,7 @@ Result<const Library*> open(const std::string& path) {
   std::string missing;
   if (!find_all(loaded, *library, missing))
     return Status(ErrorCode::internal,
-                  path + " is no CUDA driver of 11.0 or later: it has no " + missing);
+                  path + " is not a driver for CUDA 11.0 or later: missing symbol " + missing);
   find_newer(loaded, *library);
   if (Status status = library->check("cuInit", library->init(0)); !status.ok()) return status;
   return library.release();
@@ -70,7 +71,8 @@ Result<const Library*> open(const std::string& path) {
 
 Result<const Library*> Library::load(const std::string& path) {
   static std::mutex mutex;
-  static auto& loaded = *new std::map<std::string, const Library*>;  // threads outlive statics
+  // Never freed: threads may outlive static objects.
+  static auto& loaded = *new std::map<std::string, const Library*>;
   const std::lock_guard guard(mutex);
   const auto cached = loaded.find(path);
   if (cached != loaded.end()) return cached->second;

@@ -1,5 +1,5 @@
-// The CUDA driver as it is found when it is wanted: neither its header nor its library is needed to
-// build.  What its types are here is what its binary interface says they are.
+// The CUDA driver, loaded at run time: the build needs neither the CUDA header nor the library.
+// The types below follow the driver's binary interface.
 #pragma once
 
 #include <cstddef>
@@ -27,26 +27,26 @@ inline constexpr Code not_ready = 600;
 inline constexpr int handle_dma_buf = 1;
 inline constexpr unsigned long long mapped_by_pcie = 1;
 
-// Of memory, for other processes of this machine (CUipcMemHandle).
+// Handle of device memory for other processes of this machine (CUipcMemHandle).
 struct IpcHandle {
   char bytes[64];
 };
 
-// As CUdevice_attribute has them.
+// Values of CUdevice_attribute.
 enum Attribute : int {
   compute_capability_major = 75,
   compute_capability_minor = 76,
-  flush_writes_options = 117,  // of what NICs write; bit 0: the host can
-  writes_ordering = 118,       // the least that has not to be flushed: writes_ordered
+  flush_writes_options = 117,  // ways to flush NIC writes; bit 0: by the host
+  writes_ordering = 118,       // ordering of NIC writes; writes_ordered or more: no flush is needed
   dma_buf_supported = 124,
 };
 inline constexpr int writes_ordered = 100;
 inline constexpr int host_flushes = 1;
 
-// The entry points, by their names without "cu"; those of several versions are named by the one
-// that is meant.
+// Entry points of the driver.  The comment `_v2` marks the version bound where the driver exports
+// several versions.
 struct Library {
-  // `path`: a file, or a name that the loader finds; each is loaded once.
+  // Loads the library once per path.  `path` is a file, or a name resolved by the dynamic loader.
   static Result<const Library*> load(const std::string& path);
 
   Code (*init)(unsigned flags) = nullptr;
@@ -84,14 +84,14 @@ struct Library {
   Code (*query_stream)(Stream) = nullptr;
   Code (*copy)(Address to, Address from, std::size_t bytes, Stream) = nullptr;
   Code (*exchange_capture_mode)(int* mode) = nullptr;
-  // Null where the driver is older than they are.
+  // The next two entry points are null in drivers older than the CUDA version given beside each.
   Code (*handle_of_range)(void* handle, Address, std::size_t bytes, int type,
-                          unsigned long long flags) = nullptr;  // 11.7
-  Code (*flush_writes)(int target, int scope) = nullptr;        // 11.3
+                          unsigned long long flags) = nullptr;  // CUDA 11.7
+  Code (*flush_writes)(int target, int scope) = nullptr;        // CUDA 11.3
 
-  // What an entry point answered; names the entry point's error.
+  // Turns the result code of the entry point `what` into a Status with the driver's error text.
   [[nodiscard]] Status check(const char* what, Code code) const;
-  // The newest CUDA version that the driver supports: "12.4"; "?" where the driver does not tell.
+  // Returns the newest CUDA version supported by the driver, such as "12.4", or "?" if unknown.
   [[nodiscard]] std::string version() const;
 };
 

@@ -1,4 +1,4 @@
-// Threads for what a device may take long for, or for ever.
+// Detached threads for device calls that may take long or never return.
 #pragma once
 
 #include <system_error>
@@ -7,7 +7,8 @@
 
 namespace r2ccl {
 
-// False: there is no thread to be had now (a limit of processes), and nothing has begun.
+// Runs `body` on a detached thread.  Returns false if the system cannot create a thread (process
+// limit); `body` is not run then.
 template <typename Body>
 [[nodiscard]] bool run_detached(Body body) {
   try {

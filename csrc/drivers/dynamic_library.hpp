@@ -1,4 +1,4 @@
-// Entry points of a library that is loaded while the process runs.
+// Entry points of a library loaded at run time.
 #pragma once
 
 #include <dlfcn.h>
@@ -7,8 +7,8 @@
 
 namespace r2ccl {
 
-// Looks an entry point up in a library that dlopen() gave.  False: the library does not have it,
-// and `missing` is its name.
+// Resolves the symbol `name` in a library opened with dlopen().  If the symbol does not exist,
+// returns false and sets `missing` to `name`.
 template <typename Function>
 bool find_entry(void* library, const char* name, Function& function, std::string& missing) {
   function = reinterpret_cast<Function>(::dlsym(library, name));

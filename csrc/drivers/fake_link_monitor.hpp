@@ -1,5 +1,5 @@
-// A LinkMonitor whose interfaces exist in a test only.  The script functions may be called from
-// another thread than poll().
+// A LinkMonitor with simulated interfaces, for tests.  The script functions may run on another
+// thread than poll().
 #pragma once
 
 #include <sys/eventfd.h>
@@ -19,7 +19,7 @@ class FakeLinkMonitor final : public LinkMonitor {
  public:
   FakeLinkMonitor() : fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
-  // The script.
+  // Script functions: change the simulated interfaces.
   void set_link(int ifindex, const std::string& name, bool carrier_up, bool admin_up = true) {
     change([&] { table_.set_link(ifindex, {name, carrier_up, admin_up}, pending_); });
   }

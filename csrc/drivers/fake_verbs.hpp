@@ -1,6 +1,6 @@
-// RDMA devices that exist in a test only, all on one wire.  Writes land when the script says so, or
-// at once; everything that a device can do to its user can be asked for.  The script functions may
-// be called from another thread than the user's.
+// Simulated RDMA devices for tests, all on one wire.  Writes land at once, or on command of the
+// script.  The script can provoke every failure of a device.  Script functions may run on another
+// thread than the user of the devices.
 #pragma once
 
 #include <cerrno>
@@ -20,36 +20,38 @@ class FakeVerbs final : public VerbsDriver,
                         private FakeWire,
                         public std::enable_shared_from_this<FakeVerbs> {
  public:
-  static constexpr std::uint16_t pkeys = 4;  // that a port has
+  static constexpr std::uint16_t pkeys = 4;  // size of a port's P_Key table
 
   // ---- the script ----
-  // A device with one port, 1, and a RoCE v2 GID at index 1.
+  // Adds a device with a single port, number 1, and a RoCE v2 GID at index 1.
   void add_device(const std::string& name) {
     const std::lock_guard lock(mutex_);
     Device& device = devices_[name];
     device.gid.back() = static_cast<std::byte>(devices_.size());
   }
-  // Writes wait on the wire from now on; or all that wait land, and further ones at once.
+  // hold() keeps all writes on the wire. let_go() lands the held writes; later writes land at once.
   void hold() { set_holding(true); }
   void let_go() { set_holding(false); }
-  // Queue pairs take turns at random from now on, one write at a time.
+  // Lands writes of the queue pairs in random order from now on, a single write per turn.
   void shuffle(unsigned seed) {
     const std::lock_guard lock(mutex_);
     random_.seed(seed);
     shuffled_ = true;
   }
-  // What this device sends and what is sent to it vanishes, and nothing says so.
+  // Holds back all traffic from and to this device, without an error.  Unmuting delivers the
+  // traffic.
   void mute(const std::string& name, bool muted) {
     const std::lock_guard lock(mutex_);
     devices_[name].muted = muted;
     if (!muted) land();
   }
-  // It is muted as soon as it is to send something out of this memory: not before, and not after.
+  // Mutes the device at its first write with a source inside `memory`, before the write lands.
   void mute_at(const std::string& name, std::span<const std::byte> memory) {
     const std::lock_guard lock(mutex_);
     devices_[name].mutes_at = memory;
   }
-  // The retries of all its writes that have not landed are exhausted.  False: there are none.
+  // Fails each queue pair of the device that has pending writes: retries exhausted.  Returns false
+  // if the device has no pending write.
   bool exhaust_retries(const std::string& name) {
     const std::lock_guard lock(mutex_);
     bool any = false;
@@ -60,7 +62,7 @@ class FakeVerbs final : public VerbsDriver,
     }
     return any;
   }
-  // Its newest queue pair is in the error state, and nothing says why.
+  // Moves the newest queue pair of the device into the error state without any event.
   void flush_newest(const std::string& name) {
     const std::lock_guard lock(mutex_);
     if (Pair* pair = newest(name); pair != nullptr) flush(*pair);
@@ -76,11 +78,12 @@ class FakeVerbs final : public VerbsDriver,
     device.events.push_back(event);
     ::eventfd_write(device.event_fd.get(), 1);
   }
-  // Of the newest queue pair of the device: a completion that nobody asked for.
+  // Adds an unsolicited completion to the newest queue pair of the device.
   void inject_completion(const std::string& name, const VerbsCompletion& completion) {
     const std::lock_guard lock(mutex_);
     if (Pair* pair = newest(name); pair != nullptr) complete(*pair, completion);
   }
+  // Moves the RoCE v2 GID to `index`, and sets the last byte of the GID.
   void set_gid(const std::string& name, std::uint8_t index, std::byte last) {
     const std::lock_guard lock(mutex_);
     devices_[name].gid_index = index;
@@ -90,54 +93,55 @@ class FakeVerbs final : public VerbsDriver,
     const std::lock_guard lock(mutex_);
     devices_[name].active = active;
   }
-  void remove(const std::string& name) {  // every call to it fails from now on
+  void remove(const std::string& name) {  // every later call fails
     const std::lock_guard lock(mutex_);
     devices_[name].removed = true;
-    ++devices_[name].removals;  // whoever has it open has it no more
+    ++devices_[name].removals;  // handles opened earlier stay unusable
     devices_[name].fatal_reported = false;
     for (auto& [number, pair] : pairs_)
       if (pair.device == name) pair.dead = true;
   }
+  // Makes a removed device available again; its old handles stay unusable.
   void plug_in(const std::string& name) {
     const std::lock_guard lock(mutex_);
     devices_[name].removed = false;
   }
-  void fail_posts(const std::string& name, int error) {  // 0: no more
+  void fail_posts(const std::string& name, int error) {  // 0 = succeed again
     const std::lock_guard lock(mutex_);
     devices_[name].post_error = error;
   }
-  void fail_sharing(const std::string& name, int error) {
+  void fail_sharing(const std::string& name, int error) {  // 0 = succeed again
     const std::lock_guard lock(mutex_);
     devices_[name].share_error = error;
   }
-  // It takes them, and does not reach them.
+  // Accepts dma-buf registrations, but fails every write into a dma-buf.
   void break_dma_bufs(const std::string& name) {
     const std::lock_guard lock(mutex_);
     devices_[name].dma_bufs_break = true;
   }
-  void refuse_dma_bufs(const std::string& name, int error) {  // 0: no more
+  void refuse_dma_bufs(const std::string& name, int error) {  // 0 = accept again
     const std::lock_guard lock(mutex_);
     devices_[name].dma_buf_error = error;
   }
-  // The error state is not reached until hang(false).
+  // Blocks VerbsQueuePair::fail() until hang(false).
   void hang(const std::string& name, bool hanging) {
     const std::lock_guard lock(mutex_);
     devices_[name].hanging = hanging;
     changed_.notify_all();
   }
-  // What its ports are is not answered until hang_ports(false).
+  // Blocks port queries until hang_ports(false).
   void hang_ports(const std::string& name, bool hanging) {
     const std::lock_guard lock(mutex_);
     devices_[name].ports_hang = hanging;
     changed_.notify_all();
   }
-  // What was registered with it is not freed until hang_freeing(false).
+  // Blocks the deregistration of memory until hang_freeing(false).
   void hang_freeing(const std::string& name, bool hanging) {
     const std::lock_guard lock(mutex_);
     devices_[name].freeing_hangs = hanging;
     changed_.notify_all();
   }
-  // Its queue pairs cannot be destroyed until refuse_destroy(false).
+  // Makes destroy() of the device's queue pairs fail until refuse_destroy(false).
   void refuse_destroy(const std::string& name, bool refusing) {
     const std::lock_guard lock(mutex_);
     devices_[name].undying = refusing;
@@ -156,7 +160,7 @@ class FakeVerbs final : public VerbsDriver,
     const std::lock_guard lock(mutex_);
     return regions_.size();
   }
-  // Bytes that peers have put into memory that was registered as a whole from there on.
+  // Returns the number of bytes written by peers into regions registered at exactly this address.
   [[nodiscard]] std::size_t written(const void* memory) const {
     const std::lock_guard lock(mutex_);
     std::size_t bytes = 0;
@@ -169,7 +173,8 @@ class FakeVerbs final : public VerbsDriver,
     return devices_.at(name).writes;
   }
 
-  // How often a message found no receive posted; and completions no room in their queue.
+  // not_ready() counts writes with immediate that found no posted receive. overruns() counts
+  // completions beyond the capacity of their completion queue.
   [[nodiscard]] std::size_t not_ready() const {
     const std::lock_guard lock(mutex_);
     return not_ready_;
@@ -178,7 +183,7 @@ class FakeVerbs final : public VerbsDriver,
     const std::lock_guard lock(mutex_);
     return overruns_;
   }
-  // How its newest queue pair was made, and connected.
+  // Attributes of the creation and connection of a device's newest queue pair.
   struct QueuePairAttributes {
     VerbsAddress own;
     VerbsPath path;
@@ -192,7 +197,7 @@ class FakeVerbs final : public VerbsDriver,
                ? QueuePairAttributes{}
                : QueuePairAttributes{pair->own, pair->path, pair->pkey_index, pair->depth};
   }
-  // Nothing is registered with it until hang_sharing(false).
+  // Blocks memory registration until hang_sharing(false).
   void hang_sharing(const std::string& name, bool hanging) {
     const std::lock_guard lock(mutex_);
     devices_[name].sharing_hangs = hanging;
@@ -278,7 +283,7 @@ class FakeVerbs final : public VerbsDriver,
       if (pair == verbs_->pairs_.end()) return 0;
       const Device& device = verbs_->devices_[pair->second.device];
       if (device.undying) return EBUSY;
-      if (device.removed && !device.fatal_reported) return EIO;  // the kernel is not through
+      if (device.removed && !device.fatal_reported) return EIO;  // removal still in progress
       verbs_->flush(pair->second);
       verbs_->pairs_.erase(pair);
       return 0;
@@ -342,7 +347,7 @@ class FakeVerbs final : public VerbsDriver,
       port.gids.push_back({0, VerbsGidType::roce_v1, device.gid});
       port.gids.push_back({device.gid_index, VerbsGidType::roce_v2, device.gid});
       verbs_->changed_.wait(lock, [&] { return !device.ports_hang; });
-      return port;  // as it was when it was asked
+      return port;  // state from before the wait
     }
     Result<std::unique_ptr<VerbsMemory>> share(std::span<std::byte> memory,
                                                bool /*relaxed_ordering*/) override {
@@ -390,7 +395,7 @@ class FakeVerbs final : public VerbsDriver,
     [[nodiscard]] bool gone(const Device& device) const {
       return device.removed || device.removals != removals_;
     }
-    // `prepare` returns 0 or an errno.
+    // Registers a region after `prepare`, which returns 0 or an errno.
     template <typename Prepare>
     Result<std::unique_ptr<VerbsMemory>> take(std::span<std::byte> memory, Prepare prepare) {
       std::unique_lock lock(verbs_->mutex_);

@@ -1,4 +1,5 @@
-// What lies between the RDMA devices of a test: queue pairs, memory, and writes on their way.
+// The wire between the simulated RDMA devices of a test: queue pairs, memory regions and writes in
+// flight.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -40,7 +41,8 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 namespace r2ccl {
 
-// What this thread does for as long as there is one is not the host's: ThreadSanitizer ignores it.
+// Makes ThreadSanitizer ignore the memory accesses of this thread during the object's lifetime.
+// The accesses simulate DMA of a NIC, not work of the host.
 struct TsanIgnore {
 #if defined(R2CCL_UNDER_TSAN)
   TsanIgnore() {
@@ -52,20 +54,20 @@ struct TsanIgnore {
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
   }
 #else
-  TsanIgnore() {}  // NOLINT(modernize-use-equals-default): a variable of it is not unused
+  TsanIgnore() {}  // NOLINT(modernize-use-equals-default): avoids unused-variable warnings
 #endif
   TsanIgnore(const TsanIgnore&) = delete;
   TsanIgnore& operator=(const TsanIgnore&) = delete;
 };
 
-// All functions want the lock.
+// All functions need `mutex_` locked, except set_holding(), which locks the mutex.
 class FakeWire {
  protected:
   struct Region {
     std::string device;
     std::span<std::byte> memory;
-    std::size_t written = 0;                  // bytes, by peers
-    std::shared_ptr<std::byte> dma_buf = {};  // where its bytes are; null: in the memory
+    std::size_t written = 0;                  // bytes written by peers
+    std::shared_ptr<std::byte> dma_buf = {};  // mapped dma-buf; null: host memory
   };
   struct Write {
     VerbsWrite request;
@@ -85,8 +87,8 @@ class FakeWire {
     std::uint16_t pkey_index = 0;
     FileDescriptor fd{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
     bool armed = false;
-    bool failed = false;
-    bool dead = false;
+    bool failed = false;  // in the error state
+    bool dead = false;    // the device was removed
   };
   struct Device {
     VerbsGid gid{};
@@ -96,19 +98,19 @@ class FakeWire {
     int post_error = 0;
     int share_error = 0;
     int dma_buf_error = 0;
-    bool dma_bufs_break = false;  // a write into one ends its queue pair
+    bool dma_bufs_break = false;  // writes into a dma-buf break the queue pair
     std::uint64_t writes = 0;
-    std::span<const std::byte> mutes_at{};  // it is muted once it is to send something of this
+    std::span<const std::byte> mutes_at{};  // a write from here mutes the device
     bool active = true;
     bool muted = false;
     unsigned removals = 0;
     bool removed = false;
-    bool fatal_reported = false;  // since it was removed
+    bool fatal_reported = false;  // device_fatal was read since the removal
     bool sharing_hangs = false;
     bool hanging = false;
     bool ports_hang = false;
     bool freeing_hangs = false;
-    bool undying = false;
+    bool undying = false;  // queue pairs cannot be destroyed
   };
 
   void set_holding(bool holding) {
@@ -150,7 +152,7 @@ class FakeWire {
     if (std::exchange(pair.armed, false)) ::eventfd_write(pair.fd.get(), 1);
   }
 
-  // Everything that may land does: in the order of each queue pair, which are in any order.
+  // Lands all deliverable writes: in order within a queue pair, in any order between queue pairs.
   void land() {
     if (holding_) return;
     std::vector<Pair*> order;
@@ -167,6 +169,7 @@ class FakeWire {
     }
   }
 
+  // Delivers the oldest waiting write.  Returns false if the write must wait or has failed.
   bool deliver(Pair& pair) {
     const auto found = pairs_.find(pair.peer);
     if (found == pairs_.end() || pair.dead) return false;
@@ -176,7 +179,7 @@ class FakeWire {
       return false;
     const Write& write = pair.waiting.front();
     const bool immediate = write.request.immediate.has_value();
-    if (immediate && peer.receives.empty()) {  // not ready: tried again
+    if (immediate && peer.receives.empty()) {  // receiver not ready: retried later
       ++not_ready_;
       return false;
     }
@@ -208,7 +211,7 @@ class FakeWire {
     pair.waiting.pop_front();
   }
 
-  // 0 or an errno.  A dma-buf of a test is a file in memory.
+  // Maps a dma-buf, a memory file in tests, into `region`.  Returns 0 or an errno.
   static int map(int dma_buf, Region& region) {
     struct stat file {};
     if (::fstat(dma_buf, &file) != 0) return errno;
@@ -222,7 +225,7 @@ class FakeWire {
     return 0;
   }
 
-  // Where the bytes of these addresses are; null: they are not of the region.
+  // Returns the host address behind a device address; null if the range lies outside the region.
   static std::byte* bytes_at(const Region& region, std::uint64_t address, std::size_t bytes) {
     const auto begin = reinterpret_cast<std::uintptr_t>(region.memory.data());
     if (address < begin || address + bytes > begin + region.memory.size()) return nullptr;
@@ -230,7 +233,7 @@ class FakeWire {
     return base + (address - begin);
   }
 
-  // What is not inlined is read through the device, by the key.
+  // Returns the source bytes of a write that is not inline, looked up by the local key.
   const std::byte* bytes_of(const VerbsSource& source) const {
     const auto found = regions_.find(source.local_key);
     if (found == regions_.end()) return nullptr;
@@ -247,8 +250,9 @@ class FakeWire {
     if (at == nullptr || from == nullptr) return false;
     if (found->second.dma_buf && devices_[found->second.device].dma_bufs_break) return false;
     found->second.written += request.source.bytes;
-    // Another attempt of a chunk may land while its message is read, or comes by TCP: the same
-    // bytes, which change nothing, and which a NIC writes unseen by any sanitizer.
+    // A second attempt of a chunk may land while the host reads the message, or while TCP delivers
+    // the same chunk.  The bytes are identical and change nothing.  Sanitizers do not see the
+    // writes of a real NIC either.
     const TsanIgnore ignore;
     std::memcpy(at, from, request.source.bytes);
     return true;

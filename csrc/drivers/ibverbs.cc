@@ -19,8 +19,9 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::size_t batch = 16;  // work requests and completions at a time
-// The kernel's interface has 16 bits for the size of the table, and an entry has 32 bytes.
+constexpr std::size_t batch = 16;  // work requests or completions per call
+// Entries read from a GID table.  The kernel interface limits the table to 64 KiB, and an entry
+// takes 32 bytes.
 constexpr std::size_t most_gids = 1024;
 constexpr int shared_access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 
@@ -28,7 +29,8 @@ Status failed(const std::string& what, int error) {
   return {ErrorCode::internal, what + ": " + std::strerror(error)};
 }
 
-// An open device; queue pairs and memory keep it open.
+// An open device.  Queue pairs and memory regions hold a shared pointer, so they keep the device
+// open.
 struct Context {
   const IbverbsLibrary& library;
   ibv_context* verbs;
@@ -36,14 +38,15 @@ struct Context {
 
   Context(const IbverbsLibrary& of, ibv_context* opened, ibv_pd* allocated)
       : library(of), verbs(opened), domain(allocated) {}
-  // Completion queues take turns, so that no one processor gets all interrupts.
+  // Spreads completion queues round-robin over the completion vectors, so interrupts do not all hit
+  // a single CPU.
   int next_vector() { return static_cast<int>(vectors++ % vector_count()); }
   [[nodiscard]] unsigned vector_count() const {
     return verbs->num_comp_vectors > 0 ? static_cast<unsigned>(verbs->num_comp_vectors) : 1U;
   }
   std::atomic<unsigned> vectors{0};
-  // The kernel says so when it has ended all that the device had for us.  Since then calls fail,
-  // and what they were to free is gone but for our handles, which nothing can be done with.
+  // Set by IBV_EVENT_DEVICE_FATAL: the kernel has released all resources of the device.  Later
+  // calls fail with EIO; the user-space handles remain, and nothing can free them.
   std::atomic<bool> fatal{false};
   [[nodiscard]] bool ended_by_kernel(int error) const { return error == EIO && fatal.load(); }
 
@@ -109,7 +112,7 @@ class QueuePair final : public VerbsQueuePair {
                   .max_recv_sge = 1,
                   .max_inline_data = depth.inline_bytes};
     pair_ = library().create_qp(context_->domain, &wanted);
-    if (pair_ == nullptr && depth.inline_bytes > 0) {  // more than the device has
+    if (pair_ == nullptr && depth.inline_bytes > 0) {  // perhaps beyond the device's limit
       wanted.cap.max_inline_data = 0;
       pair_ = library().create_qp(context_->domain, &wanted);
     }
@@ -211,7 +214,7 @@ class QueuePair final : public VerbsQueuePair {
       if (!to.ok) {
         to.flushed = from.status == IBV_WC_WR_FLUSH_ERR;
         to.status = library().wc_status_str(from.status);
-        continue;  // the rest of it is not valid
+        continue;  // all other fields are invalid
       }
       to.receive = (from.opcode & IBV_WC_RECV) != 0;
       to.bytes = from.byte_len;
@@ -241,7 +244,7 @@ class QueuePair final : public VerbsQueuePair {
   ibv_cq* const completions_;
   ibv_qp* pair_ = nullptr;
   std::uint32_t inline_bytes_ = 0;
-  unsigned events_ = 0;  // taken and not acknowledged
+  unsigned events_ = 0;  // received, not yet acknowledged
 };
 
 class Device final : public VerbsDevice {
@@ -280,7 +283,7 @@ class Device final : public VerbsDevice {
   Result<std::unique_ptr<VerbsMemory>> share(std::span<std::byte> memory,
                                              bool relaxed_ordering) override {
     ibv_mr* region = nullptr;
-    if (relaxed_ordering)  // a device without it ignores the flag
+    if (relaxed_ordering)  // devices without relaxed ordering ignore the flag
       region =
           library().reg_mr_iova2(context_->domain, memory.data(), memory.size(),
                                  reinterpret_cast<std::uintptr_t>(memory.data()),
@@ -307,7 +310,7 @@ class Device final : public VerbsDevice {
     if (region == nullptr) region = share_with(shared_access);
     if (region != nullptr)
       return std::unique_ptr<VerbsMemory>(std::make_unique<Memory>(context_, region));
-    const int error = errno;  // EPROTONOSUPPORT: of kernels before 5.12
+    const int error = errno;  // EPROTONOSUPPORT: kernels before 5.12
     const bool none = error == EOPNOTSUPP || error == ENOSYS || error == EPROTONOSUPPORT;
     return failed("registering " + std::to_string(addresses.size()) + " bytes of a dma-buf with " +
                       name_ + (none ? ", whose driver takes none" : "") + ": ibv_reg_dmabuf_mr",
@@ -394,7 +397,7 @@ class Driver final : public VerbsDriver {
     std::vector<std::string> names;
     int count = 0;
     ibv_device** const list = library_.get_device_list(&count);
-    if (list == nullptr) return names;  // the kernel has no verbs
+    if (list == nullptr) return names;  // the kernel has no verbs support
     for (int i = 0; i < count; ++i) names.emplace_back(library_.get_device_name(list[i]));
     library_.free_device_list(list);
     return names;
@@ -441,8 +444,9 @@ Result<std::shared_ptr<VerbsDriver>> load_ibverbs() {
 namespace r2ccl {
 
 Result<std::shared_ptr<VerbsDriver>> load_ibverbs() {
-  return Status(ErrorCode::internal,
-                "this r2serve was built without RDMA: infiniband/verbs.h was missing");
+  return Status(
+      ErrorCode::internal,
+      "this build of r2serve has no RDMA support: infiniband/verbs.h was missing at build time");
 }
 
 }  // namespace r2ccl

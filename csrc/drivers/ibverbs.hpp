@@ -1,5 +1,5 @@
-// RDMA verbs by libibverbs, which is loaded when it is first wanted: a machine without it runs
-// everything but verbs rails.
+// RDMA verbs over libibverbs, loaded at first use.  Without the library, everything but verbs rails
+// works.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,8 @@
 
 namespace r2ccl {
 
-// An error says what is missing: the library, a symbol of it, or the kernel's side of it.
+// Loads libibverbs.  An error names the missing part: the library, a symbol, or RDMA support in
+// this build of r2serve.
 [[nodiscard]] Result<std::shared_ptr<VerbsDriver>> load_ibverbs();
 
 }  // namespace r2ccl

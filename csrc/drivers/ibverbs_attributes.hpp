@@ -1,4 +1,4 @@
-// What a queue pair is told of its connection, as libibverbs has it.
+// Connection attributes of a queue pair, as structures of libibverbs.
 #pragma once
 
 #if R2CCL_IBVERBS
@@ -15,14 +15,14 @@ namespace r2ccl {
 
 inline std::uint32_t bytes_of(ibv_mtu mtu) { return 128U << static_cast<unsigned>(mtu); }
 
-// The largest that is not above; 256 at least.
+// Returns the largest MTU not above `bytes`, and IBV_MTU_256 for smaller values.
 inline ibv_mtu mtu_of(std::uint32_t bytes) {
   ibv_mtu mtu = IBV_MTU_4096;
   while (mtu > IBV_MTU_256 && bytes_of(mtu) > bytes) mtu = static_cast<ibv_mtu>(mtu - 1);
   return mtu;
 }
 
-// Of the transition to RTR.
+// Returns the attributes of the transition to RTR (ready to receive).
 inline ibv_qp_attr receiving_attributes(const VerbsAddress& own, const VerbsAddress& peer,
                                         const VerbsPath& path) {
   ibv_qp_attr receive{};
@@ -30,7 +30,7 @@ inline ibv_qp_attr receiving_attributes(const VerbsAddress& own, const VerbsAddr
   receive.path_mtu = mtu_of(std::min(own.mtu, peer.mtu));
   receive.dest_qp_num = peer.queue_pair;
   receive.rq_psn = peer.first_packet;
-  receive.max_dest_rd_atomic = 0;  // nobody reads
+  receive.max_dest_rd_atomic = 0;  // peers issue no RDMA READ or atomic
   receive.min_rnr_timer = path.rnr_timer;
   receive.ah_attr.dlid = peer.lid;
   receive.ah_attr.sl = path.service_level;
@@ -47,7 +47,7 @@ inline ibv_qp_attr receiving_attributes(const VerbsAddress& own, const VerbsAddr
   return receive;
 }
 
-// Of the transition to RTS.
+// Returns the attributes of the transition to RTS (ready to send).
 inline ibv_qp_attr sending_attributes(const VerbsAddress& own, const VerbsPath& path) {
   ibv_qp_attr send{};
   send.qp_state = IBV_QPS_RTS;

@@ -47,10 +47,11 @@ Result<const IbverbsLibrary*> IbverbsLibrary::load() {
     if (loaded == nullptr) return std::string(::dlerror());
     std::string missing;
     if (!find_all(loaded, library, missing))
-      return "libibverbs.so.1 is older than rdma-core 32: it has no " + missing;
+      return "libibverbs.so.1 is older than rdma-core 32: missing symbol " + missing;
     (void)find_entry(loaded, "ibv_reg_dmabuf_mr", library.reg_dmabuf_mr, missing);
-    // Kernels before 5.12 give a writing parent new pages after a fork, and the device keeps the
-    // old ones.  Where it cannot be helped, nothing is worse than without.
+    // Kernels before 5.12 give a writing parent new pages after fork(), while the device keeps the
+    // old pages. ibv_fork_init() prevents the mismatch.  A failure is ignored: the process then
+    // runs as without the call.
     (void)library.fork_init();
     return std::string();
   }();

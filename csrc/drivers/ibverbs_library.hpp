@@ -1,4 +1,5 @@
-// libibverbs as it is found when it is wanted.  For ibverbs.cc, in builds that have its header.
+// libibverbs, loaded at run time.  Only ibverbs.cc uses this header, in builds with
+// infiniband/verbs.h.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -8,14 +9,14 @@
 
 #include "base/errors.hpp"
 
-#undef ibv_query_port  // macros that call what is to be loaded
+#undef ibv_query_port  // macros that hide the functions to load
 #undef ibv_reg_mr
 
 namespace r2ccl {
 
-// The entry points that are no inline functions.
+// Entry points of libibverbs, except its inline functions.
 struct IbverbsLibrary {
-  static Result<const IbverbsLibrary*> load();  // once
+  static Result<const IbverbsLibrary*> load();  // loads the library once
 
   decltype(&::ibv_fork_init) fork_init = nullptr;
   decltype(&::ibv_get_device_list) get_device_list = nullptr;
@@ -44,7 +45,8 @@ struct IbverbsLibrary {
   decltype(&::ibv_event_type_str) event_type_str = nullptr;
   decltype(&::ibv_wc_status_str) wc_status_str = nullptr;
 
-  // Of rdma-core 34, which the header need not be of; null: the library is older.
+  // ibv_reg_dmabuf_mr() exists since rdma-core 34; null in older libraries.  The signature is
+  // declared here, because the header of the build may be older as well.
   using RegDmabufMr = ibv_mr* (*)(ibv_pd* domain, std::uint64_t offset, std::size_t length,
                                   std::uint64_t iova, int fd, int access);
   RegDmabufMr reg_dmabuf_mr = nullptr;

@@ -20,7 +20,8 @@
 namespace r2ccl {
 namespace {
 
-// By ioctl and not from sysfs, which shows the namespace that mounted it and not always ours.
+// Returns the speed of an interface in Mbit/s, or -1.  The ioctl sees the network namespace of the
+// process; sysfs shows the namespace of its mount, possibly another.
 std::int64_t speed_of(int socket, const std::string& name) {
   ethtool_cmd command{};
   command.cmd = ETHTOOL_GSET;
@@ -50,7 +51,7 @@ Result<std::vector<Interface>> list_interfaces() {
     Interface& interface = by_name[item->ifa_name];
     if (item->ifa_addr == nullptr) continue;
     if (item->ifa_addr->sa_family == AF_PACKET) {
-      // Every interface has exactly one such entry.
+      // Every interface has exactly one AF_PACKET entry.
       sockaddr_ll link{};
       std::memcpy(&link, item->ifa_addr, sizeof(link));
       interface.index = link.sll_ifindex;
@@ -67,7 +68,7 @@ Result<std::vector<Interface>> list_interfaces() {
 
   std::vector<Interface> interfaces;
   for (auto& [name, interface] : by_name) {
-    // Index 0: only an address label of an interface ("eth0:1"), which belongs to the interface.
+    // Index 0 marks an address label ("eth0:1"); its addresses belong to the labelled interface.
     if (interface.index != 0) interfaces.push_back(std::move(interface));
   }
   for (const auto& [name, interface] : by_name) {
@@ -108,8 +109,9 @@ Result<int> ifindex_of(const IpAddress& address) {
       there += (there.empty() ? "" : ", ") + interface.name + "=" + have.to_string();
     }
   }
-  return Status(ErrorCode::invalid_argument,
-                "no interface carries the address " + address.to_string() + "; there is: " + there);
+  return Status(
+      ErrorCode::invalid_argument,
+      "no interface carries the address " + address.to_string() + "; present addresses: " + there);
 }
 
 }  // namespace r2ccl

@@ -1,4 +1,4 @@
-// The network interfaces of this network namespace, as they are now.
+// The network interfaces currently present in this network namespace.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@ struct Interface {
   bool admin_up = false;
   bool carrier_up = false;
   bool is_loopback = false;
-  std::int64_t speed_mbps = -1;  // -1: unknown, as of most virtual interfaces and without carrier
+  std::int64_t speed_mbps = -1;  // Mbit/s; -1 = unknown (no carrier, most virtual interfaces)
   std::vector<IpAddress> addresses;
 };
 
-// By index.
+// Returns all interfaces, sorted by index.
 [[nodiscard]] Result<std::vector<Interface>> list_interfaces();
 
-// The interface that carries the address, null if there is none.  The loopback interface carries
-// all of 127.0.0.0/8.
+// Returns the interface that carries the address, or null.  The loopback interface carries all of
+// 127.0.0.0/8.
 [[nodiscard]] const Interface* find_interface(const std::vector<Interface>& interfaces,
                                               const IpAddress& address);
 
-// The same over the present interfaces: an index, or an error that names the address and what there
-// is.
+// Returns the index of the present interface that carries the address.  The error names the address
+// and lists the present addresses.
 [[nodiscard]] Result<int> ifindex_of(const IpAddress& address);
 
 }  // namespace r2ccl

@@ -1,4 +1,4 @@
-// An IPv4 or IPv6 address without port and scope.
+// An IPv4 or IPv6 address, without port and scope.
 #pragma once
 
 #include <sys/socket.h>
@@ -13,25 +13,27 @@
 
 namespace r2ccl {
 
-// How far an address reaches; none: no port has it for itself (unspecified, multicast, broadcast,
-// IPv4 in IPv6).
+// Reach of an address.  `none`: no port owns the address (unspecified, multicast, broadcast, IPv4
+// in IPv6).
 enum class AddressScope { none, loopback, link, global };
 
 struct IpAddress {
   int family = AF_UNSPEC;             // AF_INET or AF_INET6; AF_UNSPEC: none
   std::array<std::byte, 16> bytes{};  // network order; IPv4 uses the first 4
 
-  // Numeric text only ("10.0.0.1", "fd00::1"); empty for anything else.
+  // Parses numeric text ("10.0.0.1", "fd00::1"); returns nullopt for any other text.
   [[nodiscard]] static std::optional<IpAddress> parse(std::string_view text);
-  // 4 or 16 bytes in network order, as `of_family` says; empty for other families or sizes.
+  // Makes an address from 4 (AF_INET) or 16 (AF_INET6) bytes in network order.  Returns nullopt for
+  // other families and sizes.
   [[nodiscard]] static std::optional<IpAddress> from_bytes(int of_family,
                                                            std::span<const std::byte> raw);
+  // Returns nullopt for null and for families other than AF_INET and AF_INET6.
   [[nodiscard]] static std::optional<IpAddress> from_sockaddr(const sockaddr* address);
 
   [[nodiscard]] std::string to_string() const;
   [[nodiscard]] bool is_loopback() const;  // 127.0.0.0/8 or ::1
   [[nodiscard]] AddressScope scope() const;
-  // A port that had this address may be reached at the other one instead: same family, same scope.
+  // Returns whether a port may replace this address with `other`: same family, same scope.
   [[nodiscard]] bool replaceable_by(const IpAddress& other) const;
 
   friend auto operator<=>(const IpAddress&, const IpAddress&) = default;

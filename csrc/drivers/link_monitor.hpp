@@ -1,6 +1,6 @@
-// Watches network interfaces: carrier, administrative state, existence and addresses.  Its events
-// are hints that spare a rail the wait for its deadlines; the kernel may hold one back for up to a
-// second and nothing may depend on its coming.
+// Monitor of network interfaces: carrier, administrative state, existence and addresses.  Events
+// are hints; a rail without events learns of a fault by its deadlines.  The kernel may delay an
+// event by up to 1 s, so correctness must not depend on events.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 namespace r2ccl {
 
 enum class LinkEventKind : std::uint8_t {
-  state,          // carrier_up, admin_up as they are now
-  removed,        // the interface is gone (also: moved or renamed away), and all its addresses
-  address_added,  // usable from now on: an IPv6 address counts only after duplicate detection
+  state,          // new carrier_up and admin_up
+  removed,        // interface gone, renamed or in another namespace, with its addresses
+  address_added,  // usable now; IPv6: after duplicate address detection
   address_removed,
 };
 
@@ -23,32 +23,32 @@ struct LinkEvent {
   LinkEventKind kind = LinkEventKind::state;
   int ifindex = 0;
   std::string name;
-  bool carrier_up = false;  // false also while the interface is administratively down
+  bool carrier_up = false;  // also false while administratively down
   bool admin_up = false;
-  IpAddress address;  // of the address events
+  IpAddress address;  // address events only
 };
 
-// Not for concurrent use.
+// Not thread-safe.
 class LinkMonitor {
  public:
   using Callback = std::function<void(const LinkEvent&)>;
 
   virtual ~LinkMonitor() = default;
 
-  // From the next poll() on, which reports the state and addresses that the interface has.  An
-  // index stays with one device; a name also follows a device that comes back under it.
+  // Watches an interface.  The next poll() reports its current state and addresses.  An index
+  // denotes one device; a name also covers a later device with the same name.
   virtual void watch(int ifindex) = 0;
   virtual void watch(const std::string& name) = 0;
 
-  // The usable addresses of the device of this name as of the last poll(), the lowest first.
+  // Returns the usable addresses of the device `name` as of the last poll(), in ascending order.
   [[nodiscard]] virtual std::vector<IpAddress> addresses(const std::string& name) const = 0;
 
-  // Readable (level-triggered) when poll() has something to read.
+  // Returns a descriptor that is readable (level-triggered) while poll() has input.
   [[nodiscard]] virtual int fd() const = 0;
 
-  // Never waits for an event.  Call it when fd() is readable, after watch(), and about once a
-  // second besides, which repeats what the system had no memory for.  Events come in order and only
-  // when something changed; the callback may call watch().
+  // Reports the changes in order, without waiting for an event.  Call poll() when fd() is readable,
+  // after watch(), and about once per second.  The periodic call repeats reads that failed for lack
+  // of kernel memory.  The callback may call watch().
   virtual void poll(const Callback& callback) = 0;
 };
 

@@ -22,7 +22,7 @@ void LinkTable::set_link(int ifindex, const LinkState& state, Events& events) {
   const bool was_watched = !is_new && watched(ifindex, entry.state.name);
   const bool is_watched = watched(ifindex, state.name);
   const bool changed = entry.state != state;
-  // Renamed away from a watched name: for its watcher the interface is gone.
+  // An interface renamed away from a watched name counts as removed.
   if (was_watched && !is_watched) events.push_back(event(LinkEventKind::removed, ifindex, entry));
   entry.state = state;
   entry.generation = generation_;

@@ -1,5 +1,6 @@
-// What is known of the interfaces, and which changes are worth an event.  The netlink monitor and
-// its fake share it, so that both report alike.  Pure: no system call.
+// Table of the known interfaces.  The table decides which changes become events.
+// NetlinkLinkMonitor and FakeLinkMonitor share the table, so both report alike.  Pure: no system
+// calls.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct LinkState {
   friend bool operator==(const LinkState&, const LinkState&) = default;
 };
 
-// Every function appends the events it causes to `events`.
+// Every function appends the resulting events to `events`.
 class LinkTable {
  public:
   using Events = std::vector<LinkEvent>;
@@ -30,22 +31,23 @@ class LinkTable {
 
   void set_link(int ifindex, const LinkState& state, Events& events);
   void remove_link(int ifindex, Events& events);
-  // Ignored for interfaces that are not known.
+  // Addresses of unknown interfaces are ignored.
   void add_address(int ifindex, const IpAddress& address, Events& events);
   void remove_address(int ifindex, const IpAddress& address, Events& events);
 
-  // In ascending order.
+  // Returns the addresses of the interface in ascending order.
   [[nodiscard]] std::vector<IpAddress> addresses(const std::string& name) const;
 
-  // Between the two, everything that exists is set or added again; the rest is gone.
+  // Between begin_resync() and end_resync(), the caller sets or adds everything that exists.
+  // end_resync() removes the rest.
   void begin_resync();
   void end_resync(Events& events);
 
  private:
   struct Entry {
     LinkState state;
-    std::uint64_t generation = 0;
-    std::map<IpAddress, std::uint64_t> addresses;  // with their generation
+    std::uint64_t generation = 0;                  // resync that last saw the interface
+    std::map<IpAddress, std::uint64_t> addresses;  // value: like generation
   };
 
   [[nodiscard]] bool watched(int ifindex, const std::string& name) const;

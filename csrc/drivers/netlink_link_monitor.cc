@@ -14,9 +14,9 @@
 namespace r2ccl {
 namespace {
 
-// netlink(7): no message of a dump is larger.
+// Upper bound of a dump message, from netlink(7).
 constexpr std::size_t netlink_buffer_bytes = 32 * 1024;
-// One poll() reads at most this many datagrams, so that a storm of events cannot hold its caller.
+// Limit of datagrams per poll(), so that an event storm cannot hold the caller.
 constexpr int datagrams_per_poll = 128;
 constexpr int dump_attempts = 3;
 
@@ -28,7 +28,7 @@ std::optional<T> read_as(std::span<const std::byte> bytes) {
   return value;
 }
 
-// Calls visit(type, payload) for each attribute; stops at the first that does not fit.
+// Calls visit(type, payload) for each attribute; stops at the first malformed attribute.
 template <typename Visit>
 void for_each_attribute(std::span<const std::byte> bytes, Visit visit) {
   while (const auto header = read_as<rtattr>(bytes)) {
@@ -39,7 +39,7 @@ void for_each_attribute(std::span<const std::byte> bytes, Visit visit) {
   }
 }
 
-// Calls visit(header, payload) for each message while it returns true.
+// Calls visit(header, payload) for each message until visit() returns false.
 template <typename Visit>
 void for_each_message(std::span<const std::byte> bytes, Visit visit) {
   while (const auto header = read_as<nlmsghdr>(bytes)) {
@@ -61,8 +61,8 @@ int open_socket() {
 }
 
 struct Received {
-  ssize_t bytes;  // -1: errno says why
-  bool usable;    // whole, and from the kernel: any process may send to a netlink port
+  ssize_t bytes;  // -1: see errno
+  bool usable;    // complete and sent by the kernel; any process may send to a netlink port
 };
 
 Received receive(int fd, std::span<std::byte> buffer) {
@@ -109,7 +109,7 @@ void NetlinkLinkMonitor::watch(const std::string& name) { table_.watch(name, pen
 
 void NetlinkLinkMonitor::poll(const Callback& callback) {
   read_events();
-  // After the events: those that are older than the dump must not be applied on top of it.
+  // Runs after read_events(): events older than the dump must not be applied on top of the dump.
   if (resync_wanted_) resync();
   for (const LinkEvent& event : std::exchange(pending_, {})) callback(event);
 }
@@ -119,8 +119,8 @@ void NetlinkLinkMonitor::read_events() {
     const Received received = receive(events_.get(), buffer_);
     if (received.bytes < 0) {
       if (errno == EAGAIN) return;
-      // ENOBUFS: events were lost.  The error is reported once; what is queued can still be read.
-      // Whatever else it may be, reading everything anew repairs it.
+      // ENOBUFS means lost events.  The kernel reports the loss once; queued events remain
+      // readable.  A full resync repairs this error and any other.
       resync_wanted_ = true;
       if (errno != ENOBUFS) return;
       continue;
@@ -148,7 +148,8 @@ void NetlinkLinkMonitor::resync() {
   }
 }
 
-// Asks for everything of one type and handles the answer.  False if it is not complete.
+// Requests a dump of all objects of one type and handles the reply.  Returns false if the reply is
+// incomplete.
 bool NetlinkLinkMonitor::dump(std::uint16_t request_type) {
   struct {
     nlmsghdr header;
@@ -174,15 +175,15 @@ bool NetlinkLinkMonitor::read_dump(std::uint32_t sequence) {
   bool complete = true;
   while (!done) {
     const Received received = receive(query_.get(), buffer_);
-    // The kernel makes each part of a dump while the one before it is read.  If there is none, it
-    // lacked memory for it; the next poll() tries again.
+    // The kernel produces the next part of a dump while the previous part is read.  A missing part
+    // means the kernel lacked memory; the next poll() tries again.
     if (received.bytes < 0) return false;
     if (!received.usable) continue;
     for_each_message(std::span(buffer_).first(static_cast<std::size_t>(received.bytes)),
                      [&](const nlmsghdr& header, std::span<const std::byte> payload) {
-                       // An older sequence: the rest of a dump that got stuck.
+                       // An older sequence number: the rest of an aborted dump.
                        if (header.nlmsg_seq != sequence) return true;
-                       // The configuration changed between two parts of the dump.
+                       // NLM_F_DUMP_INTR: the configuration changed between two parts of the dump.
                        if ((header.nlmsg_flags & NLM_F_DUMP_INTR) != 0) complete = false;
                        if (header.nlmsg_type == NLMSG_ERROR) complete = false;
                        done = header.nlmsg_type == NLMSG_DONE || header.nlmsg_type == NLMSG_ERROR;
@@ -205,12 +206,12 @@ void NetlinkLinkMonitor::handle(std::uint16_t type, std::span<const std::byte> p
 
 void NetlinkLinkMonitor::handle_link(std::uint16_t type, std::span<const std::byte> payload) {
   const auto info = read_as<ifinfomsg>(payload);
-  // AF_BRIDGE: the port of a bridge came or went, not the interface.
+  // AF_BRIDGE reports a change of a bridge port, not of the interface.
   if (!info || info->ifi_family != AF_UNSPEC) return;
   if (type == RTM_DELLINK) return table_.remove_link(info->ifi_index, pending_);
   LinkState state;
-  // "Lower up" is the carrier of an interface that is up; the operational state ("running") would
-  // come later, it waits for protocols such as 802.1X.
+  // IFF_LOWER_UP is the carrier of an enabled interface.  The operational state IFF_RUNNING comes
+  // later, after protocols like 802.1X.
   state.carrier_up = (info->ifi_flags & IFF_LOWER_UP) != 0;
   state.admin_up = (info->ifi_flags & IFF_UP) != 0;
   for_each_attribute(
@@ -240,7 +241,7 @@ void NetlinkLinkMonitor::handle_address(std::uint16_t type, std::span<const std:
           flags = read_as<std::uint32_t>(value).value_or(flags);
         }
       });
-  // On a point-to-point interface IFA_ADDRESS is the other end's.
+  // On a point-to-point interface, IFA_ADDRESS is the address of the remote end.
   if (local) address = local;
   if (!address) return;
   const int ifindex = static_cast<int>(info->ifa_index);

@@ -1,5 +1,5 @@
-// LinkMonitor over a routing netlink socket (rtnetlink(7)).  Needs no privilege and sees the
-// network namespace of the thread that opened it.
+// LinkMonitor over a routing netlink socket (rtnetlink(7)).  The monitor needs no privilege and
+// sees the network namespace of the thread that opened the socket.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,9 @@ namespace r2ccl {
 
 class NetlinkLinkMonitor final : public LinkMonitor {
  public:
-  // The kernel drops events that do not fit into the receive buffer and says so; then everything is
-  // read anew.  Reading anew takes the kernel's lock on network configuration for a moment.
+  // Opens the sockets.  The kernel drops events beyond the receive buffer and reports the loss; the
+  // monitor then reads everything again.  A full read briefly holds the kernel's lock on network
+  // configuration.
   static Result<std::unique_ptr<NetlinkLinkMonitor>> open(int receive_buffer_bytes = 256 * 1024);
 
   void watch(int ifindex) override;
@@ -30,7 +31,7 @@ class NetlinkLinkMonitor final : public LinkMonitor {
   [[nodiscard]] int fd() const override { return events_.get(); }
   void poll(const Callback& callback) override;
 
-  // How often everything was read anew, the first time included.
+  // Returns the number of full reads, including the first.
   [[nodiscard]] std::uint64_t resyncs() const { return resyncs_; }
 
  private:
@@ -44,8 +45,8 @@ class NetlinkLinkMonitor final : public LinkMonitor {
   void handle_link(std::uint16_t type, std::span<const std::byte> payload);
   void handle_address(std::uint16_t type, std::span<const std::byte> payload);
 
-  const FileDescriptor events_;  // joined to the multicast groups
-  const FileDescriptor query_;   // for dumps only, so that they never mix with events
+  const FileDescriptor events_;  // member of the multicast groups
+  const FileDescriptor query_;   // for dumps only: keeps replies apart from events
   bool resync_wanted_ = true;
   std::uint64_t resyncs_ = 0;
   std::uint32_t sequence_ = 0;

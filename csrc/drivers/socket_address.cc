@@ -41,7 +41,8 @@ Result<SocketAddress> SocketAddress::abstract_unix(const std::string& name) {
   if (name.size() + 1 > sizeof(local->sun_path))
     return Status(ErrorCode::invalid_argument, "unix socket name too long: '" + name + "'");
   local->sun_family = AF_UNIX;
-  std::memcpy(local->sun_path + 1, name.data(), name.size());  // a leading NUL: abstract
+  // a leading NUL selects the abstract namespace
+  std::memcpy(local->sun_path + 1, name.data(), name.size());
   result.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return result;
 }

@@ -11,7 +11,7 @@
 namespace r2ccl {
 namespace {
 
-constexpr int max_ranks = 256;  // CallTag::root is one byte
+constexpr int max_ranks = 256;  // CallTag::root has 1 byte
 
 }  // namespace
 
@@ -198,7 +198,7 @@ Status Communicator::receive_from(std::byte* data, std::size_t count, DType dtyp
   R2CCL_TRY(check_rank("src", peer));
   if (peer == rank()) return {ErrorCode::invalid_argument, "src: is this rank itself"};
   const std::lock_guard guard(call_mutex_);
-  // What the peer's matching send() says.
+  // The tag equals the tag of the peer's matching send().
   CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
   tag.number = receives_[static_cast<std::size_t>(peer)]++;
   channel_.works_on(data, data);
@@ -242,8 +242,8 @@ Status Communicator::check_rank(const char* field, int value) const {
 Status Communicator::check_counts(const char* field, std::span<const std::size_t> counts) const {
   if (static_cast<int>(counts.size()) == size()) return {};
   return {ErrorCode::invalid_argument, std::string(field) + ": " + std::to_string(counts.size()) +
-                                           " entries, one for each of " + std::to_string(size()) +
-                                           " ranks is needed"};
+                                           " entries; needs one for each of " +
+                                           std::to_string(size()) + " ranks"};
 }
 
 }  // namespace r2ccl

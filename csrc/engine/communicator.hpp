@@ -1,6 +1,5 @@
-// A communicator: ranks, their canonical reduction tree, and collectives over the links of the
-// engine.  Calls of one communicator are one after another; different communicators are
-// independent, also from different threads.
+// A communicator: ranks, their canonical reduction tree, and collectives over the engine's links.
+// Thread-safe: calls of a communicator are serialised, and different communicators are independent.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +25,8 @@ class Communicator {
     int node = 0;
   };
 
-  // `id` is the same on all ranks and used by no other communicator of the job.  The engine must
-  // have all members but ourselves as peers.
+  // Creates a communicator.  `id` is equal on all ranks and unique within the job.  The engine must
+  // have all other members as peers.
   static Result<std::unique_ptr<Communicator>> create(std::shared_ptr<Engine> engine,
                                                       std::uint64_t id, std::string name, int rank,
                                                       const std::vector<Member>& members,
@@ -42,6 +41,8 @@ class Communicator {
   [[nodiscard]] int size() const { return channel_.size(); }
 
   // ---- collectives; counts in elements, buffers may be equal where collectives.hpp says so ----
+  // Return ok with the result complete.  An invalid argument is reported before anything is sent.
+  // Every other error is sticky: all later calls on every rank return the error.
   Status all_reduce(const std::byte* in, std::byte* out, std::size_t count, DType dtype,
                     ReduceOp op, Algorithm algorithm);
   Status all_gatherv(const std::byte* in, std::byte* out, std::span<const std::size_t> counts,
@@ -57,35 +58,40 @@ class Communicator {
   Status receive_from(std::byte* data, std::size_t count, DType dtype, int peer);
   Status barrier();
 
-  // Validates an argument of a call: the error that the call would return.
+  // Validate an argument of a call; return the error that the call would return.  `field` is the
+  // argument's name in the error text.
   [[nodiscard]] Status check_rank(const char* field, int value) const;
   [[nodiscard]] Status check_counts(const char* field, std::span<const std::size_t> counts) const;
 
-  // Whether collectives may work on memory that NICs reach and the CPU does not: each rank is a
-  // node of its own, and has rails to all others that write memory by themselves.
+  // Returns ok if collectives can use GPUDirect: every rank is alone on its node, and
+  // Engine::check_reach() accepts all other ranks.  Else returns invalid_argument with the reason.
   [[nodiscard]] Status check_direct() const;
-  // Of the RDMA rails to all ranks, in an order that stays; 0 of one that is not connected.
+  // Returns the epochs of the RDMA rails to all ranks, ordered by rank and rail; 0 for a rail not
+  // connected.
   [[nodiscard]] std::vector<Epoch> rdma_epochs() const;
-  // Shared by all communicators of the engine; see Engine::register_dma_buf().
+  // Registers GPU memory for all communicators of the engine; see Engine::register_dma_buf().
   Status register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf) {
     return engine_->register_dma_buf(addresses, std::move(dma_buf));
   }
+  // See Engine::deregister_buffer().
   Status deregister_buffer(const std::byte* buffer) { return engine_->deregister_buffer(buffer); }
 
-  // The error of a call that has waited for all members since then (of now_ns()); ok while it would
-  // wait.
+  // Returns the error of a call that has waited for all other ranks since `since` (time of
+  // now_ns()); ok while the call would go on waiting.
   [[nodiscard]] Status check_waiting(TimeNs since) const;
 
-  // Ends the call in progress, also that of another thread, and all later ones, on every rank.
+  // Ends the call in progress and all later calls on every rank, with the error `aborted`.
+  // Callable from any thread, also during a call.
   void abort(const std::string& text);
-  // Waits until what was sent is delivered, at most linger_s, and leaves.
+  // Waits until everything sent is delivered, at most linger_s seconds, and leaves the
+  // communicator.  Later calls return invalid_argument.
   void close(double linger_s);
 
  private:
   Communicator(std::shared_ptr<Engine> engine, std::uint64_t id, std::string name, int rank,
                Simd simd);
 
-  // One call of channel_, of a communicator that is open.
+  // Runs a call of channel_; returns an error if the communicator is closed.
   template <typename Body>
   Status run(Collective noted, const CallTag& tag, std::size_t bytes, const Body& body);
   [[nodiscard]] CallTag collective_tag(Collective collective, DType dtype, ReduceOp op,
@@ -94,13 +100,13 @@ class Communicator {
   const std::shared_ptr<Engine> engine_;
   const Simd simd_;
   ReductionTree tree_;
-  std::vector<std::uint32_t> sends_;  // point-to-point calls, by peer
+  std::vector<std::uint32_t> sends_;  // numbers of point-to-point calls, by peer
   std::vector<std::uint32_t> receives_;
 
-  std::mutex call_mutex_;  // held for a call
+  std::mutex call_mutex_;  // held during a call
   std::uint32_t calls_ = 0;
   EngineChannel channel_;
-  bool closed_ = false;  // set with both locks held, so either protects it
+  bool closed_ = false;  // set under call_mutex_ and the engine's lock; either protects reads
 };
 
 }  // namespace r2ccl

@@ -1,4 +1,4 @@
-// The engine's life: start, peers, background thread, end.
+// Engine: start, peers, faults, the background thread and shutdown.
 #include "engine/engine.hpp"
 
 #include <sys/eventfd.h>
@@ -16,9 +16,10 @@
 namespace r2ccl {
 namespace {
 
-// A rail hands out up to 256 KiB at once; its next word must come before it counts as dead.
+// Lowest rate of an injected `slow` fault.  A rail sends up to 256 KiB at a time.  At a lower rate
+// the next frame would come too late for the dead deadline.
 constexpr double slowest_bytes_per_s = 1e6;
-constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;  // peers differ by their pair key
+constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;  // constant: pair keys separate jobs
 
 std::uint64_t fingerprint_of(const Config& config) {
   const std::array<std::uint64_t, 10> settings{
@@ -125,7 +126,7 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
 Engine::~Engine() {
   close(0.0);
   if (!foreign()) return;
-  // Of a fork: threads, queue pairs and devices are the parent's.
+  // In a forked child, threads, queue pairs and devices belong to the parent.
   if (background_.joinable()) background_.detach();
   for (auto& [process, peer] : peers_)
     for (CarriedLink::End& end : peer->ends)
@@ -148,7 +149,7 @@ Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {
 
 Status Engine::add_peer(const PeerDescription& description) {
   if (description.process == process_)
-    return {ErrorCode::invalid_argument, "peer process: equal to the own process number"};
+    return {ErrorCode::invalid_argument, "peer process: must differ from the own process number"};
   if (description.rails.empty() || description.rails.size() > max_rails_per_link)
     return {ErrorCode::invalid_argument,
             "rails to " + description.label + ": " + std::to_string(description.rails.size()) +
@@ -160,7 +161,7 @@ Status Engine::add_peer(const PeerDescription& description) {
   LinkOptions options = link_options(config_, connects);
   for (const RailDescription& rail : description.rails) {
     if (rail.kind != RailKind::verbs) continue;
-    // One that is gone for now does not keep its peer's other rails from working.
+    // A device that is gone for now must not block the peer's other rails.
     if (!verbs_devices_.knows(rail.verbs.device)) R2CCL_TRY(verbs_devices_.open(rail.verbs.device));
     options.memory = &verbs_devices_.pool();
   }
@@ -184,7 +185,7 @@ Status Engine::add_peer(const PeerDescription& description) {
     end.route.remote = remote.value();
     end.given = IpAddress::from_sockaddr(local.value().get()).value_or(IpAddress());
     if (!rail.device.empty()) {
-      monitor_->watch(rail.device);  // by name: it may be removed and come back
+      monitor_->watch(rail.device);  // by name: the device may be removed and return
       announce_if_moved(*peer, static_cast<RailId>(i));
     } else if (!end.given.is_loopback()) {
       auto index = ifindex_of(end.given);
@@ -295,10 +296,10 @@ void Engine::set_label(const std::string& label) {
 Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double bytes_per_s) {
   if (fault == Fault::corrupt && !config_.checksum)
     return {ErrorCode::invalid_argument,
-            "fault: corrupt needs checksum (R2CCL_CHECKSUM), or nobody would notice"};
+            "fault: corrupt needs checksums (R2CCL_CHECKSUM=on), else no rank detects it"};
   if (fault == Fault::slow && !(bytes_per_s >= slowest_bytes_per_s))
     return {ErrorCode::invalid_argument,
-            "bytes_per_s: a rail that sends less than 1 MB/s (8 Mbit/s) is silent, not slow"};
+            "bytes_per_s: must be at least 1 MB/s (8 Mbit/s); a slower rail counts as silent"};
   const Lock guard(*this);
   const TimeNs now = now_ns();
   return with_rails(rail, process,
@@ -319,7 +320,8 @@ Status Engine::with_rails(RailId rail, std::uint32_t process, Act act) {
     found = true;
   }
   if (found) return {};
-  return {ErrorCode::invalid_argument, "rail " + std::to_string(rail) + ": no peer has that many"};
+  return {ErrorCode::invalid_argument,
+          "rail " + std::to_string(rail) + ": no peer has a rail of this index"};
 }
 
 std::vector<Engine::RailInfo> Engine::rails() {
@@ -397,7 +399,7 @@ void Engine::run_background() {
     read_fault_file(now);
     start_due_connects(now);
     localiser_.progress(now);
-    // A caller that polls keeps ticking; then nothing is left to do here.
+    // Skip if a polling caller has ticked recently.
     if (now - last_tick_ >= tick_interval_) progress_all(now_ns());
   }
 }

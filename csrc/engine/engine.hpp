@@ -1,5 +1,5 @@
-// The engine of a process: its peers, the progress of all links, and the background thread that
-// makes progress when nobody is in a collective.
+// The engine of a process: its peers, the progress of all links, and a background thread.  The
+// background thread makes progress while no thread is in a collective.  Thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -35,12 +35,13 @@ class Engine {
   struct ListenSpec {
     RailKind kind = RailKind::tcp;
     std::string device;
-    std::string address;  // shm: the name of an abstract unix socket
+    std::string address;  // shm: name of an abstract unix socket
   };
 
-  // Starts the background thread.  `process` numbers processes within the job (any unique number);
-  // of two peers the lower one accepts connections.  Call in the network namespace of the rails.
-  // A monitor and RDMA devices of a test take the place of the system's.
+  // Creates an engine and starts the background thread.  `process` is a number above 0, unique in
+  // the job; of two peers the process with the lower number accepts connections.  Call create() in
+  // the network namespace of the rails.  `monitor` and `verbs` replace the system's devices in
+  // tests.
   static Result<std::shared_ptr<Engine>> create(const Config& config, std::uint32_t process,
                                                 std::unique_ptr<LinkMonitor> monitor = nullptr,
                                                 std::shared_ptr<VerbsDriver> verbs = nullptr);
@@ -48,24 +49,29 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Returns the port.  Before the peers are told of it.
+  // Listens for rails and returns the TCP port; 0 for shm.  Call listen() before describing the
+  // port to peers.
   Result<std::uint16_t> listen(const ListenSpec& spec);
-  // Before a rail is described that uses it.  An error: verbs rails of the port cannot work.
+  // Opens an RDMA port.  Call open_verbs() before add_peer() with a rail of this port.  Returns an
+  // error if verbs rails of the port cannot work.
   Status open_verbs(const VerbsPortName& port);
+  // Adds the link to a peer, without connecting.  No effect if the peer exists.
   Status add_peer(const PeerDescription& description);
   [[nodiscard]] bool has_peer(std::uint32_t process);
-  // Opens the rails to peers and waits until each has a data rail UP.  When every peer knows us:
-  // to one that does not, we are a stranger.
+  // Opens the rails to peers and waits until each peer has a data rail UP, at most timeout_s.  Each
+  // peer must add this process in time: until then, a peer rejects the connections.  Returns
+  // timeout if a peer has no data rail UP in time, and invalid_argument if a peer has another
+  // configuration.
   Status connect(const std::vector<std::uint32_t>& peers, double timeout_s);
 
-  // Sends each peer a close, lingers until what was sent is delivered (at most linger_s) and closes
-  // all.
+  // Waits until everything sent is delivered (at most linger_s seconds), sends each peer a `close`
+  // frame, and closes all rails.  Afterwards only queries are allowed: rails(), journal and log.
   void close(double linger_s);
 
-  // Injects a fault into a rail of one peer (process) or, with peer = 0, of all; Fault::none heals.
-  // bytes_per_s: of Fault::slow.
+  // Injects a fault into rail `rail` to the process `peer`, or into the rails of this index to all
+  // peers if peer = 0.  Fault::none heals.  `bytes_per_s`: rate of Fault::slow.
   Status inject(RailId rail, Fault fault, std::uint32_t peer = 0, double bytes_per_s = 0);
-  // Records a fault that is injected, or healed, outside of this process.
+  // Records a fault injected or healed outside of this process.
   Status note_injected(RailId rail, Fault fault, std::uint32_t peer = 0);
 
   struct RailInfo {
@@ -79,39 +85,44 @@ class Engine {
     bool slow;
     Epoch epoch;
     TimeNs round_trip;
-    double rate;  // bytes per second; 0: not known
+    double rate;  // bytes/s; 0 = unknown
     RailCounters counters;
   };
   [[nodiscard]] std::vector<RailInfo> rails();
-  // Memory of a caller that RDMA devices then read themselves: what is sent from it is not copied.
+  // Registers a caller's buffer with the RDMA devices: verbs rails then read sends from the buffer
+  // and write results into the buffer without a copy.  Each call needs a matching
+  // deregister_buffer().
   Status register_buffer(std::span<std::byte> buffer);
-  // Memory of a GPU, as it was given out: NICs reach it, and the CPU touches no such address.
+  // Registers GPU memory exported as a dma-buf.  NICs access the memory; the CPU must not touch the
+  // addresses.
   Status register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf);
-  Status deregister_buffer(const std::byte* buffer);  // of either
-  // Ok: to each of these processes there are rails that have the CPU not look at what they carry.
+  Status deregister_buffer(const std::byte* buffer);  // buffer or dma-buf
+  // Returns ok if GPUDirect reaches each of these processes: checksums are off, no rail is shared
+  // memory, and at least one rail to each process is RDMA.  Else invalid_argument with the reason.
   [[nodiscard]] Status check_reach(std::span<const std::uint32_t> processes);
-  void set_label(const std::string& label);  // what the journal calls this process: "rank 0"
+  void set_label(const std::string& label);  // name in the journal, for example "rank 0"
+  // Returns a copy of the journal's contents, with the current state of all rails.
   [[nodiscard]] std::string journal_bytes();
-  // Number of the engine's step that follows; stalls are recorded with it.
+  // Sets the number of the engine's next step; stalls are recorded with this number.
   void set_step(std::uint32_t step) { step_ = step; }
-  // What rail events have cost the calls of all communicators so far, in ns.
+  // Returns the time that calls of all communicators lost to rail events so far, in ns.
   [[nodiscard]] std::uint64_t stalled_ns() const { return stalled_ns_; }
   [[nodiscard]] const std::string& journal_path() const { return journal_.path(); }
   [[nodiscard]] LogQueue& log() { return log_; }
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] std::uint32_t process() const { return process_; }
-  // This operating-system process is a fork of the engine's: its threads are not here, and its
-  // sockets are not for us.
+  // Returns true in a forked child: the engine's threads and sockets belong to the parent.
   [[nodiscard]] bool foreign() const { return ::getpid() != pid_; }
 
  private:
   friend class Communicator;
   friend class EngineChannel;
 
-  // The progress lock.  A thread that spins lets one that wants in go first.
+  // The engine's lock, which protects all links.  A spinning thread calls yield() regularly, so
+  // that waiting threads get the lock.
   void lock();
   void unlock();
-  void yield();  // lets waiting threads in, and other processes run
+  void yield();  // releases the lock and the CPU for a moment
   class Lock {
    public:
     explicit Lock(Engine& engine) : engine_(engine) { engine_.lock(); }
@@ -127,7 +138,7 @@ class Engine {
          std::unique_ptr<LinkMonitor> monitor, std::shared_ptr<VerbsDriver> verbs,
          FileDescriptor wake);
 
-  // engine_progress.cc; all with the lock held.
+  // engine_progress.cc: progress of the links; all with the lock held.
   bool progress(Peer& peer, TimeNs now, bool all_rails);
   void progress_all(TimeNs now);
   void tick(TimeNs now);
@@ -148,22 +159,23 @@ class Engine {
   void withdraw_exchange(Peer& peer, RailId rail);
   void fence_verbs();
 
-  // engine_addresses.cc: ports that return with another address
+  // engine_addresses.cc: ports whose address changes
   void device_changed(const std::string& device, TimeNs now);
   void announce_if_moved(Peer& peer, RailId rail);
   void take_addresses(Peer& peer, TimeNs now);
-  // Where a rail is to be connected from next.
+  // Returns the local address of the rail's next connection.
   [[nodiscard]] IpAddress local_address(const RailEnd& end) const;
   [[nodiscard]] bool address_is_gone(const RailEnd& end, const IpAddress& local) const;
   [[nodiscard]] bool came_too_late(const RailEnd& end, int socket) const;
   void note_addresses(const Peer& peer, RailEnd& end, int socket) const;
 
-  // Of one peer (process) or, with 0, of all that have such a rail.
+  // Applies `act` to the peer of this process number, or to all peers with this rail index if
+  // process = 0.
   template <typename Act>
   Status with_rails(RailId rail, std::uint32_t process, Act act);
   void apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_s, TimeNs now);
   void read_fault_file(TimeNs now);
-  // Waits for bytes of the peers, at most one tick; releases the lock meanwhile.
+  // Waits for bytes of the peers, at most background_interval_ms; releases the lock meanwhile.
   void block(const std::vector<Peer*>& peers);
   void notify_blocked();
 
@@ -182,18 +194,18 @@ class Engine {
   LogQueue log_;
   Journal journal_;
   std::unique_ptr<LinkMonitor> monitor_;
-  FileDescriptor wake_;      // eventfd: the background thread is to look at once
-  FileDescriptor arrivals_;  // eventfd: somebody else received what a blocked caller waits for
+  FileDescriptor wake_;      // eventfd: wakes the background thread
+  FileDescriptor arrivals_;  // eventfd: another thread received data for a blocked caller
 
   std::mutex mutex_;
   std::atomic<int> contenders_{0};
-  VerbsDevices verbs_devices_;  // whose memory the peers' links use
+  VerbsDevices verbs_devices_;  // owns the memory used by the peers' links
   std::map<std::uint32_t, std::unique_ptr<Peer>> peers_;
   std::unique_ptr<Connections> connections_;
   std::unique_ptr<VerbsConnections> verbs_connections_;
   Localiser localiser_{peers_};
   std::map<std::uint64_t, EngineChannel*> channels_;   // by communicator
-  std::map<std::uint64_t, AbortNotice> early_aborts_;  // of communicators not made here yet
+  std::map<std::uint64_t, AbortNotice> early_aborts_;  // communicators not created here yet
   TimeNs last_tick_ = 0;
   TimeNs last_monitor_poll_ = 0;
   TimeNs last_fault_read_ = 0;

@@ -1,6 +1,6 @@
-// Ports that return with another address.  Whoever connects takes the address that its port has
-// now; whoever accepts listens on the one that its port has now and says so over the other rails.
-// Speed and MTU of a port need nothing of the kind: TCP finds them anew with each connection.
+// Engine: ports whose address changes.  A connector binds to the current address of its port.  An
+// acceptor listens on the current address and announces the address over the other rails.  Speed
+// and MTU of a port need no handling: TCP learns both with each connection.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ void Engine::device_changed(const std::string& device, TimeNs now) {
     log_.add(LogLevel::info, device + ": listens on " + change.now.text() + " (at start " +
                                  change.given.to_string() + ")");
     for (auto& [process, peer] : peers_) {
-      if (process < process_) continue;  // there we connect
+      if (process < process_) continue;  // this process connects to that peer
       for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
         const RailEnd& end = peer->rails[rail];
         if (end.route.device == device && end.given == change.given)
@@ -56,7 +56,7 @@ void Engine::device_changed(const std::string& device, TimeNs now) {
   }
 }
 
-// A port may have moved since the peer was told of it.
+// Announces a port whose address has changed since the peer got the description.
 void Engine::announce_if_moved(Peer& peer, RailId rail) {
   const RailEnd& end = peer.rails[rail];
   const SocketAddress* port = connections_->listeners.at(end.route.device, end.given);
@@ -64,8 +64,9 @@ void Engine::announce_if_moved(Peer& peer, RailId rail) {
     peer.link.announce_address(rail, endpoint_at(*port));
 }
 
-// The pair's key proves who is there, so a wrong address costs no more than a connection that comes
-// to nothing.  A peer that names one after the other does not make us connect more often for it.
+// Applies the addresses announced by a peer.  The pair key proves the peer's identity, so a wrong
+// address costs only a failed connection.  Repeated announcements do not cause more frequent
+// connection attempts.
 void Engine::take_addresses(Peer& peer, TimeNs now) {
   for (const AddressNotice& notice : std::exchange(peer.link.received_addresses(), {})) {
     RailEnd& end = peer.rails[notice.rail];
@@ -79,7 +80,7 @@ void Engine::take_addresses(Peer& peer, TimeNs now) {
     if (remote.text() == end.route.remote.text()) continue;
     log_.add(LogLevel::info, end.name + " to " + peer.label + ": now at " + remote.text());
     end.route.remote = remote;
-    if (end.redirected_at <= now)  // else an attempt is planned, and goes to the newest address
+    if (end.redirected_at <= now)  // else the planned connection attempt uses this address
       end.redirected_at =
           std::max(now, end.redirected_at + config_.rejoin_backoff_min_ms * ns_per_ms);
     peer.link.connect_anew(notice.rail, end.redirected_at);
@@ -93,27 +94,27 @@ IpAddress Engine::local_address(const RailEnd& end) const {
   return IpAddress::from_sockaddr(port->get()).value_or(end.given);
 }
 
-// The port has not this address any more.
+// Returns true if the rail's port no longer has this address.
 bool Engine::address_is_gone(const RailEnd& end, const IpAddress& local) const {
   if (end.given.family == AF_UNSPEC || end.route.device.empty()) return false;
   const auto present = monitor_->addresses(end.route.device);
-  // None at all: the monitor may not have looked yet.
+  // An empty list is no evidence: the monitor may not have read the addresses yet.
   return !present.empty() && std::find(present.begin(), present.end(), local) == present.end();
 }
 
-// A connection may have been under way when the event came that its end's address has gone.
+// Returns true if the local address of a new connection is gone already.
 bool Engine::came_too_late(const RailEnd& end, int socket) const {
   const auto local = name_of_socket(socket, ::getsockname);
   return local && address_is_gone(end, *local);
 }
 
-// Of a connection about to carry the rail: whose end of it is where.
+// Stores the local and remote address of the connection that will carry the rail.
 void Engine::note_addresses(const Peer& peer, RailEnd& end, int socket) const {
   if (end.given.family == AF_UNSPEC) return;
   if (const auto local = name_of_socket(socket, ::getsockname))
     end.route.local = SocketAddress::ip(*local, 0);
   const auto remote = name_of_socket(socket, ::getpeername);
-  if (remote && peer.process > process_)  // else it is what we connect to, and may be newer
+  if (remote && peer.process > process_)  // the connecting end keeps an announced address
     end.route.remote = SocketAddress::ip(*remote, end.route.remote.port());
 }
 

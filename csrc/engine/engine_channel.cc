@@ -7,10 +7,11 @@ namespace r2ccl {
 namespace {
 
 // Every `rounds_per_check` polls or `check_interval_ns`, a wait also polls the other rails and
-// peers and checks deadlines.  A round lasts long where other threads have the core.
+// peers and checks deadlines.  A count of polls alone is no time limit: a poll takes long while
+// other threads use the CPU.
 constexpr unsigned rounds_per_check = 16;
 constexpr TimeNs check_interval_ns = 100'000;
-// A yield that takes as long has let somebody else run.
+// A yield of at least this duration has run another thread.
 constexpr TimeNs switched_ns = 3000;
 
 }  // namespace
@@ -46,7 +47,7 @@ Status EngineChannel::check_waiting(TimeNs since) const {
   return {};
 }
 
-// ---- one call ----
+// ---- calls ----
 
 void EngineChannel::begin(Collective noted, std::size_t bytes) {
   noted_ = noted;
@@ -84,12 +85,12 @@ Status EngineChannel::conclude(Status status) {
 }
 
 Status EngineChannel::expect(int peer, std::size_t skip, std::span<std::byte> memory) {
-  // As offer_target() says, and without the lock.
+  // Link::offer_target() ignores small memory as well; this check saves the lock.
   if (memory.size() <= static_cast<std::size_t>(engine_->config().small_message_bytes)) return {};
   return LinkChannel::expect(peer, skip, memory);
 }
 
-// ---- how it waits: it looks, lets others run, and sleeps in the end ----
+// ---- waiting: poll, yield, then sleep ----
 
 Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& come,
                            std::uint64_t goal) {
@@ -100,8 +101,8 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
   const TimeNs spin = engine_->config().spin_us * 1000;
   TimeNs now = now_ns();
   const TimeNs began = now;
-  TimeNs last_arrival = began;  // of what is waited for
-  TimeNs last_byte = began;     // of anything, so that it pays to look again soon
+  TimeNs last_arrival = began;  // last arrival of awaited data
+  TimeNs last_byte = began;     // last arrival of any frame: more may follow soon
   std::uint64_t disturbances = disturbances_before(peer);
   TimeNs checked = began;
   for (unsigned round = 0;; ++round, now = now_ns()) {
@@ -109,7 +110,7 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
     const bool check =
         round % rounds_per_check == rounds_per_check - 1 || now - checked >= check_interval_ns;
     if (check) checked = now;
-    // At first only where it is likely to come.
+    // The first polls of a small call look only at the rail where data is likely to arrive.
     const bool everywhere = check || (bulk_ && round > 0);
     if (engine_->progress(peer, now, everywhere)) last_byte = now;
     if (everywhere) {
@@ -117,11 +118,11 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
         if (other != &peer) engine_->progress(*other, now, /*all_rails=*/true);
       engine_->tick_if_due(now);
     }
-    // Not whatever comes: probes are answered all the time, and who waits for data may be told
-    // meanwhile that earlier messages were delivered.
+    // Only awaited data counts as an arrival.  Probe answers and acks of earlier messages also
+    // arrive.
     if (const std::uint64_t has = come(); has != had) {
       had = has;
-      // The time since the last of it came counts as a stall if a rail event lies in it.
+      // The time since the last awaited arrival is a stall if a rail event happened meanwhile.
       if (disturbances != peer.link.disturbances()) stalled_ += now - last_arrival;
       disturbances = disturbances_before(peer);
       last_arrival = now;
@@ -138,7 +139,8 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
   }
 }
 
-// Where others want this core, it is better given away at once: what is waited for may be theirs.
+// Yields the CPU and the lock.  On a busy CPU every poll yields, since the awaited data may come
+// from a process that needs this CPU.
 void EngineChannel::give_way() {
   const TimeNs before = now_ns();
   engine_->yield();
@@ -146,8 +148,9 @@ void EngineChannel::give_way() {
   rounds_per_yield_ = crowded ? 1 : std::min(rounds_per_check, 2 * rounds_per_yield_);
 }
 
-// The rail events that what is waited for from now on cannot be stalled by.  A link without rails
-// stalls it whenever it lost them: in the pause between two calls, or before the last arrival.
+// Returns the count of rail events that a wait beginning now must ignore.  The count is 0 if the
+// link has no rail.  The wait then counts as stalled by the loss of the last rail, even if the loss
+// happened between two calls or before the last arrival.
 std::uint64_t EngineChannel::disturbances_before(const Peer& peer) {
   return peer.link.has_no_rail() ? 0 : peer.link.disturbances();
 }
@@ -166,12 +169,12 @@ void EngineChannel::linger(TimeNs limit, const std::function<bool()>& done) {
     if (!done()) engine_->block(others_);
   }
   looked_ = now_ns();
-  // A call that waits until a lost rail lets go of its memory is stalled by that.
+  // Waiting until a lost rail releases caller memory counts as a stall.
   const std::uint64_t after = sum([](const Peer& peer) { return peer.link.disturbances(); });
   if (stalled_ > 0 || before != after) stalled_ += looked_ - began;
 }
 
-// ---- what it says to links, journal and log ----
+// ---- output to links, journal and log ----
 
 TimeNs EngineChannel::clock() const { return now_ns(); }
 

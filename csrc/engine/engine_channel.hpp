@@ -1,5 +1,5 @@
-// A communicator's Channel over the links of the engine: it takes the engine's lock, drives
-// progress while a call waits, and records what calls waited for.
+// A communicator's Channel over the engine's links.  The channel takes the engine's lock, makes
+// progress while a call waits, and records stalls and durations of calls in the journal.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ class EngineChannel final : public LinkChannel {
  public:
   EngineChannel(std::shared_ptr<Engine> engine, std::uint64_t id, std::string name, int rank);
 
-  // One call.  `body` is the algorithm, `bytes` the size of this rank's larger buffer.  The journal
-  // knows the call as `noted`.  Calls are one after another.
+  // Runs a call.  `body` is the algorithm, `bytes` the size of this rank's larger buffer, `noted`
+  // the collective recorded in the journal.  Calls of a channel are serialised.
   template <typename Body>
   Status call(Collective noted, const CallTag& tag, std::size_t bytes, const Body& body) {
     begin(noted, bytes);
@@ -40,24 +40,25 @@ class EngineChannel final : public LinkChannel {
     note_call_ends(group_, bytes, now_ns(), !status.ok());
     return status;
   }
-  // Memory of the next call.
+  // Sets the caller memory of the next call.
   using LinkChannel::works_on;
   void set_rendezvous(bool needed) { rendezvous_ = needed; }
   [[nodiscard]] bool rendezvous() const override { return rendezvous_; }
   Status expect(int peer, std::size_t skip, std::span<std::byte> memory) override;
 
   // ---- with the engine's lock held ----
-  void add_peer(Peer* peer);  // in rank order; null: ourselves
-  // All peers are there: engine and journal know the communicator from now on.
+  void add_peer(Peer* peer);  // in rank order; null: this rank
+  // Registers the communicator with engine and journal; call after all add_peer() calls.
   void open();
-  // Waits until what was sent is delivered, at most `limit`, and leaves.
+  // Waits until everything sent is delivered, at most `limit`, and leaves the communicator.
   void close(TimeNs limit);
-  // The error of a call that has waited for all members since then; ok while it would wait.
+  // Returns the error of a call that has waited for all other ranks since `since`; ok while the
+  // call would go on waiting.
   [[nodiscard]] Status check_waiting(TimeNs since) const;
   [[nodiscard]] const std::vector<Peer*>& others() const { return others_; }
 
  private:
-  // The whole call has the engine's lock, but for its waits, until this ends.
+  // Marks the engine's lock as held for the whole call, except its waits, while in scope.
   class LockHeld {
    public:
     explicit LockHeld(bool& flag) : flag_(flag) { flag_ = true; }
@@ -79,8 +80,8 @@ class EngineChannel final : public LinkChannel {
   Status conclude(Status status);
   [[nodiscard]] Peer* peer_of(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
 
-  // A small call has the engine's lock from beginning to end, but for its waits; of a large one
-  // each step takes it, as others are not to wait while megabytes are added up.
+  // A small call holds the engine's lock from beginning to end, except its waits.  A large call
+  // takes the lock for each step, so that other threads need not wait while megabytes are reduced.
   void lock_step() override {
     if (!holds_lock_) engine_->lock();
   }
@@ -102,16 +103,16 @@ class EngineChannel final : public LinkChannel {
   void on_failed(ErrorCode code, const std::string& text) override;
 
   const std::shared_ptr<Engine> engine_;
-  std::vector<Peer*> peers_;  // by rank; null: ourselves
+  std::vector<Peer*> peers_;  // by rank; null: this rank
   std::vector<Peer*> others_;
 
-  // Of the call:
+  // State of the current call:
   Collective noted_ = Collective::barrier;
   std::size_t call_bytes_ = 0;
   bool rendezvous_ = false;
-  bool bulk_ = false;        // it is large: all rails of all members need attention
-  bool holds_lock_ = false;  // it has the engine's lock
-  TimeNs looked_ = 0;        // at the clock
+  bool bulk_ = false;        // large call: all rails of all members need attention
+  bool holds_lock_ = false;  // the call holds the engine's lock
+  TimeNs looked_ = 0;        // time of the last look at the clock
   TimeNs stalled_ = 0;
 
   unsigned rounds_per_yield_ = 1;

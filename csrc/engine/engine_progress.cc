@@ -1,4 +1,4 @@
-// Progress of all links; everything here runs with the engine's lock held.
+// Engine: progress of all links.  Everything here runs with the engine's lock held.
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -35,8 +35,8 @@ void Engine::unlock() { mutex_.unlock(); }
 
 void Engine::yield() {
   unlock();
-  std::this_thread::yield();  // also to processes that want this core, the awaited peer perhaps
-  // A mutex is not fair: without this the spinning thread would take it again at once.
+  std::this_thread::yield();  // runs processes that need this CPU, perhaps the awaited peer
+  // A mutex is not fair: without the loop the spinning thread would retake the lock at once.
   for (int i = 0; i < 100 && contenders_.load() > 0; ++i) std::this_thread::yield();
   lock();
 }
@@ -60,7 +60,7 @@ void Engine::progress_all(TimeNs now) {
 void Engine::tick(TimeNs now) {
   last_tick_ = now;
   for (auto& [process, peer] : peers_) {
-    // Arrivals first: silence is judged only after everything that came has been read.
+    // Arrivals first: judge silence only after reading everything that has arrived.
     progress(*peer, now, /*all_rails=*/true);
     const bool refresh = now - peer->path_refreshed >= path_refresh_ns;
     if (refresh) peer->path_refreshed = now;
@@ -95,7 +95,7 @@ void Engine::start_due_connects(TimeNs now) {
       if (connect_at == 0 || connect_at > now || end.blocked()) continue;
       connect_at = 0;
       if (end.kind == RailKind::verbs) withdraw_exchange(*peer, rail);
-      // An inquiry goes over the path of the connection that it is about.
+      // A rail still connected needs an inquiry: keep the local address of the open connection.
       if (end.given.family != AF_UNSPEC && !peer->link.connected(rail))
         end.route.local = SocketAddress::ip(local_address(end), 0);
       connections_->connect(end.route, hello_for(*peer, rail), peer->key, now);
@@ -107,9 +107,9 @@ Decision Engine::decide(const Hello& hello, bool fresh) {
   Decision decision;
   Peer* peer = find(hello.connector);
   if (peer == nullptr || closing_ || peer->link.peer_closed()) {
-    decision.why = "no such link any more";
+    decision.why = "the link is unknown or closed";
   } else if (hello.rail >= peer->rails.size() || peer->rails[hello.rail].kind != hello.kind) {
-    decision.why = "this link has no such rail";
+    decision.why = "the link has no such rail";
   } else if (peer->rails[hello.rail].blocked()) {
     decision.why = "a fault is injected into the rail";
   } else {
@@ -223,7 +223,7 @@ void Engine::read_fault_file(TimeNs now) {
   file.seekg(static_cast<std::streamoff>(fault_file_offset_));
   std::string line;
   while (std::getline(file, line)) {
-    if (file.eof()) break;  // not written to its end yet
+    if (file.eof()) break;  // the last line is incomplete
     fault_file_offset_ += line.size() + 1;
     std::istringstream words(line);
     unsigned rail = 0;
@@ -235,7 +235,7 @@ void Engine::read_fault_file(TimeNs now) {
       continue;
     }
     if (what != name_of(*fault))
-      log_.add(LogLevel::warning, "R2CCL_FAULT_FILE: '" + what + "' is an old word, write '" +
+      log_.add(LogLevel::warning, "R2CCL_FAULT_FILE: '" + what + "' is a deprecated name, use '" +
                                       std::string(name_of(*fault)) + "'");
     for (auto& [process, peer] : peers_)
       if (rail < peer->rails.size()) apply_fault(*peer, static_cast<RailId>(rail), *fault, 0, now);
@@ -260,11 +260,11 @@ void Engine::block(const std::vector<Peer*>& peers) {
   std::vector<pollfd> fds{{arrivals_.get(), POLLIN, 0}};
   for (Peer* peer : peers) {
     for (const CarriedLink::End& end : peer->ends) {
-      // What arrives on a muted rail is not read, so it would wake us again and again.
+      // A muted rail does not read arrivals, which would wake this thread again and again.
       if (!end.rail || end.rail->muted()) continue;
       const auto events = end.rail->arm();
       if (!events.has_value()) {
-        yield();  // or whoever could end the wait (a fault healed, an abort) never gets in
+        yield();  // gives the lock to threads that could end the wait (heal a fault, abort)
         return;
       }
       fds.push_back(*events);

@@ -1,4 +1,4 @@
-// Rails over RDMA: what connects their queue pairs, and what their devices say.
+// Engine: connected queue pairs, device events and registered memory of verbs rails.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -34,15 +34,16 @@ void Engine::on_verbs_connected(EstablishedRail rail, std::unique_ptr<VerbsSessi
               now);
 }
 
-// A connection is to be made anew, and the one under way is of no use: nobody may take the epoch
-// that it was about for open.
+// Gives up a connection attempt in progress before the next attempt.  The epoch of the attempt
+// counts as fenced, so that neither end takes the epoch for open.
 void Engine::withdraw_exchange(Peer& peer, RailId rail) {
   if (const Epoch epoch = verbs_connections_->withdraw(peer.process, rail, now_ns()); epoch != 0)
     peer.link.never_opened(rail, epoch);
 }
 
-// What was said last is on its way, and then devices are to let go of memory before it is gone; as
-// far as they answer.
+// Waits until the last frames are acknowledged, then fences all verbs rails, so that devices
+// release memory before the memory is freed.  Each step waits at most 500 ms, since a device may
+// not answer.
 void Engine::fence_verbs() {
   const auto until = [this](auto through) {
     const TimeNs limit = now_ns() + 500 * ns_per_ms;
@@ -67,7 +68,7 @@ void Engine::fence_verbs() {
 
 namespace {
 
-// The port answers to the name that the rail's peer was given.
+// Returns true if the port still has the MTU, LID and GID given to the rail's peer.
 bool answers_to(const VerbsPort& port, const VerbsAddress& address) {
   return port.mtu == address.mtu && (port.ethernet || port.lid == address.lid) &&
          std::ranges::any_of(port.gids,
@@ -135,7 +136,7 @@ Status Engine::open_verbs(const VerbsPortName& port) {
   R2CCL_TRY(verbs_devices_.find(port.device)->port(port.port).take_status());
   VerbsSession trial(port.device, verbs_devices_.pool(),
                      static_cast<std::uint32_t>(config_.chunk_bytes));
-  R2CCL_TRY(trial.prepare());  // as every epoch will
+  R2CCL_TRY(trial.prepare());  // every epoch needs the same memory
   auto pair = verbs_devices_.find(port.device)
                   ->create_queue_pair(port.port, static_cast<std::uint16_t>(config_.pkey_index),
                                       VerbsSession::depth());
@@ -158,7 +159,7 @@ Status Engine::register_dma_buf(std::span<std::byte> addresses, FileDescriptor d
 Status Engine::deregister_buffer(const std::byte* buffer) {
   const Lock guard(*this);
   if (verbs_devices_.pool().deregister_buffer(buffer)) return {};
-  return {ErrorCode::invalid_argument, "buffer: it is not registered"};
+  return {ErrorCode::invalid_argument, "buffer: is not registered"};
 }
 
 Status Engine::check_reach(std::span<const std::uint32_t> processes) {

@@ -9,12 +9,12 @@
 namespace r2ccl {
 namespace {
 
-constexpr TimeNs answer_ns = 300 * ns_per_ms;         // a probe has this long
-constexpr TimeNs heard_lately_ns = 1500 * ns_per_ms;  // a fault may take so long to be noticed
-constexpr std::size_t most_probes = 4;                // of a survey, at a time
-constexpr TimeNs survey_ns = 60'000 * ns_per_ms;      // between looks at what connects to what
+constexpr TimeNs answer_ns = 300 * ns_per_ms;         // time limit of a probe
+constexpr TimeNs heard_lately_ns = 1500 * ns_per_ms;  // rails heard this recently are evidence
+constexpr std::size_t most_probes = 4;                // concurrent probes of a survey
+constexpr TimeNs survey_ns = 60'000 * ns_per_ms;      // interval between surveys
 
-// RoCE's ports answer TCP, too.
+// Returns true for rails that TCP probes can test.  RoCE ports answer TCP as well.
 bool asks_over(RailKind kind) { return kind == RailKind::tcp || kind == RailKind::verbs; }
 
 bool same_port(const RailEnd& a, const RailEnd& b) {
@@ -45,7 +45,8 @@ void Localiser::progress(TimeNs now) {
         continue;
       }
       Investigation& of = found->second;
-      // The whole time, even if all have answered: other peers are heard once in a probe interval.
+      // Wait the full time even if all probes are answered: other peers are heard only once per
+      // probe interval.
       (void)advance(of.probes);
       if (now - of.began < answer_ns) continue;
       peer->link.located(rail, of.epoch, conclude(*peer, rail, of));
@@ -76,7 +77,7 @@ void Localiser::survey(Peer& peer, Reachability& reachability, TimeNs now) {
        ++reachability.next) {
     const auto from = static_cast<RailId>(reachability.next / rails);
     const auto to = static_cast<RailId>(reachability.next % rails);
-    // Without a device a connection may go over any NIC, and proves nothing.
+    // Without a device name a connection may use any NIC and proves nothing.
     const bool apart = from != to && asks_over(peer.rails[from].kind) &&
                        asks_over(peer.rails[to].kind) && !peer.rails[from].route.device.empty() &&
                        !peer.rails[to].route.device.empty();
@@ -105,7 +106,7 @@ Localiser::Probe Localiser::ask(const Peer& peer, RailId from, RailId to, TimeNs
       .from = from, .to = to, .asked_at = now, .socket = begin_connect(route), .answered = false};
 }
 
-// True: some are still under way.
+// Checks probes for answers.  Returns true while probes are in progress.
 bool Localiser::advance(std::vector<Probe>& probes) {
   bool waiting = false;
   for (Probe& probe : probes) {
@@ -118,8 +119,8 @@ bool Localiser::advance(std::vector<Probe>& probes) {
     int error = 0;
     socklen_t size = sizeof(error);
     ::getsockopt(probe.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    // A host refuses for each of its addresses on every NIC that it has, but a listener accepts on
-    // its own NIC alone.
+    // A refusal counts only on the rail's own path: a host refuses connections to any of its
+    // addresses over any NIC, while a listener accepts over its own NIC alone.
     probe.answered = error == 0 || (error == ECONNREFUSED && probe.from == probe.to);
     const linger at_once{.l_onoff = 1, .l_linger = 0};
     ::setsockopt(probe.socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
@@ -134,7 +135,7 @@ Findings Localiser::conclude(const Peer& peer, RailId rail, const Investigation&
     for (const Probe& probe : of.probes) {
       if ((ours ? probe.from : probe.to) != rail) continue;
       if (probe.answered) port = PortEvidence::works;
-      // The rail's own path proves nothing about one end if it does not answer.
+      // A failed probe of the rail's own path does not tell which end is broken.
       if (probe.from != probe.to && port == PortEvidence::unknown) port = PortEvidence::broken;
     }
   };
@@ -153,7 +154,7 @@ PortEvidence Localiser::ask_other_peers(const Peer& peer, RailId rail, TimeNs si
         continue;
       if (other->link.connected(id) && other->link.last_heard(id) > since)
         return PortEvidence::works;
-      // One that was silent long before has nothing to say of this fault.
+      // A rail silent since long before the fault is no evidence.
       if (since - other->link.last_heard(id) < heard_lately_ns) port = PortEvidence::broken;
     }
   }

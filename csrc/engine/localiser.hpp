@@ -1,9 +1,12 @@
-// Finds out where a rail's fault is.  After a fault the rail's own path is asked again, and so are
-// our port and the peer's apart from each other: each with the other NICs of the other side, as far
-// as the network connects them, and our port by the rails to other peers that share it.
+// Localises the fault of a rail by TCP connection attempts (probes).  After a fault the localiser
+// probes the rail's own path.  To test each port without the other port, the localiser also probes
+// from the rail's own port to the peer's other ports, and from the other own ports to the peer's
+// port of the rail.  Rails to other peers on the same local port are further evidence about the
+// local port.
 //
-// What answers now proves that a port works.  That nothing does proves something only of what
-// answered before, so what connects to what is asked now and then while all is well.
+// An answered probe proves that a port works.  A missing answer is evidence only if the same pair
+// of ports connected before the fault.  A survey therefore records, once a minute while all rails
+// are UP, which pairs of ports connect.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +25,12 @@ class Localiser {
   using Peers = std::map<std::uint32_t, std::unique_ptr<Peer>>;
   explicit Localiser(Peers& peers) : peers_(peers) {}
 
-  // Looks for new faults, at what was asked, and tells the links what was found.
+  // Starts investigations of new faults, checks probes, and reports findings to the links.
   void progress(TimeNs now);
 
  private:
-  // A connection from the NIC of one rail to the peer's NIC of another, closed as soon as it is
-  // made.
+  // A connection attempt from the NIC of one rail to the peer's NIC of another rail, closed once
+  // established.
   struct Probe {
     RailId from;
     RailId to;
@@ -40,11 +43,12 @@ class Localiser {
     TimeNs began;
     std::vector<Probe> probes;
   };
-  // What is known of the network between us and a peer.
+  // Knowledge of the network to a peer.
   struct Reachability {
-    std::vector<std::uint64_t> reached;  // by our rail: bit r, the peer's NIC of rail r
-    std::vector<Probe> probes;           // of the survey, under way: a few at a time
-    std::size_t next = 0;  // which it asks next: our rail times rails, plus the peer's
+    std::vector<std::uint64_t> reached;  // by own rail; bit r: reached the peer's NIC of rail r
+    std::vector<Probe> probes;           // probes of the survey in progress
+    // Next pair of NICs to survey: index of the own rail times rail count, plus the peer's rail.
+    std::size_t next = 0;
     TimeNs begun_at = 0;
     std::map<RailId, Investigation> investigations;
   };
@@ -55,7 +59,8 @@ class Localiser {
   [[nodiscard]] static Investigation open(const Peer& peer, const Reachability& reachability,
                                           RailId rail, TimeNs now);
   [[nodiscard]] Findings conclude(const Peer& peer, RailId rail, const Investigation& of) const;
-  // Whether rails to other peers that share the port are heard since; unknown: there are none.
+  // Judges the local port by rails to other peers over the same port.  Returns works if such a rail
+  // was heard after `since`; broken if none was heard since, but some shortly before; else unknown.
   [[nodiscard]] PortEvidence ask_other_peers(const Peer& peer, RailId rail, TimeNs since) const;
 
   Peers& peers_;

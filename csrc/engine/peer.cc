@@ -75,7 +75,7 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
               .to = static_cast<std::uint8_t>(to),
               .cause = static_cast<std::uint8_t>(cause),
               .value = failover ? 1U : 0U});
-  // A suspicion that clears is no news to an operator.
+  // Operators need no log line when a suspicion clears.
   const bool notable =
       !in_graceful_close() &&
       (to == RailState::down || (to == RailState::up && from == RailState::probation));
@@ -126,7 +126,7 @@ void Peer::note_injected(RailId rail, Fault fault) {
       {.time_ns = now_ns(), .kind = JournalKind::injected, .to = static_cast<std::uint8_t>(fault)});
 }
 
-// The table first: who reads of a move finds the rail moved.
+// Updates the rail table before the record, so that a reader of the record finds the new state.
 void Peer::note(RailId rail, JournalRecord record) {
   record.rail = rails[rail].journal_entry;
   record.epoch = link.epoch(rail);

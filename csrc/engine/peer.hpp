@@ -1,4 +1,4 @@
-// One peer process: its link, and the connections that carry it.
+// A peer process: its link and the rails that carry the link.
 #pragma once
 
 #include <cstdint>
@@ -17,29 +17,30 @@
 
 namespace r2ccl {
 
-// Kinds of faults that can be injected.  `reset`: the transport fails, once; the others last until
-// they are healed.  `slow`: what this end sends is limited to a rate; `corrupt`: its chunks have
-// wrong checksums.
+// Kinds of injected faults; the values are part of the journal.  `reset` breaks the transport once;
+// the other faults last until healed.  `slow` limits the send rate of this end; `corrupt` gives
+// chunks of this end wrong checksums.
 enum class Fault : std::uint8_t { none, carrier_loss, black_hole, reset, slow, corrupt };
 
-[[nodiscard]] std::string_view name_of(Fault fault);  // none: "heal"
-// Old words are understood for one release: cut, drop, error.
+[[nodiscard]] std::string_view name_of(Fault fault);  // "heal" for none
+// Parses the name of a fault; empty for an unknown name.  The deprecated names cut, drop and error
+// are accepted for one more release.
 [[nodiscard]] std::optional<Fault> fault_named(std::string_view name);
 
 struct RailDescription {
   RailKind kind = RailKind::tcp;
   std::string name;            // "rail0@node1"
-  std::string device;          // bind to this interface; empty: by address alone
-  std::string local_address;   // tcp, control: numeric; shm: unused
-  std::string remote_address;  // tcp, control: numeric; shm: name of the peer's unix socket
+  std::string device;          // interface to bind to; empty: bind by address alone
+  std::string local_address;   // numeric for tcp and control; unused for shm
+  std::string remote_address;  // numeric for tcp and control; unix socket name of the peer for shm
   std::uint16_t remote_port = 0;
-  VerbsPortName verbs;  // of ours; verbs alone
+  VerbsPortName verbs;  // own port, for verbs only
 };
 
 struct PeerDescription {
   std::uint32_t process = 0;
-  std::string label;              // for people: "rank 1"
-  std::vector<std::byte> secret;  // of the pair; the same on both ends
+  std::string label;              // display name, for example "rank 1"
+  std::vector<std::byte> secret;  // secret of the pair, equal on both ends
   std::vector<RailDescription> rails;
 };
 
@@ -48,21 +49,22 @@ struct RailEnd {
   RailKind kind = RailKind::tcp;
   std::string name;
   VerbsPortName verbs;
-  RailRoute route;            // with the addresses of the connection that is open, or was last
-  IpAddress given;            // the local address at start; none: shm
-  TimeNs redirected_at = 0;   // when an announced address last made us connect, or will
-  int ifindex = 0;            // where the route names no device: whose events concern the rail
-  Fault fault = Fault::none;  // injected
-  TimeNs since = 0;           // when the rail came to be in its state
+  RailRoute route;            // addresses of the open connection, or of the last connection
+  IpAddress given;            // local address at start; none for shm
+  TimeNs redirected_at = 0;   // time of the last or planned connect to an announced address
+  int ifindex = 0;            // interface whose events concern a rail without device name
+  Fault fault = Fault::none;  // injected fault
+  TimeNs since = 0;           // time of the last state change
   std::uint32_t journal_entry = no_rail_entry;
 
-  // No connection is to be opened.
+  // Returns true if a fault forbids new connections.
   [[nodiscard]] bool blocked() const {
     return fault == Fault::carrier_loss || fault == Fault::black_hole;
   }
-  [[nodiscard]] std::string port() const;  // "eth0", "mlx5_0:1"; empty: none is named
+  [[nodiscard]] std::string port() const;  // "eth0", "mlx5_0:1"; empty if unnamed
 };
 
+// All functions need the engine's lock.
 class Peer final : public LinkObserver, public CarriedLink {
  public:
   Peer(const PeerDescription& description, const LinkOptions& options, Journal& journal,
@@ -83,13 +85,13 @@ class Peer final : public LinkObserver, public CarriedLink {
   HandshakeKey key{};
   std::vector<RailEnd> rails;
   TimeNs path_refreshed = 0;
-  std::string refusal;  // why no rail can ever come up; empty: none such
+  std::string refusal;  // why no rail can ever come up (another configuration); empty: none
   bool started = false;
   bool closing = false;
   [[nodiscard]] bool in_graceful_close() const { return closing || link.peer_closed(); }
 
  private:
-  void note(RailId rail, JournalRecord record);  // with its entry and epoch
+  void note(RailId rail, JournalRecord record);  // adds entry and epoch of the rail
   void publish(RailId rail);
 
   Journal& journal_;

@@ -32,7 +32,7 @@ void copy_text(char* target, std::size_t capacity, std::string_view text) {
   target[length] = '\0';
 }
 
-// Whoever reads in another process sees the old value or the new one, never a half of each.
+// Stores atomically: a reader in another process sees the old or the new value, never a torn value.
 template <typename Value>
 void publish(Value& place, Value value) {
   std::atomic_ref(place).store(value, std::memory_order_relaxed);
@@ -64,9 +64,9 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
   std::string path;
   if (!directory.empty()) {
     path = directory + file_name(engine);
-    // Never one that is there: it may be somebody's, or lead somewhere else.
+    // O_EXCL: an existing file may belong to another process or be a symbolic link.
     file = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    // All of it now: a store into a full file system would end the process.
+    // Allocate all blocks now: a store to a mapped page of a full file system raises SIGBUS.
     int error = file.valid() ? ::posix_fallocate(file.get(), 0, static_cast<off_t>(size())) : errno;
     if (error == 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) error = errno;
     if (error != 0) {
@@ -161,7 +161,7 @@ void Journal::record(JournalRecord record) {
       reinterpret_cast<JournalRecord*>(memory_ + records_offset) + count % record_capacity;
   record.sequence = 0;
   std::atomic_ref(place->sequence).store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);  // before what follows
+  std::atomic_thread_fence(std::memory_order_release);  // sequence 0 before the contents
   std::memcpy(place, &record, sizeof(record));
   std::atomic_ref(place->sequence).store(count + 1, std::memory_order_release);
   std::atomic_ref(header().record_count).store(count + 1, std::memory_order_release);

@@ -1,4 +1,4 @@
-// Control frames that a rail is to carry: they wait for no credit.
+// Control frames queued for a rail.  Control frames need no credit.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,14 @@ struct Control {
   std::uint64_t notices = 0;            // bit r: RAIL_DOWN of rail r is due here
   std::uint64_t fenced = 0;             // bit r: FENCED of rail r is due here
   std::uint64_t addresses = 0;          // bit r: ADDRESS of rail r is due here
-  std::vector<InStream*> slots;         // the peer is to be told where they are
-  std::vector<std::uint64_t> released;  // communicators whose slots we write no more
-  std::vector<InStream*> targets;       // the peer is to be told of them
+  std::vector<InStream*> slots;         // slot memory to announce to the peer
+  std::vector<std::uint64_t> released;  // closed communicators: RELEASED is due here
+  std::vector<InStream*> targets;       // targets to announce to the peer
   std::vector<InStream*> acks;
   std::vector<OutStream*> ack_requests;
-  std::vector<std::uint64_t> closed_acks;  // communicators whose last ack is asked for again
-  std::size_t aborts_sent = 0;
+  std::vector<std::uint64_t> closed_acks;  // closed communicators: repeat the last ack
+  std::size_t aborts_sent = 0;             // entries of the link's abort list sent on this rail
+  // Returns true if a frame is due.  `aborts`: length of the link's abort list.
   [[nodiscard]] bool any(std::size_t aborts) const {
     return ping || pong || close || (notices | fenced | addresses) != 0 || !acks.empty() ||
            !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts ||

@@ -16,10 +16,10 @@ namespace {
 
 constexpr std::size_t alignment = 2U << 20U;
 
-// All there are.  Never destroyed: threads of others may outlive statics.
+// Registry of all device memory.  Never destroyed, because threads may outlive static objects.
 struct Registry {
-  std::atomic<std::size_t> count{0};  // may be read without the lock by who has one in mind
-  std::shared_mutex mutex;            // shared for as long as one is used
+  std::atomic<std::size_t> count{0};  // readable without the lock, for a fast check
+  std::shared_mutex mutex;            // held shared during a copy or look-up
   std::vector<DeviceMemory*> all;
 };
 
@@ -33,13 +33,13 @@ Registry& registry() {
 Result<std::unique_ptr<DeviceMemory>> DeviceMemory::reserve(std::uint64_t address,
                                                             std::size_t bytes,
                                                             std::unique_ptr<DeviceCopier> copier) {
-  // Aligned as the device's memory is, so that NICs may map it by large pages.
+  // Align to 2 MiB like device memory, so that NICs can map the range with large pages.
   const std::size_t mapped = bytes + alignment;
   void* const reserved =
       ::mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED)
-    return Status(ErrorCode::internal,
-                  "reserving " + std::to_string(bytes) + " addresses: " + std::strerror(errno));
+    return Status(ErrorCode::internal, "cannot reserve " + std::to_string(bytes) +
+                                           " bytes of address space: " + std::strerror(errno));
   const auto begin =
       (reinterpret_cast<std::uintptr_t>(reserved) + alignment - 1) / alignment * alignment;
   std::unique_ptr<DeviceMemory> made(
@@ -52,7 +52,7 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::reserve(std::uint64_t addres
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (::getpid() != process_) return;  // a child of a fork: a thread of its parent has the lock
+  if (::getpid() != process_) return;  // forked child: a parent's thread may hold the lock
   {
     const std::unique_lock guard(registry().mutex);
     std::erase(registry().all, this);

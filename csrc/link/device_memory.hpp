@@ -1,6 +1,6 @@
-// Memory of a device (a GPU) that NICs reach and the CPU does not, under addresses of the host that
-// nobody else has and nobody may touch.  All that names memory by its address, up to the peer's
-// writes, works with it as with any other; who copies bytes uses copy_bytes().
+// Device memory (GPU) for GPUDirect RDMA: accessible to NICs, not to the CPU.  A reserved range of
+// host addresses stands for the memory; the CPU must never access the range.  Code that only passes
+// addresses on, for example to RDMA writes, works unchanged.  Copies must use copy_bytes().
 #pragma once
 
 #include <sys/types.h>
@@ -16,21 +16,22 @@
 
 namespace r2ccl {
 
-// Copies, on any thread, and returns when that is done.  Addresses are those that the device has;
-// of the host's memory they are the host's.
+// Synchronous copies between device and host, callable from any thread.  Addresses are device
+// addresses for device memory and host addresses for host memory.
 class DeviceCopier {
  public:
   virtual ~DeviceCopier() = default;
-  // `out`: out of the device's memory.
+  // Copies `bytes` bytes.  `out`: from device memory to the host.
   virtual Status copy(std::uint64_t to, std::uint64_t from, std::size_t bytes, bool out) = 0;
 };
 
+// A range of device memory, with the reserved host addresses for the range.
 class DeviceMemory {
  public:
-  // Of `bytes` bytes at the device's address.
+  // Reserves host addresses for `bytes` bytes at device address `address`.
   static Result<std::unique_ptr<DeviceMemory>> reserve(std::uint64_t address, std::size_t bytes,
                                                        std::unique_ptr<DeviceCopier> copier);
-  ~DeviceMemory();  // no copy is under way, or begins, that knows the addresses
+  ~DeviceMemory();  // waits for copies in progress; none may start afterwards
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
@@ -38,7 +39,7 @@ class DeviceMemory {
   [[nodiscard]] bool has(const std::byte* at) const {
     return at >= addresses_.data() && at < addresses_.data() + addresses_.size();
   }
-  // The first copy that failed: what was to be copied is not what lies there.
+  // Returns the error of the first failed copy; the destination of the copy has undefined contents.
   [[nodiscard]] Status failure() const;
 
  private:
@@ -62,14 +63,14 @@ class DeviceMemory {
   Status failure_;
 };
 
-// Whether the address is one of these.
+// Returns true if the address lies in a reserved range of device memory.
 [[nodiscard]] bool is_device_memory(const std::byte* at);
 
-// Why copies of the memory that has this address do not succeed; ok if they do, or there is none.
+// Returns the first copy error of the device memory at `at`; ok for host memory.
 [[nodiscard]] Status device_memory_failure(const std::byte* at);
 
-// As memcpy, wherever the memory is; not from one device to another.  False: the device does not
-// copy any more, and what lies there is anything.
+// Like memcpy, for host or device memory on either side; not between two devices.  Returns false if
+// the device's copy failed; the destination then has undefined contents.
 bool copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes);
 
 }  // namespace r2ccl

@@ -1,5 +1,5 @@
-// The frame: what a rail carries.  A fixed header, then `payload_bytes` of payload.
-// Fields are little-endian; r2ccl runs on little-endian hosts only (checked at compile time).
+// The frame: the unit of the wire protocol, a fixed header and `payload_bytes` of payload.  Fields
+// are little-endian; r2ccl supports little-endian hosts only (checked at compile time).
 #pragma once
 
 #include <array>
@@ -16,27 +16,25 @@ namespace r2ccl {
 static_assert(std::endian::native == std::endian::little, "r2ccl needs a little-endian host");
 
 enum class FrameType : std::uint8_t {
-  data = 1,     // one chunk of a message
-  ack,          // cumulative delivery ack and credit of one stream
-  ack_request,  // the sender misses an ack: repeat it
-  ping,         // probe; a full-size payload while on probation
-  pong,
-  rail_down,  // number = rail, epoch: the sender of this frame gave the rail up; flags: what it
-              // knows of its own port (PortEvidence)
-  fenced,     // number = rail, epoch: nothing of that epoch can be written any more
-  abort,      // a communicator met a fatal verdict; the payload is its text
-  close,      // orderly close of the process
-  address,    // number = rail, epoch = sequence, Endpoint: where the accepting end now listens
-  slots,      // number = address, epoch = key: where this rail may write a communicator's messages
-  released,   // nothing that was written over this rail into a communicator's slots is under way
-  target,     // number = message, delivered = address, credit = bytes, epoch = key: memory of a
-              // caller, where this rail may put that message and those after it
+  data = 1,     // a chunk of a message
+  ack,          // cumulative delivery ack and credit of a stream
+  ack_request,  // an ack is overdue: the receiver must repeat the last ack
+  ping,         // probe; full-size payload on probation
+  pong,         // answer to a ping
+  rail_down,    // the sender took a rail (number) down in `epoch`; flags: PortEvidence of its port
+  fenced,       // no write of a rail (number) in epochs up to `epoch` can land any more
+  abort,        // a communicator failed; the payload is the error text
+  close,        // graceful close of the process
+  address,      // new listen address (Endpoint) of the accepting end of a rail (number)
+  slots,        // slot memory of a communicator, for RDMA writes
+  released,     // no RDMA write of this rail to a communicator's slots is in flight any more
+  target,       // memory of a caller: destination of messages from `number` on
 };
 
 namespace frame_flag {
-inline constexpr std::uint8_t replay = 1;     // not the chunk's first attempt
-inline constexpr std::uint8_t ack_now = 2;    // the sender waits for this message's delivery ack
-inline constexpr std::uint8_t in_target = 4;  // the chunk was put into the target, not the slot
+inline constexpr std::uint8_t replay = 1;     // a repeated attempt of the chunk
+inline constexpr std::uint8_t ack_now = 2;    // request an immediate delivery ack
+inline constexpr std::uint8_t in_target = 4;  // the chunk is in the target, not in the slot
 }  // namespace frame_flag
 
 struct FrameHeader {
@@ -44,49 +42,54 @@ struct FrameHeader {
   FrameType type;
   std::uint8_t flags;
   std::uint16_t slot;           // data: the receiver's slot; address: port
-  std::uint32_t payload_bytes;  // bytes that follow the header
-  std::uint32_t offset;         // data: the chunk's first byte within the message; address: 4 or 6
+  std::uint32_t payload_bytes;  // bytes after the header
+  std::uint32_t offset;  // data: the chunk's first byte within the message; address: IP version
   std::uint32_t message_bytes;  // data: size of the whole message
-  // rail_down, fenced: theirs; abort: error code; address: sequence; slots, target: key; data, of a
-  // replay: 1 + the rail by which the first attempt went to the target, 0: it did not
+  // rail_down, fenced: epoch; abort: ErrorCode; address: sequence; slots, target: RDMA key, set by
+  // the rail.  A data replay: 1 + the rail of the first attempt if that attempt went to the target,
+  // else 0.
   std::uint32_t epoch;
-  std::uint64_t communicator;  // data, ack, ack_request, abort
-  std::uint64_t number;  // data, target: message; ping, pong: probe; slots: address; else: rail
-  // address: its 16 bytes are those of the next two fields; target: its memory
-  std::uint64_t delivered;    // data, ack: messages of the reverse stream that arrived in full
-  std::uint64_t credit;       // data, ack: messages of the reverse stream that were consumed
+  std::uint64_t communicator;  // data, ack, ack_request, abort, slots, released, target
+  // data: message; target: first message; ping, pong: send time of the ping in ns; slots: memory
+  // address; rail_down, fenced, address: rail.
+  std::uint64_t number;
+  // `delivered` and `credit` of other frames.  address: the 16 address bytes; target: memory
+  // address and size in bytes (0: no target).
+  std::uint64_t delivered;    // data, ack: complete messages of the reverse stream
+  std::uint64_t credit;       // data, ack: consumed messages of the reverse stream
   CallTag tag;                // data
-  std::uint32_t payload_crc;  // data: CRC32C of the payload, where checksums are on; else 0
-  std::uint32_t crc;          // CRC32C of all bytes before it
+  std::uint32_t payload_crc;  // data: CRC32C of the payload; checksums off: 0
+  std::uint32_t crc;          // CRC32C of all preceding bytes
 };
 static_assert(sizeof(FrameHeader) == 80);
 
-// Peers must agree on what frames there are and mean, so it is part of their fingerprint.
+// Version of the frame format.  Peers compare the version in the fingerprint of the handshake.
 inline constexpr std::uint32_t frame_version = 5;
 inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
-// Room for the text of an ABORT and for a full-size probe.
+// Payload limits in bytes: text of an ABORT, full-size probe.
 inline constexpr std::uint32_t max_abort_bytes = 480;
 inline constexpr std::uint32_t max_probe_bytes = 16384;
-// Rails of one-sided writes carry so much payload together with its header, and no larger probe.
+// Verbs rails: the largest payload sent together with the header, and the largest probe.
 inline constexpr std::uint32_t max_eager_bytes = 4096;
 
-// CRC32C (Castagnoli, RFC 3720 appendix B.4), by the SSE4.2 instruction where there is one.
+// Returns the CRC32C (Castagnoli, RFC 3720 appendix B.4); uses SSE4.2 where available.
 [[nodiscard]] std::uint32_t crc32c(const void* data, std::size_t bytes);
 
-// A numeric address and port.  In the header itself, so that its checksum covers them and a frame
-// that waits somewhere cannot change.
+// A numeric IP address and port.  The header holds both fields, so the header CRC covers the
+// address, and a queued frame cannot change.
 struct Endpoint {
-  std::uint8_t version = 0;             // of IP: 4 or 6
+  std::uint8_t version = 0;             // IP version: 4 or 6
   std::uint16_t port = 0;               // never 0 in a frame
-  std::array<std::byte, 16> address{};  // network order; IPv4: the first four, and zeros
+  std::array<std::byte, 16> address{};  // network order; IPv4: 4 bytes, then zeros
 
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
+// put() stores an endpoint in the header of an `address` frame; endpoint_of() reads the endpoint.
 void put(const Endpoint& endpoint, FrameHeader& header);
-[[nodiscard]] std::optional<Endpoint> endpoint_of(const FrameHeader& header);  // empty: not valid
+[[nodiscard]] std::optional<Endpoint> endpoint_of(const FrameHeader& header);  // empty: invalid
 
 void seal(FrameHeader& header);                          // sets magic and crc
-[[nodiscard]] bool intact(const FrameHeader& header);    // magic and crc are right
+[[nodiscard]] bool intact(const FrameHeader& header);    // magic and crc match
 [[nodiscard]] std::string_view name_of(FrameType type);  // also for unknown values
 
 }  // namespace r2ccl

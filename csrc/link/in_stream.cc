@@ -43,7 +43,7 @@ InStream::Admission InStream::judge(const FrameHeader& header) {
 
   InMessage& message = by_slot_[header.slot];
   if (!message.in_use) {
-    // The slot is free; the message must not have another one.
+    // The slot is free.  A second slot for the same message is a protocol violation.
     InMessage& other = at(header.number);
     if (other.in_use && other.number == header.number) return Admission::reject;
     const std::uint64_t bits = planted(Mutant::bitmap_not_cleared) ? message.chunk_bits : 0;
@@ -73,9 +73,9 @@ bool InStream::wants(const FrameHeader& header) const {
   return !message.in_use || message.number != header.number || (message.chunk_bits & bit) == 0;
 }
 
-// A slot that is free holds nothing that anybody reads, so a wrong guess costs a copy and no more.
-// Not one that a rail may write by itself, nor where there is a target; and of a message in several
-// chunks, any may be the first to come by a rail.
+// Predicts the next message's slot.  A wrong guess costs only a copy, because a free slot holds no
+// data.  No prediction is made for slots open to RDMA writes, with a target, or for messages of
+// several chunks, as any chunk may be the first to arrive on a rail.
 std::span<std::byte> InStream::likely_room() {
   const std::size_t slot = delivered_ % shape_.slots;
   const std::uint32_t bytes = std::max(last_bytes_[0], last_bytes_[1]);
@@ -83,7 +83,7 @@ std::span<std::byte> InStream::likely_room() {
   if (by_slot_[slot].in_use || target.memory != nullptr) return {};
   std::byte* const ahead = memory_.ahead_of(slot);
   if (ahead == nullptr) return {};
-  // And a header more, so that a read that fills all of it is rare.
+  // Room for another header, so that a read rarely fills the whole buffer.
   const std::size_t behind = std::min(bytes, max_likely_bytes) + sizeof(FrameHeader);
   return {ahead, sizeof(FrameHeader) + std::min<std::size_t>(behind, shape_.slot_bytes)};
 }

@@ -1,4 +1,4 @@
-// The link's rails: their states, and what a state change sets in motion.
+// States of the link's rails and the effects of state changes; reconnection; streams.
 #include "link/link.hpp"
 
 #include <algorithm>
@@ -11,8 +11,9 @@
 namespace r2ccl {
 namespace {
 
-constexpr TimeNs hanging_ns = 50 * ns_per_ms;
-// Closed communicators that are remembered; frames of older ones cannot be under way any more.
+constexpr TimeNs hanging_ns = 50 * ns_per_ms;  // age of a connection attempt considered hung
+// Number of closed communicators to remember.  Frames of earlier communicators cannot be in flight
+// any more.
 constexpr std::size_t max_closed = 4096;
 
 }  // namespace
@@ -34,14 +35,14 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   if (from == RailState::up || to == RailState::up || id == best_) choose_best();
   if (from == RailState::up || to == RailState::up) update_has_no_rail(now);
   if (from == RailState::up && rail.carries_data()) ++disturbances_;
-  // What waited for this rail alone may now go anywhere.
+  // Replays bound to this rail may now go to any rail.
   if (from == RailState::up)
     for (Replay& replay : replays_)
       if (replay.target == id) replay.target = any_rail;
   if (observer_ != nullptr) observer_->on_rail_moved(id, from, to, cause);
   step(LinkStep::rail_moved, id);
   if (to != RailState::up || !may_carry_data(rail)) return;
-  // Rails that fell silent while none was UP have found no rail for their hedges until now.
+  // Hedge again for all SUSPECT rails: if no rail was UP before, their hedges had no destination.
   for (RailId other = 0; other < rails_.size(); ++other)
     if (rails_[other].state == RailState::suspect) replay_from(other, /*hedge=*/true);
 }
@@ -82,7 +83,7 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   }
   rail.verdict = Verdict::none;
   rail.epoch = epoch;
-  // Earlier numbers that never became an epoch on one of the sides cannot any more.
+  // Lower epochs cannot open any more on either side, so all count as fenced.
   rail.own_fenced = rail.peer_fenced = epoch - 1;
   rail.reconnect.connecting = false;
   rail.path.sent = rail.path.acked = rail.path.landed = 0;
@@ -94,7 +95,8 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.control = {};
   rail.control.addresses = announced_;
   rail.path.last_rx = rail.path.last_tx = rail.reconnect.probation_since = now;
-  // A notice about the old epoch that no rail has carried yet would be read as one about this.
+  // Drop unsent notices about the old epoch: a notice carries the rail's epoch at send time, and
+  // would take down the new epoch.
   for (Rail& other : rails_) other.control.notices &= ~(std::uint64_t{1} << id);
   ++rail.counters.epochs;
   assert(rail.path.attempts.empty());
@@ -155,11 +157,11 @@ void Link::peer_fenced(RailId id, Epoch epoch, TimeNs now) { on_fenced(id, epoch
 
 void Link::on_fenced(RailId id, Epoch epoch, TimeNs now) {
   Rail& rail = rails_[id];
-  // The peer may also have written off a later number, whose opening it never saw confirmed.
+  // The peer may also have fenced a later epoch, offered but never confirmed as open.
   epoch = planted(Mutant::fenced_epoch_not_checked) ? rail.epoch : std::min(epoch, rail.epoch);
   if (epoch <= rail.peer_fenced) return;
   rail.peer_fenced = epoch;
-  // The peer wrote off the epoch that we still use: its RAIL_DOWN was lost or comes later.
+  // The peer fenced the epoch still in use here: its RAIL_DOWN was lost or is late.
   if (epoch == rail.epoch) rail_failed(id, epoch, RailCause::peer_notice, now);
   maybe_reopen(id, now);
 }
@@ -231,11 +233,11 @@ void Link::connect_refused(RailId id, Epoch peer_fenced, TimeNs now) {
 
 void Link::connect_soon(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
-  // An attempt that has just begun is soon enough; one that hangs is begun anew.
+  // Keep a connection attempt started less than hanging_ns ago; restart an attempt that hangs.
   if (!rail.reconnect.connecting ||
       (rail.reconnect.at <= now && now - rail.reconnect.at < hanging_ns))
     return;
-  // A rail that flaps is tried ever more rarely, unless it is all there is.
+  // Flap damping: keep the back-off of a flapping rail while a data rail is UP.
   const bool damped = has_data_rail();
   if (damped && now < rail.reconnect.at && rail.reconnect.failures == 0) return;
   rail.reconnect.failures = 0;

@@ -1,10 +1,12 @@
-// The link: everything between two processes.  A sans-IO state machine: rails report what arrived,
-// what the path acknowledged and what broke; the clock comes in with tick(); frames are pulled by
-// the rails and actions are taken from a queue.  No sockets, no clock calls, no threads.
+// The link: all rails between two processes and the failover state machine.  The state machine is
+// sans-IO: no sockets, no clock calls, no threads.  Not thread-safe.  Rails report arrivals, path
+// acknowledgements and faults, and pull frames to send.  The owner passes the time in and takes
+// actions from a queue.
 //
-// Step by step as docs/failover.md: path ack, delivery ack and credit are three signals and never
-// stand in for each other; a rail that goes down has everything undelivered replayed at once; a
-// slot is written again only with credit and every attempt of its last message resolved.
+// docs/failover.md describes the protocol.  The main rules:
+// - Path ack, delivery ack and credit are separate signals; none implies another.
+// - A rail going DOWN triggers a replay of all its undelivered chunks at once.
+// - A slot is reused only with credit and after every attempt of its last message is resolved.
 #pragma once
 
 #include <cstddef>
@@ -38,106 +40,125 @@ class Link {
   Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed);
 
   // ---- streams ----
+  // Return a stream of a communicator, valid until close_streams().  The first call creates both
+  // streams.
   OutStream& out_stream(std::uint64_t communicator);
   InStream& in_stream(std::uint64_t communicator);
+  // Drops both streams and their undelivered messages.  Memory that a verbs rail may still access
+  // is freed later.  Requires that rails have released all memory of callers.
   void close_streams(std::uint64_t communicator);
-  // The stream's next messages but `skip` may land in this memory, which their receiver keeps valid
-  // and does not read or write before it has received them, until reclaim_target() says true.
-  // True: the peer is to be told.
+  // Sets `memory` as the target of the stream's next messages, after `skip` messages.  The caller
+  // keeps the memory valid until reclaim_target() returns true, and accesses a part only after the
+  // message for this part is received.  Memory of at most small_message_bytes is ignored.  Returns
+  // true if the memory is registered: verbs rails then announce the target to the peer.
   bool offer_target(InStream& stream, std::uint64_t skip, std::span<std::byte> memory);
-  // Nothing writes the stream's target any more.  Rails that still might are given up, and it is
-  // to be asked again.  `received`: so were all messages that were to land there.
+  // Returns true if no rail can write the stream's target any more.  Otherwise takes down the rails
+  // with pending writes; call again until true, for the fences to complete.  `received`: all
+  // messages of the target have arrived; a late write on an UP rail then gets ack_deadline_floor to
+  // land.
   [[nodiscard]] bool reclaim_target(InStream& stream, bool received, TimeNs now);
-  // What cannot be reclaimed, since a fence does not complete.
+  // Withdraws the memory registration of the target and forgets the target.  The last resort if a
+  // fence does not complete.
   void revoke_target(InStream& stream);
-  // Rails that reach memory by themselves reach that of these streams.
+  // Returns false if verbs rails exist but cannot access the slots of the communicator's streams,
+  // because allocation or registration failed.  Requires existing streams.
   [[nodiscard]] bool streams_reachable(std::uint64_t communicator) const {
     return options_.memory == nullptr || streams_.at(communicator)->in.block().base() != nullptr;
   }
+  // Queues a message for sending.  `data` must stay valid until settled_position() passes its end.
+  // Data sent without a copy must stay valid until all rails have detached, too; see
+  // Rail::detach().
   void post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag, TimeNs now);
-  // The front message has been read; gives the sender credit.  True: which is to be said at once.
+  // Marks the front message as read and returns its slot to the sender.  Returns true if the credit
+  // must be sent immediately.
   bool consume(InStream& stream, TimeNs now);
+  // send_abort() queues an `abort` frame on every rail, and on each rail connected later.
+  // send_close() queues a `close` frame on every usable rail.
   void send_abort(const AbortNotice& notice);
   void send_close();
-  // Of the accepting end: it listens for this rail elsewhere than the peer knows.  Said on every
-  // rail, and again on each that is opened anew; the last word counts.
+  // Announces a new listen address of a rail; used by the accepting end only.  Every rail carries
+  // the announcement, and so does each rail opened later.  The highest sequence number counts.
   void announce_address(RailId rail, const Endpoint& at);
 
   // ---- events of rails ----
-  void start(TimeNs now);  // asks for the first connections
-  // A connection passed its handshake: a new epoch begins, on probation.  False if that epoch may
-  // not begin (the old one is not fenced by both sides, or this one is fenced already).
+  void start(TimeNs now);  // requests the first connections
+  // Starts a new epoch, on probation, after a successful handshake.  Returns false if the epoch
+  // must not start: the old epoch is not fenced by both sides, or the new epoch is fenced already.
   [[nodiscard]] bool rail_established(RailId rail, Epoch epoch, TimeNs now);
-  // The transport of this epoch broke, or something outside knows that it did.
+  // Ends an epoch and takes the rail down: the transport failed, or the owner detected a fault.  No
+  // effect if the epoch has ended already.
   void rail_failed(RailId rail, Epoch epoch, RailCause cause, TimeNs now);
-  // Somebody is to find out where the fault is that the rail's last epoch ended by.
+  // Returns true if the fault that ended the rail's last epoch is not localised yet.
   [[nodiscard]] bool wants_location(RailId rail) const;
-  // What was found out of it on this side.  The peer is told of our port.
+  // Stores this side's findings about the fault.  RAIL_DOWN tells the peer the state of our port.
   void located(RailId rail, Epoch epoch, const Findings& findings);
-  // Everything of the ended epoch is off the wire on our side: the local fence.
+  // Records the local fence: no frame of the ended epoch can leave or arrive on our side any more.
   void rail_closed(RailId rail, Epoch epoch, TimeNs now);
-  // The epoch to offer to a connector that has fenced every one up to `connector_fenced`; empty if
-  // it has not fenced the one that is open here.
+  // Returns the epoch to offer to a connector with all epochs up to `connector_fenced` fenced.
+  // Empty if the connector has not fenced our current epoch, or our own fence is pending.
   [[nodiscard]] std::optional<Epoch> epoch_to_offer(RailId rail, Epoch connector_fenced) const;
-  // The peer says in a handshake that it has fenced this epoch.
+  // Records a fence of the peer, reported in a handshake.
   void peer_fenced(RailId rail, Epoch epoch, TimeNs now);
-  // We answered for an epoch whose opening we never saw confirmed: it counts as fenced.
+  // Counts an epoch as fenced: our side answered its handshake but never saw the confirmation.
   void never_opened(RailId rail, Epoch epoch);
-  // A connection attempt came to nothing; schedules the next.
+  // Schedules the next connection attempt after a failed attempt.
   void connect_failed(RailId rail, TimeNs now);
-  // The peer's process refused a connection, having fenced up to this epoch: over this path it can
-  // be reached, whatever the epoch that is open says.
+  // The peer's process refused a connection and reported its last fenced epoch.  The refusal proves
+  // a working path to the process, even if the open epoch is silent.
   void connect_refused(RailId rail, Epoch peer_fenced, TimeNs now);
-  // Something suggests that a reconnection would succeed now (carrier is back).
+  // Hints that a reconnection would succeed now, for example after the carrier came back.
   void connect_soon(RailId rail, TimeNs now);
-  // The peer's end is somewhere else: an attempt under way is of no use.
+  // The peer's address changed: replaces the pending connection attempt by a new attempt at time
+  // `at`.
   void connect_anew(RailId rail, TimeNs at);
-  // The path has acknowledged the epoch's first `position` bytes.  `peer_limited`: it carries
-  // nothing because the peer does not read, which no rail is charged for.
+  // The path has acknowledged the epoch's first `position` bytes.  `peer_limited`: no byte moves
+  // because the peer does not read; such silence does not count against the rail.
   void path_acked(RailId rail, Epoch epoch, std::uint64_t position, bool peer_limited, TimeNs now);
-  // The peer's process has found the epoch's first `position` bytes in its memory: what a rail of
-  // one-sided writes has acknowledged may still be on its way there.
+  // The peer's process has seen the epoch's first `position` bytes in its memory.  A path ack of a
+  // verbs rail is weaker: acknowledged RDMA writes may still be on the way to memory.
   void attempts_landed(RailId rail, Epoch epoch, std::uint64_t position, TimeNs now);
-  // The path has carried something, though perhaps not what is missing: it is not silent.
+  // The path has carried some bytes, perhaps behind a gap.  The rail is not silent.
   void path_advanced(RailId rail, Epoch epoch, TimeNs now);
-  // Smoothed: deadlines follow it.  Base, the recent minimum: small messages take the lowest.
-  // `held_back`: so many bytes may be outstanding only because acknowledgements are delayed.
+  // Reports round-trip times.  Deadlines scale with `smoothed`; small messages prefer a rail with a
+  // low `base`, the recent minimum.  `held_back`: bytes outstanding only because acks are delayed.
   void path_round_trip(RailId rail, TimeNs smoothed, TimeNs base, std::uint64_t held_back);
 
   // ---- frames out ----
-  // The next frame for this rail; false if there is none it may carry.
+  // Fills in the next frame for the rail.  Returns false if no frame is ready for this rail.
   bool next_frame(RailId rail, OutFrame& frame, TimeNs now);
-  // The rail has handed a frame on in full and reads its payload no more.
+  // Reports a frame handed to the transport in full.  The rail reads its payload no more.
   void frame_written(const FrameHeader& header);
   [[nodiscard]] bool has_frames(RailId rail) const;
 
   // ---- frames in ----
-  // False: no correct peer sends this; the rail has been failed.
+  // Starts a received frame.  Returns false on a protocol violation, after taking the rail down,
+  // and on a rail that is not connected.
   [[nodiscard]] bool frame_begin(RailId rail, const FrameHeader& header, TimeNs now);
-  // Where the next frame is likely to belong: memory for its header and, right behind, for its
-  // payload, in which payload_room() is found then.  What else is put there does no harm.  Empty:
-  // nobody can tell.
+  // Predicts memory for the next frame: room for its header, then room for its payload.  If the
+  // guess is right, payload_room() later returns the second part.  A wrong guess is harmless.
+  // Empty: no prediction.
   [[nodiscard]] std::span<std::byte> likely_room() const;
-  // Where the next payload bytes of the frame begun go (at least one byte of room).  Asked anew
+  // Returns the destination of the frame's next payload bytes, at least 1 byte of room.  Call
   // before every read, since another rail may complete the same chunk in between.
   [[nodiscard]] std::span<std::byte> payload_room(RailId rail);
-  // Bytes were put there.  At the frame's last byte the frame is acted upon.
+  // Reports bytes stored in payload_room().  The last byte of a frame triggers its processing.
   void payload_filled(RailId rail, std::size_t bytes, TimeNs now);
 
-  // A payload that a rail of one-sided writes has put into its slot already.
+  // Reports a payload already placed in its slot or target by an RDMA write.
   void payload_placed(RailId rail, TimeNs now);
 
   // ---- time ----
-  // Judges deadlines.  Call it after draining arrivals, at least every few milliseconds while
-  // anything is outstanding.
+  // Checks all deadlines.  Call after draining arrivals, at least every few milliseconds while
+  // frames are outstanding.
   void tick(TimeNs now);
 
-  // ---- what the owner asks ----
+  // ---- queries of the owner ----
+  // Queues for the owner, which takes and clears the entries.
   [[nodiscard]] std::vector<LinkAction>& actions() { return actions_; }
   [[nodiscard]] std::vector<AbortNotice>& received_aborts() { return received_aborts_; }
-  // At most one a rail, the newest.
+  // Addresses announced by the peer; at most the newest per rail.
   [[nodiscard]] std::vector<AddressNotice>& received_addresses() { return received_addresses_; }
-  // Without resilience: a rail took undelivered bytes with it.
+  // Returns true if resilience is off and a data rail was lost: bytes may be missing.
   [[nodiscard]] bool lost_bytes() const { return lost_bytes_; }
   [[nodiscard]] bool peer_closed() const { return peer_closed_; }
   [[nodiscard]] std::size_t rail_count() const { return rails_.size(); }
@@ -145,34 +166,38 @@ class Link {
   [[nodiscard]] RailState state(RailId rail) const { return rails_[rail].state; }
   [[nodiscard]] RailCause cause(RailId rail) const { return rails_[rail].cause; }
   [[nodiscard]] Verdict verdict(RailId rail) const { return rails_[rail].verdict; }
-  // Of a link that has no rail left: what all its rails have in common.
+  // Returns the verdict of a link without rails: a NIC if all data rails agree, else peer.
   [[nodiscard]] Verdict overall_verdict() const;
   [[nodiscard]] TimeNs last_heard(RailId rail) const { return rails_[rail].path.last_rx; }
   [[nodiscard]] Epoch epoch(RailId rail) const { return rails_[rail].epoch; }
   [[nodiscard]] Epoch fenced_epoch(RailId rail) const { return rails_[rail].own_fenced; }
   [[nodiscard]] const RailCounters& counters(RailId rail) const { return rails_[rail].counters; }
   [[nodiscard]] TimeNs round_trip(RailId rail) const { return rails_[rail].path.round_trip; }
-  // Bytes per second when it was last what traffic waited for; 0: it never was in this epoch.
+  // Returns the bandwidth of the rail in bytes/s, measured the last time the rail was the
+  // bottleneck.  0: never measured in this epoch.
   [[nodiscard]] double rate(RailId rail) const { return rails_[rail].health.meter.measured(); }
   [[nodiscard]] bool slow(RailId rail) const { return rails_[rail].health.slow; }
+  // Returns the rail for small messages; any_rail if no rail is usable.
   [[nodiscard]] RailId best_rail() const { return best_; }
-  // By which the last data came: the peer's best rail, which need not be ours.
+  // Returns the rail of the last received data: the peer's best rail, perhaps not ours.  any_rail:
+  // no data yet.
   [[nodiscard]] RailId inbound_rail() const { return inbound_; }
-  // The rail may have bytes on the path that are not acknowledged yet.
+  // Returns true if the rail has sent bytes without a path ack.
   [[nodiscard]] bool awaits_path_ack(RailId rail) const;
   [[nodiscard]] bool connected(RailId rail) const {
     return rails_[rail].state == RailState::probation || usable(rails_[rail]);
   }
   [[nodiscard]] bool may_carry_data(RailId rail) const { return may_carry_data(rails_[rail]); }
-  [[nodiscard]] bool has_data_rail() const;  // one is UP
-  // No rail that may carry data is UP, and since when.
+  [[nodiscard]] bool has_data_rail() const;  // a data rail is UP
+  // has_no_rail(): no rail allowed to carry data is UP.  no_rail_since(): start time of this state.
   [[nodiscard]] bool has_no_rail() const { return has_no_rail_; }
   [[nodiscard]] TimeNs no_rail_since() const { return no_rail_since_; }
-  // How long the peer's process has said nothing on any rail, in time that we watched.  It answers
-  // probes, so it is stopped, or its end of the rails is not what ours is.
+  // Returns the observed time without any frame from the peer's process.  A running process answers
+  // probes.  A silent process is therefore stopped, or disagrees about the states of the rails.
   [[nodiscard]] TimeNs unheard() const { return unheard_; }
+  // Returns true if the peer has confirmed every posted message and this side owes no ack.
   [[nodiscard]] bool all_delivered() const;
-  // What is queued, all rails together.
+  // Queue lengths, summed over all rails.
   struct QueueDepths {
     std::size_t streams = 0;
     std::size_t replays = 0;
@@ -182,16 +207,17 @@ class Link {
     std::size_t deferred_frees = 0;
   };
   [[nodiscard]] QueueDepths queue_depths() const;
-  // Counts events on rails that a waiting collective may be stalled by.
+  // Returns the number of rail events so far: a data rail left UP, or a replay completed a message.
+  // Each event may stall a waiting collective.
   [[nodiscard]] std::uint64_t disturbances() const { return disturbances_; }
   void set_observer(LinkObserver* observer) { observer_ = observer; }
-  // A fault of drills: where checksums are on, those of the chunks that this rail sends are wrong.
+  // Drill: sends wrong chunk checksums on this rail.  No effect where checksums are off.
   void corrupt(RailId rail, bool on) { rails_[rail].corrupt = on; }
 
  private:
   struct Attempt {
     OutStream* stream;
-    std::uint64_t position;  // of the epoch's byte stream, after the frame
+    std::uint64_t position;  // end of the frame in the epoch's byte stream
     std::uint64_t number;
     std::uint16_t slot;
     std::uint16_t chunk;
@@ -201,25 +227,26 @@ class Link {
     InStream* stream = nullptr;
     std::uint32_t received = 0;
     bool discard = false;
-    bool placed = false;                 // the payload is in its slot already
+    bool placed = false;                 // an RDMA write has placed the payload already
     std::unique_ptr<std::byte[]> text;   // payload of an ABORT
-    bool apart = false;                  // or in `chunk`
-    std::unique_ptr<std::byte[]> chunk;  // payload of data that is brought to its slot later
+    bool apart = false;                  // the payload is buffered in `chunk`
+    std::unique_ptr<std::byte[]> chunk;  // payload of data, copied to the slot later
   };
+  // Memory of the peer for RDMA writes: its slots and the target of a call.
   struct RemoteSlots {
     std::uint64_t address;
     std::uint32_t key;
-    // A target of the peer's caller, by the message that begins it.
+    // The target of the peer's caller; target_first is the number of its first message.
     std::uint64_t target_first = 0;
     std::uint64_t target_bytes = 0;
     std::uint64_t target_address = 0;
     std::uint32_t target_key = 0;
   };
-  // The path of this epoch: what it took, acknowledged and answered.
+  // Progress of the current epoch's path: bytes sent, acknowledged and landed, and last activity.
   struct Path {
     std::uint64_t sent = 0;    // bytes of frames pulled in this epoch
-    std::uint64_t acked = 0;   // of these, acknowledged by the path
-    std::uint64_t landed = 0;  // of these, found by the peer; where that is not the same
+    std::uint64_t acked = 0;   // bytes acknowledged by the path
+    std::uint64_t landed = 0;  // bytes seen by the peer's process; verbs rails only
     std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
     Ring<Attempt> attempts;
     TimeNs round_trip = 0;
@@ -228,62 +255,63 @@ class Link {
     TimeNs outstanding_since = 0;
     TimeNs last_rx = 0;
     TimeNs last_tx = 0;
-    // When `bytes` would be through, in ns, at a rate in bytes per second; 0: at once.
+    // Returns the expected time for `bytes` in ns, at `rate` bytes/s.  Rate 0: no transfer time.
     [[nodiscard]] double time_for(std::uint64_t bytes, double rate) const {
       const double transfer = rate > 0 ? static_cast<double>(bytes) * 1e9 / rate : 0;
       return static_cast<double>(base_round_trip) + transfer;
     }
   };
-  // Evidence for and against the rail: its rate, its silence, and probes.
+  // Evidence about the rail: rate, silence and probes.
   struct Health {
     RateMeter meter;
     bool slow = false;
-    TimeNs differs = 0;  // how long its rate has spoken against `slow`
-    TimeNs silent = 0;   // observed time without path progress while bytes are outstanding
+    TimeNs differs = 0;  // how long the rate has contradicted `slow`
+    TimeNs silent = 0;   // observed time without path progress, bytes outstanding
     TimeNs suspect_since = 0;
-    TimeNs asked_others = 0;      // while suspect or overdue: when the others were probed last
-    TimeNs path_answered = 0;     // while suspect: the peer answered on another connection
-    TimeNs contradicted = 0;      // observed time since another rail was answered
-    TimeNs inquire_at = 0;        // while suspect: when to ask on another connection
-    TimeNs inquire_interval = 0;  // grows
-    TimeNs last_ping = 0;         // when a probe was sent last
-    TimeNs answered = 0;          // when the last probe that was answered had been sent
-    TimeNs pinged = 0;            // when the probe that is not answered yet was sent; 0: none is
-    TimeNs unanswered = 0;  // observed time since then; once overdue, that others are answered
-    TimeNs overdue_since = 0;
+    TimeNs asked_others = 0;      // while SUSPECT or overdue: last probes on other rails
+    TimeNs path_answered = 0;     // while SUSPECT: the peer answered another connection
+    TimeNs contradicted = 0;      // observed time since an answer on another rail
+    TimeNs inquire_at = 0;        // while SUSPECT: time of the next inquiry (second connection)
+    TimeNs inquire_interval = 0;  // doubles after each inquiry
+    TimeNs last_ping = 0;         // send time of the last probe
+    TimeNs answered = 0;          // send time of the last answered probe
+    TimeNs pinged = 0;            // send time of the open probe; 0: none
+    // Observed wait for an answer.  Once overdue: observed time since an answer on another rail.
+    TimeNs unanswered = 0;
+    TimeNs overdue_since = 0;  // since the probe exceeded dead_deadline; 0: not overdue
   };
-  // When the next epoch begins.
+  // Scheduling of the next epoch.
   struct Reconnect {
     TimeNs at = 0;
-    bool connecting = false;  // a connect action is out
+    bool connecting = false;  // a connect action is pending
     std::uint32_t failures = 0;
     TimeNs probation_since = 0;
-    double penalty = 0.0;  // of flapping; halves every flap_half_life_s
+    double penalty = 0.0;  // flap penalty; halves every flap_half_life_s
     TimeNs penalty_at = 0;
   };
-  // What the peer is told about the rail, on other rails.
+  // Messages about this rail, sent to the peer on other rails.
   struct Notices {
-    TimeNs at = 0;  // next repetition of RAIL_DOWN
+    TimeNs at = 0;  // time of the next RAIL_DOWN
     TimeNs interval = 0;
-    Endpoint address;                    // announced to the peer
-    std::uint32_t address_sequence = 0;  // of the last announcement, own or the peer's; 0: none
+    Endpoint address;                    // listen address announced to the peer
+    std::uint32_t address_sequence = 0;  // last announcement, ours or the peer's; 0: none
   };
   struct Rail {
     RailKind kind = RailKind::tcp;
     RailState state = RailState::connecting;
     RailCause cause = RailCause::none;
-    Findings findings;  // about the fault that ended the epoch
+    Findings findings;  // about the fault of the last epoch
     Verdict verdict = Verdict::none;
     Epoch epoch = 0;
-    Epoch own_fenced = 0;   // our side wrote off every epoch up to this
-    Epoch peer_fenced = 0;  // so did the peer
+    Epoch own_fenced = 0;   // our side has fenced all epochs up to here
+    Epoch peer_fenced = 0;  // the peer has fenced all epochs up to here
     Path path;
     Health health;
     Reconnect reconnect;
     Notices notices;
     Incoming incoming;
     Control control;
-    bool corrupt = false;  // a drill: chunks have wrong checksums
+    bool corrupt = false;  // drill: send wrong checksums
     RailCounters counters;
     [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
     [[nodiscard]] bool one_sided() const { return kind == RailKind::verbs; }
@@ -292,7 +320,7 @@ class Link {
     OutStream* stream;
     std::uint64_t number;
     std::uint16_t chunk;
-    RailId target;  // any_rail, or the one rail that is to carry it
+    RailId target;  // the only rail for this replay, or any_rail
     bool hedge;
     RailId from;
   };
@@ -324,7 +352,7 @@ class Link {
     if (observer_ != nullptr) observer_->on_step(what, rail);
   }
 
-  // link_choice.cc: which rail small messages take
+  // link_choice.cc: choice of the rail for small messages
   void choose_best();
   void follow(RailId rail);
   [[nodiscard]] double small_time(const Rail& rail) const;
@@ -332,11 +360,12 @@ class Link {
   void measure_rates(TimeNs observed);
   void forget_rate(RailId rail);
 
-  // link_memory.cc: memory that rails reach by themselves
-  struct DeferredFree {
+  // link_memory.cc: memory accessed by verbs rails
+  struct DeferredFree {  // memory of closed streams, kept until no rail can access the blocks
     std::uint64_t communicator;
-    std::uint64_t written_by;                               // bit r: perhaps by rail r
-    std::vector<std::pair<RailId, std::uint64_t>> read_by;  // until so many bytes are acknowledged
+    std::uint64_t written_by;  // bit r: the peer may write over rail r
+    // Rails with reads in flight; the reads of a rail end with the path ack of the position.
+    std::vector<std::pair<RailId, std::uint64_t>> read_by;
     StreamBlock in;
     StreamBlock out;
   };
@@ -352,7 +381,7 @@ class Link {
     return !rail.one_sided() || rail.path.remote_slots.contains(stream.communicator());
   }
 
-  // link_verdict.cc: where faults are
+  // link_verdict.cc: location of faults
   void conclude(RailId rail);
 
   // link_send.cc: frames out
@@ -400,7 +429,7 @@ class Link {
   [[nodiscard]] bool may_carry_data(const Rail& rail) const {
     return rail.carries_data() || options_.fallback;
   }
-  // Data may go there now.
+  // Returns true if the rail may carry data now.
   [[nodiscard]] bool takes_data(RailId id) const {
     const Rail& rail = rails_[id];
     return id == best_ ? usable(rail) : rail.carries_data() && rail.state == RailState::up;
@@ -417,20 +446,20 @@ class Link {
   const LinkOptions options_;
   std::vector<Rail> rails_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Streams>> streams_;  // by communicator
-  // Communicators closed here, by what they acknowledged last: late data is dropped, a lost last
-  // ack is repeated.
+  // Last acknowledgement of each communicator closed here.  Late data is dropped; a lost last ack
+  // is repeated.
   std::unordered_map<std::uint64_t, LastAck> closed_;
   std::deque<std::uint64_t> closed_order_;  // oldest first
   std::list<DeferredFree> deferred_frees_;
-  InStream* last_in_ = nullptr;      // most frames are for the stream of the frame before
-  std::vector<OutStream*> posting_;  // streams with chunks never posted
+  InStream* last_in_ = nullptr;      // stream of the last data frame; a cache
+  std::vector<OutStream*> posting_;  // streams with unposted chunks
   std::deque<Replay> replays_;
   std::vector<LinkAction> actions_;
-  std::deque<AbortNotice> aborts_;  // frames point into their texts
+  std::deque<AbortNotice> aborts_;  // frames in flight point into the texts
   std::vector<AbortNotice> received_aborts_;
-  std::uint64_t announced_ = 0;  // bit r: the peer has been told another address of rail r
+  std::uint64_t announced_ = 0;  // bit r: a new address of rail r was announced
   std::vector<AddressNotice> received_addresses_;
-  std::vector<std::byte> scratch_;  // payload that nobody wants; zeros to send in probes are apart
+  std::vector<std::byte> scratch_;  // destination of discarded payload
   LinkObserver* observer_ = nullptr;
   RailId best_ = any_rail;
   RailId inbound_ = any_rail;
@@ -438,7 +467,7 @@ class Link {
   TimeNs last_tick_ = 0;
   TimeNs no_rail_since_ = 0;
   TimeNs unheard_ = 0;
-  bool heard_ = false;  // since the last tick
+  bool heard_ = false;  // a frame or refusal arrived since the last tick
   bool has_no_rail_ = true;
   std::uint64_t disturbances_ = 0;
   bool close_sent_ = false;

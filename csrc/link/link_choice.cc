@@ -1,4 +1,4 @@
-// Which rail small messages take, and how fast the rails are.
+// Choice of the rail for small messages, and the rates of the rails.
 #include <algorithm>
 #include <utility>
 
@@ -7,19 +7,19 @@
 namespace r2ccl {
 namespace {
 
-constexpr double noise_ns = 200'000;  // of round trips on a busy host
-// A rail is slow below the first share of the fastest one's rate, and no more above the second.
+constexpr double noise_ns = 200'000;  // noise of round trips on a busy host
+// A rail becomes slow below slow_share of the fastest rail's rate and recovers above fair_share.
 constexpr double slow_share = 1.0 / 3;
 constexpr double fair_share = 2.0 / 3;
-constexpr TimeNs lasting_ns = 1000 * ns_per_ms;  // and only if that lasts
-constexpr TimeNs watched_ns = 20 * ns_per_ms;    // at most this of a tick: a pause is not watched
+constexpr TimeNs lasting_ns = 1000 * ns_per_ms;  // required duration of a change of `slow`
+constexpr TimeNs watched_ns = 20 * ns_per_ms;    // limit per tick: own pauses do not count
 
 }  // namespace
 
 void Link::choose_best() {
-  // The rail that a small message is through first; a rail in use is left only for one clearly
-  // better, so that noise does not move traffic.  The control rail serves where no data rail is UP,
-  // and a suspect rail where none is.
+  // Choose the rail with the lowest expected time for a small message.  Keep the current rail
+  // unless another rail is clearly better, so that noise does not move traffic.  Without a data
+  // rail UP, use the control rail; without any rail UP, use a SUSPECT rail.
   for (const RailState wanted : {RailState::up, RailState::suspect}) {
     for (const bool fallback : {false, true}) {
       RailId lowest = any_rail;
@@ -48,9 +48,9 @@ bool Link::near_enough(const Rail& rail, const Rail& lowest) const {
   return small_time(rail) <= 2 * small_time(lowest) + noise_ns;
 }
 
-// Where both ends send whole messages by one rail, each message acknowledges the last one of the
-// other direction; by two rails, the path has as many bare acknowledgements to carry again.  So of
-// rails that are as good as each other the accepting end takes the one that the peer takes.
+// Adopts the peer's rail for small messages, if both rails are similarly fast.  Only the accepting
+// end follows.  On a shared rail, the packets of each direction carry the path acks of the other
+// direction.  On two rails, every message costs its path an additional bare acknowledgement.
 void Link::follow(RailId id) {
   if (id == best_ || options_.connects || best_ == any_rail) return;
   const Rail& rail = rails_[id];

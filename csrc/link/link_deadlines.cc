@@ -1,5 +1,5 @@
-// Time: what silence means.  A rail is charged only on difference; a peer that is silent on every
-// rail, or that does not read, costs no rail.
+// Deadlines and the interpretation of silence.  A rail goes DOWN for silence only if the peer
+// answers elsewhere.  A peer silent on all rails, or a peer that does not read, takes no rail down.
 #include <algorithm>
 
 #include "link/link.hpp"
@@ -8,13 +8,13 @@
 namespace r2ccl {
 namespace {
 
-constexpr TimeNs ack_delay_ns = 4 * ns_per_ms;  // acks wait this long for data to travel with
+constexpr TimeNs ack_delay_ns = 4 * ns_per_ms;  // longest delay of an ack, to piggyback on data
 constexpr TimeNs notice_interval_min_ns = 5 * ns_per_ms;
 constexpr TimeNs notice_interval_max_ns = 200 * ns_per_ms;
 constexpr TimeNs ack_request_min_ns = 20 * ns_per_ms;
 constexpr TimeNs ack_request_max_ns = 500 * ns_per_ms;
 constexpr TimeNs inquire_interval_max_ns = 1000 * ns_per_ms;
-constexpr TimeNs unheard_step_ns = 1000 * ns_per_ms;  // a longer step is a pause of our own
+constexpr TimeNs unheard_step_ns = 1000 * ns_per_ms;  // limit per tick: own pauses do not count
 
 }  // namespace
 
@@ -46,8 +46,8 @@ TimeNs Link::ack_deadline(const Rail& rail) const {
 
 void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
   Rail& rail = rails_[id];
-  // Only time that our own loop watched counts, in steps of at most half a deadline: after a pause
-  // of ours, a clock jump or a suspended host, the rail has that long again to be heard.
+  // Count only time observed by our own loop, in steps of at most half a deadline.  A pause of our
+  // own, a clock jump or a suspended host thus adds at most half a deadline of silence.
   const TimeNs deadline = ack_deadline(rail);
   if (rail.path.acked == rail.path.sent) {
     rail.health.silent = 0;
@@ -61,7 +61,8 @@ void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
   if (rail.state == RailState::up) {
     if (rail.health.silent >= deadline) suspect(id, now);
   } else if (rail.health.silent >= options_.dead_deadline_ns) {
-    // Whoever has just come back answers on one rail first; the others have a deadline to follow.
+    // A resumed peer does not answer on all rails at once: after an answer elsewhere, grant this
+    // rail an ack deadline.
     if (contradicted(id)) rail.health.contradicted += std::min(observed, deadline / 2);
     if (rail.health.contradicted >= deadline)
       rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
@@ -71,18 +72,19 @@ void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
   }
 }
 
-// The path takes what we send, but nobody answers.
+// Judges a rail with all bytes acknowledged by the path but an unanswered probe.
 void Link::judge_unanswered(RailId id, TimeNs watched, TimeNs now) {
   Rail& rail = rails_[id];
   if (rail.health.overdue_since == 0) {
     rail.health.unanswered += watched;
     if (rail.health.unanswered < options_.dead_deadline_ns) return;
-    // What the peer answered before then proves nothing: it may have fallen asleep since.
+    // Answers before this time prove nothing: the peer may have stopped since.
     rail.health.overdue_since = now;
     rail.health.unanswered = 0;
     return ask_others(id, now);
   }
-  // Whoever has just come back answers on one rail first; the others have a deadline to follow.
+  // A resumed peer does not answer on all rails at once: after an answer elsewhere, grant this rail
+  // an ack deadline.
   if (others_answered_since(id, rail.health.overdue_since) ||
       planted(Mutant::unanswered_peer_charged))
     rail.health.unanswered += watched;
@@ -92,7 +94,7 @@ void Link::judge_unanswered(RailId id, TimeNs watched, TimeNs now) {
     ask_others(id, now);
 }
 
-// The peer's process is there and can be reached, though not over this rail.
+// Returns true if the peer's process answers on another rail or on another connection of this path.
 bool Link::contradicted(RailId id) const {
   const Rail& rail = rails_[id];
   return planted(Mutant::busy_peer_charged) ||
@@ -110,16 +112,17 @@ void Link::suspect(RailId id, TimeNs now) {
   ask_others(id, now);
 }
 
-// So that there is a difference to judge by.
+// Probes all other rails, for a comparison with the silent rail.
 void Link::ask_others(RailId id, TimeNs now) {
   rails_[id].health.asked_others = now;
   for (RailId other = 0; other < rails_.size(); ++other)
     if (other != id && usable(rails_[other])) probe(other, 0);
 }
 
-// No other rail can tell whether it is the rail or the peer that is silent.  A new connection over
-// the same path can: if it is answered, and this one stays silent, then this epoch is dead, though
-// its transport may retry for long.  And a peer that has fenced it already says so.
+// Inquiry: opens a second connection over the path of a silent rail.  If every rail is silent, a
+// comparison of rails cannot tell a dead rail from a stopped peer.  If the peer answers the new
+// connection while the rail stays silent, the epoch is dead, even if its transport still retries.
+// The answer also reports an epoch already fenced by the peer.
 void Link::inquire(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
   if (!options_.connects || now < rail.health.inquire_at || planted(Mutant::inquiry_never_made))
@@ -131,9 +134,9 @@ void Link::inquire(RailId id, TimeNs now) {
   actions_.push_back({LinkAction::Kind::connect, id, 0, now});
 }
 
-// Only an answer of the peer's process to what was asked since counts, not what its kernel
-// acknowledged, nor what the network had held up: a process that runs reads all its rails, so this
-// one's silence is the rail's.
+// Returns true if the peer's process answered a probe sent at or after `since` on another rail.  A
+// kernel's acknowledgements and frames delayed by the network do not count.  A running process
+// reads all its rails, so such an answer blames the silent rail.
 bool Link::others_answered_since(RailId id, TimeNs since) const {
   for (RailId other = 0; other < rails_.size(); ++other) {
     const Rail& rail = rails_[other];

@@ -1,5 +1,5 @@
-// Memory that rails of one-sided writes reach by themselves: where the peer may write, where we
-// may, and when memory of a stream that is closed can serve something else.
+// Memory accessed by verbs rails: announcements of memory for RDMA writes in both directions, and
+// the release of memory of closed streams.
 #include <algorithm>
 #include <utility>
 
@@ -19,7 +19,7 @@ void Link::offer_slots(InStream& stream, RailId id) {
 }
 
 void Link::on_slots(RailId id, const FrameHeader& header) {
-  // Of a communicator that is closed here nothing is under way, nor will be.
+  // A communicator closed here has no RDMA writes in flight and starts none: answer RELEASED.
   Rail& rail = rails_[id];
   if (!closed_.contains(header.communicator))
     rail.path.remote_slots[header.communicator] = {header.number, header.epoch};
@@ -38,7 +38,8 @@ bool Link::on_target(RailId id, const FrameHeader& header) {
   return true;
 }
 
-// Of a data frame: only first attempts go to a target, by rails that may write there.
+// Checks the target fields of a data frame: only verbs rails write to a target, and only a replay
+// names the rail of its first attempt.
 bool Link::target_fields_valid(RailId id, const FrameHeader& header) const {
   const bool replay = (header.flags & frame_flag::replay) != 0;
   return header.epoch <= (replay ? rails_.size() : 0) &&
@@ -46,7 +47,7 @@ bool Link::target_fields_valid(RailId id, const FrameHeader& header) const {
 }
 
 bool Link::offer_target(InStream& stream, std::uint64_t skip, std::span<std::byte> memory) {
-  // A target costs a frame a rail, a copy of a small message less than that.
+  // A target costs a frame per rail, more than the copy of a small message.
   if (memory.size() <= options_.small_message_bytes) return false;
   stream.target = {.memory = memory.data(),
                    .bytes = memory.size(),
@@ -68,7 +69,7 @@ bool Link::reclaim_target(InStream& stream, bool received, TimeNs now) {
   for (const Target::PendingWrite& write : target.pending_writes) writers |= bit(write.rail);
   if (planted(Mutant::target_not_recalled)) writers = 0;
   if (target.wanted_since == 0) target.wanted_since = now;
-  // What is late on a rail that is UP comes soon.
+  // A late write on a rail still UP lands soon: wait up to the ack deadline floor.
   const bool patient = received && now - target.wanted_since <= options_.ack_deadline_floor_ns;
   for (RailId id = 0; id < rails_.size(); ++id) {
     if ((writers & bit(id)) == 0 || (patient && rails_[id].state == RailState::up)) continue;
@@ -101,7 +102,7 @@ void Link::attempts_landed(RailId id, Epoch epoch, std::uint64_t position, TimeN
   for (auto& [communicator, pair] : streams_) open_and_queue(pair->out, now);
 }
 
-// Nothing of the rail's last epoch reaches memory of this side any more.
+// Clears all memory access of the rail: its last epoch is fenced on this side.
 void Link::forget_memory(RailId id) {
   rails_[id].path.remote_slots.clear();
   for (auto& [communicator, pair] : streams_) {
@@ -118,7 +119,7 @@ void Link::forget_memory(RailId id) {
   free_deferred();
 }
 
-// The memory of a stream that is closed is kept while a rail may still read or write it.
+// Keeps the memory of closed streams while a rail may still read or write the blocks.
 void Link::defer_free(Streams& pair) {
   const std::uint64_t communicator = pair.in.communicator();
   DeferredFree deferred{

@@ -1,4 +1,4 @@
-// Frames in: every field is checked before it is used for anything.
+// Received frames.  Every field is validated before use.
 #include <algorithm>
 
 #include "link/device_memory.hpp"
@@ -8,9 +8,9 @@
 namespace r2ccl {
 namespace {
 
-// A peer cannot make us keep streams of more communicators than this.
+// Limit on the streams created by frames of a peer.
 constexpr std::size_t max_communicators = 4096;
-constexpr Epoch max_epochs_ahead = 1U << 20;
+constexpr Epoch max_epochs_ahead = 1U << 20;  // limit on epochs named by the peer
 
 bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
   switch (header.type) {
@@ -62,10 +62,10 @@ bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
   Rail& rail = rails_[id];
   if (!may_carry_data(rail) || !target_fields_valid(id, header)) return false;
   inbound_ = id;
-  if (header.payload_bytes == header.message_bytes) follow(id);  // one rail carries all of it
+  if (header.payload_bytes == header.message_bytes) follow(id);  // a message in a single chunk
   InStream* stream = last_in_;
   if (stream == nullptr || stream->communicator() != header.communicator) {
-    if (closed_.contains(header.communicator)) return true;  // late: nobody wants it
+    if (closed_.contains(header.communicator)) return true;  // late data: discard
     if (streams_.size() >= max_communicators && !streams_.contains(header.communicator))
       return false;
     stream = &streams(header.communicator).in;
@@ -98,8 +98,8 @@ std::span<std::byte> Link::payload_room(RailId id) {
   Incoming& incoming = rails_[id].incoming;
   const std::size_t left = incoming.header.payload_bytes - incoming.received;
   if (incoming.stream != nullptr) {
-    // Apart until it is known to be right, as another rail may be filling the same chunk; or where
-    // the CPU does not reach.
+    // Buffer the payload until its checksum is verified, because another rail may fill the same
+    // chunk.  Payload for device memory is buffered, too, because the CPU cannot write there.
     std::byte* const memory = incoming.stream->chunk_memory(incoming.header);
     if (options_.shape.checksum || is_device_memory(memory)) {
       if (!incoming.chunk)
@@ -133,14 +133,14 @@ void Link::hear(Rail& rail, TimeNs now) {
   heard_ = true;
 }
 
-// Brings a chunk to where it belongs, if it is not there.  False: the bytes are not those that were
-// sent, or cannot be brought there.
+// Verifies a chunk and copies the chunk to its destination unless already there.  Returns false on
+// a wrong checksum or a failed copy.
 bool Link::take_payload(Incoming& incoming) {
   const FrameHeader& header = incoming.header;
   const bool checked = options_.shape.checksum;
   if (header.payload_bytes == 0 || (!incoming.apart && !incoming.placed)) return true;
   std::byte* const memory = incoming.stream->chunk_memory(header);
-  if (memory == nullptr) return true;  // not wanted any more
+  if (memory == nullptr) return true;  // arrived meanwhile
   const std::byte* const bytes =
       incoming.placed ? incoming.stream->chunk_placed(header) : incoming.chunk.get();
   if (checked && crc32c(bytes, header.payload_bytes) != header.payload_crc &&
@@ -225,7 +225,7 @@ void Link::frame_end(RailId id, TimeNs now) {
   }
 }
 
-// Of a rail that exists, and no further ahead than attempts that came to nothing can be.
+// Validates the rail and epoch of a frame.  Failed connection attempts raise epochs, up to a limit.
 bool Link::names_an_epoch(const FrameHeader& header) const {
   if (header.flags > static_cast<std::uint8_t>(PortEvidence::broken)) return false;
   if (header.number >= rails_.size()) return false;
@@ -244,20 +244,20 @@ void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
       conclude(about);
     }
   }
-  // An epoch that never opened on this side never will: it is fenced as it stands.
+  // An epoch never opened on this side cannot open any more and counts as fenced.
   if (header.epoch > rail.epoch && !connected(about) && rail.state != RailState::down)
     rail.own_fenced = std::max(rail.own_fenced, header.epoch);
   if (header.epoch <= rail.own_fenced && !planted(Mutant::fenced_not_repeated))
     each_usable([&](RailId, Rail& other) { other.control.fenced |= std::uint64_t{1} << about; });
 }
 
-// False: no correct peer says this.
+// Stores an address announced by the peer.  Returns false on a protocol violation.
 bool Link::on_address(RailId via, const FrameHeader& header) {
   const auto at = endpoint_of(header);
   if (!options_.connects || header.number >= rails_.size() || header.epoch == 0 || !at)
     return false;
   const auto about = static_cast<RailId>(header.number);
-  // Said on every rail, so an older word may come after a newer one.
+  // All rails carry the announcement, so an older sequence may arrive after a newer sequence.
   if (header.epoch <= rails_[about].notices.address_sequence) return true;
   rails_[about].notices.address_sequence = header.epoch;
   std::erase_if(received_addresses_, [&](const AddressNotice& old) { return old.rail == about; });
@@ -267,12 +267,13 @@ bool Link::on_address(RailId via, const FrameHeader& header) {
 
 void Link::queue_ack(InStream& stream, RailId id) {
   if (id == any_rail || !usable(rails_[id])) id = best_;
-  if (id == any_rail) return;  // no rail: tick() repeats what is owed
+  if (id == any_rail) return;  // no rail: tick() queues the ack again
   auto& acks = rails_[id].control.acks;
   if (std::find(acks.begin(), acks.end(), &stream) == acks.end()) acks.push_back(&stream);
 }
 
-// The request comes on every usable rail, and so does the answer.
+// Repeats the last ack of a closed communicator on the rail of the request.  The peer asks on every
+// usable rail, so every usable rail carries the answer.
 void Link::repeat_last_ack(RailId id, std::uint64_t communicator) {
   auto& acks = rails_[id].control.closed_acks;
   if (std::find(acks.begin(), acks.end(), communicator) == acks.end()) acks.push_back(communicator);

@@ -1,4 +1,4 @@
-// Frames out: what a rail carries next.
+// Frames to send: choice and content of a rail's next frame.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -100,9 +100,9 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
 }
 
 void Link::frame_written(const FrameHeader& header) {
-  // With resilience, delivery acks settle messages; without, what the rails have handed on does.
+  // With resilience on, delivery acks settle messages; with resilience off, written frames do.
   if (options_.shape.resilience || header.type != FrameType::data) return;
-  const auto found = streams_.find(header.communicator);  // it may have been closed meanwhile
+  const auto found = streams_.find(header.communicator);  // may be closed meanwhile
   if (found == streams_.end()) return;
   OutMessage& message = found->second->out.in_slot(header.slot);
   if (message.number == header.number && message.unwritten > 0) --message.unwritten;
@@ -168,7 +168,7 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
   } else if (control.ping) {
     control.ping = false;
     header.type = FrameType::ping;
-    header.number = static_cast<std::uint64_t>(now);  // which the answer repeats
+    header.number = static_cast<std::uint64_t>(now);  // the pong echoes the send time
     header.payload_bytes = control.ping_bytes;
     frame.payload = probe_payload();
   } else if (!control.acks.empty()) {
@@ -239,14 +239,14 @@ bool Link::next_chunk(RailId id, OutFrame& frame) {
     }
     const std::uint32_t remaining =
         message->bytes - message->next_chunk * options_.shape.chunk_bytes;
-    // Striping small messages is slower than one rail.
+    // A small message goes over the best rail only: striping would be slower.
     const bool other = message->bytes <= options_.small_message_bytes
                            ? id != best_
                            : better_left(id, remaining, stream);
     if (other || !can_place(rails_[id], stream)) continue;
     fill_chunk(id, stream, *message, message->next_chunk, frame);
     stream.advance_posting();
-    // Streams take turns.
+    // Round robin between streams.
     posting_.erase(posting_.begin() + static_cast<std::ptrdiff_t>(i));
     stream.queued = stream.posting() != nullptr;
     if (stream.queued) posting_.push_back(&stream);
@@ -255,8 +255,9 @@ bool Link::next_chunk(RailId id, OutFrame& frame) {
   return false;
 }
 
-// Another rail would be through with all that is left before this one is with its chunk.  Of rails
-// that say so of each other there is always one left that takes it.
+// Returns true if another rail would finish all `remaining` bytes before this rail finishes a
+// chunk.  Rails cannot all defer to each other, because the rail with the lowest expected time
+// never defers.
 bool Link::better_left(RailId id, std::uint64_t remaining, const OutStream& stream) const {
   const Rail& rail = rails_[id];
   if (rail.health.meter.believed() <= 0) return false;
@@ -268,7 +269,7 @@ bool Link::better_left(RailId id, std::uint64_t remaining, const OutStream& stre
     if (other == id || !faster.carries_data() || faster.state != RailState::up) continue;
     if (!can_place(faster, stream)) continue;
     const std::uint64_t outstanding = faster.path.sent - faster.path.acked;
-    // One that nothing is known of gets something to show what it can do, and no more.
+    // A rail with unknown rate counts only while idle: a first chunk measures the rate.
     if (faster.health.meter.at_least() <= 0 && outstanding > 0) continue;
     const double rate = std::max(faster.health.meter.believed(), faster.health.meter.at_least());
     if (faster.path.time_for(outstanding + remaining, rate) < time) return true;
@@ -311,8 +312,8 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   stream.attempt_posted(message, chunk, id);
 }
 
-// Where a one-sided write goes: the first attempt into the target, if there is one, and every other
-// into the slot.
+// Sets the destination of an RDMA write.  A first attempt goes to the target if the message has a
+// target; every other attempt goes to the slot.
 void Link::place(RailId id, OutMessage& message, std::uint16_t chunk, OutFrame& frame) {
   FrameHeader& header = frame.header;
   const RemoteSlots& slots = rails_[id].path.remote_slots.at(header.communicator);
@@ -332,8 +333,9 @@ void Link::place(RailId id, OutMessage& message, std::uint16_t chunk, OutFrame& 
   frame.remote_key = slots.key;
 }
 
-// Resolves attempts from the oldest on: those that the path acknowledged, and those whose message
-// was delivered while no other attempt of the chunk exists, since then it arrived by this one.
+// Resolves attempts, oldest first.  An attempt is resolved after its path ack (verbs rails: after
+// attempts_landed()).  An attempt is also resolved if its message is delivered and the chunk had no
+// other attempt, since the chunk then arrived by this attempt.
 void Link::reap(Rail& rail) {
   const std::uint64_t resolved = rail.one_sided() && !planted(Mutant::acknowledged_is_landed)
                                      ? rail.path.landed

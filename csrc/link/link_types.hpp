@@ -1,4 +1,4 @@
-// What goes into a link and what comes out of it.
+// Inputs and outputs of a link: options, frames, actions, notices and the observer.
 #pragma once
 
 #include <cstddef>
@@ -17,21 +17,22 @@ namespace r2ccl {
 
 class OutStream;
 
-// Memory that rails reach by themselves.
+// Allocator of memory accessed by RDMA (verbs rails).
 class StreamMemory {
  public:
   virtual ~StreamMemory() = default;
-  virtual std::byte* allocate(std::size_t bytes) = 0;  // null: there is no more
+  virtual std::byte* allocate(std::size_t bytes) = 0;  // null on failure
   virtual void release(std::byte* memory) = 0;
-  // Callers' memory that every rail may be told to write.
+  // Returns true if `memory` of a caller is registered with the devices of all verbs rails; GPU
+  // memory: with at least one device.
   [[nodiscard]] virtual bool is_registered(std::span<const std::byte> memory) const = 0;
-  // The last resort: a rail that cannot be fenced is not to write it any more.
+  // Withdraws the registration of `memory`: the last resort if a rail cannot be fenced.
   virtual void revoke(std::span<const std::byte> memory) = 0;
 };
 
 struct LinkOptions {
   StreamShape shape;
-  StreamMemory* memory = nullptr;  // of a link with rails of one-sided writes; outlives the link
+  StreamMemory* memory = nullptr;  // only with verbs rails; outlives the link
   std::uint32_t small_message_bytes = 32U << 10;
   TimeNs ack_deadline_floor_ns = 20 * ns_per_ms;
   double ack_deadline_factor = 8.0;
@@ -41,11 +42,11 @@ struct LinkOptions {
   TimeNs rejoin_backoff_min_ns = 50 * ns_per_ms;
   TimeNs rejoin_backoff_max_ns = 5000 * ns_per_ms;
   double flap_half_life_s = 30.0;
-  bool fallback = true;  // control rails carry data when nothing else is left
-  bool connects = true;  // this end opens connections; the other one, of the lower id, accepts
+  bool fallback = true;  // control rails carry data while no data rail is UP
+  bool connects = true;  // this end connects; the end with the lower process number accepts
 };
 
-// One step of the state machine, as the trace and the journal see it.
+// A step of the state machine, as reported to the observer (trace of the simulator).
 enum class LinkStep : std::uint8_t {
   frame_sent,
   frame_received,
@@ -56,17 +57,18 @@ enum class LinkStep : std::uint8_t {
   rail_closed,
 };
 
-// A frame for a rail to carry.  The payload is read until the rail reports it written.
+// A frame to send.  The rail may read the payload until frame_written().
 struct OutFrame {
   FrameHeader header;
   const std::byte* payload = nullptr;
   bool zero_copy = false;            // the payload is a caller's memory
-  std::byte* ahead = nullptr;        // room for the header right before the payload; null: none
-  std::uint64_t remote_address = 0;  // data, over a rail of one-sided writes: where it goes
+  std::byte* ahead = nullptr;        // room for the header directly before the payload; or null
+  std::uint64_t remote_address = 0;  // destination of an RDMA write; verbs rails, data only
   std::uint32_t remote_key = 0;
-  OutStream* stream = nullptr;  // data frames; for the link's own use while the frame is made
+  OutStream* stream = nullptr;  // data frames; internal to Link during next_frame()
 };
 
+// Callbacks for events of a link.
 class LinkObserver {
  public:
   virtual ~LinkObserver() = default;
@@ -74,28 +76,29 @@ class LinkObserver {
   virtual void on_frame_sent(RailId /*rail*/, const OutFrame& /*frame*/) {}
   virtual void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) = 0;
   virtual void on_replay(RailId rail, std::uint32_t chunks, bool hedge) = 0;
-  // Where the fault is that its epoch ended by.
+  // Location of the fault that ended the rail's epoch.
   virtual void on_located(RailId /*rail*/, Verdict /*verdict*/) {}
-  // It takes far fewer bytes per second than another rail of the link; or does so no more, with 0
-  // bytes per second if it went down.
+  // The rail became slow (far fewer bytes/s than the fastest rail of the link) or is no longer
+  // slow.  A slow rail that goes DOWN is reported as no longer slow, with a rate of 0.
   virtual void on_slow(RailId /*rail*/, bool /*slow*/, double /*bytes_per_s*/) {}
 };
 
+// A request to the owner: close the transport of an epoch, or connect a rail.
 struct LinkAction {
   enum class Kind : std::uint8_t { close, connect };
   Kind kind;
   RailId rail;
-  Epoch epoch;    // close: the epoch that ended
-  TimeNs at = 0;  // connect: not before this time
+  Epoch epoch;    // close: the ended epoch
+  TimeNs at = 0;  // connect: earliest time
 };
 
 struct AbortNotice {
   std::uint64_t communicator;
   ErrorCode code;
-  std::string text;
+  std::string text;  // cut to max_abort_bytes when sent
 };
 
-// Where the peer's end of a rail is now, and the rail that said so.
+// New address of the peer's end of a rail; `via` is the rail of the announcement.
 struct AddressNotice {
   RailId rail;
   RailId via;
@@ -106,10 +109,10 @@ struct RailCounters {
   std::uint64_t tx_bytes = 0;
   std::uint64_t rx_bytes = 0;
   std::uint64_t data_tx_bytes = 0;
-  std::uint64_t replayed_chunks = 0;  // chunks taken over from this rail
-  std::uint64_t hedged_chunks = 0;    // of these, while the rail was only suspected
-  std::uint64_t epochs = 0;
-  TimeNs last_tx_ns = 0;
+  std::uint64_t replayed_chunks = 0;  // chunks of this rail replayed on other rails
+  std::uint64_t hedged_chunks = 0;    // replayed chunks posted as hedges
+  std::uint64_t epochs = 0;           // number of established epochs
+  TimeNs last_tx_ns = 0;              // send time of the last data frame; 0: none
 };
 
 }  // namespace r2ccl

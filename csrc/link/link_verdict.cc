@@ -1,4 +1,4 @@
-// Where the fault is that ended a rail's epoch.
+// Localisation of the fault that ended a rail's epoch.
 #include <algorithm>
 
 #include "link/link.hpp"
@@ -29,7 +29,7 @@ bool Link::wants_location(RailId id) const {
 void Link::located(RailId id, Epoch epoch, const Findings& findings) {
   Rail& rail = rails_[id];
   if (epoch != rail.epoch || connected(id)) return;
-  // What an end says of its own port counts for more than what is seen of it from outside.
+  // The peer's report on its own port overrides our findings from outside.
   const PortEvidence peer = rail.findings.peer;
   rail.findings = findings;
   if (peer != PortEvidence::unknown) rail.findings.peer = peer;
@@ -45,7 +45,7 @@ void Link::conclude(RailId id) {
   if (observer_ != nullptr) observer_->on_located(id, verdict);
 }
 
-// Ports of ours or of the peer's, if all of one side are broken; else whatever they lead to.
+// Returns local_nic or remote_nic if all data rails have this verdict, else peer.
 Verdict Link::overall_verdict() const {
   const auto all = [this](Verdict verdict) {
     return std::all_of(rails_.begin(), rails_.end(), [verdict](const Rail& rail) {

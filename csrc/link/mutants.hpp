@@ -1,6 +1,5 @@
-// Bugs planted on purpose, to show that the simulator's checks can fail.  They exist in builds with
-// R2CCL_MUTANTS alone, and there one at a time is switched on; everywhere else planted() is false
-// at compile time.
+// Mutants: deliberate bugs for testing the checks of the simulator.  A build with R2CCL_MUTANTS can
+// enable a single mutant at a time.  In all other builds planted() is false at compile time.
 #pragma once
 
 #include <array>
@@ -12,37 +11,37 @@ namespace r2ccl {
 
 enum class Mutant : std::uint8_t {
   none,
-  reuse_without_fence,        // a slot is written again with credit alone
-  fence_reported_at_once,     // an epoch counts as fenced as soon as its fence was asked for
-  fenced_epoch_not_checked,   // FENCED of an old epoch counts for the one that is open
-  fenced_not_repeated,        // FENCED is said once
-  path_ack_is_delivery,       // what the path acknowledged is not replayed
-  replay_starts_late,         // the first message that is not delivered is left out
-  replay_needs_another_rail,  // without one, what a lost rail carried is forgotten
-  generation_ignored,         // a chunk of an old message counts for the slot's new one
-  bitmap_not_cleared,         // the slot's next message begins with the last one's chunks
-  duplicate_counted,          // a chunk that comes twice counts twice
-  checksum_ignored,
-  credit_before_consumption,  // what has arrived counts as read
-  source_freed_early,         // a call may return when its bytes are on their way
-  settled_not_detached,       // a rail may still read what another one has delivered
-  ack_not_repeated,           // a request for a lost acknowledgement is not answered
-  lost_wake_up,               // credit does not start what waited for it
-  busy_peer_charged,          // silence alone takes a rail down
-  unanswered_peer_charged,    // so does a probe that is not answered
-  own_pause_charged,          // time in which we did not look counts as silence
-  inquiry_never_made,         // the last rail's silence is waited out
-  backoff_never_ends,         // each failed attempt doubles the wait, without limit
-  abort_not_forwarded,        // a fatal verdict is kept
-  railless_link_waits,        // a link without rails is waited for, for ever
-  acknowledged_is_landed,     // what a one-sided rail acknowledged is taken for written
-  freed_at_once,              // memory of a closed stream is used again while rails write it
-  target_not_recalled,        // a call returns while a rail may still write its result
-  replay_into_target,         // replays go into a target, of which its owner knows nothing
-  arrival_before_result,      // a GPU is told that a result is there before it is
-  abort_not_published,        // a GPU is not told that no result will come
-  entry_not_awaited,          // a kernel stages where the host still reads
-  block_decides_alone,        // a step counts as good that one of its blocks has given up
+  reuse_without_fence,        // a slot is reused with credit, without a fence
+  fence_reported_at_once,     // an epoch counts as fenced when its fence starts
+  fenced_epoch_not_checked,   // FENCED of an old epoch counts for the open epoch
+  fenced_not_repeated,        // FENCED is sent only once
+  path_ack_is_delivery,       // path-acked chunks are not replayed
+  replay_starts_late,         // the replay skips the first undelivered message
+  replay_needs_another_rail,  // without another rail, lost chunks are dropped
+  generation_ignored,         // a chunk of an old message counts for the new message
+  bitmap_not_cleared,         // the next message starts with the old chunk bits
+  duplicate_counted,          // a duplicate chunk is counted
+  checksum_ignored,           // a wrong chunk checksum is accepted
+  credit_before_consumption,  // credit covers unread messages
+  source_freed_early,         // a call returns while its bytes are in flight
+  settled_not_detached,       // a rail may still read memory of delivered chunks
+  ack_not_repeated,           // an ack request is not answered
+  lost_wake_up,               // new credit does not resume blocked sends
+  busy_peer_charged,          // silence alone takes a rail DOWN
+  unanswered_peer_charged,    // an unanswered probe alone takes a rail DOWN
+  own_pause_charged,          // own pauses count as silence
+  inquiry_never_made,         // silence of the last rail triggers no inquiry
+  backoff_never_ends,         // back-off doubles without an upper bound
+  abort_not_forwarded,        // ABORT is not sent to other ranks
+  railless_link_waits,        // a call waits forever for a link without rails
+  acknowledged_is_landed,     // an RDMA path ack counts as written
+  freed_at_once,              // memory of a closed stream is freed while rails write
+  target_not_recalled,        // a call returns while a rail may write its result
+  replay_into_target,         // a replay writes to a target, unexpected by the receiver
+  arrival_before_result,      // a GPU is notified before the result is complete
+  abort_not_published,        // a GPU is not notified of an abort
+  entry_not_awaited,          // a kernel overwrites staging in use by the host
+  block_decides_alone,        // a step succeeds although a block has given up
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),

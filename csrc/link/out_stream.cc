@@ -26,7 +26,7 @@ void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& 
 bool OutStream::free_slot(std::uint64_t number, std::uint16_t& slot) const {
   slot = static_cast<std::uint16_t>(number % shape_.slots);
   if (!by_slot_[slot].in_use) return true;
-  // The message's own slot is in quarantine: an ended epoch may still write it.
+  // An unresolved attempt may still write the message's own slot (quarantine): use a spare slot.
   for (slot = shape_.slots; slot < shape_.all_slots(); ++slot)
     if (!by_slot_[slot].in_use) return true;
   return false;
@@ -73,7 +73,7 @@ std::size_t OutStream::open_messages() {
 }
 
 bool OutStream::acknowledge(std::uint64_t delivered, std::uint64_t credit, TimeNs now) {
-  // Nothing arrives before all of its chunks were posted.
+  // A message cannot be delivered before all of its chunks are posted.
   if (delivered > posting_number_ || credit > delivered) return false;
   if (delivered <= delivered_ && credit <= credit_) return true;
   last_ack_ns = now;
@@ -119,8 +119,8 @@ void OutStream::advance_posting() {
 }
 
 std::uint64_t OutStream::settled_position() const {
-  // Delivered messages are settled; so are staged ones (their bytes were copied), and with
-  // resilience off those that the rails have handed on.
+  // Delivered messages are settled.  Staged messages are settled, because their bytes were copied.
+  // With resilience off, messages handed to the transport in full are settled, too.
   std::uint64_t position = opened_position_;
   for (std::uint64_t number = delivered_; number < next_number_; ++number) {
     const OutMessage& open = message(number);

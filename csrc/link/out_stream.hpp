@@ -1,5 +1,5 @@
-// The sending half of (link, communicator, direction): posted bytes, the messages cut from them,
-// and for each slot of the receiver whether it may be written again.
+// The sending half of a stream (link, communicator, direction).  OutStream cuts posted bytes into
+// messages and tracks which slots of the receiver may be written again.
 #pragma once
 
 #include <array>
@@ -17,24 +17,26 @@ namespace r2ccl {
 
 class InStream;
 
+// A message in a slot of the receiver, until the slot may be reused.
 struct OutMessage {
   std::uint64_t number = 0;
-  std::uint64_t end_position = 0;   // stream position after its last byte
+  std::uint64_t end_position = 0;   // stream position after the last byte
   const std::byte* data = nullptr;  // staging or the caller's buffer; null once delivered
   CallTag tag;
   std::uint32_t bytes = 0;
-  std::uint32_t unresolved = 0;  // attempts that may still read the source or write the slot
-  std::uint32_t unwritten = 0;   // attempts pulled by a rail and not yet handed on in full
+  std::uint32_t unresolved = 0;  // attempts with possible access to source or slot
+  std::uint32_t unwritten = 0;   // attempts not handed to the transport in full
   std::uint16_t slot = 0;
   std::uint16_t chunks = 0;
-  std::uint16_t next_chunk = 0;  // chunks before it have been posted at least once
+  std::uint16_t next_chunk = 0;  // the first chunk never posted
   bool staged = false;
   bool ack_now = false;
-  bool in_use = false;              // the slot is not credited, or has unresolved attempts
+  bool in_use = false;              // no credit for the slot, or unresolved attempts
   std::uint64_t replay_queued = 0;  // bit c: chunk c waits in the link's replay queue
+  // Per chunk: the rail of the last attempt; the number of attempts (at most 255); and 1 + the rail
+  // of the first attempt, if written to the receiver's target, else 0.
   std::array<std::uint8_t, max_chunks_per_message> last_rail{};
   std::array<std::uint8_t, max_chunks_per_message> attempts{};
-  // 1 + the rail by which the first attempt went into the receiver's target; 0: it did not.
   std::array<std::uint8_t, max_chunks_per_message> target_rail{};
 };
 
@@ -42,23 +44,27 @@ class OutStream {
  public:
   OutStream(const StreamShape& shape, std::uint64_t communicator, StreamMemory* memory);
 
-  // Appends bytes; they are cut into messages of slot_bytes (none: one empty message).
+  // Appends bytes, to be cut into messages of slot_bytes.  Zero bytes make a single empty message.
+  // Bytes of sends up to staging_bytes are copied once their message opens; rails read longer sends
+  // from `data`.
   void post(const std::byte* data, std::uint64_t bytes, const CallTag& tag);
 
-  // Cuts posted bytes into messages while there is credit and a slot that may be written.
-  // Returns how many were opened.
+  // Cuts posted bytes into messages while credit and a free slot are available.  Returns the number
+  // of opened messages.
   std::size_t open_messages();
 
-  // Cumulative acknowledgements of the receiver.  False: no correct peer sends these numbers.
+  // Applies cumulative acknowledgements of the receiver.  Returns false for impossible values.
   [[nodiscard]] bool acknowledge(std::uint64_t delivered, std::uint64_t credit, TimeNs now);
 
   void attempt_posted(OutMessage& message, std::uint16_t chunk, RailId rail);
   void attempt_resolved(OutMessage& message);
 
-  // Nothing can read the caller's memory of bytes before this stream position.
+  // Returns the stream position up to which all bytes are delivered or copied; with resilience off,
+  // handed to the transport.  A rail may still read a delivered chunk for another attempt: see
+  // Rail::detach().
   [[nodiscard]] std::uint64_t settled_position() const;
   [[nodiscard]] std::uint64_t posted_position() const { return posted_position_; }
-  // After the last byte that was posted to be sent from the caller's memory.
+  // Returns the stream position after the last zero-copy byte (sent from the caller's memory).
   [[nodiscard]] std::uint64_t zero_copy_position() const { return zero_copy_position_; }
 
   [[nodiscard]] OutMessage& message(std::uint64_t number) { return by_slot_[slot_of(number)]; }
@@ -67,35 +73,38 @@ class OutStream {
   }
   [[nodiscard]] OutMessage& in_slot(std::uint16_t slot) { return by_slot_[slot]; }
 
-  // The message whose first attempts are not all posted yet, or null.
+  // Returns the first message with unposted chunks, or null.
   [[nodiscard]] OutMessage* posting();
   void advance_posting();
 
-  // Room for the header of a message's first attempt, which no other attempt may use; null: none.
+  // Returns room for a header directly before a staged message.  Only the first attempt may use the
+  // room.  Null: no room.
   [[nodiscard]] std::byte* ahead_of(const OutMessage& message) {
     return message.staged && message.bytes > 0 ? staging_.ahead_of(message.slot) : nullptr;
   }
 
   [[nodiscard]] const StreamBlock& block() const { return staging_; }
-  [[nodiscard]] StreamBlock take_block() { return std::move(staging_); }  // and is used no more
+  // Moves the staging memory out; the stream must not be used afterwards.
+  [[nodiscard]] StreamBlock take_block() { return std::move(staging_); }
   [[nodiscard]] std::uint64_t communicator() const { return communicator_; }
   [[nodiscard]] std::uint64_t delivered() const { return delivered_; }
   [[nodiscard]] std::uint64_t credit() const { return credit_; }
   [[nodiscard]] std::uint64_t next_number() const { return next_number_; }
   [[nodiscard]] bool idle() const { return ops_.empty() && delivered_ == next_number_; }
+  // Returns true if a delivery ack is missing, or credit for bytes that wait.
   [[nodiscard]] bool wants_ack() const {
     return delivered_ < next_number_ || (!ops_.empty() && credit_ < next_number_);
   }
-  // Posted bytes wait although the receiver gave credit: every slot is in quarantine.
+  // Returns true if posted bytes wait despite credit, because the slots are in quarantine.
   [[nodiscard]] bool quarantined() const {
     return !ops_.empty() && next_number_ < credit_ + shape_.slots;
   }
 
-  InStream* reverse = nullptr;      // its acks travel with our data
-  TimeNs quarantined_since_ns = 0;  // quarantined() since then; 0: it is not
-  TimeNs last_ack_ns = 0;           // when acknowledgements last moved, or were first wanted
-  TimeNs ack_request_after = 0;     // current repeat interval of ack requests
-  bool queued = false;              // is in the link's list of streams with chunks to post
+  InStream* reverse = nullptr;      // our data frames carry its acks
+  TimeNs quarantined_since_ns = 0;  // start of quarantined(); 0: not quarantined
+  TimeNs last_ack_ns = 0;           // last progress of acks, or start of the wait
+  TimeNs ack_request_after = 0;     // current interval of ack requests
+  bool queued = false;              // in the link's list of streams with unposted chunks
 
  private:
   struct Op {
@@ -117,8 +126,8 @@ class OutStream {
   std::vector<OutMessage> by_slot_;
   std::vector<std::uint16_t> slot_ring_;  // message number mod slots -> slot
   StreamBlock staging_;
-  std::uint64_t next_number_ = 0;     // messages opened
-  std::uint64_t posting_number_ = 0;  // first message with chunks never posted
+  std::uint64_t next_number_ = 0;     // number of opened messages
+  std::uint64_t posting_number_ = 0;  // first message with unposted chunks
   std::uint64_t delivered_ = 0;
   std::uint64_t credit_ = 0;
   std::uint64_t posted_position_ = 0;

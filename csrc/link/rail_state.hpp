@@ -1,4 +1,4 @@
-// States of a rail, the causes that end an epoch, and the one function that says which moves exist.
+// States of a rail, the causes of an epoch's end, and the valid state transitions.
 #pragma once
 
 #include <cstdint>
@@ -6,27 +6,31 @@
 
 namespace r2ccl {
 
+// The values of these enums are part of the journal; RailKind is also part of the handshake.
 enum class RailKind : std::uint8_t { tcp = 0, shm = 1, control = 2, verbs = 3, sim = 4 };
 
 enum class RailState : std::uint8_t { connecting, probation, up, suspect, down, fencing };
 
-// What was detected first; the log line and the journal print this, never a later guess.
+// The first detected cause of an epoch's end.  Later causes do not replace this cause in log and
+// journal.
 enum class RailCause : std::uint8_t {
   none,
-  carrier_loss,      // the own port lost its carrier
-  socket_error,      // the rail's transport failed (reset, closed, unreachable)
-  peer_notice,       // the peer gave the rail up first
-  dead_deadline,     // silent for longer than the dead deadline while another rail answered
-  protocol,          // a frame that no correct peer sends
-  probation,         // the probe of a new epoch was not answered
-  injected,          // a fault injected on purpose
-  checksum,          // a chunk's bytes are not those that were sent
-  recalled,          // given up so that it stops reading a caller's memory
-  completion_error,  // a queue pair's request ended with an error
-  device_loss,       // the port is gone, or a device failed or refused what it was asked for
-  address_loss,      // the own port lost its address, or has another one
+  carrier_loss,      // our port lost its carrier
+  socket_error,      // the transport failed (reset, closed, unreachable)
+  peer_notice,       // the peer took the rail down first
+  dead_deadline,     // silent past the dead deadline, while the peer answered elsewhere
+  protocol,          // the peer violated the protocol
+  probation,         // no answer to the probe of a new epoch
+  injected,          // an injected fault (test or drill)
+  checksum,          // a chunk arrived with a wrong checksum
+  recalled,          // taken down to end its access to a caller's memory
+  completion_error,  // a work request completed with an error
+  device_loss,       // the port was removed, or a device failed or refused a request
+  address_loss,      // our port lost or changed its address
 };
 
+// Returns true for the transitions of this diagram:
+//
 //            CONNECTING -> PROBATION -> UP <-> SUSPECT
 //                 ^            |         |        |
 //                 |            v         v        v

@@ -6,12 +6,12 @@
 namespace r2ccl {
 namespace {
 
-constexpr TimeNs enough_ns = 50 * ns_per_ms;        // for a measurement: single ticks are noise
-constexpr TimeNs window_ns = 2000 * ns_per_ms;      // in which that must come together
-constexpr TimeNs longest_step_ns = 20 * ns_per_ms;  // a longer one was not watched
-constexpr std::uint64_t enough_bytes = 256U << 10;  // in that time, to say what a path carries
-constexpr double doubling_ns = 1e9;
-constexpr double weight = 0.5;  // of a new measurement
+constexpr TimeNs enough_ns = 50 * ns_per_ms;        // time behind per measurement, against noise
+constexpr TimeNs window_ns = 2000 * ns_per_ms;      // longest measurement
+constexpr TimeNs longest_step_ns = 20 * ns_per_ms;  // a longer tick is not observed
+constexpr std::uint64_t enough_bytes = 256U << 10;  // minimum for carry() within enough_ns
+constexpr double doubling_ns = 1e9;                 // believed() doubles after this time
+constexpr double weight = 0.5;                      // weight of a new measurement
 
 double per_second(std::uint64_t bytes, TimeNs time) {
   return static_cast<double>(bytes) * 1e9 / static_cast<double>(time);
@@ -38,7 +38,7 @@ bool RateMeter::observe(TimeNs elapsed, std::uint64_t sent, std::uint64_t acked,
   }
   const double carried = carry(elapsed, bytes);
   carried_ = std::max(carried_, carried);
-  if (measured_ > 0 && carried > measured_) {  // it takes more than was thought
+  if (measured_ > 0 && carried > measured_) {  // the estimate was too low
     measure(carried);
     restart(sent, acked);
     return true;
@@ -51,7 +51,7 @@ bool RateMeter::observe(TimeNs elapsed, std::uint64_t sent, std::uint64_t acked,
   const bool silent = taken_ == 0;
   restart(sent, acked);
   if (silent) return false;
-  // What is far below the old measurement is no noise, and traffic may be gone before the next.
+  // A rate below half of the old value is no noise and counts at once: traffic may end soon.
   const bool anew = measured_ <= 0 || rate < measured_ / 2;
   measure(anew ? rate : weight * rate + (1 - weight) * measured_);
   return true;

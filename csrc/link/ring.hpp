@@ -1,5 +1,5 @@
-// A queue that keeps its memory: what a call puts in and takes out costs no allocation once the
-// queue has been as long before.  std::deque gives memory back and takes it again on the way.
+// A FIFO queue on a growing ring buffer.  A push allocates only beyond the largest size so far,
+// while std::deque frees and allocates blocks in steady state.
 #pragma once
 
 #include <cassert>
@@ -32,7 +32,7 @@ class Ring {
   }
   void clear() { begin_ = size_ = 0; }
 
-  // Those that stay keep their order.
+  // Erases matching items; the order of the other items is kept.
   template <typename Gone>
   void erase_if(Gone gone) {
     std::size_t kept = 0;

@@ -1,4 +1,4 @@
-// Sizes that both ends of a link agree on, and the limits that follow from them.
+// Sizes shared by both ends of a link, and derived limits.
 #pragma once
 
 #include <cstddef>
@@ -9,22 +9,23 @@
 namespace r2ccl {
 
 using RailId = std::uint16_t;
+// Epochs of a rail count from 1; 0: none.
 using Epoch = std::uint32_t;
 
 inline constexpr RailId any_rail = 0xFFFF;
 inline constexpr std::size_t max_rails_per_link = 64;
 inline constexpr std::size_t max_chunks_per_message = 64;
-// So much of a payload is read together with its header, to where it is likely to belong.
+// Largest payload in bytes that is read together with its header into a predicted slot.
 inline constexpr std::uint32_t max_likely_bytes = 64U << 10;
 
 struct StreamShape {
   std::uint32_t slot_bytes = 1U << 20;
   std::uint32_t chunk_bytes = 128U << 10;
-  std::uint32_t staging_bytes = 256U << 10;
-  std::uint16_t slots = 8;
-  std::uint16_t spare_slots = 4;
-  bool resilience = true;
-  bool checksum = false;  // of every chunk
+  std::uint32_t staging_bytes = 256U << 10;  // sends up to this size are copied
+  std::uint16_t slots = 8;                   // per communicator and direction
+  std::uint16_t spare_slots = 4;             // replace slots in quarantine
+  bool resilience = true;                    // off: no replay, no hedges, no probes
+  bool checksum = false;                     // CRC32C of every chunk
 
   [[nodiscard]] std::uint16_t all_slots() const {
     return static_cast<std::uint16_t>(slots + spare_slots);

@@ -1,6 +1,6 @@
-// The slots of a stream: each in memory of its own, made when it is first used, or all in one block
-// that rails reach by themselves.  Memory of its own has room for a frame's header right before the
-// slot, so that a byte stream carries both at once.
+// Memory of a stream's slots.  Slots are either separate allocations, made on first use, or parts
+// of a single block accessible to verbs rails.  A separate slot has room for a frame header
+// directly before the slot, so header and payload can be sent or received together.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,8 @@ namespace r2ccl {
 
 class StreamBlock {
  public:
+  // Allocates a single block from `shared`.  Slots are separate if `shared` is null, has no memory,
+  // or slot_bytes is 0.
   StreamBlock(StreamMemory* shared, std::size_t slots, std::size_t slot_bytes)
       : shared_(shared), slots_(slots), slot_bytes_(slot_bytes) {
     if (shared_ != nullptr && slot_bytes_ > 0) base_ = shared_->allocate(slots * slot_bytes);
@@ -34,7 +36,7 @@ class StreamBlock {
   StreamBlock& operator=(const StreamBlock&) = delete;
   StreamBlock& operator=(StreamBlock&&) = delete;
 
-  // Null: there is no such slot.
+  // Returns the memory of a slot; allocates a separate slot on first use.  Null: invalid index.
   [[nodiscard]] std::byte* slot(std::size_t index) {
     if (index >= slots_) return nullptr;
     if (base_ != nullptr) return base_ + index * slot_bytes_;
@@ -42,20 +44,20 @@ class StreamBlock {
     if (!memory) memory = make();
     return memory.get() + headroom;
   }
-  // Where a header goes that is to lie right before the slot.  Null: there is no room.
+  // Returns the room for a header directly before the slot.  Null: slots are in a single block.
   [[nodiscard]] std::byte* ahead_of(std::size_t index) {
     return base_ != nullptr ? nullptr : slot(index) - sizeof(FrameHeader);
   }
-  // Null: nothing has used the slot.
+  // Returns the memory of a used slot.  Null: the slot was never used.
   [[nodiscard]] const std::byte* at(std::size_t index) const {
     if (base_ != nullptr) return base_ + index * slot_bytes_;
     return own_[index] == nullptr ? nullptr : own_[index].get() + headroom;
   }
-  // Null: not in one block.
+  // Returns the single block.  Null: slots are separate allocations.
   [[nodiscard]] std::byte* base() const { return base_; }
 
  private:
-  static constexpr std::size_t alignment = 64;  // of slots: a cache line
+  static constexpr std::size_t alignment = 64;  // a cache line
   static constexpr std::size_t headroom = 128;
   static_assert(headroom % alignment == 0 && headroom >= sizeof(FrameHeader));
 

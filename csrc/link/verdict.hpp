@@ -1,4 +1,4 @@
-// Where a fault is, as far as the two ends of a rail can tell.
+// Location of a fault, derived from the findings of both ends of a rail.
 #pragma once
 
 #include <cstdint>
@@ -6,29 +6,32 @@
 
 namespace r2ccl {
 
-// What is known of a port of the rail that went down.
+// Knowledge about a port of a rail after the rail went DOWN.
 enum class PortEvidence : std::uint8_t {
   unknown,
-  works,   // something else got through it after the fault
-  broken,  // it has no carrier; or nothing gets through that did before the fault
+  works,   // other traffic passed the port after the fault
+  broken,  // no carrier; or traffic passed before the fault, but not after
 };
 
 enum class Verdict : std::uint8_t {
-  none,        // not known yet, or nothing of the network
-  local_nic,   // our NIC, its cable or its switch port
-  remote_nic,  // the peer's
-  path,        // between them: neither port is known to be broken, or both at once
-  transient,   // the path is answered again: the connection alone was lost
-  peer,        // the peer's process: none of its rails is heard, and no rail is to blame
+  none,        // not known yet, or not a network fault
+  local_nic,   // our NIC, cable or switch port
+  remote_nic,  // the peer's NIC, cable or switch port
+  path,        // between the ports: no port is known as broken, or both are
+  transient,   // the path works again; only the connection was lost
+  peer,        // the peer's process: all rails are silent, no port is broken
 };
 
+// Findings of this side about a fault, with the peer's report on the peer's port.
 struct Findings {
   PortEvidence own = PortEvidence::unknown;
   PortEvidence peer = PortEvidence::unknown;
-  bool answered = false;  // the rail's own path
-  bool complete = false;  // nothing more will be found out on this side
+  bool answered = false;  // the rail's path answers
+  bool complete = false;  // this side has finished its investigation
 };
 
+// Returns the verdict for the findings.  A broken port gives a verdict at once.  Otherwise the
+// verdict is none until the investigation is complete.
 [[nodiscard]] constexpr Verdict judge(const Findings& findings) {
   const bool own = findings.own == PortEvidence::broken;
   const bool peer = findings.peer == PortEvidence::broken;

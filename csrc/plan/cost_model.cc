@@ -5,13 +5,14 @@
 namespace r2ccl {
 namespace {
 
-// With 2^32 bytes, 2^16 pairs of ranks between nodes and 2^14 ps a byte, times stay below 2^63.
+// Size limit of the model, against overflow: 2^32 bytes * 2^16 rank pairs between nodes * 2^14 ps
+// per byte < 2^63.
 constexpr std::uint64_t most_planned_bytes = std::uint64_t{1} << 32;
 
 struct Topology {
   std::uint64_t ranks = 0;
-  // Time of the slowest node to carry one byte from each of its ranks to each other rank: ranks of
-  // a node share its ports for what leaves it, and exchange the rest inside it.
+  // Time of the slowest node to carry 1 byte from each of its ranks to every other rank.  The ranks
+  // of a node share the node's ports for remote bytes and exchange local bytes inside the node.
   std::uint64_t exchange_byte_ps = 0;
 };
 
@@ -27,7 +28,7 @@ Topology describe_topology(std::span<const std::uint16_t> node_sizes, const Cost
   return topology;
 }
 
-// One round of messages with every peer, whatever their size.
+// Returns the size-independent time of a round: a message to every peer and from every peer.
 std::uint64_t round_ps(const Topology& topology, const CostConstants& costs) {
   if (topology.ranks < 2) return 0;
   return costs.step_ps + (topology.ranks - 1) * costs.message_ps;
@@ -49,7 +50,7 @@ std::uint64_t two_shot_ps(std::size_t bytes, std::span<const std::uint16_t> node
   if (topology.ranks == 0) return 0;
   const std::uint64_t shard =
       (std::min<std::uint64_t>(bytes, most_planned_bytes) + topology.ranks - 1) / topology.ranks;
-  // A shard of each rank is folded here and the folded shards of the others are copied in.
+  // Each rank folds a shard of every rank and copies in the folded shards of all peers.
   const std::uint64_t touched = topology.ranks + (topology.ranks - 1);
   return 2 * round_ps(topology, costs) +
          shard * (2 * topology.exchange_byte_ps + touched * costs.fold_byte_ps);

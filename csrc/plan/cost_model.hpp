@@ -1,9 +1,9 @@
-// Which all-reduce algorithm is faster for a size, by an alpha-beta-gamma model: a time per message
-// step, per message, per byte on the wire and per byte folded.
+// Choice of the faster all-reduce algorithm for a size, by an alpha-beta-gamma model: a time per
+// message step, per message, per byte on the wire and per byte folded.
 //
-// Every rank must come to the same answer by itself.  So the arithmetic is on integers (no compiler
-// or processor rounds them differently), and constants, where measured ones replace the defaults,
-// must be agreed on by the ranks first.
+// Every rank must reach the same decision without communication.  The arithmetic therefore uses
+// integers only, because rounding of floats may differ between compilers and processors.  Measured
+// constants may replace the defaults only after all ranks have agreed on the values.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,21 @@
 
 namespace r2ccl {
 
-// All in picoseconds, so that a byte's share of a fast rail is still a whole number.
+// Constants of the model in picoseconds, so that even the time of a byte on a fast rail is a whole
+// number.
 struct CostConstants {
-  std::uint64_t step_ps;        // alpha: from posting a message until the peer has it, empty
-  std::uint64_t message_ps;     // processor time to post one message and take one in
+  std::uint64_t step_ps;        // alpha: latency of an empty message from post to arrival
+  std::uint64_t message_ps;     // processor time to post a message and to receive a message
   std::uint64_t wire_byte_ps;   // beta between nodes, both directions busy
   std::uint64_t local_byte_ps;  // beta inside a node
-  std::uint64_t fold_byte_ps;   // gamma: per byte that a fold reads or that is copied from a slot
+  std::uint64_t fold_byte_ps;   // gamma: per byte read by a fold or copied from a slot
 };
 
-// Measured on a virtual machine with two AMD EPYC (Zen 5) cores, Linux, one process on each core.
+// Defaults, measured on a virtual machine: Linux, two AMD EPYC (Zen 5) cores, a process per core.
 //   Exchange of a message each way over loopback TCP, non-blocking polled sockets, medians:
 //     64 B 4.3 us, 64 KiB 12 us, 256 KiB 37 us, 1 MiB 280 us, 4 MiB 1300 us.
-//   wire is the slope of the line 4.3 us + 200 ps/B, within a factor of 1.6 of each of these.
-//   message is what send() and recv() of 64 B keep the processor busy, about 3 of those 4.3 us
+//   wire is the slope of the line 4.3 us + 200 ps/B, within a factor of 1.6 of every median.
+//   message is the processor time of send() and recv() of 64 B, about 3 us of the 4.3 us
 //   (loopback delivers inside send); step is the rest.
 //   local is two copies of 1 MiB buffers (into shared memory and out), 17 us each.
 //   fold is a two-input f32 sum of 1 MiB, in place, AVX-512: 18.4 us for 2 MiB read.
@@ -39,8 +40,8 @@ inline constexpr CostConstants loopback_costs{
     .fold_byte_ps = 9,
 };
 
-// Modelled time of one all-reduce of `bytes` bytes; node_sizes says how many ranks each node has.
-// Inputs beyond 4 GiB count as 4 GiB, where no constant term matters any more.
+// Return the modelled time of an all-reduce of `bytes` bytes in ps.  node_sizes has the number of
+// ranks of each node.  Inputs beyond 4 GiB count as 4 GiB, where constant terms are negligible.
 [[nodiscard]] std::uint64_t one_shot_ps(std::size_t bytes,
                                         std::span<const std::uint16_t> node_sizes,
                                         const CostConstants& costs);
@@ -48,7 +49,7 @@ inline constexpr CostConstants loopback_costs{
                                         std::span<const std::uint16_t> node_sizes,
                                         const CostConstants& costs);
 
-// one_shot or two_shot, never automatic; one_shot where they are equal.
+// Returns one_shot or two_shot, never automatic; one_shot if both times are equal.
 [[nodiscard]] Algorithm choose_all_reduce(std::size_t bytes,
                                           std::span<const std::uint16_t> node_sizes,
                                           const CostConstants& costs = loopback_costs);

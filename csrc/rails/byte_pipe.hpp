@@ -1,5 +1,5 @@
-// One connection of a rail: an ordered, non-blocking byte stream in both directions.  TCP sockets
-// and shared-memory rings are byte pipes; FramedRail puts frames on them.
+// A byte pipe: one connection of a rail, an ordered non-blocking byte stream in both directions.
+// TCP sockets and shared-memory rings are byte pipes; FramedRail puts frames on a pipe.
 #pragma once
 
 #include <sys/socket.h>
@@ -15,38 +15,41 @@ namespace r2ccl {
 
 enum class Io : std::uint8_t { ok, again, broken };
 
-// What the path says about bytes handed to it.
+// State of the path as the transport reports it.
 struct PathReport {
-  std::uint64_t unacknowledged = 0;  // bytes written that the peer's end has not acknowledged
-  TimeNs round_trip = 0;             // the transport's own smoothed estimate; 0: not known
-  TimeNs base_round_trip = 0;        // its recent minimum: the path without waiting for processes
-  std::uint64_t held_back = 0;       // an acknowledgement of so many bytes may be delayed
+  std::uint64_t unacknowledged = 0;  // bytes written, not yet acknowledged by the peer's end
+  TimeNs round_trip = 0;             // smoothed estimate of the transport; 0 = unknown
+  TimeNs base_round_trip = 0;        // recent minimum: the path without scheduling delays
+  std::uint64_t held_back = 0;       // bytes whose acknowledgement the peer's end may delay
   bool peer_limited = false;         // nothing moves because the peer does not read
-  bool advanced = false;             // much has arrived since the last report, behind a gap too
+  bool advanced = false;             // several segments reached the peer, perhaps beyond a gap
 };
 
 class BytePipe {
  public:
   virtual ~BytePipe() = default;
 
-  // Writes or reads what is possible at once.  `again`: nothing was.
+  // Write or read as many bytes as possible without blocking.  `ok` sets `bytes`; `again` and
+  // `broken` leave `bytes` unchanged.
   virtual Io write(std::span<const iovec> parts, std::size_t& bytes) = 0;
   virtual Io read(std::span<const iovec> parts, std::size_t& bytes) = 0;
 
+  // Returns the transport's counters and round-trip times.
   virtual PathReport path() = 0;
 
-  // Acknowledges to the peer's end what has been read, if the transport would wait with that.
+  // Sends a delayed acknowledgement of read bytes immediately, if the transport delays
+  // acknowledgements.
   virtual void acknowledge() {}
 
-  // The pipe is about to be closed, and bytes not sent yet have nothing left to do.
+  // Discards unsent bytes; the caller closes the pipe next.
   virtual void abandon() {}
 
-  // As if the path had broken the connection.
+  // Breaks the connection like a failure of the path.
   void sever() { ::shutdown(fd(), SHUT_RDWR); }
 
-  // The events of fd() to sleep for until bytes arrive, with `for_write` also until there is room;
-  // 0: there is something already.
   [[nodiscard]] virtual int fd() const = 0;
+  // Returns the events of fd() to poll before sleeping: arrival of bytes, and with `for_write` also
+  // room for writing.  Returns 0 if bytes or room are already there: the caller must not sleep.
   [[nodiscard]] virtual short arm(bool for_write) = 0;
 };
 

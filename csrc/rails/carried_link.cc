@@ -8,6 +8,7 @@
 namespace r2ccl {
 namespace {
 
+// Passes over all rails in a single send().
 constexpr int send_rounds = 8;
 
 }  // namespace
@@ -54,7 +55,7 @@ bool CarriedLink::pump_out(RailId id, TimeNs now) {
 
 void CarriedLink::act(TimeNs now) {
   auto& actions = link.actions();
-  for (std::size_t i = 0; i < actions.size(); ++i) {  // acting may add further actions
+  for (std::size_t i = 0; i < actions.size(); ++i) {  // an action may append more actions
     const LinkAction action = actions[i];
     End& end = ends[action.rail];
     if (action.kind == LinkAction::Kind::connect) {
@@ -115,7 +116,7 @@ std::optional<Epoch> CarriedLink::offer(RailId id, Epoch fenced, bool fresh, Tim
 }
 
 bool CarriedLink::begin_epoch(RailId id, Epoch epoch, TimeNs now) {
-  // Whoever opens a new epoch has fenced every older one.
+  // A peer opens a new epoch only after it has fenced every older epoch.
   link.peer_fenced(id, link.epoch(id), now);
   act(now);
   if (link.rail_established(id, epoch, now)) return true;

@@ -1,5 +1,5 @@
-// A link with the rails that carry it: all that a process does for one peer, apart from opening
-// connections.  The engine runs it over sockets, the simulator over its own transports.
+// A link with its rails: all work of a process for one peer except opening connections.  The engine
+// runs links over sockets and RDMA, the simulator over simulated transports.
 #pragma once
 
 #include <cstdint>
@@ -19,37 +19,43 @@ class CarriedLink {
               std::uint64_t jitter_seed)
       : link(options, kinds, jitter_seed), ends(kinds.size()) {}
 
-  // Takes in what has arrived, on the rail that data comes by or on all.  True: something has.
+  // Reads arrived frames, from all rails or from the inbound rail alone.  Returns true if anything
+  // arrived.
   bool receive(TimeNs now, bool all_rails);
-  // Hands what the link has to the rails, until they take no more for now.
+  // Passes the link's pending frames to the rails until the rails accept no more.
   void send(TimeNs now);
-  // Carries out what the link asks for.  Connections are for the owner to open, at connect_at.
+  // Carries out the link's queued actions.  The owner opens connections, at End::connect_at.
   void act(TimeNs now);
-  // Judges time, after everything that has arrived was taken in.
+  // Checks timers and deadlines.  Call tick() only after receive() has read every arrived frame.
+  // `refresh_paths`: also read the path state of idle rails.
   void tick(TimeNs now, bool refresh_paths);
 
-  // As Rail::detach, of all rails.
+  // Calls Rail::detach() on all rails; returns true once every rail has released the memory.
   [[nodiscard]] bool detach(const DetachScope& scope, TimeNs now);
 
-  // What to offer to a connector that says it has fenced every epoch up to `fenced`; empty: no
-  // epoch can begin now.  `fresh`: it says so now, so an epoch still open here has ended.
+  // Returns the epoch to offer to a connector that has fenced every epoch up to `fenced`; empty if
+  // no epoch can begin now.  `fresh`: the connector reports the fence now, so an epoch still open
+  // here has ended.
   [[nodiscard]] std::optional<Epoch> offer(RailId rail, Epoch fenced, bool fresh, TimeNs now);
-  // A connection passed its handshake.  True: the epoch begins; carry() must follow.
+  // Begins `epoch` on a connection that has passed its handshake.  On true, carry() must follow; on
+  // false, the attempt counts as failed.
   [[nodiscard]] bool begin_epoch(RailId rail, Epoch epoch, TimeNs now);
+  // Hands the rail of the new epoch over and sends pending frames.
   void carry(RailId rail, std::unique_ptr<Rail> by, TimeNs now);
-  // A connection came to nothing.  `answered`: the epoch that the acceptor may take for open, or 0;
-  // `refused`: the peer's process refused it, having fenced up to this epoch.
+  // Records a failed connection attempt.  `answered`: the epoch that the acceptor may regard as
+  // open, or 0.  `refused`: the peer's process refused the connection and has fenced every epoch up
+  // to this number.
   void connect_failed(RailId rail, Epoch answered, std::optional<Epoch> refused, TimeNs now);
 
-  // A fault of drills: what this rail sends is held to so many bytes per second; 0: no more.
+  // Limits the send rate of a rail, in bytes per second, for a drill; 0 removes the limit.
   void limit(RailId rail, double bytes_per_s);
 
   struct End {
-    std::unique_ptr<Rail> rail;     // while an epoch is open
-    std::unique_ptr<Rail> fencing;  // ended, not fenced yet
-    TimeNs connect_at = 0;          // 0: no attempt is due
-    double limit = 0;               // bytes per second, of a drill; 0: none
-    TimeNs next_out = 0;            // when the limit lets it send again
+    std::unique_ptr<Rail> rail;     // present while an epoch is open
+    std::unique_ptr<Rail> fencing;  // rail of an ended epoch that is not fenced yet
+    TimeNs connect_at = 0;          // time of the next connection attempt; 0 = none is due
+    double limit = 0;               // send rate of a drill, bytes/s; 0 = unlimited
+    TimeNs next_out = 0;            // earliest time of the next send under the limit
   };
 
   Link link;

@@ -9,6 +9,7 @@
 namespace r2ccl {
 namespace {
 
+// Bound of the bytes that a muted rail holds back.
 constexpr std::size_t held_limit = 8U << 20;
 
 }  // namespace
@@ -68,7 +69,7 @@ void FramedRail::pull(TimeNs now) {
   }
 }
 
-// False: the pipe takes nothing for now, or is broken.
+// Writes pending parts.  Returns false if the pipe is full or broken.
 bool FramedRail::write_pending(TimeNs now) {
   const std::span<const iovec> parts(parts_.data() + part_begin_, part_end_ - part_begin_);
   std::size_t bytes = 0;
@@ -85,7 +86,7 @@ bool FramedRail::write_pending(TimeNs now) {
 
 void FramedRail::advance(std::size_t bytes) {
   written_ += bytes;
-  owes_path_ack_ = false;  // data carries acknowledgements
+  owes_path_ack_ = false;  // a data segment carries the acknowledgement
   while (bytes > 0) {
     iovec& part = parts_[part_begin_];
     if (bytes < part.iov_len) {
@@ -110,7 +111,8 @@ bool FramedRail::detach(const DetachScope& scope, TimeNs /*now*/) {
   return true;
 }
 
-// The rest of a payload: ours from now on.  False: it could not be had.
+// Copies the unsent rest of a payload into memory of this object.  Returns false if the copy
+// failed.
 bool FramedRail::copy_out(std::size_t part) {
   payload_of_[part] = nullptr;
   detached_.emplace_back(parts_[part].iov_len);
@@ -130,13 +132,13 @@ void FramedRail::hold_back() {
   }
   const std::uint64_t before = written_;
   advance(bytes);
-  written_ = before;  // held, not sent
+  written_ = before;  // bytes held back are not sent
 }
 
 void FramedRail::heal() {
   muted_ = false;
   if (held_.empty()) return;
-  // What was held goes out before anything newer.
+  // The bytes held back go out before newer frames.
   detached_.push_back(std::move(held_));
   held_.clear();
   parts_[0] = {detached_.back().data(), detached_.back().size()};
@@ -178,11 +180,11 @@ bool FramedRail::pump_in(TimeNs now) {
   if (muted_) return false;
   const std::size_t parsed = input_begin_;
   if (input_end_ > input_begin_ && !parse(now)) return true;
-  bool arrived = input_begin_ > parsed;  // a header not complete yet is no arrival
+  bool arrived = input_begin_ > parsed;  // an incomplete header does not count
   for (std::size_t total = 0; total < read_bytes;) {
     if (input_begin_ == input_end_) {
       input_begin_ = input_end_ = 0;
-    } else if (input_begin_ > 0) {  // less than a header is left
+    } else if (input_begin_ > 0) {  // a partial header is left
       std::memmove(input_.data(), input_.data() + input_begin_, input_end_ - input_begin_);
       input_end_ -= input_begin_;
       input_begin_ = 0;
@@ -200,12 +202,13 @@ bool FramedRail::pump_in(TimeNs now) {
     arrived = owes_path_ack_ = true;
     total += bytes;
     if (!parse(now)) return true;
-    if (bytes < asked) return true;  // drained
+    if (bytes < asked) return true;  // the pipe is empty
   }
   return arrived;
 }
 
-// The rest of the payload begun to where it belongs, and what follows it to the buffer.
+// Reads the rest of the current payload into its slot or target, and the bytes after the payload
+// into the buffer.
 Io FramedRail::read(std::size_t& asked, std::size_t& bytes, TimeNs now) {
   std::array<iovec, 2> parts{};
   std::size_t count = 0;
@@ -215,7 +218,8 @@ Io FramedRail::read(std::size_t& asked, std::size_t& bytes, TimeNs now) {
     direct = std::min({room.size(), payload_left_, read_bytes});
     parts[count++] = {room.data(), direct};
   }
-  // Behind a payload only the next header, so that the next payload goes where it belongs, too.
+  // Read only the next header behind a payload, so that the next payload can also go straight into
+  // its slot.
   const std::size_t most = direct > 0 ? sizeof(FrameHeader) : first_bytes;
   if (direct == payload_left_)
     parts[count++] = {input_.data() + input_end_, std::min(most, input_.size() - input_end_)};
@@ -230,7 +234,8 @@ Io FramedRail::read(std::size_t& asked, std::size_t& bytes, TimeNs now) {
   return result;
 }
 
-// A frame to where it is likely to belong.  What does not belong there goes to the buffer.
+// Reads a frame into the memory that the link predicts for it.  Bytes that belong elsewhere are
+// moved to the buffer.
 Io FramedRail::read_in_place(std::span<std::byte> room, std::size_t& bytes, TimeNs now) {
   const iovec part{room.data(), room.size()};
   const Io result = pipe_->read({&part, 1}, bytes);
@@ -250,7 +255,8 @@ Io FramedRail::read_in_place(std::span<std::byte> room, std::size_t& bytes, Time
   return result;
 }
 
-// Acts on what is buffered; leaves less than one header.  False: the rail has failed.
+// Processes the buffered frames and leaves at most an incomplete header.  Returns false if the rail
+// has failed.
 bool FramedRail::parse(TimeNs now) {
   for (;;) {
     if (!link_.connected(rail_) || link_.epoch(rail_) != epoch_) return false;

@@ -1,4 +1,4 @@
-// Moves frames between a link and one epoch of a rail that is a byte pipe.
+// A rail over a byte pipe: moves frames between a link and the pipe during one epoch.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@ class FramedRail final : public Rail {
   [[nodiscard]] bool wants_write() const override { return part_begin_ != part_end_; }
   void report_path(TimeNs now) override;
   void acknowledge(TimeNs now) override;
-  bool detach(const DetachScope& scope, TimeNs now) override;  // copies what is left to send
-  bool fence(TimeNs now) override;                             // closes the pipe, which is all
+  bool detach(const DetachScope& scope, TimeNs now) override;  // copies unsent payloads
+  bool fence(TimeNs now) override;                             // closing the pipe is enough
   [[nodiscard]] std::optional<pollfd> arm() override;
   void sever() override { pipe_->sever(); }
   void mute() override { muted_ = true; }
@@ -36,8 +36,9 @@ class FramedRail final : public Rail {
  private:
   static constexpr std::size_t batch_frames = 8;
   static constexpr std::size_t input_bytes = max_likely_bytes + 2 * sizeof(FrameHeader);
-  static constexpr std::size_t first_bytes = 20U << 10;  // 16 KiB and a header in one read
-  static constexpr std::size_t read_bytes = 256U << 10;  // per call: larger ones starve the sends
+  // Size of a read between frames: fits a 16 KiB payload with its header.
+  static constexpr std::size_t first_bytes = 20U << 10;
+  static constexpr std::size_t read_bytes = 256U << 10;  // per call; larger reads starve the sends
 
   void pull(TimeNs now);
   bool write_pending(TimeNs now);
@@ -57,22 +58,23 @@ class FramedRail final : public Rail {
 
   std::array<OutFrame, batch_frames> frames_;
   std::array<iovec, 2 * batch_frames> parts_{};
-  // By part: the frame whose payload it is, in memory that is not this object's; else null.
+  // Frame of each part that lies outside this object, in memory of the link or a caller; null for
+  // headers and copies.
   std::array<const OutFrame*, 2 * batch_frames> payload_of_{};
   std::size_t frame_count_ = 0;
   std::size_t part_begin_ = 0;  // first part not written in full
   std::size_t part_end_ = 0;
-  std::vector<std::vector<std::byte>> detached_;  // copies that parts_ point to
+  std::vector<std::vector<std::byte>> detached_;  // copies referenced by parts_
   bool blocked_ = false;
-  bool owes_path_ack_ = false;  // something was read since the last report
+  bool owes_path_ack_ = false;  // bytes were read since the last acknowledgement
 
   std::vector<std::byte> input_;
   std::size_t input_begin_ = 0;
   std::size_t input_end_ = 0;
-  std::size_t payload_left_ = 0;  // of the frame begun
+  std::size_t payload_left_ = 0;  // bytes of the current payload still to come
 
   bool muted_ = false;
-  std::vector<std::byte> held_;  // bytes that a muted rail pretends to have sent
+  std::vector<std::byte> held_;  // output of a muted rail, not sent
 };
 
 }  // namespace r2ccl

@@ -1,4 +1,4 @@
-// One epoch of a rail: moves frames between its link and what carries them.
+// A rail: moves frames between a link and a transport during one epoch.
 #pragma once
 
 #include <poll.h>
@@ -11,8 +11,8 @@
 
 namespace r2ccl {
 
-// Frames of a communicator that carry memory of its callers, of messages before `before`; or all of
-// its frames.
+// The frames whose memory a caller wants back: all data frames of a communicator, or only zero-copy
+// frames of messages before number `before`.
 struct DetachScope {
   std::uint64_t communicator = 0;
   std::optional<std::uint64_t> before;
@@ -27,34 +27,37 @@ class Rail {
  public:
   virtual ~Rail() = default;
 
-  // Sends one batch of what the link has; receives one portion of what is there.  Portions are
-  // small enough that rails take turns and neither direction starves the other.  True: something
-  // moved.  On a broken transport the link is told, and neither may be called again.
+  // pump_out() sends a batch of the link's frames; pump_in() receives a portion of the arrived
+  // bytes.  Portions are small, so that rails take turns and neither direction starves the other.
+  // Both return true if anything moved.  On a broken transport they report the failure to the link,
+  // and the caller must call neither function again.
   virtual bool pump_out(TimeNs now) = 0;
   virtual bool pump_in(TimeNs now) = 0;
-  // Frames taken from the link are not handed on in full.
+  // True while the transport has not accepted all frames taken from the link.
   [[nodiscard]] virtual bool wants_write() const = 0;
 
-  // Tells the link what the path has acknowledged.
+  // Reports the path's acknowledgements to the link.
   virtual void report_path(TimeNs now) = 0;
-  // Lets the peer's end know what arrived here, if nothing has told it yet.
+  // Sends the peer's end an acknowledgement of arrived bytes, unless it is already sent.
   virtual void acknowledge(TimeNs /*now*/) {}
-  // No frame that was taken from the link is to read memory in `scope` any more.  True: none does;
-  // else it is to be asked again, after the rail was given up perhaps.
+  // Makes the rail release caller memory: no frame in `scope` may read the memory any more.
+  // Returns true once released.  On false, call again later; the rail may be taken down meanwhile.
   [[nodiscard]] virtual bool detach(const DetachScope& scope, TimeNs now) = 0;
-  // The same of a rail whose epoch has ended.
+  // Returns whether a rail of an ended epoch has released the memory in `scope`.
   [[nodiscard]] virtual bool detached(const DetachScope& /*scope*/) const { return true; }
 
-  // The local fence.  The first call asks for it; true: nothing of this epoch touches memory of
-  // this process any more, and the rail may go.  Until then it is asked again.
+  // Runs the local fence: the first call starts it.  Returns true once no attempt of this epoch can
+  // touch memory of this process any more; the rail may then be destroyed.  On false, call again
+  // later.
   virtual bool fence(TimeNs now) = 0;
 
-  // What to poll before sleeping; empty: something can be done at once.
+  // Returns the descriptor to poll before sleeping; empty if there is work already.
   [[nodiscard]] virtual std::optional<pollfd> arm() = 0;
 
-  // A fault of drills: the transport fails as it may by itself.
+  // Breaks the transport for a drill, like a real failure.
   virtual void sever() = 0;
-  // Another: a black hole, in which bytes are held back in both directions until heal().
+  // Starts a black hole for a drill: the rail moves no bytes in either direction until heal().
+  // heal() sends the bytes held back, or fails the epoch if the rail has dropped frames.
   virtual void mute() = 0;
   virtual void heal() = 0;
   [[nodiscard]] virtual bool muted() const = 0;

@@ -25,7 +25,8 @@ std::size_t sum(const std::vector<std::size_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 }
 
-// What rank `rank` brings: `count` elements.  Any bits: a NaN reduces to one NaN everywhere.
+// Returns the input of rank `rank`: `count` elements of random bits.  NaNs are allowed, because a
+// reduction yields the same NaN on every rank.
 Bytes input_of(const Call& call, int rank, std::size_t count) {
   Bytes bytes(count * size_of(call.dtype));
   Random random(call.seed * 1'000'003 + static_cast<std::uint64_t>(rank));
@@ -38,7 +39,7 @@ Bytes input_of(const Call& call, int rank, std::size_t count) {
   return bytes;
 }
 
-// Of `inputs`, one a rank, the fold of all.
+// Returns the reduction of `inputs`, which hold an input per rank.
 Bytes folded(const Call& call, const std::vector<Bytes>& inputs, const ReductionTree& tree) {
   Bytes out(inputs[0].size());
   std::vector<const void*> from;
@@ -49,7 +50,7 @@ Bytes folded(const Call& call, const std::vector<Bytes>& inputs, const Reduction
   return out;
 }
 
-// A slice of `bytes`, in elements.
+// Returns `count` elements of `bytes` from element `begin`.
 Bytes slice(const Call& call, const Bytes& bytes, std::size_t begin, std::size_t count) {
   const std::size_t size = size_of(call.dtype);
   const auto first = bytes.begin() + static_cast<std::ptrdiff_t>(begin * size);
@@ -68,7 +69,7 @@ RankCall::RankCall(SimChannel& channel, const Call& call, const ReductionTree& t
       tree_(tree),
       rank_(channel.rank()),
       ranks_(channel.size()),
-      // Every rank for itself, as in an engine.
+      // Each rank chooses the algorithm by itself, as in an engine.
       all_reduce_(call.algorithm == Algorithm::automatic
                       ? choose_all_reduce(call.counts[0] * size_of(call.dtype), tree.node_sizes)
                       : call.algorithm),
@@ -81,7 +82,7 @@ Status RankCall::run(std::string& wrong) {
   const bool in_place = call_.collective == Collective::all_reduce && call_.in_place;
   if (in_place) out_ = in_;
   Status status = carry(in_place ? out_.data() : in_.data(), out_.data());
-  // Whatever reads the caller's memory from now on reads garbage.
+  // Any later read of the caller's memory sees garbage.
   std::fill(in_.begin(), in_.end(), garbage);
   if (status.ok() && out_ != expected_) wrong = describe(call_) + " returned wrong bytes";
   std::fill(out_.begin(), out_.end(), garbage);
@@ -112,7 +113,7 @@ std::vector<RankCall::Bytes> RankCall::inputs(std::size_t count) const {
   return all;
 }
 
-// Of each rank its own count, in rank order.
+// Returns the inputs of all ranks, concatenated in rank order; each rank has its own count.
 RankCall::Bytes RankCall::gathered() const {
   Bytes all;
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -147,7 +148,7 @@ void RankCall::prepare() {
       expected_ = slice(call_, folded(call_, inputs(total), tree_), before(call_, rank_), own_);
       break;
     case Collective::all_to_all: {
-      // Rank r sends counts[r] elements to everybody.
+      // Rank r sends counts[r] elements to every rank.
       in_ = input_of(call_, rank_, own_ * static_cast<std::size_t>(ranks_));
       for (int rank = 0; rank < ranks_; ++rank) {
         const std::size_t count = call_.counts[static_cast<std::size_t>(rank)];
@@ -157,7 +158,7 @@ void RankCall::prepare() {
       }
       break;
     }
-    case Collective::send: {  // to the next rank of a ring
+    case Collective::send: {  // sends to the next rank of a ring
       in_ = input_of(call_, rank_, own_);
       const int previous = (rank_ + ranks_ - 1) % ranks_;
       expected_ = input_of(call_, previous, call_.counts[static_cast<std::size_t>(previous)]);
@@ -166,7 +167,7 @@ void RankCall::prepare() {
     case Collective::recv:
     case Collective::barrier: break;
   }
-  in_.reserve(size);  // an empty input still has an address
+  in_.reserve(size);  // gives an empty input an address
 }
 
 Status RankCall::algorithm(const std::byte* in, std::byte* out) {
@@ -195,8 +196,9 @@ Status RankCall::algorithm(const std::byte* in, std::byte* out) {
   return {};
 }
 
-// Even ranks send first, so that nobody waits for a peer that waits for him; in an odd ring the
-// last one, which is even, has an even neighbour, who receives from it last.
+// Even ranks send first and odd ranks receive first, which avoids a circular wait.  In a ring of
+// odd size, both rank 0 and the last rank are even.  Rank 0 then sends to rank 1, and receives from
+// the last rank afterwards.
 Status RankCall::ring(const std::byte* in, std::byte* out) {
   const int next = (rank_ + 1) % ranks_;
   const int previous = (rank_ + ranks_ - 1) % ranks_;
@@ -222,7 +224,8 @@ Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t by
   call.root = static_cast<int>(random.below(static_cast<std::uint64_t>(ranks)));
   call.in_place = random.below(2) == 0;
   call.registered = random.below(2) == 0;
-  // Shares of a total, so that the work of a call does not grow with the number of ranks.
+  // Every rank gets a share of a total, so the work of a call does not grow with the number of
+  // ranks.
   const bool one = call.collective == Collective::all_reduce ||
                    call.collective == Collective::broadcast || call.collective == Collective::send;
   const std::size_t most =

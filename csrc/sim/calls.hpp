@@ -1,5 +1,5 @@
-// The collectives that a simulated job runs: made from the seed, the same on every rank, and
-// checked against what they must return.
+// Collectives of a simulated job: generated from the seed, equal on every rank, and checked against
+// the expected result.
 #pragma once
 
 #include <cstddef>
@@ -14,36 +14,38 @@
 namespace r2ccl::sim {
 
 struct Call {
-  std::uint64_t seed = 0;  // of the inputs
+  std::uint64_t seed = 0;  // seed of the inputs
   std::uint32_t number = 0;
   Collective collective = Collective::barrier;
   Algorithm algorithm = Algorithm::one_shot;
   DType dtype = DType::f32;
   ReduceOp op = ReduceOp::sum;
   int root = 0;
-  std::vector<std::size_t> counts;  // elements, by rank; all_reduce and broadcast: the first alone
+  // elements per rank; all_reduce and broadcast use only counts[0]
+  std::vector<std::size_t> counts;
   bool in_place = false;
-  bool registered = false;  // ports may write the result where it belongs
+  bool registered = false;  // rails may write into the result buffer
 };
 
-// `bytes`: about the largest size of a rank's shard.
+// Returns a random call.  `bytes` is about the largest shard of a rank.
 [[nodiscard]] Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t bytes);
 [[nodiscard]] std::string describe(const Call& call);
 
-// One rank's part in a call: its memory, and what must be in it afterwards.
+// A rank's part in a call: the memory and the expected result.
 class RankCall {
  public:
   using Bytes = std::vector<std::byte>;
 
   RankCall(SimChannel& channel, const Call& call, const ReductionTree& tree);
 
-  // Runs it on this rank.  What is wrong with the result goes to `wrong`; empty: nothing.
+  // Runs the call on this rank.  A wrong result is described in `wrong`; an empty text means
+  // success.
   Status run(std::string& wrong);
 
-  // What this rank brings, and what it must get.
+  // The input of this rank and the expected result.
   [[nodiscard]] const Bytes& input() const { return in_; }
   [[nodiscard]] const Bytes& expected() const { return expected_; }
-  // The call on other memory: `in` has input(), `out` is for what is expected().
+  // Runs the call on other memory: `in` holds input(), `out` has room for expected().
   Status carry(const std::byte* in, std::byte* out);
 
  private:

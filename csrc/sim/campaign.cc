@@ -17,20 +17,21 @@ namespace {
 
 constexpr TimeNs start_limit = 2000 * ns_per_ms;
 constexpr TimeNs run_limit = 30'000 * ns_per_ms;
-// Until everything has come back: the longest back-off, a few failed attempts, a slow fence.
+// Time for the recovery of all rails after the last fault: the longest back-off, a few failed
+// attempts, a slow fence.
 constexpr TimeNs quiet_limit = 600 * ns_per_ms;
 constexpr TimeNs outage = 2000 * ns_per_ms;
 constexpr TimeNs linger = 5000 * ns_per_ms;
-// How much later than link_timeout an error may come: pauses, and notices on their way.
+// Allowance for errors later than link_timeout: pauses, and notices in flight.
 constexpr TimeNs error_slack = 600 * ns_per_ms;
 
-// What a rank has seen of a communicator.
+// Outcome of a rank's calls on a communicator.
 struct Outcome {
   std::size_t returned = 0;  // calls without an error
   bool failed = false;
   ErrorCode code = ErrorCode::ok;
   std::string text;
-  TimeNs entered = 0;  // the call that failed
+  TimeNs entered = 0;  // start of the latest call
   TimeNs failed_at = 0;
 };
 
@@ -49,7 +50,7 @@ class SeedRun {
 
   SeedResult run() {
     if (!world_.run_until([this] { return world_.all_rails_up(); }, start_limit))
-      violate("I4: not every rail came up before anything had happened");
+      violate("I4: not every rail came up before the first fault");
     spawn();
     faults_.begin();
     if (!world_.run_until([this] { return world_.all_returned(); }, run_limit)) report_hang();
@@ -85,7 +86,8 @@ class SeedRun {
     for (int rank = 0; job_.exchange && rank < job_.world.ranks; ++rank) spawn_node(rank);
   }
 
-  // The channels of all inter-node groups come last in `channels_`: group by group, one a node.
+  // Returns the channels of all inter-node groups: the last entries of `channels_`, ordered by
+  // group and node.
   [[nodiscard]] std::span<const std::unique_ptr<SimChannel>> inter_node_channels() const {
     return std::span(channels_).last(job_.exchange->local_ranks *
                                      static_cast<std::size_t>(job_.world.ranks));
@@ -142,7 +144,8 @@ class SeedRun {
       });
   }
 
-  // Its host's thread begins late, as a proxy that sleeps, and its blocks when they like.
+  // Starts a GPU's host thread and blocks at random times.  The host thread stands for a proxy
+  // thread, which may wake up late.
   void spawn_gpu(const Job::Communicator& communicator, SimChannel& channel, Outcome& outcome) {
     const int rank = channel.world_rank();
     gpus_.push_back(std::make_unique<Gpu>(
@@ -202,7 +205,7 @@ class SeedRun {
     if (communicator.id % 2 == 0) channel.close_in_order(linger);
   }
 
-  // What a rank does between two calls: it computes.
+  // Simulates the computation of a rank between two calls.
   void think() {
     const TimeNs until = world_.now() + think_time();
     for (int rank = 0; rank < job_.world.ranks; ++rank)
@@ -262,7 +265,7 @@ class SeedRun {
     if (!may_fail) return violate("I4: " + who + " failed: " + outcome.text);
     const bool typed = outcome.code == ErrorCode::peer_lost ||
                        outcome.code == ErrorCode::peer_closed || outcome.code == ErrorCode::aborted;
-    if (!typed) violate("I5: " + who + " failed with another error: " + outcome.text);
+    if (!typed) violate("I5: " + who + " failed with an unexpected error code: " + outcome.text);
     const TimeNs since = std::max(lost, outcome.entered);
     const TimeNs limit = job_.world.link_timeout_ns + error_slack;
     if (!faults_.endless() && outcome.failed_at - since > limit)
@@ -270,9 +273,9 @@ class SeedRun {
               " ms after its peer was lost");
   }
 
-  // Once nothing happens any more, everything is delivered and every rail comes back.
+  // Checks the recovery after the last fault: every rail comes back, and everything is delivered.
   void settle() {
-    // An engine that has ended takes nothing more, and its peers end with it.
+    // An ended engine accepts nothing any more, so its peers close their channels as well.
     if (quit_at_ != 0)
       for (const auto& channel : inter_node_channels())
         world_.spawn(channel->world_rank(), 0, [&channel] { channel->close(); });
@@ -304,7 +307,7 @@ class SeedRun {
                     " to rank " + std::to_string(peer) +
                     " did not come back: " + std::string(name_of(link.state(rail))));
         if (!link.all_delivered())
-          violate("I4: rank " + std::to_string(rank) + " never delivers all to rank " +
+          violate("I4: rank " + std::to_string(rank) + " does not deliver everything to rank " +
                   std::to_string(peer));
       }
   }
@@ -333,7 +336,7 @@ class SeedRun {
   std::vector<std::unique_ptr<Gpu>> gpus_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::vector<Outcome>> outcomes_;
-  TimeNs quit_at_ = 0;  // 0: no engine has ended while calls were open
+  TimeNs quit_at_ = 0;  // time when an engine ended with open calls; 0 = never
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// One seed: a random job, random faults, and the invariants of docs/failover.md.  What a seed does
-// depends on the seed and the options alone.
+// A seed run: a random job, random faults, and checks of the invariants I1 to I7 of
+// docs/failover.md.  The result depends only on the seed and the options.
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@ namespace r2ccl::sim {
 
 struct SeedResult {
   std::uint64_t seed = 0;
-  std::string job;                      // one line
-  std::vector<std::string> violations;  // each begins with its invariant
+  std::string job;                      // a single line
+  std::vector<std::string> violations;  // each begins with the name of its invariant
   std::uint64_t steps = 0;
-  std::uint64_t calls = 0;           // that returned on a rank
-  std::uint64_t gpu_calls = 0;       // of these, posted by its GPU
-  std::uint64_t exchange_calls = 0;  // of these, by GPUs that exchange inside their node
+  std::uint64_t calls = 0;           // calls returned on a rank
+  std::uint64_t gpu_calls = 0;       // subset posted by GPUs
+  std::uint64_t exchange_calls = 0;  // subset posted by GPUs with exchanges inside their node
   std::uint64_t errors = 0;
   std::uint64_t replays = 0;
   std::uint64_t hedges = 0;
@@ -31,6 +31,7 @@ struct SeedResult {
 };
 
 using TraceLine = std::function<void(const std::string&)>;
+// Runs a seed.  `trace` gets a readable line per event; may be empty.
 [[nodiscard]] SeedResult run_seed(std::uint64_t seed, const FaultOptions& options = {},
                                   const TraceLine& trace = {});
 

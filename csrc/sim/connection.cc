@@ -8,10 +8,12 @@ namespace r2ccl::sim {
 namespace {
 
 constexpr std::size_t send_buffer_bytes = 16U << 10;
-constexpr std::size_t window_bytes = 16U << 10;  // on its way or not read yet
+constexpr std::size_t window_bytes = 16U << 10;  // limit of bytes in flight or unread
 constexpr std::size_t segment_bytes = 1448;
-constexpr std::size_t flipped_bytes = 150;  // the smallest segment that is: it carries data
-constexpr TimeNs probes_unanswered_ns = 10 * ns_per_ms;  // of a closed window
+// Smallest segment to corrupt; only frames with data make segments of this size.
+constexpr std::size_t flipped_bytes = 150;
+// After this time, probes of a closed window count as unanswered.
+constexpr TimeNs probes_unanswered_ns = 10 * ns_per_ms;
 
 }  // namespace
 
@@ -67,7 +69,7 @@ TimeNs Connection::arrive(Side from, Segment& segment) {
     return 0;
   }
   if (ends_[to] == nullptr) {
-    // Nobody is there: a reset comes back, if it is not lost.
+    // No receiver: a reset travels back, unless the path loses the reset.
     events_.after(delays_.latency_ns, [this, from] {
       if (!silent_ && !path_.blocked(other(from))) break_end(from);
     });
@@ -102,7 +104,8 @@ PathReport Connection::path(Side side) const {
   PathReport report;
   report.unacknowledged = lane.written - lane.acked;
   report.round_trip = report.base_round_trip = 2 * delays_.latency_ns;
-  // The window is closed, and its probes are answered as long as the path works.
+  // A sender stalled by a closed window counts as limited by the peer.  Condition: the path answers
+  // window probes, or the last fault event is younger than probes_unanswered_ns.
   const bool probes_answered = !path_.blocked(side) && !path_.blocked(other(side));
   report.peer_limited =
       !lane.to_send.empty() && delay_lines_[side].bytes() == 0 && lane.acked == lane.arrived &&
@@ -117,8 +120,7 @@ void Connection::close(Side side) {
   if (ends_[other(side)] == nullptr) {
     for (DelayLine<Segment>& line : delay_lines_) line.clear();
   } else if (path_.cut()) {
-    delay_lines_[side]
-        .clear();  // a closed socket repeats nothing, and its reset does not get through
+    delay_lines_[side].clear();  // a closed socket sends nothing again; its reset is lost
   } else {
     delay_lines_[side].send({.bytes = {}, .reset = true}, 0,
                             events_.now() + path_.latency(side, delays_, random_));
@@ -172,7 +174,7 @@ Io SimPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
 
 Io SimPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
   if (connection_.broken(side_)) return Io::broken;
-  // A kernel may return less than there is, cut anywhere.
+  // A kernel may return fewer bytes than available, cut at any position.
   std::size_t most = random_.below(4) == 0 ? 1 + random_.below(200) : SIZE_MAX;
   for (const iovec& part : parts) {
     const std::size_t wanted = std::min(part.iov_len, most);

@@ -1,5 +1,6 @@
-// A connection in the simulated world, as a kernel's TCP: a send buffer, segments on their way, a
-// receive buffer; ordered and reliable both ways until an end closes it or the path resets it.
+// A connection of the simulated world, modelled on a kernel's TCP: a send buffer, segments in
+// flight, a receive buffer.  Both directions are ordered and reliable until an end closes the
+// connection or the path resets the connection.
 #pragma once
 
 #include <array>
@@ -20,15 +21,15 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
 
   void attach(Side side, EventSink& end) { ends_[side] = &end; }
-  // What is possible at once; 0: nothing.
+  // write() and read() move as many bytes as possible without waiting and return their number.
   std::size_t write(Side side, std::span<const std::byte> bytes);
   std::size_t read(Side side, std::span<std::byte> room);
   [[nodiscard]] bool broken(Side side) const { return ends_[side] == nullptr; }
   [[nodiscard]] PathReport path(Side side) const;
-  void close(Side side);              // at once; the peer gets a reset
-  void reset(Side first);             // by the path: breaks both ends, `first` at once
+  void close(Side side);              // immediate; the peer gets a reset
+  void reset(Side first);             // by the path: breaks `first` now, the other end later
   void retry();                       // the path has healed
-  void silence() { silent_ = true; }  // no reset of it ever gets through
+  void silence() { silent_ = true; }  // drops later resets of this connection
 
  private:
   struct Segment {
@@ -37,8 +38,8 @@ class Connection {
   };
   struct Lane {
     std::vector<std::byte> to_send;
-    std::vector<std::byte> inbox;  // arrived, not read
-    TimeNs free_at = 0;            // when the transmitter has nothing left to do
+    std::vector<std::byte> inbox;  // arrived, not yet read
+    TimeNs free_at = 0;            // end of the current transmission
     std::uint64_t written = 0;
     std::uint64_t arrived = 0;
     std::uint64_t acked = 0;
@@ -59,13 +60,13 @@ class Connection {
   Random& random_;
   const Delays& delays_;
   Path& path_;
-  std::array<Lane, 2> lanes_;  // by the side that sends
+  std::array<Lane, 2> lanes_;  // by sending side
   std::array<DelayLine<Segment>, 2> delay_lines_;
   std::array<EventSink*, 2> ends_{};
   bool silent_ = false;
 };
 
-// A connection's end as what the production rails write frames to.
+// A connection end, as the byte pipe of a production rail.
 class SimPipe final : public BytePipe {
  public:
   SimPipe(Connection& connection, Side side, Random& random)

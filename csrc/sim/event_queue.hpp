@@ -1,5 +1,5 @@
-// The virtual clock and what is to happen when.  Events of one instant happen in the order in which
-// they were asked for, so that a run depends on its seed alone.
+// The virtual clock and the queue of future events.  Events due at the same time run in the order
+// of their creation, so a run depends only on its seed.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,8 @@ class EventQueue {
   }
   void after(TimeNs delay, std::function<void()> action) { at(now_ + delay, std::move(action)); }
 
-  // Moves the clock to the next event and runs it.  False: none is due by `limit`.
+  // Moves the clock to the next event and runs the event.  Returns false if no event is due by
+  // `limit`.
   bool run_next(TimeNs limit) {
     if (events_.empty() || events_.front().when > limit) return false;
     std::pop_heap(events_.begin(), events_.end(), later);
@@ -46,7 +47,7 @@ class EventQueue {
   }
 
   std::vector<Event> events_;      // a heap
-  TimeNs now_ = 1000 * ns_per_ms;  // not 0, which means "never" in many places
+  TimeNs now_ = 1000 * ns_per_ms;  // not 0: in many places 0 means "never"
   std::uint64_t next_order_ = 0;
 };
 

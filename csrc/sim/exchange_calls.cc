@@ -16,7 +16,7 @@ constexpr std::array exchange_dtypes{DType::f16, DType::bf16, DType::f32, DType:
                                      DType::u8,  DType::i32,  DType::i64, DType::boolean};
 constexpr std::array exchange_collectives{Collective::all_reduce, Collective::all_reduce,
                                           Collective::all_gather, Collective::reduce_scatter};
-constexpr std::size_t most_bytes = 1024;  // of an input or an output
+constexpr std::size_t most_bytes = 1024;  // limit of an input or an output
 
 Bytes folded(const ExchangeCall& call, const std::vector<Bytes>& inputs,
              const std::vector<int>& nodes) {
@@ -42,7 +42,7 @@ std::size_t ExchangeCall::output_bytes() const {
 Rows ExchangeCall::rows_of(std::uint32_t local_rank) const {
   if (collective != Collective::all_reduce)
     return {nodes, bytes(), local_ranks * bytes(), 0, local_rank * bytes()};
-  // The static analyser does not know that every element has a size.
+  // The static analyser does not know that every dtype has a nonzero size.
   const std::size_t element = std::max<std::size_t>(size_of(dtype), 1);
   const auto even = device::EvenShards::of(count, element, local_ranks);
   const std::uint64_t shard_bytes = even.size(local_rank) * even.element;

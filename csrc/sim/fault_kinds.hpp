@@ -1,5 +1,5 @@
-// Every kind of fault of the simulated world, and how often a seed makes use of it.  Kinds that the
-// table of docs/failover.md has are named as there.
+// Fault kinds of the simulated world, and the probability of each kind per seed.  Kinds listed in
+// docs/failover.md have the same name there.
 #pragma once
 
 #include <array>
@@ -10,39 +10,39 @@
 namespace r2ccl::sim {
 
 enum class FaultKind : std::uint8_t {
-  carrier_loss,            // a port loses its carrier; its own side is told
-  carrier_loss_both_ends,  // both do
-  black_hole,              // nothing passes, either way, and nobody is told
-  one_way_loss,            // one way only
-  mtu_hole,                // small packets pass, large ones vanish
-  lost_for_good,           // a rail that is needless is gone until the calls are over
-  long_outage,             // a rail is gone for long after that, and then comes back
-  reset,                   // the path breaks the connection
-  half_open,               // one end is gone, and nothing tells the other
-  delay,                   // one rail is late: reorder between rails
+  carrier_loss,            // a port loses its carrier; only its own side is notified
+  carrier_loss_both_ends,  // ports of both ends lose their carrier
+  black_hole,              // nothing passes in either direction, without any error
+  one_way_loss,            // nothing passes in a single direction
+  mtu_hole,                // small packets pass, large packets vanish
+  lost_for_good,           // a spare rail is gone until all calls are over
+  long_outage,             // after all calls, a rail is gone for a long time, then returns
+  reset,                   // the path resets the connection
+  half_open,               // an end fails without notice to the other end
+  delay,                   // extra latency on a rail: reorders frames between rails
   slow,                    // a fraction of the bandwidth
-  flap,                    // a rail goes and comes, several times
-  flap_all,                // all rails of a pair do
-  all_down,                // no rail at all, for a while
-  corrupt,                 // of what a port sends
-  late_completions,        // queues are polled late, in any order between rails
+  flap,                    // a rail goes down and up several times
+  flap_all,                // all rails of a rank flap
+  all_down,                // no rail of a pair passes traffic for a while
+  corrupt,                 // bits flip in data sent by a port
+  late_completions,        // completion queues are polled late, in any order between rails
   duplicate_completion,    // a completion is found twice
-  late_landing,            // what a port has acknowledged is not in memory yet
-  phantom_success,         // acknowledged by a port that then dies with it
-  slow_fence,              // late writes of an ended epoch land after the fence was asked for
-  endless_fence,           // a fence that never completes
+  late_landing,            // acknowledged messages reach memory late
+  phantom_success,         // a port acknowledges messages and dies with them
+  slow_fence,              // late writes of an ended epoch land during a slow fence
+  endless_fence,           // a fence never completes
   lost_notice,             // a message without data is acknowledged and lost
-  late_notice,             // the loss of carrier is told late
-  process_pause,           // a rank does not run
-  clock_jump,              // its clock jumps forward
-  process_death,           // a rank is gone, its host or its process alone
-  node_loss,               // two ranks never see each other again
+  late_notice,             // carrier loss is reported late
+  process_pause,           // a rank does not run for a while
+  clock_jump,              // a rank's clock jumps forward
+  process_death,           // a process dies, alone or with its host
+  node_loss,               // two ranks lose each other permanently
 };
 inline constexpr std::size_t fault_kinds = static_cast<std::size_t>(FaultKind::node_loss) + 1;
 [[nodiscard]] std::string_view name_of(FaultKind kind);
 
-// How likely a seed makes use of each kind at all, from 0 to 1.  Seeds that use few kinds reach
-// states that seeds of all kinds never see.
+// Probability, from 0 to 1, that a seed uses each kind at all.  Seeds with few kinds reach states
+// that are unreachable with all kinds enabled.
 struct FaultOptions {
   double carrier_loss = 0.25;
   double carrier_loss_both_ends = 0.15;
@@ -72,9 +72,9 @@ struct FaultOptions {
   double process_death = 0.04;
   double node_loss = 0.03;
 
-  double on_gpu = 0.25;      // no fault: collectives of a communicator come from GPUs
-  double exchanges = 0.15;   // no fault: ranks are nodes, whose GPUs exchange inside them
-  double engine_ends = 0.3;  // no fault: the engine of one such GPU ends, at any time
+  double on_gpu = 0.25;      // not a fault: GPUs post the collectives of a communicator
+  double exchanges = 0.15;   // not a fault: ranks are nodes with GPUs that exchange locally
+  double engine_ends = 0.3;  // not a fault: the engine of an exchanging GPU ends at a random time
 
   [[nodiscard]] double of(FaultKind kind) const;
   void set(FaultKind kind, double chance);

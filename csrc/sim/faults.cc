@@ -66,7 +66,7 @@ void Faults::strike(FaultKind kind) {
       for (RailId each = 0; each < rails(); ++each)
         world_.disturb(rank, peer, each, [](Port& port) { port.flips = 1; });
       break;
-    case FaultKind::late_completions: break;  // the whole job is
+    case FaultKind::late_completions: break;  // make_job() sets poll_ns for the whole job
     case FaultKind::duplicate_completion:
       world_.disturb(rank, peer, rail, [](Port& port) { port.duplicates = 2; });
       break;
@@ -93,7 +93,7 @@ void Faults::strike(FaultKind kind) {
       world_.delay_fences(rank, 1, -1);
       break;
     case FaultKind::lost_notice:
-      // Often when there is something to notify of.
+      // In half of the cases a rail is lost as well, so a notice is due while notices get lost.
       if (random_.below(2) == 0) lose_for_good(rank, static_cast<RailId>((rail + 1U) % rails()));
       world_.disturb(rank, peer, rail, [](Port& port) { port.lost_notices = 3; });
       after(duration(), [this, rank, peer, rail] {

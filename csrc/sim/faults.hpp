@@ -1,4 +1,4 @@
-// The faults of a seed, as they happen.
+// Injection of a seed's faults while the job runs.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class Faults {
     }
   }
 
-  // No more of them, and all that can heal is healed.
+  // Prevents further faults and heals everything that can heal.
   void end() {
     over_ = true;
     for (int rank = 0; rank < ranks(); ++rank)
@@ -49,7 +49,7 @@ class Faults {
       }
   }
 
-  // The calls are over.  True: some rails are gone for a while yet.
+  // Starts the long outages after the last call.  Returns true if there are any.
   bool begin_outage() {
     for (const auto& [rank, peer, rail] : outages_)
       for (const auto& [from, to] : {std::pair{rank, peer}, std::pair{peer, rank}})
@@ -60,7 +60,7 @@ class Faults {
   [[nodiscard]] bool isolated(int rank, int peer) const {
     return isolated_ == std::pair{std::min(rank, peer), std::max(rank, peer)};
   }
-  // Since when these ranks cannot work together any more; 0: they can.
+  // Returns the time since which `members` cannot work together; 0 = the members still can.
   [[nodiscard]] TimeNs lost_since(const std::vector<int>& members) const {
     const auto has = [&](int rank) {
       return std::find(members.begin(), members.end(), rank) != members.end();
@@ -69,7 +69,7 @@ class Faults {
     if (isolated_.first >= 0 && has(isolated_.first) && has(isolated_.second)) return lost_at_;
     return 0;
   }
-  // A fence that never completes may cost a communicator all its slots.
+  // Returns true if a fence never completes, which may cost a communicator all its slots.
   [[nodiscard]] bool endless() const { return endless_; }
 
  private:
@@ -78,7 +78,8 @@ class Faults {
   TimeNs random_time(TimeNs limit) {
     return static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(limit)));
   }
-  // From shorter than any deadline to longer than all of them.
+  // Returns a duration from 0.1 ms, shorter than every deadline of a rail, to 80 ms, longer than
+  // all deadlines.
   TimeNs duration() { return random_.between(100'000, 80 * ns_per_ms); }
 
   void after(TimeNs delay, std::function<void()> what) {
@@ -95,7 +96,7 @@ class Faults {
     });
   }
 
-  // Until the calls are over.  Rail 0 always comes back.
+  // Cuts a rail until the calls are over.  Rail 0 and control rails are never cut.
   void lose_for_good(int rank, RailId rail) {
     if (spare_rail_ && rail != 0 && world_.options().rails[rail] != RailKind::control)
       world_.cut(rank, rail);
@@ -126,6 +127,7 @@ class Faults {
   std::pair<int, int> isolated_{-1, -1};
   TimeNs lost_at_ = 0;
   bool endless_ = false;
+  // There is a data rail besides rail 0.
   const bool spare_rail_ =
       std::count(job_.world.rails.begin(), job_.world.rails.end(), RailKind::control) + 1 <
       static_cast<std::ptrdiff_t>(rails());

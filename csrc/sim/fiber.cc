@@ -86,7 +86,7 @@ void Fiber::yield() { leave(/*for_good=*/false); }
 
 void Fiber::leave([[maybe_unused]] bool for_good) {
 #if defined(R2CCL_FIBER_ASAN)
-  // No place to save the fake stack: it is not needed any more.
+  // A null pointer discards the fake stack of a finished fiber.
   __sanitizer_start_switch_fiber(for_good ? nullptr : &own_fake_stack_, caller_stack_,
                                  caller_stack_bytes_);
 #endif
@@ -99,7 +99,7 @@ void Fiber::leave([[maybe_unused]] bool for_good) {
 #endif
 }
 
-// makecontext(3) passes ints only, so a fiber that begins finds itself here.
+// The fiber being started. makecontext(3) passes only integers, so enter() finds the fiber here.
 thread_local Fiber* Fiber::beginning_ = nullptr;
 
 void Fiber::enter() { beginning_->run(); }

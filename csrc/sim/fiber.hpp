@@ -1,5 +1,5 @@
-// A fiber: code with a stack of its own that runs until it yields.  Ranks of the simulated world
-// are fibers, so that collectives wait in the middle of a call, on one thread, in a fixed order.
+// A fiber: code with a private stack that runs until it yields.  Ranks of the simulated world are
+// fibers, so collectives can wait inside a call, on a single thread, in a fixed order.
 #pragma once
 
 #include <ucontext.h>
@@ -12,14 +12,15 @@ namespace r2ccl::sim {
 class Fiber {
  public:
   explicit Fiber(std::function<void()> body);
-  // The body has returned, or never began: a suspended one would leave what is on its stack behind.
+  // The body must have returned or never started: objects on the stack of a suspended fiber would
+  // leak.
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Runs the body until it yields or returns.  Not from inside a fiber.
+  // Runs the body until it yields or returns.  Must not be called from a fiber.
   void resume();
-  // Back to where resume() was called.  From inside the body.
+  // Returns control to the caller of resume().  Must be called from the body.
   void yield();
 
   [[nodiscard]] bool done() const { return done_; }
@@ -31,13 +32,13 @@ class Fiber {
 
   static thread_local Fiber* beginning_;
   std::function<void()> body_;
-  std::byte* memory_ = nullptr;  // a guard page, then the stack
+  std::byte* memory_ = nullptr;  // guard page, then the stack
   ucontext_t own_{};
   ucontext_t caller_{};
   bool started_ = false;
   bool done_ = false;
 
-  // For the sanitizers, which follow stacks; unused without them.
+  // State for the sanitizers, which track stack switches; unused in other builds.
   [[maybe_unused]] void* own_fake_stack_ = nullptr;
   [[maybe_unused]] void* caller_fake_stack_ = nullptr;
   [[maybe_unused]] const void* caller_stack_ = nullptr;

@@ -37,8 +37,8 @@ void Gpu::compile(const std::vector<Call>& calls, const ReductionTree& tree, Sim
   const std::uint64_t entry_bytes = input_bytes + rounded_up(result_bytes);
   memory_.assign(device::ring * entry_bytes, garbage);
   staging_ = {memory_.data(), entry_bytes, input_bytes};
-  // As the slices of a large collective: one is staged while the one before it is carried out.
-  // Results that nobody wants let the device run as far ahead as it may.
+  // Like the slices of a large collective, a call may be staged while the previous call is carried
+  // out.  Some results are not delivered, which lets the device run ahead as far as allowed.
   for (std::size_t call = 0; call < calls.size(); ++call) {
     const bool ahead = call + 1 < calls.size() && random_.below(3) == 0;
     const bool wanted = random_.below(3) != 0;
@@ -99,7 +99,7 @@ void Gpu::before(const Kernel& kernel) {
 void Gpu::after(const Kernel& kernel) {
   if (grid_.stopped()) return;
   if (kernel.stages) {
-    // Staged: the source is the caller's again.
+    // Staging is complete: the source belongs to the caller again.
     if (kernel.last) std::fill(source_.begin(), source_.end(), garbage);
     return;
   }
@@ -118,7 +118,7 @@ void Gpu::serve() {
                           observer_.entered();
                           std::byte* const in = staging_.input(sequence);
                           Status status = rank_calls_[plan]->carry(in, staging_.result(sequence));
-                          // Whatever reads the entry's input from now on reads garbage.
+                          // Any later read of the entry's input sees garbage.
                           std::fill_n(in, rank_calls_[plan]->input().size(), garbage);
                           observer_.returned(call, status);
                           return status;

@@ -1,5 +1,5 @@
-// A rank's GPU in the simulated world, for one communicator: the production kernels, each block a
-// fiber, and the production server of their mailbox, a fiber of the host.
+// A rank's GPU in the simulated world, for a single communicator.  Each block of the production
+// kernels is a fiber; the production server of their mailbox is a fiber of the host.
 #pragma once
 
 #include <cstdint>
@@ -19,30 +19,31 @@ namespace r2ccl::sim {
 
 class Gpu {
  public:
-  // What the world makes of it, in fibers of the rank.
+  // Callbacks to the campaign, run in fibers of the rank.
   struct Observer {
-    std::function<void()> think;    // before a call: it computes
-    std::function<void()> entered;  // the host carries one out
+    std::function<void()> think;    // before a call: simulates computation
+    std::function<void()> entered;  // the host starts a call
     std::function<void(const Call&, const Status&)> returned;
-    std::function<void(const std::string&)> wrong;  // with what a kernel has delivered
+    std::function<void(const std::string&)> wrong;  // a kernel has delivered wrong bytes
   };
 
   Gpu(World& world, SimChannel& channel, const std::vector<Call>& calls, const ReductionTree& tree,
       std::uint64_t seed, Observer observer);
 
-  // The fibers: one of the host, and one for each block, which runs all kernels of the stream.
+  // Bodies of the fibers: serve() for the host, run_block() for each block.  A block runs all
+  // kernels of the stream.
   void serve();
   [[nodiscard]] std::uint32_t blocks() const { return grid_.blocks(); }
   void run_block(std::uint32_t block);
 
  private:
-  // A launch: a part of a call's input is staged, or its result delivered.
+  // A kernel launch: stages a part of a call's input, or delivers the result.
   struct Kernel {
     std::size_t call = 0;
     bool stages = true;
     device::Rows rows;
-    bool last = true;       // part of the input
-    std::uint32_t lag = 0;  // calls staged since
+    bool last = true;       // last part of the input
+    std::uint32_t lag = 0;  // number of calls staged after this call
   };
   void compile(const std::vector<Call>& calls, const ReductionTree& tree, SimChannel& channel);
   void add_stages(std::size_t call);
@@ -58,10 +59,10 @@ class Gpu {
   Random random_;
   Grid grid_;
 
-  std::vector<std::unique_ptr<RankCall>> rank_calls_;  // by call
+  std::vector<std::unique_ptr<RankCall>> rank_calls_;  // by call number
   std::vector<Kernel> program_;
-  std::vector<std::byte> source_;  // of the kernel that stages
-  std::vector<std::byte> target_;  // of the one that delivers
+  std::vector<std::byte> source_;  // input of the staging kernel
+  std::vector<std::byte> target_;  // output of the delivering kernel
 
   device::Mailbox mailbox_;
   device::DeviceState state_;

@@ -3,8 +3,8 @@
 namespace r2ccl::sim {
 namespace {
 
-constexpr TimeNs latency = 30'000;        // at most, of a look across the bus
-constexpr TimeNs time_slice = ns_per_ms;  // at most
+constexpr TimeNs latency = 30'000;        // upper bound of a read across the bus
+constexpr TimeNs time_slice = ns_per_ms;  // upper bound
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// The blocks of a simulated GPU: fibers of a rank, which begin and end each kernel of a stream
-// together.
+// The blocks of a simulated GPU: fibers of a rank.  All blocks begin and end each kernel of a
+// stream together.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace r2ccl::sim {
 
-// Memory that nothing has written, or that must not be read any more.
+// Content of memory never written, and of memory not to be read any more.
 inline constexpr std::byte garbage{0x5A};
 
 class Grid {
@@ -20,18 +20,20 @@ class Grid {
       : world_(world), rank_(rank), blocks_(blocks), random_(seed) {}
 
   [[nodiscard]] std::uint32_t blocks() const { return blocks_; }
-  // True once the run is over: what a kernel does from then on is not to be judged.
+  // True once the run is over; results of kernels are not judged from then on.
   [[nodiscard]] bool stopped() const { return stopped_; }
-  // Until `ready`; for any fiber of the GPU, also of its host.  False: the run is over.
+  // Waits until `ready`, in any fiber of the GPU or its host.  Returns false once the run is over.
   bool wait(const std::function<bool()>& ready);
-  // All blocks have come; the last one calls `then`.  False: the run is over.
+  // Barrier of all blocks.  The last block to arrive calls `then`.  Returns false once the run is
+  // over.
   bool meet(const std::function<void()>& then);
-  // A look across the bus, or a time slice of something else that uses the GPU or the host's core.
-  // False: the run is over.
+  // Waits for a random time: a read across the bus, or a time slice of another user of the GPU or
+  // the host's core.  Returns false once the run is over.
   bool pause();
 
-  // A block as kernels see it: one thread, which waits by yielding to the world.  Other blocks, and
-  // the world, may go on between a block's look and its part, and before its report.
+  // A block as seen by kernels: a single thread that waits by yielding to the world.  Even sync()
+  // may yield, so other blocks and the world may run between a block's poll, its work and its
+  // report.
   struct Block {
     Grid& grid;
     void sync() const {

@@ -7,7 +7,8 @@
 namespace r2ccl::sim {
 namespace {
 
-// A generator of random numbers of its own leaves the rest of the job as it is without an exchange.
+// Adds an exchange at random.  A separate random generator keeps the rest of the job the same with
+// and without the exchange.
 void add_exchange(Job& job, std::uint64_t seed, const FaultOptions& options) {
   Random random(~seed ^ 0x0DE5);
   if (job.world.ranks > 4 || !random.chance(options.exchanges)) return;
@@ -24,7 +25,7 @@ void add_exchange(Job& job, std::uint64_t seed, const FaultOptions& options) {
                  static_cast<TimeNs>(random.below(8 * ns_per_ms))};
   for (std::uint32_t local_rank = 0; local_rank < made.local_ranks; ++local_rank) {
     Job::Communicator group;
-    group.id = 10 + local_rank;  // no other has it
+    group.id = 10 + local_rank;  // differs from all other ids
     group.inter_node = true;
     for (std::uint32_t node = 0; node < nodes; ++node)
       group.members.push_back(static_cast<int>(node));
@@ -40,7 +41,7 @@ void add_exchange(Job& job, std::uint64_t seed, const FaultOptions& options) {
 
 Job make_job(std::uint64_t seed, const FaultOptions& options) {
   Random random(seed);
-  Random gpus(~seed);  // so that all else is as without them
+  Random gpus(~seed);  // separate: the rest of the job is the same with and without GPUs
   Job job;
   World::Options& world = job.world;
   world.seed = random.next();
@@ -62,7 +63,8 @@ Job make_job(std::uint64_t seed, const FaultOptions& options) {
   for (std::size_t kind = 0; kind < fault_kinds; ++kind)
     if (random.chance(options.of(static_cast<FaultKind>(kind))))
       job.enabled.push_back(static_cast<FaultKind>(kind));
-  // Every other round of seeds goes through all kinds, so that none is left out of a campaign.
+  // In every second run of `fault_kinds` seeds, each seed begins with another kind.  A campaign
+  // therefore covers every kind.
   if (seed / fault_kinds % 2 == 1) {
     const auto due = static_cast<FaultKind>(seed % fault_kinds);
     std::erase(job.enabled, due);
@@ -114,7 +116,8 @@ Job make_job(std::uint64_t seed, const FaultOptions& options) {
       added.calls.push_back(random_call(random, static_cast<std::uint32_t>(call),
                                         static_cast<int>(added.members.size()), bytes));
     }
-    // Two last barriers: a rank that fails is known to everybody in the next call.
+    // Two barriers end the calls: the failure of a rank becomes known to all ranks in the next
+    // call.
     for (int last = 0; last < 2; ++last) {
       Call barrier;
       barrier.number = static_cast<std::uint32_t>(added.calls.size());

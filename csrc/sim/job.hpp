@@ -1,4 +1,4 @@
-// The job of a seed.
+// The job of a seed: ranks, rails, communicators, calls and enabled faults.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace r2ccl::sim {
 
-// Everything that is decided before time begins.
+// All random choices made before the virtual time starts.
 struct Job {
   World::Options world;
   struct Communicator {
@@ -21,17 +21,17 @@ struct Job {
     std::vector<int> members;
     ReductionTree tree;
     std::vector<Call> calls;
-    bool on_gpu = false;      // each rank's GPU posts them
-    bool inter_node = false;  // of an exchange, whose GPUs post them
+    bool on_gpu = false;      // calls are posted by the GPU of each rank
+    bool inter_node = false;  // group of an exchange; calls are posted by its GPUs
   };
   std::vector<Communicator> communicators;
-  // Every rank is a node of several GPUs; of the communicators those of their inter-node groups are
-  // in a row.
+  // Turns every rank into a node with several GPUs.  The inter-node groups are adjacent in
+  // `communicators`.
   struct Exchange {
-    std::size_t first_inter_node = 0;  // in `communicators`
+    std::size_t first_inter_node = 0;  // index in `communicators`
     std::uint32_t local_ranks = 0;
     std::vector<ExchangeCall> calls;
-    // One host ends its communicator by itself: its engine has failed.
+    // A host that ends its communicator during the run, as after a failure of its engine.
     struct Quit {
       int node = 0;
       std::uint32_t local_rank = 0;
@@ -41,12 +41,12 @@ struct Job {
   };
   std::optional<Exchange> exchange;
   std::vector<FaultKind> enabled;
-  std::optional<FaultKind> due;  // struck first
+  std::optional<FaultKind> due;  // kind of the first fault
   std::uint64_t fault_count = 0;
-  TimeNs fault_span = 0;
+  TimeNs fault_span = 0;  // faults begin within this time
 };
 
 [[nodiscard]] Job make_job(std::uint64_t seed, const FaultOptions& options);
-[[nodiscard]] std::string describe(const Job& job);  // one line
+[[nodiscard]] std::string describe(const Job& job);  // a single line
 
 }  // namespace r2ccl::sim

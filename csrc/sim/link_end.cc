@@ -53,7 +53,7 @@ void LinkEnd::start_connect(RailId rail) {
   const auto same = std::find_if(pending_.begin(), pending_.end(),
                                  [rail](const Pending& entry) { return entry.rail == rail; });
   if (same != pending_.end()) {
-    if (same->connector->offered_epoch().has_value()) return;  // about to end by itself
+    if (same->connector->offered_epoch().has_value()) return;  // AUTH is sent: about to end
     same->connection->close(side);
     pending_.erase(same);
   }
@@ -209,7 +209,7 @@ void LinkEnd::die() {
   }
 }
 
-// ---- what the world looks at ----
+// ---- observers of the link ----
 
 void LinkEnd::on_step(LinkStep step, RailId rail) { world.on_step({rank, peer, step, rail}); }
 

@@ -1,5 +1,5 @@
-// One rank's end of a link: what the engine and its connections are in production, over simulated
-// transports.  The link, its rails' framing and the handshake are the production ones.
+// A rank's end of a link over simulated transports, in place of the engine and its connections.
+// The link, the framing of its rails and the handshake are production code.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ class LinkEnd final : public LinkObserver, public EventSink, public CarriedLink 
 
   void start();
   void tick();
-  // Takes in what has arrived, answers, and wakes the rank.
+  // Handles all arrivals, sends pending frames and wakes the rank.
   void progress();
   void fail_rail(RailId rail, RailCause cause);
   void connect_soon(RailId rail);
-  void die();  // with its process: nothing is done any more, the kernel closes what is open
+  void die();  // the process dies: all work stops, the kernel closes everything open
 
   void on_event() override { progress(); }
   void on_step(LinkStep step, RailId rail) override;
@@ -41,7 +41,7 @@ class LinkEnd final : public LinkObserver, public EventSink, public CarriedLink 
   World& world;
 
  private:
-  // One connection on its way to being a rail.
+  // A connection in its handshake.
   struct Pending {
     RailId rail = 0;
     Connection* connection = nullptr;
@@ -54,7 +54,7 @@ class LinkEnd final : public LinkObserver, public EventSink, public CarriedLink 
   void start_connect(RailId rail);
   Pending& accept(RailId rail, Connection& connection);
   bool advance_handshakes();
-  bool advance(Pending& pending);  // true: over, one way or the other
+  bool advance(Pending& pending);  // true: finished, successfully or not
   void give_up(Pending& pending);
   void finish(Pending& pending);
   [[nodiscard]] Decision decide(const Hello& hello, bool fresh);

@@ -1,4 +1,4 @@
-// Memory of one end of a simulated link that the peer's port may write: only what is in use.
+// Memory of a link end that the peer's port may write.  Each region in use has a key.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class Memory final : public StreamMemory {
   }
   void release(std::byte* memory) override { regions_.erase(memory); }
 
-  // A caller's.
+  // Adds memory of a caller.
   void add(std::span<const std::byte> memory) {
     if (!memory.empty()) regions_[memory.data()] = {nullptr, memory.size(), ++last_key_};
   }
@@ -34,7 +34,7 @@ class Memory final : public StreamMemory {
     revoked_.insert(key(memory.data(), memory.size()));
   }
 
-  // What the peer needs to write there; 0: it must not.
+  // Returns the key needed by the peer to write to the range; 0 = no access.
   [[nodiscard]] std::uint32_t key(const std::byte* at, std::size_t bytes) const {
     auto region = regions_.upper_bound(at);
     if (region == regions_.begin()) return 0;
@@ -46,7 +46,7 @@ class Memory final : public StreamMemory {
 
  private:
   struct Region {
-    std::unique_ptr<std::byte[]> memory;  // null: a caller's
+    std::unique_ptr<std::byte[]> memory;  // null: memory of a caller
     std::size_t bytes;
     std::uint32_t key;
   };

@@ -16,7 +16,7 @@ using device::Sequence;
 
 constexpr std::uint64_t rounded_up_to_128(std::uint64_t bytes) { return (bytes + 127) / 128 * 128; }
 
-// Each byte is as wanted or was never written.
+// Returns true if every byte equals the wanted byte or was never written.
 bool is_part_of(const Bytes& target, const Bytes& wanted) {
   return std::ranges::equal(
       target, wanted, [](std::byte is, std::byte should) { return is == should || is == garbage; });
@@ -78,7 +78,8 @@ void Node::connect() {
 
 // ---- the streams ----
 
-// The same order on every GPU, since each waits for the others.
+// Builds the stream of a GPU.  Every GPU runs the kernels in the same order, because GPUs wait for
+// each other.
 void Node::compile(Gpu& gpu) {
   for (std::size_t call = 0; call < calls_.size(); ++call) {
     const bool ahead = calls_[call].ahead && call + 1 < calls_.size();
@@ -97,7 +98,7 @@ void Node::add_posts(Gpu& gpu, std::size_t number) {
     gpu.program.push_back({.body = Body::stage_in_place, .call = number, .rows = {1, bytes}});
     return;
   }
-  // In one kernel, or in two.
+  // Publishes the input with a single kernel or with two.
   const std::uint64_t first = random_.below(2) == 0 ? random_.below(bytes + 1) : 0;
   if (first > 0)
     gpu.program.push_back(
@@ -192,7 +193,7 @@ void Node::before(Gpu& gpu, const Kernel& kernel) {
 void Node::after(Gpu& gpu, const Kernel& kernel) {
   if (gpu.grid->stopped() || !kernel.last) return;
   check_step(gpu, kernel);
-  // The source is the caller's again, and in the end all memory is.
+  // After these kernels the source belongs to the caller again; after quiesce, all memory does.
   if (kernel.body == Body::publish_input || kernel.body == Body::stage_in_place)
     std::ranges::fill(gpu.source, garbage);
   if (kernel.body == Body::quiesce) std::ranges::fill(gpu.memory, garbage);
@@ -213,7 +214,7 @@ void Node::check_step(Gpu& gpu, const Kernel& kernel) {
     case Body::publish_input:
       return judge(gpu.inbox.input_ready[gpu.local_rank],
                    exchange.node.input(gpu.local_rank, number), gpu.source,
-                   "published as its input");
+                   "published an input with");
     case Body::local_reduce_scatter:
       return judge(gpu.mailbox.posted, exchange.staging.input(number),
                    call.posted(number_, gpu.local_rank), "posted");
@@ -223,7 +224,7 @@ void Node::check_step(Gpu& gpu, const Kernel& kernel) {
     case Body::publish_result:
       return judge(gpu.inbox.result_ready[gpu.local_rank],
                    exchange.node.result(gpu.local_rank, number),
-                   rows_in(call.output(number_, gpu.local_rank), own), "published as its result");
+                   rows_in(call.output(number_, gpu.local_rank), own), "published a result with");
     case Body::local_all_gather:
     case Body::deliver_shard: return check_target(gpu, kernel);
     case Body::quiesce: break;
@@ -257,7 +258,7 @@ void Node::serve(std::uint32_t local_rank) {
     if (status.ok()) status = server.serve();
     if (gpu.grid->stopped()) return;
     observer_.returned(local_rank, call, status);
-    // The proxy is a thread, which may be late.
+    // The proxy is a thread and may run late.
     if (!status.ok() && !gpu.grid->pause()) return;
     if (!status.ok()) server.give_up(status.code());
     world_.touched(gpu.channel->world_rank());
@@ -265,13 +266,13 @@ void Node::serve(std::uint32_t local_rank) {
   }
 }
 
-// What is posted is carried out though a local peer is lost: the host learns of that from its user,
-// who asks now and then.
+// Waits for the next call.  Returns an error once a local peer is lost or the engine has ended.  A
+// call already posted is carried out first, because the host polls for the loss only at intervals.
 Status Node::await_call(Gpu& gpu, const device::Server& server) {
   const auto lost = [&] { return gpu.quits || load_acquire(gpu.mailbox.lost) != 0; };
   if (!gpu.grid->wait([&] { return server.due() || lost(); }) || !gpu.grid->pause()) return {};
   if (server.due()) return {};
-  Status status(ErrorCode::aborted, "a GPU of this node gets no more results");
+  Status status(ErrorCode::aborted, "a GPU of this node gets no further results");
   gpu.channel->fail(status.code(), status.message());
   return status;
 }
@@ -287,7 +288,7 @@ Status Node::carry(Gpu& gpu, std::size_t call, Sequence sequence) {
   }
   std::byte* const input = staging.input(sequence);
   Status status = rank_call.carry(input, result);
-  // A later read of the entry's input reads garbage.
+  // Any later read of the entry's input sees garbage.
   std::fill_n(input, rank_call.input().size(), garbage);
   return status;
 }

@@ -1,6 +1,6 @@
-// The GPUs of a node in the simulated world, which exchange inside it: the production kernels of
-// all of them, each block a fiber, and for each GPU the production server of its mailbox, a fiber
-// of the host.  A node is one rank of the world, with a communicator for each inter-node group.
+// The GPUs of a node in the simulated world, with exchanges inside the node.  Each block of the
+// production kernels is a fiber; the production server of each GPU's mailbox is a fiber of the
+// host.  A node is a single rank of the world, with a communicator for each inter-node group.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,17 @@ namespace r2ccl::sim {
 
 class Node {
  public:
-  // What the world makes of it, in fibers of the rank; `local_rank` names the GPU.
+  // Callbacks to the campaign, run in fibers of the rank.  `local_rank` names the GPU.
   struct Observer {
-    std::function<void()> think;                            // before a call: it computes
-    std::function<void(std::uint32_t local_rank)> entered;  // the host carries a call out
+    std::function<void()> think;                            // before a call: simulates computation
+    std::function<void(std::uint32_t local_rank)> entered;  // the host starts a call
     std::function<void(std::uint32_t local_rank, std::size_t call, const Status&)> returned;
     std::function<void(std::uint32_t local_rank, const std::string&)> wrong;
   };
 
-  // The collectives of a local rank over the rails.
+  // An inter-node group: the collectives of a local rank over the rails.
   struct InterNodeGroup {
-    SimChannel& channel;  // this node's rank in it is the node's number
+    SimChannel& channel;  // this node's rank in the channel is the node number
     const std::vector<Call>& calls;
     const ReductionTree& tree;
   };
@@ -40,10 +40,10 @@ class Node {
   [[nodiscard]] std::uint32_t blocks(std::uint32_t local_rank) const {
     return gpus_[local_rank]->grid->blocks();
   }
-  // The fibers: of each local rank one of the host, and one for each block.
+  // Bodies of the fibers: for each local rank, serve() for the host and run_block() for each block.
   void serve(std::uint32_t local_rank);
   void run_block(std::uint32_t local_rank, std::uint32_t block);
-  // The host of a local rank ends its communicator, as if its engine had failed.
+  // Ends the communicator of a local rank on the host, as after a failure of its engine.
   void quit(std::uint32_t local_rank);
 
  private:
@@ -61,23 +61,23 @@ class Node {
     std::size_t call = 0;
     device::Rows rows{};
     device::OutputRows outputs{};
-    bool last = true;  // of its step
+    bool last = true;  // last kernel of its step
     std::uint32_t lag = 0;
   };
   struct Gpu {
     std::uint32_t local_rank = 0;
     SimChannel* channel = nullptr;
-    std::vector<std::unique_ptr<RankCall>> rank_calls;  // by call
+    std::vector<std::unique_ptr<RankCall>> rank_calls;  // by call number
     std::vector<Kernel> program;
     std::unique_ptr<Grid> grid;
-    std::vector<std::byte> source;  // of the call that is shared
-    std::vector<std::byte> target;  // of the one that is collected
+    std::vector<std::byte> source;  // input of the call being published
+    std::vector<std::byte> target;  // output of the call being collected
 
     device::Mailbox mailbox;
     device::DeviceState state;
     device::Inbox inbox;
     std::vector<std::byte> staging;
-    std::vector<std::byte> memory;  // that the local peers read
+    std::vector<std::byte> memory;  // read by local peers
     device::Exchange exchange{};
     bool quits = false;
   };
@@ -90,7 +90,7 @@ class Node {
   Status await_call(Gpu& gpu, const device::Server& server);
   void before(Gpu& gpu, const Kernel& kernel);
   void after(Gpu& gpu, const Kernel& kernel);
-  // Compares what a step has told as good.
+  // Checks the data of a step signalled as complete.
   void check_step(Gpu& gpu, const Kernel& kernel);
   void check_target(Gpu& gpu, const Kernel& kernel);
   [[nodiscard]] bool is_over(const Gpu& gpu) const;
@@ -99,7 +99,7 @@ class Node {
   World& world_;
   const std::vector<ExchangeCall>& calls_;
   const Observer observer_;
-  const std::uint32_t number_;  // of the node
+  const std::uint32_t number_;  // number of the node
   Random random_;
   std::vector<std::unique_ptr<Gpu>> gpus_;
 };

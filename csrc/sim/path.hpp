@@ -1,6 +1,5 @@
-// What lies between two ports of the simulated world, and what is on its way over it.  Faults act
-// here: what a fault holds up arrives after the fault has healed, which is the worst that a network
-// may do.
+// The path between two ports of the simulated world, and the items in flight.  Faults act here.
+// Items held up by a fault arrive after the heal, as in the worst case of a real network.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +17,7 @@
 
 namespace r2ccl::sim {
 
-// The two ends of a pair: the lower rank accepts connections, the higher one opens them.
+// The two ends of a pair: the lower rank accepts connections, the higher rank opens connections.
 using Side = std::uint8_t;
 inline constexpr Side acceptor_side = 0;
 inline constexpr Side connector_side = 1;
@@ -27,40 +26,41 @@ inline constexpr std::array both_sides{acceptor_side, connector_side};
 
 struct Delays {
   TimeNs latency_ns = 20'000;
-  TimeNs jitter_ns = 10'000;  // up to this on top of the latency
+  TimeNs jitter_ns = 10'000;  // upper bound, added to latency_ns
   TimeNs ns_per_byte = 10;
-  TimeNs retransmit_ns = 1 * ns_per_ms;  // after a heal, until what was held up moves again
-  TimeNs poll_ns = 0;                    // up to this until a completion is found in its queue
+  TimeNs retransmit_ns = 1 * ns_per_ms;  // from the heal until held-up items move
+  TimeNs poll_ns = 0;                    // upper bound of the polling delay of a completion
 };
 
-// Who holds an end: told that something has arrived, that there is room again, or that it broke.
+// Owner of an end of a connection.  The owner is notified of arrivals, of new room to write and of
+// failures.
 class EventSink {
  public:
   virtual ~EventSink() = default;
   virtual void on_event() = 0;
 };
 
-// What a port does to the packets that its side sends.
+// Effects of a port on the packets sent by its side.
 struct Port {
   bool carrier = true;
   bool black_hole = false;
-  std::size_t largest = std::numeric_limits<std::size_t>::max();  // larger ones vanish
-  TimeNs slowdown = 1;                                            // times the usual time of a byte
+  std::size_t largest = std::numeric_limits<std::size_t>::max();  // larger packets vanish
+  TimeNs slowdown = 1;                                            // factor on the time per byte
   TimeNs extra_latency_ns = 0;
-  std::uint32_t flips = 0;         // so many of the next packets with data get a bit flipped
-  std::uint32_t phantoms = 0;      // so many of the next messages are acknowledged, but lost
-  std::uint32_t lost_notices = 0;  // the same, of messages that carry no data
-  std::uint32_t duplicates = 0;    // so many of the next completions are found twice
-  TimeNs landing_ns = 0;           // up to this until what the peer's port took is in memory
+  std::uint32_t flips = 0;         // the next `flips` packets with data get a bit flipped
+  std::uint32_t phantoms = 0;      // the next `phantoms` messages are acknowledged and lost
+  std::uint32_t lost_notices = 0;  // the same for messages without data
+  std::uint32_t duplicates = 0;    // the next `duplicates` completions are found twice
+  TimeNs landing_ns = 0;           // upper bound of the delay from the peer's port to memory
 
   friend bool operator==(const Port&, const Port&) = default;
 };
 
 struct Path {
   std::array<Port, 2> ports{};
-  TimeNs disturbed_at = 0;  // when a fault last began, acted or ended
+  TimeNs disturbed_at = 0;  // last time a fault began, acted or ended
 
-  // A fault is on.
+  // Returns true while a fault with a duration is active, unlike a fault of single packets.
   [[nodiscard]] bool bad() const {
     return std::any_of(ports.begin(), ports.end(), [](const Port& port) {
       return !port.carrier || port.black_hole || port.slowdown > 1 || port.extra_latency_ns > 0 ||
@@ -78,11 +78,12 @@ struct Path {
   }
 };
 
-// One direction: items arrive in order, each when it is due and the path lets it through.
+// A single direction of a path.  Items arrive in order, each when due and when the path lets the
+// item through.
 template <typename Item>
 class DelayLine {
  public:
-  // `arrive` returns 0, or how long to wait before the same item arrives again.
+  // `arrive` returns 0 once the item is accepted, or the delay until the item arrives again.
   DelayLine(EventQueue& events, const Path& path, Side from, std::function<TimeNs(Item&)> arrive)
       : events_(events), path_(path), from_(from), arrive_(std::move(arrive)) {}
   DelayLine(const DelayLine&) = delete;
@@ -94,7 +95,7 @@ class DelayLine {
     items_.push_back({std::move(item), bytes, due});
     schedule();
   }
-  // The path has healed; nothing that was held up moves before `earliest`.
+  // Continues after a heal.  Held-up items move no earlier than `earliest`.
   void retry(TimeNs earliest) {
     for (Entry& entry : items_) entry.due = std::max(entry.due, earliest);
     schedule();

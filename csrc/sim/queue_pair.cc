@@ -11,7 +11,7 @@ constexpr TimeNs receiver_not_ready_ns = 100'000;
 
 }  // namespace
 
-// ---- the two queue pairs ----
+// ---- both queue pairs ----
 
 QueuePairs::QueuePairs(Epoch of, EventQueue& events, Random& random, const Delays& delays,
                        Path& path)
@@ -31,7 +31,7 @@ void QueuePairs::post(Side side, Packet packet) {
   read_next(side);
 }
 
-// The port reads one message after another, each as long as it takes to send it.
+// The port reads messages in order.  Each read takes as long as sending the message.
 void QueuePairs::read_next(Side from) {
   Lane& lane = lanes_[from];
   if (lane.reading || lane.queue.empty()) return;
@@ -62,9 +62,9 @@ TimeNs QueuePairs::arrive(Side from, Packet& packet) {
     });
     return 0;
   }
-  // Not open yet: its port does not answer.
+  // The peer's queue pair is not open yet, so its port does not answer.
   if (ends_[to] == nullptr && !left_[from]) return delays_.retransmit_ns;
-  // A receiver that does not run has no receives left: its port asks to be tried again.
+  // A receiver that does not run has no receives left, so its port asks for a retry.
   Lane& lane = lanes_[from];
   if (ends_[to] != nullptr && !ends_[to]->has_receives(lane.landing.size()))
     return receiver_not_ready_ns;
@@ -72,7 +72,8 @@ TimeNs QueuePairs::arrive(Side from, Packet& packet) {
   lane.arrived = packet.position;
   schedule_ack(from);
   const bool data = packet.header.type == FrameType::data;
-  // What is said once on each rail a port loses only together with itself.
+  // Messages sent only once per rail (abort, close, slots, released, target) are lost only if the
+  // port dies, so `lost_notices` spares these types.
   const bool notice =
       !data && packet.header.type != FrameType::abort && packet.header.type != FrameType::close &&
       packet.header.type != FrameType::slots && packet.header.type != FrameType::released &&
@@ -155,7 +156,7 @@ bool QueuePairs::carries_other_message(Side from, const FrameHeader& header) con
          std::any_of(landing.begin(), landing.end(), other_message);
 }
 
-// ---- one of them ----
+// ---- a single queue pair ----
 
 QueuePair::QueuePair(Link& link, RailId rail, const Memory& memory, QueuePairs& pairs, Side side,
                      EventSink& owner, EventQueue& events, Random& random, const Delays& delays,
@@ -242,8 +243,8 @@ void QueuePair::report_path(TimeNs now) {
   link_.path_round_trip(rail_, 2 * delays_.latency_ns, 2 * delays_.latency_ns, 0);
 }
 
-// A port cannot be told to read from elsewhere: the queue pair is given up, and until it is fenced
-// it reads on.
+// A port cannot be redirected to other memory.  The rail is taken down, and the port may continue
+// to read until the fence completes.
 bool QueuePair::detach(const DetachScope& scope, TimeNs now) {
   if (detached(scope)) return true;
   link_.rail_failed(rail_, epoch_, RailCause::recalled, now);
@@ -275,7 +276,8 @@ void QueuePair::on_landed(const QueuePairs::Packet& packet, Port& port) {
     if (!memory_.is_revoked(packet.key)) pairs_.on_stray_write(packet.header);
     target = nullptr;
   }
-  // Not of a chunk that was counted already: a checksum cannot help there (a known gap).
+  // Only the payload of a chunk not yet counted is corrupted.  The checksum does not protect a
+  // counted chunk against a later write (a known gap).
   const bool flips = target != nullptr && port.flips > 0;
   const bool flip_payload = flips && random_.below(2) == 0 &&
                             link_.in_stream(packet.header.communicator).wants(packet.header);

@@ -1,6 +1,6 @@
-// A rail of one-sided writes in the simulated world, as verbs: a message's payload is put straight
-// into the receiver's slot by its port, whatever the receiver's software thinks, and a completion
-// tells of it later.  Late writes of an epoch that has ended land until its fence is complete.
+// A rail of one-sided writes in the simulated world, modelled on verbs.  The port writes a payload
+// directly into the receiver's slot, regardless of the receiver's software; a completion follows
+// later.  Late writes of an ended epoch land until the fence is complete.
 #pragma once
 
 #include <array>
@@ -19,17 +19,17 @@ namespace r2ccl::sim {
 
 class QueuePair;
 
-// The two queue pairs of one epoch and what is on its way between them.
+// Both queue pairs of an epoch, and the packets in flight.
 class QueuePairs {
  public:
   struct Packet {
     FrameHeader header{};
-    const std::byte* source = nullptr;  // read when the port gets to it
-    std::byte* target = nullptr;        // of data: in a slot of the peer, or in its caller's memory
-    std::uint32_t key = 0;              // that the peer gave for it
-    bool zero_copy = false;             // the source is a caller's memory
+    const std::byte* source = nullptr;  // memory, read later by the port
+    std::byte* target = nullptr;        // data: a slot of the peer, or memory of the peer's caller
+    std::uint32_t key = 0;              // key of `target`, given by the peer
+    bool zero_copy = false;             // `source` is memory of a caller
     std::vector<std::byte> payload;
-    std::uint64_t position = 0;  // of the epoch's byte stream, after the frame
+    std::uint64_t position = 0;  // end of the frame in the epoch's byte stream
   };
 
   QueuePairs(Epoch of, EventQueue& events, Random& random, const Delays& delays, Path& path);
@@ -38,27 +38,27 @@ class QueuePairs {
 
   void attach(Side side, QueuePair& pair) { ends_[side] = &pair; }
   void post(Side side, Packet packet);
-  void flush(Side side);  // what the port has not read yet will never be sent
-  void leave(Side side);  // nothing lands here any more
-  void found(Side side, std::uint64_t position);  // by the software of this side
+  void flush(Side side);                          // drops packets not yet read by the port
+  void leave(Side side);                          // closes the end: nothing lands here any more
+  void found(Side side, std::uint64_t position);  // by the software of `side`
   void retry();
-  void silence() { silent_ = true; }  // no error of it ever gets through
+  void silence() { silent_ = true; }  // drops later errors of these queue pairs
   [[nodiscard]] std::size_t unread(Side side) const { return lanes_[side].queue.size(); }
   [[nodiscard]] const std::deque<Packet>& queue(Side side) const { return lanes_[side].queue; }
   const Epoch epoch;
-  // A port reads a caller's memory, or is to write where nothing may be written.
+  // Called when a port reads memory of a caller, and when a write targets memory not in use.
   std::function<void(Side, const FrameHeader&)> on_zero_copy_read;
   std::function<void(const FrameHeader&)> on_stray_write;
-  // A chunk of another message may still be written to this slot.
+  // Returns true if a chunk of another message may still be written to the same slot.
   [[nodiscard]] bool carries_other_message(Side from, const FrameHeader& header) const;
 
  private:
   struct Lane {
-    std::deque<Packet> queue;  // posted, not read by the port
+    std::deque<Packet> queue;  // posted, not yet read by the port
     bool reading = false;
-    std::uint64_t arrived = 0;   // position that the peer's port has acknowledged
-    std::uint64_t found = 0;     // and that the peer's software knows of
-    std::deque<Packet> landing;  // acknowledged, not in memory
+    std::uint64_t arrived = 0;   // position acknowledged by the peer's port
+    std::uint64_t found = 0;     // position found by the peer's software
+    std::deque<Packet> landing;  // acknowledged, not yet in memory
     TimeNs last_landing = 0;
     bool ack_due = false;
     bool ack_lost = false;
@@ -74,7 +74,7 @@ class QueuePairs {
   Random& random_;
   const Delays& delays_;
   Path& path_;
-  std::array<Lane, 2> lanes_;  // by the side that sends
+  std::array<Lane, 2> lanes_;  // by sending side
   std::array<DelayLine<Packet>, 2> delay_lines_;
   std::array<QueuePair*, 2> ends_{};
   std::array<bool, 2> left_{};
@@ -83,7 +83,7 @@ class QueuePairs {
 
 class QueuePair final : public Rail {
  public:
-  // `fence_ns`: how long the fence takes once it was asked for; below 0: for ever.
+  // `fence_ns` is the time from the request for a fence to its completion; negative = never.
   QueuePair(Link& link, RailId rail, const Memory& memory, QueuePairs& pairs, Side side,
             EventSink& owner, EventQueue& events, Random& random, const Delays& delays,
             TimeNs fence_ns);
@@ -104,7 +104,7 @@ class QueuePair final : public Rail {
   void heal() override { muted_ = false; }
   [[nodiscard]] bool muted() const override { return muted_; }
 
-  // ---- for the pairs ----
+  // ---- called by QueuePairs ----
   [[nodiscard]] bool has_receives(std::size_t taken) const {
     return fence_asked_ != 0 || completions_.size() + taken < receive_depth;
   }
@@ -118,7 +118,7 @@ class QueuePair final : public Rail {
 
   struct Completion {
     FrameHeader header;
-    std::vector<std::byte> payload;  // of messages that are not data
+    std::vector<std::byte> payload;  // of messages other than data
     std::uint64_t position;
     TimeNs visible_at;
   };
@@ -140,7 +140,7 @@ class QueuePair final : public Rail {
   std::deque<Completion> completions_;
   std::uint64_t posted_ = 0;
   std::uint64_t acked_ = 0;
-  std::uint64_t found_ = 0;  // by the peer
+  std::uint64_t found_ = 0;  // found by the peer
   bool reported_ = true;
   TimeNs fence_asked_ = 0;
   bool broken_ = false;

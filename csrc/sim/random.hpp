@@ -1,4 +1,4 @@
-// The world's only source of chance.
+// The only source of randomness in the simulated world.
 #pragma once
 
 #include <array>
@@ -21,11 +21,11 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  // 0 … bound-1; 0 for bound 0.
+  // Returns a number from 0 to bound-1, or 0 for bound 0.
   std::uint64_t below(std::uint64_t bound) { return bound == 0 ? 0 : next() % bound; }
   double unit() { return static_cast<double>(next() >> 11U) * 0x1p-53; }  // 0 <= x < 1
   bool chance(double probability) { return unit() < probability; }
-  // Every order of magnitude is as likely as any other.
+  // Returns a log-uniform value: every order of magnitude is equally likely.
   std::int64_t between(std::int64_t low, std::int64_t high) {
     const double ratio = static_cast<double>(high) / static_cast<double>(low);
     return static_cast<std::int64_t>(static_cast<double>(low) * std::pow(ratio, unit()));

@@ -7,7 +7,7 @@
 namespace r2ccl::sim {
 namespace {
 
-constexpr std::uint64_t remembered = 64;  // messages; more than any stream has slots
+constexpr std::uint64_t remembered = 64;  // messages; more than the slots of any stream
 
 std::string describe(const Shadow::Stream& stream, std::uint64_t number) {
   return "message " + std::to_string(number) + " from rank " + std::to_string(stream.from) +
@@ -36,7 +36,7 @@ void Shadow::chunk_sent(const Stream& stream, const FrameHeader& header, const s
 
 void Shadow::message_read(const Stream& stream, std::uint64_t number,
                           std::span<const std::byte> view) {
-  compare("I1: ", " is not what was sent", stream, number, view);
+  compare("I1: ", " differs from the message sent", stream, number, view);
 }
 
 void Shadow::message_released(const Stream& stream, std::uint64_t number,
@@ -44,8 +44,8 @@ void Shadow::message_released(const Stream& stream, std::uint64_t number,
   compare("I2: ", " changed while it was read", stream, number, view);
   std::uint64_t& next = next_[stream];
   if (number != next)
-    report("I3: " + describe(stream, number) + " was consumed where " + std::to_string(next) +
-           " was due");
+    report("I3: " + describe(stream, number) + " was consumed while message " +
+           std::to_string(next) + " was due");
   ++next;
   auto& messages = streams_[stream];
   if (number > remembered)

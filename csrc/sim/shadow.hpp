@@ -1,6 +1,6 @@
-// What the world knows about messages and checks against what the links do with them: every attempt
-// of a chunk carries the same bytes, what is received is what was sent, and a message does not
-// change while it is read.  A slot written for another message shows in one of these.
+// A record of all messages, to check three rules.  Every attempt of a chunk carries the same bytes;
+// a receiver gets the bytes sent; and a message does not change while it is read.  A slot
+// overwritten for another message violates one of these rules.
 #pragma once
 
 #include <compare>
@@ -27,25 +27,25 @@ class Shadow {
 
   void chunk_sent(const Stream& stream, const FrameHeader& header, const std::byte* payload);
   void message_read(const Stream& stream, std::uint64_t number, std::span<const std::byte> view);
-  // At the end of reading.  What lies far behind is forgotten.
+  // Called at the end of reading.  Records of much older messages are dropped.
   void message_released(const Stream& stream, std::uint64_t number,
                         std::span<const std::byte> view);
   void report(std::string violation);
 
-  // Empty: all is well.
+  // Empty if no check has failed.
   [[nodiscard]] const std::vector<std::string>& violations() const { return violations_; }
 
  private:
   struct Message {
     std::vector<std::byte> bytes;
-    std::set<std::uint32_t> chunks;  // that were sent, by their offset
+    std::set<std::uint32_t> chunks;  // offsets of the chunks sent
   };
 
   void compare(const std::string& invariant, const char* how, const Stream& stream,
                std::uint64_t number, std::span<const std::byte> view);
 
   std::map<Stream, std::map<std::uint64_t, Message>> streams_;
-  std::map<Stream, std::uint64_t> next_;  // to be consumed
+  std::map<Stream, std::uint64_t> next_;  // next message to consume
   std::vector<std::string> violations_;
 };
 

@@ -1,4 +1,4 @@
-// A rank's communicator in the simulated world.  Waits are yields to the world.
+// A rank's communicator in the simulated world.  Waits yield to the world.
 #pragma once
 
 #include <functional>
@@ -16,20 +16,20 @@ class Memory;
 
 class SimChannel final : public LinkChannel {
  public:
-  // `members`: ranks of the world, in the communicator's order; `own`: our place in it.
+  // `members` holds world ranks in the order of the communicator.  `own` is the index of this rank.
   SimChannel(World& world, std::uint64_t communicator, std::vector<int> members, int own);
   ~SimChannel() override;
   SimChannel(const SimChannel&) = delete;
   SimChannel& operator=(const SimChannel&) = delete;
 
-  // One call: `body` is the algorithm.
+  // Runs a call; `body` is the algorithm.
   Status call(const CallTag& tag, const std::function<Status()>& body);
   [[nodiscard]] int world_rank() const { return members_[static_cast<std::size_t>(rank())]; }
   void close() { drop_streams(); }
-  // When everything is delivered, or `limit` is over.
+  // Waits until everything is delivered or `limit` has passed, then leaves the communicator.
   void close_in_order(TimeNs limit);
 
-  // The rails to all peers may be told to write there.
+  // Allows rails from all peers to write into the memory.
   void register_buffer(std::span<const std::byte> memory);
   void deregister_buffer(std::span<const std::byte> memory);
 

@@ -32,7 +32,7 @@ World::World(const Options& options)
 
 World::~World() = default;
 
-// Ranks tick at different moments.
+// Schedules the next tick of a rank.  Jitter makes ranks tick at different times.
 void World::schedule_tick(int rank) {
   const auto jitter =
       static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(options_.tick_ns / 8)));
@@ -85,7 +85,7 @@ void World::stop() {
 
 bool World::run(const std::function<void(int rank)>& body, TimeNs limit) {
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    // Nobody enters a collective at the same instant.
+    // Jitter makes ranks enter a collective at different times.
     const auto delay =
         static_cast<TimeNs>(random_.below(static_cast<std::uint64_t>(options_.delays.latency_ns)));
     spawn(rank, delay, [&body, rank] { body(rank); });
@@ -160,7 +160,8 @@ void World::restore(int rank, RailId rail) {
     PathHistory& over = history(rank, peer, rail);
     over.path.ports[side_of(rank, peer)].carrier = true;
     retry(over);
-    if (!stopped(rank)) end(rank, peer).connect_soon(rail);  // else it is late, which is allowed
+    // A stopped rank connects after its pause, at the end of its back-off.
+    if (!stopped(rank)) end(rank, peer).connect_soon(rail);
   });
 }
 
@@ -179,7 +180,7 @@ void World::reset(int rank, int peer, RailId rail) {
 void World::fail_rail(int rank, int peer, RailId rail, RailCause cause) {
   history(rank, peer, rail).path.disturbed_at = now();
   if (of(rank).dead) return;
-  if (stopped(rank))  // it hears of it when it goes on
+  if (stopped(rank))  // a paused rank notices on resuming
     events_.at(of(rank).paused_until, [=, this] { fail_rail(rank, peer, rail, cause); });
   else
     end(rank, peer).fail_rail(rail, cause);
@@ -283,33 +284,33 @@ void World::check_move(const LinkEnd& at, RailId rail, RailState from, RailState
   const Link& theirs = end(at.peer, at.rank).link;
   const Epoch epoch = at.link.epoch(rail);
   if (from == RailState::fencing && !of(at.peer).dead && theirs.fenced_epoch(rail) < epoch)
-    report("I2", "but its peer has not fenced that epoch");
+    report("I2", "but the peer has not fenced that epoch");
 
   Path& over = history(at.rank, at.peer, rail).path;
   if (cause == RailCause::recalled) over.disturbed_at = now();
   const TimeNs patience = 4 * (options_.link.dead_deadline_ns + options_.link.probation_timeout_ns);
   const auto lately = [&](TimeNs when) { return when != 0 && now() - when < patience; };
   if (over.bad() || lately(over.disturbed_at)) return;
-  // Nothing has happened on its path.
+  // From here on: no recent event on the path explains the move.
   const bool peer_slept = lately(of(at.peer).disturbed_at);
   const bool slept = lately(of(at.rank).disturbed_at);
-  if (to == RailState::suspect && !peer_slept) report("I7", "and nothing had happened");
+  if (to == RailState::suspect && !peer_slept) report("I7", "without a recent fault");
   if (to != RailState::down) return;
   switch (cause) {
     case RailCause::probation:
-      // A rail that has carried nothing yet may have to try again because a process was not there.
-      if (!peer_slept && !slept) report("I7", "and nothing had happened");
+      // A new rail may fail its probation because a process did not run.
+      if (!peer_slept && !slept) report("I7", "without a recent fault");
       break;
     case RailCause::peer_notice:
       if (theirs.epoch(rail) == epoch && theirs.connected(rail))
-        report("I7", "but its peer still uses that epoch");
+        report("I7", "but the peer still uses that epoch");
       break;
     case RailCause::dead_deadline:
     case RailCause::protocol:
     case RailCause::checksum:
     case RailCause::completion_error:
     case RailCause::device_loss:
-    case RailCause::socket_error: report("I7", "and nothing had happened on its path"); break;
+    case RailCause::socket_error: report("I7", "without a recent fault on its path"); break;
     case RailCause::none:
     case RailCause::carrier_loss:
     case RailCause::address_loss:
@@ -349,7 +350,7 @@ void World::check_zero_copy(const Shadow::Stream& stream, const FrameHeader& hea
   if (found == returned_.end() || header.number >= found->second) return;
   shadow_.report("I2: a port of rank " + std::to_string(stream.from) + " reads message " +
                  std::to_string(header.number) + " to rank " + std::to_string(stream.to) +
-                 " after its memory was given back");
+                 " after its memory was returned to the caller");
 }
 
 void World::check_queues(const LinkEnd& at) {

@@ -1,6 +1,6 @@
-// The simulated world: ranks that run the production collectives over the production links, a
-// virtual clock, and paths between them that fail when they are told to.  One thread; a run depends
-// on its options alone, so a seed replays any bug.
+// The simulated world: ranks with production collectives over production links, a virtual clock,
+// and paths that fail on command.  The world runs on a single thread.  A run depends only on its
+// options, so a seed replays any bug.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ namespace r2ccl::sim {
 
 class SimChannel;
 
-// One step of one end's link.
+// A step of the state machine of a link end.
 struct TraceStep {
   int rank = 0;
   int peer = 0;
@@ -41,7 +41,7 @@ struct Counters {
   std::uint64_t steps = 0;
   std::uint64_t replays = 0;  // chunks
   std::uint64_t hedges = 0;   // chunks
-  std::uint64_t fences = 0;   // epochs that both sides wrote off
+  std::uint64_t fences = 0;   // epochs fenced by both sides
   std::uint64_t downs = 0;
 };
 
@@ -64,53 +64,60 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // Lets things happen until `done`; false: it did not come true within `limit`.
+  // Runs events until `done` returns true.  Returns false if `limit` of virtual time passes first.
   bool run_until(const std::function<bool()>& done, TimeNs limit);
-  // A thread of a rank.  It begins after `delay`.
+  // Starts a thread of a rank, which is a fiber, after `delay`.
   void spawn(int rank, TimeNs delay, std::function<void()> body);
   [[nodiscard]] bool all_returned() const;
   // Ends all waits with an error and drops the threads.
   void stop();
-  // One thread a rank, all of which must return within `limit`.
+  // Runs a thread per rank.  Returns false if a thread has not returned within `limit`.
   bool run(const std::function<void(int rank)>& body, TimeNs limit);
 
   [[nodiscard]] bool all_rails_up() const;
   [[nodiscard]] bool all_delivered() const;
   [[nodiscard]] TimeNs now() const { return events_.now(); }
-  // The rank's own clock, which may jump.
+  // Returns the clock of a rank, which may jump.
   [[nodiscard]] TimeNs clock(int rank) const { return now() + of(rank).clock_offset; }
 
   // ---- faults ----
-  // The rank's port loses its carrier: its links know after `notice`, its peers do not.
+  // Takes the carrier from the port of `rank`.  The rank's own links are notified after `notice`;
+  // its peers are not.
   void cut(int rank, RailId rail, TimeNs notice = 0);
   void restore(int rank, RailId rail);
-  // Changes what the port of `from` does to what it sends to `to`.
+  // Changes the effect of the port of `from` on packets to `to`.
   void disturb(int from, int to, RailId rail, const std::function<void(Port&)>& change);
   void black_hole(int from, int to, RailId rail, bool on) {
     disturb(from, to, rail, [on](Port& port) { port.black_hole = on; });
   }
-  // The path resets the connection, if there is one; at the end of `rank` first.
+  // Resets the newest connection of the rail, if any: at `rank` now, at `peer` later.
   void reset(int rank, int peer, RailId rail);
+  // Fails the rail at the end of `rank`; the link may notify the peer.  A paused rank notices the
+  // failure after its pause.
   void fail_rail(int rank, int peer, RailId rail, RailCause cause);
-  // The rank gives its end up, and nothing ever tells the peer.
+  // Like fail_rail(), but the path loses all resets and errors, so only a frame on another rail can
+  // notify the peer.
   void half_open(int rank, int peer, RailId rail);
-  void pause(int rank, TimeNs time);       // as SIGSTOP: its kernel and its ports go on
-  void jump_clock(int rank, TimeNs by);    // forward
-  void kill(int rank, bool kernel_lives);  // its threads never go on
-  // Of the queue pairs opened from now on, the next so many take `time` to fence; below 0: for
-  // ever.
+  void pause(int rank, TimeNs time);     // like SIGSTOP: kernel and ports continue
+  void jump_clock(int rank, TimeNs by);  // forward
+  // Stops the threads of the rank forever.  `kernel_lives`: only the process dies, and its kernel
+  // closes the connections; otherwise the host dies as well, and its ports lose their carrier.
+  void kill(int rank, bool kernel_lives);
+  // Makes the fence of the next `count` queue pairs opened by `rank` take `time`; negative = never.
   void delay_fences(int rank, std::uint32_t count, TimeNs time);
 
-  // Called at each step of any link, in the middle of the link's work: no fault may be applied from
-  // there, but strike_next() makes one happen before anything else does.
+  // Called at each step of any link, in the middle of the link's work.  The callback must not apply
+  // faults directly; strike_next() applies a fault before any other event.
   std::function<void(const TraceStep&)> observe_step;
-  std::function<void(const std::string&)> observe_text;  // the readable trace
+  std::function<void(const std::string&)> observe_text;  // readable trace
   void strike_next(std::function<void()> fault) { strikes_.push_back(std::move(fault)); }
 
   // ---- for the parts of the world ----
-  // On a thread: until `ready`.  An error: the run is over.
+  // Blocks the running thread until `ready` returns true.  Returns an error once the run is over.
   Status wait(const std::function<bool()>& ready);
+  // Applies the faults of strike_next().
   void strike();
+  // Has the waits of the rank's threads checked before the next event.
   void touched(int rank) { of(rank).touched = true; }
   [[nodiscard]] bool stopped(int rank) const {
     return of(rank).dead || of(rank).paused_until > now();
@@ -130,12 +137,12 @@ class World {
   void on_message_read(const LinkEnd& end, std::uint64_t communicator,
                        std::span<const std::byte> view);
   void on_message_released(const LinkEnd& end, std::uint64_t communicator);
-  // The caller may change what it has sent, as far as it is delivered.
+  // Called when sent memory returns to the caller: delivered messages may be overwritten.
   void on_memory_returned(const LinkEnd& end, std::uint64_t communicator);
   void trace(const std::string& text);
   [[nodiscard]] bool traces() const { return observe_text != nullptr; }
 
-  // The port of `rank` does to `peer` what a healthy one would not.
+  // Returns true if the port of `rank` disturbs packets to `peer`, apart from carrier loss.
   [[nodiscard]] bool is_disturbed(int rank, int peer, RailId rail) {
     Port port = path(rank, peer, rail).ports[side_of(rank, peer)];
     port.carrier = true;
@@ -148,7 +155,7 @@ class World {
     return history(rank, peer, rail).path;
   }
   [[nodiscard]] LinkEnd& end(int rank, int peer);
-  // That the peer's ports may write.
+  // Returns the memory of `rank` that is writable by ports of `peer`.
   [[nodiscard]] Memory& memory(int rank, int peer) {
     return of(rank).memory[static_cast<std::size_t>(peer)];
   }
@@ -159,7 +166,7 @@ class World {
   [[nodiscard]] const Counters& counters() const { return counters_; }
 
  private:
-  // A path and everything that was ever opened over it.
+  // A path, and all connections and queue pairs ever opened over the path.
   struct PathHistory {
     Path path;
     std::deque<Connection> connections;
@@ -173,10 +180,10 @@ class World {
   };
   struct Rank {
     std::vector<Memory> memory;                  // by peer
-    std::vector<std::unique_ptr<LinkEnd>> ends;  // by peer; null: itself
+    std::vector<std::unique_ptr<LinkEnd>> ends;  // by peer; null at the own index
     TimeNs clock_offset = 0;
     TimeNs paused_until = 0;
-    TimeNs disturbed_at = 0;  // by a pause or a jump of its clock; the end of it
+    TimeNs disturbed_at = 0;  // end of the latest pause
     TimeNs slow_fence_ns = 0;
     std::uint32_t slow_fences = 0;
     bool dead = false;
@@ -208,7 +215,7 @@ class World {
   Random random_;
   Shadow shadow_;
   Counters counters_;
-  std::map<Shadow::Stream, std::uint64_t> returned_;  // messages whose memory was given back
+  std::map<Shadow::Stream, std::uint64_t> returned_;  // messages with memory returned to the caller
   std::deque<PathHistory> histories_;                 // by lower rank, higher rank, rail
   std::vector<Rank> ranks_;
   std::deque<Thread> threads_;

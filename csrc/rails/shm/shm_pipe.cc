@@ -17,6 +17,7 @@ namespace {
 constexpr std::size_t ring_bytes = 1U << 20;
 constexpr std::size_t ring_footprint = ring_bytes + 3 * 64;
 constexpr unsigned seals = F_SEAL_SHRINK | F_SEAL_GROW;
+// Reads of an empty ring for each check whether the peer is gone.
 constexpr unsigned empty_reads_per_check = 64;
 
 }  // namespace
@@ -32,7 +33,7 @@ struct ShmPipe::Ring {
 FileDescriptor make_ring_memory() {
   FileDescriptor memory(::memfd_create("r2ccl-rail", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   constexpr auto size = static_cast<off_t>(2 * ring_footprint);
-  // Sealed, so that a peer cannot make our accesses fault by shrinking it.
+  // The seal prevents the peer from shrinking the memory, which would make accesses here fault.
   if (memory.valid() &&
       (::ftruncate(memory.get(), size) != 0 || ::fcntl(memory.get(), F_ADD_SEALS, seals) != 0))
     memory.reset();
@@ -69,7 +70,7 @@ ShmPipe::~ShmPipe() { ::munmap(memory_, 2 * sizeof(Ring)); }
 Io ShmPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
   const std::uint64_t begin = out_->written.load(std::memory_order_relaxed);
   const std::uint64_t used = begin - out_->read.load(std::memory_order_acquire);
-  if (used > ring_bytes) return Io::broken;  // the peer wrote nonsense
+  if (used > ring_bytes) return Io::broken;  // the peer wrote an impossible position
   std::size_t room = ring_bytes - used;
   if (room == 0) return peer_gone() ? Io::broken : Io::again;
   std::uint64_t position = begin;
@@ -88,7 +89,7 @@ Io ShmPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
     if (room == 0) break;
   }
   out_->written.store(position, std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with arm()
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the fence in arm()
   if (out_->reader_sleeps.load(std::memory_order_relaxed) != 0) {
     out_->reader_sleeps.store(0, std::memory_order_relaxed);
     const char bell = 0;
@@ -105,7 +106,8 @@ Io ShmPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
   if (left > ring_bytes) return Io::broken;
   if (left == 0) {
     if (++empty_reads_ % empty_reads_per_check != 0) return Io::again;
-    // The peer writes before it goes, so look at the ring once more before believing the socket.
+    // The peer writes its last bytes before its socket closes.  So check the ring again before
+    // trusting the end of file.
     return peer_gone() && in_->written.load(std::memory_order_acquire) == begin ? Io::broken
                                                                                 : Io::again;
   }
@@ -129,7 +131,8 @@ Io ShmPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
   if (in_->writer_sleeps.load(std::memory_order_relaxed) != 0) {
     in_->writer_sleeps.store(0, std::memory_order_relaxed);
     const char bell = 0;
-    (void)::send(socket_.get(), &bell, 1, MSG_DONTWAIT | MSG_NOSIGNAL);  // EOF is seen by read()
+    (void)::send(socket_.get(), &bell, 1,
+                 MSG_DONTWAIT | MSG_NOSIGNAL);  // read() notices a closed socket
   }
   bytes = static_cast<std::size_t>(position - begin);
   return Io::ok;

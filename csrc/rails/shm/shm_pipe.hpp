@@ -1,6 +1,6 @@
-// A byte pipe between two processes of one node: a ring in shared memory for each direction, and a
-// unix socket that carried the handshake, rings the doorbell of a sleeping side and, by its end of
-// file, tells that the peer is gone.
+// A byte pipe between two processes of one node: one ring in shared memory per direction, and a
+// unix socket.  The socket carries the handshake and the doorbells that wake a sleeping process;
+// its end of file shows that the peer is gone.
 #pragma once
 
 #include <atomic>
@@ -14,19 +14,19 @@
 
 namespace r2ccl {
 
-// Sealed shared memory for one pipe; invalid if the system has none.
+// Creates sealed shared memory for one pipe; invalid if the system provides none.
 [[nodiscard]] FileDescriptor make_ring_memory();
 
 class ShmPipe final : public BytePipe {
  public:
-  // `connector`: the side that made the memory.
+  // Maps the memory.  `connector`: true on the side that created the memory.
   static Result<std::unique_ptr<ShmPipe>> open(FileDescriptor socket, FileDescriptor memory,
                                                bool connector);
   ~ShmPipe() override;
 
   Io write(std::span<const iovec> parts, std::size_t& bytes) override;
   Io read(std::span<const iovec> parts, std::size_t& bytes) override;
-  PathReport path() override { return {}; }  // what is in the ring is in the peer's memory
+  PathReport path() override { return {}; }  // written bytes are in the peer's memory at once
   [[nodiscard]] int fd() const override { return socket_.get(); }
   [[nodiscard]] short arm(bool for_write) override;
 
@@ -34,7 +34,7 @@ class ShmPipe final : public BytePipe {
   struct Ring;
 
   ShmPipe(FileDescriptor socket, std::byte* memory, bool connector);
-  bool peer_gone();  // reads doorbells away
+  bool peer_gone();  // also consumes pending doorbells
 
   FileDescriptor socket_;
   std::byte* memory_;

@@ -12,11 +12,13 @@
 namespace r2ccl {
 namespace {
 
-// Linux 6.17: an upper bound for the delay of acknowledgements.  They are the path acks that a
-// rail is judged by, so they should not wait for data to travel with.
+// Socket option of Linux 6.17: upper bound of the delay of acknowledgements, in microseconds.  A
+// link judges a rail by these acknowledgements, so the kernel should not delay them until it has
+// data to send.
 constexpr int tcp_delack_max_us = 46;
 constexpr int delack_us = 2000;
 
+// Number of segments delivered since the last report from which the path counts as advanced.
 constexpr std::uint32_t full_segments = 4;
 
 Io io_error() {
@@ -58,12 +60,12 @@ Io TcpPipe::read(std::span<const iovec> parts, std::size_t& bytes) {
     got = ::readv(socket_.get(), parts.data(), static_cast<int>(parts.size()));
   }
   if (got < 0) return io_error();
-  if (got == 0) return Io::broken;  // the peer closed its end
+  if (got == 0) return Io::broken;  // the peer closed the connection
   bytes = static_cast<std::size_t>(got);
   return Io::ok;
 }
 
-// The kernel delays acknowledgements by up to 40 ms, in the hope of data to send them with.
+// Sends a pending acknowledgement now; Linux delays it by up to 40 ms to piggyback it on data.
 void TcpPipe::acknowledge() {
   const int on = 1;
   ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_QUICKACK, &on, sizeof(on));
@@ -84,12 +86,13 @@ PathReport TcpPipe::path() {
   if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
     report.round_trip = static_cast<TimeNs>(info.tcpi_rtt) * 1000;
     report.base_round_trip = static_cast<TimeNs>(info.tcpi_min_rtt) * 1000;
-    // Not a few small segments: they pass where an MTU black hole holds up all that matters.
+    // A few small segments are no advance: an MTU black hole lets small segments pass.
     report.advanced = info.tcpi_delivered - delivered_ >= full_segments;
     delivered_ = info.tcpi_delivered;
-    report.held_back = info.tcpi_snd_mss;  // Linux delays those of at most one full segment
-    // Nothing in flight, though bytes wait: the peer's window is closed.  Its window probes are
-    // answered as long as the path works.
+    // Linux delays the acknowledgement of up to 1 full segment.
+    report.held_back = info.tcpi_snd_mss;
+    // No segment is in flight although bytes wait: the peer's receive window is closed.  The peer
+    // answers window probes as long as the path works.
     report.peer_limited =
         report.unacknowledged > 0 && info.tcpi_unacked == 0 && info.tcpi_probes < 2;
   }

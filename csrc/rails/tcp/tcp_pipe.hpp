@@ -8,8 +8,9 @@
 
 namespace r2ccl {
 
-// Sets what every rail socket needs: non-blocking, TCP_NODELAY, quick acknowledgements where the
-// kernel offers them, buffer sizes (0: the kernel tunes them).
+// Sets the options of a rail socket: non-blocking, TCP_NODELAY, a short acknowledgement delay where
+// the kernel offers the option, and the sizes of both buffers.  `socket_buffer_bytes` = 0: the
+// kernel tunes the sizes.
 void prepare_rail_socket(int fd, std::int64_t socket_buffer_bytes);
 
 class TcpPipe final : public BytePipe {
@@ -28,7 +29,7 @@ class TcpPipe final : public BytePipe {
 
  private:
   FileDescriptor socket_;
-  std::uint32_t delivered_ = 0;  // segments, at the last report
+  std::uint32_t delivered_ = 0;  // segments delivered at the last report
 };
 
 }  // namespace r2ccl

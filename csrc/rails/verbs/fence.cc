@@ -11,12 +11,13 @@
 namespace r2ccl {
 namespace {
 
-// For a queue pair to flush; destroying it ends it in any case.
+// Time limit for a queue pair to flush.  Destroying the queue pair fences it in any case.
 constexpr std::chrono::seconds flush_time{1};
-// Until a queue pair that could not be destroyed is tried again.
+// Delay before destroying a queue pair is tried again.
 constexpr std::chrono::milliseconds retry_time{100};
 
-// Whatever was posted before the markers is through when they are.
+// Posts a marker to each queue and waits for both completions: all requests posted earlier are
+// complete by then.
 void drain(VerbsQueuePair& pair) {
   const VerbsWrite marker{
       .id = request_id(VerbsRequest::marker, 0), .source = {}, .immediate = {}, .signaled = true};

@@ -1,4 +1,4 @@
-// The fence of a queue pair, on a thread of its own, since a device may take its time.
+// The fence of a queue pair.  It runs on a detached thread, since a device may be slow.
 #pragma once
 
 #include <atomic>
@@ -8,19 +8,20 @@
 
 namespace r2ccl {
 
-// Into the error state, everything flushed, destroyed: then nothing that the queue pair was asked
-// for, by us or by the peer, touches memory any more.  done(): it has come to that.  A device that
-// never answers keeps the thread, and this is never done: VerbsSession has another way then.
+// Moves the queue pair into the error state, flushes it and destroys it.  Afterwards no request of
+// either end touches memory through the queue pair.  A device that never answers blocks the thread,
+// and done() stays false; VerbsSession then waits for the device's withdrawal from all memory.
 class VerbsFence {
  public:
+  // Starts the fence.  If the system cannot create a thread, done() tries again.
   static std::shared_ptr<VerbsFence> begin(std::unique_ptr<VerbsQueuePair> pair);
-  // Not for concurrent use: without a thread it tries again to have one.
+  // Returns true once the queue pair is destroyed.  Not thread-safe.
   [[nodiscard]] bool done();
 
  private:
   static bool start(const std::shared_ptr<VerbsFence>& fence);
 
-  std::unique_ptr<VerbsQueuePair> pair_;  // of the thread's, once it runs
+  std::unique_ptr<VerbsQueuePair> pair_;  // owned by the thread once started
   std::weak_ptr<VerbsFence> self_;
   bool started_ = false;
   std::atomic<bool> done_{false};

@@ -18,13 +18,15 @@ namespace r2ccl {
 namespace {
 
 constexpr std::size_t page_bytes = 4096;
-// At the end, with devices that may hang: all memory stays mapped then.
+// Time limit of the destructor for devices that may hang.  After the limit all memory stays mapped,
+// since a device may still write.
 constexpr std::chrono::seconds patience{1};
-// Data may overtake data, and a frame's header its payload: nobody looks at either before the
-// completion that follows both, which overtakes nothing.
+// PCIe relaxed ordering: writes may overtake earlier writes, for example a header its payload.  A
+// receiver reads both only after the completion, and a completion overtakes no write.
 constexpr bool relaxed_ordering = true;
 
-// By a device that may take long for it.  `withdrawn`: to be set if all of it could be.
+// Destroys registrations on a detached thread, since a device may be slow.  `withdrawn`: set once
+// all of the registrations were deregistered.
 std::future<void> free_apart(std::vector<std::unique_ptr<VerbsMemory>> gone,
                              std::shared_ptr<VerbsDevice> device = nullptr,
                              std::shared_ptr<std::atomic<bool>> withdrawn = nullptr) {
@@ -40,7 +42,7 @@ std::future<void> free_apart(std::vector<std::unique_ptr<VerbsMemory>> gone,
     through.set_value();
   };
   const auto work = std::make_shared<decltype(free)>(std::move(free));
-  if (!run_detached([work] { (*work)(); })) (*work)();  // later it would be forgotten
+  if (!run_detached([work] { (*work)(); })) (*work)();  // no thread: free now, nothing would retry
   return freed;
 }
 
@@ -63,13 +65,14 @@ MemoryPool::~MemoryPool() {
     freed.push_back(free_apart(withdraw(name), std::move(device.open)));
   const auto limit = std::chrono::steady_clock::now() + patience;
   for (const auto& of_device : freed)
-    if (of_device.wait_until(limit) != std::future_status::ready) return;  // it may still write
+    // On a timeout all memory stays mapped, since a device may still write.
+    if (of_device.wait_until(limit) != std::future_status::ready) return;
   for (const auto& [at, region] : regions_)
     if (region.own) ::munmap(const_cast<std::byte*>(at), region.bytes);
 }
 
 void MemoryPool::abandon() {
-  static auto* const kept = new std::list<Regions>();  // for ever
+  static auto* const kept = new std::list<Regions>();  // stays allocated until the process exits
   kept->push_back(std::exchange(regions_, {}));
   devices_.clear();
 }
@@ -85,7 +88,7 @@ std::vector<MemoryPool::Registration> MemoryPool::registrations() const {
 }
 
 void MemoryPool::register_all(VerbsDevice& device, std::vector<Registration>& registrations) {
-  // What fails is tried again, and its error told, by add_device().
+  // add_device() retries a failed registration and reports the error.
   for (Registration& one : registrations)
     if (auto shared = register_as(one.dma_buf, device, one.span); shared.ok())
       one.with = std::move(shared.value());
@@ -103,7 +106,7 @@ Status MemoryPool::add_device(std::shared_ptr<VerbsDevice> device,
   for (auto& [at, region] : regions_) {
     if (region.revoked || region.with.contains(name)) continue;
     Status status = share(const_cast<std::byte*>(at), region, *device);
-    if (status.ok() || region.dma_buf != nullptr) continue;  // find() says what it has not
+    if (status.ok() || region.dma_buf != nullptr) continue;  // a refused dma-buf is skipped
     remove_device(name);
     return status;
   }
@@ -180,7 +183,7 @@ void MemoryPool::attach(std::byte* memory, const VerbsDevice& device,
     region->second.with[device.name()] = std::move(with);
     return;
   }
-  std::vector<std::unique_ptr<VerbsMemory>> late;  // the device has been removed meanwhile
+  std::vector<std::unique_ptr<VerbsMemory>> late;  // the device was removed in between
   late.push_back(std::move(with));
   (void)free_apart(std::move(late));
 }
@@ -223,7 +226,7 @@ std::byte* MemoryPool::map(std::size_t bytes) {
     last_error_ = "mapping " + std::to_string(bytes) + " bytes: " + std::strerror(errno);
     return nullptr;
   }
-  // A child of a fork would otherwise take pages that a device writes.
+  // Without MADV_DONTFORK, a forked child could take over pages that a device writes.
   ::madvise(mapped, bytes, MADV_DONTFORK);
   auto* const memory = static_cast<std::byte*>(mapped);
   regions_[memory] = {.bytes = bytes, .serial = ++last_serial_, .with = {}};
@@ -234,13 +237,13 @@ std::byte* MemoryPool::map(std::size_t bytes) {
 void MemoryPool::unmap(std::byte* memory) {
   const auto region = regions_.find(memory);
   const std::size_t bytes = region->second.bytes;
-  regions_.erase(region);  // before the memory goes: devices had it registered
+  regions_.erase(region);  // registrations end before the memory is unmapped
   registered_bytes_ -= bytes;
   ::munmap(memory, bytes);
 }
 
 void MemoryPool::release(std::byte* memory) {
-  if (const auto region = regions_.find(memory); region != regions_.end())  // else: abandoned
+  if (const auto region = regions_.find(memory); region != regions_.end())  // not abandoned
     free_.emplace(region->second.bytes, memory);
 }
 
@@ -254,8 +257,9 @@ Status MemoryPool::register_dma_buf(std::span<std::byte> addresses, FileDescript
 }
 
 Status MemoryPool::register_memory(std::span<std::byte> buffer, DmaBuf dma_buf) {
-  if (buffer.empty()) return {ErrorCode::invalid_argument, "buffer: it has no bytes"};
-  // The first that ends behind its begin: none, or the only one that it may be the same as.
+  if (buffer.empty()) return {ErrorCode::invalid_argument, "buffer: has 0 bytes, needs at least 1"};
+  // Find the first region that ends behind the buffer's first byte: only this region can be the
+  // same buffer.
   auto found = regions_.upper_bound(buffer.data());
   if (found != regions_.begin() &&
       std::prev(found)->first + std::prev(found)->second.bytes > buffer.data())
@@ -264,10 +268,10 @@ Status MemoryPool::register_memory(std::span<std::byte> buffer, DmaBuf dma_buf) 
     Region& region = found->second;
     if (region.own || found->first != buffer.data() || region.bytes != buffer.size() ||
         (region.dma_buf == nullptr) != (dma_buf == nullptr))
-      return {ErrorCode::invalid_argument,
-              "the buffer of " + std::to_string(buffer.size()) + " bytes overlaps one of " +
-                  std::to_string(region.bytes) + " bytes that is registered"};
-    // A device that came later may not have taken it.
+      return {ErrorCode::invalid_argument, "buffer: its " + std::to_string(buffer.size()) +
+                                               " bytes overlap a registered buffer of " +
+                                               std::to_string(region.bytes) + " bytes"};
+    // A device added later may lack this registration.
     if (!region.revoked) R2CCL_TRY(share_with_all(buffer.data(), region));
     ++region.users;
     return {};
@@ -296,7 +300,8 @@ bool MemoryPool::is_registered(std::span<const std::byte> memory) const {
   const auto with = [&](const auto& device) {
     return find(device.first, memory.data(), memory.size()).has_value();
   };
-  // A device that came later may not take a dma-buf, which no rail of the others is to suffer from.
+  // A dma-buf counts if any device has it: a device added later may refuse the dma-buf, and rails
+  // of other devices must not suffer.
   const auto region = region_of(memory.data(), memory.size());
   const bool some = region != regions_.end() && region->second.dma_buf != nullptr;
   return some ? std::ranges::any_of(devices_, with)

@@ -1,5 +1,5 @@
-// Memory that every RDMA device of the process may read and its peers write: slots, staging, rings,
-// buffers of callers that asked for it, and memory of GPUs.  Not for concurrent use.
+// The memory registered with the RDMA devices of a process: slots, staging, rings, buffers of
+// callers, and GPU memory.  Devices may read the memory, and peers may write it.  Not thread-safe.
 #pragma once
 
 #include <atomic>
@@ -28,67 +28,76 @@ class MemoryPool final : public StreamMemory {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  using DmaBuf = std::shared_ptr<const FileDescriptor>;  // null: memory of the host
+  using DmaBuf = std::shared_ptr<const FileDescriptor>;  // null for host memory
 
-  // What add_device() registers; register_all() does it ahead, on any thread.
+  // A registration that add_device() needs. register_all() makes registrations ahead of time, on
+  // any thread.
   struct Registration {
     std::span<std::byte> span;
-    std::uint64_t serial = 0;  // another one's, if the same memory is registered anew
+    std::uint64_t serial = 0;  // differs if the same memory is registered again
     DmaBuf dma_buf = {};
     std::unique_ptr<VerbsMemory> with = {};
   };
   [[nodiscard]] std::vector<Registration> registrations() const;
   static void register_all(VerbsDevice& device, std::vector<Registration>& registrations);
-  // Everything here is registered with the device, too, but for dma-bufs that it does not take.
-  // `ahead`: what already is.
+  // Registers all memory of the pool with the device.  A dma-buf that the device refuses is
+  // skipped.  `ahead`: registrations made by register_all().
   Status add_device(std::shared_ptr<VerbsDevice> device, std::vector<Registration> ahead = {});
-  // One that is gone, or is not to reach anything any more; it may take its time for that.
+  // Removes a device that is gone or must lose access to all memory.  Deregistration runs on a
+  // detached thread, since the device may be slow.
   void remove_device(const std::string& name);
-  // True once a device that was removed reaches nothing any more of what it was opened for.
+  // Flag of a device; becomes true once the device is removed and has no access to memory of the
+  // pool.
   using Withdrawal = std::shared_ptr<const std::atomic<bool>>;
-  // Of the device as it is open now; null: it is not here.
+  // Returns the flag of the device as it is open now; null if the pool does not have the device.
   [[nodiscard]] Withdrawal withdrawal_of(const std::string& device) const;
-  // It does not end a queue pair: somebody is to remove it.
+  // Marks a device that does not make or end a queue pair in time.  The caller of take_distrusted()
+  // must remove the device.
   void distrust(const std::string& device);
   [[nodiscard]] std::set<std::string> take_distrusted() { return std::exchange(distrusted_, {}); }
-  // Of a fork: what the parent's devices have is not ours to free.
+  // Drops all registrations without freeing them.  For a forked child: the registrations belong to
+  // the parent.
   void abandon();
 
-  // Null: last_error() says why.
+  // Returns null on failure; see last_error().
   std::byte* allocate(std::size_t bytes) override;
-  // For one device alone, and perhaps not registered with it yet: that may take long, so whoever
-  // wants it does it, on any thread, and attaches what comes of it.
+  // Returns memory for a single device, or null on failure.  The memory may not be registered with
+  // the device yet.  Registration may take long: the caller runs register_with() on any thread and
+  // passes the result to attach().
   std::byte* allocate_for(const std::string& device, std::size_t bytes);
   static Result<std::unique_ptr<VerbsMemory>> register_with(VerbsDevice& device,
                                                             std::span<std::byte> memory);
   void attach(std::byte* memory, const VerbsDevice& device, std::unique_ptr<VerbsMemory> with);
   void release(std::byte* memory) override;
-  // Of what was allocated here, in whole pages.
+  // Returns the size of memory allocated here, in bytes of whole pages.
   [[nodiscard]] std::size_t bytes_of(const std::byte* memory) const {
     return regions_.at(memory).bytes;
   }
   [[nodiscard]] bool is_registered(std::span<const std::byte> memory) const override;
-  // No device may use the buffer any more; it is still to be given back.
+  // Takes the buffer away from all devices, on a detached thread.  The caller must still call
+  // deregister_buffer().  Memory allocated by the pool is not revoked.
   void revoke(std::span<const std::byte> memory) override;
   [[nodiscard]] const std::string& last_error() const { return last_error_; }
 
-  // A caller's buffer; as often as it is registered it has to be given back.
+  // Registers a caller's buffer.  Each call needs a matching deregister_buffer().
   Status register_buffer(std::span<std::byte> buffer);
-  // Memory of another device, which the CPU does not touch: VerbsDevice::share_dma_buf() says more.
-  // All devices that are here take it, or none has it.
+  // Registers memory of a GPU, which the CPU does not touch; see VerbsDevice::share_dma_buf().  On
+  // an error no device has the memory.
   Status register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf);
-  // Of either.  The memory may be freed then, if no rail reads it any more.  False: it is not
-  // registered.
+  // Undoes one call of register_buffer() or register_dma_buf().  After the last, the caller may
+  // free the memory, if no rail still reads it.  Returns false if the memory is not registered.
   bool deregister_buffer(const std::byte* buffer);
 
   struct Keys {
     std::uint32_t local = 0;
     std::uint32_t remote = 0;
   };
-  // Of all these bytes for the device; empty: they are not registered with it.
+  // Returns the device's keys for this memory; empty if the memory is not registered with the
+  // device in full.
   [[nodiscard]] std::optional<Keys> find(const std::string& device, const std::byte* data,
                                          std::size_t bytes) const;
 
+  // Returns the size of all memory in the pool, in bytes.
   [[nodiscard]] std::size_t registered_bytes() const { return registered_bytes_; }
 
  private:
@@ -98,9 +107,9 @@ class MemoryPool final : public StreamMemory {
   };
   struct Region {
     std::size_t bytes = 0;
-    unsigned users = 1;
-    bool own = true;       // mapped here
-    bool revoked = false;  // no device may use it
+    unsigned users = 1;    // registrations not undone yet
+    bool own = true;       // memory mapped by the pool
+    bool revoked = false;  // no device may use the memory
     std::uint64_t serial = 0;
     DmaBuf dma_buf = {};
     std::map<std::string, std::unique_ptr<VerbsMemory>> with;  // by device
@@ -108,11 +117,11 @@ class MemoryPool final : public StreamMemory {
 
   using Regions = std::map<const std::byte*, Region>;
 
-  // The one that has all of these bytes; the end: none.
+  // Returns the region that contains all of these bytes, or the end.
   [[nodiscard]] Regions::const_iterator region_of(const std::byte* data, std::size_t bytes) const;
-  // What is registered with the device, which no longer counts.
+  // Removes and returns all registrations of the device.
   std::vector<std::unique_ptr<VerbsMemory>> withdraw(const std::string& device);
-  // Null: last_error() says why.
+  // Maps new memory.  Returns null on failure; see last_error().
   std::byte* map(std::size_t bytes);
   void unmap(std::byte* memory);
   static Result<std::unique_ptr<VerbsMemory>> register_as(const DmaBuf& dma_buf,
@@ -120,12 +129,13 @@ class MemoryPool final : public StreamMemory {
                                                           std::span<std::byte> memory);
   Status register_memory(std::span<std::byte> memory, DmaBuf dma_buf);
   Status share(std::byte* at, Region& region, VerbsDevice& device);
-  Status share_with_all(std::byte* at, Region& region);  // that it is not shared with yet
+  // Registers the region with every device that lacks the region.
+  Status share_with_all(std::byte* at, Region& region);
 
   std::map<std::string, Device> devices_;
   std::set<std::string> distrusted_;
   Regions regions_;
-  std::multimap<std::size_t, std::byte*> free_;  // by size: registering is slow
+  std::multimap<std::size_t, std::byte*> free_;  // by size; kept because registering is slow
   std::size_t registered_bytes_ = 0;
   std::string last_error_;
   std::uint64_t last_serial_ = 0;

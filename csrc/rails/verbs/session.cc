@@ -4,8 +4,8 @@ namespace r2ccl {
 
 namespace {
 
-// So long a device may take to end a queue pair, or to make one; then all memory is withdrawn from
-// it, and it is opened anew.
+// Time limit of a device for ending or making a queue pair.  After the limit all memory is
+// withdrawn from the device, and the device is opened again.
 constexpr TimeNs fence_patience_ns = 2000 * ns_per_ms;
 
 }  // namespace
@@ -49,7 +49,8 @@ void VerbsSession::begin_fence(TimeNs now) {
 }
 
 void VerbsSession::judge_device(TimeNs since, TimeNs now) {
-  // As it was opened for this session: it may have been opened anew.
+  // Distrust only the device opened for this session: a device opened again has a new withdrawal
+  // flag.
   if (now - since >= fence_patience_ns && withdrawal_ == pool_.withdrawal_of(device_))
     pool_.distrust(device_);
 }
@@ -62,8 +63,8 @@ Status VerbsSession::take_keys() {
   return {};
 }
 
-// A frame is two writes at most.  A receive is taken by each frame and by each message that brings
-// nothing but credit, of which there are never more than frames.
+// A frame takes at most 2 writes, and 1 receive at the peer.  A message with credit only takes 1
+// receive; these messages never outnumber the frames.
 VerbsDepth VerbsSession::depth() {
   return {.sends = 2 * ring_frames + 2, .receives = 2 * ring_frames + 1, .inline_bytes = 256};
 }

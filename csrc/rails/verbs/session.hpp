@@ -1,5 +1,5 @@
-// What one epoch of a verbs rail consists of before anything is sent: a queue pair, and rings that
-// frames are built in and land in.
+// A verbs session: the queue pair and the memory of one epoch of a verbs rail.  The out ring has
+// the frames to send; frames of the peer land in the in ring.
 #pragma once
 
 #include <cstddef>
@@ -17,21 +17,23 @@
 
 namespace r2ccl {
 
-// Frames that may be on their way in each direction.
+// Frames in flight per direction.
 inline constexpr std::uint32_t ring_frames = 64;
-// Room for a frame with as much payload as travels with its header, in whole cache lines.
+// Size of a ring entry in bytes: a header and the largest payload that travels with its header, in
+// whole cache lines.
 inline constexpr std::uint32_t ring_stride = (sizeof(FrameHeader) + max_eager_bytes + 63) / 64 * 64;
-// Chunks on their way that had to be copied, since their memory is not registered.
+// Number of bounce buffers, of a chunk each.  A chunk in memory without registration is copied to a
+// bounce buffer and sent from there.
 inline constexpr std::uint32_t bounce_chunks = 8;
 
-// What the peer must know of an epoch.
+// Addresses and key that the peer needs for an epoch.
 struct VerbsEndpoint {
   VerbsAddress address;
   std::uint64_t ring_address = 0;  // ring_frames entries of ring_stride bytes
   std::uint32_t ring_key = 0;
 };
 
-// Work request ids: a kind in the lowest bits, a number above them.
+// Kinds of work requests.  A request id has the kind in bits 0 and 1 and a number above them.
 enum class VerbsRequest : std::uint8_t { frame = 0, credit = 1, receive = 2, marker = 3 };
 [[nodiscard]] constexpr std::uint64_t request_id(VerbsRequest kind, std::uint64_t number) {
   return number << 2U | static_cast<std::uint64_t>(kind);
@@ -39,28 +41,30 @@ enum class VerbsRequest : std::uint8_t { frame = 0, credit = 1, receive = 2, mar
 
 class VerbsSession {
  public:
-  // `chunk_bytes`: of the link.
+  // `chunk_bytes`: chunk size of the link.
   VerbsSession(std::string device, MemoryPool& pool, std::uint32_t chunk_bytes)
       : device_(std::move(device)), pool_(pool), chunk_bytes_(chunk_bytes) {}
   ~VerbsSession();
   VerbsSession(const VerbsSession&) = delete;
   VerbsSession& operator=(const VerbsSession&) = delete;
 
-  // Takes memory for the rings, registered with all devices.
+  // Allocates memory for the rings and bounce buffers, registered with all devices.
   Status prepare();
-  // The same without registering it, which the thread may do that makes the queue pair.
+  // Like prepare(), but leaves the registration to the caller, on any thread; see to_register().
   Status reserve();
-  [[nodiscard]] std::span<std::byte> to_register() const;  // empty: it is
-  // Takes what to_register() was registered with.
+  // Returns the memory to register; empty if already registered.
+  [[nodiscard]] std::span<std::byte> to_register() const;
+  // Adds the registration of the memory from to_register(); null if none was needed.
   Status attach(const VerbsDevice& device, std::unique_ptr<VerbsMemory> with);
 
-  // Ends the queue pair, on a thread; idempotent.
+  // Starts the fence of the queue pair, on a detached thread; idempotent.
   void begin_fence(TimeNs now);
-  // Nothing that the queue pair was asked for touches memory any more: it has ended; or, of a
-  // device that does not come to that, all memory has been withdrawn from it.
+  // Returns true once no request of the queue pair touches memory any more.  Either the fence is
+  // done, or all memory has been withdrawn from a device that does not finish the fence.
   [[nodiscard]] bool fenced() const { return fence_ == nullptr || fence_->done() || withdrawn(); }
   [[nodiscard]] bool withdrawn() const { return withdrawal_ && withdrawal_->load(); }
-  // Somebody has waited for the device since then: not for ever.
+  // Distrusts the device if an operation is pending since `since`, and longer than the time limit
+  // of 2 s; see MemoryPool::distrust().
   void judge_device(TimeNs since, TimeNs now);
   [[nodiscard]] TimeNs fence_begun() const { return fence_begun_; }
 
@@ -79,10 +83,11 @@ class VerbsSession {
   [[nodiscard]] std::byte* bounce(std::size_t index) const {
     return memory_ + std::size_t{2} * ring_frames * ring_stride + index * chunk_bytes_;
   }
-  // The device may still reach the memory: it is never used for anything else.
+  // Gives the memory up for good, since the device may still reach it.  The pool never uses the
+  // memory again.
   void abandon_memory() { memory_ = nullptr; }
 
-  // Gone once its fence has begun.
+  // Queue pair, set by the owner; null before, and once the fence has begun.
   std::unique_ptr<VerbsQueuePair> pair;
   VerbsAddress own;
   VerbsEndpoint peer;

@@ -17,10 +17,11 @@ constexpr std::uint32_t credit_only = 1U << 31U;
 constexpr std::uint32_t count_mask = credit_only - 1;
 constexpr int rounds_per_pump = 4;
 constexpr TimeNs base_window_ns = 10'000 * ns_per_ms;
-// For a rail that is UP to have read what another one has delivered.
+// Time limit for an UP rail to finish reading caller memory of a message that another rail has
+// delivered.
 constexpr TimeNs recall_patience_ns = 20 * ns_per_ms;
 
-// The payload goes ahead of the header, to where it belongs.
+// True if the payload is written to its slot or target ahead of the header.
 bool is_placed(const FrameHeader& header) {
   return header.payload_bytes > max_eager_bytes || (header.flags & frame_flag::in_target) != 0;
 }
@@ -104,20 +105,21 @@ void VerbsRail::post(OutFrame& frame, TimeNs now) {
     fail(RailCause::device_loss, std::string("posting a send: ") + std::strerror(error), now);
 }
 
-// The peer writes by the key of the device that it writes through.
+// Adds the remote key to a frame that offers slots or a target: the peer writes with this key.
 void VerbsRail::add_key(FrameHeader& header) const {
   const bool slots = header.type == FrameType::slots;
   const std::uint64_t address = slots ? header.number : header.delivered;
   const auto keys =
       session_->pool().find(session_->device(), reinterpret_cast<const std::byte*>(address),
                             slots ? 1 : static_cast<std::size_t>(header.credit));
-  if (!keys.has_value() && !slots) header.credit = 0;  // no target then
+  if (!keys.has_value() && !slots) header.credit = 0;  // the frame then offers no target
   header.epoch = keys.has_value() ? keys->remote : 0;
   seal(header);
 }
 
-// The write of a payload into its slot or target, from where it is if the device may read there.
-// False: it cannot be had.
+// Prepares the write of a payload into its slot or target.  Memory registered with the device is
+// the direct source; other memory is first copied into a bounce buffer.  Returns false if the copy
+// failed.
 bool VerbsRail::place(const OutFrame& frame, InFlightFrame& flight, VerbsWrite& write) {
   const std::uint32_t bytes = frame.header.payload_bytes;
   const std::byte* data = frame.payload;
@@ -143,7 +145,7 @@ bool VerbsRail::place(const OutFrame& frame, InFlightFrame& flight, VerbsWrite& 
 }
 
 void VerbsRail::fail_to_copy(TimeNs now) {
-  fail(RailCause::device_loss, "a GPU does not copy what is to be sent", now);
+  fail(RailCause::device_loss, "the GPU failed to copy a payload to send", now);
 }
 
 void VerbsRail::send_credit(TimeNs now) {
@@ -161,10 +163,10 @@ void VerbsRail::send_credit(TimeNs now) {
     fail(RailCause::device_loss, std::string("posting credit: ") + std::strerror(error), now);
 }
 
-// What a device was asked to read it reads: a queue pair that is not through with it soon is given
-// up, and fenced then.
+// A device cannot be stopped from reading a posted payload.  So a queue pair that does not finish
+// soon is taken down, and its fence ends the reads.
 bool VerbsRail::detach(const DetachScope& scope, TimeNs now) {
-  if (!detached(scope)) (void)pump_in(now);  // it may be through, and nobody has asked yet
+  if (!detached(scope)) (void)pump_in(now);  // a completion may be waiting in the queue
   if (detached(scope)) {
     recall_asked_ = 0;
     return true;
@@ -185,8 +187,8 @@ bool VerbsRail::detached(const DetachScope& scope) const {
 
 void VerbsRail::heal() {
   muted_ = false;
-  // What a muted rail was given is gone, so its epoch cannot go on.
-  if (swallowed_ > 0) early_.emplace_back().status = "frames were dropped by a drill";
+  // Frames given to a muted rail are lost, so the epoch must end.
+  if (swallowed_ > 0) early_.emplace_back().status = "a drill dropped frames";
 }
 
 // ---- in ----
@@ -233,14 +235,13 @@ bool VerbsRail::take(const VerbsCompletion& completion, TimeNs now) {
     case VerbsRequest::receive: return take_arrived(completion, now);
     case VerbsRequest::marker: break;
   }
-  return fail(RailCause::completion_error, "a completion that nobody asked for", now);
+  return fail(RailCause::completion_error, "a completion of an unknown work request", now);
 }
 
 bool VerbsRail::take_sent(const VerbsCompletion& completion, TimeNs now) {
   const std::uint64_t frame = completion.id >> 2U;
   if (frame < completed_ || frame >= sent_)
-    return fail(RailCause::completion_error, "the completion of a frame that is not on its way",
-                now);
+    return fail(RailCause::completion_error, "the completion of a frame not in flight", now);
   for (; completed_ <= frame; ++completed_) {
     InFlightFrame& flight = frames_in_flight_[completed_ % ring_frames];
     acked_position_ = flight.position;
@@ -274,7 +275,7 @@ bool VerbsRail::take_arrived(const VerbsCompletion& completion, TimeNs now) {
 bool VerbsRail::take_credit(std::uint32_t consumed, TimeNs now) {
   const std::uint64_t more = (consumed - credited_) & count_mask;
   if (more > sent_ - credited_)
-    return fail(RailCause::protocol, "credit for frames that were never sent", now);
+    return fail(RailCause::protocol, "credit for more frames than were sent", now);
   if (more == 0) return true;
   credited_ += more;
   link_.attempts_landed(rail_, epoch_, frames_in_flight_[(credited_ - 1) % ring_frames].position,
@@ -291,7 +292,7 @@ bool VerbsRail::take_frame(std::uint32_t bytes, TimeNs now) {
   const bool placed = is_placed(header);
   const bool fits =
       placed ? with_it == 0 && header.type == FrameType::data : with_it == header.payload_bytes;
-  if (!fits) return fail(RailCause::protocol, "a frame of another size than it says", now);
+  if (!fits) return fail(RailCause::protocol, "the size of a frame differs from its header", now);
   if (!link_.frame_begin(rail_, header, now)) return false;
   if (placed) link_.payload_placed(rail_, now);
   for (std::uint32_t done = 0; !placed && done < with_it && open();) {
@@ -318,7 +319,7 @@ void VerbsRail::report_path(TimeNs now) {
   std::byte unexpected{};
   const ssize_t got = ::recv(liveness_socket_.get(), &unexpected, 1, MSG_DONTWAIT | MSG_PEEK);
   if (got >= 0 || (errno != EAGAIN && errno != EINTR))
-    fail(RailCause::socket_error, "the connection beside the queue pair is closed", now);
+    fail(RailCause::socket_error, "the liveness socket is closed", now);
 }
 
 void VerbsRail::acknowledge(TimeNs now) {
@@ -334,7 +335,7 @@ bool VerbsRail::fence(TimeNs now) {
 
 std::optional<pollfd> VerbsRail::arm() {
   if (!early_.empty() || session_->pair->arm() != 0) return std::nullopt;
-  // What came before it was armed wakes nobody.
+  // A completion that arrived before arm() raises no event, so poll again.
   std::array<VerbsCompletion, batch> completions;
   const int got = session_->pair->poll(completions);
   if (got != 0) {

@@ -1,4 +1,5 @@
-# One way in.  Every target sets up what it needs; what is up to date is not done again.
+# The single entry point for all tasks. Every target sets up its requirements and skips steps
+# already up to date.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -8,12 +9,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 JOBS ?= $(shell nproc)
-# Which interpreter the environment is made with; any from 3.11 on.
+# Python interpreter for the environment, 3.11 or later.
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))) \
 	python3)
 export PYTHON
-# The environment's cmake and ninja, also where the system has none.
+# Uses the environment's cmake and ninja, even if the system has none.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -30,19 +31,19 @@ FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
-	@echo "  ARGS='…' is passed on, e.g. make demo ARGS=--baseline; make fuzz SECONDS=600 fuzzes longer"
+	@echo "  ARGS='…' is passed on, e.g. make demo ARGS=--baseline; make fuzz SECONDS=600 fuzzes 600 s each"
 
-setup: $(STAMPS)/installed ## everything into .venv: vLLM, tools, the core
+setup: $(STAMPS)/installed ## install vLLM, the tools and the core into .venv
 
-demo: setup $(STAMPS)/system-demo ## serve a model over two nodes and cut rails under it
+demo: setup $(STAMPS)/system-demo ## serve a model over two nodes while rails fail
 	$(BIN)/r2serve demo $(ARGS)
 
-# What rail losses cost requests: minutes.  With FULL=1 everything, hours; it goes on where it was
-# stopped, at the same commit.
+# Cost of rail losses for requests: minutes. With FULL=1 the whole benchmark runs for hours; an
+# interrupted run resumes at the same commit.
 BENCH = $(BIN)/r2serve bench
 BENCH_SERVE = $(BENCH) serve --json bench/results/serve.jsonl --rate 3
 BENCH_COLLECTIVES = $(BENCH) collectives --resume
-bench: setup $(STAMPS)/system-bench $(if $(FULL),$(STAMPS)/system-rivals) ## what rail losses cost requests, r2ccl and gloo; FULL=1: all of it
+bench: setup $(STAMPS)/system-bench $(if $(FULL),$(STAMPS)/system-rivals) ## measure the cost of rail losses for requests, r2ccl and gloo; FULL=1: all
 ifdef FULL
 	$(BENCH_SERVE) --out build/bench-pairs --label permanent --requests 300 --pairs 5 \
 		--scenario healthy --scenario permanent
@@ -64,19 +65,19 @@ ALL_CONTENDERS := $(addprefix --contender ,r2ccl gloo ecmp mptcp restart)
 ALL_SCENARIOS := $(addprefix --scenario ,healthy carrier-loss black-hole peer-port-loss flap-8s slow two-faults \
 	all-rails-8s mgmt-carrier-loss permanent)
 
-# Keeps how long a step took; the table at the end has the steps that were not up to date.
+# Records the duration of a step. The table at the end lists the steps run this time.
 STARTED := $(shell date +%s)
 TIMED := $(PYTHON) tests/timings.py run
 
-test: setup $(STAMPS)/system-test ## all tests: native (plain, ASan/UBSan, TSan), then Python
+test: setup $(STAMPS)/system-test ## run all tests: native (plain, ASan/UBSan, TSan), then Python
 	@rm -rf build/results
 	@$(MAKE) test-native
 	@$(BIN)/python tests/run.py --native-results=build/results $(ARGS); status=$$?; \
 		$(PYTHON) tests/timings.py show $(STARTED); exit $$status
 
-# GCC builds the plain variant and clang the others, so both compilers judge every file.
-# Lines are all that a report needs of debugging information: a third of the compiler's time.
-# The plain variant is the build that was installed, with the tests beside it.
+# GCC builds the plain variant and clang the others, so both compilers check every file. Reports
+# need only line tables as debugging information, which saves a third of the compile time. The plain
+# variant is the installed build plus the tests.
 PLAIN_FLAGS := -O2 -g1 -DNDEBUG
 SANITIZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -gline-tables-only' \
 	-DR2CCL_PYTHON=OFF
@@ -94,19 +95,19 @@ define native
 	--no-tests=error -j$(JOBS)
 endef
 
-test-native: setup $(STAMPS)/system-test ## native tests alone
+test-native: setup $(STAMPS)/system-test ## run the native tests only
 	$(call native,plain)
 	$(call native,asan,$(ASAN))
 	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=OFF)
 
-test-long: setup $(STAMPS)/system-test lint-all ## the tests that take minutes: fuzzing, seeds, 200 faults a kind
+test-long: setup $(STAMPS)/system-test lint-all ## run the long tests (minutes): fuzzing, seeds, 200 faults per kind
 	@rm -rf build/results
 	$(call native,plain,,full)
 	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=ON)
 	$(BIN)/pytest -m long --native-results=build/results $(ARGS)
 
-# Each native program is run by itself, so that the lines that it runs are known.
-coverage: setup $(STAMPS)/system-test ## lines and branches that the quick tests run; ARGS choose tests in Python
+# Each native program runs separately, so that its covered lines are known.
+coverage: setup $(STAMPS)/system-test ## measure line and branch coverage of the quick tests; ARGS choose Python tests
 	@cmake -S . -B build/coverage -G Ninja -DR2CCL_TESTS=ON -DR2CCL_PYTHON=OFF \
 		'-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 --coverage -fprofile-update=atomic' >build/coverage.log \
 		|| { cat build/coverage.log; exit 1; }
@@ -115,23 +116,24 @@ coverage: setup $(STAMPS)/system-test ## lines and branches that the quick tests
 	@$(BIN)/python tests/power/cover.py python $(ARGS)
 	@$(BIN)/python tests/power/cover.py show
 
-mutations: setup $(STAMPS)/system-test ## small bugs in the core's sources: which do the native tests catch?
+mutations: setup $(STAMPS)/system-test ## plant small bugs in the core and report those caught by the native tests
 	@$(BIN)/python tests/power/try_mutations.py cpp
 
-# The kernel comes from the distribution, once; UML=1 builds one that runs as a process, once.
+# The kernel comes from the distribution, fetched once. UML=1 builds a kernel to run as a process,
+# once.
 UML_KERNEL := build/guest/linux
-test-guest: setup $(STAMPS)/system-test $(STAMPS)/system-guest $(if $(UML),$(UML_KERNEL)) ## RDMA rails on Soft-RoCE, in QEMU; with UML=1 in a process
+test-guest: setup $(STAMPS)/system-test $(STAMPS)/system-guest $(if $(UML),$(UML_KERNEL)) ## test RDMA rails on Soft-RoCE in QEMU; UML=1: in User-Mode Linux
 	@cmake -S . -B build/native-plain -DR2CCL_TESTS=ON >build/plain.log || { cat build/plain.log; exit 1; }
 	@cmake --build build/native-plain --target guest_tests
 	@$(BIN)/python tests/guest/check.py $(if $(UML),--uml $(UML_KERNEL)) --timeout 900 -- $(ARGS)
 
-gpu-check: ## check on a GPU, smallest first; needs a Python with torch for CUDA; 77: no GPU
+gpu-check: ## run the GPU checks, shortest first; needs a Python with torch for CUDA; exit status 77: no GPU
 	@tests/gpu/first.sh $(ARGS)
 
-gpu-check-vllm: ## vLLM on a GPU, two nodes that share it, with rails cut; first lists what is missing
+gpu-check-vllm: ## run vLLM as two nodes on a shared GPU while rails fail; lists missing requirements first
 	@tests/gpu/first.sh facts install vllm $(ARGS)
 
-gpu-kit: ## build the wheel for a machine with a GPU, into build/gpu-kit; needs Python 3.12 and nvcc
+gpu-kit: ## build a wheel for a GPU machine in build/gpu-kit; needs Python 3.12 and nvcc
 	@$(PYTHON) tests/gpu/kit.py
 
 $(UML_KERNEL):
@@ -140,9 +142,9 @@ $(UML_KERNEL):
 model: $(STAMPS)/system-model ## search the protocol's model exhaustively with Spin
 	@$(PYTHON) docs/model/check.py $(ARGS)
 
-# What it finds beyond the kept corpus goes to build/fuzz/found, an input that crashes beside it.
+# New corpus inputs go to build/fuzz/found; an input with a crash is stored beside this folder.
 SECONDS := 60
-fuzz: setup $(STAMPS)/system-test ## fuzz the wire parser and the handshake, a minute each
+fuzz: setup $(STAMPS)/system-test ## fuzz the wire parser and the handshake, SECONDS=60 each
 	@mkdir -p build/fuzz/found/frames build/fuzz/found/handshake
 	@cmake -S . -B build/fuzz -G Ninja $(FUZZED) >build/fuzz.log || { cat build/fuzz.log; exit 1; }
 	@cmake --build build/fuzz --target frames_fuzz handshake_fuzz
@@ -153,12 +155,12 @@ fuzz: setup $(STAMPS)/system-test ## fuzz the wire parser and the handshake, a m
 			build/fuzz/found/$$name tests/native/fuzz/corpus/$$name || exit 1; \
 	done
 
-lint: lint-python lint-format lint-changed ## formatting, types, clang-tidy of changed files (LINT_BASE=HEAD~1)
-lint-all: lint-python lint-cpp ## formatting, types, clang-tidy of all files
+lint: lint-python lint-format lint-changed ## check formatting and types, clang-tidy on changed files (LINT_BASE=HEAD~1)
+lint-all: lint-python lint-cpp ## check formatting and types, clang-tidy on all files
 
-# Linting needs the tools, not a core that is up to date.
+# Linting needs only the tools, not a core up to date.
 TOOLS_READY := $(if $(wildcard $(STAMPS)/installed),,setup)
-# mypy checks the package as a wheel lays it out, with bench and kernels below r2serve.
+# mypy checks the package in the layout of a wheel, with bench and kernels below r2serve.
 TYPES := build/types/r2serve
 lint-python: $(TOOLS_READY)
 	$(BIN)/ruff format --check .
@@ -167,15 +169,15 @@ lint-python: $(TOOLS_READY)
 	@ln -s $(CURDIR)/r2serve/* $(CURDIR)/bench $(CURDIR)/kernels $(TYPES)/
 	$(BIN)/mypy
 
-# clang-tidy is slow: one stamp a file, redone when it or any header changes.
+# clang-tidy is slow, so each file has a stamp, redone when the file or any header changes.
 TIDY := $(patsubst %.cc,build/tidy/%.ok,$(filter %.cc,$(CORE)))
 lint-format: $(STAMPS)/system-lint
 	clang-format --dry-run -Werror $(FORMATTED)
 lint-cpp: $(TOOLS_READY) lint-format
 	@$(MAKE) -j$(JOBS) $(TIDY)
 
-# What differs from LINT_BASE; of a header the file that implements it.  Of very many files the
-# first LINT_MOST, so that the time has a limit.
+# Changed files relative to LINT_BASE; a header counts as its implementation file. At most LINT_MOST
+# files are checked, to limit the time.
 LINT_BASE ?= HEAD~1
 LINT_MOST ?= 20
 CHANGED = $(filter $(TIDY),$(patsubst %,build/tidy/%.ok,$(sort $(basename \
@@ -183,7 +185,7 @@ CHANGED = $(filter $(TIDY),$(patsubst %,build/tidy/%.ok,$(sort $(basename \
 TO_TIDY = $(wordlist 1,$(LINT_MOST),$(CHANGED))
 lint-changed: $(TOOLS_READY) $(STAMPS)/system-lint
 	@git rev-parse --verify --quiet $(LINT_BASE) >/dev/null || \
-		echo "clang-tidy: no commit $(LINT_BASE), so no file is known as changed"
+		echo "clang-tidy: no commit $(LINT_BASE), so no file counts as changed"
 	@echo "clang-tidy: $(words $(TO_TIDY)) of $(words $(CHANGED)) changed files; make lint-all checks all"
 	@$(if $(TO_TIDY),$(MAKE) -j$(JOBS) $(TO_TIDY))
 
@@ -197,14 +199,14 @@ build/tidy/compile_commands.json: CMakeLists.txt $(filter %.cc,$(CORE))
 		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
 	@touch $@
 
-docs: setup ## write docs/configuration.md anew from r2serve/config.py
+docs: setup ## regenerate docs/configuration.md from r2serve/config.py
 	$(BIN)/r2serve config --markdown >docs/configuration.md
 
-clean: ## remove everything that was built, the environment too
+clean: ## remove all build results and the environment
 	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# ---- what the targets stand on ------------------------------------------------------------------
+# ---- internal targets ---------------------------------------------------------------------------
 
 $(STAMPS)/system-%: deploy/setup/system.sh
 	@deploy/setup/system.sh $*
@@ -225,12 +227,12 @@ $(STAMPS)/tools: pyproject.toml | $(STAMPS)/venv
 	@$(BIN)/python -m pip install --quiet cmake ninja nanobind scikit-build-core
 	@touch $@
 
-# Beside Open MPI's programs, which have the same names.
+# Installed under a separate prefix, because Open MPI's programs have the same names.
 $(STAMPS)/mpich: | $(STAMPS)/venv
 	@$(BIN)/python -m pip install --quiet --prefix $(VENV)/mpich mpich
 	@touch $@
 
-# The core is compiled here and never at import; sources in Python are used where they lie.
+# The core is compiled here, never at import. Python sources are used in place.
 .PHONY: build-is-gone
 build-is-gone:
 $(STAMPS)/installed: $(STAMPS)/engine $(STAMPS)/tools $(STAMPS)/mpich pyproject.toml CMakeLists.txt $(CORE) \

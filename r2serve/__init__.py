@@ -1,7 +1,6 @@
-"""Collectives that outlive a NIC: keep serving when a rail dies in the middle of a decode step.
+"""Collectives that survive the loss of a NIC: serving continues when a rail dies mid-step.
 
-``import r2serve`` is quick: the core, torch and NumPy are loaded on the first use of a name that
-needs them.
+``import r2serve`` is fast: the core, torch and NumPy load at the first use of a name.
 """
 
 from __future__ import annotations

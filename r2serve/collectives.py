@@ -1,4 +1,4 @@
-"""The collectives of a communicator: tensors are checked here, and moved by the core."""
+"""Methods for the collectives: they check tensors and pass pointers and sizes to the core."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Collectives:
-    """Base of :class:`r2serve.Communicator`, and of :class:`r2serve.DeviceCommunicator`."""
+    """Base of :class:`r2serve.Communicator` and :class:`r2serve.DeviceCommunicator`."""
 
     rank: int
     world_size: int
     device: torch.device = tensors.CPU
-    """Where tensors are."""
+    """Device of all tensors."""
     _on_cpu: bool = True
     _core: Core
 
@@ -45,25 +45,27 @@ class Collectives:
         out: Array | None = None,
         algorithm: str | None = None,
     ) -> Array:
-        """Combine the tensors of all ranks element by element.
+        """Reduces the tensors of all ranks element by element.
 
         Args:
             tensor: any shape; the same shape and dtype on all ranks.
             op: ``sum``, ``prod``, ``min``, ``max`` or ``avg`` (integers: truncated).
-            out: like ``tensor``; may be ``tensor`` itself.  Default: a new tensor.
-            algorithm: ``one_shot`` or ``two_shot`` forces one; it changes no bit.
+            out: shape and dtype of ``tensor``; may be ``tensor`` itself. Default: a new tensor.
+            algorithm: ``one_shot`` or ``two_shot`` forces an algorithm; results have the same bits.
 
         Returns:
             ``out``.
 
         Raises:
-            InvalidArgumentError: before anything was sent.
-            OrderMismatchError, PeerLostError, PeerClosedError, AbortedError: sticky.
+            InvalidArgumentError: wrong argument; nothing was sent.
+            OrderMismatchError, PeerLostError, PeerClosedError, AbortedError: sticky, so every
+                later call raises the same error.
         """
         given = tensor
         if type(tensor) is not Tensor:
             tensor = tensors.as_tensor(tensor)
-        # Every look at a tensor costs as much as 4 KiB of memory: in place one address will do.
+        # An access to a tensor attribute costs as much time as 4 KiB of memory traffic. So a CPU
+        # tensor is checked by `is_cpu`, and a call in place reads data_ptr() only once.
         here = tensor.is_cpu if self._on_cpu else tensor.device == self.device
         code = DTYPES.get(tensor.dtype)
         if code is None or not here or not tensor.is_contiguous():
@@ -83,7 +85,7 @@ class Collectives:
         return tensors.like(given, target, None) if out is None else out
 
     def all_gather(self, tensor: Array, *, out: Array | None = None) -> Array:
-        """Collect the tensors of all ranks: ``out[r]`` is rank r's, shape ``(world, *shape)``."""
+        """Gathers tensors of equal shape: ``out[r]`` is rank r's; ``(world, *tensor.shape)``."""
         source, code = tensors.checked("tensor", tensor, self.device)
         shape = (self.world_size, *source.shape)
         target = tensors.target(out, shape, source, -self.rank * source.nbytes)
@@ -95,7 +97,10 @@ class Collectives:
     def all_gatherv(
         self, tensor: Array, sizes: Sequence[int], *, out: Array | None = None
     ) -> Array:
-        """Collect along dimension 0; rank r brings ``sizes[r]`` rows.  All ranks pass ``sizes``."""
+        """Concatenates ``sizes[r]`` rows of each rank r, in rank order, along dimension 0.
+
+        All ranks pass the same ``sizes``. Shape of the result: ``(sum(sizes), *tensor.shape[1:])``.
+        """
         source, code = tensors.checked("tensor", tensor, self.device)
         row = tensors.row_elements(source, sizes, self.world_size, sizes[self.rank : self.rank + 1])
         at = -sum(sizes[: self.rank]) * row * source.element_size()
@@ -106,7 +111,7 @@ class Collectives:
         return tensors.like(tensor, target, out)
 
     def reduce_scatter(self, tensor: Array, op: str = "sum", *, out: Array | None = None) -> Array:
-        """Combine as all_reduce and keep this rank's even share of dimension 0.
+        """Reduces like :meth:`all_reduce`; returns this rank's even shard of dimension 0.
 
         Raises:
             InvalidArgumentError: dimension 0 is not divisible by the world size.
@@ -117,7 +122,10 @@ class Collectives:
     def reduce_scatterv(
         self, tensor: Array, sizes: Sequence[int], op: str = "sum", *, out: Array | None = None
     ) -> Array:
-        """As reduce_scatter; rank r keeps ``sizes[r]`` rows.  All ranks pass ``sizes``."""
+        """Reduces like :meth:`all_reduce`; rank r receives ``sizes[r]`` rows of the result.
+
+        All ranks pass the same ``sizes``, whose sum is dimension 0 of ``tensor``.
+        """
         source, code = tensors.checked("tensor", tensor, self.device)
         row = tensors.row_elements(source, sizes, self.world_size, sizes)
         at = sum(sizes[: self.rank]) * row * source.element_size()
@@ -131,13 +139,13 @@ class Collectives:
         return tensors.like(tensor, target, out)
 
     def broadcast(self, tensor: Array, root: int) -> Array:
-        """Copy rank ``root``'s tensor to all ranks, in place."""
+        """Overwrites ``tensor`` on all ranks with rank ``root``'s tensor; returns ``tensor``."""
         data, code = tensors.checked("tensor", tensor, self.device)
         self._core.broadcast(data.data_ptr(), data.numel(), code, root)
         return tensor
 
     def gather(self, tensor: Array, root: int, *, out: Array | None = None) -> Array | None:
-        """Collect the tensors of all ranks on ``root``: ``(world, *shape)``; None elsewhere."""
+        """Gathers equal shapes on ``root``: ``(world, *tensor.shape)``; returns None elsewhere."""
         source, code = tensors.checked("tensor", tensor, self.device)
         counts = [source.numel()] * self.world_size
         if self.rank != root:
@@ -149,7 +157,7 @@ class Collectives:
         return tensors.like(tensor, target, out)
 
     def all_to_all(self, tensor: Array, *, out: Array | None = None) -> Array:
-        """Send the r-th even share of dimension 0 to rank r; receive in rank order."""
+        """Sends the r-th even shard of dimension 0 to rank r; receives in rank order."""
         source, _ = tensors.checked("tensor", tensor, self.device)
         even = self._even_rows(source)
         return self.all_to_allv(tensor, even, even, out=out)
@@ -162,7 +170,7 @@ class Collectives:
         *,
         out: Array | None = None,
     ) -> Array:
-        """Send ``in_sizes[r]`` rows to rank r; receive ``out_sizes[r]`` rows from it, in order."""
+        """Sends ``in_sizes[r]`` rows to rank r; receives ``out_sizes[r]`` rows in rank order."""
         source, code = tensors.checked("tensor", tensor, self.device)
         row = tensors.row_elements(source, in_sizes, self.world_size, in_sizes)
         tensors.check_sizes("out_sizes", out_sizes, self.world_size)
@@ -177,22 +185,29 @@ class Collectives:
         return tensors.like(tensor, target, out)
 
     def send(self, tensor: Array, dst: int) -> None:
-        """Send to one rank; returns when ``tensor`` may be changed again."""
+        """Sends to rank ``dst``, which calls :meth:`recv` with the same number of bytes.
+
+        Returns when the caller may overwrite ``tensor``.
+        """
         source, code = tensors.checked("tensor", tensor, self.device)
         self._core.send(source.data_ptr(), source.numel(), code, dst)
 
     def recv(self, tensor: Array, src: int) -> Array:
-        """Receive what ``src`` sends, into ``tensor``."""
+        """Receives a tensor from rank ``src`` into ``tensor``; returns ``tensor``.
+
+        Raises:
+            OrderMismatchError: the sender's tensor has a different number of bytes.
+        """
         target, code = tensors.checked("tensor", tensor, self.device)
         self._core.recv(target.data_ptr(), target.numel(), code, src)
         return tensor
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Waits until all ranks have called ``barrier``."""
         self._core.barrier()
 
     def _even_rows(self, tensor: torch.Tensor) -> list[int]:
-        """Of each rank's share of dimension 0."""
+        """Returns the rows of each rank's even shard of dimension 0."""
         if tensor.dim() == 0 or tensor.shape[0] % self.world_size:
             raise InvalidArgumentError(
                 f"tensor: dimension 0 of shape {tuple(tensor.shape)} is not divisible by the "

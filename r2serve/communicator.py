@@ -1,9 +1,9 @@
-"""Collectives that outlive a rail.
+"""Collectives that survive the loss of a rail.
 
-Tensors are CPU tensors of torch or NumPy arrays, contiguous.  Every collective gives the same bits
-on every rank, whatever algorithm, rail or failure carried it (docs/architecture.md, canonical
-reduction tree).  Calls of one communicator must come in the same order on all its ranks; different
-communicators are independent, also from different threads.
+Tensors are contiguous CPU tensors of torch, or NumPy arrays. A collective's result has the same
+bits on every rank, with any algorithm, rail or failure (docs/architecture.md, canonical order). All
+ranks must issue the calls of a communicator in the same order. Different communicators are
+independent, also across threads. Concurrent calls of the same communicator run one after another.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _LOG = logging.getLogger("r2serve.r2ccl")
 
 
 def _connect(exchange: Exchange, process: Process, peers: list[int]) -> None:
-    """Bring up the links to all peers; returns when all ranks have theirs.
+    """Connects the links to all peers; returns when all ranks have connected.
 
-    One that went on earlier might be gone again before a slower one has seen its rails come up.
+    The final exchange keeps a fast rank from closing its links before a slow rank sees rails up.
     """
     failure = None
     try:
@@ -61,14 +61,14 @@ def _connect(exchange: Exchange, process: Process, peers: list[int]) -> None:
 
 
 class Communicator(Collectives):
-    """A group of ranks, made on every rank alike.
+    """A group of ranks; every rank makes the communicator in the same way.
 
-    By :meth:`from_group`, :meth:`from_store` or :meth:`standalone`.
+    Constructors are :meth:`from_group`, :meth:`from_store` and :meth:`standalone`.
     """
 
     name: str
     nodes: list[int]
-    """Node of each rank, numbered by first appearance."""
+    """Node index of each rank, in order of first appearance."""
 
     def __init__(
         self,
@@ -110,19 +110,19 @@ class Communicator(Collectives):
         config: Config | None = None,
         management_address: str | None = None,
     ) -> Communicator:
-        """Make a communicator of the ranks of a torch group; collective over the group.
+        """Makes a communicator of the ranks of a torch group; collective over the group.
 
         Args:
-            group: a group that can exchange Python objects (any CPU group); used only here.
-            name: for people; the same on all ranks.
+            group: a group able to exchange Python objects (any CPU group); used only by this call.
+            name: label for logs; the same on all ranks.
             config: default: from the environment.
-            management_address: this node's numeric address on the management NIC, which is kept
-                free of rails. Default: the address on the way to ``MASTER_ADDR``, if that is set.
+            management_address: numeric address of this node on the management NIC, which is a rail
+                only under ``fallback``. Default: the address on the route to ``MASTER_ADDR``.
 
         Raises:
             ConfigError: an option is wrong, or ranks on different nodes have no rails.
-            StartupTimeoutError: no rail to a peer came up within ``connect_timeout_s``, here or at
-                another rank.
+            StartupTimeoutError: on some rank no rail to a peer came up within
+                ``connect_timeout_s``.
         """
         rank = torch.distributed.get_rank(group)
         management = management_address or address_towards_master()
@@ -139,15 +139,16 @@ class Communicator(Collectives):
         config: Config | None = None,
         management_address: str | None = None,
     ) -> Communicator:
-        """Make a communicator of ranks that share a store and nothing else yet.
+        """Makes a communicator of ranks with a common store and no torch group.
 
         Args:
-            store: of this communicator alone, or of others with other names, too.
-            name: for people and for the store's keys; the same on all ranks.
-            management_address: as of :meth:`from_group`; then the address on the way to the store.
+            store: private to this communicator, or shared with communicators of other names.
+            name: label for logs and prefix of the store's keys; the same on all ranks.
+            management_address: see :meth:`from_group`; without ``MASTER_ADDR`` the default is the
+                address on the route to the store.
 
         Raises:
-            ConfigError, StartupTimeoutError: as :meth:`from_group`.
+            ConfigError, StartupTimeoutError: see :meth:`from_group`.
         """
         exchange = rendezvous.over_store(store, name, rank, world_size)
         host = rendezvous.host_of(store)
@@ -169,17 +170,17 @@ class Communicator(Collectives):
         timeout_s: float = 60.0,
         share_engine: bool = True,
     ) -> Communicator:
-        """Make a communicator without any engine: rank 0 hosts a store at ``host:port``.
+        """Makes a communicator without any engine: rank 0 hosts a store at ``host:port``.
 
         Args:
-            host, port: where all ranks reach rank 0's store during start-up.
-            timeout_s: for all ranks to appear at the store.
-            share_engine: False gives this communicator links of its own, so that several ranks
-                can live in one process.
+            host, port: address of rank 0's store, reachable from all ranks during start-up.
+            timeout_s: seconds for all ranks to appear at the store.
+            share_engine: False gives this communicator private links, so that several ranks can
+                live in one process.
 
         Raises:
             InvalidArgumentError: rank or world size is out of range.
-            ConfigError, StartupTimeoutError: as :meth:`from_group`.
+            ConfigError, StartupTimeoutError: see :meth:`from_group`.
         """
         if not 0 <= rank < world_size:
             raise InvalidArgumentError(f"rank: {rank} is not within 0 to {world_size - 1}")
@@ -219,7 +220,7 @@ class Communicator(Collectives):
             for other, info in enumerate(infos):
                 if other != rank:
                     process.add_peer(info, f"rank {other}", nodes[rank])
-            exchange({})  # everybody knows everybody: from here on nobody is a stranger
+            exchange({})  # a barrier: all ranks know all peers before the first connection
             own = process.info.process
             members = [info.process for info in infos]
             _connect(exchange, process, [number for number in members if number != own])
@@ -230,17 +231,17 @@ class Communicator(Collectives):
             raise
 
     def pair(self, peer: int, name: str) -> Communicator:
-        """Make a communicator of this rank and ``peer``, in the order of their ranks.
+        """Makes a communicator of this rank and ``peer``, in rank order.
 
-        At once, without a word from the peer, over the links that are there: what is sent before
-        the peer makes it, too, waits for that.
+        Returns at once, without communication, because the links exist already. Messages wait
+        until the peer makes the same communicator.
 
         Args:
             peer: another rank.
-            name: the same at both ends, and of one pair of this communicator only.
+            name: the same at both ends, and unique among pairs of this communicator.
 
         Raises:
-            InvalidArgumentError: ``peer`` is no other rank.
+            InvalidArgumentError: ``peer`` is not another rank.
         """
         if peer == self.rank or not 0 <= peer < self.world_size:
             raise InvalidArgumentError(
@@ -249,16 +250,16 @@ class Communicator(Collectives):
         return self.part(sorted((self.rank, peer)), name)
 
     def twin(self, name: str) -> Communicator:
-        """Make another communicator of the same ranks, whose calls have an order of their own.
+        """Makes a second communicator of the same ranks with an independent order of calls.
 
-        At once, as :meth:`pair`; ``name`` is the same on all ranks, and of one twin only.
+        Returns at once, like :meth:`pair`; ``name`` is the same on all ranks and unique.
         """
         return self.part(range(self.world_size), name)
 
     def part(self, ranks: Sequence[int], name: str) -> Communicator:
-        """Make a communicator of ``ranks``, this one among them, in that order.
+        """Makes a communicator of ``ranks``, in the given order; must include this rank.
 
-        At once, as :meth:`pair`; ``name`` is the same on all of them, and of one part only.
+        Returns at once, like :meth:`pair`; ``name`` is the same on all ``ranks`` and unique.
         """
         retain(self._process)
         try:
@@ -276,48 +277,48 @@ class Communicator(Collectives):
 
     @property
     def config(self) -> Config:
-        """The options of the engine that carries it."""
+        """The options of the engine under this communicator."""
         return self._process.config
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether ranks are on more than one node, so that there are rails to fail over between."""
+        """Whether ranks are on several nodes, so that rails carry traffic and can fail over."""
         return len(set(self.nodes)) > 1
 
     def register_buffer(self, tensor: Array) -> None:
-        """Let RDMA devices read a tensor where it lies and put results into it, without a copy.
+        """Registers a tensor with RDMA devices, for reads and writes in place without a copy.
 
-        Large tensors gain by it; TCP rails are indifferent, and what is input and output at once is
-        copied.  It must stay where it is, and be given back with :meth:`deregister_buffer` as often
-        as it was registered.
+        Useful for large tensors over verbs rails; without effect on TCP rails. A tensor used as
+        both input and output of a call is still copied. The memory must not move or be freed
+        before :meth:`deregister_buffer`, which each registration needs once.
 
         Raises:
-            InternalError: a device refuses, for want of lockable memory perhaps.
-            InvalidArgumentError: another buffer begins there.
+            InternalError: a device refuses, for example because of the memlock limit.
+            InvalidArgumentError: another buffer begins at the same address.
         """
         data, _ = tensors.checked("tensor", tensor)
         self._process.engine.register_buffer(data.data_ptr(), data.nbytes)
 
     def deregister_buffer(self, tensor: Array) -> None:
-        """End :meth:`register_buffer`, before the memory is freed.
+        """Ends :meth:`register_buffer`; call before the memory is freed.
 
         Raises:
-            InvalidArgumentError: it is not registered.
+            InvalidArgumentError: the tensor is not registered.
         """
         data, _ = tensors.checked("tensor", tensor)
         self._process.engine.deregister_buffer(data.data_ptr())
 
-    # --- life and observation -----------------------------------------------------------------
+    # ---- lifecycle and observation ----
 
     def abort(self, reason: str) -> None:
-        """Give up, from any thread: the call in progress and all later ones end in AbortedError.
+        """Ends the current call and all later calls with AbortedError. Thread-safe.
 
-        The other ranks are told, and end likewise.
+        The other ranks receive a notice and end in the same way.
         """
         self._core.abort(f"rank {self.rank} gave up: {reason}")
 
     def close(self) -> None:
-        """Leave, after everything sent has been delivered (bounded).  Idempotent."""
+        """Closes gracefully: waits for delivery of sent data, at most 5 s. Idempotent."""
         if self._release.alive:
             self._core.close(LINGER_S)
             self._release()
@@ -329,27 +330,27 @@ class Communicator(Collectives):
         self.close()
 
     def rails(self) -> list[RailInfo]:
-        """The rails of this process, over all its links."""
+        """Returns the rails of this process, over all links."""
         return [RailInfo(**rail) for rail in self._process.engine.rails()]
 
     def events(self) -> list[journal.Event]:
-        """This process's journal, oldest first."""
+        """Returns this process's journal, oldest event first."""
         return journal.parse(self._process.engine.journal_bytes()).events
 
     def inject(
         self, rail_index: int, fault: str, peer: int | None = None, *, bytes_per_s: float = 0.0
     ) -> None:
-        """Inject a fault into a rail of this process, for tests and drills.
+        """Injects a fault into a rail of this process, for tests and drills.
 
         Args:
             rail_index: position of the rail in its link.
             fault: a kind of ``r2serve.faults``: ``carrier_loss``, ``black_hole``, ``reset`` (once),
                 ``slow``, ``corrupt`` (wrong checksums); or ``heal``.
-            peer: rank; default: the rails of all peers.
-            bytes_per_s: that a ``slow`` rail sends; at least 1e6.
+            peer: rank of the peer; default: the rail of this index to every peer.
+            bytes_per_s: rate of a ``slow`` rail, bytes/s; at least 1e6.
 
         Raises:
-            ValueError, InvalidArgumentError: no such fault, or rail; ``corrupt`` without checksums.
+            ValueError, InvalidArgumentError: unknown fault or rail; ``corrupt`` without checksums.
         """
         process = 0 if peer is None else self._members[peer]
         self._process.engine.inject(rail_index, canonical(fault), process, bytes_per_s)

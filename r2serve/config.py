@@ -1,9 +1,8 @@
-"""Every option of r2serve, once: type, default, unit, meaning and range.
+"""Table of all options of r2serve: type, default, unit, meaning and range.
 
-The class body of :class:`Config` is the one table.  The environment variable of a field is
-``R2CCL_`` and its name in capitals; ``docs/configuration.md`` and ``r2serve config`` are printed
-from it, and ``csrc/base/config.hpp`` repeats the fields that the core acts on (a test
-compares the two).
+The class body of :class:`Config` is the only table. The environment variable of a field is
+``R2CCL_`` plus the name in capitals. ``docs/configuration.md`` and ``r2serve config`` print the
+table. ``csrc/base/config.hpp`` repeats the fields of the core; a test compares both.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Any
 from r2serve.errors import ConfigError
 from r2serve.option import PREFIX, Option, Value, checked, complaint, core, option, parsed, show
 
-MAX_CHUNKS_PER_SLOT = 64  # the receiver counts a slot's chunks in one 64-bit word
-# A unix socket's path has 107 bytes; "/r2ccl-4194304-ffffffff.drills" are 30 of them.
+MAX_CHUNKS_PER_SLOT = 64  # the receiver marks a slot's chunks in one 64-bit word
+# A unix socket path has at most 107 bytes; "/r2ccl-4194304-ffffffff.drills" takes 30 bytes.
 LONGEST_DRILL_FOLDER = 77
 
 _LOG = logging.getLogger(__name__)
@@ -28,86 +27,88 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The options of one process; immutable, and valid once it exists.
+    """The options of one process; immutable, and valid after construction.
 
     Raises:
         ConfigError: names the field, the value and what would be right.
     """
 
-    # Where traffic goes.
+    # Ports and nodes.
     rails: str = option(
         "auto",
-        "Network ports that carry collectives. `auto` takes every NIC that is up and has an "
-        "address, except the management NIC; otherwise a comma-separated list of devices, "
-        "addresses or RDMA ports (`mlx5_0:1`), in rail order",
+        "Network ports that carry collectives. `auto`: every NIC that is up and has an address, "
+        "except the management NIC. Otherwise a comma-separated list in rail order: devices, "
+        "addresses or RDMA ports (`mlx5_0:1`)",
     )
     node: str = option(
         "",
-        "What counts as a node. Empty: ranks with the same boot id and network namespace share "
-        "one; `per-rank`: every rank is a node of its own; any other text: ranks with the same "
-        "text share one",
+        "Identity of a node. Empty: ranks with the same boot id and network namespace share a "
+        "node; `per-rank`: every rank is a separate node; any other text: ranks with the same "
+        "text share a node",
     )
     management: str = option(
         "",
-        "Device or address kept for the engine's control traffic, never a rail but for `fallback`. "
-        "Empty: the one that the engine's store is reached through, as long as others remain",
+        "Device or address of the management NIC for the engine's control traffic; a rail only "
+        "under `fallback`. Empty: the NIC with the route to the engine's store; this NIC is a rail "
+        "if no other NIC is usable",
     )
 
     # RDMA.
     rdma: str = option(
         "auto",
-        "Rails over RDMA verbs. `auto`: where a port has an RDMA device at both ends; `require`: "
-        "start-up fails where one has none; `off`: TCP alone",
+        "Use of RDMA verbs. `auto`: a rail uses verbs if both ports have an RDMA device, else TCP; "
+        "`require`: start-up fails if a rail cannot use verbs; `off`: all rails use TCP",
         choices=("auto", "require", "off"),
     )
     gid_index: int = core(
         -1,
-        "GID that RoCE rails use. -1: the one of the rail's own address, RoCE v2 before v1",
+        "GID index of RoCE rails. -1: the GID of the rail's address, RoCE v2 before RoCE v1",
         unit="",
         low=-1,
         high=255,
     )
     verbs_timeout: int = core(
         14,
-        "An RDMA device waits 4.096 us times two to the power of this for an acknowledgement "
-        "before it sends again (14: 67 ms). Finding a dead rail does not wait for it",
+        "Time an RDMA device waits for an acknowledgement before a retransmission (`timeout` of "
+        "the queue pair): 4.096 us times 2^value (14: 67 ms). Rail failure detection is faster",
         unit="",
         low=1,
         high=31,
     )
     verbs_retry_count: int = core(
         6,
-        "So many times, before the queue pair fails. With 14 and 6 that is half a second",
+        "Transport retries before the queue pair fails (`retry_cnt`). With the defaults: 0.5 s",
         unit="",
         low=0,
         high=7,
     )
     verbs_rnr_timer: int = core(
         12,
-        "How long a device waits whose peer had no receive posted, by InfiniBand's table (12: "
-        "0.64 ms). r2ccl posts receives before it gives credit, so none should",
+        "Delay after a receiver-not-ready answer, as a code of InfiniBand's table "
+        "(`min_rnr_timer`; 12: 0.64 ms). Receiver-not-ready is not expected, because r2ccl posts "
+        "receives before it gives credit",
         unit="",
         low=0,
         high=31,
     )
     verbs_rnr_retry: int = core(
         7,
-        "So many times, before the queue pair fails; 7: for ever, since a peer that is stopped is "
-        "no fault of its rail",
+        "Receiver-not-ready retries (`rnr_retry`). 7: unlimited, so that a stopped peer process "
+        "does not take the rail down",
         unit="",
         low=0,
         high=7,
     )
     traffic_class: int = core(
         0,
-        "Traffic class of RoCE rails: the byte that carries DSCP and ECN",
+        "Traffic class of RoCE rails: the byte with DSCP and ECN",
         unit="",
         low=0,
         high=255,
     )
     service_level: int = core(
         0,
-        "Service level of RDMA rails: the priority that flow control acts on",
+        "Service level of RDMA rails: the priority for flow control",
         unit="",
         low=0,
         high=15,
@@ -123,37 +124,38 @@ class Config:
     # Failover.
     resilience: bool = core(
         True,
-        "Off: keep nothing for replay, hedge nothing, probe nothing. For measuring what "
-        "resilience costs, not for serving",
+        "Failover. `off`: no copies for replay, no hedges, no probes; the loss of a rail can end "
+        "collectives in an error. Only for measuring the cost of resilience, not for serving. Must "
+        "be the same on every node",
     )
     fallback: bool = core(
         True,
-        "Collectives go over the management NIC, too, while no other rail to a peer is left: "
-        "slower, but nothing waits. The same on every node",
+        "Collectives on the management NIC while no other rail to a peer is left: slower, but "
+        "without a stall. Must be the same on every node",
     )
     checksum: bool = core(
         False,
-        "A CRC32C of every chunk, so that bits flipped behind the NIC's own checks are found: the "
-        "chunk is replayed and its rail goes down. The same on every node",
+        "CRC32C of every chunk, against bit errors that the NIC's own checks miss. A wrong "
+        "checksum takes the rail down and replays the chunk. Must be the same on every node",
     )
     link_timeout_s: float = core(
         30.0,
-        "How long a link may be without any rail before every rank gets the typed error; ten times "
-        "as long where rails work and the peer's process says nothing",
+        "Longest time without any rail to a peer before every rank raises PeerLostError. Ten "
+        "times as long while rails work but the peer's process is silent",
         unit="s",
         low=0.1,
         high=3600.0,
     )
     connect_timeout_s: float = core(
         60.0,
-        "How long start-up waits until every link has its first rail",
+        "Longest wait of start-up for the first rail of every link",
         unit="s",
         low=0.1,
         high=3600.0,
     )
     handshake_timeout_ms: int = core(
         1000,
-        "How long one new connection may take to prove who it is before it is dropped",
+        "Longest time for a new connection to authenticate before it is dropped",
         unit="ms",
         low=10,
         high=60_000,
@@ -162,15 +164,16 @@ class Config:
     # Messages and memory.
     small_message_bytes: int = core(
         32 * 1024,
-        "Messages up to this size travel as one chunk on the one rail that answers fastest; "
-        "larger ones are striped. At most `chunk_bytes`",
+        "Largest message that travels as one chunk, on the rail with the shortest expected time; "
+        "larger messages are striped over rails. At most `chunk_bytes`",
         unit="bytes",
         low=0,
         high=64 * 1024**2,
     )
     chunk_bytes: int = core(
         128 * 1024,
-        "Size of the unit that a rail carries, acknowledges and replays",
+        "Size of a chunk: the unit that a rail carries, acknowledges and replays. Must be the same "
+        "on every node",
         unit="bytes",
         low=4096,
         high=64 * 1024**2,
@@ -178,16 +181,17 @@ class Config:
     )
     slot_bytes: int = core(
         1024**2,
-        "Size of one receive slot, which is the largest message. A multiple of `chunk_bytes`, "
-        f"at most {MAX_CHUNKS_PER_SLOT} chunks",
+        "Size of a receive slot and of the largest message. A multiple of `chunk_bytes`, "
+        f"at most {MAX_CHUNKS_PER_SLOT} chunks. Must be the same on every node",
         unit="bytes",
         low=4096,
         high=1024**3,
     )
     slots: int = core(
         8,
-        "Receive slots of each link, communicator and direction: messages that may be under way. "
-        "A power of two, so that slot numbers stay in step when message numbers wrap",
+        "Receive slots of each link, communicator and direction: the messages in flight. A power "
+        "of two keeps slot numbers in step when message numbers wrap. Must be the same on every "
+        "node",
         unit="slots",
         low=2,
         high=256,
@@ -195,23 +199,24 @@ class Config:
     )
     spare_slots: int = core(
         4,
-        "Slots that stand in for those in quarantine after a rail went down",
+        "Slots that replace slots in quarantine after the loss of a rail. Must be the same on "
+        "every node",
         unit="slots",
         low=0,
         high=256,
     )
     staging_bytes: int = core(
         256 * 1024,
-        "Messages up to this size are copied and the call returns without waiting for the wire; "
-        "larger ones are sent from the caller's buffer",
+        "Largest message that is copied, so that the call returns before the message is on the "
+        "wire. Larger messages are sent from the caller's buffer",
         unit="bytes",
         low=0,
         high=1024**3,
     )
     socket_buffer_bytes: int = core(
         0,
-        "Send and receive buffer asked of the kernel for each TCP rail; 0: the kernel tunes them, "
-        "which is faster",
+        "Size of the send buffer and of the receive buffer of each TCP rail. 0: the kernel tunes "
+        "both, which is faster",
         unit="bytes",
         low=0,
         high=1024**3,
@@ -220,52 +225,52 @@ class Config:
     # Detection and rejoin.
     ack_deadline_floor_ms: int = core(
         20,
-        "Shortest time a rail may take to acknowledge before it is suspected and its open chunks "
-        "are hedged. At most `dead_deadline_ms`",
+        "Shortest silence after which a rail with unacknowledged chunks is suspected and the "
+        "chunks are hedged. At most `dead_deadline_ms`",
         unit="ms",
         low=1,
         high=60_000,
     )
     ack_deadline_factor: float = core(
         8.0,
-        "The same time in units of the rail's own smoothed acknowledgement time; the longer of "
-        "the two counts",
+        "Acknowledgement deadline as a multiple of the rail's smoothed acknowledgement time. The "
+        "longer of this deadline and `ack_deadline_floor_ms` applies",
         unit="",
         low=1.0,
         high=1000.0,
     )
     dead_deadline_ms: int = core(
         500,
-        "How long a suspected rail may stay silent before it is taken down",
+        "Silence after which a suspected rail is taken down, if the peer answers on another path",
         unit="ms",
         low=1,
         high=60_000,
     )
     probe_interval_ms: int = core(
         200,
-        "How often an idle rail is probed, so that a rail that died unused is known",
+        "Interval of probes on an idle rail, which detect the death of an unused rail",
         unit="ms",
         low=1,
         high=60_000,
     )
     rejoin_backoff_min_ms: int = core(
         50,
-        "First wait before a lost rail is connected again; it doubles with each failure. 0: at "
-        "once. At most `rejoin_backoff_max_ms`",
+        "Delay before a lost rail is connected again; the delay doubles with each failure. 0: no "
+        "delay. At most `rejoin_backoff_max_ms`",
         unit="ms",
         low=0,
         high=600_000,
     )
     rejoin_backoff_max_ms: int = core(
         5000,
-        "Longest such wait",
+        "Upper bound of the reconnection back-off",
         unit="ms",
         low=0,
         high=600_000,
     )
     flap_half_life_s: float = core(
         30.0,
-        "Time in which the penalty of a rail that keeps failing halves; 0: no penalty",
+        "Half-life of the reconnection penalty of a rail that keeps failing. 0: no penalty",
         unit="s",
         low=0.0,
         high=3600.0,
@@ -274,14 +279,14 @@ class Config:
     # Progress.
     spin_us: int = core(
         200,
-        "How long a caller polls before it sleeps until something arrives",
+        "Time a caller polls before it sleeps until data arrives",
         unit="us",
         low=0,
         high=10_000_000,
     )
     background_interval_ms: int = core(
         2,
-        "How often the background thread looks after links while no caller polls",
+        "Interval at which the background thread serves links while no caller polls",
         unit="ms",
         low=1,
         high=1000,
@@ -290,66 +295,68 @@ class Config:
     # GPUs.
     cuda_library: str = option(
         "libcuda.so.1",
-        "The CUDA driver: a file, or a name that the loader finds. Loaded when one is needed",
+        "CUDA driver library: a file, or a name that the loader finds. Loaded at first use",
     )
     gpu_staging_bytes: int = option(
         8 * 1024**2,
-        "Pinned memory of each communicator of a GPU, and of the GPU's with `gpu_direct`: so much "
-        "for inputs and for results, twice. Larger collectives go in slices. The same on all ranks",
+        "Size of a staging buffer of a GPU communicator. A communicator has 2 buffers for inputs "
+        "and 2 for results: 4 times this size of pinned host memory and, with `gpu_direct`, as "
+        "much GPU memory. Larger collectives run in slices. Must be the same on all ranks",
         unit="bytes",
         low=1024**2,
         high=1024**3,
     )
     gpu_direct: str = option(
         "auto",
-        "Stage what is large in the GPU's memory, which NICs read and write (GPUDirect RDMA). "
-        "`auto`: where all ranks can; `on`: or do not start. The same on all ranks",
+        "Staging of large collectives in GPU memory (GPUDirect RDMA). `auto`: if all ranks can; "
+        "`on`: start-up fails if a rank cannot; `off`: never. Must be the same on all ranks",
         choices=("auto", "on", "off"),
     )
     gpu_direct_min_bytes: int = option(
         65_536,
-        "Least that a rank sends another one for `gpu_direct` to apply. The same on all ranks",
+        "Smallest transfer between two ranks that uses `gpu_direct`. Must be the same on all ranks",
         unit="bytes",
         low=1,
         high=1024**3,
     )
     fuse: str = option(
         "auto",
-        "Make one operation of an all-reduce, the addition of the residual and the RMSNorm after "
-        "it, in models that vLLM compiles. `auto`: on GPUs; `on`: on the CPU, too, where it "
-        "gains nothing and start-up compiles for longer",
+        "Fusion of all-reduce, residual addition and RMSNorm into one operation, in models that "
+        "vLLM compiles. `auto`: on GPUs; `on`: also on the CPU, where fusion gains nothing and "
+        "start-up compiles for longer; `off`: never",
         choices=("auto", "on", "off"),
     )
 
     # Arithmetic.
     algorithm: str = core(
         "auto",
-        "All-reduce algorithm; `auto` picks by size. Same bits either way",
+        "All-reduce algorithm. `auto`: by size. Results have the same bits with every choice. Must "
+        "be the same on every node",
         choices=("auto", "one_shot", "two_shot"),
     )
     simd: str = option(
         "auto",
-        "Instruction set of the reduce kernels; `auto` takes the best that the processor has. "
-        "Same bits either way",
+        "Instruction set of the reduce kernels. `auto`: the best set of the processor. Results "
+        "have the same bits with every choice",
         choices=("auto", "portable", "avx2", "avx512"),
     )
 
     # Observation.
     journal_dir: str = core(
         "",
-        "Existing folder in which each process keeps its journal, `r2ccl-<pid>-<engine>.journal`. "
-        "Empty: in memory only",
+        "Existing folder for the journal of each process, `r2ccl-<pid>-<engine>.journal`. Empty: "
+        "the journal is in memory only",
     )
     fault_file: str = core(
         "",
-        "For drills without root: a file whose lines `<rail> carrier_loss`, `<rail> black_hole`, "
-        "`<rail> reset` or `<rail> heal` inject faults into this process's rails as they are "
-        "appended. The words `cut`, `drop` and `error` are accepted for one release. Empty: none",
+        "File for drills without root. Each appended line injects a fault into rails of this "
+        "process: `<rail> carrier_loss`, `<rail> black_hole`, `<rail> reset` or `<rail> heal`. The "
+        "words `cut`, `drop` and `error` are accepted for one release. Empty: no file",
     )
     drills: bool = option(
         False,
-        "Take drills from `r2serve drill` and the sidecar: faults injected on purpose into rails "
-        "of this process. Needs `journal_dir`",
+        "Accept drills, which are faults injected on purpose into rails of this process, from "
+        "`r2serve drill` and the sidecar. Needs `journal_dir`",
     )
     log_level: str = option(
         "info",
@@ -365,10 +372,10 @@ class Config:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Value) -> Config:
-        """Read ``R2CCL_*`` from ``environ`` (default: the process's); keywords win over it.
+        """Reads ``R2CCL_*`` from ``environ`` (default: ``os.environ``); keywords take precedence.
 
-        A variable of that prefix that is no option is only warned of, with the likeliest spelling:
-        processes of one job may run different versions.
+        An unknown variable with the prefix causes a warning with the closest known name. An error
+        would break jobs whose processes run different versions.
         """
         environ = os.environ if environ is None else environ
         known = {each.variable: each for each in options()}
@@ -385,11 +392,11 @@ class Config:
         return cls(**values)
 
     def describe(self) -> list[tuple[Option, Value]]:
-        """Every option with its value here, in table order."""
+        """Returns every option with its value in this config, in table order."""
         return [(each, getattr(self, each.name)) for each in options()]
 
     def core_fields(self) -> dict[str, Value]:
-        """The fields that the core has too, for handing them over."""
+        """Returns the fields for the core."""
         return {each.name: value for each, value in self.describe() if each.core}
 
     def _check_across_fields(self) -> None:
@@ -397,7 +404,7 @@ class Config:
             raise _wrong("slot_bytes", self, f"a multiple of chunk_bytes ({self.chunk_bytes})")
         if self.slot_bytes // self.chunk_bytes > MAX_CHUNKS_PER_SLOT:
             limit = MAX_CHUNKS_PER_SLOT * self.chunk_bytes
-            raise _wrong("slot_bytes", self, f"at most {limit} with chunk_bytes {self.chunk_bytes}")
+            raise _wrong("slot_bytes", self, f"at most {limit} for chunk_bytes {self.chunk_bytes}")
         for small, large in (
             ("small_message_bytes", "chunk_bytes"),
             ("ack_deadline_floor_ms", "dead_deadline_ms"),
@@ -411,9 +418,9 @@ class Config:
         if self.rails != "auto":
             names = self.rails.split(",")
             if any(not name or name != name.strip() or " " in name for name in names):
-                raise _wrong("rails", self, "auto or devices or addresses separated by commas")
+                raise _wrong("rails", self, "auto, or devices or addresses between commas")
             if len(set(names)) != len(names):
-                raise _wrong("rails", self, "a list without repetitions")
+                raise _wrong("rails", self, "a list without duplicates")
         library = self.cuda_library
         named = bool(library) and all(c.isprintable() and not c.isspace() for c in library)
         if not (os.path.isfile(library) if os.sep in library else named):
@@ -421,22 +428,22 @@ class Config:
         for name in ("node", "management"):
             text = getattr(self, name)
             if any(not letter.isprintable() or letter.isspace() for letter in text):
-                raise _wrong(name, self, "one word")
+                raise _wrong(name, self, "a single word without spaces")
         folder = self.journal_dir
-        # isdir() first: it also takes texts that can be no path.
+        # isdir() comes first because access() raises on texts with a NUL byte.
         if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
-            raise _wrong("journal_dir", self, "empty or an existing folder that can be written to")
+            raise _wrong("journal_dir", self, "empty or an existing, writable folder")
         if self.drills and not folder:
-            raise _wrong("drills", self, "off where journal_dir is empty")
+            raise _wrong("drills", self, "off, or journal_dir must be set")
         if self.drills and len(os.fsencode(folder)) > LONGEST_DRILL_FOLDER:
-            right = f"a path of at most {LONGEST_DRILL_FOLDER} bytes where drills is on"
+            right = f"a path of at most {LONGEST_DRILL_FOLDER} bytes while drills is on"
             raise _wrong("journal_dir", self, right)
         if self.fault_file and not os.path.isdir(os.path.dirname(self.fault_file) or "."):
-            raise _wrong("fault_file", self, "empty or a file in an existing folder")
+            raise _wrong("fault_file", self, "empty, or a file in an existing folder")
 
 
 def options() -> tuple[Option, ...]:
-    """The table, in the order of the fields."""
+    """Returns the table, in the order of the fields."""
     return _OPTIONS
 
 

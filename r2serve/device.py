@@ -1,13 +1,12 @@
-"""Collectives on a GPU's memory that outlive a rail, also inside captured CUDA graphs.
+"""Collectives on GPU memory that survive the loss of a rail, also inside captured CUDA graphs.
 
-A call puts kernels into torch's current stream, as NCCL's do, and returns; the work is done when
-the stream has come to it.  Kernels stage the input in pinned memory of the host, or in memory of
-the GPU that NICs reach, and wait for the result; a thread of the host carries it over the rails.
-So a captured graph needs no Python when it is replayed, and a rail that dies in the middle of a
-replay is the host's business alone.
+A call enqueues kernels on torch's current stream, as NCCL does, and returns. The work is done when
+the stream has passed the kernels. Kernels stage the input in pinned host memory, or in GPU memory
+registered with NICs, and wait for the result; a host thread carries the data over the rails.
+So a replayed graph needs no Python, and only the host handles a rail that dies during a replay.
 
-What a lost peer would have sent never comes: kernels end without results, and :meth:`check` raises
-why.  It has to be asked before results are given to anybody.
+Kernels end without results after the loss of a peer. :meth:`DeviceCommunicator.check` then raises
+the reason; call :meth:`DeviceCommunicator.check` before any result leaves the process.
 """
 
 from __future__ import annotations
@@ -40,43 +39,39 @@ _OPEN: weakref.WeakSet[DeviceCommunicator] = weakref.WeakSet()
 
 
 def check_all() -> None:
-    """Raise why results of one of this process's communicators are void, if they are.
-
-    Raises:
-        PeerLostError, PeerClosedError, AbortedError, OrderMismatchError: sticky.
-    """
+    """Calls :meth:`DeviceCommunicator.check` of every open communicator of this process."""
     for communicator in tuple(_OPEN):
         communicator.check()
 
 
 def wake_all() -> None:
-    """Say that graphs are about to be replayed: nobody tells the host otherwise."""
+    """Calls :meth:`DeviceCommunicator.wake` of every open communicator of this process."""
     for communicator in tuple(_OPEN):
         communicator.wake()
 
 
 class DeviceCommunicator(Collectives):
-    """A group of ranks with tensors on GPUs, made on every rank alike.
+    """A group of ranks with tensors on GPUs; every rank makes the communicator in the same way.
 
-    Its methods are those of :class:`r2serve.Communicator`, for contiguous tensors on ``device``.
-    Calls on different streams have to be put in order by the caller (``Stream.wait_stream``).  A
-    captured graph may be replayed for ever; it is not to be replayed beside other calls.
+    Methods are those of :class:`r2serve.Communicator`, for contiguous tensors on ``device``. The
+    caller orders calls on different streams (``Stream.wait_stream``). A captured graph may be
+    replayed without limit, but not concurrently with other calls.
     """
 
     def __init__(self, host: Communicator, device: torch.device) -> None:
-        """Collective over the ranks of ``host``, which is closed with this one.
+        """Collective over the ranks of ``host``; :meth:`close` closes ``host``, too.
 
         Args:
-            device: of this process; tensors of all calls are there.
+            device: GPU of this process with the tensors of all calls.
 
         Raises:
             ConfigError: ranks have different ``gpu_staging_bytes``, ``gpu_direct`` or
                 ``gpu_direct_min_bytes``.
-            InvalidArgumentError: the device or this build of r2serve does not do, or ``gpu_direct``
-                is on and cannot be used.
-            InternalError: the driver refuses something, in its words.
+            InvalidArgumentError: device or build of r2serve is unsuitable, or ``gpu_direct`` is on
+                and not possible.
+            InternalError: the CUDA driver returned an error; the text contains the driver's text.
         """
-        device = torch.empty(0, device=device).device  # with its index
+        device = torch.empty(0, device=device).device  # adds the index
         _agree(host)
         twin = host.twin(f"{host.name}/device")
         nodes, inter_node = _inter_node_group(host)
@@ -102,17 +97,17 @@ class DeviceCommunicator(Collectives):
             _LOG.info(
                 "communicator %s: %s",
                 host.name,
-                f"ranks of a node do not exchange what they have: {why_not}"
+                f"no exchange inside the node, so every rank sends over rails: {why_not}"
                 if why_not
-                else f"{len(nodes[0])} ranks of each node exchange before and behind the rails",
+                else f"{len(nodes[0])} ranks of each node exchange data before and after the rails",
             )
         why_not = self._stream_core.direct()
         _LOG.info(
             "communicator %s: %s",
             host.name,
-            f"staged in pinned memory of the host: {why_not}"
+            f"staging in pinned host memory: {why_not}"
             if why_not
-            else f"staged in the GPU's memory (GPUDirect) from {host.config.gpu_direct_min_bytes} "
+            else f"staging in GPU memory (GPUDirect) from {host.config.gpu_direct_min_bytes} "
             "bytes on",
         )
         self._stream = _current_stream(device)
@@ -122,7 +117,7 @@ class DeviceCommunicator(Collectives):
         self.name = host.name
         self.nodes = host.nodes
         self.algorithm = host.algorithm
-        host.barrier()  # where ranks share a GPU, work of one keeps others from being made
+        host.barrier()  # kernels of a rank could block the set-up of another rank on the same GPU
         self._close = weakref.finalize(self, _close, self._stream_core, [*self._parts, host])
         _OPEN.add(self)
 
@@ -136,7 +131,7 @@ class DeviceCommunicator(Collectives):
         config: Config | None = None,
         management_address: str | None = None,
     ) -> DeviceCommunicator:
-        """Make a communicator of the ranks of a torch group, as ``Communicator.from_group``."""
+        """Makes a communicator of the ranks of a torch group; see ``Communicator.from_group``."""
         host = Communicator.from_group(
             group, name=name, config=config, management_address=management_address
         )
@@ -147,7 +142,7 @@ class DeviceCommunicator(Collectives):
             raise
 
     def all_to_all(self, tensor: Array, *, out: Array | None = None) -> Array:
-        """As ``Communicator.all_to_all``; in the stream."""
+        """Runs ``Communicator.all_to_all`` on the current stream."""
         source, code = tensors.checked("tensor", tensor, self.device)
         rows = self._even_rows(source)
         target = tensors.target(out, source.shape, source)
@@ -168,9 +163,10 @@ class DeviceCommunicator(Collectives):
         *,
         out: Array | None = None,
     ) -> Array:
-        """As ``Communicator.all_to_allv``, through memory of the host: it cannot be captured.
+        """Runs ``Communicator.all_to_allv`` through host memory; a graph cannot capture the call.
 
-        No rank knows how much others exchange, so none can know in how many slices they do.
+        On the stream all ranks would have to agree on the number of slices, but no rank knows how
+        much other ranks exchange.
         """
         source, _ = tensors.checked("tensor", tensor, self.device)
         tensors.check_sizes("out_sizes", out_sizes, self.world_size)
@@ -182,7 +178,7 @@ class DeviceCommunicator(Collectives):
 
     @functools.cached_property
     def fused(self) -> FusedReduce:
-        """The collectives that end in a kernel of :mod:`r2serve.kernels`.
+        """Collectives that end in a kernel of :mod:`r2serve.kernels`.
 
         Raises:
             ImportError: Triton is not installed.
@@ -193,30 +189,34 @@ class DeviceCommunicator(Collectives):
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether ranks are on more than one node, so that there are rails to fail over between."""
+        """Whether ranks are on several nodes, so that rails carry traffic and can fail over."""
         return self.host.spans_nodes
 
     def check(self) -> None:
-        """Raise why no more results come, and those since are void, if so.
+        """Raises an error if the communicator has failed, so that later results are void.
 
-        To be called when the stream has been waited for.
+        Call after a synchronisation with the stream.
 
         Raises:
-            PeerLostError, PeerClosedError, AbortedError, OrderMismatchError: sticky.
+            PeerLostError, PeerClosedError, AbortedError, OrderMismatchError: sticky, so every
+                later call raises the same error.
         """
         self._stream_core.check()
 
     def wake(self) -> None:
-        """Say that a graph is about to be replayed, so that the host looks without a pause."""
+        """Announces a replay of a graph, so that the host thread polls without a pause.
+
+        The host thread cannot see a replay by itself.
+        """
         self._stream_core.wake()
 
     def abort(self, reason: str) -> None:
-        """Give up, from any thread; the other ranks are told, and end likewise."""
+        """Ends all calls with an error, on this rank and on all others. Thread-safe."""
         for communicator in (*self._parts, self.host):
             communicator.abort(reason)
 
     def close(self) -> None:
-        """Wait for what is in the streams, and leave.  Idempotent."""
+        """Waits for work in the streams, then closes. Idempotent."""
         _OPEN.discard(self)
         self._close()
 
@@ -227,22 +227,22 @@ class DeviceCommunicator(Collectives):
         self.close()
 
     def rails(self) -> list[RailInfo]:
-        """The rails of this process, over all its links."""
+        """Returns the rails of this process, over all links."""
         return self.host.rails()
 
     def events(self) -> list[journal.Event]:
-        """This process's journal, oldest first."""
+        """Returns this process's journal, oldest event first."""
         return self.host.events()
 
     def inject(
         self, rail_index: int, fault: str, peer: int | None = None, *, bytes_per_s: float = 0.0
     ) -> None:
-        """Inject a fault into a rail of this process: as ``Communicator.inject``."""
+        """Injects a fault into a rail of this process; see ``Communicator.inject``."""
         self.host.inject(rail_index, fault, peer, bytes_per_s=bytes_per_s)
 
 
 class _InStream:
-    """The core's collectives with the signatures of the host's, put into the current stream."""
+    """Adapts the core's stream collectives to the signatures of the host collectives."""
 
     def __init__(self, core: _core.StreamCommunicator, stream: Callable[[], int]) -> None:
         self._core = core
@@ -274,14 +274,17 @@ class _InStream:
 
 
 def _current_stream(device: torch.device) -> Callable[[], int]:
-    """Of torch; where tensors of the device are the host's own, the driver's default stream."""
+    """Returns a function that returns the handle of torch's current stream.
+
+    For tensors in host memory the function returns 0, the driver's default stream.
+    """
     if device.type == "cpu":
         return lambda: 0
     return lambda: torch.cuda.current_stream(device).cuda_stream
 
 
 def _agree(host: Communicator) -> None:
-    """Ranks whose options differ would wait for each other: ConfigError, on all of them."""
+    """Raises ConfigError on all ranks if options differ, because such ranks would deadlock."""
     names = ("gpu_staging_bytes", "gpu_direct", "gpu_direct_min_bytes")
     choices = ("auto", "on", "off")
     own = [
@@ -295,15 +298,15 @@ def _agree(host: Communicator) -> None:
             continue
         said = [choices[value] if name == "gpu_direct" else value for value in theirs]
         raise ConfigError(
-            f"{name} (R2CCL_{name.upper()}) is {getattr(host.config, name)} here, and {said} on "
-            "the ranks in order: it must be the same on all"
+            f"{name} (R2CCL_{name.upper()}) is {getattr(host.config, name)} here and {said} on "
+            "ranks 0, 1, …: must be the same on all ranks"
         )
 
 
 def _inter_node_group(host: Communicator) -> tuple[list[list[int]], Communicator | None]:
-    """The ranks of each node, by local rank, and a communicator of those with this local rank.
+    """Returns the ranks of each node by local rank, and a communicator of the inter-node group.
 
-    None: this is no job of several nodes that have several ranks each, all of them as many.
+    The communicator is None for a single node, for one rank a node, or if nodes differ in size.
     """
     members: dict[object, list[int]] = {}
     for rank, node in enumerate(host.nodes):

@@ -1,30 +1,33 @@
-"""The errors that r2serve raises, one class for each error code of the core."""
+"""Errors of r2serve, one class for each error code of the core."""
 
 from __future__ import annotations
 
 
 class R2cclError(RuntimeError):
-    """Base of every error that a communicator raises."""
+    """Base of every error of a communicator."""
 
 
 class InvalidArgumentError(R2cclError, ValueError):
-    """A parameter of this call is wrong.  Nothing was sent; the communicator stays usable."""
+    """A parameter of this call is wrong. Nothing was sent; the communicator stays usable."""
 
 
 class OrderMismatchError(R2cclError):
-    """Ranks called different collectives under the same call number; says who called what."""
+    """Ranks called different collectives under the same call number; the text lists the calls."""
 
 
 class PeerLostError(R2cclError):
-    """No rail to a peer for longer than ``link_timeout_s``, or the peer process is gone."""
+    """No rail to a peer was up for ``link_timeout_s``, or the peer's process is gone.
+
+    Every rank of the communicator raises the error, including ranks with all their rails up.
+    """
 
 
 class PeerClosedError(R2cclError):
-    """The peer closed its communicator in good order while this rank still needed it."""
+    """The peer closed its communicator gracefully while this rank still needed the peer."""
 
 
 class AbortedError(R2cclError):
-    """Another rank reported a fatal verdict; the message carries that rank and its text."""
+    """A rank, perhaps this rank, called ``abort``; the message names the rank and the reason."""
 
 
 class StartupTimeoutError(R2cclError, TimeoutError):
@@ -32,14 +35,18 @@ class StartupTimeoutError(R2cclError, TimeoutError):
 
 
 class InternalError(R2cclError):
-    """A broken invariant: a bug of r2ccl, worth a report with the journal attached."""
+    """A call of the operating system, libibverbs or CUDA failed, or an invariant is broken.
+
+    The message names the failed call. A broken invariant is a bug of r2ccl: please report the bug
+    with the journal attached.
+    """
 
 
 class ConfigError(ValueError):
-    """An option is wrong.  Names the field, the value and what would be right."""
+    """An option is wrong. The text names the field, the value and what would be right."""
 
 
-# Keyed by the names of the core's ErrorCode, which raises through this table.
+# Keys are the names of the core's ErrorCode; the core raises errors through this table.
 ERROR_TYPES: dict[str, type[R2cclError]] = {
     "invalid_argument": InvalidArgumentError,
     "order_mismatch": OrderMismatchError,

@@ -1,7 +1,7 @@
-"""Kinds of faults: one name each, in code, journals, metrics and what people type.
+"""Kinds of faults. A kind has the same name in code, journals, metrics, commands and results.
 
-A kind is what goes wrong; a rail's cause is what its worker detected first. Words of earlier
-releases are still taken where people type, with a note, and are put out nowhere.
+A kind names the fault itself; a rail's cause names the first symptom detected by the worker.
+Commands accept deprecated names with a note; no output contains a deprecated name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FaultKind:
-    """``old``: words of earlier releases for it."""
+    """A kind of fault, with its meaning as a sentence; ``old`` are its deprecated names."""
 
     name: str
     meaning: str
@@ -28,44 +28,46 @@ FAULT_KINDS = {
         ),
         FaultKind(
             "peer_port_loss",
-            "The peer's port goes; the own carrier stays.",
+            "The peer's port goes down; the local carrier stays up.",
             ("peer-port", "port", "peer's port"),
         ),
-        FaultKind("address_loss", "A port loses its address; the carrier stays.", ("address",)),
+        FaultKind("address_loss", "A port loses its address; the carrier stays up.", ("address",)),
         FaultKind(
             "black_hole",
-            "Nothing passes, either way; carrier up, no error anywhere.",
+            "Packets vanish in both directions; the carrier is up and no error appears.",
             ("drop", "blackhole", "black-hole", "black hole"),
         ),
         FaultKind(
             "one_way_loss_from",
-            "Nothing passes from the node; the other direction is well.",
+            "Packets from the node vanish; the other direction works.",
             ("loss-from",),
         ),
         FaultKind(
             "one_way_loss_to",
-            "Nothing passes to the node; the other direction is well.",
+            "Packets to the node vanish; the other direction works.",
             ("loss-to",),
         ),
-        FaultKind("mtu_hole", "Small packets pass, large ones vanish.", ("mtu",)),
-        FaultKind("reset", "Connections end with an RST; a new one succeeds at once.", ("error",)),
+        FaultKind("mtu_hole", "Small packets pass; large packets vanish.", ("mtu",)),
+        FaultKind(
+            "reset", "Connections end with an RST; a new connection succeeds at once.", ("error",)
+        ),
         FaultKind("slow", "A rail has a fraction of its bandwidth."),
-        FaultKind("flap", "``carrier_loss`` again and again."),
-        FaultKind("corrupt", "Bytes change on the way, and no checksum of the path sees it."),
+        FaultKind("flap", "Repeated ``carrier_loss``."),
+        FaultKind("corrupt", "Bytes change on the way, and no checksum of the path detects this."),
         FaultKind("mgmt_carrier_loss", "The management NIC loses its carrier.", ("mgmt-nic",)),
     )
 }
 DATA_RAILS = ("tcp", "verbs")
-"""Kinds of rails that a fault can be made on: neither a node's inside nor the control plane."""
+"""Kinds of rails open to fault injection; shared-memory rails and control rails are not."""
 
 _NAME_OF = {word: kind.name for kind in FAULT_KINDS.values() for word in kind.old}
 
 
 def canonical(word: str) -> str:
-    """The name of the kind that a word of people stands for; an unknown word stays as it is."""
+    """Returns the name of a kind for a deprecated name; returns any other word unchanged."""
     return _NAME_OF.get(word, word)
 
 
 def note_on(word: str) -> str:
-    """What to tell about a word that a later release will not take; empty: nothing."""
-    return f"`{word}` is an old word for `{_NAME_OF[word]}` and goes" if word in _NAME_OF else ""
+    """Returns a deprecation note for a word; empty for a current name."""
+    return f"`{word}` is deprecated: use `{_NAME_OF[word]}`" if word in _NAME_OF else ""

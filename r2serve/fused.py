@@ -1,7 +1,7 @@
-"""An all-reduce whose sum is one with what the model does next, on a GPU.
+"""All-reduce fused with the residual addition and RMSNorm after it, on a GPU.
 
-The parts of all ranks arrive in slots, and a kernel of :mod:`r2serve.kernels` adds them up where
-they lie: the sum is never written to memory.  Needs Triton.
+The tensors of all ranks arrive in slots. A kernel of :mod:`r2serve.kernels` reads the slots, and
+sums, adds and normalises in registers, so the sum is never written to memory. Requires Triton.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from r2serve.kernels.rms_norm import MAX_HIDDEN, check_rows
 
 
 class FusedReduce:
-    """Of one communicator; see :attr:`r2serve.DeviceCommunicator.fused`."""
+    """Fused collectives of a communicator; see :attr:`r2serve.DeviceCommunicator.fused`."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class FusedReduce:
         self._stream = stream
         self._ranks = len(nodes)
         self._device = device
-        # Kernels add in rank order, which is the canonical tree's where every rank is a node.
+        # Kernels sum in rank order, which is the canonical order only if every rank is a node.
         self._canonical = len(set(nodes)) == self._ranks <= MAX_PEERS
         self._memory = core.slots()
         self._arrival = Arrival(
@@ -45,12 +45,12 @@ class FusedReduce:
         ring_bytes = (self._memory["ring"] - 1) * self._memory["entry_bytes"]
         bytes_of_all = ring_bytes + self._memory["most_bytes"] * self._ranks
         self._ring = _at(self._memory["base"], bytes_of_all, device)
-        # Where larger parts arrive, if NICs reach the GPU's own memory.
+        # Slots for larger tensors, if NICs reach the GPU's own memory.
         base = self._memory["direct_base"]
         self._direct_ring = _at(base, bytes_of_all, device) if base else None
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of this shape and dtype can be reduced so; the same on all ranks."""
+        """Whether the fused operation supports this shape and dtype; equal on all ranks."""
         return (
             self._canonical
             and tensor.dtype in FLOATS
@@ -62,27 +62,27 @@ class FusedReduce:
     def add_rms_norm(
         self, tensor: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add up the tensors of all ranks, add ``residual``, normalise.
+        """Sums the tensors of all ranks, adds ``residual``, and normalises.
 
         Args:
-            tensor: (*rows, hidden), of the same shape on all ranks; see :meth:`takes`.
-            residual: of the shape and dtype of ``tensor``.
+            tensor: (*rows, hidden), the same shape on all ranks; see :meth:`takes`.
+            residual: shape and dtype of ``tensor``.
             weight: (hidden,), float16, bfloat16 or float32.
 
         Returns:
-            Normed and new residual, new tensors; the contract is that of
-            :func:`r2serve.kernels.reduce_add_rms_norm.reduce_add_rms_norm`, the sum has the bits of
-            :meth:`r2serve.DeviceCommunicator.all_reduce`.
+            The normalised tensor and the new residual, both new tensors, with the accuracy
+            documented at :func:`r2serve.kernels.reduce_add_rms_norm.reduce_add_rms_norm`. The sum
+            has the bits of :meth:`r2serve.DeviceCommunicator.all_reduce`.
 
         Raises:
-            InvalidArgumentError: a tensor does not do; nothing was sent.
+            InvalidArgumentError: a tensor is unsuitable; nothing was sent.
         """
         source, code = tensors.checked("tensor", tensor, self._device)
         if not self.takes(source):
             raise InvalidArgumentError(
-                f"tensor: {tuple(source.shape)} of {source.dtype} over {self._ranks} ranks; it has "
-                f"to be of {names(FLOATS)}, of 1 to {self._memory['most_bytes']} bytes, of at most "
-                f"{MAX_HIDDEN} columns, and each of at most {MAX_PEERS} ranks on a node of its own"
+                f"tensor: {tuple(source.shape)} of {source.dtype} over {self._ranks} ranks; must "
+                f"be {names(FLOATS)}, 1 to {self._memory['most_bytes']} bytes, at most "
+                f"{MAX_HIDDEN} columns, on at most {MAX_PEERS} ranks with a node each"
             )
         slots = self._slots_for(source)
         check_rows(slots, residual, weight, self._arrival)
@@ -93,7 +93,7 @@ class FusedReduce:
         return made
 
     def _slots_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(ring, ranks, *shape): a part of each rank one after the other, in each entry."""
+        """Returns the slots as (ring, ranks, *shape): in each entry the tensors of all ranks."""
         size = tensor.element_size()
         ring = self._ring
         if self._direct_ring is not None and tensor.nbytes >= self._memory["direct_from"]:
@@ -104,7 +104,7 @@ class FusedReduce:
 
 
 def _at(address: int, count: int, device: torch.device) -> torch.Tensor:
-    """Bytes that are somebody else's, as a tensor: (count,) of uint8."""
+    """Wraps foreign memory as a tensor: (count,) of uint8."""
     if device.type == "cpu":
         return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)
     return torch.as_tensor(_Exposed(address, count), device=device)

@@ -1,4 +1,4 @@
-"""The folder that workers put their journals and drill sockets in, and that commands look into."""
+"""The folder with journals and drill sockets of workers; commands read the same folder."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 
 def default_folder() -> Path:
-    """Where the engine plugins keep journals unless told otherwise: in memory, for this user."""
+    """Returns the plugins' default folder for journals: in memory, one folder for each user."""
     return Path(f"/dev/shm/r2serve-{os.getuid()}")
 
 
 def journal_folder(given: Path | None) -> Path:
-    """The folder that was named, or that of R2CCL_JOURNAL_DIR, or the plugins'."""
+    """Returns ``given``, else the folder of R2CCL_JOURNAL_DIR, else the plugins' default."""
     return given or Path(os.environ.get("R2CCL_JOURNAL_DIR") or default_folder())
 
 
 def folder_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds ``--journal-dir``."""
-    import click  # workers come here, too, and need none
+    """Adds the option ``--journal-dir`` to a command."""
+    import click  # workers import this module, too, and need no click
 
     return click.option(
         "--journal-dir",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Folder with the workers' journals.  Default: R2CCL_JOURNAL_DIR, or else "
+        help="Folder with the workers' journals. Default: R2CCL_JOURNAL_DIR, or else "
         f"{default_folder()}.",
     )(function)

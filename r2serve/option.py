@@ -1,4 +1,4 @@
-"""What is known of an option, apart from its value, and what values it takes."""
+"""Descriptions of options, and checks of option values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = bool | int | float | str
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is known of one field, apart from its value."""
+    """The description of a configuration field: type, default, range and meaning."""
 
     name: str = ""
     kind: type[Value] = str
@@ -30,7 +30,7 @@ class Option:
     choices: tuple[str, ...] = ()
     power_of_two: bool = False
     core: bool = False
-    """The core acts on it, so ``config.hpp`` has it too."""
+    """True: the core uses the field, so ``config.hpp`` repeats the field."""
 
     @property
     def variable(self) -> str:
@@ -38,7 +38,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """What values are right, in words."""
+        """The allowed values, in words."""
         if self.kind is bool:
             return "on or off"
         if self.choices:
@@ -53,7 +53,7 @@ _NOUN: dict[type[Value], str] = {int: "an integer", float: "a number"}
 
 
 def show(value: Value) -> str:
-    """The value as it would be written in an environment variable."""
+    """Returns the value as text for an environment variable."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
@@ -62,25 +62,26 @@ def show(value: Value) -> str:
 
 
 def option(default: Value, meaning: str, **details: Any) -> Any:
-    """A field of the table."""
+    """Makes a field of the table; ``details`` are further fields of :class:`Option`."""
     known = Option(kind=type(default), default=default, meaning=meaning, **details)
     return dataclasses.field(default=default, metadata={"option": known})
 
 
 def core(default: Value, meaning: str, **details: Any) -> Any:
-    """A field that the core has too."""
+    """Makes a field of the table whose value the core receives as well."""
     return option(default, meaning, core=True, **details)
 
 
 def complaint(name: str, value: object, right: str) -> str:
+    """Returns an error text with the field, the variable, the value and the right values."""
     shown = repr(value) if isinstance(value, str) else value
-    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print the largest
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print huge integers
         shown = f"an integer of {value.bit_length()} bits"
     return f"{name} ({PREFIX}{name.upper()}) is {shown}: must be {right}"
 
 
 def parsed(option: Option, text: str) -> Value:
-    """The value that an environment variable's text stands for."""
+    """Converts the text of an environment variable into a value of the option."""
     text = text.strip()
     try:
         if option.kind is bool:
@@ -93,14 +94,18 @@ def parsed(option: Option, text: str) -> Value:
 
 
 def checked(option: Option, value: object) -> Value:
-    """The value, if its type and range are right."""
+    """Returns the value after a check of type and range.
+
+    Raises:
+        ConfigError: names field, value and allowed values.
+    """
     error = ConfigError(complaint(option.name, value, option.allowed))
     if isinstance(value, int | float) and option.low is not None and option.high is not None:
-        if not option.low <= value <= option.high:  # nor is NaN
+        if not option.low <= value <= option.high:  # refuses NaN, too
             raise error
         if option.kind is float and type(value) is int:
             value = float(value)
-    if type(value) is not option.kind:  # not isinstance: a bool is no int here
+    if type(value) is not option.kind:  # isinstance() would accept a bool as an int
         raise error
     if option.power_of_two and isinstance(value, int) and value.bit_count() != 1:
         raise error

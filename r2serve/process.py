@@ -1,4 +1,4 @@
-"""This operating-system process's engine, which all its communicators share."""
+"""The engine of this operating-system process, shared by all communicators of the process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from r2serve.ports.pairing import PortInfo, ProcessInfo, pair_secret, rails_betw
 from r2serve.ports.rdma import Carrier, carrier_of, list_ports
 
 LINGER_S = 5.0
-"""How long a close may wait for delivery."""
+"""Seconds a close waits for delivery, at most."""
 KEPT_JOURNALS = 64
-"""Of workers that have ended, in the folder of a new one."""
+"""Journals of ended workers kept in the folder when a new worker starts."""
 
 _LOG = logging.getLogger("r2serve.r2ccl")
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
@@ -35,39 +35,47 @@ _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 
 @dataclass(frozen=True)
 class RailInfo:
-    """A rail of this process, as it is now."""
+    """The current state of a rail of this process; counters begin with the process."""
 
     name: str
     kind: str
+    """``tcp``, ``verbs``, ``shm``, or ``control`` (the management NIC)."""
     peer: str
     state: str
+    """``CONNECTING``, ``PROBATION``, ``UP``, ``SUSPECT``, ``DOWN`` or ``FENCING``."""
     cause: str
+    """First symptom of the last loss; ``none``: no loss."""
     verdict: str
-    """Where the fault is that the rail went down by: local NIC, remote NIC, path, transient; none:
-    not known yet, or nothing of the network."""
+    """Location of the fault behind the rail's last failure: local NIC, remote NIC, path, transient;
+    none: not yet known, or no fault of the network."""
     slow: bool
     epoch: int
     device: str
-    """The interface, or the RDMA device and port; empty: none was named."""
+    """Network interface, or RDMA device and port; empty: unknown."""
     local: str
     remote: str
     round_trip_ns: int
+    """Smoothed round trip."""
     rate: int
-    """Bytes per second when the rail was last what traffic waited for; 0: it never was."""
+    """Bandwidth measured when the rail was last the bottleneck, bytes/s; 0: never measured."""
     tx_bytes: int
     rx_bytes: int
+    """Bytes of all frames, headers included; the same holds for ``tx_bytes``."""
     data_tx_bytes: int
+    """Sent bytes of data frames, headers included."""
     replayed_chunks: int
+    """Chunks of this rail sent again on another rail; includes ``hedged_chunks``."""
     hedged_chunks: int
+    """Replayed chunks sent while this rail was only suspected."""
     index: int
-    """Its place among the rails of its link."""
+    """Position among the rails of the link."""
     peer_engine: int
     """Number of the peer's engine."""
 
 
 @dataclass(eq=False)
 class Process:
-    """This process: its engine, and the ports that peers may connect to."""
+    """This process: engine and listening ports."""
 
     config: Config
     rank_hint: int
@@ -112,36 +120,40 @@ class Process:
         return tuple(infos)
 
     def _carrier_of(self, port: Port) -> Carrier:
-        """What carries this port's rails.
+        """Chooses the transport of this port's rails: verbs or TCP.
 
         Raises:
-            ConfigError: it has to be verbs and cannot.
+            ConfigError: ``rdma`` is ``require`` and the port cannot use verbs.
         """
         carrier = carrier_of(port.rdma, port.address, self.config, self.engine.open_verbs)
         where = f"{port.name} ({port.device or port.address})"
         if carrier.why_tcp and self.config.rdma == "require":
-            raise ConfigError(f"rdma (R2CCL_RDMA) is 'require', but of {where} {carrier.why_tcp}")
+            raise ConfigError(
+                f"rdma (R2CCL_RDMA) is 'require', but rails of {where} would use TCP: "
+                f"{carrier.why_tcp}"
+            )
         if carrier.why_tcp and self.config.rdma == "auto" and port.rdma is not None:
-            _LOG.warning("%s: its rails go over TCP: %s", where, carrier.why_tcp)
+            _LOG.warning("rails of %s use TCP instead of verbs: %s", where, carrier.why_tcp)
         return carrier
 
     def _listen_for_control(self) -> PortInfo | None:
-        """Control frames also go over the management NIC, and data while nothing else is left."""
+        """Listens on the management NIC: for control frames, and for data without other rails."""
         address = self.management_address
         if address is None or address in self._rail_addresses or address.startswith("127."):
             return None
         return PortInfo("", address, self.engine.listen("control", "", address))
 
     def add_peer(self, peer: ProcessInfo, label: str, own_node: int) -> None:
-        """Make the link to a peer, if there is none yet.
+        """Makes the link to a peer unless the link exists.
 
         Raises:
-            ConfigError: the two have no pair of ports, or one that is not verbs as it has to be.
+            ConfigError: no rail is possible, or a rail would use TCP although ``rdma`` is
+                ``require``.
         """
         if peer.process == self.info.process:
             raise ConfigError(
-                f"{label} is this process itself: each rank needs a process of its own, "
-                "or an engine of its own (share_engine=False)"
+                f"{label} is this process itself: each rank needs a separate process, "
+                "or a separate engine (share_engine=False)"
             )
         if not self.engine.has_peer(peer.process):
             required = self.config.rdma == "require"
@@ -149,28 +161,31 @@ class Process:
             self.engine.add_peer(peer.process, label, pair_secret(self.info, peer), rails)
 
 
-# Garbage collection may release an engine while its own thread is in here.
+# Reentrant: garbage collection may release an engine in a thread that holds the lock.
 _LOCK = threading.RLock()
 _SHARED: dict[Config, Process] = {}
 _USERS: Counter[Process] = Counter()
-"""Communicators of each open engine."""
+"""Number of communicators of each open engine."""
 
 
 def has_engines() -> bool:
-    """Whether this process has an open engine; costs next to nothing."""
+    """Whether this process has an open engine; a cheap check."""
     return bool(_USERS)
 
 
 def opened() -> list[Process]:
-    """The open engines of this process: one, unless configurations differ."""
+    """Returns the open engines of this process: a single engine, unless configurations differ."""
     return list(_USERS)
 
 
 def acquire(config: Config, rank: int, management_address: str | None, share: bool) -> Process:
-    """The engine for this configuration; without ``share`` one of its own.  Pair with release."""
+    """Returns the engine of this configuration, or a private engine without ``share``.
+
+    Pair with :func:`release`.
+    """
     with _LOCK:
         process = _SHARED.get(config) if share else None
-        if process is None or process not in _USERS:  # released since
+        if process is None or process not in _USERS:  # released in the meantime
             logging.getLogger("r2serve").setLevel(config.log_level.upper())
             process = Process(config, rank, management_address)
             process.log = threading.Thread(
@@ -184,10 +199,10 @@ def acquire(config: Config, rank: int, management_address: str | None, share: bo
 
 
 def retain(process: Process) -> None:
-    """One more communicator of an engine.  Pair with release.
+    """Counts another communicator of an engine. Pair with :func:`release`.
 
     Raises:
-        InvalidArgumentError: the engine has been closed, or is that of a parent process.
+        InvalidArgumentError: the engine is closed, or belongs to a parent process.
     """
     with _LOCK:
         if process not in _USERS:
@@ -196,10 +211,10 @@ def retain(process: Process) -> None:
 
 
 def release(process: Process) -> None:
-    """The last communicator closes the engine."""
+    """Drops a communicator of an engine; the last release closes the engine."""
     with _LOCK:
         if process not in _USERS:
-            return  # of the parent that forked us
+            return  # an engine of the parent before a fork
         _USERS[process] -= 1
         if _USERS[process] > 0:
             return
@@ -217,8 +232,8 @@ def _close(process: Process) -> None:
     if process.drills is not None:
         process.drills.close()
     process.engine.close(LINGER_S)
-    # A thread that comes back from the core while the interpreter ends takes the process with it.
-    # Garbage collection may have brought us here in that very thread.
+    # A daemon thread returning from the core during interpreter exit would crash the process, so
+    # the exit waits for the thread. Garbage collection may run this function in that thread.
     if process.log is not threading.current_thread():
         process.log.join()
 
@@ -227,14 +242,14 @@ _BEFORE_EXIT: list[Callable[[], None]] = []
 
 
 def before_exit(call: Callable[[], None]) -> Callable[[], None]:
-    """Have something done when the interpreter ends, while links are still there."""
+    """Registers a function to run at interpreter exit, while links are still open."""
     _BEFORE_EXIT.append(call)
     return call
 
 
 @atexit.register
 def _close_all() -> None:
-    """What nobody closed still delivers what it owes."""
+    """Closes engines left open at exit, so that their pending data is still delivered."""
     for call in _BEFORE_EXIT:
         call()
     with _LOCK:
@@ -246,9 +261,9 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """A child has none of its parent's threads, so none of its engines."""
+    """Forgets the parent's engines in a forked child, because a fork copies no threads."""
     _LOCK.release()
-    _PARENTS.extend(_USERS)  # kept: to destroy an engine is to wait for its threads
+    _PARENTS.extend(_USERS)  # kept alive: the destructor would wait for threads absent here
     _USERS.clear()
     _SHARED.clear()
 

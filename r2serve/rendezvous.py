@@ -1,4 +1,4 @@
-"""How the ranks of a communicator tell each other about themselves, before any link is there."""
+"""Exchange of information among the ranks of a communicator before any link exists."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 Exchange = Callable[[dict[str, Any]], list[dict[str, Any]]]
-"""Gives what all ranks gave, in rank order; every rank calls it as often as the others."""
+"""Returns the values of all ranks in rank order; a collective call."""
 
 
 def over_group(group: ProcessGroup) -> Exchange:
-    """Over a torch group that can exchange Python objects: any CPU group."""
+    """Makes an exchange over a torch group able to exchange Python objects: any CPU group."""
     world_size = torch.distributed.get_world_size(group)
 
     def exchange(own: dict[str, Any]) -> list[dict[str, Any]]:
@@ -31,9 +31,9 @@ def over_group(group: ProcessGroup) -> Exchange:
 
 
 def over_store(store: Store, name: str, rank: int, world_size: int) -> Exchange:
-    """Over a store that all ranks reach; waits as long as the store does.
+    """Makes an exchange over a store common to all ranks; the store's timeout applies.
 
-    The same name may be used again, when all ranks have come under it before.
+    A name may be used again after all ranks have joined under the name.
     """
     rounds = itertools.count()
     generation = (store.add(f"r2ccl/{name}/joined", 1) - 1) // world_size
@@ -47,12 +47,12 @@ def over_store(store: Store, name: str, rank: int, world_size: int) -> Exchange:
 
 
 def outlive(store: Store, name: str, rank: int, world_size: int, at_most_s: float) -> None:
-    """Keep the store of rank 0 until every other rank has finished its reads.
+    """Keeps rank 0's store alive until every other rank has finished its reads.
 
-    Rank 0 waits for the other ranks, but at most ``at_most_s`` seconds, as a rank may be gone.
+    Rank 0 waits at most ``at_most_s`` seconds, because a rank may be gone.
     """
     key = f"r2ccl/{name}/read"
-    with contextlib.suppress(RuntimeError):  # torch's: the store or a rank is gone
+    with contextlib.suppress(RuntimeError):  # raised by torch if the store or a rank is gone
         if rank > 0:
             store.set(f"{key}/{rank}", "")
         else:
@@ -61,7 +61,7 @@ def outlive(store: Store, name: str, rank: int, world_size: int, at_most_s: floa
 
 
 def host_of(store: Any) -> str | None:
-    """Where a store is, if it is one that is somewhere."""
+    """Returns the host of a store, or None for stores without a host."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "host", None)

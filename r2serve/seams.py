@@ -1,8 +1,8 @@
-"""Rows about seams to other projects, and the judgement whether a release breaks a row.
+"""Rows about seams to other projects, and the check whether a release breaks a row.
 
-A row names a seam and has expectations.  Expectations are judged on facts about classes, functions
-and files in the sources of one release.  ``tests/engines/contracts`` extracts the facts from wheels
-and keeps them, so a release is judged without an installation.
+A row names a seam and has expectations. Expectations are checked against facts about classes,
+functions and files in the sources of a release. ``tests/engines/contracts`` extracts the facts
+from wheels and stores them, so a release is checked without an installation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Fact = Mapping[str, Any]
 """Fields about one subject; ``tests/engines/contracts/facts.py`` lists them."""
 
 Asks = Mapping[str, tuple[str, ...]]
-"""Fields of a fact needed by an expectation, each with the names to look for."""
+"""Fields of a fact required by an expectation, each with the names to look for."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Expectation:
     subject: str
 
     def asks(self) -> Asks:
-        """Fields for the extractor to fill, beside the field ``is`` of every fact."""
+        """Returns the fields for the extractor to fill; every fact has the field ``is``, too."""
         return {}
 
     def broken(self, fact: Fact) -> str | None:
-        """Reason why ``fact`` breaks the expectation; None: the expectation holds."""
+        """Returns the reason why ``fact`` breaks the expectation; None: the expectation holds."""
         raise NotImplementedError
 
 
@@ -52,7 +52,7 @@ class There(Expectation):
 
 @dataclass(frozen=True)
 class Has(Expectation):
-    """The class has these attributes, inherited ones included."""
+    """The class has attributes with these names; inherited attributes count."""
 
     names: tuple[str, ...]
 
@@ -66,9 +66,9 @@ class Has(Expectation):
 
 @dataclass(frozen=True)
 class Takes(Expectation):
-    """We override the function, or pass all parameters: exactly these.
+    """The function, or one of its overloads, has exactly these parameters.
 
-    A function with overloads has an overload with these parameters.
+    For functions that r2serve overrides or calls with all parameters.
     """
 
     parameters: str
@@ -82,9 +82,10 @@ class Takes(Expectation):
 
 @dataclass(frozen=True)
 class Accepts(Expectation):
-    """We call the function: the call fits the parameters.
+    """The function, or one of its overloads, accepts the call made by r2serve.
 
-    ``call`` lists the arguments; ``name=`` stands for a keyword, a bare name for a position.
+    ``call`` lists the arguments; ``name=`` stands for a keyword argument, a bare name for a
+    positional argument.
     """
 
     call: str
@@ -98,7 +99,7 @@ class Accepts(Expectation):
 
 @dataclass(frozen=True)
 class Subclass(Expectation):
-    """We subclass the class and define these abstract methods; the class has no others."""
+    """The class has exactly these abstract methods, which a subclass in r2serve defines."""
 
     abstract: tuple[str, ...] = ()
 
@@ -116,10 +117,11 @@ class Subclass(Expectation):
 
 @dataclass(frozen=True)
 class StoodInFor(Expectation):
-    """We do not subclass the class: a stand-in has a method of ours and forwards all else.
+    """The class can be replaced by a stand-in, which defines ``method`` and forwards all else.
 
-    Abstract methods are recorded and do no harm.  Python looks special methods up in the type, past
-    a stand-in, so the class must have no special method beside constructors.
+    The stand-in is not a subclass, so new abstract methods do not break it; they are only recorded.
+    Python looks up special methods in the type, where a stand-in cannot forward them. So the class
+    must define no special method except constructors.
     """
 
     method: str
@@ -136,7 +138,7 @@ class StoodInFor(Expectation):
 
 @dataclass(frozen=True)
 class InOrder(Expectation):
-    """The body of the function mentions these, first mentions in this order.
+    """The body of the function contains all these marks, and first occurrences have this order.
 
     A mark is a dotted name, ``name=`` for a keyword argument, or a quoted string.
     """
@@ -153,7 +155,7 @@ class InOrder(Expectation):
 
 @dataclass(frozen=True)
 class Says(Expectation):
-    """The file says these; blanks and comments of C do not count."""
+    """The file contains these texts; blanks and C comments are ignored."""
 
     texts: tuple[str, ...]
 
@@ -167,18 +169,18 @@ class Says(Expectation):
 
 @dataclass(frozen=True)
 class Row:
-    """A seam: purpose, end, expectations, and the releases to judge."""
+    """A seam: purpose, condition for removal, expectations, and the releases to check."""
 
     seam: str
     purpose: str
     exit: str
-    """The change upstream, or here, after which the row goes; empty: a public interface."""
+    """Change, upstream or here, that makes the row unnecessary; empty: a public interface."""
     expects: tuple[Expectation, ...]
     releases: tuple[str, ...]
-    """Releases judged by the row; another row may cover the others."""
+    """Releases to check against this row; another row may cover other releases."""
 
     def broken(self, facts: Mapping[str, Fact | None]) -> list[str]:
-        """Reasons why a release with these facts breaks the row; empty: the row holds.
+        """Returns the reasons why a release with these facts breaks the row; empty: the row holds.
 
         Raises:
             KeyError: ``facts`` lacks a subject, so the facts are older than the row.

@@ -1,4 +1,4 @@
-"""Tensors at the core's door: which ones it takes, and where results go."""
+"""Checks and conversions of tensors before their pointers go to the core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Array = torch.Tensor | numpy.ndarray[Any, Any]
 
-# Positions are the values of the core's enums.
+# Codes are the values of the core's enums.
 DTYPES = {
     torch.float16: 0,
     torch.bfloat16: 1,
@@ -33,6 +33,7 @@ ALGORITHMS = {None: 0, "auto": 0, "one_shot": 1, "two_shot": 2}
 
 
 def as_tensor(array: Array) -> torch.Tensor:
+    """Returns a tensor that shares memory with ``array``, or raises InvalidArgumentError."""
     if isinstance(array, torch.Tensor):
         return array
     try:
@@ -42,6 +43,11 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 def checked(field: str, array: Array, device: torch.device = CPU) -> tuple[torch.Tensor, int]:
+    """Returns the array as a tensor, and the core's code of its dtype.
+
+    Raises:
+        InvalidArgumentError: unsupported dtype, not contiguous, or not on ``device``.
+    """
     tensor = as_tensor(array)
     code = DTYPES.get(tensor.dtype)
     if code is None or not tensor.is_contiguous() or tensor.device != device:
@@ -52,13 +58,20 @@ def checked(field: str, array: Array, device: torch.device = CPU) -> tuple[torch
 def target(
     out: Array | None, shape: Sequence[int], source: torch.Tensor, at: int = 0
 ) -> torch.Tensor:
+    """Returns ``out`` after the checks of :func:`output`, or a new tensor like ``source``."""
     if out is None:
         return torch.empty(*shape, dtype=source.dtype, device=source.device)
     return output(out, torch.Size(shape), source, at)
 
 
 def output(out: Array, shape: torch.Size, source: torch.Tensor, at: int = 0) -> torch.Tensor:
-    """Check ``out``.  It may share memory with the input in one way: ``at`` bytes further on."""
+    """Returns ``out`` as a tensor, with the dtype of ``source`` and the element count of ``shape``.
+
+    An overlap with ``source`` is allowed only if ``out`` begins exactly ``at`` bytes after it.
+
+    Raises:
+        InvalidArgumentError: a rule above is broken, or ``out`` is unusable (:func:`checked`).
+    """
     target, _ = checked("out", out, source.device)
     if target.dtype != source.dtype or target.numel() != shape.numel():
         raise InvalidArgumentError(
@@ -69,8 +82,8 @@ def output(out: Array, shape: torch.Size, source: torch.Tensor, at: int = 0) -> 
     overlaps = begin < target_begin + target.nbytes and target_begin < begin + source.nbytes
     if overlaps and target_begin != begin + at:
         raise InvalidArgumentError(
-            "out: overlaps the input other than in place; pass the same tensor, the rank's own "
-            "part, or separate memory"
+            "out: overlaps the input at a wrong offset; must be the same tensor, the rank's own "
+            "shard, or separate memory"
         )
     return target
 
@@ -85,7 +98,10 @@ def check_sizes(field: str, sizes: Sequence[int], world_size: int) -> None:
 def row_elements(
     tensor: torch.Tensor, sizes: Sequence[int], world_size: int, present: Sequence[int]
 ) -> int:
-    """Elements of one row of ``tensor``, which has the rows ``present`` of all ``sizes``."""
+    """Returns the number of elements of a row, and checks ``sizes`` and the number of rows.
+
+    ``present``: the entries of ``sizes`` whose rows this rank's ``tensor`` holds.
+    """
     check_sizes("sizes", sizes, world_size)
     expected = sum(present)
     if tensor.dim() == 0 or tensor.shape[0] != expected:
@@ -96,27 +112,28 @@ def row_elements(
 
 
 def carried(tensor: torch.Tensor) -> torch.Tensor:
-    """What goes on the wire for ``tensor``: itself, contiguous, or its bytes.
+    """Returns the wire form of ``tensor``: the contiguous tensor, or its bytes.
 
-    A dtype that r2ccl cannot name (float8, complex, …) can still be moved.
+    The byte form allows dtypes unknown to the core (float8, complex, …) in data movement.
     """
     tensor = tensor.contiguous()
     return tensor if tensor.dtype in DTYPES else tensor.view(-1).view(torch.uint8)
 
 
 def restored(ranks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What arrived for carried tensors like ``like``: (ranks, *shape of like)."""
+    """Undoes :func:`carried` on received data: returns (ranks, *like.shape) of ``like``'s dtype."""
     return ranks.view(like.dtype).view(ranks.shape[0], *like.shape)
 
 
 def like(given: Array, target: torch.Tensor, out: Array | None) -> Array:
-    """The output as the caller knows it: his own object, or of the kind that he passed in."""
+    """Returns ``out`` if given, else ``target`` as the caller's type (torch or NumPy)."""
     if out is not None:
         return out
     return target if isinstance(given, torch.Tensor) else target.numpy()
 
 
 def unusable(field: str, tensor: torch.Tensor, device: torch.device) -> InvalidArgumentError:
+    """Returns the error for a tensor refused by :func:`checked`."""
     if tensor.dtype not in DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         return InvalidArgumentError(f"{field}: dtype {tensor.dtype} is none of {names}")
@@ -131,6 +148,7 @@ def unusable(field: str, tensor: torch.Tensor, device: torch.device) -> InvalidA
 
 
 def unknown_name(op: str, algorithm: str | None) -> InvalidArgumentError:
+    """Returns the error for an unknown ``op`` or, if ``op`` is known, an unknown ``algorithm``."""
     if op not in OPS:
         return InvalidArgumentError(f"op: {op!r} is none of {', '.join(OPS)}")
     return InvalidArgumentError(f"algorithm: {algorithm!r} is none of auto, one_shot, two_shot")

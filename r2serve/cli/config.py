@@ -1,4 +1,4 @@
-"""``r2serve config``: the option table with the values that this environment gives."""
+"""``r2serve config``: the option table with the values of this environment."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from r2serve.option import Option, Value, show
 _HEADER = """\
 # Configuration
 
-Every option is an environment variable, read once when a process makes its first communicator, and
-a keyword of `r2serve.Config`. A wrong value stops start-up with the name of the field.
-`r2serve config` prints this table with the values in force; this page is what
-`r2serve config --markdown` prints.
+Every option is an environment variable and a keyword of `r2serve.Config`. A process reads the
+variables once, when the process makes its first communicator. A wrong value stops start-up with an
+error that names the field. `r2serve config` prints this table with the current values.
+`r2serve config --markdown` prints this page.
 
 | variable | default | unit | allowed | meaning |
 |---|---|---|---|---|
@@ -22,7 +22,7 @@ a keyword of `r2serve.Config`. A wrong value stops start-up with the name of the
 
 
 def markdown() -> str:
-    """``docs/configuration.md``: the table with its defaults."""
+    """Returns ``docs/configuration.md``: the table with all defaults."""
     return _HEADER + "".join(_markdown_row(option) for option, _ in Config().describe())
 
 

@@ -1,6 +1,6 @@
-"""The top-level command, which loads a subcommand only when it is called.
+"""The top-level command; subcommands load only when called.
 
-A subcommand lives in a module that exposes a click command or group, ``command`` by default.
+The module of a subcommand exposes a click command or group, by default under the name ``command``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """Where a subcommand lives and what ``--help`` says of it without loading it."""
+    """A subcommand not yet loaded: its module, attribute, summary and pip extra."""
 
     module: str
     summary: str
@@ -38,22 +38,20 @@ class LazyCommand:
 
 SUBCOMMANDS = {
     "bench": LazyCommand(
-        "r2serve.bench.cli", "Measure collectives and kernels beside their peers.", "bench"
+        "r2serve.bench.cli", "Benchmark collectives and kernels against alternatives.", "bench"
     ),
     "config": LazyCommand("r2serve.cli.config", "Show every option with its current value."),
-    "demo": LazyCommand(
-        "r2serve.demo.cli", "Serve a model over two nodes and cut rails under it.", "vllm"
-    ),
+    "demo": LazyCommand("r2serve.demo.cli", "Serve a model on two nodes while rails fail.", "vllm"),
     "drill": LazyCommand(
-        "r2serve.drills.cli", "Fault a rail of this node for a while, on purpose."
+        "r2serve.drills.cli", "Inject a fault into a rail of this node, for a limited time."
     ),
     "doctor": LazyCommand(
-        "r2serve.cli.topo", "Say what would keep rails from working here.", attribute="check"
+        "r2serve.cli.topo", "Check this node for problems with rails.", attribute="check"
     ),
     "events": LazyCommand(
-        "r2serve.observe.live", "Show what happens to this node's rails.", attribute="events"
+        "r2serve.observe.live", "Show rail events of this node's workers.", attribute="events"
     ),
-    "journal": LazyCommand("r2serve.observe.cli", "Show what happened to the rails of workers."),
+    "journal": LazyCommand("r2serve.observe.cli", "Show the recorded rail events of workers."),
     "rails": LazyCommand(
         "r2serve.observe.live", "Show the rails of this node's workers.", attribute="rails"
     ),
@@ -62,7 +60,7 @@ SUBCOMMANDS = {
     ),
     "sim": LazyCommand("r2serve.sim.cli", "Run whole jobs with random faults in simulated time."),
     "top": LazyCommand(
-        "r2serve.observe.live", "Watch rails, collectives and events, live.", attribute="top"
+        "r2serve.observe.live", "Watch rails, collectives and events live.", attribute="top"
     ),
     "topo": LazyCommand(
         "r2serve.cli.topo", "Show NICs, rails and failover chains of this node.", attribute="topo"
@@ -71,7 +69,7 @@ SUBCOMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group of which some subcommands are loaded only when they are called."""
+    """A click group with lazily loaded subcommands."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

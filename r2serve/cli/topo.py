@@ -1,4 +1,4 @@
-"""``r2serve topo`` and ``r2serve doctor``."""
+"""The commands ``r2serve topo`` and ``r2serve doctor``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING
 
 _COLOURS = {OK: "green", NOTE: "cyan", WARNING: "yellow", FAILURE: "red"}
 _CHAIN_IS_ADVICE = (
-    "The order at start, nearer and faster first: advice. Later the core goes by round trips and "
-    "rates that it measures."
+    "A failover chain is an estimate: near and fast rails first. At run time the core chooses "
+    "rails by measured round trips and rates."
 )
 
 _peer_option = click.option(
     "--peer",
     "peer_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Another node, as its `r2serve topo --json` tells of it in this file.",
+    help="Output of `r2serve topo --json` on another node.",
 )
 
 
@@ -47,13 +47,13 @@ def _look(peer_file: Path | None) -> tuple[node.Node, Config, peer.Peer | None]:
     "--picture",
     "picture_file",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Draw it into this SVG file.",
+    help="Draw the topology into this SVG file.",
 )
 @_peer_option
 def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> None:
-    """Show the NICs of this node, which of them are rails, and each rank's failover chain.
+    """Show the NICs and rails of this node, and each rank's failover chain.
 
-    With --peer also which ports of the two nodes make rails with each other.
+    With --peer, also show the rails between the ports of both nodes.
     """
     here, _, there = _look(peer_file)
     if picture_file is not None:
@@ -103,7 +103,7 @@ def topo(as_json: bool, picture_file: Path | None, peer_file: Path | None) -> No
 
 
 def _kind_and_why(kind: str, why_tcp: str, rdma: str) -> str:
-    """TCP needs no reason where there is no RDMA device."""
+    """Returns the kind, with the reason for TCP if the port has an RDMA device."""
     return escape(f"{kind}: {why_tcp}" if why_tcp and rdma else kind)
 
 
@@ -132,7 +132,7 @@ def _show_pairs(here: node.Node, there: peer.Peer, console: Console) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_peer_option
 def check(as_json: bool, peer_file: Path | None) -> None:
-    """Say what would keep rails from working on this node, and how to mend it.
+    """Check this node for problems that prevent rails from working, and propose fixes.
 
     Exit status 1 if a rail cannot work.
     """

@@ -1,1 +1,1 @@
-"""`r2serve demo`: serves a tiny model over two nodes and takes rails away while it decodes."""
+"""`r2serve demo`: serves a tiny model over two nodes and fails rails during decoding."""

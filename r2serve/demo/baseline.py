@@ -1,4 +1,4 @@
-"""The same load and the same first fault with vLLM's own communicator."""
+"""The baseline: vLLM's stock communicator with the same load and the same first fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from r2serve.lab.serving.progress import Progress
 from r2serve.lab.serving.serve import MAX_MODEL_LEN, STEP_TOKENS, Plan, Server
 
 MEASURE_S = 5.0
-# A step takes tens of milliseconds; this is no hiccup of a busy machine any more.
+# A step takes tens of ms; a longer pause than this counts as a freeze, even on a busy machine.
 FREEZE_S = 2.0
 WARM_UP_TOKENS = 96
 FIRST_TOKENS_TIMEOUT_S = 30.0
@@ -32,17 +32,17 @@ def measure(
     watch_s: float,
     progress: Progress,
 ) -> BaselineReport:
-    """Serves without the flag, measures a step, cuts gloo's rail and watches for watch_s."""
+    """Serves with the stock communicator; measures a step; fails gloo's rail; watches watch_s s."""
     with Server(plan, places) as server:
         with progress.step("baseline: starting vllm serve with its stock communicator"):
             server.wait_until_ready(lambda seconds: progress.detail(f"{seconds:.0f} s"))
         with progress.step("baseline: warming up"):
             server.stream(texts, WARM_UP_TOKENS, "warm-up", progress.detail)
             one = server.stream(texts[:1], STEP_TOKENS, "one-stream", progress.detail)
-        # The run is never meant to end by itself: it must last through the fault.
+        # Enough tokens for the run to last beyond the fault.
         tokens = MAX_MODEL_LEN - 256
         load = Load(server.client, server.url, texts, tokens, plan.work / "stock-run.json")
-        with progress.step("baseline: streaming undisturbed"):
+        with progress.step("baseline: streaming without faults"):
             _wait_for_first_tokens(server, load)
             time.sleep(MEASURE_S)
         with progress.step(f"baseline: carrier of its rail lost, watching for {watch_s:.0f} s"):
@@ -71,7 +71,7 @@ def _wait_for_first_tokens(server: Server, load: Load) -> None:
 
 
 def _watch(load: Load, watch_s: float, progress: Progress) -> float | None:
-    """How long no token came at the end of the watch, in s; None if tokens still came."""
+    """Returns the time without tokens at the end of the watch, s; None if tokens still arrive."""
     begun = time.monotonic()
     while time.monotonic() - begun < watch_s and load.running:
         progress.detail(f"no token for {load.silent_s:.0f} s")

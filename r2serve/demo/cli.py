@@ -1,4 +1,4 @@
-"""`r2serve demo`."""
+"""`r2serve demo`: the command line of the demo."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from r2serve.demo.report import render
 from r2serve.lab.serving.terminal import report_and_exit
 
 _LAZY = {
-    "hour": LazyCommand(
-        "r2serve.demo.hour.cli", "Play an hour of faults under a served model.", "vllm"
-    )
+    "hour": LazyCommand("r2serve.demo.hour.cli", "Serve a model through an hour of faults.", "vllm")
 }
 
 
 @click.group(name="demo", cls=LazyGroup, lazy=_LAZY, invoke_without_command=True)
 @click.pass_context
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the report here.")
-@click.option("--baseline", is_flag=True, help="Also show vLLM's stock communicator.")
+@click.option("--baseline", is_flag=True, help="Also run vLLM's stock communicator.")
 @click.option(
-    "--requests", type=click.IntRange(1, 64), default=8, show_default=True, help="Streams at once."
+    "--requests", type=click.IntRange(1, 64), default=8, show_default=True, help="Parallel streams."
 )
 @click.option(
     "--tokens",
     type=click.IntRange(0, 16000),
     default=0,
-    help="Tokens a request; 0: as many as the faults need.",
+    help="Tokens per request; 0 = enough for the duration of the faults.",
 )
 @click.option(
     "--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Copy the logs here."
@@ -37,19 +35,19 @@ _LAZY = {
 @click.option(
     "--namespaces/--no-namespaces",
     default=True,
-    help="Nodes in network namespaces, or both on this machine with faults inside the engine.",
+    help="Run nodes in network namespaces, or both on this machine with faults in the engine.",
 )
 @click.option(
     "--gpu",
     is_flag=True,
-    help="Both nodes on the first GPU of this machine, each a server; implies --no-namespaces.",
+    help="Run both nodes on the first GPU, a server per node; implies --no-namespaces.",
 )
 @click.option(
     "--servers",
     type=click.IntRange(1, 2),
     default=1,
     show_default=True,
-    help="Without namespaces: one for both nodes, or one each.",
+    help="Number of `vllm serve` servers for the two nodes; 2 needs --no-namespaces.",
 )
 def command(
     context: click.Context,
@@ -62,10 +60,10 @@ def command(
     gpu: bool,
     servers: int,
 ) -> None:
-    """Serve a tiny model over two nodes and take rails away while it decodes.
+    """Serve a tiny model over two nodes and fail rails during decoding.
 
-    Streams greedy requests undisturbed, then again while one rail loses its carrier and the other
-    becomes a black hole. Exit status 0 only if no request was lost and every token is the same.
+    Streams greedy requests without faults, then again while a rail loses the carrier and the other
+    rail becomes a black hole. Exit status 0 only if no request is lost and all tokens are equal.
     """
     if context.invoked_subcommand is not None:
         return

@@ -1,7 +1,6 @@
-"""Makes a fault on the rail in use, in the middle of decoding, and reads what it cost.
+"""Makes faults on the rail in use during decoding, and computes the cost.
 
-What a rail carries and how long a collective waited is read from the journals that the workers
-themselves write; the clock of all of them is CLOCK_MONOTONIC.
+Traffic and stalls come from the workers' journals; all times are CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -22,32 +21,31 @@ from r2serve.observe import journal
 
 logger = logging.getLogger(__name__)
 
-# How long a fault is left in place and watched: first until it must have been noticed, then to see
-# where the traffic went.
+# Phases of a fault: time for detection, then time to observe the new path of the traffic.
 NOTICE_S = 0.5
 WATCH_S = 1.0
 TRAFFIC_TIMEOUT_S = 5.0
 LONGEST_S = NOTICE_S + WATCH_S + TRAFFIC_TIMEOUT_S
-# The error of the times that are read off by looking, such as that of a rail's return.
+# Polling interval, and thus the error of observed times such as a rail's return.
 POLL_S = 0.02
 AIM_TIMEOUT_S = 10.0
-# So long another rail than the last one is waited for; traffic may have gone back to that.
+# Time to wait for traffic on a rail other than the rail struck last.
 PREFER_S = 2.0
-# When a rail is given up, the peer waits for what is replayed; a wait that begins later than this
-# is for something else.
+# A stall beginning later than this after a replay has another cause than the replay.
 REPLAY_ARRIVES_NS = 50_000_000
-# A port event that falls between two collectives stalls none; the strike is then repeated.
+# A port event between two collectives stalls no collective; the fault is then repeated.
 MAX_STRIKES = 6
 
 
 class FaultError(RuntimeError):
-    """The fault could not be made as planned."""
+    """The planned fault cannot be made; the text names the reason."""
 
 
 class EngineInjector:
-    """Faults inside the engine, for a machine without a lab: one line a fault in a file.
+    """Makes faults inside the engine, for a machine without a lab, by lines in R2CCL_FAULT_FILE.
 
-    A fault takes the rail of that index at every node. rails: how many there are.
+    All nodes read the file, so a fault hits the rail with this index on every node. rails: number
+    of rails.
     """
 
     def __init__(self, path: Path, rails: int) -> None:
@@ -62,14 +60,14 @@ class EngineInjector:
 
     def _write(self, rail: int | None, word: str) -> None:
         if rail is None:
-            raise ValueError("rail is None: must be an index, the engine has no management NIC")
+            raise ValueError("rail is None: must be an index; the engine has no management NIC")
         with self._path.open("a", encoding="ascii") as file:
             file.write(f"{rail} {word}\n")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the workers wrote about one fault."""
+    """Cost of a fault, from the workers' journals."""
 
     stalls: int
     stall_ms_max: float
@@ -78,10 +76,10 @@ class Cost:
 
 
 def cost_of(events: Sequence[journal.Event], rail: int) -> Cost:
-    """Sums up what a fault on this rail cost. A hedge is a replay that did not await the verdict.
+    """Sums up the cost of a fault on this rail. Replayed chunks include hedged chunks.
 
-    A collective also waits when the other rank is late, which on a busy machine happens around a
-    fault as well. So a stall counts only if something was replayed from this rail in it.
+    A stall counts only if chunks were replayed from this rail at the time. Other stalls may come
+    from a late peer, which is common on a busy machine.
     """
     moves = [
         event
@@ -104,12 +102,12 @@ def cost_of(events: Sequence[journal.Event], rail: int) -> Cost:
 
 
 class Traffic:
-    """Which rail carries the traffic before a fault and under it, by readings of sent bytes.
+    """Determines the rail in use before and during a fault, from readings of sent bytes.
 
-    rail, bytes_before: the rail that is struck, and the bytes of the step before. rail_after: the
-    rail in use under the fault; None: not known yet. The first reading comes NOTICE_S after the
-    strike and the second WATCH_S later. Where decoding has paused for another reason, further ones
-    follow until something was sent.
+    rail, bytes_before: the faulted rail, and the bytes of the last step before the fault.
+    rail_after: the rail in use during the fault; None = unknown. The first reading is NOTICE_S
+    after the fault, the second WATCH_S later. Without traffic in between, e.g. in a pause of
+    decoding, further readings follow.
     """
 
     def __init__(self, sent_bytes: Callable[[], Counter[int]]) -> None:
@@ -121,7 +119,10 @@ class Traffic:
         self._due_s = NOTICE_S
 
     def seen(self, since_s: float) -> bool:
-        """Takes the reading due so long after the strike; whether rail_after is known."""
+        """Takes a reading if due; returns True once rail_after is known.
+
+        since_s: time since the fault, s.
+        """
         if self.rail_after is None and since_s >= self._due_s:
             now = self._sent_bytes()
             if self._first is None:
@@ -132,9 +133,9 @@ class Traffic:
 
 
 class Striker:
-    """Makes the demo's faults, one after the other; ``played`` has those that counted.
+    """Makes the demo's faults in sequence; ``played`` has the final attempt of each fault.
 
-    step_s: length of a decode step. decoding: whether tokens are still to come.
+    step_s: length of a decode step, s. decoding: returns True while more tokens are expected.
     """
 
     def __init__(
@@ -153,17 +154,17 @@ class Striker:
         self.played: list[Played] = []
 
     def fault(self, kind: str, node: int, avoid: int | None = None) -> tuple[int, FaultReport]:
-        """Strikes the rail in use until a collective was stalled; returns the rail's index too.
+        """Faults the rail in use, repeated until a collective stalls; returns rail and report.
 
-        avoid: a rail that is to be the one only if no other comes into use soon.
-        Raises FaultError when no rail is in use or decoding ends before.
+        avoid: a rail to strike only if no other rail comes into use within PREFER_S. Raises
+        FaultError if no rail is in use, or if decoding ends first.
         """
         for missed in range(MAX_STRIKES):
             played, report = self._strike_once(kind, node, avoid)
             report.missed_strikes = missed
             if (report.stalls and report.replayed_chunks) or missed == MAX_STRIKES - 1:
                 break
-            self._watch(f"{kind} on {report.rail} fell between two collectives; once more")
+            self._watch(f"{kind} on {report.rail} stalled no collective; repeating the fault")
         self.played.append(played)
         return played.rails[0], report
 
@@ -189,7 +190,7 @@ class Striker:
         return played, report
 
     def _play(self, kind: str, node: int, avoid: int | None) -> tuple[Played, Traffic]:
-        """One fault, from the choice of its rail until all rails are UP again."""
+        """Plays a fault, from the choice of the rail until all rails are UP again."""
         traffic = Traffic(self._journals.sent_bytes)
 
         def aim() -> int:
@@ -218,7 +219,10 @@ class Striker:
         return played, traffic
 
     def _aim(self, kind: str, avoid: int | None) -> tuple[int, int]:
-        """The rail that carried the last step's bytes, if possible not avoid, and those bytes."""
+        """Returns the rail of the last step and the bytes sent; prefers rails other than `avoid`.
+
+        Raises FaultError if decoding has ended, or after AIM_TIMEOUT_S without traffic.
+        """
         began = time.monotonic()
         while time.monotonic() < began + AIM_TIMEOUT_S:
             if not self._decoding():
@@ -227,7 +231,7 @@ class Striker:
             if used is not None and (used[0] != avoid or time.monotonic() > began + PREFER_S):
                 return used
         raise FaultError(
-            f"no rail to strike with {kind}: none carried anything for {AIM_TIMEOUT_S:.0f} s"
+            f"no rail for the {kind} fault: no rail had traffic for {AIM_TIMEOUT_S:.0f} s"
         )
 
     def _use_now(self) -> tuple[int, int] | None:

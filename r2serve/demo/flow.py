@@ -1,4 +1,4 @@
-"""The demo from beginning to end."""
+"""The flow of the demo: stage, server, reference run, faults, optional baseline."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ logger = logging.getLogger(__name__)
 
 RAILS = 2
 WARM_UP_TOKENS = 96
-# Both faults with the time to watch them, to rejoin and to see the rate before and after, as it
-# takes at worst; decoding that is over earlier would leave a fault without a step to hit.
+# Worst-case duration of both faults, with observation, rejoin and rates before and after. Decoding
+# must last longer, or a fault would find no step to hit.
 FAULTS_TAKE_S = 30.0
 SETTLE_S = 1.0
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """requests: concurrent streams. tokens: a request; 0 takes what the faults need. servers:
-    without namespaces, one `vllm serve` for both ranks, or one each. gpu: both use the first one.
+    """Options of the demo.
+
+    requests: concurrent streams. tokens: per request; 0 = enough for the faults. servers: without
+    namespaces, 1 `vllm serve` for both ranks, or 2. gpu: both ranks use the first GPU.
     """
 
     requests: int = 8
@@ -62,7 +64,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the demo plays: its places, and the lab if there is one."""
+    """The environment of the demo: places for the nodes' processes, and the lab if available."""
 
     places: Sequence[Place]
     lab: Lab | None
@@ -77,11 +79,11 @@ def _stage(options: DemoOptions, progress: Progress) -> Iterator[Stage]:
             try:
                 lab = stack.enter_context(Lab(nodes=2, rails=RAILS))
             except LabUnavailableError as error:
-                progress.line(f"no network namespaces here ({error})")
+                progress.line(f"network namespaces are not available ({error})")
         if lab is None:
             progress.line(
-                "both ranks run on this machine as nodes of their own (R2CCL_NODE=per-rank), "
-                "rails over loopback, faults inside the engine"
+                "both ranks run on this machine as separate nodes (R2CCL_NODE=per-rank), "
+                "with rails over loopback and faults inside the engine"
             )
             places = [LocalPlace() for _ in range(options.servers)]
             for place in places:
@@ -95,9 +97,9 @@ def _stage(options: DemoOptions, progress: Progress) -> Iterator[Stage]:
 
 
 def run_demo(options: DemoOptions, progress: Progress) -> Report:
-    """Runs the demo and returns its report; what went wrong is in there.
+    """Runs the demo and returns the report, including failures of the demo.
 
-    Only an interruption and errors of the machine itself are raised.
+    Raises only interruptions and errors of the machine.
     """
     begun = time.monotonic()
     labs.sweep()
@@ -107,7 +109,7 @@ def run_demo(options: DemoOptions, progress: Progress) -> Report:
         _stage(options, progress) as stage,
     ):
         report = Report(mode=stage.mode)
-        with progress.step("making a tiny Llama with random weights"):
+        with progress.step("creating a tiny Llama with random weights"):
             model = make_tiny_llama(work / "model")
         texts = prompts(options.requests)
         in_lab = stage.lab is not None
@@ -134,19 +136,19 @@ def _serve_and_strike(
     what = "vllm serve with --distributed-backend r2ccl, TP=2"
     warm_up = (WARM_UP_TOKENS, WARM_UP_TOKENS)
     with warm_server(plan, stage.places, what, texts, warm_up, progress) as (server, warm):
-        with progress.step("one stream, for the length of a decode step"):
+        with progress.step("a single stream, to measure the decode step"):
             one = server.stream(texts[:1], STEP_TOKENS, "one-stream", progress.detail)
             report.decode_step_ms = one.step_ms()
         rate = warm.overall_tokens_per_second() / len(texts)
         tokens = options.tokens or tokens_for(rate, FAULTS_TAKE_S)
         report.tokens_each = tokens
-        with progress.step(f"reference: {len(texts)} streams of {tokens} tokens, undisturbed"):
+        with progress.step(f"reference: {len(texts)} streams of {tokens} tokens, without faults"):
             reference = server.stream(texts, tokens, "reference", progress.detail)
         if reference.failed:
-            report.errors.append(f"{reference.failed} requests of the undisturbed run failed")
+            report.errors.append(f"{reference.failed} requests of the reference run failed")
             return
         report.tokens_per_s["undisturbed"] = reference.overall_tokens_per_second()
-        with progress.step("the same streams, while rails are taken away"):
+        with progress.step("the same streams, with failing rails"):
             run = _disturbed(server, stage, texts, reference, progress, report)
         report.tokens_per_s["disturbed"] = run.overall_tokens_per_second()
         report.sent, report.completed = len(run.requests), run.completed
@@ -154,7 +156,7 @@ def _serve_and_strike(
 
 
 def tokens_for(tokens_per_second: float, seconds: float) -> int:
-    """Tokens a stream needs at this rate to last that long, within what the model can hold."""
+    """Returns the tokens per stream for a duration at this rate, within the model's limit."""
     return max(256, min(int(tokens_per_second * seconds), MAX_MODEL_LEN - 256))
 
 
@@ -184,7 +186,7 @@ def _disturbed(
     load.wait_for_tokens(len(texts) * 16, RUN_TIMEOUT_S)
     time.sleep(SETTLE_S)
     try:
-        # One fault at either node's port: neither node's point of view is special.
+        # A fault at each node, to cover the views of both nodes.
         first, fault = striker.fault("carrier_loss", node=0)
         report.faults.append(fault)
         time.sleep(SETTLE_S)
@@ -205,7 +207,7 @@ def _add_rates(fault: FaultReport, played: Played, run: Run) -> None:
     second = 1_000_000_000
     struck_ns, healed_ns = played.struck_ns, played.healed_ns
     assert healed_ns is not None
-    back_ns = played.back_ns or healed_ns + int(REJOIN_TIMEOUT_S * second)  # it was given up then
+    back_ns = played.back_ns or healed_ns + int(REJOIN_TIMEOUT_S * second)  # end of the wait
     fault.tokens_per_s = {
         "before": run.tokens_per_second(struck_ns - second, struck_ns),
         "during": run.tokens_per_second(struck_ns, healed_ns),
@@ -222,7 +224,7 @@ def _baseline(
     report: Report,
 ) -> None:
     if stage.lab is None:
-        progress.line("no baseline: without namespaces nothing can be cut under the stock backend")
+        progress.line("no baseline: the stock communicator's rail can fail only in namespaces")
         return
     stock = Plan("stock", plan.model, False, True, plan.work, plan.max_requests)
     report.baseline = baseline.measure(

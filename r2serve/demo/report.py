@@ -1,4 +1,4 @@
-"""What the demo found: the JSON report and the table."""
+"""The demo's report, as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FAULT_KINDS = ("carrier_loss", "black_hole")
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first token of a request that differs from the reference."""
+    """Position of the first token of a request different from the reference."""
 
     request: int
     position: int
 
 
 def first_difference(want: Sequence[int], got: Sequence[int]) -> int | None:
-    """Position of the first token that differs, or where the shorter one ends; None if equal."""
+    """Returns the position of the first difference, or the shorter length; None if equal."""
     for position, (a, b) in enumerate(zip(want, got, strict=False)):
         if a != b:
             return position
@@ -31,7 +31,7 @@ def first_difference(want: Sequence[int], got: Sequence[int]) -> int | None:
 
 
 def compare(reference: Run, run: Run) -> list[Mismatch]:
-    """First difference of each request; a request that is shorter differs where it ends."""
+    """Returns the first difference of each differing request; a missing token is a difference."""
     if len(reference.requests) != len(run.requests):
         raise ValueError(f"{len(run.requests)} requests against {len(reference.requests)}")
     found = []
@@ -44,7 +44,11 @@ def compare(reference: Run, run: Run) -> list[Mismatch]:
 
 @dataclass
 class FaultReport:
-    """One fault and what it cost. bytes_before: sent on the rail in the step before the fault."""
+    """A fault and the cost. bytes_before: bytes on the rail in the last step before the fault.
+
+    rail_after: the rail in use during the fault; empty = unknown. missed_strikes: earlier attempts
+    without a stalled collective. rejoin_ms: from the healing until the rails are UP; None = never.
+    """
 
     kind: str
     rail: str
@@ -63,21 +67,22 @@ class FaultReport:
         if self.bytes_before <= 0:
             found.append(f"{self.kind} on {self.rail}: the rail was idle")
         if self.stalls == 0:
-            found.append(f"{self.kind} on {self.rail}: no collective was stalled")
+            found.append(f"{self.kind} on {self.rail}: no collective stalled")
         if self.replayed_chunks <= 0:
-            found.append(f"{self.kind} on {self.rail}: nothing was replayed")
+            found.append(f"{self.kind} on {self.rail}: no chunk was replayed")
         if not self.rail_after or self.rail_after == self.rail:
             found.append(f"{self.kind} on {self.rail}: the traffic did not move to another rail")
         if self.rejoin_ms is None:
-            found.append(f"{self.kind} on {self.rail}: the healed rail did not come back")
+            found.append(f"{self.kind} on {self.rail}: the healed rail did not rejoin")
         return found
 
 
 @dataclass
 class BaselineReport:
-    """The stock communicator under the same load and the same first fault.
+    """Result of the stock communicator with the same load and the same first fault.
 
-    decode_step_ms: of one stream. frozen_s: how long no token had come at the end; None: they came.
+    decode_step_ms: with a single stream. frozen_s: time without tokens at the end, s; None = no
+    freeze.
     """
 
     decode_step_ms: float
@@ -90,7 +95,7 @@ class BaselineReport:
 
 @dataclass
 class Report:
-    """The whole demo."""
+    """Report of the whole demo."""
 
     mode: str
     sent: int = 0
@@ -110,10 +115,10 @@ class Report:
         return self.compared and not self.mismatches
 
     def problems(self) -> list[str]:
-        """Why the demo failed; empty when it passed."""
+        """Returns the reasons for a failure of the demo; empty if passed."""
         found = list(self.errors)
         if self.sent == 0:
-            found.append("no request was sent while rails were taken away")
+            found.append("no request was sent during the faults")
         elif self.completed < self.sent:
             found.append(f"{self.sent - self.completed} of {self.sent} requests were lost")
         if self.compared:
@@ -134,7 +139,7 @@ class Report:
         return not self.problems()
 
     def to_json(self) -> dict[str, Any]:
-        """The report as the --json file has it."""
+        """Returns the content of the --json file."""
         baseline = None
         if self.baseline is not None:
             baseline = {
@@ -196,7 +201,7 @@ def render(report: Report, console: Console) -> None:
         console.print(f"[red]failed:[/] {problem}", highlight=False)
     if not problems:
         console.print(
-            "[green]passed:[/] no request lost, every token as in the undisturbed run",
+            "[green]passed:[/] no request lost, all tokens equal to the reference run",
             highlight=False,
         )
 
@@ -209,15 +214,15 @@ def _summary(report: Report) -> Table:
     tokens = "not compared"
     if report.compared:
         tokens = "identical" if report.tokens_identical else "DIFFERENT"
-    table.add_row("tokens", f"{tokens}, {report.tokens_each} a request")
-    table.add_row("decode step, one stream", f"{report.decode_step_ms:.1f} ms")
-    table.add_row("took", f"{report.seconds:.0f} s")
+    table.add_row("tokens", f"{tokens}, {report.tokens_each} per request")
+    table.add_row("decode step, single stream", f"{report.decode_step_ms:.1f} ms")
+    table.add_row("duration", f"{report.seconds:.0f} s")
     return table
 
 
 def _fault_table(faults: Sequence[FaultReport]) -> Table:
-    table = Table(title="faults, each in the middle of decoding", title_justify="left")
-    for name in ("fault", "rail", "bytes in the step before", "stall ms", "replayed chunks"):
+    table = Table(title="faults during decoding", title_justify="left")
+    for name in ("fault", "rail", "bytes in last step", "stall ms", "replayed chunks"):
         table.add_column(name, justify="left" if name in ("fault", "rail") else "right")
     table.add_column("rail after")
     table.add_column("rejoined after ms", justify="right")
@@ -241,13 +246,13 @@ def _baseline_line(report: Report) -> str:
     stock = report.baseline
     assert stock is not None
     if stock.frozen_s is None:
-        fate = f"no freeze within {stock.watched_s:.0f} s of losing its rail"
+        fate = f"no freeze within {stock.watched_s:.0f} s of the rail's loss"
     else:
         fate = (
-            f"frozen for all of the {stock.frozen_s:.0f} s that we watched after losing its rail, "
+            f"no token for the last {stock.frozen_s:.0f} s of the watch after the rail's loss, "
             f"{stock.unfinished} of {stock.sent} requests unfinished"
         )
     return (
-        f"stock communicator: decode step, one stream {stock.decode_step_ms:.1f} ms "
+        f"stock communicator: decode step, single stream {stock.decode_step_ms:.1f} ms "
         f"(r2ccl {report.decode_step_ms:.1f} ms), {stock.tokens_per_s:.0f} tokens/s; {fate}"
     )

@@ -1,1 +1,1 @@
-"""Drills: a rail of a running node is faulted on purpose, and undone when its time is over."""
+"""Drills: faults injected on purpose into a rail of a running node, for a limited time."""

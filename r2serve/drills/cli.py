@@ -1,4 +1,4 @@
-"""``r2serve drill``: fault a rail of this node for a while, on purpose."""
+"""``r2serve drill``: injects a fault into a rail of this node, for a limited time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
-    """``500ms``, ``10s``, ``2m`` or a number of seconds."""
+    """A duration: ``500ms``, ``10s``, ``2m`` or a number of seconds."""
 
     name = "duration"
 
@@ -35,14 +35,14 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         try:
             seconds = float(text.removesuffix(unit)) * _UNITS_S.get(unit, 1.0)
         except ValueError:
-            self.fail(f"{text!r} is no duration such as 500ms, 10s or 2m", param, ctx)
+            self.fail(f"{text!r} must be a duration such as 500ms, 10s or 2m", param, ctx)
         if not 0.01 <= seconds <= LONGEST_S:
             self.fail(f"{text!r} must be from 10ms to {LONGEST_S / 60:g}m", param, ctx)
         return seconds
 
 
 class _Kinds(click.Group):
-    """Takes words of earlier releases for kinds, too, and tells that they go."""
+    """Accepts deprecated names of fault kinds, too, and prints a deprecation note."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = super().get_command(ctx, canonical(cmd_name))
@@ -53,10 +53,10 @@ class _Kinds(click.Group):
 
 @click.group(name="drill", cls=_Kinds)
 def command() -> None:
-    """Fault a rail of this node for a while, on purpose.
+    """Inject a fault into a rail of this node, for a limited time.
 
-    Only workers that were started with drills enabled (R2CCL_DRILLS=on) take any. The fault is
-    recorded as injected, and undone when its time is over, also if this command is killed.
+    Only workers started with R2CCL_DRILLS=on accept drills. The journal marks the fault as
+    injected. The fault ends after the given time, even if this command is killed.
     """
 
 
@@ -69,14 +69,26 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
             type=click.Choice(["auto", SYSTEM, ENGINE]),
             default="auto",
             show_default=True,
-            help="What makes the fault: the system (ip, nft, tc; as root, where the port is), or "
-            "the workers' engines. auto: the system where it can.",
+            help="Origin of the fault. system: the operating system (ip, nft, tc; needs root and "
+            "the port's network namespace). engine: the workers. auto: system if possible.",
         ),
-        click.option("--peer", default="", help="Of the rail to one peer, as `rank 1`. By engine."),
         click.option(
-            "--for", "seconds", type=Duration(), default=5.0, help="500ms, 10s, 2m.  Default: 5s."
+            "--peer",
+            default="",
+            help="Fault only the rail to this peer, such as `rank 1`. Needs a fault by the engine.",
         ),
-        click.option("--rail", required=True, help="As `r2serve rails` names it: rail1@node0."),
+        click.option(
+            "--for",
+            "seconds",
+            type=Duration(),
+            default=5.0,
+            help="Duration of the fault, such as 500ms, 10s or 2m. Default: 5s.",
+        ),
+        click.option(
+            "--rail",
+            required=True,
+            help="Name of the rail in `r2serve rails`, such as rail1@node0.",
+        ),
     ):
         function = option(function)
     return function
@@ -85,22 +97,22 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 @command.command(name="carrier_loss")
 @_options
 def carrier_loss(**given: Any) -> None:
-    """The port loses its carrier."""
+    """Take the port's carrier away."""
     _drill("carrier_loss", **given)
 
 
 @command.command(name="black_hole")
 @_options
 def black_hole(**given: Any) -> None:
-    """A black hole: the carrier is there, and nothing gets through."""
+    """Drop all packets of the port; the carrier stays up."""
     _drill("black_hole", **given)
 
 
 @command.command()
-@click.option("--mbit", default=10.0, show_default=True, help="Mbit/s that it still sends.")
+@click.option("--mbit", default=10.0, show_default=True, help="Remaining send rate in Mbit/s.")
 @_options
 def slow(**given: Any) -> None:
-    """The port sends slowly."""
+    """Limit the port's send rate."""
     _drill("slow", **given)
 
 
@@ -110,18 +122,18 @@ def slow(**given: Any) -> None:
     "period_s",
     type=Duration(),
     default=1.0,
-    help="Half of it lost, half of it not.  Default: 1s.",
+    help="Period of the flaps; the port has no carrier in half of each period. Default: 1s.",
 )
 @_options
 def flap(**given: Any) -> None:
-    """The port loses its carrier again and again."""
+    """Take the port's carrier away and bring it back, repeatedly."""
     _drill("flap", **given)
 
 
 @command.command()
 @_options
 def corrupt(**given: Any) -> None:
-    """What it sends has wrong checksums (needs R2CCL_CHECKSUM=on)."""
+    """Send chunks with wrong checksums (needs R2CCL_CHECKSUM=on)."""
     _drill("corrupt", **given)
 
 
@@ -158,7 +170,9 @@ def _drill(
     except (DrillError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if not undone:
-        raise click.ClickException(f"the fault of {rail} could not be undone")
+        raise click.ClickException(
+            f"rail {rail}: the fault could not be undone; restore the port by hand"
+        )
 
 
 def _by_system(
@@ -170,18 +184,27 @@ def _by_system(
     mbit: float,
     period_s: float,
 ) -> tuple[SystemFault | None, str]:
-    """How the system makes the fault, or None and why the engine is to."""
+    """Returns the system fault, or None and the reason why the engine makes the fault instead."""
     if by == ENGINE:
         return None, ""
     try:
         if peer:
-            raise DrillError("peer: the system faults a port, and so the rails to all peers")
+            raise DrillError(
+                f"peer: {peer!r} needs a fault by the engine; a fault by the system hits the port, "
+                "and thus the rails to all peers"
+            )
         end = workers[0].rails[0]
         ports = {(one["device"], _host(one)) for worker in workers for one in worker.rails}
         if len(ports) > 1:
-            raise DrillError(f"by: {end['name']} is not the same port to all workers here")
+            raise DrillError(
+                f"by: workers of this node use different ports for {end['name']}, so only the "
+                "engine can make the fault"
+            )
         if end["kind"] != "tcp":
-            raise DrillError(f"by: the system cannot fault what is {end['kind']}")
+            raise DrillError(
+                f"by: a fault by the system needs a tcp rail; {end['name']} is a rail of kind "
+                f"{end['kind']}"
+            )
         port = str(end["device"]), str(end["local"])
         return plan(kind, *port, seconds, mbit=mbit, period_s=period_s), ""
     except DrillError as error:
@@ -195,7 +218,7 @@ def _host(rail: dict[str, Any]) -> str:
 
 
 def _wait(fault: SystemFault | None, seconds: float) -> bool:
-    """Until the drill's time is over, or this command is interrupted."""
+    """Waits for the end of the drill or an interrupt; returns whether the fault is undone."""
     if fault is None:
         try:
             time.sleep(seconds)
@@ -214,7 +237,7 @@ def _end(folder: Path, identity: str) -> None:
     try:
         client.end(folder, identity)
     except DrillError:
-        return  # its time was over
+        return  # the drill has ended already
 
 
 def _tell(views: list[dict[str, Any]], workers: int, why: str, as_json: bool) -> None:

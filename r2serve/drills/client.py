@@ -1,4 +1,4 @@
-"""Asks the workers of this node for drills."""
+"""Client of the drill service in the workers of this node."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _LIST_S = 1.0
 
 @dataclass(frozen=True)
 class WorkerEnd:
-    """A worker that takes drills, and those of its rails that have the name that was asked for."""
+    """A worker with a drill socket, and its rails of the requested name."""
 
     socket: Path
     rails: Sequence[dict[str, Any]]
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises DrillError where it refuses, OSError where it does not answer."""
+        """Sends a request; raises DrillError on refusal, OSError without an answer."""
         return ask(self.socket, request)
 
 
 def ask(path: Path, request: dict[str, Any], timeout_s: float = _TALK_S) -> dict[str, Any]:
-    """One request of one worker.
+    """Sends a request to a worker and returns the answer.
 
     Raises:
-        DrillError: it refuses, and says why.
-        OSError: it does not answer.
+        DrillError: the worker refuses; the text contains the reason.
+        OSError: the worker does not answer.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as talk:
         talk.settimeout(timeout_s)
@@ -46,7 +46,7 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = _TALK_S) -> dict
         with talk.makefile("rb") as answers:
             line = answers.readline()
     if not line:
-        raise ConnectionError(f"{path.name} ended without an answer")
+        raise ConnectionError(f"{path.name} closed the connection without an answer")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise DrillError(str(answer["error"]))
@@ -54,20 +54,20 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = _TALK_S) -> dict
 
 
 def sockets(folder: Path) -> list[Path]:
-    """Of the workers of a folder that take drills; some may have ended."""
+    """Returns the drill sockets in a folder; some workers may have ended."""
     return sorted(folder.glob(PATTERN))
 
 
 def key_of(path: Path) -> str:
-    """The key of the worker whose socket that is, as in other answers about it."""
+    """Returns the worker's key, ``<pid>-<engine>``, which journals and sidecar use as well."""
     return path.name.removeprefix("r2ccl-").removesuffix(".drills")
 
 
 def find(folder: Path, rail: str) -> list[WorkerEnd]:
-    """The workers that have an end of that rail.
+    """Returns the workers with an end of a rail.
 
     Raises:
-        DrillError: no worker takes drills, or none has such a rail.
+        DrillError: no worker accepts drills, or no worker has the rail.
     """
     found, names, silent = [], set(), []
     for path in sockets(folder):
@@ -83,22 +83,24 @@ def find(folder: Path, rail: str) -> list[WorkerEnd]:
     if found:
         return found
     if names:
-        raise DrillError(f"rail: no worker here has {rail!r}; there are {', '.join(sorted(names))}")
+        raise DrillError(
+            f"rail: {rail!r} is not a rail here; must be one of {', '.join(sorted(names))}"
+        )
     why = f" ({'; '.join(silent)})" if silent else ""
     raise DrillError(
-        f"drills: no running worker in {folder} takes any{why}; set drills (R2CCL_DRILLS=on) where "
-        "the engine is started"
+        f"drills: no running worker in {folder} accepts drills{why}; start the engine with "
+        "R2CCL_DRILLS=on"
     )
 
 
 def start(workers: Sequence[WorkerEnd], **fields: Any) -> list[dict[str, Any]]:
-    """Start one drill at all of them; fields: of an Order, but for its id.  Returns their views.
+    """Starts a drill at all workers and returns their views.
 
-    ``kind`` may be a word of an earlier release.
+    ``fields`` are the fields of an Order except ``id``. ``kind`` may be a deprecated name.
 
     Raises:
-        DrillError: one refuses; then none has it.
-        OSError: one does not answer.
+        DrillError: a worker refuses; the drill is undone at the other workers.
+        OSError: a worker does not answer.
     """
     fields["kind"] = canonical(fields["kind"])
     order = Order(**({"id": secrets.token_hex(4), "by": ENGINE} | fields))
@@ -116,12 +118,12 @@ def start(workers: Sequence[WorkerEnd], **fields: Any) -> list[dict[str, Any]]:
 
 
 def end(folder: Path, identity: str) -> int:
-    """End a drill before its time; returns at how many workers.
+    """Ends a drill early; returns the number of workers with the drill.
 
     Raises:
-        DrillError: no worker has it under way.
+        DrillError: the drill is not running at any worker.
     """
-    ended, why = 0, DrillError(f"id: there is no drill {identity!r} under way")
+    ended, why = 0, DrillError(f"id: no drill {identity!r} is running")
     for path in sockets(folder):
         try:
             ask(path, {"do": "end", "id": identity})
@@ -134,14 +136,16 @@ def end(folder: Path, identity: str) -> int:
 
 
 def listed(folder: Path) -> tuple[int, list[dict[str, Any]]]:
-    """How many workers take drills, and their drills, each with the worker's key: those under way
-    first."""
+    """Returns the number of answering workers, and their drills, running drills first.
+
+    Each drill has the field ``worker`` with the worker's key.
+    """
     answering, found = 0, []
     for path in sockets(folder):
         try:
             drills = ask(path, {"do": "list"}, _LIST_S)["drills"]
         except (DrillError, OSError):
-            continue  # it has ended, and its drills with it
+            continue  # the worker has ended, and its drills, too
         answering += 1
         found += [drill | {"worker": key_of(path)} for drill in drills]
     found.sort(key=lambda drill: (drill["ended_clock_ns"] != 0, drill["began_clock_ns"]))
@@ -149,9 +153,12 @@ def listed(folder: Path) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _check_owner(talk: socket.socket, path: Path) -> None:
-    """Who listens is whoever the folder belongs to, or root, or whoever asks."""
+    """Checks that the server runs as the folder's owner, root or this user."""
     _, user, _ = PEER_CREDENTIALS.unpack(
         talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
     )
     if user not in (0, os.geteuid(), path.parent.stat().st_uid):
-        raise DrillError(f"{path} is served by user {user}, who is a stranger")
+        raise DrillError(
+            f"refusing to use {path}: the server runs as uid {user}, not as this user, root or "
+            "the folder's owner"
+        )

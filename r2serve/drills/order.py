@@ -1,4 +1,4 @@
-"""What a drill is asked for by: kind, rail, time, and the bounds of each."""
+"""Parameters of a drill: kind, rail, duration, and the range of each."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 KINDS = ("carrier_loss", "black_hole", "slow", "flap", "corrupt")
 SYSTEM, ENGINE = "system", "engine"
-"""Who makes the fault: the operating system, told by the drill command, or the worker's engine."""
+"""Origin of the fault: the operating system, via the drill command, or the worker's engine."""
 LONGEST_S = 3600.0
 
 
 class DrillError(ValueError):
-    """The drill cannot be; the text names the field, its value and what would be right."""
+    """The drill is impossible; the text names the field, its value and what would be right."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked for.
+    """Parameters of a requested drill.
 
     Raises:
         DrillError: a field is wrong.
@@ -27,16 +27,16 @@ class Order:
     rail: str
     seconds: float
     peer: str = ""
-    """Of one peer alone; empty: of all."""
+    """Label of a peer for a fault towards this peer alone; empty: all peers."""
     mbit: float = 10.0
-    """Of ``slow``: Mbit/s that this end still sends."""
+    """Send rate that remains under ``slow``, in Mbit/s."""
     period_s: float = 1.0
-    """Of ``flap``: half of it lost, half of it not."""
+    """Period of ``flap`` in seconds; the port has no carrier in half of each period."""
     by: str = ENGINE
 
     def __post_init__(self) -> None:
         if not (isinstance(self.id, str) and 0 < len(self.id) <= 64):
-            raise DrillError(f"id: {self.id!r} must be text of 1 to 64 letters")
+            raise DrillError(f"id: {self.id!r} must be text of 1 to 64 characters")
         if self.kind not in KINDS:
             raise DrillError(f"kind: {self.kind!r} must be one of {', '.join(KINDS)}")
         if self.by not in (SYSTEM, ENGINE):

@@ -1,8 +1,8 @@
-"""The worker's end of a drill: faults that somebody asks for, each undone when its time is over.
+"""The drill service of a worker: injects faults on request and undoes each fault after its time.
 
-Only where the option ``drills`` is on.  A worker listens on a unix socket beside its journal, which
-its own user and root may use; a request and its answer are one line of JSON each.  What it injects
-it undoes by itself, whatever becomes of whoever asked.
+The service runs only with the option ``drills``. A worker listens on a unix socket beside its
+journal, open to its own user and to root. A request and an answer are one line of JSON each. The
+worker undoes its faults by itself, even if the client is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Injectable(Protocol):
-    """What is asked of an engine (``_core.Engine``)."""
+    """Methods of an engine (``_core.Engine``) used here."""
 
     def inject(self, rail: int, fault: str, process: int = 0, bytes_per_s: float = 0.0) -> None: ...
     def note_injected(self, rail: int, fault: str, process: int = 0) -> None: ...
@@ -44,18 +44,18 @@ class Injectable(Protocol):
 
 @dataclass
 class Drill:
-    """One that is under way, or has ended."""
+    """A drill, running or ended."""
 
     order: Order
     rails: list[tuple[int, int]]
-    """Of each: its place in its link, and the peer's engine."""
+    """Position of each rail in its link, and the number of the peer's engine."""
     began_clock_ns: int
     ended_clock_ns: int = 0
-    """0: it is under way."""
+    """End of the drill, as Unix time in ns; 0: the drill is running."""
     over: threading.Event = field(default_factory=threading.Event)
 
     def view(self) -> dict[str, Any]:
-        """For whoever asked."""
+        """Returns the drill as sent to clients."""
         return asdict(self.order) | {
             "began_clock_ns": self.began_clock_ns,
             "ended_clock_ns": self.ended_clock_ns,
@@ -63,34 +63,34 @@ class Drill:
 
 
 class DrillService:
-    """Serves drills of one engine until it is closed."""
+    """Serves drills of an engine until :meth:`close`."""
 
     def __init__(self, engine: Injectable, path: Path) -> None:
-        """Raises OSError where the socket cannot be made."""
+        """Raises OSError if the socket cannot be created."""
         self._engine = engine
         self._path = path
         self._drills: dict[str, Drill] = {}
         self._ended: deque[Drill] = deque(maxlen=_ENDED_KEPT)
-        # Garbage collection may close this in any thread, also in one of ours.
+        # Reentrant: garbage collection may close the service in any thread, even in its own.
         self._lock = threading.RLock()
         self._closing = False
         self._runs: set[threading.Thread] = set()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        os.fchmod(self._socket.fileno(), 0o600)  # of the file, too: it is there from the first on
+        os.fchmod(self._socket.fileno(), 0o600)  # bind() creates the file with this mode
         self._socket.bind(str(path))
         self._socket.listen(8)
         self._thread = threading.Thread(target=self._serve, name="r2serve-drills", daemon=True)
         self._thread.start()
-        _LOG.warning("drills are enabled: whoever may write to %s can fault rails", path)
+        _LOG.warning("drills are enabled: this user and root can fault rails through %s", path)
 
     def close(self) -> None:
-        """End all drills and serve no more."""
+        """Ends all drills and stops the service."""
         with self._lock:
             self._closing = True
             for drill in self._drills.values():
                 drill.over.set()
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the serving thread
         for thread in (self._thread, *list(self._runs)):
             if thread is not threading.current_thread():
                 thread.join()
@@ -103,15 +103,15 @@ class DrillService:
                 client, _ = self._socket.accept()
             except OSError as error:
                 if not self._closing:
-                    _LOG.warning("no drill can be asked for now: %s", error)
+                    _LOG.warning("drill socket failed: %s; no drills until the retry in 2 s", error)
                     time.sleep(_TALK_S)
                 continue
             with client:
                 client.settimeout(_TALK_S)
                 try:
                     self._answer(client)
-                except Exception:  # noqa: BLE001  whatever one client said, the next one is served
-                    _LOG.warning("a drill's client was left", exc_info=True)
+                except Exception:  # noqa: BLE001  the service must survive any request
+                    _LOG.warning("drill request failed, without an answer", exc_info=True)
 
     def _answer(self, client: socket.socket) -> None:
         _, user, _ = PEER_CREDENTIALS.unpack(
@@ -127,7 +127,7 @@ class DrillService:
 
     def _do(self, request: object) -> dict[str, Any]:
         if not isinstance(request, dict):
-            raise DrillError("a request is an object")
+            raise DrillError("request: must be a JSON object")
         what = request.pop("do", None)
         if what == "rails":
             return {"rails": self._engine.rails()}
@@ -141,7 +141,7 @@ class DrillService:
             with self._lock:
                 drill = self._drills.get(str(request["id"]))
             if drill is None:
-                raise DrillError(f"id: there is no drill {request['id']!r} under way")
+                raise DrillError(f"id: no drill {request['id']!r} is running")
             drill.over.set()
             return {"drill": drill.view()}
         raise DrillError(f"do: {what!r} must be rails, list, start or end")
@@ -159,14 +159,20 @@ class DrillService:
                 {rail["name"] for rail in self._engine.rails() if rail["kind"] in DATA_RAILS}
             )
             to = f" to {order.peer}" if order.peer else ""
-            raise DrillError(f"rail: no {order.rail!r}{to} here; there are {', '.join(names)}")
+            raise DrillError(
+                f"rail: {order.rail!r}{to} is not a rail of this worker; must be one of "
+                f"{', '.join(names)}"
+            )
         drill = Drill(order, found, time.time_ns())
         with self._lock:
             if self._closing:
-                raise DrillError("the worker is closing its links")
+                raise DrillError("do: start is refused, because the worker is closing its links")
             for other in self._drills.values():
                 if set(other.rails) & set(found):
-                    raise DrillError(f"rail: {order.rail} is in drill {other.order.id} already")
+                    raise DrillError(
+                        f"rail: {order.rail!r} is already in drill {other.order.id}; must be a "
+                        "rail without a running drill"
+                    )
             self._drills[order.id] = drill
         try:
             self._fault(drill, "carrier_loss" if order.kind == "flap" else order.kind)
@@ -174,14 +180,16 @@ class DrillService:
             with self._lock:
                 del self._drills[order.id]
             raise
-        _LOG.warning("drill %s: %s of %s for %g s", order.id, order.kind, order.rail, order.seconds)
+        _LOG.warning(
+            "drill %s started: %s of %s for %g s", order.id, order.kind, order.rail, order.seconds
+        )
         run = threading.Thread(target=self._run, args=(drill,), name="r2serve-drill", daemon=True)
         self._runs.add(run)
         run.start()
         return drill
 
     def _run(self, drill: Drill) -> None:
-        """Until its time is over; then the rails are as they were."""
+        """Waits for the end of the drill, then restores the rails."""
         order = drill.order
         ends = time.monotonic() + order.seconds
         faulted = True
@@ -198,7 +206,7 @@ class DrillService:
             drill.ended_clock_ns = time.time_ns()
             self._ended.append(self._drills.pop(order.id))
             self._runs.discard(threading.current_thread())
-        _LOG.warning("drill %s: %s of %s has ended", order.id, order.kind, order.rail)
+        _LOG.warning("drill %s ended: %s of %s is undone", order.id, order.kind, order.rail)
 
     def _fault(self, drill: Drill, fault: str) -> None:
         for rail, peer in drill.rails:
@@ -213,6 +221,6 @@ def _line(client: socket.socket) -> bytes:
     while not data.endswith(b"\n"):
         more = client.recv(MAX_LINE)
         if not more or len(data) + len(more) > MAX_LINE:
-            raise DrillError("a request is one line of JSON of at most 64 KiB")
+            raise DrillError("request: must be one line of JSON of at most 64 KiB")
         data += more
     return data

@@ -1,7 +1,7 @@
-"""Faults of a port that the operating system makes, and a guardian that undoes them in time.
+"""Faults of a port made by the operating system, and a guardian process for their end.
 
-The guardian is a process of its own session: neither Ctrl-C nor ``kill -9`` of whoever started it
-keeps it from undoing the fault.  It ends when it has.
+The guardian runs in a separate session, and so survives Ctrl-C and ``kill -9`` of its parent. The
+guardian undoes the fault and exits.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _PLAIN_QDISCS = ("noqueue", "pfifo_fast", "fq_codel", "fq", "mq")
 
 @dataclass(frozen=True)
 class SystemFault:
-    """Commands that make a fault, those that undo it, and for how long it lasts."""
+    """Commands for the start and the end of a fault, with its duration."""
 
     make: list[Command]
     undo: list[Command]
     seconds: float
     period_s: float = 0.0
-    """Made and undone again and again, half of this each; 0: made once."""
+    """Period of a repeated fault in seconds: half present, half absent; 0: a single fault."""
 
 
 def plan(
     kind: str, device: str, address: str, seconds: float, *, mbit: float, period_s: float
 ) -> SystemFault:
-    """How to make a drill's fault at a port.
+    """Returns the commands for a drill's fault at a port.
 
     Raises:
-        DrillError: this process or this port cannot; the text says why.
+        DrillError: this process or this port is unsuitable; the text contains the reason.
     """
     if kind == "corrupt":
-        raise DrillError("by: the system does not corrupt what it sends; the engine does")
+        raise DrillError("by: the system cannot corrupt packets; must be engine")
     _check_port(device, address)
     if kind in ("carrier_loss", "flap"):
         _check_restorable(device)
@@ -78,13 +78,13 @@ def plan(
 
 
 class Guardian:
-    """A system fault under way."""
+    """A running system fault."""
 
     def __init__(self, fault: SystemFault) -> None:
         """Makes the fault.
 
         Raises:
-            DrillError: a command failed; nothing is left of it.
+            DrillError: a command failed; the fault is undone.
         """
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from r2serve.drills.system import guard; guard()"],
@@ -96,7 +96,7 @@ class Guardian:
         try:
             self._begin(fault)
         except BaseException:
-            self.end()  # interrupted: it may have been made already
+            self.end()  # the fault may exist already
             raise
 
     def _begin(self, fault: SystemFault) -> None:
@@ -107,24 +107,24 @@ class Guardian:
         self._process.stdin.close()
         if self._process.stdout.readline() != b"made\n":
             said = self._process.stderr.read().decode(errors="replace").strip()
-            raise DrillError(f"by: the system refuses: {said}")
+            raise DrillError(f"by: the system could not make the fault: {said}")
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def wait(self) -> bool:
-        """Until its time is over; whether the fault is undone."""
+        """Waits for the end of the drill; returns whether the fault is undone."""
         return self._process.wait() == 0
 
     def end(self) -> bool:
-        """Before its time; whether the fault is undone."""
+        """Ends the drill early; returns whether the fault is undone."""
         self._process.terminate()
         return self.wait()
 
 
 def guard() -> None:
-    """What the guardian runs: reads a fault, makes it, and undoes it when its time is over."""
+    """Runs the guardian: reads a fault, makes the fault, and undoes the fault after its time."""
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: over.set())
@@ -138,7 +138,7 @@ def guard() -> None:
     failed = _run(fault.make)
     made = True
     if not failed:
-        # Whoever listened may be gone: the fault is undone all the same.
+        # The reader of the pipe may be gone, but the fault must still be undone.
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         with contextlib.suppress(BrokenPipeError):
             os.write(1, b"made\n")
@@ -151,7 +151,7 @@ def guard() -> None:
 
 
 def _last(fault: SystemFault, over: threading.Event) -> bool:
-    """Until its time is over; whether the fault is there then."""
+    """Waits for the end of the drill; returns whether the fault is present at the end."""
     timer = threading.Timer(fault.seconds, over.set)
     timer.daemon = True
     timer.start()
@@ -163,7 +163,7 @@ def _last(fault: SystemFault, over: threading.Event) -> bool:
 
 
 def _run(commands: list[Command]) -> str:
-    """What failed, in words; all are run."""
+    """Runs all commands; returns the failures as text."""
     said = []
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -174,31 +174,44 @@ def _run(commands: list[Command]) -> str:
 
 def _check_port(device: str, address: str) -> None:
     if os.geteuid() != 0:
-        raise DrillError("by: the system lets only root fault a port")
+        raise DrillError("by: a fault by the system needs root; without root must be engine")
     if not Path("/sys/class/net", device).exists():
-        raise DrillError(f"by: there is no network device {device!r} here")
+        raise DrillError(f"by: network device {device!r} does not exist here")
     addresses = {one.address for one in psutil.net_if_addrs().get(device, [])}
     if address.rpartition(":")[0].strip("[]") not in addresses:
-        raise DrillError(f"by: {device} here has no address {address!r}: another namespace's port")
+        raise DrillError(
+            f"by: {device} here has no address {address!r}: the port is in another network "
+            "namespace; must be engine here"
+        )
 
 
 def _check_restorable(device: str) -> None:
-    """A port that is set down and up again gets back only what the kernel itself makes."""
+    """Refuses a port with addresses or routes that would be lost by a down and up.
+
+    The kernel restores only its own routes and IPv6 link-local addresses.
+    """
     (link,) = _listed(_tool("ip"), "-json", "address", "show", "dev", device)
     if "UP" not in link["flags"]:
-        raise DrillError(f"by: {device} is down already")
+        raise DrillError(f"by: {device} is already down; must be up")
     if any(one["family"] == "inet6" and one["scope"] == "global" for one in link["addr_info"]):
-        raise DrillError(f"by: {device} has an IPv6 address, which would be lost")
+        raise DrillError(
+            f"by: {device} has an IPv6 address, which the fault would remove; must be engine"
+        )
     for family in ("-4", "-6"):
         shown = (family, "-json", "route", "show", "table", "all", "dev", device)
         if any(route.get("protocol") != "kernel" for route in _listed(_tool("ip"), *shown)):
-            raise DrillError(f"by: {device} has routes that would be lost")
+            raise DrillError(
+                f"by: {device} has routes, which the fault would remove; must be engine"
+            )
 
 
 def _check_queue(device: str) -> None:
     for queue in _listed(_tool("tc"), "-json", "qdisc", "show", "dev", device, "root"):
         if queue.get("kind") not in _PLAIN_QDISCS or queue.get("handle", "0:") != "0:":
-            raise DrillError(f"by: {device} has a queueing discipline of its own, {queue['kind']}")
+            raise DrillError(
+                f"by: {device} has a non-default queueing discipline, {queue['kind']}, which the "
+                "fault would remove; must be engine"
+            )
 
 
 def _listed(*command: str) -> list[dict[str, Any]]:
@@ -212,5 +225,5 @@ def _listed(*command: str) -> list[dict[str, Any]]:
 def _tool(name: str) -> str:
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if found is None:
-        raise DrillError(f"by: the command {name} is not installed")
+        raise DrillError(f"by: the command {name} is not installed; install {name} or use engine")
     return found

@@ -1,1 +1,1 @@
-"""Plugins, one folder an inference engine; the only part of r2serve that imports an engine."""
+"""Plugins, a folder for each inference engine; no other part of r2serve imports an engine."""

@@ -1,1 +1,1 @@
-"""Nodes and cables on one machine, and the faults of both: ground for tests, demo and bench."""
+"""The lab: nodes with rails on a single machine, with real network faults, for tests and demos."""

@@ -1,4 +1,4 @@
-"""A play of faults beside a measurement."""
+"""Plays faults on a thread, concurrently with a measurement."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LOOK_S = 0.01
 
 
 class BackgroundPlay:
-    """Plays faults on a thread of its own; leaving the context ends the play and heals all.
+    """Plays faults on a separate thread; leaving the context ends the play and heals all faults.
 
-    begun_ns: the origin of the faults' times (CLOCK_MONOTONIC); 0 while the thread has to wait for
-    it. By default the play begins at once. An error of the thread is raised on leaving.
+    begun_ns: returns the time origin of the faults (CLOCK_MONOTONIC in ns), or 0 while the thread
+    must still wait. By default the play begins at once. Leaving re-raises an error of the thread.
     """
 
     def __init__(self, player: Player, begun_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -25,7 +25,7 @@ class BackgroundPlay:
 
     @property
     def played(self) -> list[Played]:
-        """All faults so far, in the order in which they struck."""
+        """All faults so far, in order of their strikes."""
         return self._player.played
 
     def __enter__(self) -> BackgroundPlay:

@@ -1,8 +1,8 @@
-"""The faults of a lab: each made where it happens in a data centre, and all undone by ``heal``.
+"""Network faults of a lab, each made at its real place: port, cable or switch.
 
-A port can be cut, taken off its switch, filtered (by nftables, at the switch's end of the cable)
-and slowed down (by a token bucket at both ends of the cable). Filters see frames as the NIC would
-have got them before it splits them into packets; a length is therefore that of a whole write.
+A port can lose its carrier, be taken off the bridge, be filtered (nftables, at the switch port) or
+be slowed down (token bucket, at both ends of the cable). ``heal`` undoes every fault. Filters see
+frames before segmentation by the NIC, so packet lengths are lengths of whole writes.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ if TYPE_CHECKING:
     from r2serve.lab.holder import Holder
     from r2serve.lab.nodes import Node
 
-# From the node into the switch, or from the switch to the node.
+# "from": node into switch; "to": switch to node.
 Direction = Literal["from", "to"]
 
 _HOOKS = {"from": "ingress", "to": "egress"}
-# What a port of this kind of switch holds back before it drops: 20 ms.
+# Queue length of a rate-limited port, in time; the port drops packets beyond the queue.
 _BUFFER_MS = 20
 _SMALLEST_BURST_BYTES = 16 * 1024
 
 
 class Faults(ABC):
-    """What can happen to the ports of a lab.
+    """Makes and heals faults at the ports of a lab.
 
-    Every method takes a node and a rail and raises ValueError where the lab has no such port, and
-    LabCommandError where the kernel refuses (for filters and limits: without nftables or tc).
-    Those that make a fault return the CLOCK_MONOTONIC time in ns at which it was made. A port has
-    one filter at a time: a new one takes the place of the old one.
+    Every method takes a node and a rail. Methods for faults return the time of the fault,
+    CLOCK_MONOTONIC in ns. A port has a single filter; a new filter replaces the old filter.
+
+    Raises:
+        ValueError: the lab has no port for the node and rail.
+        LabCommandError: the kernel refuses; filters need nftables, limits need tc.
     """
 
     rails: int
@@ -42,24 +44,24 @@ class Faults(ABC):
 
     @abstractmethod
     def _require_switch(self) -> Holder:
-        """Where the commands of the switch run; raises LabUnavailableError before it is built."""
+        """Returns the switch's holder; raises LabUnavailableError if the lab is not built."""
 
     def port(self, node: int, rail: int) -> str:
-        """The switch's device that rail `rail` of node `node` is plugged into."""
+        """Returns the name of the switch port for a node's rail."""
         self._check_port(node, rail)
         return rail_port(node, rail)
 
     def carrier(self, node: int, rail: int) -> bool:
-        """Whether the node's port sees a carrier."""
+        """Returns True if the node's port has a carrier."""
         self._check_port(node, rail)
         text = self.nodes[node].run("ip", "-json", "link", "show", "dev", f"rail{rail}")
         return "LOWER_UP" in json.loads(text)[0]["flags"]
 
     def cut(self, node: int, rail: int, *, at_switch: bool = True) -> int:
-        """Takes the carrier away.
+        """Removes the carrier.
 
-        at_switch: pull the cable at the switch (the node's port stays administratively up, without
-        carrier); otherwise the node's own port is set down and the switch loses the carrier.
+        at_switch: True sets the switch port down (the node's port stays administratively up,
+        without carrier); False sets the node's port down (the switch port loses the carrier).
         """
         self._check_port(node, rail)
         if at_switch:
@@ -69,18 +71,18 @@ class Faults(ABC):
         return holder.set_down(device)
 
     def black_hole(self, node: int, rail: int) -> int:
-        """Lets the switch drop all that comes from or goes to the port, with the carrier up."""
+        """Drops all packets of the port in both directions; the carrier stays up."""
         port = self.port(node, rail)
         return self._require_switch().unplug(port, f"rail{rail}")
 
     def one_way(self, node: int, rail: int, direction: Direction) -> int:
-        """Lets the switch drop all that comes from the node, or all that goes to it; never both."""
+        """Drops all packets from the node ("from") or to the node ("to"), at the switch."""
         return self._filter(node, rail, {direction: ["drop"]})
 
     def mtu_hole(self, node: int, rail: int, mtu: int = 1000) -> int:
-        """Lets the switch drop, both ways and without a word, IP packets of more than `mtu` bytes.
+        """Silently drops IP packets longer than `mtu` bytes, in both directions, at the switch.
 
-        mtu: 68 to 65535, the smallest and the largest that IPv4 knows.
+        mtu: 68 to 65535 bytes, the range of IPv4.
         """
         if not 68 <= mtu <= 65535:
             raise ValueError(f"mtu must be 68 to 65535 bytes, not {mtu}")
@@ -88,22 +90,22 @@ class Faults(ABC):
         return self._filter(node, rail, {"from": [rule], "to": [rule]})
 
     def reset(self, node: int, rail: int) -> int:
-        """Ends the node's TCP connections over the port; the other end is told by a RST."""
+        """Closes the node's TCP connections over the port; the other end receives an RST."""
         self._check_port(node, rail)
         there = self.nodes[node]
         kill = ["ss", "--kill", "--tcp", "--numeric", "src", there.rail_address(rail)]
         return int(there.holder.run(*kill)["at_ns"])
 
     def half_open(self, node: int, rail: int) -> int:
-        """As reset, but the switch drops every RST of the node: the other end hears nothing."""
+        """Like reset, but the switch drops the RSTs, so the other end is not notified."""
         self._filter(node, rail, {"from": ["tcp flags & rst == rst drop"]})
         return self.reset(node, rail)
 
     def stale(self, node: int, rail: int) -> int:
-        """Drops, both ways, the packets of the TCP connections that are open over the port now.
+        """Drops the packets of all currently open TCP connections over the port, both ways.
 
-        Others pass, new ones too, as with a firewall that has lost its state. Raises ValueError
-        where no connection is open.
+        New connections pass, as with a firewall after the loss of its state. Raises ValueError if
+        no connection is open.
         """
         self._check_port(node, rail)
         there = self.nodes[node]
@@ -119,11 +121,11 @@ class Faults(ABC):
         return self._filter(node, rail, rules)
 
     def flip(self, node: int, rail: int, *, offset: int = 5000, every: int = 20) -> int:
-        """Writes 0xA5 over a byte of what the node sends, where no checksum of the path sees it.
+        """Corrupts data sent by the node, undetected by any checksum of the path.
 
-        Of TCP segments with more than `offset` bytes after the start of the TCP header, in the
-        sender's own cut, every `every`-th has that byte (counted from there) overwritten.
-        offset: 60 (past any header) to 60000; every: 1 to 1000000.
+        Applies to TCP packets longer than `offset` + 60 bytes, before segmentation by the NIC. In
+        every `every`-th such packet, the byte at `offset` is overwritten with 0xA5. offset: bytes
+        from the start of the TCP header, 60 (past any header) to 60000. every: 1 to 1000000.
         """
         if not 60 <= offset <= 60000:
             raise ValueError(f"offset must be 60 to 60000 bytes, not {offset}")
@@ -133,14 +135,14 @@ class Faults(ABC):
         return self._filter(node, rail, {"from": [f"{rule} @th,{8 * offset},8 set 0xa5"]})
 
     def limit(self, node: int, rail: int, mbit: int) -> int:
-        """Limits the port to `mbit` Mbit/s (1 to 100000) each way; what queues for 20 ms is lost.
+        """Limits the port to `mbit` Mbit/s (1 to 100000) in each direction.
 
-        A second limit takes the place of the first one.
+        Packets queued for more than 20 ms are dropped. A second limit replaces the first limit.
         """
         self._check_port(node, rail)
         if not 1 <= mbit <= 100_000:
             raise ValueError(f"mbit must be 1 to 100000 Mbit/s, not {mbit}")
-        burst = max(_SMALLEST_BURST_BYTES, mbit * 125 // 2)  # half a millisecond's worth
+        burst = max(_SMALLEST_BURST_BYTES, mbit * 125 // 2)  # 0.5 ms at this rate
         shape = ["tbf", "rate", f"{mbit}mbit", "burst", f"{burst}", "latency", f"{_BUFFER_MS}ms"]
         self.nodes[node].run("tc", "qdisc", "replace", "dev", f"rail{rail}", "root", *shape)
         port = rail_port(node, rail)
@@ -149,7 +151,7 @@ class Faults(ABC):
         return int(answer["at_ns"])
 
     def heal(self, node: int, rail: int) -> int:
-        """Undoes every fault of this port, whichever there were; connections stay ended."""
+        """Undoes all faults of this port; closed connections stay closed."""
         self._check_port(node, rail)
         port, switch = rail_port(node, rail), self._require_switch()
         self.nodes[node].run("ip", "link", "set", f"rail{rail}", "up")
@@ -165,10 +167,10 @@ class Faults(ABC):
         return int(answer["at_ns"])
 
     def _filter(self, node: int, rail: int, rules: dict[Direction, list[str]]) -> int:
-        """Makes `rules` the filter of the port, all at once."""
+        """Replaces the port's filter with `rules` in a single nftables transaction."""
         port = self.port(node, rail)
         table = f"netdev faults_{port}"
-        # Deleted with all that is in it; added first, because only what is there can be deleted.
+        # Delete the old table with its chains. The first `add` makes the deletion always valid.
         script = [f"add table {table}", f"delete table {table}", f"add table {table}"]
         for direction, of_direction in rules.items():
             if direction not in _HOOKS:
@@ -188,7 +190,7 @@ class Faults(ABC):
 
 
 def management_port(node: int) -> str:
-    """The switch's device that the management NIC of a node is plugged into."""
+    """Returns the name of the switch port for a node's management NIC."""
     return f"n{node}m"
 
 

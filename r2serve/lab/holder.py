@@ -1,4 +1,4 @@
-"""A set of namespaces, and the process that keeps it (see namespaces.py)."""
+"""Client of a holder: the process with a set of namespaces (see namespaces.py)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ NAMESPACES = Path(__file__).with_name("namespaces.py")
 
 
 class LabUnavailableError(RuntimeError):
-    """This machine or this user cannot have a lab; the text says why."""
+    """A lab cannot be built on this machine or by this user; the text names the reason."""
 
 
 class LabCommandError(RuntimeError):
-    """A command that builds the lab or makes a fault failed; the text is what it said."""
+    """A command of the lab failed; the text contains the output of the command."""
 
 
 class Holder:
-    """One set of namespaces and the process that keeps it."""
+    """A set of namespaces, held by a child process. Thread-safe: a lock orders the commands."""
 
     def __init__(self, name: str, *options: str) -> None:
         self.name = name
@@ -59,19 +59,24 @@ class Holder:
         return answer
 
     def run(self, *argv: str) -> dict[str, Any]:
-        """Runs a short command in the namespaces and returns its rc, out and end time (at_ns)."""
+        """Runs a short command in the namespaces.
+
+        Returns rc (exit status), out (output) and at_ns (end time, CLOCK_MONOTONIC in ns). Raises
+        LabCommandError if rc is not 0.
+        """
         return self._checked(argv, " ".join(argv))
 
     def set_down(self, device: str) -> int:
-        """Sets a link down, without starting a program; returns when that was done (at_ns)."""
+        """Sets a link down by ioctl; returns the time, CLOCK_MONOTONIC in ns."""
         return int(self._checked({"down": device}, f"set {device} down")["at_ns"])
 
     def unplug(self, port: str, bridge: str) -> int:
-        """Takes a port off a bridge, without starting a program; returns when that was done."""
+        """Removes a port from a bridge by ioctl; returns the time, CLOCK_MONOTONIC in ns."""
         order = {"unplug": port, "bridge": bridge}
         return int(self._checked(order, f"unplug {port} from {bridge}")["at_ns"])
 
     def kill_all(self) -> None:
+        """Kills all processes of a node's namespaces; raises LabCommandError if some survive."""
         if self._ask("kill-all")["rc"] != 0:
             raise LabCommandError(f"{self.name}: some processes do not die")
 
@@ -83,7 +88,7 @@ class Holder:
 
     def _ask(self, command: Sequence[str] | dict[str, str]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        # Switch and nodes may be worked by a fault thread while the main thread runs commands.
+        # A fault thread may use the holder concurrently with the main thread.
         with self._lock:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
@@ -97,6 +102,6 @@ class Holder:
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            # Killing the outer process kills the holder by its parent-death signal.
+            # The parent-death signal then kills the inner process.
             self._process.kill()
             self._process.wait()

@@ -1,4 +1,4 @@
-"""Where a player makes its faults: the ports of a lab, or another place with nodes and rails."""
+"""Injectors: the interface of a player to a lab, or to another system with nodes and rails."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from r2serve.lab.lab import Lab
 
 
 class Injector(Protocol):
-    """Makes and undoes faults by the names of :data:`r2serve.lab.kinds.KINDS`.
+    """Makes and undoes faults, named as in :data:`r2serve.lab.kinds.KINDS`.
 
-    rail: index of the node's rail; None: the management NIC. rails: how many a node has.
+    rail: index of the node's rail; None = the management NIC. rails: number of rails per node.
     """
 
     @property
@@ -23,7 +23,7 @@ class Injector(Protocol):
 
 
 class LabInjector:
-    """Faults in the network of a lab. Raises LabCommandError where the kernel refuses."""
+    """Makes faults in the network of a lab; raises LabCommandError if the kernel refuses."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab

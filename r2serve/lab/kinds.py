@@ -1,6 +1,6 @@
-"""The kinds of faults that a drill can give a port of the lab, by name.
+"""Kinds of faults at a port of the lab, by name.
 
-A further kind is one more line in :data:`KINDS`; schedules take it up by themselves.
+A new kind is an entry in :data:`KINDS`; schedules then include the kind automatically.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Change = Callable[[Lab, int, int], object]
 
 @dataclass(frozen=True)
 class FaultMaker:
-    """How a fault is made and undone, each called with the lab, the node and the rail.
+    """Makes and undoes a kind of fault; both functions take the lab, the node and the rail.
 
-    cycle_s: None for a fault that stays; for one that comes and goes, how long it is there and how
-    long it is gone, in s. leaves_up: whether the rail must not stay UP; False for a rail that only
-    gets worse, of which no worker need notice anything.
+    cycle_s: None for a steady fault; else the on and off times of an intermittent fault, s.
+    leaves_up: True if the rail must leave UP; False if the fault only degrades the rail, so workers
+    need not react.
     """
 
     make: Change
@@ -98,9 +98,9 @@ KINDS = {
     "flap": FaultMaker(_cut_cable, _heal, cycle_s=(0.3, 0.5)),
 }
 MANAGEMENT_KINDS = {"carrier_loss": FaultMaker(_cut_management, _mend_management)}
-"""At the node's port of the management network; these take no rail."""
+"""Kinds for the node's port of the management network; the rail argument is ignored."""
 
 
 def kind_of(name: str, *, management: bool = False) -> FaultMaker:
-    """How a fault of a rail, or of the management NIC, is made and undone."""
+    """Returns the maker of a fault kind, for a rail or for the management NIC."""
     return (MANAGEMENT_KINDS if management else KINDS)[name]

@@ -1,12 +1,12 @@
-"""A lab: nodes with several rails each, on one machine, and the faults one can give them.
+"""A lab: nodes with several rails each on a single machine, and network faults.
 
-Every node is a set of namespaces (network, mount with its own /dev/shm, PID, IPC). Port i of each
-node is one end of a veth pair; the other end is a port of bridge `rail<i>` in a further namespace,
-the switch, so that a fault can be made where a real one happens: at the NIC, at the switch port,
-or in the switch with the carrier still up. A management port per node goes through its own bridge.
+Every node is a set of namespaces (network, mount with a private /dev/shm, PID, IPC). Port i of a
+node is an end of a veth pair. The other end is a port of bridge `rail<i>` in the switch, a further
+namespace. A fault can thus be made at its real place: at the NIC, at the switch port, or in the
+switch with the carrier up. A management port per node goes through a separate bridge.
 
-No command of the lab changes anything outside the namespaces that it made, and nothing of it
-outlives the process that made it (see namespaces.py).
+The lab changes nothing outside of its namespaces. The kernel removes the lab when the creating
+process ends (see namespaces.py).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _sequence = itertools.count()
 
 
 def lab_name(pid: int, sequence: int) -> str:
-    """Name of the sequence-th lab of process pid; it stands in the holders' command lines."""
+    """Returns the name of a process's `sequence`-th lab, visible in holders' command lines."""
     return f"r2serve-lab-{pid}-{sequence}"
 
 
 def owner_pid(name: str) -> int | None:
-    """The process that a lab's name says it belongs to, None if it is no lab's name."""
+    """Returns the pid in a lab's name; None if the name is not from a lab."""
     parts = name.split("-")
     if len(parts) != 4 or parts[:2] != ["r2serve", "lab"] or not parts[2].isdigit():
         return None
@@ -46,9 +46,9 @@ def owner_pid(name: str) -> int | None:
 class Lab(Faults):
     """Nodes and rails as a context manager.
 
-    nodes, rails: how many of each (1 to 200, 1 to 200).
-    user_namespace: whether to build inside a user namespace; None: when the user is not root.
-    Raises LabUnavailableError on entry where the machine allows no namespaces to this user.
+    nodes, rails: 1 to 200 each. user_namespace: True builds inside a user namespace; None does so
+    for users other than root. Entering raises LabUnavailableError if this user may not create
+    namespaces.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Lab(Faults):
 
     @property
     def rootless(self) -> bool:
-        """Whether the lab stands in a user namespace."""
+        """True if the lab is inside a user namespace."""
         return self._rootless
 
     def __enter__(self) -> Lab:
@@ -85,7 +85,7 @@ class Lab(Faults):
         self.close()
 
     def close(self) -> None:
-        """Ends every process of the lab and waits until the namespaces are gone."""
+        """Kills every process of the lab and waits for the end of the namespaces."""
         for node in self.nodes:
             node.close()
         self.nodes.clear()
@@ -121,7 +121,10 @@ class Lab(Faults):
         )
 
     def _plug(self, node: Node, port: str, bridge: str, address: str) -> None:
-        """Joins the switch port `port` of `bridge` with a NIC of the node named like the bridge."""
+        """Connects switch port `port` of `bridge` to a NIC of the node, with the bridge's name.
+
+        The NIC of the management bridge is named mgmt0.
+        """
         switch = self._require_switch()
         nic = "mgmt0" if bridge == "mgmt" else bridge
         peer = ["peer", "name", nic, "netns", str(node.holder.pid)]
@@ -136,14 +139,14 @@ class Lab(Faults):
         return self._switch
 
     def run_in_switch(self, *argv: str) -> str:
-        """Runs a short command (ip, tc, nft …) among the switch's ports and returns its output."""
+        """Runs a short command (ip, tc, nft …) in the switch's namespace; returns the output."""
         return str(self._require_switch().run(*argv)["out"])
 
 
 def holders_of_dead_processes(proc: Path = Path("/proc")) -> list[tuple[int, str]]:
-    """Holders whose maker no longer runs, as (pid, lab name).
+    """Returns (pid, lab name) of holders whose creating process has ended.
 
-    They end by themselves within moments; one that is still listed later is stuck.
+    A holder normally ends by itself within moments; a holder still listed later is stuck.
     """
     found = []
     for directory in proc.iterdir():
@@ -152,7 +155,7 @@ def holders_of_dead_processes(proc: Path = Path("/proc")) -> list[tuple[int, str
         try:
             arguments = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
-            continue  # it ended while we were looking
+            continue  # the process ended since the listing
         if str(NAMESPACES) not in arguments or "--name" not in arguments:
             continue
         name = arguments[arguments.index("--name") + 1].rpartition("-")[0]
@@ -163,7 +166,7 @@ def holders_of_dead_processes(proc: Path = Path("/proc")) -> list[tuple[int, str
 
 
 def sweep(patience_s: float = 2.0) -> int:
-    """Ends what is left of labs whose maker died, and returns how many holders had to be killed."""
+    """Kills holders left by dead processes, after patience_s; returns the number killed."""
     deadline = time.monotonic() + patience_s
     left = holders_of_dead_processes()
     while left and time.monotonic() < deadline:

@@ -1,17 +1,17 @@
-"""Holds Linux namespaces for the lab and enters them. Run by path; standard library only.
+"""Creates, holds and enters Linux namespaces for the lab. Run by path; standard library only.
 
     namespaces.py hold [--user | --join-user PID] [--node]
     namespaces.py enter PID [--user] -- COMMAND...
     namespaces.py guard -- COMMAND...
 
-The namespaces have no name in the file system: they live exactly as long as the holder, and the
-holder lives exactly as long as the other end of its standard input. However the process that
-built a lab ends, SIGKILL included, the kernel takes the lab down with it. A node is also a PID
-namespace of which the holder is the init, so nothing that ran in a node can outlive it.
+The namespaces have no name in the file system, so their lifetime is the holder's lifetime. The
+holder ends when the other end of the standard input closes. The kernel therefore removes a lab
+with the creating process, SIGKILL included. A node is also a PID namespace with the holder as init,
+so no process of a node outlives the holder.
 
-`guard` is for machines without namespaces: the command is killed when whoever started it ends.
+`guard` is for machines without namespaces: the parent's death kills the command.
 
-It runs by path under `python -I -S` because it is started many times and must start quickly.
+The script runs by path under `python -I -S` for a short start-up time.
 """
 
 import ctypes
@@ -98,17 +98,17 @@ def unplug(port: str, bridge: str) -> None:
         try:
             fcntl.ioctl(sock, SIOCBRDELIF, request)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # it is not in the bridge
+            if error.errno != errno.EINVAL:  # EINVAL: the port is not in the bridge
                 raise
 
 
 def mount_node_view() -> None:
-    """What makes a node look like a machine of its own to the programs in it."""
+    """Mounts private /proc, /sys and /dev/shm, so a node appears as a separate machine."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    # sysfs shows the network devices of the namespace that mounted it.
+    # sysfs shows the network devices of the mounting namespace.
     mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    # Engines name shared memory by small numbers, so two nodes must not see each other's.
+    # Names of shared memory repeat between nodes, so each node needs a private /dev/shm.
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
 
 
@@ -143,7 +143,7 @@ def _reap_orphans() -> None:
 
 
 def _living() -> bool:
-    """Whether the PID namespace has a process besides its init that is more than a zombie."""
+    """Returns True if the PID namespace has a non-zombie process besides the init."""
     for name in os.listdir("/proc"):
         if not name.isdigit() or name == "1":
             continue
@@ -152,7 +152,7 @@ def _living() -> bool:
                 if file.read().rpartition(") ")[2][:1] != "Z":
                     return True
         except OSError:
-            continue  # it ended while we were looking
+            continue  # the process ended since the listing
     return False
 
 
@@ -171,7 +171,7 @@ def _kill_all() -> dict[str, Any]:
 
 
 def _make_fault(order: dict[str, str]) -> dict[str, Any]:
-    """Starts no program, which would take processor time from those whose stall is measured."""
+    """Makes a fault by ioctl; a started program would take CPU time from the measured ranks."""
     try:
         if "bridge" in order:
             unplug(order["unplug"], order["bridge"])
@@ -189,14 +189,14 @@ def _answer(command: Any) -> dict[str, Any]:
 
 
 def serve_commands() -> None:
-    """Runs one command a line of standard input until end of file.
+    """Executes a command per line of standard input until end of file.
 
-    A line is a JSON list, the argv of a short command; an object, {"down": DEVICE} or
-    {"unplug": DEVICE, "bridge": DEVICE}; or the string "kill-all".
+    A line is JSON: a list (argv of a short command), an object ({"down": DEVICE} or
+    {"unplug": DEVICE, "bridge": DEVICE}), or the string "kill-all".
     """
     pending = b""
     while True:
-        # The timeout is for an init's other duty: orphans of the node are its children.
+        # The timeout lets the init reap orphans of the node, which become children of the init.
         ready, _, _ = select.select([0], [], [], 1.0)
         _reap_orphans()
         if not ready:
@@ -248,7 +248,10 @@ def _hold_inside(node: bool) -> int:
 
 
 def enter(pid: str, user: bool, inside: Callable[[], NoReturn]) -> NoReturn:
-    """Runs `inside` in the namespaces of pid; this process stands in for it outside."""
+    """Runs `inside` in the namespaces of `pid`.
+
+    The calling process stays outside as a stand-in: forwards signals and passes on the exit status.
+    """
     directory = os.getcwd()
     names = ["user"] if user else []
     try:
@@ -263,7 +266,7 @@ def enter(pid: str, user: bool, inside: Callable[[], NoReturn]) -> NoReturn:
     except OSError as error:
         os.write(2, f"cannot enter the namespaces of process {pid}: {error}\n".encode())
         os._exit(125)
-    # Joining a PID namespace counts for children only, hence the fork.
+    # setns() to a PID namespace affects only children, hence the fork.
     child = os.fork()
     if child == 0:
         die_with_parent()

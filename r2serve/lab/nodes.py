@@ -1,4 +1,4 @@
-"""The machines of a lab: addresses, and commands and processes in them."""
+"""Nodes of a lab: addresses, commands and processes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def management_address(node: int) -> str:
 
 
 class Starter(ABC):
-    """Starts processes, each by a command that puts it where it belongs."""
+    """Starts processes through a prefix command, e.g. to enter a node's namespaces."""
 
     _processes: list[subprocess.Popen[bytes]]
 
     @abstractmethod
     def _prefix(self) -> list[str]:
-        """The command that what is started are the last arguments of."""
+        """Returns the prefix command; the started command follows after `--`."""
 
     def popen(
         self,
@@ -40,7 +40,7 @@ class Starter(ABC):
         stdout: int | IO[bytes] | None = None,
         stderr: int | IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Starts a long-running command, in a session of its own."""
+        """Starts a long-running command in a new session."""
         process = subprocess.Popen(
             [*self._prefix(), "--", *argv],
             env=None if env is None else dict(env),
@@ -56,7 +56,7 @@ class Starter(ABC):
 
 @dataclass
 class Node(Starter):
-    """One machine of the lab."""
+    """A node of the lab."""
 
     index: int
     rails: int
@@ -77,7 +77,7 @@ class Node(Starter):
 
     @property
     def namespaces(self) -> tuple[int, bool]:
-        """The process that holds the namespaces of the node; whether one of users is among them."""
+        """Pid of the process with the node's namespaces, and whether a user namespace is used."""
         return self.holder.pid, self._user
 
     def _prefix(self) -> list[str]:
@@ -85,9 +85,9 @@ class Node(Starter):
         return [sys.executable, "-I", "-S", str(NAMESPACES), "enter", str(self.holder.pid), *user]
 
     def kill_all(self) -> None:
-        """Kills every process of the node, whatever session it moved to, and only those."""
-        # First those who stand in for the processes outside: one that is still on its way in
-        # would otherwise arrive after the killing.
+        """Kills exactly the processes of the node, in any session."""
+        # Kill the stand-ins outside of the node first. A stand-in still entering the namespaces
+        # would otherwise start its command after the kill.
         for process in self._processes:
             process.kill()
             process.wait()

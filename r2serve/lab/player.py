@@ -1,4 +1,4 @@
-"""Plays faults, each at its time, and notes when what happened."""
+"""Plays faults at scheduled times and records the actual times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from r2serve.lab.kinds import kind_of
 from r2serve.lab.schedule import Aim, Fault, is_second, label_of
 
 POLL_S = 0.1
-# How often the workers' rails are looked at, and over how long their traffic.
+# Polling interval of the workers' rails, and measuring time of the traffic.
 LOOK_S = 0.2
 TRAFFIC_S = 0.3
 AIM_TIMEOUT_S = 5.0
@@ -24,24 +24,24 @@ REJOIN_TIMEOUT_S = 30.0
 
 
 class Rails(Protocol):
-    """What the workers' journals say about the rails between nodes."""
+    """State of the rails between nodes, as seen by the workers."""
 
     def down(self) -> set[int] | None:
-        """Rails that are not UP; None while no worker has any."""
+        """Returns the rails not UP; None while no worker has any rail."""
         ...
 
     def sent_bytes(self) -> Counter[int]:
-        """Bytes of messages sent so far, by rail."""
+        """Returns the message bytes sent so far, by rail."""
         ...
 
 
 @dataclass
 class Played:
-    """One fault as it was played.
+    """Record of a played fault.
 
-    rails: which it took; none: the management NIC. late_s: how long it waited for its rail to be
-    UP. Times are CLOCK_MONOTONIC in ns: struck, healed, and every rail UP again; None: has not
-    happened.
+    rails: the rails hit; empty = the management NIC. late_s: wait for the rail to be UP before the
+    strike, s. Times are CLOCK_MONOTONIC in ns: struck_ns, healed_ns, and back_ns (all rails UP
+    again). None = not yet.
     """
 
     label: str
@@ -61,17 +61,19 @@ class _Turn:
 
 
 class Player:
-    """Plays faults, in the order of their times.
+    """Plays a time-ordered list of faults.
 
-    injector: makes and undoes the faults. seconds: length of the play; by default it lasts until
-    ``over`` is set. rails: if given, a fault waits until a rail that can be lost is UP, all that
-    follows is as much later, and the return of all rails is noted. aim: which rail of a node
-    carries most; by default the player measures the traffic of ``rails``. ahead_s: how long before
-    a fault strikes its rail is chosen and ``watch`` told, which takes processor time. attend:
-    called every ``poll_s`` s; what it raises ends the play, with everything healed. watch: is told
-    what happens, a line each.
+    injector: makes and undoes the faults.
+    seconds: length of the play; by default, the play lasts until ``over`` is set.
+    rails: if given, a fault waits for the rail to be UP, later faults are delayed by the same time,
+        and the return of all rails is recorded.
+    aim: returns a node's busiest rail; by default, the player measures the traffic of ``rails``.
+    ahead_s: lead time before a fault, s. The player chooses the rail and calls ``watch`` this much
+        earlier, because both take CPU time.
+    attend: called every ``poll_s`` s; an exception ends the play and heals all faults.
+    watch: called with a text line per fault.
 
-    over: ends the play when it is set, by any thread; everything is healed then, too.
+    over: an event for any thread to end the play; all faults are then healed.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Player:
     ) -> None:
         measured = {Aim.IDLE} if aim is not None else {Aim.IDLE, Aim.IN_USE}
         if rails is None and any(fault.rail in measured for fault in faults):
-            raise ValueError("rails: must be given where the player has to measure traffic")
+            raise ValueError("rails: must be given, because the player has to measure traffic")
         self.over = threading.Event()
         self._faults = faults
         self._injector = injector
@@ -111,13 +113,13 @@ class Player:
 
     @property
     def played(self) -> list[Played]:
-        """What has struck so far, in that order."""
+        """The faults played so far, in order of their strikes."""
         return list(self._of_index.values())
 
     def play(self, begun_s: float | None = None) -> bool:
-        """Plays it all; returns whether all rails were UP again REJOIN_TIMEOUT_S after the end.
+        """Plays all faults; returns True if all rails are UP within REJOIN_TIMEOUT_S of the end.
 
-        begun_s: CLOCK_MONOTONIC that times count from; default: now.
+        begun_s: time origin of the faults, CLOCK_MONOTONIC in s; default: now.
         """
         self._begun_s = time.monotonic() if begun_s is None else begun_s
         self._turns = [
@@ -164,9 +166,9 @@ class Player:
                 heapq.heappush(self._turns, _Turn(at_s, index, "pause" if there else "again"))
 
     def _prepare(self, index: int) -> None:
-        """Chooses the rails, as soon as a rail is there that can be lost, if rails are watched.
+        """Chooses the rails of a fault, after waiting for UP rails if rails are watched.
 
-        A fault that stands alone waits for all rails; a second one for its own.
+        A fault normally waits for all rails; a second fault on a given rail only for this rail.
         """
         fault, asked_s = self._faults[index], time.monotonic()
         if is_second(self._faults, index) and isinstance(fault.rail, int):
@@ -212,8 +214,8 @@ class Player:
         return (best(every, key=lambda rail: moved[rail]),)
 
     def _traffic(self, every: Sequence[int]) -> dict[int, int]:
-        """Bytes that each rail sent in TRAFFIC_S; waits until there are some."""
-        assert self._rails is not None, "an idle rail is known by the traffic of all"
+        """Returns the bytes sent per rail during TRAFFIC_S; waits for the first traffic."""
+        assert self._rails is not None, "measuring traffic needs `rails`"
         deadline = time.monotonic() + AIM_TIMEOUT_S
         while True:
             before = self._rails.sent_bytes()
@@ -224,7 +226,7 @@ class Player:
                 return moved
 
     def _wait(self, until_s: float) -> bool:
-        """Whether the play goes on then."""
+        """Waits until a time; returns False if the play was ended by ``over``."""
         while True:
             if self._attend is not None:
                 self._attend()
@@ -239,9 +241,9 @@ class Player:
                 return False
 
     def _wait_for(self, right: Callable[[set[int]], bool], *, at_end: bool = False) -> bool:
-        """Whether the rails are right within REJOIN_TIMEOUT_S.
+        """Waits for a condition on the down rails; returns False after REJOIN_TIMEOUT_S.
 
-        ``over`` ends the wait, except for the one at the end of the play.
+        ``over`` also ends the wait, except at the end of the play.
         """
         if self._rails is None:
             return True
@@ -258,7 +260,7 @@ class Player:
                 time.sleep(self._poll_s)
 
     def _look(self) -> None:
-        """Notes whose fault is over: healed, and all rails UP."""
+        """Records `back_ns` of healed faults once all rails are UP."""
         if self._rails is None:
             return
         self._looked_s = time.monotonic()

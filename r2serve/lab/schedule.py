@@ -1,7 +1,7 @@
-"""When which fault strikes where: an hour of faults, compressed, from a seed.
+"""Schedules of faults, and a seeded generator for a compressed hour of faults.
 
-Times between faults are compressed (an hour into five minutes); what a fault itself does, such as
-flapping or taking all rails away for eight seconds, is played as fast as it happens.
+Only the times between faults are compressed (an hour into 5 minutes). Each fault itself, e.g.
+flapping or the loss of all rails for 8 s, has real duration.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ HOUR_S = 300.0
 """An hour, compressed 12:1."""
 
 SHORTEST_S, LONGEST_S = 0.5, 20.0
-"""How long one fault may last, in s; the longest is well below ``link_timeout_s``."""
+"""Limits of a fault's duration, s; the upper limit is well below ``link_timeout_s``."""
 
 LONGEST_OUTAGE_S = 10.0
-"""How long no rail may be left, in s."""
+"""Longest time without any rail, s."""
 
-# Of a generated schedule, in s. From one fault to the next there is time to notice and to rejoin.
+# Slots of a generated schedule, s. A slot has room for detection and rejoin.
 _SLOT_S = 6.0
 _FIRST_AT_S = 1.0
 _OUTAGE_S = 8.0
-# Less than this is too short for the outage and still an impression of the rest.
+# Shorter schedules leave the outage out, to keep time for the other faults.
 _OUTAGE_NEEDS_S = 100.0
 
 
@@ -36,25 +36,25 @@ T = TypeVar("T")
 
 
 class ScheduleError(ValueError):
-    """A schedule that must not be played; the text names the field."""
+    """The schedule is invalid; the text names the field."""
 
 
 class Aim(Enum):
-    """A rail that is chosen when the fault strikes."""
+    """The target of a fault, resolved when the fault strikes."""
 
     IN_USE = "rail in use"
     IDLE = "idle rail"
     ALL = "all rails"
     MANAGEMENT = "management NIC"
-    """No rail: the node's port of the management network."""
+    """The node's port of the management network, not a rail."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault at node `node`.
+    """A fault at node `node`.
 
-    at_s: seconds since the schedule began. kind: one of KINDS. rail: its index or an aim.
-    duration_s: until it is undone; infinite: it stays.
+    at_s: seconds since the start of the schedule. kind: a key of KINDS. rail: index or aim.
+    duration_s: time until healed; infinite = never healed.
     """
 
     at_s: float
@@ -68,16 +68,17 @@ class Fault:
         return self.at_s + self.duration_s
 
     def takes(self, rail: int) -> bool:
-        """Whether it is certain to take this rail."""
+        """Returns True if the fault certainly hits this rail."""
         return self.rail is Aim.ALL or self.rail == rail
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Faults in the order of their times, over seconds s, for so many nodes and rails.
+    """Faults in time order, with the length in seconds and the number of nodes and rails.
 
-    Raises ScheduleError where a field is wrong, two faults would take the same rail at once, or no
-    rail would be left for longer than LONGEST_OUTAGE_S.
+    Raises:
+        ScheduleError: a field is invalid, two faults would hit the same rail at once, or no rail
+            would be left for more than LONGEST_OUTAGE_S.
     """
 
     faults: tuple[Fault, ...]
@@ -119,7 +120,7 @@ class Schedule:
                 "given rails may overlap"
             )
         if first.rail == second.rail:
-            raise ScheduleError(f"faults[{j}].rail is {second.rail}: faults[{i}] has taken it")
+            raise ScheduleError(f"faults[{j}].rail is {second.rail}: already hit by faults[{i}]")
 
     def _check_outages(self) -> None:
         times = sorted({t for fault in self.faults for t in (fault.at_s, fault.end_s)})
@@ -139,18 +140,18 @@ class Schedule:
                 )
 
     def label(self, index: int) -> str:
-        """As :func:`label_of`."""
+        """Returns the label of a fault; see :func:`label_of`."""
         return label_of(self.faults, index)
 
 
 def is_second(faults: Sequence[Fault], index: int) -> bool:
-    """Whether the fault strikes while an earlier one lasts."""
+    """Returns True if the fault strikes during an earlier fault."""
     at_s = faults[index].at_s
     return any(fault.end_s > at_s for fault in faults[:index])
 
 
 def label_of(faults: Sequence[Fault], index: int) -> str:
-    """The kind and, if there is something special about it, how the fault strikes."""
+    """Returns the kind of a fault, with a note for second faults and special aims."""
     fault = faults[index]
     if is_second(faults, index):
         return f"{fault.kind}, second fault"
@@ -160,12 +161,12 @@ def label_of(faults: Sequence[Fault], index: int) -> str:
 
 
 def check_apart(faults: Sequence[Fault], ahead_s: float, text_of: Callable[[Fault], str]) -> None:
-    """Checks that no two faults, in the order of their times, may take one rail at once.
+    """Checks a time-ordered list of faults for two faults on the same rail at once.
 
-    ahead_s: how long before it strikes the rail in use is chosen; no fault of a rail lasts then.
+    ahead_s: lead time for choosing the rail in use, s; no fault may be active during this time.
 
     Raises:
-        ScheduleError: two do.
+        ScheduleError: two faults overlap or are too close.
     """
     for earlier, later in itertools.pairwise(faults):
         same_port = (earlier.rail, earlier.node) == (later.rail, later.node)
@@ -173,21 +174,23 @@ def check_apart(faults: Sequence[Fault], ahead_s: float, text_of: Callable[[Faul
         both_rails = Aim.MANAGEMENT not in (earlier.rail, later.rail)
         if later.at_s < earlier.end_s and (same_port or (vague and both_rails)):
             raise ScheduleError(
-                f"`{text_of(later)}` begins before `{text_of(earlier)}` is over, at the same rail"
+                f"`{text_of(later)}` begins before `{text_of(earlier)}` ends, on the same rail"
             )
         if later.rail is Aim.IN_USE and both_rails and later.at_s - ahead_s < earlier.end_s:
             raise ScheduleError(
-                f"`{text_of(later)}` begins less than {ahead_s:g} s after `{text_of(earlier)}` is "
-                "over: which rail carries most is asked so long before"
+                f"`{text_of(later)}` begins less than {ahead_s:g} s after the end of "
+                f"`{text_of(earlier)}`: the busiest rail is determined this long before a fault"
             )
 
 
 def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: int = 2) -> Schedule:
-    """The first `seconds` s of a compressed hour; the same seed gives the same schedule.
+    """Returns the first `seconds` s of a compressed hour; equal seeds give equal schedules.
 
-    All kinds take turns, at ports that take turns, with seeded jitter; in between a second fault
-    while the first lasts, the loss of an idle rail and, once, of all rails for 8 s.
-    Raises ScheduleError if seconds is too short for one fault or there is no second rail.
+    Kinds and ports alternate, with seeded jitter. Some faults strike during an earlier fault, some
+    strike an idle rail, and a single fault takes all rails for 8 s.
+
+    Raises:
+        ScheduleError: `seconds` is too short for a fault, or `rails` is below 2.
     """
     if rails < 2:
         raise ScheduleError(f"rails is {rails}: must be 2 or more")
@@ -216,7 +219,7 @@ def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: i
 
 @dataclass(frozen=True)
 class _Scene:
-    """What happens in one slot. aim: None takes the port whose turn it is."""
+    """The faults of a slot. aim: None = the next port of the rotation. second: a second fault."""
 
     kind: str
     aim: Aim | None = None
@@ -224,7 +227,7 @@ class _Scene:
 
 
 def _in_turn(source: random.Random, things: Iterable[T]) -> Iterator[T]:
-    """In shuffled orders without end, each as often as any other."""
+    """Yields all things in endless shuffled rounds."""
     every = list(things)
     while True:
         yield from source.sample(every, len(every))
@@ -234,7 +237,7 @@ def _scenes() -> Iterator[_Scene]:
     kinds = list(KINDS)
     steady = [name for name, kind in KINDS.items() if kind.cycle_s is None and kind.leaves_up]
     for turn in itertools.count():
-        # Every other round takes each port in turn, whether it carries anything or not.
+        # Rounds alternate between the rail in use and a rotation over all ports, busy or idle.
         aim = None if turn % 2 else Aim.IN_USE
         first, second, third = (steady[(turn + i) % len(steady)] for i in range(3))
         round_of = [_Scene(kind, aim) for kind in kinds]

@@ -1,1 +1,1 @@
-"""Reading what the workers recorded."""
+"""Readers of the journals and request logs of workers."""

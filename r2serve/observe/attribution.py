@@ -1,8 +1,8 @@
-"""Charges what rail events cost a step to the requests that it served, and notes their pace.
+"""Charges the stalls of a step to the requests of the step, and measures the pace of requests.
 
-Engine-neutral: an engine's plugin tells which requests a step serves, and when it begins and ends.
-While nothing fails a step costs a few dictionary look-ups a request; only one that was held up is
-written down.  For one thread: a worker runs one step at a time.
+Engine-neutral: the engine's plugin reports the begin, end and requests of each step. A step
+without stalls costs a few dictionary look-ups per request; only stalled steps are logged. Not
+thread-safe: a worker runs a single step at a time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from r2serve.observe.step_baseline import StepBaseline
 _LOG = logging.getLogger("r2serve.attribution")
 
 REPORT_AFTER_S = 1.0
-"""By then it is known where a fault is, and its line can be logged."""
+"""Delay of a fault's log line, s; localisation usually ends within this time."""
 
 
 class EngineView(Protocol):
-    """What is asked of an engine (``_core.Engine``)."""
+    """The subset of ``_core.Engine`` used here."""
 
     @property
     def stalled_ns(self) -> int: ...
@@ -42,31 +42,31 @@ class EngineView(Protocol):
 
 @dataclass(frozen=True)
 class NewRequest:
-    """A request that is served for the first time."""
+    """A request in its first step."""
 
     id: str
     name: str
-    """What its client knows it by."""
+    """Client-visible name."""
     prompt_tokens: int
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: ids of the requests that it serves."""
+    """A step of the engine, with the ids of the requests served."""
 
     prefill: Sequence[str]
     decode: Sequence[str]
     yielding: Sequence[str]
-    """Those that get a token by it."""
+    """Requests that receive a token from this step."""
     new: Sequence[NewRequest] = ()
     finished: Iterable[str] = ()
-    """Those that have ended since the step before."""
+    """Requests that ended since the previous step."""
     tokens: int = 0
-    """It computes so many, of all requests; 0: not known."""
+    """Tokens computed for all requests together; 0 = unknown."""
 
     @property
     def one_each(self) -> bool:
-        """It computes one token of each request: it takes as long as others that do."""
+        """True for a pure decode step, with exactly 1 token per request."""
         return 0 < self.tokens == len(self.prefill) + len(self.decode)
 
 
@@ -84,44 +84,44 @@ class _RunningRequest:
 
 @dataclass
 class Attribution:
-    """Of one worker process."""
+    """Attribution for a single worker process."""
 
     engines: Callable[[], Sequence[EngineView]]
-    """Those that are open now."""
+    """Returns the engines open now."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """What the worker serves, in the engine's own words: ``model_name``, ``engine``."""
+    """Labels of the engine's own metrics: ``model_name``, ``engine``."""
     _running: dict[str, _RunningRequest] = field(default_factory=dict)
     _step: Step | None = None
     _number: int = 0
     _began_ns: int = 0
-    """This part of it: a step may be told of in several."""
+    """Start of the current part of the step; an engine may report a step in several parts."""
     _part: int = 0
     _stalled_ns: int = 0
     _held: bool = False
-    """The step was held up."""
+    """A rail event stalled the step."""
     _noted: bool = False
-    """And a line says so."""
+    """The request log has a line about the step."""
     _usual: dict[tuple[int, bool], StepBaseline] = field(
         default_factory=lambda: defaultdict(StepBaseline)
     )
-    """Of which part of a step, and whether its tokens are there then."""
+    """Baselines by part of the step, and by whether the part ends with sampled tokens."""
     _seen: dict[int, int] = field(default_factory=dict)
-    """Records read, by engine."""
+    """Number of journal records read, by engine."""
     _log: RequestLog | None = None
     _report: StallReport | None = None
 
     def prompt_tokens(self, request: str) -> int:
-        """Of a request that is running; 0 of any other."""
+        """Returns the prompt length of a running request; 0 for other requests."""
         running = self._running.get(request)
         return running.prompt_tokens if running else 0
 
     def has_tokens(self, request: str) -> bool:
-        """Whether it is running and got its first token."""
+        """Returns True for a running request that has received a token."""
         running = self._running.get(request)
         return running is not None and running.tokens > 0
 
     def began(self, step: Step) -> None:
-        """The worker is about to run a step."""
+        """Marks the start of a step."""
         self._number += 1
         self._step = step
         self._part = 0
@@ -130,17 +130,17 @@ class Attribution:
         for request in step.finished:
             self._finished(request)
         if self._number == 1:
-            self._opened_log()  # who asks what this worker serves, asks its log
+            self._opened_log()  # the sidecar reads the worker's model from the log's header
         self._began_ns = time.monotonic_ns()
         for new in step.new:
-            if new.id not in self._running:  # else it goes on after it was preempted
+            if new.id not in self._running:  # else: resumed after a preemption
                 name = new.name[:LONGEST_NAME]
                 self._running[new.id] = _RunningRequest(name, new.prompt_tokens, self._began_ns)
 
     def ended(self, *, sampled: bool) -> None:
-        """The step, or a part of it, is over.
+        """Marks the end of a part of the step.
 
-        sampled: its tokens are there.
+        sampled: True if the step's tokens are available, which ends the step.
         """
         if self._step is None:
             return
@@ -162,7 +162,7 @@ class Attribution:
             self._step = None
 
     def _announce(self, number: int) -> None:
-        """Collectives that follow are of that step; 0: of none."""
+        """Tells the engines the step number of the next collectives; 0 = outside of steps."""
         for engine in self.engines():
             engine.set_step(number % 2**32)
 
@@ -206,7 +206,7 @@ class Attribution:
                 self._tell(step, engine, stalls)
                 charged = True
         late = 0 < usual_ns < now_ns - self._began_ns
-        if self._noted and not charged and late:  # by what held up the part before
+        if self._noted and not charged and late:  # delayed by a stall of an earlier part
             self._note(step, now_ns, usual_ns)
 
     def _note(
@@ -243,7 +243,10 @@ class Attribution:
         )
 
     def _tell(self, step: Step, engine: EngineView, stalls: list[Event]) -> None:
-        """One line a fault, once it is known where it is, whatever number of steps it held up."""
+        """Adds stalls to the pending fault report, or starts a new report.
+
+        The report is logged after REPORT_AFTER_S as a single line, however many steps stalled.
+        """
         if self._report is None or self._report.said:
             self._report = StallReport(engine, since_ns=stalls[0].time_ns - stalls[0].value)
             self._report.say_after(REPORT_AFTER_S)
@@ -252,17 +255,17 @@ class Attribution:
         )
 
     def close(self) -> None:
-        """Say at once what is not said yet.  Before the engine closes."""
+        """Logs the pending fault report at once. Call before the engine closes."""
         if self._report is not None:
             self._report.say()
 
     def _names(self, requests: Iterable[str]) -> list[str]:
-        """Each once: several answers to one request share its name."""
+        """Returns the distinct client-visible names; samples of a request (n > 1) share a name."""
         known = (self._running.get(request) for request in requests)
         return list(dict.fromkeys(running.name for running in known if running is not None))
 
     def _opened_log(self) -> RequestLog | None:
-        """Beside the journal of this worker; None where it keeps none."""
+        """Returns the request log beside the worker's journal file; None without such a file."""
         if self._log is None:
             for engine in self.engines():
                 if engine.journal_path:

@@ -1,4 +1,4 @@
-"""Which rail events may have held a request up."""
+"""Selects the rail events that may have stalled a request."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from r2serve.observe.impact import TrackedRequest
 from r2serve.observe.watch import NumberedEvent, Watch
 
 CAUSE_NS = 1_000_000_000
-"""Rail events of so long before a stall may be what it is of."""
+"""Rail events up to this time before a stall count as possible causes, ns."""
 MAX_CAUSES = 200
 _CAUSES = ("rail_state", "verdict", "speed", "injected", "stall")
 
 
 def causes_of(request: TrackedRequest, watch: Watch) -> list[NumberedEvent]:
-    """The rail events that may have held a request up, oldest first.
+    """Returns the rail events that may have stalled a request, oldest first, at most MAX_CAUSES.
 
-    They are those of the time it was held up, and of ``CAUSE_NS`` before. If no rail went out of
-    use then, the last loss before that is among them.
+    The events lie between ``CAUSE_NS`` before the first stall and the end of the last stalled
+    step. If no rail was lost or suspected in this period, the last earlier loss is included.
     """
     stalls = [stall for held in request.steps for stall in held.stalls]
     if not stalls:

@@ -1,4 +1,4 @@
-"""``r2serve journal``: what happened to the rails of this node's workers."""
+"""``r2serve journal``: shows and exports the journals of this node's workers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from r2serve.observe.trace import chrome_trace
 
 
 def read(places: tuple[Path, ...]) -> list[Journal]:
-    """The journals at these places, files or folders; by default in ``R2CCL_JOURNAL_DIR``.
+    """Reads journal files and all journals of folders; default: ``R2CCL_JOURNAL_DIR``.
 
-    One of a folder that cannot be read (of another version, or just being made) is named on
-    standard error.
+    A folder may hold unreadable journals, e.g. of another version or still in creation. Each is
+    reported on standard error and skipped.
+
+    Raises:
+        click.ClickException: a named file is unreadable, or no journal is readable at all.
     """
     if not places:
         try:
@@ -33,7 +36,7 @@ def read(places: tuple[Path, ...]) -> list[Journal]:
             raise click.ClickException(str(error)) from error
         if not folder:
             raise click.ClickException(
-                "no journal: name a file or folder, or set journal_dir (R2CCL_JOURNAL_DIR)"
+                "no journal given: name a file or folder, or set journal_dir (R2CCL_JOURNAL_DIR)"
             )
         places = (Path(folder),)
     found = []
@@ -63,15 +66,15 @@ _PLACES = click.argument(
 
 @click.group()
 def command() -> None:
-    """Read the journals of workers, running or dead."""
+    """Read the journals of running and ended workers."""
 
 
 @command.command()
 @_PLACES
-@click.option("--last", default=20, show_default=True, help="So many events of each worker.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON: everything.")
+@click.option("--last", default=20, show_default=True, help="Events to show per worker.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print all contents as JSON.")
 def show(places: tuple[Path, ...], last: int, json_wanted: bool) -> None:
-    """Show rails as they are, and the last events."""
+    """Show the state of each rail, and the last events."""
     found = read(places)
     if json_wanted:
         click.echo(as_json(found))
@@ -84,18 +87,16 @@ def show(places: tuple[Path, ...], last: int, json_wanted: bool) -> None:
 
 @command.command()
 @_PLACES
-@click.option("--json", "form", flag_value="json", help="Rails and events (the default).")
-@click.option(
-    "--chrome-trace", "form", flag_value="trace", help="For Perfetto and chrome://tracing."
-)
+@click.option("--json", "form", flag_value="json", help="Print rails and events as JSON (default).")
+@click.option("--chrome-trace", "form", flag_value="trace", help="Print a trace for Perfetto.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write it there.",
+    help="Write to this file instead of standard output.",
 )
 def dump(places: tuple[Path, ...], form: str | None, output: Path | None) -> None:
-    """Print all that the journals hold."""
+    """Print the full contents of the journals."""
     found = read(places)
     text = json.dumps(chrome_trace(found)) if form == "trace" else as_json(found)
     if output is None:
@@ -125,7 +126,7 @@ def _rails(one: Journal) -> Table:
 
 def _events(one: Journal, events: list[Event]) -> Table:
     table = Table(title="last events", box=box.SIMPLE_HEAD)
-    for column in ("time", "event", "rail", "peer", "what"):
+    for column in ("time", "event", "rail", "peer", "details"):
         table.add_column(column)
     for event in events:
         at = clock(one.clock_ns(event.time_ns))

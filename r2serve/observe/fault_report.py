@@ -1,4 +1,4 @@
-"""The line that a worker logs of a fault: what failed, where, what it cost, and what carries on."""
+"""A worker's log line about a fault: rail, cause, stall time, remaining rails and requests."""
 
 from __future__ import annotations
 
@@ -13,46 +13,49 @@ from r2serve.observe.journal import Event, Journal
 _LOG = logging.getLogger("r2serve.faults")
 
 BEFORE_NS = 1_000_000_000
-"""Rail events of so long before a stall may be what it is of."""
+"""Rail events up to this time before a stall count as possible causes, ns."""
 NAMED = 5
-"""Requests that are named; of more there is the number."""
+"""Number of requests listed by name; further requests are only counted."""
 
 
 class Source(Protocol):
-    """Where the journal comes from (``_core.Engine``)."""
+    """Source of the journal's bytes (``_core.Engine``)."""
 
     def journal_bytes(self) -> bytes: ...
 
 
 class StallReport:
-    """What steps that were held up have in common: added to while they come, then said once."""
+    """Collects the stalled steps of a fault and logs a single line about them.
+
+    Thread-safe: a timer may log the line while a worker adds steps.
+    """
 
     def __init__(self, source: Source, *, since_ns: int) -> None:
-        """since_ns: when the first stall began, CLOCK_MONOTONIC."""
+        """since_ns: begin of the first stall, CLOCK_MONOTONIC in ns."""
         self._source = source
         self._since_ns = since_ns
         self._stalled_ns = 0
         self._steps = 0
-        self._requests: dict[str, None] = {}  # in order
+        self._requests: dict[str, None] = {}  # an ordered set
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self.said = False
 
     def add(self, stalled_ns: int, requests: list[str]) -> None:
-        """A step that was held up."""
+        """Adds a stalled step with the names of the requests served."""
         with self._lock:
             self._stalled_ns += stalled_ns
             self._steps += 1
             self._requests |= dict.fromkeys(requests)
 
     def say_after(self, seconds: float) -> None:
-        """Log the line then, in a thread of its own."""
+        """Schedules the log line on a daemon timer thread."""
         self._timer = threading.Timer(seconds, self.say)
         self._timer.daemon = True
         self._timer.start()
 
     def say(self) -> None:
-        """Log the line now, unless it has been logged."""
+        """Logs the line now, unless already logged."""
         with self._lock:
             if self.said:
                 return
@@ -63,7 +66,7 @@ class StallReport:
             _LOG.warning("%s", self.line(read))
 
     def line(self, read: Journal) -> str:
-        """What is known by now."""
+        """Returns the log line, composed from the journal `read`."""
         events = [event for event in read.events if event.time_ns >= self._since_ns - BEFORE_NS]
         moves = {event.entry: event for event in events if event.kind == "rail_state"}
         losses = {one.entry: one for one in events if one.kind == "rail_state" and one.value}

@@ -1,4 +1,4 @@
-"""The files that journals are: whose writer lives, and which ones to keep."""
+"""Journal files: detection of live writers, and pruning of old files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from r2serve.observe.safe_open import open_regular
 
 
 def is_written(path: str | Path) -> bool:
-    """Whether the process that writes a journal lives: it holds a lock on the file.
+    """Returns True while the journal's writer is alive, i.e. holds a lock on the file.
 
     Raises:
         OSError: the file cannot be opened.
@@ -22,7 +22,7 @@ def is_written(path: str | Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(file)  # and with it the lock
+        os.close(file)  # releases the shared lock, too
     return False
 
 
@@ -34,9 +34,9 @@ def _is_written(path: Path) -> bool:
 
 
 def prune(folder: str | Path, keep: int) -> None:
-    """Delete journals, request logs and sockets of a folder whose writers have ended.
+    """Deletes journals, request logs and drill sockets of ended writers from a folder.
 
-    keep: so many of each, the newest, stay.
+    keep: number of newest journals, and of newest request logs, to keep.
     """
     for pattern in (journal.PATTERN, request_log.PATTERN):
         ended = []
@@ -45,7 +45,7 @@ def prune(folder: str | Path, keep: int) -> None:
                 if not is_written(path):
                     ended.append((path.stat().st_mtime, path))
             except OSError:
-                continue  # somebody else's, or deleted just now
+                continue  # owned by another user, or just deleted
         for _, path in sorted(ended, reverse=True)[keep:]:
             for each in (path, request_log.previous(path), request_log.unfinished(path)):
                 each.unlink(missing_ok=True)

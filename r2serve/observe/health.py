@@ -1,4 +1,4 @@
-"""Whether requests can be served: what the probes of the sidecar answer."""
+"""Health of the node: whether requests can be served. Basis of the sidecar's probes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from r2serve.observe.watch import ENDED, SILENT, Watch, Worker
 
 STUCK_S = 10.0
-"""A collective that takes longer than this is stuck: no failover takes a tenth of it."""
+"""A longer collective counts as stuck, s; a failover takes less than a tenth of this time."""
 
 OK, DEGRADED, FAILING, NO_ENGINE = "ok", "degraded", "failing", "no-engine"
 
@@ -18,19 +18,19 @@ _CARRYING = ("UP", "SUSPECT")
 
 @dataclass(frozen=True)
 class Health:
-    """status: of the node; reasons: why it is not ok, one a line for people."""
+    """Health of the node. status: ok, degraded, failing or no-engine. reasons: one text each."""
 
     status: str
     reasons: tuple[str, ...] = ()
 
     @property
     def ready(self) -> bool:
-        """Requests are served: with all rails, or with fewer."""
+        """True if requests are served, with all rails or with fewer."""
         return self.status in (OK, DEGRADED)
 
 
 def examine(watch: Watch, stuck_s: float = STUCK_S) -> Health:
-    """Of all workers whose processes live and have not closed their links."""
+    """Examines all live workers. stuck_s: a longer collective counts as stuck, s."""
     workers = watch.live()
     if not workers:
         return Health(NO_ENGINE, (_why_none(watch),))
@@ -45,7 +45,7 @@ def _why_none(watch: Watch) -> str:
     text = f"no running worker has a journal in {watch.folder}"
     ended = [worker.label for worker in watch.known() if worker.status == ENDED]
     if ended:
-        text += f"; ended without closing their links: {', '.join(ended)}"
+        text += f"; ended without a graceful close: {', '.join(ended)}"
     for name, why in watch.unreadable.items():
         text += f"; {name}: {why}"
     return text
@@ -55,7 +55,7 @@ def _failing(worker: Worker, stuck_s: float) -> list[str]:
     now_ns = time.monotonic_ns()
     if worker.status == SILENT:
         silent_s = (now_ns - worker.journal.heartbeat_ns) / 1e9
-        return [f"{worker.label}: its process has done nothing for {silent_s:.0f} s"]
+        return [f"{worker.label}: the process has had no heartbeat for {silent_s:.0f} s"]
     reasons = []
     peers = defaultdict(list)
     for rail in worker.journal.rails:
@@ -69,7 +69,9 @@ def _failing(worker: Worker, stuck_s: float) -> list[str]:
     for group in worker.journal.groups:
         waited_s = (now_ns - group.call_began_ns) / 1e9
         if group.call and waited_s > stuck_s:
-            reasons.append(f"{worker.label}: in {group.call} of {group.name} for {waited_s:.0f} s")
+            reasons.append(
+                f"{worker.label}: {group.call} of {group.name} has run for {waited_s:.0f} s"
+            )
     return reasons
 
 
@@ -80,6 +82,6 @@ def _degraded(worker: Worker) -> list[str]:
         if not what:
             continue
         cause = "" if rail.cause == "none" else f" ({rail.cause})"
-        verdict = "" if rail.verdict == "none" else f", the fault is at the {rail.verdict}"
+        verdict = "" if rail.verdict == "none" else f", verdict: {rail.verdict}"
         reasons.append(f"{worker.label}: {rail.name} to {rail.peer} is {what}{cause}{verdict}")
     return reasons

@@ -1,4 +1,4 @@
-"""What is known of one request: its times, and what it waited because of rail events."""
+"""State of a request: engine timings, and stalls caused by rail events."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_STEPS = 32
-"""Of the steps that held a request up, so many are kept one by one: the last."""
+"""Number of stalled steps kept per request: the most recent."""
 MAX_SPANS = 64
 
 QUEUE, PREFILL, DECODE = "queue", "prefill", "decode"
-"""What a request waits in: for its first step, for its first token, for the others."""
+"""Phases of a request: until the first step, until the first token, until the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A collective that a rail event held up; times are CLOCK_REALTIME."""
+    """A collective stalled by a rail event; times are CLOCK_REALTIME in ns."""
 
     collective: str
     group: str
@@ -33,10 +33,10 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class HeldStep:
-    """A step that was held up, of one worker."""
+    """A stalled step of a worker; times are CLOCK_REALTIME in ns."""
 
     worker: str
-    """Key of its journal."""
+    """Key of the worker's journal."""
     label: str
     step: int
     phase: str
@@ -44,10 +44,10 @@ class HeldStep:
     ended_clock_ns: int
     stalls: tuple[Stall, ...]
     late_clock_ns: tuple[tuple[int, int], ...] = ()
-    """From when it usually would have been over until it was; where that is unknown, its stalls."""
+    """Intervals from the expected to the actual end; the stalls if no baseline is known."""
 
     def is_part_of(self, other: HeldStep) -> bool:
-        """Whether both tell of one step."""
+        """Returns True if both are parts of the same step."""
         return (self.worker, self.step, self.phase) == (other.worker, other.step, other.phase)
 
     def joined(self, later: HeldStep) -> HeldStep:
@@ -62,7 +62,7 @@ class HeldStep:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """As the worker saw a request's tokens."""
+    """Token times of a request at the worker; ``*_clock_ns`` are CLOCK_REALTIME."""
 
     scheduled_clock_ns: int
     first_token_clock_ns: int
@@ -74,7 +74,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """As the engine's front end saw it."""
+    """Times of a request at the engine's front end; ``*_clock_ns`` are CLOCK_REALTIME."""
 
     reason: str
     prompt_tokens: int
@@ -88,26 +88,27 @@ class Timings:
 
     @property
     def ttft_s(self) -> float:
-        """From its arrival to its first token."""
+        """Time from arrival to the first token, s."""
         return max(0.0, self.e2e_s - self.decode_s)
 
     @property
     def mean_itl_s(self) -> float:
-        """Mean time between two tokens."""
+        """Mean inter-token latency, s."""
         return self.decode_s / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
 class Spans:
-    """Time that was waited: intervals, joined where they overlap.
+    """A union of time intervals, ns; overlapping intervals are merged.
 
-    They come nearly in order of time.  What is older than the last ``MAX_SPANS`` of them is only a
-    sum, and nothing that lies before its end counts again.
+    Intervals should be added nearly in time order. Only the last ``MAX_SPANS`` intervals are kept;
+    older intervals are folded into a sum. Time before the end of the folded part is not counted
+    again.
     """
 
     __slots__ = ("_folded_ns", "_folded_until", "_spans")
 
     def __init__(self) -> None:
-        self._spans: list[tuple[int, int]] = []  # sorted, apart from one another
+        self._spans: list[tuple[int, int]] = []  # sorted and disjoint
         self._folded_ns = 0
         self._folded_until = 0
 
@@ -141,35 +142,35 @@ class Spans:
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """One request, as far as it is known by now."""
+    """Everything known about a request so far."""
 
     name: str
     number: int
-    """Rises with each request that became known."""
+    """Serial number in order of first mention."""
     timings: Timings | None = None
     pace: Pace | None = None
     held_steps: int = 0
     queued_steps: int = 0
-    """Of those, the ones that it was queued in."""
+    """Part of `held_steps` during which the request was queued."""
     steps: deque[HeldStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     waited: dict[str, Spans] = field(default_factory=dict)
-    """By phase; only where it waited."""
+    """Stalls by phase; only phases with stalls."""
     late: dict[str, Spans] = field(default_factory=dict)
-    """In the same phases: what it lost by that."""
+    """Delays caused by the stalls, for the same phases."""
     scheduled: dict[str, int] = field(default_factory=dict)
-    """When workers that served it began with it, CLOCK_REALTIME, by the keys of their journals."""
+    """First scheduling time per worker key, CLOCK_REALTIME in ns."""
     ended_at: tuple[str, str] | None = None
-    """The worker that said first that it has ended: key of its journal, and label."""
+    """First worker to report the end of the request: journal key and label."""
     told: set[str] = field(default_factory=set)
-    """Phases whose waits were told."""
+    """Phases already counted in the metrics."""
 
     def stall_s(self, phase: str | None = None) -> float:
-        """What it waited in a phase, or in all."""
+        """Returns the stall time of a phase, or of all phases, s."""
         phases = self.waited if phase is None else [phase]
         return sum(_total_ns(self.waited, each) for each in phases) / 1e9
 
     def late_s(self, phase: str | None = None) -> float:
-        """What it lost by that in a phase, or in all: at least what it waited."""
+        """Returns the delay in a phase, or in all phases, s; at least the stall time."""
         phases = self.waited if phase is None else [phase]
         totals = ((_total_ns(self.waited, each), _total_ns(self.late, each)) for each in phases)
         return sum(map(max, totals)) / 1e9
@@ -179,7 +180,7 @@ class TrackedRequest:
         return self.timings is not None or self.pace is not None
 
     def hold(self, held: HeldStep) -> None:
-        """Charge a step, once, also where it was told in parts."""
+        """Charges a stalled step; several parts of a step count as a single step."""
         for place, known in enumerate(self.steps):
             if known.is_part_of(held):
                 self.steps[place] = known.joined(held)
@@ -188,12 +189,12 @@ class TrackedRequest:
         self.steps.append(held)
 
     def hold_queued(self, steps: Iterable[HeldStep]) -> None:
-        """Charge what held up its workers from its arrival until the first one began with it.
+        """Charges the queue phase with stalls between arrival and first scheduling.
 
-        No step serves a request that arrives while nothing moves: those that ran then held it up.
-        What was charged to its queue before, when less was known, is forgotten.
+        A request that arrives during a stalled step waits for the end of this step. The result
+        replaces the queue charge of an earlier call, which may have known fewer steps.
 
-        steps: those that were held up, of workers that served it.
+        steps: stalled steps of the workers that served the request.
         """
         if self.timings is None or not self.scheduled:
             return
@@ -235,10 +236,10 @@ def _began(held: HeldStep) -> int:
 
 
 def figures_of(request: TrackedRequest) -> dict[str, Any]:
-    """What a request waited and lost by rail events, and its times with and without that.
+    """Returns stalls, delays and timings of a request, by the field names of the HTTP API.
 
-    ``*_without_s`` are estimates: the measured time less what the request was late by. What is not
-    known yet is left out. Seconds, but for ``stall_percent``, counts and texts.
+    Times are in s. ``*_without_s`` estimate the time without faults: measured time minus delay.
+    Unknown fields are left out.
     """
     queue_s, prefill_s, decode_s = map(request.stall_s, (QUEUE, PREFILL, DECODE))
     stall_s = queue_s + prefill_s + decode_s

@@ -1,8 +1,8 @@
-"""Reads a worker's journal: live counters of rails and collectives, and the last events.
+"""Reader of a worker's journal: live counters of rails and collectives, and the last events.
 
-The layout is that of ``csrc/journal/journal.hpp``, version 3 (docs/journal.md).  A journal is
-readable while it is written and after its writer died.  Files are read, never mapped: nothing that
-happens to one can harm its reader.
+``csrc/journal/journal.hpp`` defines the layout, version 3 (docs/journal.md). A journal is readable
+while the writer runs and after the writer has died. Files are read, never mapped, so truncation
+cannot crash the reader.
 """
 
 from __future__ import annotations
@@ -73,31 +73,31 @@ _GROUP_BYTES = _GROUP.size + len(COLLECTIVES) * _LATENCY.size
 
 
 class JournalError(ValueError):
-    """The bytes are no journal of this version."""
+    """The data is not a journal of this version."""
 
 
 @dataclass(frozen=True)
 class RailCounters:
-    """A rail as it is now; ``*_bytes`` and chunks count since the process started."""
+    """State and counters of a rail; ``*_bytes`` and chunks count from the process start."""
 
     name: str
     kind: str
     peer: str
     device: str
-    """The interface, or the RDMA device and port; empty: none was named."""
+    """Network interface, or RDMA device and port; empty = not named."""
     state: str
     cause: str
     verdict: str
     slow: bool
     epoch: int
     may_carry: bool
-    """Data: the management NIC's rail may where it is the fallback."""
+    """The rail may carry data; a management NIC may only as the fallback."""
     farewell: bool
-    """The peer has closed its links, or the process is closing them."""
+    """A graceful close has begun, by the peer or by this process."""
     peer_engine: int
-    """Number of the peer's engine: of two peers, too, that have one label in two groups."""
+    """Number of the peer's engine; unique even if peers in two groups share a label."""
     since_ns: int
-    """When it came to be in its state."""
+    """Time of the last state change."""
     tx_bytes: int
     rx_bytes: int
     data_tx_bytes: int
@@ -106,19 +106,19 @@ class RailCounters:
     last_tx_ns: int
     round_trip_ns: int
     rate: int
-    """Bytes per second when the rail was last what traffic waited for; 0: it never was."""
+    """Bandwidth when last measured as the bottleneck, bytes/s; 0 = never measured."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """The calls of one collective that a communicator has ended."""
+    """Completed calls of a collective type within a communicator."""
 
     calls: int
     total_ns: int
     bytes: int
-    """Of this rank's larger buffer."""
+    """Sum of the larger buffer (input or output) of this rank over all calls."""
     buckets: tuple[int, ...]
-    """Calls by duration, each in one bucket of :data:`BUCKETS_S`."""
+    """Calls per duration bucket of :data:`BUCKETS_S`, not cumulative."""
 
 
 @dataclass(frozen=True)
@@ -130,24 +130,24 @@ class Group:
     rank: int
     ranks: int
     call: str
-    """The collective that it is in; empty: none."""
+    """The collective in progress; empty = none."""
     call_began_ns: int
     failed_calls: int
     stalled_calls: int
     stalled_ns: int
     closed: bool
     latencies: dict[str, Latency]
-    """By collective; of those that were called."""
+    """Latencies by collective; only collectives with calls."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One record.
+    """A record of the journal.
 
-    ``time_ns`` is CLOCK_MONOTONIC.  ``value`` is 1 for a move that lost a rail in use, nanoseconds
-    for a stall, chunks for a replay or hedge, the error code for an abort, bytes per second for a
-    speed; ``detail`` is the bytes of the stalled call, and ``epoch`` of a stall the engine's step
-    that it was in (0: nobody told of steps).
+    ``time_ns``: CLOCK_MONOTONIC. ``value``: 1 for a rail_state that lost a rail in use, ns for a
+    stall, chunks for a replay or hedge, error code for an abort, bytes/s for a speed. ``detail``:
+    bytes of a stalled call. ``epoch``: epoch of the rail; for a stall the engine's step (0 = no
+    steps reported).
     """
 
     time_ns: int
@@ -161,35 +161,36 @@ class Event:
     detail: int
     text: str
     sequence: int = 0
-    """Counts a journal's records, from 1."""
+    """Number of the record within the journal, from 1."""
     entry: int = -1
-    """Place in the journal's rails; -1: it is of none."""
+    """Index into the journal's rails; -1 = no rail."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """A snapshot.  ``events`` are oldest first; the oldest ones may have been overwritten.
+    """A snapshot of a journal. ``events`` are oldest first; the oldest may be overwritten.
 
-    Times are CLOCK_MONOTONIC, in ns; :meth:`clock_ns` tells the time of day.
+    Times are CLOCK_MONOTONIC in ns; :meth:`clock_ns` converts a time to CLOCK_REALTIME.
     """
 
     process: int
+    """Process id."""
     rails: list[RailCounters] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     label: str = ""
-    """What the process is for people: "rank 0"."""
+    """Display name of the process, e.g. "rank 0"."""
     opened_ns: int = 0
     opened_clock_ns: int = 0
     heartbeat_ns: int = 0
-    """When the process last looked after its links; 0: it has closed them."""
+    """Time of the last link tick; 0 = closed gracefully."""
     record_count: int = 0
     """Records ever written."""
     engine: int = 0
-    """Its number within the job."""
+    """Number of the engine within the job."""
 
     def clock_ns(self, time_ns: int) -> int:
-        """CLOCK_REALTIME, in ns, at a time of this journal's."""
+        """Converts a CLOCK_MONOTONIC time of this journal to CLOCK_REALTIME, both in ns."""
         return self.opened_clock_ns + time_ns - self.opened_ns
 
 
@@ -221,7 +222,7 @@ class _Header:
         return self.records_at + self.record_capacity * _RECORD.size
 
     def runs(self, after: int) -> Iterator[tuple[int, int, int]]:
-        """Where the records after that one lie: first sequence, offset, how many."""
+        """Yields the ring's runs of records after `after`: first sequence, offset, count."""
         first = max(after, self.record_count - self.record_capacity) + 1
         while first <= self.record_count:
             place = (first - 1) % self.record_capacity
@@ -231,11 +232,13 @@ class _Header:
 
 
 def read(path: str | Path, *, events: bool = True, after: int = 0) -> Journal:
-    """Read a journal file; only events whose sequence is above `after`, or none at all.
+    """Reads a journal file.
+
+    events: False skips all events. after: only events with a higher sequence number.
 
     Raises:
         OSError: the file cannot be read.
-        JournalError: it is no journal of this version.
+        JournalError: the file is not a journal of this version.
     """
     file = open_regular(path)
     try:
@@ -246,7 +249,7 @@ def read(path: str | Path, *, events: bool = True, after: int = 0) -> Journal:
             (first, os.pread(file, many * _RECORD.size, offset))
             for first, offset, many in (header.runs(after) if events else ())
         ]
-        # What the writer has begun to overwrite meanwhile is neither the old nor the new.
+        # Records overwritten during the copy may be torn; read the count again to drop these.
         newest = _header(os.pread(file, _HEADER.size, 0), header.size).record_count
         return _parse(
             header,
@@ -262,10 +265,12 @@ def read(path: str | Path, *, events: bool = True, after: int = 0) -> Journal:
 
 
 def parse(data: bytes, *, events: bool = True, after: int = 0) -> Journal:
-    """Parse a journal's bytes; only events whose sequence is above `after`, or none at all.
+    """Parses a journal's bytes.
+
+    events: False skips all events. after: only events with a higher sequence number.
 
     Raises:
-        JournalError: they are no journal of this version.
+        JournalError: the bytes are not a journal of this version.
     """
     header = _header(data[: _HEADER.size], len(data))
     ring = [
@@ -332,7 +337,7 @@ def _parse(
             _event(record, found)
             for first, run in ring
             for sequence, record in enumerate(_RECORD.iter_unpack(run), first)
-            if record[0] == sequence > whole_after  # else: overwritten while it was copied
+            if record[0] == sequence > whole_after  # else: overwritten during the copy
         ],
         label=header.label,
         opened_ns=header.opened_ns,

@@ -1,4 +1,4 @@
-"""``r2serve rails``, ``r2serve events`` and ``r2serve top``: workers of this node as they run."""
+"""``r2serve rails``, ``r2serve events`` and ``r2serve top``: live views of this node's workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HEALTH_COLOURS = {health.OK: "green", health.DEGRADED: "yellow", health.FAILING
 
 
 def what(event: Event) -> str:
-    """What happened, in a few words."""
+    """Returns a short description of an event."""
     if event.kind == "stall":
         step = f", step {event.epoch}" if event.epoch else ""
         call = f"{event.text} {event.call} of {decimal(event.detail)}"
@@ -48,7 +48,7 @@ def rail_columns() -> tuple[str, ...]:
 
 
 def rail_cells(rail: RailCounters) -> tuple[str, ...]:
-    """One cell for each of :func:`rail_columns`, in rich's markup."""
+    """Returns the cells for :func:`rail_columns`, in rich markup."""
     cause = "" if rail.cause == "none" else rail.cause
     verdict = "" if rail.verdict == "none" else f" ({rail.verdict})"
     state = f"[{_COLOURS.get(rail.state, 'cyan')}]{rail.state}[/]" + (" slow" if rail.slow else "")
@@ -64,7 +64,7 @@ def rail_cells(rail: RailCounters) -> tuple[str, ...]:
 
 
 def clock(clock_ns: int) -> str:
-    """Local time of day, to the millisecond."""
+    """Returns the local date and time with milliseconds."""
     return datetime.fromtimestamp(clock_ns / 1e9).isoformat(" ", "milliseconds")
 
 
@@ -72,9 +72,10 @@ def clock(clock_ns: int) -> str:
 @folder_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def rails(journal_dir: Path | None, as_json: bool) -> None:
-    """Show the rails of the workers that run on this node.
+    """Show the rails of the running workers of this node.
 
-    Exit status 1 if no worker runs here, or one has no rail left to a peer.
+    Exit status 1 if requests cannot be served: no worker runs here, no rail to a peer is left, a
+    collective is stuck, or a process is stopped.
     """
     watch = _look(journal_dir)
     if as_json:
@@ -100,7 +101,7 @@ def _rail_as_json(worker: Worker, rail: RailCounters) -> dict[str, Any]:
 
 
 def rails_table(workers: Iterable[Worker]) -> Table:
-    """One line a rail; what it carries is known a second after a watch has begun."""
+    """Returns a table with a row per rail; rates appear 1 s after the start of the watch."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("worker", *rail_columns()):
         table.add_column(column)
@@ -121,13 +122,13 @@ def rails_table(workers: Iterable[Worker]) -> Table:
 
 @click.command()
 @folder_option
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new events.")
 @click.option(
-    "--last", default=20, show_default=True, type=click.IntRange(0), help="Begin so many back."
+    "--last", default=20, show_default=True, type=click.IntRange(0), help="Past events to print."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one event a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per event and line.")
 def events(journal_dir: Path | None, follow: bool, last: int, as_json: bool) -> None:
-    """Show what happened to the rails of this node's workers."""
+    """Show the rail events of this node's workers."""
     watch = _look(journal_dir)
     for told in deque(watch.events, maxlen=last):
         click.echo(_line(told, as_json))
@@ -149,10 +150,10 @@ def _line(told: NumberedEvent, as_json: bool) -> str:
 
 @click.command()
 @folder_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a refresh.")
-@click.option("--count", type=click.IntRange(1), help="So many refreshes; default: for ever.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per refresh.")
+@click.option("--count", type=click.IntRange(1), help="Number of refreshes. Default: unlimited.")
 def top(journal_dir: Path | None, as_json: bool, count: int | None) -> None:
-    """Watch rails, collectives and events of this node's workers, live."""
+    """Watch rails, collectives and events of this node's workers live, every 0.5 s."""
     watch = _look(journal_dir)
     shown = 0
     if as_json:

@@ -1,8 +1,8 @@
-"""Request logs: what engines note of requests, a JSON object a line, in files beside the journals.
+"""Request logs: files beside the journals, with a JSON object per line (docs/journal.md).
 
-A worker names the requests of every step that rail events held up, and the pace of each request
-that ended; an engine's front end adds the times that its client saw (docs/journal.md).  A file is
-locked by its writer, as journals are, and of bounded size; its first line says whose it is.
+A worker logs each stalled step with the names of the requests, and the pace of each ended request.
+The engine's front end logs the timings of each request. The writer holds a lock on the file, as
+for journals. The size is bounded; the first line identifies the writer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from r2serve.observe.safe_open import open_regular
 VERSION = 1
 PATTERN = "*.requests"
 LIMIT_BYTES = 4 << 20
-"""A file that has grown so far becomes its own predecessor (``.1``), and a new one is begun."""
+"""Size limit of a file; a full file is rotated to ``.1`` and a new file begins."""
 LONGEST_NAME = 512
-"""Of a request: clients choose them."""
+"""Longest request name kept, in characters; names come from clients."""
 _CHUNK = 16 * 1024
 
 
@@ -32,17 +32,17 @@ class RequestLogError(ValueError):
 
 
 def previous(path: Path) -> Path:
-    """Where the older part of a log is, once there is one."""
+    """Returns the path of the rotated part of a log."""
     return path.with_name(path.name + ".1")
 
 
 def unfinished(path: Path) -> Path:
-    """Where a part is made; what is there belongs to a writer that was killed meanwhile."""
+    """Returns the path of a part in creation; a leftover belongs to a killed writer."""
     return path.with_name(path.name + ".new")
 
 
 class RequestLog:
-    """The writer's end.  A line that was written outlives its writer, however that ends."""
+    """Writer of a request log. Written lines survive any end of the process, SIGKILL included."""
 
     def __init__(
         self,
@@ -53,10 +53,13 @@ class RequestLog:
         about: Mapping[str, str] | None = None,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        """writer: "worker" or "frontend"; label: for people; about: what the writer serves.
+        """Creates the file.
+
+        writer: "worker" or "frontend". label: display name, e.g. "rank 0". about: labels of the
+        engine's own metrics.
 
         Raises:
-            OSError: the file is there already, or cannot be made.
+            OSError: the file exists already, or creation failed.
         """
         self.path = path
         self._limit_bytes = limit_bytes
@@ -71,14 +74,14 @@ class RequestLog:
             "opened_clock_ns": time.time_ns(),
         }
         self._file = self._made()
-        os.link(unfinished(path), path)  # never over one that is there
+        os.link(unfinished(path), path)  # fails if the path exists
         os.unlink(unfinished(path))
 
     def write(self, line: dict[str, Any]) -> None:
-        """Add a line; one that is longer than a whole log is left out.
+        """Appends a line; a line longer than the size limit is dropped.
 
         Raises:
-            OSError: the file system is full, or gone.
+            OSError: the file system is full or unavailable.
         """
         data = _encoded(line)
         if self._bytes + len(data) > self._limit_bytes:
@@ -91,7 +94,7 @@ class RequestLog:
         os.close(self._file)
 
     def _turn(self) -> None:
-        """Begin anew; at every moment there is a log of this name."""
+        """Rotates the log; a log exists at `path` at every moment."""
         new = self._made()
         second = self.path.with_name(self.path.name + ".old")
         os.link(self.path, second)
@@ -112,7 +115,7 @@ class RequestLog:
         return file
 
     def _append(self, file: int, data: bytes) -> None:
-        """All of it or nothing: half a line would spoil the next one."""
+        """Writes all bytes or none; a partial line would corrupt the next line."""
         written = os.write(file, data)
         if written < len(data):
             os.ftruncate(file, os.fstat(file).st_size - written)
@@ -124,16 +127,20 @@ def _encoded(line: dict[str, Any]) -> bytes:
 
 
 class Follower:
-    """The reader's end: the lines of a log, each once, while it grows and is begun anew."""
+    """Reader of a growing log: returns each line once, across rotations."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where it cannot be read."""
+        """Opens the oldest part of the log.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
         self.path = path
         self.head: dict[str, Any] = {}
         self.broken = 0
-        """Lines that are none, or too long."""
+        """Number of malformed or overlong lines."""
         self.at_end = False
-        """There was nothing more to read, the last time."""
+        """The last read found no more data."""
         try:
             self._file = open_regular(previous(path))
         except FileNotFoundError:
@@ -142,15 +149,15 @@ class Follower:
         self._skipping = False
 
     def lines(self) -> tuple[list[dict[str, Any]], int]:
-        """What is new, a portion at a time, and how many bytes were read.
+        """Returns the next new lines, at most a 16 KiB chunk, and the number of bytes read.
 
         Raises:
-            OSError: it cannot be read.
-            RequestLogError: it is no request log of this version.
+            OSError: the file cannot be read.
+            RequestLogError: the file is no request log of this version.
         """
         data = os.read(self._file, _CHUNK)
         if not data and (new := self._successor()) is not None:
-            # Its writer has left this part, so that there will not be more of it than this.
+            # The writer has rotated this part, so this read returns the rest.
             data = os.read(self._file, _CHUNK)
             if data:
                 os.close(new)
@@ -161,7 +168,7 @@ class Follower:
         self.at_end = not data
         *whole, self._rest = (self._rest + data).split(b"\n")
         if self._skipping and whole:
-            del whole[0]  # the end of what was too long
+            del whole[0]  # tail of the overlong line
             self._skipping = False
         if len(self._rest) > LIMIT_BYTES:
             self._rest, self._skipping = b"", True
@@ -169,14 +176,14 @@ class Follower:
         return [parsed for line in whole if (parsed := self._parsed(line)) is not None], len(data)
 
     def clock_ns(self, time_ns: int) -> int:
-        """CLOCK_REALTIME, in ns, at a time of this log's (CLOCK_MONOTONIC)."""
+        """Converts a CLOCK_MONOTONIC time of this log to CLOCK_REALTIME, both in ns."""
         return int(self.head["opened_clock_ns"]) + time_ns - int(self.head["opened_ns"])
 
     def close(self) -> None:
         os.close(self._file)
 
     def _successor(self) -> int | None:
-        """The part that was begun after this one, opened."""
+        """Opens the next part of the log; None if the current part is the newest."""
         try:
             new = open_regular(self.path)
         except FileNotFoundError:
@@ -190,13 +197,13 @@ class Follower:
         found = _object(line)
         if found is not None and found.get("r2serve") == "requests":
             if found.get("version") != VERSION:
-                raise RequestLogError(f"version {found.get('version')}, not {VERSION}")
+                raise RequestLogError(f"version {found.get('version')}: must be {VERSION}")
             if not all(isinstance(found.get(name), int) for name in _CLOCKS):
-                raise RequestLogError("its first line has no clocks")
+                raise RequestLogError("the first line has no clocks (opened_ns, opened_clock_ns)")
             self.head = found
             return None
         if not self.head:
-            raise RequestLogError("it does not begin as a request log does")
+            raise RequestLogError("the first line is no header of a request log")
         if found is None:
             self.broken += 1
         return found

@@ -1,9 +1,9 @@
-"""What rail events cost each request: the request logs of a folder, joined.
+"""Computes the cost of rail events per request from all request logs of a folder.
 
-A request is known by the name that its client has of it.  What it waited is the union of the
-stalls of all workers here: two that waited for one another at the same time are one wait.  One that
-arrives while a step is held up waits for it in the engine's queue; that is known once it has ended,
-of its arrival from the front end, and of when it was begun with from the workers.  Memory is
+Requests are identified by their client-visible name. The stall time of a request is the union of
+the stalls of this node's workers: simultaneous waits of two workers count once. A request that
+arrives during a stalled step waits in the engine's queue. This queue time is computed after the
+request has ended, from the arrival time (front end) and the scheduling time (workers). Memory is
 bounded.
 """
 
@@ -39,45 +39,48 @@ MAX_REQUESTS = 10_000
 MAX_LOGS = 256
 SCAN_S = 0.5
 BYTES_A_LOOK = 256 * 1024
-"""Who catches up with old logs holds up whoever shares the thread for no longer than that takes."""
+"""Read budget of a :meth:`Requests.look`; bounds the delay of other work on the same thread."""
 MAX_HELD = 1024
-"""Of the steps of a worker that were held up, so many are kept, for requests queued meanwhile."""
+"""Stalled steps kept per worker; requests queued during a stall are charged later."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A request that ended having waited, with the worker that said so first; told once a phase."""
+    """An ended request with stalls, and the first worker to report the end.
+
+    Each phase of a request is reported once.
+    """
 
     worker: str
     label: str
     stall_s: dict[str, float]
-    """By phase."""
+    """Stall time by phase, s."""
 
 
 class Requests:
-    """Follows the request logs of a folder; for one thread.
+    """Follows the request logs of a folder; not thread-safe.
 
-    Lines of all logs are taken in the order of their times, so that it makes no difference whether
-    they were followed as they were written or are read afterwards.
+    The lines of all logs are processed in timestamp order. Following the logs live and reading
+    the logs afterwards therefore give the same result.
     """
 
     def __init__(self, folder: str | Path, *, max_requests: int = MAX_REQUESTS) -> None:
         self.folder = Path(folder)
         self.unreadable: dict[str, str] = {}
-        """Why, of logs that cannot be read, by file name."""
+        """Error per unreadable log, by file name."""
         self._max_requests = max_requests
         self._logs: dict[Path, _Reading] = {}
         self._read_to_end: dict[Path, int] = {}
-        """Logs of writers that have ended: their inodes."""
+        """Inodes of fully read logs whose writers have ended."""
         self._scanned_ns = 0
-        self._requests: dict[str, TrackedRequest] = {}  # in the order in which they became known
-        self._finished: deque[str] = deque()  # in the order in which they ended
+        self._requests: dict[str, TrackedRequest] = {}  # in order of first mention
+        self._finished: deque[str] = deque()  # in order of their ends
         self._known = 0
         self._held: dict[str, deque[HeldStep]] = {}
-        """By the worker's key, as they came; of as many workers as there may be logs."""
+        """Stalled steps by worker key, oldest first; at most MAX_LOGS workers."""
 
     def look(self) -> list[Ended]:
-        """Read what is new, of so many bytes at most; returns requests that ended having waited."""
+        """Processes new lines, about BYTES_A_LOOK bytes; returns ended requests with stalls."""
         now_ns = time.monotonic_ns()
         if now_ns - self._scanned_ns >= SCAN_S * 1e9:
             self._scanned_ns = now_ns
@@ -96,28 +99,31 @@ class Requests:
             budget -= self._fill(reading)
             if reading.lines:
                 heappush(due, (reading.first_ns, name))
-        # Not before all was taken: other workers may have held it up longer.
+        # Last, because lines of other workers may add stalls to the same request.
         return [told for request in ended if (told := _told(request)) is not None]
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def get(self, name: str) -> TrackedRequest | None:
-        """By the name that its client has of it, or by what the engine's answer has as its id."""
+        """Returns the request with this client-visible name or response id, else None."""
         exact = self._requests.get(name)
         if exact is not None:
             return exact
-        # vLLM numbers the prompts of a completion: "cmpl-1" has the requests "cmpl-1-0" and so on.
+        # vLLM appends the prompt index to a completion's id: "cmpl-1" has request "cmpl-1-0".
         return self._requests.get(f"{name}-0")
 
     def newest(
         self, *, before: int | None = None, limit: int, waited: bool = False
     ) -> list[TrackedRequest]:
-        """Those that became known last, newest first; with numbers below `before`."""
+        """Returns up to `limit` requests, newest first.
+
+        before: only requests with a lower number. waited: only requests with stalls.
+        """
         return list(islice(self._downwards(before, waited), limit))
 
     def about(self) -> dict[str, dict[str, str]]:
-        """What workers that run serve: ``model_name`` and ``engine``, by the worker's key."""
+        """Returns ``model_name`` and ``engine`` of the followed worker logs, by worker key."""
         found = {}
         for reading in self._logs.values():
             said = reading.log.head.get("about")
@@ -127,7 +133,7 @@ class Requests:
 
     @property
     def followed(self) -> int:
-        """Logs that may still have something new."""
+        """Number of logs that may still grow."""
         return len(self._logs)
 
     def close(self) -> None:
@@ -141,13 +147,13 @@ class Requests:
                 yield request
 
     def _scan(self) -> None:
-        """Finds logs that came, and leaves those that went or will not grow."""
+        """Opens new logs; closes deleted logs and fully read logs of ended writers."""
         found: dict[Path, tuple[float, int]] = {}
         for path in self.folder.glob(PATTERN):
             try:
                 status = path.stat()
             except OSError:
-                continue  # it went just now
+                continue  # deleted since the listing
             found[path] = status.st_mtime, status.st_ino
         newest = sorted(found, key=lambda path: found[path], reverse=True)[:MAX_LOGS]
         for path, reading in list(self._logs.items()):
@@ -176,13 +182,13 @@ class Requests:
         self._logs.pop(path).log.close()
 
     def _give_up(self, path: Path, why: str) -> None:
-        _LOG.warning("%s is not read any more: %s", path, why)
+        _LOG.warning("%s: request log no longer followed: %s; its requests are missing", path, why)
         self.unreadable[path.name] = why
         if path in self._logs:
             self._leave(path)
 
     def _fill(self, reading: _Reading) -> int:
-        """See to it that the log's next line is there, if it has one; returns bytes read."""
+        """Reads until at least 1 line is buffered or the log's end; returns the bytes read."""
         total = 0
         try:
             while not reading.lines:
@@ -196,14 +202,14 @@ class Requests:
         return total
 
     def _take(self, reading: _Reading) -> TrackedRequest | None:
-        """The request that the line says has ended."""
+        """Processes the next line; returns the request if the line reports an end."""
         line = reading.lines.popleft()
         try:
             return self._taken(reading.log, line)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             reading.log.broken += 1
             if reading.log.broken == 1:
-                _LOG.warning("%s has a line that says nothing: %r", reading.log.path, error)
+                _LOG.warning("%s: skipping malformed line: %r", reading.log.path, error)
         return None
 
     def _taken(self, log: Follower, line: dict[str, Any]) -> TrackedRequest | None:
@@ -212,7 +218,7 @@ class Requests:
         elif "finished" in line:
             timings = _timings(log, line)
             request = self._ended(line["finished"])
-            # Of several answers to one request, the last one.
+            # A request with several answers (n > 1) ends with its slowest answer.
             request.timings = max(timings, request.timings or timings, key=_e2e)
             request.hold_queued(self._held_since(request))
             return request
@@ -226,7 +232,7 @@ class Requests:
             request.scheduled[worker] = min(known_ns, pace.scheduled_clock_ns)
             request.hold_queued(self._held_since(request))
             return request
-        return None  # also of what a later version may have
+        return None  # line types of later versions are ignored
 
     def _take_step(self, log: Follower, line: dict[str, Any]) -> None:
         stalls = tuple(
@@ -239,7 +245,7 @@ class Requests:
             )
             for stall in line["stalls"]
         )
-        # By the clock that all workers of a machine share.
+        # CLOCK_MONOTONIC, shared by all workers of a machine.
         waited = [
             (int(stall["ended_ns"]) - int(stall["ns"]), int(stall["ended_ns"]))
             for stall in line["stalls"]
@@ -256,7 +262,7 @@ class Requests:
             late_clock_ns=tuple((log.clock_ns(begin), log.clock_ns(end)) for begin, end in late),
         )
         if not stalls and not self._keeps_part_of(held):
-            return  # the log was turned over between the parts of a step
+            return  # the log was rotated between the parts, so the stalled part is unknown
         self._keep(held)
         for phase in (PREFILL, DECODE):
             for name in dict.fromkeys(line[phase]):
@@ -269,7 +275,7 @@ class Requests:
 
     def _keep(self, held: HeldStep) -> None:
         kept = self._held.pop(held.worker, None) or deque(maxlen=MAX_HELD)
-        self._held[held.worker] = kept  # now the last one to be forgotten
+        self._held[held.worker] = kept  # most recent position: evicted last
         if len(self._held) > MAX_LOGS:
             del self._held[next(iter(self._held))]
         if kept and kept[-1].is_part_of(held):
@@ -281,7 +287,7 @@ class Requests:
         return kept is not None and kept[-1].is_part_of(held)
 
     def _held_since(self, request: TrackedRequest) -> Iterator[HeldStep]:
-        """Steps of its workers that were held up and ended after it had arrived."""
+        """Yields stalled steps of the request's workers that ended after its arrival."""
         if request.timings is not None:
             arrived_ns = request.timings.arrived_clock_ns
             for worker in request.scheduled:
@@ -305,7 +311,7 @@ class Requests:
         return request
 
     def _forget_one(self) -> None:
-        """The one that ended first; of those that run the oldest."""
+        """Evicts the request that ended first, or the oldest running request if none has ended."""
         while self._finished:
             if self._requests.pop(self._finished.popleft(), None) is not None:
                 return
@@ -313,7 +319,7 @@ class Requests:
 
 
 class _Reading:
-    """A log, and those of its lines that were read and not taken yet."""
+    """A log with its buffered, unprocessed lines."""
 
     def __init__(self, log: Follower) -> None:
         self.log = log
@@ -322,7 +328,7 @@ class _Reading:
 
     @property
     def first_ns(self) -> int:
-        """When the next line was written, CLOCK_REALTIME; 0: at an unknown time."""
+        """Time of the next line, CLOCK_REALTIME in ns; 0 = unknown."""
         line = self.lines[0]
         try:
             if "finished" in line:
@@ -332,7 +338,7 @@ class _Reading:
             return 0
 
     def look_at_writer(self, path: Path) -> None:
-        """Whether it lives; asked before what it wrote last is read."""
+        """Updates `live`. Called before the next read, so the read includes the last lines."""
         try:
             self.live = is_written(path)
         except OSError:
@@ -344,13 +350,14 @@ def _key(log: Follower) -> str:
 
 
 def _late(line: dict[str, Any], waited: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """From when a part of a step usually would have been over until it was; where that is unknown,
-    what it waited.
+    """Returns the intervals by which a part of a step was late, CLOCK_MONOTONIC in ns.
 
-    Not from the first wait on: a rail that turns slow holds steps up before that is an event, and
-    workers wait for one another, also for one that was held up sooner than they were themselves.
-    A step of a device may be over for its worker before it is for the device: then it is unknown,
-    too.
+    A single interval runs from the expected end (start plus baseline) to the actual end, and is at
+    least as long as the stalls. The stalls themselves are returned if no baseline is known, or if a
+    stall ends after the part (a worker may finish a part before the GPU does).
+
+    Lateness can begin before the first stall. A rail slows steps down before the `speed` event is
+    recorded, and a worker also waits for peers that stalled earlier.
     """
     usual_ns = int(line.get("usual_ns", 0))
     began_ns, ended_ns = int(line["began_ns"]), int(line["ended_ns"])
@@ -390,7 +397,7 @@ def _worst_gap(pace: Pace) -> float:
 def _timings(log: Follower, line: dict[str, Any]) -> Timings:
     ended_ns = int(line["ended_clock_ns"])
     if "ended_ns" in line:
-        # As what workers say: a clock that was set meanwhile makes no difference.
+        # Convert with the log's clocks, as for workers; a clock adjustment then has no effect.
         ended_ns = log.clock_ns(int(line["ended_ns"]))
     return Timings(
         reason=str(line["reason"]),

@@ -1,4 +1,4 @@
-"""Opens what others write: regular files alone, and never through a link."""
+"""Opens files written by other processes: regular files only, never through a symbolic link."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 
 def open_regular(path: str | Path) -> int:
-    """A descriptor to read a regular file with.
+    """Opens a regular file for reading and returns the descriptor.
+
+    Other file types are refused; opening a pipe, for example, could block.
 
     Raises:
-        OSError: it is not there, or is something else: a pipe would keep whoever opens it waiting.
+        OSError: the file does not exist, or is no regular file.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(file).st_mode):

@@ -1,4 +1,4 @@
-"""How long steps take that nothing holds up: what one that was held up is compared with."""
+"""Baseline of a worker's step durations, to measure the delay of stalled steps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import deque
 from itertools import combinations
 
 USUAL_OF = 16
-"""So many steps tell how long one usually takes, from a quarter of them on."""
+"""Window size of the baseline, in steps; at least a quarter of the window is required."""
 FARTHEST = 2
-"""Nothing is said of steps of so many times more, or fewer, tokens than any that was seen."""
+"""Token counts outside the observed range by more than this factor have no baseline."""
 
 
 class StepBaseline:
-    """Of the last steps of one worker.
+    """Estimates the duration of a step from the last steps of the same worker without stalls.
 
-    Steps of one token a request take about as long as one another; others as long as a line says,
-    by their tokens.
+    Pure decode steps (1 token per request) use the median. Other steps use a Theil-Sen line of
+    duration over token count.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,14 @@ class StepBaseline:
         self._others: deque[tuple[int, int]] = deque(maxlen=USUAL_OF)
 
     def note(self, took_ns: int, tokens: int, *, one_each: bool) -> None:
-        """A step that was not held up."""
+        """Records a step without stalls. one_each: True for a pure decode step."""
         if one_each:
             self._alike.append(took_ns)
         elif tokens > 0:
             self._others.append((tokens, took_ns))
 
     def ns(self, tokens: int, *, one_each: bool) -> int:
-        """What such a step takes; 0: unknown."""
+        """Returns the expected duration of a step, ns; 0 = unknown."""
         if one_each:
             enough = len(self._alike) >= USUAL_OF // 4
             return int(statistics.median(self._alike)) if enough else 0
@@ -40,11 +40,11 @@ class StepBaseline:
             return 0
         if not min(seen) <= tokens * FARTHEST or not tokens <= max(seen) * FARTHEST:
             return 0
-        # Nobody knows how the line goes on.
+        # Clamp the token count: the line is not extrapolated beyond the observed range.
         return max(0, int(self._line(min(max(tokens, min(seen)), max(seen)))))
 
     def _line(self, tokens: int) -> float:
-        """Through the others, by Theil and Sen: a few that took long for once do not bend it."""
+        """Evaluates the Theil-Sen line of the non-decode steps, which is robust to outliers."""
         slopes = [
             (late_ns - early_ns) / (more - fewer)
             for (fewer, early_ns), (more, late_ns) in combinations(self._others, 2)

@@ -1,7 +1,6 @@
-"""A journal as a trace in the Trace Event Format, which Perfetto and chrome://tracing open.
+"""Converts journals to the Trace Event Format of the Chromium project, for Perfetto.
 
-Each process has a track for its stalls and one for each rail and peer.  Format: the Chromium
-project's "Trace Event Format".
+Each process has a track for stalls and a track per pair of rail and peer.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ from typing import Any
 
 from r2serve.observe.journal import Event, Journal
 
-_STALLS = 0  # the track of what no rail alone is to blame for
+_STALLS = 0  # track for stalls and events without a rail
 
 
 def chrome_trace(journals: Iterable[Journal]) -> dict[str, Any]:
-    """One object in the JSON Object Format; times are CLOCK_MONOTONIC's, in us.
+    """Returns a trace in the JSON Object Format; times are CLOCK_MONOTONIC in us.
 
-    Its process ids are the journals' places: processes of several nodes may have the same.
+    The trace's process ids number the journals from 1, because OS process ids may repeat between
+    nodes.
     """
     events = [event for place, one in enumerate(journals, 1) for event in _process(place, one)]
     return {"displayTimeUnit": "ms", "traceEvents": events}
@@ -53,7 +53,7 @@ def _metadata(process: int, track: int | None, what: str, name: str) -> dict[str
 
 
 def _span(process: int, track: int, move: Event, end_ns: int) -> dict[str, Any]:
-    """The state that a rail moved to, until the next move."""
+    """Returns a span for the new state of a rail, from its transition to `end_ns`."""
     moved, _, cause = move.text.partition(" ")
     return {
         "ph": "X",
@@ -68,7 +68,7 @@ def _span(process: int, track: int, move: Event, end_ns: int) -> dict[str, Any]:
 
 
 def _stall(process: int, event: Event) -> dict[str, Any]:
-    """Recorded when it is over."""
+    """Returns a span that ends at the event's time, because stalls are recorded at their end."""
     return {
         "ph": "X",
         "pid": process,

@@ -1,6 +1,6 @@
-"""Follows the journals of a folder: what workers are now, and every event in one order.
+"""Follows the journals of a folder: current state of workers, and all events in time order.
 
-A :class:`Watch` is looked at by one thread, again and again; memory is bounded by its limits.
+A single thread polls a :class:`Watch`. The module's limits bound the memory.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from r2serve.observe.journal import Event, Journal, RailCounters
 _LOG = logging.getLogger("r2serve.observe")
 
 SILENT_S = 5.0
-"""A process that has not looked after its links for so long is stopped or stuck."""
+"""A process without a heartbeat for this time counts as stopped or stuck, s."""
 SCAN_S = 0.5
 MAX_JOURNALS = 256
 MAX_EVENTS = 10_000
 
 RUNNING, SILENT, CLOSED, ENDED = "running", "silent", "closed", "ended"
-"""CLOSED: it closed its links in order; ENDED: it did not."""
+"""CLOSED: all links closed gracefully; ENDED: the process ended without a graceful close."""
 
-_RATE_S = 1.0  # rates are over at least so long
+_RATE_S = 1.0  # shortest averaging interval of a rate
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rail carries, in bytes per second."""
+    """Traffic of a rail, bytes/s."""
 
     tx: float = 0.0
     rx: float = 0.0
@@ -40,25 +40,25 @@ class Rates:
 
 @dataclass
 class Worker:
-    """A process that writes, or wrote, a journal."""
+    """A process with a journal, running or ended."""
 
     key: str
-    """Unique: of the file's name."""
+    """Unique key, taken from the file name."""
     path: Path
     inode: int
     journal: Journal = field(default_factory=lambda: Journal(process=0))
     written: bool = True
-    """Its process lives."""
+    """The process is alive."""
     rates: list[Rates] = field(default_factory=list)
-    """Of each of the journal's rails; empty: not known yet."""
+    """Rate of each rail of the journal; empty until a full interval was measured."""
     held: list[Event] = field(default_factory=list)
-    """Read, but not told yet."""
+    """Events read and not yet returned by :meth:`Watch.look`."""
     _sampled_ns: int = 0
     _sample: list[RailCounters] = field(default_factory=list)
 
     @property
     def status(self) -> str:
-        """What has become of it by now."""
+        """RUNNING, SILENT, CLOSED or ENDED."""
         heartbeat_ns = self.journal.heartbeat_ns
         if not heartbeat_ns:
             return CLOSED
@@ -68,7 +68,7 @@ class Worker:
 
     @property
     def over(self) -> bool:
-        """Nothing will change any more."""
+        """True once the worker has closed or ended; the journal is then final."""
         return self.status in (CLOSED, ENDED)
 
     @property
@@ -77,18 +77,18 @@ class Worker:
 
     @property
     def node(self) -> str:
-        """Of its rails' names; empty: it has no rails to other nodes."""
+        """Node name, taken from the rails' names; empty without rails to other nodes."""
         for rail in self.journal.rails:
             if at := rail.name.partition("@")[2]:
                 return at
         return ""
 
     def group_name(self, comm: int) -> str:
-        """The name of a communicator, by the number that events have."""
+        """Returns the name of the communicator with the id of :attr:`Event.comm`."""
         return next((group.name for group in self.journal.groups if group.id == comm), "")
 
     def rate(self, entry: int) -> Rates:
-        """Of the rail at that place of the journal."""
+        """Returns the traffic of the rail at this index of the journal; 0 if unknown."""
         return self.rates[entry] if entry < len(self.rates) else Rates()
 
     def take(self, new: Journal) -> None:
@@ -97,7 +97,7 @@ class Worker:
         passed_s = (now_ns - self._sampled_ns) / 1e9
         if passed_s < _RATE_S:
             return
-        # Rails are only ever added.
+        # Indices match: the journal only appends rails.
         self.rates = [
             Rates(
                 (rail.tx_bytes - before.tx_bytes) / passed_s,
@@ -110,39 +110,39 @@ class Worker:
 
 @dataclass(frozen=True)
 class NumberedEvent:
-    """An event, and whose it is."""
+    """An event with an id and the worker of origin."""
 
     id: int
-    """Rises with every event: its time in us since 1970, or one more than the event before."""
+    """Strictly increasing: time in us since 1970, or the previous id plus 1."""
     worker: str
     """Key of the worker."""
     label: str
     node: str
     process: int
     group: str
-    """Name of the communicator; empty: it is of none."""
+    """Name of the communicator; empty for events without a communicator."""
     clock_ns: int
-    """CLOCK_REALTIME."""
+    """Time of the event, CLOCK_REALTIME in ns."""
     event: Event
 
 
 class Watch:
-    """The workers of a folder, and their events in the order in which they were seen."""
+    """The workers of a folder, and the events of all workers in order of arrival."""
 
     def __init__(self, folder: str | Path, *, max_events: int = MAX_EVENTS) -> None:
-        """folder: need not be there yet."""
+        """folder: need not exist yet. max_events: number of most recent events to keep."""
         self.folder = Path(folder)
         self.workers: dict[str, Worker] = {}
-        """By key."""
+        """Workers by key."""
         self.events: deque[NumberedEvent] = deque(maxlen=max_events)
         self.last_id = 0
         self.unreadable: dict[str, str] = {}
-        """Why, of journals that cannot be read, by file name."""
+        """Error per unreadable journal, by file name."""
         self._scanned_ns = 0
         self._max_events = max_events
 
     def look(self) -> list[NumberedEvent]:
-        """Read what is new; returns the new events."""
+        """Reads all journals; returns the new events, oldest first."""
         now_ns = time.monotonic_ns()
         if now_ns - self._scanned_ns >= SCAN_S * 1e9:
             self._scanned_ns = now_ns
@@ -150,8 +150,8 @@ class Watch:
         new: list[NumberedEvent] = []
         for worker in self.workers.values():
             self._read(worker)
-            # What happens while journals are read waits for the next look: others that happened
-            # before it may be in journals that were read already.
+            # Events newer than this look wait for the next look. A journal read earlier in the
+            # loop may contain an older event, and events must be numbered in time order.
             told = [event for event in worker.held if event.time_ns < now_ns]
             worker.held = worker.held[len(told) :]
             new.extend(self._told(worker, event) for event in told)
@@ -159,33 +159,36 @@ class Watch:
                 new = sorted(new, key=_clock)[-self._max_events :]
         new.sort(key=_clock)
         for place, one in enumerate(new):
-            # The same after a restart, so that whoever followed can go on where he was.
+            # Ids come from timestamps, so clients can resume after a restart of the sidecar.
             self.last_id = max(self.last_id + 1, one.clock_ns // 1000)
             new[place] = replace(one, id=self.last_id)
         self.events.extend(new)
         return new
 
     def after(self, last: int) -> list[NumberedEvent]:
-        """Events after that one, oldest first, as far as they are kept."""
+        """Returns the kept events with ids above `last`, oldest first."""
         found = list(takewhile(lambda told: told.id > last, reversed(self.events)))
         return found[::-1]
 
     def known(self) -> list[Worker]:
-        """Workers whose journals could be read, also those that have ended."""
+        """Returns all workers with a readable journal, running or ended."""
         return [worker for worker in self.workers.values() if worker.journal.opened_ns]
 
     def live(self) -> list[Worker]:
-        """Workers whose processes live and have not closed their links."""
+        """Returns the workers neither closed nor ended."""
         return [worker for worker in self.workers.values() if not worker.over]
 
     def _scan(self) -> None:
-        """Finds journals that came and forgets those that went, and the oldest of too many."""
+        """Adds new journals; drops deleted journals, and the oldest beyond MAX_JOURNALS.
+
+        Journals of live workers are always kept.
+        """
         found: dict[str, tuple[float, int, Path]] = {}
         for path in self._paths():
             try:
                 status = path.stat()
             except OSError:
-                continue  # it went just now
+                continue  # deleted since the listing
             key = path.name.removeprefix("r2ccl-").removesuffix(".journal")
             found[key] = (status.st_mtime, status.st_ino, path)
         kept = set(sorted(found, key=lambda key: found[key][0], reverse=True)[:MAX_JOURNALS])
@@ -201,14 +204,14 @@ class Watch:
         try:
             yield from self.folder.glob(journal.PATTERN)
         except OSError as error:
-            _LOG.warning("%s cannot be read: %s", self.folder, error)
+            _LOG.warning("%s cannot be read: %s; no worker is shown", self.folder, error)
 
     def _read(self, worker: Worker) -> None:
         known = worker.journal.record_count
         if known and worker.over:
             return
         try:
-            # In this order: what it wrote before it ended is there when it is known to have ended.
+            # The lock is tested before the read. The last read of an ended worker is then complete.
             written = files.is_written(worker.path)
             read = journal.read(worker.path, after=known)
         except (OSError, journal.JournalError) as error:

@@ -1,1 +1,1 @@
-"""Ports of a node: the interfaces, which of them become rails, and the pairing with peers."""
+"""Ports of a node: interfaces, choice of rails, and pairing with peers."""

@@ -1,4 +1,4 @@
-"""The rule of ``R2CCL_RAILS``: which network interfaces become rails."""
+"""Choice of rails among network interfaces, by the rule of ``R2CCL_RAILS``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from r2serve.ports.rdma import RdmaPort, find_port, port_of_interface
 logger = logging.getLogger(__name__)
 
 
-# Kinds of interface that stand for no port of their own: what they carry goes through another one.
+# Kinds of virtual interfaces that are not ports, because another interface carries the traffic.
 _NOT_PORTS = {
     "bridge",
     "dummy",
@@ -44,7 +44,7 @@ _LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 
 @dataclass(frozen=True)
 class Port:
-    """This node's end of a rail; ``name`` is ``rail<i>``, in the order of the rails."""
+    """A rail's port on this node; ``name`` is ``rail<i>`` in rail order."""
 
     name: str
     device: str
@@ -57,15 +57,15 @@ class Port:
 def select_ports(
     spec: str, management: str, engine_address: str | None, rdma: Sequence[RdmaPort] = ()
 ) -> list[Port]:
-    """The ports that become rails, by the rule of :func:`choose_ports`, on this machine.
+    """Selects this node's rail ports by the rule of :func:`choose_ports`.
 
     Args:
-        rdma: what RDMA ports there are.  ``spec`` may name them, too: ``device`` or
+        rdma: RDMA ports of this node; ``spec`` may contain their names, as ``device`` or
             ``device:port``.
 
     Raises:
-        ConfigError: as :func:`choose_ports`.
-        OSError: the system does not tell its interfaces.
+        ConfigError: see :func:`choose_ports`.
+        OSError: the kernel does not list the interfaces.
     """
     spec = ",".join(_interface_of(item.strip(), spec, rdma) for item in spec.split(","))
     ports = choose_ports(spec, management, engine_address, list_interfaces())
@@ -73,14 +73,14 @@ def select_ports(
 
 
 def _interface_of(item: str, spec: str, rdma: Sequence[RdmaPort]) -> str:
-    """What names an RDMA port becomes the name of its network interface."""
+    """Converts the name of an RDMA port into the name of its network interface."""
     port = find_port(rdma, item)
     if port is None:
         return item
     if not port.netdev:
         raise ConfigError(
-            f"rails (R2CCL_RAILS) is {spec!r}: {port.name} has no network interface, over which "
-            "its queue pairs are arranged; give it one (InfiniBand: IPoIB)"
+            f"rails (R2CCL_RAILS) is {spec!r}: {port.name} has no network interface, but needs an "
+            "interface to connect queue pairs; add an interface (InfiniBand: IPoIB)"
         )
     return port.netdev
 
@@ -88,22 +88,22 @@ def _interface_of(item: str, spec: str, rdma: Sequence[RdmaPort]) -> str:
 def choose_ports(
     spec: str, management: str, engine_address: str | None, interfaces: Sequence[Interface]
 ) -> list[Port]:
-    """The rule that makes ports of ``R2CCL_RAILS``.
+    """Chooses rail ports among interfaces, by the rule of ``R2CCL_RAILS``.
 
     Args:
-        spec: ``auto``: every usable NIC, by name, but not the management NIC. Otherwise, separated
-            by commas and in rail order: devices, addresses (also any of 127.0.0.0/8), or
+        spec: ``auto``: every usable NIC, ordered by name, without the management NIC. Otherwise a
+            comma-separated list in rail order: devices, addresses (also any of 127.0.0.0/8), or
             ``device=address``.
-        management: device or address that is never a rail. Empty: the NIC that carries
-            ``engine_address``, unless it is the only usable one.
-        engine_address: the numeric address that the engine uses for its own traffic, if known.
-        interfaces: what there is.
+        management: device or address excluded from rails. Empty: ``auto`` excludes the NIC with
+            ``engine_address``, if another NIC is usable.
+        engine_address: numeric address of the engine's own traffic, if known.
+        interfaces: interfaces of this node.
 
     Returns:
         The ports; none if ``auto`` finds no usable NIC.
 
     Raises:
-        ConfigError: names ``R2CCL_RAILS`` or ``R2CCL_MANAGEMENT``, the value, and what there is.
+        ConfigError: names ``R2CCL_RAILS`` or ``R2CCL_MANAGEMENT``, the value, and all interfaces.
     """
     kept_free = _find(management, interfaces) if management else None
     if management and kept_free is None:
@@ -126,7 +126,7 @@ def choose_ports(
 
 
 def unusable(interface: Interface) -> str:
-    """Why ``auto`` does not take an interface; empty if it does."""
+    """Returns the reason why ``auto`` skips an interface; empty: ``auto`` uses the interface."""
     if interface.loopback:
         return "loopback"
     if interface.kind in _NOT_PORTS:
@@ -139,7 +139,7 @@ def unusable(interface: Interface) -> str:
     if not interface.carrier:
         return "no carrier"
     if _address_of(interface) is None:
-        return "no unicast address beyond its own link"
+        return "no unicast address except link-local"
     return ""
 
 
@@ -163,14 +163,14 @@ def _usable(
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts eth2 before eth10, alike on every node."""
+    """Returns a sort key with eth2 before eth10, equal on every node."""
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     ]
 
 
 def _address_of(interface: Interface) -> Address | None:
-    """The address that a device's rail uses: the first IPv4 one, else the first IPv6 one."""
+    """Returns the address for a device's rail: the first IPv4 address, else the first IPv6."""
     good = [address for address in interface.addresses if _reaches_beyond(address)]
     return next(iter(sorted(good, key=lambda address: address.version)), None)
 
@@ -192,7 +192,7 @@ def _parse(text: str) -> Address | None:
 
 
 def _find(text: str, interfaces: Sequence[Interface]) -> Interface | None:
-    """The interface of that name or with that address."""
+    """Finds an interface by name or by address."""
     address = _parse(text)
     for interface in interfaces:
         if interface.name == text or (address is not None and _carries(interface, address)):
@@ -201,13 +201,13 @@ def _find(text: str, interfaces: Sequence[Interface]) -> Interface | None:
 
 
 def _carries(interface: Interface, address: Address) -> bool:
-    # Linux answers on all of 127.0.0.0/8 without listing it.
+    # Linux answers on all of 127.0.0.0/8 without listing the addresses.
     everywhere = interface.loopback and address.version == 4 and address.is_loopback
     return everywhere or address in interface.addresses
 
 
 def _explicit(item: str, spec: str, interfaces: Sequence[Interface]) -> tuple[Interface, Address]:
-    """The interface and address that one entry of an explicit list names."""
+    """Resolves an entry of an explicit list into interface and address."""
 
     def wrong(why: str) -> ConfigError:
         return _wrong("rails", spec, why, interfaces)
@@ -216,24 +216,24 @@ def _explicit(item: str, spec: str, interfaces: Sequence[Interface]) -> tuple[In
         raise wrong("has an empty entry")
     device, _, address_text = item.rpartition("=") if "=" in item else ("", "", item)
     if "=" in item and not device:
-        raise wrong(f"has {item!r}, which names no device before the =")
+        raise wrong(f"has {item!r}, without a device before the =")
     address = _parse(address_text)
     if address is None and device:
-        raise wrong(f"has {item!r}, and {address_text!r} is no address")
+        raise wrong(f"has {item!r}, but {address_text!r} is no address")
     interface = _find(device or item, interfaces)
     if interface is None:
-        raise wrong(f"has {item!r}, which is not here")
+        raise wrong(f"has {item!r}, but this node has no such device or address")
     if address is None:
         address = _address_of(interface) or (_LOOPBACK if interface.loopback else None)
         if address is None:
-            raise wrong(f"has {item!r}, which has no unicast address beyond its own link")
+            raise wrong(f"has {item!r}, which has no unicast address except link-local")
     elif not _carries(interface, address):
         raise wrong(f"has {item!r}, but {device} does not carry {address}")
     if address.version == 6 and address.is_link_local:
-        # The peer would need to know which of its own devices leads here.
-        raise wrong(f"has {item!r}, a link-local IPv6 address, which no peer can reach by itself")
+        # A link-local address needs a scope, the name of the peer's own device, unknown here.
+        raise wrong(f"has {item!r}, a link-local IPv6 address, unreachable for peers")
     if not (interface.up and interface.carrier):
-        logger.warning("rail port %s is down; it is used as soon as it is up", item)
+        logger.warning("rail port %s is down; traffic uses the rail once the port is up", item)
     return interface, address
 
 
@@ -243,7 +243,7 @@ def _check_explicit(spec: str, found: Sequence[tuple[Interface, Address]], manag
             raise _wrong("rails", spec, f"has {first} twice", [])
     for interface, address in found:
         if management and (management == interface.name or _parse(management) == address):
-            why = f"has {interface.name}={address}, which R2CCL_MANAGEMENT keeps for the engine"
+            why = f"has {interface.name}={address}, the management NIC by R2CCL_MANAGEMENT"
             raise _wrong("rails", spec, why, [])
 
 
@@ -254,4 +254,4 @@ def _wrong(field: str, value: str, why: str, interfaces: Sequence[Interface]) ->
         for address in interface.addresses or ("(no address)",)
     )
     text = f"{field} (R2CCL_{field.upper()}) is {value!r}: it {why}"
-    return ConfigError(f"{text}; there is: {there}" if interfaces else text)
+    return ConfigError(f"{text}; this node has: {there}" if interfaces else text)

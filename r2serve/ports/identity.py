@@ -1,4 +1,4 @@
-"""Names that several processes work out alike: of nodes and communicators; and own addresses."""
+"""Identities of nodes and communicators, equal in all processes, and local addresses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def node_identity(spec: str, rank: int) -> str:
-    """A text that ranks of one node share and no others.
+    """Returns a text equal for ranks of the same node and different for all others.
 
     Args:
-        spec: ``R2CCL_NODE``. Empty: ranks of one boot of one machine in one network namespace share
-            a node; ``per-rank``: every rank is a node; any other text: ranks with the same text.
-        rank: the rank that asks.
+        spec: ``R2CCL_NODE``. Empty: ranks with the same boot id and network namespace share a node;
+            ``per-rank``: every rank is a node; any other text: ranks with the same text share a
+            node.
+        rank: this rank.
     """
     if spec == "per-rank":
         return f"rank:{rank}"
@@ -31,7 +32,7 @@ def node_identity(spec: str, rank: int) -> str:
 
 
 def local_address_towards(host: str) -> str | None:
-    """This machine's address on the way to ``host``; nothing is sent."""
+    """Returns this machine's address on the route to ``host``; sends nothing."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -43,7 +44,7 @@ def local_address_towards(host: str) -> str | None:
 
 
 def address_towards_master() -> str | None:
-    """This machine's address on the way to torch's ``MASTER_ADDR``, if that is known."""
+    """Returns this machine's address on the route to torch's ``MASTER_ADDR``, if set."""
     master = os.environ.get("MASTER_ADDR")
     return local_address_towards(master) if master else None
 
@@ -52,15 +53,18 @@ _MADE: dict[tuple[int, str, tuple[int, ...]], Iterator[int]] = defaultdict(itert
 
 
 def communicator_id(process: int, name: str, members: list[int]) -> int:
-    """The same on all members, and of no other communicator of the job."""
+    """Returns an id equal on all members, and unique in the job.
+
+    Each call returns a new id, so all members must call the function once per communicator.
+    """
     nth = next(_MADE[process, name, tuple(members)])
     return _digest(f"{name}/{members}/{nth}")
 
 
 def part_id(parent: int, name: str, ranks: Sequence[int]) -> int:
-    """Of a communicator of some ranks of ``parent``: the same on all of them.
+    """Returns the id of a communicator of some ranks of ``parent``; equal on all these ranks.
 
-    Of no other, as long as the parent makes no two of that name with those ranks.
+    The id is unique unless ``parent`` makes two communicators with this name and these ranks.
     """
     return _digest(f"{parent:x}/{name}/{list(ranks)}")
 
@@ -70,6 +74,6 @@ def _digest(text: str) -> int:
 
 
 def number_nodes(identities: Sequence[str]) -> list[int]:
-    """Nodes by first appearance."""
+    """Numbers nodes in order of first appearance."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(identity, len(numbers)) for identity in identities]

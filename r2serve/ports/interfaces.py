@@ -17,8 +17,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 class Interface:
     """A network interface of this network namespace.
 
-    ``kind`` is the kernel's name for the kind of a virtual interface, empty for a physical one;
-    ``master`` the interface that it belongs to (a bridge, bond or VRF), with ``master_kind``.
+    ``kind`` is the kernel's name for the kind of a virtual interface, empty for a physical
+    interface. ``master`` is the enclosing bridge, bond or VRF; ``master_kind`` is its kind.
     """
 
     name: str
@@ -31,18 +31,18 @@ class Interface:
     master_kind: str = ""
     addresses: tuple[Address, ...] = ()
     networks: tuple[str, ...] = ()
-    """Of each address, as ``10.0.0.0/24``; empty: not known."""
+    """Network of each address, as ``10.0.0.0/24``; empty: unknown."""
 
     def network_of(self, address: Address) -> str:
-        """The network that an address is in; empty: not known."""
+        """Returns the network of an address; empty: unknown."""
         return dict(zip(self.addresses, self.networks, strict=False)).get(address, "")
 
 
 def list_interfaces() -> list[Interface]:
-    """The interfaces of this network namespace, by index.
+    """Lists the interfaces of this network namespace, by index.
 
     Raises:
-        OSError: the system does not tell.
+        OSError: the kernel does not list the interfaces.
     """
     links = dump_links()
     names = {link.index: link for link in links}

@@ -1,4 +1,4 @@
-"""The kernel's list of network interfaces, rtnetlink(7)."""
+"""The kernel's list of network interfaces, from rtnetlink(7)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# linux/if.h and linux/rtnetlink.h
+# Constants of linux/if.h and linux/rtnetlink.h.
 IFF_UP, IFF_LOOPBACK, IFF_LOWER_UP = 0x1, 0x8, 0x10000
 _RTM_NEWLINK, _RTM_GETLINK = 16, 18
 _NLM_F_REQUEST, _NLM_F_DUMP, _NLM_F_DUMP_INTR = 0x1, 0x300, 0x10
@@ -23,7 +23,7 @@ _DUMP_ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class LinkMessage:
-    """An interface, as the kernel lists it (``RTM_NEWLINK``)."""
+    """An interface as listed by the kernel (``RTM_NEWLINK``)."""
 
     name: str
     index: int
@@ -33,12 +33,12 @@ class LinkMessage:
 
 
 def dump_links() -> list[LinkMessage]:
-    """Every interface of this network namespace.
+    """Lists every interface of this network namespace.
 
-    Asked over netlink: sysfs may show another network namespace than this process is in.
+    The list comes from netlink, because sysfs may show the interfaces of another network namespace.
 
     Raises:
-        OSError: the kernel does not answer, or the list changes faster than it can be read.
+        OSError: the kernel does not answer, or the list changes during every read.
     """
     request = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asking:
@@ -55,7 +55,7 @@ def dump_links() -> list[LinkMessage]:
 
 
 def _read_dump(asking: socket.socket) -> list[LinkMessage] | None:
-    """One whole answer; None if the interfaces changed while the kernel gave it."""
+    """Reads a complete answer; None: the interfaces changed during the dump."""
     links: list[LinkMessage] = []
     consistent = True
     while True:
@@ -71,7 +71,7 @@ def _read_dump(asking: socket.socket) -> list[LinkMessage] | None:
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Type, flags and payload of each message of a datagram."""
+    """Yields type, flags and payload of each message of a datagram."""
     while len(data) >= _HEADER.size:
         length, kind, flags, _, _ = _HEADER.unpack_from(data)
         if not _HEADER.size <= length <= len(data):

@@ -1,4 +1,4 @@
-"""What each process tells the others about itself, and which ports make a rail."""
+"""Information about a process for its peers, and the pairing of ports into rails."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from r2serve.ports.rdma import Carrier
 
 @dataclass(frozen=True)
 class PortInfo:
-    """A port that listens for rails."""
+    """A port with a listener for rails."""
 
     device: str
     address: str
     port: int
     verbs_device: str = ""
-    """The RDMA device that carries rails of this port; empty: they go over TCP."""
+    """RDMA device of this port's rails; empty: rails use TCP."""
     verbs_port: int = 0
     network: str = ""
-    """What its address is in, as ``10.0.0.0/24``; empty: not known."""
+    """Network of the address, as ``10.0.0.0/24``; empty: unknown."""
     fabric: str = ""
-    """Of its verbs rails: ``InfiniBand``, ``RoCE v1`` or ``RoCE v2``, which do not mix."""
+    """Fabric of verbs rails: ``InfiniBand``, ``RoCE v1`` or ``RoCE v2``; both ends must match."""
 
     @classmethod
     def of(cls, port: Port, carrier: Carrier, number: int = 0) -> PortInfo:
-        """What peers are told of a port of this node that listens as ``number``."""
+        """Describes a port of this node for peers; ``number`` is the listening TCP port."""
         verbs = carrier.port
         return cls(
             device="" if port.device == "lo" else port.device,
@@ -49,9 +49,10 @@ class PortInfo:
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """What a process tells the others of its group, over the engine's store.
+    """Information about a process for the other processes of its group, via the engine's store.
 
-    ``secret`` never leaves the job: it goes into the keys that rail connections authenticate with.
+    ``process`` is the number of the r2ccl engine, ``unix_name`` the socket of the shm rail.
+    ``secret`` never leaves the job; keys for the authentication of rail connections derive from it.
     """
 
     process: int
@@ -63,12 +64,12 @@ class ProcessInfo:
     unix_name: str
 
     def to_wire(self) -> dict[str, Any]:
-        """Plain values only, for a store."""
+        """Returns plain values for a store."""
         return asdict(self) | {"secret": self.secret.hex()}
 
     @classmethod
     def from_wire(cls, values: dict[str, Any]) -> ProcessInfo:
-        """The inverse of :meth:`to_wire`."""
+        """Inverts :meth:`to_wire`."""
         return cls(
             process=values["process"],
             secret=bytes.fromhex(values["secret"]),
@@ -81,7 +82,7 @@ class ProcessInfo:
 
 
 def pair_secret(one: ProcessInfo, other: ProcessInfo) -> bytes:
-    """The secret that two processes share, the same from both ends."""
+    """Returns the secret of a pair of processes, equal at both ends."""
     low, high = sorted((one, other), key=lambda info: info.process)
     return hashlib.sha256(low.secret + high.secret).digest()
 
@@ -89,13 +90,13 @@ def pair_secret(one: ProcessInfo, other: ProcessInfo) -> bytes:
 def rails_between(
     own: ProcessInfo, peer: ProcessInfo, own_node: int, *, require_verbs: bool = False
 ) -> list[dict[str, Any]]:
-    """The rails of the link from ``own`` to ``peer``, in the order that both ends agree on.
+    """Returns the rails of the link from ``own`` to ``peer``, in the same order at both ends.
 
-    Which ports it joins says :func:`pair_ports`, and which rails go over TCP :func:`why_tcp`.
+    :func:`pair_ports` joins ports; :func:`why_tcp` decides between verbs and TCP.
 
     Raises:
-        ConfigError: they are on different nodes and one of them has no port, or a rail would go
-            over TCP and verbs are required.
+        ConfigError: the processes are on different nodes and a node has no port, or a rail would
+            use TCP although verbs are required.
     """
     if own.node == peer.node:
         return [_rail("shm", f"shm@node{own_node}", None, PortInfo("", peer.unix_name, 0))]
@@ -123,9 +124,9 @@ def rails_between(
 
 
 def why_tcp(local: PortInfo, remote: PortInfo) -> str:
-    """Why the rail between two ports goes over TCP; empty: it goes over verbs.
+    """Returns the reason why a rail between two ports uses TCP; empty: the rail uses verbs.
 
-    InfiniBand, RoCE v1 and RoCE v2 are different packets: a queue pair has the same at both ends.
+    InfiniBand, RoCE v1 and RoCE v2 have different packets, so both ends of a queue pair must match.
     """
     without = [port.address for port in (local, remote) if not port.verbs_device]
     if without:
@@ -138,15 +139,16 @@ def why_tcp(local: PortInfo, remote: PortInfo) -> str:
 def pair_ports(
     lower: Sequence[PortInfo], higher: Sequence[PortInfo]
 ) -> list[tuple[PortInfo, PortInfo]]:
-    """Which ports of two processes make rails, in rail order.
+    """Pairs the ports of two processes into rails, in rail order.
 
-    Ports of one network make rails with each other: the i-th with the i-th, and where one side has
-    fewer, its ports take turns.  So do those that are left, which may reach each other through a
-    router; they take turns with all ports of a side that has none left.  Every port has a rail.
+    Ports in a common network are paired: the i-th port with the i-th port. The side with fewer
+    ports uses its ports in rotation. Ports without a common network are paired in the same way,
+    because a router may connect the ports; a side without such ports uses all its ports in
+    rotation. Every port gets a rail.
 
     Args:
-        lower, higher: of the process with the lower and of that with the higher number, which makes
-            the answer the same at both ends.
+        lower, higher: ports of the process with the lower and with the higher number, so that both
+            ends compute the same pairs.
     """
     common = {port.network for port in lower} & {port.network for port in higher} - {""}
     pairs: list[tuple[int, int]] = []

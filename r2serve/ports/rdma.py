@@ -1,6 +1,6 @@
-"""Which RDMA devices there are and which network interface each port belongs to, from sysfs.
+"""RDMA devices and the network interface of each RDMA port, from sysfs.
 
-Layout: Documentation/ABI/stable/sysfs-class-infiniband of the kernel.
+The layout is described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from r2serve.errors import R2cclError
 
 SYSFS = Path("/sys/class/infiniband")
 _OF_SOFT_ROCE = "parent"
-"""An attribute that only Soft-RoCE has: the interface below it."""
+"""Attribute of Soft-RoCE devices only: the name of the underlying interface."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class RdmaPort:
     device: str
     port: int
     state: str
-    """As the kernel says it: ``ACTIVE``, ``DOWN``, ``INIT``, …"""
+    """State in the kernel's words: ``ACTIVE``, ``DOWN``, ``INIT``, …"""
     link_layer: str
     """``Ethernet`` (RoCE) or ``InfiniBand``."""
     gbit_s: float
     lid: int
     gids: tuple[Gid, ...]
     netdev: str
-    """Empty: the port belongs to no network interface."""
+    """Network interface of the port; empty: none."""
     numa_node: int
-    """-1: not known."""
+    """NUMA node; -1: unknown."""
     pci: str
-    """Empty: no PCI device."""
+    """PCI address; empty: not a PCI device."""
     software: bool = False
-    """Soft-RoCE, whose packets are the kernel's."""
+    """True: Soft-RoCE, with packets sent by the kernel."""
 
     @property
     def active(self) -> bool:
@@ -61,10 +61,11 @@ class RdmaPort:
         return f"{self.device}:{self.port}"
 
     def answers_to(self, address: str) -> bool:
-        """Whether RoCE would use this address; of InfiniBand, which has its own, always.
+        """Whether rails of this address can use the port; always True for InfiniBand.
 
-        A container may see RDMA devices of its host beside an interface of its own that has the
-        name of one of the host's.
+        InfiniBand does not use IP addresses. RoCE needs a GID with the address. A container may
+        see an RDMA device whose host interface has the same name as the container's interface; only
+        the GIDs differ.
         """
         wanted = ipaddress.ip_address(address)
         return self.link_layer != "Ethernet" or any(
@@ -74,17 +75,17 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class Carrier:
-    """What carries the rails of one port of this node."""
+    """Transport of the rails of a local port."""
 
     port: RdmaPort | None = None
-    """None: they go over TCP."""
+    """RDMA port; None: rails use TCP."""
     gid: Gid | None = None
     why_tcp: str = ""
-    """Empty: they go over verbs."""
+    """Reason for TCP; empty: rails use verbs."""
 
     @property
     def fabric(self) -> str:
-        """What its packets are: ``InfiniBand``, ``RoCE v1`` or ``RoCE v2``; empty: TCP."""
+        """Packet format: ``InfiniBand``, ``RoCE v1`` or ``RoCE v2``; empty: TCP."""
         if self.port is None or self.gid is None:
             return ""
         if self.port.link_layer != "Ethernet":
@@ -95,19 +96,19 @@ class Carrier:
 def carrier_of(
     port: RdmaPort | None, address: str, config: Config, open_port: Callable[[str, int], None]
 ) -> Carrier:
-    """Whether the rails of a port go over verbs: what the engine does, and ``topo`` shows.
+    """Decides between verbs and TCP for the rails of a port, for the engine and for ``topo``.
 
     Args:
-        port: the RDMA port of its interface, if there is one.
-        address: the port's own.
-        open_port: of an engine, which raises if it cannot use the device.
+        port: RDMA port of the interface, if any.
+        address: address of the rail's port.
+        open_port: function of an engine; raises if the device cannot be used.
     """
     if config.rdma == "off":
         return Carrier(why_tcp="R2CCL_RDMA is 'off'")
     if port is None:
-        return Carrier(why_tcp="it has no RDMA device")
+        return Carrier(why_tcp="the port has no RDMA device")
     if config.gid_index < 0 and not port.answers_to(address):
-        return Carrier(why_tcp=f"{port.name} has no GID that is {address}")
+        return Carrier(why_tcp=f"{port.name} has no GID for {address}")
     try:
         gid = _choose_gid(port, address, config.gid_index)
         open_port(port.device, port.port)
@@ -117,7 +118,7 @@ def carrier_of(
 
 
 def _choose_gid(port: RdmaPort, address: str, wanted: int) -> Gid:
-    """The one that the core takes."""
+    """Returns the GID that the core will use; raises R2cclError if no GID fits."""
     index = _core.gid_index(
         ethernet=port.link_layer == "Ethernet",
         gids=[(gid.index, gid.kind, gid.address.packed) for gid in port.gids if gid.index < 256],
@@ -128,7 +129,7 @@ def _choose_gid(port: RdmaPort, address: str, wanted: int) -> Gid:
 
 
 def list_ports(sysfs: Path = SYSFS) -> list[RdmaPort]:
-    """All ports of all RDMA devices, in the order of their names; none where there are none."""
+    """Lists all ports of all RDMA devices, ordered by name; empty without RDMA devices."""
     if not sysfs.is_dir():
         return []
     return [
@@ -139,7 +140,7 @@ def list_ports(sysfs: Path = SYSFS) -> list[RdmaPort]:
 
 
 def find_port(ports: Sequence[RdmaPort], name: str) -> RdmaPort | None:
-    """The port of that name: ``device:port``, or a device, whose first port is meant."""
+    """Finds a port by name: ``device:port``, or a device name for the device's first port."""
     for port in ports:
         if name in (port.name, port.device):
             return port
@@ -147,7 +148,7 @@ def find_port(ports: Sequence[RdmaPort], name: str) -> RdmaPort | None:
 
 
 def port_of_interface(ports: Sequence[RdmaPort], netdev: str) -> RdmaPort | None:
-    """The port that belongs to a network interface, an active one before others."""
+    """Returns the RDMA port of a network interface; active ports take precedence."""
     own = [port for port in ports if port.netdev == netdev]
     return min(own, key=lambda port: not port.active, default=None)
 
@@ -172,7 +173,7 @@ def _port(device: Path, directory: Path) -> RdmaPort:
 
 
 def _netdevs(device: Path, directory: Path) -> list[str]:
-    """The interfaces of the same PCI function (InfiniBand has no GID table that names them)."""
+    """Returns interfaces of the same PCI function, because InfiniBand GIDs name no interface."""
     named = _read(device / _OF_SOFT_ROCE)
     if named:
         return [named]
@@ -187,7 +188,7 @@ def _netdevs(device: Path, directory: Path) -> list[str]:
 def _gids(directory: Path) -> tuple[Gid, ...]:
     found = []
     for index in sorted(map(int, os.listdir(directory / "gids"))):
-        # Most of some thousand entries are unused, which reading the type tells.
+        # Most of the table's thousands of entries are unused; an unused entry has no type.
         kind = _read(f"{directory}/gid_attrs/types/{index}")
         text = _read(f"{directory}/gids/{index}") if kind else ""
         if not text or int(address := ipaddress.IPv6Address(text)) == 0:
@@ -206,7 +207,7 @@ def _leading_number(text: str) -> float:
 
 
 def _read(path: Path | str) -> str:
-    """The text of an attribute; empty where the kernel has none (an unused GID is EINVAL)."""
+    """Reads an attribute; empty if the kernel has no value (an unused GID gives EINVAL)."""
     try:
         attribute = os.open(path, os.O_RDONLY)
     except OSError:

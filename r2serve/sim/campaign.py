@@ -1,7 +1,7 @@
-"""Many seeds: run in parallel, counted together.
+"""Runs many seeds in parallel, and sums up the results.
 
-A seed decides everything: the job, its faults and their moments.  So a seed that fails is all that
-is needed to see the failure again.
+A seed determines everything: the job, its faults and their times. A failed seed is therefore enough
+to reproduce the failure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import click
 from r2serve import _core
 
 CAMPAIGN_SEEDS = 100
-"""From so many seeds on, every kind of fault and every mechanism must have been at work."""
+"""A campaign of at least this number of seeds must exercise every fault kind and mechanism."""
 
 MECHANISMS = ("steps", "replays", "hedges", "fences", "gpu_calls", "exchange_calls")
 SUMMED = (*MECHANISMS, "calls", "errors", "downs")
@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass
 class Totals:
-    """What the seeds of a campaign did, together."""
+    """Sums over all seeds of a campaign."""
 
     seeds: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ class Totals:
             self.failures.append(Failure(result["seed"], result["job"], result["violations"]))
 
     def idle(self) -> list[str]:
-        """What a campaign of this size should have made use of, and did not."""
+        """Returns mechanisms and fault kinds that never occurred; empty below CAMPAIGN_SEEDS."""
         if self.seeds < CAMPAIGN_SEEDS:
             return []
         idle = [name for name in MECHANISMS if not self.counts[name]]
@@ -81,17 +81,20 @@ class Totals:
 
 
 def _simulate(seed: int) -> dict[str, Any]:
-    return _core.simulate(seed)  # which cannot be pickled
+    return _core.simulate(seed)  # a wrapper, because the core's function cannot be pickled
 
 
 def trace(first: int, count: int) -> Iterator[dict[str, Any]]:
-    """The same, one after another, with every step on standard output."""
+    """Yields the results of ``count`` seeds in order, and prints every step."""
     for seed in range(first, first + count):
         yield _core.simulate(seed, trace=click.echo)
 
 
 def run(first: int, count: int, jobs: int | None = None) -> Iterator[dict[str, Any]]:
-    """The results of ``count`` seeds from ``first`` on, in no particular order."""
+    """Yields the results of ``count`` seeds from ``first`` on, in any order.
+
+    ``jobs``: number of processes; default: the number of processors.
+    """
     jobs = min(jobs or os.cpu_count() or 1, count)
     seeds = range(first, first + count)
     if jobs == 1:

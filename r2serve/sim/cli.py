@@ -1,4 +1,4 @@
-"""``r2serve sim``: the production state machine in simulated time, with every fault there is."""
+"""``r2serve sim``: runs the production state machine in simulated time, with random faults."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ import click
 from r2serve.sim import campaign, mutants
 
 MUTANT_SEEDS = 10_000
-"""How many seeds a planted bug may take to be noticed."""
+"""Default number of seeds within which a planted bug must be caught."""
 
 SOUND_SEEDS = 300
-"""How many seeds the same build must pass with no bug planted."""
+"""Number of seeds that the same build must pass without a planted bug."""
 
 _SHOWN_FAILURES = 10
 
 
 @click.command()
-@click.option("--seed", default=0, show_default=True, help="The first seed.")
-@click.option("--seeds", type=click.IntRange(1), help="How many.  [default: 1]")
-@click.option("--trace", is_flag=True, help="Print what happens, step by step.")
-@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a processor]")
+@click.option("--seed", default=0, show_default=True, help="First seed.")
 @click.option(
-    "--mutants", "with_mutants", is_flag=True, help="Plant bugs and see that each is caught."
+    "--seeds",
+    type=click.IntRange(1),
+    help="Number of seeds. [default: 1; with --mutants at most 10000 per bug]",
+)
+@click.option("--trace", is_flag=True, help="Print every step; runs seeds one after another.")
+@click.option(
+    "--jobs", type=click.IntRange(1), help="Number of processes. [default: number of processors]"
+)
+@click.option(
+    "--mutants",
+    "with_mutants",
+    is_flag=True,
+    help="Compile planted bugs into the core, and check that an invariant catches each bug.",
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 def command(
@@ -36,11 +45,11 @@ def command(
     with_mutants: bool,
     json_file: Path | None,
 ) -> None:
-    """Run whole jobs on virtual time with random faults, and check the invariants at every step.
+    """Run whole jobs in simulated time with random faults, and check invariants at every step.
 
-    A seed is a job of 2 to 16 ranks over 1 to 8 rails with several communicators, and what goes
-    wrong in it. The status is 0 only if no invariant broke and, from 100 seeds on, every kind of
-    fault, replays, hedges and fences took part. The last line counts them.
+    A seed determines a job of 2 to 16 ranks over 1 to 8 rails with several communicators, and the
+    faults of the job. Exit status 0 only if no invariant broke and, from 100 seeds on, every kind
+    of fault and every mechanism (replays, hedges, fences, …) occurred. The last line has counts.
     """
     if with_mutants:
         ok = _mutants(seed, seeds or MUTANT_SEEDS, json_file)
@@ -64,7 +73,7 @@ def _seeds(first: int, count: int, trace: bool, jobs: int | None, json_file: Pat
     if len(totals.failures) > _SHOWN_FAILURES:
         click.echo(f"… and {len(totals.failures) - _SHOWN_FAILURES} more seeds failed")
     for name in totals.idle():
-        click.echo(f"in {count} seeds there was not one: {name}")
+        click.echo(f"never occurred in {count} seeds: {name}")
     if json_file is not None:
         json_file.write_text(json.dumps(totals.as_json(), indent=1) + "\n")
     click.echo(totals.summary())
@@ -83,7 +92,7 @@ def _mutants(first: int, count: int, json_file: Path | None) -> bool:
     library = mutants.build()
     sound = mutants.judge(library, mutants.SOUND, first, SOUND_SEEDS)
     if sound.text != "nothing was noticed":
-        click.echo(f"without a planted bug, seed {sound.seed}: {sound.text}")
+        click.echo(f"fails without a planted bug: seed {sound.seed}: {sound.text}")
         return False
     verdicts = []
     for verdict in mutants.judge_all(library, first, count):

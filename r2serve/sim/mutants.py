@@ -1,7 +1,7 @@
-"""Planted bugs: each must be caught by an invariant, else the simulator's checks prove nothing.
+"""Planted bugs (mutants), which test the simulator's checks: an invariant must catch each bug.
 
-They are compiled into a build of their own, which this module makes in ``build/mutants`` of the
-source tree.  Each bug runs in a process of its own, so that one that crashes shows as a crash.
+A separate build of the core, in ``build/mutants`` of the source tree, contains the bugs. Each bug
+runs in a separate process, so that a crash is reported as the result of the bug.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _INVARIANT = re.compile(r"I[1-7]: ")
 
 @dataclass(frozen=True)
 class MutantResult:
-    """What became of one planted bug."""
+    """Result of a planted bug."""
 
     name: str
     caught: bool
     seed: int
-    """That caught it, or the last one tried."""
+    """Seed of the violation; without violation the last seed, after a crash the first seed."""
     text: str
-    """The violated invariant, or what happened instead."""
+    """The violated invariant, or the reason why the bug counts as not caught."""
 
 
 def build() -> Path:
-    """Compile the core with its mutants; quick when nothing has changed.
+    """Compiles the core with its mutants, and returns the library; fast if nothing has changed.
 
     Raises:
-        click.ClickException: there are no sources, or they do not compile.
+        click.ClickException: no source tree, a missing tool, or an error of the compiler.
     """
     if not (SOURCES / "CMakeLists.txt").is_file():
         raise click.ClickException(
-            f"--mutants compiles the core, and {SOURCES} is no source tree: "
-            "run it from a clone of the repository"
+            f"--mutants compiles the core, but {SOURCES} is no source tree: must be run from a "
+            "clone of the repository"
         )
     options = ["-DR2CCL_MUTANTS=ON", "-DR2CCL_KERNELS=OFF"]
     options.append("-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -DNDEBUG")
@@ -62,26 +62,31 @@ def build() -> Path:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError as error:
-            raise click.ClickException(f"--mutants needs {error.filename}") from None
+            raise click.ClickException(
+                f"--mutants needs {error.filename}, which is not installed"
+            ) from None
         if done.returncode != 0:
             raise click.ClickException(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
     return next(FOLDER.glob("_core*.so"))
 
 
 def load(library: Path) -> ModuleType:
-    """The core of another build, beside this process's own."""
+    """Loads the core of another build, beside the core of this process."""
     loader = importlib.machinery.ExtensionFileLoader("_core", str(library))
     spec = importlib.util.spec_from_loader("_core", loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    with warnings.catch_warnings():  # its classes are there already, under the same names
+    with warnings.catch_warnings():  # this process's core has registered the same class names
         warnings.simplefilter("ignore", RuntimeWarning)
         loader.exec_module(module)
     return module
 
 
 def hunt(library: Path, mutant: str, first: int, count: int) -> dict[str, Any]:
-    """Run seeds until one breaks an invariant: in this process, which may die of it."""
+    """Runs seeds in this process, which a mutant may crash, until an invariant breaks.
+
+    Returns the seed and the violation; an empty violation and the last seed if none broke.
+    """
     core = load(library)
     for seed in range(first, first + count):
         violations = core.simulate(seed, mutant)["violations"]
@@ -91,7 +96,10 @@ def hunt(library: Path, mutant: str, first: int, count: int) -> dict[str, Any]:
 
 
 def judge(library: Path, mutant: str, first: int, count: int) -> MutantResult:
-    """One planted bug (or :data:`SOUND`) against the seeds."""
+    """Runs the seeds with a planted bug, or :data:`SOUND`, in a child process.
+
+    A violation counts only if the same seed passes without the bug.
+    """
     code = "import sys, json; from r2serve.sim import mutants; mutants.main(sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", code, str(library), mutant, str(first), str(count)],
@@ -108,17 +116,18 @@ def judge(library: Path, mutant: str, first: int, count: int) -> MutantResult:
         without = judge(library, SOUND, found["seed"], 1)
         if without.text != "nothing was noticed":
             return MutantResult(
-                mutant, False, found["seed"], f"fails without it, too: {without.text}"
+                mutant, False, found["seed"], f"fails without the bug, too: {without.text}"
             )
     return MutantResult(mutant, caught, found["seed"], text)
 
 
 def main(arguments: list[str]) -> None:
+    """Runs :func:`hunt` in the child process of :func:`judge`, and prints the result as JSON."""
     library, mutant, first, count = arguments
     click.echo(json.dumps(hunt(Path(library), mutant, int(first), int(count))))
 
 
 def judge_all(library: Path, first: int, count: int) -> Iterator[MutantResult]:
-    """Every planted bug."""
+    """Yields the result of every planted bug."""
     for mutant in load(library).mutants():
         yield judge(library, mutant, first, count)

@@ -1,1 +1,1 @@
-"""What this node has to carry rails with, and what would keep them from working."""
+"""Topology of this node for rails, and problems that prevent rails from working."""

@@ -1,4 +1,4 @@
-"""What the doctor's checks look at, and what they find."""
+"""Inputs and findings of the doctor's checks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
 
 @dataclass(frozen=True)
 class Finding:
+    """A result of a check; ``fix`` is a command or an advice, empty if nothing is to do."""
+
     level: str
-    """``failure``: a rail cannot work; ``warning``: it may not, or not well."""
+    """``failure``: a rail cannot work; ``warning``: a rail may fail, or perform badly; ``note``:
+    information; ``ok``: the check found no problem."""
     check: str
     text: str
     fix: str = ""
@@ -25,23 +28,23 @@ class Finding:
 
 @dataclass(frozen=True)
 class Patient:
-    """What the checks look at; tests make their own."""
+    """Input of all checks: the node and its environment."""
 
     node: Node
     config: Config
     memlock_bytes: int
-    """-1: no limit."""
+    """Limit on locked memory; -1: no limit."""
     uverbs: tuple[Path, ...]
     modules: frozenset[str]
     rules: Rules
-    """Of the packet filter."""
+    """Rules of the packet filter."""
     pfc: Callable[[str], str]
-    """What ``dcb pfc show`` says of an interface; empty: it cannot be asked."""
+    """Returns the output of ``dcb pfc show`` for an interface; empty: no output available."""
     arp_ignore: Callable[[str], int]
     pyverbs: str = "ok"
-    """``ok``, or why it cannot be loaded."""
+    """``ok``, or the reason why pyverbs cannot be loaded."""
     peer: Peer | None = None
-    """Another node, whose ports are to make rails with this one's."""
+    """Another node, for checks of rails between both nodes."""
 
     @property
     def rails(self) -> list[Nic]:

@@ -1,4 +1,4 @@
-"""What would keep rails from working on this node, and how to mend it."""
+"""Checks of this node for problems that prevent rails from working, with fixes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from r2serve.topo.peer import Peer
 
 
 def examine(node: Node, config: Config, other: Peer | None = None) -> list[Finding]:
-    """All findings about this machine and its rails to ``other``, the worst first."""
+    """Returns all findings about this node and its rails to ``other``, the worst first."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     patient = Patient(
         node=node,
@@ -33,7 +33,7 @@ def examine(node: Node, config: Config, other: Peer | None = None) -> list[Findi
 
 
 def judge(patient: Patient) -> list[Finding]:
-    """The findings of every check; one that found nothing to say is ``ok``."""
+    """Returns the findings of every check; a check without findings yields ``ok``."""
     worst = [FAILURE, WARNING, NOTE, OK]
     found = []
     for name, check in CHECKS.items():
@@ -42,7 +42,7 @@ def judge(patient: Patient) -> list[Finding]:
     return sorted(found, key=lambda finding: worst.index(finding.level))
 
 
-# ---- the checks ---------------------------------------------------------------------------------
+# ---- the checks ----
 
 
 def rails_exist(patient: Patient) -> Iterator[Finding]:
@@ -67,13 +67,16 @@ def links_are_up(patient: Patient) -> Iterator[Finding]:
             yield Finding(FAILURE, "link", f"{nic.name} is down", f"ip link set {nic.name} up")
         elif not nic.carrier:
             yield Finding(
-                FAILURE, "link", f"{nic.name} has no carrier", "look at its cable and switch port"
+                FAILURE,
+                "link",
+                f"{nic.name} has no carrier",
+                "check cable, transceiver and switch port",
             )
         elif "verbs" in nic.kind and nic.rdma_state != "ACTIVE":
             yield Finding(
                 FAILURE,
                 "link",
-                f"{nic.rdma} of {nic.name} is {nic.rdma_state}",
+                f"{nic.rdma} of {nic.name} is {nic.rdma_state}: must be ACTIVE",
                 "InfiniBand: is a subnet manager running? RoCE: is the interface up?",
             )
 
@@ -85,28 +88,28 @@ def library_loads(patient: Patient) -> Iterator[Finding]:
     yield Finding(
         FAILURE if patient.config.rdma == "require" else WARNING,
         "libibverbs",
-        f"{patient.node.libibverbs}; without it {', '.join(needed) or 'rails'} cannot carry verbs",
-        "install it: libibverbs1 and ibverbs-providers (Debian, Ubuntu), libibverbs (RHEL)",
+        f"{patient.node.libibverbs}; without it {', '.join(needed) or 'rails'} cannot use verbs",
+        "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or libibverbs (RHEL)",
     )
 
 
 def rdma_is_used(patient: Patient) -> Iterator[Finding]:
-    """The engine and ``topo`` go by the same rule: :func:`r2serve.ports.rdma.carrier_of`."""
+    """Applies the rule of the engine and of ``topo``: :func:`r2serve.ports.rdma.carrier_of`."""
     node, required = patient.node, patient.config.rdma == "require"
     for nic in patient.rails:
         if not nic.why_tcp or not (required or (nic.rdma and patient.config.rdma == "auto")):
             continue
         if node.libibverbs != "ok" and node.libibverbs in nic.why_tcp:
-            continue  # said of the library
+            continue  # the check of the library reports this
         yield Finding(
             FAILURE if required else WARNING,
             "RDMA",
-            f"rails of {nic.name} go over TCP: {nic.why_tcp}"
+            f"rails of {nic.name} use TCP: {nic.why_tcp}"
             + (", and R2CCL_RDMA is 'require'" if required else ""),
-            "RoCE: the rail's address has to be one of the device's GIDs; a container needs the "
+            "RoCE: the rail's address must be a GID of the device; a container needs the "
             "device of its own interface, or R2CCL_GID_INDEX"
             if "GID" in nic.why_tcp
-            else "mend what keeps the device from being used, or set R2CCL_RDMA=auto for TCP",
+            else "fix the reason above, or set R2CCL_RDMA=auto for TCP",
         )
 
 
@@ -133,7 +136,7 @@ def kernel_modules(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             FAILURE,
             "kernel module",
-            "there are RDMA devices and no /dev/infiniband/uverbs*",
+            "RDMA devices exist, but no /dev/infiniband/uverbs*",
             "modprobe ib_uverbs; in a container: pass /dev/infiniband in",
         )
     for path in patient.uverbs:
@@ -141,16 +144,16 @@ def kernel_modules(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 FAILURE,
                 "permission",
-                f"{path} cannot be opened",
-                "run with access to it (group rdma, or the container's device list)",
+                f"{path} cannot be opened for reading and writing",
+                "run with access to the device (group rdma, or the container's device list)",
             )
 
 
 def memory_may_be_locked(patient: Patient) -> Iterator[Finding]:
     config = patient.config
-    # Also where the limit is why rails go over TCP.
+    # A low limit may be the reason why rails use TCP, so RDMA devices count, not verbs rails.
     rails = [nic for nic in patient.rails if nic.rdma]
-    # Slots and staging of one communicator with one peer, and the rings of each rail.
+    # Slots and staging of a communicator with a single peer, and the rings of each rail.
     slots = config.slots + config.spare_slots
     wanted = slots * (config.slot_bytes + min(config.staging_bytes, config.slot_bytes))
     wanted += len(rails) * (1024**2 + 8 * config.chunk_bytes)
@@ -160,9 +163,9 @@ def memory_may_be_locked(patient: Patient) -> Iterator[Finding]:
     yield Finding(
         FAILURE if fails else WARNING,
         "memlock limit",
-        f"{patient.memlock_bytes} bytes may be locked; a communicator takes {wanted} for each peer",
+        f"{patient.memlock_bytes} bytes may be locked; a communicator needs {wanted} bytes a peer",
         "ulimit -l unlimited (limits.conf: memlock; systemd: LimitMEMLOCK=infinity; "
-        "Kubernetes: the runtime's default limits)",
+        "Kubernetes: the default limits of the container runtime)",
     )
 
 
@@ -172,13 +175,11 @@ def gids_are_right(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 WARNING,
                 "GID",
-                f"{nic.rdma} uses {nic.gid}, which no router forwards",
-                "prefer RoCE v2: R2CCL_GID_INDEX",
+                f"{nic.rdma} uses {nic.gid}, not routable",
+                "use RoCE v2: R2CCL_GID_INDEX",
             )
         elif "RoCE" in nic.gid and not any(f" {own})" in nic.gid for own in nic.addresses):
-            yield Finding(
-                NOTE, "GID", f"{nic.rdma} uses {nic.gid}, which is no address of {nic.name}"
-            )
+            yield Finding(NOTE, "GID", f"{nic.rdma} uses {nic.gid}, not an address of {nic.name}")
 
 
 def gpus_have_buffers(patient: Patient) -> Iterator[Finding]:
@@ -187,8 +188,8 @@ def gpus_have_buffers(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "GPU",
-            f"there are GPUs, and the driver shows none: {node.cuda}",
-            "install NVIDIA's driver, or name its library in R2CCL_CUDA_LIBRARY",
+            f"GPUs exist, but the driver shows none: {node.cuda}",
+            "install NVIDIA's driver, or set R2CCL_CUDA_LIBRARY to the driver's library",
         )
     for gpu in node.gpus:
         if not gpu.buffers:
@@ -196,7 +197,7 @@ def gpus_have_buffers(patient: Patient) -> Iterator[Finding]:
                 WARNING,
                 "GPU",
                 f"gpu{gpu.index} ({gpu.name}) cannot be used: {gpu.why_not}",
-                "install r2serve again where nvcc is in PATH" if "nvcc" in gpu.why_not else "",
+                "install r2serve again with nvcc in PATH" if "nvcc" in gpu.why_not else "",
             )
         else:
             yield Finding(
@@ -209,13 +210,13 @@ def gpus_have_buffers(patient: Patient) -> Iterator[Finding]:
 
 
 _DIRECT_FIXES = {
-    "whose driver takes none": "the NIC's driver has to take dma-bufs (mlx5: Linux 5.12 or later)",
-    "rdma-core 34": "rdma-core 34 or later",
+    "whose driver takes none": "the NIC's driver must support dma-bufs (mlx5: Linux 5.12 or later)",
+    "rdma-core 34": "install rdma-core 34 or later",
     "no memory out as a dma-buf": "NVIDIA's open kernel modules (driver 515 or later, Linux 5.12 "
-    "or later) give memory out as dma-bufs; nvidia_peermem is not used",
-    "R2CCL_CHECKSUM": "unset R2CCL_CHECKSUM, if what it protects from is not to be feared",
+    "or later) export memory as dma-bufs; nvidia_peermem is not used",
+    "R2CCL_CHECKSUM": "unset R2CCL_CHECKSUM, unless bit errors on the path are a concern",
 }
-"""What helps, by a part of why buffers are not in the GPU's own memory; the first that fits."""
+"""Fixes by a part of the reason why buffers are not in GPU memory; the first match counts."""
 
 
 def pyverbs_works(patient: Patient) -> Iterator[Finding]:
@@ -225,18 +226,18 @@ def pyverbs_works(patient: Patient) -> Iterator[Finding]:
             NOTE,
             "pyverbs",
             f"cannot be loaded: {patient.pyverbs}. Firmware and MTU of devices are not shown; "
-            "serving does not need it",
-            "apt-get install python3-pyverbs, which fits the distribution's own Python; PyPI's "
-            "pyverbs is compiled here, with Cython before 3.1 and the headers of rdma-core, and "
-            "works only with the rdma-core of its own version",
+            "serving works without pyverbs",
+            "apt-get install python3-pyverbs, for the distribution's own Python. PyPI's pyverbs "
+            "needs Cython before 3.1 and the headers of rdma-core for compilation, and works only "
+            "with the rdma-core of the same version",
         )
     for nic in nics:
         if error := (nic.verbs or {}).get("error"):
             yield Finding(
                 WARNING,
                 "pyverbs",
-                f"{nic.rdma} does not say what it is: {error}",
-                f"try `ibv_devinfo -d {nic.rdma.partition(':')[0]}`: other findings may say why",
+                f"{nic.rdma} cannot be queried: {error}",
+                f"try `ibv_devinfo -d {nic.rdma.partition(':')[0]}`, and see the other findings",
             )
 
 

@@ -1,7 +1,7 @@
-"""Whether the packet filter of this node lets rails through, by the rules as ``nft -j`` has them.
+"""Simulation of the node's packet filter for rail traffic, on rules as listed by ``nft -j``.
 
-A rail's first packet is led through the rules of each chain.  Where they ask for what is not known
-here (an address set, a mark, a rate) the answer is that they may drop it.
+A rail's first packet passes through the rules of each chain. Some rules depend on facts unknown
+here (an address set, a mark, a rate); such rules count as a possible drop.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from r2serve.topo import system
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Known = bool | None
-"""None: that depends on what is not known here."""
+"""A truth value; None: depends on unknown facts."""
 Fact = str | tuple[int, int] | None
-"""A word, or the first and last of the numbers that it may be; None: not known."""
+"""A word, or the first and last number of a range; None: unknown."""
 
 _OPEN_PORTS = (1024, 65535)
-"""Where rails come from."""
+"""Range of source ports of rails."""
 _DEEPEST = 16
+"""Deepest nesting of jumps followed."""
 _NO_MATCH = ("counter", "log", "mangle", "notrack")
-"""Statements that leave it to the rest of the rule what becomes of the packet."""
+"""Statements without influence on the verdict of a rule."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """All rules of this network namespace."""
+    """All packet-filter rules of this network namespace."""
 
     nft: tuple[dict[str, Any], ...] | None
-    """None: they cannot be read."""
+    """Rules of nftables; None: not readable."""
     why_not: str = ""
     legacy: str = ""
-    """What ``iptables-legacy -S`` says, whose rules nft does not show; empty: there are none."""
+    """Output of ``iptables-legacy -S``, as nft does not list legacy rules; empty: no rules."""
     ports: tuple[int, int] = (32768, 60999)
-    """Where TCP rails listen."""
+    """Range of listening ports of TCP rails."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """First packets of rails of one NIC, in one direction."""
+    """First packets of a NIC's rails in one direction."""
 
     hook: str
     """``input`` or ``output``."""
     nic: str
     protocol: str
     ports: tuple[int, int]
-    """Where to."""
+    """Range of destination ports."""
     local: Network
-    """The address of the NIC alone."""
+    """Address of the NIC, as a network of a single address."""
     peers: Network | None
-    """None: not known."""
+    """Network of the peers; None: unknown."""
 
     def __str__(self) -> str:
         port = f" port {self.ports[0]}" if self.ports[0] == self.ports[1] else ""
@@ -65,7 +66,7 @@ class Traffic:
 
 
 def read() -> Rules:
-    """The rules that hold here."""
+    """Reads the current rules of this network namespace."""
     told = system.ask("nft", "-j", "list", "ruleset")
     ports = system.local_ports()
     if told.why_not:
@@ -74,7 +75,10 @@ def read() -> Rules:
 
 
 def _legacy() -> str:
-    """To ask iptables-legacy where it has no table would make one."""
+    """Returns the legacy rules; runs iptables-legacy only where a table exists.
+
+    iptables-legacy would create a missing table.
+    """
     try:
         tables = Path("/proc/net/ip_tables_names").read_text().split()
     except OSError:
@@ -83,7 +87,7 @@ def _legacy() -> str:
 
 
 def dropped(rules: Rules, traffic: Traffic) -> Iterator[tuple[str, bool]]:
-    """The chains that drop or reject such packets, and whether that is certain."""
+    """Yields chains that drop or reject the traffic, and whether the drop is certain."""
     tables: dict[tuple[str, str], _Table] = defaultdict(_Table)
     for entry in rules.nft or ():
         [(kind, body)] = entry.items()
@@ -104,7 +108,7 @@ def dropped(rules: Rules, traffic: Traffic) -> Iterator[tuple[str, bool]]:
 
 
 def dropped_by_legacy(rules: Rules) -> tuple[list[str], bool]:
-    """Rules of iptables-legacy that drop or reject, and whether one of them drops all."""
+    """Returns legacy rules with drop or reject, and whether a rule drops all traffic."""
     found = re.findall(
         r"^-P (?:INPUT|OUTPUT) DROP$|^-A (?:INPUT|OUTPUT) .*-j (?:DROP|REJECT).*$",
         rules.legacy,
@@ -113,10 +117,11 @@ def dropped_by_legacy(rules: Rules) -> tuple[list[str], bool]:
     return found, any(rule.split()[0] == "-P" or rule.split()[2] == "-j" for rule in found)
 
 
-# ---- a packet's way through a chain -------------------------------------------------------------
+# ---- a packet's way through a chain ----
 
 
 def _both(one: Known, other: Known) -> Known:
+    """Returns whether both hold."""
     if one is False or other is False:
         return False
     return None if one is None or other is None else True
@@ -125,17 +130,20 @@ def _both(one: Known, other: Known) -> Known:
 @dataclass(frozen=True)
 class _Table:
     rules: dict[str, list[list[dict[str, Any]]]] = field(default_factory=lambda: defaultdict(list))
-    """Of each chain."""
+    """Rules of each chain."""
     sets: dict[str, list[Any]] = field(default_factory=dict)
-    """What each named set or map has now."""
+    """Current elements of each named set or map."""
 
 
 @dataclass(frozen=True)
 class _Walk:
+    """The way of a packet through the chains of a table."""
+
     traffic: Traffic
     table: _Table
 
     def is_dropped(self, chain: str, policy: str) -> Known:
+        """Whether the chain drops the packet; ``policy`` applies at the end of the chain."""
         may_accept = may_drop = False
         for certain, accepts in [*self._verdicts(chain, True, 0), (True, policy == "accept")]:
             if certain and accepts:
@@ -147,7 +155,10 @@ class _Walk:
         return None
 
     def _verdicts(self, chain: str, reached: Known, depth: int) -> Iterator[tuple[Known, bool]]:
-        """Whether the packet comes to each verdict, and whether that accepts it."""
+        """Yields for each verdict whether the packet reaches it (None: unknown), and its effect.
+
+        The effect is True for accept, False for drop and reject.
+        """
         if depth > _DEEPEST:
             return
         for rule in self.table.rules.get(chain, ()):
@@ -160,12 +171,12 @@ class _Walk:
                 elif verdict in ("jump", "goto"):
                     yield from self._verdicts(target, certain, depth + 1)
                 if verdict != "jump" and holds:
-                    return  # the packet does not come to the next rule
+                    return  # the packet does not reach the next rule
                 if verdict in ("goto", "return"):
                     reached = None
 
     def _outcomes(self, rule: list[dict[str, Any]]) -> Iterator[tuple[Known, str, str]]:
-        """The verdicts of a rule, each with where it leads and whether it is for the packet."""
+        """Yields whether the rule matches (None: unknown), the verdict, and the jump's target."""
         holds: Known = True
         for statement in rule:
             name, body = next(iter(statement.items()))
@@ -177,7 +188,7 @@ class _Walk:
                 yield holds, name, ""
             elif name in ("jump", "goto"):
                 yield holds, name, body["target"]
-            elif name == "xt":  # an extension of iptables, of which only the name is told
+            elif name == "xt":  # an extension of iptables; nft lists only the name
                 if isinstance(body, dict) and body.get("name") in ("DROP", "REJECT"):
                     yield holds, "drop", ""
                 holds = _both(holds, None)
@@ -191,7 +202,7 @@ class _Walk:
             yield _both(holds, matches), name, to["target"] if to else ""
 
     def _elements(self, of: Any) -> list[Any] | None:
-        """What a set holds, one with a name or one in a rule; None: it is no set."""
+        """Returns the elements of a named set or a set in a rule; None: not a set."""
         if isinstance(of, str) and of.startswith("@"):
             return self.table.sets.get(of[1:], [{"unknown": of}])
         if isinstance(of, dict):
@@ -213,10 +224,10 @@ class _Walk:
         return what.get("protocol", "th") not in here
 
     def _fact(self, kind: str, what: Any) -> Fact:
-        """Of the packet; None: not known."""
+        """Returns a fact about the packet; None: unknown."""
         traffic, comes_in = self.traffic, self.traffic.hook == "input"
         newer = traffic.local.version == 6
-        if kind == "ct":  # of a new connection, whose address nobody translated
+        if kind == "ct":  # a new connection without address translation
             return {"state": "new", "status": "", "direction": "original"}.get(what.get("key", ""))
         if kind == "meta":
             facts: dict[str, str] = {
@@ -243,7 +254,7 @@ class _Walk:
         return found.get(what.get("field", ""))
 
     def _is_in(self, fact: Fact, right: Any) -> Known:
-        """Whether a fact is what a rule asks for: a value, a range, a prefix or a set of them."""
+        """Whether a fact matches a rule's operand: a value, range, prefix or set of these."""
         elements = right if isinstance(right, list) else self._elements(right)
         if elements is not None:
             known = [self._is_in(fact, each) for each in elements]
@@ -261,7 +272,7 @@ class _Walk:
 
 
 def _span(of: Any) -> tuple[int, int] | None:
-    """The first and last number of a port, an address, a prefix or a range; None: it is none."""
+    """Returns the first and last number of a port, address, prefix or range, or None."""
     try:
         if isinstance(of, dict) and "range" in of:
             first, last = map(_span, of["range"])

@@ -1,4 +1,4 @@
-"""The GPUs of this node, and where the buffers of their collectives are."""
+"""GPUs of this node, and the memory of their collectives' buffers."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from r2serve.errors import R2cclError
 OLDEST = (8, 0)
 """Compute capability of the oldest GPU with all instructions of the kernels."""
 NO_KERNELS = "this build of r2serve has no GPU kernels: install r2serve where nvcc is in PATH"
-HOST_ASSISTED = "pinned memory of the host"
-DIRECT = "the GPU's own memory (GPUDirect)"
+HOST_ASSISTED = "pinned host memory"
+DIRECT = "GPU memory (GPUDirect)"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """As the CUDA driver numbers and describes it."""
+    """A GPU with the CUDA driver's index and description."""
 
     index: int
     name: str
     compute_capability: str
     dma_buf: bool
-    """Its memory can be given to a NIC as a dma-buf."""
+    """True: a NIC can register the GPU's memory as a dma-buf."""
     buffers: str
-    """Where collectives are staged; empty: nowhere."""
+    """Memory for staging of collectives; empty: none, so the GPU cannot be used."""
     why_not: str
-    """Why there are none; else why what is large is not in the GPU's own memory; empty: it is."""
+    """Reason for missing buffers, or for buffers in host memory; empty: buffers in GPU memory."""
 
 
 def look(config: Config, rdma: Sequence[str] = ()) -> tuple[tuple[Gpu, ...], str]:
-    """All GPUs that the driver shows, and ``ok`` or why there is no driver.
+    """Returns all GPUs of the driver, and ``ok`` or the reason for a missing driver.
 
     Args:
         rdma: names of the RDMA devices of this node's rails.
@@ -45,7 +45,7 @@ def look(config: Config, rdma: Sequence[str] = ()) -> tuple[tuple[Gpu, ...], str
 
 
 def too_old(major: int, minor: int) -> str:
-    """Words about a GPU of a compute capability below :data:`OLDEST`; empty: it is not below."""
+    """Returns an error text for a compute capability below :data:`OLDEST`; else empty."""
     if (major, minor) >= OLDEST:
         return ""
     right = ".".join(map(str, OLDEST))
@@ -71,7 +71,7 @@ def _gpu(index: int, of: dict[str, str | int], config: Config, rdma: Sequence[st
 
 
 def _why_not_direct(index: int, config: Config, rdma: Sequence[str]) -> str:
-    """As ranks of this node find out when they start; the peers' ends are not asked."""
+    """Returns the reason why this node cannot use GPUDirect, else empty; ignores the peers."""
     if config.gpu_direct == "off":
         return "gpu_direct is off (R2CCL_GPU_DIRECT)"
     if config.checksum:

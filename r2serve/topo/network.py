@@ -1,4 +1,4 @@
-"""The doctor's checks of networks: MTU, ARP, flow control, the packet filter, the peer's ports."""
+"""The doctor's checks of networks: MTU, ARP, PFC, packet filter, and the peer's ports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from r2serve.topo.node import Nic
 from r2serve.topo.peer import pairs
 
 _ROCE_HEADERS = 100
-"""Bytes of a RoCE v2 packet beside its payload, rounded up: IPv6, UDP, transport, checksums."""
+"""Bytes of RoCE v2 headers and checksums in a packet, rounded up: IPv6, UDP, transport."""
 
 
 def mtus_agree(patient: Patient) -> Iterator[Finding]:
@@ -23,8 +23,8 @@ def mtus_agree(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "MTU",
-            "rails differ: " + ", ".join(f"{nic.name} {nic.mtu}" for nic in rails),
-            "set them alike, on the peers and on the switches too",
+            "MTUs of rails differ: " + ", ".join(f"{nic.name} {nic.mtu}" for nic in rails),
+            "set the same MTU on all rails, peers and switches",
         )
     for nic in patient.verbs_rails:
         active = (nic.verbs or {}).get("active_mtu", 0)
@@ -33,13 +33,13 @@ def mtus_agree(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 WARNING,
                 "MTU",
-                f"{nic.rdma} sends packets of {active} bytes and could send {most}",
-                f"ip link set {nic.name} mtu {most + _ROCE_HEADERS} or more, all along the path",
+                f"{nic.rdma} sends packets of {active} bytes; {most} bytes are possible",
+                f"ip link set {nic.name} mtu {most + _ROCE_HEADERS} or more, on the whole path",
             )
 
 
 def nics_answer_for_themselves(patient: Patient) -> Iterator[Finding]:
-    """Of several NICs in one network Linux answers ARP with any."""
+    """Reports NICs in the same network if Linux answers ARP for a NIC on another NIC."""
     by_network: dict[str, list[Nic]] = defaultdict(list)
     for nic in patient.rails:
         if nic.network:
@@ -51,9 +51,10 @@ def nics_answer_for_themselves(patient: Patient) -> Iterator[Finding]:
                 WARNING,
                 "ARP",
                 f"{', '.join(nic.name for nic in nics)} are all in {network}, and "
-                f"{', '.join(loose)} answer for each other: a rail may run over another's NIC",
+                f"{', '.join(loose)} answer ARP for the others' addresses: traffic may use the "
+                "wrong NIC",
                 "sysctl net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2, or a "
-                "network for each rail",
+                "separate network for each rail",
             )
 
 
@@ -63,19 +64,19 @@ def flow_control_is_known(patient: Patient) -> Iterator[Finding]:
             continue
         told = patient.pfc(nic.name)
         if not _flow_controlled(told):
-            known = "is off" if told else "is not known"
+            known = "is off" if told else "is unknown"
             yield Finding(
                 NOTE,
                 "PFC",
-                f"priority flow control of {nic.name} {known}; RoCE loses packets without it, "
-                "which costs time and no data",
-                f"dcb pfc show dev {nic.name}; then R2CCL_TRAFFIC_CLASS and R2CCL_SERVICE_LEVEL to "
-                "match it",
+                f"priority flow control of {nic.name} {known}; without PFC, RoCE loses packets, "
+                "which costs time but no data",
+                f"dcb pfc show dev {nic.name}; then set R2CCL_TRAFFIC_CLASS and "
+                "R2CCL_SERVICE_LEVEL accordingly",
             )
 
 
 def _flow_controlled(told: str) -> list[str]:
-    """The priorities that are on in the line ``prio-pfc 0:off 1:off 2:off 3:on …``."""
+    """Returns the enabled priorities in the line ``prio-pfc 0:off 1:off 2:off 3:on …``."""
     priorities = re.search(r"^prio-pfc((?: \d:(?:on|off))+)", told, re.MULTILINE)
     return re.findall(r"(\d):on", priorities[1]) if priorities else []
 
@@ -86,7 +87,7 @@ def firewall_is_open(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             NOTE,
             "firewall",
-            f"its rules cannot be read, so nothing is known of them: {rules.why_not}",
+            f"rules cannot be read, so drops are unknown: {rules.why_not}",
             "run `r2serve doctor` as root, with nftables installed",
         )
     dropped: dict[tuple[str, bool], list[str]] = defaultdict(list)
@@ -103,11 +104,11 @@ def firewall_is_open(patient: Patient) -> Iterator[Finding]:
     if legacy:
         level = WARNING if all_of_it else NOTE
         said = "; ".join(legacy)
-        yield Finding(level, "firewall", f"iptables-legacy may drop what rails need: {said}", fix)
+        yield Finding(level, "firewall", f"iptables-legacy may drop rail traffic: {said}", fix)
 
 
 def _traffic(patient: Patient) -> Iterator[Traffic]:
-    """RDMA NICs ask no packet filter; Soft-RoCE does."""
+    """Yields traffic subject to the packet filter: TCP and Soft-RoCE; RDMA NICs bypass filters."""
     soft = {nic.name for nic in patient.verbs_rails if nic.soft_rdma and "RoCE v2" in nic.gid}
     for end in patient.node.ports:
         own = ipaddress.ip_network(end.address)
@@ -119,14 +120,14 @@ def _traffic(patient: Patient) -> Iterator[Traffic]:
 
 
 def peer_fits(patient: Patient) -> Iterator[Finding]:
-    """Its ports and ours, as they would make rails."""
+    """Checks the rails between this node's ports and the peer's ports."""
     if patient.peer is None:
-        yield Finding(OK, "peer", "not looked at: --peer takes its `r2serve topo --json`")
+        yield Finding(OK, "peer", "not checked: --peer takes the peer's `r2serve topo --json`")
         return
     host, own = patient.peer.host, patient.node.ports
     if not patient.peer.ports:
         yield Finding(
-            FAILURE, "peer", f"{host} has no port for rails", f"see `r2serve doctor` on {host}"
+            FAILURE, "peer", f"{host} has no port for rails", f"run `r2serve doctor` on {host}"
         )
     required = patient.config.rdma == "require"
     for pair in pairs(own, patient.peer.ports):
@@ -138,25 +139,25 @@ def peer_fits(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 FAILURE if required else WARNING,
                 "peer",
-                f"the rail of {rail} goes over TCP: {pair.why_tcp}",
-                "RoCE v1 and v2: R2CCL_GID_INDEX; else put ports of one kind into one network",
+                f"the rail of {rail} uses TCP: {pair.why_tcp}",
+                "RoCE v1 and v2: R2CCL_GID_INDEX; else put ports of the same kind into one network",
             )
         if _differ(pair.own.mtu, pair.other.mtu):
             yield Finding(
                 WARNING,
                 "peer",
                 f"MTUs of {rail} differ: {pair.own.mtu} and {pair.other.mtu}",
-                "set them alike, on the switches between them too",
+                "set the same MTU, on the switches between the ports, too",
             )
         if _differ(pair.own.network, pair.other.network):
             yield Finding(
                 NOTE,
                 "peer",
                 f"{rail} are in different networks, {pair.own.network} and {pair.other.network}",
-                f"see that a router joins them: ping -I {pair.own.device} {pair.other.address}",
+                f"check the route between both: ping -I {pair.own.device} {pair.other.address}",
             )
 
 
 def _differ(one: str | int, other: str | int) -> bool:
-    """Both are known, and not the same."""
+    """Whether both values are known and different."""
     return bool(one and other) and one != other

@@ -1,4 +1,4 @@
-"""This node's NICs: what each is, whether it is a rail, and the failover chain of each rank."""
+"""NICs of this node: properties, rails, and the failover chain of each rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NET = Path("/sys/class/net")
 
 @dataclass(frozen=True)
 class Nic:
-    """A network interface that could be or is a rail."""
+    """A network interface: a rail, or a possible rail."""
 
     name: str
     addresses: tuple[str, ...]
@@ -35,27 +35,27 @@ class Nic:
     carrier: bool
     mtu: int
     gbit_s: float
-    """0: the driver does not tell."""
+    """Link speed in Gbit/s; 0: not reported by the driver."""
     driver: str
     pci: str
     numa_node: int
     rdma: str
-    """Its RDMA port, as ``mlx5_0:1``; empty: none."""
+    """RDMA port of the NIC, as ``mlx5_0:1``; empty: none."""
     rdma_state: str
     gid: str
-    """The GID that its verbs rails use, with index and type; empty: it has none."""
+    """GID of the verbs rails, with index and type; empty: no GID."""
     verbs: dict[str, Any] | None
-    """What pyverbs knows of the device; None: pyverbs is not here, or cannot open it."""
+    """Device properties from pyverbs; None: pyverbs is missing or cannot open the device."""
     rail: str
-    """``rail0``, …; empty: it is none."""
+    """``rail0``, …; empty: the NIC is not a rail."""
     kind: str
-    """Of the rail, as far as this node decides it: ``verbs`` or ``tcp``."""
+    """Kind of the rail as decided by this node alone: ``verbs`` or ``tcp``."""
     why_not: str
-    """Why it is no rail."""
+    """Reason why the NIC is not a rail."""
     why_tcp: str = ""
-    """Why its rails go over TCP."""
+    """Reason why rails of the NIC use TCP."""
     soft_rdma: bool = False
-    """Its RDMA device is software (Soft-RoCE), whose packets pass the packet filter."""
+    """True: the RDMA device is software (Soft-RoCE); packets pass through the packet filter."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class ChainHop:
 
 @dataclass(frozen=True)
 class Chain:
-    """The rails as a rank would leave one for the next: nearer first, then faster.
+    """The order of rails in a rank's failover: near rails first, then fast rails.
 
-    Advice, as things are before anything has been sent: the core goes by what it measures.
+    The order is an estimate; at run time the core chooses rails by measured round trips and rates.
     """
 
     rank: str
@@ -81,29 +81,31 @@ class Chain:
 
 @dataclass(frozen=True)
 class Node:
+    """This node, as shown by ``r2serve topo``."""
+
     host: str
     nics: tuple[Nic, ...]
     chains: tuple[Chain, ...]
     libibverbs: str
-    """``ok``, or why it cannot be used."""
+    """``ok``, or the reason why libibverbs cannot be used."""
     gpus: tuple[Gpu, ...] = ()
     cuda: str = ""
-    """``ok``, or why there is no driver."""
+    """``ok``, or the reason why there is no CUDA driver."""
     ports: tuple[End, ...] = ()
-    """The rails' ports, in rail order, as a peer needs to know them."""
+    """Ports of the rails in rail order, with the information needed by a peer."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def look(config: Config, management_address: str | None = None) -> Node:
-    """This node under this configuration.
+    """Describes this node under a configuration.
 
     Args:
-        management_address: as of ``Communicator.from_group``.
+        management_address: see ``Communicator.from_group``.
 
     Raises:
-        ConfigError: ``R2CCL_RAILS`` or ``R2CCL_MANAGEMENT`` does not fit it.
+        ConfigError: ``R2CCL_RAILS`` or ``R2CCL_MANAGEMENT`` does not fit this node.
     """
     all_rdma = list_ports()
     rdma = all_rdma if config.rdma != "off" else []
@@ -133,7 +135,7 @@ def _is_rail(interface: Interface, ports: Sequence[Port]) -> bool:
 
 
 def _carriers(ports: Sequence[Port], config: Config) -> list[Carrier]:
-    """What an engine would carry each port's rails by: one is asked, if there is an RDMA device."""
+    """Returns the transport of each port; a temporary engine tests RDMA devices, if any."""
     unseen = replace(config, journal_dir="", fault_file="", drills=False)
     with ExitStack() as afterwards:
 
@@ -204,7 +206,7 @@ def _end(port: Port, carrier: Carrier, nics: Sequence[Nic]) -> End:
 
 
 def _chains(nics: Sequence[Nic]) -> tuple[Chain, ...]:
-    """Of each GPU; of each NUMA node with a NIC where there is no GPU."""
+    """Makes a chain for each GPU, or without GPUs for each NUMA node with a NIC."""
     rails = [nic for nic in nics if nic.rail]
     functions = pci.gpus()
     if functions:
@@ -233,7 +235,7 @@ def _chain(rank: str, at: Function | None, numa_node: int, rails: Sequence[Nic])
 
 
 def _number(path: Path) -> int:
-    """An attribute; 0 where the driver has none."""
+    """Reads a numeric attribute; returns 0 if the driver does not provide the attribute."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Where PCI functions are, and how far apart, from sysfs."""
+"""PCI functions from sysfs: locations and distances."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ SYSFS = Path("/sys/bus/pci/devices")
 
 
 class Distance(IntEnum):
-    """What lies between two PCI functions, in the words of ``nvidia-smi topo``; nearer is less."""
+    """Distance of two PCI functions, with the names of ``nvidia-smi topo``; small is near."""
 
     PIX = 0
-    """One PCIe switch at most."""
+    """A single PCIe switch, or none, in between."""
     PXB = 1
-    """Several switches."""
+    """Several PCIe switches in between."""
     PHB = 2
-    """The host bridge of one socket."""
+    """The host bridge of a single socket in between."""
     NODE = 3
-    """Several host bridges of one NUMA node."""
+    """Several host bridges of the same NUMA node in between."""
     SYS = 4
-    """Two NUMA nodes, or nobody knows."""
+    """Different NUMA nodes, or unknown."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A PCI function; ``path`` leads from its host bridge to it."""
+    """A PCI function; ``path`` leads from the host bridge to the function."""
 
     address: str
     numa_node: int
@@ -34,7 +34,7 @@ class Function:
 
 
 def function(address: str, sysfs: Path = SYSFS) -> Function | None:
-    """The function of that address; None: there is none."""
+    """Returns the function at an address; None: no such function."""
     directory = sysfs / address
     if not address or not directory.exists():
         return None
@@ -49,7 +49,7 @@ def function(address: str, sysfs: Path = SYSFS) -> Function | None:
 
 
 def distance(one: Function | None, other: Function | None) -> Distance:
-    """From one function to another."""
+    """Returns the distance between two functions; an unknown function is ``SYS`` away."""
     if one is None or other is None:
         return Distance.SYS
     if one.path[0] != other.path[0]:
@@ -62,13 +62,13 @@ def distance(one: Function | None, other: Function | None) -> Distance:
         shared += 1
     if shared == 1:
         return Distance.PHB
-    # Below one switch each has a port of the switch and itself.
+    # Below a common switch, each path has a port of the switch and the function.
     below = max(len(one.path), len(other.path)) - shared
     return Distance.PIX if below <= 2 else Distance.PXB
 
 
 def gpus(sysfs: Path = SYSFS) -> list[Function]:
-    """NVIDIA's display and 3D controllers, in the order of their addresses."""
+    """Returns NVIDIA's display and 3D controllers, ordered by address."""
     found = []
     for directory in sorted(sysfs.glob("*")):
         try:

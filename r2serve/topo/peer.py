@@ -1,4 +1,4 @@
-"""Which ports of this node make rails with which of another one, by what its ``topo`` says."""
+"""Rails between this node and another node, from the other node's ``topo`` output."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from r2serve.ports.pairing import PortInfo, pair_ports, why_tcp
 
 @dataclass(frozen=True)
 class End:
-    """A port of a node that makes rails, with what a peer has to know of it."""
+    """A rail port of a node, with the information needed by a peer."""
 
     rail: str
     device: str
     address: str
     network: str
-    """Empty: not known."""
+    """Network of the address; empty: unknown."""
     verbs_device: str
-    """Empty: its rails go over TCP."""
+    """RDMA device of the rails; empty: rails use TCP."""
     verbs_port: int
     fabric: str
     """``InfiniBand``, ``RoCE v1`` or ``RoCE v2``; empty: TCP."""
     gbit_s: float
-    """0: not known."""
+    """Link speed in Gbit/s; 0: unknown."""
     mtu: int
-    """0: not known."""
+    """MTU in bytes; 0: unknown."""
 
     def info(self) -> PortInfo:
-        """As the engine tells its peers."""
+        """Returns the port as announced to peers by the engine."""
         return PortInfo(
             device=self.device,
             address=self.address,
@@ -57,7 +57,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class PortPair:
-    """A port here and one of the peer that make a rail."""
+    """A local port and a peer's port that form a rail."""
 
     own: End
     other: End
@@ -65,24 +65,24 @@ class PortPair:
     """``verbs`` or ``tcp``."""
     why_tcp: str
     gbit_s: float
-    """Of the slower one; 0: not known of both."""
+    """Speed of the slower port in Gbit/s; 0: unknown for either port."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def read(path: Path) -> Peer:
-    """The peer whose ``r2serve topo --json`` wrote this file.
+    """Reads a peer from a file with the output of ``r2serve topo --json``.
 
     Raises:
-        ConfigError: it did not.
+        ConfigError: the file has other content.
     """
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         return Peer(str(told["host"]), tuple(_end(port) for port in told["ports"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is not what `r2serve topo --json` of this version prints: {error!r}"
+            f"--peer: {path} must be the output of `r2serve topo --json` of this version: {error!r}"
         ) from error
 
 
@@ -94,7 +94,7 @@ def _end(told: Mapping[str, Any]) -> End:
 
 
 def pairs(own: Sequence[End], other: Sequence[End]) -> tuple[PortPair, ...]:
-    """The rails between two nodes; none where one of them has no port."""
+    """Returns the rails between two nodes; no rails if a node has no port."""
     if not own or not other:
         return ()
     mine, theirs = ({end.info(): end for end in ends} for ends in (own, other))

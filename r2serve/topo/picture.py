@@ -1,4 +1,4 @@
-"""A node's rails as a picture: ranks on the left, NICs on the right, near ones with thick lines."""
+"""Picture of a node's rails: ranks on the left, NICs on the right, thick lines to near NICs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ rect{fill:#fff;stroke:#555}.rail rect{stroke:#0a7;stroke-width:2}.down rect{stro
 
 
 def draw(node: Node) -> str:
-    """The node as SVG."""
+    """Returns the node as SVG."""
     rows = max(len(node.nics), len(node.chains), 1)
     height = rows * _ROW + 60
     places = {nic.name: place for place, nic in enumerate(node.nics)}

@@ -1,4 +1,4 @@
-"""Asking commands and kernel tables of this machine; each may be missing or may refuse."""
+"""Queries of commands and kernel tables of this machine; each may be missing or may fail."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ADMINISTRATORS = "/usr/local/sbin:/usr/sbin:/sbin"
-"""Not in the search path of other users everywhere."""
+"""Folders of administration tools, missing from some users' search path."""
 
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """What a command says."""
+    """Output of a command."""
 
     text: str = ""
     why_not: str = ""
-    """Why it says nothing; empty: it went well."""
+    """Reason for missing output; empty: success."""
 
 
 def ask(*command: str) -> CommandOutput:
-    """Run a command that changes nothing."""
+    """Runs a read-only command, for at most 10 s."""
     search = os.pathsep.join((os.environ.get("PATH", os.defpath), _ADMINISTRATORS))
     program = shutil.which(command[0], path=search)
     if program is None:
@@ -40,7 +40,7 @@ def ask(*command: str) -> CommandOutput:
 
 
 def may_lock_anything() -> bool:
-    """The limit on locked memory does not hold for whoever has CAP_IPC_LOCK, as root has."""
+    """Whether this process has CAP_IPC_LOCK, so that no limit on locked memory applies."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> 14 & 1)
@@ -48,7 +48,7 @@ def may_lock_anything() -> bool:
 
 
 def sysctl(nic: str, name: str) -> int:
-    """Of an interface; what holds for all of them counts, too."""
+    """Returns a sysctl of an interface: the higher of the interface's value and ``all``."""
     base = Path("/proc/sys/net/ipv4/conf")
     values = []
     for scope in (nic, "all"):
@@ -60,7 +60,7 @@ def sysctl(nic: str, name: str) -> int:
 
 
 def local_ports() -> tuple[int, int]:
-    """The first and last port of those that the kernel gives to whoever names none."""
+    """Returns the first and last ephemeral port of the kernel."""
     try:
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     except OSError:

@@ -1,4 +1,4 @@
-"""What libibverbs and pyverbs say; either may be missing."""
+"""State of libibverbs and pyverbs; either may be missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MTU = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 
 
 def library_state() -> str:
-    """``ok``, or why the core cannot use libibverbs."""
+    """Returns ``ok``, or the reason why the core cannot use libibverbs."""
     try:
         _core.verbs_devices()
     except R2cclError as error:
@@ -25,12 +25,12 @@ def library_state() -> str:
 
 
 def pyverbs_device() -> ModuleType | None:
-    """The module ``pyverbs.device``: installed here, or the distribution's own."""
+    """Returns the module ``pyverbs.device``, from this environment or from the distribution."""
     return _load_pyverbs()[0]
 
 
 def pyverbs_state() -> str:
-    """``ok``, or why pyverbs cannot be loaded."""
+    """Returns ``ok``, or the reason why pyverbs cannot be loaded."""
     return _load_pyverbs()[1]
 
 
@@ -40,7 +40,7 @@ def _load_pyverbs() -> tuple[ModuleType | None, str]:
         if path and not (Path(path) / "pyverbs").is_dir():
             continue
         if path and path not in sys.path:
-            sys.path.append(path)  # last: nothing here is hidden by it
+            sys.path.append(path)  # last, so that nothing in this environment is hidden
         try:
             return importlib.import_module("pyverbs.device"), "ok"
         except ImportError as error:
@@ -49,7 +49,7 @@ def _load_pyverbs() -> tuple[ModuleType | None, str]:
 
 
 def describe(device: str, port: int) -> dict[str, Any] | None:
-    """Firmware, limits and the port's active MTU, or the ``error``; None without pyverbs."""
+    """Returns firmware, limits and MTUs of the port, or an ``error``; None without pyverbs."""
     module = pyverbs_device()
     if module is None:
         return None

@@ -1,1 +1,1 @@
-"""An hour of faults, compressed, under a served model."""
+"""A model served through a compressed hour of faults."""

@@ -1,4 +1,4 @@
-"""`r2serve demo hour`."""
+"""`r2serve demo hour`: the command line of the hour."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from r2serve.lab.serving.terminal import report_and_exit
     type=click.Choice(["2", "4"]),
     default="2",
     show_default=True,
-    help="Ranks, half of them on each node.",
+    help="Number of ranks, half on each node.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(1, HOUR_S),
     default=HOUR_S,
     show_default=True,
-    help="How much of the hour to play; it is compressed 12:1.",
+    help="Length of the played part, in seconds; the hour is compressed 12:1 into 300 s.",
 )
 @click.option(
-    "--streams", type=click.IntRange(1, 64), default=8, show_default=True, help="Requests at once."
+    "--streams", type=click.IntRange(1, 64), default=8, show_default=True, help="Parallel requests."
 )
-@click.option("--seed", default=0, show_default=True, help="What decides the schedule.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the schedule.")
 @click.option(
-    "--rails", type=click.IntRange(2, 8), default=2, show_default=True, help="Rails of each node."
+    "--rails", type=click.IntRange(2, 8), default=2, show_default=True, help="Rails per node."
 )
 @click.option(
     "--fallback/--no-fallback",
     default=True,
     show_default=True,
-    help="Whether the management NIC serves while no rail is left.",
+    help="Use the management NIC while no rail is left.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the report here.")
 @click.option(
@@ -55,11 +55,11 @@ def command(
     json_path: Path | None,
     keep_logs: Path | None,
 ) -> None:
-    """Play an hour of faults, compressed into five minutes, under a served model.
+    """Serve a model through an hour of faults, compressed into 5 minutes.
 
-    A tiny model is served over two nodes in network namespaces. Streams of greedy requests go on
-    all the while, and each is compared token by token with an undisturbed run. Exit status 0 only
-    if no request was lost, no token is wrong and every fault was noticed.
+    Two nodes in network namespaces serve a tiny model. Streams of greedy requests run throughout;
+    each request is compared token by token with a run without faults. Exit status 0 only if no
+    request is lost, no token is wrong, all rails rejoin, and workers notice each lost rail.
     """
     options = HourOptions(
         tensor_parallel=int(tensor_parallel),

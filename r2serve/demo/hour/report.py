@@ -1,4 +1,4 @@
-"""What the hour of faults found: the JSON report, the table and the last line."""
+"""The report of the hour of faults, as JSON, as tables and as a last line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from r2serve.lab.player import Played
 from r2serve.lab.serving.client import Run
 from r2serve.observe.journal import Event
 
-NO_FAULT = "no fault under way"
+NO_FAULT = "no fault active"
 
 
 @dataclass(frozen=True)
 class WrongRequest:
-    """A request whose tokens are not those of the undisturbed run.
+    """A request with tokens different from the reference run.
 
-    position: of the first one that differs. tokens: how many differ. request: in order of sending.
+    position: first differing token. tokens: number of differing tokens. request: index in order of
+    sending.
     """
 
     request: int
@@ -34,7 +35,7 @@ class WrongRequest:
 
 
 def wrong_requests(reference: Run, run: Run) -> list[WrongRequest]:
-    """Compares each request with its prompt's reference; of a failed one, what it did receive."""
+    """Returns the requests with wrong tokens; for a failed request, only received tokens count."""
     found = []
     for number, got in enumerate(run.requests):
         want = reference.requests[got.prompt].token_ids
@@ -50,7 +51,10 @@ def wrong_requests(reference: Run, run: Run) -> list[WrongRequest]:
 
 @dataclass
 class Outcome:
-    """One fault and what came of it. noticed: by a worker, as a rail that did not stay UP."""
+    """A fault and the consequences. noticed: each faulted rail left UP at a worker.
+
+    stalls_ms: stalls of collectives. gap_ms: longest gap between a client's tokens.
+    """
 
     played: Played
     noticed: bool
@@ -62,9 +66,9 @@ class Outcome:
         where = f"{self.played.label} at {fault.at_s:g} s, node {fault.node}"
         found = []
         if KINDS[fault.kind].leaves_up and not self.noticed:
-            found.append(f"{where}: no worker noticed it")
+            found.append(f"{where}: no worker noticed the fault")
         if self.played.back_ns is None:
-            found.append(f"{where}: the rails did not all come back")
+            found.append(f"{where}: not all rails rejoined")
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +93,7 @@ class Outcome:
 
 @dataclass
 class HourReport:
-    """The whole hour. planned: faults of the schedule. Times in the lists are CLOCK_MONOTONIC."""
+    """Report of the whole hour. planned: faults in the schedule. Times are CLOCK_MONOTONIC."""
 
     mode: str
     seed: int
@@ -120,7 +124,7 @@ class HourReport:
         self.failures = [f"{count} x {text}" for text, count in failed.most_common()]
 
     def add_faults(self, played: Sequence[Played], events: Sequence[Event], run: Run) -> None:
-        """Gives each fault its stalls and gaps. events: oldest first, of all workers."""
+        """Attributes stalls and gaps to faults. events: of all workers, oldest first."""
         self.outcomes = [Outcome(one, was_noticed(one, events)) for one in played]
         self.stalls = stalls_of(events, played)
         for stall in self.stalls:
@@ -150,7 +154,7 @@ class HourReport:
         return max((stall.ms for stall in self.stalls), default=0.0)
 
     def problems(self) -> list[str]:
-        """Why the hour failed; empty when it passed."""
+        """Returns the reasons for a failure of the hour; empty if passed."""
         found = list(self.errors)
         if self.completed == 0:
             found.append("no request was completed")
@@ -180,7 +184,7 @@ class HourReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The report as the --json file has it."""
+        """Returns the content of the --json file."""
         return {
             "mode": self.mode,
             "seed": self.seed,
@@ -214,7 +218,7 @@ class HourReport:
 
 
 def render(report: HourReport, console: Console) -> None:
-    """Prints the tables, what is wrong, and the line that sums it up."""
+    """Prints the tables, the problems and the summary line."""
     console.print(_summary(report))
     if report.outcomes:
         console.print(_fault_table(report))
@@ -229,16 +233,16 @@ def _summary(report: HourReport) -> Table:
     table.add_row("schedule", f"seed {report.seed}, {report.planned} faults, {report.seconds:g} s")
     table.add_row("requests completed", f"{report.completed} of {report.sent}")
     table.add_row("tokens", f"{report.tokens}, {report.wrong_tokens} wrong")
-    table.add_row("worst gap between tokens at a client", f"{report.worst_gap_ms:.0f} ms")
+    table.add_row("worst gap between a client's tokens", f"{report.worst_gap_ms:.0f} ms")
     downs = sum(n for text, n in report.rail_events.items() if "->DOWN" in text)
-    table.add_row("rails gone DOWN, as workers count", str(downs))
-    table.add_row("rails that left UP with no fault under way", str(report.unprovoked))
-    table.add_row("took", f"{report.took_s:.0f} s")
+    table.add_row("transitions to DOWN, all workers", str(downs))
+    table.add_row("transitions from UP without a fault", str(report.unprovoked))
+    table.add_row("duration", f"{report.took_s:.0f} s")
     return table
 
 
 def _fault_table(report: HourReport) -> Table:
-    table = Table(title="by kind of fault", title_justify="left")
+    table = Table(title="faults by kind", title_justify="left")
     table.add_column("fault")
     for name in ("count", "noticed", "stalls", "worst stall ms", "worst client gap ms"):
         table.add_column(name, justify="right")

@@ -1,4 +1,4 @@
-"""Serves a tiny model over two nodes of a lab through an hour of faults, compressed."""
+"""Serves a tiny model over two lab nodes through a compressed hour of faults."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from r2serve.lab.serving.serve import Plan, ServeError, Server, warm_server
 logger = logging.getLogger(__name__)
 
 NODES = 2
-# More prompts than streams, so that who shares a batch with whom changes all the time.
+# More prompts than streams, so that batches change composition all the time.
 PROMPTS_PER_STREAM = 1.5
 WARM_UP_TOKENS = 32
-# A request that lasts as long as this meets a fault more often than not.
+# Requests of this duration usually overlap a fault.
 REQUEST_S = 4.0
 FEWEST_TOKENS, MOST_TOKENS = 16, 240
-# No token of any stream for so long is a hang: twice link_timeout_s, which ends all waits.
+# Time without any token before a hang is declared: twice the default of link_timeout_s.
 HANG_S = 60.0
 COLLECT_S = 2.0
 
 
 @dataclass(frozen=True)
 class HourOptions:
-    """tensor_parallel: 2 or 4 ranks. seconds: how much of the compressed hour to play."""
+    """Options of the hour. tensor_parallel: 2 or 4 ranks. seconds: length of the part to play."""
 
     tensor_parallel: int = 2
     seconds: float = HOUR_S
@@ -52,10 +52,10 @@ class HourOptions:
 
 
 def run_hour(options: HourOptions, progress: Progress) -> HourReport:
-    """Plays the hour and returns its report; what went wrong is in there.
+    """Plays the hour and returns the report, including failures of the run.
 
-    Only an interruption and errors of the machine itself are raised, and ScheduleError if
-    options.seconds or options.rails allow no schedule.
+    Raises ScheduleError if options.seconds or options.rails allow no schedule; otherwise only
+    interruptions and errors of the machine.
     """
     begun = time.monotonic()
     schedule = compressed_hour(options.seed, options.seconds, NODES, options.rails)
@@ -110,12 +110,12 @@ def _serve(
         report.tokens_per_request = request_tokens(
             len(texts), warm.overall_tokens_per_second() / options.streams
         )
-        with progress.step(f"reference: {len(texts)} prompts, undisturbed"):
+        with progress.step(f"reference: {len(texts)} prompts, without faults"):
             reference = server.stream(
                 texts, report.tokens_per_request, "reference", progress.detail
             )
         if reference.failed:
-            report.errors.append(f"{reference.failed} requests of the undisturbed run failed")
+            report.errors.append(f"{reference.failed} requests of the reference run failed")
             return
         title = f"{options.streams} streams through {len(schedule.faults)} faults"
         with progress.step(f"{title} in {options.seconds:g} s"):
@@ -123,9 +123,9 @@ def _serve(
 
 
 def request_tokens(prompts: int, tokens_per_second: float) -> list[int]:
-    """Tokens of each prompt's request, so that it takes about REQUEST_S at this rate of a stream.
+    """Returns the tokens per request for a duration of about REQUEST_S at this stream rate.
 
-    They differ, so that requests begin and end while others are under way.
+    The numbers vary between prompts, so that requests overlap in different ways.
     """
     usual = max(FEWEST_TOKENS, min(tokens_per_second * REQUEST_S, MOST_TOKENS))
     return [round(usual * (0.7 + 0.15 * (index % 5))) for index in range(prompts)]
@@ -172,7 +172,7 @@ def _play(
     )
     try:
         if not player.play():
-            report.errors.append("in the end not all rails were UP again")
+            report.errors.append("not all rails were UP again at the end")
         load.drain()
     except (ServeError, LoadError) as error:
         report.errors.append(str(error))

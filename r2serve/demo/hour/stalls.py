@@ -1,4 +1,4 @@
-"""Which fault a stall, or a gap between a client's tokens, belongs to, and what the cause was."""
+"""Attributes stalls, and gaps between a client's tokens, to faults and to causes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from r2serve.lab.serving.client import Run
 from r2serve.lab.serving.journals import Journals
 from r2serve.observe.journal import Event
 
-# Of what follows a fault's end, this much is still its own: a rail that is UP again has yet to be
-# given traffic.
+# Events this long after the rejoin still belong to the fault, as traffic returns to the rail.
 AFTERMATH_NS = 500_000_000
-# A stall's length is the sum of a call's waits, so what began it may lie before it by as much as
-# the call took.
+# Search range for causes before a stall. A stall's length is the sum of a call's waits, so the
+# first wait may lie before the computed begin of the stall.
 EARLIER_NS = 1_000_000_000
 
 
 class EventLog:
-    """Collects events from journals, whose rings hold only the last ones of each worker."""
+    """Collects events from journals repeatedly, because a journal's ring keeps only the last."""
 
     def __init__(self, journals: Journals, begin_ns: int) -> None:
         self._journals = journals
@@ -32,13 +31,13 @@ class EventLog:
 
     @property
     def events(self) -> list[Event]:
-        """All that was collected, oldest first."""
+        """All collected events, oldest first."""
         return sorted(self._events, key=lambda event: event.time_ns)
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A collective's wait, in CLOCK_MONOTONIC ns. fault: index of what was played, None: none."""
+    """A stall of a collective, CLOCK_MONOTONIC in ns. fault: index of the fault; None = none."""
 
     begin_ns: int
     end_ns: int
@@ -51,7 +50,7 @@ class Stall:
 
 
 def fault_of(played: Sequence[Played], begin_ns: int, end_ns: int) -> int | None:
-    """Index of the last fault that struck before end_ns and was not over at begin_ns."""
+    """Returns the index of the last fault overlapping [begin_ns, end_ns], aftermath included."""
     found = None
     for index, one in enumerate(played):
         over_ns = 2**63 if one.back_ns is None else one.back_ns + AFTERMATH_NS
@@ -61,7 +60,7 @@ def fault_of(played: Sequence[Played], begin_ns: int, end_ns: int) -> int | None
 
 
 def stalls_of(events: Sequence[Event], played: Sequence[Played]) -> list[Stall]:
-    """All stalls among the events, which are oldest first, each with its fault and its cause."""
+    """Returns all stalls among the events, with faults and causes. events: oldest first."""
     times = [event.time_ns for event in events]
     found = []
     for event in events:
@@ -74,7 +73,10 @@ def stalls_of(events: Sequence[Event], played: Sequence[Played]) -> list[Stall]:
 
 
 def cause_of(events: Iterable[Event], begin_ns: int, end_ns: int) -> str:
-    """The weightiest rail event in a wait, or else shortly before it; the first of these."""
+    """Returns the most severe rail event in a stall, or else within EARLIER_NS before the stall.
+
+    Among equally severe events, the first counts.
+    """
     within: tuple[int, str] = 0, ""
     earlier = within
     for event in events:
@@ -84,10 +86,11 @@ def cause_of(events: Iterable[Event], begin_ns: int, end_ns: int) -> str:
             earlier = max(earlier, _weigh(event), key=lambda found: found[0])
     if within[0]:
         return within[1]
-    return f"{earlier[1]}, before it" if earlier[0] else "no rail event recorded"
+    return f"{earlier[1]}, before the stall" if earlier[0] else "no rail event recorded"
 
 
 def _weigh(event: Event) -> tuple[int, str]:
+    """Returns the severity of an event as a cause (0: no cause), and the event's text."""
     if event.kind == "rail_state":
         for weight, state in ((5, "->DOWN"), (4, "->SUSPECT"), (1, "->")):
             if state in event.text:
@@ -98,7 +101,7 @@ def _weigh(event: Event) -> tuple[int, str]:
 
 
 def was_noticed(one: Played, events: Iterable[Event]) -> bool:
-    """Whether each rail that the fault took was UP and left that state in some worker's eyes."""
+    """Returns True if each rail hit by the fault left UP for at least 1 worker."""
     end_ns = 2**63 if one.healed_ns is None else one.healed_ns + AFTERMATH_NS
     left = {
         event.rail.partition("@")[0]
@@ -111,7 +114,7 @@ def was_noticed(one: Played, events: Iterable[Event]) -> bool:
 
 
 def unprovoked(played: Sequence[Played], events: Iterable[Event]) -> int:
-    """How often a rail left UP while no fault was under way, as a busy machine makes them."""
+    """Returns the number of transitions from UP without a fault; a busy machine causes some."""
     return sum(
         event.kind == "rail_state"
         and event.text.startswith("UP->")
@@ -122,7 +125,7 @@ def unprovoked(played: Sequence[Played], events: Iterable[Event]) -> int:
 
 @dataclass(frozen=True)
 class Gap:
-    """Time between two tokens of one request as its client saw them, in CLOCK_MONOTONIC ns."""
+    """A gap between two tokens of a request at the client, CLOCK_MONOTONIC in ns."""
 
     begin_ns: int
     end_ns: int

@@ -1,7 +1,7 @@
-"""The backend ``r2ccl`` of torch.distributed: any PyTorch program's collectives outlive a rail.
+"""The backend ``r2ccl`` of torch.distributed: collectives of PyTorch programs with rail failover.
 
-``import r2serve.engines.torch`` registers it; then ``init_process_group("r2ccl")`` as with any
-backend.  Collectives of a GPU's tensors are put into its stream.
+``import r2serve.engines.torch`` registers the backend for ``init_process_group("r2ccl")``.
+Collectives of GPU tensors run on the tensors' stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BACKEND = "r2ccl"
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed.  Idempotent."""
+    """Registers the backend with torch.distributed. Idempotent."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(
             BACKEND, R2cclGroup.create, extended_api=True, devices=["cpu", "cuda"]

@@ -1,8 +1,7 @@
 """Calls that wait for a GPU while another thread captures a graph.
 
-While a thread captures in the global mode, torch's default, CUDA forbids calls such as
-``cudaEventQuery`` to every thread, and a forbidden call ends the capture.  Threads in the relaxed
-mode are exempt.
+During a capture in the global mode (torch's default) CUDA forbids calls like ``cudaEventQuery`` in
+every thread; a forbidden call ends the capture. Threads in the relaxed mode are exempt.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """Put this thread into the relaxed mode; restore the previous mode at the end.
+    """Puts this thread into the relaxed mode; restores the previous mode at the end.
 
-    The thread keeps its mode where there is no such library (ROCm), or where the driver returns an
-    error, for example after a failure of the GPU.  torch's own call then raises that error.
+    The mode stays unchanged without a CUDA library (ROCm), or if the driver returns an error, for
+    example after a failure of the GPU. torch's own call then raises the error.
     """
     exchange = _exchange()
     mode = ctypes.c_int(_RELAXED)
@@ -42,7 +41,7 @@ def relaxed() -> Iterator[None]:
 
 @functools.cache
 def _exchange() -> Any:
-    """The entry point of the core's driver, looked up once a process; None: there is none."""
+    """Returns the driver's function, looked up once a process; None: not available."""
     library = Config.from_env().cuda_library
     try:
         return ctypes.CDLL(library).cuThreadExchangeStreamCaptureMode

@@ -1,12 +1,12 @@
 """A process group of torch.distributed on a :class:`r2serve.Communicator`.
 
-torch's names and argument lists are translated here, and nothing else is done.  The collectives of
-a group come one after another, on its lane; each direction of point-to-point traffic between two
-ranks, and each tag, has a communicator and a lane of its own, so none waits for another.
-Collectives of tensors that are on a GPU go into its stream (:mod:`r2serve.engines.torch.stream`).
+This module only translates names and arguments. Collectives of a group run one after another, on
+the group's lane. Point-to-point traffic has a separate communicator and lane for each pair of
+ranks, direction and tag, so no message waits for another tag or direction. Collectives of GPU
+tensors run on a stream (:mod:`r2serve.engines.torch.stream`).
 
-What torch's interface has and this backend has not: receiving from any rank, ``PREMUL_SUM``,
-sparse tensors, and sums of types that the core does not know (float8, unsigned over 8 bits).
+Not supported: receiving from any rank, ``PREMUL_SUM``, sparse tensors, and sums of dtypes unknown
+to the core (float8, unsigned integers over 8 bits).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from r2serve.errors import PeerClosedError, R2cclError
 from r2serve.process import before_exit
 
 LINGER_S = 5.0
-"""How long a group that is shut down may go on with what it was asked for before."""
+"""Seconds for submitted work to finish during a shutdown, at most."""
 
 
 class _Served(NamedTuple):
-    """A communicator, and the lane that everything asked of it is on."""
+    """A communicator and the lane of its operations."""
 
     comm: Communicator
     lane: Lane
 
 
 class R2cclGroup(Operations):
-    """Ranks whose collectives r2ccl carries.  Made by torch, on all ranks of the group alike."""
+    """A process group over r2ccl; torch makes the group with the same arguments on all ranks."""
 
-    # What torch asks of a group's backend; a group in Python is its own.
+    # Attributes of a backend; torch reads them from the group, as the group is its own backend.
     supports_splitting = False
     supports_coalescing = False
     supports_shrinking = False
@@ -56,12 +56,12 @@ class R2cclGroup(Operations):
         """Connects all ranks.
 
         Args:
-            store: a ``torch.distributed.Store`` of this group alone.
-            timeout: of each collective that brings none of its own.
-            name: for people; the same on all ranks.
+            store: a ``torch.distributed.Store`` private to this group.
+            timeout: default timeout of collectives.
+            name: label for logs; the same on all ranks.
 
         Raises:
-            ConfigError, StartupTimeoutError: as :meth:`r2serve.Communicator.from_store`.
+            ConfigError, StartupTimeoutError: see :meth:`r2serve.Communicator.from_store`.
         """
         super().__init__(rank, size)
         self._rank, self._size = rank, size
@@ -73,7 +73,7 @@ class R2cclGroup(Operations):
         )
         self._group = _Served(comm, Lane(name))
         self._pairs: dict[str, _Served] = {}
-        self._lock = threading.Lock()  # of the pairs
+        self._lock = threading.Lock()  # guards _pairs
         self._streams = Streams()
         self._open = [self._group]
         self._leave = weakref.finalize(self, _leave, self._open, self._streams, os.getpid())
@@ -81,16 +81,16 @@ class R2cclGroup(Operations):
 
     @classmethod
     def create(cls, options: Any, _: object) -> R2cclGroup:
-        """As ``torch.distributed.Backend.register_backend`` asks for, in its extended form."""
+        """Makes a group in the extended form of ``torch.distributed.Backend.register_backend``."""
         name = f"torch:{options.group_id}"
         return cls(options.store, options.group_rank, options.group_size, options.timeout, name)
 
     @property
     def communicator(self) -> Communicator:
-        """What carries the collectives: its rails, its events, faults for drills."""
+        """The communicator of the collectives, for rails, events and fault injection."""
         return self._group.comm
 
-    # What C++ asks, and tells, a group.
+    # Getters and setters called by torch's C++.
 
     def getBackendName(self) -> str:
         return "r2ccl"
@@ -111,7 +111,7 @@ class R2cclGroup(Operations):
         return self
 
     def barrier(self, opts: Any = None) -> R2cclWork:
-        """Of the ranks' threads; what is in the current streams of GPUs has been done."""
+        """Waits for all ranks, and for work submitted so far to the GPU's current stream."""
         self._check_open()
         settled = self._streams.settled()
 
@@ -121,7 +121,7 @@ class R2cclGroup(Operations):
 
         return self._on_lane(self._group, "barrier", call, [], [], [], opts)
 
-    # --- point to point ---------------------------------------------------------------------------
+    # ---- point to point ----
 
     def send(self, given: Tensors, dst: int, tag: int = 0) -> R2cclWork:
         tensor, served = single(given), self._pair(self._rank, dst, tag)
@@ -157,7 +157,7 @@ class R2cclGroup(Operations):
         )
 
     def recv_anysource(self, given: Tensors, tag: int = 0) -> R2cclWork:
-        raise NotImplementedError("r2ccl receives from a rank that is named: recv(…, src=…)")
+        raise NotImplementedError("src: None; must be a rank: recv(…, src=…)")
 
     def _pair(self, src: int, dst: int, tag: int) -> _Served:
         name = f"{self._label}:{src}>{dst}" + (f":{tag}" if tag else "")
@@ -174,13 +174,13 @@ class R2cclGroup(Operations):
         if not self._leave.alive:
             raise PeerClosedError("the process group has been shut down")
 
-    # --- life -------------------------------------------------------------------------------------
+    # ---- lifecycle ----
 
     def shutdown(self) -> None:
-        """End, after what was asked for before; what takes too long ends in an error.
+        """Closes after a wait for submitted work; unfinished work ends in an error.
 
         Raises:
-            R2cclError: results of collectives of a GPU are void, and nobody has been told yet.
+            R2cclError: results of GPU collectives are void, and no call has reported this yet.
         """
         until_s = time.monotonic() + LINGER_S
         for served in list(self._open):
@@ -192,14 +192,14 @@ class R2cclGroup(Operations):
             raise failure
 
     def abort(self) -> None:
-        """End now, on all ranks; what is under way ends in an error."""
+        """Aborts on all ranks; running collectives end in an error."""
         why = "the process group was aborted"
         self._streams.abort(why)
         for served in list(self._open):
             served.comm.abort(why)
         self._leave()
 
-    # --- how it is done ---------------------------------------------------------------------------
+    # ---- execution ----
 
     def _ask(
         self,
@@ -210,7 +210,7 @@ class R2cclGroup(Operations):
         touched: Tensors,
         opts: Any,
     ) -> R2cclWork | StreamWork:
-        """touched: all tensors of the collective; first one that says where it is carried out."""
+        """``touched`` lists all tensors; the first tensor determines the device."""
         home = home_of(touched)
         if home.type not in GPUS:
             return self._on_lane(self._group, what, call, into, results, touched, opts)
@@ -238,7 +238,7 @@ class R2cclGroup(Operations):
         opts: Any = None,
     ) -> R2cclWork:
         refuse_capture(touched)
-        inference = torch.is_inference_mode_enabled()  # of the caller's thread, not of the lane's
+        inference = torch.is_inference_mode_enabled()  # per thread: the lane's thread sets it, too
         handover = Handover(touched)
 
         def run() -> None:
@@ -247,7 +247,7 @@ class R2cclGroup(Operations):
                 for landing in into:
                     landing.deliver()
 
-        # Where torch does not say, somebody may want to do something else meanwhile.
+        # Without opts it is unknown whether the caller waits, so the lane's thread runs the work.
         wait = opts is not None and not getattr(opts, "asyncOp", True)
         work = R2cclWork(what, run, results, self._limit_s(opts), served.comm.abort)
         return served.lane.add(work, wait=wait)
@@ -259,7 +259,7 @@ class R2cclGroup(Operations):
 
 def _leave(open_ones: list[_Served], streams: Streams, process: int) -> None:
     if process != os.getpid():
-        return  # of the parent that forked us
+        return  # a fork's child must not close the parent's group
     why = PeerClosedError("the process group has been shut down")
     try:
         streams.close()
@@ -276,10 +276,10 @@ _management_address: str | None = None
 
 
 def use_management_address(address: str | None) -> None:
-    """Tell groups that are made later this node's address on the management NIC.
+    """Sets this node's address on the management NIC, for groups made later.
 
-    torch.distributed hands a backend no such argument.  None: as ``Communicator.from_store``
-    has it by default.
+    torch.distributed passes no such argument to a backend. None: the default of
+    ``Communicator.from_store``.
     """
     global _management_address
     _management_address = address
@@ -290,9 +290,9 @@ _GROUPS: weakref.WeakSet[R2cclGroup] = weakref.WeakSet()
 
 @before_exit
 def _leave_all() -> None:
-    """What nobody shut down still tells the others, before its links are closed."""
+    """Closes groups left open at exit, so that their peers are notified before links close."""
     groups = list(_GROUPS)
-    for group in groups:  # a GPU that waits for one of them keeps the others from ending
+    for group in groups:  # a GPU that waits in a group would keep other groups from ending
         if not group._streams.idle():
             group._streams.abort("the process ends")
     for group in groups:
@@ -300,7 +300,7 @@ def _leave_all() -> None:
 
 
 def _check_what_is_sent(comm: Communicator) -> None:
-    """A GPU that has lost a peer goes on with results that never came; nobody else is to."""
+    """Refuses to send results of a GPU after the loss of a peer, because the results are void."""
     try:
         check_all()
     except R2cclError as error:

@@ -1,8 +1,7 @@
-"""Tensors of any device, layout and type, as what r2ccl carries: flat, contiguous, at home.
+"""Conversion of tensors of any device, layout and dtype into r2ccl's form: flat and contiguous.
 
-Home is where a communicator has its tensors.  A collective's input is read, and copied where it
-must be, when the collective is carried out and not when it is asked for: what was asked for before
-may still have to write it.
+"Home" is the device of a communicator's tensors. A collective reads and copies its input when it
+runs, not when it is submitted, because an earlier collective may still write the input.
 """
 
 from __future__ import annotations
@@ -16,49 +15,51 @@ from r2serve.errors import InvalidArgumentError
 
 
 def check(given: Sequence[torch.Tensor]) -> None:
-    """Whether they can be carried together.
+    """Checks that a collective can carry the tensors together.
 
     Raises:
-        InvalidArgumentError: a tensor is sparse, or they are of different types.
+        InvalidArgumentError: a tensor is sparse, or dtypes differ.
     """
     for tensor in given:
         if tensor.layout is not torch.strided:
-            raise InvalidArgumentError(
-                f"tensor: layout {tensor.layout}; r2ccl takes strided tensors"
-            )
+            raise InvalidArgumentError(f"tensor: layout is {tensor.layout}; must be torch.strided")
     if len({tensor.dtype for tensor in given}) > 1:
         names = ", ".join(sorted({str(tensor.dtype) for tensor in given}))
-        raise InvalidArgumentError(f"tensors: of different types ({names})")
+        raise InvalidArgumentError(f"tensors: dtypes differ ({names}); must be a single dtype")
 
 
 GPUS = {"cuda"}
-"""Types of devices that a :class:`r2serve.DeviceCommunicator` is at home on."""
+"""Device types with a :class:`r2serve.DeviceCommunicator`."""
 
 
 def home_of(touched: Sequence[torch.Tensor]) -> torch.device:
-    """Where a collective is carried out: where the first tensor is, if on a GPU, or on the host.
+    """Returns the device of a collective: the first tensor's GPU, else the CPU.
 
-    Ranks have to agree, so the first is one that each of them has.
+    All ranks must choose the same kind of device, so ``touched`` begins with a tensor of an
+    argument that every rank passes.
     """
     own = touched[0].device if touched else tensors.CPU
     return own if own.type in GPUS else tensors.CPU
 
 
 def source(tensor: torch.Tensor, home: torch.device) -> torch.Tensor:
-    """The elements of ``tensor``, flat: itself where it can be read as it lies, else a copy."""
+    """Returns the elements of ``tensor``, flat: the tensor itself if possible, else a copy."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensors.carried(tensor.detach().to(home)).view(-1)
 
 
 def joined(given: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """The elements of all, one behind the other; of none: an empty tensor like ``like``."""
+    """Joins the elements of all tensors; without tensors returns an empty tensor like ``like``."""
     parts = [source(tensor, like.device) for tensor in given]
     return torch.cat(parts) if parts else like.new_empty(0)
 
 
 class Landing:
-    """Where results for a tensor arrive: the tensor itself, or memory that is copied into it."""
+    """Memory for a result: the result's tensor itself, or a buffer, copied into the tensor later.
+
+    ``home``: device of the memory.
+    """
 
     def __init__(self, tensor: torch.Tensor, home: torch.device) -> None:
         check([tensor])
@@ -69,20 +70,21 @@ class Landing:
         if not self._direct:
             self._arrived = torch.empty(tensor.shape, dtype=tensor.dtype, device=home)
         self.memory = tensors.carried(self._arrived).view(-1)
-        """Flat; what lands here is what the tensor gets from :meth:`deliver`."""
+        """Flat memory for the result; :meth:`deliver` copies the memory into the tensor."""
 
     def fill(self) -> None:
-        """Put the tensor's own elements in place."""
+        """Copies the tensor's own elements into the memory."""
         if not self._direct:
             self._arrived.copy_(self._tensor)
 
     def deliver(self) -> None:
+        """Copies the memory into the tensor, unless the memory is the tensor itself."""
         if not self._direct:
             self._tensor.copy_(self._arrived)
 
 
 class Landings:
-    """As one piece of memory, for tensors of one type that arrive one behind the other."""
+    """A single block of memory for the results of several tensors of the same dtype, in order."""
 
     def __init__(self, into: Sequence[torch.Tensor], home: torch.device) -> None:
         check(into)

@@ -1,8 +1,8 @@
-"""Runs what one communicator is asked for, in order; who asked waits, or goes on.
+"""Queue of a communicator's operations; the caller waits for an operation or continues.
 
-A communicator does one thing after another.  A caller who waits anyway does it himself, without
-the cost of another thread, if nothing is before him; all else is done by the lane's own thread.
-Callbacks of futures run on neither: they may ask for more, and wait for it.
+A communicator runs a single operation at a time. A synchronous call on an empty queue runs on the
+calling thread, which saves a thread switch. All other operations run on the lane's thread.
+Callbacks of futures run on other threads, because a callback may submit and wait for operations.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-_Work: Any = dist.Work  # its types promise more than it has
+_Work: Any = dist.Work  # torch's type stubs promise methods absent from the class
 
 _LOG = logging.getLogger("r2serve.r2ccl")
 
 WATCH_S = 1.0
-"""How often it is looked whether anything takes too long."""
+"""Interval of checks for overdue operations, in seconds."""
 
 
 class R2cclWork(_Work):  # type: ignore[misc]
-    """One collective: whoever holds it can wait for its end, and learns how it ended."""
+    """A queued collective: torch's handle to wait for the end and the outcome."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class R2cclWork(_Work):  # type: ignore[misc]
         timeout_s: float,
         give_up: Callable[[str], None],
     ) -> None:
-        """run: does it.  give_up: makes ``run`` end with an error, whoever runs it."""
+        """``run`` runs the collective; ``give_up`` makes a running ``run`` end with an error."""
         super().__init__()
         self.what = what
         self.timeout_s = timeout_s
-        self._began_s = 0.0  # 0: nobody runs it yet
+        self._began_s = 0.0  # 0: not started
         self._run = run
         self._results = list(results)
         self._give_up = give_up
@@ -58,17 +58,17 @@ class R2cclWork(_Work):  # type: ignore[misc]
         self._began_s = time.monotonic()
         try:
             self._run()
-        except BaseException as error:  # noqa: BLE001  it is for whoever waits
+        except BaseException as error:  # noqa: BLE001  re-raised by wait()
             self._error = error
         self._end()
 
     def refuse(self, error: BaseException) -> None:
-        """End without having begun."""
+        """Ends the work with an error before its start."""
         self._error = error
         self._end()
 
     def end_if_overdue(self) -> None:
-        """What has run for longer than its timeout is ended, on every rank."""
+        """Aborts the collective on every rank if its timeout has passed."""
         began_s = self._began_s
         if began_s and not self._ended.is_set() and time.monotonic() - began_s > self.timeout_s:
             self._abandon(self.timeout_s)
@@ -80,9 +80,9 @@ class R2cclWork(_Work):  # type: ignore[misc]
         with self._lock:
             self._ended.set()
             future = self._future
-        self._run = _nothing  # lets go of the tensors
+        self._run = _nothing  # drops the references to tensors
         if future is not None:
-            # A callback may wait for what this lane, or this future's kind, has yet to do.
+            # A separate thread, because the callback may wait for later operations of the lane.
             threading.Thread(
                 target=future.set_result, args=(None,), name="r2ccl-callback", daemon=True
             ).start()
@@ -92,17 +92,17 @@ class R2cclWork(_Work):  # type: ignore[misc]
             raise self._error
         return self._results
 
-    # --- what torch asks of a Work ----------------------------------------------------------------
+    # ---- interface of torch.distributed.Work ----
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it has ended; True.
+        """Waits until the collective has ended. Returns True.
 
         Args:
-            timeout: default: the collective's own.  What takes longer is ended on every rank, and
-                its communicator with it.
+            timeout: default: the collective's own timeout. A collective past the timeout is
+                aborted on every rank, together with its communicator.
 
         Raises:
-            R2cclError: it failed.
+            R2cclError: the collective has failed.
         """
         limit_s = timeout.total_seconds() if timeout else 0.0
         if limit_s > 0 and not self._ended.wait(limit_s):
@@ -129,10 +129,10 @@ class R2cclWork(_Work):  # type: ignore[misc]
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Done when this is, with the tensors that it wrote, or with its error.
+        """Returns a future with the written tensors or the error.
 
-        C++ learns of an error only from a callback that raises it: ``set_exception`` of torch's
-        futures is for Python alone.
+        C++ sees an error only through a callback that raises the error, because ``set_exception``
+        of torch's futures works in Python only.
         """
         with self._lock:
             if self._told is not None:
@@ -150,29 +150,32 @@ def _nothing() -> None:
 
 
 class Watched(Protocol):
-    """What has works that may be overdue."""
+    """An object with works to check for timeouts."""
 
     def end_what_is_overdue(self) -> None: ...
 
 
 class Lane:
-    """The works of one communicator, one after another."""
+    """The queue of a communicator's works."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
         self._waiting: deque[R2cclWork] = deque()
         self._running: R2cclWork | None = None
-        self._runner = 0  # identity of the thread that runs it
+        self._runner = 0  # identifier of the thread that runs the current work
         self._closed: BaseException | None = None
         self._thread: threading.Thread | None = None
         watch(self)
 
     def add(self, work: R2cclWork, *, wait: bool) -> R2cclWork:
-        """Have it done.
+        """Runs or queues a work.
 
         Args:
-            wait: the caller will wait for it at once, so it may be done right here.
+            wait: the caller waits at once, so the calling thread may run the work.
+
+        Returns:
+            ``work``, already ended if the calling thread ran the work or the lane is closed.
         """
         with self._changed:
             if self._closed is not None:
@@ -190,10 +193,10 @@ class Lane:
         return work
 
     def close(self, why: BaseException) -> None:
-        """Nothing more is begun; what waits ends with ``why``.  Returns when nothing runs.
+        """Ends queued works with ``why`` and starts no more; returns when no work is running.
 
-        Whoever calls this has made sure that what runs will end.  Garbage collection may call it
-        in the very thread that runs something.
+        The caller has made sure that the running work ends. Garbage collection may call this
+        method in the thread of the running work.
         """
         me = threading.get_ident()
         with self._changed:
@@ -209,7 +212,7 @@ class Lane:
             self._thread.join()
 
     def drain(self, limit_s: float) -> bool:
-        """Wait until everything is done, but not for ever; whether it is."""
+        """Waits at most ``limit_s`` seconds for an empty queue; returns whether it is empty."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._waiting and self._running is None, limit_s
@@ -246,7 +249,7 @@ class Lane:
         return self._closed is not None or (bool(self._waiting) and self._running is None)
 
 
-# --- one thread watches all lanes of the process --------------------------------------------------
+# ---- a single thread checks all lanes of the process ----
 
 _LANES: weakref.WeakSet[Watched] = weakref.WeakSet()
 _WATCHING = threading.Lock()
@@ -255,7 +258,7 @@ _watcher: threading.Thread | None = None
 
 
 def watch(lane: Watched) -> None:
-    """Look every :data:`WATCH_S` whether something of it is overdue, as long as it is there."""
+    """Checks ``lane`` for overdue works every :data:`WATCH_S`, for the lifetime of ``lane``."""
     global _watcher
     with _WATCHING:
         _LANES.add(lane)
@@ -267,7 +270,7 @@ def watch(lane: Watched) -> None:
 
 
 def _after_fork() -> None:
-    """A child has the parent's lock, maybe held, and none of its threads."""
+    """Resets the state in a forked child: the parent's lock may be held, and no thread exists."""
     global _WATCHING, _watcher
     _WATCHING, _watcher = threading.Lock(), None
     _LANES.clear()
@@ -284,14 +287,17 @@ def _look_again_and_again() -> None:
         for lane in lanes:
             try:
                 lane.end_what_is_overdue()
-            except Exception:  # noqa: BLE001  the others' time passes, too
-                _LOG.exception("whether a collective takes too long is not known")
-        del lanes, lane  # or they would live on
+            except Exception:  # noqa: BLE001  other lanes must still be checked
+                _LOG.exception("timeout check of a collective failed")
+        del lanes, lane  # the references would keep lanes alive
 
 
 @atexit.register
 def _stop_watching() -> None:
-    """A thread that comes back from the core while the interpreter ends takes the process along."""
+    """Stops the watcher.
+
+    A daemon thread returning from the core during interpreter exit would crash the process.
+    """
     _STOP.set()
     if _watcher is not None:
         _watcher.join()

@@ -1,6 +1,6 @@
-"""The collectives of a process group, as torch calls them.
+"""The collectives of a process group, with torch's names and arguments.
 
-torch's names and argument lists are translated here, and nothing else is done.
+This module only translates names and arguments.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from r2serve.engines.torch.landing import Landing, Landings, check, home_of, joi
 from r2serve.engines.torch.reduction import Reduction
 
 Tensors = Sequence[torch.Tensor]
-_ProcessGroup: Any = dist.ProcessGroup  # its types have forms that torch itself never calls
+_ProcessGroup: Any = dist.ProcessGroup  # torch's type stubs have overloads never called by torch
 
 
 class Operations(_ProcessGroup):  # type: ignore[misc]
-    """Base of :class:`r2serve.engines.torch.group.R2cclGroup`; each returns a work."""
+    """Base of :class:`r2serve.engines.torch.group.R2cclGroup`; each operation returns a work."""
 
     _rank: int
     _size: int
@@ -41,14 +41,14 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
         touched: Tensors,
         opts: Any,
     ) -> Any:
-        """Have a collective done.
+        """Submits a collective.
 
         Args:
-            call: does it, on a communicator that is at home where the first of ``touched`` is.
-            into: where its results arrive; delivered afterwards.
-            results: what the work gives to whoever asks it.
-            touched: all tensors that are read or written.
-            opts: torch's; None: its defaults.
+            call: runs the collective on a communicator of the first device in ``touched``.
+            into: memory for the results, copied into the tensors after ``call``.
+            results: tensors returned by the work's ``result()``.
+            touched: all tensors read or written; the first determines the device.
+            opts: torch's options; None: defaults.
         """
         raise NotImplementedError
 
@@ -104,7 +104,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
         return self._gather_all("all_gather of several", by_input, inputs, opts)
 
     def _gather_all(self, what: str, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
-        """outputs: for each input the tensors of all ranks."""
+        """Submits all-gathers; ``outputs[i]`` has the tensors of all ranks for ``inputs[i]``."""
         for of_ranks, given in zip(outputs, inputs, strict=True):
             check_mine(self._size, self._rank, "outputs", of_ranks, given)
         results = [tensor for of_ranks in outputs for tensor in of_ranks]
@@ -238,7 +238,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
         unit = landing.memory.element_size()
         sent = split_sizes(self._size, "input_split_sizes", given, unit, input_splits)
         received = split_sizes(self._size, "output_split_sizes", output, unit, output_splits)
-        even = not input_splits and not output_splits  # then everybody's are
+        even = not input_splits and not output_splits  # then the shards of all ranks are even
 
         def call(comm: Collectives) -> None:
             if even:
@@ -248,7 +248,7 @@ class Operations(_ProcessGroup):  # type: ignore[misc]
 
         return self._ask("all_to_all", call, [landing], [output], touched, opts)
 
-    # torch before 2.13 asks by these names.
+    # Names used by torch before 2.13.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

@@ -1,4 +1,4 @@
-"""torch's reduction operators on a communicator."""
+"""Reduction operators of torch on a communicator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {
     ReduceOp.MAX: "max",
     ReduceOp.AVG: "avg",
 }
-# Rare, so every rank gathers all inputs and folds them itself.
+# Rare operators: every rank gathers all inputs and reduces them locally.
 _BITWISE = {
     ReduceOp.BAND: torch.bitwise_and,
     ReduceOp.BOR: torch.bitwise_or,
@@ -29,14 +29,14 @@ _BITWISE = {
 
 
 class Reduction:
-    """One operator.
+    """A reduction operator of torch.
 
     Raises:
-        InvalidArgumentError: r2ccl has no such operator (``PREMUL_SUM``).
+        InvalidArgumentError: r2ccl does not support the operator (``PREMUL_SUM``).
     """
 
     def __init__(self, op: Any) -> None:
-        """op: a ``ReduceOp``, or one of its members."""
+        """``op`` is a ``ReduceOp``, or a member of ``ReduceOp``."""
         op = getattr(op, "op", op)
         self._name = _NAMES.get(op)
         self._fold = _BITWISE.get(op)
@@ -45,23 +45,25 @@ class Reduction:
             raise InvalidArgumentError(f"op: {op} is none of {known}")
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` in a type that can be reduced: a complex one as pairs of real ones.
+        """Returns ``tensor`` in a reducible dtype: complex numbers as pairs of real numbers.
 
         Raises:
-            InvalidArgumentError: its type has no such sum.
+            InvalidArgumentError: r2ccl cannot reduce the dtype by this operator.
         """
         if tensor.is_conj():
             raise InvalidArgumentError("tensor: is a conjugate view; call .resolve_conj() first")
         if tensor.is_complex() and self._name in ("sum", "avg"):
             return torch.view_as_real(tensor)
         if self._fold is not None and tensor.is_floating_point():
-            raise InvalidArgumentError(f"op: bitwise, of a tensor of {tensor.dtype}")
+            raise InvalidArgumentError(
+                f"op: bitwise operators need integers or bool; tensor has {tensor.dtype}"
+            )
         if tensor.dtype not in tensors.DTYPES:
             raise tensors.unusable("tensor", tensor, tensor.device)
         return tensor
 
     def everywhere(self, comm: Collectives, flat: torch.Tensor, out: torch.Tensor) -> None:
-        """The whole result on every rank.  ``out`` may be ``flat``."""
+        """Reduces ``flat`` of all ranks into ``out`` on every rank; ``out`` may be ``flat``."""
         if self._name is not None:
             comm.all_reduce(flat, self._name, out=out)
         else:
@@ -70,7 +72,7 @@ class Reduction:
     def shared(
         self, comm: Collectives, flat: torch.Tensor, sizes: Sequence[int], out: torch.Tensor
     ) -> None:
-        """Rank r's ``sizes[r]`` elements of the result on rank r."""
+        """Reduces ``flat`` of all ranks; ``out`` of rank r gets the r-th ``sizes[r]`` elements."""
         if self._name is not None:
             comm.reduce_scatterv(flat, sizes, self._name, out=out)
         else:

@@ -1,7 +1,7 @@
 """Rows about torch: the backend of torch.distributed, streams and graphs rely on these seams.
 
 Tests compare every row with facts from the sources of every release;
-``tests/engines/contracts/README.md`` has the table.  Tensor operations have no row.
+``tests/engines/contracts/README.md`` has the table. Tensor operations have no row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from r2serve.seams import (
 )
 
 RELEASES = ("2.13.0", "2.14.0", "2.15.0")
-"""Releases of torch judged by the rows."""
+"""Releases of torch checked against the rows."""
 
 _C10D = "torch.distributed.distributed_c10d"
 _GROUP = "torch.distributed.ProcessGroup"
@@ -39,7 +39,7 @@ def _row(
     return Row(seam, purpose, exit_, expects, releases)
 
 
-# Methods called on a group by torch's Python; our group overrides all.
+# Methods of a group called by torch's Python code; r2serve's group overrides all.
 _FROM_PYTHON = {
     "allreduce": "self, tensors, opts=...",
     "allreduce_coalesced": "self, tensors, opts=...",
@@ -67,7 +67,7 @@ _FROM_PYTHON = {
     "_get_backend": "self, device",
 }
 
-# Names by which C++ finds the methods of a group in Python, with the arguments.
+# Names and arguments of the Python methods that torch's C++ code calls on a group.
 _FROM_CPP = (
     "WORK_OVERRIDE(ProcessGroup, allgather, outputTensors, inputTensors, opts)",
     '"all_gather_single_coalesced"',
@@ -88,7 +88,7 @@ _FROM_CPP = (
     "PYBIND11_OVERRIDE(const std::string&, ProcessGroup, getGroupDesc, )",
     "PYBIND11_OVERRIDE(void, ProcessGroup, setGroupDesc, group_desc)",
 )
-# Names known to C++ since torch 2.14.
+# Further names and arguments, since torch 2.14.
 _FROM_CPP_LATER = (
     "WORK_OVERRIDE(ProcessGroup, all_gather_single, outputBuffer, inputBuffer, opts)",
     "WORK_OVERRIDE(ProcessGroup, reduce, tensors, opts)",
@@ -101,7 +101,7 @@ _FROM_CPP_LATER = (
 ROWS = (
     _row(
         "Backend.register_backend",
-        "makes the backend r2ccl known; torch makes our group in the extended form",
+        "registers the backend r2ccl; torch constructs r2serve's group with extended_api=True",
         "",
         Accepts(
             "torch.distributed.Backend.register_backend", "cls, name, make, extended_api=, devices="
@@ -126,41 +126,41 @@ ROWS = (
     ),
     _row(
         "a ProcessGroup in Python needs no Backend",
-        "the group from create() takes the place of torch's, so torch's Python and C++ "
-        "call our methods",
-        "a Backend may be written in Python",
+        "torch uses the group from R2cclGroup.create() as the process group, so torch's Python and "
+        "C++ code calls methods of r2serve",
+        "torch allows a Backend in Python",
         Says(
             "file:torch/distributed/distributed_c10d.py",
             ("ProcessGroup): pg = backend_class",),
         ),
         Subclass(_GROUP),
-        # Stubs before 2.15 name this overload alone; our group calls the overload of the header.
+        # Stubs before 2.15 list only this overload; r2serve's group calls the header's overload.
         Takes(f"{_GROUP}.__init__", "self, store, rank, size"),
         Says(_GROUP_HEADER, ("explicit ProcessGroup(int rank, int size);",)),
         Says(_TRAMPOLINES, ("using ProcessGroup::ProcessGroup;",)),
     ),
     _row(
         "methods of a group, as Python calls them",
-        "each is r2ccl's",
+        "r2serve's group overrides every method",
         "",
         *(Takes(f"{_GROUP}.{name}", parameters) for name, parameters in _FROM_PYTHON.items()),
     ),
     _row(
         "methods of a group, as C++ calls them",
-        "functional collectives, DDP and FSDP reach r2ccl",
+        "functional collectives, DDP and FSDP call these methods",
         "",
         Says(_TRAMPOLINES, _FROM_CPP),
     ),
     _row(
         "further methods of a group, as C++ calls them",
-        "functional collectives; torch 2.13 does not hand these to a group in Python",
-        "torch 2.13 is no longer supported: merge with the row before",
+        "functional collectives call these methods, since torch 2.14",
+        "r2serve no longer supports torch 2.13: merge with the row before",
         Says(_TRAMPOLINES, _FROM_CPP_LATER),
         releases=("2.14.0", "2.15.0"),
     ),
     _row(
         "options of collectives",
-        "root, operator, timeout and whether the caller waits at once",
+        "root, operator, timeout, and whether the call is asynchronous",
         "",
         *(
             Has(f"{_OPTIONS}.{kind}", ("asyncOp", "timeout", *names))
@@ -183,7 +183,7 @@ ROWS = (
     ),
     _row(
         "Work",
-        "a collective under way; the base of our works",
+        "handle of a running collective; base class of r2serve's works",
         "",
         *(
             Takes(f"torch.distributed.Work.{name}", "self")
@@ -209,7 +209,7 @@ ROWS = (
     ),
     _row(
         "Future",
-        "callers of get_future() wait on the host or in a stream",
+        "result of get_future(): callers wait on the host or in a stream",
         "",
         Accepts("torch.futures.Future.__init__", "self, devices="),
         Accepts("torch.futures.Future.then", "self, callback"),
@@ -217,7 +217,7 @@ ROWS = (
     ),
     _row(
         "Store, ranks and sizes",
-        "ranks find each other",
+        "start-up: ranks exchange addresses",
         "",
         There("torch.distributed.Store"),
         Accepts("torch.distributed.TCPStore.__init__", "self, host, port, ranks, is_master="),
@@ -230,7 +230,7 @@ ROWS = (
     ),
     _row(
         "streams and events",
-        "collectives enter the caller's stream, or follow in a stream of the group",
+        "collectives run in the caller's stream, or in a stream of the group",
         "",
         Accepts("torch.cuda.current_stream", "device"),
         Accepts("torch.cuda.stream", "stream"),
@@ -246,7 +246,8 @@ ROWS = (
     ),
     _row(
         "graphs",
-        "captures of collectives; one at a time, since a capture begins with a wait for the device",
+        "capture of collectives; only 1 at a time, because a capture begins with a wait for the "
+        "device",
         "",
         Accepts("torch.cuda.is_current_stream_capturing", ""),
         Accepts("torch.cuda.graph.__init__", "self, graph, stream=, capture_error_mode="),
@@ -265,7 +266,8 @@ ROWS = (
     ),
     _row(
         "a pass of Inductor",
-        "base of vLLM's passes, and so of ours; facts about vLLM end where torch begins",
+        "base class of vLLM's passes, and so of r2serve's pass; a separate row, because facts "
+        "about vLLM exclude torch",
         "",
         Subclass("torch._inductor.custom_graph_pass.CustomGraphPass", ("__call__", "uuid")),
         Takes("torch._inductor.custom_graph_pass.CustomGraphPass.__call__", "self, graph"),

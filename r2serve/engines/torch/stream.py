@@ -1,9 +1,10 @@
-"""What a group does with tensors of a GPU.
+"""Collectives of a group on GPU tensors.
 
-Collectives are put into a stream at once, in the order in which they are asked for: into the
-caller's, or, of those that he does not wait for (``async_op``), into one of the group's own, which
-follows the caller's.  A work stands for the place in the stream where one ends.  What goes through
-the host instead, on a lane, begins when the caller's stream has come to where it was asked for.
+A call enqueues the collective at once. A synchronous collective runs on the caller's stream. An
+asynchronous collective (``async_op``) runs on a stream of the group, after the caller's work so
+far. A work refers to the point in the stream at the end of the collective. Sends and receives copy
+through host memory, so they run on a lane instead, and start when the caller's stream has reached
+the call.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ from r2serve.engines.torch.lane import watch
 from r2serve.engines.torch.stream_point import HIGH, StreamPoint, capturing
 from r2serve.errors import AbortedError, InvalidArgumentError, R2cclError
 
-_Work: Any = dist.Work  # its types promise more than it has
+_Work: Any = dist.Work  # torch's type stubs promise methods absent from the class
 
 LOOK_S = 0.001
-"""How often whoever waits with a limit looks."""
+"""Polling interval of waits with a timeout, in seconds."""
 
 
 @dataclass(eq=False)
 class _RunningCollective:
-    """A collective in a stream, for the one who looks whether it is late."""
+    """A collective in a stream, for the check of timeouts."""
 
     what: str
     timeout_s: float
     began_s: float = field(default_factory=time.monotonic)
     end: StreamPoint | None = None
-    """None: it is being put there."""
+    """Point in the stream after the collective; None: the collective is being enqueued."""
     _seen: bool = False
 
     def ended(self) -> bool:
-        """Whether it has; a GPU that has said so is not asked again.
+        """Whether the collective has ended; True is remembered, without another query of the GPU.
 
         Raises:
-            RuntimeError: the GPU has failed, so it never ends.
+            RuntimeError: the GPU has failed, so the collective never ends.
         """
         if not self._seen:
             self._seen = self.end is not None and self.end.passed()
@@ -68,7 +69,7 @@ class _RunningCollective:
 
 
 class StreamWork(_Work):  # type: ignore[misc]
-    """One collective in a stream."""
+    """The work of a collective in a stream."""
 
     def __init__(
         self,
@@ -79,20 +80,20 @@ class StreamWork(_Work):  # type: ignore[misc]
         stream: Any,
         captured: bool,
     ) -> None:
-        """stream: that it is in; None: the caller's."""
+        """``stream`` is the stream of the collective; None: the caller's stream."""
         super().__init__()
         self._stream = stream
         self._running = running
         self._results = list(results)
         self._comm = comm
         self._captured = captured
-        self._sound = False
+        self._sound = False  # True: the collective ended without a failure
 
     def _ended(self) -> bool:
-        """In a graph that is captured: not now."""
+        """Whether the collective has ended; False for a collective in a captured graph."""
         if self._captured or not self._running.ended():
             return False
-        if not self._sound:  # what fails later was another one
+        if not self._sound:  # a failure after the end belongs to another collective
             self._sound = self._failure() is None
         return True
 
@@ -103,18 +104,18 @@ class StreamWork(_Work):  # type: ignore[misc]
             return error
         return None
 
-    # --- what torch asks of a Work ----------------------------------------------------------------
+    # ---- interface of torch.distributed.Work ----
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """What is put into the current stream from now on comes after; True.
+        """Orders all later work of the current stream after the collective. Returns True.
 
         Args:
-            timeout: with one the caller waits himself, but not in a capture.  What takes longer is
-                ended on every rank, and its communicator with it.
+            timeout: with a timeout the calling thread waits, except in a capture. A collective
+                past the timeout is aborted on every rank, together with its communicator.
 
         Raises:
-            R2cclError: it has failed, or one before it, as far as is known yet.
-            RuntimeError: the GPU has failed, in torch's words.
+            R2cclError: the host already knows that this or an earlier collective has failed.
+            RuntimeError: the GPU has failed; the text is torch's.
         """
         limit_s = timeout.total_seconds() if timeout else 0.0
         if limit_s > 0 and not self._captured:
@@ -141,7 +142,7 @@ class StreamWork(_Work):  # type: ignore[misc]
     def exception(self) -> BaseException | None:
         try:
             self._ended()
-        except RuntimeError as error:  # a peer's error names the cause, so that error comes first
+        except RuntimeError as error:  # the error of a peer names the cause, so it takes precedence
             return self._failure() or error
         return None if self._sound else self._failure()
 
@@ -153,10 +154,10 @@ class StreamWork(_Work):  # type: ignore[misc]
         self.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Done now, for whoever goes on in a stream; the results are, when the stream comes there.
+        """Returns a completed future for use in a stream; tensors are valid in stream order.
 
         Raises:
-            R2cclError: as :meth:`wait`.
+            R2cclError: see :meth:`wait`.
         """
         failure = self.exception()
         if failure is not None:
@@ -165,39 +166,39 @@ class StreamWork(_Work):  # type: ignore[misc]
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(
             devices=[device] if device.type == "cuda" else None
         )
-        with torch.cuda.stream(self._stream):  # where who waits for it waits
+        with torch.cuda.stream(self._stream):  # a wait on the future follows this stream
             future.set_result(self._results)
         return future
 
 
 class Streams:
-    """A group's collectives on a GPU: made with the first one, on all ranks."""
+    """Communicator and streams of a group on a GPU; made by the first collective on all ranks."""
 
     def __init__(self) -> None:
-        self._making = threading.Lock()  # held until the other ranks are there
-        # Of what follows.  A group that is collected closes on whatever thread that happens on.
+        self._making = threading.Lock()  # held until all ranks have joined
+        # Guards the fields below; reentrant, because garbage collection may call close() anywhere.
         self._lock = threading.RLock()
         self._host: Communicator | None = None
         self._comm: DeviceCommunicator | None = None
         self._failure: BaseException | None = None
         self._closed = False
-        self._own: Any = None  # stream, of a real GPU
+        self._own: Any = None  # the group's stream; None without a real GPU
         self._running: deque[_RunningCollective] = deque()
-        self._last: StreamPoint | None = None  # of what was put there, outside of captures
+        self._last: StreamPoint | None = None  # end of the last collective outside captures
         watch(self)
 
     def comm_on(
         self, device: torch.device, make_host: Callable[[], Communicator], timeout_s: float
     ) -> DeviceCommunicator:
-        """The communicator; collective at the first call.
+        """Returns the communicator on ``device``; the first call is collective.
 
         Args:
-            make_host: makes what carries it, without a word from the others.
+            make_host: makes the host communicator below, without communication.
 
         Raises:
-            InvalidArgumentError: a graph is being captured, which cannot have its buffers; or it is
-                on another device.
-            AbortedError: a rank has not come within ``timeout_s``.
+            InvalidArgumentError: the first call is in a capture, which cannot allocate buffers; or
+                the communicator is on another device.
+            AbortedError: a rank did not join within ``timeout_s``.
         """
         with self._making:
             if self._comm is None:
@@ -206,8 +207,8 @@ class Streams:
         assert comm is not None
         if comm.device != device:
             raise InvalidArgumentError(
-                f"tensor: is on {device}; this group's first collective had one on {comm.device}, "
-                "and r2ccl has one device a process"
+                f"tensor: is on {device}; must be on {comm.device}, like the group's first "
+                "collective, because r2ccl supports one device a process"
             )
         return comm
 
@@ -215,16 +216,16 @@ class Streams:
         self, device: torch.device, make_host: Callable[[], Communicator], timeout_s: float
     ) -> None:
         if self._failure is not None:
-            raise self._failure  # the others will not come again
+            raise self._failure  # the other ranks do not join a second attempt
         if capturing(device):
             raise InvalidArgumentError(
-                "the first collective of a group on a GPU makes its buffers, which a graph that is "
-                "captured cannot have: call one before the capture"
+                "the first collective of a group on a GPU allocates buffers, which is impossible "
+                "during a capture: run a collective of the group before the capture"
             )
         host = make_host()
         with self._lock:
             self._host = host
-        why = f"a rank has not come to the first GPU collective within {timeout_s:g} s (timeout)"
+        why = f"a rank has not joined the first GPU collective within {timeout_s:g} s (timeout)"
         try:
             with _ended_after(timeout_s, host.abort, why):
                 comm = DeviceCommunicator(host, device)
@@ -237,7 +238,7 @@ class Streams:
             closed = self._closed
         if device.type == "cuda":
             self._own = torch.cuda.Stream(device, priority=HIGH)  # type: ignore[no-untyped-call]
-        if closed:  # while it was made
+        if closed:  # by another thread, while the communicator was made
             comm.close()
 
     def add(
@@ -250,16 +251,16 @@ class Streams:
         *,
         beside: bool,
     ) -> StreamWork:
-        """Have ``put`` put it into a stream.
+        """Enqueues a collective by a call of ``put``.
 
         Args:
-            beside: into the group's own, so that the caller's goes on.
+            beside: True: on the group's stream, so that the caller's stream continues.
         """
         comm = self._comm
         assert comm is not None
         captured = capturing(comm.device)
         running = _RunningCollective(what, timeout_s)
-        if not captured:  # else it is done when the graph is replayed, not now
+        if not captured:  # a captured collective runs at replay, so no timeout is checked
             with self._lock:
                 self._running = deque(e for e in tuple(self._running) if e.pending())
                 self._running.append(running)
@@ -271,10 +272,10 @@ class Streams:
                     asked.precedes()
                     _keep(touched)
                 if not captured and self._last is not None:
-                    self._last.precedes()  # the caller may have gone on to another stream
+                    self._last.precedes()  # the previous collective may be in another stream
                 try:
                     put(comm)
-                finally:  # what it has put there by then is there
+                finally:  # after an error, kernels may be in the stream already
                     running.end = StreamPoint(comm.device)
                     if not captured:
                         self._last = running.end
@@ -293,15 +294,15 @@ class Streams:
             comm.abort(late[0].late(late[0].timeout_s))
 
     def settled(self) -> Callable[[], None]:
-        """A function that waits, on any thread, for what is in the current stream now.
+        """Returns a function to wait, on any thread, for the current work of the current stream.
 
-        It raises an R2cclError if something in there has failed.
+        The function raises an R2cclError if any of this work has failed.
         """
         comm = self._comm
         if comm is None:
             return lambda: None
         if capturing(comm.device):
-            raise InvalidArgumentError("barrier: a graph is being captured, and a barrier waits")
+            raise InvalidArgumentError("barrier: not possible while a graph is captured")
         place = StreamPoint(comm.device)
 
         def wait() -> None:
@@ -311,7 +312,7 @@ class Streams:
         return wait
 
     def abort(self, why: str) -> None:
-        """End what is under way, on all ranks."""
+        """Aborts running collectives on all ranks."""
         with self._lock:
             each = self._comm or self._host
         if each is not None:
@@ -322,7 +323,7 @@ class Streams:
             return not any(each.pending() for each in tuple(self._running))
 
     def drain(self, limit_s: float) -> None:
-        """Wait until all has ended or a GPU has failed, ``limit_s`` seconds at most."""
+        """Waits until all collectives have ended or a GPU has failed, at most ``limit_s`` s."""
         until_s = time.monotonic() + limit_s
         while time.monotonic() < until_s:
             with self._lock:
@@ -330,12 +331,12 @@ class Streams:
             try:
                 if all(each.ended() for each in running):
                     return
-            except RuntimeError:  # nothing more ends; torch tells the next user of the GPU
+            except RuntimeError:  # no collective ends any more; torch's next GPU call raises
                 return
             time.sleep(LOOK_S)
 
     def failure(self) -> BaseException | None:
-        """Why results are void, of what has been asked for so far."""
+        """Returns the error that makes results so far void, or None."""
         if self._comm is None:
             return None
         try:
@@ -345,7 +346,7 @@ class Streams:
         return None
 
     def close(self) -> None:
-        """End what is under way, and leave.  Idempotent."""
+        """Aborts running collectives and closes. Idempotent."""
         with self._lock:
             first, self._closed = not self._closed, True
             comm = self._comm
@@ -360,7 +361,7 @@ class Streams:
 
 
 def _keep(given: Sequence[torch.Tensor]) -> None:
-    """Memory of these is nobody else's before the current stream has done with it."""
+    """Reserves the tensors' memory until the current stream has passed this point."""
     for tensor in given:
         if tensor.device.type == "cuda":
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
@@ -368,7 +369,7 @@ def _keep(given: Sequence[torch.Tensor]) -> None:
 
 @contextmanager
 def _ended_after(limit_s: float, abort: Callable[[str], None], why: str) -> Iterator[None]:
-    """What takes longer than ``limit_s`` is made to fail."""
+    """Calls ``abort`` if the block takes longer than ``limit_s`` seconds."""
     late = threading.Timer(limit_s, abort, [why])
     late.daemon = True
     late.start()

@@ -1,7 +1,7 @@
-"""Places in the streams of a GPU, and waits of host threads for these places.
+"""Points in the streams of a GPU, and waits of host threads for these points.
 
-A thread that waits for a GPU does so beside captures of graphs in other threads
-(:mod:`r2serve.engines.torch.capture_mode`).
+Waits for a GPU are allowed during captures of graphs in other threads; see
+:mod:`r2serve.engines.torch.capture_mode`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from r2serve.engines.torch.capture_mode import relaxed
 from r2serve.errors import InvalidArgumentError
 
 HIGH = -1
-"""Priority of our own streams: torch has a pool a priority, so no user's stream is one of ours."""
+"""Priority of r2serve's streams. torch takes streams from a pool per priority, so streams of the
+default priority, as most users have, are never r2serve's streams."""
 
 
 class StreamPoint:
-    """The current end of a device's stream; always passed where the host does the work."""
+    """The end of all work enqueued so far in the current stream of a device.
+
+    On a device without streams the point counts as passed.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._event: Any = None
@@ -31,10 +35,10 @@ class StreamPoint:
         self._device = device
 
     def passed(self) -> bool:
-        """Whether the stream has come to this point.
+        """Whether the stream has passed this point.
 
         Raises:
-            RuntimeError: the GPU has failed, in torch's words; the stream never comes here.
+            RuntimeError: the GPU has failed, so the stream never passes the point.
         """
         if self._event is None:
             return True
@@ -43,32 +47,32 @@ class StreamPoint:
         return reached
 
     def precedes(self) -> None:
-        """Order all later work of the current stream after this point."""
+        """Orders all later work of the current stream after this point."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def await_here(self) -> None:
-        """Wait, on this thread, until the stream has come to this point."""
+        """Blocks this thread until the stream has passed this point."""
         if self._event is not None:
             with relaxed():
                 self._event.synchronize()
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether the current stream records a graph."""
+    """Whether the current stream captures a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_capture(given: Sequence[torch.Tensor]) -> None:
-    """Refuse work of the host during a capture.
+    """Refuses host work during a capture.
 
     Raises:
         InvalidArgumentError: a graph is being captured on the GPU of a tensor.
     """
     if any(capturing(tensor.device) for tensor in given):
         raise InvalidArgumentError(
-            "a graph is being captured, and this goes through copies of the host, which a graph "
-            "cannot have"
+            "tensor: a graph is being captured, but this call copies through the host, which a "
+            "graph cannot contain"
         )
 
 
@@ -78,16 +82,17 @@ class Handover:
     _own = threading.local()
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
-        """given: tensors for the thread to read or write."""
+        """``given`` are the tensors for the thread to read or write."""
         devices = {tensor.device for tensor in given if tensor.device.type == "cuda"}
         self._places = {device: StreamPoint(device) for device in devices}
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """In the thread: begin after the work of the streams, and end with all copies done.
+        """Context for the other thread's copies, on a stream of that thread.
 
-        Copies of the host wait for the GPU, so the block is in the relaxed capture mode.  A new
-        thread has no context before it enters a stream, so the mode comes after.
+        Copies start after the work of the caller's streams, and the context ends after all copies.
+        Host copies wait for the GPU, so the block runs in the relaxed capture mode. The mode is
+        set after the stream, because a new thread gets its CUDA context with the stream.
         """
         streams = []
         with ExitStack() as entered:
@@ -103,7 +108,10 @@ class Handover:
 
     @classmethod
     def _stream_on(cls, device: torch.device) -> Any:
-        """A stream of this thread alone: in a shared stream a kernel might wait for this thread."""
+        """Returns a stream used by this thread only.
+
+        In a shared stream, a kernel before the copies might wait for this thread: a deadlock.
+        """
         kept: dict[torch.device, Any] = vars(cls._own).setdefault("streams", {})
         if device not in kept:
             kept[device] = torch.cuda.Stream(device, priority=HIGH)  # type: ignore[no-untyped-call]

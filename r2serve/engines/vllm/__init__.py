@@ -1,7 +1,7 @@
 """The vLLM plugin: ``vllm serve MODEL --distributed-backend r2ccl``.
 
-vLLM loads :func:`register` (entry point group ``vllm.platform_plugins``) in every process, also
-when nobody asked for r2ccl, so nothing here imports torch, the core or vLLM before it is called.
+vLLM calls :func:`register` (entry point group ``vllm.platform_plugins``) in every process, even
+without the flag. So this module imports torch, the core or vLLM only inside functions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _OUR_VALUE = f"{__name__}:register"
 
 
 def register() -> str | None:
-    """Name the platform class that vLLM shall use in place of the one it would have picked.
+    """Returns the name of a platform class for vLLM, to replace vLLM's own choice.
 
     Returns:
-        The qualified name of a subclass of vLLM's own platform for this machine, or None where
-        r2ccl has nothing to add: an unsupported platform, several at once (vLLM reports that
-        itself), or another plugin that brings a platform (vLLM allows only one).
+        The qualified name of a subclass of vLLM's own platform for this machine. None if r2ccl
+        does not apply: an unsupported platform, several platforms (vLLM reports the error), or
+        another platform plugin (vLLM allows a single plugin).
     """
     from vllm.platforms import builtin_platform_plugins
 
@@ -31,12 +31,12 @@ def register() -> str | None:
         return None
     ours = classes.PLATFORMS.get(picked[0])
     if ours is None:
-        _LOG.debug("no r2ccl for platform %s: vLLM is left as it is", picked[0])
+        _LOG.debug("platform %s is not supported by r2ccl: vLLM is unchanged", picked[0])
         return None
     rival = _active_rival()
     if rival is not None:
         _LOG.warning(
-            "platform plugin %s is active and vLLM takes only one: "
+            "platform plugin %s is active, and vLLM allows a single platform plugin: "
             "--distributed-backend r2ccl is not available",
             rival,
         )
@@ -45,7 +45,7 @@ def register() -> str | None:
 
 
 def _active_rival() -> str | None:
-    """The name of another platform plugin that vLLM would activate, if there is one."""
+    """Returns the name of another platform plugin activated by vLLM, if any."""
     from vllm import envs
 
     for plugin in entry_points(group=_GROUP):
@@ -58,6 +58,6 @@ def _active_rival() -> str | None:
 def _activates(plugin: EntryPoint) -> bool:
     try:
         return plugin.load()() is not None
-    except Exception:  # noqa: BLE001  a stranger's code; vLLM, too, counts a failure as a no
+    except Exception:  # noqa: BLE001  foreign code; vLLM counts a failure as inactive, too
         _LOG.debug("platform plugin %s failed", plugin.name, exc_info=True)
         return False

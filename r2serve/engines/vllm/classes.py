@@ -1,4 +1,4 @@
-"""Classes of vLLM replaced by ours, the only list that serving reads; releases; helpers of rows."""
+"""Our replacements for classes of vLLM, supported releases, and helpers for rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from r2serve.seams import Expectation, Row, Takes
 
-# vLLM's platform class -> ours. A further line covers a platform with a communicator below.
+# vLLM's platform class -> ours. A new entry adds a platform, with a communicator below.
 PLATFORMS = {
     "vllm.platforms.cpu.CpuPlatform": "r2serve.engines.vllm.platform.R2cclCpuPlatform",
     "vllm.platforms.zen_cpu.ZenCpuPlatform": "r2serve.engines.vllm.platform.R2cclZenCpuPlatform",
@@ -31,7 +31,8 @@ WORKERS = {
 
 PASS_MANAGER = "r2serve.engines.vllm.fusion.R2cclPassManager"
 
-# Attributes of CudaCommunicator: its paths past the group's collectives, and the switches of those.
+# Attributes of CudaCommunicator for transports that would bypass r2ccl: the transports themselves,
+# and the switches that enable a transport (OTHER_PATHS_WANTED).
 OTHER_PATHS = (
     "pynccl_comm",
     "ca_comm",
@@ -51,7 +52,7 @@ OTHER_PATHS_WANTED = (
 )
 
 RELEASES = ("0.32.0", "0.33.0")
-"""Releases of vLLM judged by the rows."""
+"""Releases of vLLM checked against the rows."""
 
 
 def row(
@@ -61,10 +62,10 @@ def row(
     *expects: Expectation,
     releases: tuple[str, ...] = RELEASES,
 ) -> Row:
-    """A row for every supported release of vLLM, or for ``releases`` alone."""
+    """Makes a row for every supported release of vLLM, or only for ``releases``."""
     return Row(seam, purpose, exit_, expects, releases)
 
 
 def of_each(owners: Iterable[str], method: str, parameters: str) -> tuple[Expectation, ...]:
-    """The method takes these parameters in each of several classes."""
+    """Expects the method with these parameters in each of several classes."""
     return tuple(Takes(f"{owner}.{method}", parameters) for owner in owners)

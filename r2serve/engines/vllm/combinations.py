@@ -1,7 +1,7 @@
-"""Options of vLLM that exclude r2ccl, refused before a worker is made.
+"""Checks for vLLM options incompatible with r2ccl, before workers start.
 
-A configuration does not tell where Ray or an external load balancer puts a rank.  The group itself
-asks again in the worker.
+A configuration does not tell where Ray or an external load balancer places a rank, so groups repeat
+the checks in the worker.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 from r2serve.errors import ConfigError
 
 ALL2ALL = "allgather_reducescatter"
-"""The exchange between experts that goes by a group's communicator; r2ccl carries no other."""
-_PASSTHROUGH = "passthrough"  # vLLM's own choice for MoE backends with an exchange
+"""The only exchange between experts carried by r2ccl; it uses a group's communicator."""
+_PASSTHROUGH = "passthrough"  # vLLM's value for MoE back ends that exchange tokens themselves
 _WAY_OUT = "or --distributed-backend default, without failover"
 
 
 def refuse_elastic_groups(parallel: Any) -> None:
-    """Refuse groups of varying size, on every platform and number of nodes.
+    """Refuses groups of varying size, on every platform and number of nodes.
 
     Args:
         parallel: vLLM's ParallelConfig.
@@ -27,17 +27,17 @@ def refuse_elastic_groups(parallel: Any) -> None:
     """
     if parallel.enable_elastic_ep:
         raise ConfigError(
-            "--enable-elastic-ep is True: vLLM makes groups that grow and shrink with its own "
-            f"communicator alone; --enable-elastic-ep must be left out, {_WAY_OUT}"
+            "--enable-elastic-ep is True: vLLM makes groups of varying size with its own "
+            f"communicator only; --enable-elastic-ep must be left out, {_WAY_OUT}"
         )
 
 
 def refuse_in_config(config: Any, *, per_rank_nodes: bool) -> None:
-    """Refuse options for GPUs that fail where a group of experts is known to span nodes.
+    """Refuses GPU options that fail in an expert group, if the group is known to span nodes.
 
     Args:
         config: vLLM's VllmConfig.
-        per_rank_nodes: every rank counts as a node of its own (``R2CCL_NODE=per-rank``).
+        per_rank_nodes: every rank counts as a separate node (``R2CCL_NODE=per-rank``).
 
     Raises:
         ConfigError: names option, value and what would be right.
@@ -48,7 +48,7 @@ def refuse_in_config(config: Any, *, per_rank_nodes: bool) -> None:
 
 
 def refuse_in_group(group: str, config: Any) -> None:
-    """Refuse options that fail in a group of GPUs on several nodes.
+    """Refuses options that fail in a group of GPUs on several nodes; called in the worker.
 
     Args:
         group: vLLM's name of the group, with or without a number (``ep``, ``ep:0``).
@@ -77,21 +77,21 @@ def _refuse_all2all(config: Any) -> None:
     if backend == _PASSTHROUGH:
         raise ConfigError(
             f"--moe-backend is {config.kernel_config.moe_backend!r}, which exchanges tokens "
-            "between experts itself, past r2ccl, and the group of experts spans nodes; "
-            f"--moe-backend must be one without an exchange of its own, such as auto, {_WAY_OUT}"
+            "between experts without r2ccl, but the group of experts spans nodes; --moe-backend "
+            f"must be a back end that does not exchange tokens itself, such as auto, {_WAY_OUT}"
         )
     raise ConfigError(
-        f"--all2all-backend is {backend!r}, which exchanges tokens between experts past r2ccl, and "
-        f"the group of experts spans nodes; --all2all-backend must be {ALL2ALL}, {_WAY_OUT}"
+        f"--all2all-backend is {backend!r}, which exchanges tokens between experts without r2ccl, "
+        f"but the group of experts spans nodes; --all2all-backend must be {ALL2ALL}, {_WAY_OUT}"
     )
 
 
 def engine_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
-    """Whether ranks of the engine are known to be on more than one node.
+    """Whether ranks of the engine are known to be on several nodes.
 
     Args:
         parallel: vLLM's ParallelConfig.
-        per_rank_nodes: every rank counts as a node of its own (``R2CCL_NODE=per-rank``).
+        per_rank_nodes: every rank counts as a separate node (``R2CCL_NODE=per-rank``).
     """
     if per_rank_nodes or parallel.nnodes > 1:
         return True
@@ -99,10 +99,10 @@ def engine_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
 
 
 def expert_group_spans_nodes(parallel: Any, *, per_rank_nodes: bool) -> bool:
-    """Whether the expert-parallel group is known to have ranks on more than one node.
+    """Whether the expert-parallel group is known to have ranks on several nodes.
 
-    The group has all ranks of a pipeline stage, over tensor, prefill-context and data parallelism.
-    vLLM's order of ranks is data, pipeline, prefill context, tensor.
+    The group has all ranks of a pipeline stage: tensor, prefill-context and data parallelism.
+    vLLM orders ranks by data, pipeline, prefill context, tensor.
     """
     of_replica = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     if per_rank_nodes:
@@ -123,8 +123,8 @@ def _replicas_are_elsewhere(parallel: Any) -> bool:
     """Whether another node is known to have some of the data-parallel replicas."""
     from vllm import envs
 
-    # Both set one local replica a process, on one node as on several.
+    # Both options set one local replica a process, on any number of nodes.
     if parallel.data_parallel_external_lb or envs.VLLM_DP_SIZE > 1:
         return False
-    # 0: a node with the API server alone; the replicas may share another node.
+    # 0: a node with the API server alone; the replicas may share a single other node.
     return bool(0 < parallel.data_parallel_size_local < parallel.data_parallel_size)

@@ -1,9 +1,8 @@
 """vLLM's CPU communicator with r2ccl underneath, for groups that span nodes.
 
-vLLM builds one :class:`R2cclCpuCommunicator` for every group of more than one rank.  A group
-inside one node gets exactly that class, which adds nothing to vLLM's: the engine's shared-memory
-path is called without anything in between.  A group that spans nodes gets
-:class:`SpanningCpuCommunicator`, whose every collective is r2ccl's.
+vLLM makes a :class:`R2cclCpuCommunicator` for every group of several ranks. A group inside one
+node gets exactly this class, which adds nothing to the engine's shared-memory path. A group that
+spans nodes gets a :class:`SpanningCpuCommunicator` with r2ccl's collectives.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class R2cclCpuCommunicator(ChosenByNodes, CpuCommunicator):  # type: ignore[misc]
-    """vLLM's own communicator; makes a :class:`SpanningCpuCommunicator` where nodes differ."""
+    """vLLM's own communicator; makes a :class:`SpanningCpuCommunicator` across nodes."""
 
 
 class SpanningCpuCommunicator(SpanningCollectives, R2cclCpuCommunicator):
-    """Collectives of a group whose ranks live on more than one node."""
+    """Collectives of a group with ranks on several nodes."""
 
     def __init__(
         self,
@@ -36,7 +35,7 @@ class SpanningCpuCommunicator(SpanningCollectives, R2cclCpuCommunicator):
         use_all2all: bool = False,
         **kwargs: Any,
     ) -> None:
-        # Not CpuCommunicator's: it would set up shared memory that nothing here uses.
+        # CpuCommunicator's __init__ is skipped, because it would set up unused shared memory.
         DeviceCommunicatorBase.__init__(
             self, cpu_group, device, device_group, unique_name, use_all2all=use_all2all, **kwargs
         )

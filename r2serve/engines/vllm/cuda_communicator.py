@@ -1,9 +1,9 @@
 """vLLM's CUDA communicator with r2ccl underneath, for groups that span nodes.
 
-As on the CPU a group inside one node keeps vLLM's own path, NVLink and all.  A group that spans
-nodes gets :class:`SpanningCudaCommunicator`, all of whose collectives are r2ccl's.  What vLLM
-sends on a group's ``device_group`` instead (tensors of pipeline stages) goes by our backend of
-torch.distributed.  **vLLM has not yet been run with it on a GPU.**
+A group inside one node keeps vLLM's own path, NVLink included, as on the CPU. A group that spans
+nodes gets :class:`SpanningCudaCommunicator` with r2ccl's collectives. vLLM sends some data on a
+group's ``device_group`` (tensors of pipeline stages); our backend of torch.distributed carries this
+data.  **vLLM has not yet been run with this class on a GPU.**
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class R2cclCudaCommunicator(ChosenByNodes, CudaCommunicator):  # type: ignore[misc]
-    """vLLM's own communicator; makes a :class:`SpanningCudaCommunicator` where nodes differ."""
+    """vLLM's own communicator; makes a :class:`SpanningCudaCommunicator` across nodes."""
 
 
 class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
-    """Collectives of a group whose ranks live on more than one node."""
+    """Collectives of a group with ranks on several nodes."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
         running = get_current_vllm_config_or_none()
         if running is not None:
             combinations.refuse_in_group(unique_name, running)
-        # Where the configuration does not tell the nodes, nothing was checked at start.
+        # A configuration without known nodes was not checked at start.
         ordinal = 0 if device is None or device.index is None else device.index
         gpus.check_in_worker(Config.from_env().cuda_library, ordinal)
-        # Not CudaCommunicator's: it would make an NCCL communicator.
+        # CudaCommunicator's __init__ is skipped, because it would make an NCCL communicator.
         kwargs.pop("tcp_store_group", None)
         DeviceCommunicatorBase.__init__(
             self, cpu_group, device, device_group, unique_name, use_all2all=use_all2all, **kwargs
@@ -64,7 +64,7 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
         self.connect(unique_name)
 
     def open(self, unique_name: str) -> DeviceCommunicator:
-        """Make the communicator that carries the group."""
+        """Makes the communicator of the group."""
         return DeviceCommunicator.from_group(
             self.cpu_group,
             name=unique_name,
@@ -75,14 +75,14 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
     def all_reduce_add_rms_norm(
         self, input_: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the base class has it, in one kernel where a tensor is small enough for its slots."""
+        """Runs the operation of the base class, in a single kernel if a tensor fits the slots."""
         input_ = input_.contiguous()
         if not self.r2ccl.fused.takes(input_):
             return super().all_reduce_add_rms_norm(input_, residual, weight, epsilon)
         return self._fused(input_, residual.contiguous(), weight, epsilon)
 
     def fuses(self, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-        """Whether one kernel does the all-reduce, the addition and the RMSNorm.
+        """Whether a single kernel does the all-reduce, the addition and the RMSNorm.
 
         :meth:`r2serve.fused.FusedReduce.takes` has the limits.
         """

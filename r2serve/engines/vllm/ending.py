@@ -1,9 +1,9 @@
-"""Ends a worker whose collectives have failed for good, so that no part of the engine hangs.
+"""Termination of a worker after a fatal collective error, so that no part of the engine hangs.
 
-vLLM answers its clients when the output rank raises.  Any other rank only logs the exception and
-waits for work that never comes: the engine of a follower node would stay for ever.  vLLM does
-notice when a worker process ends, on every node, and then takes the engine down.  So a worker
-that raised is given time to deliver the error and is then ended.
+vLLM answers clients when the output rank raises. Any other rank only logs the exception and waits
+for work that never comes, so the engine of a follower node would hang forever. vLLM notices the
+end of a worker process on every node, and then stops the engine. So a failed worker gets time to
+deliver the error and then exits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import threading
 
 _LOG = logging.getLogger(__name__)
 
-DELIVERY_S = 2.0  # for the output rank's error to travel to the clients
-CLEANUP_S = 10.0  # for the worker's own shutdown; then it is ended without one
+DELIVERY_S = 2.0  # seconds for the output rank's error to reach the clients
+CLEANUP_S = 10.0  # seconds for the worker's own shutdown before a forced exit
 EXIT_STATUS = 70  # EX_SOFTWARE of sysexits(3)
 
 _lock = threading.Lock()
@@ -25,10 +25,10 @@ _arranged = False
 
 
 def end_worker_soon(error: BaseException) -> None:
-    """Arrange, once, that this process ends if it is a worker of vLLM.
+    """Schedules the end of this process, once, if this process is a worker of vLLM.
 
-    A process that is nobody's child in the sense of multiprocessing (``vllm.LLM`` without worker
-    processes, a Ray actor) belongs to someone who sees the exception, and is left alone.
+    A process without a multiprocessing parent (``vllm.LLM`` without worker processes, a Ray actor)
+    continues, because its caller sees the exception.
     """
     global _arranged
     if multiprocessing.parent_process() is None:
@@ -38,7 +38,7 @@ def end_worker_soon(error: BaseException) -> None:
             return
         _arranged = True
     _LOG.error(
-        "a collective failed for good; this worker ends in %g s: %s: %s",
+        "a collective failed without recovery; this worker exits in %g s: %s: %s",
         DELIVERY_S,
         type(error).__name__,
         error,
@@ -48,11 +48,11 @@ def end_worker_soon(error: BaseException) -> None:
 
 def _ask_main_thread() -> None:
     _after(CLEANUP_S, _leave)
-    os.kill(os.getpid(), signal.SIGTERM)  # vLLM's handler turns it into an orderly shutdown
+    os.kill(os.getpid(), signal.SIGTERM)  # vLLM's handler starts an orderly shutdown
 
 
 def _leave() -> None:
-    _LOG.critical("the worker did not shut down within %g s", CLEANUP_S)
+    _LOG.critical("the worker did not shut down within %g s: forced exit", CLEANUP_S)
     os._exit(EXIT_STATUS)
 
 

@@ -1,9 +1,10 @@
-"""The flag ``--distributed-backend {default,r2ccl}`` and how its value reaches every process.
+"""The flag ``--distributed-backend {default,r2ccl}``, and its transfer to every process.
 
-The API process parses it; engine core and workers are children and inherit the environment.  Ray's
-first executor (vLLM 0.32 alone) copies the variables in :data:`CARRIED` to workers, the second
-executor copies the whole environment.  Without a command line (``vllm.LLM``) the variable, or
-``additional_config={"r2serve": {"distributed_backend": "r2ccl"}}``, makes the choice.
+The API process parses the flag; engine core and workers inherit the environment. Ray's first
+executor (only in vLLM 0.32) copies the variables in :data:`CARRIED` to workers; the second executor
+copies the whole environment. Without a command line (``vllm.LLM``) the choice comes from the
+variable :data:`VARIABLE` or from
+``additional_config={"r2serve": {"distributed_backend": "r2ccl"}}``.
 """
 
 from __future__ import annotations
@@ -37,37 +38,37 @@ CARRIED = (
 
 
 def active() -> bool:
-    """Whether r2ccl was asked for."""
+    """Whether the user has chosen r2ccl."""
     return os.environ.get(VARIABLE) == "r2ccl"
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Add the flag in an argument group of its own (shown by ``vllm serve --help=r2serve``)."""
+    """Adds the flag in a separate argument group (shown by ``vllm serve --help=r2serve``)."""
     if any("--distributed-backend" in action.option_strings for action in parser._actions):
-        return  # vLLM may prepare one parser twice
+        return  # vLLM may prepare the same parser twice
     group = parser.add_argument_group(
-        "r2serve", "Collectives that outlive the loss of a NIC, cable or link."
+        "r2serve", "Collectives that survive the loss of a NIC, cable or link."
     )
     group.add_argument(
         "--distributed-backend",
         choices=CHOICES,
         default="default",
         action=_CarryFlag,
-        help="What carries the collectives of groups that span nodes: the engine's own "
-        "communicator, or r2ccl, which moves traffic to another rail when one dies. "
-        "r2ccl is set up by R2CCL_* variables (see `r2serve config`).",
+        help="Transport of collectives in groups that span nodes. default: the engine's own "
+        "communicator. r2ccl: several rails; traffic moves to another rail when a rail dies. "
+        "R2CCL_* variables configure r2ccl (see `r2serve config`).",
     )
     group.add_argument(
         "--r2serve-sidecar",
         metavar="[HOST:]PORT",
         action=_CarrySidecar,
-        help="Start the sidecar (probes, metrics, dashboard) there, beside the engine, with "
-        "--distributed-backend r2ccl. HOST: 127.0.0.1 unless given.",
+        help="Start the sidecar (probes, metrics, dashboard) at this address, beside the engine. "
+        "Needs --distributed-backend r2ccl. Default of HOST: 127.0.0.1.",
     )
 
 
 class _CarrySidecar(argparse.Action):
-    """Puts the address where the engine's first process finds it."""
+    """Stores the address in the environment of the engine's first process."""
 
     def __call__(
         self,
@@ -85,7 +86,7 @@ class _CarrySidecar(argparse.Action):
 
 
 class _CarryFlag(argparse.Action):
-    """Puts the value where child processes find it, and refuses a wrong ``R2CCL_*`` at once."""
+    """Stores the value in the environment for child processes; refuses wrong ``R2CCL_*`` values."""
 
     def __call__(
         self,
@@ -104,10 +105,10 @@ class _CarryFlag(argparse.Action):
 
 
 def read_additional_config(additional_config: object) -> None:
-    """Take the choice from ``additional_config`` where neither flag nor variable made one.
+    """Takes the choice from ``additional_config`` if flag and variable are absent.
 
     Raises:
-        ConfigError: it names a backend that does not exist.
+        ConfigError: the named backend does not exist.
     """
     if VARIABLE in os.environ or not isinstance(additional_config, Mapping):
         return
@@ -124,7 +125,7 @@ def read_additional_config(additional_config: object) -> None:
 
 
 def check_environment() -> None:
-    """Stop before any worker is started if the flag's variable or an option is wrong.
+    """Refuses a wrong variable of the flag or a wrong option, before any worker starts.
 
     Raises:
         ConfigError: names the field or variable, its value and what would be right.
@@ -138,9 +139,10 @@ def check_environment() -> None:
 
 
 def keep_journals() -> None:
-    """In memory, in a folder of this user, unless the environment says where, or nowhere.
+    """Sets the folder of journals to this user's folder in memory, unless the environment sets it.
 
-    Of each process, since another node may have inherited the choice and not the folder.
+    Every process calls this, because another node may inherit the choice without the folder. An
+    empty variable means no journals.
     """
     folder = default_folder()
     if os.environ.get("R2CCL_JOURNAL_DIR", str(folder)) != str(folder):
@@ -150,16 +152,20 @@ def keep_journals() -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
-        _LOG.warning("no journals: %s", error)
+        _LOG.warning("journals are disabled: %s; r2serve commands do not see this process", error)
         return
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        _LOG.warning("no journals: %s belongs to somebody else", folder)
+        _LOG.warning(
+            "journals are disabled: %s must be a folder of this user; r2serve commands do not see "
+            "this process",
+            folder,
+        )
         return
     os.environ["R2CCL_JOURNAL_DIR"] = str(folder)
 
 
 def log_with_vllm(level: str) -> None:
-    """Send r2serve's log lines where vLLM's go; vLLM's workers set up only their own logger."""
+    """Sends r2serve's log to vLLM's handlers; vLLM's workers configure only their own logger."""
     ours, theirs = logging.getLogger("r2serve"), logging.getLogger("vllm")
     if not ours.handlers:
         ours.handlers = list(theirs.handlers)

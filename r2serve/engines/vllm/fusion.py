@@ -1,8 +1,8 @@
-"""A pass of vLLM's compiler that puts one operation in the place of three.
+"""A pass of vLLM's compiler for the fusion of all-reduce, residual addition and RMSNorm.
 
-An all-reduce over ranks on several nodes, the addition of the residual and the RMSNorm after it
-become ``r2serve::all_reduce_add_rms_norm``, which the group's communicator carries out: on a GPU in
-one kernel that reads what the ranks sent, on the CPU one after the other.
+The pass replaces the three operations by ``r2serve::all_reduce_add_rms_norm`` in groups that span
+nodes. The group's communicator runs the operation: on a GPU in a single kernel that reads the
+received tensors, on the CPU as separate steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def all_reduce_add_rms_norm(
     epsilon: float,
     group_name: str,
 ) -> Pair:
-    """(normed, new residual) of the sum over a group of vLLM's; all inputs stay as they are."""
+    """Returns (normed, new residual) of the sum over a vLLM group; inputs are unchanged.
+
+    Shapes: (rows, hidden) for ``tensor``, ``residual`` and both results; (hidden,) for ``weight``.
+    """
     group = parallel_state._groups[group_name]()
     assert group is not None, f"the group {group_name} is gone"
     made: Pair = group.device_communicator.all_reduce_add_rms_norm(
@@ -71,7 +74,7 @@ direct_register_custom_op(
 
 
 class _Fused(VllmPatternReplacement):  # type: ignore[misc]
-    """``parts``: picks what a graph uses of the two results."""
+    """The pattern and its replacement; ``parts`` selects the results used by a graph."""
 
     def __init__(
         self, parts: Callable[[Pair], Any], epsilon: float, dtype: torch.dtype, group_name: str
@@ -106,10 +109,9 @@ class _Fused(VllmPatternReplacement):  # type: ignore[misc]
 
 
 class AllReduceAddRmsNormPass(VllmFusionPatternMatcherPass):  # type: ignore[misc]
-    """For the tensor-parallel group, if it spans nodes and its communicator has the operation.
+    """Fusion in the tensor-parallel group, if the group spans nodes and its communicator fuses.
 
-    Elsewhere, and in graphs for more rows than the operation takes, vLLM's own passes find the
-    norm as it was, and fuse it with what comes after it.
+    Otherwise, and in graphs with too many rows, the pattern stays for vLLM's own passes.
     """
 
     def __init__(self, config: VllmConfig) -> None:
@@ -131,7 +133,7 @@ class AllReduceAddRmsNormPass(VllmFusionPatternMatcherPass):  # type: ignore[mis
                 self._why_three(fewest),
             )
             return
-        # The last norm of a model leaves no residual to anybody.
+        # A second pattern without the new residual, which the last norm of a model does not use.
         for parts in (_both, _normed):
             self.register(_Fused(parts, self._epsilon, self.model_dtype, group.unique_name))
 
@@ -139,16 +141,16 @@ class AllReduceAddRmsNormPass(VllmFusionPatternMatcherPass):  # type: ignore[mis
         return bool(self._communicator.fuses((rows, self._hidden), self.model_dtype))
 
     def _why_three(self, fewest: int) -> str:
-        """The condition of the fused operation that is not met.
+        """Returns the unmet condition of the fused operation.
 
         Args:
-            fewest: rows at the end of the smallest range of compilation.
+            fewest: number of rows at the end of the smallest range of compilation.
         """
         from r2serve.engines.vllm import fusion_range  # needs Triton, unlike this pass on the CPU
 
         ranks, nodes = self._communicator.world_size, len(set(self._communicator.r2ccl.nodes))
         if nodes < ranks:
-            return f"{ranks} ranks are on {nodes} nodes; each rank must be on a node of its own"
+            return f"{ranks} ranks are on {nodes} nodes; each rank must be on a separate node"
         limits = (Config.from_env().gpu_staging_bytes, ranks, self._hidden, self.model_dtype)
         return fusion_range.exceeded(*limits) or (
             f"the smallest range of compilation ends at {fewest} rows; the limit is "
@@ -156,7 +158,7 @@ class AllReduceAddRmsNormPass(VllmFusionPatternMatcherPass):  # type: ignore[mis
         )
 
     def is_applicable_for_range(self, compile_range: Range) -> bool:
-        """Whether each graph of the range, from its fewest rows to its most, is fused."""
+        """Whether the pass fuses every graph of the range, from the fewest rows to the most."""
         return bool(self._pattern_replacements) and self._takes(compile_range.end)
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -180,7 +182,7 @@ def _normed(made: Pair) -> torch.Tensor:
 
 
 class R2cclPassManager(PostGradPassManager):  # type: ignore[misc]
-    """vLLM's, with the pass above before all that would fuse a norm with something else."""
+    """vLLM's pass manager with the pass above, ahead of passes with other fusions of a norm."""
 
     def configure(self, config: VllmConfig) -> None:
         super().configure(config)
@@ -193,9 +195,9 @@ class R2cclPassManager(PostGradPassManager):  # type: ignore[misc]
 
 
 class _LeftAsItIs(VllmInductorPass):  # type: ignore[misc]
-    """In the place of vLLM's last pass, which asks after operations that only GPUs have, and fails.
+    """A replacement of vLLM's last pass, which fails without operations specific to GPUs.
 
-    What it would do for its own operations, Inductor does for all that are left.
+    Inductor itself replaces the remaining functionalised operations by in-place operations.
     """
 
     def __call__(self, graph: torch.fx.Graph) -> None:

@@ -1,6 +1,6 @@
-"""Limits of the kernel for all-reduce, addition and RMSNorm, and ranges of rows that fit them.
+"""Limits of the fused all-reduce, addition and RMSNorm, and the matching ranges of rows.
 
-vLLM compiles a graph for each range of rows.  A range ends at the capacity of the kernel's slots,
+vLLM compiles a graph for each range of rows. A range ends at the capacity of the kernel's slots,
 so decode steps are fused, and larger steps keep vLLM's own passes.
 """
 
@@ -15,14 +15,15 @@ from r2serve.kernels.rms_norm import MAX_HIDDEN
 if TYPE_CHECKING:
     import torch
 
-_LINE_BYTES = 128  # unit of a rank's part of the staging memory (device/addresses.hpp)
+_LINE_BYTES = 128  # granularity of a slot in the staging memory (csrc/device/addresses.hpp)
 
 
 def split(vllm_config: Any, config: Config) -> None:
-    """End a range of compilation at the last row of the fused operation, if it may be used.
+    """Ends a range of compilation at the last row of the fused operation, if fusion is possible.
 
-    A configuration of compilation is split once, for the model of the engine.  Parts of a model
-    and draft models share the configuration, and vLLM has computed its ranges by then.
+    vLLM calls this first for the main model. Parts of the model and draft models share the
+    compilation config; for these models vLLM has computed the ranges already, and the call changes
+    nothing.
 
     Args:
         vllm_config: an engine's VllmConfig.
@@ -39,19 +40,19 @@ def split(vllm_config: Any, config: Config) -> None:
 
 
 def slot_bytes(staging_bytes: int, ranks: int) -> int:
-    """Size of a rank's part, ``most_bytes`` of the core's ``slots()``."""
+    """Returns the bytes of a slot, equal to ``most_bytes`` of the core's ``slots()``."""
     return staging_bytes // ranks // _LINE_BYTES * _LINE_BYTES
 
 
 def most_rows(staging_bytes: int, ranks: int, hidden: int, dtype: torch.dtype) -> int:
-    """Rows taken by the fused operation where each rank is on a node of its own; 0: none."""
+    """Returns the row limit of the fused operation with a node for each rank; 0: no fusion."""
     if exceeded(staging_bytes, ranks, hidden, dtype):
         return 0
     return slot_bytes(staging_bytes, ranks) // (hidden * dtype.itemsize)
 
 
 def exceeded(staging_bytes: int, ranks: int, hidden: int, dtype: torch.dtype) -> str:
-    """The limit of :meth:`r2serve.fused.FusedReduce.takes` exceeded by a row; empty: none."""
+    """Returns the exceeded limit of :meth:`r2serve.fused.FusedReduce.takes`; empty: a row fits."""
     if ranks > MAX_PEERS:
         return f"the group has {ranks} ranks; the limit is {MAX_PEERS}"
     if dtype not in FLOATS:
@@ -65,9 +66,9 @@ def exceeded(staging_bytes: int, ranks: int, hidden: int, dtype: torch.dtype) ->
 
 
 def _may_fuse(parallel: Any, config: Config) -> bool:
-    """Whether each rank of a tensor-parallel group is known to be on a node of its own.
+    """Whether each rank of a tensor-parallel group is known to be on a separate node.
 
-    Ray does not tell its nodes, and vLLM then counts all ranks on one node.
+    Ray does not report nodes, so vLLM counts all ranks on a single node, and the answer is False.
     """
     if parallel.tensor_parallel_size == 1:
         return False

@@ -1,8 +1,8 @@
 """Checks of GPU, driver and this build of r2serve, at start and in a worker.
 
-A process that starts an engine makes workers afterwards, some of them by fork.  A driver
-initialised before a fork is lost to the child, so :func:`check` initialises no driver:
-``cuDriverGetVersion`` needs no ``cuInit``, and vLLM asks NVML for the compute capability.
+A process that starts an engine may fork workers later, and a child cannot use a driver initialised
+before the fork. So :func:`check` initialises no driver: ``cuDriverGetVersion`` needs no
+``cuInit``, and vLLM asks NVML for the compute capability.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from r2serve.errors import ConfigError
 from r2serve.topo.gpus import NO_KERNELS, too_old
 
 OLDEST_DRIVER = (11, 0)
-"""CUDA version of the first driver to load PTX 7.0, the oldest image in a build of r2serve."""
+"""CUDA version of the first driver with PTX 7.0, the oldest image in a build of r2serve."""
 
 
 class Version(NamedTuple):
@@ -29,18 +29,18 @@ class Version(NamedTuple):
 
 
 def check(library: str, capability: tuple[int, int] | None) -> None:
-    """Refuse a GPU, driver or build on which workers would fail.
+    """Refuses a GPU, driver or build on which workers would fail.
 
     Args:
         library: the CUDA driver: a file, or a name that the loader finds (``R2CCL_CUDA_LIBRARY``).
         capability: compute capability of the GPU; None: unknown.
 
     Raises:
-        ConfigError: names what was found and what would be right.
+        ConfigError: names the value found and the values allowed.
     """
     if not _core.has_kernels():
         raise ConfigError(
-            f"--distributed-backend is 'r2ccl', on GPUs of several nodes, and {NO_KERNELS}, or use "
+            f"--distributed-backend is 'r2ccl' for GPUs on several nodes, but {NO_KERNELS}, or use "
             "--distributed-backend default, without failover"
         )
     version = driver_version(library)
@@ -54,14 +54,14 @@ def check(library: str, capability: tuple[int, int] | None) -> None:
 
 
 def check_in_worker(library: str, ordinal: int) -> None:
-    """As :func:`check`, in a process with CUDA initialised.
+    """Runs :func:`check` in a process with CUDA initialised.
 
     Args:
         library: the CUDA driver (``R2CCL_CUDA_LIBRARY``).
-        ordinal: index of the GPU, as the driver counts.
+        ordinal: index of the GPU in the driver's order.
 
     Raises:
-        ConfigError: names what was found and what would be right.
+        ConfigError: names the value found and the values allowed.
     """
     check(library, None)
     gpu = _core.gpus(library)[ordinal]
@@ -69,10 +69,10 @@ def check_in_worker(library: str, ordinal: int) -> None:
 
 
 def driver_version(library: str) -> Version:
-    """The latest CUDA version of a driver (cuDriverGetVersion); initialises nothing.
+    """Returns the latest CUDA version of a driver (cuDriverGetVersion); initialises nothing.
 
     Raises:
-        ConfigError: there is no such driver, or it does not say.
+        ConfigError: no such driver, or a driver without a version.
     """
     name = f"cuda_library (R2CCL_CUDA_LIBRARY) is {library!r}"
     try:
@@ -84,9 +84,9 @@ def driver_version(library: str) -> Version:
         ) from error
     number = ctypes.c_int()
     code = ask(ctypes.byref(number))
-    if code != 0 or number.value <= 0:  # 0: NVIDIA's stub, for linking
+    if code != 0 or number.value <= 0:  # 0: NVIDIA's stub library for linking
         raise ConfigError(
             f"{name}, whose cuDriverGetVersion answered {code} and version {number.value}: it must "
-            "be the library of a driver that runs"
+            "be the library of a running driver"
         )
     return Version(number.value // 1000, number.value % 1000 // 10)

@@ -1,6 +1,6 @@
-"""The address that vLLM uses for its own traffic; its NIC is the management NIC.
+"""The address of vLLM's own traffic, on the management NIC.
 
-The command line asks, too, so nothing here imports vLLM before it is needed.
+The command line uses this module, too, so vLLM is imported only inside functions.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import os
 
 
 def named_address() -> str | None:
-    """The address that ``VLLM_HOST_IP`` names; None: vLLM is to find one."""
+    """Returns the address in ``VLLM_HOST_IP``; None: vLLM chooses an address."""
     return os.environ.get("VLLM_HOST_IP") or None
 
 
 def host_address() -> str | None:
-    """The address of this node that vLLM gives to others; None: it has no route."""
+    """Returns the address of this node announced by vLLM; None: no route."""
     return named_address() or _found_address()
 
 
 @functools.cache
 def _found_address() -> str | None:
-    """The address of the default route, as vLLM would find it again at every call."""
+    """Returns the address on the default route; cached, because vLLM's function always searches."""
     from vllm.utils.network_utils import get_ip
 
     found: str = get_ip()
-    return None if found == "0.0.0.0" else found  # vLLM's answer where there is no route either
+    return None if found == "0.0.0.0" else found  # 0.0.0.0: vLLM found no route

@@ -1,4 +1,4 @@
-"""Which ranks of a group share a node, asked before any engine of ours is made for the group."""
+"""Nodes of the ranks of a group, determined before the group has an r2ccl engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _latest_spans_nodes = False
 
 
 def spans_nodes(group: ProcessGroup, config: Config) -> bool:
-    """Whether the ranks of ``group`` live on more than one node; collective over the group."""
+    """Whether the ranks of ``group`` are on several nodes; collective over the group."""
     import torch.distributed as dist
 
     global _latest_spans_nodes
@@ -26,9 +26,9 @@ def spans_nodes(group: ProcessGroup, config: Config) -> bool:
 
 
 def latest_group_spans_nodes() -> bool:
-    """The answer for the group that was made last.
+    """Returns the answer for the most recent group.
 
-    vLLM asks the platform how to call the collectives of a group right after it made the group's
-    communicator, without saying which group it means.
+    vLLM asks the platform how to call a group's collectives right after the creation of the group's
+    communicator, without a name of the group.
     """
     return _latest_spans_nodes

@@ -1,10 +1,10 @@
-"""The whole list of this plugin's changes to vLLM: seams, and classes of ours in vLLM's places.
+"""The complete list of this plugin's changes to vLLM: seams, and replacements of classes.
 
-Nothing of vLLM is patched.  The plugin goes through vLLM's own seams.  :data:`ROWS` has a row for
-each seam: purpose, end of the need, and expectations of a release.  Tests compare every row with
+The plugin patches nothing in vLLM, but uses vLLM's own seams. :data:`ROWS` has a row for each
+seam: purpose, condition for removal, and expectations of a release. Tests compare every row with
 facts from the sources of every supported release, 0.32 and 0.33.
-``tests/engines/contracts/README.md`` has the table of seams and releases.  This module imports
-nothing of vLLM.
+``tests/engines/contracts/README.md`` has the table of seams and releases. This module imports
+nothing from vLLM.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _DEVICE = "vllm.distributed.device_communicators"
 _PLATFORM_ROWS = (
     row(
         "entry point vllm.platform_plugins",
-        "our platform class in place of vLLM's own, a subclass",
-        "vLLM lets a plugin name a communicator alone",
+        "replaces vLLM's platform class by a subclass in r2serve",
+        "vLLM lets a plugin replace only the communicator",
         There("vllm.plugins.PLATFORM_PLUGINS_GROUP", "'vllm.platform_plugins'"),
         There("vllm.platforms.builtin_platform_plugins"),
         There("vllm.envs.VLLM_PLUGINS"),
@@ -57,7 +57,7 @@ _PLATFORM_ROWS = (
     row(
         "Platform.pre_register_and_update",
         "adds the flag; without a parser validates R2CCL_* before workers start",
-        "plugins may add options of their own",
+        "vLLM lets plugins add options",
         *of_each(PLATFORMS, "pre_register_and_update", "cls, parser=None"),
         InOrder(
             "vllm.engine.arg_utils.EngineArgs.create_engine_config",
@@ -70,9 +70,9 @@ _PLATFORM_ROWS = (
     ),
     row(
         "Platform.check_and_update_config",
-        "notes the choice in additional_config (part of the compile-cache key) and the workers a "
-        "node; puts our worker class in place of vLLM's",
-        "a plugin may name a worker class and a part of the cache key",
+        "records the backend in additional_config (part of the compile-cache key) and the number "
+        "of workers per node; replaces vLLM's worker class by a subclass in r2serve",
+        "vLLM lets a plugin set the worker class and a part of the cache key",
         *of_each(PLATFORMS, "check_and_update_config", "cls, vllm_config"),
         InOrder(
             "vllm.config.VllmConfig.__post_init__", ("current_platform.check_and_update_config",)
@@ -103,8 +103,9 @@ _PLATFORM_ROWS = (
     ),
     row(
         "options that r2ccl refuses",
-        "reads options of traffic past r2ccl, and the nodes of experts, before workers start",
-        "r2ccl carries these, too",
+        "reads options for traffic that would bypass r2ccl, and the nodes of experts, before "
+        "workers start",
+        "r2ccl carries this traffic, too",
         Has("vllm.config.KernelConfig", ("moe_backend",)),
         Has(
             _PARALLEL,
@@ -157,24 +158,24 @@ _PLATFORM_ROWS = (
     ),
     row(
         "Platform.get_device_communicator_cls",
-        "our communicator, a subclass of the platform's own",
+        "replaces the platform's communicator by a subclass in r2serve",
         "",
         *of_each(PLATFORMS, "get_device_communicator_cls", "cls"),
     ),
     row(
         "Platform.dist_backend (CUDA)",
-        "our backend of torch.distributed for device_group of every group, where the engine spans "
-        "nodes",
-        "a communicator may bring its group's backend",
+        "sets the backend r2ccl of torch.distributed for device_group of every group, if the "
+        "engine spans nodes",
+        "vLLM lets a communicator choose its group's backend",
         There("vllm.platforms.cuda.CudaPlatform.dist_backend", "'nccl'"),
         InOrder("vllm.v1.worker.gpu_worker.Worker.init_device", ("current_platform.dist_backend",)),
         There("vllm.envs.VLLM_DISTRIBUTED_USE_SPLIT_GROUP"),
     ),
     row(
         "Platform.get_pass_manager_cls",
-        "our compiler pass, before vLLM's own; on the CPU with R2CCL_FUSE=on vLLM's mode of "
-        "compilation is put back",
-        "a plugin may register a pass",
+        "adds r2serve's compiler pass, before vLLM's own; on the CPU with R2CCL_FUSE=on also "
+        "restores vLLM's compilation mode",
+        "vLLM lets a plugin register a pass",
         *of_each(PLATFORMS, "get_pass_manager_cls", "cls"),
         InOrder(
             "vllm.compilation.backends.VllmBackend.__init__",
@@ -188,9 +189,9 @@ _PLATFORM_ROWS = (
     ),
     row(
         "Platform.use_custom_op_collectives",
-        "True for groups on several nodes; relies on the order of GroupCoordinator.__init__: "
-        "communicator first, then the question",
-        "the question names the group",
+        "returns True for groups on several nodes; relies on the order in "
+        "GroupCoordinator.__init__: first the communicator, then this call",
+        "vLLM passes the group to this call",
         *of_each(PLATFORMS, "use_custom_op_collectives", "cls"),
         InOrder(
             f"{_GROUPS}.GroupCoordinator.__init__",
@@ -203,9 +204,9 @@ _PLATFORM_ROWS = (
     ),
     row(
         "Platform.device_count (CPU)",
-        "MessageQueue divides ranks by the count to find ranks of a node; torch says 1, so vLLM "
-        "asserts with two workers a node",
-        "MessageQueue divides by the local world size",
+        "returns the workers of a node: MessageQueue computes the ranks of a node from the count, "
+        "and with torch's count of 1 an assertion of vLLM fails for 2 workers per node",
+        "MessageQueue uses the local world size",
         InOrder(
             f"{_DEVICE}.shm_broadcast.MessageQueue.create_from_process_group_single_reader",
             ("current_platform.device_count",),
@@ -214,8 +215,8 @@ _PLATFORM_ROWS = (
     ),
     row(
         "Platform.additional_env_vars",
-        "Ray's first executor copies our variables to the workers",
-        "0.32 is no longer supported: 0.33 has the second executor alone",
+        "Ray's first executor copies r2serve's variables to the workers",
+        "r2serve no longer supports 0.32: 0.33 has only the second executor",
         *(Has(base, ("additional_env_vars",)) for base in PLATFORMS),
         InOrder(
             "vllm.v1.executor.ray_executor.RayDistributedExecutor._init_workers_ray",
@@ -225,7 +226,7 @@ _PLATFORM_ROWS = (
     ),
     row(
         "environment of Ray's second executor",
-        "copies the whole environment, our variables included",
+        "copies the whole environment to the workers, r2serve's variables included",
         "",
         *(Has(base, ("additional_env_vars",)) for base in PLATFORMS),
         InOrder(
@@ -238,8 +239,8 @@ _PLATFORM_ROWS = (
 _WORKER_ROWS = (
     row(
         "Worker.execute_model, sample_tokens",
-        "requests of a step, begin and end of the step, and errors after which the worker ends",
-        "a step has a hook",
+        "reports begin, end and requests of each step; ends the worker after a fatal error",
+        "vLLM has a hook for steps",
         *(Subclass(base) for base in WORKERS),
         *of_each(
             WORKERS,
@@ -255,9 +256,9 @@ _WORKER_ROWS = (
     ),
     row(
         "AsyncModelRunnerOutput.get_output",
-        "we do not subclass the class: a stand-in checks for lost peers after get_output and "
-        "forwards all else, so a new abstract method is no harm",
-        "a worker may check a step before the tokens leave",
+        "a stand-in checks for lost peers after get_output and forwards all else; the stand-in is "
+        "not a subclass, so a new abstract method does not break it",
+        "vLLM has a hook in the worker before tokens leave",
         StoodInFor(_OUTPUT, "get_output"),
         Takes(f"{_OUTPUT}.get_output", "self"),
         InOrder(
@@ -273,8 +274,8 @@ _WORKER_ROWS = (
     ),
     row(
         "SchedulerOutput",
-        "requests of a step, their tokens and stage, for the cost of faults",
-        "a step has a hook",
+        "reads the requests of a step, with tokens and stage, to compute the impact of faults",
+        "vLLM has a hook for steps",
         Has(
             f"{_SCHEDULED}.SchedulerOutput",
             (
@@ -295,7 +296,7 @@ _WORKER_ROWS = (
     ),
     row(
         "entry point vllm.stat_logger_plugins",
-        "timings of each request, as clients saw them",
+        "reads the timings of each request as seen by the client",
         "",
         There("vllm.plugins.STAT_LOGGER_PLUGINS_GROUP", "'vllm.stat_logger_plugins'"),
         InOrder(

@@ -22,7 +22,7 @@ _MATCHER = f"{_PASSES}.vllm_inductor_pass.VllmFusionPatternMatcherPass"
 _PATTERN = f"{_PASSES}.vllm_inductor_pass.VllmPatternReplacement"
 _PASS = f"{_PASSES}.vllm_inductor_pass.VllmInductorPass"
 
-# Methods of a device communicator, overridden where a group spans nodes.
+# Methods of a device communicator; r2serve overrides them for a group that spans nodes.
 _COLLECTIVES = {
     "destroy": "self",
     "all_reduce": "self, input_",
@@ -40,7 +40,8 @@ _COLLECTIVES = {
 COMMUNICATOR_ROWS = (
     row(
         "GroupCoordinator makes the communicator",
-        "by these keywords; __new__ picks the class for a group on several nodes",
+        "calls the constructor with these keywords; r2serve's __new__ chooses the class by whether "
+        "the group spans nodes",
         "",
         InOrder(
             f"{_GROUPS}.GroupCoordinator.__init__",
@@ -82,7 +83,7 @@ COMMUNICATOR_ROWS = (
     ),
     row(
         "collectives of a device communicator",
-        "each is r2ccl's, where a group spans nodes",
+        "r2serve overrides every method for a group that spans nodes",
         "",
         *(
             expectation
@@ -92,8 +93,8 @@ COMMUNICATOR_ROWS = (
     ),
     row(
         "other paths of CudaCommunicator",
-        "each is switched off: the attribute is None, or False",
-        "a single method names the path",
+        "disables every transport that would bypass r2ccl: the attribute is None or False",
+        "a single method of vLLM chooses the transport",
         Has(
             _CUDA,
             (*OTHER_PATHS, *OTHER_PATHS_WANTED),
@@ -105,7 +106,7 @@ COMMUNICATOR_ROWS = (
     ),
     row(
         "suspend, resume and checkpoints",
-        "calls of the engine to every device communicator, at sleep and wake-up",
+        "the engine calls these methods of every device communicator at sleep and wake-up",
         "",
         *(
             expectation
@@ -119,9 +120,9 @@ COMMUNICATOR_ROWS = (
     ),
     row(
         "all2all_manager",
-        "expert parallelism over all-gather and reduce-scatter; other back ends ask the manager "
-        "for a handle, and this manager has none",
-        "r2ccl has an all-to-all of its own for experts",
+        "carries expert parallelism by all-gather and reduce-scatter; other back ends ask the "
+        "manager for a handle, and this manager has none",
+        "r2ccl has an all-to-all for experts",
         Accepts(f"{_DEVICE}.all2all.AgRsAll2AllManager.__init__", "self, cpu_group"),
         InOrder(
             "vllm.model_executor.layers.fused_moe.all2all_utils.maybe_make_prepare_finalize",
@@ -131,9 +132,8 @@ COMMUNICATOR_ROWS = (
     ),
     row(
         "supports_tensor_dict (CPU)",
-        "makes pipeline stages on different nodes hand their tensors to send_tensor_dict of our "
-        "communicator",
-        "send_tensor_dict is asked of every communicator",
+        "makes pipeline stages on different nodes call send_tensor_dict of r2serve's communicator",
+        "vLLM calls send_tensor_dict of every communicator",
         InOrder(
             f"{_GROUPS}.GroupCoordinator.__init__",
             ("self.device_communicator", "'supports_tensor_dict'"),
@@ -144,7 +144,7 @@ COMMUNICATOR_ROWS = (
     ),
     row(
         "get_ip",
-        "names the address of vLLM, so rails keep off the management NIC",
+        "returns the address of vLLM's own traffic, so that rails do not use the management NIC",
         "",
         Accepts("vllm.utils.network_utils.get_ip", ""),
         There("vllm.envs.VLLM_HOST_IP"),
@@ -154,8 +154,8 @@ COMMUNICATOR_ROWS = (
 FUSION_ROWS = (
     row(
         "PostGradPassManager.configure",
-        "puts our pass in front of passes by which vLLM fuses a norm with something else",
-        "a plugin may register a pass",
+        "puts r2serve's pass before vLLM's passes that fuse a norm with other operations",
+        "vLLM lets a plugin register a pass",
         Subclass(_MANAGER),
         Takes(f"{_MANAGER}.configure", "self, config"),
         InOrder(
@@ -172,8 +172,8 @@ FUSION_ROWS = (
     ),
     row(
         "VllmFusionPatternMatcherPass",
-        "all-reduce, addition and RMSNorm become one operation",
-        "vLLM fuses by the communicator",
+        "replaces all-reduce, addition and RMSNorm by a single operation",
+        "vLLM's own fusion calls the communicator",
         Subclass(_MATCHER),
         Accepts(f"{_MATCHER}.__init__", "self, config, name"),
         Takes(f"{_MATCHER}.__init__", "self, config, pass_name"),
@@ -197,9 +197,9 @@ FUSION_ROWS = (
     ),
     row(
         "ranges of compilation",
-        "a range ends where the fused operation does; vLLM computes the ranges after "
-        "`check_and_update_config`, and keeps the ends named there",
-        "a pass may name the end of a range",
+        "ends a range at the row limit of the fused operation; vLLM computes the ranges after "
+        "`check_and_update_config`, and keeps ends set there",
+        "vLLM lets a pass set the end of a range",
         Has("vllm.config.CompilationConfig", ("compile_ranges_endpoints",)),
         Has("vllm.config.utils.Range", ("end", "start")),
         InOrder(
@@ -217,8 +217,8 @@ FUSION_ROWS = (
     ),
     row(
         "operations of the fused pattern",
-        "parts of the pattern, and the group of the collective",
-        "vLLM fuses by the communicator",
+        "reads the operations of the pattern, and the group of the collective",
+        "vLLM's own fusion calls the communicator",
         Accepts("vllm.ir.ops.fused_add_rms_norm", "x, x_residual, weight, epsilon"),
         Accepts("vllm.distributed.tensor_model_parallel_all_reduce", "input_"),
         Accepts("vllm.distributed.get_tp_group", ""),

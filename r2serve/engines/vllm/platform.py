@@ -1,7 +1,7 @@
-"""vLLM's platform for this machine, with r2ccl's communicator where the flag asks for it.
+"""vLLM's platform for this machine, with r2ccl's communicator under the flag.
 
-A class is made for each platform of vLLM by one function, so a further platform is one more line
-in :mod:`r2serve.engines.vllm.classes`.  While the flag is absent every method hands on to vLLM's.
+A function makes a class for each platform of vLLM; :mod:`r2serve.engines.vllm.classes` lists the
+classes. Without the flag every method calls vLLM's method.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    """Make the class on first use: its base exists only on the machine it is for."""
+    """Makes the class on first use, because its base exists only on the matching machine."""
     for base, ours in classes.PLATFORMS.items():
         module, _, class_name = ours.rpartition(".")
         if module == __name__ and class_name == name:
@@ -37,7 +37,7 @@ def _resolve(qualified_name: str) -> Any:
 
 @functools.cache
 def make_platform(base: type[Any], name: str) -> type[Any]:
-    """A subclass of vLLM's platform class ``base`` that knows ``--distributed-backend``."""
+    """Returns a subclass of vLLM's platform class ``base`` with ``--distributed-backend``."""
 
     class R2cclPlatform(base):  # type: ignore[misc]
         additional_env_vars: ClassVar[list[str]] = [*base.additional_env_vars, *flag.CARRIED]
@@ -47,7 +47,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             super().pre_register_and_update(parser)
             if parser is not None:
                 flag.add_to(parser)
-            else:  # the engine's configuration is about to be made: last stop before workers
+            else:  # vLLM makes the engine's configuration next: the last check before workers
                 flag.check_environment()
 
         @classmethod
@@ -64,7 +64,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
                 if spans:
                     if base.device_type == "cuda":
                         cls._refuse_on_gpus(vllm_config)
-                    # FlashInfer's would go around the group's communicator.
+                    # FlashInfer's fusion would bypass the group's communicator.
                     vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
                     if cls._fuses():
                         _let_passes_run(vllm_config.compilation_config, mode)
@@ -78,7 +78,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
 
         @classmethod
         def _refuse_on_gpus(cls, vllm_config: Any) -> None:
-            """Refuse options, GPUs and drivers on which workers would fail."""
+            """Refuses options, GPUs and drivers on which workers would fail."""
             from r2serve.engines.vllm import gpus
 
             config = Config.from_env()
@@ -86,8 +86,8 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             combinations.refuse_in_config(vllm_config, per_rank_nodes=per_rank)
             parallel = vllm_config.parallel_config
             if not combinations.engine_spans_nodes(parallel, per_rank_nodes=per_rank):
-                return  # a group that spans nodes checks in its worker
-            # Where vLLM has no NVML it asks CUDA, which workers made by fork could not use then.
+                return  # a group that spans nodes runs the checks in its worker
+            # Without NVML vLLM would initialise CUDA here, and forked workers could not use CUDA.
             by_nvml = getattr(importlib.import_module(base.__module__), "nvml_available", False)
             gpus.check(config.cuda_library, cls.get_device_capability() if by_nvml else None)
 
@@ -97,12 +97,18 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             if not flag.active():
                 return stock
             if stock not in classes.COMMUNICATORS:
-                raise ConfigError(f"--distributed-backend r2ccl has no counterpart of {stock}")
+                raise ConfigError(
+                    "--distributed-backend is r2ccl: must be default, because r2ccl has no "
+                    f"communicator for {stock}"
+                )
             return classes.COMMUNICATORS[stock]
 
         @property
         def dist_backend(self) -> str:
-            """What carries a group's ``device_group``: tensors of stages, counts, tokens."""
+            """torch.distributed backend of every ``device_group``: r2ccl, or vLLM's own.
+
+            vLLM sends tensors of pipeline stages, counts and tokens on a ``device_group``.
+            """
             stock: str = base.dist_backend
             if base.device_type == "cuda" and _carries_device_groups(stock):
                 from r2serve.engines.torch import BACKEND, use_management_address
@@ -122,7 +128,7 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
 
         @classmethod
         def _fuses(cls) -> bool:
-            """Whether the all-reduce is to become one operation with what comes after it."""
+            """Whether the compiler fuses the all-reduce with the operations after it."""
             if not flag.active():
                 return False
             wanted = Config.from_env().fuse
@@ -133,8 +139,8 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
             if flag.active():
                 from r2serve.engines.vllm import nodes
 
-                # Dynamo must not trace into sockets, but may into the engine's own fast path,
-                # which reduces in place and so must not hide behind an op that claims not to.
+                # Dynamo must not trace into sockets, so r2ccl needs the custom op. The engine's
+                # own path reduces in place, which contradicts the op's declaration.
                 if nodes.latest_group_spans_nodes():
                     return True
             return bool(super().use_custom_op_collectives())
@@ -152,23 +158,23 @@ def make_platform(base: type[Any], name: str) -> type[Any]:
 
 def _spans_nodes(parallel: Any) -> bool:
     """Whether groups of this engine may span nodes."""
-    ray = getattr(parallel, "distributed_executor_backend", None) == "ray"  # it knows of no nodes
+    ray = getattr(parallel, "distributed_executor_backend", None) == "ray"  # nodes are unknown
     everywhere = getattr(parallel, "data_parallel_size", 1)
     elsewhere = everywhere > getattr(parallel, "data_parallel_size_local", everywhere)
     return parallel.nnodes > 1 or elsewhere or ray or Config.from_env().node == "per-rank"
 
 
 def _carries_device_groups(stock: str) -> bool:
-    """Whether r2ccl does, of all groups of this engine, in the place of ``stock``.
+    """Whether r2ccl replaces ``stock`` as the backend of every ``device_group``.
 
-    vLLM names one backend for all of them, so groups inside a node come along.
+    vLLM names a single backend for all groups, so groups inside a node use r2ccl, too.
     """
     if not flag.active() or os.environ.get(flag.SPANS_VARIABLE) != "1":
         return False
     if os.environ.get("VLLM_DISTRIBUTED_USE_SPLIT_GROUP", "0") not in ("", "0"):
         _LOG.warning(
-            "VLLM_DISTRIBUTED_USE_SPLIT_GROUP is set: what engine code sends on a group's "
-            "device_group stays with %s, and does not outlive a rail",
+            "VLLM_DISTRIBUTED_USE_SPLIT_GROUP is set: traffic of engine code on a group's "
+            "device_group stays with %s, without failover",
             stock,
         )
         return False
@@ -176,17 +182,17 @@ def _carries_device_groups(stock: str) -> bool:
 
 
 def _let_passes_run(compilation: Any, mode: Any) -> None:
-    """On the CPU vLLM leaves its own passes out of what it compiles; here they are wanted."""
+    """Restores vLLM's compilation mode with passes; vLLM's CPU platform disables its passes."""
     from vllm.config import CompilationMode
 
     if mode == CompilationMode.VLLM_COMPILE and compilation.mode != CompilationMode.NONE:
         compilation.mode = mode
         compilation.ir_enable_torch_wrap = True
-        compilation.compile_sizes = compilation.compile_sizes or []  # vLLM fills in none there
+        compilation.compile_sizes = compilation.compile_sizes or []  # not set on the CPU
 
 
 def _note_in(vllm_config: Any) -> None:
-    """Write into the engine's configuration what its compile cache has to tell apart."""
+    """Adds to the engine's configuration the facts that distinguish its compile cache."""
     parallel = vllm_config.parallel_config
     if isinstance(vllm_config.additional_config, dict):
         vllm_config.additional_config[flag.SECTION] = {
@@ -196,21 +202,21 @@ def _note_in(vllm_config: Any) -> None:
             "fuse": os.environ.get("R2CCL_FUSE", ""),
             "gpu_staging_bytes": os.environ.get("R2CCL_GPU_STAGING_BYTES", ""),
         }
-    # vLLM tells from the device count which ranks share a node; torch sees one CPU.
+    # vLLM derives the ranks of a node from the device count, but torch reports a single CPU.
     os.environ[flag.WORKERS_VARIABLE] = str(parallel.local_world_size)
 
 
 def _follow_steps(parallel: Any) -> None:
-    """Put our worker class in the place of vLLM's own."""
+    """Replaces vLLM's worker class by our subclass."""
     theirs = parallel.worker_cls
     if theirs in classes.WORKERS:
         parallel.worker_cls = classes.WORKERS[theirs]
     elif theirs not in classes.WORKERS.values():
-        _LOG.warning("worker class %s is not known: no request is told what faults cost it", theirs)
+        _LOG.warning("worker class %s is not supported: per-request impact is disabled", theirs)
 
 
 def _stock_device_count(base: type[Any]) -> int:
-    """What vLLM would have answered: its instances fall back to ``torch.<device_type>``."""
+    """Returns vLLM's device count; a class without the method uses ``torch.<device_type>``."""
     own = getattr(base, "device_count", None)
     if own is not None:
         return int(own())

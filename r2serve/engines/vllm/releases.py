@@ -1,4 +1,4 @@
-"""The supported releases of vLLM: each row of ``patches.py`` holds in the sources of each."""
+"""The supported releases of vLLM: every row of ``patches.py`` holds in the sources of each."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def is_supported(version: str) -> bool:
 
 @functools.cache  # one line a process
 def warn_if_unsupported(version: str) -> None:
-    """Log a warning where ``version`` of vLLM is out of the supported range.
+    """Logs a warning if ``version`` of vLLM is out of the supported range.
 
-    A refusal would stop users of a release without problems.
+    A warning is enough: a refusal would stop users whose release works.
     """
     if not is_supported(version):
         _LOG.warning(

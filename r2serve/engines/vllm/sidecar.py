@@ -1,8 +1,8 @@
-"""Starts the sidecar beside the engine, where the command line asks for it.
+"""Start of the sidecar beside the engine, on request of the command line.
 
-It is a process of its own session: what ends the engine does not end it, and the other way round.
-It ends by itself a minute after the engine and the last worker have, and waits for its port as long
-as one of the engine before may still have it.
+The sidecar runs in a separate session, so engine and sidecar do not end each other. The sidecar
+exits a minute after the end of the engine and the last worker. At start the sidecar waits for its
+port while a previous engine's sidecar may still hold the port.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ _started = False
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of ``[HOST:]PORT``.
+    """Parses ``[HOST:]PORT`` into host and port.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text has another form.
     """
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{VARIABLE} (--r2serve-sidecar) is {text!r}: must be [HOST:]PORT")
+        raise ConfigError(
+            f"{VARIABLE} (--r2serve-sidecar) is {text!r}: must be [HOST:]PORT, with PORT from 1 to "
+            "65535"
+        )
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def url() -> str | None:
-    """Where the sidecar is that this engine was told to start."""
+    """Returns the URL of this engine's sidecar; None: no sidecar was requested."""
     given = os.environ.get(VARIABLE)
     if not given:
         return None
@@ -44,10 +47,10 @@ def url() -> str | None:
 
 
 def start_once() -> None:
-    """Start it, in the engine's first process alone; that none could be started is logged.
+    """Starts the sidecar, in the engine's first process only; logs a failure to start.
 
     Raises:
-        ConfigError: its address is none.
+        ConfigError: the address has a wrong form.
     """
     global _started
     given = os.environ.get(VARIABLE)
@@ -57,7 +60,7 @@ def start_once() -> None:
     _started = True
     folder = os.environ.get("R2CCL_JOURNAL_DIR")
     if not folder:
-        _LOG.warning("no sidecar: there are no journals (R2CCL_JOURNAL_DIR)")
+        _LOG.warning("sidecar not started: R2CCL_JOURNAL_DIR is not set, so no journals exist")
         return
     words = ["sidecar", "--host", host, "--port", str(port), "--journal-dir", folder]
     words += ["--until", str(os.getpid())]
@@ -72,9 +75,9 @@ def start_once() -> None:
                 start_new_session=True,
             )
     except OSError as error:
-        _LOG.warning("no sidecar: %s", error)
+        _LOG.warning("sidecar not started: %s; the engine runs without metrics of rails", error)
         return
-    _LOG.info("sidecar: %s, its log: %s/sidecar.log", url(), folder)
+    _LOG.info("sidecar: %s, log: %s/sidecar.log", url(), folder)
 
 
 def _open_log(path: Path) -> int:

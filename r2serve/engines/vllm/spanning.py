@@ -1,7 +1,7 @@
-"""The collectives of a group that spans nodes, in vLLM's terms, on a ``r2serve.Communicator``.
+"""Collectives of a group that spans nodes: vLLM's interface on a ``r2serve.Communicator``.
 
-vLLM gathers along any dimension and returns one tensor; r2ccl puts a dimension of ranks in front.
-Here is the translation and nothing else.  ``dst``, ``src`` are ranks in the group.
+vLLM joins gathered tensors along any dimension; r2ccl returns ``(ranks, *shape)``. This module only
+translates between both. ``dst`` and ``src`` are ranks in the group.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _R = TypeVar("_R")
 
 
 def final(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A collective that raises ends its worker: peers wait for this rank, and it cannot resume."""
+    """Decorates a collective: an exception ends the worker, because peers wait for this rank."""
 
     @functools.wraps(method)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -48,7 +48,7 @@ def final(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 class ChosenByNodes:
-    """Mixed into vLLM's own communicator: one of a group that spans nodes is ``spanning``."""
+    """Mixin of vLLM's own communicator; makes a ``spanning`` object for groups across nodes."""
 
     spanning: ClassVar[type[Any]]
 
@@ -66,7 +66,7 @@ class ChosenByNodes:
 
 
 class SpanningCollectives:
-    """Mixed into a device communicator of vLLM, whose group attributes it uses."""
+    """Mixin of a device communicator of vLLM; uses the group attributes of vLLM's class."""
 
     cpu_group: Any
     device: torch.device
@@ -75,10 +75,10 @@ class SpanningCollectives:
     rank_in_group: int
     use_all2all: bool
     all2all_manager: Any
-    r2ccl: Any  # a Communicator, whose methods return the kind of tensor that they are given
+    r2ccl: Any  # a Communicator or DeviceCommunicator; Any, because results are torch tensors here
 
     def connect(self, unique_name: str) -> None:
-        """Open rails to the other ranks; collective over the group.
+        """Opens rails to the other ranks; collective over the group.
 
         Raises:
             R2cclError: a peer did not appear within ``connect_timeout_s``.
@@ -99,47 +99,47 @@ class SpanningCollectives:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
     def open(self, unique_name: str) -> Any:
-        """Make the communicator that carries the group."""
+        """Makes the communicator of the group."""
         return Communicator.from_group(
             self.cpu_group, name=unique_name, management_address=host_address()
         )
 
     def destroy(self) -> None:
-        """Close in good order: everything sent is delivered first, within a bound."""
+        """Closes gracefully: delivers sent data first, within a bound."""
         self.r2ccl.close()
         super().destroy()  # type: ignore[misc]
 
     def suspend(self) -> None:
-        """Keep every buffer while the engine sleeps (``--enable-nccl-comm-suspend``).
+        """Keeps every buffer while the engine sleeps (``--enable-nccl-comm-suspend``).
 
-        Captured graphs hold the buffers' addresses and peers write to them: none can be given back.
+        Captured graphs contain the addresses, and peers write into the buffers.
         """
         _LOG.info(
-            "group %s: suspend frees nothing of r2ccl; its rails and its pinned memory stay",
+            "group %s: suspend frees no memory of r2ccl; rails and pinned memory stay",
             self.unique_name,
         )
 
     def resume(self) -> None:
-        """:meth:`suspend` has given nothing back."""
+        """Does nothing, because :meth:`suspend` has kept everything."""
 
     def checkpoint_prepare(self) -> None:
-        """Refuse: a restored process has no connection to its peers.
+        """Refuses, because a restored process would have no connection to its peers.
 
         Raises:
-            InvalidArgumentError: always; the group goes on as it was.
+            InvalidArgumentError: always; the group stays usable.
         """
         raise InvalidArgumentError(
-            f"checkpoint_prepare: group {self.unique_name} spans nodes by r2ccl, whose connections "
-            "no checkpoint of a process holds; an engine that is to be checkpointed must run with "
+            f"checkpoint_prepare: group {self.unique_name} spans nodes by r2ccl, and a checkpoint "
+            "of a process contains no connections; an engine for checkpoints must run with "
             "--distributed-backend default"
         )
 
     def checkpoint_restore(self) -> None:
-        """:meth:`checkpoint_prepare` has given nothing up."""
+        """Does nothing, because :meth:`checkpoint_prepare` refuses every checkpoint."""
 
     @final
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks; ``input_`` stays as it is."""
+        """Returns the sum over all ranks; ``input_`` is unchanged."""
         total: torch.Tensor = self.r2ccl.all_reduce(input_.contiguous())
         return total
 
@@ -147,19 +147,19 @@ class SpanningCollectives:
     def all_reduce_add_rms_norm(
         self, input_: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """all_reduce, then vLLM's ``fused_add_rms_norm``; returns (normed, new residual)."""
+        """Runs all_reduce and vLLM's ``fused_add_rms_norm``; returns (normed, new residual)."""
         made: tuple[torch.Tensor, torch.Tensor] = fused_add_rms_norm(
             self.r2ccl.all_reduce(input_.contiguous()), residual, weight, epsilon
         )
         return made
 
     def fuses(self, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-        """Whether :meth:`all_reduce_add_rms_norm` takes tensors of this shape as one operation."""
+        """Whether :meth:`all_reduce_add_rms_norm` fuses tensors of this shape."""
         return True
 
     @final
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """All ranks' tensors, joined along ``dim``."""
+        """Gathers all ranks' tensors, joined along ``dim``."""
         dim = _positive(dim, input_)
         return _joined(
             tensors.restored(self.r2ccl.all_gather(tensors.carried(input_)), input_), dim
@@ -172,7 +172,7 @@ class SpanningCollectives:
         dim: int = 0,
         sizes: list[int] | None = None,
     ) -> torch.Tensor | list[torch.Tensor]:
-        """As all_gather along dimension 0, where rank r brings ``sizes[r]`` rows."""
+        """Gathers along dimension 0, with ``sizes[r]`` rows of rank r."""
         if dim != 0:
             raise NotImplementedError("all_gatherv joins along dimension 0 only")
         if isinstance(input_, torch.Tensor):
@@ -181,7 +181,7 @@ class SpanningCollectives:
 
     @final
     def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """This rank's share, along ``dim``, of the sum over all ranks."""
+        """Reduces over all ranks; returns this rank's shard along ``dim``."""
         dim = _positive(dim, input_)
         mine: torch.Tensor = self.r2ccl.reduce_scatter(_in_front(input_, dim))
         return mine.movedim(0, dim).contiguous()
@@ -190,7 +190,7 @@ class SpanningCollectives:
     def reduce_scatterv(
         self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
     ) -> torch.Tensor:
-        """As reduce_scatter, where rank r receives ``sizes[r]`` of the rows along ``dim``."""
+        """Reduces over all ranks; rank r receives ``sizes[r]`` rows along ``dim``."""
         dim = _positive(dim, input_)
         rows = _in_front(input_, dim)
         mine: torch.Tensor
@@ -207,19 +207,19 @@ class SpanningCollectives:
         dim: int = -1,
         sizes: list[int] | None = None,
     ) -> torch.Tensor:
-        """As reduce_scatterv, into ``output``."""
+        """Runs reduce_scatterv, with the result in ``output``."""
         return output.copy_(self.reduce_scatterv(input_, dim, sizes))
 
     @final
     def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        """All ranks' tensors, joined along ``dim``, on rank ``dst``; None elsewhere."""
+        """Gathers all ranks' tensors, joined along ``dim``, on rank ``dst``; None elsewhere."""
         dim = _positive(dim, input_)
         gathered = self.r2ccl.gather(tensors.carried(input_), dst)
         return None if gathered is None else _joined(tensors.restored(gathered, input_), dim)
 
     @final
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        """Rank ``src``'s values, in place."""
+        """Copies rank ``src``'s values to all ranks, in place."""
         carried = tensors.carried(tensor)
         self.r2ccl.broadcast(carried, src)
         if carried.data_ptr() != tensor.data_ptr():
@@ -228,14 +228,17 @@ class SpanningCollectives:
 
     @final
     def send(self, tensor: torch.Tensor, dst: int | None = None) -> None:
-        """To rank ``dst``, by default the next one."""
+        """Sends to rank ``dst``, by default the next rank."""
         if dst is None:
             dst = (self.rank_in_group + 1) % self.world_size
         self.r2ccl.send(tensors.carried(tensor), dst)
 
     @final
     def recv(self, size: torch.Size, dtype: torch.dtype, src: int | None = None) -> torch.Tensor:
-        """From rank ``src``, by default the previous one; shape and type as it was sent."""
+        """Receives from rank ``src``, by default the previous rank.
+
+        ``size`` and ``dtype`` must equal shape and dtype of the sent tensor.
+        """
         if src is None:
             src = (self.rank_in_group - 1) % self.world_size
         tensor = torch.empty(size, dtype=dtype, device=self.device)
@@ -244,7 +247,7 @@ class SpanningCollectives:
 
     @final
     def send_tensor_dict(self, tensor_dict: dict[str, torch.Tensor | Any], dst: int) -> None:
-        """To rank ``dst``: the length of the description, the description, the tensors."""
+        """Sends to rank ``dst``: the length of the description, the description, the tensors."""
         description = {
             key: _Shape(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
             for key, value in tensor_dict.items()
@@ -259,7 +262,7 @@ class SpanningCollectives:
 
     @final
     def recv_tensor_dict(self, src: int) -> dict[str, torch.Tensor | Any]:
-        """What rank ``src`` sent with send_tensor_dict."""
+        """Receives a dict sent by rank ``src`` with send_tensor_dict."""
         length = torch.empty(1, dtype=torch.int64, device=self.device)
         self.r2ccl.recv(length, src)
         text = torch.empty(int(length.item()), dtype=torch.uint8, device=self.device)
@@ -286,19 +289,19 @@ class SpanningCollectives:
 
 
 def say_once_that_there_is_no_rail(group: str) -> None:
-    """To the log: the first of the groups inside one node."""
+    """Logs the first group inside a single node, and no later group."""
     global _warned_of_no_rail
     if not _warned_of_no_rail:
         _warned_of_no_rail = True
         _LOG.info(
-            "group %s is inside one node: it keeps the engine's own path, and there is no rail "
-            "to fail over to",
+            "group %s is inside one node: the engine's own path carries the group, with no rail to "
+            "fail over to",
             group,
         )
 
 
 def refuse_checkpoint() -> None:
-    """Refuse a checkpoint of this process before any group of it has been prepared for one.
+    """Refuses a checkpoint of this process before any group has prepared for the checkpoint.
 
     Raises:
         InvalidArgumentError: a group spans nodes.
@@ -311,7 +314,7 @@ def refuse_checkpoint() -> None:
 
 
 class _Shape(NamedTuple):
-    """Stands in the description of a tensor dict for a tensor that follows."""
+    """Placeholder for a tensor in the description of a tensor dict; the tensor follows."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -327,5 +330,5 @@ def _in_front(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _joined(ranks: torch.Tensor, dim: int) -> torch.Tensor:
-    """(ranks, *shape) -> the ranks' tensors one after the other along ``dim``."""
+    """(ranks, *shape) -> the tensors of the ranks, joined along ``dim``."""
     return ranks.movedim(0, dim).flatten(dim, dim + 1)

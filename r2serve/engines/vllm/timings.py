@@ -1,8 +1,8 @@
-"""What clients saw of each request, from vLLM's statistics.
+"""Timings of each request as seen by clients, from vLLM's statistics.
 
-vLLM loads :class:`RequestTimings` (entry point group ``vllm.stat_logger_plugins``) in the process
-that serves HTTP, also when nobody asked for r2ccl.  Then it does nothing, but that it is there
-makes vLLM collect statistics under ``--disable-log-stats``, too; ``VLLM_PLUGINS`` can leave it out.
+vLLM loads :class:`RequestTimings` (entry point group ``vllm.stat_logger_plugins``) in the HTTP
+server's process, even without the flag; then the class does nothing. A loaded class makes vLLM
+collect statistics in spite of ``--disable-log-stats``; ``VLLM_PLUGINS`` can exclude the class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RequestTimings(StatLoggerBase):  # type: ignore[misc]
-    """Writes a line for each request that has ended into the folder of the journals."""
+    """Writes a line for each finished request into the journal folder."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._log: RequestLog | None = None
@@ -36,7 +36,7 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
                 Path(folder) / name, writer="frontend", label=f"engine {engine_index}"
             )
         except OSError as error:
-            _LOG.warning("what clients see of requests is not noted: %s", error)
+            _LOG.warning("request timings are disabled: %s", error)
 
     def record(
         self,
@@ -45,18 +45,18 @@ class RequestTimings(StatLoggerBase):  # type: ignore[misc]
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """After each iteration of the engine."""
+        """Records the requests finished in an iteration of the engine."""
         if self._log is None or iteration_stats is None:
             return
         try:
             for ended in iteration_stats.finished_requests:
                 self._log.write(_line(ended))
-        except Exception:  # noqa: BLE001  vLLM would end every request for it
-            _LOG.exception("what clients see of requests is not noted any more")
+        except Exception:  # noqa: BLE001  an error here would end every request of vLLM
+            _LOG.exception("request timings are disabled after an error")
             self._log = None
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Required by the interface; does nothing."""
 
 
 def _line(ended: Any) -> dict[str, Any]:

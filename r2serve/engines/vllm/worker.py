@@ -1,8 +1,7 @@
-"""vLLM's worker for this machine, which tells :mod:`r2serve.observe.attribution` of each step, and
-gives out no token that a GPU computed without a lost peer's part.
+"""vLLM's worker with reports of each step to :mod:`r2serve.observe.attribution`.
 
-A class is made for each worker class of vLLM by one function, so a further one is one more line in
-:mod:`r2serve.engines.vllm.classes`.
+The worker withholds tokens that a GPU computed without data of a lost peer. A function makes a
+class for each worker class of vLLM; :mod:`r2serve.engines.vllm.classes` lists the classes.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from r2serve.observe.attribution import Attribution, NewRequest, Step
 
 _LOG = logging.getLogger(__name__)
 
-# What vLLM makes of a client's request: a number for each of several answers, eight random digits.
+# vLLM's request id is ``[NUMBER_]CLIENT-HEX``: the index of a sample (for n > 1), the client's id,
+# eight hexadecimal digits.
 _INTERNAL_ID = re.compile(r"(?:\d+_)?(.+)-[0-9a-f]{8}")
 
 
 def __getattr__(name: str) -> Any:
-    """Make the class on first use: its base exists only on the machine it is for."""
+    """Makes the class on first use, because its base exists only on the matching machine."""
     for base, ours in classes.WORKERS.items():
         module, _, class_name = ours.rpartition(".")
         if module == __name__ and class_name == name:
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def make_worker(base: type[Any], name: str) -> type[Any]:
-    """A subclass of vLLM's worker class ``base`` whose steps are followed."""
+    """Returns a subclass of vLLM's worker class ``base`` with reports of steps."""
 
     class R2cclWorker(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +80,7 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """What r2ccl raises in here ends the worker, also past vLLM's communicators."""
+    """Ends the worker after an r2ccl error in the block, also outside vLLM's communicators."""
     try:
         yield
     except R2cclError as error:
@@ -89,13 +89,13 @@ def ending() -> Iterator[None]:
 
 
 def trusted(output: Any) -> Any:
-    """``output``, once it is known that nothing in it was computed from results that never came.
+    """Returns ``output`` after a check that no peer was lost during its computation.
 
-    A GPU's kernels end without results when a peer is lost; that has to be asked for, after the
-    tokens have come from the GPU and before anybody sees them.
+    GPU kernels end without results after the loss of a peer. So the check follows the copy of the
+    tokens from the GPU, and precedes their delivery.
 
     Raises:
-        R2cclError: why they are void; this worker then ends.
+        R2cclError: the reason why results are void; the worker then ends.
     """
     from vllm.v1.outputs import AsyncModelRunnerOutput
 
@@ -110,9 +110,9 @@ def trusted(output: Any) -> Any:
 class TrustedOutput:
     """A stand-in for an asynchronous output of vLLM.
 
-    The check for lost peers follows ``get_output``.  Every other attribute is the output's own, and
-    so is the class that ``isinstance`` sees.  vLLM 0.33 added an abstract method to its interface;
-    a further method changes nothing here.
+    The check for lost peers follows ``get_output``. Every other attribute, and the class seen by
+    ``isinstance``, belongs to the output. So a new abstract method of vLLM's interface, as in vLLM
+    0.33, needs no change here.
     """
 
     __slots__ = ("__weakref__", "_r2serve_output")
@@ -125,10 +125,10 @@ class TrustedOutput:
         return type(self._r2serve_output)
 
     def get_output(self) -> Any:
-        """The step's output.
+        """Returns the step's output.
 
         Raises:
-            R2cclError: why it is void; this worker then ends.
+            R2cclError: the reason why the output is void; the worker then ends.
         """
         output = self._r2serve_output.get_output()
         with ending():
@@ -136,7 +136,7 @@ class TrustedOutput:
         return output
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_r2serve_output":  # a copy is made without __init__, so the slot is empty
+        if name == "_r2serve_output":  # in a copy made without __init__ the slot is empty
             raise AttributeError(name)
         return getattr(self._r2serve_output, name)
 
@@ -148,15 +148,15 @@ class TrustedOutput:
 
 
 class FollowedSteps:
-    """Steps of one worker, in vLLM's terms.  A step never fails because of what is noted of it."""
+    """Reports of a worker's steps, in vLLM's terms. An error in a report never fails a step."""
 
     def __init__(self, about: Mapping[str, str] | None = None) -> None:
-        """about: labels of the engine's own metrics."""
+        """``about`` contains the labels of the engine's own metrics."""
         self._attribution = Attribution(_engines, about or {})
         self._lost = False
 
     def began(self, output: Any) -> None:
-        """output: vLLM's SchedulerOutput."""
+        """``output`` is vLLM's SchedulerOutput."""
         if process.has_engines():
             self._guarded(lambda: self._attribution.began(step_of(output, self._attribution)))
 
@@ -168,13 +168,13 @@ class FollowedSteps:
             return
         try:
             note()
-        except Exception:  # noqa: BLE001  no request fails because nobody knows what it waited
+        except Exception:  # noqa: BLE001  no request fails because of an observer
             self._lost = True
-            _LOG.exception("what faults cost requests is not noted any more")
+            _LOG.exception("per-request impact is disabled after an error")
 
 
 def step_of(output: Any, known: Attribution) -> Step:
-    """What a SchedulerOutput says of the requests of its step."""
+    """Converts a SchedulerOutput into a step with its requests."""
     scheduled: dict[str, int] = output.num_scheduled_tokens
     prefill: list[str] = []
     decode: list[str] = []
@@ -183,7 +183,7 @@ def step_of(output: Any, known: Attribution) -> Step:
     for request in output.scheduled_new_reqs:
         identity = request.req_id
         new.append(NewRequest(identity, client_name(identity), request.prompt_len))
-        # Model runners of version 2 get one that was preempted as a new one, with what it has said.
+        # Model runners of version 2 list a preempted request as new, with its generated tokens.
         (decode if known.has_tokens(identity) else prefill).append(identity)
         so_far = request.prefill_token_ids
         wanted = request.prompt_len if so_far is None else len(so_far)
@@ -194,7 +194,7 @@ def step_of(output: Any, known: Attribution) -> Step:
         cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
     ):
         (decode if generated else prefill).append(identity)
-        # A chunk of a prompt, or of one that is computed again after a preemption, yields nothing.
+        # A chunk of a prompt yields no token, nor does a recomputation after a preemption.
         if computed + scheduled[identity] >= known.prompt_tokens(identity) + generated:
             yielding.append(identity)
     tokens = sum(scheduled.values())
@@ -202,17 +202,17 @@ def step_of(output: Any, known: Attribution) -> Step:
 
 
 def client_name(identity: str) -> str:
-    """The id that a client knows a request by.
+    """Returns the client's id of a request.
 
-    With VLLM_DISABLE_REQUEST_ID_RANDOMIZATION it is the engine's own, as long as that does not end
-    in a hyphen and eight hexadecimal digits.
+    VLLM_DISABLE_REQUEST_ID_RANDOMIZATION makes the engine use the client's id. Then an id ending
+    in a hyphen and eight hexadecimal digits is cut by mistake.
     """
     found = _INTERNAL_ID.fullmatch(identity)
     return found[1] if found else identity
 
 
 def _about(vllm_config: Any) -> dict[str, str]:
-    """The labels that vLLM's own metrics have."""
+    """Returns the labels of vLLM's own metrics."""
     names = vllm_config.model_config.served_model_name
     return {
         "model_name": names if isinstance(names, str) else names[0],

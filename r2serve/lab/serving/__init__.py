@@ -1,1 +1,1 @@
-"""An engine that serves over the nodes of a lab, and the requests that load it."""
+"""Serving engines on the nodes of a lab, and load generators."""

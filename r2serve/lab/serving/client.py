@@ -1,4 +1,4 @@
-"""Runs the load (load.py) inside a place, follows it while it runs, and reads its result."""
+"""Runs the load generator (load.py) inside a place, follows the progress, reads the result."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from typing import Any
 from r2serve.lab.serving.places import Place
 
 _LOAD = Path(__file__).with_name("load.py")
-# vLLM and this process share few cores; the client must not be what slows decoding.
+# Requests must not go through a proxy.
 _ENVIRONMENT_WITHOUT_PROXY = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class LoadError(RuntimeError):
-    """The load process itself failed."""
+    """The load process failed, or made no progress within the allowed time."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request's outcome.
+    """Outcome of a request.
 
-    times_ns: CLOCK_MONOTONIC of each token's arrival; sent_ns: of its sending. prompt: its index.
-    token_ids: none where the server gives none. id: the server's name of it. attempts: how often it
-    was sent; times and tokens are those of the last one.
+    times_ns: arrival of each token, CLOCK_MONOTONIC. sent_ns: time of sending, CLOCK_MONOTONIC.
+    prompt: index of the prompt. token_ids: empty if the server sends no ids. id: the server's
+    request id. attempts: number of sendings; times and tokens are from the last attempt.
     """
 
     token_ids: tuple[int, ...]
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Run:
-    """All requests of one run."""
+    """All requests of a run."""
 
     requests: tuple[Request, ...]
 
@@ -69,7 +69,7 @@ class Run:
         return sum(len(request.token_ids) for request in self.requests)
 
     def tokens_per_second(self, begin_ns: int, end_ns: int) -> float:
-        """Tokens of all requests that came in [begin_ns, end_ns), a second."""
+        """Returns the token rate of all requests in [begin_ns, end_ns), tokens/s."""
         if end_ns <= begin_ns:
             return 0.0
         count = sum(
@@ -84,11 +84,11 @@ class Run:
         return self.tokens_per_second(min(times), max(times) + 1) if times else 0.0
 
     def step_ms(self, begin_ns: int = 0, end_ns: int = 2**63) -> float:
-        """Median decode step in ms, of tokens that came in [begin_ns, end_ns); 0 if unknown."""
+        """Returns the median decode step for tokens in [begin_ns, end_ns), ms; 0 = unknown."""
         gaps = []
         for request in self.requests:
             times = [time_ns for time_ns in request.times_ns if begin_ns <= time_ns < end_ns]
-            # The median over 8 steps: one step's arrivals are quantised by the client's own turns.
+            # Average over 8 steps: the client's event loop quantises single arrivals.
             gaps += [(b - a) / 8 for a, b in zip(times, times[8:], strict=False)]
         return statistics.median(gaps) / 1e6 if gaps else 0.0
 
@@ -124,7 +124,7 @@ def _start(place: Place, order: dict[str, Any], stdout: int) -> subprocess.Popen
 
 
 def wait_until_healthy(place: Place, url: str, timeout_s: float) -> subprocess.Popen[bytes]:
-    """A process that exits with 0 once the server answers, with 1 after timeout_s."""
+    """Starts a process with exit status 0 once the server answers, or 1 after timeout_s."""
     order = {"mode": "wait", "url": url, "timeout_s": timeout_s}
     process = _start(place, order, stdout=subprocess.DEVNULL)
     _close_input(process)
@@ -133,15 +133,16 @@ def wait_until_healthy(place: Place, url: str, timeout_s: float) -> subprocess.P
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended already
+    with contextlib.suppress(BrokenPipeError):  # the process has already ended
         process.stdin.close()
 
 
 @dataclass(frozen=True)
 class Turns:
-    """When a load may begin requests: from ``begin_ns`` until ``until_ns``, CLOCK_MONOTONIC.
+    """Time windows in which a load may begin requests.
 
-    Of each period, counted from ``begin_ns``, only from ``first_ns`` to ``last_ns``.
+    begin_ns, until_ns: overall range, CLOCK_MONOTONIC in ns. The range is divided into periods of
+    ``period_ns``; requests begin only between offsets ``first_ns`` and ``last_ns`` of a period.
     """
 
     begin_ns: int
@@ -152,12 +153,13 @@ class Turns:
 
 
 class Load:
-    """A run under way.
+    """A run in progress.
 
-    max_tokens: of a request, or of each prompt's. streams: None sends one request a prompt, all at
-    once; otherwise so many are kept under way, prompts in turn, until drain() is called.
-    arrivals_s: when each prompt's request is due, since the start; with streams, at most so many
-    are under way. turns: with streams, when requests may begin. extra and retry: see load.py.
+    max_tokens: per request, or a value per prompt. streams: None sends a request per prompt, all at
+    once; a number keeps as many requests in flight, with rotating prompts, until drain().
+    arrivals_s: due time of each prompt's request since the start, s; `streams` then limits the
+    requests in flight. turns: with streams, the windows to begin requests. extra, retry: see
+    load.py.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class Load:
         self.expected_tokens = sum(limits)
         self.tokens = 0
         self.finished = 0
-        self.begun_ns = 0  # when the first request with an arrival was due; 0: not yet
+        self.begun_ns = 0  # origin of arrivals_s, CLOCK_MONOTONIC; 0 = not started
         self.changed_at = time.monotonic()
         order: dict[str, Any] = {
             "mode": "stream" if streams is None else "loop",
@@ -215,7 +217,7 @@ class Load:
                     self.begun_ns = int(said["begun_ns"])
                     continue
                 self.finished, tokens = int(said["finished"]), int(said["tokens"])
-                # Where requests have times, there may be none to wait for; else there always is.
+                # A timed load may be idle between requests; other loads are never idle.
                 idle = self._timed and not said["streaming"]
                 if tokens != self.tokens or idle:
                     self.tokens, self.changed_at = tokens, time.monotonic()
@@ -226,20 +228,21 @@ class Load:
 
     @property
     def silent_s(self) -> float:
-        """Time since the last token came, or since a request with a time is under way again."""
+        """Time since the last token, s; idle times of a timed load do not count."""
         return time.monotonic() - self.changed_at
 
     def wait_for_tokens(self, count: int, patience_s: float) -> None:
-        """Raises LoadError when no token comes for patience_s before there are so many."""
+        """Waits for `count` tokens; raises LoadError after patience_s without a token."""
         while self.running and self.tokens < count:
             if self.silent_s > patience_s:
                 raise LoadError(f"no token for {patience_s:.0f} s")
             time.sleep(0.02)
 
     def finish(self, patience_s: float, watch: Callable[[], None]) -> Run:
-        """Waits for the end; what has not come when patience_s pass without a token has failed.
+        """Waits for the end of the run, and calls `watch` every 0.1 s.
 
-        watch is called now and then. Raises LoadError when the load process broke.
+        After patience_s without a token, the run is stopped and unfinished requests count as
+        failed. Raises LoadError if the load process fails.
         """
         while self.running:
             watch()
@@ -250,15 +253,15 @@ class Load:
         return self.result(timeout_s=10)
 
     def drain(self) -> None:
-        """Begins no further request; the run ends with those under way."""
+        """Stops new requests; the run ends after the requests in flight."""
         _close_input(self._process)
 
     def stop(self) -> None:
-        """Ends the run; what has not finished counts as failed."""
+        """Ends the run at once; unfinished requests count as failed."""
         self._process.terminate()
 
     def result(self, timeout_s: float) -> Run:
-        """Waits for the end of the run. Raises LoadError after timeout_s or when it broke."""
+        """Waits for the result; raises LoadError after timeout_s or if the process failed."""
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:

@@ -1,4 +1,4 @@
-"""Which rail carries traffic, and which rails are up, by the journals of all workers."""
+"""Traffic and states of rails, read from the journals of all workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Journals:
         return [journal.read(path, events=events) for path in paths]
 
     def sent_bytes(self) -> Counter[int]:
-        """Bytes of messages that all workers have sent so far, by rail between nodes."""
+        """Returns the message bytes sent so far by all workers, per rail between nodes."""
         sent: Counter[int] = Counter()
         for rail in self._rails():
             sent[rail_index(rail.name)] += rail.data_tx_bytes
@@ -34,7 +34,7 @@ class Journals:
         return self.down() == set()
 
     def down(self) -> set[int] | None:
-        """Rails that are not UP in some worker's eyes; None while no worker has any rail."""
+        """Returns the rails not UP for at least 1 worker; None while no worker has any rail."""
         rails = self._rails()
         if not rails:
             return None
@@ -54,15 +54,15 @@ class Journals:
 
 
 def rail_index(name: str) -> int:
-    """i of `rail<i>@node<j>`."""
+    """Returns i of `rail<i>@node<j>`."""
     match = _RAIL_NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is not a rail's name")
+        raise ValueError(f"name: {name!r} must be rail<i>@node<j>")
     return int(match[1])
 
 
 def rail_in_use(before: Counter[int], after: Counter[int]) -> tuple[int, int] | None:
-    """The rail that carried most of the bytes between two readings, and how many; None if none."""
+    """Returns the busiest rail between two readings and the bytes; None without traffic."""
     moved = {rail: after[rail] - before[rail] for rail in after}
     rail = max(moved, key=lambda key: moved[key], default=None)
     if rail is None or moved[rail] <= 0:

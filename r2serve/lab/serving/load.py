@@ -1,33 +1,37 @@
-"""Streams concurrent greedy requests from an OpenAI API and notes when each token came.
+"""Streams concurrent greedy requests from an OpenAI API and records the time of each token.
 
-Run by path inside a node (it must share the server's network namespace); imports nothing of
-r2serve, so that it starts quickly. Standard input: one JSON object.
+Run by path inside a node, because the load must share the server's network namespace. Imports
+nothing of r2serve, for a short start-up time. Standard input is a JSON object, the order:
 
     {"mode": "wait", "url": …, "timeout_s": …}
-        exits 0 as soon as /health answers 200, 1 after timeout_s
-    {"mode": "stream", "url": …, "model": …, "prompts": [...], "max_tokens": [one a prompt],
+        Exit status 0 once /health answers 200, 1 after timeout_s.
+
+    {"mode": "stream", "url": …, "model": …, "prompts": [...], "max_tokens": [per prompt, ...],
      "result": PATH}
-        one request a prompt, all at once; prints {"tokens": so far, "streaming": requests under
-        way, "finished": …} every 100 ms and writes {"requests": [{"prompt": index, "sent_ns",
-        "token_ids", "times_ns", "text", "error", "finished"}]} to PATH at the end, also when ended
-        by SIGTERM. Times are CLOCK_MONOTONIC, those of times_ns one a token.
+        Sends a request per prompt, all at once. Every 100 ms, prints {"tokens": received so far,
+        "streaming": requests in flight, "finished": …}. At the end, SIGTERM included, writes
+        {"requests": [{"prompt": index, "sent_ns", "token_ids", "times_ns", "text", "error",
+        "finished", "id", "attempts"}]} to PATH. Times are CLOCK_MONOTONIC; times_ns has an entry
+        per token.
+
     {"mode": "loop", …, "streams": …}
-        the same with so many requests under way, prompts in turn and again from the first one,
-        until standard input is closed; what is under way then is awaited
+        Keeps `streams` requests in flight, with rotating prompts, until standard input closes;
+        then waits for the requests in flight.
+
     {"mode": "timed", …, "arrivals_s": [...], "streams": …}
-        one request a prompt, each at its time since the start, or as soon as fewer than so many are
-        under way (0: at its time in any case); sent_ns is when it was due,
-        and 0 if it was ended before. With "retry" a request that fails is sent anew, until it
-        succeeds or the run is ended, and what came of it before is forgotten. Prints
-        {"begun_ns": …} first
+        Sends a request per prompt at the given time since the start, with at most `streams`
+        requests in flight (0 = unlimited). sent_ns is the due time if streams is 0, else the time
+        of sending; 0 = not sent. With "retry", a failed request is sent again until success or the
+        end of the run, and results of earlier attempts are dropped. Prints {"begun_ns": …} first.
 
     {"mode": "turns", …, "streams": …, "begin_ns": …, "until_ns": …, "period_ns": …,
      "turn_ns": [first, last]}
-        as "loop", but requests begin between begin_ns and until_ns (CLOCK_MONOTONIC), and of each
-        period only from first to last; what is under way then is awaited
+        Like "loop", but requests begin only between begin_ns and until_ns (CLOCK_MONOTONIC), and
+        within each period only between the offsets first and last; then waits for the requests in
+        flight.
 
-"extra" in an order takes the place of what is asked of vLLM beyond OpenAI's fields; where that has
-no token ids, a piece of text counts as a token.
+"extra" in an order replaces the vLLM-specific request fields. Without token ids in the response,
+each piece of text counts as a token.
 """
 
 from __future__ import annotations
@@ -46,14 +50,14 @@ from typing import Any
 import aiohttp
 
 REPORT_INTERVAL_S = 0.1
-# A server that is gone refuses at once; a loop must not fill the memory with that.
+# A dead server refuses connections at once; the pause limits the number of failed requests.
 PAUSE_AFTER_ERROR_S = 0.5
 EXTRA = {"ignore_eos": True, "return_token_ids": True}
 
 
 @dataclass
 class Stream:
-    """What one request has received."""
+    """Data received for a request."""
 
     prompt: int = 0
     sent_ns: int = 0
@@ -125,7 +129,7 @@ async def report(streams: list[Stream], retry: bool) -> None:
         await asyncio.sleep(REPORT_INTERVAL_S)
         tokens = sum(len(stream.times_ns) for stream in streams)
         finished = sum(stream.finished for stream in streams)
-        # One that is about to be sent again is under way.
+        # A failed request awaiting a retry counts as in flight.
         ended = (s.finished or (s.error and not retry) for s in streams if s.sent_ns)
         running = sum(not each for each in ended)
         progress = {"tokens": tokens, "streaming": running, "finished": finished}
@@ -173,7 +177,7 @@ async def in_own_turns(
     first_ns, last_ns = order["turn_ns"]
 
     def idle_ns(now_ns: int) -> int:
-        """Until this load's turn; 0 in it."""
+        """Returns the time until the next window of this load, ns; 0 inside a window."""
         if now_ns < begin_ns:
             return begin_ns - now_ns
         at_ns = (now_ns - begin_ns) % period_ns
@@ -223,10 +227,10 @@ async def stream_all(order: dict[str, Any]) -> list[Stream]:
     send = SENDERS[order["mode"]]
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    # A connection each: the server closes one that has been idle for 5 s, which on a busy machine
-    # it may do just before it sees the request that was sent on it.
+    # A new connection per request: the server closes connections after 5 s idle, possibly just
+    # before the next request arrives.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    # No total limit: how long a stall may last is the caller's decision, who sends SIGTERM.
+    # No total timeout: the caller decides on the length of stalls, and ends the run by SIGTERM.
     timeout = aiohttp.ClientTimeout(total=None)
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}

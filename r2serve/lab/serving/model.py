@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights and a tokenizer of its own, made locally within seconds."""
+"""A tiny Llama with random weights and a matching tokenizer, created locally within seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ WEIGHT_DEVIATION = 0.1
 
 @dataclass(frozen=True)
 class TinyLlama:
-    """Shape of the model. hidden must be a multiple of heads, heads one of key_value_heads."""
+    """Shape of the model.
+
+    hidden must be a multiple of heads, and heads a multiple of key_value_heads.
+    """
 
     layers: int = 4
     hidden: int = 256
@@ -31,7 +34,7 @@ class TinyLlama:
 
 
 def _words(count: int, seed: int) -> list[str]:
-    """count distinct pronounceable words: the vocabulary of the tokenizer."""
+    """Returns `count` distinct pronounceable words for the tokenizer's vocabulary."""
     source = random.Random(seed)
     words: dict[str, None] = {}
     while len(words) < count:
@@ -44,12 +47,12 @@ def _words(count: int, seed: int) -> list[str]:
 
 
 def vocabulary(shape: TinyLlama) -> list[str]:
-    """The words that the model's tokenizer knows, one a token."""
+    """Returns the words of the model's tokenizer, a word per token."""
     return _words(shape.vocabulary - len(SPECIAL_TOKENS), shape.seed)
 
 
 def prompts(count: int, words: int = 12, shape: TinyLlama | None = None) -> list[str]:
-    """count different prompts in the vocabulary of the model."""
+    """Returns `count` random prompts of `words` words from the model's vocabulary."""
     shape = shape or TinyLlama()
     known = vocabulary(shape)
     source = random.Random(shape.seed + 1)
@@ -57,11 +60,11 @@ def prompts(count: int, words: int = 12, shape: TinyLlama | None = None) -> list
 
 
 def make_tiny_llama(directory: Path, shape: TinyLlama | None = None) -> Path:
-    """Writes configuration, weights and tokenizer to directory (created) and returns it.
+    """Writes configuration, weights and tokenizer to `directory`, and returns the directory.
 
-    The weights are wide enough that greedy text depends on what came before it, and the type is
-    float32: with random weights the best two tokens are often close, and half precision would let
-    the number of requests in a batch decide between them.
+    The weights' deviation is large enough for greedy text to depend on the context. The type is
+    float32: random weights often leave the two best tokens close together, and half precision
+    would make the choice depend on the batch size.
     """
     shape = shape or TinyLlama()
     directory.mkdir(parents=True, exist_ok=True)
@@ -97,7 +100,7 @@ def _configuration(shape: TinyLlama) -> dict[str, Any]:
 
 
 def _weights(shape: TinyLlama) -> dict[str, np.ndarray]:
-    """All tensors, as (outputs, inputs) like torch.nn.Linear; norms are ones."""
+    """Returns all tensors, shape (outputs, inputs) as in torch.nn.Linear; norms are ones."""
     source = np.random.default_rng(shape.seed)
 
     def matrix(rows: int, columns: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Where the demo's nodes run: in a lab, or side by side on this machine when there is no lab."""
+"""Places for the demo's nodes: nodes of a lab, or this machine if no lab is available."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import psutil
 from r2serve.lab import namespaces
 from r2serve.lab.nodes import Node, Starter
 
-# Addresses of the two rails of a machine without a lab; all of 127/8 is loopback on Linux.
+# Rail addresses without a lab; all of 127.0.0.0/8 is loopback on Linux.
 LOOPBACK_RAILS = ("127.0.0.2", "127.0.0.3")
 
 
 class Place(Protocol):
-    """A node as far as starting and ending processes goes."""
+    """Interface of a node to start and kill processes."""
 
     @property
     def address(self) -> str:
@@ -41,7 +41,7 @@ class Place(Protocol):
     ) -> subprocess.Popen[bytes]: ...
 
     def kill_all(self) -> None:
-        """Kills every process started here, and what they started."""
+        """Kills every process started here, with all descendants."""
         ...
 
 
@@ -59,7 +59,7 @@ class LabPlace:
 
 
 class LocalPlace(Starter):
-    """This machine itself."""
+    """This machine, without namespaces."""
 
     address = "127.0.0.1"
 
@@ -74,7 +74,7 @@ class LocalPlace(Starter):
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victims.extend(psutil.Process(process.pid).children(recursive=True))
-            # Also reaches descendants whose parents are gone, as long as they stayed in the group.
+            # Also kills orphaned descendants in the same process group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         for victim in victims:
@@ -87,7 +87,7 @@ class LocalPlace(Starter):
 
 
 def free_port(address: str) -> int:
-    """A TCP port that was free at address a moment ago."""
+    """Returns a TCP port free at the moment of the call."""
     with socket.socket() as sock:
         sock.bind((address, 0))
         return int(sock.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What the demo shows while it works: a live line on a terminal, plain lines elsewhere."""
+"""Progress display of the demo: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.status import Status
 
 
 class Progress:
-    """Steps, one after the other, each with a line that may change while it lasts."""
+    """A sequence of steps, each with a live line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -21,7 +21,7 @@ class Progress:
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Shows text for as long as the block runs and notes it as done afterwards."""
+        """Shows `text` during the block; on a terminal, prints the duration afterwards."""
         self._step = text
         begun = time.monotonic()
         if not self._console.is_terminal:
@@ -37,11 +37,11 @@ class Progress:
         self.line(f"{text} ({time.monotonic() - begun:.1f} s)")
 
     def detail(self, text: str) -> None:
-        """Replaces the live part of the step's line; on a plain output it is left out."""
+        """Replaces the live part of the step's line; has no effect on plain output."""
         if self._status is not None:
             self._status.update(f"{self._step}: {text}")
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a permanent line."""
         elapsed = time.monotonic() - self._begun
         self._console.print(f"[dim]{elapsed:6.1f} s[/]  {text}", highlight=False)

@@ -1,4 +1,4 @@
-"""Starts `vllm serve` over the demo's nodes, waits until it answers, and takes it down again."""
+"""Starts `vllm serve` on the demo's nodes, waits for readiness, and stops all processes."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ from r2serve.lab.serving.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-# Half a minute on an idle machine of two cores; this is for a busy one.
+# A start takes about 30 s on an idle machine with two cores, and longer on a busy machine.
 START_TIMEOUT_S = 240.0
 MAX_MODEL_LEN = 16384
-# The longest that we wait for a run or a token; the engine itself would give up after 300 s.
+# Longest wait for a run or a token; the engine's own timeout is 300 s.
 RUN_TIMEOUT_S = 150.0
-# Tokens of the single stream whose rate is the length of a decode step. One stream, because with
-# many the client and the API server take their share of the few cores from the workers.
+# Tokens of the run to measure the decode step. A single stream, because with many streams the
+# client and the API server would take CPU time from the workers.
 STEP_TOKENS = 200
-# In a lab each node has its own network, so fixed ports are free by construction.
+# Fixed ports are always free in a lab: each node has a private network namespace.
 LAB_API_PORT, LAB_MASTER_PORT = 8000, 29500
 
-# Of the memory of a GPU that two ranks share.
+# Fraction of GPU memory per rank; two ranks share the GPU.
 GPU_SHARE = "0.3"
 
-# The closing line of a traceback, with or without the engine's own prefix.
+# Last line of a traceback, with or without the engine's log prefix.
 _ERROR_LINE = re.compile(r"^(?:.*\] )?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
 
 
 class ServeError(RuntimeError):
-    """The server did not come up or ended; the text has the end of its log."""
+    """The server failed to start or ended; the text contains the first error of the logs."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to serve and how.
+    """Configuration of a server.
 
-    lab: the places are nodes of a lab, with as many ranks each; otherwise they are on this machine,
-    and each rank is a node. tensor_parallel: ranks, a multiple of the places. settings: further
-    environment variables. gpu: all ranks share one, and decode by captured graphs.
+    lab: True if the places are lab nodes with equal numbers of ranks; False for places on this
+    machine, where each rank is a node. tensor_parallel: number of ranks, a multiple of the number
+    of places. settings: further environment variables. gpu: all ranks share a GPU and decode with
+    captured graphs.
     """
 
     label: str
@@ -72,7 +73,7 @@ def vllm_command() -> str:
 
 
 def environment(plan: Plan, place: Place, index: int) -> dict[str, str]:
-    """Environment of the processes of node index."""
+    """Returns the environment for the processes of node `index`."""
     scratch = plan.work / f"{plan.label}-node{index}"
     env = dict(os.environ)
     env.update(
@@ -83,7 +84,7 @@ def environment(plan: Plan, place: Place, index: int) -> dict[str, str]:
         VLLM_HOST_IP=place.address,
         HF_HUB_OFFLINE="1",
         VLLM_NO_USAGE_STATS="1",
-        # Everything that engine and libraries leave behind goes with the demo's directory.
+        # Caches of the engine and of libraries are removed with the demo's directory.
         HF_HOME=str(scratch / "hf"),
         TMPDIR=str(scratch),
         TORCHINDUCTOR_CACHE_DIR=str(scratch / "inductor"),
@@ -93,8 +94,8 @@ def environment(plan: Plan, place: Place, index: int) -> dict[str, str]:
         XDG_CACHE_HOME=str(scratch / "cache"),
     )
     if plan.lab:
-        # Stock: gloo's own traffic is the data path, so it goes over a rail. With r2ccl only the
-        # bootstrap is left to gloo, which belongs on the management port.
+        # With the stock communicator, gloo carries the data, so gloo uses a rail. With r2ccl, gloo
+        # only carries the bootstrap, so gloo uses the management port.
         env["GLOO_SOCKET_IFNAME"] = "mgmt0" if plan.r2ccl else "rail0"
     else:
         env["GLOO_SOCKET_IFNAME"] = "lo"
@@ -112,7 +113,7 @@ def journal_directory(plan: Plan, index: int) -> Path:
 
 
 def fault_file(plan: Plan) -> Path:
-    """File through which faults reach the engine where there is no lab."""
+    """Returns the path of the engine's fault file, used without a lab."""
     return plan.work / f"{plan.label}-faults"
 
 
@@ -124,7 +125,7 @@ def arguments(
     argv += ["--dtype", "float32"]
     argv += ["--gpu-memory-utilization", GPU_SHARE] if plan.gpu else ["--enforce-eager"]
     argv += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(plan.max_requests)]
-    # A prompt served from the cache has another first step than one that is computed.
+    # Prefix caching would change the first step of repeated prompts.
     argv += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
     argv += ["--host", host, "--port", str(port)]
     if plan.r2ccl:
@@ -137,9 +138,9 @@ def arguments(
 
 
 class Server:
-    """A running server as a context manager; leaving it kills every process of every place.
+    """A running server as a context manager; leaving kills every process of every place.
 
-    client: where requests come from, and which is left alone; None: the node that answers them.
+    client: place of the load, not killed on leaving; None = the node with the API server.
     """
 
     def __init__(self, plan: Plan, places: Sequence[Place], client: Place | None = None) -> None:
@@ -157,7 +158,7 @@ class Server:
         return self.plan.work / f"{self.plan.label}-node{index}.log"
 
     def journals(self) -> list[Path]:
-        """Directories with the journals of the workers, one a node."""
+        """Returns the journal directory of each node."""
         return [journal_directory(self.plan, index) for index in range(len(self._places))]
 
     def __enter__(self) -> Server:
@@ -199,9 +200,9 @@ class Server:
             )
 
     def wait_until_ready(self, watch: Callable[[float], None]) -> None:
-        """Returns when the API answers; calls watch(seconds so far) now and then.
+        """Waits until the API answers; calls `watch` with the elapsed seconds every 0.2 s.
 
-        Raises ServeError when a node's process ends or START_TIMEOUT_S passes.
+        Raises ServeError if a node's process ends, or after START_TIMEOUT_S.
         """
         started = time.monotonic()
         waiter = wait_until_healthy(self.client, self.url, START_TIMEOUT_S)
@@ -221,9 +222,10 @@ class Server:
         label: str,
         watch: Callable[[str], None],
     ) -> Run:
-        """One undisturbed run of all texts; tokens: of each, or one a text; label: names its file.
+        """Runs all texts without faults and returns the result.
 
-        Raises LoadError when it does not end within RUN_TIMEOUT_S, ServeError when a node ends.
+        tokens: per request, or a value per text. label: name of the result file. Raises LoadError
+        after RUN_TIMEOUT_S, ServeError if a node's process ends.
         """
         path = self.plan.work / f"{self.plan.label}-{label}.json"
         load = Load(self.client, self.url, texts, tokens, path)
@@ -250,7 +252,7 @@ class Server:
             self.log_path(index).read_text(encoding="utf-8", errors="replace")
             for index in range(len(self._processes))
         ]
-        return first_error(logs) or "the logs name no error (see --keep-logs)"
+        return first_error(logs) or "no error in the logs (use --keep-logs to keep the logs)"
 
 
 @contextlib.contextmanager
@@ -262,12 +264,12 @@ def warm_server(
     tokens: tuple[int, int],
     progress: Progress,
 ) -> Iterator[tuple[Server, Run]]:
-    """A server that has answered all texts twice, and the second of these runs.
+    """Yields a warmed-up server, and the second of two warm-up runs of all texts.
 
-    The first requests compile kernels; only the second ones tell the speed.
+    The first run compiles kernels; the second run shows the speed.
 
-    what: is started, for people. tokens: of each request, in the first and the second run.
-    Raises ServeError, LoadError: as :class:`Server`.
+    what: display name of the server. tokens: per request, for the first and the second run.
+    Raises ServeError and LoadError like :class:`Server`.
     """
     with Server(plan, places) as server:
         with progress.step(f"starting {what}"):
@@ -279,7 +281,7 @@ def warm_server(
 
 
 def first_error(logs: Sequence[str]) -> str | None:
-    """What the first error of each log was; what follows it is about processes that it ended."""
+    """Returns the first error of each log, usually the root cause; None without errors."""
     found = []
     for index, log in enumerate(logs):
         match = _ERROR_LINE.search(log)

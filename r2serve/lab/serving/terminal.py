@@ -1,4 +1,4 @@
-"""What the commands that serve a model have in common on the terminal."""
+"""Terminal handling shared by the demo commands: signals, report and exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN_WIDTH = 160
 
 
 class AnyReport(Protocol):
-    """What such a command ends with."""
+    """The final report of a command."""
 
     @property
     def passed(self) -> bool: ...
@@ -31,7 +31,7 @@ R = TypeVar("R", bound=AnyReport)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # Taking everything down takes moments; a second Ctrl-C must not cut that short.
+    # Ignore further signals during the clean-up, e.g. a second Ctrl-C.
     for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(other, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -40,15 +40,18 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def report_and_exit(
     run: Callable[[Progress], R], render: Callable[[R, Console], None], json_path: Path | None
 ) -> None:
-    """Runs, shows and writes the report, and exits: 0 if it passed, 1 if not, 130 on a signal."""
+    """Runs a command, prints and writes the report, and exits.
+
+    Exit status: 0 if the report passed, 1 if not, 130 on a signal.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    # Without a terminal there is no width to fit into, and a wrapped table is hard to read.
+    # Without a terminal, use a wide console: wrapped tables are hard to read.
     console = Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
     try:
         report = run(Progress(console))
     except KeyboardInterrupt:
-        console.print("interrupted; everything that it made is gone")
+        console.print("interrupted; all processes and temporary files are removed")
         sys.exit(INTERRUPTED)
     render(report, console)
     if json_path is not None:

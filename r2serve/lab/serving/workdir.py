@@ -1,4 +1,4 @@
-"""The demo's temporary directory, which goes away with the demo or, at the latest, at the next."""
+"""Temporary directory of the demo, removed at the end; the next demo cleans up after a kill."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _PREFIX = "r2serve-demo-"
 
 
 def owner_pid(name: str) -> int | None:
-    """The process that a directory's name says it belongs to, None if it is not one of ours."""
+    """Returns the pid in a directory's name; None for other directories."""
     pid = name.removeprefix(_PREFIX).partition("-")[0]
     return int(pid) if name.startswith(_PREFIX) and pid.isdigit() else None
 
 
 def sweep(parent: Path | None = None) -> list[Path]:
-    """Removes the directories of demos that were killed, and returns them."""
+    """Removes the directories of killed demos, and returns the paths removed."""
     parent = parent or Path(tempfile.gettempdir())
     removed = []
     for path in parent.glob(f"{_PREFIX}*"):
         pid = owner_pid(path.name)
         if pid is None or Path(f"/proc/{pid}").exists():
             continue
-        # The directory above is everybody's: what another user or a link put there is not ours.
+        # Other users can write to the parent: skip links and files of other owners.
         if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
             continue
         logger.info("removing %s, left by process %d", path, pid)
@@ -40,7 +40,7 @@ def sweep(parent: Path | None = None) -> list[Path]:
 
 @contextlib.contextmanager
 def work_directory(keep_logs: Path | None = None) -> Iterator[Path]:
-    """A directory for one demo; on leaving its logs and results go to keep_logs, if given."""
+    """Creates a temporary directory; on leaving, copies logs and results to keep_logs if given."""
     path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     try:
         yield path

@@ -1,1 +1,1 @@
-"""The sidecar: what the workers of this node recorded, over HTTP.  It only reads."""
+"""The sidecar: an HTTP service over this node's journals, read-only except for drills."""

@@ -1,4 +1,4 @@
-"""The sidecar's HTTP interface: each family of routes is a file beside this one."""
+"""The sidecar's HTTP application. Each group of routes has a module in this folder."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def make_app(
     token: str | None = None,
     peers: Sequence[str] = (),
 ) -> FastAPI:
-    """The application; it looks at the watch while it runs.
+    """Builds the application. Polling of the watch starts with the application.
 
     Args:
-        watch: of the folder with the workers' journals.
-        stuck_s: a collective that takes longer makes ``/readyz`` answer 503.
-        token: who has it may start drills; None: nobody may.
+        watch: follows the folder with the workers' journals.
+        stuck_s: a collective longer than this, in s, makes ``/readyz`` answer 503.
+        token: required to start and end drills; None disables drills.
         peers: addresses of other nodes' sidecars.
 
     Raises:
-        PeerError: one of them is none.
+        PeerError: an address is invalid.
     """
     state = State(watch, stuck_s, Peers(peers))
 
@@ -64,10 +64,10 @@ def make_app(
 
     app = FastAPI(
         title="r2serve sidecar",
-        summary="Rails, failovers and what they cost, of the workers of this node.",
+        summary="Rails, failovers and the cost of failovers for the workers of this node.",
         version=version("r2serve"),
         lifespan=lifespan,
-        docs_url=None,  # its page is made of other people's scripts
+        docs_url=None,  # the page would load third-party scripts
         redoc_url=None,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )

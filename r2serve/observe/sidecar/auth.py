@@ -1,4 +1,4 @@
-"""Who may change anything through the sidecar: whoever has its token."""
+"""Authorization: requests that change state need the sidecar's token."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 
 class TokenError(ValueError):
-    """The token cannot be used; the text says why."""
+    """The token is unusable; the text names the reason."""
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token of a file or else of the variable R2SERVE_TOKEN; None: there is none.
+    """Returns the token of a file, or without a file, of R2SERVE_TOKEN; None if unset.
 
     Raises:
-        TokenError: the file cannot be read, others may read it, or the token is too short.
+        TokenError: the file is unreadable or open to other users, or the token is too short.
     """
     if file is None:
         token = os.environ.get(TOKEN_VARIABLE)
@@ -32,7 +32,7 @@ def read_token(file: Path | None) -> str | None:
         where = str(file)
         try:
             if file.stat().st_mode & 0o007:
-                raise TokenError(f"{where} may be read by everybody: chmod 600 {where}")
+                raise TokenError(f"{where} is accessible to other users: run chmod 600 {where}")
             token = file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise TokenError(f"{where}: {error}") from error
@@ -40,16 +40,17 @@ def read_token(file: Path | None) -> str | None:
         return None
     if len(token) < SHORTEST_TOKEN or not token.isascii() or any(c.isspace() for c in token):
         raise TokenError(
-            f"{where}: a token is at least {SHORTEST_TOKEN} ASCII letters without spaces, "
-            f"not {len(token)} letters"
+            f"{where}: the token has {len(token)} characters: must be at least {SHORTEST_TOKEN} "
+            "ASCII characters without spaces"
         )
     return token
 
 
 class Guard:
-    """Answers 401 to whoever wants to change something and has not the token.
+    """ASGI middleware: answers 401 to state-changing requests without the token.
 
-    Before anything of the body is read.  Without a token nobody may.
+    The check precedes any read of the body. Without a configured token, all state-changing
+    requests are rejected.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -65,11 +66,11 @@ class Guard:
             await self._app(scope, receive, send)
             return
         detail = (
-            "this needs the sidecar's token: Authorization: Bearer ..."
+            "the sidecar's token is required: Authorization: Bearer ..."
             if self._expected
-            else f"this sidecar has no token ({TOKEN_VARIABLE} or --token-file): it only reads"
+            else f"read-only: the sidecar has no token (set {TOKEN_VARIABLE} or --token-file)"
         )
-        # The connection is not kept: what follows on it is a body that nobody reads.
+        # Close the connection, because the unread body would be parsed as the next request.
         headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
         await JSONResponse({"detail": detail}, 401, headers)(scope, receive, send)
 

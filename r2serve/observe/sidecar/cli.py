@@ -1,4 +1,4 @@
-"""``r2serve sidecar``."""
+"""``r2serve sidecar``: runs the sidecar's HTTP server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ LOOK_S = 1.0
 @click.command(name="sidecar")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", default=8199, show_default=True, type=click.IntRange(0, 65535), help="0: any."
+    "--port",
+    default=8199,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 = any free port.",
 )
 @folder_option
 @click.option(
@@ -35,23 +39,23 @@ LOOK_S = 1.0
     default=health.STUCK_S,
     show_default=True,
     type=click.FloatRange(0, min_open=True),
-    help="Seconds that a collective may take before /readyz answers 503.",
+    help="Longest collective, in seconds; a longer collective makes /readyz answer 503.",
 )
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help=f"File with the token that drills need.  Default: {TOKEN_VARIABLE}; else nobody may.",
+    help=f"File with the token for drills. Default: {TOKEN_VARIABLE}; no token disables drills.",
 )
 @click.option(
     "--peers",
     default="",
-    help="Sidecars of other nodes, separated by commas: http://node1:8199,node2:8199.",
+    help="Comma-separated sidecars of other nodes: http://node1:8199,node2:8199.",
 )
 @click.option(
     "--until",
     "engine",
     type=click.IntRange(1),
-    help="End when this process has, and no worker has run for a minute since.",
+    help="Exit after the end of this process and 60 s without a running worker.",
 )
 def command(
     host: str,
@@ -62,9 +66,9 @@ def command(
     peers: str,
     engine: int | None,
 ) -> None:
-    """Serve what the workers of this node recorded: probes, metrics, rails and events.
+    """Serve probes, metrics, rails and events of this node's workers over HTTP.
 
-    It only reads, but for drills, and needs no running engine: neither can harm the other.
+    Read-only except for drills. Needs no running engine; sidecar and engine cannot harm each other.
     """
     folder = journal_folder(journal_dir)
     watch = Watch(folder)
@@ -90,11 +94,15 @@ def command(
         threading.Thread(target=_end_after, args=(engine, watch, server), daemon=True).start()
     server.run(sockets)
     if not server.started:
-        raise click.exceptions.Exit(3)  # uvicorn has said why
+        raise click.exceptions.Exit(3)  # uvicorn has logged the reason
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """As soon as the sidecar of an engine that ran before has left the port."""
+    """Listens on the port, after waiting for the sidecar of a previous engine to release the port.
+
+    Raises:
+        click.ClickException: the port is still in use after IDLE_S + PATIENCE_S.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline = time.monotonic() + IDLE_S + PATIENCE_S
     while True:
@@ -107,13 +115,13 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _end_after(engine: int, watch: Watch, server: uvicorn.Server) -> None:
-    """Ends the server when it has nothing to tell of any more."""
+    """Stops the server after the engine process has ended and no worker ran for IDLE_S."""
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(engine).wait()
     idle_since = time.monotonic()
     while time.monotonic() - idle_since < IDLE_S:
         time.sleep(LOOK_S)
-        # A copy: the server's own thread looks for journals meanwhile.
+        # Iterate over a copy: the server's thread updates the workers concurrently.
         if any(not worker.over for worker in list(watch.workers.values())):
             idle_since = time.monotonic()
     server.should_exit = True

@@ -1,4 +1,4 @@
-"""One view of all nodes: this one, and those whose sidecars are asked."""
+"""Cluster view: this node and the nodes of ``--peers``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from r2serve.observe.sidecar.state import State
 
 
 class ClusterView(BaseModel):
-    members: list[MemberView] = Field(description="This node first.")
+    members: list[MemberView] = Field(description="Members of the cluster; this node is first.")
 
 
 def add_cluster(app: FastAPI, state: State) -> None:
-    """Adds /v1/node, for other sidecars, and /v1/cluster, what they all say."""
+    """Adds /v1/node, read by other sidecars, and /v1/cluster."""
 
     @app.get("/v1/node", tags=["cluster"], response_model=NodeView)
     async def node() -> Response:
-        """This node alone, as other sidecars ask it."""
+        """Health, workers and rails of this node; polled by other sidecars."""
         return respond(state.rendered("node", lambda: NodeView.of(state.health(), state.watch)))
 
     @app.get("/v1/cluster", tags=["cluster"], response_model=ClusterView)
     async def cluster() -> Response:
-        """This node and those of ``--peers``; one that does not answer is said not to."""
+        """This node and the nodes of ``--peers``, including members without an answer."""
         return respond(state.rendered("cluster", lambda: _cluster(state)))
 
 

@@ -1,4 +1,4 @@
-"""Drills over HTTP: what is under way, and, with the token, new ones."""
+"""Drills over HTTP: lists drills; with the token, starts and ends drills."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from r2serve.faults import note_on
 from r2serve.observe.sidecar.responses import example, instant, respond
 from r2serve.observe.sidecar.state import State
 
-# For the description alone: the token is asked for before a request comes here.
+# Only for the OpenAPI description: the middleware Guard checks the token earlier.
 _TOKEN = [Depends(HTTPBearer(scheme_name="token", auto_error=False))]
 _UNAUTHORIZED: dict[int | str, dict[str, Any]] = {
-    401: {"description": "Without the sidecar's token."}
+    401: {"description": "The sidecar's token is missing or wrong."}
 }
 
 
 class DrillOrder(BaseModel, extra="forbid"):
     model_config = example(kind="carrier_loss", rail="rail1@node0", seconds=10.0)
     kind: Literal["carrier_loss", "black_hole", "slow", "flap", "corrupt", "cut", "drop"] = Field(
-        description="cut and drop are old words for carrier_loss and black_hole, and go."
+        description="Kind of fault. cut and drop are deprecated names of carrier_loss, black_hole."
     )
-    rail: str = Field(max_length=64, description="As /v1/rails names it.")
-    seconds: float = Field(ge=0.01, le=LONGEST_S, description="Then it is undone.")
-    peer: str = Field("", max_length=64, description="Of the rail to one peer alone: rank 1.")
-    mbit: float = Field(10.0, ge=0.001, le=1e6, description="Of slow: Mbit/s that are still sent.")
-    period_s: float = Field(1.0, ge=0.02, le=LONGEST_S, description="Of flap.")
+    rail: str = Field(max_length=64, description="Name of the rail in /v1/rails.")
+    seconds: float = Field(ge=0.01, le=LONGEST_S, description="Duration of the drill, s.")
+    peer: str = Field(
+        "", max_length=64, description="Fault only the rail to this peer, e.g. rank 1; empty: all."
+    )
+    mbit: float = Field(
+        10.0, ge=0.001, le=1e6, description="Remaining send rate under kind slow, Mbit/s."
+    )
+    period_s: float = Field(1.0, ge=0.02, le=LONGEST_S, description="Period of kind flap, s.")
 
 
 class DrillView(BaseModel):
@@ -50,16 +54,16 @@ class DrillView(BaseModel):
         ended=None,
     )
     id: str
-    worker: str = Field(description="Key of the worker whose rail it is.")
+    worker: str = Field(description="Key of the worker with the faulted rail.")
     kind: str
     rail: str
     peer: str
-    by: str = Field(description="engine; system: by the drill command, through ip, nft or tc.")
+    by: str = Field(description="engine, or system (the drill command, by ip, nft or tc).")
     seconds: float
     mbit: float
     period_s: float
     began: datetime
-    ended: datetime | None = Field(description="null: it is under way.")
+    ended: datetime | None = Field(description="End of the drill; null while under way.")
 
     @classmethod
     def of(cls, view: dict[str, Any]) -> DrillView:
@@ -73,12 +77,12 @@ class DrillView(BaseModel):
 
 
 class DrillsView(BaseModel):
-    enabled: bool = Field(description="A worker here takes drills (R2CCL_DRILLS).")
-    drills: list[DrillView] = Field(description="Those under way first.")
+    enabled: bool = Field(description="A worker of this node accepts drills (R2CCL_DRILLS).")
+    drills: list[DrillView] = Field(description="Drills; drills under way are first.")
 
 
 class StartedView(DrillsView):
-    note: str = Field(description="Which word of the order a later release will not take.")
+    note: str = Field(description="Deprecation note about the kind's name; empty if none.")
 
 
 def _view(answering: int, found: list[dict[str, Any]]) -> DrillsView:
@@ -86,15 +90,15 @@ def _view(answering: int, found: list[dict[str, Any]]) -> DrillsView:
 
 
 def add_drills(app: FastAPI, state: State) -> None:
-    """Adds /v1/drills and what is below it."""
+    """Adds /v1/drills and /v1/drills/{drill}."""
     folder = state.watch.folder
 
     asking = asyncio.Lock()
 
     @app.get("/v1/drills", tags=["drills"], response_model=DrillsView)
     async def drills() -> Response:
-        """Faults that are injected on purpose, and the last ones that were."""
-        async with asking:  # all who ask between two looks get one answer
+        """Faults injected on purpose: under way, and the most recent."""
+        async with asking:  # requests between two polls of the journals share an answer
             if (known := state.known("drills")) is None:
                 answering, found = await asyncio.to_thread(client.listed, folder)
                 known = state.rendered("drills", lambda: _view(answering, found))
@@ -106,12 +110,12 @@ def add_drills(app: FastAPI, state: State) -> None:
         status_code=201,
         response_model=StartedView,
         responses=_UNAUTHORIZED
-        | {409: {"description": "No worker takes it; the detail says why."}},
+        | {409: {"description": "No worker accepts the drill; the detail names the reason."}},
         dependencies=_TOKEN,
     )
     def start(order: DrillOrder) -> Response:
-        """Fault a rail of this node for a while, by the engines of its workers."""
-        # Not async: workers are asked one after the other, in a thread of the server's pool.
+        """Inject a fault into a rail of this node for a limited time, by the workers' engines."""
+        # Not async: the server's thread pool runs the blocking calls to the workers.
         try:
             workers = client.find(folder, order.rail)
             views = client.start(workers, **order.model_dump())
@@ -129,11 +133,11 @@ def add_drills(app: FastAPI, state: State) -> None:
         tags=["drills"],
         status_code=204,
         response_class=Response,
-        responses=_UNAUTHORIZED | {404: {"description": "No such drill is under way."}},
+        responses=_UNAUTHORIZED | {404: {"description": "No drill with this id is under way."}},
         dependencies=_TOKEN,
     )
-    def end(drill: Annotated[str, Path(description="Its id.", max_length=64)]) -> Response:
-        """End a drill before its time."""
+    def end(drill: Annotated[str, Path(description="Id of the drill.", max_length=64)]) -> Response:
+        """End a drill early."""
         try:
             client.end(folder, drill)
         except DrillError as error:

@@ -1,4 +1,4 @@
-"""Events over HTTP: a page at a time, or as they happen."""
+"""Events over HTTP: in pages, or as a live stream."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _LOG = logging.getLogger("r2serve.sidecar")
 MAX_STREAMS = 64
 PING_S = 15
 SEND_S = 30
-"""A client of the stream that takes nothing for so long is left."""
+"""Send timeout of a stream, s; a client stalled for longer is disconnected."""
 MAX_PAGE = 1000
 BATCH = 100
-"""Events that a stream sends at once."""
+"""Most events per send of a stream."""
 EventKind = Literal[
     "rail_state", "verdict", "speed", "stall", "replay", "hedge", "abort", "injected"
 ]
 
 
 def add_events(app: FastAPI, state: State) -> None:
-    """Adds /v1/events and its stream."""
+    """Adds /v1/events and /v1/events/stream."""
     watch = state.watch
 
     @app.get("/v1/events", tags=["events"], response_model=schema.EventsView)
     async def events(
-        after: Annotated[int, Query(ge=0, le=2**62, description="Only later ones than this.")] = 0,
+        after: Annotated[int, Query(ge=0, le=2**62, description="Only events after this id.")] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
-        kind: Annotated[EventKind | None, Query(description="Only of this kind.")] = None,
+        kind: Annotated[EventKind | None, Query(description="Only events of this kind.")] = None,
     ) -> Response:
-        """What happened, a page at a time."""
+        """Past events, in pages."""
         found, reached = _page(watch.after(after), limit, kind)
         return respond(
             schema.EventsView(
@@ -57,24 +57,25 @@ def add_events(app: FastAPI, state: State) -> None:
         response_class=Response,
         responses={
             200: {
-                "description": "Server-sent events: of each event its id, its kind, and as data "
-                "what /v1/events says of it.",
+                "description": "Server-sent events with the event's id, the kind as event type, "
+                "and an EventView as data.",
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
             },
-            503: {"description": f"There are {MAX_STREAMS} streams already."},
+            503: {"description": f"The limit of {MAX_STREAMS} streams is reached."},
         },
     )
     async def stream(
         after: Annotated[
             int | None,
-            Query(ge=0, le=2**62, description="Begin after this one; default: with news."),
+            Query(ge=0, le=2**62, description="Begin after this id; default: new events only."),
         ] = None,
         last_event_id: Annotated[str | None, Header(max_length=32)] = None,
     ) -> Response:
-        """What happens, as it happens.
+        """Live stream of events.
 
-        A client that was cut off goes on after its Last-Event-ID.  One that is too slow misses what
-        is no longer kept when its turn comes: as little as possible is lost, and no memory held.
+        A reconnecting client resumes after the Last-Event-ID header. A client too slow for the
+        stream misses only events dropped from the sidecar's history; nothing is buffered per
+        client.
         """
         if state.streams >= MAX_STREAMS:
             return Response(status_code=503)
@@ -89,11 +90,11 @@ class _Stream(EventSourceResponse):
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
-            _LOG.warning("left a client of the stream that took nothing for %g s", SEND_S)
+            _LOG.warning("event stream: disconnected a client stalled for %g s", SEND_S)
 
 
 async def _follow(state: State, last: int) -> AsyncIterator[bytes]:
-    """Holds nothing for its client but the id of the last event: what follows is the watch's."""
+    """Yields batches of events after `last`; keeps only the id of the last event per client."""
     state.streams += 1
     try:
         while True:
@@ -116,7 +117,7 @@ def _message(told: NumberedEvent) -> bytes:
 def _page(
     found: list[NumberedEvent], limit: int, kind: str | None
 ) -> tuple[list[NumberedEvent], int | None]:
-    """The first ones of that kind, and the id of the last one if there are more."""
+    """Returns the first `limit` events of a kind; also the last id if more events follow."""
     if kind is not None:
         found = [told for told in found if told.event.kind == kind]
     return (found[:limit], found[limit - 1].id) if len(found) > limit else (found, None)

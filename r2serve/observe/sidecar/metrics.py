@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a watch."""
+"""Prometheus metrics of the sidecar."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from r2serve.observe.sidecar.peers import Peers
 from r2serve.observe.watch import RUNNING, NumberedEvent, Watch, Worker
 
 VERDICT_S = 5.0
-"""A failover is counted when it is known where the fault is, but after so long at the latest."""
+"""A failover is counted with the verdict, or without a verdict after this time, s."""
 
 _STALL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _WORKER = ("worker", "process", "node")
@@ -48,7 +48,7 @@ class _Stalls:
 
 
 class Metrics(Collector):
-    """Counts what a watch tells, and renders it with what the workers are now."""
+    """Counts events of the watch, and renders the counts with the current state of workers."""
 
     def __init__(
         self, watch: Watch, peers: Peers | None = None, requests: Requests | None = None
@@ -64,7 +64,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def take(self, told: Iterable[NumberedEvent]) -> None:
-        """Count new events, in the order of their ids."""
+        """Counts new events; events must arrive in the order of their ids."""
         now_s = time.monotonic()
         self._forget()
         for one in told:
@@ -73,21 +73,21 @@ class Metrics(Collector):
             key = (one.worker, event.entry, event.epoch)
             if event.kind == "stall":
                 self._stalls[(*who, one.group, event.text)].add(event.value / 1e9)
-            elif event.kind == "rail_state" and event.value:  # a rail in use was lost
+            elif event.kind == "rail_state" and event.value:  # loss of a rail in use
                 cause = event.text.partition(" ")[2] or "none"
                 self._unlocated[key] = now_s, (*who, event.rail, event.peer, cause)
             elif event.kind == "verdict" and key in self._unlocated:
                 self._located(key, event.text)
             elif event.kind == "rail_state" and event.text.endswith("->UP"):
                 for lost in [lost for lost in self._unlocated if lost[:2] == key[:2]]:
-                    self._located(lost, "none")  # it is back: nobody asks any more
+                    self._located(lost, "none")  # the rail is back, no verdict will follow
         for key in [
             key for key, (since_s, _) in self._unlocated.items() if now_s - since_s > VERDICT_S
         ]:
             self._located(key, "none")
 
     def take_requests(self, ended: Iterable[Ended]) -> None:
-        """Count requests that have ended having waited."""
+        """Counts ended requests with stalls."""
         for one in ended:
             worker = self._watch.workers.get(one.worker)
             who = (one.label, one.worker, worker.node if worker else "")
@@ -99,24 +99,24 @@ class Metrics(Collector):
         self._failovers[(*labels, verdict)] += 1
 
     def _forget(self) -> None:
-        """What is told of workers whose journals the watch has forgotten."""
+        """Drops counts of workers without a journal in the watch."""
         for counted in (self._failovers, self._stalls, self._waits):
             for labels in [one for one in counted if one[1] not in self._watch.workers]:
                 del counted[labels]
 
     def render(self) -> bytes:
-        """Prometheus' text format."""
+        """Returns all metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry."""
+        """Yields all metrics; called by the registry."""
         yield InfoMetricFamily(
-            "r2serve_build", "This package.", value={"version": version("r2serve")}
+            "r2serve_build", "Version of r2serve.", value={"version": version("r2serve")}
         )
         state = health.examine(self._watch)
-        yield GaugeMetricFamily("r2serve_ready", "1: requests can be served.", value=state.ready)
+        yield GaugeMetricFamily("r2serve_ready", "1 if requests can be served.", value=state.ready)
         answers = GaugeMetricFamily(
-            "r2serve_peer_up", "1: the sidecar of that node answers.", labels=("peer",)
+            "r2serve_peer_up", "1 if the peer's sidecar answers.", labels=("peer",)
         )
         for member in self._peers.views():
             answers.add_metric((member.url,), member.answers)
@@ -129,29 +129,31 @@ class Metrics(Collector):
         yield self._failover_total()
         yield self._histogram(
             "r2serve_failover_stall_seconds",
-            "How long collectives waited because of rail events.",
+            "Stall time of collectives caused by rail events, in seconds.",
             (*_WORKER, "group", "collective"),
             self._stalls,
         )
         yield self._histogram(
             "r2serve_request_stall_seconds",
-            "How long requests waited because of rail events: of those that did, when they ended.",
+            "Stall time of ended requests caused by rail events; only requests with a stall.",
             (*_WORKER, "phase"),
             self._waits,
         )
 
     def _workers(self, workers: list[Worker]) -> Metric:
         up = GaugeMetricFamily(
-            "r2serve_worker_up", "1: the process looks after its links.", labels=_WORKER
+            "r2serve_worker_up", "1 if the worker runs and has a heartbeat.", labels=_WORKER
         )
         for worker in workers:
             up.add_metric(_who(worker), worker.status == RUNNING)
         return up
 
     def _engines(self, workers: list[Worker]) -> Metric:
-        """Joins these metrics with vLLM's own, whose labels it has."""
+        """Returns a metric with vLLM's labels, to join r2serve's metrics with vLLM's."""
         info = GaugeMetricFamily(
-            "r2serve_engine_info", "What a worker serves.", labels=(*_WORKER, *_ENGINE)
+            "r2serve_engine_info",
+            "Always 1; the labels name the worker's model and engine.",
+            labels=(*_WORKER, *_ENGINE),
         )
         about = self._requests.about() if self._requests else {}
         for worker in workers:
@@ -160,25 +162,37 @@ class Metrics(Collector):
         return info
 
     def _rails(self, workers: list[Worker]) -> Iterator[Metric]:
-        up = GaugeMetricFamily("r2serve_rail_up", "1: carries traffic.", labels=_RAIL)
+        up = GaugeMetricFamily("r2serve_rail_up", "1 if the rail is in state UP.", labels=_RAIL)
         state = GaugeMetricFamily(
-            "r2serve_rail_state", "1 for the state that it is in.", labels=(*_RAIL, "state")
+            "r2serve_rail_state", "1 for the current state, 0 for others.", labels=(*_RAIL, "state")
         )
-        slow = GaugeMetricFamily("r2serve_rail_slow", "1: slow beside the others.", labels=_RAIL)
+        slow = GaugeMetricFamily(
+            "r2serve_rail_slow",
+            "1 if the rail is much slower than the fastest rail to the peer.",
+            labels=_RAIL,
+        )
         trip = GaugeMetricFamily(
-            "r2serve_rail_round_trip_seconds", "Of its probes and frames.", labels=_RAIL
+            "r2serve_rail_round_trip_seconds",
+            "Smoothed round trip of probes and frames, in seconds.",
+            labels=_RAIL,
         )
         moved = CounterMetricFamily(
-            "r2serve_rail_bytes", "Frames and payload.", labels=(*_RAIL, "direction")
+            "r2serve_rail_bytes",
+            "Bytes sent (tx) and received (rx), frame headers and payload.",
+            labels=(*_RAIL, "direction"),
         )
         replayed = CounterMetricFamily(
-            "r2serve_rail_replayed_chunks", "Sent again over it for a lost rail.", labels=_RAIL
+            "r2serve_rail_replayed_chunks",
+            "Chunks sent again on another rail because this rail was lost or suspected.",
+            labels=_RAIL,
         )
         hedged = CounterMetricFamily(
-            "r2serve_rail_hedged_chunks", "Sent again over it for a suspected rail.", labels=_RAIL
+            "r2serve_rail_hedged_chunks",
+            "Part of the replayed chunks sent while this rail was only suspected.",
+            labels=_RAIL,
         )
         epochs = CounterMetricFamily(
-            "r2serve_rail_connections", "How often it was connected.", labels=_RAIL
+            "r2serve_rail_connections", "Connections of the rail, rejoins included.", labels=_RAIL
         )
         for worker in workers:
             for rail in worker.journal.rails:
@@ -199,16 +213,20 @@ class Metrics(Collector):
     def _collectives(self, workers: list[Worker]) -> Iterator[Metric]:
         labels = (*_WORKER, "group", "collective")
         seconds = HistogramMetricFamily(
-            "r2serve_collective_seconds", "Duration of collectives.", labels=labels
+            "r2serve_collective_seconds", "Duration of collectives, in seconds.", labels=labels
         )
         moved = CounterMetricFamily(
-            "r2serve_collective_bytes", "Of the ranks' larger buffers.", labels=labels
+            "r2serve_collective_bytes",
+            "Bytes of the rank's larger buffer (input or output), summed over calls.",
+            labels=labels,
         )
         stalled = CounterMetricFamily(
-            "r2serve_group_stalled_seconds", "Time that rail events cost.", labels=labels[:-1]
+            "r2serve_group_stalled_seconds",
+            "Stall time of the group's collectives caused by rail events, in seconds.",
+            labels=labels[:-1],
         )
         failed = CounterMetricFamily(
-            "r2serve_group_failed_calls", "Collectives that ended in an error.", labels=labels[:-1]
+            "r2serve_group_failed_calls", "Collectives ended by an error.", labels=labels[:-1]
         )
         for worker in workers:
             for name, groups in _by_name(worker).items():
@@ -224,7 +242,7 @@ class Metrics(Collector):
     def _failover_total(self) -> Metric:
         total = CounterMetricFamily(
             "r2serve_failover",
-            "Rails that were lost while in use.",
+            "Rails lost while in use, by cause and verdict.",
             labels=(*_WORKER, "rail", "peer", "cause", "verdict"),
         )
         for labels, count in self._failovers.items():
@@ -247,7 +265,7 @@ def _who(worker: Worker) -> tuple[str, str, str]:
 
 
 def _by_name(worker: Worker) -> dict[str, list[Group]]:
-    """An engine may have closed a group and made another of that name."""
+    """Groups communicators by name; an engine may close a group and reuse the name."""
     found: defaultdict[str, list[Group]] = defaultdict(list)
     for group in worker.journal.groups:
         found[group.name].append(group)
@@ -271,6 +289,6 @@ def _sum_of(groups: list[Group]) -> dict[str, Latency]:
 
 
 def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Buckets as Prometheus has them: of all calls up to each bound."""
+    """Returns cumulative buckets, as Prometheus histograms require."""
     names = ["+Inf" if bound == float("inf") else str(float(bound)) for bound in bounds]
     return list(zip(names, accumulate(counts), strict=True))

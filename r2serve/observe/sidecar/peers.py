@@ -1,4 +1,4 @@
-"""The sidecars of other nodes, each asked once a second."""
+"""Polls the sidecars of other nodes once per second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_PEERS = 256
 
 
 class PeerError(ValueError):
-    """The address of a peer cannot be; the text says why."""
+    """The address or the answer of a peer is invalid; the text names the reason."""
 
 
 @dataclass
@@ -43,16 +43,20 @@ class _Peer:
 
 
 class Peers:
-    """The sidecars of other nodes, as they answered last."""
+    """The sidecars of other nodes, with the last answer of each."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        """Raises PeerError where a URL is none of a sidecar."""
+        """urls: at most MAX_PEERS addresses.
+
+        Raises:
+            PeerError: an address is invalid, or the number is above MAX_PEERS.
+        """
         if len(urls) > MAX_PEERS:
-            raise PeerError(f"peers: {len(urls)} are more than {MAX_PEERS}")
+            raise PeerError(f"peers: {len(urls)} addresses given: must be at most {MAX_PEERS}")
         self._peers = [_Peer(_checked(url)) for url in dict.fromkeys(urls)]
 
     async def follow(self) -> None:
-        """Ask all of them again and again, for ever."""
+        """Polls all sidecars every ASK_S until cancelled."""
         if not self._peers:
             return
         async with httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False) as client:
@@ -69,21 +73,21 @@ class Peers:
             async with asyncio.timeout(TIMEOUT_S):
                 peer.node = NodeView.model_validate_json(await _fetch(client, peer.url))
             peer.answered, peer.error = datetime.now(UTC), ""
-        except Exception as error:  # noqa: BLE001  whatever it is, the other peers are asked
+        except Exception as error:  # noqa: BLE001  polling of other peers must go on
             peer.error = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         if bool(before) != bool(peer.error):
-            _LOG.warning("peer %s %s", peer.url, peer.error or "answers")
+            _LOG.warning("peer sidecar %s: %s", peer.url, peer.error or "answers")
 
 
 async def _fetch(client: httpx.AsyncClient, url: str) -> bytes:
     data = b""
     async with client.stream("GET", f"{url}/v1/node") as answer:
         if answer.status_code != 200:
-            raise PeerError(f"it answers {answer.status_code}")
+            raise PeerError(f"HTTP status {answer.status_code}: must be 200")
         async for part in answer.aiter_bytes():
             data += part
             if len(data) > MAX_BYTES:
-                raise PeerError(f"its answer is longer than {MAX_BYTES} bytes")
+                raise PeerError(f"the answer is longer than {MAX_BYTES} bytes")
     return data
 
 
@@ -95,5 +99,5 @@ def _checked(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise PeerError(f"peers: {url!r} must be the address of a sidecar, as http://node1:8199")
+        raise PeerError(f"peers: {url!r} must be a sidecar's address, e.g. http://node1:8199")
     return f"{parts.scheme}://{parts.netloc}"

@@ -1,4 +1,4 @@
-"""Probes of Kubernetes, and the scrape of Prometheus."""
+"""Kubernetes probes and the Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_probes(app: FastAPI, state: State) -> None:
         "/livez", tags=["probes"], response_class=Response, responses=_text("The sidecar runs.")
     )
     async def livez() -> Response:
-        """Whether this sidecar runs: always, whatever the engine does."""
+        """Liveness of the sidecar: always 200, independent of the engine."""
         return respond(b"ok\n", "text/plain")
 
     @app.get(
@@ -28,19 +28,22 @@ def add_probes(app: FastAPI, state: State) -> None:
         responses={503: {"model": schema.HealthView, "description": "Requests are not served."}},
     )
     async def readyz() -> Response:
-        """Whether requests are served: also while rails are lost, as long as one is left to each
-        peer and no collective is stuck."""
+        """Readiness: 200 while requests are served, 503 otherwise.
+
+        Lost rails do not matter while each peer has a rail left. A stuck collective, a stopped
+        process or a missing engine gives 503.
+        """
         found = state.health()
         return respond(schema.HealthView.of(found), status=200 if found.ready else 503)
 
     @app.get("/health", tags=["probes"], response_model=schema.HealthView)
     async def healthy() -> Response:
-        """The same for people: always 200, what is wrong is said."""
+        """Health of the node with reasons, for people: always 200."""
         return respond(schema.HealthView.of(state.health()))
 
     @app.get("/metrics", tags=["probes"], response_class=Response, responses=_text("Metrics."))
     async def metrics() -> Response:
-        """Prometheus' text format."""
+        """Metrics in the Prometheus text format."""
         return respond(state.rendered("metrics", state.metrics.render), _PROMETHEUS)
 
 

@@ -14,17 +14,17 @@ def add_rails(app: FastAPI, state: State) -> None:
 
     @app.get("/v1/rails", tags=["rails"], response_model=schema.RailsView)
     async def rails() -> Response:
-        """Each end of each rail that a running worker has."""
+        """Rails of the running workers: an entry per rail, peer and worker."""
         return respond(state.rendered("rails", lambda: schema.RailsView.of(state.watch)))
 
     @app.get("/v1/collectives", tags=["collectives"], response_model=schema.CollectivesView)
     async def collectives() -> Response:
-        """How long collectives take, of each communicator of each running worker."""
+        """Latencies of collectives, per communicator of each running worker."""
         return respond(
             state.rendered("collectives", lambda: schema.CollectivesView.of(state.watch))
         )
 
     @app.get("/v1/topology", tags=["rails"], response_model=schema.TopologyView)
     async def topology() -> Response:
-        """The workers of this node, also those that have ended."""
+        """The workers of this node, running or ended."""
         return respond(state.rendered("topology", lambda: schema.TopologyView.of(state.watch)))

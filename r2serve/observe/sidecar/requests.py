@@ -1,4 +1,4 @@
-"""What rail events cost each request, over HTTP."""
+"""Cost of rail events per request, over HTTP."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ _REQUEST = {
 
 class RequestView(BaseModel):
     model_config = example(**_REQUEST)
-    id: str = Field(description="The engine's answer has it, too.")
-    number: int = Field(description="Rises with each request that became known here.")
-    status: str = Field(description="running, or finished.")
-    reason: str | None = Field(description="Why it ended: stop, length, abort.")
+    id: str = Field(description="Request id, as in the engine's response.")
+    number: int = Field(description="Serial number in order of first mention in the logs.")
+    status: str = Field(description="running or finished.")
+    reason: str | None = Field(description="Finish reason: stop, length or abort.")
     prompt_tokens: int | None
-    tokens: int | None = Field(description="That were generated.")
-    queued_s: float | None = Field(description="Waiting to be scheduled.")
-    ttft_s: float | None = Field(description="From its arrival to its first token.")
-    mean_itl_s: float | None = Field(description="Mean time between two tokens.")
+    tokens: int | None = Field(description="Generated tokens.")
+    queued_s: float | None = Field(description="Time in the queue until scheduled.")
+    ttft_s: float | None = Field(description="Time from arrival to the first token.")
+    mean_itl_s: float | None = Field(description="Mean inter-token latency.")
     worst_itl_s: float | None = Field(
-        description="Longest time between two tokens, as the worker saw them."
+        description="Longest inter-token latency, measured at the worker."
     )
-    e2e_s: float | None = Field(description="From its arrival to its end.")
+    e2e_s: float | None = Field(description="Time from arrival to the end.")
     queue_stall_s: float = Field(
-        description="Waited because of rail events before it was scheduled; known when it ended."
+        description="Rail-event stalls before scheduling; computed when the request has ended."
     )
-    prefill_stall_s: float = Field(description="From then to its first token.")
-    decode_stall_s: float = Field(description="And after it.")
-    stall_s: float = Field(description="All of them.")
+    prefill_stall_s: float = Field(description="Rail-event stalls until the first token.")
+    decode_stall_s: float = Field(description="Rail-event stalls after the first token.")
+    stall_s: float = Field(description="Sum of the queue, prefill and decode stalls.")
     late_s: float = Field(
-        description="By how much longer than usual the steps that held it up took; where that is "
-        "not known, and at least, what they waited."
+        description="Excess duration of the affected steps over their baseline; at least the "
+        "stall time, and equal to the stall time if no baseline is known."
     )
-    stall_percent: float | None = Field(description="Of e2e_s.")
+    stall_percent: float | None = Field(description="stall_s in percent of e2e_s.")
     ttft_without_s: float | None = Field(
-        description="Estimate, had there been no fault: less what it was late by."
+        description="Estimated ttft_s without the fault; the delay is subtracted."
     )
     mean_itl_without_s: float | None
     e2e_without_s: float | None
-    held_steps: int = Field(description="Steps of workers of this node that rail events held up.")
+    held_steps: int = Field(description="Steps of this node's workers stalled by rail events.")
 
     @classmethod
     def of(cls, request: TrackedRequest) -> RequestView:
@@ -108,9 +108,9 @@ class HeldStepView(BaseModel):
     )
     worker: str
     label: str
-    step: int = Field(description="Steps of that worker, from 1.")
+    step: int = Field(description="Number of the worker's step, from 1.")
     phase: str = Field(
-        description="What it did for this request: prefill, decode, or queue: it kept it waiting."
+        description="Phase of the request: prefill, decode, or queue (waiting, not served)."
     )
     began: datetime
     ended: datetime
@@ -140,8 +140,8 @@ class HeldStepView(BaseModel):
 
 class ImpactView(RequestView):
     model_config = example(**_REQUEST, steps=[], events=[])
-    steps: list[HeldStepView] = Field(description="The last ones that held it up.")
-    events: list[EventView] = Field(description="What happened to rails then, oldest first.")
+    steps: list[HeldStepView] = Field(description="The last stalled steps of the request.")
+    events: list[EventView] = Field(description="Rail events around the stalls, oldest first.")
 
     @classmethod
     def of_all(cls, request: TrackedRequest, watch: Watch) -> ImpactView:
@@ -154,23 +154,23 @@ class ImpactView(RequestView):
 
 class RequestsView(BaseModel):
     requests: list[RequestView] = Field(description="Newest first.")
-    next: int = Field(description="Ask with before=next for older ones; 0: there are none.")
-    known: int = Field(description="Requests that are kept here.")
-    unreadable: dict[str, str] = Field(description="Why, by file, of request logs.")
+    next: int = Field(description="Value of `before` for the next page; 0 = no older requests.")
+    known: int = Field(description="Number of requests kept by the sidecar.")
+    unreadable: dict[str, str] = Field(description="Error per unreadable request log, by file.")
 
 
 def add_requests(app: FastAPI, state: State) -> None:
-    """Adds /v1/requests and what is below it."""
+    """Adds /v1/requests and /v1/requests/{request}/impact."""
 
     @app.get("/v1/requests", tags=["requests"], response_model=RequestsView)
     async def requests(
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
         before: Annotated[
-            int | None, Query(ge=1, le=2**62, description="Only ones with lower numbers.")
+            int | None, Query(ge=1, le=2**62, description="Only requests with lower numbers.")
         ] = None,
-        waited: Annotated[bool, Query(description="Only ones that rail events held up.")] = False,
+        waited: Annotated[bool, Query(description="Only requests stalled by rail events.")] = False,
     ) -> Response:
-        """Requests, and what rail events cost each, a page at a time."""
+        """Requests with timings and stalls, newest first, in pages."""
         kept = state.requests
         found = kept.newest(before=before, limit=limit + 1, waited=waited)
         more = len(found) > limit
@@ -186,18 +186,18 @@ def add_requests(app: FastAPI, state: State) -> None:
         "/v1/requests/{request}/impact",
         tags=["requests"],
         response_model=ImpactView,
-        responses={404: {"description": "No such request is kept here."}},
+        responses={404: {"description": "The sidecar keeps no request with this id."}},
     )
     async def impact(
-        request: Annotated[str, Path(description="Its id.", max_length=512)],
+        request: Annotated[str, Path(description="Id of the request.", max_length=512)],
     ) -> Response:
-        """What held a request up, step by step, and what it would have taken without."""
+        """Stalled steps and rail events of a request, and estimated times without the fault."""
         found = state.requests.get(request)
         if found is None:
-            raise HTTPException(404, f"no request {request!r} is kept here")
+            raise HTTPException(404, f"request {request!r} is not known here")
         return respond(ImpactView.of_all(found, state.watch))
 
 
 def _fields(request: TrackedRequest) -> dict[str, Any]:
-    """Every field of a view; None where it is not known yet."""
+    """Returns every field of a view; None for unknown values."""
     return dict.fromkeys(RequestView.model_fields) | figures_of(request)

@@ -1,4 +1,4 @@
-"""How the sidecar answers: what all its routes have in common."""
+"""Response helpers shared by all routes of the sidecar."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ JSON = "application/json"
 
 
 def example(**fields: Any) -> ConfigDict:
-    """The configuration of a model that has this as its example."""
+    """Returns a model configuration with an OpenAPI example."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
 def instant(clock_ns: int) -> datetime:
-    """CLOCK_REALTIME, in ns, as JSON has it."""
+    """Converts CLOCK_REALTIME in ns to a UTC datetime for JSON."""
     return datetime.fromtimestamp(clock_ns / 1e9, UTC)
 
 
@@ -27,7 +27,7 @@ def as_json(view: BaseModel) -> bytes:
 
 
 def respond(content: bytes | BaseModel, media_type: str = JSON, status: int = 200) -> Response:
-    """An answer of a model, or of bytes of that type."""
+    """Returns a response with a model as JSON, or with bytes of `media_type`."""
     if isinstance(content, BaseModel):
         content = as_json(content)
     return Response(content, status, SECURITY, media_type)

@@ -1,4 +1,4 @@
-"""What the sidecar answers, for its OpenAPI description and for whoever reads this."""
+"""Models of the sidecar's answers, described in OpenAPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HealthView(BaseModel):
         status="degraded", reasons=["rank 0: rail1@node0 to rank 1 is DOWN (carrier_loss)"]
     )
     status: Literal["ok", "degraded", "failing", "no-engine"]
-    reasons: list[str] = Field(description="Why it is not ok, one sentence each.")
+    reasons: list[str] = Field(description="Reasons for a status other than ok.")
 
     @classmethod
     def of(cls, health: Health) -> HealthView:
@@ -35,15 +35,18 @@ class WorkerView(BaseModel):
         opened="2026-11-22T05:11:00.123456Z",
         groups=["tp:0"],
     )
-    key: str = Field(description="Names the worker in other answers and in metrics.")
+    key: str = Field(
+        description="Unique key of the worker; in metrics the value of the label process."
+    )
     label: str
-    process: int = Field(description="The operating system's number of it.")
+    process: int = Field(description="Process id.")
     node: str
     status: Literal["running", "silent", "closed", "ended"] = Field(
-        description="closed: it closed its links in order; ended: it did not."
+        description="silent: no heartbeat for 5 s; closed: all links closed gracefully; ended: "
+        "the process ended without a graceful close."
     )
-    opened: datetime = Field(description="When it made its journal.")
-    groups: list[str] = Field(description="Its communicators.")
+    opened: datetime = Field(description="Creation time of the worker's journal.")
+    groups: list[str] = Field(description="Open communicators of the worker.")
 
     @classmethod
     def of(cls, worker: Worker) -> WorkerView:
@@ -81,16 +84,19 @@ class RailView(BaseModel):
         hedged_chunks=0,
         round_trip_us=11.2,
     )
-    worker: str = Field(description="Key of the worker whose end of the rail this is.")
+    worker: str = Field(description="Key of the worker at this end of the rail.")
     label: str
     name: str
     peer: str
-    kind: str = Field(description="tcp, verbs, shm; control: the management NIC.")
-    device: str = Field(description="The interface, or the RDMA device and port.")
+    kind: str = Field(description="tcp, verbs, shm, or control (the management NIC).")
+    device: str = Field(description="Network interface, or RDMA device and port.")
     state: str = Field(description="CONNECTING, PROBATION, UP, SUSPECT, DOWN or FENCING.")
-    since: datetime = Field(description="When it came to be in this state.")
-    cause: str = Field(description="What was noticed first when it was lost last; none: nothing.")
-    verdict: str = Field(description="Where the fault is: local NIC, remote NIC, path, transient.")
+    since: datetime = Field(description="Time of the last state change.")
+    cause: str = Field(description="First symptom of the last loss; none = no cause recorded.")
+    verdict: str = Field(
+        description="Location of the last fault: local NIC, remote NIC, path, transient, peer; "
+        "none = not localised."
+    )
     slow: bool
     epoch: int
     tx_bytes: int
@@ -158,9 +164,11 @@ class CollectiveView(BaseModel):
     collective: str
     calls: int
     total_s: float
-    bytes: int = Field(description="Of this rank's larger buffers.")
-    stalled_s: float = Field(description="Time that rail events cost all calls of the group.")
-    buckets: list[int] = Field(description="Calls by duration, each in one bucket.")
+    bytes: int = Field(description="Sum of this rank's larger buffer (input or output) per call.")
+    stalled_s: float = Field(
+        description="Stall time of all calls of the group, caused by rail events."
+    )
+    buckets: list[int] = Field(description="Calls per duration bucket, not cumulative.")
 
     @classmethod
     def all_of(cls, worker: Worker) -> list[CollectiveView]:
@@ -184,7 +192,7 @@ class CollectiveView(BaseModel):
 
 class CollectivesView(BaseModel):
     bounds_s: list[float] = Field(
-        description="Upper bounds of the buckets, in seconds; the last bucket has none."
+        description="Upper bounds of the buckets, in seconds; the last bucket is unbounded."
     )
     collectives: list[CollectiveView]
 
@@ -197,8 +205,8 @@ class CollectivesView(BaseModel):
 
 
 class TopologyView(BaseModel):
-    workers: list[WorkerView] = Field(description="Those that have ended, too.")
-    unreadable: dict[str, str] = Field(description="Why, by file, of journals of other versions.")
+    workers: list[WorkerView] = Field(description="Running and ended workers.")
+    unreadable: dict[str, str] = Field(description="Error per unreadable journal, by file.")
 
     @classmethod
     def of(cls, watch: Watch) -> TopologyView:
@@ -225,8 +233,7 @@ class EventView(BaseModel):
         bytes=0,
     )
     id: int = Field(
-        description="Rises with every event: its time in us since 1970, or one more than "
-        "the event before."
+        description="Strictly increasing: time in us since 1970, or the previous id plus 1."
     )
     time: datetime
     worker: str
@@ -236,15 +243,15 @@ class EventView(BaseModel):
     )
     rail: str
     peer: str
-    epoch: int = Field(description="Of the rail; of a stall the engine's step; 0: not known.")
+    epoch: int = Field(description="Epoch of the rail; step of the engine for a stall; 0 unknown.")
     text: str
-    group: str = Field(description="The communicator, of a stall or an abort.")
-    call: int = Field(description="Number of the call within it.")
+    group: str = Field(description="Communicator of a stall or abort.")
+    call: int = Field(description="Number of the call within the communicator.")
     value: int = Field(
-        description="Of a stall ns, of a replay or a hedge chunks, of a change of speed bytes "
-        "per second, of an abort its code."
+        description="stall: ns; replay, hedge: chunks; speed: bytes per second; abort: error "
+        "code; rail_state: 1 for the loss of a rail in use."
     )
-    bytes: int = Field(description="Of the call that was stalled.")
+    bytes: int = Field(description="Size of the stalled call.")
 
     @classmethod
     def of(cls, told: NumberedEvent) -> EventView:
@@ -268,12 +275,12 @@ class EventView(BaseModel):
 
 class EventsView(BaseModel):
     events: list[EventView] = Field(description="Oldest first.")
-    next: int = Field(description="Ask with after=next for what follows.")
-    first_kept: int = Field(description="Id of the oldest event that is still kept; 0: none is.")
+    next: int = Field(description="Value of `after` for the next page.")
+    first_kept: int = Field(description="Id of the oldest kept event; 0 = no event.")
 
 
 class NodeView(BaseModel):
-    """What a sidecar says of its own node."""
+    """State of a sidecar's own node."""
 
     health: HealthView
     workers: list[WorkerView]
@@ -289,8 +296,8 @@ class NodeView(BaseModel):
 
 
 class MemberView(BaseModel):
-    url: str = Field(description="Of its sidecar; empty: this one.")
+    url: str = Field(description="Address of the member's sidecar; empty for this sidecar.")
     answers: bool
-    error: str = Field(description="Why it does not answer.")
-    asked: datetime | None = Field(description="When it answered last; null: it never did.")
-    node: NodeView | None = Field(description="What it said then.")
+    error: str = Field(description="Error of the last poll; empty if answered.")
+    asked: datetime | None = Field(description="Time of the last answer; null = never.")
+    node: NodeView | None = Field(description="Last answer; null = never.")

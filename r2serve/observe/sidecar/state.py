@@ -1,4 +1,4 @@
-"""What all routes of a sidecar share: the watch, and what was rendered of it."""
+"""Shared state of the sidecar's routes: the watch, and a cache of rendered answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from r2serve.observe.sidecar.responses import as_json
 from r2serve.observe.watch import Watch
 
 LOOK_S = 0.05
-"""How often journals are read."""
+"""Polling interval of the journals, s."""
 _LOG = logging.getLogger("r2serve.sidecar")
 
 
 class State:
-    """The watch and what was rendered of it since it last looked."""
+    """The watch, the metrics, and answers rendered since the last look."""
 
     def __init__(self, watch: Watch, stuck_s: float, peers: Peers) -> None:
         self.watch = watch
@@ -34,16 +34,16 @@ class State:
         self._news = asyncio.Event()
 
     async def follow(self) -> None:
-        """Look again and again, for ever."""
+        """Polls the journals every LOOK_S until cancelled."""
         while True:
             try:
                 self.look()
-            except Exception:  # noqa: BLE001  what went wrong once may go right the next time
-                _LOG.exception("%s could not be read", self.watch.folder)
+            except Exception:  # noqa: BLE001  the next look may succeed
+                _LOG.exception("%s: reading the journals failed", self.watch.folder)
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Read the journals and wake the streams."""
+        """Reads the journals and wakes the streams."""
         new = self.watch.look()
         self.metrics.take(new)
         self.metrics.take_requests(self.requests.look())
@@ -53,18 +53,18 @@ class State:
             self._news = asyncio.Event()
 
     async def news(self) -> None:
-        """Return when there are new events."""
+        """Returns as soon as new events have arrived."""
         await self._news.wait()
 
     def health(self) -> health.Health:
         return health.examine(self.watch, self.stuck_s)
 
     def known(self, name: str) -> bytes | None:
-        """What was rendered since the last look."""
+        """Returns an answer rendered since the last look, else None."""
         return self._rendered.get(name)
 
     def rendered(self, name: str, make: Callable[[], bytes | BaseModel]) -> bytes:
-        """What ``make`` gives, made once for all who ask between two looks."""
+        """Returns the cached answer, or renders and caches the result of ``make``."""
         if name not in self._rendered:
             made = make()
             self._rendered[name] = made if isinstance(made, bytes) else as_json(made)

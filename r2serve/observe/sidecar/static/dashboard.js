@@ -1,15 +1,15 @@
-// The dashboard: what /v1/rails, /v1/collectives and /health say, asked again with every event that
-// the stream tells, and once a second for what is counted.
+// The dashboard. Fetches the sidecar's state (/health, /v1/*) on every streamed event, and once per
+// second for counters.
 
 const REFRESH_MS = 1000;
 const AT_MOST_EVERY_MS = 100;
-const WINDOW_S = 10; // of what is told of collectives
+const WINDOW_S = 10; // averaging window of the collectives table
 const TIMELINE_MS = 5 * 60 * 1000;
 const EVENTS_SHOWN = 200;
 const REQUESTS_SHOWN = 20;
 const NOTABLE = new Set(["rail_state", "verdict", "speed", "stall", "abort", "injected"]);
 
-// Worst last: a port is as good as the worst of its ends.
+// Ordered from best to worst. A port shows the worst state of all rail ends at this port.
 const STATES = ["UP", "SUSPECT", "PROBATION", "CONNECTING", "FENCING", "DOWN"];
 const LOOKS = { UP: "good", SUSPECT: "warn", PROBATION: "new", CONNECTING: "bad", FENCING: "bad", DOWN: "bad" };
 const HEALTH = {
@@ -46,9 +46,9 @@ const byNumber = (a, b) => a.localeCompare(b, "en", { numeric: true });
 const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false };
 const clock = (time) => new Date(time).toLocaleTimeString([], { ...CLOCK, fractionalSecondDigits: 3 });
 
-// --- rails
+// ---- rails ----
 
-// Of all ends of rails that go through one port.
+// Merges all rail ends at each port: worst state, sum of the rates, set of peers.
 function ports(rails) {
   const found = new Map();
   for (const rail of rails) {
@@ -66,7 +66,7 @@ function ports(rails) {
 
 const stateOf = (port) => (port.state === "UP" && port.slow ? "UP, slow" : port.state);
 const look = (port) => (port.state === "UP" && port.slow ? "warn" : LOOKS[port.state] ?? "new");
-// The mean of the last seconds; a rail that is not UP moves nothing now.
+// The sidecar reports a mean rate, so a rail not UP shows no rate instead of a stale value.
 const rate = (port, count) => (port.state === "UP" ? `${bytes(count)}/s` : "");
 const word = (text) => (text === "none" ? "" : text);
 
@@ -86,7 +86,7 @@ function showRails(found) {
   drawRails(found);
 }
 
-// Each node of these workers, its peers, and a line for each port between them.
+// Draws a box per node, a box for the peers, and a line per port in between.
 function drawRails(found) {
   const [width, step, box] = [760, 44, 130];
   const nodes = Map.groupBy(found, (port) => port.name.split("@")[1] ?? "this node");
@@ -117,9 +117,9 @@ function drawRails(found) {
   svg.replaceChildren(...drawn);
 }
 
-// --- collectives
+// ---- collectives ----
 
-const snapshots = []; // of the last seconds: { at, rows: by key }
+const snapshots = []; // counters of the last WINDOW_S seconds: { at, rows by key }
 
 function quantile(buckets, bounds, share) {
   const total = buckets.reduce((sum, count) => sum + count, 0);
@@ -154,17 +154,17 @@ function showCollectives({ bounds_s: bounds, collectives }) {
   place("collectives").replaceChildren(...shown);
 }
 
-// --- nodes
+// ---- nodes ----
 
-// Of the sidecars of other nodes too, where this one knows any.
+// Fills the table of nodes; hidden without peers.
 function showNodes({ members }) {
   place("nodes").hidden = members.length < 2;
   const rows = members.map(({ url, answers, error, node }) => {
-    const [looks, words] = answers ? HEALTH[node.health.status] : ["bad", "Its sidecar does not answer"];
+    const [looks, words] = answers ? HEALTH[node.health.status] : ["bad", "The sidecar does not answer"];
     const rails = (node?.rails ?? []).filter((rail) => rail.kind !== "shm");
     const running = (node?.workers ?? []).filter((worker) => worker.status === "running");
     return element("tr", {},
-      element("th", { scope: "row" }, url ? element("a", { href: url }, url) : "this one"),
+      element("th", { scope: "row" }, url ? element("a", { href: url }, url) : "this sidecar"),
       element("td", { class: looks }, words),
       element("td", {}, answers ? running.map((worker) => worker.label).join(", ") : ""),
       element("td", {}, answers ? `${rails.filter((rail) => rail.state === "UP").length} of ${rails.length}` : ""),
@@ -173,7 +173,7 @@ function showNodes({ members }) {
   place("members").replaceChildren(...rows);
 }
 
-// --- requests
+// ---- requests ----
 
 function showRequests({ requests }) {
   const time = (seconds) => (seconds === null ? "" : duration(seconds));
@@ -190,23 +190,23 @@ function showRequests({ requests }) {
       element("td", { class: "number" }, time(request.e2e_s)),
       element("td", { class: "number" }, time(request.e2e_without_s)),
       element("td", { class: "number" }, time(request.worst_itl_s))));
-  if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: 8, class: "quiet" }, "None did.")));
+  if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: 8, class: "quiet" }, "No stalled request.")));
   place("requests").replaceChildren(...rows);
 }
 
-// --- events
+// ---- events ----
 
 const events = []; // oldest first
-const lanes = new Map(); // moves of each rail's end: { from, state }
+const lanes = new Map(); // state changes per rail end: { name, worker, moves }
 
 function describe(event) {
   const where = event.rail ? `${event.rail} to ${event.peer}` : event.group;
   const what = {
-    stall: () => `${event.text} ${event.call} waited ${duration(event.value / 1e9)} for a rail`,
+    stall: () => `${event.text} call ${event.call} stalled for ${duration(event.value / 1e9)}`,
     verdict: () => `the fault is ${event.text === "transient" ? "transient" : `at the ${event.text}`}`,
-    injected: () => (event.text === "heal" ? "the injected fault ends" : `a fault is injected: ${event.text}`),
+    injected: () => (event.text === "heal" ? "injected fault ended" : `fault injected: ${event.text}`),
     speed: () => `${event.text}, ${bytes(event.value)}/s`,
-    abort: () => "a collective failed for good",
+    abort: () => "a collective ended with an error",
   }[event.kind]?.() ?? event.text;
   return `${event.label}: ${where}: ${what}`;
 }
@@ -230,7 +230,7 @@ function showEvents() {
   place("events").replaceChildren(...items);
 }
 
-// The worst state of any of the lanes, from move to move.
+// Returns the worst state among the lanes after each state change.
 function worstOf(found) {
   const all = found.flatMap((lane) => lane.moves.map((move) => ({ ...move, lane }))).sort((a, b) => a.at - b.at);
   const now = new Map();
@@ -268,13 +268,13 @@ function drawTimeline() {
   svg.replaceChildren(...drawn);
 }
 
-// What became of the rails of workers that have ended is no state of the rails of those that run.
+// Drops the lanes of ended workers, so the timeline shows only running workers.
 function forgetLanes(rails) {
   const running = new Set(rails.map((rail) => rail.worker));
   for (const [key, lane] of lanes) if (!running.has(lane.worker)) lanes.delete(key);
 }
 
-// --- following
+// ---- updates ----
 
 async function ask(path) {
   const answer = await fetch(path);
@@ -322,7 +322,7 @@ function soon() {
   }, AT_MOST_EVERY_MS);
 }
 
-let last = 0; // id of the last event that was taken
+let last = 0; // id of the last event taken
 
 async function catchUp() {
   for (let page; !page || page.events.length; ) {
@@ -338,7 +338,7 @@ async function follow() {
   try {
     await catchUp();
   } catch {
-    setTimeout(follow, REFRESH_MS); // the page says that the sidecar does not answer
+    setTimeout(follow, REFRESH_MS); // refresh() shows that the sidecar does not answer
     return;
   }
   const stream = new EventSource(`v1/events/stream?after=${last}`);

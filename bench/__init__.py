@@ -1,1 +1,1 @@
-"""Benchmarks of r2serve against its peers, run by ``r2serve bench``."""
+"""Benchmarks of r2serve beside other communication libraries, run by ``r2serve bench``."""

@@ -12,17 +12,17 @@ from r2serve.cli.main import LazyCommand, LazyGroup
 
 LAZY = {
     "serve": LazyCommand(
-        "r2serve.bench.serve.cli", "Measure what a rail's loss costs requests.", "demo"
+        "r2serve.bench.serve.cli", "Measure the cost of rail faults to requests.", "demo"
     ),
     "kernels": LazyCommand(
-        "r2serve.bench.kernels.cli", "Measure the Triton kernels, on a GPU.", "kernels", "kernels"
+        "r2serve.bench.kernels.cli", "Measure the Triton kernels on a GPU.", "kernels", "kernels"
     ),
 }
 
 
 @click.group(name="bench", cls=LazyGroup, lazy=LAZY)
 def command() -> None:
-    """Measure r2serve against its peers."""
+    """Measure r2serve beside other communication libraries."""
 
 
 command.add_command(collectives)

@@ -1,1 +1,1 @@
-"""Triton kernels, one kernel and its wrapper a file.  Imported as ``r2serve.kernels``."""
+"""Triton kernels, imported as ``r2serve.kernels``.  Each file has a kernel and a wrapper."""

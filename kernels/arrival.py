@@ -1,20 +1,21 @@
-"""When the slots of a collective may be read, and which entry of their ring they are.
+"""Arrival of a collective's slots: kernels wait for the slots and find the ring entry.
 
-Slots are a ring in device memory: collective number ``s`` lies in entry ``s % ring``.  The number
-is read from device memory at run time, so a captured CUDA graph finds the right entry at every
-replay.  Numbers are unsigned 32-bit counters that wrap, held in int32 tensors; they are compared
-by the sign of their wrapped difference, and ``ring`` is a power of two, so that nothing happens
-at the wrap.
+Slots form a ring in device memory: collective number ``s`` uses entry ``s % ring``.  Kernels read
+the number from device memory at run time, so a captured CUDA graph finds the right entry at every
+replay.  Numbers are unsigned 32-bit counters in int32 tensors, and wrap around.  Kernels compare
+numbers by the sign of the wrapped difference.  ``ring`` is a power of two, so the entry stays
+correct when the counter wraps.
 
-Who writes what:
+Writers of the words:
 
 * ``sequence``: the stream, before the kernel (``arrival.sequence.add_(1)`` may be captured);
-* ``arrived``: the proxy thread, with release order, once every chunk of a collective is visible
-  to the device: behind GPUDirect that needs a flush of its writes first;
-* ``abort``: anyone, once; it is never taken back.
+* ``arrived``: the proxy thread, with release order, when every chunk of a collective is visible to
+  the device; with GPUDirect, a flush of the NIC's writes comes first;
+* ``abort``: any thread, once; the word is never reset.
 
-A waiting program holds its place on the device, so only few may wait: a grid of up to
-``WAITING_PROGRAMS`` waits itself, and a larger one runs after one program that waited for it.
+A waiting program occupies the device, so few programs may wait.  A grid of up to
+``WAITING_PROGRAMS`` programs waits in every program.  A larger grid runs after a separate waiting
+program.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ import triton.language as tl
 from r2serve.errors import InvalidArgumentError
 from r2serve.kernels.jit import INTERPRETED, jit
 
-# Fewer than the multiprocessors of the GPUs that this is for (A100: 108, H200: 132), so that what
-# they wait for, a kernel that sends included, always finds free ones.
+# Must be lower than the number of multiprocessors of supported GPUs (A100: 108, H200: 132).  Other
+# kernels, such as a kernel that sends, then always find a free multiprocessor.
 WAITING_PROGRAMS = 64
 
-# How a kernel learns that its slots are complete.
-AT_ONCE = tl.constexpr(0)  # they are: there is no arrival
+# How a kernel waits for complete slots.
+AT_ONCE = tl.constexpr(0)  # no wait: the slots are complete
 BY_ITSELF = tl.constexpr(1)  # every program polls
-BEFORE = tl.constexpr(2)  # wait_for_arrival ran before it
+BEFORE = tl.constexpr(2)  # wait_for_arrival runs before the kernel
 
 _ARRIVED = tl.constexpr(1)
 _ABORTED = tl.constexpr(2)
@@ -46,21 +47,22 @@ Waiting = tuple[
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """What a kernel waits for: three int32 tensors of one element.
+    """The words read by a waiting kernel: three int32 tensors with a single element each.
 
     ``sequence`` is in device memory: the number of the collective to consume.  ``arrived`` and
-    ``abort`` are in mapped pinned host memory (or on the device): the number of the last collective
-    of which all chunks have arrived, and non-zero to give up.  Raises InvalidArgumentError.
+    ``abort`` are in mapped pinned host memory (or on the device).  ``arrived`` is the number of the
+    last collective with all chunks arrived.  A non-zero ``abort`` makes kernels give up.  Raises
+    InvalidArgumentError.
 
-    A kernel that finds ``abort`` set returns without touching its outputs.  Programs of one grid
-    look at different times: when a collective is aborted just as it arrives, some rows may be
-    written and others not, so outputs are void once ``abort`` is set.
+    A kernel returns without writing the outputs if ``abort`` is set.  Programs of a grid read the
+    words at different times.  If an abort and the arrival coincide, some rows may be written and
+    others not.  Outputs are therefore invalid once ``abort`` is set.
     """
 
     sequence: torch.Tensor
     arrived: torch.Tensor
     abort: torch.Tensor
-    # Device memory: what the waiting program decided, for the grid that runs after it.
+    # Device memory: decision of the waiting program, read by the grid after the program.
     gave_up: torch.Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -84,14 +86,16 @@ class Arrival:
 def _poll(
     wanted: tl.tensor, arrived: tl.tensor, abort: tl.tensor, THREADS: tl.constexpr
 ) -> tl.tensor:
-    """One look at both words: 0 or a sum of _ARRIVED and _ABORTED, the same in every thread.
+    """Reads both words once; returns 0 or a sum of _ARRIVED and _ABORTED, equal in every thread.
 
-    Thread 0 reads ``arrived`` and thread 1 ``abort``: host memory is a microsecond away, and the
-    other threads would only load the bus.  The sum carries the answer to them through a barrier,
-    so that all leave the loop together, and with it the order of thread 0's acquire.
+    Thread 0 reads ``arrived``, and thread 1 reads ``abort``.  A read of host memory takes about
+    1 us; reads by the other threads would only load the bus.  The sum carries the result to all
+    threads through a barrier.  All threads therefore leave the loop together, ordered after the
+    acquire of thread 0.
 
-    An atomic addition of 0 would be shorter, but on most machines PCIe does not make a device's
-    read-modify-write of host memory atomic: it could put an old number over the proxy's new one.
+    An atomic addition of 0 would be shorter, but unsafe: on most machines, PCIe does not make a
+    device's read-modify-write of host memory atomic.  The addition could overwrite a new number of
+    the proxy thread with an old number.
     """
     thread = tl.arange(0, THREADS)
     if INTERPRETED:
@@ -121,15 +125,15 @@ def _poll(
 def await_arrival(
     sequence: tl.tensor, arrived: tl.tensor, abort: tl.tensor, THREADS: tl.constexpr
 ) -> tl.tensor:
-    """Wait until the collective has arrived or is given up; true unless it is.
+    """Waits for the arrival or abort of the collective; returns false for an abort.
 
-    ``THREADS`` is the number of threads of the program: one element of a tensor for each.
+    ``THREADS`` is the number of threads of the program: a tensor has an element for each thread.
     """
     wanted = tl.load(sequence).to(tl.int64)
     found = _poll(wanted, arrived, abort, THREADS)
     while found == 0:
         found = _poll(wanted, arrived, abort, THREADS)
-    tl.debug_barrier()  # no thread reads slots before thread 0's acquire, even in a single warp
+    tl.debug_barrier()  # no thread reads slots before the acquire of thread 0, even in a warp
     return found < _ABORTED
 
 
@@ -137,7 +141,7 @@ def await_arrival(
 def ring_offset(
     sequence: tl.tensor, ring_stride: tl.tensor, RING: tl.constexpr, WAIT: tl.constexpr
 ) -> tl.tensor:
-    """Elements from the first entry of the ring to the one to read."""
+    """Returns the offset of the collective's ring entry, in elements."""
     if WAIT == AT_ONCE:
         return 0
     else:
@@ -153,10 +157,10 @@ def _wait_kernel(
 
 
 def wait_for_arrival(arrival: Arrival) -> None:
-    """Hold the stream until the collective has arrived or is aborted: one program of one warp.
+    """Blocks the stream until the arrival or abort of the collective, by a program of 1 warp.
 
-    Leaves in ``arrival.gave_up`` whether it is aborted.  Kernels with many programs launch it
-    themselves.
+    Writes 1 into ``arrival.gave_up`` for an abort, else 0.  Wrappers of kernels with many programs
+    call this function.
     """
     _wait_kernel[(1,)](
         arrival.sequence, arrival.arrived, arrival.abort, arrival.gave_up, num_warps=1
@@ -164,9 +168,9 @@ def wait_for_arrival(arrival: Arrival) -> None:
 
 
 def waiting(arrival: Arrival | None, programs: int) -> Waiting:
-    """How a grid of ``programs`` waits: a kernel's sequence, arrived, abort, gave_up and WAIT.
+    """Returns a kernel's arguments sequence, arrived, abort, gave_up and WAIT.
 
-    Launches the waiting program where the grid may not wait itself.
+    Launches the waiting program if a grid of ``programs`` programs is too large to wait.
     """
     if arrival is None:
         return None, None, None, None, 0

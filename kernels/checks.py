@@ -1,6 +1,7 @@
-"""What the kernels' wrappers refuse.  Messages name the field, the value and what would be right.
+"""Argument checks of the kernels' wrappers.
 
-All raise InvalidArgumentError.  They run at every call, so they look at nothing but metadata.
+All checks raise InvalidArgumentError, with the field, the value and valid values.  Checks run at
+every call, and therefore read only the metadata of tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def check_dtype(field: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype])
 
 
 def check_place(field: str, tensor: torch.Tensor) -> None:
-    """Is it where this process's kernels run?"""
+    """Checks that the tensor is on the device of this process's kernels."""
     if tensor.is_cuda:
         current = torch.cuda.current_device()
         if tensor.device.index != current:
@@ -42,9 +43,9 @@ def check_place(field: str, tensor: torch.Tensor) -> None:
 def check_slots(
     field: str, slots: torch.Tensor, dtypes: Sequence[torch.dtype], arrival: Arrival | None
 ) -> None:
-    """A ring of peer slots, (ring, peers, *shape), each slot contiguous.
+    """Checks a ring of peer slots: shape (ring, peers, *shape), each slot contiguous.
 
-    Strides of the first two dimensions are free: slots may be larger than what they hold.
+    Strides of the first two dimensions are free: slots may be larger than the contents.
     """
     check_dtype(field, slots, dtypes)
     check_place(field, slots)
@@ -68,7 +69,7 @@ def check_slots(
             )
         if arrival.sequence.device != slots.device:
             raise InvalidArgumentError(
-                f"arrival: its sequence is on {arrival.sequence.device}, {field} on {slots.device}"
+                f"arrival: sequence is on {arrival.sequence.device}, {field} is on {slots.device}"
             )
     if not _is_dense(shape[2:], slots.stride()[2:]):
         raise InvalidArgumentError(
@@ -94,7 +95,7 @@ def check_like(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> None:
-    """A contiguous tensor of this shape, of one of these dtypes, on this device."""
+    """Checks contiguity, shape, device and dtype (any of ``dtypes``) of a tensor."""
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype not in dtypes:
         raise InvalidArgumentError(
             f"{field}: {tuple(tensor.shape)} of {tensor.dtype} where {tuple(shape)} of "
@@ -109,7 +110,7 @@ def check_like(
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and the one past the last, whatever the strides."""
+    """Returns the addresses of the first byte and of the end, for any strides."""
     first = tensor.data_ptr()
     if tensor.numel() == 0:
         return first, first
@@ -118,17 +119,17 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def check_apart(field: str, out: torch.Tensor, /, **others: torch.Tensor) -> None:
-    """An output that the caller gave lies apart from everything else that the kernel touches."""
+    """Checks that the caller's output does not overlap any other tensor of the kernel."""
     first, end = span(out)
     for name, other in others.items():
         begin, past = span(other)
         if first < past and begin < end:
             raise InvalidArgumentError(
-                f"{field}: overlaps {name} in memory; it must be memory of its own"
+                f"{field}: overlaps {name} in memory; it must be separate memory"
             )
 
 
 @functools.cache
 def native_fp8(device: torch.device) -> bool:
-    """Has the device instructions that convert to and from e4m3?"""
+    """Whether the device has instructions for conversions to and from e4m3."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

@@ -1,4 +1,4 @@
-"""How the kernels here are compiled, or interpreted."""
+"""Compilation and interpretation of the kernels."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# Whether kernels are interpreted: Triton decides it as they are decorated, by TRITON_INTERPRET.
+# Whether kernels are interpreted.  Triton reads TRITON_INTERPRET when a kernel is decorated.
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
-# Launch option of every kernel.  A fused multiply-add would round once where the contract says
-# twice.
+# Launch option of every kernel.  A fused multiply-add rounds once, but the numerical contract
+# rounds twice.
 NO_FUSION = {"enable_fp_fusion": False}
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit``, with a type."""
+    """Wraps ``triton.jit`` with a type annotation."""
     return triton.jit(function)

@@ -1,4 +1,4 @@
-"""Values as bytes with one scale a block: the optional wire format, off by default."""
+"""Quantisation to bytes with a scale per block: the optional wire format, off by default."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from r2serve.kernels.jit import NO_FUSION, jit
 
 # The largest number of each wire format.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-# fp32's smallest normal number: its reciprocal is finite, so zeros give codes of zero.
+# Smallest normal number of fp32.  The reciprocal is finite, so zeros give codes of zero.
 SMALLEST_SCALE = 2.0**-126
 DEFAULT_BLOCK = 128
-# A program's elements, of whole blocks, and its warps: 8 elements a thread.
+# Elements (whole blocks) and warps of a program: 8 elements per thread.
 TILE = 1024
 WARPS = 4
 
@@ -70,22 +70,24 @@ def quantize_chunks(
     out: torch.Tensor | None = None,
     scales_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise blocks of ``block`` elements; returns (codes, scales).
+    """Quantises blocks of ``block`` elements; returns (codes, scales).
 
-    ``values`` is contiguous, of any shape, of float16, bfloat16 or float32; ``dtype`` is
-    float8_e4m3fn or int8; ``block`` is a power of two from 32 to 1024, the last block may be
-    shorter.  ``out`` has the shape of values, ``scales_out`` is (blocks,) of float32; both are
-    memory of their own.  Raises InvalidArgumentError.
+    ``values`` is contiguous, of any shape, of float16, bfloat16 or float32.  ``dtype`` is
+    float8_e4m3fn or int8.  ``block`` is a power of two from 32 to 1024; the last block may be
+    shorter.  ``out`` has the shape of ``values``, ``scales_out`` is (blocks,) of float32; both must
+    be separate memory.  Raises InvalidArgumentError.
 
-    A block's scale is max(amax / L, 2^-126), L = 448 for e4m3fn and 127 for int8, and its codes are
-    x * (1 / scale), in fp32, rounded to nearest even.  |code * scale - x| is at most
-    amax (h + 2^-21) + 2^-123, where h is half of the largest step: 1/28 for e4m3fn, 1/254 for int8.
-    The 2^-21 are five roundings in fp32, the 2^-123 what the smallest scale costs.  (A number
-    within 2^-22 of fp32's largest may dequantise to infinity.)
+    The scale of a block is max(amax / L, 2^-126), with L = 448 for e4m3fn and L = 127 for int8.
+    Codes are x * (1 / scale), in fp32, rounded to nearest even.
+
+    The error |code * scale - x| is at most amax (h + 2^-21) + 2^-123.  h is half of the largest
+    step: 1/28 for e4m3fn, 1/254 for int8.  2^-21 is the error of five roundings in fp32, and 2^-123
+    is the error of the smallest scale.  (A number within 2^-22 of fp32's largest number may
+    dequantise to infinity.)
 
     A block of zeros has codes of zero (e4m3fn keeps the sign of -0, int8 does not).  A block with
-    NaN or infinity has a scale that is NaN or infinite, and codes by which every element of it
-    dequantises to NaN: such a block is loud, its neighbours are not touched.
+    NaN or infinity has a NaN or infinite scale, and every element dequantises to NaN.  Neighbouring
+    blocks are not affected.
     """
     check_dtype("values", values, FLOATS)
     check_place("values", values)

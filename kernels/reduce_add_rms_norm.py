@@ -1,4 +1,4 @@
-"""All-reduce's sum, residual addition and RMSNorm in one pass over memory."""
+"""Sum of an all-reduce, residual addition and RMSNorm in a single pass over memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _kernel(
     columns = tl.arange(0, BLOCK)
     mask = columns < HIDDEN
     offsets = tl.program_id(0).to(tl.int64) * HIDDEN + columns
-    # Before the wait, which then hides the way to memory of all but the slots.
+    # These loads come before the wait: the wait hides their memory latency.
     old = tl.load(residual + offsets, mask=mask, other=0.0)
     gain = tl.load(weight + columns, mask=mask, other=0.0)
     if WAIT == BY_ITSELF:
@@ -61,7 +61,7 @@ def _kernel(
     first = slots + ring_offset(sequence, ring_stride, RING, WAIT)
     x = add_residual(sum_slots(first, peer_stride, offsets, mask, PEERS), old)
     normed = normalise(x, gain, epsilon, out.dtype.element_ty, HIDDEN)
-    # Two ifs: the outer one is decided as the kernel is compiled, the inner one as it runs.
+    # Two nested ifs: the compiler evaluates the outer if, the kernel evaluates the inner if.
     if WAIT == BEFORE:  # noqa: SIM102
         if given_up != 0:
             return
@@ -79,26 +79,31 @@ def reduce_add_rms_norm(
     residual_out: torch.Tensor | None = None,
     arrival: Arrival | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum the peers' slots, add ``residual``, normalise; returns (normed, new residual).
+    """Sums the peers' slots, adds ``residual`` and normalises; returns (normed, new residual).
 
-    ``slots`` is (ring, peers, *rows, hidden) with ring, peers and ``arrival`` as in
-    ``reduce_chunks``; ``residual`` and both outputs are (*rows, hidden) of the slots' dtype;
-    ``weight`` is (hidden,) of float16, bfloat16 or float32; hidden is at most 16384.  ``out`` is
-    memory of its own; ``residual_out`` may be ``residual`` itself.  Raises InvalidArgumentError.
+    ``slots`` is (ring, peers, *rows, hidden), with ring, peers and ``arrival`` as in
+    ``reduce_chunks``.  ``residual`` and both outputs are (*rows, hidden) of the slots' dtype.
+    ``weight`` is (hidden,) of float16, bfloat16 or float32; hidden is at most 16384.  ``out`` must
+    be separate memory; ``residual_out`` may be ``residual``.  Raises InvalidArgumentError.
 
-    With s the sum exactly as ``reduce_chunks`` gives it, in fp32 x = s + residual, the new residual
-    is x rounded to the dtype, and normed is that of x before rounding: x * rsqrt(mean(x^2) +
-    epsilon) rounded to weight's dtype, times weight rounded to weight's dtype, rounded to the
-    dtype.  This is vLLM's ``fused_add_rms_norm``.
+    The computation is vLLM's ``fused_add_rms_norm``.  s is the sum, with the bits of
+    ``reduce_chunks``, and x = s + residual in fp32.  The new residual is x rounded to the dtype.
+    normed uses x before rounding, with a rounding after each of these steps:
 
-    The new residual has the bits of the reference.  An element of normed lies within
-    (2 eps (1 + eps) + 2^-19) |reference| + 2 d max(1, |weight|) of the reference, whose mean is
-    exact; eps is the larger machine epsilon of the two dtypes, d the larger of their smallest
-    positive numbers.  Why: a row sum is a tree of depth 32 + 9 at most, so mean is off by 44 units
-    of 2^-24 at most and x * factor by 26 (that is the 2^-19); this may turn over the rounding to
-    weight's dtype, by one eps, and the one after it, by another.  It holds while the sum of squares
-    is within fp32's range.  Bits of a row do not depend on other rows.  Every NaN written is the
-    one quiet NaN.
+    * x * rsqrt(mean(x^2) + epsilon), rounded to weight's dtype;
+    * times weight, rounded to weight's dtype;
+    * rounded to the dtype.
+
+    The new residual has the bits of the reference.  The error of an element of normed is at most
+    (2 eps (1 + eps) + 2^-19) |reference| + 2 d max(1, |weight|); the reference has an exact mean.
+    eps is the larger machine epsilon of the two dtypes, and d is the larger smallest positive
+    number of the two dtypes.  The bound holds while the sum of squares is within fp32's range.
+
+    Proof: a row sum is a tree of depth 32 + 9 at most.  The error of the mean is therefore at most
+    44 units of 2^-24, and the error of x * factor at most 26 units, which gives 2^-19.  This error
+    may change the rounding to weight's dtype by one eps, and the rounding after that by another.
+
+    Bits of a row do not depend on other rows.  Every NaN written is the single quiet NaN.
     """
     check_rows(slots, residual, weight, arrival)
     residual_out = residual_target(residual_out, slots, residual, weight)

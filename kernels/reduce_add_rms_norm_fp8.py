@@ -1,4 +1,4 @@
-"""``reduce_add_rms_norm`` whose normed output is quantised to fp8, one scale a row."""
+"""``reduce_add_rms_norm`` with a normed output quantised to fp8, with a scale per row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from r2serve.kernels.rms_norm import (
 from r2serve.kernels.slots import sum_slots
 
 LARGEST = 448.0  # of e4m3fn
-SMALLEST_SCALE = 1.0 / (LARGEST * 512.0)  # as vLLM's, so that a row of zeros has a scale
+SMALLEST_SCALE = 1.0 / (LARGEST * 512.0)  # vLLM's value; gives a row of zeros a non-zero scale
 
 
 @jit
@@ -74,11 +74,11 @@ def _kernel(
     first = slots + ring_offset(sequence, ring_stride, RING, WAIT)
     x = add_residual(sum_slots(first, peer_stride, offsets, mask, PEERS), old)
     normed = widen(normalise(x, gain, epsilon, old.dtype, HIDDEN))
-    # Outside the row x and weight are 0, so normed is 0 there, or NaN where all of the row is NaN.
+    # Outside the row, x and weight are 0.  normed is 0 there, or NaN if the whole row is NaN.
     largest = tl.max(magnitude_bits(normed), axis=0)
     scale = scale_of(largest, LARGEST, SMALLEST_SCALE)
     codes = to_e4m3(normed * tl.div_rn(1.0, scale), NATIVE)
-    # Two ifs: the outer one is decided as the kernel is compiled, the inner one as it runs.
+    # Two nested ifs: the compiler evaluates the outer if, the kernel evaluates the inner if.
     if WAIT == BEFORE:  # noqa: SIM102
         if given_up != 0:
             return
@@ -98,21 +98,24 @@ def reduce_add_rms_norm_fp8(
     residual_out: torch.Tensor | None = None,
     arrival: Arrival | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As ``reduce_add_rms_norm``, quantised; returns (codes, scales, new residual).
+    """Computes ``reduce_add_rms_norm`` and quantises; returns (codes, scales, new residual).
 
-    ``out`` is (*rows, hidden) of float8_e4m3fn, ``scales_out`` (*rows, 1) of float32; both are
-    memory of their own.  The rest is as in ``reduce_add_rms_norm``.  Raises InvalidArgumentError.
+    ``out`` is (*rows, hidden) of float8_e4m3fn, ``scales_out`` is (*rows, 1) of float32; both must
+    be separate memory.  The other arguments are as in ``reduce_add_rms_norm``.  Raises
+    InvalidArgumentError.
 
-    With y the normed row as ``reduce_add_rms_norm`` gives it, but for the order of its sum of
-    squares, scale = max(amax|y| / 448, 1 / (448 * 512)) and code = y * (1 / scale), all in fp32,
-    rounded to e4m3fn, to nearest even: vLLM's dynamic per-token quantisation.  Where the scale is
-    above that floor, code * scale is within amax|y| (1/28 + 2^-21) of y: half of e4m3fn's largest
-    step, and five roundings in fp32.  The new residual has the bits of the reference; given y, so
-    have codes and scales.
+    y is the normed row of ``reduce_add_rms_norm``; only the order of the sum of squares may differ.
+    scale = max(amax|y| / 448, 1 / (448 * 512)), and code = y * (1 / scale), both in fp32.  Codes
+    are rounded to e4m3fn, to nearest even.  This is vLLM's dynamic per-token quantisation.
 
-    NaN in a row makes its scale NaN and every code NaN (0x7f).  Infinity and no NaN makes the scale
-    infinite, the codes of finite elements 0 and those of infinite ones NaN: either way the whole
-    row is NaN once it is multiplied by its scale.
+    If the scale is above the minimum, the error of code * scale is at most
+    amax|y| (1/28 + 2^-21): half of e4m3fn's largest step, and five roundings in fp32.  The new
+    residual has the bits of the reference.  For the same y, codes and scales also have the bits of
+    the reference.
+
+    A row with NaN has a NaN scale and NaN codes (0x7f).  A row with infinity and without NaN has an
+    infinite scale, codes of 0 for finite elements, and NaN codes for infinite elements.  In both
+    cases, codes times scale are NaN in the whole row.
     """
     check_rows(slots, residual, weight, arrival)
     residual_out = residual_target(residual_out, slots, residual, weight)

@@ -1,4 +1,4 @@
-"""The sum of peer slots: the arithmetic of a one-node-a-rank all-reduce, on the device."""
+"""The sum of peer slots: the arithmetic of an all-reduce with a rank per node, on the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from r2serve.kernels.formats import result
 from r2serve.kernels.jit import NO_FUSION, jit
 from r2serve.kernels.slots import sum_slots
 
-# A thread has 8 elements, one 16-byte load of a 16-bit format from each slot.
+# 8 elements per thread: a 16-byte load of a 16-bit format from each slot.
 BLOCK = 1024
 WARPS = 4
 
@@ -49,7 +49,7 @@ def _kernel(
     mask = offsets < count
     first = slots + ring_offset(sequence, ring_stride, RING, WAIT)
     total = sum_slots(first, peer_stride, offsets, mask, PEERS)
-    # Two ifs: the outer one is decided as the kernel is compiled, the inner one as it runs.
+    # Two nested ifs: the compiler evaluates the outer if, the kernel evaluates the inner if.
     if WAIT == BEFORE:  # noqa: SIM102
         if given_up != 0:
             return
@@ -59,16 +59,16 @@ def _kernel(
 def reduce_chunks(
     slots: torch.Tensor, *, out: torch.Tensor | None = None, arrival: Arrival | None = None
 ) -> torch.Tensor:
-    """Sum of the peers' slots in rank order, of shape ``slots.shape[2:]``.
+    """Returns the sum of the peers' slots in rank order, of shape ``slots.shape[2:]``.
 
-    ``slots`` is (ring, peers, ...), 1 to 16 peers, of float16, bfloat16 or float32; each slot is
-    contiguous.  With an ``arrival`` the ring is a power of two, the entry is the one of
-    ``arrival.sequence``, and the kernel waits for it; without, the ring is 1.  ``out`` is
-    contiguous, of the slots' dtype.  Raises InvalidArgumentError.
+    ``slots`` is (ring, peers, ...) of float16, bfloat16 or float32, with 1 to 16 peers; each slot
+    is contiguous.  With an ``arrival``, the ring is a power of two, and the kernel waits for
+    collective ``arrival.sequence`` and reads the entry of this number.  Without an ``arrival``, the
+    ring is 1.  ``out`` is contiguous, of the slots' dtype.  Raises InvalidArgumentError.
 
-    Bits are those of the core's all-reduce where every rank is a node: f16 and bf16 accumulate in
-    fp32 and are rounded once, to nearest even; f32 accumulates in itself; denormals and -0 are
-    kept; every NaN is the positive quiet NaN without payload.
+    The result has the bits of the core's all-reduce with every rank on a separate node.  f16 and
+    bf16 accumulate in fp32 and are rounded once, to nearest even; f32 accumulates in f32.
+    Denormals and -0 are kept.  Every NaN is the positive quiet NaN without payload.
     """
     check_slots("slots", slots, FLOATS, arrival)
     if out is None:

@@ -1,4 +1,4 @@
-"""The sum of peer slots that hold quantised values: the counterpart of ``quantize_chunks``."""
+"""The sum of peer slots with quantised values: the counterpart of ``quantize_chunks``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _values(
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
 ) -> tl.tensor:
-    """One peer's tile in fp32."""
+    """Returns the dequantised tile of a peer, in fp32."""
     code = tl.load(codes, mask=mask, other=0, cache_modifier=".cg")
     scale = tl.load(scales, mask=has_scale, other=0.0, cache_modifier=".cg")
     value = from_e4m3(code, NATIVE) if FP8 else from_int8(code)
@@ -88,7 +88,7 @@ def _kernel(
         code += peer_stride
         scale += scales_peer_stride
         total += _values(code, scale, mask, has_scale, FP8, NATIVE)
-    # Two ifs: the outer one is decided as the kernel is compiled, the inner one as it runs.
+    # Two nested ifs: the compiler evaluates the outer if, the kernel evaluates the inner if.
     if WAIT == BEFORE:  # noqa: SIM102
         if given_up != 0:
             return
@@ -104,18 +104,22 @@ def reduce_quantized_chunks(
     out: torch.Tensor | None = None,
     arrival: Arrival | None = None,
 ) -> torch.Tensor:
-    """Sum of the peers' dequantised slots in rank order, ``codes.shape[2:]`` of ``dtype``.
+    """Returns the sum of the peers' dequantised slots in rank order.
 
-    ``codes`` is (ring, peers, ...) of float8_e4m3fn or int8, ``scales`` (ring, peers, blocks) of
-    float32, as ``quantize_chunks`` makes them with the same ``block``; ring, peers and ``arrival``
-    are as in ``reduce_chunks``, and both may be views of one buffer.  ``dtype`` is float16,
-    bfloat16 or float32.  Raises InvalidArgumentError.
+    The result has the shape ``codes.shape[2:]`` and the dtype ``dtype``.
 
-    A value is code * scale rounded to fp32; values are added in rank order in fp32 and rounded once
-    to ``dtype``, to nearest even, with no fused multiply-add: the bits of the reference.  Against
-    the exact sum of what the peers quantised, the error before that rounding is at most the sum
-    over peers of amax (h + 2^-21 + peers 2^-24) + 2^-123, with ``quantize_chunks``'s h: its error,
-    and the additions'.  Every NaN is the one quiet NaN.
+    ``codes`` is (ring, peers, ...) of float8_e4m3fn or int8.  ``scales`` is (ring, peers, blocks)
+    of float32.  Codes and scales have the layout of ``quantize_chunks`` with the same ``block``,
+    and may be views of the same buffer.  ring, peers and ``arrival`` are as in ``reduce_chunks``.
+    ``dtype`` is float16, bfloat16 or float32.  Raises InvalidArgumentError.
+
+    A value is code * scale, rounded to fp32.  Values are added in rank order in fp32, without fused
+    multiply-add.  The sum is rounded once to ``dtype``, to nearest even.  The result has the bits
+    of the reference.
+
+    Before the last rounding, the error against the exact sum of the peers' values is at most the
+    sum over the peers of amax (h + 2^-21 + peers 2^-24) + 2^-123.  The bound covers quantisation,
+    with h as in ``quantize_chunks``, and the additions.  Every NaN is the single quiet NaN.
     """
     check_slots("codes", codes, tuple(LARGEST), arrival)
     check_slots("scales", scales, (torch.float32,), arrival)

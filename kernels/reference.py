@@ -1,6 +1,6 @@
-"""What the kernels compute, in plain PyTorch: slow, obvious, and the measure of their tests.
+"""Reference implementations of the kernels in plain PyTorch, for tests: slow and simple.
 
-``slots`` here is one entry of a ring: (peers, ...).
+``slots`` is a single entry of a ring in this module: (peers, ...).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bits as integers, by which NaN and -0 compare as well."""
+    """Returns the tensor's bits as integers, for comparisons with NaN and -0."""
     return tensor.contiguous().view(_BITS[tensor.element_size()])
 
 
 def with_one_nan(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers; every NaN with the bits that the core gives it."""
+    """Returns the same numbers, with the bits of the core's quiet NaN in every NaN."""
     nan = torch.tensor(QUIET_NANS[tensor.dtype], dtype=_BITS[tensor.element_size()])
     return torch.where(tensor.isnan(), nan.to(tensor.device), bits(tensor)).view(tensor.dtype)
 
@@ -33,7 +33,10 @@ def reduce_chunks(slots: torch.Tensor) -> torch.Tensor:
 def reduce_add_rms_norm(
     slots: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean of squares is taken in fp64 and rounded once, so that it has no order of its own."""
+    """Returns (normed, new residual).
+
+    The mean of squares is computed in fp64 and rounded once, and so does not depend on the order.
+    """
     dtype = residual.dtype
     x = reduce_chunks(slots).to(torch.float32) + residual.to(torch.float32)
     mean = x.to(torch.float64).pow(2).mean(dim=-1, keepdim=True).to(torch.float32)
@@ -43,7 +46,7 @@ def reduce_add_rms_norm(
 
 
 def quantise_rows(normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The fp8 codes and scales of ``reduce_add_rms_norm_fp8``, given the normed rows."""
+    """Returns the fp8 codes and scales of ``reduce_add_rms_norm_fp8`` for given normed rows."""
     largest = normed.to(torch.float32).abs().amax(dim=-1, keepdim=True)
     scales = with_one_nan(_quotient(largest, 448.0).clamp(min=1.0 / (448.0 * 512.0)))
     return _e4m3(normed.to(torch.float32) * (1 / scales)), scales
@@ -52,7 +55,7 @@ def quantise_rows(normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def quantize_chunks(
     values: torch.Tensor, dtype: torch.dtype, block: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of the values' shape and a scale for each block of the flattened values."""
+    """Returns codes of the values' shape, and a scale for each block of the flattened values."""
     flat = values.to(torch.float32).flatten()
     blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % block)).view(-1, block)
     largest = blocks.abs().amax(dim=-1, keepdim=True)
@@ -65,7 +68,7 @@ def quantize_chunks(
 def reduce_quantized_chunks(
     codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, block: int
 ) -> torch.Tensor:
-    """``codes`` is (peers, ...), ``scales`` (peers, blocks)."""
+    """Returns the sum; ``codes`` is (peers, ...), ``scales`` is (peers, blocks)."""
     count = codes[0].numel()
     total = torch.zeros(0)
     for peer, (code, scale) in enumerate(zip(codes, scales, strict=True)):
@@ -76,7 +79,10 @@ def reduce_quantized_chunks(
 
 
 def _quotient(tensor: torch.Tensor, number: float) -> torch.Tensor:
-    """Rounded once.  On a GPU, ``tensor / number`` would multiply by the rounded reciprocal."""
+    """Returns the quotient, rounded once.
+
+    On a GPU, ``tensor / number`` would multiply by the rounded reciprocal.
+    """
     return tensor / torch.full_like(tensor, number)
 
 

@@ -1,4 +1,4 @@
-"""A row of RMSNorm inside kernels, and what its kernels' wrappers have in common."""
+"""A row of RMSNorm inside kernels, and common parts of the RMSNorm kernels' wrappers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from r2serve.kernels.checks import FLOATS, check_apart, check_like, check_slots
 from r2serve.kernels.formats import narrow, result, widen
 from r2serve.kernels.jit import jit
 
-MAX_HIDDEN = 16384  # a row lives in the registers of one program: 32 elements a thread at most
+MAX_HIDDEN = 16384  # a row fits the registers of a program: up to 32 elements per thread
 
 
 @jit
 def add_residual(total: tl.tensor, residual: tl.tensor) -> tl.tensor:
-    """The row that is normalised, in fp32: the sum as the all-reduce would give it, plus residual.
+    """Returns the row to normalise, in fp32: the all-reduce's result plus residual.
 
-    ``total`` is the peers' sum in fp32, rounded here to the residual's dtype.
+    ``total`` is the peers' sum in fp32.  The function rounds the sum to the residual's dtype, like
+    an all-reduce.
     """
     return widen(narrow(total, residual.dtype)) + widen(residual)
 
@@ -27,23 +28,24 @@ def add_residual(total: tl.tensor, residual: tl.tensor) -> tl.tensor:
 def normalise(
     x: tl.tensor, weight: tl.tensor, epsilon: tl.tensor, dtype: tl.constexpr, HIDDEN: tl.constexpr
 ) -> tl.tensor:
-    """``x / sqrt(mean(x^2) + epsilon)`` in weight's dtype, times weight, in ``dtype``.
+    """Returns ``x / sqrt(mean(x^2) + epsilon)`` in weight's dtype, times weight, in ``dtype``.
 
-    ``x`` is 0 outside the row.  The square root and the quotient are the exactly rounded ones: they
-    are one number a row, and leave the order of the sum as the only difference between devices.
+    ``x`` is 0 outside the row.  The square root and the quotients are exactly rounded, at a small
+    cost: a row has only a single square root.  The order of the sum is therefore the only
+    difference between devices.
     """
     mean = tl.div_rn(tl.sum(x * x, axis=0), HIDDEN + 0.0)
     factor = tl.div_rn(1.0, tl.sqrt_rn(mean + epsilon))
     scaled = widen(narrow(x * factor, weight.dtype)) * widen(weight)
-    # Where the weight is the wider of the two, its rounding is the identity.
+    # If the weight's dtype is fp32, the rounding to weight's dtype changes nothing.
     return result(widen(narrow(scaled, weight.dtype)), dtype)
 
 
 def row_layout(hidden: int) -> tuple[int, int]:
-    """Elements that a program holds, and its warps: 16 elements a thread while there are threads.
+    """Returns the elements and warps of a program: up to 16 elements per thread, 32 above 8192.
 
-    By ``hidden`` alone: the layout fixes the order of the row's sum, so a row has the same bits
-    whatever rows are beside it.
+    The layout depends only on ``hidden`` and determines the order of the row's sum.  A row
+    therefore has the same bits regardless of other rows.
     """
     block = max(32, 1 << (hidden - 1).bit_length())
     return block, min(16, max(1, block // 512))
@@ -52,7 +54,7 @@ def row_layout(hidden: int) -> tuple[int, int]:
 def check_rows(
     slots: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, arrival: Arrival | None
 ) -> None:
-    """The inputs of the kernels here: slots (ring, peers, *rows, hidden) and what goes with it."""
+    """Checks the inputs of the RMSNorm kernels; slots are (ring, peers, *rows, hidden)."""
     check_slots("slots", slots, FLOATS, arrival)
     shape = slots.shape[2:]
     if not 1 <= shape[-1] <= MAX_HIDDEN:
@@ -70,7 +72,7 @@ def residual_target(
     residual: torch.Tensor,
     weight: torch.Tensor,
 ) -> torch.Tensor:
-    """Where the new residual goes: memory of its own, or exactly that of the old one."""
+    """Returns the new residual's tensor: separate memory, or exactly the old residual's memory."""
     if given is None:
         return torch.empty_like(residual)
     check_like("residual_out", given, residual.shape, (residual.dtype,), residual.device)

@@ -1,4 +1,4 @@
-"""Peer slots inside kernels: their sum in rank order."""
+"""The sum of peer slots in rank order, inside kernels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def sum_slots(
     mask: tl.tensor,
     PEERS: tl.constexpr,
 ) -> tl.tensor:
-    """Elements ``offsets`` of the slots at ``first + peer * peer_stride``, added in fp32.
+    """Adds elements ``offsets`` of the slots at ``first + peer * peer_stride``, in fp32.
 
-    The sum starts from rank 0's slot, not from zero, which would turn its -0 into 0.
+    The sum starts from rank 0's slot, because a start from zero would turn -0 into 0.
     """
-    # Slots are read once, and other devices write them: .cg leaves them out of the L1 cache.
+    # Slots are read once and written by other devices.  The modifier .cg bypasses the L1 cache.
     total = widen(tl.load(first + offsets, mask=mask, other=0.0, cache_modifier=".cg"))
     slot = first
     for _ in tl.static_range(1, PEERS):
-        slot += peer_stride  # a pointer, so that no 32-bit product can overflow
+        slot += peer_stride  # advancing a pointer avoids an overflow of a 32-bit product
         total += widen(tl.load(slot + offsets, mask=mask, other=0.0, cache_modifier=".cg"))
     return total

@@ -1,1 +1,1 @@
-"""Latency and bandwidth of collectives: r2ccl, torch gloo, Open MPI and the raw floor."""
+"""Latency and bandwidth of collectives: r2ccl, torch gloo, Open MPI, MPICH and the raw floor."""

@@ -1,8 +1,8 @@
-"""Committed ratios of r2ccl's times to others' of the same run, and what has moved since.
+"""Committed ratios of r2ccl's times to other contenders' times, and the check against new ratios.
 
-Absolute times say something of a machine; a ratio of interleaved slices says something of the code,
-also on a machine that does other things. It is a ratio of one kind of machine all the same: each
-processor has a baseline of its own, in one file.
+Absolute times describe a machine. A ratio of interleaved slices describes the code, even on a
+machine with other load. Ratios are comparable only on the same kind of machine. The file of
+baselines therefore has separate rows for each processor model.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from r2serve.bench.collectives.runner import Progress, calibrate, started
 from r2serve.bench.collectives.statistics import median
 
 COMMITTED = Path(__file__).parents[1] / "results" / "baseline.jsonl"
-ALLOWED = 0.15  # either way
+ALLOWED = 0.15  # relative deviation, up and down
 KIB, MIB = 1 << 10, 1 << 20
 SETTING = Setting(ranks=2, rails=2)
-# Who takes part, by the name that a point has for it: what is started, and in what environment.
+# Contenders by the name used in points: implementation to start, and extra environment.
 PARTIES: dict[str, tuple[str, dict[str, str]]] = {
     "r2ccl": ("r2ccl", {}),
     "r2ccl-off": ("r2ccl", {"R2CCL_RESILIENCE": "off"}),
@@ -43,12 +43,12 @@ PARTIES: dict[str, tuple[str, dict[str, str]]] = {
 
 
 class BaselineError(RuntimeError):
-    """A file that is no baseline, or a point that could not be measured."""
+    """The file is not a baseline, or a point could not be measured."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The time of an all_reduce of ``bytes`` under ``over``, divided by that under ``under``."""
+    """Time of an all_reduce of ``bytes`` with ``over``, divided by the time with ``under``."""
 
     bytes: int
     over: str
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """A median over pairs of slices, and its quartiles."""
+    """Median and quartiles of a ratio over pairs of slices."""
 
     ratio: float
     low: float
@@ -68,9 +68,9 @@ class PairedRatio:
     pairs: int
 
 
-# Not those that differ from one start to the next by themselves: gloo where it is mostly the
-# scheduler's time that is measured, and 1 MiB, which took 1.08 times as long as the floor or 1.37,
-# from start to start, of the same build.
+# Points with stable ratios from start to start. Two kinds of points are left out:
+# - gloo at small sizes: the time there is mostly scheduler time.
+# - 1 MiB: the ratio to the floor varied from 1.08 to 1.37 between starts of the same build.
 POINTS = (
     Point(4 * KIB, "r2ccl", "floor"),
     Point(16 * KIB, "r2ccl", "floor"),
@@ -83,7 +83,10 @@ POINTS = (
 
 @dataclass(frozen=True)
 class Effort:
-    """Which points are measured how often. ``seconds``: of each party, size and start."""
+    """Points to measure, and how often.
+
+    ``seconds`` is the time measured for each contender, size and start.
+    """
 
     points: tuple[Point, ...] = POINTS
     starts: int = 3
@@ -92,12 +95,12 @@ class Effort:
 
 
 def measure(effort: Effort, progress: Progress) -> dict[Point, PairedRatio]:
-    """Every point of ``effort``.
+    """Measures every point of ``effort``.
 
-    Processes are started several times, because what they come up with (which rail is first, where
-    memory lies) stays for as long as they run.
+    All processes are started several times: the order of rails and the memory layout are fixed
+    at start, and both affect the times.
 
-    Raises WorkerError, NotSupported, ContenderUnavailable: a point cannot be measured.
+    Raises WorkerError, NotSupported or ContenderUnavailable when a point cannot be measured.
     """
     pairs: dict[Point, list[float]] = {point: [] for point in effort.points}
     for start in range(effort.starts):
@@ -132,7 +135,10 @@ def _rounds(
     points: Sequence[Point],
     groups: dict[str, WorkerGroup],
 ) -> Iterable[dict[str, float]]:
-    """Of each round the median of each party's slice; a round begins with another party each."""
+    """Yields, for each round, the median time of each contender's slice, in ns.
+
+    The first contender changes from round to round.
+    """
     names = sorted({name for point in points for name in (point.over, point.under)})
     slices = {}
     for name in names:
@@ -148,17 +154,17 @@ def _rounds(
 
 def summarise(ratios: Sequence[float]) -> PairedRatio:
     if not ratios:
-        raise BaselineError("a point was not measured at all")
+        raise BaselineError("a point was not measured")
     ordered = sorted(ratios)
     count = len(ordered)
     return PairedRatio(median(ordered), ordered[count // 4], ordered[(3 * count) // 4], count)
 
 
 def write(path: Path, measured: Mapping[Point, PairedRatio], metadata: Mapping[str, Any]) -> None:
-    """A line a point, each with what it was measured with; those of other processors stay.
+    """Writes a line for each point, with ``metadata``; lines of other processors stay.
 
-    metadata: with ``machine``, which has the ``cpu``. Raises BaselineError: the file is none of
-    ours.
+    ``metadata["machine"]["cpu"]`` names the processor. Raises BaselineError when the existing file
+    is not a file of baselines.
     """
     rows = _rows(path) if path.exists() else []
     rows = [row for row in rows if row["machine"]["cpu"] != metadata["machine"]["cpu"]]
@@ -173,26 +179,30 @@ def rounded(value: float) -> float:
 
 
 def read(path: Path, cpu: str) -> dict[Point, PairedRatio]:
-    """The baseline of a processor. Raises BaselineError: there is none, or the file is not ours."""
+    """Returns the baseline of the processor ``cpu``.
+
+    Raises BaselineError when the file has no points of this processor, or is not a file of
+    baselines.
+    """
     found: dict[str, dict[Point, PairedRatio]] = {}
     for row in _rows(path):
         of_cpu = found.setdefault(row["machine"]["cpu"], {})
         point, ratio = _parse(row)
         if point in of_cpu:
-            raise BaselineError(f"{path}: {point} is there twice")
+            raise BaselineError(f"{path}: {point} appears twice")
         if not ratio.ratio > 0:
-            raise BaselineError(f"{path}: {point} has the ratio {ratio.ratio}")
+            raise BaselineError(f"{path}: {point} has the ratio {ratio.ratio}, not above 0")
         of_cpu[point] = ratio
     if cpu not in found:
         raise BaselineError(
-            f"{path} has no points of this processor ({cpu}), but of {', '.join(found) or 'none'}: "
-            "make its baseline at a commit that is known to be good (--write)"
+            f"{path} has no points of this processor ({cpu}), only of {', '.join(found) or 'none'}:"
+            " write a baseline at a commit known to be good (--write)"
         )
     return found[cpu]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Of all processors."""
+    """Returns the rows of all processors. Raises BaselineError when a row is malformed."""
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for row in rows:
@@ -212,7 +222,7 @@ def _parse(row: Mapping[str, Any]) -> tuple[Point, PairedRatio]:
 def complaints(
     measured: Mapping[Point, PairedRatio], committed: Mapping[Point, PairedRatio]
 ) -> list[str]:
-    """What is not within the limits, one line each; none: all is well."""
+    """Returns a line for each ratio outside the limits; empty when every ratio is within."""
     found = []
     for point, now in measured.items():
         before = committed.get(point)
@@ -225,7 +235,7 @@ def complaints(
             found.append(f"{said}, slower than the limit of {most:.3f}")
         elif now.ratio < least:
             found.append(
-                f"{said}, faster than the limit of {least:.3f}: write the baseline anew (--write)"
+                f"{said}, faster than the limit of {least:.3f}: write a new baseline (--write)"
             )
     return found
 

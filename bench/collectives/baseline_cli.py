@@ -1,4 +1,4 @@
-"""``r2serve bench baseline``: whether r2ccl is as fast as it was."""
+"""``r2serve bench baseline``: checks r2ccl's speed against committed ratios."""
 
 from __future__ import annotations
 
@@ -22,18 +22,23 @@ def _file(option: str, text: str) -> Callable[[Callable[..., None]], Callable[..
         type=click.Path(dir_okay=False, path_type=Path),
         is_flag=False,
         flag_value=str(baseline.COMMITTED),
-        help=f"{text}  [without FILE: the committed one]",
+        help=f"{text}  [default FILE: the committed baseline]",
         metavar="[FILE]",
     )
 
 
 @click.command(name="baseline")
-@_file("--check", "Compare with this baseline.")
-@_file("--write", "Make this baseline of what is measured.")
+@_file("--check", "Compare with the baseline in FILE.")
+@_file("--write", "Measure a baseline and write FILE.")
 @click.option("--sizes", help="Only points of these sizes: 4KiB,64KiB.  [default: all]")
 @click.option("--starts", default=3, show_default=True, type=click.IntRange(1, 100))
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1, 1000))
-@click.option("--seconds", default=0.5, show_default=True, help="Of each party, size and start.")
+@click.option(
+    "--seconds",
+    default=0.5,
+    show_default=True,
+    help="Time measured for each contender, size and start, in seconds.",
+)
 def command(
     check: Path | None,
     write: Path | None,
@@ -42,10 +47,11 @@ def command(
     rounds: int,
     seconds: float,
 ) -> None:
-    """Ratios of r2ccl's times to others' of the same run: within 15 % of the committed ones?
+    """Check r2ccl's times, relative to other contenders, against committed ratios.
 
-    Fails if one is slower, or so much faster that the baseline says nothing any more. Of the
-    processor that it runs on: a file has the baselines of several.
+    The check fails if a ratio deviates by more than 15 % from the committed ratio. A faster ratio
+    fails as well, because the baseline is then out of date. A file has a separate baseline for
+    each processor model.
     """
     if (check is None) == (write is None):
         raise click.UsageError("give either --check or --write")
@@ -65,7 +71,7 @@ def command(
         raise click.ClickException(str(error)) from error
     baseline.show(measured, committed, Console())
     if check is not None and (wrong := baseline.complaints(measured, committed)):
-        raise click.ClickException("\n".join(["the baseline is not kept:", *wrong]))
+        raise click.ClickException("\n".join(["ratios outside the baseline's limits:", *wrong]))
 
 
 def _chosen(sizes: str | None) -> tuple[baseline.Point, ...]:

@@ -1,4 +1,4 @@
-"""``r2serve bench collectives``: the matrix of collectives, from the command line."""
+"""``r2serve bench collectives``: measures the matrix of collectives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from r2serve.bench.collectives.matrix import (
 from r2serve.bench.collectives.strikes import StrikeError
 from r2serve.lab.holder import LabUnavailableError
 
-# What an option is when it is not given: as a rule, and with --full.
+# Defaults of options: DEFAULTS without --full, FULL with --full.
 DEFAULTS: dict[str, Any] = {
     "ops": ("all_reduce",),
     "ranks": ("2",),
@@ -53,7 +53,7 @@ DEFAULTS: dict[str, Any] = {
 FULL: dict[str, Any] = {
     "ops": (ALL,),
     "ranks": ("2..8",),
-    "rails": ("3",),  # of which two can be lost
+    "rails": ("3",),  # the state two-lost needs three rails
     "sizes": "1KiB,64KiB,1MiB",
     "algorithms": ALGORITHMS,
     "states": tuple(STATES),
@@ -63,25 +63,28 @@ FULL: dict[str, Any] = {
 
 
 def one_of(known: Iterable[str], default: str | None = None) -> str:
-    """The help of an option that takes one of some names."""
+    """Returns the help text of an option with a fixed set of names."""
     names = list(known)
     return f"{', '.join(names)}.  [default: {default or names[0]}]"
 
 
 def clean_up_when_terminated() -> None:
-    """As Ctrl-C: workers are ended and their files removed on the way out."""
+    """Makes SIGTERM end the workers and remove their files, like Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def progress_lines() -> runner.Progress:
-    """Lines, not a spinner: a thread that redraws would take the ranks' cores."""
+    """Returns a logger of progress lines.
+
+    A spinner is not used: the redrawing thread would take CPU time from the ranks.
+    """
     return Console(stderr=True, log_path=False).log
 
 
 @click.command()
 @click.option("--op", "ops", multiple=True, help=one_of((ALL, *OPS), "all_reduce"))
 @click.option("--ranks", multiple=True, help="Processes: 2, 2,4 or 2..8.  [default: 2]")
-@click.option("--rails", multiple=True, help="Loopback rails, as --ranks.  [default: 2]")
+@click.option("--rails", multiple=True, help="Loopback rails: 2, 2,3 or 1..3.  [default: 2]")
 @click.option("--sizes", help=f"Bytes per rank.  [default: {DEFAULT_SIZES}]")
 @click.option(
     "--dtype", "dtypes", multiple=True, default=("float32",), help=one_of(DTYPE_BYTES, "float32")
@@ -90,29 +93,33 @@ def progress_lines() -> runner.Progress:
 @click.option("--state", "states", multiple=True, help=one_of(STATES))
 @click.option("--impl", "impls", multiple=True, default=IMPLS, help=one_of(IMPLS, "all"))
 @click.option(
-    "--seconds", type=float, help="Time measured a point and implementation.  [default: 1]"
+    "--seconds", type=float, help="Seconds measured per point and implementation.  [default: 1]"
 )
-@click.option("--rounds", type=int, help="Turns that they take at a point.  [default: 5]")
-@click.option("--iterations", type=int, help="Calls measured a point, instead of --seconds.")
+@click.option("--rounds", type=int, help="Turns per point and implementation.  [default: 5]")
+@click.option("--iterations", type=int, help="Calls measured per point, instead of --seconds.")
 @click.option(
     "--full",
     is_flag=True,
-    help="Where not given: all ops, algorithms and states, 2 to 8 ranks, 3 rails, 3 sizes, "
-    "a tenth of a second.",
+    help="Change the defaults: all ops, algorithms and states, 2 to 8 ranks, 3 rails, 3 sizes, "
+    "0.1 s, 3 rounds.",
 )
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),
-    help="Begin no setting (ranks, rails, state) later than this.  [default: no limit]",
+    help="Start no setting (ranks, rails, state) after this number of minutes.  "
+    "[default: no limit]",
 )
-@click.option("--resume", "go_on", is_flag=True, help="Go on with the matrix in the --json file.")
-@click.option("--resilience-compare", is_flag=True, help="Also r2ccl with resilience on and off.")
+@click.option("--resume", "go_on", is_flag=True, help="Continue the matrix in the --json file.")
+@click.option(
+    "--resilience-compare", is_flag=True, help="Also compare r2ccl with resilience on and off."
+)
 @click.option(
     "--stalls",
     "faults_each",
     type=click.IntRange(min=0),
     default=0,
-    help="Also this many real faults of each kind and size, in network namespaces.",
+    help="Also measure stalls of real faults, this number per kind and size, in network "
+    "namespaces.",
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--png", "png_path", type=click.Path(dir_okay=False, path_type=Path))
@@ -120,7 +127,7 @@ def progress_lines() -> runner.Progress:
     "--docs",
     "docs_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Put the results into this Markdown file, in place of the last ones.",
+    help="Write the results into this Markdown file, in place of earlier results.",
 )
 def collectives(
     dtypes: tuple[str, ...],
@@ -136,10 +143,11 @@ def collectives(
     docs_path: Path | None,
     **given: Any,
 ) -> None:
-    """Latency, bandwidth and CPU time of collectives on loopback rails, r2ccl beside its peers.
+    """Measure latency, bandwidth and CPU time of collectives on loopback rails.
 
-    Options of the matrix (--op, --ranks, --rails, --dtype, --algorithm, --state, --impl) may be
-    repeated. What a peer does not have is listed at the end, with the reason.
+    r2ccl is measured beside gloo, Open MPI, MPICH and the raw floor. Options of the matrix (--op,
+    --ranks, --rails, --dtype, --algorithm, --state, --impl) may be repeated. The report ends with
+    a list of combinations not measured, with the reasons.
     """
     clean_up_when_terminated()
     progress = progress_lines()
@@ -147,9 +155,9 @@ def collectives(
     try:
         options = choose(FULL if full else DEFAULTS, given, dtypes, impls, iterations)
         if docs_path is not None:
-            markdown.require_place(docs_path)  # before minutes of measuring, not after
+            markdown.require_place(docs_path)  # fail before minutes of measuring, not after
         if go_on and json_path is None:
-            raise OptionError("--resume needs --json, the file to go on with")
+            raise OptionError("--resume needs --json: the file to continue")
         done = resume.resume(json_path, options, result, progress) if go_on and json_path else []
     except (OptionError, markdown.MarkerError) as error:
         raise click.UsageError(str(error)) from error
@@ -182,10 +190,7 @@ def choose(
     impls: tuple[str, ...] = IMPLS,
     iterations: int | None = None,
 ) -> MatrixOptions:
-    """The options of a run: what is ``given``, and the ``defaults`` for what is not.
-
-    Raises OptionError.
-    """
+    """Returns the options of a run: ``given`` options, else ``defaults``. Raises OptionError."""
     chosen = {
         name: default if given.get(name) in (None, ()) else given[name]
         for name, default in defaults.items()

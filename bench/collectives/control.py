@@ -1,6 +1,6 @@
-"""The coordinator's side of the control channel: a contender's workers, told by line.
+"""The coordinator's side of the control channel to a contender's workers, a line per command.
 
-Workers block on their socket between commands, so a peer whose turn it is not takes no core.
+Between commands a worker blocks on the control socket and uses no CPU time.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ STOP_TIMEOUT_S = 10.0
 
 
 class WorkerError(RuntimeError):
-    """A worker died, hung or answered nonsense; carries the end of its standard error."""
+    """A worker ended, hung or sent an invalid answer; the message has the end of the worker log."""
 
 
 class WrongResult(WorkerError):
-    """The result of a collective is not the one it has to be."""
+    """A collective returned a wrong result."""
 
 
 class NotSupported(RuntimeError):
-    """A worker says that it cannot do the request."""
+    """A worker does not support the request."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A slice of back-to-back collectives, in nanoseconds.
+    """Times of a slice of back-to-back collectives, in nanoseconds.
 
-    times_ns: outer by rank, inner by iteration. cpu_ns: what each rank's process spent in user and
-    system mode, all its threads.
+    times_ns: by rank, then by iteration. cpu_ns: user and system time of each rank's process,
+    all threads.
     """
 
     times_ns: list[list[int]]
@@ -47,7 +47,7 @@ class Timed:
 
 
 class _Connection:
-    """One worker's socket, read line by line against a deadline."""
+    """The socket of a worker, read line by line with a deadline."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -72,10 +72,10 @@ class _Connection:
 
 
 class WorkerGroup:
-    """The workers of one contender. A context manager: leaving it ends their processes."""
+    """The workers of a contender; a context manager that ends the processes on exit."""
 
     def __init__(self, name: str, launch: Launch, ranks: int, control: Path, log: Path) -> None:
-        """Starts the processes and waits until all ``ranks`` have connected to ``control``."""
+        """Starts the processes, and waits for connections of all ``ranks`` to ``control``."""
         self.name = name
         self._log = log
         self._ranks = ranks
@@ -125,10 +125,11 @@ class WorkerGroup:
         self._connections = [by_rank[rank] for rank in range(self._ranks)]
 
     def prepare(self, request: str, *, anew: bool = False) -> None:
-        """Makes ``request`` the current collective; its result is checked once.
+        """Makes ``request`` the current collective, and checks the result of a single call.
 
-        anew: also when it is the current one already. Raises NotSupported when the workers say
-        that they cannot do it, WrongResult when one got another result than it has to.
+        The keyword argument forces a new preparation, even if ``request`` is already current.
+        Raises NotSupported when the workers refuse the request, and WrongResult when a worker
+        gets a wrong result.
         """
         if request == self._prepared and not anew:
             return
@@ -145,13 +146,16 @@ class WorkerGroup:
         self._prepared = request
 
     def run(self, warmup: int, iterations: int) -> Timed:
-        """The timed loop; what is warm-up counts nowhere."""
+        """Runs the timed loop; warm-up calls are not in the times."""
         answers = self.ask(f"run {warmup} {iterations}", "times")
         times = [[int(value) for value in answer[1:]] for answer in answers]
         return Timed(times, [int(answer[0]) for answer in answers])
 
     def ask(self, line: str, expected: str) -> list[list[str]]:
-        """The words of each rank's answer to ``line`` after the first, which is ``expected``."""
+        """Sends ``line`` to all ranks, and returns the words of each answer without the first word.
+
+        Raises WorkerError when the first word of an answer is not ``expected``.
+        """
         return self._checked(self._ask(line), expected)
 
     def _checked(self, answers: list[str], expected: str) -> list[list[str]]:
@@ -164,7 +168,7 @@ class WorkerGroup:
         return words
 
     def ask_one(self, rank: int, line: str, expected: str) -> list[str]:
-        """As ask, of one rank only."""
+        """Sends ``line`` to a single rank; see ask."""
         (words,) = self._checked(self._ask(line, self._connections[rank : rank + 1]), expected)
         return words
 
@@ -189,7 +193,7 @@ class WorkerGroup:
             try:
                 connection.send("quit")
             except OSError:
-                continue  # it is gone already; its process is reaped below
+                continue  # the worker has ended; the loop below reaps the process
         deadline = time.monotonic() + (STOP_TIMEOUT_S if self._connections else 0.0)
         for process in self._processes:
             try:

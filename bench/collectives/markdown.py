@@ -1,4 +1,4 @@
-"""Results as the section of a Markdown page, so that no number in the docs is typed by hand."""
+"""Writes results into a section of a Markdown page; no number in the docs is typed by hand."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MARKER = "<!-- results of r2serve bench collectives: everything below is written
 
 
 class MarkerError(ValueError):
-    """The page has no place for results."""
+    """The page has no marker line for results."""
 
 
 def put(report: CollectivesReport, page: Path) -> None:
-    """Replaces everything of ``page`` below its marker line by the results.
+    """Replaces all text below the marker line of ``page`` by the results.
 
-    Raises MarkerError when there is no such line.
+    Raises MarkerError when ``page`` has no marker line.
     """
     require_place(page)
     above = page.read_text(encoding="utf-8").partition(MARKER)[0]
@@ -84,7 +84,7 @@ def _resilience(report: CollectivesReport) -> str:
 
 def _stalls(report: CollectivesReport) -> str:
     table = on_page(STALLS, stalls.summarise(report.faults))
-    return f"**Stall of the collective that a fault hit**\n\n{table}"
+    return f"**Stall of the collective affected by a fault**\n\n{table}"
 
 
 def _targets(report: CollectivesReport) -> str:

@@ -1,4 +1,4 @@
-"""What is measured: the matrix op x bytes x dtype x ranks x rails x impl x algorithm x state."""
+"""The measured matrix: op x bytes x dtype x ranks x rails x impl x algorithm x state."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OPS = (
     "send_recv",
     "barrier",
 )
-ALL = "all"  # of --op
-# Every rank's input is cut into a share for each rank.
+ALL = "all"  # value of --op
+# Ops with inputs split evenly into a shard for each rank.
 SHARED_OUT = ("reduce_scatter", "all_to_all")
 DTYPE_BYTES = {
     "float16": 2,
@@ -33,7 +33,7 @@ DTYPE_BYTES = {
 IMPLS = ("r2ccl", "gloo", "openmpi", "mpich", "floor")
 ALGORITHMS = ("auto", "one_shot", "two_shot")
 WITH_ALGORITHMS = ("all_reduce",)
-# How many rails of rank 0 have failed; slow: the first one still carries, but little.
+# State: number of failed rails at rank 0. In the state "slow", the first rail has little bandwidth.
 STATES = {"healthy": 0, "one-lost": 1, "two-lost": 2, "slow": 0}
 MAX_RANKS = 64
 MAX_RAILS = 8
@@ -46,12 +46,12 @@ _COUNT = re.compile(r"(\d{1,4})(?:\.\.(\d{1,4}))?")
 
 
 class OptionError(ValueError):
-    """An option whose value makes no benchmark; names the option and what would be right."""
+    """An option has an invalid value; the message names the option and valid values."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One implementation with one way of doing the collective."""
+    """An implementation together with an algorithm of the collective."""
 
     impl: str
     algorithm: str = "auto"
@@ -63,20 +63,20 @@ class Contender:
 
 @dataclass(frozen=True)
 class Workload:
-    """One collective call: ``bytes`` is the size of the input of each rank, 0 for a barrier."""
+    """A collective call: ``bytes`` is the input size of each rank, 0 for a barrier."""
 
     op: str
     bytes: int
     dtype: str
 
     def request(self, algorithm: str) -> str:
-        """The worker's command for it (see native/worker.hpp)."""
+        """Returns the command sent to the workers; native/worker.hpp describes the protocol."""
         return f"prepare {self.op} {self.dtype} {self.bytes} {algorithm}"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What worker processes are started for."""
+    """Ranks, rails and state of the rails; each setting has a separate set of worker processes."""
 
     ranks: int
     rails: int
@@ -84,22 +84,25 @@ class Setting:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """One loopback address a rail."""
+        """Loopback addresses, a separate address for each rail."""
         return tuple(f"127.0.0.{rail + 1}" for rail in range(self.rails))
 
     @property
     def lost(self) -> int:
-        """How many of the rails have failed: the first ones."""
+        """Number of failed rails; the failed rails come first in the order of rails."""
         return STATES[self.state]
 
     @property
     def where(self) -> str:
-        """For people."""
+        """A description for reports, such as "2 ranks, 3 rails, one-lost"."""
         state = "" if self.state == "healthy" else f", {self.state}"
         return f"{self.ranks} ranks, {self.rails} rails{state}"
 
     def refusal(self) -> str | None:
-        """Why this cannot be, or None: a state needs a rail more than it loses, ``slow`` two."""
+        """Returns the reason why the setting is impossible, or None.
+
+        A state needs a rail more than the number of lost rails; ``slow`` needs two rails.
+        """
         needed = max(self.lost + 1, 2 if self.state == "slow" else 1)
         if self.rails >= needed:
             return None
@@ -152,14 +155,14 @@ class MatrixOptions:
                 raise OptionError(f"--sizes {size} is no whole number of {dtype} elements")
 
     def settings(self) -> Iterator[Setting]:
-        """Also those that cannot be (see Setting.refusal): whoever runs them says why not."""
+        """Yields all settings, including impossible settings (see Setting.refusal)."""
         for ranks in self.ranks:
             for rails in self.rails:
                 for state in self.states:
                     yield Setting(ranks, rails, state)
 
     def workloads(self, ranks: int) -> Iterator[Workload]:
-        """Sizes of ops that share their input out evenly are rounded up to what divides."""
+        """Yields the workloads; sizes are rounded up to a whole number of elements per shard."""
         for op in self.ops:
             if op == "barrier":
                 yield Workload(op, 0, self.dtypes[0])
@@ -170,7 +173,7 @@ class MatrixOptions:
                     yield Workload(op, -(-size // whole) * whole, dtype)
 
     def contenders(self, op: str) -> list[Contender]:
-        """Only r2ccl lets the caller choose the algorithm, of what has several."""
+        """Returns the contenders for ``op``; only r2ccl's all_reduce has a choice of algorithms."""
         result = []
         for impl in self.impls:
             choice = impl == "r2ccl" and op in WITH_ALGORITHMS
@@ -180,12 +183,12 @@ class MatrixOptions:
 
 
 def parse_ops(values: Sequence[str]) -> tuple[str, ...]:
-    """The ops of ``--op``, where ``all`` stands for every one."""
+    """Returns the ops of ``--op``; ``all`` stands for every op."""
     return OPS if ALL in values else tuple(values)
 
 
 def parse_counts(option: str, values: Sequence[str]) -> tuple[int, ...]:
-    """Numbers from ``2``, ``2,4`` or ``2..8``; ascending."""
+    """Parses numbers given as ``2``, ``2,4`` or ``2..8``; ascending."""
     counts: set[int] = set()
     for part in (piece.strip() for value in values for piece in value.split(",")):
         match = _COUNT.fullmatch(part)
@@ -199,7 +202,10 @@ def parse_counts(option: str, values: Sequence[str]) -> tuple[int, ...]:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Sizes in bytes from ``1KiB,4096`` or, by powers of four, ``1KiB..64MiB``; ascending."""
+    """Parses sizes given as ``1KiB,4096`` or ``1KiB..64MiB`` (in powers of four).
+
+    Returns bytes in ascending order.
+    """
     sizes: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, dots, last = part.partition("..")
@@ -216,7 +222,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def format_size(size: int) -> str:
-    """``65536`` as ``64 KiB``; sizes that are no whole number of units stay in bytes."""
+    """Formats ``65536`` as ``64 KiB``; a size without a whole number of units stays in bytes."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"

@@ -1,8 +1,8 @@
-"""Multipath TCP as a peer: what Linux itself does when one of two paths fails.
+"""Multipath TCP (MPTCP) as a contender: Linux's own failover between two paths.
 
-An all-reduce of two ranks as one exchange over one MPTCP connection: each sends its data and adds
-what comes. The connection begins on rail 0; the kernel opens its subflow over rail 1 once the
-listening node has announced that address.
+An all-reduce of two ranks is a single exchange over an MPTCP connection. Each rank sends its data
+and adds the received data. The connection begins on rail 0. The kernel opens a subflow over rail 1
+after the listening node has announced the address of rail 1.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import torch
 from r2serve.lab.holder import LabCommandError
 from r2serve.lab.lab import Lab
 
-IPPROTO_MPTCP = 262  # <linux/in.h>; Python names it from 3.12 on only where libc does
+IPPROTO_MPTCP = 262  # from <linux/in.h>; Python's socket module may lack the name
 CONNECT_TIMEOUT_S = 20.0
 
 
 class MptcpUnavailable(RuntimeError):
-    """This kernel has no MPTCP, or lets nobody configure it; says why."""
+    """The kernel has no MPTCP or rejects the configuration; the message gives the reason."""
 
 
 def configure(lab: Lab) -> None:
-    """Lets connections of a two-node lab use every rail. Raises MptcpUnavailable.
+    """Configures MPTCP in a two-node lab to use every rail. Raises MptcpUnavailable.
 
-    Only the listening node has endpoints, announced to the other one: rails are networks of their
-    own, so a subflow from one rail's address to another's has no path.
+    Only the listening node has MPTCP endpoints, and announces the endpoints to the other node.
+    Rails are separate networks: a subflow between addresses of different rails has no path.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP):
@@ -46,7 +46,10 @@ def configure(lab: Lab) -> None:
 
 
 class Mptcp:
-    """One end of the connection; ``store`` is the address and port of rank 0's rail 0."""
+    """One end of the connection.
+
+    ``store`` is ``ADDRESS:PORT`` of rank 0 on rail 0.
+    """
 
     def __init__(self, rank: int, ranks: int, store: str) -> None:
         if ranks != 2:
@@ -58,20 +61,21 @@ class Mptcp:
         if rank == 0:
             self._listener = _socket()
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # On every address: the subflows of other rails come to those.
+            # The listener binds to every address: subflows of other rails use other addresses.
             self._listener.bind(("", self._address[1]))
             self._listener.listen(1)
 
     def bind(
         self, op: str, algorithm: str, data: torch.Tensor, output: torch.Tensor
     ) -> Callable[[], object]:
-        """The exchange as a call, over a new connection: an old one may still suffer from a fault.
+        """Returns the exchange as a function, over a new connection.
 
-        Raises ValueError for another op than all_reduce, RuntimeError where no connection comes.
+        An old connection may still suffer from an earlier fault. Raises ValueError for any op
+        other than all_reduce, and RuntimeError when no connection is established.
         """
         del output
         if op != "all_reduce" or algorithm != "auto":
-            raise ValueError("MPTCP does all_reduce only, by one algorithm")
+            raise ValueError("MPTCP supports all_reduce only, with the algorithm auto")
         try:
             connection = self._renew()
         except OSError as error:
@@ -97,7 +101,10 @@ class Mptcp:
         return self._connection
 
     def rails(self) -> list[str]:
-        """Of MPTCP nobody knows a rail's state: what the device has sent, called UP."""
+        """Returns name, state and bytes sent of each rail's network device.
+
+        The state is always UP, because MPTCP does not report the state of a rail.
+        """
         devices = sorted(Path("/sys/class/net").glob("rail*"))
         sent = {path.name: (path / "statistics/tx_bytes").read_text().strip() for path in devices}
         return [f"{name},UP,{count}" for name, count in sent.items()]
@@ -112,9 +119,9 @@ class Mptcp:
 
 
 def exchange(connection: socket.socket, mine: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Sends ``mine`` over a non-blocking connection and fills ``theirs``, both at the same time.
+    """Sends ``mine`` and receives ``theirs`` concurrently over a non-blocking connection.
 
-    Raises RuntimeError when the connection ends before.
+    Raises RuntimeError when the connection ends before the exchange is complete.
     """
     outgoing = memoryview(mine.numpy().data).cast("B")
     incoming = memoryview(theirs.numpy().data).cast("B")

@@ -1,4 +1,4 @@
-"""Choices of the command line that take words of earlier releases, too."""
+"""Command-line choices that also accept the names of earlier releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class Named(click.Choice[str]):
-    """One of some names, or an old word for one, about which a note is printed."""
+    """A choice among names; an old name is accepted, and a note with the new name is printed."""
 
     def __init__(self, names: Iterable[str], canonical: Callable[[str], str]) -> None:
         super().__init__(list(names))
@@ -19,5 +19,5 @@ class Named(click.Choice[str]):
         name = self._canonical(value)
         found = super().convert(name, param, ctx)
         if name != value:
-            click.echo(f"`{value}` is an old word for `{name}` and goes", err=True)
+            click.echo(f"`{value}` is deprecated: use `{name}`", err=True)
         return found

@@ -1,7 +1,7 @@
-"""What each op does to the buffers of a rank: their sizes, and the result that is right.
+"""Buffers of each op at a rank: sizes, input values and the expected result.
 
-Ops with a ``v`` are uneven: rank i has, or brings, i + 1 parts where rank 0 has one.
-native/operations.hpp says the same to the native peers.
+Ops with a final ``v`` are uneven: the shard of rank i is i + 1 times the shard of rank 0.
+native/operations.hpp has the same definitions for the native contenders.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ ROOT = 0
 
 @dataclass(frozen=True)
 class Buffers:
-    """Input and output of one rank, and what ``result`` has to hold after one call.
+    """Input and output of a rank, and the expected content of ``result`` after a call.
 
-    ``result`` is ``data`` or ``output``, whichever the op writes; None where this rank gets
-    nothing.
+    ``result`` is ``data`` for an in-place op, else ``output``. ``result`` and ``expected`` are None
+    if the rank receives nothing.
     """
 
     data: torch.Tensor
@@ -28,28 +28,32 @@ class Buffers:
 
 
 def shares(total: int, ranks: int) -> list[int]:
-    """``total`` elements in uneven shares of 1, 2, ... parts; the last one takes the rest."""
+    """Splits ``total`` elements into uneven shards of 1, 2, ... parts.
+
+    The last shard takes the remainder.
+    """
     parts = ranks * (ranks + 1) // 2
     first = [total * (index + 1) // parts for index in range(ranks - 1)]
     return [*first, total - sum(first)]
 
 
 def sent(total: int, ranks: int, rank: int) -> list[int]:
-    """How many of its ``total`` elements ``rank`` sends to each rank of an all_to_allv.
+    """Returns the number of elements sent by ``rank`` to each rank in an all_to_allv.
 
-    Each rank turns the shares by one, so that all receive as much as they send.
+    ``total`` is the number of elements of each rank. The shard sizes of rank r are rotated by r
+    positions, so two ranks send each other the same number of elements.
     """
     even = shares(total, ranks)
     return [even[(rank + peer) % ranks] for peer in range(ranks)]
 
 
 def pattern(count: int, rank: int) -> torch.Tensor:
-    """Small whole numbers, so that sums over a few ranks are exact in every dtype."""
+    """Returns small whole numbers; sums over a few ranks are exact in every dtype."""
     return (torch.arange(count, dtype=torch.int32) % 13 + 1) * (rank + 1)
 
 
 def buffers(op: str, dtype: torch.dtype, count: int, rank: int, ranks: int) -> Buffers:
-    """The buffers for ``count`` elements per rank. Raises ValueError for an unknown op."""
+    """Returns the buffers for ``count`` elements per rank. Raises ValueError for an unknown op."""
     data = pattern(_own(op, count, rank, ranks), rank).to(dtype)
     expected = _expected(op, count, rank, ranks)
     output = torch.zeros(
@@ -65,7 +69,7 @@ _IN_PLACE = ("all_reduce", "broadcast", "barrier")
 
 
 def _own(op: str, count: int, rank: int, ranks: int) -> int:
-    """Elements that the rank brings; ``count`` is their mean."""
+    """Returns the number of input elements of ``rank``; ``count`` is the mean over the ranks."""
     return shares(count * ranks, ranks)[rank] if op == "all_gatherv" else count
 
 

@@ -1,4 +1,4 @@
-"""The contenders that are called from Python: each op as a call without arguments."""
+"""Contenders called from Python: each op becomes a function without arguments."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ Once = Callable[[], object]
 
 class PythonContender(Protocol):
     def bind(self, op: str, algorithm: str, data: torch.Tensor, output: torch.Tensor) -> Once:
-        """The op as a call without arguments; in place where the op allows it.
+        """Returns the op as a function without arguments, in place if the op allows it.
 
-        Raises ValueError for what the contender does not have.
+        Raises ValueError for an op or algorithm missing in the contender.
         """
 
     def rails(self) -> list[str]:
-        """Name, state and bytes sent of each rail; empty for a contender that has none."""
+        """Returns name, state and bytes sent of each rail; empty for a contender without rails."""
 
     def fault(self, rail: int, kind: str, bytes_per_s: float) -> None:
-        """Gives one of the own rails a fault of r2serve.Communicator.inject, where that can be."""
+        """Injects a fault into a rail of this rank, like r2serve.Communicator.inject.
+
+        Raises ValueError for a contender without fault injection.
+        """
 
     def close(self) -> None: ...
 
@@ -39,7 +42,7 @@ class R2ccl:
 
     def bind(self, op: str, algorithm: str, data: torch.Tensor, output: torch.Tensor) -> Once:
         if algorithm != "auto" and op not in WITH_ALGORITHMS:
-            raise ValueError(f"{op} has one algorithm only")
+            raise ValueError(f"{op} has only one algorithm: auto")
         one = self._communicator
         if op == "all_reduce":
             chosen = None if algorithm == "auto" else algorithm
@@ -74,7 +77,7 @@ class R2ccl:
 
 
 class Gloo:
-    """torch.distributed's gloo, which wants even shares to gather and to scatter."""
+    """The gloo backend of torch.distributed; gather and scatter need even shards."""
 
     def __init__(self, rank: int, ranks: int, store: str) -> None:
         torch.distributed.init_process_group(
@@ -118,7 +121,7 @@ def ring(
     data: torch.Tensor,
     output: torch.Tensor,
 ) -> Once:
-    """A message of rank 0 that is handed on from rank to rank, until rank 0 has it again."""
+    """Returns a function that passes a message of rank 0 from rank to rank, back to rank 0."""
     following, previous = (rank + 1) % ranks, (rank - 1) % ranks
 
     def start() -> None:

@@ -1,4 +1,4 @@
-"""A benchmark's results as a table, as JSON and as a picture."""
+"""Results of a benchmark as tables, as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class CollectivesReport:
     resilience: list[Pairs] = field(default_factory=list)
     faults: list[MeasuredFault] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    # What a later run can go on with: see resume.py.
+    # Options and measured settings, for a later --resume: see resume.py.
     matrix: dict[str, Any] = field(default_factory=dict)
-    # Settings that there was no time for.
+    # Settings not measured because --minutes had passed.
     pending: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -63,14 +63,14 @@ def show(report: CollectivesReport, console: Console) -> None:
     for skipped in report.skipped:
         console.print(f"[yellow]not measured:[/] {skipped.what}: {skipped.reason}", highlight=False)
     for setting in report.pending:
-        console.print(f"[yellow]no time for:[/] {setting}; --resume goes on", highlight=False)
+        console.print(f"[yellow]no time for:[/] {setting}; continue with --resume", highlight=False)
     if report.checks:
         console.print(verdict_table(report.checks))
         console.print(tally(report.checks))
 
 
 def latency_groups(rows: Sequence[LatencyRow]) -> dict[str, list[LatencyRow]]:
-    """The rows of each combination of everything but size and implementation, by its title."""
+    """Groups rows by op, dtype, ranks, rails and state; the key is the title of the group."""
     groups: dict[str, list[LatencyRow]] = {}
     for row in rows:
         title = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails, {row.state}"
@@ -79,7 +79,7 @@ def latency_groups(rows: Sequence[LatencyRow]) -> dict[str, list[LatencyRow]]:
 
 
 def latency_columns(rows: Sequence[LatencyRow]) -> list[Column[LatencyRow]]:
-    """rows: those that a row of r2ccl is compared with."""
+    """Returns the columns of a latency table; rows of r2ccl are compared with ``rows``."""
 
     def ratio(name: str) -> Callable[[LatencyRow], str]:
         def cell(row: LatencyRow) -> str:
@@ -101,7 +101,7 @@ def latency_columns(rows: Sequence[LatencyRow]) -> list[Column[LatencyRow]]:
 
 
 def latency_tables(rows: Sequence[LatencyRow]) -> list[Table]:
-    """A table for each combination of everything but size and implementation."""
+    """Returns a table for each combination of op, dtype, ranks, rails and state."""
     return [
         columns.in_terminal(
             f"{title}: ratios of p50",
@@ -114,7 +114,7 @@ def latency_tables(rows: Sequence[LatencyRow]) -> list[Table]:
 
 
 def ratios(row: LatencyRow, rows: Sequence[LatencyRow]) -> dict[str, float]:
-    """p50 ratios of a row of r2ccl against the peers measured at the same point."""
+    """Returns p50 ratios of r2ccl's ``row`` and the contenders measured at the same point."""
     at_point = {other.impl: other.p50_us for other in rows if _point(other) == _point(row)}
     at_point["r2ccl"] = row.p50_us
     return {
@@ -125,7 +125,7 @@ def ratios(row: LatencyRow, rows: Sequence[LatencyRow]) -> dict[str, float]:
 
 
 def cpu_cell(row: LatencyRow) -> str:
-    """CPU time a byte, in ns, to three digits; empty for what has no bytes."""
+    """Returns the CPU time per byte in ns, with three digits; empty for a barrier."""
     return "" if row.cpu_ns_per_byte is None else f"{row.cpu_ns_per_byte:.3g}"
 
 
@@ -168,7 +168,7 @@ def resilience_table(pairs: Sequence[Pairs]) -> Table:
 
 
 def stall_table(faults: Sequence[MeasuredFault]) -> Table:
-    title = "stall of the collective that a fault hit; next calls against one healthy rail"
+    title = "stall of the collective affected by a fault; next calls / calls on one healthy rail"
     return columns.in_terminal(title, STALLS, stalls.summarise(faults))
 
 
@@ -177,7 +177,7 @@ def verdict_table(checks: Sequence[Check]) -> Table:
 
 
 def write_png(rows: Sequence[LatencyRow], path: Path) -> None:
-    """Latency and bandwidth over size, one line a contender. Needs the extra ``[bench]``."""
+    """Plots latency and bandwidth over size, a line per contender. Needs the extra ``[bench]``."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -187,7 +187,7 @@ def write_png(rows: Sequence[LatencyRow], path: Path) -> None:
     lines: dict[str, list[LatencyRow]] = {}
     for row in rows:
         if row.bytes == 0:
-            continue  # a barrier has no place on an axis of sizes
+            continue  # a barrier has no size
         label = Contender(row.impl, row.algorithm).label
         setting = f"{row.op} {row.dtype}, {row.ranks} ranks, {row.rails} rails, {row.state}"
         lines.setdefault(f"{label}: {setting}", []).append(row)

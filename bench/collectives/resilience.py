@@ -1,4 +1,4 @@
-"""What keeping everything for replay costs: r2ccl against itself with R2CCL_RESILIENCE=off."""
+"""Cost of keeping data for replay: interleaved slices of r2ccl with R2CCL_RESILIENCE on and off."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ MIN_PAIRS = 10
 
 @dataclass(frozen=True)
 class Pairs:
-    """Interleaved slices with resilience on and off. ``ratio`` is on / off, below 1 is faster.
+    """Result of interleaved slices with resilience on and off; ``ratio`` is on / off.
 
-    Each pair gives the ratio of its two medians, taken within milliseconds of each other;
-    ``ratio`` is the median over pairs, which a drift of the machine does not move, and
-    ``ratio_low`` and ``ratio_high`` are its quartiles.
+    A pair consists of two slices, measured within milliseconds of each other, and gives the ratio
+    of the two medians. ``ratio`` is the median over the pairs: a drift of the machine cancels out
+    within a pair. ``ratio_low`` and ``ratio_high`` are the quartiles. A ratio below 1 means that
+    r2ccl is faster with resilience on.
     """
 
     op: str
@@ -63,7 +64,7 @@ def compare(options: MatrixOptions, setting: Setting, progress: Progress) -> lis
             for state in ("on", "off")
         }
         contender = Contender("r2ccl")
-        # More pairs of shorter slices than a latency point has: the median over pairs counts.
+        # Twice the rounds of a latency point, because the result is a median over pairs.
         rounds = max(MIN_PAIRS, 2 * options.rounds)
         for workload in options.workloads(setting.ranks):
             progress(f"resilience on/off: {workload.op} {format_size(workload.bytes)}")
@@ -73,7 +74,7 @@ def compare(options: MatrixOptions, setting: Setting, progress: Progress) -> lis
             }
             times: dict[str, list[list[int]]] = {"on": [], "off": []}
             for pair in range(rounds):
-                # on-off, off-on, ...: whoever goes second has no advantage from it.
+                # The order alternates (on-off, off-on, ...): neither state is always second.
                 for state in ("on", "off") if pair % 2 == 0 else ("off", "on"):
                     planned = slices[state]
                     part = groups[state].run(planned.warmup, planned.iterations)
@@ -85,7 +86,7 @@ def compare(options: MatrixOptions, setting: Setting, progress: Progress) -> lis
 def evaluate(
     setting: Setting, workload: Workload, on: list[list[int]], off: list[list[int]]
 ) -> Pairs:
-    """``on`` and ``off`` hold one list of times (ns) a slice; slices of one index are a pair."""
+    """Evaluates slices of times in ns; ``on[i]`` and ``off[i]`` are a pair."""
     ratios = sorted(median(a) / median(b) for a, b in zip(on, off, strict=True))
     return Pairs(
         op=workload.op,

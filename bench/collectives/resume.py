@@ -1,4 +1,4 @@
-"""Going on with a matrix where a run was stopped: its JSON file is written after every setting."""
+"""Continues an interrupted run of the matrix; the JSON file is written after every setting."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def measure(
     json_path: Path | None = None,
     minutes: float | None = None,
 ) -> None:
-    """Adds every setting that is not ``done`` to ``result``, which is written after each of them.
+    """Measures every setting outside ``done`` and adds the rows to ``result``.
 
-    Settings that ``minutes`` leave no time to begin are listed in ``result.pending``.
+    ``result`` is written to ``json_path`` after each setting. Settings not started within
+    ``minutes`` are listed in ``result.pending``.
     """
     end = None if minutes is None else time.monotonic() + minutes * 60
     measured = list(done)
@@ -47,7 +48,7 @@ def measure(
 
 
 def describe(options: MatrixOptions, done: Sequence[Setting]) -> dict[str, Any]:
-    """The matrix as JSON: its options, and the settings that are measured by now."""
+    """Returns the matrix as JSON: the options, and the settings measured so far."""
     return {
         "options": json.loads(json.dumps(asdict(options))),
         "done": [asdict(setting) for setting in done],
@@ -57,17 +58,17 @@ def describe(options: MatrixOptions, done: Sequence[Setting]) -> dict[str, Any]:
 def resume(
     path: Path, options: MatrixOptions, result: CollectivesReport, progress: Progress
 ) -> list[Setting]:
-    """Takes the rows of ``path`` over into ``result``; returns the settings that they are of.
+    """Copies the rows of ``path`` into ``result``; returns the settings already measured.
 
-    None of it where there is no such file yet, or one of another commit. Raises OptionError for one
-    that was measured with other options, or that is none of this benchmark's.
+    Returns an empty list when the file does not exist, or belongs to another commit. Raises
+    OptionError when the file was measured with other options, or is not a file of this benchmark.
     """
     if not path.exists():
         return []
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["commit"] != result.metadata["commit"]:  # and perhaps of another form
-            progress(f"{path} is of another commit, {found['commit']}: all anew")
+        if found["commit"] != result.metadata["commit"]:  # the format may differ as well
+            progress(f"{path} is of another commit, {found['commit']}: measuring everything again")
             return []
         matrix = found["matrix"]
         done = [Setting(**setting) for setting in matrix["done"]]
@@ -75,7 +76,7 @@ def resume(
         rows = [LatencyRow(**{name: row[name] for name in names}) for row in found["rows"]]
         skipped = [Skipped(entry["what"], entry["reason"]) for entry in found["skipped"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"--resume: {path} has no matrix to go on with: {error!r}") from error
+        raise OptionError(f"--resume: {path} has no matrix to continue: {error!r}") from error
     wanted = describe(options, [])["options"]
     for name, value in wanted.items():
         if matrix["options"].get(name) != value:

@@ -1,7 +1,7 @@
-"""Measures the matrix: all contenders of a setting are up, and take turns at every point.
+"""Measures the matrix: all contenders of a setting run at the same time and take turns.
 
-A point is measured in rounds. In each round every contender runs a slice of its iterations, in an
-order that rotates, so that a drift of the machine hits all alike.
+A point is measured in rounds. In each round, every contender runs a slice of the iterations. The
+order rotates from round to round, so a drift of the machine affects all contenders alike.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_WARMUP_ITERATIONS = 100
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something of the matrix that could not be measured, and why."""
+    """A part of the matrix not measured, and the reason."""
 
     what: str
     reason: str
@@ -55,7 +55,7 @@ def run(options: MatrixOptions, progress: Progress) -> Results:
 
 
 def measure(options: MatrixOptions, setting: Setting, results: Results, progress: Progress) -> None:
-    """Everything of one setting, added to ``results``."""
+    """Measures all points of a setting, and adds the rows to ``results``."""
     refusals: list[Refusal] = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
@@ -81,7 +81,7 @@ def measure(options: MatrixOptions, setting: Setting, results: Results, progress
 
 @dataclass(frozen=True)
 class Refusal:
-    """A contender that says that it cannot do a workload, and why."""
+    """A workload refused by a contender, and the reason."""
 
     contender: Contender
     workload: Workload
@@ -89,7 +89,7 @@ class Refusal:
 
 
 def list_refusals(refusals: Sequence[Refusal], setting: Setting) -> list[Skipped]:
-    """One entry for what is refused for the same reason at several sizes."""
+    """Returns a single entry for all sizes refused by a contender for the same reason."""
     sizes: dict[tuple[str, str], list[str]] = {}
     for refusal in refusals:
         workload = refusal.workload
@@ -103,13 +103,16 @@ def list_refusals(refusals: Sequence[Refusal], setting: Setting) -> list[Skipped
 
 @dataclass
 class Samples:
-    """What a contender's slices of one point gave: ``times_ns`` by rank, then by iteration."""
+    """Measurements of a contender at a point, over all slices.
+
+    ``times_ns``: by rank, then by iteration. ``cpu_ns``: the sum over the ranks.
+    """
 
     times_ns: list[list[int]]
     cpu_ns: int = 0
 
     def add(self, part: Timed) -> None:
-        """``cpu_ns`` is the sum over the ranks."""
+        """Appends the times of a slice, and adds the CPU time of all ranks."""
         self.times_ns = [a + b for a, b in zip(self.times_ns, part.times_ns, strict=True)]
         self.cpu_ns += sum(part.cpu_ns)
 
@@ -123,7 +126,10 @@ def started(
     name: str | None = None,
     extra_environment: dict[str, str] | None = None,
 ) -> Iterator[WorkerGroup]:
-    """The workers of ``impl``, connected. ``name`` tells two groups of one impl apart."""
+    """Starts the workers of ``impl`` and yields the connected group.
+
+    ``name`` distinguishes two groups of the same implementation.
+    """
     name = name or impl
     home = scratch / name
     home.mkdir()
@@ -142,7 +148,7 @@ def _measure_point(
     groups: dict[str, WorkerGroup],
     refusals: list[Refusal],
 ) -> dict[Contender, Samples]:
-    """The samples of every contender that is through with all its slices."""
+    """Returns the samples of every contender with all slices completed."""
     slices: dict[Contender, Slice] = {}
     taken: dict[Contender, Samples] = {}
 
@@ -155,7 +161,10 @@ def _measure_point(
         taken.setdefault(contender, Samples([[] for _ in part.times_ns])).add(part)
 
     def guarded(act: Callable[[Contender, WorkerGroup], None], contender: Contender) -> None:
-        """A peer whose workers end is closed and listed; what is measured here never may end."""
+        """Runs ``act``; closes and lists a contender if a worker fails.
+
+        A failure of an r2ccl worker is raised, and ends the benchmark.
+        """
         impl = contender.impl
         try:
             if impl in groups:
@@ -165,7 +174,7 @@ def _measure_point(
         except WorkerError as error:
             if impl == "r2ccl":
                 raise
-            refusals.append(Refusal(contender, workload, f"and all after it: {error}"))
+            refusals.append(Refusal(contender, workload, f"and all later points: {error}"))
             groups.pop(impl).close()
 
     for contender in contenders:
@@ -180,7 +189,7 @@ def _measure_point(
 
 @dataclass(frozen=True)
 class Slice:
-    """What a contender runs in one round; only ``iterations`` count."""
+    """Calls of a contender in a round: ``warmup`` calls without timing, then ``iterations``."""
 
     warmup: int
     iterations: int
@@ -189,7 +198,10 @@ class Slice:
 def calibrate(
     options: MatrixOptions, workload: Workload, contender: Contender, group: WorkerGroup
 ) -> Slice:
-    """A slice that fills the contender's share of ``options.seconds``, from a short first run."""
+    """Returns a slice with a duration of about ``options.seconds / options.rounds``.
+
+    A short first run gives the duration of a call.
+    """
     group.prepare(workload.request(contender.algorithm))
     first = group.run(2, CALIBRATION_ITERATIONS)
     return plan_slice(options, median(first.times_ns[0]))

@@ -1,8 +1,8 @@
-"""How the stalls of many real faults are distributed, beside no fault, MPTCP and UCX's failover.
+"""Distributions of stalls over many real faults, for r2ccl, MPTCP and UCX's failover mode.
 
-Each fault strikes a rail that carried bytes just before, under back-to-back all-reduces, at either
-node in turn, and is healed before the next. Before each one the same is measured without it: the
-same window, and in the fault's place a command of the lab that changes nothing.
+The ranks run back-to-back all-reduces. Each fault strikes a rail with recent traffic, at the nodes
+in turn, and is healed before the next fault. Before each fault, the same window is measured
+without a fault: a lab command without effect takes the place of the fault.
 """
 
 from __future__ import annotations
@@ -38,29 +38,30 @@ from r2serve.lab.lab import Lab
 from r2serve.lab.player import Player
 from r2serve.lab.schedule import Fault
 
-# carrier: of the port of the node that measures; peer's port: of the other node's, the own one
-# stays up; black hole: the switch drops all, every carrier stays up. MADE: the lab's fault.
+# CARRIER: the port of the measuring node loses the carrier. PEER_PORT: the other node's port loses
+# the carrier; the measuring node's carrier stays up. BLACK_HOLE: the switch drops all packets;
+# every carrier stays up. MADE maps each kind to the lab's fault.
 CARRIER, PEER_PORT, BLACK_HOLE = "carrier_loss", "peer_port_loss", "black_hole"
 KINDS = (CARRIER, PEER_PORT, BLACK_HOLE)
 MADE = {CARRIER: "carrier_loss", PEER_PORT: "carrier_loss", BLACK_HOLE: "black_hole"}
 P99_MS = {CARRIER: 5.0, PEER_PORT: 10.0, BLACK_HOLE: 50.0}
-TIMES_SHORTER = 20.0  # than MPTCP's, median and p99
+TIMES_SHORTER = 20.0  # target for MPTCP's stall / r2ccl's stall, at the median and at p99
 
 STORE_PORT = 29410
 BEFORE_FAULT_MS = 100
 WINDOW_MS = 450
-# What does not go on by itself is healed then, and its stall is at least that long.
+# A fault is healed after this time. A stall without recovery is therefore at least as long.
 PATIENCE_S = 30.0
-# They tell nobody that a rail is out of use.
+# Systems without a report of rails out of use.
 SILENT = ("mptcp", "ucx")
 ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One fault: the longest call that it may have slowed, and the same without a fault.
+    """A fault: the longest call affected by the fault, and the longest call without a fault.
 
-    system: r2ccl, mptcp or ucx; node: whose port was struck, or cut off at the switch.
+    system: r2ccl, mptcp or ucx. node: the node of the struck port.
     """
 
     system: str
@@ -77,9 +78,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Loss:
-    """One fault after which the calls never went on, not even when it was undone; says why.
+    """A fault without recovery, even after healing, or a wrong result; ``reason`` has the cause.
 
-    node, rail: None when the result was wrong before any rail was struck.
+    node, rail: None if the result was wrong before any rail was struck.
     """
 
     system: str
@@ -94,7 +95,7 @@ class Loss:
 
 
 class NotSurvivedError(WorkerError):
-    """The calls ended with the fault of that rail."""
+    """The calls did not recover from a fault of ``rail`` at ``node``."""
 
     def __init__(self, node: int, rail: int, error: WorkerError) -> None:
         super().__init__(str(error))
@@ -122,7 +123,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Distribution:
-    """The faults of one kind at one size under one system."""
+    """The stalls of a system under the faults of a kind, at a size."""
 
     system: str
     kind: str
@@ -137,14 +138,14 @@ class Distribution:
 
 @dataclass
 class Measured:
-    """Every fault that was survived, every other one, and what could not be measured."""
+    """Results: faults with recovery, faults without recovery, and systems not measured."""
 
     samples: list[Sample] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
     def left(self, system: str, kinds: Sequence[str], count: int) -> list[tuple[str, int, int]]:
-        """Series that are not here yet, each as (kind, size, faults)."""
+        """Returns the series still to be measured, as (kind, size, faults)."""
         done: list[Sample | Loss] = [*self.samples, *self.losses]
         here = Counter((one.system, one.kind, one.bytes) for one in done)
         return [
@@ -155,7 +156,7 @@ class Measured:
         ]
 
     def forget(self, series: tuple[str, str, int]) -> None:
-        """What is here of a (system, kind, size)."""
+        """Removes the results of a series (system, kind, size)."""
 
         def of_others(one: Sample | Loss) -> bool:
             return (one.system, one.kind, one.bytes) != series
@@ -165,20 +166,21 @@ class Measured:
 
 
 def resume(path: Path, commit: str) -> Measured:
-    """What is in a file of this commit; nothing where there is none.
+    """Returns the results in a file of this commit.
 
-    Raises ValueError for a file that is none of this benchmark's.
+    The results are empty when the file does not exist or belongs to another commit. Raises
+    ValueError when the file is not a file of this benchmark.
     """
     if not path.exists():
         return Measured()
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["commit"] != commit:  # and perhaps of another form
+        if found["commit"] != commit:  # the format may differ as well
             return Measured()
         samples = [Sample(**sample) for sample in found["samples"]]
         return Measured(samples, [Loss(**loss) for loss in found["losses"]])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} has no stalls to go on with: {error!r}") from error
+        raise ValueError(f"{path} has no stalls to continue: {error!r}") from error
 
 
 def run(
@@ -190,12 +192,17 @@ def run(
     measured: Measured | None = None,
     save: Callable[[Measured], None] = lambda _: None,
 ) -> Measured:
-    """``faults`` of each kind under r2ccl, ``of_mptcp`` and ``of_ucx`` under those, over SIZES.
+    """Measures faults of each kind, spread over SIZES, and returns all results.
 
-    Series that are in ``measured`` are not made again; ``save`` is called after each other one.
-    Raises LabUnavailableError where labs cannot be, StrikeError where a fault cannot be made or
-    undone, WorkerError where a worker of r2ccl or MPTCP ends, WrongResult for one of r2ccl. What
-    this machine has no MPTCP or UCX for is skipped.
+    ``faults`` is the number per kind under r2ccl; ``of_mptcp`` and ``of_ucx`` are the numbers under
+    MPTCP and UCX. Series complete in ``measured`` are not repeated. ``save`` is called after each
+    new series. On a machine without MPTCP or UCX, the system is listed as skipped.
+
+    Raises:
+        LabUnavailableError: the machine does not support labs.
+        StrikeError: a fault cannot be made or undone.
+        WorkerError: a worker of r2ccl or MPTCP ended.
+        WrongResult: a collective of r2ccl returned a wrong result.
     """
     measured = measured or Measured()
     with ExitStack() as stack:
@@ -228,7 +235,10 @@ def _ucx_series(
     save: Callable[[Measured], None],
     progress: Progress,
 ) -> None:
-    """Each fault with workers of its own. What does not start, or is wrong before, is skipped."""
+    """Measures the series under UCX, with new workers for each fault.
+
+    UCX is skipped when the workers do not start, or return a wrong result before the fault.
+    """
     try:
         worker = ucx.program()
     except ucx.UcxUnavailable as error:
@@ -255,13 +265,13 @@ def _ucx_series(
 
 
 def split(count: int) -> list[tuple[int, int]]:
-    """How many of ``count`` faults are made at each size, as (size, faults); none without any."""
+    """Splits ``count`` faults over SIZES, as (size, faults); sizes without faults are left out."""
     parts = [(size, (count + place) // len(SIZES)) for place, size in enumerate(reversed(SIZES))]
     return [(size, part) for size, part in reversed(parts) if part]
 
 
 def as_json(measured: Measured, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """All of it, and where and how it was measured."""
+    """Returns all results as JSON, with ``metadata``."""
     found = distributions(measured.samples)
     return {
         **metadata,
@@ -274,7 +284,7 @@ def as_json(measured: Measured, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(measured: Measured, console: Console) -> None:
-    """A table a kind of fault, and the targets."""
+    """Prints a table for each kind of fault, and the targets."""
     found = distributions(measured.samples)
     kinds = [one.kind for one in found] + [loss.kind for loss in measured.losses]
     for kind in dict.fromkeys(kinds):
@@ -291,7 +301,7 @@ def show(measured: Measured, console: Console) -> None:
 
 
 def table(kind: str, found: Sequence[Distribution], losses: Sequence[Loss] = ()) -> Table:
-    """The distributions of one kind, each beside the same windows without a fault."""
+    """Returns the table of a kind: each distribution beside the windows without a fault."""
     title = f"{kind}: longest call, ms"
     if kind in P99_MS:
         title += f"; p99 of r2ccl wanted: at most {P99_MS[kind]:g}"
@@ -325,7 +335,7 @@ def _series(
         request = Workload("all_reduce", size, "float32").request("auto")
         for index in range(faults):
             try:
-                # A connection of MPTCP that has seen a fault may be ill for long: a new one each.
+                # A fault may impair an MPTCP connection for long: each fault gets a new connection.
                 workers.prepare(request, anew=system == "mptcp")
             except WrongResult as error:
                 if system == "r2ccl":
@@ -339,9 +349,11 @@ def _series(
 def _sample(
     system: str, lab: Lab, workers: WorkerGroup, kind: str, size: int, index: int
 ) -> Sample:
-    """One fault; again where a busy machine let it miss the calls, or nobody noticed it.
+    """Measures a fault, in up to ATTEMPTS attempts.
 
-    Raises NotSurvivedError when the calls end with it.
+    An attempt fails when the fault missed the calls on a busy machine, or when r2ccl did not take
+    the rail out of use. Raises NotSurvivedError when the calls do not recover. Raises StrikeError
+    after the last attempt.
     """
     node = index % len(lab.nodes)
     for _ in range(ATTEMPTS):
@@ -360,7 +372,7 @@ def _sample(
 
 
 class NoFault:
-    """An injector without faults: a command of the lab that changes nothing stands for each."""
+    """An injector without faults: a lab command without effect takes the place of each fault."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -371,15 +383,16 @@ class NoFault:
         self._lab.heal(node, rail or 0)
 
     def undo(self, kind: str, node: int, rail: int | None) -> None:
-        """Nothing was made."""
+        """Does nothing: no fault was made."""
 
 
 def _window(
     workers: WorkerGroup, injector: Injector, kind: str, node: int, rail: int
 ) -> tuple[int | None, bool]:
-    """The longest call that a fault may have slowed, in ns, and whether its rail went out of use.
+    """Plays a fault of ``injector``; returns the affected call's time, and the rail's reaction.
 
-    None: the fault missed the calls.
+    The time is in ns, None if the fault missed the calls. The second value is True if the rail
+    went out of use.
     """
     fault = Fault(BEFORE_FAULT_MS / 1e3, MADE[kind], node, rail, PATIENCE_S)
     with strikes.beside(Player([fault], injector)) as play:
@@ -391,7 +404,7 @@ def _window(
 
 
 def witnesses(kind: str, node: int, soaks: Sequence[Soak]) -> list[Soak]:
-    """Of the soaks by rank those that measure a fault of that kind at the port of ``node``."""
+    """Returns the soaks of the ranks that measure a fault of ``kind`` at the port of ``node``."""
     if kind == CARRIER:
         return [soaks[node]]
     if kind == PEER_PORT:
@@ -400,7 +413,7 @@ def witnesses(kind: str, node: int, soaks: Sequence[Soak]) -> list[Soak]:
 
 
 def distributions(samples: Sequence[Sample]) -> list[Distribution]:
-    """The samples by kind, size and system, in order of first appearance within each kind."""
+    """Groups samples by kind, size and system; sorted by the kind's first appearance, then size."""
     groups: dict[tuple[str, int, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.kind, sample.bytes, sample.system), []).append(sample)
@@ -421,7 +434,7 @@ def distributions(samples: Sequence[Sample]) -> list[Distribution]:
 
 
 def checks(found: Sequence[Distribution]) -> list[Check]:
-    """The targets for r2ccl's p99, and for its stalls beside those of MPTCP where measured."""
+    """Returns the checks of r2ccl's p99, and of the ratio to MPTCP's stalls where measured."""
     others = {(one.kind, one.bytes): one for one in found if one.system == "mptcp"}
     result = []
     for own in found:

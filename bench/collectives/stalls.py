@@ -1,8 +1,9 @@
-"""How long the collective that a fault hits takes, and how fast the next ones are.
+"""Duration of the collective affected by a fault, and speed of the next collectives.
 
-Two nodes of a lab, two rails, one rank each. The ranks do all-reduces without pause while a port
-is cut or black-holed; each call's time is taken in the workers. A fault only strikes a rail that
-carried bytes just before, nodes take turns, and every fault is healed before the next.
+The lab has two nodes with two rails, and a rank on each node. The ranks run all-reduces without
+pause while a port loses the carrier or becomes a black hole. The workers measure the time of each
+call. A fault strikes only a rail with recent traffic. The nodes take turns, and every fault is
+healed before the next fault.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ NEXT_COLLECTIVES = 100
 
 @dataclass(frozen=True)
 class MeasuredFault:
-    """One fault and what the collectives made of it.
+    """A fault and its effect on the collectives.
 
-    stall_ms: the longest call of any rank from the fault on. undisturbed_ms: the longest one in
-    the moments before, while the lab runs a command like the fault's that changes nothing: what
-    the scheduling of this machine, and making a fault on it, cost without the fault.
-    next_ratio: median of the calls after the hit one, relative to the same with one healthy rail.
+    stall_ms: the longest call of any rank from the fault on.
+    undisturbed_ms: the longest call just before the fault, while the lab runs a command without
+    effect. The value shows the delay by the machine's scheduling and by the lab's command.
+    next_ratio: median of the calls after the affected call, divided by the median of calls over a
+    single healthy rail.
     """
 
     kind: str
@@ -58,7 +60,10 @@ class MeasuredFault:
 
 
 def run(count: int, progress: Progress) -> list[MeasuredFault]:
-    """``count`` faults of each kind and size. Raises LabUnavailableError where labs cannot be."""
+    """Measures ``count`` faults of each kind and size.
+
+    Raises LabUnavailableError on a machine without support for labs.
+    """
     faults = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r2serve-bench-")))
@@ -87,7 +92,7 @@ def _strike(
     rail = used[(index // 2) % len(used)]
 
     def aim() -> int:
-        lab.heal(node, rail)  # changes nothing, see MeasuredFault.undisturbed_ms
+        lab.heal(node, rail)  # without effect; see MeasuredFault.undisturbed_ms
         return rail
 
     fault = Fault(BEFORE_FAULT_MS / 1e3, kind, node, Aim.IN_USE, math.inf)
@@ -110,10 +115,10 @@ def _strike(
 
 
 def analyse(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int, list[int]]:
-    """The hit call's time, the longest time before the fault, and the times of the next calls.
+    """Returns the affected call's time, the longest time before the fault, and later times, in ns.
 
-    The hit call is that of strikes.hit_call; the same call of rank 0 is where "next" starts.
-    Raises StrikeError when the calls end too early to tell.
+    strikes.hit_call determines the affected call. The later times are of rank 0, from the next
+    call on. Raises StrikeError when the calls end too early.
     """
     before = [
         duration
@@ -123,17 +128,17 @@ def analyse(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int, list[int]]
     ]
     found = strikes.hit_call(soaks, struck_ns)
     if not before or found is None:
-        raise StrikeError("the fault did not fall into the time of the collectives")
+        raise StrikeError("the fault did not fall into the time of the measured calls")
     stall, hit = found
     following = list(soaks[0].times_ns[hit + 1 : hit + 1 + NEXT_COLLECTIVES])
     if not following:
-        raise StrikeError("no collective followed the one that the fault hit")
+        raise StrikeError("no collective followed the collective affected by the fault")
     return stall, max(before), following
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The faults of one kind at one size."""
+    """Summary of the faults of a kind at a size."""
 
     kind: str
     bytes: int

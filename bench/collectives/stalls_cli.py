@@ -1,4 +1,4 @@
-"""``r2serve bench stalls``: how long collectives stall at real faults."""
+"""``r2serve bench stalls``: measures stalls of collectives under real faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from r2serve.lab.holder import LabUnavailableError
     type=click.IntRange(min=0),
     default=200,
     show_default=True,
-    help="Real faults of each kind under r2ccl, half of them at each size.",
+    help="Real faults of each kind under r2ccl, half at each size.",
 )
 @click.option(
     "--mptcp",
@@ -33,7 +33,7 @@ from r2serve.lab.holder import LabUnavailableError
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="The same under MPTCP; each of them takes seconds.",
+    help="Real faults of each kind under MPTCP, half at each size; a fault takes seconds.",
 )
 @click.option(
     "--ucx",
@@ -41,23 +41,24 @@ from r2serve.lab.holder import LabUnavailableError
     type=click.IntRange(min=0),
     default=2,
     show_default=True,
-    help="The same under UCX's failover mode; 40 s for each that it does not survive.",
+    help="Real faults of each kind under UCX's failover mode, half at each size; a fault that "
+    "UCX does not survive takes 40 s.",
 )
 @click.option(
     "--kind",
     "kinds",
     multiple=True,
     type=Named(stall_distributions.KINDS, faults.canonical),
-    help="Only faults of this kind; may be repeated.  [default: all]",
+    help="Measure only faults of this kind; may be repeated.  [default: all]",
 )
 @click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Written after every size of every kind.",
+    help="Write results to this file, after every size of every kind.",
 )
 @click.option(
-    "--resume", "resumed", is_flag=True, help="Go on with the --json file, if of the same commit."
+    "--resume", "resumed", is_flag=True, help="Continue the --json file, if of the same commit."
 )
 def command(
     count: int,
@@ -67,10 +68,11 @@ def command(
     json_path: Path | None,
     resumed: bool,
 ) -> None:
-    """How long all_reduces of 16 KiB and 1 MiB stall at real faults, beside MPTCP and UCX.
+    """Measure stalls of all_reduces of 16 KiB and 1 MiB under real faults, beside MPTCP and UCX.
 
-    Two nodes with two rails in network namespaces. The faults are a port that loses its carrier,
-    the peer's port that does, and a switch that drops everything with all carriers up.
+    The lab has two nodes with two rails in network namespaces. There are three kinds of faults:
+    a port loses the carrier, the peer's port loses the carrier, or a switch drops all packets
+    with every carrier up.
     """
     if not count and not of_mptcp and not of_ucx:
         raise click.UsageError("--faults, --mptcp and --ucx are 0: there is nothing to measure")
@@ -79,7 +81,7 @@ def command(
     measured = stall_distributions.Measured()
     if resumed:
         if json_path is None:
-            raise click.UsageError("--resume goes on with a --json file, which is not given")
+            raise click.UsageError("--resume needs --json: the file to continue")
         try:
             measured = stall_distributions.resume(json_path, metadata["commit"])
         except ValueError as error:

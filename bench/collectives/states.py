@@ -1,8 +1,8 @@
-"""The states of the rails that collectives are measured in, and how each peer gets into one.
+"""Brings the rails of r2ccl's workers into the measured state.
 
-A lost rail is rank 0's, to all its peers. r2ccl loses it while it is up: its own fault injection
-ends the rail as a lost carrier would, and the collectives are measured once it is out of use. The
-peers that cannot lose a rail are started on those that are left (see contenders.py).
+A lost rail is a rail of rank 0, lost to all peers. r2ccl starts with all rails UP. Fault injection
+then takes the rail down like a lost carrier, and measuring begins when the rail is out of use.
+Contenders without fault injection start on the remaining rails (see contenders.py).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from r2serve.bench.collectives.strikes import rails_of, soak
 
 SLOW_BYTES_PER_S = 100_000_000
 TIMEOUT_S = 20.0
-# Until r2ccl has noticed that a rail is slow: it takes a second to say so.
+# Traffic before measuring: r2ccl needs 1 s of traffic to report a slow rail.
 SETTLE_MS = 2000
 SETTLE = Workload("all_reduce", 1 << 20, "float32")
 
 
 def make(group: WorkerGroup, setting: Setting) -> None:
-    """Brings the workers of r2ccl into the state. Raises WorkerError when a rail stays up."""
+    """Brings r2ccl's workers into the state. Raises WorkerError when a rail stays up."""
     if setting.state == "slow":
-        _settle(group)  # there are rates to compare then
+        _settle(group)  # gives r2ccl rates of the healthy rails for comparison
         group.ask_one(0, f"fault 0 slow {SLOW_BYTES_PER_S}", "ok")
         _settle(group)
     for rail in range(setting.lost):
@@ -38,7 +38,7 @@ def _settle(group: WorkerGroup) -> None:
 
 
 def _wait_until_lost(group: WorkerGroup, lost: set[int]) -> None:
-    """Until rank 0 has exactly the ``lost`` rails out of use."""
+    """Waits until exactly the ``lost`` rails of rank 0 are out of use."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         states = [(index, state == "UP") for index, state, _ in rails_of(group)[0]]

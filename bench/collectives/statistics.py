@@ -1,4 +1,4 @@
-"""Percentiles, bus bandwidth and the row that a benchmark point becomes."""
+"""Percentiles, bus bandwidth, and the result row of a benchmark point."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from r2serve.bench.collectives.matrix import Contender, Setting, Workload
 
 @dataclass(frozen=True)
 class LatencyRow:
-    """One point of the matrix. Latencies in microseconds, as rank 0 saw them.
+    """A point of the matrix. Latencies are in microseconds, measured by rank 0.
 
-    ``p50_slowest_us`` is the median over iterations of the slowest rank's time: it lies near
-    ``p50_us`` when the ranks agree. ``busbw_gbps`` is in gigabits a second, at ``p50_us``.
-    ``cpu_ns_per_byte`` is the time that the ranks' processes spent in user and system mode for
-    each byte that they brought; None for a barrier, which brings none.
+    ``p50_slowest_us`` is the median over iterations of the slowest rank's time, close to
+    ``p50_us`` when the ranks agree. ``busbw_gbps`` is the bus bandwidth at ``p50_us``, in Gbit/s.
+    ``cpu_ns_per_byte`` is the user and system time of all ranks' processes per input byte of all
+    ranks; None for a barrier, because a barrier has no bytes.
     """
 
     op: str
@@ -41,9 +41,11 @@ class LatencyRow:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least ``percent`` % of the values do not exceed (nearest rank).
+    """Returns the nearest-rank percentile.
 
-    A value that was measured, never an average of two: a bimodal latency has no made-up middle.
+    The result is the smallest value v with at least ``percent`` % of all values at or below v. The
+    result is always a measured value, never an average of two values. For a bimodal latency, an
+    average would be a time between the modes, never measured.
     """
     if not values:
         raise ValueError("percentile of no values")
@@ -58,11 +60,11 @@ def median(values: Sequence[float]) -> float:
 
 
 def wire_bytes(op: str, size: int, ranks: int) -> float:
-    """Bytes that every rank must at least send (or receive) for an input of ``size`` per rank.
+    """Returns the minimum number of bytes sent (or received) per rank, for ``size`` input bytes.
 
-    These are the bus-bandwidth factors of NCCL's tests, which count all_gather by its output. Of
-    uneven ops it is the mean, of gather what the root receives, and of send_recv, whose message
-    goes from rank to rank, what all of them send one after the other.
+    The factors are the bus-bandwidth factors of nccl-tests (nccl-tests counts all_gather by the
+    output). Uneven ops use the mean over the ranks. gather uses the bytes received by the root.
+    send_recv passes a message from rank to rank, and uses the sum over all hops.
     """
     match op:
         case "all_reduce":
@@ -91,9 +93,9 @@ def summarise(
     times_ns: Sequence[Sequence[int]],
     cpu_ns: int | None = None,
 ) -> LatencyRow:
-    """The row of a point from the times of each rank (outer: rank, inner: iteration).
+    """Returns the row of a point; ``times_ns`` is indexed by rank, then by iteration.
 
-    ``cpu_ns`` is the CPU time of all ranks together in all iterations, None where unknown.
+    ``cpu_ns`` is the total CPU time of all ranks over all iterations, None if unknown.
     """
     brought = workload.bytes * setting.ranks * len(times_ns[0])
     own = times_ns[0]

@@ -1,7 +1,8 @@
-"""What the measurements of stalls share: ranks in a lab that soak it in collectives, and readings.
+"""Common parts of the stall measurements: ranks in a lab under load, and readings of rails.
 
-Two nodes of a lab, two rails, one rank each. The ranks do all-reduces without pause and keep the
-time of each call; meanwhile a player makes a fault of a rail and keeps its time as well.
+The lab has two nodes with two rails, and a rank on each node. The ranks run all-reduces without
+pause and record the time of each call. Meanwhile a player makes a fault of a rail and records the
+time of the fault.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from r2serve.lab.holder import LabCommandError
 from r2serve.lab.lab import Lab
 from r2serve.lab.player import Player
 
-SIZES = (16 * 1024, 1024 * 1024)  # one that a single rail carries and one that both do
+SIZES = (16 * 1024, 1024 * 1024)  # carried by a single rail; carried by both rails
 RAILS = 2
 
-# A call that starts later than this after the fault is slow for another reason.
+# A call started later than this after the fault is slow for another reason.
 CAUSED_WITHIN_NS = 300_000_000
 IN_USE_SHARE = 0.05
 HEAL_TIMEOUT_S = 20.0
 
-# Faults follow each other far faster than in real life; a rail that flaps is not what is measured.
+# Short back-off and no flap damping: faults follow each other much faster than in production.
 ENVIRONMENT = {
     "R2CCL_REJOIN_BACKOFF_MIN_MS": "50",
     "R2CCL_REJOIN_BACKOFF_MAX_MS": "100",
@@ -36,12 +37,12 @@ ENVIRONMENT = {
 
 
 class StrikeError(RuntimeError):
-    """A fault that did not strike, or a rail that did not come back: no measurement."""
+    """The measurement failed: a fault did not strike, or a rail did not return to UP."""
 
 
 @dataclass(frozen=True)
 class Soak:
-    """Back-to-back calls of one rank: start of the first and the time of each, in ns."""
+    """Back-to-back calls of a rank: start of the first call and time of each call, in ns."""
 
     start_ns: int
     times_ns: Sequence[int]
@@ -57,7 +58,7 @@ class Soak:
 def group(
     lab: Lab, impl: str, scratch: Path, name: str, store: str, environment: Mapping[str, str]
 ) -> Iterator[WorkerGroup]:
-    """Workers of ``impl``, rank r in node r; ``store`` is what they meet through."""
+    """Starts workers of ``impl``, rank r on node r; ``store`` is the rendezvous address."""
     control, log = scratch / f"{name}.control", scratch / f"{name}.log"
     ranks = len(lab.nodes)
     processes = [
@@ -72,23 +73,23 @@ def group(
 def r2ccl_group(
     lab: Lab, scratch: Path, name: str, rails: int, port: int
 ) -> AbstractContextManager[WorkerGroup]:
-    """r2ccl on the first ``rails`` rails of the lab."""
+    """Starts workers of r2ccl on the first ``rails`` rails of the lab."""
     environment = {**ENVIRONMENT, "R2CCL_RAILS": ",".join(f"rail{i}" for i in range(rails))}
     store = f"{lab.nodes[0].management_address}:{port}"
     return group(lab, "r2ccl", scratch, name, store, environment)
 
 
 def soak(workers: WorkerGroup, duration_ms: int) -> list[Soak]:
-    """Back-to-back calls for that long; a call that is under way then is waited for."""
+    """Runs back-to-back calls for ``duration_ms``; the last call is completed."""
     answers = workers.ask(f"soak {duration_ms}", "soak")
     return [Soak(int(start), [int(time) for time in times]) for start, *times in answers]
 
 
 @contextmanager
 def beside(player: Player) -> Iterator[BackgroundPlay]:
-    """Plays faults beside a soak, and heals all of them at its end.
+    """Plays faults in the background; the end of the context heals all faults.
 
-    Raises StrikeError where a fault cannot be made or undone.
+    Raises StrikeError when a fault cannot be made or undone.
     """
     try:
         with BackgroundPlay(player) as play:
@@ -98,10 +99,10 @@ def beside(player: Player) -> Iterator[BackgroundPlay]:
 
 
 def hit_call(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int] | None:
-    """Time in ns and index of the call that something at ``struck_ns`` may have slowed the most.
+    """Returns time (ns) and index of the call most affected by an event at ``struck_ns``.
 
-    It is the longest of any rank among those that end after that time and start soon enough to be
-    its doing; None where there is none.
+    Candidates are the calls of all ranks that end at or after the event and start within
+    CAUSED_WITHIN_NS of the event. The longest candidate is returned; None without candidates.
     """
     candidates = [
         (duration, index)
@@ -113,14 +114,17 @@ def hit_call(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int] | None:
 
 
 def in_use(before: Mapping[int, int], after: Mapping[int, int]) -> list[int]:
-    """The rails that carried a fair share of what was sent between two readings, in order."""
+    """Returns the rails in use between two readings of bytes sent, in order.
+
+    A rail is in use if it carried more than IN_USE_SHARE of the bytes of the busiest rail.
+    """
     grown = {rail: sent - before[rail] for rail, sent in after.items()}
     least = IN_USE_SHARE * max(grown.values())
     return [rail for rail, sent in sorted(grown.items()) if sent > least]
 
 
 def rails_of(workers: WorkerGroup) -> list[list[tuple[int, str, int]]]:
-    """Index, state and bytes sent of the rails of each rank."""
+    """Returns index, state and bytes sent of every rail, by rank."""
     result = []
     for answer in workers.ask("rails", "rails"):
         parts = [rail.rsplit(",", 2) for rail in answer]
@@ -129,27 +133,27 @@ def rails_of(workers: WorkerGroup) -> list[list[tuple[int, str, int]]]:
 
 
 def rail_index(name: str) -> int:
-    """``1`` of ``rail1@node0``."""
+    """Returns the index in a rail's name: ``rail1@node0`` gives 1."""
     return int(name.partition("@")[0].removeprefix("rail"))
 
 
 def sent(workers: WorkerGroup, rank: int) -> dict[int, int]:
-    """Bytes that each rail of a rank has sent so far."""
+    """Returns the bytes sent so far by each rail of a rank."""
     return {rail: sent for rail, _, sent in rails_of(workers)[rank]}
 
 
 def states(workers: WorkerGroup, rank: int) -> dict[int, str]:
-    """State of each rail of a rank."""
+    """Returns the state of each rail of a rank."""
     return {rail: state for rail, state, _ in rails_of(workers)[rank]}
 
 
 def wait_until_up(workers: WorkerGroup) -> None:
-    """Until every rail of every rank is UP. Raises StrikeError when that takes HEAL_TIMEOUT_S."""
+    """Waits until every rail of every rank is UP. Raises StrikeError after HEAL_TIMEOUT_S."""
     deadline = time.monotonic() + HEAL_TIMEOUT_S
     while True:
         rails = [rail for of_rank in rails_of(workers) for rail in of_rank]
         if all(state == "UP" for _, state, _ in rails):
             return
         if time.monotonic() > deadline:
-            raise StrikeError(f"rails did not come back: {rails}")
+            raise StrikeError(f"rails did not rejoin in time: {rails}")
         time.sleep(0.05)

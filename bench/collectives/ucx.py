@@ -1,7 +1,7 @@
-"""UCX's failover mode as a peer: one endpoint with TCP lanes on both rails of a lab.
+"""UCX's failover mode as a contender: an endpoint with TCP lanes on both rails of a lab.
 
-UCX has the mode since 1.22; the wheels libucx-cu12 and libucx-cu13 bring that. Each fault gets new
-workers, because an endpoint that has lost a message never works again.
+UCX has the mode since 1.22, contained in the wheels libucx-cu12 and libucx-cu13. Each fault gets
+new workers, because an endpoint never works again after the loss of a message.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ NEEDED = (1, 22)
 
 ENVIRONMENT = {
     "UCX_TLS": "tcp",
-    # Of what failover sends again, the one protocol for TCP: eager, without a copy, on all rails.
+    # Force eager zero-copy messages on all rails: over TCP, failover can replay no other kind.
     "UCX_RNDV_THRESH": "inf",
     "UCX_ZCOPY_THRESH": "0",
-    # How soon a lane that is silent fails: the kernel's own patience is a quarter of an hour.
+    # Time until a silent lane fails. The kernel's default is about 15 minutes.
     "UCX_TCP_USER_TIMEOUT": "100ms",
     "UCX_KEEPALIVE_INTERVAL": "100ms",
 }
 
 
 class UcxUnavailable(RuntimeError):
-    """There is no UCX with a failover mode here; says why."""
+    """No UCX with a failover mode is available; the message gives the reason."""
 
 
 def prefix() -> Path:
-    """Where UCX is: what the variable says, else in its wheel. Raises UcxUnavailable."""
+    """Returns UCX's prefix: $R2SERVE_BENCH_UCX, else the wheel's folder. Raises UcxUnavailable."""
     given = os.environ.get(UCX_VARIABLE)
     if given:
         return Path(given)
     wheel = importlib.util.find_spec("libucx")
     if wheel is None or wheel.origin is None:
         raise UcxUnavailable(
-            f"no UCX; `pip install 'libucx-cu12>=1.22'` brings one, {UCX_VARIABLE} says where "
-            "else it is"
+            f"no UCX; install UCX: `pip install 'libucx-cu12>=1.22'`, or set {UCX_VARIABLE} to a "
+            "prefix"
         )
     return Path(wheel.origin).parent
 
 
 def version(where: Path) -> tuple[int, int]:
-    """Of the headers below ``where``. Raises UcxUnavailable."""
+    """Returns the version in the headers below ``where``. Raises UcxUnavailable."""
     header = where / "include" / "ucp" / "api" / "ucp_version.h"
     try:
         text = header.read_text(encoding="utf-8")
@@ -59,17 +59,17 @@ def version(where: Path) -> tuple[int, int]:
         raise UcxUnavailable(f"{where} has no UCX: {error}") from error
     numbers = re.findall(r"#define\s+UCP_API_(?:MAJOR|MINOR)\s+(\d+)", text)
     if len(numbers) != 2:
-        raise UcxUnavailable(f"{header} does not say its version")
+        raise UcxUnavailable(f"{header} does not define a version")
     return int(numbers[0]), int(numbers[1])
 
 
 def program() -> Path:
-    """The worker, compiled against that UCX. Raises UcxUnavailable."""
+    """Compiles the worker against the UCX found. Raises UcxUnavailable."""
     where = prefix()
     found = version(where)
     if found < NEEDED:
         raise UcxUnavailable(
-            f"UCX {found[0]}.{found[1]} of {where} has no failover mode, which began with "
+            f"UCX {found[0]}.{found[1]} of {where} has no failover mode: the mode began with "
             f"{NEEDED[0]}.{NEEDED[1]}"
         )
     library = where / "lib"
@@ -82,10 +82,10 @@ def program() -> Path:
 
 @contextmanager
 def group(lab: Lab, worker: Path, scratch: Path, name: str, port: int) -> Iterator[WorkerGroup]:
-    """A worker in each node of a lab of two, which meet at ``port`` of the management NIC.
+    """Starts a worker on each node of a two-node lab.
 
-    ``name`` is of their files, another one for every group. Raises WorkerError when UCX does not
-    start.
+    The workers exchange addresses over ``port`` of the management NIC. ``name`` is the name of the
+    group's files, different for every group. Raises WorkerError when UCX does not start.
     """
     control, log = scratch / f"{name}.control", scratch / f"{name}.log"
     store = f"{lab.nodes[0].management_address}:{port}"

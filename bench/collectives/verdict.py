@@ -1,7 +1,7 @@
-"""Holds measured rows against the targets that r2ccl is developed to.
+"""Compares measured rows with the targets of r2ccl.
 
-A target that is not reached is said, with its ratio; it never fails a run, because a busy machine
-is no defect of the code.
+The report lists a missed target with the measured value. A missed target never fails a run,
+because a busy machine can miss targets as well.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ MIB = 1 << 20
 SMALL = (4 * KIB, 64 * KIB)
 FLOOR_LIMIT = 1.25
 GLOO_FACTOR = 10.0
-# Where gloo itself comes near the floor, a fixed factor below gloo would lie below the floor too.
+# Limits GLOO_FACTOR where gloo is close to the floor: r2ccl cannot be faster than the floor.
 GLOO_SHARE = 0.8
 FLOOR_LIMIT_1MIB = 1.2
 FLOOR_SHARE_64MIB = 0.85  # of the bandwidth
-# More ranks than processor cores: there is no floor, but others do it, too.
+# More ranks than cores on the reference machine. The floor does not support this number of ranks.
 CROWDED = 4
 CROWDED_SIZES = (KIB, 64 * MIB)
 RESILIENCE_LIMIT = 1.03
 CARRIER_STALL_MS = 20.0
-# Plus what the machine itself adds: the longest call of the same run that no fault had hit.
+# Limit for black holes, in addition to the longest call of the same run without a fault.
 BLACK_HOLE_STALL_MS = 100.0
 NEXT_LIMIT = 1.1
 
 
 @dataclass(frozen=True)
 class Check:
-    """One target. ``measured`` is a ratio, or milliseconds; ``wanted`` the target in words."""
+    """A target. ``measured`` is a ratio, or in milliseconds; ``wanted`` is the target in words."""
 
     target: str
     measured: float
@@ -51,7 +51,7 @@ class Check:
 def verdicts(
     rows: Iterable[LatencyRow], pairs: Iterable[Pairs] = (), stalls: Iterable[Summary] = ()
 ) -> list[Check]:
-    """Checks for every target whose rows were measured: all_reduce, float32, 2 healthy rails."""
+    """Checks every target with measured rows: all_reduce, float32, 2 healthy rails."""
     by_point: dict[tuple[int, int], dict[str, float]] = {}
     for row in rows:
         standard = (row.op, row.dtype, row.rails, row.state, row.algorithm)
@@ -99,7 +99,7 @@ def _crowded_checks(size: int, own: float, p50: dict[str, float]) -> list[Check]
 
 
 def gloo_factor(gloo: float, floor: float | None) -> float:
-    """How many times below gloo a small all-reduce has to be."""
+    """Returns the target for gloo's time divided by r2ccl's time, for small all-reduces."""
     return GLOO_FACTOR if floor is None else min(GLOO_FACTOR, GLOO_SHARE * gloo / floor)
 
 
@@ -121,12 +121,12 @@ def _stall_checks(stall: Summary) -> list[Check]:
 
 
 def at_most(target: str, measured: float, limit: float) -> Check:
-    """That ``measured`` is no more than ``limit``."""
+    """Returns the check ``measured <= limit``."""
     return Check(target, measured, f"at most {limit:.4g}", measured <= limit)
 
 
 def at_least(target: str, measured: float, limit: float) -> Check:
-    """That ``measured`` is no less than ``limit``."""
+    """Returns the check ``measured >= limit``."""
     return Check(target, measured, f"at least {limit:.4g}", measured >= limit)
 
 

@@ -1,13 +1,13 @@
-"""A worker of the contenders that are called from Python: r2ccl, torch gloo and MPTCP.
+"""A worker of the contenders called from Python: r2ccl, torch gloo and MPTCP.
 
-Speaks the protocol of ``native/worker.hpp`` and measures by the same loop: back-to-back calls, one
-clock reading between two. More commands:
+The worker uses the protocol of ``native/worker.hpp`` and the same timed loop: back-to-back calls
+with a single clock reading between two calls. Commands of this worker:
 
-    soak <ms>   all-reduces for that long -> `soak <start ns> <ns> <ns> ...`: when the first one
-                started (CLOCK_MONOTONIC) and the time of each
-    rails       -> `rails <name>,<state>,<bytes sent> ...` (r2ccl: those that carry collectives;
-                MPTCP: the devices)
-    fault <rail> <kind> <bytes/s>   an injected fault of one of the own rails -> `ok`
+    soak <ms>   all-reduces for <ms> milliseconds -> `soak <start ns> <ns> <ns> ...`: start of the
+                first call (CLOCK_MONOTONIC), then the time of each call
+    rails       -> `rails <name>,<state>,<bytes sent> ...` (r2ccl: TCP rails; MPTCP: network
+                devices)
+    fault <rail> <kind> <bytes/s>   injects a fault into a rail of this rank -> `ok`
 
     python -m r2serve.bench.collectives.worker IMPL CONTROL_SOCKET RANK RANKS STORE
 """
@@ -27,7 +27,7 @@ from r2serve.bench.collectives.python_contenders import CONTENDERS, Once, Python
 
 
 class RankWorker:
-    """The current collective of a rank and its buffers."""
+    """The current collective of a rank, with buffers."""
 
     def __init__(self, contender: PythonContender, rank: int, ranks: int) -> None:
         self._contender = contender
@@ -67,7 +67,7 @@ class RankWorker:
             and not torch.equal(of.result, of.expected)
         ):
             return f"wrong {_difference(of.result, of.expected)}"
-        of.data.fill_(0)  # sums stay finite however long it runs
+        of.data.fill_(0)  # sums of zeros stay finite
         self._once, self._data = once, of.data
         return "ok"
 
@@ -82,7 +82,7 @@ def _difference(result: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def timed(once: Once, warmup: int, iterations: int) -> tuple[int, list[int]]:
-    """The CPU time of this process, all its threads, and the time of each call, in ns."""
+    """Returns the CPU time of this process (all threads) and the time of each call, in ns."""
     clock = time.perf_counter_ns
     times = [0] * iterations
     for _ in range(warmup):
@@ -98,9 +98,10 @@ def timed(once: Once, warmup: int, iterations: int) -> tuple[int, list[int]]:
 
 
 def soak(once: Once, data: torch.Tensor, rank: int, duration_ms: int) -> list[int]:
-    """The first start and the time of each all-reduce; all ranks stop after the same one.
+    """Returns the start of the first all-reduce, then the time of each all-reduce, in ns.
 
-    Rank 0 says when it is enough by a 1 in the first element, which the sum brings to every rank.
+    All ranks stop after the same call: rank 0 puts a 1 into the first element after the deadline,
+    and the sum carries the 1 to every rank.
     """
     clock = time.perf_counter_ns
     first = data.numpy()
@@ -119,9 +120,9 @@ def soak(once: Once, data: torch.Tensor, rank: int, duration_ms: int) -> list[in
 
 
 def pin_rank(rank: int) -> None:
-    """Rank r on the r-th core that this process may use, modulo their number; all its threads."""
+    """Pins all threads of rank r to the r-th allowed core, modulo the number of cores."""
     cores = sorted(os.sched_getaffinity(0))
-    for thread in os.listdir("/proc/self/task"):  # later threads inherit it from their starter
+    for thread in os.listdir("/proc/self/task"):  # later threads inherit the affinity
         os.sched_setaffinity(int(thread), {cores[rank % len(cores)]})
 
 
@@ -131,7 +132,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     contender = CONTENDERS[impl](rank, ranks, store)
     worker = RankWorker(contender, rank, ranks)
-    gc.disable()  # a collection would land in some call's time
+    gc.disable()  # a garbage collection would add to the time of a call
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(control)
         with connection.makefile("rw", encoding="ascii", newline="\n") as channel:

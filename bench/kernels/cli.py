@@ -1,4 +1,4 @@
-"""``r2serve bench kernels``: the command that the benchmark group attaches."""
+"""``r2serve bench kernels``: times the Triton kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from r2serve.bench.kernels import replay, runner, timing
 from r2serve.bench.kernels.rows import KernelRow
 from r2serve.config import Config
 
-NO_DEVICE = 77  # what test drivers take for "skipped"
+NO_DEVICE = 77  # exit status of a skipped test in common test drivers
 
 
 @click.command(name="kernels")
@@ -24,13 +24,14 @@ NO_DEVICE = 77  # what test drivers take for "skipped"
     "names",
     multiple=True,
     type=click.Choice(list(runner.KERNELS)),
-    help="Only this kernel; may be repeated.  [default: all]",
+    help="Measure only this kernel; may be repeated.  [default: all]",
 )
 @click.option("--jsonl", "jsonl_path", type=click.Path(dir_okay=False, path_type=Path))
 def kernels(names: tuple[str, ...], jsonl_path: Path | None) -> None:
-    """Triton kernels beside an empty kernel, a copy, PyTorch eager and torch.compile.
+    """Measure Triton kernels beside an empty kernel, a copy, PyTorch eager and torch.compile.
 
-    Medians of replayed CUDA graphs. Without a GPU nothing is measured, and the exit status is 77.
+    Times are medians over replayed CUDA graphs. Without a GPU nothing is measured, and the exit
+    status is 77.
     """
     if not torch.cuda.is_available():
         click.echo("no CUDA device here: the kernels were not measured", err=True)
@@ -54,10 +55,10 @@ def kernels(names: tuple[str, ...], jsonl_path: Path | None) -> None:
         replays.append(replay.measure(library, device, replay.capture_on_gpu))
         for each in replays:
             click.echo(
-                f"16 KiB all_reduce in a replayed graph: {each.replay_us:.1f} us, the host's "
-                f"{each.host_us:.1f} us; a lost rail stalls {each.stall_p50_ms:.1f} ms (p99 "
-                f"{each.stall_p99_ms:.1f} ms), the next replays take {each.after_ratio:.2f} of one "
-                "rail's time"
+                f"16 KiB all_reduce in a replayed graph: {each.replay_us:.1f} us; on the host: "
+                f"{each.host_us:.1f} us; stall after a lost rail: {each.stall_p50_ms:.1f} ms (p99 "
+                f"{each.stall_p99_ms:.1f} ms); next replays / replays on a single healthy rail: "
+                f"{each.after_ratio:.2f}"
             )
     if jsonl_path is not None:
         metadata = {**host.describe(sys.argv[1:]), "gpu": torch.cuda.get_device_name(device)}
@@ -65,7 +66,7 @@ def kernels(names: tuple[str, ...], jsonl_path: Path | None) -> None:
 
 
 def show(rows: list[KernelRow], console: Console) -> None:
-    table = Table(title="Kernels, medians in us", caption="value / least; below it is missed")
+    table = Table(title="Kernels, medians in us", caption="target: value / least value to reach")
     for title in ("kernel", "shape", "dtype", "peers", "waits"):
         table.add_column(title)
     for title in ("kernel us", "empty", "moved", "eager", "compiled"):

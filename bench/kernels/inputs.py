@@ -1,4 +1,4 @@
-"""Inputs of the kernels' benchmarks: values do not matter to the time, but NaN would to checks."""
+"""Inputs of the kernel benchmarks: normal random values, because NaN would break checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def normal(shape: tuple[int, ...], dtype: str, device: torch.device) -> torch.Te
 
 
 def arrived(device: torch.device) -> Arrival:
-    """A collective that is complete, so that what is timed is the look at the words."""
+    """Returns the arrival words of a complete collective: only the read of the words is timed."""
 
     def word() -> torch.Tensor:
         made = torch.zeros(1, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""``quantize_chunks`` beside the same in PyTorch."""
+"""Benchmark of ``quantize_chunks`` beside the same computation in PyTorch."""
 
 from __future__ import annotations
 

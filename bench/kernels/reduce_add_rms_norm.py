@@ -1,4 +1,4 @@
-"""``reduce_add_rms_norm`` beside a sum, an addition and an RMSNorm in PyTorch."""
+"""Benchmark of ``reduce_add_rms_norm`` beside sum, addition and RMSNorm in PyTorch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def build(
 
 def case(rows: int, peers: int, waits: bool = False) -> Case:
     size = DTYPES["bfloat16"].itemsize
-    # Waiting is a look across PCIe, which no target of a kernel that only moves bytes includes.
+    # A waiting kernel reads host memory across PCIe. The targets "latency" and "bandwidth" do not
+    # include this read.
     own = () if waits else ("latency",) if rows <= max(FEW_ROWS) else ("bandwidth",)
     return Case(
         "reduce_add_rms_norm",

@@ -1,4 +1,4 @@
-"""``reduce_add_rms_norm_fp8`` beside the same in PyTorch."""
+"""Benchmark of ``reduce_add_rms_norm_fp8`` beside the same computation in PyTorch."""
 
 from __future__ import annotations
 

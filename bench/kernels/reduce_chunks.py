@@ -1,4 +1,4 @@
-"""``reduce_chunks`` beside a sum in PyTorch."""
+"""Benchmark of ``reduce_chunks`` beside a sum in PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``reduce_quantized_chunks`` beside the same in PyTorch."""
+"""Benchmark of ``reduce_quantized_chunks`` beside the same computation in PyTorch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""An all-reduce in a graph that is replayed, of two ranks that share a GPU, over loopback rails.
+"""All-reduces in replayed CUDA graphs: two ranks share a GPU and use loopback rails.
 
-How much longer it takes than the host's own of the same bytes, what a rail's loss costs the replay
-that it hits, and how fast the next ones are.  All times are those of rank 0, in one run.
+The benchmark compares the graph's all-reduce with the host's all-reduce of the same size.  The
+benchmark also measures the stall of a replay when a rail is lost, and the speed of later replays.
+All times are measured by rank 0 in a single run.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from r2serve.device import DeviceCommunicator
 RANKS = 2
 RAILS = ("127.0.0.1", "127.0.0.2")
 BYTES = 16 * 1024
-CALLS_A_GRAPH = 10  # launching a replay and waiting for its end are 1/10 of a call's time
+CALLS_A_GRAPH = 10  # the launch of a replay and the final wait are spread over 10 calls
 ABOVE_HOST_US = 25.0
 AFTER_RATIO = 1.05
 HIT_WITHIN_S = 0.3
-AFTER = 20  # replays that follow the hit one
+AFTER = 20  # replays measured after the affected replay; also replays between two checks
 REJOIN_TIMEOUT_S = 10.0
 
 
@@ -44,7 +45,10 @@ Capture = Callable[[DeviceCommunicator, Callable[[], None]], Graph]
 
 @dataclass(frozen=True)
 class ReplayRow:
-    """Times of a call in us, of stalls in ms; ``after_ratio``: to one rail without a fault."""
+    """Times of calls in us, and of stalls in ms.
+
+    ``after_ratio`` is the time after a fault divided by the time on a single healthy rail.
+    """
 
     bytes: int
     host_us: float
@@ -71,8 +75,8 @@ class ReplayRow:
         }
 
 
-# Lock held by each capture of this process.  torch waits for the device as a capture begins, which
-# breaks the capture of another thread in any mode.
+# Lock held by each capture of this process.  torch synchronises the device when a capture begins;
+# the synchronisation breaks a capture of another thread in any capture mode.
 ONE_CAPTURE = threading.Lock()
 
 
@@ -90,16 +94,16 @@ class _GpuGraph:
 
 
 def capture_on_gpu(_: DeviceCommunicator, body: Callable[[], None]) -> Graph:
-    """In torch's current stream, which is the calling thread's own."""
+    """Captures ``body`` in torch's current stream, a separate stream for each rank's thread."""
     return _GpuGraph(body)
 
 
 CallTimes = list[tuple[int, int]]
-"""Of replays: begin and end, in ns."""
+"""Begin and end of each replay, in ns."""
 
 
 class _Ranks:
-    """Two threads, each a rank with a stream and a graph of its own."""
+    """Two ranks, each with a separate thread, stream and graph."""
 
     def __init__(
         self, pair: list[DeviceCommunicator], device: torch.device, pool: ThreadPoolExecutor
@@ -118,7 +122,7 @@ class _Ranks:
         self._over = False
 
     def _all(self, call: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """``call`` of every rank, under way, each in its stream."""
+        """Starts ``call`` on every rank's thread and stream; returns the futures."""
 
         def in_stream(rank: int) -> Any:
             stream = self._streams[rank]
@@ -128,7 +132,7 @@ class _Ranks:
         return [self._pool.submit(in_stream, rank) for rank in range(RANKS)]
 
     def host_us(self, calls: int) -> float:
-        """Median of the host's all-reduce of as many bytes."""
+        """Returns the median time of the host's all-reduce of BYTES, in us."""
 
         def times_of(rank: int) -> list[int]:
             host, data = self._pair[rank].host, torch.ones(BYTES // 4)
@@ -153,7 +157,10 @@ class _Ranks:
         self._graphs = [each.result(120) for each in self._all(of)]
 
     def replay(self, enough: Callable[[int], bool], meanwhile: Callable[[], int]) -> CallTimes:
-        """Replays until ``enough`` of so many, while ``meanwhile`` runs here; those of rank 0."""
+        """Replays the graphs until ``enough(number of replays)``; returns the times of rank 0.
+
+        ``meanwhile`` runs in the calling thread.
+        """
         times: CallTimes = []
         running = self._all(self._replay, enough, times)
         meanwhile()
@@ -169,7 +176,7 @@ class _Ranks:
             self._ready.wait(60)
             if self._over:
                 return
-            for _ in range(AFTER):  # as often on every rank
+            for _ in range(AFTER):  # the same number of replays on every rank
                 began = time.perf_counter_ns()
                 self._graphs[rank].replay()
                 self._graphs[rank].synchronise()
@@ -178,7 +185,10 @@ class _Ranks:
             self._pair[rank].check()
 
     def strike(self, rail: int) -> tuple[CallTimes, int]:
-        """Replays of a while in which the rail is lost, and when that was; it stays lost."""
+        """Replays while the rail is lost; returns the times and the time of the loss, in ns.
+
+        The rail stays lost afterwards.
+        """
         struck: list[int] = []
 
         def cut() -> int:
@@ -196,11 +206,12 @@ class _Ranks:
 def measure(
     library: str, device: torch.device, capture: Capture, *, calls: int = 500, faults: int = 20
 ) -> ReplayRow:
-    """One row.
+    """Measures a row.
 
     Args:
         library: the CUDA driver.
-        calls: behind each median.
+        calls: number of calls or replays for each median.
+        faults: number of rail losses.
     """
     with _pair(library, device) as pair, ThreadPoolExecutor(RANKS) as pool:
         ranks = _Ranks(pair, device, pool)
@@ -236,7 +247,7 @@ def _call_us(times: CallTimes) -> float:
 
 
 def _hit(times: CallTimes, at: int) -> tuple[tuple[int, int], CallTimes]:
-    """The longest replay that ends after ``at``, and those that follow it."""
+    """Returns the longest replay with an end after ``at``, and up to AFTER later replays."""
     later = [index for index, (_, end) in enumerate(times) if end > at]
     longest = max(later, key=lambda index: times[index][1] - times[index][0])
     after = times[longest + 1 : longest + 1 + AFTER]
@@ -248,7 +259,7 @@ def _heal(communicator: DeviceCommunicator, rail: int) -> None:
     deadline = time.monotonic() + REJOIN_TIMEOUT_S
     while any(one.state != "UP" for one in communicator.rails() if one.kind == "tcp"):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"rail {rail} is not back after {REJOIN_TIMEOUT_S:g} s")
+            raise TimeoutError(f"rail {rail} is not UP {REJOIN_TIMEOUT_S:g} s after healing")
         time.sleep(0.005)
 
 

@@ -1,4 +1,4 @@
-"""What is measured of a kernel, the targets, and the row that comes of it.  Needs no GPU."""
+"""Benchmark cases, targets and result rows of kernels.  This module needs no GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Contenders:
-    """Calls that compute the same from the same inputs, none of which allocates its inputs."""
+    """Calls with the same computation on the same inputs; the inputs exist before the calls."""
 
     kernel: Callable[[], Any]
     eager: Callable[[], Any]
@@ -20,7 +20,10 @@ class Contenders:
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one shape.  ``moved_bytes``: what it has to read and to write, once each."""
+    """A kernel at a shape.
+
+    ``moved_bytes``: minimum number of bytes to read and write.
+    """
 
     kernel: str
     shape: tuple[int, ...]
@@ -34,7 +37,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured once a run: an empty kernel, and how fast a large copy moves bytes (both ways)."""
+    """Reference values, measured once per run.
+
+    ``copy_bytes_per_us`` is the speed of a large copy; bytes read and bytes written both count.
+    """
 
     empty_us: float
     copy_bytes_per_us: float
@@ -49,7 +55,7 @@ class KernelTimes:
 
 @dataclass(frozen=True)
 class KernelTarget:
-    """``value`` is a ratio; the target is reached where it is at least ``least``."""
+    """A target for the ratio ``value``; reached if ``value`` is at least ``least``."""
 
     name: str
     value: float
@@ -65,7 +71,10 @@ class KernelTarget:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Times in microseconds, each a median; ``moved_us`` is the time of a copy of as many bytes."""
+    """Result of a case.  Times are medians in us.
+
+    ``moved_us`` is the time to move the case's bytes at the measured copy bandwidth.
+    """
 
     kernel: str
     shape: tuple[int, ...]
@@ -94,12 +103,12 @@ class KernelRow:
 def targets_of(
     names: Sequence[str], times: KernelTimes, empty_us: float, moved_us: float
 ) -> list[KernelTarget]:
-    """The project's targets.
+    """Returns the targets with the given names.
 
-    * latency: within 1.25 x the time to move its bytes, or within 1.5 x an empty kernel;
+    * latency: at most 1.25 x the time of a copy of the moved bytes, or 1.5 x an empty kernel;
     * bandwidth: at least 85 % of the copy bandwidth;
-    * eager: 1.5 x faster than the same in PyTorch eager;
-    * compiled: no slower than the same under torch.compile.
+    * eager: 1.5 x faster than the same computation in PyTorch eager;
+    * compiled: not slower than the same computation under torch.compile.
     """
     kernel_us = times.kernel_us
     known = {

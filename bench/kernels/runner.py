@@ -1,4 +1,4 @@
-"""Times the cases of all kernels, one after the other, on one device and in one run."""
+"""Times the cases of all kernels, in sequence, on the same device and in the same run."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ def run(
 def write_jsonl(
     path: Path, metadata: dict[str, Any], rows: Iterable[KernelRow | ReplayRow]
 ) -> None:
-    """The first line says where and with what; each of the others is a row."""
+    """Writes the metadata as the first line, then a line for each row."""
     lines = [{"metadata": metadata}, *(row.as_json() for row in rows)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

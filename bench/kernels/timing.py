@@ -1,4 +1,4 @@
-"""Times on the device: medians of replayed CUDA graphs, so that Python's launches do not count."""
+"""Times on the device: medians over replayed CUDA graphs, without Python's launch overhead."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from r2serve.bench.collectives.statistics import median
 from r2serve.kernels.jit import jit
 
-CALLS_A_GRAPH = 20  # the events around a replay cost about a microsecond: 1/20 of it a call
+CALLS_A_GRAPH = 20  # the events around a replay cost about 1 us, spread over 20 calls
 REPLAYS = 51
 WARM_UPS = 3
-COPY_BYTES = 2**29  # far beyond any cache
+COPY_BYTES = 2**29  # much larger than any cache
 
 
 class Timer(Protocol):
@@ -21,16 +21,17 @@ class Timer(Protocol):
 
 
 class GraphTimer:
-    """Each graph holds a call several times over; a sample is the time of a replay by its calls.
+    """Measures a call by replays of a graph with CALLS_A_GRAPH copies of the call.
 
-    Calls of one graph follow each other without a gap and on the same memory: what fits into the
-    L2 cache is found there, for every contender alike.
+    A sample is the time of a replay, divided by the number of calls. The calls of a graph run
+    without gaps on the same memory. Data smaller than the L2 cache therefore stays in the cache;
+    this holds for every contender alike.
     """
 
     def median_us(self, call: Callable[[], Any]) -> float:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles, and makes allocations that capture may reuse
+        with torch.cuda.stream(stream):  # compile, and allocate memory for reuse by the capture
             for _ in range(WARM_UPS):
                 call()
         torch.cuda.current_stream().wait_stream(stream)
@@ -65,7 +66,7 @@ def empty() -> None:
 
 
 def copy_call(device: torch.device, size: int = COPY_BYTES) -> tuple[Callable[[], Any], int]:
-    """A copy, and the bytes that it moves: each is read and written."""
+    """Returns a copy of ``size`` bytes as a call, and the bytes moved (read and written)."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source), 2 * size

@@ -1,1 +1,1 @@
-"""What it costs to be observed: the journal, attribution and the sidecar."""
+"""Cost of observation: the journal, attribution and the sidecar."""

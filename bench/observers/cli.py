@@ -1,4 +1,4 @@
-"""``r2serve bench observers``: what it costs to be observed."""
+"""``r2serve bench observers``: measures the cost of observation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from r2serve.bench.observers import costs
 @click.command(name="observers")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 def command(json_path: Path | None) -> None:
-    """What it costs to be observed: the journal, attribution and the sidecar."""
+    """Measure the cost of observation: the journal, attribution and the sidecar."""
     clean_up_when_terminated()
     metadata = machine.describe(sys.argv[1:])
     try:

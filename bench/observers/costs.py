@@ -1,6 +1,6 @@
-"""What observation costs: nanoseconds in a worker, and what a sidecar takes and gives.
+"""Cost of observation: time in a worker, and memory and throughput of a sidecar.
 
-Every figure of a report comes from one run on one machine; those that are compared take turns.
+All figures of a report come from the same run on the same machine. Compared states alternate.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 
 
 def journal_costs() -> dict[str, float]:
-    """Nanoseconds of a record, of a call that is counted, and of a look at the clock.
+    """Returns the time of a journal record, of a counted call and of a clock reading, in ns.
 
     Raises:
-        BuildError: there is no checkout or no compiler.
+        BuildError: no checkout or no compiler is available.
     """
     native = Path(__file__).parent / "native" / "journal_cost.cc"
     compiler = shutil.which("g++")
     if compiler is None or not _SOURCES.is_dir():
-        raise BuildError("the journal's cost is measured in a checkout, with g++")
+        raise BuildError("measuring the journal's cost needs a checkout and g++")
     with tempfile.TemporaryDirectory() as scratch:
         program = Path(scratch) / "journal_cost"
         includes = [f"-I{_SOURCES}", f"-I{_SOURCES / 'include'}"]
@@ -75,21 +75,21 @@ def journal_costs() -> dict[str, float]:
 
 
 class _NoEngine:
-    """An engine whose collectives were never held up."""
+    """An engine without stalled collectives."""
 
     stalled_ns = 0
     journal_path = ""
     process = 1
 
     def set_step(self, step: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def journal_bytes(self) -> bytes:
-        raise AssertionError("nothing was held up")
+        raise AssertionError("no collective stalled")
 
 
 def attribution_costs() -> dict[int, float]:
-    """Microseconds that a decode step of so many requests pays for being followed."""
+    """Returns the cost of attribution in a decode step, in us, by number of requests."""
     engine = _NoEngine()
     found = {}
     for size in BATCHES:
@@ -103,15 +103,15 @@ def attribution_costs() -> dict[int, float]:
             began = time.perf_counter_ns()
             for _ in range(20):
                 attribution.began(Step([], ids, ids))
-                attribution.ended(sampled=False)  # the model has run
-                attribution.ended(sampled=True)  # and the sampler
+                attribution.ended(sampled=False)  # end of the model's run
+                attribution.ended(sampled=True)  # end of the sampler's run
             each.append((time.perf_counter_ns() - began) / 20e3)
         found[size] = median(each)
     return found
 
 
 def requests_memory() -> float:
-    """MB that a sidecar needs for as many requests as it keeps."""
+    """Returns the memory of a sidecar with the maximum number of kept requests, in MB."""
     with tempfile.TemporaryDirectory() as scratch:
         code = (
             "import sys; from r2serve.bench.observers.costs import grown; print(grown(sys.argv[1]))"
@@ -123,7 +123,7 @@ def requests_memory() -> float:
 
 
 def grown(folder: str) -> float:
-    """MB by which this process grows when it takes in a folder's worth of requests that waited."""
+    """Returns the growth of this process while reading MAX_REQUESTS stalled requests, in MB."""
     kept = Requests(folder)
     log = RequestLog(
         Path(folder) / "r2ccl-1-1.requests", writer="worker", label="rank 0", limit_bytes=1 << 30
@@ -152,7 +152,7 @@ def grown(folder: str) -> float:
 
 
 class RankPair:
-    """Two ranks of this process with two loopback rails."""
+    """Two ranks in this process, with two loopback rails."""
 
     def __init__(self, folder: str, port: int) -> None:
         self._pool = ThreadPoolExecutor(2)
@@ -166,7 +166,7 @@ class RankPair:
         self.ranks = list(self._pool.map(make, range(2)))
 
     def p50_us(self, size: int) -> float:
-        """Of all_reduces of so many bytes, as rank 0 sees them."""
+        """Returns the p50 of all_reduces of ``size`` bytes, measured by rank 0, in us."""
 
         def calls(rank: int) -> list[float]:
             tensor, each = torch.ones(size // 4), []
@@ -186,7 +186,7 @@ class RankPair:
 
 @contextmanager
 def sidecar(folder: str, port: int) -> Iterator[str]:
-    """A sidecar of its own process; yields its address."""
+    """Starts a sidecar in a new process and yields the URL."""
     code = "from r2serve.cli import main; main()"
     words = ["sidecar", "--port", str(port), "--journal-dir", folder]
     process = subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.DEVNULL)
@@ -213,7 +213,7 @@ def _answers(url: str) -> bool:
 
 
 def scraped_ratios(pair: RankPair, url: str) -> dict[int, float]:
-    """p50 of all_reduces while /metrics is asked for once a second, over p50 while it is not."""
+    """Returns p50 of all_reduces with a /metrics scrape every second / p50 without, by size."""
     scraping, over = threading.Event(), threading.Event()
 
     def scrape() -> None:
@@ -229,7 +229,7 @@ def scraped_ratios(pair: RankPair, url: str) -> dict[int, float]:
         for turn in range(2 * TURNS):
             on = turn % 2 == 1
             (scraping.set if on else scraping.clear)()
-            until = time.monotonic() + 1.2  # so that each turn has a scrape, or would have
+            until = time.monotonic() + 1.2  # longer than the scrape interval of 1 s
             while time.monotonic() < until:
                 each[on].append(pair.p50_us(size))
         found[size] = median(each[True]) / median(each[False])
@@ -239,7 +239,10 @@ def scraped_ratios(pair: RankPair, url: str) -> dict[int, float]:
 
 
 def load(url: str, wrk: str) -> dict[str, float]:
-    """What /metrics and /v1/rails, in turns, give to CONNECTIONS that ask as fast as they can."""
+    """Returns throughput and latency of a sidecar under full load by CONNECTIONS connections.
+
+    The connections request /metrics and /v1/rails in turns.
+    """
     script = (
         "local turn = 0\n"
         "function request()\n"
@@ -255,7 +258,7 @@ def load(url: str, wrk: str) -> dict[str, float]:
     found = re.search(r"99%\s+([\d.]+)(us|ms|s)\b", said)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", said)
     if found is None or rate is None:
-        raise RuntimeError(f"wrk said: {said}")
+        raise RuntimeError(f"unexpected output of wrk: {said}")
     failed = re.search(r"Non-2xx or 3xx responses: (\d+)|Socket errors", said)
     return {
         "requests_per_s": float(rate[1]),
@@ -265,17 +268,17 @@ def load(url: str, wrk: str) -> dict[str, float]:
 
 
 def run(progress: Progress) -> dict[str, Any]:
-    """All measures.
+    """Measures all costs.
 
     Raises:
-        BuildError: the native part cannot be built here.
+        BuildError: the native part cannot be built on this machine.
     """
     result: dict[str, Any] = {}
     progress("journal: records and counted calls")
     result["journal"] = journal_costs()
-    progress("attribution: a decode step's share")
+    progress("attribution: cost in a decode step")
     result["attribution_us"] = attribution_costs()
-    progress(f"sidecar: {MAX_REQUESTS} requests that waited")
+    progress(f"sidecar: memory with {MAX_REQUESTS} stalled requests")
     result["requests_mb"] = requests_memory()
     folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
     try:
@@ -284,11 +287,11 @@ def run(progress: Progress) -> dict[str, Any]:
         with sidecar(folder, ports[1]) as url:
             wrk = shutil.which("wrk")
             if wrk is None:
-                progress("no wrk here: the sidecar is not put under load")
+                progress("wrk is not installed: skipping the sidecar's load test")
             else:
-                progress(f"sidecar: {CONNECTIONS} clients")
+                progress(f"sidecar: load of {CONNECTIONS} connections")
                 result["load"] = load(url, wrk)
-            progress("collectives, with and without scrapes")
+            progress("collectives with and without scrapes")
             result["scraped"] = scraped_ratios(pair, url)
         pair.close()
     finally:
@@ -307,7 +310,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def checks(result: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
-    """Targets: what, measured, wanted, met."""
+    """Returns the targets as (name, measured value, wanted value, met)."""
     record = result["journal"]["record_ns"]
     found = [("journal: ns a record", record, "at most 50", record <= 50)]
     memory = result["requests_mb"]
@@ -324,14 +327,14 @@ def checks(result: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """Tables for people."""
+    """Prints tables of costs and targets."""
     costs = Table("in a worker", "cost")
     journal = result["journal"]
-    costs.add_row("a record", f"{journal['record_ns']:.1f} ns")
-    costs.add_row("a call that is counted", f"{journal['call_ns']:.1f} ns")
-    costs.add_row("a look at the clock (a call has two)", f"{journal['clock_ns']:.1f} ns")
+    costs.add_row("journal record", f"{journal['record_ns']:.1f} ns")
+    costs.add_row("counted call", f"{journal['call_ns']:.1f} ns")
+    costs.add_row("clock reading (2 per call)", f"{journal['clock_ns']:.1f} ns")
     for size, cost in result["attribution_us"].items():
-        costs.add_row(f"a step of {size} requests", f"{cost:.1f} us")
+        costs.add_row(f"step of {size} requests", f"{cost:.1f} us")
     console.print(costs)
     targets = Table("target", "measured", "wanted", "")
     for what, measured, wanted, met in checks(result):

@@ -1,1 +1,1 @@
-"""What a rail's loss costs the requests of a server, beside other ways to serve."""
+"""Cost of rail faults to the requests of a server, for r2ccl and other transports."""

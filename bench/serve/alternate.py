@@ -1,8 +1,8 @@
-"""``r2serve bench serve --alternate``: two states in turns, under one load.
+"""``r2serve bench serve --alternate``: compares two alternating states under the same load.
 
-A fault comes and goes under one engine.  A setting, which is fixed when an engine starts, is
-compared by two engines side by side, to which the load goes in turn.  With ``nothing`` both states
-are the same (A/A): what is found then is the error of the method.
+A fault begins and ends under the same engine.  A setting is fixed when an engine starts: two
+engines run side by side, and the load alternates between the engines.  With ``nothing`` both states
+are the same (A/A), and the result shows the error of the method.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from r2serve.option import PREFIX
 
 NOTHING = "nothing"
 LONGEST_REQUEST_S = 1.0
-"""Longer ones would leave too few that lie in a window as a whole."""
+"""Longest allowed request: longer requests rarely lie entirely inside a window."""
 LEAST_SWITCH_S = 2.0
 BEFORE_THE_FIRST_S = 3.0
-"""A load process starts in that time."""
+"""Time for a load process to start."""
 WARM_UP_PROMPTS = 8
 LOOK_S = 0.2
 LAST_ANSWERS_S = 60.0
@@ -50,9 +50,10 @@ LAST_ANSWERS_S = 60.0
 
 @dataclass(frozen=True)
 class Alternation:
-    """fault or setting: what the changed state has; neither: nothing.
+    """An alternation between the usual state and a changed state.
 
-    switch_s: how long a state lasts. alternations: how often it changes.
+    The changed state has a fault, or a setting, or (for A/A) neither. switch_s: duration of a
+    window. alternations: number of switches. what: the state as given by the user.
     """
 
     what: str
@@ -63,11 +64,11 @@ class Alternation:
 
     @classmethod
     def of(cls, what: str, *, switch_s: float, alternations: int) -> Alternation:
-        """From what a user types.
+        """Parses the state given by the user.
 
         Raises:
-            ScheduleError: it is neither ``nothing``, nor a fault, nor a setting.
-            ConfigError: no such option of r2serve, or a value that it cannot have.
+            ScheduleError: ``what`` is neither ``nothing``, nor a fault, nor a setting.
+            ConfigError: the option of r2serve is unknown, or has an invalid value.
         """
         if what == NOTHING:
             return cls(what, switch_s, alternations)
@@ -75,7 +76,7 @@ class Alternation:
         if is_setting:
             known = [f"{PREFIX}{field.name.upper()}" for field in dataclasses.fields(Config)]
             if name not in known:
-                raise ConfigError(f"{name} is no option of r2serve; `r2serve config` lists all")
+                raise ConfigError(f"{name} is no option of r2serve: `r2serve config` lists all")
             Config.from_env({name: value})
             return cls(what, switch_s, alternations, setting=(name, value))
         try:
@@ -88,17 +89,17 @@ class Alternation:
         if fault.rail is Aim.IN_USE:
             raise ScheduleError(
                 f"alternate is {what!r}: the rail must have a number, as in "
-                "`carrier_loss: rail0@node1`; the rail in use may be another one at each switch"
+                "`carrier_loss: rail0@node1`; the rail in use may change from switch to switch"
             )
         return cls(what, switch_s, alternations, fault=fault)
 
     @property
     def seconds(self) -> float:
-        """Of all windows; there is one more than there are switches."""
+        """Duration of all windows; the number of windows is the number of switches plus 1."""
         return self.switch_s * (self.alternations + 1)
 
     def faults(self) -> tuple[Fault, ...]:
-        """Those of every changed window, in their order."""
+        """Returns the faults of all changed windows, in order; empty without a fault."""
         if self.fault is None:
             return ()
         return tuple(
@@ -109,7 +110,10 @@ class Alternation:
 
 @dataclass(frozen=True)
 class AlternationOutcome:
-    """e2e_s: the median of all requests.  serves: the commands of the engines."""
+    """Result of a run.
+
+    e2e_s: median end-to-end latency of all requests.  serves: the commands of the engines.
+    """
 
     compared: Compared
     failed: int
@@ -137,12 +141,12 @@ def run(
     *,
     keep_logs: Path | None = None,
 ) -> AlternationOutcome:
-    """Serve, alternate, compare.
+    """Starts the engines, alternates the states and compares both states.
 
     Raises:
-        AlternationError: requests last longer than ``LONGEST_REQUEST_S``, or too few can be
-            compared.
-        LabUnavailableError, ServeError, LoadError: no lab, no server, no load.
+        AlternationError: requests last longer than ``LONGEST_REQUEST_S``, or too few windows can
+            be compared.
+        LabUnavailableError, ServeError, LoadError: the lab, a server or the load failed.
     """
     labs.sweep()
     workdir.sweep()
@@ -180,20 +184,20 @@ def _check_length(place: ContenderServer, workload: Workload, work: Path) -> Non
     e2e_s = median_e2e_s(trial.finish(LAST_ANSWERS_S, server.check_alive).requests)
     if e2e_s > LONGEST_REQUEST_S:
         raise AlternationError(
-            f"requests of {tokens} tokens last {e2e_s:.2f} s; at most {LONGEST_REQUEST_S:g} s is "
-            "right: give fewer --output-tokens, or a lower --concurrency"
+            f"requests of {tokens} tokens last {e2e_s:.2f} s: must be at most "
+            f"{LONGEST_REQUEST_S:g} s; give fewer --output-tokens, or a lower --concurrency"
         )
 
 
 def median_e2e_s(requests: Sequence[Request]) -> float:
     lasted = [each.times_ns[-1] - each.sent_ns for each in requests if each.completed]
     if not lasted:
-        raise LoadError("no request was answered")
+        raise LoadError("no request completed")
     return statistics.median(lasted) / 1e9
 
 
 class _Alternating:
-    """One run: a load for each place, and the faults between them."""
+    """A run: a load for each engine, and the faults of the changed windows."""
 
     def __init__(
         self,
@@ -234,7 +238,7 @@ class _Alternating:
         )
 
     def _load(self, index: int, place: ContenderServer, begin_ns: int, end_ns: int) -> Load:
-        """With two places each has every second window."""
+        """Starts the load of an engine; of two engines, each gets every second window."""
         server = place.server(self._workload.prompts[:WARM_UP_PROMPTS])
         window_ns = int(self._alternation.switch_s * 1e9)
         return Load(
@@ -260,12 +264,12 @@ class _Alternating:
             left_s = (end_ns - time.monotonic_ns()) / 1e9
             self._progress.detail(f"{max(0.0, left_s):.0f} s left")
             if left_s < -LAST_ANSWERS_S:
-                raise LoadError(f"requests without an answer {LAST_ANSWERS_S:.0f} s after the end")
+                raise LoadError(f"requests still unanswered {LAST_ANSWERS_S:.0f} s after the end")
             time.sleep(LOOK_S)
         return [load.result(timeout_s=10) for load in loads]
 
     def _windows(self, begin_ns: int, end_ns: int, changes: Sequence[int]) -> list[StateWindow]:
-        """By the times at which faults really came and went; else as planned."""
+        """Returns the windows between actual fault times; without a fault, as planned."""
         if self._alternation.fault is not None:
             return windows_of(begin_ns, [each for each in changes if each < end_ns], end_ns)
         window_ns = int(self._alternation.switch_s * 1e9)

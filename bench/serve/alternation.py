@@ -1,8 +1,8 @@
-"""How much slower requests are in one of two states that take turns: ratios with intervals.
+"""Ratios of request times between two alternating states, with confidence intervals.
 
-The machine's speed drifts by more between two runs than many an effect is large, and by little
-within seconds.  So the state changes every few seconds, and each window is compared with the two
-beside it.
+Between two runs, the machine's speed often drifts by more than the effect to measure.  Within
+seconds, the drift is small.  The state therefore changes every few seconds, and each window is
+compared with both neighbouring windows.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import numpy.typing as npt
 from r2serve.lab.serving.client import Request
 
 LEAST_REQUESTS = 2
-"""A window with fewer whole requests has no value."""
+"""A window needs at least this number of whole requests to have a value."""
 LEAST_COMPARED = 8
-"""Fewer comparisons make no interval."""
+"""Minimum number of comparisons for an interval."""
 TRIMMED = 0.1
-"""Of the comparisons at either end: those that something else on the machine held up."""
+"""Fraction of comparisons dropped at each end: other load of the machine delayed these windows."""
 BLOCK = 4
-"""Comparisons that are drawn together: neighbours share windows, so they depend on each other."""
+"""Consecutive comparisons per bootstrap block; neighbouring comparisons share windows."""
 DRAWN = 4000
 CONFIDENCE = 0.95
 
 
 class AlternationError(ValueError):
-    """What was measured makes no comparison; the text says what would."""
+    """The measurement allows no comparison; the message names the remedy."""
 
 
 @dataclass(frozen=True)
 class StateWindow:
-    """A time in one state.  ``changed``: the state that is compared with the usual one."""
+    """A period in a single state.  ``changed``: the changed state, else the usual state."""
 
     begin_ns: int
     end_ns: int
@@ -46,13 +46,13 @@ class StateWindow:
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """The changed state's time over the usual state's, with a 95 % interval from low to high."""
+    """Time in the changed state / time in the usual state, with a 95 % interval (low, high)."""
 
     ratio: float
     low: float
     high: float
     compared: int
-    """Windows that were compared with the two beside them."""
+    """Number of windows compared with both neighbouring windows."""
 
     def __str__(self) -> str:
         return f"{self.ratio:.4f} (95 %: {self.low:.4f} to {self.high:.4f})"
@@ -60,10 +60,10 @@ class TimeRatio:
 
 @dataclass(frozen=True)
 class Compared:
-    """All that a run of windows says.
+    """Result of a run over all windows.
 
-    requests: those that count.  straddled: those that lie in no window as a whole, or overlap with
-    one that does not.
+    requests: number of requests counted.  straddled: number of requests not counted: requests
+    under way at a switch, and requests sent beside a request of an earlier window.
     """
 
     tpot: TimeRatio
@@ -74,13 +74,14 @@ class Compared:
 
 
 def windows_of(begin_ns: int, switched_ns: Sequence[int], end_ns: int) -> list[StateWindow]:
-    """The windows between switches; the first one is of the usual state.
+    """Returns the windows between switches; the first window has the usual state.
 
-    All times are CLOCK_MONOTONIC.  Raises AlternationError where the switches are in no order.
+    All times are CLOCK_MONOTONIC, in ns.  Raises AlternationError when the switches are not in
+    order.
     """
     edges = [begin_ns, *switched_ns, end_ns]
     if any(later <= earlier for earlier, later in itertools.pairwise(edges)):
-        raise AlternationError("switches are not in the order of their times")
+        raise AlternationError("switch times are not in ascending order")
     return [
         StateWindow(begin, end, changed=bool(index % 2))
         for index, (begin, end) in enumerate(itertools.pairwise(edges))
@@ -88,10 +89,10 @@ def windows_of(begin_ns: int, switched_ns: Sequence[int], end_ns: int) -> list[S
 
 
 def whole(requests: Iterable[Request], windows: Sequence[StateWindow]) -> list[list[Request]]:
-    """By window, the requests that lie in it as a whole, and beside none that came before it.
+    """Returns, for each window, the requests that lie entirely inside the window.
 
-    Requests that are under way at a switch would measure both states, and those beside them share
-    the engine with them.
+    A request under way at a switch measures both states, and does not count. A request sent while
+    such a request is still under way shares the engine, and does not count, either.
     """
     found: list[list[Request]] = [[] for _ in windows]
     clear_ns = [window.begin_ns for window in windows]
@@ -115,9 +116,9 @@ def whole(requests: Iterable[Request], windows: Sequence[StateWindow]) -> list[l
 def compare(
     requests: Sequence[Request], windows: Sequence[StateWindow], *, seed: int = 0
 ) -> Compared:
-    """TPOT and end-to-end latency of the changed state against the usual one.
+    """Compares TPOT and end-to-end latency of the changed state with the usual state.
 
-    Raises AlternationError where too few windows have requests.
+    Raises AlternationError when too few windows have requests.
     """
     by_window = whole(requests, windows)
     counted = sum(map(len, by_window))
@@ -132,12 +133,14 @@ def compare(
 
 
 def ratio(values: Sequence[float | None], changed: Sequence[bool], *, seed: int = 0) -> TimeRatio:
-    """Of windows in their order; None: the window has no value.
+    """Returns the ratio of the changed state to the usual state.
 
-    Each window is compared with the mean of the two beside it, in logarithms: a steady drift goes
-    out.  The ratio is the trimmed mean, the interval a moving-block bootstrap's.
+    ``values`` has a mean time for each window, in order; None for a window without a value. The
+    logarithm of each value is compared with the mean logarithm of both neighbours: a steady drift
+    cancels out.  The ratio is the trimmed mean of the comparisons. The interval comes from a
+    moving-block bootstrap.
 
-    Raises AlternationError where fewer than ``LEAST_COMPARED`` can be compared.
+    Raises AlternationError when fewer than ``LEAST_COMPARED`` windows can be compared.
     """
     compared = []
     for index in range(1, len(values) - 1):
@@ -148,8 +151,8 @@ def ratio(values: Sequence[float | None], changed: Sequence[bool], *, seed: int 
         compared.append((math.log(value) - beside) * (1 if changed[index] else -1))
     if len(compared) < LEAST_COMPARED:
         raise AlternationError(
-            f"{len(compared)} windows can be compared with both beside them; at least "
-            f"{LEAST_COMPARED} are needed: more alternations, longer windows or shorter requests"
+            f"{len(compared)} windows can be compared with both neighbours: must be at least "
+            f"{LEAST_COMPARED}; use more alternations, longer windows or shorter requests"
         )
     series = np.array(compared)
     starts = np.random.default_rng(seed).integers(
@@ -163,7 +166,7 @@ def ratio(values: Sequence[float | None], changed: Sequence[bool], *, seed: int 
 
 
 def trimmed_mean(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Means over the last axis, without the highest and the lowest ``TRIMMED`` of the values."""
+    """Returns means over the last axis, without the highest and lowest ``TRIMMED`` of values."""
     ordered = np.sort(values, axis=-1)
     cut = int(ordered.shape[-1] * TRIMMED)
     return np.asarray(ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1))

@@ -1,4 +1,4 @@
-"""``r2serve bench serve``."""
+"""``r2serve bench serve``: measures the cost of rail faults to requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from r2serve.lab.serving.serve import ServeError
 _ASKED_S = 10.0
 PROMPTS_ALTERNATED = 64
 OUTPUT_TOKENS_ALTERNATED = 24
-"""A request has to last a second at most."""
+"""Default with --alternate: a request must last at most 1 s."""
 PICTURES_OF_DOCS = (
     "serve-carrier-loss-timeline.png",
     "serve-black-hole-timeline.png",
@@ -57,12 +57,12 @@ def _one_of(names: Any, default: str) -> str:
 
 
 @click.command(name="serve")
-@click.option("--url", help="A server that runs already, instead of ones started here.")
-@click.option("--model", help="Its model.  [default: the first that it lists]")
+@click.option("--url", help="Measure a running server at this URL instead of starting contenders.")
+@click.option("--model", help="Model of the server.  [default: the first model listed]")
 @click.option(
     "--openai",
     is_flag=True,
-    help="It knows OpenAI's fields alone: a piece of text counts as a token.",
+    help="The server supports only OpenAI's fields: each piece of text counts as a token.",
 )
 @click.option(
     "--contender",
@@ -83,22 +83,23 @@ def _one_of(names: Any, default: str) -> str:
     "--faults",
     "schedule",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A schedule, a line a fault: `at: 12s, carrier_loss: rail0@node1, for: 8s`.",
+    help="File with a schedule of faults, a fault per line: "
+    "`at: 12s, carrier_loss: rail0@node1, for: 8s`.",
 )
 @click.option(
     "--alternate",
     "alternated",
     metavar="STATE",
-    help="Switch a state on and off under one load, and compare: `nothing` (the error of the "
-    "method), a fault as in --faults (`carrier_loss: rail0@node1`), or a setting "
-    "(`R2CCL_FALLBACK=off`), which takes two engines.",
+    help="Switch a state on and off under the same load, and compare. STATE is `nothing` (shows "
+    "the error of the method), a fault as in --faults (`carrier_loss: rail0@node1`), or a setting "
+    "(`R2CCL_FALLBACK=off`, with two engines).",
 )
 @click.option(
     "--alternations",
     type=click.IntRange(min=9),
     default=200,
     show_default=True,
-    help="Switches with --alternate.",
+    help="Number of switches with --alternate.",
 )
 @click.option(
     "--switch-s",
@@ -108,11 +109,13 @@ def _one_of(names: Any, default: str) -> str:
     help="Seconds between switches with --alternate.",
 )
 @click.option("--requests", type=click.IntRange(min=1), default=60, show_default=True)
-@click.option("--rate", type=click.FloatRange(min=0), help="Poisson arrivals a second: open loop.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0), help="Open loop: Poisson arrivals per second."
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
-    help="Requests under way: closed loop.  [default: 4]",
+    help="Closed loop: requests under way at a time.  [default: 4]",
 )
 @click.option("--prompt-tokens", type=click.IntRange(1, 4096), default=32, show_default=True)
 @click.option(
@@ -125,12 +128,12 @@ def _one_of(names: Any, default: str) -> str:
     type=click.FloatRange(0, 3),
     default=0.5,
     show_default=True,
-    help="Of the logarithms of both; they are log-normal.",
+    help="Sigma of the log-normal numbers of prompt and output tokens.",
 )
 @click.option(
     "--sharegpt",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take prompts and lengths from this file.",
+    help="Take prompts and lengths from this file in ShareGPT's format.",
 )
 @click.option("--slo-ttft-ms", type=float, default=1000.0, show_default=True)
 @click.option("--slo-tpot-ms", type=float, default=200.0, show_default=True)
@@ -139,7 +142,7 @@ def _one_of(names: Any, default: str) -> str:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How often each contender takes each scenario, in turns.",
+    help="Runs of each scenario per contender, in turns.",
 )
 @click.option(
     "--patience",
@@ -147,27 +150,27 @@ def _one_of(names: Any, default: str) -> str:
     type=float,
     default=20.0,
     show_default=True,
-    help="Seconds without any token after which requests count as lost.",
+    help="Seconds without any token, after which all requests under way count as lost.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A line a run; a file that has some of them is gone on with.  [default: DIR/rows.jsonl]",
+    help="Results, a line per run; an existing file is continued.  [default: DIR/rows.jsonl]",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="A directory DIR for pictures and a page, and for each token's time.",
+    help="Directory DIR for pictures, a page, and the time of each token.",
 )
 @click.option(
     "--docs",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A Markdown page that has the markers for results; needs --out.",
+    help="Markdown page with markers for results; needs --out.",
 )
 @click.option(
-    "--label", default="", help="What is measured, where a file has several measurements."
+    "--label", default="", help="Name of the measurement, for a file with several measurements."
 )
 @click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path))
 def command(
@@ -198,23 +201,28 @@ def command(
     label: str,
     keep_logs: Path | None,
 ) -> None:
-    """TTFT, time per token and end-to-end latency of requests while rails are lost.
+    """Measure TTFT, time per token and end-to-end latency of requests under rail faults.
 
-    Without --url every contender serves a tiny model over two nodes with two rails, in network
-    namespaces (root), and all take the same requests through the same scenarios, in turns.
+    Without --url, every contender serves a tiny model over two nodes with two rails, in network
+    namespaces (needs root). All contenders take the same requests through the same scenarios, in
+    turns.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if url is not None and (scenarios or schedule):
-        raise click.UsageError("--url: faults are made in networks that are made here alone")
+        raise click.UsageError(
+            "--url: faults are made in networks of started contenders only; leave out --scenario "
+            "and --faults"
+        )
     if scenarios and schedule:
-        raise click.UsageError("--scenario and --faults: one of both")
+        raise click.UsageError("--scenario and --faults: cannot be combined; leave out either")
     if alternated is not None:
         if url is not None or scenarios or schedule or sharegpt or rate is not None:
             raise click.UsageError(
-                "--alternate: without --url, --scenario, --faults, --sharegpt and --rate"
+                "--alternate: must be given without --url, --scenario, --faults, --sharegpt and "
+                "--rate"
             )
         if len(contenders) != 1:
-            raise click.UsageError(f"--alternate: {len(contenders)} contenders; one is right")
+            raise click.UsageError(f"--alternate: {len(contenders)} contenders: must be 1")
         try:
             state = Alternation.of(alternated, switch_s=switch_s, alternations=alternations)
         except (ScheduleError, ConfigError) as error:
@@ -229,7 +237,7 @@ def command(
             keep_logs,
         )
     if out is None and docs is not None:
-        raise click.UsageError("--docs: its pictures are drawn in --out, which is not given")
+        raise click.UsageError("--docs: needs --out, the directory for pictures")
     try:
         output = Lengths(output_tokens or 48, sigma, least=2)
         if sharegpt is not None:
@@ -278,7 +286,7 @@ def command(
     if out is not None:
         pictures = plots.draw(found, rows.times, out)
         report.write_page(found, verdicts, pictures, out / "index.html")
-        progress.line(f"the page: {out / 'index.html'}")
+        progress.line(f"page written: {out / 'index.html'}")
         if docs is not None:
             now = [*found, *(row for row in others if row["commit"] == about["commit"])]
             report.put(found, others, compare.verdicts(now), _beside(docs, pictures), docs)
@@ -313,7 +321,7 @@ def _alternate(
 
 
 def _beside(docs: Path, pictures: Mapping[str, Path]) -> dict[str, Path]:
-    """Those pictures that documentation shows, copied to where it is."""
+    """Copies the pictures shown in the documentation into the folder of ``docs``."""
     shown = {title: path for title, path in pictures.items() if path.name in PICTURES_OF_DOCS}
     return {title: Path(shutil.copy(path, docs.parent)) for title, path in shown.items()}
 
@@ -332,17 +340,17 @@ def _check_times(scenarios: dict[str, tuple[Fault, ...]], workload: Workload) ->
         for fault in faults:
             if fault.at_s >= workload.seconds:
                 raise ScheduleError(
-                    f"{name}: `{line_of(fault)}` begins when the last request is due already, at "
-                    f"{workload.seconds:.1f} s: more requests or a lower rate"
+                    f"{name}: `{line_of(fault)}` begins when the last request is due or later: "
+                    f"must be before {workload.seconds:.1f} s; use more requests or a lower rate"
                 )
 
 
 def _model(url: str) -> str:
-    """The first model that a server lists."""
+    """Returns the first model listed by a server."""
     try:
         with urllib.request.urlopen(f"{url}/v1/models", timeout=_ASKED_S) as answer:
             return str(json.load(answer)["data"][0]["id"])
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise click.UsageError(
-            f"--url {url}: no models are listed at /v1/models: {error}"
+            f"--url {url}: cannot read a model from /v1/models: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""What a lost rail adds to latencies: pairs of runs, with an interval by the bootstrap."""
+"""Effect of a lost rail on latencies: ratios over pairs of runs, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Statistic = Callable[[Sequence[float]], float]
 
 @dataclass(frozen=True)
 class LatencyTarget:
-    """What of which latency may grow by how much from ``healthy`` to ``permanent``."""
+    """Upper limit of the ratio ``permanent`` / ``healthy``, for a statistic of a latency."""
 
     name: str
     samples: str
@@ -44,7 +44,11 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class TargetResult:
-    """ratio: median over the pairs. low, high: of its interval. requests: of the smallest run."""
+    """Result of a target.
+
+    ratio: median over the pairs. low, high: bounds of the interval. requests: number of requests
+    of the smallest run. said: the verdict in words.
+    """
 
     target: str
     contender: str
@@ -58,7 +62,7 @@ class TargetResult:
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> list[TargetResult]:
-    """Of every contender that took ``healthy`` and ``permanent`` in the same pairs of a label."""
+    """Returns results for every contender and label with pairs of ``healthy`` and ``permanent``."""
     found = []
     for label, contender in dict.fromkeys((row["label"], row["contender"]) for row in rows):
         about = (label, contender)
@@ -113,7 +117,10 @@ def _ratio(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], of: Statist
 def interval(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]], of: Statistic, seed: int = 0
 ) -> tuple[float, float]:
-    """Of the median ratio over pairs: pairs are drawn anew, and in each of them requests."""
+    """Returns the bootstrap interval of the median ratio over pairs.
+
+    Each resample draws pairs, and inside each pair requests, with replacement.
+    """
     source = random.Random(seed)
     ratios = []
     for _ in range(RESAMPLES):

@@ -1,4 +1,4 @@
-"""Who serves: ways to run the same model over the same two nodes."""
+"""Contenders: ways to serve the same model over the same two nodes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ RAILS = 2
 WARM_UP_TOKENS = 48
 LOOK_S = 0.1
 REJOIN_TIMEOUT_S = 30.0
-# A supervisor restarts an engine of which no token came for so long, with requests under way.
+# The supervisor restarts an engine without a token for this time while requests are under way.
 SUPERVISOR_S = 5.0
 MAX_RESTARTS = 3
 
 
 @dataclass(frozen=True)
 class ServeContender:
-    """meaning: in a word, for --help. network: what the lab needs.
+    """A way to serve.
 
-    renew: after a run with faults the next one begins with a new engine, where connections do not
-    get back what they have lost, or the engine is not where it was. supervised: an engine that is
-    silent is restarted, on the next rail, and clients send their requests again. settings: further
-    environment variables.
+    meaning: short description for --help. network: configuration of the lab's network.
+    renew: a new engine starts after a run with faults. Needed if connections do not recover a lost
+    rail, or if the engine has moved to another rail. supervised: a silent engine is restarted on
+    the next rail, and clients repeat failed requests. settings: further environment variables.
     """
 
     meaning: str
@@ -45,10 +45,10 @@ class ServeContender:
 
 
 CONTENDERS = {
-    "r2ccl": ServeContender("our communicator, over both rails", r2ccl=True),
-    "gloo": ServeContender("vLLM's own on CPUs, over rail0"),
+    "r2ccl": ServeContender("r2ccl, over both rails", r2ccl=True),
+    "gloo": ServeContender("vLLM's own communicator on CPUs, over rail0"),
     "ecmp": ServeContender(
-        "gloo over a virtual address, with routes over both rails that BFD watches",
+        "gloo over a virtual address, with BFD-monitored routes over both rails",
         network=VirtualAddress(),
     ),
     "mptcp": ServeContender(
@@ -57,12 +57,12 @@ CONTENDERS = {
         renew=True,
     ),
     "restart": ServeContender(
-        "gloo with a supervisor that restarts it on the other rail, and clients that try again",
+        "gloo with a supervisor that restarts the engine on the other rail; clients retry",
         renew=True,
         supervised=True,
     ),
     "r2ccl-rails": ServeContender(
-        "r2ccl that never goes over the management NIC",
+        "r2ccl without the fallback to the management NIC",
         r2ccl=True,
         settings={"R2CCL_FALLBACK": "off"},
     ),
@@ -70,10 +70,10 @@ CONTENDERS = {
 
 
 class ContenderServer:
-    """A contender's own lab, and its server as often as one is needed; a context manager.
+    """A contender's lab and server; a context manager. The server is restarted when needed.
 
-    watch: is told how far a start has come. settings: environment variables beyond the contender's.
-    label: names the files in ``work``; None: as the contender.
+    watch: receives the progress of a start. settings: environment variables in addition to the
+    contender's. label: name of the files in ``work``; None: the contender's name.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class ContenderServer:
             settings={**self.contender.settings, **(settings or {})},
         )
         self._watch = watch
-        # One more than serve: clients stay whatever happens to those.
+        # A further node runs the clients: faults strike only the serving nodes.
         self.lab = Lab(nodes=NODES + 1, rails=RAILS)
         self._server: Server | None = None
         self.starts = 0
         self._rail = 0
         self.restarts = 0
-        """By the supervisor, during the last run."""
+        """Number of restarts by the supervisor during the last run."""
 
     def __enter__(self) -> ContenderServer:
         self.lab.__enter__()
@@ -123,9 +123,9 @@ class ContenderServer:
 
     @property
     def command(self) -> str:
-        """What was started, for whoever wants to repeat it."""
+        """The started command, for repeating the run by hand."""
         settings = self._plan.settings.items()
-        words = [f"{name}={Path(value).name}" for name, value in settings]  # of a file, its name
+        words = [f"{name}={Path(value).name}" for name, value in settings]  # files without folder
         words.append("vllm serve tiny-llama --tensor-parallel-size 2 --nnodes 2")
         if self.contender.r2ccl:
             words.append("--distributed-backend r2ccl")
@@ -137,9 +137,9 @@ class ContenderServer:
         self._server = None
 
     def server(self, warm_up: Sequence[str]) -> Server:
-        """One that answers: the one that runs, or a new one, warmed up.
+        """Returns the running server, or starts and warms up a new server.
 
-        Raises ServeError or LoadError where none can be had.
+        Raises ServeError or LoadError when no server can be started.
         """
         if self._server is not None:
             try:
@@ -165,7 +165,7 @@ class ContenderServer:
         return started
 
     def restart(self) -> None:
-        """What a supervisor does with an engine that hangs: a new one, on the next rail."""
+        """Restarts a hung engine on the next rail, like a supervisor."""
         self.stop()
         self._rail = (self._rail + 1) % RAILS
         rail = {"GLOO_SOCKET_IFNAME": f"rail{self._rail}"}
@@ -184,14 +184,14 @@ class ContenderServer:
         return self._server
 
     def rail_in_use(self) -> int:
-        """The rail over which nodes send most now."""
+        """Returns the rail that currently carries most bytes."""
         before = self._sent_bytes()
         time.sleep(LOOK_S)
         sent = [after - then for then, after in zip(before, self._sent_bytes(), strict=True)]
         return sent.index(max(sent))
 
     def _sent_bytes(self) -> list[int]:
-        """By rail, of both nodes."""
+        """Returns the bytes sent so far by both nodes, by rail."""
         sent = [0] * RAILS
         for node in self.lab.nodes[:NODES]:
             for link in json.loads(node.run("ip", "-json", "-statistics", "link", "show")):
@@ -201,7 +201,7 @@ class ContenderServer:
         return sent
 
     def settle(self) -> None:
-        """Waits until all rails are back, where that can be asked."""
+        """Waits until all rails are UP under r2ccl; other contenders do not report rails."""
         if self._server is None or not self.contender.r2ccl:
             return
         journals = Journals(self._server.journals())
@@ -210,9 +210,10 @@ class ContenderServer:
             time.sleep(LOOK_S)
 
     def finish(self, load: Load, patience_s: float, watch: Callable[[str], None]) -> Run:
-        """The run when it is over: who waits for a token longer than ``patience_s`` has failed.
+        """Waits for the end of a load and returns the run.
 
-        Raises LoadError where the load itself broke, ServeError where a restart fails.
+        Requests under way have failed when no token arrives for ``patience_s``. Raises LoadError
+        when the load itself fails, and ServeError when a restart fails.
         """
         self.restarts = 0
 
@@ -225,7 +226,7 @@ class ContenderServer:
                 load.stop()
                 return
             self.restarts += 1
-            watch(f"restarted: {why}")
+            watch(f"engine restarted: {why}")
             self.restart()
             load.changed_at = time.monotonic()
 
@@ -247,12 +248,12 @@ class ContenderServer:
 
 
 def how_far(load: Load) -> str:
-    """A bar, and how many requests have been answered."""
+    """Returns a progress bar with the number of completed requests."""
     done, expected = load.finished, load.expected_requests
     return f"{bar(done / expected)} {done} of {expected} requests"
 
 
 def bar(part: float, width: int = 20) -> str:
-    """What is done of a whole, as a row of characters."""
+    """Returns a progress bar of ``width`` characters for ``part`` (0 to 1)."""
     done = round(width * max(0.0, min(part, 1.0)))
     return "━" * done + "╌" * (width - done)

@@ -1,4 +1,4 @@
-"""What the sidecar says rail events cost a request, beside what its client saw."""
+"""Compares the delay of each request reported by the sidecar with the delay seen by the client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from r2serve.lab.serving.places import free_port
 AGREE_MS = 5.0
 AGREE_PART = 0.05
 ON_ITS_WAY_NS = 5_000_000
-"""A token comes to the client sooner than that after the next step began, or it was held up."""
+"""Time for tokens of the previous step to reach the clients, from the stalled step's begin on."""
 SETTLED_S = 1.0
 PATIENCE_S = 30.0
 ASKED_S = 10.0
@@ -34,14 +34,14 @@ _SIDECAR = "from r2serve.cli import main; main()"
 
 
 class ImpactError(RuntimeError):
-    """The sidecar did not answer; says why."""
+    """The sidecar did not answer; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Impact:
-    """Of one request, in ms: what rail events cost it, and by how much its tokens were late.
+    """Delay of a request by rail events, in ms: the sidecar's figure and the client's figure.
 
-    request: its index in the workload.
+    request: index of the request in the workload.
     """
 
     request: int
@@ -50,28 +50,28 @@ class Impact:
 
     @property
     def agrees(self) -> bool:
-        """To 5 ms or 5 %, whichever is more."""
+        """Whether both figures agree to 5 ms or 5 %, whichever is more."""
         apart = abs(self.sidecar_ms - self.client_ms)
         return apart <= max(AGREE_MS, AGREE_PART * self.sidecar_ms)
 
 
 @dataclass(frozen=True)
 class Held:
-    """As the sidecar has it: what rail events cost a request in all, and in which steps.
+    """The sidecar's record of a request: total delay by rail events, and the stalled steps.
 
-    spans_ns: from when a step that waited began until it ended, CLOCK_MONOTONIC.
+    spans_ns: begin and end of each stalled step, CLOCK_MONOTONIC.
     """
 
     late_ms: float
     spans_ns: tuple[tuple[int, int], ...]
     whole: bool = True
-    """These are all: of a request that was held up often, the sidecar keeps the last ones."""
+    """Whether ``spans_ns`` is complete; the sidecar keeps only the last stalled steps."""
 
 
 def ask(folder: Path, log: Path) -> dict[str, Held]:
-    """A sidecar over a node's journals: the requests that waited, by the engine's names of them.
+    """Starts a sidecar over a node's journals; returns the stalled requests by engine request id.
 
-    Raises ImpactError where none can be had.
+    Raises ImpactError when the sidecar does not start or answer.
     """
     with _sidecar(folder, log) as url:
         found = _settled(url)
@@ -89,9 +89,9 @@ def ask(folder: Path, log: Path) -> dict[str, Held]:
 
 
 def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
-    """The requests of a run that waited, as far as all their waits are known one by one.
+    """Compares both figures for the stalled requests with a complete list of stalled steps.
 
-    reference: a run of the same requests, undisturbed.
+    reference: an undisturbed run of the same requests.
     """
     found = rounds.rounds(run)
     waited = {
@@ -111,7 +111,7 @@ def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
         late_ns = 0.0
         places = {place for span in mine.spans_ns for place in struck[span]}
         for stretch in _stretches(places, found, usual):
-            # Who came meanwhile would have had to wait for the end as well, though less long.
+            # A request sent during the stall waits only from the request's own arrival.
             waited_ns = found[stretch[-1]].came_ns - run.requests[index].sent_ns
             late_ns += min(max(0.0, sum(map(usual.late_ns, stretch))), waited_ns)
         impacts.append(Impact(index, round(mine.late_ms, 3), round(late_ns / 1e6, 3)))
@@ -119,21 +119,21 @@ def compare(held: Mapping[str, Held], run: Run, reference: Run) -> list[Impact]:
 
 
 def partly_known(held: Mapping[str, Held], run: Run) -> int:
-    """How many requests of a run waited more often than is known one by one."""
+    """Returns the number of stalled requests with an incomplete list of stalled steps."""
     of_run = (_held_of(request, held) for request in run.requests)
     return sum(mine is not None and not mine.whole for mine in of_run)
 
 
 def _held_of(request: Request, held: Mapping[str, Held]) -> Held | None:
-    # vLLM numbers the prompts of a completion.
+    # vLLM appends the number of the prompt to the id of a completion.
     return (held.get(f"{request.id}-0") or held.get(request.id)) if request.id else None
 
 
 def _struck(found: Sequence[Round], span_ns: tuple[int, int]) -> range:
-    """The rounds that a wait held up, by their indices: up to the first one after its end.
+    """Returns the indices of the rounds delayed by a stalled step.
 
-    The one before may be late, too, by the wait or something else: it was on its way when the step
-    began. What was lost by then is not lost by the step.
+    The range ends with the first round after the end of the step. A round already on its way when
+    the step began is not in the range: a delay of this round has another cause.
     """
     began, ended = span_ns
     first = bisect_right(found, began + ON_ITS_WAY_NS, key=lambda each: each.came_ns)
@@ -144,10 +144,10 @@ def _struck(found: Sequence[Round], span_ns: tuple[int, int]) -> range:
 def _stretches(
     places: Collection[int], found: Sequence[Round], usual: rounds.RoundBaseline
 ) -> list[list[int]]:
-    """Rounds without a gap between them, with the one behind them that came far too soon.
+    """Groups consecutive rounds, each group with the next round if the next round came too soon.
 
-    What something else held up on its way to the clients comes all together after that. One round
-    only: steps of an engine may be short by themselves.
+    Tokens delayed on the way to the clients arrive together with later tokens; the next round is
+    then much too short. Only a single round is added, because steps of an engine can be short.
     """
     stretches: list[list[int]] = []
     for place in sorted(places):
@@ -191,7 +191,7 @@ def _sidecar(folder: Path, log: Path) -> Iterator[str]:
 
 
 def _settled(url: str) -> dict[str, float]:
-    """What each request is late by in s, when it has been the same for a while."""
+    """Returns the delay of each request in s, once unchanged for SETTLED_S."""
     deadline = time.monotonic() + PATIENCE_S
     found, since = _all(url), time.monotonic()
     while time.monotonic() < min(since + SETTLED_S, deadline):

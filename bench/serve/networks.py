@@ -1,4 +1,4 @@
-"""What operators give stock engines over two rails today: routes to a virtual address, or MPTCP."""
+"""Networks for stock engines over two rails: routes to a virtual address, or MPTCP."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ protocol static {{
 
 
 class Network(Protocol):
-    """Makes a lab's network what a contender needs; both raise ServeError where that cannot be."""
+    """Configures the network of a lab for a contender. Both methods raise ServeError on failure."""
 
     def build(self, lab: Lab, work: Path) -> dict[str, str]:
-        """Once, when the lab is new; returns what servers need in their environment."""
+        """Configures a new lab, once; returns environment variables for the servers."""
 
     def begin(self, lab: Lab, work: Path) -> None:
-        """Whenever a server is about to start, and no process runs on its nodes."""
+        """Prepares the start of a server; no process runs on the nodes at this time."""
 
 
 class Plain:
-    """Rails as they are."""
+    """The lab's rails without further configuration."""
 
     def build(self, lab: Lab, work: Path) -> dict[str, str]:
         return {}
@@ -59,10 +59,10 @@ class Plain:
 
 
 class VirtualAddress:
-    """An address of the node itself, reached over every rail that answers BFD, 3 times 50 ms.
+    """A virtual address of each node, with BIRD's routes over all rails.
 
-    The routes are BIRD's, as in fabrics that are routed to the host; the kernel spreads connections
-    over them by their ports.
+    BFD removes a route after 3 times 50 ms of silence. Fabrics with routing to the host use the
+    same set-up. The kernel spreads connections over the routes by port numbers.
     """
 
     SYSCTLS = (
@@ -97,7 +97,9 @@ class VirtualAddress:
         deadline = time.monotonic() + ROUTES_TIMEOUT_S
         while not all(self._both_ways(node, lab.rails) for node in nodes):
             if time.monotonic() > deadline:
-                raise ServeError(f"BIRD has no routes over all rails in {ROUTES_TIMEOUT_S:.0f} s")
+                raise ServeError(
+                    f"BIRD has no routes over all rails after {ROUTES_TIMEOUT_S:.0f} s"
+                )
             time.sleep(LOOK_S)
 
     @staticmethod
@@ -106,7 +108,7 @@ class VirtualAddress:
 
 
 class Multipath:
-    """MPTCP: each connection begins on one rail, and the kernel joins the other one to it."""
+    """MPTCP: each connection begins on a rail, and the kernel adds a subflow on the other rail."""
 
     def build(self, lab: Lab, work: Path) -> dict[str, str]:
         preload = compile_preload(work)
@@ -115,7 +117,7 @@ class Multipath:
             for node in _serving(lab):
                 node.run("ip", "mptcp", "limits", "set", *limits)
                 for rail in range(1, lab.rails):
-                    # With a port of its own the kernel listens there: gloo does so on rail 0 alone.
+                    # An endpoint with a port makes the kernel listen: gloo listens only on rail 0.
                     place = [node.rail_address(rail), "port", str(MPTCP_PORT), "dev", f"rail{rail}"]
                     node.run("ip", "mptcp", "endpoint", "add", *place, "signal")
         except LabCommandError as error:
@@ -126,10 +128,13 @@ class Multipath:
 
 
 def compile_preload(work: Path) -> Path:
-    """What makes a program's TCP sockets MPTCP's. Raises ServeError where there is no compiler."""
+    """Compiles the library that turns TCP sockets of a program into MPTCP sockets.
+
+    Raises ServeError without a compiler, or when the compilation fails.
+    """
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
-        raise ServeError("no C++ compiler: what turns TCP into MPTCP is compiled here")
+        raise ServeError("no C++ compiler: the contender mptcp needs to compile a library")
     target = work / "multipath.so"
     command = [compiler, "-O2", "-shared", "-fPIC", str(_PRELOAD), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -145,12 +150,12 @@ def virtual(node: Node) -> str:
 
 
 def bird_configuration(node: Node, peer: Node) -> str:
-    """BIRD's, for routes of a node to its peer's virtual address over all rails."""
+    """Returns BIRD's configuration: routes to the peer's virtual address over all rails."""
     rails = range(node.rails)
     nexthops = "".join(f" via {peer.rail_address(rail)} bfd" for rail in rails)
     return _BIRD.format(mine=virtual(node), theirs=virtual(peer), nexthops=nexthops)
 
 
 def _serving(lab: Lab) -> Sequence[Node]:
-    """The two nodes that serve; further ones are clients."""
+    """Returns the two serving nodes; further nodes run clients."""
     return lab.nodes[:2]

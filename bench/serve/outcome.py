@@ -1,4 +1,4 @@
-"""What clients saw of a run: latencies, lost and wrong requests."""
+"""Outcome of a run from the clients' view: latencies, lost requests and wrong requests."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ PERCENTS = (50, 95, 99)
 
 @dataclass(frozen=True)
 class Goal:
-    """A request is good that completes, with its first token and its mean token in time; in ms."""
+    """Limits for a good request, in ms: time to first token, and mean time per token.
+
+    A good request also completes.
+    """
 
     ttft_ms: float = 1000.0
     tpot_ms: float = 200.0
 
 
 def ttft_ms(request: Request) -> float:
-    """From when it was due to its first token."""
+    """Returns the time from the request's due time to the first token, in ms."""
     return (request.times_ns[0] - request.sent_ns) / 1e6
 
 
 def tpot_ms(request: Request) -> float | None:
-    """Mean time of a token after the first one; None: there is only one."""
+    """Returns the mean time per token after the first token, in ms; None with a single token."""
     times = request.times_ns
     return (times[-1] - times[0]) / (len(times) - 1) / 1e6 if len(times) > 1 else None
 
@@ -38,13 +41,13 @@ def e2e_ms(request: Request) -> float:
 
 
 def gaps_ms(request: Request) -> list[float]:
-    """From each token to the next one."""
+    """Returns the times between consecutive tokens, in ms."""
     times = request.times_ns
     return [(b - a) / 1e6 for a, b in itertools.pairwise(times)]
 
 
 def differs(want: Request, got: Request) -> bool:
-    """Whether a request was given other tokens; of one that was cut short, up to its end."""
+    """Whether a request got other tokens; an incomplete request is compared up to its end."""
     if not (want.token_ids or got.token_ids):
         return not (want.text.startswith(got.text) if not got.completed else want.text == got.text)
     mine = want.token_ids if got.completed else want.token_ids[: len(got.token_ids)]
@@ -52,20 +55,23 @@ def differs(want: Request, got: Request) -> bool:
 
 
 def wrong(reference: Run, run: Run) -> int:
-    """How many requests were given other tokens than in the reference, which has the same."""
+    """Returns the number of requests with other tokens than in the reference run.
+
+    The reference run has the same requests.
+    """
     pairs = zip(reference.requests, run.requests, strict=True)
     return sum(differs(want, got) for want, got in pairs)
 
 
 def summary(values: Sequence[float]) -> dict[str, float] | None:
-    """Percentiles by name; None of no values."""
+    """Returns percentiles by name; None without values."""
     if not values:
         return None
     return {f"p{percent}": round(percentile(values, percent), 3) for percent in PERCENTS}
 
 
 def describe(run: Run, reference: Run | None, goal: Goal) -> dict[str, Any]:
-    """The row of a run, without what the run was: times in ms, of requests that completed."""
+    """Returns the measured part of a run's row; times are in ms, over completed requests."""
     done = [request for request in run.requests if request.completed and request.times_ns]
     per_token = [value for request in done if (value := tpot_ms(request)) is not None]
     sent = [request for request in run.requests if request.sent_ns]

@@ -23,7 +23,7 @@ LEAST_MS = 0.1
 def draw(
     rows: Sequence[Row], times_of: Callable[[Row], TokenTimes | None], folder: Path
 ) -> dict[str, Path]:
-    """Writes all pictures that there is something for; returns them by their titles."""
+    """Writes all pictures with data; returns the paths by title."""
     pictures: dict[str, Path] = {}
     able = [row for row in rows if "not_run" not in row]
     for scenario in dict.fromkeys(row["scenario"] for row in able):
@@ -31,9 +31,9 @@ def draw(
         seen = [(row, times) for row in here if row["pair"] == 0 and (times := times_of(row))]
         name = _file_name(scenario)
         if seen:
-            title = f"{scenario}: time from token to token, as clients saw it"
+            title = f"{scenario}: time between tokens, measured by clients"
             pictures[title] = _save(timeline(seen), folder / f"serve-{name}-timeline.png")
-        title = f"{scenario}: how many requests were as fast"
+        title = f"{scenario}: distribution of latencies over requests"
         pictures[title] = _save(distributions(here), folder / f"serve-{name}-cdf.png")
     impacts = {
         row["scenario"]: row["impact"]["requests"]
@@ -41,13 +41,13 @@ def draw(
         if row.get("impact", {}).get("requests")
     }
     if impacts:
-        title = "what rail events cost requests: the sidecar's word, and what clients saw"
+        title = "delay of requests by rail events: the sidecar's figure and the clients' figure"
         pictures[title] = _save(agreement(impacts), folder / "serve-impact.png")
     return pictures
 
 
 def timeline(seen: Sequence[tuple[Row, TokenTimes]]) -> Figure:
-    """A strip a contender, a dot a token; faults are shaded while they were there."""
+    """Draws a strip per contender with a dot per token; the time of a fault is shaded."""
     figure, strips = _subplots(len(seen), 1, (11, 1.1 + 1.7 * len(seen)), sharex=True, sharey=True)
     for axes, (row, times) in zip(strips, seen, strict=True):
         points = [
@@ -75,12 +75,12 @@ def timeline(seen: Sequence[tuple[Row, TokenTimes]]) -> Figure:
             fontsize="medium",
         )
         axes.grid(alpha=0.3)
-    strips[-1].set_xlabel("s since the first request; grey: the fault was there")
+    strips[-1].set_xlabel("s since the first request; grey: duration of the fault")
     return figure
 
 
 def distributions(rows: Sequence[Row]) -> Figure:
-    """TTFT and TPOT: the part of the requests sent that had completed within so many ms."""
+    """Draws TTFT and TPOT: the percentage of all requests with at most the given time."""
     figure, pair = _subplots(1, 2, (11, 4))
     for axes, name, title in zip(
         pair, ("ttft_ms", "tpot_ms"), ("time to first token", "mean time per token"), strict=True
@@ -99,7 +99,7 @@ def distributions(rows: Sequence[Row]) -> Figure:
 
 
 def agreement(impacts: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
-    """A dot a request; between the lines both agree to 5 ms or 5 %."""
+    """Draws a dot per request; between the lines, both figures agree to 5 ms or 5 %."""
     figure, (axes,) = _subplots(1, 1, (6, 5.5))
     largest = 10.0
     for scenario, requests in impacts.items():
@@ -113,7 +113,7 @@ def agreement(impacts: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
         axes.plot(ends, line, color="0.5", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=10)
     axes.set_yscale("symlog", linthresh=10)
-    axes.set(xlabel="ms, by the sidecar", ylabel="ms later than usual, by the client")
+    axes.set(xlabel="delay by the sidecar, ms", ylabel="delay by the client, ms")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

@@ -1,4 +1,4 @@
-"""Rows for people: a table on the terminal, a page, a section of the documentation."""
+"""Reports of rows: a table on the terminal, an HTML page, a section of the documentation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ END = "<!-- end of the results of r2serve bench serve -->"
 
 
 def cells(row: Row) -> list[str]:
-    """Of a run, one for each of HEADER; of one that was not, scenario and contender."""
+    """Returns the cells of a run, in the order of HEADER.
+
+    A contender that did not run has only the cells for scenario and contender.
+    """
     names = [str(row["scenario"]), str(row["contender"])]
     if "not_run" in row:
         return names
@@ -46,7 +49,7 @@ def cells(row: Row) -> list[str]:
 
 
 def _agreement(impact: Mapping[str, Any]) -> str:
-    """How many requests agree, of those that waited, and how unsteady the client's word is."""
+    """Returns the number of requests with agreeing figures, and the clients' jitter."""
     waited, jitter = impact.get("requests"), impact.get("jitter_ms")
     if not waited:
         return "" if waited is None else "none waited"
@@ -55,14 +58,14 @@ def _agreement(impact: Mapping[str, Any]) -> str:
 
 
 def show(rows: Sequence[Row], verdicts: Sequence[TargetResult]) -> None:
-    """Prints a line a run, and why what did not run did not.
+    """Prints a line per run, the reasons for missing runs, and the verdicts.
 
-    All of a line, also where that is wider than a terminal or a log says that it is.
+    The table has at least WIDTH columns, even on a narrower terminal or in a log.
     """
     console = Console()
     if console.width < WIDTH:
         console = Console(width=WIDTH)
-    title = "requests, as clients saw them; times in ms: p50 / p99"
+    title = "requests, measured by clients; times in ms: p50 / p99"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in HEADER:
         side: Literal["left", "right"] = "left" if name in HEADER[:2] else "right"
@@ -85,7 +88,7 @@ def write_page(
     pictures: Mapping[str, Path],
     path: Path,
 ) -> None:
-    """One file that needs nothing else, with the pictures in it."""
+    """Writes a single HTML file with all pictures embedded."""
     import jinja2
 
     lines: list[dict[str, Any]] = []
@@ -119,9 +122,9 @@ def put(
     pictures: Mapping[str, Path],
     page: Path,
 ) -> None:
-    """Replaces what stands between the markers of ``page``. Raises MarkerError without them.
+    """Replaces the text between the markers of ``page``. Raises MarkerError without markers.
 
-    others: rows of other invocations, stale where their commit is another one.
+    others: rows of other invocations; rows of another commit are marked as stale.
     """
     above, below = split(page)
     parts = [_where(rows[-1]), _table(rows)]
@@ -147,7 +150,7 @@ def put(
 
 
 def split(page: Path) -> tuple[str, str]:
-    """What stands before and behind the markers. Raises MarkerError where they are not."""
+    """Returns the text before and after the markers. Raises MarkerError without markers."""
     text = page.read_text(encoding="utf-8")
     above, begin, rest = text.partition(BEGIN)
     _, end, below = rest.partition(END)

@@ -1,4 +1,4 @@
-"""What clients saw of an engine's steps: tokens that came to them together."""
+"""Rounds: the clients' view of an engine's steps, as tokens that arrive together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from r2serve.lab.serving.client import Run
 
 TOGETHER_NS = 3_000_000
-"""Tokens that come one after the other within that time come together."""
+"""Maximum gap between consecutive tokens of a round, in ns."""
 AROUND = 8
-"""So many rounds before and after one tell what is usual there."""
+"""Number of rounds before a round, and after a round, that form the round's baseline."""
 CATCHES_UP = 0.5
-"""A round so much shorter than usual brings what was held up on its way to the clients."""
+"""A round shorter than this fraction of the baseline brings tokens delayed on the way."""
 
 
 RoundKind = tuple[bool, bool]
@@ -24,12 +24,12 @@ _DECODE: RoundKind = (False, False)
 
 @dataclass(frozen=True)
 class Round:
-    """Tokens that came together, in CLOCK_MONOTONIC ns.
+    """Tokens that arrived together. Times are CLOCK_MONOTONIC, in ns.
 
-    began_ns: when the round before came; where nothing was under way then, when the first request
-    was due. kind: whether there are first tokens among them, and whether the engine idled before:
-    rounds of a kind take about as long as one another. steps: so many tokens of one request.
-    requests: whose tokens they are.
+    began_ns: arrival of the previous round; after an idle engine, the due time of the first
+    request. kind: whether the round has first tokens, and whether the engine was idle before.
+    Rounds of the same kind have similar durations. steps: the largest number of tokens of a single
+    request. requests: indices of the requests with tokens in the round.
     """
 
     began_ns: int
@@ -44,7 +44,7 @@ class Round:
 
 
 def rounds(run: Run) -> list[Round]:
-    """In the order in which they came."""
+    """Returns the rounds of a run, in order of arrival."""
     arrivals = sorted(
         (time_ns, index, number)
         for index, request in enumerate(run.requests)
@@ -79,9 +79,10 @@ def rounds(run: Run) -> list[Round]:
 
 
 class RoundBaseline:
-    """What rounds of a run take that nothing held up, by those around them.
+    """Baseline duration of a round: the median of surrounding rounds of the same kind.
 
-    Where there are none of their kind, by those of the undisturbed run.
+    Rounds with a stall do not count. Without any surrounding round of the kind, rounds of the
+    undisturbed run are used.
     """
 
     def __init__(
@@ -89,14 +90,14 @@ class RoundBaseline:
     ) -> None:
         self._rounds = found
         self._alike: dict[RoundKind, list[int]] = defaultdict(list)
-        """The indices of those that can be compared with."""
+        """Indices of the rounds usable for a baseline, by kind."""
         for index, each in enumerate(found):
             if index not in held and each.steps == 1:
                 self._alike[each.kind].append(index)
         self._undisturbed = undisturbed
 
     def ns(self, index: int) -> float:
-        """What the round of that index usually takes; of several steps, the others decode."""
+        """Returns the baseline of a round; all steps after the first step are decode steps."""
         this = self._rounds[index]
         one = self._step_ns(index, this.kind)
         return one + (this.steps - 1) * self._step_ns(index, _DECODE) if this.steps > 1 else one
@@ -113,17 +114,20 @@ class RoundBaseline:
         return self._rounds[index].took_ns - self.ns(index)
 
     def catches_up(self, index: int) -> bool:
-        """It brings what was held up on its way: the next tokens of requests, far too soon."""
+        """Whether the round brings tokens delayed on the way: the round is much too short.
+
+        The round must have further tokens of a request of the previous round.
+        """
         this, before = self._rounds[index], self._rounds[index - 1]
         again = not this.requests.isdisjoint(before.requests)
         return again and this.took_ns < CATCHES_UP * self.ns(index)
 
 
 def jitter_ms(undisturbed: Run) -> float | None:
-    """By how much a round differs from those around it, where nothing is struck.
+    """Returns the 95th percentile of a round's deviation from its baseline, in ms.
 
-    19 of 20 differ by less; None: there are too few. An agreement to less than that of a single
-    stall is luck.
+    ``undisturbed`` is a run without faults; None without comparable rounds. For a single stall, an
+    agreement closer than the jitter is a coincidence.
     """
     found = rounds(undisturbed)
     usual = RoundBaseline(found, (), ())

@@ -1,4 +1,4 @@
-"""Contenders in turns, through scenarios, with the same requests: a row a run."""
+"""Runs contenders in turns through scenarios, with the same requests; a run gives a row."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ WARM_UP_STREAMS = 8
 
 @dataclass(frozen=True)
 class RunOptions:
-    """scenarios: their faults by name. pairs: how often each contender runs each scenario.
+    """Options of a measurement.
 
-    patience_s: no token of any request for so long, and what is under way has failed.
+    scenarios: faults by name of the scenario. pairs: runs of each scenario per contender.
+    patience_s: if no token of any request arrives for this time, all requests under way have
+    failed.
     """
 
     workload: Workload
@@ -50,7 +52,7 @@ class RunOptions:
     keep_logs: Path | None = None
 
     def key(self, scenario: str) -> str:
-        """Names what is measured: rows of the same key may stand beside each other."""
+        """Returns a hash of workload, limits and faults: rows with the same key are comparable."""
         what = {
             "workload": asdict(self.workload),
             "goal": asdict(self.goal),
@@ -64,9 +66,10 @@ Turn = tuple[int, str, str]
 
 
 def turns(options: RunOptions) -> Iterator[Turn]:
-    """Pair, scenario, contender: contenders take turns, and another one begins each time.
+    """Yields (pair, scenario, contender) for every run.
 
-    Scenarios do so, too, from pair to pair, so that none of them always has the older engines.
+    The first contender changes from scenario to scenario. The order of the scenarios is reversed
+    from pair to pair, so that no scenario always has the older engines.
     """
     count = 0
     for pair in range(options.pairs):
@@ -80,19 +83,19 @@ def turns(options: RunOptions) -> Iterator[Turn]:
 
 
 def run(options: RunOptions, rows: Rows, progress: Progress) -> list[Row]:
-    """Measures what is not in ``rows`` yet, puts it there, and returns all of it.
+    """Measures all runs missing in ``rows``, adds the runs, and returns the rows of all runs.
 
-    Raises LabUnavailableError where there can be no lab; a contender that does not start is a row
-    that says so.
+    A contender that does not start gets a row with the reason. Raises LabUnavailableError on a
+    machine without support for labs.
     """
     found = {
         turn: rows.find(options.key(turn[1]), turn[1], turn[2], turn[0]) for turn in turns(options)
     }
     left = [turn for turn, row in found.items() if row is None]
     if not left:
-        progress.line("all of it has been measured: nothing to do")
+        progress.line("all runs are already measured: nothing to do")
     else:
-        progress.line(f"{len(left)} runs, {len(found) - len(left)} have been measured")
+        progress.line(f"{len(left)} runs to measure, {len(found) - len(left)} already measured")
         found |= _measure_all(options, left, rows, progress)
     return [row for row in found.values() if row is not None]
 
@@ -131,7 +134,10 @@ def _measure_all(
 def _start_all(
     places: Mapping[str, ContenderServer], options: RunOptions, progress: Progress
 ) -> dict[str, str]:
-    """Why those do not start that do not; all others run, since one that idles takes time, too."""
+    """Starts all contenders; returns the reasons of failed starts by name.
+
+    All contenders run during the whole measurement, because an idle engine also takes CPU time.
+    """
     why_not = {}
     for name, place in places.items():
         with progress.step(f"starting {name}"):
@@ -144,7 +150,7 @@ def _start_all(
 
 
 class _Bench:
-    """Runs of contenders that are up, each beside its own undisturbed run."""
+    """Runs started contenders; each contender has an undisturbed run as reference."""
 
     def __init__(self, options: RunOptions, work: Path, progress: Progress) -> None:
         self._options = options
@@ -153,7 +159,7 @@ class _Bench:
         self._references: dict[str, Run] = {}
 
     def measure(self, scenario: str, place: ContenderServer) -> tuple[dict[str, Any], TokenTimes]:
-        """The row of a run, and when its tokens came."""
+        """Measures a run; returns the row and the arrival times of the tokens."""
         workload, faults = self._options.workload, self._options.scenarios[scenario]
         server = place.server(workload.prompts[:WARM_UP_STREAMS])
         place.settle()
@@ -170,7 +176,7 @@ class _Bench:
         if place.contender.r2ccl:
             row["impact"] = self._impact(server, result, reference)
         if result.failed or (faults and place.contender.renew):
-            place.stop()  # what is left of it is not what the next scenario is about
+            place.stop()  # the next scenario starts with a new engine
         return row, TokenTimes.of(result)
 
     def _reference(self, place: ContenderServer, server: Server) -> Run:
@@ -196,7 +202,7 @@ class _Bench:
         )
 
     def _impact(self, server: Server, result: Run, reference: Run) -> dict[str, Any]:
-        """What the sidecar of the node that answers says that rail events cost requests."""
+        """Compares the delays reported by the API node's sidecar with the clients' delays."""
         try:
             held = impact.ask(server.journals()[0], self._work / "sidecar.log")
         except impact.ImpactError as error:
@@ -211,7 +217,7 @@ class _Bench:
 
 
 def _fault(struck: Played, result: Run) -> dict[str, Any]:
-    """What was done, in s since the first request, and the longest wait of a request around it."""
+    """Returns a fault's times (s since the first request) and the longest gap during the fault."""
     begun_ns = min(request.sent_ns for request in result.requests if request.sent_ns)
     until_ns = struck.healed_ns or 2**63
     waits = [
@@ -242,9 +248,9 @@ def drive(
     progress: Progress,
     extra: Mapping[str, Any] | None,
 ) -> list[Row]:
-    """The same requests against a server that runs already, twice: the first one is the reference.
+    """Sends the same requests twice to a running server; the first run is the reference.
 
-    Raises LoadError where it breaks.
+    Raises LoadError when the load fails.
     """
     place = LocalPlace()
     with workdir.work_directory(options.keep_logs) as work:

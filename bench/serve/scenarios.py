@@ -1,14 +1,13 @@
-"""Faults by time: scenarios by name, and schedules as small files.
+"""Schedules of faults: named scenarios, and files.
 
 A line of a file is a fault::
 
     at: 12s, carrier_loss: rail0@node1, for: 8s
 
-``at`` counts from the first request on; without ``for`` the fault stays until the end. Empty lines
-and what follows ``#`` count for nothing. The words for faults are those of :data:`WORDS`, and
-those of earlier releases. A fault is at a rail of a node (``rail0@node1``), at the one that carries
-most a second before (``used@node1``), at all of them (``all@node1``), or at the node's management
-NIC (``mgmt@node1``).
+``at`` counts from the first request. Without ``for``, the fault stays until the end. Empty lines
+and text after ``#`` are ignored. :data:`WORDS` has the kinds of faults; deprecated names are
+accepted, too. A fault strikes a rail of a node (``rail0@node1``), the busiest rail, determined one
+second before (``used@node1``), all rails (``all@node1``), or the management NIC (``mgmt@node1``).
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ WORDS = (
     "slow",
     "flap",
 )
-"""The kinds of faults that a line may name (:data:`r2serve.lab.kinds.KINDS`)."""
+"""Kinds of faults accepted in a line, a subset of :data:`r2serve.lab.kinds.KINDS`."""
 
 AIM_S = 1.0
-"""So long before a fault strikes it is found out which rail carries most."""
+"""The busiest rail is determined this time before a fault, in s."""
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)?")
 _PLACE = re.compile(r"(?:rail(?P<rail>\d+)|(?P<which>used|all|mgmt))@node(?P<node>\d+)")
@@ -42,7 +41,7 @@ _NAME_OF = {aim: name for name, aim in _AIMS.items()}
 
 
 def line_of(fault: Fault) -> str:
-    """The line of a schedule that says that fault."""
+    """Formats a fault as a line of a schedule."""
     where = f"rail{fault.rail}" if isinstance(fault.rail, int) else _NAME_OF[fault.rail]
     lasts = f", for: {fault.duration_s:g}s" if math.isfinite(fault.duration_s) else ""
     return f"at: {fault.at_s:g}s, {fault.kind}: {where}@node{fault.node}{lasts}"
@@ -72,22 +71,22 @@ _OLD_NAMES = {
 
 
 def named(name: str) -> str:
-    """The scenario that a word of an earlier release stands for; others stay as they are."""
+    """Returns the scenario for a deprecated name; returns any other name unchanged."""
     return _OLD_NAMES.get(name, name)
 
 
 def scenario(name: str) -> tuple[Fault, ...]:
-    """The faults of a scenario. Raises ScheduleError where there is none of that name."""
+    """Returns the faults of a scenario. Raises ScheduleError for an unknown name."""
     if name not in SCENARIOS:
         raise ScheduleError(f"scenario is {name!r}: must be one of {', '.join(SCENARIOS)}")
     return parse(SCENARIOS[name])
 
 
 def parse(text: str, nodes: int = 2, rails: int = 2) -> tuple[Fault, ...]:
-    """The faults of a schedule's text, in the order of their times.
+    """Parses a schedule; returns the faults in order of time.
 
     Raises:
-        ScheduleError: a line is none, or two faults would be at one rail at once.
+        ScheduleError: a line is malformed, or two faults overlap.
     """
     faults = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -123,7 +122,7 @@ def _parse_line(number: int, line: str, nodes: int, rails: int) -> Fault:
         raise wrong(word, fields[word], f"of {nodes} nodes with {rails} rails, counted from 0")
     if place["which"] == "mgmt" and canonical(word) != "carrier_loss":
         raise wrong(
-            word, fields[word], "a rail: of the management NIC there is `carrier_loss` alone"
+            word, fields[word], "a rail: for the management NIC, only `carrier_loss` is supported"
         )
 
     def seconds(name: str) -> float:

@@ -1,4 +1,4 @@
-"""What was measured, in files: a row a run, and beside it when each token came."""
+"""Files of results: a row per run, and a file with the arrival times of each run's tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """Of each request that was sent: when, and when each of its tokens came; in ms of the run."""
+    """Send time and token arrival times of each request sent, in ms since the first request."""
 
     requests: tuple[tuple[float, tuple[float, ...]], ...]
 
     @classmethod
     def of(cls, run: Run) -> TokenTimes:
-        """The run's clock is 0 at its first request."""
+        """Returns the times of a run; time 0 is the first request."""
         sent = [request for request in run.requests if request.sent_ns]
         begun_ns = min((request.sent_ns for request in sent), default=0)
 
@@ -32,13 +32,13 @@ class TokenTimes:
 
 
 class Rows:
-    """Rows of a run, in a file where there is one: a line each, written as soon as it is known.
+    """Rows of runs, optionally kept in a file with a line per row, written at once.
 
-    What the file has of the same commit, key and label is not measured again; its other rows stay
-    until newer ones of the same label, scenario and contender take their place.
+    Rows of the file with the same commit, key and label are not measured again. Other rows stay
+    until newer rows of the same label, scenario and contender replace the old rows.
 
-    label: what is measured, where a file has several things. folder: where the times go, None:
-    nowhere. Raises ValueError where the file is none of rows.
+    label: name of the measurement, for a file with several measurements. folder: folder for token
+    times; None: times are not kept. Raises ValueError when the file is not a file of rows.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Rows:
         self._all = [] if path is None else read(path)
 
     def find(self, key: str, scenario: str, contender: str, pair: int) -> Row | None:
-        """The row of a run that was measured; what could not run then is tried again."""
+        """Returns the row of a measured run; None for a run not measured or with ``not_run``."""
         names = ("commit", "label", "key", "scenario", "contender", "pair")
         wanted = [self._common["commit"], self._common["label"], key, scenario, contender, pair]
         for row in reversed(self._all):
@@ -70,7 +70,7 @@ class Rows:
         return None
 
     def add(self, row: Mapping[str, Any], times: TokenTimes | None = None) -> Row:
-        """Keeps a row, which has ``key``, ``scenario``, ``contender`` and ``pair``."""
+        """Adds ``row`` (with key, scenario, contender and pair); returns the full row."""
         whole = {**row, **self._common}
         self._all.append(whole)
         if self._folder is not None and times is not None:
@@ -83,7 +83,7 @@ class Rows:
         return whole
 
     def times(self, row: Mapping[str, Any]) -> TokenTimes | None:
-        """Of a run; None where they are not kept."""
+        """Returns the token times of a run; None if the times are not kept."""
         if self._folder is None or not self._place(row).exists():
             return None
         kept = json.loads(self._place(row).read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ class Rows:
         return self._folder / f"{name}.json"
 
     def tidy(self, rows: Sequence[Row]) -> list[Row]:
-        """Keeps what is newest in the file; returns what is kept there besides ``rows``."""
+        """Removes outdated rows from the file; returns the remaining rows outside ``rows``."""
         self._all = latest(self._all)
         if self._path is not None:
             fresh = self._path.with_name(self._path.name + ".new")
@@ -109,7 +109,10 @@ class Rows:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file; none where it is not there. Raises ValueError, naming file and line."""
+    """Returns the rows of a file; empty if the file does not exist.
+
+    Raises ValueError with file and line for a malformed row.
+    """
     if not path.exists():
         return []
     rows = []
@@ -126,7 +129,7 @@ def read(path: Path) -> list[Row]:
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
-    """Of each label, scenario and contender the rows of the key and commit that came last."""
+    """Returns, for each label, scenario and contender, the rows of the latest key and commit."""
     last = {_about(row): (row["key"], row["commit"]) for row in rows}
     kept = {_name(row): row for row in rows if last[_about(row)] == (row["key"], row["commit"])}
     return list(kept.values())

@@ -1,4 +1,4 @@
-"""Faults of a scenario beside the requests of a load."""
+"""Plays the faults of a scenario during a load."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def strikes(
     aim: Callable[[], int],
     watch: Callable[[str], None] = lambda _: None,
 ) -> BackgroundPlay:
-    """The faults as a background play.
+    """Returns a background play of the faults.
 
-    Making a fault on the machine that serves takes processor time, unlike a fault of a network.
-    The player therefore chooses the rail ``AIM_S`` before.
+    The faults are made on the serving machine and take CPU time, unlike faults of a real network.
+    The player therefore determines the busiest rail ``AIM_S`` before each fault.
 
-    begun_ns: CLOCK_MONOTONIC of the first request, the origin of the faults' times; 0 while it is
-    awaited. aim: which rail of a node carries most. watch: is told what is about to happen, a line
-    each.
+    begun_ns: returns the time of the first request (CLOCK_MONOTONIC, ns), the origin of the
+    faults' times; 0 before the first request. aim: returns the busiest rail. watch: receives a
+    line before each fault.
     """
     player = Player(faults, LabInjector(lab), aim=aim, ahead_s=AIM_S, watch=watch, text_of=line_of)
     return BackgroundPlay(player, begun_ns)

@@ -1,4 +1,4 @@
-"""Which requests are sent, and when: the same for everybody who serves them, from a seed."""
+"""Workloads: requests with send times, determined by a seed and equal for all contenders."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from r2serve.lab.serving.model import TinyLlama, vocabulary
 
-# Text has about so many characters a token, where there is no tokenizer to ask.
+# Estimated number of characters per token of text, used without a tokenizer.
 CHARACTERS_PER_TOKEN = 4
 
 
 class WorkloadError(ValueError):
-    """Options or a file that make no workload; names the field."""
+    """Options or a file are invalid; the message names the field."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Log-normal lengths in tokens: their median, and sigma of their logarithm (0: all alike)."""
+    """Log-normal lengths in tokens: median, and sigma of the logarithm (0: all lengths equal)."""
 
     median: int
     sigma: float
@@ -36,11 +36,11 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in the order of their arrivals.
+    """Requests in order of arrival.
 
-    tokens: how many each asks for. arrivals_s: when each is due, in s since the start; all 0 with a
-    closed loop. concurrency: at most so many are under way; 0: an open loop, in which nobody waits
-    for anybody.
+    tokens: number of tokens of each request. arrivals_s: due time of each request, in s since the
+    start; all 0 in a closed loop. concurrency: maximum number of requests under way; 0: an open
+    loop, with independent arrivals.
     """
 
     prompts: tuple[str, ...]
@@ -50,12 +50,12 @@ class Workload:
 
     @property
     def seconds(self) -> float:
-        """When the last request is due."""
+        """Due time of the last request, in s since the start."""
         return max(self.arrivals_s, default=0.0)
 
 
 def synthetic(count: int, seed: int, prompt: Lengths, output: Lengths) -> list[tuple[str, int]]:
-    """Prompts of words that the demo's model knows, and the tokens asked for."""
+    """Returns prompts from the vocabulary of the demo's model, with numbers of output tokens."""
     source = random.Random(seed)
     words = vocabulary(TinyLlama())
     return [
@@ -65,20 +65,20 @@ def synthetic(count: int, seed: int, prompt: Lengths, output: Lengths) -> list[t
 
 
 def from_sharegpt(path: Path, count: int, seed: int, output: Lengths) -> list[tuple[str, int]]:
-    """First turns of conversations, drawn from a file in ShareGPT's format.
+    """Draws the first turns of conversations from a file in ShareGPT's format.
 
-    That is a list of ``{"conversations": [{"from": …, "value": …}, …]}``. The tokens asked for are
-    those of the answer there, by its characters, within the limits of ``output``.
+    The format is a list of ``{"conversations": [{"from": …, "value": …}, …]}``. The number of
+    output tokens is estimated from the characters of the answer, within the limits of ``output``.
 
     Raises:
-        WorkloadError: it is no such file, or has no conversation with an answer.
+        WorkloadError: the file is not in ShareGPT's format, or has no conversation with an answer.
     """
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WorkloadError(f"sharegpt: {path}: {error}") from error
     if not isinstance(entries, list):
-        raise WorkloadError(f"sharegpt: {path}: a list of conversations is expected")
+        raise WorkloadError(f"sharegpt: {path}: must be a list of conversations")
     known = []
     for entry in entries:
         turns = entry.get("conversations", []) if isinstance(entry, dict) else []
@@ -87,14 +87,14 @@ def from_sharegpt(path: Path, count: int, seed: int, output: Lengths) -> list[tu
             asked = len(values[1]) // CHARACTERS_PER_TOKEN
             known.append((values[0], max(output.least, min(asked, output.most))))
     if not known:
-        raise WorkloadError(f"sharegpt: {path}: no conversation has a question and an answer")
+        raise WorkloadError(f"sharegpt: {path}: no conversation with a question and an answer")
     source = random.Random(seed)
     source.shuffle(known)
     return list(itertools.islice(itertools.cycle(known), count))
 
 
 def poisson(count: int, rate: float, seed: int) -> tuple[float, ...]:
-    """Arrivals at ``rate`` a second, in s; the first one at 0."""
+    """Returns Poisson arrivals at ``rate`` per second, in s; the first arrival is at 0."""
     source = random.Random(seed)
     gaps = (source.expovariate(rate) for _ in range(count - 1))
     return tuple(itertools.accumulate(gaps, initial=0.0))
@@ -103,10 +103,10 @@ def poisson(count: int, rate: float, seed: int) -> tuple[float, ...]:
 def arrange(
     requests: Sequence[tuple[str, int]], seed: int, *, rate: float = 0.0, concurrency: int = 0
 ) -> Workload:
-    """Requests with arrivals: an open loop at ``rate`` a second, or a closed one.
+    """Returns a workload: an open loop at ``rate`` per second, or a closed loop.
 
     Raises:
-        WorkloadError: there are no requests, or not exactly one of both is given.
+        WorkloadError: ``requests`` is empty, or ``rate`` and ``concurrency`` are not exclusive.
     """
     if not requests:
         raise WorkloadError("requests is 0: must be 1 or more")

@@ -1,1 +1,1 @@
-"""Peers of the collectives benchmark that are native programs."""
+"""Native contenders of the collectives benchmark."""

@@ -1,4 +1,4 @@
-"""Compiles the native peers on this machine, once: they want its instruction set and its MPI."""
+"""Compiles the native contenders on this machine, for the local CPU and MPI, into a cache."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ FLAGS = ("-std=c++20", "-O3", "-march=native")
 
 
 class BuildError(RuntimeError):
-    """A native peer cannot be built here; says why."""
+    """A native contender cannot be built on this machine; the message gives the reason."""
 
 
 def find_tool(name: str) -> str | None:
-    """A program of this Python environment, or else of the PATH."""
+    """Returns the path of a program: in this Python environment, else in the PATH."""
     beside = Path(sys.prefix) / "bin" / name
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
 
 def build(source: str, compiler: str | None, libraries: Sequence[str] = ()) -> Path:
-    """The executable of ``source``; compiled when the cache has none of the same text and compiler.
+    """Returns the executable of ``source``, from the cache or newly compiled.
 
-    ``libraries`` are further arguments of the compiler. Raises BuildError when there is no compiler
-    or it rejects the source.
+    The cache key covers the sources, the compiler and the arguments. ``libraries`` are further
+    compiler arguments. Raises BuildError without a compiler, or when the compilation fails.
     """
     if compiler is None:
         raise BuildError(f"no compiler for {source}")
@@ -43,7 +43,7 @@ def build(source: str, compiler: str | None, libraries: Sequence[str] = ()) -> P
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BuildError(f"{compiler} cannot compile {source}: {done.stderr.strip()[-400:]}")
-        output.rename(target)  # whole or not at all, also with two benchmarks at a time
+        output.rename(target)  # atomic, even if two benchmarks build at the same time
     return target
 
 

@@ -1,10 +1,11 @@
-// The raw floor: the least that an all-reduce of two ranks over TCP can cost on this machine.
+// The raw floor: the minimum cost of an all-reduce of two ranks over TCP on this machine.
 //
-// One connection on each rail, non-blocking sockets polled by spinning, a full exchange of the
-// bytes and one reduce pass. No headers, no acknowledgements, no copies besides the kernel's.
-// Messages up to `kOneRailBytes` use the first rail; larger ones are split evenly, and sends and
-// receives take turns so that no socket buffer can fill up on both sides. The socket buffers are
-// left to the kernel's tuning, which measured faster here than any fixed size.
+// The floor has a TCP connection on each rail, and polls non-blocking sockets by spinning. A call
+// is a full exchange of the bytes and a single reduce pass. There are no headers, no
+// acknowledgements, and no copies except the kernel's copies. Messages up to `kOneRailBytes` use
+// the first rail. Larger messages are split evenly over the rails. Sends and receives alternate, so
+// that the socket buffers of both sides cannot fill up. The kernel tunes the socket buffers: fixed
+// sizes measured slower.
 //
 //   r2serve-floor CONTROL_SOCKET RANK ADDRESS:PORT...   (rank 0 listens, rank 1 connects)
 #include <fcntl.h>
@@ -23,7 +24,7 @@ namespace {
 using r2serve::bench::die;
 
 constexpr std::size_t kOneRailBytes = 32 * 1024;
-// One call moves at most this much: what is received next is then still in the cache.
+// Maximum size of a socket call; limits the working set, so that received data stays in the cache.
 constexpr std::size_t kCallBytes = 256 * 1024;
 
 struct Rail {
@@ -69,7 +70,7 @@ class Floor final : public r2serve::bench::Collective {
   }
 
   std::string prepare(const r2serve::bench::Request& request) override {
-    if (request.op != "all_reduce") return "the floor knows all_reduce only";
+    if (request.op != "all_reduce") return "the floor supports all_reduce only";
     if (request.dtype == "float32") return check<float>(request.bytes);
     if (request.dtype == "float64") return check<double>(request.bytes);
     if (request.dtype == "int32") return check<std::int32_t>(request.bytes);
@@ -98,7 +99,7 @@ class Floor final : public r2serve::bench::Collective {
         throw r2serve::bench::WrongResult("sum");
       }
     }
-    std::fill(data_.begin(), data_.end(), std::byte{0});  // sums stay finite however long it runs
+    std::fill(data_.begin(), data_.end(), std::byte{0});  // sums of zeros stay finite
     return {};
   }
 

@@ -1,5 +1,5 @@
-// Open MPI or MPICH as a peer of the benchmark, called as a native program would call it: one
-// source, compiled by the mpicxx of either.
+// Open MPI and MPICH as contenders, called from C++. The mpicxx of either library compiles this
+// source.
 //
 //   mpirun -n RANKS ... r2serve-mpi CONTROL_SOCKET
 #include <mpi.h>
@@ -56,11 +56,11 @@ class Mpi final : public r2serve::bench::Collective {
     bool right = true;
     shape_.expected([&](int value) { right = *result++ == static_cast<T>(value) && right; });
     if (!right) throw r2serve::bench::WrongResult("result of " + op_);
-    std::fill(data_.begin(), data_.end(), std::byte{0});  // sums stay finite however long it runs
+    std::fill(data_.begin(), data_.end(), std::byte{0});  // sums of zeros stay finite
     return {};
   }
 
-  // Makes the op the current call; false when there is none of that name.
+  // Makes `op_` the current call. Returns false for an unknown op.
   bool bind(MPI_Datatype type, int count) {
     void* data = data_.data();
     void* output = output_.data();
@@ -101,7 +101,7 @@ class Mpi final : public r2serve::bench::Collective {
     return true;
   }
 
-  // A message of rank 0 that is handed on from rank to rank, until rank 0 has it again.
+  // Passes a message of rank 0 from rank to rank, back to rank 0.
   void ring(void* data, void* output, int count, MPI_Datatype type) const {
     const int next = (rank_ + 1) % ranks_;
     const int previous = (rank_ + ranks_ - 1) % ranks_;
@@ -124,7 +124,7 @@ class Mpi final : public r2serve::bench::Collective {
   std::vector<std::byte> output_;
 };
 
-// The rank that mpirun started this process as: Open MPI's and MPICH's name for it.
+// Returns this process's rank from the environment variable of Open MPI or MPICH.
 int launched_rank() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
     if (const char* rank = std::getenv(name); rank != nullptr) return std::atoi(rank);
@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: mpirun ... %s CONTROL_SOCKET\n", argv[0]);
     return 2;
   }
-  // Before MPI_Init, so that the library's own threads are pinned with the rank as in every peer.
+  // Pinning comes before MPI_Init: threads of the MPI library inherit the affinity of the rank.
   r2serve::bench::pin_rank(launched_rank());
   MPI_Init(&argc, &argv);
   int rank = 0;

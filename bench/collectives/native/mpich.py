@@ -1,7 +1,7 @@
-"""Where MPICH is: not among this environment's programs, whose mpirun and mpicxx are Open MPI's.
+"""Finds MPICH, installed under a separate prefix: ``pip install --prefix PREFIX mpich``.
 
-Both wheels bring programs and headers of the same names, so MPICH is installed under a prefix of
-its own: ``pip install --prefix PREFIX mpich``.
+The wheels of MPICH and Open MPI contain programs and headers of the same names (mpirun, mpicxx,
+mpi.h). The programs of this Python environment are Open MPI's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MPICH_VARIABLE = "R2SERVE_BENCH_MPICH"
 
 
 def mpich_prefix() -> Path:
-    """What the variable says, else ``mpich`` in this Python environment."""
+    """Returns $R2SERVE_BENCH_MPICH, else ``mpich`` in this Python environment."""
     given = os.environ.get(MPICH_VARIABLE)
     return Path(given) if given else Path(sys.prefix) / "mpich"
 
 
 def mpich_tool(name: str) -> str | None:
-    """``mpiexec`` or ``mpicxx`` of the prefix, or else as Debian names it on the PATH."""
+    """Returns ``mpiexec`` or ``mpicxx`` of the prefix, else Debian's program (``NAME.mpich``)."""
     own = mpich_prefix() / "bin" / name
     if os.access(own, os.X_OK):
         return str(own)
@@ -30,7 +30,7 @@ def mpich_tool(name: str) -> str | None:
 
 
 def mpich_version() -> str | None:
-    """The version of the MPICH that is found, None where there is none."""
+    """Returns the version of the MPICH found, None without MPICH."""
     mpiexec = mpich_tool("mpiexec")
     if mpiexec is None:
         return None

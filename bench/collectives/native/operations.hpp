@@ -1,5 +1,5 @@
-// What each op does to the buffers of a rank, as ../operations.py says it to the Python peers: how
-// many elements a rank brings and gets, what they hold, and what is right afterwards.
+// Buffers of each op at a rank: number of input and output elements, input values, and the
+// expected result. ../operations.py has the same definitions for the Python contenders.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@ namespace r2serve::bench {
 
 inline constexpr int kRoot = 0;
 
-// Values whose sums over any few ranks are exact in every dtype of the benchmark.
+// Returns a rank's input value at `index`. Sums over a few ranks are exact in every dtype of the
+// benchmark.
 inline int pattern(std::size_t index, int rank) {
   return (rank + 1) * (static_cast<int>(index % 13) + 1);
 }
@@ -19,7 +20,8 @@ inline int pattern_sum(std::size_t index, int ranks) {
   return ranks * (ranks + 1) / 2 * (static_cast<int>(index % 13) + 1);
 }
 
-// `total` elements in uneven shares of 1, 2, ... parts; the last one takes the rest.
+// Splits `total` elements into uneven shards of 1, 2, ... parts. The last shard takes the
+// remainder.
 inline std::vector<std::size_t> shares(std::size_t total, std::size_t ranks) {
   const std::size_t parts = ranks * (ranks + 1) / 2;
   std::vector<std::size_t> result;
@@ -32,7 +34,8 @@ inline std::vector<std::size_t> shares(std::size_t total, std::size_t ranks) {
   return result;
 }
 
-// How many of its `total` elements `rank` sends to each rank of an all_to_allv.
+// Returns the number of elements sent by `rank` to each rank in an all_to_allv of `total` elements
+// per rank.
 inline std::vector<std::size_t> sent(std::size_t total, std::size_t ranks, std::size_t rank) {
   const auto even = shares(total, ranks);
   std::vector<std::size_t> result;
@@ -40,7 +43,7 @@ inline std::vector<std::size_t> sent(std::size_t total, std::size_t ranks, std::
   return result;
 }
 
-// Where each of consecutive parts begins.
+// Returns the offsets of consecutive parts, in elements.
 inline std::vector<std::size_t> starts(const std::vector<std::size_t>& sizes) {
   std::vector<std::size_t> result;
   std::size_t at = 0;
@@ -51,7 +54,7 @@ inline std::vector<std::size_t> starts(const std::vector<std::size_t>& sizes) {
   return result;
 }
 
-// One op with `count` elements per rank (all_gatherv: on average), as one rank sees it.
+// An op with `count` elements per rank (all_gatherv: on average), from the view of `rank`.
 class Operation {
  public:
   Operation() = default;
@@ -81,13 +84,14 @@ class Operation {
     return in_place() ? 0 : count_;  // all_to_all, all_to_allv, send_recv
   }
 
-  // Elements of each rank's part: of the output, of the input, of both.
+  // Shard sizes by rank, in elements. `gathered` describes the output, `scattered` the input, and
+  // `exchanged` both.
   const std::vector<std::size_t>& gathered() const { return gathered_; }
   const std::vector<std::size_t>& scattered() const { return scattered_; }
   const std::vector<std::size_t>& exchanged() const { return exchanged_; }
 
-  // Calls `take(value)` for each element that the result has to hold, in order: the input's where
-  // the op is in place, else the output's.
+  // Calls `take(value)` with each expected element of the result, in order. The result is the
+  // input buffer if the op is in place, else the output buffer.
   template <typename Take>
   void expected(Take take) const {
     const auto all = static_cast<int>(ranks_);

@@ -1,4 +1,4 @@
-// TCP sockets of the native peers: addresses as ADDRESS:PORT, connections, lines of bytes.
+// TCP sockets of the native contenders: addresses as ADDRESS:PORT, connections and byte strings.
 #pragma once
 
 #include <arpa/inet.h>
@@ -50,7 +50,8 @@ inline int accept_one(const sockaddr_in& address) {
   return fd;
 }
 
-// `from_there`: the connection begins at the same address, as both ends of a loopback rail do.
+// Connects to `address`. `from_there`: the local end uses the same IP address, as on a loopback
+// rail.
 inline int connect_to(const sockaddr_in& address, bool from_there) {
   sockaddr_in source = address;
   source.sin_port = 0;
@@ -60,7 +61,7 @@ inline int connect_to(const sockaddr_in& address, bool from_there) {
     if (from_there && ::bind(fd, near, sizeof source) != 0) die("bind");
     if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
     ::close(fd);
-    ::usleep(10'000);  // the other process is not listening yet
+    ::usleep(10'000);  // the other process may not listen yet
   }
   die("connect");
   return -1;
@@ -84,7 +85,7 @@ inline void receive_all(int fd, void* bytes, std::size_t count) {
   }
 }
 
-// Its length, then its bytes.
+// Sends the length of `text`, then the bytes.
 inline void send_text(int fd, const std::string& text) {
   const std::uint64_t length = text.size();
   send_all(fd, &length, sizeof length);

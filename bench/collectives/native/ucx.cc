@@ -1,12 +1,14 @@
-// UCX's failover mode as a peer of the measurement of stalls: an all-reduce of two ranks over one
-// endpoint made with UCP_ERR_HANDLING_MODE_FAILOVER, whose lanes are TCP connections on all rails.
+// UCX's failover mode as a contender in the stall measurements: an all-reduce of two ranks over an
+// endpoint with UCP_ERR_HANDLING_MODE_FAILOVER. The endpoint has a TCP lane on each rail.
 //
-// Each rank sends its data as one active message, which carries the number of the call, and adds
-// what comes. Of what the mode sends again when a lane fails (UCX 1.22: puts, gets and eager
-// zero-copy active messages) only the last has a protocol for TCP. There are two inboxes, because
-// the other rank may be a call ahead.
+// Each rank sends its data as an active message with the number of the call, and adds the received
+// data. When a lane fails, the mode of UCX 1.22 replays puts, gets and eager zero-copy active
+// messages. Over TCP, UCX has a protocol only for the active messages. Each rank has two inboxes,
+// because the other rank may be a call ahead.
 //
-//   r2serve-ucx CONTROL_SOCKET RANK ADDRESS:PORT   (rank 0 listens there; only to exchange keys)
+//   r2serve-ucx CONTROL_SOCKET RANK ADDRESS:PORT
+//
+// Rank 0 listens at ADDRESS:PORT; the connection only exchanges the UCX worker addresses.
 #include <ucp/api/ucp.h>
 
 #include <algorithm>
@@ -23,7 +25,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr unsigned kMessage = 0;
-// Longer than a measured fault lasts: a call that still waits after it was undone goes on never.
+// Longer than a measured fault lasts: a call still waiting after the fault's end never completes.
 constexpr std::chrono::seconds kPatience{40};
 
 void check(ucs_status_t status, const char* what) {
@@ -32,7 +34,7 @@ void check(ucs_status_t status, const char* what) {
   }
 }
 
-// Ends a wait that would last for ever.
+// Ends a wait after `kPatience` with an exception.
 class Deadline {
  public:
   void look(const char* what) {
@@ -46,14 +48,14 @@ class Deadline {
   unsigned looks_ = 0;
 };
 
-// What has come for a call.
+// The message received for a call.
 struct Inbox {
   std::uint64_t call = 0;
   std::vector<float> values;
 };
 
-// UCX's objects live as long as the process: an endpoint with a failed lane may not be closed in
-// any known time.
+// UCX's objects live as long as the process, because closing an endpoint with a failed lane has no
+// known time limit.
 class Ucx final : public r2serve::bench::Collective {
  public:
   Ucx(int rank, int bootstrap) : rank_(rank) {
@@ -81,7 +83,7 @@ class Ucx final : public r2serve::bench::Collective {
   }
 
   std::string prepare(const r2serve::bench::Request& request) override {
-    if (request.op != "all_reduce") return "the exchange over UCX knows all_reduce only";
+    if (request.op != "all_reduce") return "the exchange over UCX supports all_reduce only";
     if (request.dtype != "float32") return "the exchange over UCX has no " + request.dtype;
     if (!data_.empty()) return "an exchange over UCX is for one size";
     const std::size_t count = request.bytes / sizeof(float);
@@ -119,7 +121,8 @@ class Ucx final : public r2serve::bench::Collective {
 
   float* first_value() override { return data_.data(); }
 
-  // Of a lane's state UCX tells nobody: what the devices have sent, called UP.
+  // Returns name, state and bytes sent of each rail's network device. The state is always UP,
+  // because UCX does not report the state of a lane.
   std::string rails() override {
     std::string text;
     for (const auto& entry : std::filesystem::directory_iterator("/sys/class/net")) {
@@ -158,7 +161,8 @@ class Ucx final : public r2serve::bench::Collective {
     return static_cast<Ucx*>(self)->took(header, header_bytes, data, bytes, how);
   }
 
-  // A message that was sent again may come twice; one that was in flight still, late.
+  // Takes a message into an inbox. A replayed message may arrive twice or late: messages of
+  // earlier calls and duplicates are dropped.
   ucs_status_t took(const void* header, std::size_t header_bytes, const void* data,
                     std::size_t bytes, const ucp_am_recv_param_t* how) {
     std::uint64_t call = 0;

@@ -1,16 +1,16 @@
-// What the native peers of the benchmark share: pinning, the control channel and the timed loop.
+// Common parts of the native contenders: pinning, the control channel and the timed loop.
 //
-// A worker connects to the coordinator's Unix socket, says `hello <rank>` and then blocks in read()
-// until it is told what to do, so that a peer whose turn it is not costs nothing:
+// A worker connects to the coordinator's Unix socket, sends `hello <rank>`, and then blocks in
+// read() until the next command. A waiting worker uses no CPU time. Commands and answers:
 //   prepare <op> <dtype> <bytes> <algorithm>   allocate, run once, check the result -> `ok`, or
-//                                                 `wrong <what>`
+//                                                 `wrong <details>`
 //   run <warmup> <iterations>                  -> `times <cpu ns> <ns> <ns> ...`: the CPU time of
 //                                                 this process, then the time of each iteration
-//   soak <ms>      all-reduces for that long   -> `soak <start ns> <ns> <ns> ...`: when the first
-//                                                 one started (CLOCK_MONOTONIC), each one's time
+//   soak <ms>      all-reduces for <ms>        -> `soak <start ns> <ns> <ns> ...`: start of the
+//                                                 first call (CLOCK_MONOTONIC), time of each call
 //   rails          -> `rails <name>,<state>,<bytes sent> ...`
 //   quit
-// Anything that cannot be done is answered by `error <reason>`.
+// The answer to an unsupported or failed command is `error <reason>`.
 #pragma once
 
 #include <sched.h>
@@ -40,14 +40,14 @@ struct Request {
   std::string algorithm;
 };
 
-// What a collective under test throws when its result is not the one it has to be.
+// Thrown by a collective under test for a wrong result.
 struct WrongResult : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The collective under test. `prepare` returns an empty string or what it cannot do, and throws
-// WrongResult; `once` throws std::runtime_error when the peer is lost. What can be soaked has
-// rails, and tells its first value.
+// The collective under test. `prepare` returns an empty string, or the reason for a refusal, and
+// throws WrongResult. `once` throws std::runtime_error when the peer is lost. A collective with
+// support for `soak` overrides `first_value` and `rails`.
 class Collective {
  public:
   Collective() = default;
@@ -65,7 +65,7 @@ inline void die(const char* what) {
   std::exit(1);
 }
 
-// Rank r runs on the r-th core (modulo their number) that this process may use, like every peer.
+// Pins rank r to the r-th allowed core, modulo the number of cores, as in every contender.
 inline void pin_rank(int rank) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) die("sched_getaffinity");
@@ -104,7 +104,7 @@ class Control {
     }
   }
 
-  // The next command; nothing when the coordinator is gone.
+  // Returns the next command, or nullopt when the coordinator has closed the connection.
   std::optional<std::string> next() {
     for (;;) {
       if (const auto end = buffer_.find('\n'); end != std::string::npos) {
@@ -124,14 +124,15 @@ class Control {
   std::string buffer_;
 };
 
-// What this process has spent in user and system mode so far, all its threads.
+// Returns the user and system time of this process so far (all threads), in ns.
 inline std::int64_t cpu_ns() {
   timespec spent{};
   if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent) != 0) die("clock_gettime");
   return std::int64_t{spent.tv_sec} * 1'000'000'000 + spent.tv_nsec;
 }
 
-// Back-to-back collectives, the time of each: one clock reading ends a call and starts the next.
+// Runs back-to-back collectives, and returns the `times` answer. A single clock reading ends a
+// call and starts the next call.
 inline std::string timed(Collective& collective, long warmup, long iterations) {
   using Clock = std::chrono::steady_clock;
   std::vector<std::int64_t> times(static_cast<std::size_t>(iterations));
@@ -150,10 +151,12 @@ inline std::string timed(Collective& collective, long warmup, long iterations) {
   return out.str();
 }
 
-// As soak in ../worker.py: rank 0 ends it by a 1 in the first element, which the sum brings to all.
+// Runs all-reduces for `duration_ms`, and returns the `soak` answer, like soak in ../worker.py.
+// Rank 0 puts a 1 into the first element after the deadline; the sum carries the 1 to every rank,
+// so that all ranks stop after the same call.
 inline std::string soak(Collective& collective, int rank, long duration_ms) {
   float* first = collective.first_value();
-  if (first == nullptr) return "error this peer cannot be soaked";
+  if (first == nullptr) return "error this contender does not support soak";
   const auto now = [] {
     timespec time{};
     if (clock_gettime(CLOCK_MONOTONIC, &time) != 0) die("clock_gettime");

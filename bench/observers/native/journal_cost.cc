@@ -1,8 +1,8 @@
-// What a worker pays for its journal: nanoseconds a record, and a call that is counted.
+// Cost of the journal in a worker: time of a record, of a counted call and of a clock reading.
 //
 //   journal_cost FOLDER ROUNDS
 //
-// Prints one JSON object: of each measure the median over rounds.
+// Prints a JSON object with the median of each time over ROUNDS rounds, in ns.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -1,8 +1,8 @@
-// Preloaded into a program: its TCP sockets become MPTCP sockets.
+// Preloaded library: turns the TCP sockets of a program into MPTCP sockets.
 //
-// As `mptcpize run` does, and one thing more, without which gloo does not start: it asks for
-// SO_REUSEADDR of connections that it has accepted, which means nothing there, and which Linux
-// refuses for MPTCP with EINVAL.
+// The library works like `mptcpize run`, with an addition for gloo. gloo sets SO_REUSEADDR on
+// accepted connections. The option has no effect there, but Linux refuses the option for MPTCP
+// with EINVAL, and gloo would not start.
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-"""Closing report of a test run: what was skipped and why, native tests included; and `show`."""
+"""The report at the end of a test run: skipped tests with reasons, native tests included."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--native-results",
         metavar="FOLDER",
-        help="GoogleTest's XML reports, one folder a build variant, to count in the closing report",
+        help="GoogleTest XML reports, a folder for each build variant, for the closing report",
     )
-    parser.addoption("--timings", metavar="PART", help="keep the time of this run as that of PART")
+    parser.addoption("--timings", metavar="PART", help="save the duration of this run as PART")
 
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """What a plugin tells its workers by variables is not told to the tests that follow."""
+    """Restores the environment after a test: vLLM's plugin sets variables for its workers."""
     before = dict(os.environ)
     yield
-    now = set(os.environ) - {"PYTEST_CURRENT_TEST"}  # pytest's own
+    now = set(os.environ) - {"PYTEST_CURRENT_TEST"}  # pytest sets and clears this variable
     for name in now - set(before):
         del os.environ[name]
     for name, value in before.items():
@@ -44,7 +44,10 @@ def same_environment() -> Iterator[None]:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What r2serve has logged; vLLM and torch log what they like, and when depends on the order."""
+    """Returns a function for the messages logged by r2serve.
+
+    Messages of vLLM and torch are left out: their number depends on the order of the tests.
+    """
     return lambda: [
         each.getMessage() for each in caplog.records if each.name.partition(".")[0] == "r2serve"
     ]
@@ -52,7 +55,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.fixture
 def show(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Prints a line, when the test ends, that is to be seen in every run, also if it passes."""
+    """Prints a line at the end of the test, also if the test passes."""
 
     def say(line: str) -> None:
         request.node.user_properties.append(("shown", line))
@@ -61,9 +64,10 @@ def show(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 class Report:
-    """What this run tells beyond pytest's own report: lines of `show`, and where its time went.
+    """Reports the lines of `show` and the time of each group of tests.
 
-    Workers of pytest-xdist report to the process that started them, which alone has one of these.
+    Workers of pytest-xdist send their reports to the main process. Only the main process has a
+    Report.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -86,7 +90,7 @@ class Report:
 
 
 def group_of(nodeid: str) -> str:
-    """The folder of a test, or what it tests where that takes minutes."""
+    """Returns the folder of a test, or the name of a slow group (guest, model, sim)."""
     path = PurePath(nodeid.partition("::")[0])
     for group in ("guest", "model", "sim"):
         if path.stem.startswith(f"test_{group}"):
@@ -101,7 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CUDA driver that needs no GPU, as a library that is loaded in the place of the real one."""
+    """Builds the fake CUDA driver, a library loaded instead of `libcuda.so.1`; needs no GPU."""
     from r2serve import _core
 
     if not _core.has_kernels():
@@ -111,7 +115,8 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of all workers of this run: one compiles it for all
+        # shared by all workers of this run, so only the first worker compiles
+        folder = folder.parent
     made = folder / "libfake_cuda.so"
     with (folder / "libfake_cuda.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -127,7 +132,7 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_forks() -> Iterator[Forks]:
-    """Forks of a process that has imported what vLLM does, and vLLM itself not."""
+    """Forks processes from a parent with vLLM's dependencies imported, but not vLLM itself."""
     with tempfile.TemporaryDirectory(prefix="r2serve-forks-") as folder:
         made = Forks(BESIDE_VLLM, Path(folder) / "socket")
         yield made
@@ -136,14 +141,14 @@ def vllm_forks() -> Iterator[Forks]:
 
 @pytest.fixture
 def forked_vllm(vllm_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each `vllm serve` that r2serve starts meanwhile is one of vllm_forks."""
+    """Makes `vllm serve`, started by r2serve during the test, a fork of `vllm_forks`."""
     for name, value in vllm_forks.environment.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")
 def cuda_driver(request: pytest.FixtureRequest) -> str:
-    """The driver of this machine's GPU, or one that needs none."""
+    """Returns the CUDA library: the real driver on a machine with a GPU, else the fake driver."""
     import torch
 
     if torch.cuda.is_available():
@@ -154,7 +159,7 @@ def cuda_driver(request: pytest.FixtureRequest) -> str:
 
 
 def native_results(folder: Path) -> tuple[int, Counter[str]]:
-    """Passed tests, and skipped ones by reason, in GoogleTest reports below ``folder``."""
+    """Returns passed tests, and skipped tests by reason, from GoogleTest reports in `folder`."""
     passed, skipped = 0, Counter[str]()
     for report in sorted(folder.glob("*.xml")):
         for case in ElementTree.parse(report).iter("testcase"):
@@ -168,7 +173,7 @@ def native_results(folder: Path) -> tuple[int, Counter[str]]:
 
 
 def skip_reason(report: pytest.TestReport) -> str:
-    """The text given to ``pytest.skip``, without file and line."""
+    """Returns the text given to `pytest.skip`, without file and line."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     return str(report.longrepr)
@@ -181,7 +186,7 @@ def skip_line(reasons: Counter[str]) -> str:
     return line
 
 
-# Last of all summaries, so that only pytest's own closing line comes after it.
+# This summary runs last, so that only pytest's own closing line comes after it.
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config

@@ -1,12 +1,12 @@
-"""Processes of Python that need not import torch: forked from one that has.
+"""Starts Python processes as forks of a process with torch imported.
 
-`import torch` takes two seconds of a processor, what vLLM imports beside it six, and the tests
-start hundreds of processes that want it.  A process of Forks runs the same script, with the same
-arguments, environment and standard streams as one that `subprocess.Popen` starts, and ends as an
-interpreter of its own does.
+`import torch` takes 2 s of CPU time, vLLM's other imports take 6 s, and the tests start hundreds of
+processes with these imports. A fork runs the same script as `subprocess.Popen` would, with the same
+arguments, environment and standard streams, and ends like a normal interpreter.
 
-`vllm serve` that r2serve itself starts is forked, too, where PATH_VARIABLE is set and the folder
-`tests/vllm_forked` is on PYTHONPATH; and so is the process in which vLLM looks at a model's class.
+`vllm serve` started by r2serve is a fork, too, if PATH_VARIABLE is set and the folder
+`tests/vllm_forked` is on PYTHONPATH. The same holds for vLLM's process for inspecting model
+classes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from r2serve.lab import namespaces
 
 LONGEST_MESSAGE = 200_000
 PATH_VARIABLE = "R2SERVE_TEST_FORKS"
-"""Environment variable with the path of the socket where a process asks to be forked."""
+"""Environment variable with the path of the socket for fork requests."""
 
 TORCH = ("numpy", "torch", "torch.distributed")
-# Not vLLM's own: those look for the platform, which depends on the environment.
+# vLLM's own modules are left out: their import chooses the platform from the environment.
 BESIDE_VLLM = (
     *TORCH,
     *("torch._dynamo", "torch._inductor.standalone_compile", "torch._inductor.lowering"),
@@ -45,7 +45,7 @@ BESIDE_VLLM = (
 
 
 class Forked:
-    """A process that was forked: what tests use of `subprocess.Popen`."""
+    """A forked process, with the part of the interface of `subprocess.Popen` used by tests."""
 
     def __init__(self, forks: Forks, pid: int, streams: Sequence[IO[bytes] | None]) -> None:
         self._forks = forks
@@ -59,10 +59,10 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
+        """Waits for the end of the process.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended within `timeout` seconds.
+            subprocess.TimeoutExpired: the process is still running after `timeout` seconds.
         """
         if self.returncode is None:
             self.returncode = self._forks.ended(self.pid, timeout)
@@ -79,15 +79,15 @@ class Forked:
 
 
 class Forks:
-    """Forks processes from one that has imported `modules`.  Not for several threads at a time.
+    """Forks processes from a parent with `modules` imported. Not thread-safe.
 
-    path: of a socket where other processes may ask to be forked (see stand_in).
+    path: a socket on which other processes may ask for a fork (see stand_in).
     """
 
     def __init__(self, modules: Sequence[str], path: Path | None = None) -> None:
         self.path = path
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Threads of libraries would be gone in a fork.
+        # A fork loses the threads of libraries, so the libraries start none.
         alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._parent = subprocess.Popen(
             [sys.executable, str(Path(__file__)), str(theirs.fileno()), str(path or ""), *modules],
@@ -97,11 +97,11 @@ class Forks:
         )
         theirs.close()
         self._ends: dict[int, int] = {}
-        self._hear(None)  # that it is ready
+        self._hear(None)  # the parent is ready
 
     @property
     def environment(self) -> dict[str, str]:
-        """With these variables a process has `vllm serve` forked."""
+        """Returns the variables with which `vllm serve` becomes a fork."""
         return {
             PATH_VARIABLE: str(self.path),
             "PYTHONPATH": str(Path(__file__).parent / "vllm_forked"),
@@ -118,11 +118,12 @@ class Forks:
         node: tuple[int, bool] | None = None,
         session: bool = False,
     ) -> Forked:
-        """Start a script: `argv` are the interpreter, the script and its arguments.
+        """Starts a script; `argv` holds the interpreter, the script and its arguments.
 
-        stdin, stdout: subprocess.PIPE, or what it says. stderr: a file, or subprocess.STDOUT. node:
-        for a process in a node of a lab, the process that holds its namespaces, and whether one of
-        users is among them. session: as `start_new_session` of `subprocess.Popen`.
+        stdin, stdout: subprocess.PIPE, subprocess.DEVNULL or (stdout) a file. stderr: a file, or
+        subprocess.STDOUT. node: for a process in a node of a lab, the process holding the
+        namespaces, and whether these include a user namespace. session: like `start_new_session` of
+        `subprocess.Popen`.
         """
         assert argv[0] == sys.executable
         theirs, closed, ours = [], [], []
@@ -152,7 +153,7 @@ class Forks:
         return Forked(self, message["forked"], ours)
 
     def ended(self, pid: int, timeout_s: float | None) -> int | None:
-        """How a process ended, as `subprocess.Popen.returncode`; None: not within that time."""
+        """Returns the exit code like `subprocess.Popen.returncode`; None = still running."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while pid not in self._ends:
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -165,7 +166,7 @@ class Forks:
         self._parent.wait(10)
 
     def _hear(self, timeout_s: float | None) -> dict[str, Any]:
-        """The next message, which is noted; an empty one: none came within that time."""
+        """Returns the next message and records an end; {} = no message within `timeout_s`."""
         if not select.select([self._ours], [], [], timeout_s)[0]:
             return {}
         data = self._ours.recv(LONGEST_MESSAGE)
@@ -178,14 +179,14 @@ class Forks:
 
 
 Request = tuple[dict[str, Any], list[int], socket.socket | None]
-"""What to be, standard streams, and the socket of the process that it stands in for, if any."""
+"""The request, the standard streams, and the socket of the stand-in process, if there is one."""
 
 
 def serve(connection: socket.socket, path: str) -> Request | None:
-    """Fork a process a request.
+    """Forks a process for each request.
 
-    Returns in each of them, with what it is to do; None: in this process, when nobody asks any
-    more.
+    Returns the request in each forked process. Returns None in this process when `connection`
+    closes.
     """
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -241,7 +242,7 @@ def _tell_ends(connection: socket.socket) -> None:
 def become(
     request: Mapping[str, Any], streams: Sequence[int], asking: socket.socket | None
 ) -> NoReturn:
-    """Be the process that was asked for."""
+    """Turns this fork into the requested process."""
     namespaces.die_with_parent()
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
@@ -264,9 +265,9 @@ def become(
 
 
 def _watch_over(asking: socket.socket, argv: Sequence[str]) -> NoReturn:
-    """Run a script where the process is that asks, and end with either of them.
+    """Runs a script in the namespaces of the asking process; ends when either of the two ends.
 
-    That process is told how the script has ended; the signals that it gets come here as messages.
+    The asking process receives the exit code of the script, and sends its signals as messages.
     """
     credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     (there, _, _) = struct.unpack("3i", credentials)
@@ -298,7 +299,7 @@ def _watch_over(asking: socket.socket, argv: Sequence[str]) -> NoReturn:
 
 
 def stand_in(path: str) -> NoReturn:
-    """Be, as far as others see, the script of this command line, which runs elsewhere."""
+    """Acts as the script of this command line; a fork of another process runs the script."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         asking.connect(path)
         request = {"argv": sys.orig_argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}
@@ -313,9 +314,9 @@ def stand_in(path: str) -> NoReturn:
 
 
 def spawn_by_forking() -> None:
-    """Have what multiprocessing spawns here, and in those processes, be forks of this one as it is.
+    """Makes multiprocessing's "spawn" fork from this process, also inside its child processes.
 
-    They have its modules, and the environment of the process that starts them, as spawned ones do.
+    The forks have the modules of this process, and the environment of the process that starts them.
     """
     server = forkserver._forkserver  # type: ignore[attr-defined]
     resource_tracker.ensure_running()
@@ -349,7 +350,7 @@ def spawn_by_forking() -> None:
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Run a script, or a module after `-m`, as an interpreter does."""
+    """Runs a script, or a module after `-m`, like an interpreter does."""
     if argv[0] == "-m":
         sys.argv = list(argv[1:])
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
@@ -365,7 +366,7 @@ def run(argv: Sequence[str]) -> NoReturn:
 if __name__ == "__main__":
     for module in sys.argv[3:]:
         importlib.import_module(module)
-    if "setproctitle" in sys.modules:  # it finds its place as long as the environment lies there
+    if "setproctitle" in sys.modules:  # locates argv before the environment moves
         sys.modules["setproctitle"].getproctitle()
     with socket.socket(fileno=int(sys.argv[1])) as asked:
         told = serve(asked, sys.argv[2])

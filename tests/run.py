@@ -1,8 +1,8 @@
-"""Run the Python tests: most beside each other, then those that measure, each by itself.
+"""Runs the Python tests: most tests in parallel, then the measuring tests one at a time.
 
 run.py [--native-results=FOLDER] [arguments of pytest]
 
-The native tests' reports are counted at the end, by the last of the two runs.
+The second run counts the reports of the native tests.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 
 NOTHING_COLLECTED = 5
-# Many tests wait for faults to end and processes to start, which takes no processor.
-# A worker with two engines of two ranks each takes 4 GiB.
+# Many tests wait for faults to end and for processes to start, without using a CPU. A worker with
+# two engines of two ranks each takes 4 GiB.
 WORKERS = min((os.cpu_count() or 1) + 1, 8)
 
 

@@ -1,9 +1,9 @@
-"""How long each part of `make test` took: kept in build/timings.json, shown at the end.
+"""Keeps the duration of each part of `make test` in build/timings.json, and prints the table.
 
     timings.py run PART COMMAND ARGUMENT...    run a command, and keep its wall-clock time
-    timings.py show SINCE                      the parts that ran since, a time in s since 1970
+    timings.py show SINCE                      print the parts run since SINCE (s since 1970)
 
-A part that was up to date did not run, and is not shown.
+A part that was up to date did not run, so the table leaves it out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = Path(__file__).resolve().parents[1] / "build" / "timings.json"
 
 
 def keep(part: str, seconds: float, busy: dict[str, float] | None = None) -> None:
-    """Keep how long a part took; busy: seconds of each of its groups, added over all processes."""
+    """Saves the duration of a part; busy: seconds of each test group, summed over all processes."""
     kept = read()
     kept.pop(part, None)
     load = os.getloadavg()[1]
@@ -38,7 +38,7 @@ def read() -> dict[str, dict[str, object]]:
 
 
 def run(part: str, command: Sequence[str]) -> int:
-    """Run a command; returns its exit status.  The time of one that failed is kept, too."""
+    """Runs a command and returns its exit status; saves its duration even if the command fails."""
     began = time.monotonic()
     status = subprocess.run(command, check=False).returncode
     keep(part, time.monotonic() - began)
@@ -46,9 +46,11 @@ def run(part: str, command: Sequence[str]) -> int:
 
 
 def table(since: float) -> list[str]:
-    """The parts that ended since then, in the order of their ends."""
+    """Returns the table of the parts ended after `since` (s since 1970), in order of the ends."""
     rows = [(part, row) for part, row in read().items() if float(str(row["ended"])) >= since]
-    lines = ["where the time went (load: of the last 5 minutes; +: of a group, over all workers)"]
+    lines = [
+        "time by part (load: average of the last 5 minutes; +: a test group, summed over workers)"
+    ]
     for part, row in rows:
         lines.append(f"  {float(str(row['seconds'])):7.0f} s  load {row['load']:4.1f}  {part}")
         busy = row.get("busy", {})

@@ -1,4 +1,4 @@
-"""Processes that are the ranks of a job: started, talked to, and surely ended."""
+"""Fixtures that start the ranks of a job as processes, exchange messages, and end all processes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Popen = Callable[..., Forked]
 
 
 class Rank:
-    """One process of a job.
+    """A process of a job.
 
-    It answers and is told things in lines of JSON; its standard error goes to a file.
+    Test and process exchange lines of JSON. The standard error of the process goes to a file.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Rank:
         self.process.stdin.flush()
 
     def hear(self, timeout_s: float) -> Any:
-        """The next line that the process says."""
+        """Returns the next message of the process."""
         try:
             said = self._lines.get(timeout=timeout_s)
         except queue.Empty:
-            self.fail(f"said nothing for {timeout_s:g} s")
+            self.fail(f"sent no message for {timeout_s:g} s")
         if said is _ENDED:
-            self.fail("ended before it said what was awaited")
+            self.fail("ended before the expected message")
         return said
 
     def ask(self, what: Any, timeout_s: float = 20.0) -> Any:
@@ -92,7 +92,7 @@ class Rank:
         pytest.fail(f"rank {self.number} {what}; its standard error ends with:\n{text}")
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for its orderly end."""
+        """Waits for the end of the process with status 0."""
         try:
             status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -111,14 +111,14 @@ class Rank:
                 try:
                     stream.close()
                 except BrokenPipeError:
-                    continue  # what was still to be said is of no use any more
+                    continue  # buffered messages are no longer needed
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
 
 class Jobs:
-    """Starts jobs, and ends at the end of the test whatever is left of them."""
+    """Starts jobs; the end of the test ends all remaining processes."""
 
     def __init__(self, folder: Path, forks: Forks) -> None:
         self._folder = folder
@@ -137,10 +137,10 @@ class Jobs:
         host: str = "127.0.0.1",
         **arguments: Any,
     ) -> list[Rank]:
-        """Start a script of the folder `workers` in a process a rank.
+        """Starts a script of the folder `workers`, in a process for each rank.
 
-        config: options of r2ccl, set through the environment; per_rank: more of them by rank.
-        nodes: of a lab, one a rank.
+        config: options of r2ccl, set as environment variables. per_rank: further options by rank.
+        nodes: nodes of a lab, a node for each rank.
         """
         self._count += 1
         shared = {"ranks": ranks, "host": host, "port": free_port(), **arguments}
@@ -151,7 +151,7 @@ class Jobs:
             options |= per_rank(number) if per_rank else {}
             env = {k: v for k, v in os.environ.items() if not k.startswith("R2CCL_")}
             env |= {"R2CCL_" + name.upper(): str(value) for name, value in options.items()}
-            # One thread each: the ranks of a test share few cores.
+            # A single OpenMP thread per rank: the ranks of a test share few cores.
             env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
             log = self._folder / f"job{self._count}-rank{number}.log"
             started.append(
@@ -187,9 +187,9 @@ def jobs(tmp_path: Path, forks: Forks) -> Iterator[Jobs]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the kernel gives to connections.
+    """Returns a free port from below the kernel's range of ephemeral ports.
 
-    One of the kernel's might be the source port of somebody's rail before it is used.
+    The kernel could give an ephemeral port to a rail's connection before the test uses the port.
     """
     while True:
         port = random.randrange(12_000, 32_000)
@@ -204,7 +204,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def free_ports() -> Callable[[int], list[int]]:
-    """Ports that nobody listens on right now, all different."""
+    """Returns a function for a number of different free ports."""
 
     def find(count: int) -> list[int]:
         ports: set[int] = set()
@@ -217,7 +217,7 @@ def free_ports() -> Callable[[int], list[int]]:
 
 @pytest.fixture
 def eventually() -> Callable[..., None]:
-    """Waits until a condition holds, and fails with what it was if it does not."""
+    """Returns a function that waits for a condition, and fails with a text after a time limit."""
 
     def wait(what: str, condition: Callable[[], bool], patience_s: float = 10.0) -> None:
         deadline = time.monotonic() + patience_s
@@ -242,7 +242,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 @pytest.fixture
 def make_lab() -> Iterator[Callable[..., Lab]]:
-    """Builds labs with so many rails; they end with the test."""
+    """Returns a function that builds labs; the labs end with the test."""
     with ExitStack() as stack:
 
         def make(rails: int, nodes: int = 2) -> Lab:

@@ -1,4 +1,4 @@
-"""What gets through a lab: asked of the kernels of its nodes."""
+"""Probes of a lab: which packets pass between the nodes, observed from the nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from r2serve.lab.holder import LabCommandError
 from r2serve.lab.nodes import Node
 
-# A refused connection is an answer of the other node's kernel; a black hole gives none.
+# A refused connection is an answer of the other node's kernel. A black hole gives no answer.
 PROBE = """
 import socket, sys
 with socket.socket() as sock:
@@ -39,7 +39,7 @@ def becomes_reachable(source: Node, address: str, patience_s: float = 5.0) -> bo
     return False
 
 
-# Three datagrams of the given size; that nobody listens does not matter.
+# Sends three datagrams of the given size; no listener is needed.
 DATAGRAMS = """
 import socket, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -49,7 +49,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 
 
 def datagrams_arrive(source: Node, target: Node, rail: int, size: int) -> bool:
-    """Whether three datagrams of `size` bytes get from one node's port to the other's."""
+    """Whether three datagrams of `size` bytes arrive at the port of `target`."""
 
     def received() -> int:
         return int(target.run("cat", f"/sys/class/net/rail{rail}/statistics/rx_bytes"))
@@ -65,7 +65,7 @@ def datagrams_arrive(source: Node, target: Node, rail: int, size: int) -> bool:
     return False
 
 
-# Answers every connection's bytes with the same bytes, each connection in a thread of its own.
+# Echo server: returns the bytes of every connection, with a thread per connection.
 ECHO = """
 import socket, sys, threading
 
@@ -84,7 +84,8 @@ with socket.create_server((sys.argv[1], 7)) as server:
         threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
 """
 
-# A line of input is a number of bytes: sends them and says how the echo was, and after how long.
+# Echo client: a line of input is a number of bytes to send. Prints the outcome of the echo and the
+# time in s.
 TALK = """
 import socket, sys, threading, time
 sock = socket.create_connection((sys.argv[1], 7), timeout=5)
@@ -112,7 +113,7 @@ for line in sys.stdin:
 
 
 class Talk:
-    """One TCP connection between two nodes of a lab over one rail, and what it does to bytes."""
+    """A TCP connection between two nodes of a lab over a rail, for testing echoes."""
 
     def __init__(self, near: Node, far: Node, rail: int, timeout_s: float = 5.0) -> None:
         address = far.rail_address(rail)
@@ -130,7 +131,7 @@ class Talk:
         return process
 
     def say(self, size: int) -> tuple[str, float]:
-        """What became of the echo of `size` bytes (same, changed, silence, error); seconds."""
+        """Sends `size` bytes; returns same, changed, silence or error, and the time in s."""
         assert self._client.stdin is not None
         assert self._client.stdout is not None
         self._client.stdin.write(b"%d\n" % size)
@@ -154,7 +155,7 @@ class Talk:
 
 
 def connections(node: Node, rail: int) -> int:
-    """How many TCP connections of the node over the rail its kernel holds to be established."""
+    """Returns the number of established TCP connections of the node over the rail."""
     address = node.rail_address(rail)
     listing = node.run("ss", "--no-header", "--tcp", "--numeric", "state", "established")
     return sum(f" {address}:" in line for line in listing.splitlines())

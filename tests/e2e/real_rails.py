@@ -1,4 +1,4 @@
-"""What the tests of real faults share: a stream of all-reduces over a lab, and faults by name."""
+"""Common parts of the tests with real faults: a stream of all-reduces over a lab, and faults."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from r2serve.lab.lab import Lab
 KIB = 1024
 MIB = 1024 * 1024
 REJOIN_S = 20.0
-# No stall comes near it; on a machine with many more runnable threads than cores some reach 1 s.
+# Upper bound of any stall. Stalls reach up to 1 s with many more runnable threads than cores.
 BOUND_S = 5.0
 
-# Name, what happens to the rail of a node, and what undoes it.
+# Name of the fault, function that makes the fault at a node's rail, function that heals the rail.
 Fault = tuple[str, Callable[[Lab, int, int], object], Callable[[Lab, int, int], object]]
 
 
@@ -57,7 +57,7 @@ STALE: Fault = ("stale connection", lambda lab, node, rail: lab.stale(node, rail
 
 
 class Stream:
-    """The two ranks, one in each node of a lab, and what has been read of their journals."""
+    """A stream of all-reduces between two ranks, on separate nodes of a lab."""
 
     def __init__(
         self,
@@ -68,9 +68,10 @@ class Stream:
         per_rank: Callable[[int], Mapping[str, Any]] | None = None,
         **config: str | int | float | bool,
     ) -> None:
-        """size: bytes of an all-reduce; config: options of r2ccl, on top of quick rejoining.
+        """Starts both ranks, and waits until all rails are UP.
 
-        per_rank: more of them by rank.
+        size: bytes of an all-reduce. config: options of r2ccl, in addition to options for fast
+        rejoining. per_rank: further options by rank.
         """
         self.lab = lab
         options: dict[str, Any] = {
@@ -99,7 +100,7 @@ class Stream:
         self.look()
 
     def look(self) -> list[list[dict[str, Any]]]:
-        """New events of both ranks."""
+        """Returns the events of both ranks since the last call."""
         new = []
         for rank in self.ranks:
             events = rank.ask({"do": "events"})
@@ -108,7 +109,7 @@ class Stream:
         return new
 
     def await_down(self, rail: int, eventually: Any) -> list[list[dict[str, Any]]]:
-        """New events of both ranks, up to the moment when both have seen the rail go DOWN."""
+        """Waits until the rail is DOWN at both ranks; returns the new events of both ranks."""
         events: list[list[dict[str, Any]]] = [[], []]
 
         def down() -> bool:
@@ -124,7 +125,10 @@ class Stream:
         return [rail for rail in rails if rail["kind"] == "tcp"]
 
     def carried(self, among: Iterable[int] | None = None, for_s: float = 0.1) -> Counter[int]:
-        """Bytes that each rail (by default: every one) carries for the first rank in that time."""
+        """Returns the bytes carried by each rail for rank 0 during `for_s`.
+
+        among: rails to measure; None: all rails.
+        """
         before = [rail["data_tx_bytes"] for rail in self.rails(0)]
         time.sleep(for_s)
         after = [rail["data_tx_bytes"] for rail in self.rails(0)]
@@ -132,7 +136,7 @@ class Stream:
         return Counter({rail: after[rail] - before[rail] for rail in rails})
 
     def busiest(self) -> int:
-        """The rail that carries the most of the stream right now."""
+        """Returns the rail with the most bytes of the stream at the moment."""
         return self.carried().most_common(1)[0][0]
 
     def control_bytes(self) -> int:
@@ -149,11 +153,11 @@ class Stream:
         return self.states(rail) == ["UP", "UP"]
 
     def is_out(self, rail: int) -> bool:
-        """Whether neither end has it in use or under suspicion."""
+        """Whether the rail is neither UP nor SUSPECT at both ends."""
         return not {"UP", "SUSPECT"} & set(self.states(rail))
 
     def finish(self) -> None:
-        """Ends the stream after the same step of both ranks, all of them right."""
+        """Ends the stream after the same step at both ranks; fails after a wrong step."""
         self.ranks[0].ask({"do": "stop"})
         for rank in self.ranks:
             said = rank.hear(30)
@@ -162,14 +166,14 @@ class Stream:
 
 
 def stalls_of(events: Iterable[Iterable[Mapping[str, Any]]]) -> list[int]:
-    """The stalls, in ns, among what Stream.look returned."""
+    """Returns the stalls in the events of Stream.look, in ns."""
     return [event["value"] for of_rank in events for event in of_rank if event["kind"] == "stall"]
 
 
 def moves_of(
     events: Iterable[Iterable[Mapping[str, Any]]], to: str, rail: int | None = None
 ) -> list[Mapping[str, Any]]:
-    """The moves of a rail (by default: of any) to the state `to`, of both ranks."""
+    """Returns the transitions of a rail (None: of any rail) to the state `to`, of both ranks."""
     return [
         event
         for of_rank in events
@@ -181,10 +185,11 @@ def moves_of(
 def strike(
     stream: Stream, fault: Fault, node: int, rail: int, eventually: Any, *, passes: bool = False
 ) -> list[int]:
-    """One fault and its end; returns the stalls that it caused, in ns.
+    """Makes a fault and heals the rail; returns the stalls caused by the fault, in ns.
 
-    The rail goes DOWN at both ends, no other does, steps go on meanwhile, and it comes back:
-    once the fault is undone or, where it `passes` (only what was connected is hit), before.
+    The rail must go DOWN at both ends, no other rail may go DOWN, and steps must continue. The rail
+    must rejoin after healing. A fault that `passes` affects only existing connections: the rail
+    must rejoin before healing.
     """
     _, make, undo = fault
     steps = stream.steps()
@@ -202,6 +207,6 @@ def strike(
 
 
 def summary(kind: str, hits: list[int], faults: int) -> str:
-    """A line on the stalls, in ns, that so many faults of a kind caused."""
+    """Formats a summary of the stalls (in ns) caused by a number of faults of a kind."""
     worst = f"worst {max(hits) / 1e6:.1f} ms" if hits else "none"
     return f"{kind}: {faults} faults, {len(hits)} stalls, {worst}"

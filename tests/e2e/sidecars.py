@@ -1,4 +1,4 @@
-"""A sidecar as a process of its own, and what tests ask it."""
+"""A sidecar in a separate process, with requests for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTLED_S = 20.0
 
 
 class Sidecar:
-    """A sidecar of its own process, over a folder."""
+    """A sidecar in a separate process, over a folder of journals."""
 
     def __init__(self, folder: Path, port: int, *options: str) -> None:
         self.folder, self.port, self.options = folder, port, options
@@ -59,7 +59,7 @@ class Sidecar:
         return found
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples with these labels."""
+        """Returns the sum of all samples of a metric with the given labels."""
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(
             float(line.rpartition(" ")[2])

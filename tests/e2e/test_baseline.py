@@ -1,4 +1,4 @@
-"""A core that is slow fails the check of the baseline, and the one that is not passes it."""
+"""`r2serve bench baseline`: an unoptimised core fails the check, and the normal core passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from r2serve import _core
 
 ROOT = Path(__file__).resolve().parents[2]
-# The installation's finder would come before PYTHONPATH.
+# Removes import finders of editable installations, because the finders precede PYTHONPATH.
 SITE = """
 import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "Editable" not in type(each).__name__
@@ -22,7 +22,7 @@ RUN = "import sys; from r2serve.cli import main; sys.argv[0] = 'r2serve'; main()
 
 
 def built_slow(folder: Path) -> Path:
-    """A core without the compiler's optimisation."""
+    """Builds a core without compiler optimisation."""
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
     options = {"CMAKE_BUILD_TYPE": "Debug", "CMAKE_CXX_FLAGS_DEBUG": "-O0"}
     configure += [f"-D{name}={value}" for name, value in options.items()]
@@ -35,7 +35,7 @@ def built_slow(folder: Path) -> Path:
 
 
 def package(folder: Path, core: Path) -> Path:
-    """What PYTHONPATH names to run the sources of this checkout with ``core``."""
+    """Creates a folder for PYTHONPATH with the sources of this checkout and ``core``."""
     inside = folder / "r2serve"
     inside.mkdir(parents=True)
     for part in (ROOT / "r2serve").iterdir():
@@ -59,7 +59,7 @@ def baseline(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
-def test_a_slowed_build_fails_the_check_and_the_normal_one_passes(tmp_path: Path) -> None:
+def test_an_unoptimised_build_fails_the_check_and_a_normal_build_passes(tmp_path: Path) -> None:
     normal = package(tmp_path / "normal", Path(_core.__file__).resolve())
     slow = package(tmp_path / "slow", built_slow(tmp_path / "build"))
     file = str(tmp_path / "baseline.jsonl")

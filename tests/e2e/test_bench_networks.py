@@ -1,4 +1,4 @@
-"""What `r2serve bench serve` gives stock engines: connections that survive the loss of a rail."""
+"""Networks of `r2serve bench serve` for stock engines: connections survive the loss of a rail."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(round(1000 * longest))
 """
 SECONDS = 9.0
 CUT_AFTER_S = 2.0
-# Both reroute within a second or two; what only waits does so for all of the outage.
+# Both networks reroute within 2 s. A connection without rerouting waits for the whole outage.
 LONGEST_MS = 4500
 
 
@@ -66,7 +66,7 @@ def needs_mptcp() -> None:
 
 @pytest.mark.parametrize("fault", ["cut", "black_hole"])
 @pytest.mark.parametrize("kind", ["ecmp", "mptcp"])
-def test_a_connection_outlives_the_rail_that_carries_it(
+def test_a_connection_survives_the_loss_of_its_rail(
     kind: str, fault: str, lab: Lab, tmp_path: Path
 ) -> None:
     network: Network = VirtualAddress()
@@ -98,7 +98,7 @@ def test_a_connection_outlives_the_rail_that_carries_it(
 
 
 def rail_of_the_route(lab: Lab) -> int:
-    """The rail that carries the connection: the one that has moved more."""
+    """Returns the rail of the connection: the rail with more bytes sent."""
     sent = {}
     for link in json.loads(lab.nodes[1].run("ip", "-json", "-statistics", "link", "show")):
         if link["ifname"].startswith("rail"):

@@ -1,4 +1,4 @@
-"""`r2serve bench serve` for real: two contenders, the same requests, a cable that is pulled."""
+"""`r2serve bench serve` with real engines: the same requests under a carrier loss."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def machine_with_a_lab() -> None:
 
 
 def carrier_loss(out: Path, *contenders: str) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """The command, which has been run, and its rows by contender."""
+    """Runs the command; returns the command and the rows by contender."""
     command = [*SERVE, "--scenario", "carrier-loss", "--requests", "30", "--rate", "2.5"]
     command += [word for each in contenders for word in ("--contender", each)]
     command += ["--patience", "15", "--out", str(out)]
@@ -46,21 +46,21 @@ def carrier_loss(out: Path, *contenders: str) -> tuple[list[str], dict[str, dict
     return command, rows
 
 
-def test_a_cable_that_is_pulled_costs_no_request(tmp_path: Path) -> None:
+def test_a_carrier_loss_loses_no_request(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command, rows = carrier_loss(out, "r2ccl")
     ours = rows["r2ccl"]
     assert ours["requests"]["failed"] == ours["requests"]["wrong"] == 0
     [fault] = ours["faults"]
-    assert 4 <= fault["at_s"] < 7  # to look for the rail in use takes its time
+    assert 4 <= fault["at_s"] < 7  # finding the rail in use takes time
     assert fault["healed_at_s"] == pytest.approx(12, abs=2)
     assert ours["longest_gap_ms"] < 3000
 
-    # Whoever waited for the rail, the sidecar and the client both know.
+    # The sidecar and the client both report the stalled requests.
     assert "not_run" not in ours["impact"]
     for waited in ours["impact"]["requests"]:
         apart = abs(waited["sidecar_ms"] - waited["client_ms"])
-        assert apart < 500 + 0.2 * waited["sidecar_ms"]  # exact where each process has a core
+        assert apart < 500 + 0.2 * waited["sidecar_ms"]  # closer if each process has a core
 
     page = (out / "index.html").read_text()
     assert page.count("data:image/png;base64,") >= 2
@@ -72,17 +72,17 @@ def test_a_cable_that_is_pulled_costs_no_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_cable_that_is_pulled_costs_vllms_own_more(tmp_path: Path) -> None:
+def test_a_carrier_loss_delays_gloo_more_than_r2ccl(tmp_path: Path) -> None:
     _, rows = carrier_loss(tmp_path / "out", "r2ccl", "gloo")
     ours, stock = rows["r2ccl"], rows["gloo"]
-    # The stock communicator waits for the cable, if it does not give up.
+    # The stock communicator waits for the carrier, or fails.
     assert stock["requests"]["failed"] > 0 or stock["longest_gap_ms"] > 6000
     assert ours["requests"]["failed"] == 0
     assert ours["longest_gap_ms"] < 3000
 
 
 @pytest.mark.long
-def test_a_supervisor_restarts_an_engine_that_hangs_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_supervisor_restarts_a_hung_engine_without_lost_requests(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     command = [*SERVE, "--contender", "restart", "--scenario", "carrier-loss", "--json", str(path)]
     command += ["--requests", "30", "--rate", "2.5"]

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser while a cable is cut: what a person sees, and how soon."""
+"""The dashboard in a real browser during faults: contents of the page, and the delay."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from r2serve.lab.serving.serve import Plan, Server
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
-VISIBLE_S = 2.0  # a tenth of it on a machine with a core for each process
+VISIBLE_S = 2.0  # about 0.2 s on a machine with a core for each process
 
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    """Where the distribution's is."""
+    """Returns the path of the distribution's Chromium."""
     tools = subprocess.run(
         [ROOT / "deploy/setup/system.sh", "browser"],
         capture_output=True,
@@ -48,7 +48,7 @@ def chromium() -> str:
 @pytest.fixture
 def page(chromium: str) -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        # Root has no sandbox of its own; the page is this repository's.
+        # Chromium has no sandbox under root; the page comes from this repository and is trusted.
         browser = driver.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
@@ -73,7 +73,7 @@ def sidecar(tmp_path: Path, free_ports: Any) -> Iterator[Sidecar]:
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """vLLM makes sockets in it, whose paths have 107 bytes."""
+    """Yields a folder with a short path: vLLM's socket paths may have at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="r2serve-") as made:
         yield Path(made)
 
@@ -83,11 +83,13 @@ def row_of(page: Any, rail: str) -> Any:
 
 
 @pytest.mark.timeout(180)
-def test_a_person_sees_a_cut_at_once(jobs, make_lab, sidecar, page, eventually, show) -> None:
+def test_the_page_shows_a_carrier_loss_at_once(
+    jobs, make_lab, sidecar, page, eventually, show
+) -> None:
     expect = playwright.expect
     page.goto(f"http://127.0.0.1:{sidecar.port}/")
     expect(page.get_by_role("status")).to_have_text("No engine is running here")
-    expect(page.locator("#requests")).to_have_text("None did.")
+    expect(page.locator("#requests")).to_have_text("No stalled request.")
     lab = make_lab(2)
     stream = Stream(jobs, lab, per_rank=lambda rank: folder_of(sidecar, rank))
     expect(page.get_by_role("status")).to_have_text("All rails up")
@@ -98,7 +100,7 @@ def test_a_person_sees_a_cut_at_once(jobs, make_lab, sidecar, page, eventually, 
     picture(page, "dashboard")
 
     rail = stream.busiest()
-    # Noted in the page itself: when the fault was, is in the event; when it was shown, here.
+    # The page records the delay between the time of the event and the display of the event.
     page.evaluate(
         """() => new MutationObserver(() => {
           const lost = [...document.querySelectorAll("#events li")].find((item) =>
@@ -121,7 +123,7 @@ def test_a_person_sees_a_cut_at_once(jobs, make_lab, sidecar, page, eventually, 
     )
     expect(page.locator("#events")).to_contain_text("the fault is at the local NIC")
     late_s = page.evaluate("() => window.shown") / 1e3
-    show(f"the cut is on the page {late_s * 1e3:.0f} ms after it was noticed")
+    show(f"the page shows the carrier loss {late_s * 1e3:.0f} ms after the event")
     assert late_s < VISIBLE_S
     picture(page, "dashboard-rail-lost")
 
@@ -137,7 +139,7 @@ def test_a_person_sees_a_cut_at_once(jobs, make_lab, sidecar, page, eventually, 
 
 @pytest.mark.timeout(500)
 @pytest.mark.usefixtures("forked_vllm")
-def test_a_person_sees_which_requests_of_vllm_waited(
+def test_the_page_shows_stalled_requests_of_vllm(
     make_lab, short_path, free_ports, page, eventually, request
 ) -> None:
     expect = playwright.expect
@@ -161,16 +163,16 @@ def test_a_person_sees_which_requests_of_vllm_waited(
         expect(lost.nth(4)).to_have_text("local NIC")
         lab.heal(0, 0)
         eventually("rail 0 UP", lambda: is_up(sidecar, "rail0@node0"), REJOIN_S)
-        time.sleep(1.0)  # both rails carry again
-        for _ in range(5):  # decoding may leave the rail that is about to be struck
+        time.sleep(1.0)  # until both rails carry data again
+        for _ in range(5):  # decoding may leave the rail just before the fault
             expect(page.get_by_role("status")).to_have_text("All rails up")
             rail, struck = busiest(sidecar), time.time()
-            lab.black_hole(1, rail)  # nobody is told that it is lost
+            lab.black_hole(1, rail)  # no carrier event reports the loss
             expect(page.get_by_role("status")).to_have_text("Degraded: requests are served")
             picture(page, "dashboard-requests")
             lab.heal(1, rail)
             eventually("healed", lambda rail=rail: is_up(sidecar, f"rail{rail}@node0"), REJOIN_S)
-            # A busy machine may have held up others, too, for a rail that was only suspected.
+            # On a busy machine, a merely suspected rail may have stalled other requests, too.
             name = f"rail{rail}@node0"
             held = (one for one in impacts(sidecar) if one["decode_stall_s"])
             impact = next((one for one in held if was_lost(one, name, struck)), None)
@@ -190,9 +192,7 @@ def test_a_person_sees_which_requests_of_vllm_waited(
 
 
 @pytest.mark.timeout(60)
-def test_the_page_can_be_used_by_keyboard_alone_and_says_when_the_sidecar_is_gone(
-    sidecar, page
-) -> None:
+def test_the_page_works_with_the_keyboard_and_reports_a_lost_sidecar(sidecar, page) -> None:
     page.goto(f"http://127.0.0.1:{sidecar.port}/")
     playwright.expect(page.get_by_role("status")).to_have_text("No engine is running here")
     reached = []
@@ -202,9 +202,9 @@ def test_the_page_can_be_used_by_keyboard_alone_and_says_when_the_sidecar_is_gon
     assert "skip" in reached[0]
     assert "Table of rails" in reached[1]
     assert "Table of collectives" in reached[2]
-    assert "Table of requests that waited" in reached[3]
+    assert "Table of stalled requests" in reached[3]
     assert 'id="events"' in reached[4]
-    for region in ("Rails", "Collectives", "Requests that waited", "Events"):
+    for region in ("Rails", "Collectives", "Stalled requests", "Events"):
         assert page.get_by_role("heading", name=region, exact=True).count() == 1
     sidecar.kill()
     playwright.expect(page.locator("#connection")).to_have_text("the sidecar does not answer")
@@ -213,7 +213,7 @@ def test_the_page_can_be_used_by_keyboard_alone_and_says_when_the_sidecar_is_gon
 
 
 @pytest.mark.timeout(60)
-def test_other_nodes_are_on_the_page_also_when_they_do_not_answer(
+def test_the_page_lists_other_nodes_even_without_an_answer(
     sidecar, page, tmp_path, free_ports, request
 ) -> None:
     expect = playwright.expect
@@ -228,13 +228,13 @@ def test_other_nodes_are_on_the_page_also_when_they_do_not_answer(
     expect(row.get_by_role("link")).to_have_text(f"http://127.0.0.1:{sidecar.port}")
     expect(row).to_contain_text("No engine is running here")
     sidecar.kill()
-    expect(row).to_contain_text("Its sidecar does not answer")
+    expect(row).to_contain_text("The sidecar does not answer")
     expect(row).to_contain_text("ConnectError")
     assert page.problems == []
 
 
 def busiest(sidecar: Sidecar) -> int:
-    """The rail that most of node 0's bytes go over now."""
+    """Returns the rail of node 0 with the most bytes at the moment."""
     before = sent(sidecar)
     time.sleep(0.3)
     after = sent(sidecar)
@@ -246,13 +246,13 @@ def sent(sidecar: Sidecar) -> dict[str, int]:
 
 
 def impacts(sidecar: Sidecar) -> list[Any]:
-    """What rail events cost each request that they held up, newest first."""
+    """Returns the impact of rail events on each stalled request, newest first."""
     waited = sidecar.ask("/v1/requests?waited=true")["requests"]
     return [sidecar.ask(f"/v1/requests/{request['id']}/impact") for request in waited]
 
 
 def was_lost(impact: Any, rail: str, since: float) -> bool:
-    """Whether the rail, which was UP then, is among what held the request up."""
+    """Whether a loss of the rail after `since` is among the causes of the request's stalls."""
     return any(
         event["rail"] == rail
         and event["text"].startswith("UP->")
@@ -267,12 +267,12 @@ def is_up(sidecar: Sidecar, rail: str) -> bool:
 
 
 def folder_of(sidecar: Sidecar, rank: int) -> dict[str, str]:
-    """Of rank 0, as a sidecar sees its own node alone."""
+    """Returns the journal folder's option for rank 0: the sidecar reads only rank 0's node."""
     return {"journal_dir": str(sidecar.folder)} if rank == 0 else {}
 
 
 def picture(page: Any, name: str) -> None:
-    """Kept where R2SERVE_SCREENSHOTS names a folder: docs/ has them."""
+    """Saves a screenshot if R2SERVE_SCREENSHOTS names a folder; docs/ contains two of these."""
     if folder := os.environ.get("R2SERVE_SCREENSHOTS"):
-        time.sleep(1.5)  # rates are over a second
+        time.sleep(1.5)  # rates are averaged over 1 s
         page.screenshot(path=f"{folder}/{name}.png", full_page=True)

@@ -1,4 +1,4 @@
-"""`r2serve demo` for real: what it shows, and that it leaves nothing behind."""
+"""`r2serve demo` with a real engine: the report, and the clean-up of processes and files."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ pytestmark = pytest.mark.skipif(
 
 
 def _processes() -> list[tuple[Path, str]]:
-    """Directory in /proc and command line of every process."""
+    """Returns the /proc directory and the command line of every process."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended while we were looking
+            with contextlib.suppress(OSError):  # the process has just ended
                 words = (path / "cmdline").read_bytes().decode(errors="replace")
                 found.append((path, words.replace("\0", " ")))
     return found
 
 
 def _of_demo(pid: int) -> list[tuple[Path, str]]:
-    """Holders of the lab of demo pid, and all that runs in its directory."""
+    """Returns the lab processes of demo `pid`, and all processes in the demo's directory."""
     marks = (f"r2serve-lab-{pid}-", f"r2serve-demo-{pid}-")
     return [(path, words) for path, words in _processes() if any(mark in words for mark in marks)]
 
@@ -55,7 +55,7 @@ def _namespaces(paths: Iterable[Path]) -> set[str]:
 
 
 def namespaces_of(pid: int) -> set[str]:
-    """Network namespaces that the demo made."""
+    """Returns the network namespaces created by demo `pid`."""
     own = os.readlink("/proc/self/ns/net")
     return _namespaces(path for path, _ in _of_demo(pid)) - {own}
 
@@ -89,7 +89,7 @@ def check_report(data: dict[str, object], sent: int) -> None:
 
 
 def start_and_reach(text: str, *options: str) -> tuple[subprocess.Popen[str], str]:
-    """A demo that has just printed text, and what it printed until then."""
+    """Starts a demo, waits for `text` in the output; returns the demo and the output so far."""
     command = [*DEMO, *options]
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert demo.stdout is not None
@@ -102,7 +102,7 @@ def start_and_reach(text: str, *options: str) -> tuple[subprocess.Popen[str], st
 
 
 def run_demo(tmp_path: Path, *options: str) -> tuple[dict[str, object], str]:
-    """Runs the demo to its end, checks that nothing is left, and returns report and output."""
+    """Runs a demo to the end, checks the clean-up, and returns report and output."""
     report, logs = tmp_path / "report.json", tmp_path / "logs"
     keep = ("--json", str(report), "--keep-logs", str(logs))
     demo, begin = start_and_reach("reference", *keep, *options)
@@ -133,32 +133,34 @@ def test_without_namespaces_the_faults_are_made_in_the_engine(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_nodes_may_be_servers_of_one_machine(tmp_path: Path) -> None:
-    """As they are on one GPU."""
+def test_nodes_may_be_servers_of_the_same_machine(tmp_path: Path) -> None:
+    """A machine with a single GPU uses this layout."""
     options = ("--no-namespaces", "--servers", "2", "--requests", "4")
     data, output = run_demo(tmp_path, *options)
-    # A rail that is cut between two calls stalls none.
+    # A rail cut between two calls causes no stall.
     assert data["requests"] == {"sent": 4, "completed": 4, "failed": 0}
     assert data["tokens_identical"] is True
     assert output.count("; healed") == 2
 
 
 @pytest.mark.long
-def test_the_stock_communicator_beside_ours(tmp_path: Path, show: Callable[[str], None]) -> None:
+def test_the_baseline_runs_the_stock_communicator(
+    tmp_path: Path, show: Callable[[str], None]
+) -> None:
     data, output = run_demo(tmp_path, "--baseline")
     check_report(data, sent=8)
     assert "stock communicator" in output
     baseline, ours = data["baseline"], data["decode_step_ms"]
     assert isinstance(baseline, dict)
     assert isinstance(ours, float)
-    # Which is faster is for benchmarks to say: the two run one after the other.
+    # The two communicators run in sequence, so the times are not compared here.
     show(f"decode step: {ours:.1f} ms, stock {baseline['decode_step_ms']:.1f} ms")
     assert ours > 0
     assert baseline["decode_step_ms"] > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
+def test_an_interrupted_demo_cleans_up(number: signal.Signals) -> None:
     demo, _ = start_and_reach("starting vllm serve")
     time.sleep(8)
     namespaces = namespaces_of(demo.pid)
@@ -172,7 +174,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals) -> None:
     assert still_there(namespaces) == set()
 
 
-def test_what_a_killed_demo_leaves_is_gone_with_the_next() -> None:
+def test_the_next_start_removes_the_files_of_a_killed_demo() -> None:
     demo, _ = start_and_reach("starting vllm serve")
     time.sleep(8)
     namespaces = namespaces_of(demo.pid)

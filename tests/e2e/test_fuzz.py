@@ -1,6 +1,6 @@
-"""The fuzz targets, over the kept corpus and then for as long as a test run has time for.
+"""Runs the fuzz targets over the corpus and for a limited time.
 
-``make fuzz`` runs them for longer and keeps what it finds in ``build/fuzz/found``.
+``make fuzz`` runs the targets for longer and keeps new inputs in ``build/fuzz/found``.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Show = Callable[[str], None]
 
 
 def tool(name: str) -> str:
-    """The environment's own, also where the system has none."""
+    """Returns the path of a program in the Python environment, else the name."""
     return shutil.which(name, path=str(Path(sys.executable).parent)) or name
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The fuzz targets, built with clang."""
+    """Builds the fuzz targets with clang."""
     probe = tmp_path_factory.mktemp("probe") / "probe"
     command = ["clang++", "-fsanitize=fuzzer", "-x", "c++", "-", "-o", str(probe)]
     if (
@@ -48,7 +48,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ).returncode
     ):
         pytest.skip("clang's fuzzer runtime is not installed")
-    # The environment's ninja, for builds that are not begun by make.
+    # The environment's ninja, for test runs without make.
     ninja = f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
     for step in (
         ["-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", ninja, *OPTIONS],
@@ -60,10 +60,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def fuzz(name: str, program: Path, folder: Path, seconds: int, memory_mib: int = MEMORY_MIB) -> str:
-    """One run; returns what it did in a line, and fails with the input that broke something."""
+    """Runs a fuzz target; returns a summary, or fails with the failing input."""
     found = folder / "found"
     found.mkdir()
-    # Below the repository, so that a failure of a run elsewhere can be fetched.
+    # Inside the repository, so that failing inputs of a run on another machine can be collected.
     artifacts = BUILD / f"{name}-"
     done = subprocess.run(
         [
@@ -72,8 +72,8 @@ def fuzz(name: str, program: Path, folder: Path, seconds: int, memory_mib: int =
             "-seed=1",
             "-max_len=2000",
             "-timeout=20",
-            # The fuzzer's own limit is of the most that getrusage() tells, and Linux has a program
-            # begin with what its parent took: more than this, when a test run has loaded vLLM.
+            # Disables libFuzzer's limit on the peak of getrusage(). On Linux, the peak of a new
+            # program starts at the parent's memory: above the limit after an import of vLLM.
             "-rss_limit_mb=0",
             f"-malloc_limit_mb={memory_mib}",
             "-print_final_stats=1",
@@ -113,7 +113,7 @@ def fuzz(name: str, program: Path, folder: Path, seconds: int, memory_mib: int =
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_nothing_breaks_within_seconds(
+def test_seconds_of_fuzzing_find_no_failure(
     programs: dict[str, Path], name: str, tmp_path: Path, show: Show
 ) -> None:
     show(fuzz(name, programs[name], tmp_path, 10))
@@ -121,20 +121,22 @@ def test_nothing_breaks_within_seconds(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
-def test_nothing_breaks_within_minutes(
+def test_minutes_of_fuzzing_find_no_failure(
     programs: dict[str, Path], name: str, tmp_path: Path, show: Show
 ) -> None:
     show(fuzz(name, programs[name], tmp_path, 300))
 
 
-def test_memory_is_that_of_the_fuzzed_program(programs: dict[str, Path], tmp_path: Path) -> None:
-    """Not that of the test run, which may have taken more than a fuzzed program may."""
+def test_the_memory_limit_counts_only_the_fuzzed_program(
+    programs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The memory of the test run does not count, even above the fuzzed program's limit."""
     taken = bytes([1]) * ((MEMORY_MIB + 64) << 20)
     fuzz("handshake", programs["handshake"], tmp_path, 2)
     assert len(taken) > MEMORY_MIB << 20
 
 
-def test_a_program_that_takes_too_much_memory_fails(
+def test_a_program_over_the_memory_limit_fails(
     programs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "BUILD", tmp_path)

@@ -1,4 +1,4 @@
-"""Nothing grows: not with rails that fail and rejoin, not with communicators that come and go."""
+"""Memory, descriptors and threads do not grow with rail failures or short-lived communicators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-# What the allocator may keep between two looks, without a cause that repeats itself.
+# Memory that the allocator may keep between two measurements, without a leak.
 SLACK_BYTES = 1 << 20
 
 
@@ -19,7 +19,7 @@ def check(early: dict[str, int], late: dict[str, int]) -> None:
 @pytest.mark.alone
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cycles", [4_000, pytest.param(10_000, marks=pytest.mark.long)])
-def test_nothing_grows_with_rails_that_fail_and_rejoin(
+def test_resources_do_not_grow_with_rails_that_fail_and_rejoin(
     jobs, show: Callable[[str], None], cycles: int
 ) -> None:
     warm = 1000
@@ -52,7 +52,7 @@ def test_nothing_grows_with_rails_that_fail_and_rejoin(
 
 
 @pytest.mark.timeout(300)
-def test_nothing_grows_with_communicators_that_come_and_go(
+def test_resources_do_not_grow_with_opened_and_closed_communicators(
     jobs, show: Callable[[str], None]
 ) -> None:
     count, warm = 1000, 500

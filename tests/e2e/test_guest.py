@@ -1,6 +1,6 @@
-"""RDMA rails on real queue pairs: everything below tests/guest/inside, in a kernel of its own.
+"""RDMA rails on real queue pairs: runs the tests in tests/guest/inside in a virtual machine.
 
-``make test-guest`` runs the same and shows it as it goes.
+``make test-guest`` runs the same tests and prints the progress.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GUEST = ROOT / "tests" / "guest"
 NATIVE = ROOT / "build" / "native-plain" / "sweep_guest"
 MEMORY_BYTES = 7 << 30
-LIMIT_S = 1800  # to find what hangs; a quiet machine takes 9 minutes for the whole
+LIMIT_S = 1800  # time limit for hung tests; an idle machine takes 9 minutes for all tests
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,11 @@ def _can_boot() -> None:
     if tools.returncode != 0:
         pytest.skip(f"no guest: {tools.stderr.strip()}")
     if psutil.virtual_memory().available < MEMORY_BYTES:
-        pytest.skip("no guest: it takes 7 GiB of memory")
+        pytest.skip("no guest: needs 7 GiB of free memory")
     if not NATIVE.exists():
         pytest.skip(f"no guest: {NATIVE} is not built (make test-native)")
     if platform.machine() != "x86_64":
-        pytest.skip("no guest: its kernel is one for x86-64")
+        pytest.skip("no guest: needs an x86-64 machine")
     kernel = subprocess.run(
         [sys.executable, GUEST / "guest.py", "--fetch"], capture_output=True, text=True, check=False
     )
@@ -49,7 +49,7 @@ def _can_boot() -> None:
 
 
 NEVER_RAN = 125
-"""The exit status of guest.py where the guest did not come to the end of the command."""
+"""Exit status of guest.py if the guest did not finish the command."""
 PART: dict[str, str] = {}
 WHOLE = {"R2SERVE_SWEEP_PARTS": "1000000", "R2SERVE_GUEST_CALLS": "6000"}
 
@@ -76,15 +76,14 @@ def test_rails_over_rdma_in_the_guest(sizes: dict[str, str], show: Callable[[str
     began = time.monotonic()
     done = run_in_guest(sizes)
     if done.returncode == NEVER_RAN and "Kernel panic" in done.stderr:
-        # Emulated processors that run at the same time do not always survive a kernel that patches
-        # its own code.
-        show("guest: its kernel crashed; once more")
+        # Emulated processors that run in parallel sometimes crash while the kernel patches code.
+        show("guest: the kernel crashed; second attempt")
         began = time.monotonic()
         done = run_in_guest(sizes)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     report = done.stdout.partition(" measured ")[2]
     for line in report.splitlines()[1:]:
         show(f"guest: {line}")
-    show(f"guest: {time.monotonic() - began:.0f} s with its boot (wanted: 480)")
+    show(f"guest: {time.monotonic() - began:.0f} s including the boot (target: 480 s)")
     assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE)
     assert "skipped" not in done.stdout.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""A real engine through a schedule of faults: nothing lost, nothing wrong, nothing left behind."""
+"""`r2serve demo hour`: a real engine under a schedule of faults loses no request and no token."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from r2serve.lab.kinds import KINDS
 from r2serve.lab.lab import Lab
 
 HOUR = [sys.executable, "-c", "from r2serve.cli import main; main()", "demo", "hour"]
-# A collective may wait for a switch to the management NIC while no rail is left; it never waits
-# for a rail to come back.
+# Upper bound of a stall. Without any rail, a collective waits for the switch to the management NIC,
+# but never for the return of a rail.
 WORST_STALL_MS = 5000.0
 
 pytestmark = [
@@ -37,7 +37,7 @@ def machine_with_a_lab() -> None:
 
 
 def play(tmp_path: Path, timeout_s: float, *options: str) -> tuple[dict[str, Any], str]:
-    """Plays an hour or a part of it; returns its report and the last line that it printed."""
+    """Runs the hour or a part; returns the report and the last line of the output."""
     report = tmp_path / "report.json"
     command = [*HOUR, "--json", str(report), *options]
     done = subprocess.run(
@@ -64,7 +64,7 @@ def check(data: dict[str, Any], least_faults: int, least_requests: int) -> None:
     unseen = [one for one in faults if KINDS[one["kind"]].leaves_up and not one["noticed"]]
     assert not unseen
     assert all(fault["back_after_ms"] is not None for fault in faults)
-    # Faults that no collective ever met would prove little.
+    # A third of the faults or more must stall a collective.
     hit = [fault for fault in faults if fault["stalls_ms"]]
     assert len(hit) >= len(faults) / 3, [fault["label"] for fault in hit]
     assert data["worst_stall_ms"] < WORST_STALL_MS
@@ -93,10 +93,10 @@ def test_an_hour_of_faults(tmp_path: Path, ranks: int, show: Callable[[str], Non
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_without_a_fallback_requests_wait_for_a_rail(tmp_path: Path) -> None:
-    """While two faults leave no rail, collectives wait, and go on when one comes back."""
+    """While two faults leave no rail, collectives wait, and continue after the first rejoin."""
     data, _ = play(tmp_path, 560, "--no-fallback", "--seconds", "26")
     check(data, least_faults=4, least_requests=8)
     second = [fault for fault in data["faults"] if "second" in fault["label"]]
-    # As the client saw it: a journal's stall begins anew with whatever arrives, be it a probe's
-    # echo over the management NIC.
+    # The client's gap is used: in the journal, any arrival starts a new stall, even the echo of a
+    # probe over the management NIC.
     assert max(fault["worst_gap_ms"] for fault in second) > 700

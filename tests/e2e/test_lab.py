@@ -1,4 +1,4 @@
-"""The lab for real: reachability under each fault, isolation of nodes, nothing left behind."""
+"""A real lab: reachability under each fault, isolation of nodes, and clean-up."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_black_hole_leaves_the_carrier_up(lab: Lab, node: int) -> None:
     assert becomes_reachable(first, second.rail_address(1))
 
 
-def test_a_fault_that_is_there_is_made_again_and_undone_once(lab: Lab) -> None:
+def test_a_repeated_fault_is_healed_once(lab: Lab) -> None:
     first, second = lab.nodes
     for fault in (lab.black_hole, lab.cut):
         began_ns = time.monotonic_ns()
@@ -62,7 +62,7 @@ def test_a_fault_that_is_there_is_made_again_and_undone_once(lab: Lab) -> None:
         assert becomes_reachable(first, second.rail_address(1))
 
 
-def test_what_the_kernel_refuses_is_an_error(lab: Lab) -> None:
+def test_a_request_refused_by_the_kernel_is_an_error(lab: Lab) -> None:
     with pytest.raises(LabCommandError, match=r"set rail9 down: .*No such device"):
         lab.nodes[0].holder.set_down("rail9")
     with pytest.raises(LabCommandError, match=r"unplug n0r0 from rail9: .*No such device"):
@@ -80,7 +80,7 @@ def test_nodes_see_their_own_devices_processes_and_shared_memory(lab: Lab) -> No
     assert len(processes) <= 3
 
 
-def test_kill_all_reaches_what_left_its_session(lab: Lab) -> None:
+def test_kill_all_ends_processes_of_other_sessions(lab: Lab) -> None:
     node = lab.nodes[0]
     parent = node.popen(["sh", "-c", "setsid sleep 987 & setsid sleep 987 & exit 7"])
     assert parent.wait(timeout=10) == 7
@@ -91,14 +91,15 @@ def test_kill_all_reaches_what_left_its_session(lab: Lab) -> None:
     assert len(processes) <= 2, "only init and ls"
 
 
-def test_a_failing_command_says_what_failed(lab: Lab) -> None:
+def test_the_error_of_a_failed_command_names_the_cause(lab: Lab) -> None:
     with pytest.raises(LabCommandError, match="no-such-device"):
         lab.run_in_switch("ip", "link", "show", "dev", "no-such-device")
     with pytest.raises(ValueError, match="rail 2 is not one of"):
         lab.cut(0, 2)
 
 
-# A shell's background job, as this test may be run in, has SIGINT ignored; a user's demo has not.
+# The script restores SIGINT's handler: a background job of a shell ignores SIGINT, and the test may
+# run in such a job.
 MAKER = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -127,7 +128,7 @@ def _left_of(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_survives_the_process_that_made_the_lab(number: signal.Signals) -> None:
+def test_a_lab_ends_with_the_creating_process(number: signal.Signals) -> None:
     maker = subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True)
     assert maker.stdout is not None
     name = maker.stdout.readline().strip()

@@ -1,4 +1,4 @@
-"""Each fault of the lab does what it says, to its port alone, and heal undoes it."""
+"""Each fault of the lab has the documented effect on a single port, and heal removes the fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL, LARGE = 200, 1400
 
 
 def healed(lab: Lab) -> bool:
-    """Whether rail 0 carries frames of all sizes both ways again."""
+    """Whether rail 0 carries frames of all sizes in both directions again."""
     first, second = lab.nodes
     return becomes_reachable(first, second.rail_address(0)) and all(
         datagrams_arrive(one, other, 0, LARGE) for one, other in ((first, second), (second, first))
@@ -22,7 +22,7 @@ def healed(lab: Lab) -> bool:
 
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("direction", ["from", "to"])
-def test_one_way_loss_is_of_one_direction(lab: Lab, node: int, direction: Any) -> None:
+def test_one_way_loss_affects_a_single_direction(lab: Lab, node: int, direction: Any) -> None:
     assert healed(lab)
     near, far = lab.nodes[node], lab.nodes[1 - node]
     source, target = (near, far) if direction == "from" else (far, near)
@@ -39,7 +39,7 @@ def test_one_way_loss_is_of_one_direction(lab: Lab, node: int, direction: Any) -
     assert healed(lab)
 
 
-def test_an_mtu_hole_swallows_only_large_packets(lab: Lab) -> None:
+def test_an_mtu_hole_drops_only_large_packets(lab: Lab) -> None:
     assert healed(lab)
     first, second = lab.nodes
     lab.mtu_hole(0, 0, 1000)
@@ -65,7 +65,7 @@ def test_a_reset_ends_the_connections_of_one_rail_at_both_ends(lab: Lab, node: i
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_the_other_end_of_a_half_open_connection_is_not_told(lab: Lab, node: int) -> None:
+def test_the_other_end_of_a_half_open_connection_is_not_notified(lab: Lab, node: int) -> None:
     near, far = lab.nodes[node], lab.nodes[1 - node]
     with Talk(far, near, 0, timeout_s=0.5) as talk:
         assert talk.say(1000)[0] == "same"
@@ -92,7 +92,7 @@ def test_a_stale_connection_is_silent_and_a_new_one_is_not(lab: Lab) -> None:
         lab.stale(0, 1)
 
 
-def test_flipped_bytes_arrive_as_if_nothing_were_wrong(lab: Lab) -> None:
+def test_flipped_bytes_arrive_without_an_error(lab: Lab) -> None:
     first, second = lab.nodes
     with Talk(first, second, 0) as talk:
         assert talk.say(200_000)[0] == "same"
@@ -105,8 +105,8 @@ def test_flipped_bytes_arrive_as_if_nothing_were_wrong(lab: Lab) -> None:
         assert talk.say(200_000)[0] == "same"
 
 
-def test_a_limited_port_is_as_slow_as_it_was_told(lab: Lab) -> None:
-    """1 MB there and back: at least 80 ms at 100 Mbit/s; some of it passes as a burst."""
+def test_a_limited_port_has_the_configured_rate(lab: Lab) -> None:
+    """1 MB takes at least 80 ms at 100 Mbit/s; the test allows for an initial burst."""
     first, second = lab.nodes
     with Talk(first, second, 0) as slow, Talk(first, second, 1) as fast:
         lab.limit(0, 0, 1000)
@@ -123,7 +123,7 @@ def test_a_limited_port_is_as_slow_as_it_was_told(lab: Lab) -> None:
             assert "tbf" not in run("tc", "qdisc", "show", "dev", device)
 
 
-def test_a_new_filter_takes_the_place_of_the_old_one_and_heal_undoes_all_at_once(lab: Lab) -> None:
+def test_a_new_filter_replaces_the_old_filter_and_heal_removes_all(lab: Lab) -> None:
     assert healed(lab)
     first, second = lab.nodes
     lab.one_way(0, 0, "from")
@@ -149,7 +149,7 @@ def test_a_new_filter_takes_the_place_of_the_old_one_and_heal_undoes_all_at_once
         ("limit", (100_001,), "not 100001"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_parameters_of_faults_are_refused(
     lab: Lab, fault: str, arguments: tuple[Any, ...], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
@@ -157,7 +157,7 @@ def test_what_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize("fault", ["reset", "half_open", "stale", "flip", "mtu_hole", "heal"])
-def test_a_port_that_is_not_there_has_no_faults(lab: Lab, fault: str) -> None:
+def test_faults_of_a_missing_port_are_refused(lab: Lab, fault: str) -> None:
     with pytest.raises(ValueError, match="node 2 is not one of the lab's 2 nodes"):
         getattr(lab, fault)(2, 0)
     with pytest.raises(ValueError, match="rail 2 is not one of the lab's 2 rails"):
@@ -165,6 +165,6 @@ def test_a_port_that_is_not_there_has_no_faults(lab: Lab, fault: str) -> None:
 
 
 @pytest.mark.parametrize(("offset", "every"), [(59, 1), (60001, 1), (60, 0), (60, 1_000_001)])
-def test_bytes_are_flipped_behind_the_headers_only(lab: Lab, offset: int, every: int) -> None:
+def test_invalid_parameters_of_flips_are_refused(lab: Lab, offset: int, every: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         lab.flip(0, 0, offset=offset, every=every)

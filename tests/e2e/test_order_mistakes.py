@@ -1,16 +1,16 @@
-"""Ranks that disagree about a call are told who called what; communicators leave each other be."""
+"""Ranks with different calls get an error with both calls; other communicators are unaffected."""
 
 from __future__ import annotations
 
 import pytest
 
-# What the text must say of the mistaken rank's call and of the others'.
+# Parts of the error text: the wrong call, and the call of the other ranks.
 WORDS = {
     "other_operation": ("all_reduce(max", "all_reduce(sum"),
     "other_size": ("9 elements", "8 elements"),
     "other_large_size": ("2000001 elements", "2000000 elements"),
     "other_dtype": ("int32", "float32"),
-    "other_root": ("broadcast(", "root "),  # whoever takes himself for it may be at the barrier
+    "other_root": ("broadcast(", "root "),  # a rank that acts as root may be at the barrier
     "other_collective": ("all_gather", "all_reduce"),
     "other_algorithm": ("elements, two_shot)", "elements, one_shot)"),
     "one_call_more": ("barrier", "all_reduce"),
@@ -20,7 +20,7 @@ WORDS = {
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_every_rank_is_told_who_called_what(jobs, free_ports, ranks: int) -> None:
+def test_every_rank_gets_an_error_with_both_calls(jobs, free_ports, ranks: int) -> None:
     started = jobs.start("mistaken.py", ranks, ports=free_ports(len(WORDS)))
     for case, words in WORDS.items():
         for said in [rank.hear(60) for rank in started]:
@@ -36,9 +36,7 @@ def test_every_rank_is_told_who_called_what(jobs, free_ports, ranks: int) -> Non
 
 
 @pytest.mark.timeout(120)
-def test_communicators_of_a_process_share_links_and_are_used_from_threads_at_once(
-    jobs, free_ports
-) -> None:
+def test_communicators_share_links_and_work_from_several_threads(jobs, free_ports) -> None:
     ranks = jobs.start("two_threads.py", 3, steps=200, ports=free_ports(3))
     for rank in ranks:
         said = rank.hear(100)

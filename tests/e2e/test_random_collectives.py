@@ -1,7 +1,7 @@
-"""Collectives of random kind, size, dtype and ranks, bit for bit, while rails come and go.
+"""Collectives of random kind, size, dtype and ranks are exact to the bit while rails fail.
 
-A replay of a failing run: the same seed gives the same calls with the same elements; when which
-rail breaks is up to the machine.
+The seed determines the calls and all elements, so a failing run can be repeated. The times of rail
+faults are random.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_random_collectives_are_exact_while_rails_break(
             "rejoin_backoff_max_ms": 200,
             "handshake_timeout_ms": 1000,
         },
-        # Two nodes of two ranks, so that there is shared memory and a node boundary to round at.
+        # Nodes of 3, 1, 2 and 2 ranks: shared memory is used, and sums are rounded per node.
         per_rank=lambda rank: {"node": f"node{min(rank // 2, rank - 2, key=abs)}"},
         seed=seed,
         steps=steps,
@@ -43,7 +43,7 @@ def test_random_collectives_are_exact_while_rails_break(
         fault_every_s=0.15,
     )
     reports = [rank.hear(timeout_s=800) for rank in ranks]
-    # A rank that fails takes the others with it, which all say the same.
+    # After the failure of a rank, the other ranks fail with the same message.
     failed = list(dict.fromkeys(report["failed"] for report in reports if "failed" in report))
     assert not failed, f"seed {seed}:\n" + "\n".join(failed)
     for rank in ranks:

@@ -1,7 +1,7 @@
-"""A rank that dies, stops for a while, or loses all its rails: what the others get, and when.
+"""A rank dies, is stopped for a while, or loses all rails: effects on the other ranks.
 
-`kill -9` gives every other rank the typed error within `link_timeout_s` + 1 s; a rank that is only
-slow costs nothing.
+After `kill -9`, every other rank gets the typed error within `link_timeout_s` + 1 s. A stopped rank
+causes no error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_kill_gives_every_other_rank_the_typed_error_in_time(
         assert f"rank {victim}" in said["text"], said
         assert said["sticky"], "the next call must give the same error"
         late = max(late, said["at"] - killed_at)
-        # Nothing of the lost peer may hold up the end.
+        # The lost peer must not delay the close.
         assert rank.hear(15)["closed_s"] < 2
         rank.wait(15)
     show(f"{work}, rank {victim} of {ranks} killed: all others knew after {late:.2f} s")
@@ -73,12 +73,12 @@ def test_an_idle_rank_gets_the_error_in_its_next_collective(jobs) -> None:
     for rank in others:
         said = rank.hear(20)
         assert said["error"] == "PeerLostError", said
-        # They begin to wait idle_s after the start, half a second before which the rank died.
+        # The victim dies 0.5 s after the start; other ranks begin to wait idle_s after the start.
         assert said["at"] - began < 2 * LINK_TIMEOUT_S + CERTAINTY_S
 
 
 @pytest.mark.timeout(60)
-def test_a_rank_that_waits_for_an_idle_one_learns_of_a_third_ones_death(jobs) -> None:
+def test_a_rank_waiting_for_an_idle_rank_gets_the_error_of_a_dead_third_rank(jobs) -> None:
     ranks = jobs.start(
         "doomed.py", 3, config=CONFIG, work="waiting", victim=2, elements=0, idle=0, idle_s=20
     )
@@ -90,12 +90,14 @@ def test_a_rank_that_waits_for_an_idle_one_learns_of_a_third_ones_death(jobs) ->
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("stopped_s", [0.1, 3.0], ids=["below", "above"])
-def test_a_stopped_rank_costs_no_rail_and_no_step(jobs, eventually, stopped_s: float) -> None:
-    """Below and above `dead_deadline_ms` (200), and above `link_timeout_s`."""
+def test_a_stopped_rank_takes_no_rail_down_and_loses_no_step(
+    jobs, eventually, stopped_s: float
+) -> None:
+    """A stop is shorter than `dead_deadline_ms` (200 ms), or longer than `link_timeout_s` (2 s)."""
     ranks = jobs.start("stream.py", 3, config=CONFIG, pause_s=0.001)
     for rank in ranks:
         rank.hear(60)
-    for rank in ranks[:2]:  # also the one that the others' store is with
+    for rank in ranks[:2]:  # rank 0 also holds the store of the job
         steps = rank.ask({"do": "steps"})
         rank.process.send_signal(signal.SIGSTOP)
         time.sleep(stopped_s)
@@ -111,10 +113,9 @@ def test_a_stopped_rank_costs_no_rail_and_no_step(jobs, eventually, stopped_s: f
 
 
 def cut_all(ranks: list, fault: str) -> None:
-    """Takes all rails of rank 0 away.
+    """Applies `fault` to all rails of rank 0, at both ends, like a pulled cable.
 
-    At both ends, as a cable would: where only one end drops, the kernel of the other one still
-    acknowledges.
+    With a drop at a single end, the kernel of the other end would still acknowledge data.
     """
     for rank in ranks:
         for rail in (0, 1):
@@ -124,7 +125,7 @@ def cut_all(ranks: list, fault: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("fault", ["cut", "drop"])
-def test_a_step_outlives_the_loss_of_all_rails_for_less_than_the_timeout(
+def test_a_step_survives_an_outage_of_all_rails_below_the_timeout(
     jobs, eventually, fault: str
 ) -> None:
     ranks = jobs.start("stream.py", 3, config=CONFIG, pause_s=0.001)
@@ -146,10 +147,10 @@ def test_a_step_outlives_the_loss_of_all_rails_for_less_than_the_timeout(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("fault", ["cut", "drop"])
-def test_the_loss_of_all_rails_for_longer_is_the_typed_error_on_every_rank(
+def test_an_outage_of_all_rails_above_the_timeout_is_the_typed_error_on_every_rank(
     jobs, show: Callable[[str], None], fault: str
 ) -> None:
-    """Also on those whose link to each other is whole."""
+    """Ranks with an intact link to each other get the error, too."""
     ranks = jobs.start("stream.py", 3, config=CONFIG, pause_s=0.001)
     for rank in ranks:
         rank.hear(60)

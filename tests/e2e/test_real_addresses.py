@@ -1,4 +1,4 @@
-"""Ports that return with another address, in a lab, under a stream whose bits are compared."""
+"""Ports that return with another address, in a lab, under a stream of checked all-reduces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
 
 REJOIN_S = 20.0
-EVENT_S = 1.5  # the kernel may hold a carrier event back for a second
+EVENT_S = 1.5  # the kernel may delay a carrier event by 1 s
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def other_v6(node: int, rail: int) -> str:
 
 
 class Stream:
-    """Two ranks, one in each node, and the addresses that their rails' ports have."""
+    """Two ranks on separate nodes, and the current address of each port."""
 
     def __init__(self, jobs, lab: Lab, eventually, *, ip_version: int = 4) -> None:
         self.lab = lab
@@ -93,7 +93,7 @@ class Stream:
         )
 
     def joined(self, rail: int) -> None:
-        """The rail is UP at both ends, between the addresses that its ports have."""
+        """Waits until the rail is UP at both ends, with the current addresses of both ports."""
 
         def right() -> bool:
             ends = [self.rail(node, rail) for node in (0, 1)]
@@ -123,7 +123,7 @@ def _host(text: str) -> str:
 def returns_elsewhere(
     stream: Stream, nodes: tuple[int, ...], rail: int, new: Callable[[int, int], str]
 ) -> None:
-    """The rail is cut at each of the nodes, whose ports return with another address."""
+    """Cuts the rail at each of the nodes; the ports return with another address."""
     for node in nodes:
         stream.lab.cut(node, rail)
     stream.down(rail)
@@ -135,7 +135,7 @@ def returns_elsewhere(
 
 
 def own_port_is_watched(stream: Stream, node: int, rail: int) -> None:
-    """By its new address, too: the events say at once what deadlines would say later."""
+    """Checks that the port is watched under the new address: carrier events arrive at once."""
     stream.lab.cut(node, rail, at_switch=False)
     began = time.monotonic()
     stream.eventually(
@@ -145,7 +145,7 @@ def own_port_is_watched(stream: Stream, node: int, rail: int) -> None:
     )
     assert time.monotonic() - began < EVENT_S
     stream.lab.heal(node, rail)
-    if ":" in stream.at[node, rail]:  # the kernel forgets these with the port
+    if ":" in stream.at[node, rail]:  # the kernel removes IPv6 addresses when a port goes down
         stream._ip(node, "add", stream.at[node, rail], rail)
     stream.joined(rail)
 
@@ -155,7 +155,7 @@ def own_port_is_watched(stream: Stream, node: int, rail: int) -> None:
 def test_a_port_that_returns_with_another_address_rejoins(
     jobs, lab: Lab, eventually, ip_version: int
 ) -> None:
-    """Of the node that accepts, of the one that connects, of both at once; and back again."""
+    """The address changes at the accepting node, the connecting node or both nodes, and back."""
     stream = Stream(jobs, lab, eventually, ip_version=ip_version)
     for nodes in ((0,), (1,), (0, 1)):
         for new in (stream.other, stream.given):
@@ -165,14 +165,14 @@ def test_a_port_that_returns_with_another_address_rejoins(
     returns_elsewhere(stream, (0, 1), 0, stream.other)
     for node in (0, 1):
         own_port_is_watched(stream, node, 0)
-    # One end returns to what it had while the other does not.
+    # Node 0 returns to the old address, and node 1 keeps the new address.
     returns_elsewhere(stream, (0,), 0, stream.given)
     stream.finish()
 
 
 @pytest.mark.timeout(120)
-def test_an_address_that_is_replaced_on_a_port_in_use(jobs, lab: Lab, eventually) -> None:
-    """No cable is pulled: the address goes, another one comes, and nothing else says so."""
+def test_a_rail_rejoins_after_its_address_is_replaced(jobs, lab: Lab, eventually) -> None:
+    """The address is replaced while the carrier stays up; there is no carrier event."""
     stream = Stream(jobs, lab, eventually)
     for new in (stream.other, stream.given):
         for node in (0, 1):
@@ -183,10 +183,8 @@ def test_an_address_that_is_replaced_on_a_port_in_use(jobs, lab: Lab, eventually
 
 
 @pytest.mark.timeout(120)
-def test_all_rails_return_elsewhere_and_the_management_nic_tells(
-    jobs, lab: Lab, eventually
-) -> None:
-    """No rail is left to say where the others are now, but the control rail is."""
+def test_the_control_rail_announces_new_addresses_of_all_rails(jobs, lab: Lab, eventually) -> None:
+    """Without any rail UP, only the control rail can carry the new addresses."""
     stream = Stream(jobs, lab, eventually)
     for new in (stream.other, stream.given):
         for node in (0, 1):

@@ -1,4 +1,4 @@
-"""One fault after another, none of them healed: the rail failed over to, three and five rails."""
+"""Chains of faults without healing, with three and five rails: each failover meets a new fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from real_rails import (
 
 from r2serve.lab.lab import Lab
 
-# What strikes the rails of a chain in turn, and at which node.
+# Faults of a chain in order, with the node of each fault.
 CHAIN: list[tuple[Fault, int]] = [
     (CABLE, 0),
     (BLACK_HOLE, 1),
@@ -33,7 +33,10 @@ CHAIN: list[tuple[Fault, int]] = [
 
 
 def lose(stream: Stream, fault: Fault, node: int, rail: int, eventually) -> list[int]:
-    """A fault that stays; steps go on and no other rail is charged. Returns its stalls, in ns."""
+    """Makes a fault without healing; returns the stalls, in ns.
+
+    Steps must continue, and no other rail may go DOWN.
+    """
     steps = stream.steps()
     fault[1](stream.lab, node, rail)
     events = stream.await_down(rail, eventually)
@@ -54,10 +57,10 @@ def heal_all(stream: Stream, eventually) -> None:
 
 @pytest.mark.parametrize(("rails", "size"), [(3, 16 * KIB), (3, MIB), (5, 16 * KIB)])
 @pytest.mark.timeout(120)
-def test_the_rail_failed_over_to_may_fail_too_until_none_is_left(
+def test_rails_fail_in_turn_until_no_rail_is_left(
     jobs, make_lab, eventually, show, rails: int, size: int
 ) -> None:
-    """Always the one that carries the most; after the last one the management NIC serves."""
+    """Each fault strikes the busiest rail; after the last rail, the management NIC carries data."""
     lab: Lab = make_lab(rails)
     stream = Stream(jobs, lab, size=size)
     left = set(range(rails))
@@ -77,7 +80,7 @@ def test_the_rail_failed_over_to_may_fail_too_until_none_is_left(
 
 @pytest.mark.timeout(120)
 def test_two_rails_of_three_fall_silent_at_once(jobs, make_lab, eventually, show) -> None:
-    """What is hedged on the second one is lost there too."""
+    """Hedged chunks on the second rail are lost as well."""
     lab: Lab = make_lab(3)
     stream = Stream(jobs, lab)
     hits: list[int] = []
@@ -102,7 +105,7 @@ def test_two_rails_of_three_fall_silent_at_once(jobs, make_lab, eventually, show
 
 @pytest.mark.parametrize("fault", [CABLE, BLACK_HOLE], ids=["cable", "black-hole"])
 @pytest.mark.timeout(120)
-def test_a_rail_that_died_idle_is_known_before_it_is_needed(
+def test_the_failure_of_an_idle_rail_is_detected_before_use(
     jobs, make_lab, eventually, show, fault: Fault
 ) -> None:
     lab: Lab = make_lab(3)

@@ -1,4 +1,4 @@
-"""Rails that flap, and outages of every rail that a job has: the step waits and goes on."""
+"""Flapping rails, and outages of all rails of a job: steps wait and continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Events = list[list[dict[str, Any]]]
 
 
 def flap(stream: Stream, rails: list[int], times: int) -> Events:
-    """Rails that go down together for 50 to 300 ms, at either end in turn; returns the events."""
+    """Cuts rails together for 50 to 300 ms, at the nodes in turn; returns the events."""
     chance = random.Random(7)
     events: Events = [[], []]
     for number in range(times):
@@ -46,10 +46,10 @@ def flap(stream: Stream, rails: list[int], times: int) -> Events:
     ("size", "flaps"), [(16 * KIB, FLAPS), (MIB, FLAPS // 2)], ids=["16KiB", "1MiB"]
 )
 @pytest.mark.timeout(120)
-def test_a_flapping_rail_costs_a_step_one_stall_at_most(
+def test_a_flapping_rail_stalls_at_most_once_per_down(
     jobs, make_lab, eventually, show, size: int, flaps: int
 ) -> None:
-    """With the shipped back-off and damping; a flap of a rail that is out costs nothing at all."""
+    """Back-off and damping have default values. A flap of a rail out of use causes no stall."""
     lab: Lab = make_lab(2)
     stream = Stream(jobs, lab, size=size, rejoin_backoff_max_ms=5000)
     rail = stream.busiest()
@@ -90,10 +90,10 @@ def test_flaps_of_all_rails_at_once_lose_no_step(jobs, make_lab, eventually, sho
 
 
 @pytest.mark.timeout(120)
-def test_an_outage_of_every_rail_is_waited_out(jobs, make_lab, eventually, show) -> None:
-    """Eight seconds without any rail and without the management NIC, back-off as shipped.
+def test_steps_wait_for_the_end_of_an_outage_of_all_rails(jobs, make_lab, eventually, show) -> None:
+    """All rails are lost for 8 s, without fallback to the management NIC, with default back-off.
 
-    Of a job with one rail and of one with two, at the same time.
+    A job with a single rail and a job with two rails run at the same time.
     """
     streams = [
         Stream(jobs, make_lab(rails), fallback=False, rejoin_backoff_max_ms=5000)
@@ -116,7 +116,7 @@ def test_an_outage_of_every_rail_is_waited_out(jobs, make_lab, eventually, show)
     for stream, rail in every:
         eventually(f"rail {rail} UP", lambda s=stream, r=rail: s.is_up(r), REJOIN_S)
     for stream in streams:
-        # Probes on the management NIC are answered all the while; the step waits nevertheless.
+        # Probes on the management NIC succeed during the outage, but the step still waits.
         assert max(stalls_of(stream.look())) > (OUTAGE_S - 1) * 1e9
         stream.finish()
     show(f"{OUTAGE_S:g} s without any rail: both jobs go on {after_s * 1e3:.0f} ms after the end")

@@ -1,7 +1,7 @@
-"""Real faults on real rails: two nodes in network namespaces, ports, bridges and a switch.
+"""Real faults on real rails: two nodes in network namespaces, with ports, bridges and a switch.
 
-Every fault is made where it happens in a data centre, under a stream of all-reduces of 16 KiB
-whose bits are compared; the stalls come from the journals.
+Faults are made at the same places as in a data centre, under a stream of checked all-reduces of
+16 KiB. The journals give the stalls.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def lab(make_lab) -> Lab:
 
 
 @pytest.mark.timeout(300)
-def test_no_fault_of_a_rail_costs_a_bit(jobs, lab: Lab, eventually, show) -> None:
-    """Each fault at either end of either rail, one after another, the rail in use first."""
+def test_no_rail_fault_changes_a_bit(jobs, lab: Lab, eventually, show) -> None:
+    """Makes each fault at both ends of both rails, in sequence, the rail in use first."""
     stream = Stream(jobs, lab)
     stalls: dict[str, list[int]] = {}
     faults = Counter[str]()
@@ -65,14 +65,14 @@ def test_a_rail_whose_device_is_removed_and_plugged_in_again_rejoins(
     def plug(lab: Lab, node: int, rail: int) -> object:
         there = lab.nodes[node]
         lab._plug(there, lab.port(node, rail), f"rail{rail}", there.rail_address(rail))
-        # The same card: the neighbour still knows it by its hardware address.
+        # The same hardware address: the ARP cache of the other node stays valid.
         return there.run("ip", "link", "set", f"rail{rail}", "address", hardware[node])
 
     hardware = [
         json.loads(node.run("ip", "-json", "link", "show", "dev", f"rail{rail}"))[0]["address"]
         for node in lab.nodes
     ]
-    for node in (0, 1):  # of which one connects and the other one listens
+    for node in (0, 1):  # node 0 listens, node 1 connects
         strike(stream, ("device", unplug, plug), node, rail, eventually)
         # The new device is watched like the old one.
         strike(stream, OWN_PORT, node, rail, eventually)
@@ -80,8 +80,10 @@ def test_a_rail_whose_device_is_removed_and_plugged_in_again_rejoins(
 
 
 @pytest.mark.timeout(120)
-def test_both_rails_lost_and_one_healed(jobs, lab: Lab, eventually) -> None:
-    """The second fault while the first lasts; the step waits and goes on with what comes back."""
+def test_the_stream_continues_after_the_first_of_two_lost_rails_heals(
+    jobs, lab: Lab, eventually
+) -> None:
+    """A second fault strikes during the first; the step waits, and continues on the healed rail."""
     stream = Stream(jobs, lab, fallback=False)
     lab.cut(0, 0)
     eventually("rail 0 DOWN", lambda: stream.is_out(0))
@@ -98,8 +100,10 @@ def test_both_rails_lost_and_one_healed(jobs, lab: Lab, eventually) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_the_management_nic_serves_while_no_rail_is_left(jobs, lab: Lab, eventually, show) -> None:
-    """Both rails of a node are cut for three seconds; the stream goes on, and then goes back."""
+def test_the_management_nic_carries_data_while_no_rail_is_left(
+    jobs, lab: Lab, eventually, show
+) -> None:
+    """Both rails of a node are cut for 3 s; the stream continues, then returns to the rails."""
     stream = Stream(jobs, lab)
 
     assert stream.control_bytes() == 0

@@ -1,4 +1,4 @@
-"""What a rail and its journal owe after an outage: damping, and the whole stall."""
+"""After an outage, a flapping rail is damped, and the journal has the whole stall."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from real_rails import REJOIN_S, Stream, moves_of, stalls_of
 
 FLAPS = 20
-# Back-off that starts at 50 ms and doubles with each failure leaves room for seven in this time.
+# A back-off of 50 ms, doubled after each failure, allows seven rejoins in the time of the flaps.
 MOST_REJOINS = 8
 OUTAGE_S = 3.0
 
@@ -17,7 +17,7 @@ OUTAGE_S = 3.0
 @pytest.mark.parametrize("node", [0, 1], ids=["accepting-end", "connecting-end"])
 @pytest.mark.timeout(120)
 def test_a_flapping_rail_is_damped(jobs, make_lab, eventually, show, node: int) -> None:
-    """Twenty flaps in 7 s, as shipped: the rail is used ever more rarely, whichever end flaps."""
+    """20 flaps in 7 s at either end, with default damping: the rail rejoins less and less often."""
     stream = Stream(jobs, make_lab(2), rejoin_backoff_max_ms=5000)
     rail = stream.busiest()
     events: list[list[dict[str, Any]]] = [[], []]
@@ -36,7 +36,7 @@ def test_a_flapping_rail_is_damped(jobs, make_lab, eventually, show, node: int) 
 
 @pytest.mark.timeout(120)
 def test_the_journal_has_the_whole_stall_of_an_outage(jobs, make_lab, eventually, show) -> None:
-    """Nothing but notices and probes over the management NIC comes meanwhile: no data."""
+    """During the outage, only control frames and probes arrive over the management NIC."""
     stream = Stream(jobs, make_lab(2), fallback=False)
     for rail in (0, 1):
         stream.lab.cut(1, rail)

@@ -36,8 +36,8 @@ def lab(make_lab) -> Lab:
 
 @SIZES
 @pytest.mark.timeout(120)
-def test_loss_in_one_direction_costs_no_bit(jobs, lab: Lab, eventually, show, size: int) -> None:
-    """Each direction at each end of the rail in use."""
+def test_loss_in_one_direction_changes_no_bit(jobs, lab: Lab, eventually, show, size: int) -> None:
+    """Both directions are tested at both ends of the rail in use."""
     stream = Stream(jobs, lab, size=size)
     for fault in (LOST_FROM, LOST_TO):
         hits = []
@@ -51,10 +51,10 @@ def test_loss_in_one_direction_costs_no_bit(jobs, lab: Lab, eventually, show, si
 
 @SIZES
 @pytest.mark.timeout(120)
-def test_connections_that_end_or_go_silent_cost_no_bit(
+def test_connections_that_end_or_go_silent_change_no_bit(
     jobs, lab: Lab, eventually, show, size: int
 ) -> None:
-    """At either end of the rail in use; the path itself is fine, so the rail comes back at once."""
+    """Faults at both ends of the rail in use. The path works, so the rail rejoins at once."""
     stream = Stream(jobs, lab, size=size)
     for fault in (RESET, HALF_OPEN, STALE):
         hits = []
@@ -67,10 +67,10 @@ def test_connections_that_end_or_go_silent_cost_no_bit(
 
 @SIZES
 @pytest.mark.timeout(120)
-def test_an_mtu_hole_keeps_its_rail_out_until_it_is_healed(
+def test_an_mtu_hole_keeps_a_rail_out_until_healed(
     jobs, lab: Lab, eventually, show, size: int
 ) -> None:
-    """Small frames pass, so attempts get as far as the full-size probe, ever more rarely."""
+    """Small frames pass, so attempts to rejoin fail at the full-size probe, with growing pauses."""
     stream = Stream(jobs, lab, size=size, rejoin_backoff_max_ms=1500)
     rail = stream.busiest()
     lab.mtu_hole(1, rail)
@@ -79,7 +79,7 @@ def test_an_mtu_hole_keeps_its_rail_out_until_it_is_healed(
     time.sleep(HOLE_S)
     assert stream.steps() > steps + 100
     events = [old + new for old, new in zip(events, stream.look(), strict=True)]
-    assert not moves_of(events, "UP", rail), "it came back through the hole"
+    assert not moves_of(events, "UP", rail), "the rail rejoined despite the MTU hole"
     assert moves_of(events, "DOWN") == moves_of(events, "DOWN", rail)
     attempts = [move["time_ns"] / 1e9 for move in moves_of([events[1]], "PROBATION", rail)]
     pauses = [after - before for before, after in itertools.pairwise(attempts)]

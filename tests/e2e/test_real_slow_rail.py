@@ -1,4 +1,4 @@
-"""A rail that is slow but alive: both rails limited, then one of them to a tenth of the other."""
+"""A slow rail: both rails have a rate limit, then rail 0 gets a tenth of the rate of rail 1."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from r2serve.lab.lab import Lab
 
 RATE_MBIT = 1000
 SLOW_MBIT = 100
-# Steps a second, relative to the other rail alone.  Without detection the share is a half.  The
-# target (0.9) is for `r2serve bench collectives --state slow`; a busy machine misses it by itself.
+# Lower limit of the step rate, relative to the step rate on the other rail alone.  Without
+# detection of the slow rail, the ratio would be 0.5.  The target of 0.9 belongs to `r2serve bench
+# collectives --state slow`; a busy machine would miss 0.9 here.
 SHARE = 0.7
 TRIES = 4
 WITHIN_S = 1.0
@@ -22,7 +23,7 @@ WATCHED_S = 20.0
 
 
 def rate(stream: Stream, for_s: float) -> float:
-    """All-reduces a second."""
+    """Returns all-reduces per second, measured for `for_s`."""
     before, began = stream.steps(), time.monotonic()
     time.sleep(for_s)
     return (stream.steps() - before) / (time.monotonic() - began)
@@ -34,7 +35,7 @@ def limit(lab: Lab, rail: int, mbit: int) -> None:
 
 
 def slow_down(stream: Stream, eventually: Any) -> tuple[float, float]:
-    """Steps a second with rail 0 gone, and with it at a tenth of its rate, a second later."""
+    """Returns two step rates: without rail 0, and 1 s after rail 0 drops to a tenth of the rate."""
     lab = stream.lab
     for rail in (0, 1):
         limit(lab, rail, RATE_MBIT)
@@ -53,7 +54,7 @@ def slow_down(stream: Stream, eventually: Any) -> tuple[float, float]:
 
 
 def moves_under(stream: Stream, for_s: float) -> list[Any]:
-    """The moves to SUSPECT and to DOWN within that time."""
+    """Returns the transitions to SUSPECT and to DOWN within `for_s`."""
     events: list[list[dict[str, Any]]] = [[], []]
     until = time.monotonic() + for_s
     while time.monotonic() < until:
@@ -68,7 +69,7 @@ def moves_under(stream: Stream, for_s: float) -> list[Any]:
 def test_a_slow_rail_does_not_slow_down_the_others(
     jobs, make_lab, eventually, show, size: int
 ) -> None:
-    """A second after the slow-down, as fast as the other rail alone in the same run."""
+    """1 s after the slow-down, the rate must be close to the rate of the other rail alone."""
     stream = Stream(jobs, make_lab(2), size=size)
     shares: list[float] = []
     while len(shares) < TRIES and max(shares, default=0) < SHARE:
@@ -87,10 +88,10 @@ def test_a_slow_rail_does_not_slow_down_the_others(
 )
 @pytest.mark.timeout(900)
 def test_a_slow_rail_does_not_flap(jobs, make_lab, eventually, show, watched_s: float) -> None:
-    """It is alive and answers: it loses its share, not its place.
+    """A slow rail still answers, so it loses its share of the data but stays UP.
 
-    Whatever holds the whole host up for longer than a deadline has rails suspected, too: as long
-    without a slow rail says how often.
+    A pause of the whole host beyond a deadline also makes rails SUSPECT. An equal period without a
+    slow rail gives the number of such cases.
     """
     stream = Stream(jobs, make_lab(2), size=MIB)
     for rail in (0, 1):
@@ -101,9 +102,9 @@ def test_a_slow_rail_does_not_flap(jobs, make_lab, eventually, show, watched_s: 
     moves = moves_under(stream, watched_s)
     own = moves_of([moves], "SUSPECT", rail=0)
     show(
-        f"slow rail for {watched_s:g} s: {len(own)} moves of it to SUSPECT, "
+        f"slow rail for {watched_s:g} s: {len(own)} transitions of the rail to SUSPECT, "
         f"{len(moves) - len(own)} of the other rail, none to DOWN; "
-        f"as long without: {len(without)} of both"
+        f"the same time without a slow rail: {len(without)} of both"
     )
     stream.finish()
     assert moves_of([moves], "DOWN") == []

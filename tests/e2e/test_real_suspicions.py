@@ -1,4 +1,4 @@
-"""What is wrong though every rail is fine, and what is wrong though every rail seems fine."""
+"""A stopped peer makes rails look bad without a fault; flipped bits corrupt data silently."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def lab(make_lab) -> Lab:
     ("size", "stopped"), [(16 * KIB, (0, 1)), (MIB, (1,))], ids=["16KiB", "1MiB"]
 )
 @pytest.mark.timeout(120)
-def test_a_stopped_peer_costs_no_rail(
+def test_a_stopped_peer_takes_no_rail_down(
     jobs, lab: Lab, eventually, show, size: int, stopped: tuple[int, ...]
 ) -> None:
-    """Its kernel answers late for it, so a rail may be suspected; none is charged."""
+    """A stopped peer answers late, so a rail may become SUSPECT, but no rail may go DOWN."""
     stream = Stream(jobs, lab, size=size)
     for number in stopped:
         rank, node = stream.ranks[number], lab.nodes[number]
@@ -55,7 +55,7 @@ def test_a_stopped_peer_costs_no_rail(
 
 @pytest.mark.timeout(120)
 def test_flipped_bits_are_found_by_the_checksum(jobs, lab: Lab, eventually, show) -> None:
-    """Bytes overwritten where no checksum of the path sees them, as by a NIC with bad memory."""
+    """Bytes change where no checksum of the path detects this, like in a NIC with bad memory."""
     stream = Stream(jobs, lab, checksum=True)
     hits: list[int] = []
     verdicts: list[str] = []
@@ -76,8 +76,8 @@ def test_flipped_bits_are_found_by_the_checksum(jobs, lab: Lab, eventually, show
 
 
 @pytest.mark.timeout(120)
-def test_flipped_bits_are_real(jobs, lab: Lab) -> None:
-    """Without the checksum they reach the result: the test above does not pass for nothing."""
+def test_flipped_bits_reach_the_result_without_the_checksum(jobs, lab: Lab) -> None:
+    """Without r2ccl's checksum, the lab's flipped bits reach the result."""
     stream = Stream(jobs, lab, checksum=False)
     lab.flip(0, stream.busiest())
     said = stream.ranks[1].hear(20)

@@ -1,4 +1,4 @@
-"""Where a fault is: on rails apart, on rails that meet, and with a third node."""
+"""Verdicts on faults: with separate rails, with connected rails, and with a third node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from r2serve.lab.lab import Lab
 
 
 def verdicts(events: list[list[dict]], rail: int) -> list[set[str]]:
-    """By rank: what it said of the rail."""
+    """Returns the verdicts on the rail, by rank."""
     return [
         {
             event["text"]
@@ -24,7 +24,7 @@ def verdicts(events: list[list[dict]], rail: int) -> list[set[str]]:
 
 
 def locate(stream: Stream, fault: Fault, node: int, rail: int, eventually) -> list[set[str]]:
-    """The verdicts of both ranks on a fault that is healed when both have come to one."""
+    """Makes a fault, waits for the verdicts of both ranks, heals; returns the verdicts by rank."""
     _, make, undo = fault
     stream.look()
     make(stream.lab, node, rail)
@@ -42,12 +42,12 @@ def locate(stream: Stream, fault: Fault, node: int, rail: int, eventually) -> li
 
 
 def join_rails(lab: Lab) -> None:
-    """Lets every NIC reach every other one: the switches of both rails become one network."""
+    """Connects the switches of both rails, so that every NIC can reach every other NIC."""
     lab.run_in_switch("ip", "link", "add", "cross0", "type", "veth", "peer", "name", "cross1")
     for rail in (0, 1):
         lab.run_in_switch("ip", "link", "set", f"cross{rail}", "master", f"rail{rail}", "up")
     for node in lab.nodes:
-        # Each NIC answers for its own address alone.
+        # Each NIC answers ARP requests only for its own address.
         node.run("sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1")
         node.run("sysctl", "-qw", "net.ipv4.conf.all.arp_announce=2")
         for own, other in ((0, 1), (1, 0)):
@@ -57,7 +57,7 @@ def join_rails(lab: Lab) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_carriers_tell_which_side_and_silence_between_two_nodes_only_the_path(
+def test_the_verdict_is_a_nic_after_carrier_loss_and_the_path_after_silence(
     jobs, make_lab, eventually
 ) -> None:
     stream = Stream(jobs, make_lab(2))
@@ -71,21 +71,21 @@ def test_carriers_tell_which_side_and_silence_between_two_nodes_only_the_path(
 
 
 @pytest.mark.timeout(120)
-def test_where_rails_meet_each_port_is_asked_apart(jobs, make_lab, eventually) -> None:
+def test_connected_rails_allow_a_verdict_on_each_port(jobs, make_lab, eventually) -> None:
     lab = make_lab(2)
     join_rails(lab)
     stream = Stream(jobs, lab)
-    time.sleep(0.5)  # until what connects to what is known
+    time.sleep(0.5)  # until the ranks know the reachable pairs of ports
     for node, rail in itertools.product((0, 1), (0, 1)):
         said = locate(stream, BLACK_HOLE, node, rail, eventually)
-        # The other end may have to be told.
+        # A rank may first record another verdict, until the other rank's message arrives.
         assert "local NIC" in said[node], said
         assert "remote NIC" in said[1 - node], said
     stream.finish()
 
 
 @pytest.mark.timeout(120)
-def test_a_third_node_tells_whose_port_it_is(jobs, make_lab, eventually) -> None:
+def test_a_third_node_helps_locate_a_silent_port(jobs, make_lab, eventually) -> None:
     lab = make_lab(2, nodes=3)
     ranks = jobs.start(
         "stream.py",

@@ -1,4 +1,4 @@
-"""A sidecar a node beside a job over real rails: what it says when one is cut, and who may die."""
+"""Sidecars beside a job over real rails: reports of a carrier loss, and kills of either process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 from real_rails import REJOIN_S, Stream
 from sidecars import Sidecar
 
-VISIBLE_S = 2.0  # a tenth of it on a machine with a core for each process
+VISIBLE_S = 2.0  # about 0.2 s on a machine with a core for each process
 
 
 @pytest.fixture
 def sidecars(tmp_path: Path, free_ports: Any) -> Iterator[list[Sidecar]]:
-    """One for each of two nodes; the folders have the journals of the two ranks."""
+    """Starts a sidecar for each of two nodes; the folders have the journals of the two ranks."""
     made = []
     for node, port in enumerate(free_ports(2)):
         folder = tmp_path / f"node{node}"
@@ -40,7 +40,7 @@ def stream_of(jobs: Any, make_lab: Any, sidecars: list[Sidecar]) -> Stream:
 
 
 def listen(sidecar: Sidecar, heard: list[tuple[float, dict[str, Any]]]) -> None:
-    """Notes events and when they came, until the sidecar ends."""
+    """Records events with their arrival times, until the sidecar ends."""
     url = f"http://127.0.0.1:{sidecar.port}/v1/events/stream"
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as lines:
         for line in lines:
@@ -49,7 +49,9 @@ def listen(sidecar: Sidecar, heard: list[tuple[float, dict[str, Any]]]) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_cut_is_told_at_once_and_counted(jobs, make_lab, sidecars, eventually, show) -> None:
+def test_a_carrier_loss_is_reported_and_counted_at_once(
+    jobs, make_lab, sidecars, eventually, show
+) -> None:
     stream = stream_of(jobs, make_lab, sidecars)
     for sidecar in sidecars:
         eventually("ready", lambda s=sidecar: s.get("/readyz")[0] == 200)
@@ -65,7 +67,7 @@ def test_a_cut_is_told_at_once_and_counted(jobs, make_lab, sidecars, eventually,
         eventually(
             "counted", lambda s=sidecar, n=name: s.metric("r2serve_failover_total", rail=n) == 1
         )
-        assert sidecar.metric("r2serve_rail_state", rail=name) == 1  # it is in one state
+        assert sidecar.metric("r2serve_rail_state", rail=name) == 1  # exactly a single state
         assert sidecar.metric("r2serve_rail_state", rail=name, state="UP") == 0
         assert sidecar.metric("r2serve_rail_up", rail=name) == 0
         assert sidecar.metric("r2serve_rail_up", rail=f"rail{1 - rail}@node{node}") == 1
@@ -81,7 +83,7 @@ def test_a_cut_is_told_at_once_and_counted(jobs, make_lab, sidecars, eventually,
         ]
         assert {event["rail"] for _, event in downs} == {name}
         late_s = max(late for late, _ in downs)
-        show(f"node {node}: told {late_s * 1e3:.0f} ms after it happened: {downs[0][1]['text']}")
+        show(f"node {node}: reported {late_s * 1e3:.0f} ms after the event: {downs[0][1]['text']}")
         assert late_s < VISIBLE_S
     stream.lab.heal(1, rail)
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
@@ -96,9 +98,7 @@ def test_a_cut_is_told_at_once_and_counted(jobs, make_lab, sidecars, eventually,
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("first", ["worker", "sidecar"])
-def test_nothing_that_was_written_is_lost_by_a_kill(
-    jobs, make_lab, sidecars, eventually, first: str
-) -> None:
+def test_a_kill_loses_no_recorded_event(jobs, make_lab, sidecars, eventually, first: str) -> None:
     stream = stream_of(jobs, make_lab, sidecars)
     sidecar = sidecars[1]
     stream.lab.cut(1, 0)
@@ -106,17 +106,17 @@ def test_nothing_that_was_written_is_lost_by_a_kill(
     stream.lab.heal(1, 0)
     eventually("rail 0 UP", lambda: stream.is_up(0), REJOIN_S)
     told = stream.ranks[1].ask({"do": "events"})
-    eventually("all told", lambda: len(sidecar.events()) >= len(told))
+    eventually("all events", lambda: len(sidecar.events()) >= len(told))
     before = sidecar.events()
     if first == "sidecar":
         sidecar.kill()
     steps = stream.steps()
-    eventually("the job goes on", lambda: stream.steps() > steps + 10)
+    eventually("further steps", lambda: stream.steps() > steps + 10)
     stream.ranks[1].process.kill()
     stream.ranks[1].process.wait()
     if first == "worker":
         eventually("ended", lambda: sidecar.get("/readyz")[0] == 503)
-        assert "ended without closing their links: rank 1" in sidecar.ask("/readyz")["reasons"][0]
+        assert "ended without a graceful close: rank 1" in sidecar.ask("/readyz")["reasons"][0]
         assert sidecar.metric("r2serve_worker_up") == 0
         sidecar.kill()
     sidecar.start()

@@ -1,4 +1,4 @@
-"""Sidecars of several nodes joined into one view, and what becomes of those that do not answer."""
+"""Sidecars of several nodes joined into a single view, with peers that do not answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def wait_for(sidecar: Sidecar, done: Callable[[dict[str, Any]], object]) -> dict
 
 
 class Nonsense(http.server.BaseHTTPRequestHandler):
-    """Another server, on the port of a sidecar."""
+    """A server that is not a sidecar, on the address of a peer."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -53,7 +53,7 @@ class Nonsense(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b'{"health": 7}')
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
 
 @pytest.mark.timeout(120)
@@ -78,14 +78,14 @@ def test_several_nodes_are_one_view(start: Callable[..., Sidecar], free_ports: A
 
     other.kill()
     found = wait_for(sidecar, lambda found: not found[there]["answers"])
-    assert found[there]["node"]["health"]["status"] == "no-engine"  # as it was when it answered
+    assert found[there]["node"]["health"]["status"] == "no-engine"  # the last answer
     other.start()
     wait_for(sidecar, lambda found: found[there]["answers"])
     stranger.shutdown()
 
 
 @pytest.mark.parametrize("peers", ["ftp://a:1", "http://a/path", "http://a:x", "a:0"])
-def test_what_is_no_sidecar_is_refused_at_start(tmp_path: Path, peers: str) -> None:
+def test_an_invalid_peer_address_is_refused_at_start(tmp_path: Path, peers: str) -> None:
     code = "from r2serve.cli import main; main()"
     words = ["sidecar", "--port", "0", "--journal-dir", str(tmp_path), "--peers", peers]
     done = subprocess.run(
@@ -96,4 +96,4 @@ def test_what_is_no_sidecar_is_refused_at_start(tmp_path: Path, peers: str) -> N
         check=False,
     )
     assert done.returncode == 1
-    assert "must be the address of a sidecar" in done.stderr
+    assert "must be a sidecar's address" in done.stderr

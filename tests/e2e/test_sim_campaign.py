@@ -1,4 +1,4 @@
-"""The simulator's campaign and its planted bugs, at the size that a test run has time for."""
+"""The simulator's campaign and planted bugs, with a number of seeds suited to a test run."""
 
 from __future__ import annotations
 

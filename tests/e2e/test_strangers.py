@@ -1,4 +1,4 @@
-"""Whoever is not of the job changes nothing, whatever he does to a rail's port."""
+"""Connections from outside the job to a rail's port have no effect on the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELLO_BYTES = 88
 
 
 def hello(version: int) -> bytes:
-    """A greeting as the protocol wants it, up to what only a member of the job can know."""
+    """Returns a hello frame with a valid header and random contents, without the job's key."""
     return struct.pack("<4sHBB", MAGIC, version, HELLO, 0) + os.urandom(HELLO_BYTES - 8)
 
 
@@ -28,7 +28,7 @@ def connect(address: tuple[str, int]) -> socket.socket:
 
 
 def is_dropped(connection: socket.socket, patience_s: float = 10.0) -> bool:
-    """Whether the other end closes, after at most `patience_s`; no byte may come before."""
+    """Whether the other end closes within `patience_s`, without sending a byte."""
     connection.settimeout(patience_s)
     try:
         return connection.recv(1) == b""
@@ -68,7 +68,7 @@ def reset_in_the_middle(address: tuple[str, int]) -> None:
 
 
 def drip(address: tuple[str, int]) -> None:
-    """A byte now and then never completes a greeting within its time."""
+    """Sends the hello byte by byte, too slowly to complete within the handshake timeout."""
     with connect(address) as connection:
         began = time.monotonic()
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -81,14 +81,14 @@ def drip(address: tuple[str, int]) -> None:
 
 
 def a_thousand(address: tuple[str, int]) -> None:
-    """At the same time, silent, for as long as they are let in."""
+    """Opens 1000 silent connections at the same time, and waits until all are dropped."""
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connect(address)) for _ in range(1000)]
         for connection in connections:
             assert is_dropped(connection)
 
 
-# How to attack, and what the log must say of it.
+# Attacks by name: function of the attack, and text of the log line.
 ATTACKS: dict[str, tuple[Callable[[tuple[str, int]], None], str]] = {
     "silence": (say_nothing, "the peer closed the connection"),
     "garbage": (say_garbage, "wrong first bytes"),
@@ -96,7 +96,7 @@ ATTACKS: dict[str, tuple[Callable[[tuple[str, int]], None], str]] = {
     "no key": (say_hello_without_the_key, "dropped a connection"),
     "reset": (reset_in_the_middle, "the peer closed the connection"),
     "slow-loris": (drip, "timed out"),
-    "a thousand": (a_thousand, "too many unproven connections"),
+    "a thousand": (a_thousand, "too many unauthenticated connections"),
 }
 
 
@@ -114,7 +114,7 @@ def job(jobs) -> list:
 
 
 def targets(ranks: list) -> list[tuple[str, int]]:
-    """Every rail port of both ranks: each knows those of the other."""
+    """Returns every rail port of both ranks; each rank reports the other rank's ports."""
     found = set()
     for rank in ranks:
         for rail in rank.ask({"do": "rails"}):
@@ -137,7 +137,7 @@ def finish(ranks: list) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_strangers_change_nothing(job, eventually, show) -> None:
+def test_unauthenticated_connections_change_nothing(job, eventually, show) -> None:
     before = [rank.ask({"do": "resources"}) for rank in job]
     epochs = [[rail["epoch"] for rail in rank.ask({"do": "rails"})] for rank in job]
     for (attack, _), address in itertools.product(ATTACKS.values(), targets(job)):
@@ -145,7 +145,7 @@ def test_strangers_change_nothing(job, eventually, show) -> None:
         attack(address)
         eventually("further steps", lambda steps=steps: job[0].ask({"do": "steps"}) > steps)
     for rank, held in zip(job, before, strict=True):
-        # What was let in has its time out by now, or will have.
+        # Accepted connections are closed after the handshake timeout at the latest.
         eventually(
             "as many descriptors as before",
             lambda rank=rank, held=held: (
@@ -158,13 +158,13 @@ def test_strangers_change_nothing(job, eventually, show) -> None:
         for name, (_, words) in ATTACKS.items():
             assert any(words in line for line in log), f"{name} left no line in the log"
     assert epochs == [[rail["epoch"] for rail in rank.ask({"do": "rails"})] for rank in job]
-    show(f"{len(ATTACKS)} kinds of strangers on {len(targets(job))} ports, no rail went DOWN")
+    show(f"{len(ATTACKS)} attacks on {len(targets(job))} ports, no rail went DOWN")
     finish(job)
 
 
 @pytest.mark.timeout(120)
-def test_a_rail_rejoins_between_strangers(job, eventually) -> None:
-    """A member of the job gets in although strangers fill the line."""
+def test_a_rail_rejoins_among_unauthenticated_connections(job, eventually) -> None:
+    """A rank of the job connects despite many unauthenticated connections to the same ports."""
     addresses = targets(job)
     with contextlib.ExitStack() as stack:
         for rail in (0, 1):

@@ -1,4 +1,4 @@
-"""A data-parallel training over two nodes on the backend r2ccl, with a rail cut under it."""
+"""Data-parallel training over two nodes with the backend r2ccl, under a carrier loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ STEPS = 120
 
 
 def train(jobs: Any, lab: Any, backend: str, faults: bool) -> list[dict[str, Any]]:
-    """What the two ranks say at the end of it; faults: rail 0 is cut in mid-step, and healed."""
+    """Runs a training; returns the reports of both ranks.
+
+    faults: rail 0 is cut during the steps, and healed.
+    """
     ranks = jobs.start(
         "training.py",
         2,
@@ -31,7 +34,7 @@ def train(jobs: Any, lab: Any, backend: str, faults: bool) -> list[dict[str, Any
             assert rank.hear(60) == {"step": STEPS // 3}
         for rank in ranks:
             rank.say({"go": True})
-        time.sleep(0.1)  # a step takes less
+        time.sleep(0.1)  # longer than a step
         lab.cut(1, 0)
         time.sleep(1.0)
         lab.heal(1, 0)
@@ -42,7 +45,9 @@ def train(jobs: Any, lab: Any, backend: str, faults: bool) -> list[dict[str, Any
 
 
 @pytest.mark.timeout(300)
-def test_losses_are_the_same_to_the_bit_through_a_cut(jobs, make_lab, show, monkeypatch) -> None:
+def test_training_losses_are_bit_identical_through_a_carrier_loss(
+    jobs, make_lab, show, monkeypatch
+) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mgmt0")
     lab = make_lab(2)
     undisturbed = train(jobs, lab, "r2ccl", faults=False)
@@ -57,7 +62,7 @@ def test_losses_are_the_same_to_the_bit_through_a_cut(jobs, make_lab, show, monk
         assert rank["rails_lost"] >= 1
     median_s, total_s = undisturbed[0]["median_s"], undisturbed[0]["total_s"]
     show(
-        f"a step: {median_s * 1e3:.1f} ms, of gloo's {median_s / gloo[0]['median_s']:.2f}; "
-        f"with a cut: all steps together {disturbed[0]['total_s'] / total_s:.3f} of those without, "
-        f"worst {disturbed[0]['worst_s'] * 1e3:.0f} ms after {undisturbed[0]['worst_s'] * 1e3:.0f}"
+        f"step: {median_s * 1e3:.1f} ms, r2ccl / gloo {median_s / gloo[0]['median_s']:.2f}; "
+        f"with / without a cut: all steps {disturbed[0]['total_s'] / total_s:.3f}, "
+        f"worst {disturbed[0]['worst_s'] * 1e3:.0f} / {undisturbed[0]['worst_s'] * 1e3:.0f} ms"
     )

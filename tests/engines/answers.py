@@ -1,4 +1,4 @@
-"""What engines are asked, and how they are started to be asked it."""
+"""Flags, rails and prompts with which the tests start and query engines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PROMPTS = prompts(3)
 
 
 def greedy(engine: Engine) -> list[str]:
-    """The text after each prompt."""
+    """Returns the text generated after each prompt."""
     answers = [engine.complete(prompt, TOKENS) for prompt in PROMPTS]
     assert [status for status, _ in answers] == [200] * len(PROMPTS)
-    # A token is a word, but for the few special ones, which have no text.
+    # A token is a word, except for the few special tokens, which have no text.
     assert all(TOKENS - 4 <= len(text.split()) <= TOKENS for _, text in answers)
     return [text for _, text in answers]

@@ -1,4 +1,4 @@
-"""Real `vllm serve` engines for the tests: started, asked and, whatever happens, ended."""
+"""Real `vllm serve` engines for the tests: started, queried, and always ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 30
 VLLM = Path(sys.executable).with_name("vllm")
 
-# What the CPU build of vLLM needs to serve well on a machine with few cores.
+# Settings of vLLM's CPU build for a machine with few cores.
 BASE_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -48,7 +48,7 @@ def free_port() -> int:
 
 @dataclass
 class Node:
-    """One `vllm serve` process, its workers included, and what it wrote."""
+    """A `vllm serve` process with its workers, and its log."""
 
     process: Forked | subprocess.Popen[bytes]
     log_file: Path
@@ -58,7 +58,7 @@ class Node:
         return self.log_file.read_text(errors="replace")
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes, by rank."""
+        """Returns the worker processes, by rank."""
         return sorted(
             (
                 child
@@ -71,7 +71,7 @@ class Node:
 
 @dataclass
 class Engine:
-    """A served model: one node or more, the first of which answers."""
+    """A served model on one or more nodes; the first node answers requests."""
 
     model: Path
     port: int
@@ -90,12 +90,12 @@ class Engine:
         pytest.fail(f"not up within {START_TIMEOUT_S} s:\n{self.nodes[0].log[-6000:]}")
 
     def complete(self, prompt: str, tokens: int) -> tuple[int, str]:
-        """Greedy text, with the HTTP status: 200, or what the engine's end gives."""
+        """Returns HTTP status and greedy text; after an error the text is the error's body."""
         status, answer = self._ask(prompt, tokens)
         return status, answer if isinstance(answer, str) else answer["text"]
 
     def logprobs(self, prompt: str) -> list[float]:
-        """Of each token of the prompt but the first, after those before it."""
+        """Returns the log probability of each prompt token after the first."""
         status, answer = self._ask(prompt, 1, echo=True, logprobs=0)
         assert status == 200, answer
         return [float(each) for each in answer["logprobs"]["token_logprobs"][1:-1]]
@@ -128,7 +128,7 @@ class Engine:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
-    """To the process and its workers: each node leads a process group. False if none is left."""
+    """Sends a signal to the process group of a node; returns False if the group is empty."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
         return True
@@ -136,10 +136,10 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Wait until all are gone, also the helpers that remove shared memory; then kill the rest."""
+    """Waits until the group is empty, helpers for shared memory included; kills a late group."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline:
-        process.poll()  # reaps it: a zombie still counts as a member of its group
+        process.poll()  # reaps the process: a zombie would still be a member of the group
         if not _signal_group(process, 0):
             return
         time.sleep(0.1)
@@ -154,12 +154,13 @@ def sidecar_port() -> int:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from r2serve.lab.serving.model import (  # what it needs is not on every GPU's machine
+    # imported here, because some GPU machines lack its requirements
+    from r2serve.lab.serving.model import (
         TinyLlama,
         make_tiny_llama,
     )
 
-    # Two layers have one of everything: after the first, between two, after the last.
+    # Two layers cover every position: after the first layer, between two, after the last layer.
     shape = TinyLlama(layers=2)
     return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny-llama", shape)
 
@@ -172,13 +173,13 @@ start_process = partial(subprocess.Popen, start_new_session=True)
 
 @contextlib.contextmanager
 def engines(model: Path, folder: Path, forks: Forks) -> Iterator[StartEngine]:
-    """Gives what starts an engine and waits until it is up; ends all of them in the end."""
+    """Yields a function that starts an engine and waits for /health; ends all engines at exit."""
     started: list[Engine] = []
 
     def start(
         tensor_parallel: int, flags: list[str], nodes: list[dict[str, str]], *, eager: bool = True
     ) -> Engine:
-        # What compiles reads the environment when it is imported.
+        # A compiling engine is no fork, because the compiler reads the environment at import.
         popen = partial(forks.popen, session=True) if eager else start_process
         around = forks.environment if eager else {}
         engine = Engine(model, free_port())
@@ -215,17 +216,20 @@ def engines(model: Path, folder: Path, forks: Forks) -> Iterator[StartEngine]:
 
 @pytest.fixture
 def start_engine(tiny_llama: Path, tmp_path: Path, vllm_forks: Forks) -> Iterator[StartEngine]:
-    """Start an engine, wait until it is up: ``start_engine(tp, flags, [environment, a node])``."""
+    """Starts an engine and waits until it is up.
+
+    Usage: `start_engine(tp, flags, [environment of each node])`.
+    """
     with engines(tiny_llama, tmp_path, vllm_forks) as start:
         yield start
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What an engine has said.
+    """Answers of an engine.
 
-    texts: of each prompt, its greedy text. logprobs: of each prompt and text, those of its tokens.
-    log: of the engine's first node.
+    texts: the greedy text of each prompt. logprobs: the log probabilities of the tokens of each
+    prompt and text. log: the log of the engine's first node.
     """
 
     texts: list[str]
@@ -237,7 +241,7 @@ class Answers:
 def eager_answers(
     tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, vllm_forks: Forks
 ) -> Answers:
-    """Answers of one eager engine over r2ccl with two ranks on two nodes, for all workers."""
+    """Answers of an eager r2ccl engine with 2 ranks on 2 nodes, shared by all pytest workers."""
     from answers import FLAG, PROMPTS, RAILS, greedy
 
     folder = tmp_path_factory.getbasetemp()

@@ -1,9 +1,9 @@
-// An NVML without a GPU, loaded in the place of libnvidia-ml.so.1: one device like the one of
-// fake_cuda.  It has what vLLM's copy of pynvml asks while an engine starts, and nothing else.
+// A fake NVML, loaded instead of libnvidia-ml.so.1: a single device, like fake_cuda's device.
+// The library has only the functions called by vLLM's copy of pynvml at the start of an engine.
 #include <cstdio>
 
 namespace {
-int device = 0;  // its address is the handle
+int device = 0;  // the handle is the address of this variable
 constexpr int success = 0;
 constexpr int not_found = 6;
 }  // namespace
@@ -29,7 +29,7 @@ int nvmlDeviceGetName(void* /*handle*/, char* name, unsigned size) {
   std::snprintf(name, size, "fake GPU");
   return success;
 }
-// Bytes: total, free, used.
+// `sizes` gets the total, free and used memory in bytes.
 int nvmlDeviceGetMemoryInfo(void* /*handle*/, unsigned long long* sizes) {
   sizes[0] = sizes[1] = 80ULL << 30;
   sizes[2] = 0;

@@ -1,4 +1,4 @@
-"""The backend r2ccl of torch.distributed: its operations, its ends, and PyTorch's own tests."""
+"""The torch.distributed backend r2ccl: operations, shutdown, and PyTorch's own tests."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def suite(name: str, only: Sequence[str] = ()) -> dict[str, Any]:
 
 @pytest.mark.timeout(1200)
 def test_pytorchs_own_tests(show: Any) -> None:
-    """All that it has for a backend on the CPU, but for what r2ccl says it has not."""
+    """Runs PyTorch's tests for a CPU backend, except for features not supported by r2ccl."""
     passed: set[str] = set()
     left: dict[str, str] = {}
     for name in ("gloo", "r2ccl", "mpi"):
         report = suite(name, sorted(left))
         passed |= set(report["passed"])
-        # The first reason is the nearest: as mpi, little is expected of a backend.
+        # The first reason for a skip is kept: PyTorch expects little from the backend mpi.
         left = {each: left.get(each, why) for each, why in report["skipped"].items()}
         show(f"PyTorch's tests as {name}: {len(report['passed'])} passed, {len(left)} skipped")
     for why, count in Counter(left.values()).most_common():

@@ -1,4 +1,4 @@
-"""The communicator that vLLM builds: its collectives between processes, and what an error does."""
+"""vLLM's communicator: collectives between processes, and the effect of an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_collectives_across_nodes(nodes: tuple[str, ...]) -> None:
 def test_group_inside_one_node_keeps_the_engines_path() -> None:
     done = run_ranks("one_node", "a", "a")
     assert done.returncode == 0, done.stdout
-    assert len(re.findall("no rail to fail over to", done.stdout)) == 2, done.stdout  # one a rank
+    # one line from each rank
+    assert len(re.findall("no rail to fail over to", done.stdout)) == 2, done.stdout
 
 
 def test_an_error_ends_every_rank() -> None:

@@ -1,4 +1,4 @@
-"""The communicator that vLLM builds on CUDA, whole, from its groups to the wire, without a GPU."""
+"""vLLM's communicator on CUDA, from groups to the wire, without a GPU."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from vllm_jobs import run_ranks
 def test_collectives_across_nodes(nodes: tuple[str, ...], fake_cuda: Path) -> None:
     done = run_ranks("gpu_collectives", *nodes, R2CCL_CUDA_LIBRARY=str(fake_cuda))
     assert done.returncode == 0, done.stdout
-    # Ranks of a node, each a process, give each other memory of their GPUs.
-    exchanging = "2 ranks of each node exchange before and behind the rails" in done.stdout
+    # The ranks of a node are processes that share GPU memory with each other.
+    exchanging = "2 ranks of each node exchange data before and after the rails" in done.stdout
     assert exchanging is (len(nodes) == 4), done.stdout
 
 
-def test_a_graph_survives_cuts(fake_cuda: Path, show) -> None:
+def test_a_cuda_graph_survives_rail_cuts(fake_cuda: Path, show) -> None:
     done = run_ranks("gpu_graph", "per-rank", "per-rank", R2CCL_CUDA_LIBRARY=str(fake_cuda))
     assert done.returncode == 0, done.stdout
     for line in re.findall(r"rank \d: \d+ replays.*", done.stdout):
         show(line)
 
 
-def test_what_stages_exchange_survives_cuts(fake_cuda: Path, show) -> None:
+def test_pipeline_stages_survive_rail_cuts(fake_cuda: Path, show) -> None:
     done = run_ranks(
         "gpu_stages",
         "per-rank",
@@ -40,7 +40,7 @@ def test_what_stages_exchange_survives_cuts(fake_cuda: Path, show) -> None:
     show(line)
 
 
-def test_no_token_is_computed_without_a_lost_peer(fake_cuda: Path) -> None:
+def test_no_token_is_returned_after_the_loss_of_a_peer(fake_cuda: Path) -> None:
     done = run_ranks(
         "gpu_loss",
         "per-rank",

@@ -1,4 +1,4 @@
-"""The all-reduce, the addition and the norm after it as one operation, in real vLLM."""
+"""The fused all-reduce, addition and norm in real vLLM."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from vllm_jobs import run_ranks
 if TYPE_CHECKING:
     from conftest import Answers, Engine
 
-# Compiled code rounds elsewhere than eager code does, and the model computes in bfloat16; what is
-# wrong is apart by several.
+# Compiled code rounds differently from eager code, and the model computes in bfloat16. Logprobs of
+# wrong results differ by several units.
 CLOSE = 0.5
 CLOSE_ON_AVERAGE = 0.1
 
 
-def test_a_compiled_model_says_the_same_with_it(
+def test_a_compiled_model_answers_the_same_with_the_fused_operation(
     start_engine: Callable[..., Engine],
     eager_answers: Answers,
     show: Callable[[str], None],
     tmp_path: Path,
 ) -> None:
-    # A compiled graph from a cache, of an earlier run or of the other worker, goes through no pass.
+    # The caches are disabled: a compiled graph from a cache would skip the compiler passes.
     caches = {
         "VLLM_CACHE_ROOT": f"{tmp_path}/vllm",
         "VLLM_DISABLE_COMPILE_CACHE": "1",
@@ -51,11 +51,11 @@ def test_a_compiled_model_says_the_same_with_it(
     )
     assert max(apart) < CLOSE
     assert statistics.mean(apart) < CLOSE_ON_AVERAGE
-    # Graphs: before the first attention; from it to the second; after that.
+    # The 3 graphs lie before the first attention, between the two attentions, and after the second.
     assert places == [[0, 2, 2]] * 2
 
 
-def test_the_operation_is_what_it_replaces(fake_cuda: Path) -> None:
+def test_the_fused_operation_equals_the_replaced_operations(fake_cuda: Path) -> None:
     for case in ("fused", "gpu_fused"):
         done = run_ranks(
             case,

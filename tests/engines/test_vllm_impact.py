@@ -1,4 +1,4 @@
-"""A real engine while its rails are lost: which requests waited, and how long."""
+"""A real engine during a loss of all rails: the delayed requests, and the length of the delay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conftest import Engine
 
 OUTAGE_S = 0.2
-EXACT_S = 0.03  # a few ms where each process has a core
+EXACT_S = 0.03  # a few ms are usual if each process has a CPU core
 ORDERS = [
     pytest.param(order, marks=[pytest.mark.long] if place else [])
     for place, order in enumerate(itertools.permutations(("worker", "sidecar", "engine")))
@@ -38,7 +38,7 @@ SETTLED_S = 1.0
 
 
 def ask(port: int, path: str) -> Any:
-    """The answer; None where there is none yet."""
+    """Returns the JSON answer; None if the status is 404."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return json.load(answer)
@@ -49,7 +49,7 @@ def ask(port: int, path: str) -> Any:
 
 
 def impact_of(port: int, name: str) -> dict[str, Any]:
-    """Of a request that has ended, as soon as all was written that there is to say of it."""
+    """Returns the impact of a finished request, as soon as all fields are known."""
     deadline = time.monotonic() + 30
     while True:
         found: dict[str, Any] | None = ask(port, f"/v1/requests/{name}/impact")
@@ -60,7 +60,7 @@ def impact_of(port: int, name: str) -> dict[str, Any]:
 
 
 def settled_impact_of(port: int, name: str) -> dict[str, Any]:
-    """When it has been the same for a while: on a busy machine workers write late."""
+    """Returns the impact after it has not changed for SETTLED_S; busy machines write late."""
     found = impact_of(port, name)
     since = time.monotonic()
     while time.monotonic() < since + SETTLED_S:
@@ -71,7 +71,7 @@ def settled_impact_of(port: int, name: str) -> dict[str, Any]:
 
 
 def complete(engine: Engine, prompt: str, tokens: int) -> str:
-    """The id of the answer."""
+    """Sends a completion request; returns the id of the answer."""
     body = {"model": str(engine.model), "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     request = urllib.request.Request(
         f"http://127.0.0.1:{engine.port}/v1/completions",
@@ -90,7 +90,7 @@ def lose_all_rails(folder: Path) -> None:
 
 
 def running(engine: Engine) -> int:
-    """Requests that the engine works on."""
+    """Returns the number of running requests of the engine."""
     url = f"http://127.0.0.1:{engine.port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as metrics:
         text = metrics.read().decode()
@@ -99,9 +99,9 @@ def running(engine: Engine) -> int:
 
 
 def two_requests_and_an_outage(engine: Engine, folder: Path) -> list[str]:
-    """Two requests that were served at the same time when all rails were lost.
+    """Returns the ids of two requests that were served together when all rails were lost.
 
-    On a busy machine one may be through before the other is begun; then it is tried again.
+    On a busy machine the first request may end before the second begins. Then the test tries again.
     """
     for _ in range(5):
         with ThreadPoolExecutor() as pool:
@@ -117,9 +117,9 @@ def two_requests_and_an_outage(engine: Engine, folder: Path) -> list[str]:
 
 
 def last_outage_s(port: int) -> float:
-    """How long the last two drills, of one rail each, left no rail."""
+    """Returns for how many seconds the last two drills, each on one rail, left no rail."""
     deadline = time.monotonic() + 10
-    while True:  # a busy worker says late that it has healed its rail
+    while True:  # a busy worker reports the end of a drill late
         drills = sorted(ask(port, "/v1/drills")["drills"], key=lambda drill: drill["began"])[-2:]
         if all(drill["ended"] for drill in drills):
             break
@@ -141,7 +141,7 @@ def all_events(port: int) -> list[dict[str, Any]]:
 
 
 def processes(engine: Engine, port: int) -> dict[str, psutil.Process]:
-    """Those that an order of ends is about."""
+    """Returns the processes that a test kills in a given order."""
     (sidecar,) = {
         connection.pid
         for connection in psutil.net_connections("tcp4")
@@ -157,7 +157,7 @@ def processes(engine: Engine, port: int) -> dict[str, psutil.Process]:
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
-def test_requests_are_told_what_an_outage_cost_them_whoever_is_killed_then(
+def test_the_impact_of_an_outage_is_reported_after_any_process_is_killed(
     start_engine: Callable[..., Engine], sidecar_port: int, tmp_path: Path, order: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "journals"
@@ -184,7 +184,7 @@ def test_requests_are_told_what_an_outage_cost_them_whoever_is_killed_then(
         for name in names:
             impact = impact_of(port, name)
             assert impact["tokens"] == 200
-            # On a busy machine a request may still be at its prompt.
+            # On a busy machine a request may still be in prefill.
             phases = [impact[f"{phase}_stall_s"] for phase in ("queue", "prefill", "decode")]
             assert impact["stall_s"] == pytest.approx(sum(phases))
             assert impact["stall_s"] > OUTAGE_S / 2
@@ -199,7 +199,8 @@ def test_requests_are_told_what_an_outage_cost_them_whoever_is_killed_then(
         assert (impact["stall_s"], impact["steps"]) == (0, [])
     waited = {request["id"] for request in ask(port, "/v1/requests?waited=true")["requests"]}
     assert waited == {f"{name}-0" for name in hit}
-    # Not of each: an outage may begin while a step computes, and waits for nobody yet.
+    # Only the smallest deviation is checked: an outage may begin while a step computes, and then
+    # stalls nothing at first.
     assert min(off_s) < EXACT_S, off_s
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as metrics:
         text = metrics.read().decode()
@@ -215,7 +216,8 @@ def test_requests_are_told_what_an_outage_cost_them_whoever_is_killed_then(
         with contextlib.suppress(psutil.NoSuchProcess):  # a worker ends with its engine
             victims[who].kill()
             deadline = time.monotonic() + 20
-            while victims[who].status() != psutil.STATUS_ZOMBIE:  # or gone
+            # a process that is gone raises NoSuchProcess
+            while victims[who].status() != psutil.STATUS_ZOMBIE:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         survivors = set(order[place + 1 :])
@@ -237,7 +239,7 @@ def test_requests_are_told_what_an_outage_cost_them_whoever_is_killed_then(
                 time.sleep(0.05)
         kept = {event["id"]: event for event in after.get("/v1/events?limit=1000").json()["events"]}
         assert [kept.get(event["id"]) for event in events[:1000]] == events[:1000]
-        deadline = time.monotonic() + 60  # the other worker notices in its own time
+        deadline = time.monotonic() + 60  # the other worker notices the loss with a delay
         while after.get("/readyz").status_code != 503:
             assert time.monotonic() < deadline
             time.sleep(0.1)

@@ -1,10 +1,10 @@
 """vLLM's GPU workers, one on each of two nodes, serve a model on the fake CUDA driver.
 
-This environment has no GPU, no CUDA in torch and no compiled extension of vLLM.  The script
-``vllm_cuda_ranks.py`` takes the steps below, and both ranks must reach each of them.
+This environment has no GPU, no CUDA in torch and no compiled extension of vLLM. The script
+`vllm_cuda_ranks.py` runs the steps below, and both ranks must reach each step.
 
 =============  ================================================  ==================================
-step           parts of vLLM and r2serve at work                 limit, with the reason
+step           parts of vLLM and r2serve in use                  limit, with the reason
 =============  ================================================  ==================================
 platform       detection by NVML and our entry point pick a
                subclass of ``NvmlCudaPlatform``
@@ -16,16 +16,16 @@ device         ``init_device``: ``dist_backend`` r2ccl,
                ``initialize_model_parallel``,
                ``GroupCoordinator``, ``use_custom_op_call``,
                our CUDA communicator, the model runner
-collectives    each of ``GroupCoordinator`` and of the
+collectives    all of ``GroupCoordinator`` and of the
                communicator, through ``torch.ops.vllm``
-device_group   ``device_group`` and a sibling group              CPU tensors go by the host's lane
-                                                                 of our backend
+device_group   ``device_group`` and a sibling group              our backend carries CPU tensors on
+                                                                 its host path
 graph          ``graph_capture``, ``CUDAGraphWrapper``, replays  torch's operations are in no
                with rails cut                                    graph, so no model is captured
 model          weights from files, half of them on each rank
 cache          layout and memory of the KV cache
-tokens         scheduler, ``execute_model``, attention in        layers take vLLM's Python in place
-               Triton's interpreter, sampling, our check of      of the kernels of ``_C``
+tokens         scheduler, ``execute_model``, attention in        layers use vLLM's Python code
+               Triton's interpreter, sampling, our check of      instead of the kernels of ``_C``
                outputs; a rail is cut
 profile        ``profile_run``: forward and sampler at full      ``compile_or_warm_up_model`` is not
                size                                              called: kernels only
@@ -47,17 +47,17 @@ tensors on ``cuda``                    tensors on the CPU; pinned memory is plai
 distribution ``vllm``                  metadata of a release without "cpu" in its version
 ``vllm._C_stable_libtorch``,           empty modules, and operations with the answer "no" or an
 ``vllm_flash_attn._vllm_fa2_C``        error: ``vllm_without_kernels``
-fused vocabulary embedding             the layer's way without the kernel
-RMSNorm and custom operations          vLLM's native ones, by options of vLLM
-FlashInfer's sampler                   vLLM's own, by ``VLLM_USE_FLASHINFER_SAMPLER``
+fused vocabulary embedding             the layer's code without the kernel
+RMSNorm and custom operations          vLLM's native versions, by options of vLLM
+FlashInfer's sampler                   vLLM's sampler, by ``VLLM_USE_FLASHINFER_SAMPLER``
 compiler of Triton, torch.compile      interpreter of Triton, none
 inspection of models in a new process  ``ModelRegistry.register_model``
 engine core and executor               its ``_initialize_kv_caches``; a loop over vLLM's scheduler
 =====================================  ============================================================
 
-vLLM 0.33 has no build for CPUs, so the long test takes the Python files of its wheel for CUDA;
-torch and Triton stay those of this environment.  Release 0.33 stops at ``profile``: Triton's
-interpreter cannot run the kernel of its sampler for top-k.
+vLLM 0.33 has no build for CPUs, so the long test uses the Python files of the CUDA wheel. torch and
+Triton stay those of this environment. Release 0.33 stops at `profile`: Triton's interpreter cannot
+run the kernel of its sampler for top-k.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected_tokens(small_llama: Path) -> list[int]:
-    """Greedy tokens of the model in one process, by transformers."""
+    """Greedy tokens of the model in a single process, computed by transformers."""
     model = LlamaForCausalLM.from_pretrained(small_llama, dtype=torch.float32)
     said = list(PROMPT)
     with torch.inference_mode():
@@ -112,7 +112,7 @@ def free_port() -> int:
 
 
 class Job:
-    """Output of one run of the script."""
+    """Output of a run of the script."""
 
     def __init__(self, model: Path, environment: dict[str, str]) -> None:
         try:
@@ -147,7 +147,7 @@ class Job:
         return re.findall(rf"^rank {rank} reached (\w+)", self.output, re.MULTILINE)
 
     def stopped(self) -> set[str]:
-        """Step and error of each stopped rank."""
+        """Returns step and error of each stopped rank."""
         return set(re.findall(r"^rank \d stopped at (.*)", self.output, re.MULTILINE))
 
     def tokens(self, rank: int) -> list[int]:
@@ -166,10 +166,10 @@ def test_workers_of_two_nodes_serve_a_model(
 
 
 @pytest.mark.long
-def test_the_next_release_goes_as_far_as_it_did(
+def test_the_next_vllm_release_reaches_the_recorded_step(
     small_llama: Path, expected_tokens: list[int], fake_cuda: Path, tmp_path: Path, show
 ) -> None:
-    """Fails on a shorter way, and also on a longer way or another error: look at the change."""
+    """Fails if vLLM 0.33 stops at another step or error, earlier or later: look at the change."""
     sources = tmp_path / "sources"
     sources.mkdir()
     unpack_python(wheel_of("vllm==0.33.0", tmp_path), sources)

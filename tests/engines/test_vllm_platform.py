@@ -1,4 +1,4 @@
-"""The platform class: stock answers without the flag, ours with it; and the flag itself."""
+"""The platform class: stock answers without the flag, r2ccl's answers with it; and the flag."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ Ours = make_platform(CpuPlatform, "R2cclCpuPlatform")
 
 @pytest.fixture(autouse=True)
 def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test starts without flag and options; what it sets in the environment is undone."""
+    """Starts each test without flag and options, and restores the environment afterwards."""
     for variable in flag.CARRIED:
-        monkeypatch.setenv(variable, "")  # so that the original comes back also if a test sets it
+        # makes monkeypatch restore the variable even if the test sets it
+        monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
     monkeypatch.setattr(nodes, "_latest_spans_nodes", False)
 
@@ -68,22 +69,22 @@ def engine_config(**additional: Any) -> SimpleNamespace:
 
 @pytest.fixture
 def no_stock_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's own part of check_and_update_config needs a whole engine configuration."""
+    """Skips vLLM's part of check_and_update_config, which needs a whole engine configuration."""
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", lambda config: None)
 
 
-# The platform that is picked
+# ---- the chosen platform ----
 
 
 @pytest.mark.parametrize("base", patches.PLATFORMS)
-def test_register_subclasses_what_vllm_would_have_picked(
+def test_register_subclasses_the_platform_picked_by_vllm(
     base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probes = {"cuda": lambda: None, "cpu": lambda: base}
     monkeypatch.setattr(platforms, "builtin_platform_plugins", probes)
     name = plugin.register()
     assert name is not None
-    # What vLLM's build for GPUs has, and its module for them imports.
+    # vLLM's module for GPUs imports this extension of the GPU build.
     monkeypatch.setitem(sys.modules, "vllm._C_stable_libtorch", ModuleType("of this test"))
     ours = named(name)
     assert ours.__base__ is named(base)
@@ -96,7 +97,7 @@ def named(qualified_name: str) -> Any:
 
 
 @pytest.mark.parametrize("picked", [[], ["vllm.platforms.rocm.RocmPlatform"], [*patches.PLATFORMS]])
-def test_register_stays_out_where_it_has_nothing_to_add(
+def test_register_returns_none_without_a_supported_platform(
     picked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probes = {name: (lambda name=name: name) for name in picked}
@@ -105,7 +106,7 @@ def test_register_stays_out_where_it_has_nothing_to_add(
 
 
 @pytest.mark.parametrize(("answer", "stays_out"), [("an.other.Platform", True), (None, False)])
-def test_register_leaves_the_field_to_another_platform_plugin(
+def test_register_yields_to_another_platform_plugin(
     answer: str | None, stays_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rival = SimpleNamespace(name="rival", value="rival:register", load=lambda: lambda: answer)
@@ -130,7 +131,7 @@ def test_vllm_activates_the_plugin_and_loading_it_is_light() -> None:
     assert activated in ("R2cclCpuPlatform False", "R2cclZenCpuPlatform False")
 
 
-# Without the flag
+# ---- without the flag ----
 
 
 def test_without_the_flag_every_answer_is_stock() -> None:
@@ -155,7 +156,7 @@ def test_wrong_options_do_not_matter_without_the_flag(monkeypatch: pytest.Monkey
     parser().parse_args([])
 
 
-# With the flag
+# ---- with the flag ----
 
 
 @pytest.mark.parametrize("spelling", ["--distributed-backend", "--distributed_backend"])
@@ -167,7 +168,7 @@ def test_the_flag_reaches_child_processes(spelling: str) -> None:
     assert not flag.active()
 
 
-def test_the_flag_is_in_a_group_of_its_own_and_added_once() -> None:
+def test_the_flag_has_an_argument_group_and_is_added_once() -> None:
     made = parser()
     Ours.pre_register_and_update(made)
     (group,) = [group for group in made._action_groups if group.title == "r2serve"]
@@ -213,7 +214,9 @@ def test_groups_get_our_communicator() -> None:
 
 
 @pytest.mark.usefixtures("asked_for")
-def test_only_groups_that_span_nodes_hide_behind_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_groups_that_span_nodes_use_custom_op_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert not Ours.use_custom_op_collectives()
     monkeypatch.setattr(nodes, "_latest_spans_nodes", True)
     assert Ours.use_custom_op_collectives()
@@ -225,7 +228,7 @@ class Cuda(CpuPlatform):  # type: ignore[misc]
 
 
 @pytest.mark.usefixtures("asked_for", "no_stock_update")
-def test_device_groups_of_gpus_are_ours_where_the_engine_spans_nodes(
+def test_gpu_device_groups_use_r2ccl_if_the_engine_spans_nodes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = make_platform(Cuda, "OursOnCuda")()
@@ -238,7 +241,7 @@ def test_device_groups_of_gpus_are_ours_where_the_engine_spans_nodes(
     assert Ours().dist_backend == "gloo"
     monkeypatch.setenv("VLLM_DISTRIBUTED_USE_SPLIT_GROUP", "1")
     assert ours.dist_backend == "nccl"
-    assert "does not outlive a rail" in caplog.text
+    assert "without failover" in caplog.text
     config.parallel_config.nnodes = 1
     Ours.check_and_update_config(config)
     monkeypatch.delenv("VLLM_DISTRIBUTED_USE_SPLIT_GROUP")
@@ -258,7 +261,7 @@ def test_a_platform_without_counterpart_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("asked_for", "no_stock_update")
-def test_the_engine_configuration_tells_compile_caches_apart_and_counts_workers(
+def test_the_engine_configuration_separates_compile_caches_and_counts_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("R2CCL_NODE", "per-rank")
@@ -276,7 +279,7 @@ def test_the_engine_configuration_tells_compile_caches_apart_and_counts_workers(
 
 
 @pytest.mark.usefixtures("no_stock_update")
-def test_additional_config_asks_for_it_where_there_is_no_command_line() -> None:
+def test_additional_config_sets_the_flag_without_a_command_line() -> None:
     config = engine_config(r2serve={"distributed_backend": "r2ccl"})
     Ours.check_and_update_config(config)
     assert flag.active()
@@ -297,7 +300,7 @@ def test_a_wrong_additional_config_is_refused(section: object) -> None:
 
 
 @pytest.mark.usefixtures("asked_for", "no_stock_update")
-def test_passes_of_the_compiler_run_on_the_cpu_where_that_is_asked_for(
+def test_compiler_passes_run_on_the_cpu_only_on_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stock = CpuPlatform.get_pass_manager_cls()
@@ -325,10 +328,10 @@ def test_ray_carries_the_choice_and_the_options() -> None:
     assert set(CpuPlatform.additional_env_vars) <= set(carried)
 
 
-# The command line as a user meets it
+# ---- the command line ----
 
 
-def test_vllm_serve_stops_before_any_worker_with_the_fields_name(tmp_path: Path) -> None:
+def test_vllm_serve_refuses_a_wrong_option_before_starting_workers(tmp_path: Path) -> None:
     done = subprocess.run(
         [Path(sys.executable).with_name("vllm"), "serve", tmp_path, "--distributed-backend=r2ccl"],
         env={**os.environ, "R2CCL_DEAD_DEADLINE_MS": "soon"},
@@ -358,7 +361,7 @@ def test_the_flag_can_be_added_to_a_plain_parser() -> None:
     assert plain.parse_args([]).distributed_backend == "default"
 
 
-def test_the_worker_class_is_ours_where_it_was_vllms(
+def test_only_vllms_worker_classes_are_replaced(
     no_stock_update: None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -373,7 +376,7 @@ def test_the_worker_class_is_ours_where_it_was_vllms(
         Ours.check_and_update_config(config)
         assert config.parallel_config.worker_cls == patches.WORKERS[STOCK_WORKER]
     assert said() == []
-    config.parallel_config.worker_cls = "somebody.else.Worker"
+    config.parallel_config.worker_cls = "other.package.Worker"
     Ours.check_and_update_config(config)
-    assert config.parallel_config.worker_cls == "somebody.else.Worker"
-    assert "somebody.else.Worker is not known" in caplog.text
+    assert config.parallel_config.worker_cls == "other.package.Worker"
+    assert "other.package.Worker is not supported" in caplog.text

@@ -1,4 +1,4 @@
-"""Real engines: the same tokens as stock over two nodes, two workers a node, and a lost worker."""
+"""Real engines: the same tokens as stock over 2 nodes, 2 workers a node, and a lost worker."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 CARRIED = "carried by r2ccl over rail0@node0, rail1@node0"
 
 
-def test_two_nodes_give_the_tokens_of_stock(
+def test_two_nodes_give_the_same_tokens_as_stock_vllm(
     start_engine: Callable[..., Engine], eager_answers: Answers
 ) -> None:
     stock = start_engine(2, [], [{}, {}])
     expected = greedy(stock)
     stock.stop()
-    assert "CPU SHM communicator disabled" in stock.nodes[0].log  # it was gloo over the network
+    assert "CPU SHM communicator disabled" in stock.nodes[0].log  # stock used gloo over the network
     assert "r2ccl" not in stock.nodes[0].log + stock.nodes[1].log
 
     assert eager_answers.texts == expected

@@ -1,8 +1,8 @@
-"""torch.cuda on the fake CUDA driver, where torch itself was built without CUDA.
+"""torch.cuda on the fake CUDA driver, with a torch built without CUDA.
 
-:func:`install` gives torch streams, events and graphs that are the driver's, and one device, whose
-memory is the host's.  A request for a tensor on ``cuda`` makes a tensor on the CPU.  Operations of
-torch run on the calling thread at once, so a graph holds the kernels of r2ccl and none of torch.
+:func:`install` gives torch streams, events and graphs of the driver, and a single device with the
+host's memory. A request for a tensor on `cuda` makes a tensor on the CPU. torch's operations run on
+the calling thread at once, so a graph holds only the kernels of r2ccl.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Driver:
-    """The library in ``R2CCL_CUDA_LIBRARY``, by ctypes."""
+    """The library in `R2CCL_CUDA_LIBRARY`, called by ctypes."""
 
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
@@ -44,7 +44,7 @@ def driver() -> Driver:
 
 
 class Stream:
-    """Stand-in for torch.cuda.Stream.  Without a handle: a new stream of the driver."""
+    """Stand-in for torch.cuda.Stream; without a handle, a new stream of the driver."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None) -> None:
         self.device = torch.device("cuda", 0)
@@ -72,7 +72,7 @@ class Stream:
 
 
 class Event:
-    """Stand-in for torch.cuda.Event; a wait covers all work then in the stream."""
+    """Stand-in for torch.cuda.Event; a wait covers all work in the stream at the time."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._stream: Stream | None = None
@@ -121,7 +121,7 @@ _current = threading.local()
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The default stream until a program sets another; the default stream runs work at once."""
+    """Returns the stream set by the program, else the default stream, which runs work at once."""
     found: Stream | None = getattr(_current, "stream", None)
     return found or Stream(handle=0)
 
@@ -134,7 +134,7 @@ def set_stream(stream: Stream) -> None:
 def entered(stream: Stream | None) -> Iterator[Stream]:
     """Stand-in for torch.cuda.stream."""
     before = current_stream()
-    torch.cuda.set_stream(stream or before)  # vLLM wraps set_stream
+    torch.cuda.set_stream(stream or before)  # vLLM wraps torch.cuda.set_stream
     try:
         yield stream or before
     finally:
@@ -149,7 +149,7 @@ def is_current_stream_capturing() -> bool:
 
 
 class OnTheHost(TorchFunctionMode):
-    """Turns the device ``cuda`` into ``cpu`` in every call of torch."""
+    """Turns the device `cuda` into `cpu` in every call of torch."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -171,7 +171,7 @@ def _at_home(value: Any) -> Any:
     return value
 
 
-MEMORY_BYTES = 80 << 30  # also in fake_nvml.cc
+MEMORY_BYTES = 80 << 30  # same value as in fake_nvml.cc
 
 PROPERTIES = SimpleNamespace(
     name="fake GPU",
@@ -204,7 +204,7 @@ IN_CUDA = {
     "reset_peak_memory_stats": lambda device=None: None,
     "max_memory_allocated": lambda device=None: 0,
 }
-"""Replaced in torch.cuda."""
+"""Replacements in torch.cuda."""
 
 IN_ACCELERATOR = {
     "device_count": lambda: 1,
@@ -222,11 +222,11 @@ IN_ACCELERATOR = {
     "max_memory_reserved": lambda device=None: 0,
     "reset_peak_memory_stats": lambda device=None: None,
 }
-"""Replaced in torch.accelerator."""
+"""Replacements in torch.accelerator."""
 
 
 def install() -> None:
-    """Replace the functions above; call before other modules import these by name."""
+    """Installs the replacements; must run before other modules import the functions by name."""
     for name, stand_in in IN_CUDA.items():
         setattr(torch.cuda, name, stand_in)
     for name, stand_in in IN_ACCELERATOR.items():

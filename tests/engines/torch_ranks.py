@@ -1,10 +1,10 @@
-"""A program that makes the ranks of one job of torch.distributed as processes, and checks them.
+"""Starts the ranks of a torch.distributed job as processes, and checks the results.
 
     python torch_ranks.py CASE RANKS [gpu]
 
-CASE is the name of a function below; every rank runs it, with ``gpu`` on a GPU: where there is
-none, what is on the host is taken for it, and R2CCL_CUDA_LIBRARY has to name a driver that does so,
-too.  The program ends with status 0 when every rank returned, else it shows the tracebacks.
+CASE is the name of a function below; every rank runs this function. With `gpu`, tensors are on the
+GPU. On a machine without a GPU, host tensors count as GPU tensors, and R2CCL_CUDA_LIBRARY must name
+a driver that accepts these. The exit status is 0 if every rank returned; else tracebacks are shown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPS: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """What rank ``rank`` brings: small integers, so that sums are exact in every type."""
+    """Returns the input of a rank: small integers, so that sums are exact in every dtype."""
     count = torch.Size(shape).numel()
     return (torch.arange(count).reshape(shape) % 5 + rank).to(dtype)
 
@@ -57,7 +57,7 @@ def same(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def scattered(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of zeros whose elements do not lie together."""
+    """Returns a tensor of zeros whose elements are not contiguous."""
     return torch.zeros((*shape, 2), dtype=dtype)[..., 0]
 
 
@@ -153,7 +153,7 @@ def movements(me: int, ranks: int) -> None:
 
 
 def asynchronous(me: int, ranks: int) -> None:
-    """Works end in order, also for whoever waits by a future; compiled code's collectives, too."""
+    """Work objects and futures complete in order; compiled code's collectives, too."""
     tensors = [torch.full((1000,), float(me + turn)) for turn in range(20)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     ended = [work.get_future().then(lambda done: done.value()[0].clone()) for work in works]
@@ -176,7 +176,7 @@ def asynchronous(me: int, ranks: int) -> None:
 
 
 def layouts(me: int, ranks: int) -> None:
-    """Works keep their order where tensors are copied on the way, too; and views of all sorts."""
+    """Work objects keep their order with non-contiguous tensors and with all kinds of views."""
     for tensor in targets((3,), torch.float32):
         tensor.fill_(me)
         outs = [torch.zeros(3) for _ in range(ranks)]
@@ -190,7 +190,7 @@ def layouts(me: int, ranks: int) -> None:
         same(tensor, torch.full((3,), float(ranks)))
         same(torch.stack(outs), torch.full((ranks, 3), float(ranks)))
     complex_ones = torch.full((2,), 1j * (me + 1))
-    negated = complex_ones.conj().imag  # a view that says: negate when you read
+    negated = complex_ones.conj().imag  # a view with torch's negative bit: reading negates
     assert negated.is_neg()
     dist.broadcast(negated, src=1)
     same(negated.clone(), torch.full((2,), -2.0))
@@ -208,7 +208,7 @@ def layouts(me: int, ranks: int) -> None:
 
 
 def hooks(me: int, ranks: int) -> None:
-    """DDP, with a hook whose callbacks ask for more and wait for it."""
+    """DDP with a communication hook whose callbacks start and wait for collectives."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
 
@@ -227,7 +227,7 @@ def hooks(me: int, ranks: int) -> None:
 
 
 def death_in_training(me: int, ranks: int) -> None:
-    """The error comes out of backward(): C++ waits for a future, not for a work."""
+    """backward() raises the error; C++ waits for a future, not for a work object."""
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
@@ -239,7 +239,7 @@ def death_in_training(me: int, ranks: int) -> None:
 
 
 def aborted(me: int, ranks: int) -> None:
-    """Who aborts ends what others wait for, though he waits for nothing himself."""
+    """A rank without a running collective aborts a group, and the waits of other ranks end."""
     group = dist.group.WORLD
     assert group is not None
     dist.barrier()
@@ -248,7 +248,7 @@ def aborted(me: int, ranks: int) -> None:
         group.abort()
         refused(PeerClosedError, "shut down", lambda: dist.barrier())
         refused(PeerClosedError, "shut down", lambda: group.send([torch.ones(1)], 1, 0))
-        time.sleep(2)  # or others might only see it leave
+        time.sleep(2)  # an early exit would look like a closed peer instead of an abort
         return
     began = time.monotonic()
     refused(AbortedError, "was aborted", lambda: dist.barrier())
@@ -256,7 +256,7 @@ def aborted(me: int, ranks: int) -> None:
 
 
 def again(me: int, ranks: int) -> None:
-    """A world that ends and is made again on the store that there was."""
+    """A process group is destroyed and created again, over a store used before."""
     dist.destroy_process_group()
     folder = os.environ["STORE_FOLDER"]
     store = dist.FileStore(f"{folder}/again", ranks)
@@ -276,12 +276,12 @@ def again(me: int, ranks: int) -> None:
 def point_to_point(me: int, ranks: int) -> None:
     after, before = (me + 1) % ranks, (me - 1) % ranks
     big, got = torch.full((2_000_000,), float(me)), torch.zeros(2_000_000)
-    works = [dist.isend(big, after), dist.irecv(got, before)]  # everybody sends first
+    works = [dist.isend(big, after), dist.irecv(got, before)]  # every rank sends before it receives
     for work in works:
         assert work is not None
         work.wait()
     same(got, torch.full_like(got, before))
-    # In another order than they were sent in, with a collective under way between them.
+    # Messages are received in another order than sent, with a collective in between.
     sends = [dist.isend(torch.full((3,), float(tag)), after, tag=tag) for tag in range(3)]
     for tag in (2, 0, 1):
         small = torch.zeros(3)
@@ -301,7 +301,7 @@ def point_to_point(me: int, ranks: int) -> None:
 
 
 def groups(me: int, ranks: int) -> None:
-    """Groups of some ranks, of one, made again, and gone."""
+    """Groups: of several ranks, of a single rank, created twice, and destroyed."""
     pair = dist.new_group([0, 1])
     alone = [dist.new_group([rank]) for rank in range(ranks)][me]
     again = dist.new_group([0, 1])
@@ -327,7 +327,7 @@ def refused(
 
 
 def mistakes(me: int, ranks: int) -> None:
-    """Each is refused with its name, and leaves the group as it was."""
+    """Each mistake is refused with the name of the argument, and leaves the group usable."""
     one, some = torch.ones(ranks), [torch.ones(1) for _ in range(ranks)]
     floats8 = one.to(torch.float8_e4m3fn)
     premul = dist._make_nccl_premul_sum(2.0) if hasattr(dist, "_make_nccl_premul_sum") else None
@@ -360,7 +360,7 @@ def mistakes(me: int, ranks: int) -> None:
     refused(R2cclError, "lists", lambda: group.allreduce([one, one]))
     refused(
         R2cclError,
-        "different types",
+        "dtypes differ",
         lambda: group.alltoall(some, [*some[1:], torch.ones(1, dtype=torch.int32)]),
     )
     refused(R2cclError, "peer", lambda: group.send([one], me, 0))
@@ -369,7 +369,7 @@ def mistakes(me: int, ranks: int) -> None:
 
 
 def late(me: int, ranks: int) -> None:
-    """A rank that never comes: the others do not wait for ever, whether they wait or look away."""
+    """A rank does not join a collective: the other ranks time out, in wait() and in the call."""
     if me == 0:
         time.sleep(4)
         refused(AbortedError, "timeout", lambda: dist.barrier())
@@ -382,11 +382,11 @@ def late(me: int, ranks: int) -> None:
     else:
         refused(AbortedError, "timeout", lambda: dist.all_reduce(torch.ones(1)))
     assert 0.9 < time.monotonic() - began < 4
-    dist.all_reduce(torch.ones(1), group=group)  # another group is none the worse
+    dist.all_reduce(torch.ones(1), group=group)  # other groups still work
 
 
 def reduce_to_the_end(group: Any = None) -> None:
-    """On a GPU a collective is only put into a stream."""
+    """Reduces and waits for the result; a GPU's collective is only enqueued in a stream."""
     dist.all_reduce(torch.ones(1), group=group)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -394,7 +394,7 @@ def reduce_to_the_end(group: Any = None) -> None:
 
 
 def overdue(me: int, ranks: int) -> None:
-    """The group's own timeout ends what runs in its caller's thread."""
+    """The group's timeout ends collectives on the calling thread."""
     if me == 0:
         time.sleep(5)
     began = time.monotonic()
@@ -417,7 +417,7 @@ def death(me: int, ranks: int) -> None:
 
 
 def nothing_void_is_sent(me: int, ranks: int) -> None:
-    """What a GPU computed without a lost peer's part goes to nobody, by whatever group."""
+    """Results computed without a lost peer's part are not sent, over any group."""
     pair = dist.new_group([0, 1])
     ones = torch.ones(3)
     if me < 2:
@@ -430,24 +430,24 @@ def nothing_void_is_sent(me: int, ranks: int) -> None:
         refused(AbortedError, "was aborted", sent.wait)
     elif me == 1:
         pair.abort()
-        time.sleep(2)  # or others might only see it leave
+        time.sleep(2)  # an early exit would look like a closed peer instead of an abort
     else:
         refused(AbortedError, "was aborted", lambda: dist.recv(torch.zeros(3), 0))
 
 
 def unmatched(me: int, ranks: int) -> None:
-    """What nobody ever sends does not keep a group from ending."""
+    """A receive without a matching send does not keep a group from ending."""
     work = dist.irecv(torch.ones(1), (me + 1) % ranks)
     assert work is not None
     dist.barrier()
     dist.destroy_process_group()
-    # The own group has ended, or the peer's, whichever was first.
+    # The own group or the peer's group ends first; both errors are right.
     with pytest.raises((AbortedError, PeerClosedError), match=r"shut down|has closed"):
         work.wait()
 
 
 def forgotten(me: int, ranks: int) -> None:
-    """Nor a process, which may not even end the group."""
+    """A receive without a matching send does not keep a process from exiting."""
     for _ in range(2):
         dist.irecv(torch.ones(1), (me + 1) % ranks)
     dist.barrier()

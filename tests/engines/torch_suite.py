@@ -1,10 +1,10 @@
-"""PyTorch's own tests of torch.distributed, on the backend r2ccl: a program, run by pytest.
+"""Runs PyTorch's own tests of torch.distributed on the backend r2ccl; started by pytest.
 
-The suite decides by the backend's name what to run and what to expect, and knows none but its own.
-So it is run under three names: those of two backends that it expects something of, and ours; what
-they name, in this program, is r2ccl.  Only tests run that were skipped under the names before.
+The suite chooses tests and expectations by the backend's name, and does not know r2ccl. So the
+suite runs under 3 names: 2 backends known to the suite, and r2ccl. Under each name, r2ccl carries
+the collectives. A run is limited to the tests skipped under the names before.
 
-Says, in a line of JSON, which tests passed, failed and were skipped, and why.
+Prints a line of JSON: the passed tests, the failed tests, and the skipped tests with reasons.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import unittest
 from typing import Any
 
 ADDRESSES = "127.0.0.2,127.0.0.3"
-# Of what a test would run if its backend was gloo, or mpi: what is of that backend itself, and what
-# r2ccl has not.
+# Tests left out under the names gloo and mpi: details of these backends, and features not in r2ccl.
 NOT_OURS = {
     "Backend": "asks for the backend's name",
     "monitored_barrier": "monitored_barrier is gloo's alone",
@@ -55,7 +54,7 @@ def main(name: str, folder: str, only: list[str]) -> None:
     class Suite(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
-            # Forked: torch is imported once, not four times a test.
+            # Forked processes, so that torch is imported once instead of 4 times in each test.
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     loader = unittest.TestLoader()

@@ -2,9 +2,9 @@
 
     python vllm_cuda_ranks.py MODEL PORT
 
-Each rank takes the steps of :data:`STEPS` in order and says ``rank R reached STEP``.  A rank whose
-step fails says ``rank R stopped at STEP: ERROR`` and ends with status 1, and so does the script.
-One process imports vLLM, the ranks are its forks.
+Each rank runs the steps of :data:`STEPS` in order and prints `rank R reached STEP`. If a step
+fails, the rank prints `rank R stopped at STEP: ERROR` and ends with status 1, and so does the
+script. A single process imports vLLM; the ranks are forks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import torch.distributed as dist
 import torch_on_driver
 import vllm_without_kernels
 
-torch_on_driver.install()  # before vLLM: vLLM keeps functions of torch.cuda by name
+torch_on_driver.install()  # before vLLM, because vLLM imports functions of torch.cuda by name
 _STAND_INS = vllm_without_kernels.install()
 
 from vllm.platforms import current_platform  # noqa: E402
 
 _FOUND = type(current_platform).__mro__
-# Tensors are the host's, so vLLM's operations are registered for the host.
+# Tensors are on the host, so vLLM's operations are registered for the host.
 type(current_platform).dispatch_key = "CPU"
 
 import vllm_ranks  # noqa: E402
@@ -54,7 +54,7 @@ RANK_LIMIT_S = 300.0  # shorter than the test's limit for the script
 
 
 def platform(state: Any) -> None:
-    """vLLM's detection by NVML and the entry point of the plugin picked the class."""
+    """vLLM's NVML detection and the plugin's entry point pick the class."""
     names = [cls.__name__ for cls in _FOUND[:3]]
     assert names == ["R2cclCudaPlatform", "NvmlCudaPlatform", "CudaPlatformBase"], names
     assert current_platform.is_cuda()
@@ -62,7 +62,7 @@ def platform(state: Any) -> None:
 
 
 def configuration(state: Any) -> None:
-    """The configuration of an engine as in `vllm serve`, our checks included."""
+    """The engine configuration is built as in `vllm serve`, with r2serve's checks."""
     arguments = EngineArgs(
         model=state.model,
         tensor_parallel_size=2,
@@ -97,7 +97,7 @@ def worker(state: Any) -> None:
         state.config,
         local_rank=0,
         rank=state.rank,
-        distributed_init_method="env://",  # nnodes > 1: vLLM takes the master's address
+        distributed_init_method="env://",  # nnodes > 1: vLLM uses the master's address
         is_driver_worker=state.rank == 0,
     )
 
@@ -115,7 +115,7 @@ def device(state: Any) -> None:
 
 
 def collectives(state: Any) -> None:
-    """Every collective of the group, directly and through torch.ops.vllm."""
+    """Every collective of the group works, directly and through torch.ops.vllm."""
     vllm_ranks.every_collective(state.rank)
     group = parallel_state.get_tp_group()
     tensor = vllm_ranks.numbers(state.rank, (4, 6), torch.bfloat16)
@@ -127,7 +127,7 @@ def collectives(state: Any) -> None:
 
 
 def device_group(state: Any) -> None:
-    """Our backend of torch.distributed carries traffic outside the communicator."""
+    """The torch.distributed backend carries traffic outside the communicator."""
     group = parallel_state.get_tp_group()
     counts = torch.tensor([state.rank + 1, 5])
     dist.all_reduce(counts, group=group.device_group)
@@ -139,7 +139,7 @@ def device_group(state: Any) -> None:
 
 
 def graph(state: Any) -> None:
-    """vLLM's wrapper captures an all-reduce in vLLM's capture context; rails fail under replays."""
+    """vLLM's wrapper captures an all-reduce; rails fail while the graph is replayed."""
     group = parallel_state.get_tp_group()
     r2ccl = group.device_communicator.r2ccl
     source = torch.zeros(5000)
@@ -175,11 +175,11 @@ def model(state: Any) -> None:
     state.worker.load_model()
     for module in state.worker.model_runner.model.modules():
         if hasattr(module, "use_fused_embedding"):
-            module.use_fused_embedding = False  # True: a kernel of vLLM
+            module.use_fused_embedding = False  # True would need a kernel of vLLM
 
 
 def cache(state: Any) -> None:
-    """The engine core plans and makes the KV cache over an executor of one worker."""
+    """The engine core plans and creates the KV cache over an executor with a single worker."""
     from vllm.v1.engine.core import EngineCore
 
     here = state.worker
@@ -228,12 +228,12 @@ def tokens(state: Any) -> None:
 
 
 def profile(state: Any) -> None:
-    """A forward pass and sampling, both of the largest size, as vLLM measures their memory."""
+    """A forward pass and sampling at the largest size, as vLLM measures memory."""
     state.worker.model_runner.profile_run()
 
 
 def destroy(state: Any) -> None:
-    """vLLM's own teardown closes our communicators."""
+    """vLLM's teardown closes our communicators."""
     r2ccl = parallel_state.get_tp_group().device_communicator.r2ccl
     parallel_state.destroy_model_parallel()
     parallel_state.destroy_distributed_environment()
@@ -267,10 +267,10 @@ def say(line: str) -> None:
 
 
 def rank_main(rank: int, path: str, port: int) -> None:
-    # A rank ends by itself, also where the script was killed.
+    # A rank ends by itself, even if the script was killed.
     faulthandler.dump_traceback_later(RANK_LIMIT_S, exit=True)
     os.environ["R2CCL_NODE"] = f"node{rank}"
-    # For tensors of the host a DeviceCommunicator would take the default stream alone.
+    # Without this line a DeviceCommunicator of host tensors would use only the default stream.
     r2serve.device._current_stream = lambda _: lambda: torch.cuda.current_stream().cuda_stream
     state = SimpleNamespace(rank=rank, model=path, port=port, config=None)
     with torch_on_driver.OnTheHost():
@@ -294,7 +294,7 @@ def rank_main(rank: int, path: str, port: int) -> None:
 
 def main(path: str, port: int) -> int:
     torch.set_num_threads(1)  # a fork would hang in OpenMP threads
-    # vLLM would inspect a class by name in a process without stand-ins.
+    # vLLM would inspect a class by name in a process without the stand-ins.
     architecture = "LlamaForCausalLM"
     llama = resolve_obj_by_qualname(f"vllm.model_executor.models.llama.{architecture}")
     ModelRegistry.register_model(architecture, llama)

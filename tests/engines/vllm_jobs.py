@@ -1,4 +1,4 @@
-"""Jobs of ranks that are processes, with vLLM's own groups: see vllm_ranks.py."""
+"""Runs jobs whose ranks are processes with vLLM's groups; see vllm_ranks.py."""
 
 from __future__ import annotations
 

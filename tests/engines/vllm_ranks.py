@@ -1,9 +1,9 @@
-"""A script that makes the ranks of one job as processes, with vLLM's own groups, and checks them.
+"""A script: starts the ranks of a job as processes with vLLM's groups, and checks the results.
 
-    python vllm_ranks.py CASE NODE,NODE,...     one node name a rank, or "per-rank" for each
+    python vllm_ranks.py CASE NODE,NODE,...     a node name for each rank, or "per-rank" for each
 
-CASE is the name of a function below; every rank runs it.  The script ends with status 0 when every
-rank returned, else it shows the tracebacks.  One process imports vLLM, the ranks are its forks.
+CASE is the name of a function below; every rank runs this function. The exit status is 0 if every
+rank returned; else tracebacks are shown. A single process imports vLLM; the ranks are forks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHAPES = ((6,), (4, 6), (2, 4, 6), (0, 4), (4, 0))
 
 
 def numbers(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """What rank ``rank`` brings: small integers, so that sums are exact in every type."""
+    """Returns the input of a rank: small integers, so that sums are exact in every dtype."""
     count = torch.Size(shape).numel()
     return (torch.arange(count).reshape(shape) % 13 + rank).to(dtype)
 
@@ -62,7 +62,7 @@ def same(got: torch.Tensor | None, expected: torch.Tensor) -> None:
 
 
 def inputs(rank: int) -> Iterator[torch.Tensor]:
-    """Every type and shape, and one that is not contiguous."""
+    """Every dtype and shape, and a tensor that is not contiguous."""
     for dtype in DTYPES:
         for shape in SHAPES:
             yield numbers(rank, shape, dtype)
@@ -70,7 +70,7 @@ def inputs(rank: int) -> Iterator[torch.Tensor]:
 
 
 def the_sum(like: torch.Tensor, rank: int) -> torch.Tensor:
-    """Sum over the ranks of tensors that differ by one from rank to rank."""
+    """Returns the sum over the ranks, for tensors that grow by 1 from rank to rank."""
     ranks = world()
     return like * ranks + (sum(range(ranks)) - rank * ranks)
 
@@ -80,7 +80,7 @@ def of_rank(like: torch.Tensor, mine: int, other: int) -> torch.Tensor:
 
 
 def collectives(rank: int) -> None:
-    """Every collective of a group that spans nodes, against torch on one process."""
+    """Every collective of a group that spans nodes, compared with torch in a single process."""
     comm = parallel_state.get_tp_group().device_communicator
     assert type(comm).__name__ == "SpanningCpuCommunicator"
     assert isinstance(comm, CpuCommunicator)
@@ -89,7 +89,7 @@ def collectives(rank: int) -> None:
 
 
 def gpu_collectives(rank: int) -> None:
-    """The same on the communicator for GPUs; its driver is a fake."""
+    """Every collective on the communicator for GPUs, with the fake driver."""
     comm = parallel_state.get_tp_group().device_communicator
     assert type(comm).__name__ == "SpanningCudaCommunicator"
     assert isinstance(comm, CudaCommunicator)
@@ -126,7 +126,7 @@ def every_collective(rank: int) -> None:
 
 
 def uneven_rows(comm: Any, rank: int, tensor: torch.Tensor) -> None:
-    """all_gatherv and reduce_scatterv, with a rank that has none."""
+    """all_gatherv and reduce_scatterv, with a rank without rows."""
     sizes = [(r + 1) % world() for r in range(world())]
     if not tensor.numel():
         return
@@ -151,7 +151,7 @@ def around_the_ring(group: Any, rank: int, tensor: torch.Tensor) -> None:
 
 
 def carried_as_bytes(comm: Any, rank: int) -> None:
-    """Types that r2ccl has no name for can be moved, though not reduced."""
+    """dtypes unknown to r2ccl can be moved, but not reduced."""
     for dtype in (torch.float8_e4m3fn, torch.uint16, torch.complex64):
         theirs = [torch.tensor([[1, 2], [3, r]]).to(dtype) for r in range(world())]
         same_bytes(comm.all_gather(theirs[rank], 0), torch.cat(theirs))
@@ -167,7 +167,7 @@ def same_bytes(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def tensor_dicts(group: Any, rank: int) -> None:
-    """What pipeline stages exchange."""
+    """The tensor dictionaries exchanged by pipeline stages."""
     sent = {
         "hidden": numbers(3, (4, 6), torch.bfloat16).t(),
         "empty": torch.empty(0, 6),
@@ -186,7 +186,7 @@ def tensor_dicts(group: Any, rank: int) -> None:
 
 
 def compiled(rank: int) -> None:
-    """Dynamo sees one opaque op, so a full graph is possible, and the input survives it."""
+    """Dynamo sees a single opaque op: a full graph is possible, and the input stays unchanged."""
     group = parallel_state.get_tp_group()
 
     def layer(x: torch.Tensor) -> torch.Tensor:
@@ -198,7 +198,7 @@ def compiled(rank: int) -> None:
 
 
 def one_node(rank: int) -> None:
-    """A group inside one node is vLLM's own, method for method."""
+    """A group inside one node uses only vLLM's methods."""
     group = parallel_state.get_tp_group()
     comm = group.device_communicator
     assert type(comm).__name__ == "R2cclCpuCommunicator"
@@ -217,7 +217,7 @@ def one_node(rank: int) -> None:
 
 
 def error_ends_every_rank(rank: int) -> None:
-    """A rank whose collective fails ends by itself; the others get a typed error and end, too."""
+    """A rank ends after a failed collective; the other ranks get a typed error and end, too."""
     ending.DELIVERY_S = 0.5
     group = parallel_state.get_tp_group()
     group.all_reduce(torch.ones(4))
@@ -226,7 +226,7 @@ def error_ends_every_rank(rank: int) -> None:
         group.all_reduce(torch.ones(4, dtype=torch.complex64 if rank == 1 else torch.float32))
     except (R2cclError, TypeError) as error:
         logging.error("rank %d after %.1f s: %r", rank, time.monotonic() - started, error)
-    time.sleep(60)  # as vLLM does on all but the output rank: it waits for work
+    time.sleep(60)  # vLLM's workers wait for work like this, except the output rank
     logging.error("rank %d was left waiting", rank)
 
 
@@ -236,7 +236,7 @@ def gpu_graph(rank: int) -> None:
     r2ccl = comm.r2ccl
     cuda = Cuda()
     stream = cuda.new("cuStreamCreate", 0)
-    r2ccl._core._stream = lambda: stream.value  # where torch would have a current stream
+    r2ccl._core._stream = lambda: stream.value  # replaces torch's current stream
     source = torch.zeros(5000)
     cuda.call("cuStreamBeginCapture_v2", stream, 0)
     total = comm.all_reduce(source)
@@ -264,12 +264,12 @@ def gpu_graph(rank: int) -> None:
 
 
 def fused(rank: int) -> None:
-    """The operation that the compiler's pass puts in gives what the operations before it gave."""
+    """The fused operation gives the same result as the separate operations."""
     import r2serve.engines.vllm.fusion  # noqa: F401  it registers the operation
 
     group = parallel_state.get_tp_group()
     for dtype in (torch.bfloat16, torch.float32):
-        for shape in ((1, 64), (7, 64), (9000, 64)):  # the last is too large for slots
+        for shape in ((1, 64), (7, 64), (9000, 64)):  # the last shape is too large for slots
             generator = torch.Generator().manual_seed(rank)
             tensor = torch.randn(shape, generator=generator).to(dtype)
             residual = torch.randn(shape, generator=generator.manual_seed(9)).to(dtype)
@@ -292,7 +292,7 @@ REPLAYS = 400
 
 
 class Cuda:
-    """The driver that the communicator has, for what torch would do with it."""
+    """Calls the communicator's driver, as torch would."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(os.environ["R2CCL_CUDA_LIBRARY"])
@@ -308,14 +308,14 @@ class Cuda:
 
 
 def gpu_loss(rank: int) -> None:
-    """A lost peer: what the GPU computed since is given to nobody, and the worker ends."""
+    """A lost peer: outputs computed by the GPU since the loss are withheld, and the worker ends."""
     ending.DELIVERY_S = 0.5
     group = parallel_state.get_tp_group()
     group.all_reduce(torch.ones(4))
     if rank == 1:
-        time.sleep(1.0)  # rank 0 has all of the first one
+        time.sleep(1.0)  # until rank 0 has the whole first result
         os._exit(0)
-    total = group.all_reduce(torch.ones(4))  # in the stream; nobody knows yet
+    total = group.all_reduce(torch.ones(4))  # enqueued in the stream; the loss is not yet known
     tokens = ModelRunnerOutput(["a"], {"a": 0})
     assert trusted(None) is None
     for output in (tokens, Later(tokens)):
@@ -339,10 +339,11 @@ class Later(AsyncModelRunnerOutput):
 
 
 def gpu_stages(rank: int) -> None:
-    """What pipeline stages exchange past their group's communicator outlives a rail, too."""
+    """Tensors of pipeline stages, sent over the device group, survive the loss of a rail."""
     group = parallel_state.get_pp_group()
     communicator = group.device_group.communicator
-    # A GPU's tensors go on the device group; what takes their place here is on the host.
+    # vLLM sends GPU tensors over the device group; the host tensors of this test must go there,
+    # too.
     own, group.cpu_group = group.cpu_group, group.device_group
     sibling = group.make_sibling_device_group()
     for turn in range(90):
@@ -369,7 +370,7 @@ def gpu_stages(rank: int) -> None:
 
 
 def device_backend() -> str:
-    """What the platform for CUDA names for device groups."""
+    """Returns the device group backend chosen by the CUDA platform."""
 
     class Cuda(CpuPlatform):  # type: ignore[misc]
         device_type = "cuda"
@@ -384,7 +385,7 @@ def rank_main(rank: int, case: str, nodes: list[str], store: str) -> None:
     os.environ["R2CCL_NODE"] = nodes[rank]
     os.environ["VLLM_DIST_IDENT"] = os.path.basename(os.path.dirname(store))
     logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(message)s")
-    if case.startswith("gpu_"):  # as the platform for CUDA has it
+    if case.startswith("gpu_"):  # like the CUDA platform
         ours = patches.COMMUNICATORS[named(CudaCommunicator)]
         patches.COMMUNICATORS[named(CpuCommunicator)] = ours
     stages = case == "gpu_stages"
@@ -405,7 +406,7 @@ def named(cls: type) -> str:
 
 def main(case: str, nodes: list[str]) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)  # a fork of a process with OpenMP threads would hang in them
+    torch.set_num_threads(1)  # a fork of a process with OpenMP threads would hang in these threads
     current_platform.import_kernels()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
@@ -417,7 +418,7 @@ def main(case: str, nodes: list[str]) -> int:
             rank.start()
         for rank in ranks:
             rank.join()
-        # multiprocessing ends a process without the destructors that would unlink these.
+        # multiprocessing skips the destructors that unlink these segments.
         for segment in Path("/dev/shm").glob(f"{os.path.basename(folder)}-*"):
             segment.unlink()
     return max(rank.exitcode != 0 for rank in ranks)

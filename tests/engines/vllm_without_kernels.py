@@ -1,4 +1,4 @@
-"""Stand-ins for the compiled parts of vLLM's build for CUDA: Python sources import without these.
+"""Stand-ins for the compiled parts of vLLM's CUDA build: Python sources import without these parts.
 
 No stand-in computes: an operation of a model raises NotImplementedError.
 """
@@ -15,7 +15,7 @@ from typing import Any
 HERE = Path(__file__).parent
 
 MODULES = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn._vllm_fa2_C")
-"""Empty.  vLLM imports the first with the platform and looks for the second."""
+"""Empty modules. vLLM imports the first with the platform, and looks for the second."""
 
 ANSWERS_NO = (
     "cutlass_scaled_mm_supports_fp8",
@@ -23,17 +23,17 @@ ANSWERS_NO = (
     "cutlass_scaled_mm_supports_fp4",
     "cutlass_group_gemm_supported",
 )
-"""Questions about the GPU, asked while vLLM is imported."""
+"""Questions about the GPU, asked at the import of vLLM; the answer is no."""
 
 VIEWS = ("weak_ref_tensor", "get_cuda_view_from_cpu_tensor")
-"""Operations with a second tensor for the same memory as result; these work."""
+"""Operations returning a second tensor for the same memory; these work."""
 
 KERNELS = {"silu_and_mul": "(Tensor! out, Tensor input) -> ()"}
-"""Operations looked up by constructors of layers, also of layers with another way."""
+"""Operations looked up by constructors of layers, even of layers that do not call them."""
 
-# These leave out kernels of CUDA; the interpreter of Triton runs the kernels in Triton.
+# These variables disable CUDA kernels; Triton's interpreter runs the Triton kernels.
 ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",  # with an empty list vLLM keeps Triton without a driver, for Ray
+    "CUDA_VISIBLE_DEVICES": "",  # an empty list makes vLLM keep Triton without a driver, for Ray
     "TRITON_INTERPRET": "1",
     "TORCHDYNAMO_DISABLE": "1",  # Inductor would compile for a GPU
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -41,7 +41,7 @@ ENVIRONMENT = {
 
 
 def install() -> Any:
-    """Register modules and operations; the operations last as long as the result."""
+    """Registers modules and operations; the operations last as long as the returned object."""
     import torch
 
     for name in MODULES:
@@ -67,10 +67,11 @@ def _refused(name: str) -> Any:
 
 
 def environment(folder: Path, fake_cuda: Path, release: str) -> dict[str, str]:
-    """Variables for a process where vLLM ``release`` finds a GPU; ``folder`` takes the files.
+    """Returns the variables for a process where vLLM `release` finds a GPU.
 
-    vLLM picks a platform by the version of its distribution.  The version in this environment
-    contains "cpu", so a folder with other metadata comes first on the path.
+    folder: a folder for the files written. vLLM picks a platform by the version of its
+    distribution. The version in this environment contains "cpu", so a folder with other metadata
+    comes first on the path.
     """
     info = folder / f"vllm-{release}.dist-info"
     info.mkdir()
@@ -87,5 +88,5 @@ def environment(folder: Path, fake_cuda: Path, release: str) -> dict[str, str]:
 
 
 def _first(folder: Path, variable: str) -> str:
-    """The variable's folders behind ``folder``; an empty entry would be the current folder."""
+    """Returns `folder` before the variable's folders, without empty entries (current folder)."""
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get(variable)])])

@@ -1,8 +1,8 @@
-"""Runs the checks that need a GPU: ``make gpu-check`` and ``tests/gpu/first.sh``.
+"""Runs the checks for a machine with a GPU: `make gpu-check` and `tests/gpu/first.sh`.
 
-Stages run in order, smallest first; a failed stage stops no other.  The folder $OUT
-(default: ``build/gpu-check``) gets ``gpu.log``, line by line, and ``steps.jsonl``, a record for
-each step at once.  Standard library only; git and a network are not needed.
+Stages run in order, smallest first. A failed stage does not stop the other stages. The folder $OUT
+(default: `build/gpu-check`) gets `gpu.log`, written line by line, and `steps.jsonl`, with a record
+after each step. The script uses only the standard library; git and a network are not needed.
 
 Exit status: 0 every step passed; 1 a step failed; 77 no GPU, and nothing was checked.
 """
@@ -19,19 +19,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
+sys.path.insert(0, str(Path(__file__).parent))  # needed if PYTHONSAFEPATH is set
 
 from driver import Gpu, first_gpu
 from install import install
 from stages import ROOT, SITE, STAGES, Here, needs_of_vllm
 from stepper import Stepper
 
-NO_GPU = 77  # skipped, in the words of automake
+NO_GPU = 77  # the exit status with which automake marks a skipped test
 DRIVER = "libcuda.so.1"
 
 
 def commit() -> str:
-    """$R2SERVE_COMMIT, since a copied tree has no history; else the name that git gives."""
+    """Returns $R2SERVE_COMMIT, because a copied tree has no history; else the name from git."""
     stated = os.environ.get("R2SERVE_COMMIT")
     if stated:
         return stated
@@ -43,11 +43,11 @@ def commit() -> str:
 
 
 def environment(here: Here) -> dict[str, str]:
-    """Variables for all steps.
+    """Returns the variables for all steps.
 
-    With R2SERVE_TEST_ON_GPU=1 a step fails rather than take the fake driver or an interpreter.
-    Without PYTHONSAFEPATH Python imports the tree's ``r2serve``, without a core, before the
-    installed package.
+    With R2SERVE_TEST_ON_GPU=1 a step fails instead of using the fake driver or an interpreter.
+    PYTHONSAFEPATH makes Python import the installed package. Without this variable Python imports
+    the tree's `r2serve`, which has no core.
     """
     python_path = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpu = first_gpu(options.library)
     if isinstance(gpu, str):
         sys.stdout.write("no GPU here: nothing was checked\n")
-        if "vllm" in options.stages:  # the list needs no GPU
+        if "vllm" in options.stages:  # printing the list needs no GPU
             needs = str(ROOT / "tests/gpu/vllm_needs.py")
             subprocess.run([sys.executable, needs, f"--library={options.library}"], check=False)
         return NO_GPU
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stepper = Stepper(out, ROOT, environment(here))
     date = datetime.now(UTC).isoformat(timespec="seconds")
     stepper.record(gpu=gpu.name, commit=commit(), date=date, began_unix_s=round(time.time(), 3))
-    # The list comes at once, and no build is spent on a machine that lacks vLLM.
+    # The list is quick, so a machine without vLLM spends no time on a build.
     first = "vllm" in options.stages and stepper.run(needs_of_vllm(here, "--without-r2serve"))
     for name in options.stages or by_default:
         if first and first.failed:

@@ -1,4 +1,4 @@
-"""A look at a CUDA driver by ctypes: its first GPU.  Standard library only."""
+"""Reads the first GPU of a CUDA driver by ctypes; uses only the standard library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def first_gpu(library: str) -> Gpu | str:
-    """The first GPU of the driver ``library``, or the reason for its absence."""
+    """Returns the first GPU of the driver `library`, or the reason why there is none."""
     try:
         cuda = ctypes.CDLL(library)
     except OSError as error:

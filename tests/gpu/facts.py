@@ -1,12 +1,12 @@
-"""Facts of this machine: a line of JSON for each, ``null`` for an unknown.
+"""Prints facts of this machine: a line of JSON for each, `null` for an unknown fact.
 
     python3 tests/gpu/facts.py LIBRARY
 
-LIBRARY is the CUDA driver.  Standard library only; torch and Triton are asked by a process of their
-own, so a crash or a hang costs a line.
+LIBRARY is the CUDA driver. The script uses only the standard library. A separate process asks torch
+and Triton, so a crash or a hang there loses a single line.
 
-Exit status: 1 without torch, and on a machine with a GPU (R2SERVE_TEST_ON_GPU=1) also with a torch
-that does not see the GPU.
+Exit status: 1 without torch. On a machine with a GPU (R2SERVE_TEST_ON_GPU=1), also 1 if torch does
+not see the GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
+sys.path.insert(0, str(Path(__file__).parent))  # needed if PYTHONSAFEPATH is set
 
 from driver import first_gpu
 
@@ -45,7 +45,7 @@ def say(name: str, value: object) -> None:
 
 
 def answer(command: list[str], timeout_s: float = 10.0) -> str | None:
-    """Output of the command; None: no such program, or a failure."""
+    """Returns the output of the command; None = the command is missing or failed."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False

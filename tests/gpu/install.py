@@ -1,8 +1,8 @@
-"""Installs r2serve into a folder of its own, without an index and without an environment.
+"""Installs r2serve into a separate folder, without an index and without an environment.
 
-The core comes from the wheel of ``build/gpu-kit`` if the wheel is of the same sources; else this
-machine compiles the core.  Python files are the tree's, so a repair in Python needs no new wheel.
-Packages missing in this Python come from the kit in any case.
+The core comes from the wheel in `build/gpu-kit` if the wheel was built from the same sources.
+Otherwise this machine compiles the core. Python files come from the tree, so a repair in Python
+needs no new wheel. Packages missing in this Python always come from the kit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kit import KIT, ROOT, core_digest
 from stages import SITE, Here
 from stepper import Outcome, Step, Stepper
 
-STEP_S, BUILD_S = 60.0, 300.0  # limits of steps
+STEP_S, BUILD_S = 60.0, 300.0  # limits of a step and of the build
 BUILD_TOOLS = ("cmake", "ninja", "nanobind", "scikit_build_core")
 LOADS = (
     "import sys, r2serve; from r2serve import _core;"
@@ -29,7 +29,7 @@ LOADS = (
 
 
 def why_not_the_kit(kit: Path = KIT) -> str:
-    """Why the kit does not fit this tree and this Python; empty: the kit fits."""
+    """Returns why the kit does not fit this tree and this Python; empty = the kit fits."""
     wheels = list(kit.glob("r2serve-*.whl"))
     if len(wheels) != 1:
         return f"{len(wheels)} wheels of r2serve in {kit}; one is right (make gpu-kit)"
@@ -43,7 +43,7 @@ def why_not_the_kit(kit: Path = KIT) -> str:
 
 
 def install(stepper: Stepper, here: Here, site: Path = SITE) -> None:
-    """Up to five steps: missing packages, the kit's r2serve, an import; after a failure a build."""
+    """Runs up to 5 steps: missing packages, the kit's r2serve, an import; on failure a build."""
     shutil.rmtree(site, ignore_errors=True)
     packages = [str(path) for path in sorted(KIT.glob("*.whl")) if _missing(path)]
     if packages:
@@ -68,7 +68,7 @@ def install(stepper: Stepper, here: Here, site: Path = SITE) -> None:
 
 
 def _found(tool: str) -> bool:
-    """Whether the package is a module; cmake and ninja may also be programs."""
+    """Returns whether a build tool exists: as a module, or (cmake, ninja) as a program."""
     if importlib.util.find_spec(tool) is not None:
         return True
     return tool in ("cmake", "ninja") and shutil.which(tool) is not None
@@ -80,13 +80,13 @@ def _import(stepper: Stepper, here: Here, site: Path) -> Outcome:
 
 def _pip(here: Here, site: Path, *what: str) -> tuple[str, ...]:
     pip = (here.python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    # Without --upgrade pip replaces nothing in a target folder.
+    # pip replaces files in a target folder only with --upgrade.
     how = ("--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(site))
     return (*pip, *how, *what)
 
 
 def _missing(wheel: Path) -> bool:
-    """Whether this Python has no such package; r2serve is another step's."""
+    """Returns whether this Python lacks the package; a later step installs r2serve."""
     name = wheel.name.split("-")[0]
     if name == "r2serve":
         return False

@@ -1,7 +1,7 @@
-"""Builds ``build/gpu-kit``: r2serve for a machine with a GPU, torch and Triton.
+"""Builds `build/gpu-kit`: r2serve for a machine with a GPU, torch and Triton.
 
-``make gpu-kit`` makes a stripped wheel for Python 3.12 and later, so no time on a GPU goes into
-compiling.  The wheels of further imports of r2serve and the tests lie beside the wheel.
+`make gpu-kit` makes a stripped wheel for Python 3.12 and later, so the GPU machine compiles
+nothing. The wheels of further imports of r2serve and the tests lie beside the wheel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOOLS = ROOT / "build/gpu-kit-tools"
 BUILD = ROOT / "build/gpu-kit-build"
 MOST_BYTES = 4_000_000
 BUILD_TOOLS = ("cmake", "nanobind", "ninja", "scikit-build-core")
-# Imports of r2serve and the tests; torch, Triton, numpy and pytest are the machine's.
+# Imports of r2serve and the tests; the machine provides torch, Triton, numpy and pytest.
 REQUIREMENTS = ("click", "psutil", "rich", "hypothesis", "pytest-timeout", "pytest-xdist")
 LOAD = (
     "import importlib.util as u, sys; s = u.spec_from_file_location('r2serve._core', sys.argv[1]);"
@@ -30,11 +30,11 @@ LOAD = (
 
 
 class KitError(Exception):
-    """A missing tool or a wrong wheel; the text says what would be right."""
+    """A missing tool or a wrong wheel; the text names the correction."""
 
 
 def core_digest(root: Path = ROOT) -> str:
-    """SHA-256 of the core's sources and its build's options."""
+    """Returns the SHA-256 of the core's sources and build options."""
     digest = hashlib.sha256()
     for path in [
         root / "CMakeLists.txt",
@@ -48,15 +48,15 @@ def core_digest(root: Path = ROOT) -> str:
 
 
 def python_312() -> str:
-    """A Python 3.12 from PATH or pyenv.
+    """Returns a Python 3.12 from PATH or pyenv.
 
     Raises:
-        KitError: neither has one.
+        KitError: neither has a Python 3.12.
     """
     found = [shutil.which("python3.12")]
     found += sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.12*/bin/python")))
     for python in filter(None, found):
-        # pyenv's python3.12 in PATH fails where no 3.12 is chosen.
+        # pyenv's python3.12 in PATH fails if pyenv has no 3.12 selected.
         program = "import sys; sys.exit(sys.version_info[:2] != (3, 12))"
         if (
             subprocess.run([python, "-c", program], capture_output=True, check=False).returncode
@@ -70,7 +70,7 @@ def python_312() -> str:
 
 
 def build() -> Path:
-    """The kit's folder, replaced as a whole at the end.
+    """Builds the kit and returns its wheel; replaces the kit's folder at the end.
 
     Raises:
         KitError: a tool is missing, or the wheel does not fit.
@@ -91,11 +91,11 @@ def build() -> Path:
     options = {
         "build-dir": BUILD.relative_to(ROOT).as_posix(),
         "install.strip": "true",
-        # Debugging information would be stripped, and costs half of the build's time.
+        # Stripping removes debugging information, which would cost half of the build time.
         "cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO": "-O2 -DNDEBUG",
     }
     settings = [f"--config-settings={name}={value}" for name, value in options.items()]
-    # cmake and ninja of the tools, also where the system has older ones.
+    # The kit's cmake and ninja come first in PATH, before older versions of the system.
     path = f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"
     run(*pip, *settings, "--wheel-dir", str(made), ".", PATH=path)
     if core_digest() != digest:

@@ -1,11 +1,11 @@
-"""The first collectives on a GPU, smallest first; every line is JSON.
+"""Runs the first collectives on a GPU, smallest first; every output line is JSON.
 
-    python3 tests/gpu/smoke.py pair    two ranks, threads of this process: no time slicing
-    python3 tests/gpu/smoke.py node    2 nodes of 2 ranks, four processes: CUDA IPC, exchange
+    python3 tests/gpu/smoke.py pair    2 ranks, threads of this process: no time slicing
+    python3 tests/gpu/smoke.py node    2 nodes of 2 ranks, 4 processes: CUDA IPC, exchange
 
-Both also run on the fake driver (``--library``); steps without a GPU then say
-``"skipped": "no GPU"``.  After ``--limit-s`` seconds the process writes a traceback of each thread
-and ends.  Exit status: 0 all results have the bits of the host's.
+Both also run on the fake driver (`--library`). Steps that need a GPU then print `"skipped": "no
+GPU"`. After `--limit-s` seconds the process writes a traceback of each thread and ends. Exit status
+0: all results equal the host's results bit for bit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CALLS: dict[str, Call] = {
 
 
 class Report:
-    """Prints lines and keeps whether all results were right."""
+    """Prints lines and records whether all results were right."""
 
     def __init__(self) -> None:
         self.right = True
@@ -58,7 +58,7 @@ class Report:
     def line(self, step: str, *, right: bool = True, **more: Any) -> None:
         self.right = self.right and right
         said = {"unix_s": round(time.time(), 3), "step": step, "right": right, **more}
-        # A single write, since four processes share the file.
+        # A single write call, because 4 processes share the file.
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 
@@ -99,7 +99,7 @@ def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.T
 def compare(
     communicator: DeviceCommunicator, rank: int, count: int, dtype: torch.dtype
 ) -> dict[str, bool]:
-    """Whether results have the bits of the host's collective, by call."""
+    """Returns, by collective, whether the result equals the host's result bit for bit."""
     source, same = values(rank, count, dtype), {}
     for name, call in CALLS.items():
         got = call(communicator, source.to(DEVICE))
@@ -110,7 +110,7 @@ def compare(
 
 
 class Pair:
-    """Two ranks of this process, each with a thread and a stream of its own."""
+    """Two ranks of this process, each with a thread and a stream."""
 
     def __init__(self, library: str, limit_s: float, report: Report) -> None:
         self.report = report
@@ -145,7 +145,7 @@ class Pair:
         self.report.line("down", right=any("->DOWN" in text for text in events))
 
     def graph(self, size_bytes: int) -> None:
-        """Times of a call in us, each of ``CALLS_A_GRAPH`` in a replay; one size loses a rail."""
+        """Times a call in us, `CALLS_A_GRAPH` calls in a replay; at the 2nd size a rail is cut."""
         data = [values(rank, size_bytes // 4).to(DEVICE) for rank in range(2)]
         total = [torch.full_like(each, -7.0) for each in data]
 
@@ -178,7 +178,7 @@ class Pair:
         )
 
     def triton_on_slots(self) -> None:
-        """1 + 1 is added to a residual of 1; rows of one number are normed to 1."""
+        """Adds 1 + 1 to a residual of 1; normalising rows of equal numbers gives 1."""
 
         def fused(rank: int) -> bool:
             ones = torch.ones(4, 4096, device=DEVICE).bfloat16()
@@ -233,8 +233,8 @@ def rank_of_node(library: str, rank: int, port: int, report: Report) -> None:
 def node(arguments: list[str], limit_s: float, report: Report) -> None:
     """Starts the ranks, each with a shorter limit than this process.
 
-    The limit of a rank counts from its import of torch.  Hung ranks have to write their tracebacks
-    before this process ends, since all end together.
+    A rank counts its limit from its import of torch. Hung ranks must write their tracebacks before
+    this process ends, because all processes end together.
     """
     common = [sys.executable, __file__, *arguments, f"--limit-s={limit_s}", f"--port={free_port()}"]
     ranks = [subprocess.Popen([*common, f"--rank={rank}"]) for rank in range(NODES * RANKS_A_NODE)]
@@ -257,7 +257,7 @@ def main() -> int:
     if options.what == "pair":
         pair(options.library, options.limit_s, report)
     elif options.rank is None:
-        # Half of a short limit, so that a limit below 20 s stays positive.
+        # A short limit is halved instead, so that a limit below 20 s stays positive.
         node(sys.argv[1:], max(options.limit_s - RANKS_EARLIER_S, options.limit_s / 2), report)
     else:
         rank_of_node(options.library, options.rank, options.port, report)

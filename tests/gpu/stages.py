@@ -1,7 +1,7 @@
 """The stages of the first minutes on a GPU, and their steps.
 
-Stages with ``needs_gpu`` are skipped on a driver without a GPU.  Limits in seconds are for an H100
-with 16 cores.  Without vllm and a build the limits add up to less than 30 minutes.
+Stages with `needs_gpu` are skipped on a driver without a GPU. Limits in seconds are for an H100
+with 16 cores. Without vllm and a build the limits add up to less than 30 minutes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stepper import Step
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/gpu-site"
-# Two ranks of a process share a context: a late load of a kernel waits for the other rank's kernel,
-# and the other rank's kernel waits for this rank.  A rank with a process of its own needs no
-# early load, and starts 3 to 8 s sooner.
+# Two ranks of a process share a CUDA context and need eager loading. A late load of a kernel would
+# wait for the other rank's kernel, and the other rank's kernel would wait for this rank. A rank in
+# a separate process needs no eager loading, and starts 3 to 8 s sooner.
 TOGETHER = {"CUDA_MODULE_LOADING": "EAGER"}
 REPLAY = (
     "import json, sys, torch; from r2serve.bench.kernels import replay as r;"
@@ -35,20 +35,20 @@ class Here:
     library: str
     out: Path
     on_gpu: bool
-    """A real GPU is here; else ``library`` is the fake driver."""
+    """True = a real GPU is here; False = `library` is the fake driver."""
 
     def pytest(self, limit_s: int, *arguments: str, processes: int = 1) -> tuple[str, ...]:
         command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--maxfail=5"]
         if _has("pytest_timeout"):
             command.append(f"--timeout={limit_s}")
-        else:  # strict pytest refuses the plugin's options in pyproject.toml
+        else:  # strict pytest rejects the missing plugin's options in pyproject.toml
             command += ["-o", "addopts=--import-mode=importlib"]
         if processes > 1 and _has("xdist"):
             command += ["-n", str(processes)]
         return (*command, *arguments)
 
     def smoke(self, what: str, limit_s: float) -> tuple[str, ...]:
-        """The process ends 5 s before the step's limit, with a traceback of every thread."""
+        """Returns the command; tracebacks are written 5 s before the step's limit."""
         program = str(ROOT / "tests/gpu/smoke.py")
         return (
             self.python,
@@ -63,7 +63,7 @@ class Here:
 
 
 def _has(module: str) -> bool:
-    """Whether steps find the module, in this Python or in SITE."""
+    """Returns whether steps find the module, in this Python or in SITE."""
     return PathFinder.find_spec(module, [*sys.path, str(SITE)]) is not None
 
 
@@ -109,12 +109,12 @@ def replay(here: Here) -> list[Step]:
 
 def bench(here: Here) -> list[Step]:
     rows = str(here.out / "kernels.jsonl")
-    # The last row is of two ranks in this process: a replayed graph.
+    # The last row measures 2 ranks of this process: a replayed graph.
     return [Step("bench", here.r2serve("bench", "kernels", "--jsonl", rows), 280, TOGETHER)]
 
 
 def memcheck(here: Here) -> list[Step]:
-    """The sanitizer serialises launches, so waiting kernels would hang."""
+    """Leaves out kernels that wait: the sanitizer serialises launches, so these would hang."""
     tool = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
     tests = ("tests/kernels/test_reduce_chunks.py", "tests/kernels/test_quantize_chunks.py")
     return [Step("memcheck", (*tool, *here.pytest(120, "-x", "-k", "not arrival", *tests)), 120)]
@@ -134,13 +134,13 @@ def vllm(here: Here) -> list[Step]:
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps with a name; a failed step skips the further steps of the stage."""
+    """Named steps; a failed step skips the remaining steps of the stage."""
 
     steps: Callable[[Here], list[Step]]
     meaning: str
     needs_gpu: bool = False
     program: str = ""
-    """Without this program in PATH the stage is skipped."""
+    """The stage is skipped if this program is not in PATH."""
     by_default: bool = True
 
 

@@ -1,7 +1,7 @@
-"""Runs steps in order, each with a limit and a process group of its own.
+"""Runs steps in order, each with a limit and a separate process group.
 
-The log grows line by line, and each step leaves a record at once, so a killed run has told
-everything up to there.  Standard library only.
+The log grows line by line, and each step writes a record at once. A killed run leaves all records
+up to its end. The script uses only the standard library.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
-OUT_OF_TIME = 124  # as of timeout(1)
-NOT_STARTED = 127  # as in a shell without the command
-TRACEBACK_S = 2.0  # for the traceback of a hung process
-LEAVE_S = 5.0  # for a killed process: a driver may hold up the end
+OUT_OF_TIME = 124  # the exit status of timeout(1)
+NOT_STARTED = 127  # the exit status of a shell for a missing command
+TRACEBACK_S = 2.0  # time for the tracebacks of a hung process
+LEAVE_S = 5.0  # time for the end of a killed process; a driver may delay the end
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command with a limit in seconds; ``environment`` is added to the variables of all steps.
+    """A command with a limit in seconds; `environment` is added to the variables of all steps.
 
-    ``show``: the output goes to standard output, too, when the command has ended.
+    show: print the output to standard output after the command has ended.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Step:
 class Outcome:
     """Result of a step.
 
-    ``rc`` is the exit status: 124 out of time, 127 not started, 128 + n ended by signal n, None
-    skipped.  ``began_s`` counts from the start of the run.
+    rc: exit status; 124 = out of time, 127 = not started, 128 + n = ended by signal n, None =
+    skipped. began_s: seconds since the start of the run.
     """
 
     step: str
@@ -64,10 +64,10 @@ class Outcome:
 
 
 class Stepper:
-    """Writes ``gpu.log`` and ``steps.jsonl`` into a folder, from their beginning."""
+    """Writes `gpu.log` and `steps.jsonl` into a folder; starts with empty files."""
 
     def __init__(self, out: Path, folder: Path, environment: Mapping[str, str]) -> None:
-        """``folder`` is where commands run."""
+        """Creates the log files in `out`; commands run in `folder`."""
         out.mkdir(parents=True, exist_ok=True)
         self.log = out / "gpu.log"
         self.outcomes: list[Outcome] = []
@@ -75,10 +75,10 @@ class Stepper:
         self._folder = folder
         self._environment = dict(environment)
         self._began = time.monotonic()
-        # A sandbox like gVisor shows a release of its own, and lacks some calls.
+        # The kernel release identifies a sandbox like gVisor, which lacks some system calls.
         self.log.write_text(f"{os.uname().release}\n")
         self._records.write_text("")
-        # The core of an aborted CUDA process may have gigabytes.
+        # The core dump of an aborted CUDA process may take gigabytes.
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -94,7 +94,7 @@ class Stepper:
             records.write(json.dumps(what) + "\n")
 
     def run(self, step: Step) -> Outcome:
-        """Runs to the end or the limit; a failing command raises nothing."""
+        """Runs the command to its end or limit; a failing command raises no exception."""
         began = time.monotonic()
         with self.log.open("ab") as log:
             log.write(f"=== {step.name}: {shlex.join(step.command)}\n".encode())
@@ -131,8 +131,8 @@ class Stepper:
         self.say(outcome.line())
 
     def _ran(self, step: Step, log: BinaryIO) -> int:
-        # The child writes into the log directly: a late descendant can keep a file open without
-        # harm, but not a pipe.
+        # The child writes into the log file directly, not through a pipe. A late descendant keeps a
+        # file open without harm, but would keep the reader of a pipe waiting.
         try:
             child = subprocess.Popen(
                 step.command,
@@ -166,7 +166,7 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 
 def _abort(child: subprocess.Popen[bytes]) -> None:
-    """Python's faulthandler answers SIGABRT with the tracebacks of all threads."""
+    """Sends SIGABRT; Python's faulthandler then prints the tracebacks of all threads."""
     child.send_signal(signal.SIGABRT)
     try:
         child.wait(TRACEBACK_S)
@@ -175,7 +175,7 @@ def _abort(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Kills the group: late children would keep the GPU from the next step."""
+    """Kills the process group, because late children would hold the GPU of the next step."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -189,13 +189,13 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def _members(group: int) -> list[int]:
-    """Live processes of a group, without zombies."""
+    """Returns the live processes of a group, without zombies."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             name_and_rest = stat.read_text(errors="replace")
         except OSError:
-            continue  # the process ended meanwhile
+            continue  # the process has ended
         state, _, its_group = name_and_rest.rpartition(")")[2].split()[:3]
         if int(its_group) == group and state not in "ZX":
             found.append(int(stat.parent.name))
@@ -203,7 +203,7 @@ def _members(group: int) -> list[int]:
 
 
 def _lines(log: Path, start: int) -> list[str]:
-    """Lines with text in the log's last 64 KiB behind ``start``."""
+    """Returns the non-empty lines after `start`, from the log's last 64 KiB."""
     with log.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - 65536))
         text = file.read().decode(errors="replace")

@@ -1,8 +1,9 @@
-"""Lists what vLLM on a GPU lacks on this machine: ``python3 tests/gpu/vllm_needs.py``.
+"""Lists the missing requirements of vLLM on a GPU: `python3 tests/gpu/vllm_needs.py`.
 
-Each missing thing has one line with the state found and the right one.  The list is complete, so
-that one round of installing is enough.  Nothing is installed, and neither torch nor vLLM is
-imported: the script reads metadata and asks the driver and ``nvidia-smi``.  Standard library only.
+Each missing requirement has a line with the state found and the correct state. The list is
+complete, so a single round of installing is enough. The script installs nothing, and imports
+neither torch nor vLLM. Metadata, the driver and `nvidia-smi` provide the facts. The script uses
+only the standard library.
 
 Exit status: 0 nothing is missing; 77 this machine has no GPU; 78 something is missing.
 """
@@ -25,17 +26,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
+sys.path.insert(0, str(Path(__file__).parent))  # needed if PYTHONSAFEPATH is set
 
 from driver import Gpu, first_gpu
 from kit import LOAD
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_GPU, MISSING = 77, 78  # skipped, in the words of automake; EX_CONFIG of sysexits.h
-KERNELS_SINCE = (8, 0)  # oldest compute capability in kernels.cu
-EXTENSION = "_C_stable_libtorch"  # imported by vllm.platforms.cuda
-WORKERS_ON_ONE_GPU, SHARE_OF_ONE = 2, 0.3  # `r2serve demo --gpu`
-CACHES_BYTES = 2 << 30  # torch.compile, Triton and logs of two engines, generously
+NO_GPU, MISSING = 77, 78  # automake's status of a skipped test; EX_CONFIG of sysexits.h
+KERNELS_SINCE = (8, 0)  # oldest compute capability with kernels in kernels.cu
+EXTENSION = "_C_stable_libtorch"  # the platform module vllm.platforms.cuda imports this extension
+WORKERS_ON_ONE_GPU, SHARE_OF_ONE = 2, 0.3  # workers and memory shares of `r2serve demo --gpu`
+CACHES_BYTES = 2 << 30  # a generous sum for torch.compile, Triton and logs of 2 engines
 GIB = float(1 << 30)
 LOAD_S = 20
 
@@ -52,7 +53,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Release:
-    """A vLLM, installed or still a wheel."""
+    """A release of vLLM: installed, or a wheel."""
 
     version: str
     requires_python: str
@@ -61,7 +62,7 @@ class Release:
 
 
 class Site:
-    """The distributions in some folders; the first of equal names counts, as for imports."""
+    """The distributions in some folders; of equal names the first counts, as in imports."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._by_name: dict[str, metadata.Distribution] = {}
@@ -72,7 +73,7 @@ class Site:
         return self._by_name.get(normal(name))
 
     def file(self, name: str, pattern: str) -> Path | None:
-        """A file of a distribution; ``pattern`` matches the whole path inside the folder."""
+        """Returns a file of a distribution; `pattern` matches the whole relative path."""
         distribution = self.get(name)
         for each in (distribution and distribution.files) or []:
             if re.fullmatch(pattern, each.as_posix()) and Path(str(each.locate())).is_file():
@@ -85,7 +86,7 @@ def normal(name: str) -> str:
 
 
 def packaging() -> Any:
-    """The library ``packaging`` or pip's copy; None: neither is installed."""
+    """Returns the library `packaging` or pip's copy; None = neither is installed."""
     for root in ("packaging", "pip._vendor.packaging"):
         try:
             parts = ("requirements", "specifiers", "tags", "utils", "version")
@@ -97,14 +98,14 @@ def packaging() -> Any:
 
 
 def release_pin(pyproject: Path) -> str:
-    """Releases of vLLM with support in r2serve, as ``>=a,<b``."""
+    """Returns the range of vLLM releases supported by r2serve, as `>=a,<b`."""
     extras = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"]
     [pin] = [each for each in extras["vllm"] if re.match(r"vllm\b", each)]
     return str(pin).removeprefix("vllm").strip()
 
 
 def releases(site: Site, wheels: Path) -> list[Release]:
-    """The installed vLLM, or else all its wheels in ``wheels``."""
+    """Returns the installed vLLM, or else all vLLM wheels in the folder `wheels`."""
     installed = site.get("vllm")
     if installed is not None:
         return [_release(installed.metadata, None)]
@@ -139,7 +140,7 @@ def of_gpu(gpu: Gpu | str) -> Iterator[Missing]:
 def of_release(
     found: list[Release], pin: str, site: Site, wheels: Path, lib: Any
 ) -> Iterator[Missing | Release]:
-    """Faults of the vLLM found; last the release, if r2serve supports it."""
+    """Yields the faults of the vLLM found; then the release, if r2serve supports it."""
     if not found:
         yield Missing("vllm", f"no installation and no {wheels}/vllm-*.whl", f"vllm{pin}")
         return
@@ -147,7 +148,7 @@ def of_release(
     if not supported:
         versions = ", ".join(each.version for each in found)
         yield Missing("vllm", versions, f"vllm{pin}, which r2serve supports")
-    # An unsupported release has other requirements.
+    # Only the requirements of a supported release are checked further.
     for release in supported[-1:]:
         if release.wheel is not None:
             yield from _of_wheel(release.wheel, lib)
@@ -179,7 +180,7 @@ def of_python(release: Release, lib: Any) -> Iterator[Missing]:
 
 
 def of_requirements(release: Release, site: Site, lib: Any) -> Iterator[Missing]:
-    """Missing distributions: vLLM's requirements and theirs in turn, each once."""
+    """Yields missing distributions: the requirements of vLLM, and their requirements; each once."""
     if lib is None:
         right = "pip or packaging, which compare versions and read markers"
         yield Missing("packaging", "neither packaging nor pip", right)
@@ -214,10 +215,10 @@ def of_requirements(release: Release, site: Site, lib: Any) -> Iterator[Missing]
 
 
 def of_torch(release: Release | None, site: Site, gpu: Gpu | str) -> Iterator[Missing]:
-    """torch without CUDA, or with a CUDA release newer than the driver."""
+    """Yields a fault if torch lacks CUDA, or needs a CUDA release newer than the driver."""
     installed = site.get("torch")
     if installed is None:
-        if release is None:  # else torch is among the requirements
+        if release is None:  # otherwise the requirements include torch
             yield Missing("torch", "none", "the torch that vLLM's release asks for, with CUDA")
         return
     stated = site.file("torch", r"torch/version\.py")
@@ -227,14 +228,14 @@ def of_torch(release: Release | None, site: Site, gpu: Gpu | str) -> Iterator[Mi
         lacks = f"torch {installed.version} without CUDA"
         yield Missing("torch for CUDA", lacks, "torch's build for CUDA")
     elif isinstance(gpu, Gpu) and gpu.version is not None and gpu.version < 1000 * int(cuda[1]):
-        # A driver runs programs of every toolkit of its own major release ("minor version
+        # A driver runs programs of every toolkit of the same major release ("minor version
         # compatibility", CUDA Compatibility guide).
         found = f"a driver for CUDA {gpu.version // 1000}.{gpu.version % 1000 // 10}"
         yield Missing("driver", found, f"one for CUDA {cuda[1]} or later, as torch's libraries")
 
 
 def of_r2serve(site: Site) -> Iterator[Missing]:
-    """r2serve, its core and the kernels in it."""
+    """Yields faults of the installed r2serve, its core and the core's kernels."""
     right = "`pip install .` where nvcc is, or a wheel made there"
     if site.get("r2serve") is None:
         yield Missing("r2serve", "none", right)
@@ -243,7 +244,8 @@ def of_r2serve(site: Site) -> Iterator[Missing]:
     if core is None:
         yield Missing("r2serve's core", "r2serve without r2serve/_core", right)
         return
-    # A core for another machine may end its process.  The package, which needs torch, stays out.
+    # A separate process loads the core, because a core for another machine may crash the process.
+    # The process does not import the package, which needs torch.
     command = [sys.executable, "-I", "-c", LOAD, str(core)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_S, check=False)
@@ -259,7 +261,7 @@ def of_r2serve(site: Site) -> Iterator[Missing]:
 
 
 def of_compiler() -> Iterator[Missing]:
-    """Triton compiles a launcher in C for each kernel, and vLLM has many Triton kernels."""
+    """Yields what Triton lacks: Triton compiles a launcher in C for each kernel of vLLM."""
     if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang")):
         yield Missing("C compiler", "neither gcc nor clang, and no CC", "gcc, for Triton")
     header = Path(sysconfig.get_paths()["include"], "Python.h")
@@ -268,7 +270,7 @@ def of_compiler() -> Iterator[Missing]:
 
 
 def of_memory() -> Iterator[Missing]:
-    """Free memory of the first GPU, if nvidia-smi is installed."""
+    """Yields a fault if the first GPU has too little free memory; needs nvidia-smi."""
     query = ["nvidia-smi", "-i", "0", "--query-gpu=memory.free,memory.total"]
     try:
         done = subprocess.run(
@@ -291,7 +293,7 @@ def of_memory() -> Iterator[Missing]:
 
 
 def of_disk(release: Release | None) -> Iterator[Missing]:
-    """Room for compiled code, and for the files of a wheel before installation."""
+    """Yields a fault if compiled code, or the unpacked files of a wheel, do not fit on the disk."""
     needs = {Path(os.environ.get("TMPDIR", "/tmp")): CACHES_BYTES, Path.home(): CACHES_BYTES}
     if release is not None and release.wheel is not None:
         with zipfile.ZipFile(release.wheel) as archive:
@@ -314,7 +316,7 @@ def everything(
     *,
     with_r2serve: bool = True,
 ) -> tuple[Gpu | str, list[Missing]]:
-    """The GPU, or the reason for its absence, and all missing things."""
+    """Returns the GPU, or the reason why there is none, and all missing requirements."""
     gpu, site, lib = first_gpu(library), Site(folders), packaging()
     missing = [*of_gpu(gpu)]
     release = None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plays tests/guest/inside in a guest with two nodes of three rails.
+"""Runs tests/guest/inside in a guest with two nodes of three rails.
 
 check.py [OPTION OF guest.py...] [-- ARGUMENT OF pytest...]
 """
@@ -18,7 +18,7 @@ def main() -> None:
     if "--" in options:
         at = options.index("--")
         options, arguments = options[:at], options[at + 1 :]
-    # Of pytest's plugins only what pyproject.toml speaks of: each takes the guest seconds to load.
+    # Loads pytest_timeout as the only plugin, because the guest needs seconds to load each plugin.
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     guest = [HERE / "guest.py", "--rails", "2x3", "--memory", "6G", *options, "--"]
     inside = ["-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", HERE / "inside"]

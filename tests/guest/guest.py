@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Runs a command on a kernel that has RDMA devices (Soft-RoCE), on a machine that has none.
+"""Runs a command on a kernel with RDMA devices (Soft-RoCE), on a machine without any.
 
     guest.py [--uml KERNEL] [--rails 2x2] [--timeout 600] [--keep DIR] -- COMMAND [ARG...]
     guest.py --fetch
 
-The command sees this machine's files at the same paths, its directory and its environment, as root.
-What it writes is thrown away, but for what lies under ``--keep``.  Its output comes out here, and
-its exit status is ours; 124: it took too long; 125: the guest never came to running it.
+The command runs as root, with this machine's files at the same paths, the current directory and
+the current environment. All its changes to files are discarded, except below ``--keep``. Its
+output and exit status are passed on. Exit status 124: timeout; 125: the command never ran.
 
-Either in QEMU (Debian's own kernel, fetched once; hardware virtualization is not needed, only much
-slower without), or with ``--uml`` in a User-Mode Linux that ``build_uml.sh`` makes: a process, up
-in a second, one CPU.
+The guest is QEMU with Debian's kernel, fetched once; without hardware virtualisation QEMU works
+but is much slower. With ``--uml`` the guest is a User-Mode Linux built by ``build_uml.sh``: a
+process with a single CPU and a boot time of 1 s.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from typing import IO
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("R2SERVE_GUEST_CACHE", "/var/cache/r2serve-guest"))
 KERNEL_PACKAGE = "linux-image-6.12-amd64"
-"""Older ones lose completions of a port that goes down."""
+"""Older kernels lose completions of a port that goes down."""
 BOOT_MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TIMED_OUT, NEVER_RAN = 124, 125
 
 
 class GuestError(RuntimeError):
-    """The guest could not be made or did not come up."""
+    """The guest could not be created or did not boot."""
 
 
 # ---- the kernel ---------------------------------------------------------------------------------
 
 
 def kernel_tree() -> Path:
-    """The unpacked kernel package, fetched once."""
+    """Returns the path of the unpacked kernel package; fetches the package once."""
     package = _newest_kernel()
     tree = CACHE / package
     if not tree.is_dir():
@@ -54,7 +54,7 @@ def kernel_tree() -> Path:
         with tempfile.TemporaryDirectory(dir=CACHE, prefix="new.") as scratch:
             new = Path(scratch) / "tree"
             new.mkdir()
-            # Not as the user _apt, who may not write here.
+            # Runs as root, because the user _apt may not write here.
             _call(
                 "apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", package, cwd=scratch
             )
@@ -66,7 +66,7 @@ def kernel_tree() -> Path:
 
 
 def _newest_kernel() -> str:
-    """The package that the one without a version number stands for."""
+    """Returns the versioned package behind the unversioned KERNEL_PACKAGE."""
     for attempt in range(2):
         answer = subprocess.run(
             ["apt-cache", "depends", KERNEL_PACKAGE], capture_output=True, text=True, check=False
@@ -94,7 +94,7 @@ def _version(tree: Path) -> str:
 
 
 def _module_files(tree: Path) -> list[Path]:
-    """The modules that booting takes, what one needs before it."""
+    """Returns the modules needed to boot, dependencies first."""
     files: list[Path] = []
     for module in BOOT_MODULES:
         listing = subprocess.run(
@@ -128,7 +128,7 @@ exec switch_root /whole /bin/bash "$(cat /exchange)/second"
 
 
 def _initial_files(tree: Path, exchange: Path) -> Iterator[tuple[str, int, bytes]]:
-    """Name, mode and content of each file; directories have none."""
+    """Yields name, mode and content of each file; directories have no content."""
     for directory in ["bin", "proc", "sys", "dev", "host", "changes", "whole", "modules"]:
         yield directory, 0o040755, b""
     yield "init", 0o100755, INIT.encode()
@@ -145,7 +145,7 @@ def _initial_files(tree: Path, exchange: Path) -> Iterator[tuple[str, int, bytes
 
 
 def write_cpio(files: Iterator[tuple[str, int, bytes]], to: Path) -> None:
-    """The "new" format of cpio(5), which the kernel unpacks."""
+    """Writes the "new" format of cpio(5), for the kernel to unpack."""
     with to.open("wb") as archive:
 
         def add(number: int, name: str, mode: int, content: bytes) -> None:
@@ -160,7 +160,7 @@ def write_cpio(files: Iterator[tuple[str, int, bytes]], to: Path) -> None:
         add(number + 1, "TRAILER!!!", 0, b"")
 
 
-# ---- what runs inside ---------------------------------------------------------------------------
+# ---- scripts inside the guest -------------------------------------------------------------------
 
 
 def _rails(layout: str) -> str:
@@ -180,8 +180,8 @@ def _command_script(command: list[str]) -> str:
 
 
 def _finish(exchange: Path, output: str, rails: str) -> str:
-    """Makes the rails, runs the command, and says how it ended."""
-    # Names are looked up in files alone: nobody answers for others, and asking takes seconds.
+    """Returns a script to create the rails, run the command and write its exit status."""
+    # Names are looked up in files alone: the guest has no name server, and a query takes seconds.
     return f"""ip link set lo up
 export PATH={PATH}
 printf '%s: files\\n' passwd group hosts > /etc/nsswitch.conf
@@ -235,7 +235,7 @@ mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000 exchange {exchange}
 
 
 def _accelerator() -> list[str]:
-    # A /dev/kvm without the processor's support is paravirtual: no stock kernel boots on it.
+    # Without vmx or svm, /dev/kvm is paravirtual, and no stock kernel boots there.
     flags = Path("/proc/cpuinfo").read_text().split()
     if os.access("/dev/kvm", os.W_OK) and ("vmx" in flags or "svm" in flags):
         return ["-accel", "kvm", "-cpu", "host"]
@@ -268,17 +268,17 @@ mount -t tmpfs tmpfs dev/shm
         *("rootfstype=hostfs", "rootflags=/", "ro", f"init={exchange}/init"),
         *("con=null", "con0=null,fd:2", "con1=null,fd:1", "quiet", "panic=-1"),
     ]
-    # The console's end of the kernel's own words is standard error.
+    # Kernel messages of User-Mode Linux go to standard error.
     with (exchange / "console").open("w") as console:
         return _run(command, arguments.timeout, stderr=console, TMPDIR="/dev/shm")
 
 
 def _run(command: list[str], timeout: float, stderr: object = None, **environment: str) -> int:
-    """Runs it in a process group of its own, which ends with us."""
+    """Runs `command` in a separate process group, and kills the group at the end."""
     running = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,  # which can be opened again by name, as not every output can
+        stdout=subprocess.PIPE,  # the guest reopens /dev/stdout by name, which works for pipes
         stderr=stderr,  # type: ignore[call-overload]
         env=os.environ | environment,
         start_new_session=True,
@@ -315,12 +315,12 @@ def fetch() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--uml", type=Path, help="a kernel that build_uml.sh made")
-    parser.add_argument("--rails", default="2x2", help="nodes x rails; empty: none")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds")
+    parser.add_argument("--uml", type=Path, help="kernel built by build_uml.sh")
+    parser.add_argument("--rails", default="2x2", help="NODESxRAILS to create; empty = no rails")
+    parser.add_argument("--timeout", type=float, default=600, help="time limit in seconds")
     parser.add_argument("--memory", default="4G")
     parser.add_argument("--keep", type=lambda text: Path(text).resolve())
-    parser.add_argument("--fetch", action="store_true", help="only the kernel for QEMU")
+    parser.add_argument("--fetch", action="store_true", help="fetch the kernel for QEMU and exit")
     parser.add_argument("command", nargs="*")
     arguments = parser.parse_args()
     if arguments.fetch:
@@ -341,7 +341,7 @@ def main() -> int:
                 "\n".join(console.read_text(errors="replace").splitlines()[-30:]) + "\n"
             )
         if ended == TIMED_OUT:
-            sys.stderr.write(f"guest.py: no end after {arguments.timeout:g} s\n")
+            sys.stderr.write(f"guest.py: timeout after {arguments.timeout:g} s\n")
             return TIMED_OUT
         raise GuestError("the guest stopped before the command ended")
     except (GuestError, OSError) as error:

@@ -2,26 +2,26 @@
 # Soft-RoCE rails of the guest, and their faults.
 #
 #   rails.sh create NODES RAILS
-#   rails.sh down DEV | up DEV           the NIC goes down, which its own RDMA device says
-#   rails.sh unplug DEV | plug DEV       its cable is pulled
-#   rails.sh mute DEV | unmute DEV       its switch port drops everything, and nothing says so
-#   rails.sh deafen DEV | undeafen DEV   its switch port drops what goes to it, and only that
-#   rails.sh narrow DEV | widen DEV      its switch port drops frames of more than 1500 bytes
-#   rails.sh move DEV HOST               its address becomes 10.R.0.HOST
+#   rails.sh down DEV | up DEV           the NIC goes down; its RDMA device reports an event
+#   rails.sh unplug DEV | plug DEV       the NIC's cable is pulled
+#   rails.sh mute DEV | unmute DEV       the NIC's switch port drops all frames, without an event
+#   rails.sh deafen DEV | undeafen DEV   the NIC's switch port drops only the frames to the NIC
+#   rails.sh narrow DEV | widen DEV      the NIC's switch port drops frames above 1500 bytes
+#   rails.sh move DEV HOST               the NIC's address becomes 10.R.0.HOST
 #   rails.sh mtu DEV BYTES
-#   rails.sh limit DEV KBIT | unlimit DEV  its switch port lets through so much
+#   rails.sh limit DEV KBIT | unlimit DEV  the NIC and its switch port send at most KBIT kbit/s
 #
-# The NIC of node N on rail R is nNrR with address 10.R.0.(N+1), its RDMA device rxe_nNrR; a bridge a
-# rail is the switch, and the switch port of nNrR is pnNrR. Each node also has a NIC without RDMA, nNt
-# with address 10.200.0.(N+1).  Soft-RoCE of these kernels lives in one
-# network namespace, so all nodes do; rules keep what leaves a NIC on its wire.
+# The NIC of node N on rail R is nNrR with address 10.R.0.(N+1), its RDMA device rxe_nNrR. Each
+# rail has a bridge as its switch, and the switch port of nNrR is pnNrR. Each node also has a NIC
+# without RDMA, nNt with address 10.200.0.(N+1). Soft-RoCE of these kernels exists in a single
+# network namespace, so all nodes share it; routing rules send the frames of a NIC over its wire.
 set -eu
 
-load() { # MODULE...: if this kernel has modules
+load() { # MODULE...: loads the modules, if this kernel has any
     [ ! -d "/lib/modules/$(uname -r)" ] || modprobe -a "$@"
 }
 
-# Nothing below starts a process that it can do without: here each takes a quarter of a second.
+# Process starts are kept to a minimum, because each takes a quarter of a second in the guest.
 
 parse() { # NIC: sets node, rail and mac
     [[ $1 =~ ^n([0-9]+)r([0-9]+)$ ]] || { echo "rails.sh: $1 is not the name of a NIC" >&2 && exit 2; }
@@ -29,15 +29,15 @@ parse() { # NIC: sets node, rail and mac
     printf -v mac '02:00:00:00:%02x:%02x' "$node" "$rail"
 }
 
-say() { batch+="$*"$'\n'; } # a line for `ip -batch`
+say() { batch+="$*"$'\n'; } # adds a line to the input of `ip -batch`
 
 do_it() {
     ip -batch - <<< "$batch"
     batch=
 }
 
-# Fixed neighbours, which a NIC forgets when it goes down: the answer to an ARP request may come
-# before the RDMA core listens for it, and then a connection takes a second.
+# Adds permanent neighbour entries; a NIC loses its entries when it goes down. Without an entry, the
+# ARP answer may come before the RDMA core listens, and connecting then takes 1 s.
 meet_neighbours() { # NIC NODES
     local nic=$1 own others=$2 other node rail mac
     parse "$nic"
@@ -61,10 +61,10 @@ create() { # NODES RAILS
     load veth bridge rdma_rxe ib_uverbs
     for at in all default; do
         echo 0 > /proc/sys/net/ipv4/conf/$at/rp_filter
-        echo 1 > /proc/sys/net/ipv4/conf/$at/accept_local # packets of our own other NICs
-        echo 1 > /proc/sys/net/ipv4/conf/$at/arp_ignore   # a NIC answers for its own address
+        echo 1 > /proc/sys/net/ipv4/conf/$at/accept_local # packets of this machine's other NICs
+        echo 1 > /proc/sys/net/ipv4/conf/$at/arp_ignore   # a NIC answers only for its own address
     done
-    # Before the table of local addresses, which would keep everything inside.
+    # Placed before the table of local addresses, because this table keeps all packets inside.
     say rule add pref 100 lookup local
     say rule del pref 0
     for ((at = 0; at < rails; at++)); do say link add "rail$at" up type bridge; done
@@ -98,8 +98,8 @@ case ${1:-} in
     mute) bridge link set dev "p$2" state 0 ;;
     unmute) bridge link set dev "p$2" state 3 ;;
     deafen)
-        # The switch does not know where the NIC is and does not ask there. (No tc filter: the first
-        # one patches the kernel's code, which an emulated second processor does not always survive.)
+        # The switch forgets the port of the NIC and does not flood to this port. (No tc filter: the
+        # first filter patches kernel code, and this may crash an emulated second processor.)
         parse "$2"
         bridge link set dev "p$2" learning off flood off
         bridge fdb del "$mac" dev "p$2" master
@@ -120,7 +120,7 @@ case ${1:-} in
     mtu) ip link set "$2" mtu "$3" ;;
     limit)
         load sch_tbf
-        # Deep enough to hold what a queue pair has on its way: slow, not lossy.
+        # Deep enough for all frames in flight of a queue pair: slow, but lossless.
         for dev in "$2" "p$2"; do
             tc qdisc replace dev "$dev" root tbf rate "$3kbit" burst 16kb limit 16mb
         done

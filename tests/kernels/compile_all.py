@@ -1,8 +1,8 @@
-"""Compile every kernel for real GPUs, with none here: run as a script, prints one JSON object.
+"""Compiles every kernel for real GPUs, on a machine without a GPU; prints a JSON object.
 
-The wrappers themselves say what to compile: their kernel is replaced by something that compiles
-what it is launched with, so that pointer types, alignment and constants are those of a real launch.
-It runs in a process of its own, in which nothing is interpreted.
+The script replaces the kernel in each wrapper by an object that compiles at launch. Pointer types,
+alignment and constants are therefore the same as in a real launch. The script runs in a separate
+process without Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TYPES = {
 
 
 class Launched:
-    """Stands in for a jitted function: ``launched[grid](...)`` compiles."""
+    """Replaces a jitted function: ``launched[grid](...)`` compiles instead of launching."""
 
     def __init__(self, function: Any, arch: int) -> None:
         self.function, self.arch = function, arch
@@ -71,7 +71,10 @@ class Launched:
 
 
 def stack_bytes(cubin: bytes) -> int:
-    """Of a thread: registers that did not fit, by the disassembler that Triton brings along."""
+    """Returns the stack and local memory of a thread in bytes, reported by Triton's disassembler.
+
+    A kernel without spilled registers uses 0 bytes.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -92,7 +95,7 @@ def describe(kernel: Any) -> dict[str, Any]:
 
 
 def launches(arch: int) -> dict[str, Any]:
-    """Representative launches by name; each is a call that launches one kernel of one module."""
+    """Returns representative launches by name; each is a call that launches a kernel."""
     arrival = importlib.import_module("r2serve.kernels.arrival")
 
     def number() -> torch.Tensor:
@@ -140,7 +143,7 @@ def launches(arch: int) -> dict[str, Any]:
 
 def main(arch: int) -> dict[str, Any]:
     checks = importlib.import_module("r2serve.kernels.checks")
-    checks.INTERPRETED = tl.constexpr(True)  # the wrappers take CPU tensors: nothing will run
+    checks.INTERPRETED = tl.constexpr(True)  # makes the wrappers accept CPU tensors; nothing runs
     arrival = importlib.import_module("r2serve.kernels.arrival")
     waiter = Launched(arrival._wait_kernel, arch)
     arrival._wait_kernel = waiter

@@ -1,8 +1,8 @@
-"""Kernels run under Triton's interpreter, on CPU tensors, unless this machine has a GPU.
+"""Runs kernels under Triton's interpreter on CPU tensors, unless the machine has a GPU.
 
-Triton decides at ``@triton.jit`` whether to interpret, by an environment variable.  It is set here
-only while the kernels are imported and while their tests run: subprocesses of other tests of the
-same run must not inherit it.
+Triton reads TRITON_INTERPRET at ``@triton.jit``.  The variable is set only during the import of the
+kernels and during kernel tests: subprocesses of other tests in the same run must not inherit
+TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ if INTERPRET and os.environ.get("R2SERVE_TEST_ON_GPU") == "1":
 
 
 def interpret_the_language() -> None:
-    """Triton's own library has jitted functions too (tl.sum).  Whoever imported Triton before this
-    file, vLLM say, had them compiled for GPUs; kernels that are interpreted call them directly."""
+    """Replaces the jitted functions of Triton's library (such as tl.sum) by interpreted functions.
+
+    An earlier import of Triton, for example by vLLM, has prepared these functions for compilation.
+    Interpreted kernels call the functions directly.
+    """
     for module in (triton.language, triton.language.standard):
         for name, value in vars(module).items():
             if isinstance(value, JITFunction):
@@ -39,7 +42,7 @@ def interpret_the_language() -> None:
 
 def import_kernels() -> None:
     for name in [name for name in sys.modules if name.startswith("r2serve.kernels.")]:
-        del sys.modules[name]  # imported by other tests, as compiled functions
+        del sys.modules[name]  # imported earlier by other tests, with compiled functions
     for path in sorted(KERNELS.glob("*.py")):
         if path.stem != "__init__":
             importlib.import_module(f"r2serve.kernels.{path.stem}")
@@ -55,5 +58,5 @@ if INTERPRET:
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TRITON_INTERPRET", "1" if INTERPRET else "0")
-    with np.errstate(all="ignore"):  # the interpreter computes with numpy, which warns of inf - inf
+    with np.errstate(all="ignore"):  # numpy under the interpreter warns of inf - inf
         yield

@@ -1,4 +1,4 @@
-"""Tensors for the tests of kernels: random ones, hard ones, and where they lie."""
+"""Tensors for kernel tests: random numbers, hard numbers, and the device of the tests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from r2serve.kernels.reference import bits
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-# Bit patterns by dtype: zeros, denormals, one and its neighbours, the largest, infinity, NaNs with
-# sign and payload, signalling ones included.
+# Hard numbers as bit patterns, by dtype: zeros, denormals, 1 and the neighbours of 1, the largest
+# number, infinity, and NaNs with sign and payload, including signalling NaNs.
 HARD_BITS = {
     torch.float16: (
         *(0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x3C00, 0x3C01, 0xBC00, 0x1000),
@@ -40,13 +40,13 @@ def from_bits(patterns: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def hard_pairs(dtype: torch.dtype) -> torch.Tensor:
-    """Two peers whose elements together are every pair of hard numbers: (2, pairs)."""
+    """Returns two peers' slots, (2, pairs); the elements form every pair of hard numbers."""
     hard = from_bits(HARD_BITS[dtype], dtype)
     return torch.stack([hard.repeat_interleave(len(hard)), hard.repeat(len(hard))])
 
 
 def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Every bit pattern is as likely as any other, NaN and denormals included."""
+    """Returns uniformly random bit patterns, including NaN and denormals."""
     integer = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
     information = torch.iinfo(integer)
     generator = torch.Generator().manual_seed(seed)
@@ -70,7 +70,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def word(value: int, mapped: bool = False) -> torch.Tensor:
-    """One int32 that holds an unsigned 32-bit number, in device or in mapped host memory."""
+    """Returns an int32 tensor with an unsigned 32-bit number, in device or mapped host memory."""
     wrapped = (value + 2**31) % 2**32 - 2**31
     made = torch.tensor([wrapped], dtype=torch.int32)
     if DEVICE.type == "cpu":
@@ -79,16 +79,16 @@ def word(value: int, mapped: bool = False) -> torch.Tensor:
 
 
 def publish(arrived: torch.Tensor, number: int) -> None:
-    """Writes a mapped word by the host alone.
+    """Writes a mapped word from the host, without a device operation.
 
-    A copy from the device would queue behind the kernel, which waits for this word.
+    A copy by the device would queue behind the kernel, and the kernel waits for this word.
     """
     arrived[0] = (number + 2**31) % 2**32 - 2**31
 
 
 @contextmanager
 def own_stream() -> Iterator[None]:
-    """A stream beside the default stream; the work is done at the end."""
+    """Runs the block in a separate stream, and synchronises the stream at the end."""
     if DEVICE.type == "cpu":
         yield
         return

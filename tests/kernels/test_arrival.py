@@ -1,4 +1,4 @@
-"""Kernels read the entry that is meant, when it has arrived, and give up when they are told to."""
+"""Kernels read the right ring entry after the arrival, and give up on abort."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from r2serve.kernels.reduce_chunks import BLOCK, reduce_chunks
 from r2serve.kernels.reduce_quantized_chunks import reduce_quantized_chunks
 
 HIDDEN = 8
-# Seconds.  pytest-timeout's thread ends the process, without the tests behind a kernel that hangs.
+# Seconds.  If a kernel hangs, pytest-timeout ends the process, and later tests do not run.
 pytestmark = pytest.mark.timeout(60)
 
 
 @dataclass
 class Call:
-    """A kernel over ``programs`` programs, with a ring of slots of its own and given outputs."""
+    """A kernel call over a number of programs, with a separate ring of slots and given outputs.
+
+    expected: returns the expected outputs for a ring entry.
+    """
 
     slots: torch.Tensor
     outputs: list[torch.Tensor]
     run: Callable[[Arrival], object]
-    expected: Callable[[int], list[torch.Tensor]]  # of a ring entry
+    expected: Callable[[int], list[torch.Tensor]]
 
     def poison(self) -> list[torch.Tensor]:
         for output in self.outputs:
@@ -110,7 +113,7 @@ def quantised(ring: int, programs: int) -> Call:
 
 
 KERNELS = {"chunks": chunks, "norm": norm, "norm_fp8": norm_fp8, "quantised": quantised}
-# The limit between the two is lowered to FEW: the interpreter is slow.
+# Tests lower the limit between small and large grids to FEW, because the interpreter is slow.
 LIMIT = arrivals.WAITING_PROGRAMS
 FEW, MANY = 2, 3
 
@@ -126,7 +129,7 @@ def all_same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("sequence", [0, 1, 7, 2**31 - 1, 2**31, 2**32 - 1])
-def test_the_entry_follows_from_the_number(kernel: str, sequence: int) -> None:
+def test_the_collective_number_selects_the_ring_entry(kernel: str, sequence: int) -> None:
     call = KERNELS[kernel](4, FEW)
     call.poison()
     call.run(arrival(sequence, arrived=sequence))
@@ -164,7 +167,7 @@ def test_sixty_four_programs_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("sequence", "arrived"), [(5, 5), (5, 6), (2**31, 2**31 + 2), (2**32 - 1, 0), (2**32 - 2, 3)]
 )
-def test_what_has_arrived_is_not_waited_for(sequence: int, arrived: int) -> None:
+def test_a_kernel_does_not_wait_for_an_arrived_collective(sequence: int, arrived: int) -> None:
     call = chunks(2, 1)
     call.run(arrival(sequence, arrived))
     assert all_same(call.outputs, call.expected(sequence % 2))
@@ -177,7 +180,7 @@ def settle() -> None:
 
 
 class Later:
-    """Something done by another thread, as the proxy does it, while a kernel waits."""
+    """Runs an action in another thread, like the proxy thread, while a kernel waits."""
 
     def __init__(self, action: Callable[[], object], after_s: float = 0.05) -> None:
         self.done_at = 0.0
@@ -203,10 +206,12 @@ class Later:
 @pytest.mark.parametrize(
     ("sequence", "arrived"), [(9, 8), (2**31, 2**31 - 1), (0, 2**32 - 1), (2, 2**32 - 3)]
 )
-def test_what_has_not_is(kernel: str, programs: int, sequence: int, arrived: int) -> None:
+def test_a_kernel_waits_for_a_collective_still_to_arrive(
+    kernel: str, programs: int, sequence: int, arrived: int
+) -> None:
     call = KERNELS[kernel](2, programs)
     here = arrival(sequence, arrived)
-    settle()  # inputs were made in the default stream
+    settle()  # waits for the inputs, made in the default stream
     with Later(lambda: publish(here.arrived, sequence)) as later:
         with own_stream():
             call.run(here)
@@ -216,7 +221,7 @@ def test_what_has_not_is(kernel: str, programs: int, sequence: int, arrived: int
 
 @pytest.mark.parametrize("programs", [FEW, MANY])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_an_abort_while_it_waits_leaves_outputs_alone(kernel: str, programs: int) -> None:
+def test_an_abort_during_the_wait_leaves_outputs_unchanged(kernel: str, programs: int) -> None:
     call = KERNELS[kernel](2, programs)
     before = call.poison()
     here = arrival(1, arrived=0)
@@ -229,7 +234,7 @@ def test_an_abort_while_it_waits_leaves_outputs_alone(kernel: str, programs: int
 @pytest.mark.parametrize("programs", [FEW, MANY])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("abort", [1, -1])
-def test_an_abort_holds_for_what_comes_after_it_too(kernel: str, programs: int, abort: int) -> None:
+def test_an_abort_stays_in_effect_for_later_kernels(kernel: str, programs: int, abort: int) -> None:
     call = KERNELS[kernel](2, programs)
     before = call.poison()
     here = arrival(1, arrived=1, abort=abort)
@@ -237,18 +242,18 @@ def test_an_abort_holds_for_what_comes_after_it_too(kernel: str, programs: int, 
     assert all_same(call.outputs, before)
 
 
-def test_a_large_grid_after_another_decides_afresh() -> None:
+def test_a_large_grid_ignores_the_decision_of_an_earlier_grid() -> None:
     call = chunks(2, MANY)
     call.run(arrival(1, arrived=1, abort=1))
     here = arrival(1, arrived=1)
-    here.gave_up.fill_(1)  # what an earlier use may have left
+    here.gave_up.fill_(1)  # a possible leftover of an earlier use
     call.run(here)
     assert all_same(call.outputs, call.expected(1))
 
 
 @pytest.mark.parametrize("programs", [FEW, MANY])
-def test_nothing_is_read_before_it_is_published(programs: int) -> None:
-    """Slots are written in pieces, the number only after all of them: no sum is of a mixture."""
+def test_slots_are_read_only_after_publication(programs: int) -> None:
+    """Slots are written in pieces, and the number after all pieces: no sum mixes two rounds."""
     call = chunks(2, programs)
     sequence, rounds = word(2**32 - 3), 6 if programs == FEW else 2
     here = Arrival(sequence, word(2**32 - 4, mapped=True), word(0, mapped=True))
@@ -257,7 +262,7 @@ def test_nothing_is_read_before_it_is_published(programs: int) -> None:
     def fill_and_publish() -> None:
         for number in range(2**32 - 3, 2**32 - 3 + rounds):
             if not consumed.acquire(timeout=60):
-                return  # nobody reads any more: the test has failed
+                return  # no reader is left: the test has failed
             with own_stream():
                 for peer in range(2):
                     for piece in call.slots[number % 2, peer].chunk(3):
@@ -271,22 +276,22 @@ def test_nothing_is_read_before_it_is_published(programs: int) -> None:
             with own_stream():
                 call.run(here)
                 total = call.outputs[0].float().unique().tolist()
-                sequence.add_(1)  # wraps, as the device's would
+                sequence.add_(1)  # wraps around like the device's counter
             consumed.release()
             assert total == [2.0 * (number % 100)]
 
 
 def test_publishing_needs_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A word copied from the device would wait for the kernel, and the kernel for the word."""
+    """A copy by the device would wait for the kernel, and the kernel for the word: a deadlock."""
     here = arrival(2**32 - 1, arrived=0)
-    monkeypatch.setattr(inputs, "DEVICE", torch.device("meta"))  # nothing can be copied from it
+    monkeypatch.setattr(inputs, "DEVICE", torch.device("meta"))  # copies from "meta" fail
     with pytest.raises(NotImplementedError):
         here.arrived.copy_(word(2**32 - 1))
     publish(here.arrived, 2**32 - 1)
     assert here.arrived.tolist() == [-1]
 
 
-def test_the_waiting_program_alone() -> None:
+def test_the_waiting_program_records_an_abort() -> None:
     for abort in (0, 1):
         here = arrival(4, arrived=4, abort=abort)
         arrivals.wait_for_arrival(here)
@@ -318,7 +323,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_refused(name: str) -> None:
+def test_wrong_arguments_are_refused(name: str) -> None:
     call, message = WRONG[name]
     with pytest.raises(InvalidArgumentError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""The benchmark's rows, targets and command, with a timer that is told what to say."""
+"""Rows, targets and command of the kernel benchmark, with a fake timer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from r2serve.bench.kernels.rows import (
 
 
 def kernel() -> None:
-    """Stands in for a call; the fake timer knows it by name."""
+    """Replaces a measured call; the fake timer looks up the time by the function's name."""
 
 
 def eager() -> None:
@@ -100,7 +100,7 @@ def test_targets(name: str, times: KernelTimes, value: float, reached: bool) -> 
     assert target.reached is reached
 
 
-def test_a_row_has_what_was_measured_and_what_it_is_held_against() -> None:
+def test_a_row_has_measurements_and_targets() -> None:
     targets = ("latency", "bandwidth", "eager", "compiled")
     timer = FakeTimer(kernel=12.0, eager=30.0, compiled=11.0)
     [row] = runner.run([case(targets=targets)], timer, DEVICE, MACHINE)
@@ -113,7 +113,7 @@ def test_a_row_has_what_was_measured_and_what_it_is_held_against() -> None:
     assert told["targets"][2] == {"name": "eager", "value": 2.5, "least": 1.5, "reached": True}
 
 
-def test_the_machine_is_an_empty_kernel_and_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_values_are_an_empty_kernel_and_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     def copy() -> None:
         pass
 
@@ -140,21 +140,21 @@ def test_jsonl(tmp_path: Path) -> None:
     assert lines[1]["shape"] == [64, 8192]
 
 
-def test_the_table_names_what_was_missed() -> None:
+def test_the_table_names_missed_targets() -> None:
     rows: list[KernelRow] = [row_of(case(), KernelTimes(10, 14, 10), MACHINE)]
     console = Console(width=200, record=True, file=io.StringIO())
     cli.show(rows, console)
     assert "eager 1.40/1.50 missed, compiled 1.00/1.00" in console.export_text()
 
 
-def test_every_case_says_what_it_moves() -> None:
+def test_every_case_states_the_moved_bytes() -> None:
     for name, cases in runner.KERNELS.items():
         for one in cases():
             assert one.kernel == name
             assert one.moved_bytes > 0
             targets_of(one.targets, KernelTimes(1, 1, 1), 1, 1)
     moved = {(one.shape, one.peers): one.moved_bytes for one in reduce_add_rms_norm.cases()}
-    # 64 rows of 8192 in bf16: 2 slots and the residual in, normed and the residual out; weight.
+    # 64 rows of 8192 in bf16.  Reads: 2 slots, residual, weight.  Writes: normed, new residual.
     assert moved[(64, 8192), 2] == 5 * 64 * 8192 * 2 + 8192 * 2
 
 
@@ -172,18 +172,18 @@ CONTENDERS = {
 
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_contenders_compute_the_same(name: str) -> None:
-    """Otherwise their times say nothing.  (torch.compile's is the eager one, compiled.)"""
+    """Times are comparable only for the same computation.  torch.compile uses the eager code."""
     contenders = CONTENDERS[name]()
     ours, theirs = contenders.kernel(), contenders.eager()
     if isinstance(ours, torch.Tensor):
         ours, theirs = (ours,), (theirs,)
     for one, other in zip(ours, theirs, strict=True):
-        tolerance = 0.13 if one.dtype == torch.float8_e4m3fn else 1e-2  # one step of fp8
+        tolerance = 0.13 if one.dtype == torch.float8_e4m3fn else 1e-2  # 0.13: a step of fp8
         torch.testing.assert_close(one.float(), other.float(), rtol=tolerance, atol=1e-5)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
-def test_without_a_gpu_the_command_says_so() -> None:
+def test_the_command_reports_a_missing_gpu() -> None:
     result = CliRunner().invoke(cli.kernels, [])
     assert result.exit_code == 77
     assert "no CUDA device here" in result.output

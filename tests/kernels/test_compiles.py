@@ -1,4 +1,4 @@
-"""Kernels compile for GPUs that are not here, to the instructions that their contract needs."""
+"""Kernels compile without a GPU, to the instructions required by the numerical contract."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def compiled(
     return found
 
 
-def test_compiled(compiled: dict[str, dict[str, Any]]) -> None:
-    """One subprocess an architecture, so one test that looks at all of its kernels."""
+def test_compiled_kernels_keep_the_contract(compiled: dict[str, dict[str, Any]]) -> None:
+    """A subprocess compiles all kernels of an architecture, so a single test checks all kernels."""
     for name, kernel in compiled.items():
         operations = kernel["operations"]
         assert kernel["stack_bytes"] == 0, name
-        # Denormals are kept, and what the contract rounds twice is not fused.
+        # Denormals are kept, and operations with two roundings are not fused.
         assert not [one for one in operations if ".ftz" in one or "approx" in one], name
         assert not [one for one in operations if one.startswith("fma.rn.f32")], name
-        # Other devices write slots: no read may be served from a cache that does not know.
+        # Other devices write slots: no read may use the non-coherent cache (.nc).
         assert not [one for one in operations if ".nc" in one], name
 
     waits = [name for name, kernel in compiled.items() if "ld.acquire.sys" in kernel["ptx"]]
@@ -58,7 +58,7 @@ def test_compiled(compiled: dict[str, dict[str, Any]]) -> None:
         operations: dict[str, int] = compiled[name]["operations"]
         return {one: n for one, n in operations.items() if one.startswith("ld.global.cg")}
 
-    # 16 bytes a load; a thread has 8 elements of each slot in one kernel, 16 in the other.
+    # 16 bytes per load.  A thread has 8 elements of each slot in reduce_chunks, 16 in the norm.
     assert slot_loads("reduce_chunks bf16 x2") == {"ld.global.cg.v4.b32": 2}
     assert slot_loads("reduce_add_rms_norm bf16 x8 8192") == {"ld.global.cg.v4.b32": 16}
 

@@ -1,4 +1,4 @@
-"""Conversions inside kernels against PyTorch's, exhaustively where a format is small."""
+"""Conversions inside kernels against PyTorch's conversions, exhaustive for small formats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from r2serve.kernels.formats import from_e4m3, from_int8, result, to_e4m3, to_in
 BLOCK = 4096
 
 
-# Jitted where a test runs them, as it is then that kernels are interpreted or not.
+# Functions are jitted inside a test, because Triton decides at this time whether to interpret.
 jit = functools.cache(triton.jit)
 NATIVES = [False, True] if native_fp8(DEVICE) else [False]
 
@@ -63,7 +63,7 @@ def codes(source: torch.Tensor, dtype: torch.dtype, native: bool = False) -> tor
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits_survive_fp32(dtype: torch.dtype) -> None:
-    """Every number comes back, denormals and signs included, and every NaN as the one NaN."""
+    """Every number survives, including denormals and signs; every NaN becomes the quiet NaN."""
     every = from_bits(tuple(range(2**16)), dtype)
     assert same_bits(convert(every, torch.float32), reference.with_one_nan(every.float()))
     assert same_bits(convert(every, dtype), reference.with_one_nan(every))
@@ -71,7 +71,7 @@ def test_sixteen_bits_survive_fp32(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_fp32_is_rounded_to_nearest_even(dtype: torch.dtype) -> None:
-    """Random numbers, and around every tie: half way between neighbours and a bit to each side."""
+    """Inputs are random numbers, every tie between neighbours, and numbers just beside the ties."""
     every = from_bits(tuple(range(2**15)), dtype).float()
     every = every[every.isfinite()]
     ties = (every[:-1].double() + every[1:].double()).div(2).float()

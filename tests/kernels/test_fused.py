@@ -1,4 +1,4 @@
-"""The collective that ends in a kernel, from the rails to the model's next operation."""
+"""The fused reduce: a collective that ends in a Triton kernel, tested over rails."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def ones(*shape: int) -> torch.Tensor:
 def fused_at(
     pair: list[DeviceCommunicator], me: int, sources: list[torch.Tensor], *others: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of rank ``me``; the other only brings its part, as Triton's interpreter is one a process."""
+    """Returns the result of the fused call on rank ``me``.
+
+    The other rank only sends its data, because Triton's interpreter runs a single kernel at a time
+    in a process.
+    """
     core, theirs = pair[1 - me]._stream_core, sources[1 - me]
     code = tensors.DTYPES[theirs.dtype]
     core.gather_slots(pair[1 - me]._stream(), theirs.data_ptr(), theirs.numel(), code)
@@ -65,11 +69,11 @@ def fused_at(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(3, 96), (1, 1), (70, 33), (2, 3, 64)])
-def test_is_the_all_reduce_and_what_comes_after_it(
+def test_the_fused_reduce_equals_all_reduce_and_norm(
     pair: list[DeviceCommunicator], shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     residual, weight = bring(7, shape, dtype), bring(8, shape[-1:], dtype)
-    for turn in range(5):  # around the ring more than once
+    for turn in range(5):  # more calls than ring entries
         me = turn % RANKS
         sources = [bring(10 * turn + rank, shape, dtype) for rank in range(RANKS)]
         assert all(each.fused.takes(source) for each, source in zip(pair, sources, strict=True))
@@ -80,7 +84,7 @@ def test_is_the_all_reduce_and_what_comes_after_it(
         torch.testing.assert_close(normed, expected[0])
 
 
-def test_a_tensor_that_does_not_do_is_refused_before_anything_is_sent(
+def test_an_unsupported_tensor_is_refused_before_any_send(
     pair: list[DeviceCommunicator],
 ) -> None:
     good = ones(2, 64)
@@ -98,6 +102,7 @@ def test_a_tensor_that_does_not_do_is_refused_before_anything_is_sent(
     torch.testing.assert_close(normed, good)
 
 
-def test_ranks_of_one_node_are_summed_in_another_order(pair: list[DeviceCommunicator]) -> None:
+def test_ranks_of_the_same_node_are_not_fused(pair: list[DeviceCommunicator]) -> None:
+    """Inside a node, ranks are summed in another order than by the fused kernel."""
     fused = FusedReduce(pair[0]._stream_core, lambda: 0, [0, 0], torch.device(DEVICE))
     assert not fused.takes(ones(2, 64))

@@ -1,4 +1,4 @@
-"""Both halves of the quantised wire format, and the error that they promise together."""
+"""Quantisation, the sum of quantised slots, and the error bound of both together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from r2serve.kernels.reduce_quantized_chunks import reduce_quantized_chunks
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 FORMATS = (FP8, INT8)
-HALF_STEP = {FP8: 1 / 28, INT8: 1 / 254}  # the docstrings' h
+HALF_STEP = {FP8: 1 / 28, INT8: 1 / 254}  # h in the docstrings of the kernels
 
 
 def spread(per_block: torch.Tensor, count: int, block: int) -> torch.Tensor:
@@ -23,7 +23,7 @@ def spread(per_block: torch.Tensor, count: int, block: int) -> torch.Tensor:
 
 
 def largest_of(values: torch.Tensor, block: int) -> torch.Tensor:
-    """Of flat values, in fp64: for each element the largest magnitude of its block."""
+    """Returns the largest magnitude of each element's block, in fp64; ``values`` is flat."""
     count = values.numel()
     padded = torch.nn.functional.pad(values.double(), (0, -count % block)).view(-1, block)
     return spread(padded.abs().amax(dim=-1), count, block)
@@ -74,7 +74,7 @@ def test_random_bits(
 def test_the_error_is_within_the_bound(
     peers: int, count: int, exponent: int, wire: torch.dtype, seed: int
 ) -> None:
-    """From where only denormals are left to near the end of fp32, against the sum in fp64."""
+    """Magnitudes range from fp32 denormals to near fp32's maximum; the reference sum is in fp64."""
     values = normal((peers, count), torch.float32, seed).double() * 2.0**exponent
     values = values.float()
     made = [quantize_chunks(one, wire, block=32) for one in values]
@@ -89,7 +89,7 @@ def test_the_error_is_within_the_bound(
 
 @pytest.mark.parametrize(("wire", "worst"), [(FP8, 0.9), (INT8, 0.99)])
 def test_the_bound_is_not_loose(wire: torch.dtype, worst: float) -> None:
-    """Every element is tried against a largest of 1: some come close to the bound."""
+    """The largest error over all elements is close to the bound; amax is 1."""
     values = torch.linspace(-1, 1, 31 * 1000, device=DEVICE).view(1000, 31)
     values = torch.cat([torch.ones(1000, 1, device=DEVICE), values], 1)
     codes, scales = reference.quantize_chunks(values, wire, 32)
@@ -129,7 +129,7 @@ def test_zeros(wire: torch.dtype) -> None:
 
 @pytest.mark.parametrize("wire", FORMATS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_bad_number_is_loud_in_its_block_alone(bad: float, wire: torch.dtype) -> None:
+def test_a_bad_number_affects_only_its_block(bad: float, wire: torch.dtype) -> None:
     values = normal((384,), torch.bfloat16)
     values[200] = bad
     check(values, wire)
@@ -151,7 +151,7 @@ def test_the_largest_number_is_met_exactly(wire: torch.dtype) -> None:
 
 @pytest.mark.parametrize("wire", FORMATS)
 def test_codes_and_scales_may_share_a_buffer(wire: torch.dtype) -> None:
-    """As they would on the wire: a slot holds the codes, then the scales."""
+    """On the wire, a slot holds the codes, then the scales."""
     count, blocks = 256, 2
     buffer = torch.zeros(1, 3, count + 4 * blocks, dtype=torch.uint8, device=DEVICE)
     codes = buffer[..., :count].view(wire)
@@ -169,7 +169,7 @@ def test_codes_and_scales_may_share_a_buffer(wire: torch.dtype) -> None:
     )
 
 
-def test_the_results_go_where_they_are_wanted() -> None:
+def test_results_are_written_into_given_outputs() -> None:
     values = normal((130,), torch.float16)
     out = torch.empty(130, dtype=INT8, device=DEVICE)
     scales = torch.empty(2, device=DEVICE)
@@ -250,7 +250,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_wrong_arguments_are_refused(name: str) -> None:
     call, message = REFUSED[name]
     with pytest.raises(InvalidArgumentError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""The fused kernel does what a sum, an addition and an RMSNorm after each other would do."""
+"""The fused kernel equals a sum, an addition and an RMSNorm in sequence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPSILON = 1e-5
 
 
 def bound(expected: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What the docstring of reduce_add_rms_norm promises, for each element."""
+    """Returns the error bound of each element, from the docstring of reduce_add_rms_norm."""
     both = [torch.finfo(dtype) for dtype in (expected.dtype, weight.dtype)]
     eps = max(one.eps for one in both)
     smallest = max(one.smallest_normal * one.eps for one in both)
@@ -27,7 +27,7 @@ def bound(expected: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def check(slots: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> float:
-    """Against the reference; returns the share of normed elements with its very bits."""
+    """Compares with the reference; returns the fraction of normed elements with equal bits."""
     normed, new = reduce_add_rms_norm(slots, residual, weight, EPSILON)
     expected, expected_new = reference.reduce_add_rms_norm(slots[0], residual, weight, EPSILON)
     assert same_bits(new, expected_new)
@@ -48,7 +48,7 @@ def test_dtypes(dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
     slots, residual = normal((1, 3, 2, 1000), dtype), normal((2, 1000), dtype, 1)
     same = check(slots, residual, normal((1000,), weight_dtype, 2))
     coarse = torch.float32 not in (dtype, weight_dtype)
-    assert same > (0.99 if coarse else 0.4)  # a wrong rounding would turn over many
+    assert same > (0.99 if coarse else 0.4)  # a wrong rounding would change many elements
 
 
 @pytest.mark.parametrize("peers", range(1, 17))
@@ -85,11 +85,11 @@ def test_random_shapes(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_new_residual_of_any_bits(dtype: torch.dtype) -> None:
-    """One number a row, so that NaN and infinity stay among themselves; hard ones are included."""
+    """The residual is elementwise: hard numbers and NaN in a row do not affect other elements."""
     slots = torch.cat([hard_pairs(dtype), random_bits((2, 40), dtype)], 1)[None, :, :100, None]
     residual = random_bits((slots.shape[2], 1), dtype, 1)
     weight = torch.ones(1, dtype=dtype, device=DEVICE)
-    # A program a row is slow in the interpreter: as one long row, the residual is the same.
+    # Few long rows, because the interpreter is slow with many programs.
     for shape in ((1, -1), (5, -1)):
         laid = slots.reshape(1, 2, *shape).contiguous()
         old, gain = residual.view(shape), weight.expand(laid.shape[-1]).contiguous()
@@ -98,29 +98,29 @@ def test_the_new_residual_of_any_bits(dtype: torch.dtype) -> None:
 
 
 def test_the_sum_is_rounded_before_the_residual_is_added() -> None:
-    """As after a separate all-reduce: 1 + 2^-8 is a tie that the sum rounds down to 1."""
+    """The result equals a separate all-reduce: 1 + 2^-8 is a tie, and the sum rounds down to 1."""
     dtype = torch.bfloat16
     slots = torch.tensor([1.0, 2.0**-8], dtype=dtype, device=DEVICE).view(1, 2, 1, 1)
     residual = torch.tensor([[2.0**-8]], dtype=dtype, device=DEVICE)
     ones = torch.ones(1, dtype=dtype, device=DEVICE)
     _, new = reduce_add_rms_norm(slots, residual, ones, EPSILON)
-    assert new.item() == 1.0  # unrounded it would be 1 + 2^-7
+    assert new.item() == 1.0  # the unrounded sum would give 1 + 2^-7
     assert reduce_chunks(slots).item() == 1.0
 
 
-def test_what_is_normalised_is_not_the_rounded_residual() -> None:
-    """x is 1 + 1.5 * 2^-9, which as a residual is 1; only x itself has an RMS of x."""
+def test_the_unrounded_sum_is_normalised() -> None:
+    """x is 1 + 1.5 * 2^-9, and the rounded residual is 1: x must be divided by the RMS of x."""
     dtype = torch.bfloat16
     slots = torch.ones(1, 1, 1, 64, dtype=dtype, device=DEVICE)
     residual = torch.full((1, 64), 1.5 * 2.0**-9, dtype=dtype, device=DEVICE)
-    # An fp32 weight just below the tie of 1 and 1 + 2^-7: a factor above 1 crosses it.
+    # An fp32 weight just below the tie between 1 and 1 + 2^-7: a factor above 1 crosses the tie.
     weight = torch.full((64,), 1.0 + 2.0**-8 - 2.0**-12, device=DEVICE)
     normed, new = reduce_add_rms_norm(slots, residual, weight, 0.0)
     assert torch.equal(new, torch.ones_like(new))
     assert torch.equal(normed, torch.ones_like(normed))
 
 
-def test_epsilon_counts() -> None:
+def test_epsilon_is_added_to_the_mean() -> None:
     zeros = torch.zeros(1, 1, 1, 16, device=DEVICE)
     ones = torch.ones(16, device=DEVICE)
     normed, _ = reduce_add_rms_norm(zeros, torch.full((1, 16), 0.5, device=DEVICE), ones, 0.75)
@@ -130,7 +130,7 @@ def test_epsilon_counts() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_bad_number_spoils_its_row_alone(bad: float) -> None:
+def test_a_bad_number_affects_only_the_normed_row(bad: float) -> None:
     slots, residual = normal((1, 2, 3, 65), torch.bfloat16), normal((3, 65), torch.bfloat16, 1)
     weight = normal((65,), torch.bfloat16, 2)
     clean, _ = reduce_add_rms_norm(slots, residual, weight, EPSILON)
@@ -140,7 +140,7 @@ def test_a_bad_number_spoils_its_row_alone(bad: float) -> None:
     assert same_bits(normed[::2], clean[::2])
 
 
-def test_a_row_has_the_same_bits_in_any_company() -> None:
+def test_a_row_has_the_same_bits_beside_any_rows() -> None:
     slots, residual = normal((1, 2, 5, 300), torch.bfloat16), normal((5, 300), torch.bfloat16, 1)
     weight = normal((300,), torch.float32, 2)
     together, _ = reduce_add_rms_norm(slots, residual, weight, EPSILON)
@@ -175,7 +175,7 @@ def test_no_rows_is_no_error() -> None:
     assert normed.shape == new.shape == (0, 8)
 
 
-def test_vllm_defines_the_same() -> None:
+def test_vllm_has_the_same_definition() -> None:
     layernorm = pytest.importorskip("vllm.ir.ops.layernorm")
     slots, residual = normal((1, 3, 2, 500), torch.bfloat16), normal((2, 500), torch.bfloat16, 1)
     for dtype in (torch.bfloat16, torch.float32):
@@ -257,7 +257,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_wrong_arguments_are_refused(name: str) -> None:
     call, message = REFUSED[name]
     with pytest.raises(InvalidArgumentError, match=message):
         call()

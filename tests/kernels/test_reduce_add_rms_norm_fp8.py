@@ -1,4 +1,4 @@
-"""Codes and scales are those of quantising what reduce_add_rms_norm gives."""
+"""Codes and scales equal the quantised output of reduce_add_rms_norm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check(slots: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> 
     promised = largest.isfinite() & (largest > 1 / 512)
     assert ((error <= largest * (1 / 28 + 2.0**-20)) | ~promised).all()
     if normed.is_cuda and normed.dtype == torch.float32:
-        # The sums of squares have orders of their own, which no rounding of the rows hides.
+        # The two kernels add squares in different orders; fp32 rows have no rounding to hide this.
         finite = expected_scales.isfinite()
         assert torch.equal(finite, scales.isfinite())
         off = (scales - expected_scales).abs() <= expected_scales * 2.0**-21
@@ -61,7 +61,7 @@ def test_random_shapes(
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_bad_number_is_loud_in_its_row_alone(bad: float) -> None:
+def test_a_bad_number_affects_only_its_row(bad: float) -> None:
     slots, residual = normal((1, 2, 3, 65), torch.float16), normal((3, 65), torch.float16, 1)
     weight = normal((65,), torch.float16, 2)
     slots[0, 1, 1, 7] = bad
@@ -73,7 +73,7 @@ def test_a_bad_number_is_loud_in_its_row_alone(bad: float) -> None:
 
 
 def test_infinity_alone_makes_the_scale_infinite() -> None:
-    """A weight that takes one element beyond f16: that code is NaN, the others are 0."""
+    """A large weight makes an element exceed f16: the element's code is NaN, other codes are 0."""
     slots = torch.ones(1, 1, 1, 64, dtype=torch.float16, device=DEVICE)
     weight = torch.ones(64, device=DEVICE)
     weight[3] = 1e6
@@ -93,7 +93,7 @@ def test_a_row_of_zeros_has_the_smallest_scale() -> None:
     assert not codes.view(torch.uint8).any()
 
 
-def test_no_epsilon_and_a_row_that_is_shorter_than_its_program() -> None:
+def test_zero_epsilon_with_a_row_shorter_than_the_program() -> None:
     slots, residual = normal((1, 2, 1, 33), torch.bfloat16), normal((1, 33), torch.bfloat16, 1)
     weight = normal((33,), torch.bfloat16, 2)
     codes, scales, _ = reduce_add_rms_norm_fp8(slots, residual, weight, 0.0)
@@ -168,7 +168,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_wrong_arguments_are_refused(name: str) -> None:
     call, message = REFUSED[name]
     with pytest.raises(InvalidArgumentError, match=message):
         call()

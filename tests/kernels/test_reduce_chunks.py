@@ -1,4 +1,4 @@
-"""The sum of slots has the bits of the reference and of the core, whatever the numbers."""
+"""The sum of slots has the bits of the reference and of the core, for any numbers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_peers_are_added_in_rank_order() -> None:
 def test_narrow_formats_are_rounded_once_and_to_even(dtype: torch.dtype, ulp: float) -> None:
     half = ulp / 2
     columns = [
-        ([1.0, half, half], 1.0 + ulp),  # rounded at each step it would stay 1
+        ([1.0, half, half], 1.0 + ulp),  # with a rounding at each step, the result would be 1
         ([1.0, half, 0.0], 1.0),  # a tie, down to even
         ([1.0 + ulp, half, 0.0], 1.0 + 2 * ulp),  # a tie, up to even
         ([1.0, half, 2.0**-14], 1.0 + ulp),  # just above the tie
@@ -92,7 +92,9 @@ def test_negative_zero_alone_stays(dtype: torch.dtype) -> None:
         (torch.float32, (0xFFC00001, 0x7F800001), 0x7FC00000),
     ],
 )
-def test_there_is_one_nan(dtype: torch.dtype, nans: tuple[int, ...], quiet: int) -> None:
+def test_every_nan_becomes_the_same_quiet_nan(
+    dtype: torch.dtype, nans: tuple[int, ...], quiet: int
+) -> None:
     alone = from_bits(nans, dtype)[None, None]
     assert same_bits(reduce_chunks(alone), from_bits((quiet, quiet), dtype))
     infinities = on_device([[torch.inf], [-torch.inf]], dtype)
@@ -101,7 +103,7 @@ def test_there_is_one_nan(dtype: torch.dtype, nans: tuple[int, ...], quiet: int)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_core_gives_the_same_bits(dtype: torch.dtype) -> None:
-    """Three ranks in this process, each a node of its own, all-reduce the same slots."""
+    """Three ranks in this process, each on a separate node, all-reduce the same slots."""
     ranks = 3
     slots = torch.cat([random_bits((ranks, 500), dtype), hard_pairs(dtype).repeat(2, 1)[:ranks]], 1)
     inputs = slots.cpu()
@@ -134,7 +136,7 @@ def test_slots_may_be_part_of_larger_ones() -> None:
     assert same_bits(reduce_chunks(rows), reference.reduce_chunks(rows[0]))
 
 
-def test_the_result_goes_where_it_is_wanted_and_nowhere_else() -> None:
+def test_the_result_is_written_only_into_the_given_output() -> None:
     slots = normal((1, 2, 129), torch.float32)
     memory = torch.full((131,), 7.0, device=DEVICE)
     out = memory[1:130]
@@ -198,7 +200,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_wrong_arguments_are_refused(name: str) -> None:
     call, message = REFUSED[name]
     with pytest.raises(InvalidArgumentError, match=message):
         call()

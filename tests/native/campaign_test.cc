@@ -1,4 +1,4 @@
-// Seeds of the simulator under the sanitizers; the long campaigns are for `r2serve sim`.
+// Simulator seeds under the sanitizers. `r2serve sim` runs the long campaigns.
 #include "sim/campaign.hpp"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ std::vector<std::string> trace_of(std::uint64_t seed) {
   return lines;
 }
 
-TEST(Campaign, TheSameSeedIsTheSameRun) {
+TEST(Campaign, TheSameSeedGivesTheSameRun) {
   for (const std::uint64_t seed : {3U, 29U, 57U}) {
     const auto first = trace_of(seed);
     EXPECT_FALSE(first.empty());
@@ -30,7 +30,7 @@ TEST(Campaign, WithoutFaultsNothingIsReplayedAndNoRailGoesDown) {
   none.exchanges = 0.5;
   none.engine_ends = 0;
   std::uint64_t exchanged = 0;
-  for (std::uint64_t seed = 0; seed < fault_kinds; ++seed) {  // a round without a kind that is due
+  for (std::uint64_t seed = 0; seed < fault_kinds; ++seed) {  // these seeds force no fault kind
     const SeedResult result = run_seed(seed, none);
     EXPECT_EQ(result.violations, std::vector<std::string>()) << seed;
     EXPECT_EQ(result.downs + result.replays + result.hedges + result.errors, 0U) << seed;
@@ -62,11 +62,11 @@ TEST(Campaign, SeedsBreakNoInvariant) {
                            [](std::uint64_t count) { return count == 0; }));
 }
 
-// Seeds that found a bug once.  What a seed does changes with the generator; each bug has a test of
-// its own, too.
-TEST(Campaign, SeedsThatFoundBugs) {
+// Seeds of past bugs. A change of the generator changes the run of a seed, so each bug also has a
+// separate test.
+TEST(Campaign, SeedsOfPastBugsBreakNoInvariant) {
   FaultOptions options;
-  options.on_gpu = options.exchanges = 0;  // there were none then
+  options.on_gpu = options.exchanges = 0;  // as when the bugs were found
   for (const std::uint64_t seed : {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U,
                                    24483U, 32363U, 35197U, 69164U}) {
     const SeedResult result = run_seed(seed, options);
@@ -74,7 +74,7 @@ TEST(Campaign, SeedsThatFoundBugs) {
   }
 }
 
-// What a dead rank's GPU had begun when the run ended is nobody's result.
+// Regression: the run ends while the GPU of a dead rank still works. No rank reads the result.
 TEST(Campaign, ARunMayEndInTheMiddleOfAKernel) {
   for (const std::uint64_t seed : {6183U, 7355U, 12364U}) {
     const SeedResult result = run_seed(seed);

@@ -1,4 +1,4 @@
-// Which GID a connection uses.
+// choose_gid(): the GID that a verbs connection uses.
 #include <gtest/gtest.h>
 
 #include <string_view>
@@ -33,30 +33,30 @@ int chosen(const VerbsPort& port, const IpAddress& local, int wanted) {
   return gid.ok() ? gid.value().index : -1;
 }
 
-TEST(ChooseGid, TakesTheRailsOwnAddressByRoceV2) {
+TEST(ChooseGid, PrefersRoceV2WithTheRailsAddress) {
   EXPECT_EQ(chosen(roce(), address("10.0.0.1"), any), 1);
   EXPECT_EQ(chosen(roce(), address("10.0.0.3"), any), 5);
 }
 
-TEST(ChooseGid, TakesTheOwnAddressByV1BeforeAnotherByV2) {
+TEST(ChooseGid, PrefersTheRailsAddressOnRoceV1ToAnotherOnRoceV2) {
   EXPECT_EQ(chosen(roce(), address("10.0.0.2"), any), 2);
 }
 
-TEST(ChooseGid, TakesTheFirstOfV2WhereNoneIsTheRails) {
+TEST(ChooseGid, TakesTheFirstRoceV2EntryIfNoneHasTheRailsAddress) {
   EXPECT_EQ(chosen(roce(), address("10.0.0.9"), any), 1);
   EXPECT_EQ(chosen(roce(), IpAddress(), any), 1);
 }
 
-TEST(ChooseGid, TakesTheFirstOfInfiniband) {
+TEST(ChooseGid, TakesTheFirstInfinibandEntry) {
   VerbsPort port = roce();
   port.ethernet = false;
   for (VerbsGidEntry& gid : port.gids) gid.type = VerbsGidType::infiniband;
   EXPECT_EQ(chosen(port, address("10.0.0.3"), any), 0);
 }
 
-TEST(ChooseGid, TakesTheOneAskedFor) { EXPECT_EQ(chosen(roce(), address("10.0.0.1"), 2), 2); }
+TEST(ChooseGid, TakesTheConfiguredIndex) { EXPECT_EQ(chosen(roce(), address("10.0.0.1"), 2), 2); }
 
-TEST(ChooseGid, SaysWhatIsMissing) {
+TEST(ChooseGid, ReportsAMissingGid) {
   auto absent = choose_gid(roce(), address("10.0.0.1"), 3);
   ASSERT_FALSE(absent.ok());
   EXPECT_NE(absent.take_status().message().find("R2CCL_GID_INDEX) is 3"), std::string::npos);

@@ -1,4 +1,4 @@
-// Every collective algorithm, over memory, against naive references.
+// All collective algorithms over memory, against naive references.
 #include "collectives/collectives.hpp"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ void put(Bytes& into, std::size_t at, const Bytes& part) {
   std::ranges::copy(part, into.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
-// World size and segment size.  Small segments, so that a few hundred elements are pipelined.
+// World size and segment size. Small segments pipeline a few hundred elements.
 class Collectives : public testing::TestWithParam<std::tuple<int, std::size_t>> {
  protected:
   const int size = std::get<0>(GetParam());
@@ -43,7 +43,7 @@ class Collectives : public testing::TestWithParam<std::tuple<int, std::size_t>> 
   World world{size, std::get<1>(GetParam())};
   std::mt19937_64 random{ranks};
 
-  // Runs one call; with out of place, what was sent may be reused as soon as the call returns.
+  // Runs a single call. Out of place, the caller may reuse its input as soon as the call returns.
   void call(int rank, const std::function<Status(Channel&)>& body) {
     MemoryChannel channel(world, rank);
     const Status status = body(channel);
@@ -56,7 +56,7 @@ class Collectives : public testing::TestWithParam<std::tuple<int, std::size_t>> 
     return all;
   }
 
-  // Sizes that differ, some of them nothing, one of them long.
+  // Returns uneven counts: some are 0, and a single count is large.
   Counts uneven(std::size_t most) {
     Counts counts(ranks);
     for (std::size_t& count : counts) count = random() % 3 == 0 ? 0 : random() % most;
@@ -64,7 +64,8 @@ class Collectives : public testing::TestWithParam<std::tuple<int, std::size_t>> 
     return counts;
   }
 
-  // One rank a node, two ranks a node, ranks of two nodes taking turns, one node.
+  // Returns trees for 1 rank per node, 2 ranks per node, ranks alternating between 2 nodes, and 1
+  // node.
   std::vector<ReductionTree> trees() const {
     std::vector<ReductionTree> all;
     for (const int kind : {0, 1, 2, 3}) {
@@ -95,7 +96,7 @@ constexpr Kind kinds[] = {
     {DType::boolean, ReduceOp::sum}, {DType::i32, ReduceOp::min},  {DType::i64, ReduceOp::sum},
 };
 
-// Both algorithms, in and out of place; equal to one reference, so equal to each other.
+// Both algorithms, in place and out of place. All results equal the same reference.
 TEST_P(Collectives, AllReduce) {
   for (const std::size_t count : {0u, 1u, 5u, 32u, 129u, 1003u}) {
     for (const ReductionTree& tree : trees()) {
@@ -221,7 +222,7 @@ TEST_P(Collectives, GatherToEveryRoot) {
         if (rank != root) continue;
         EXPECT_EQ(out, expected) << "root " << root;
       }
-      // In place on root 0, whose shard comes first.
+      // In place on root 0, because its shard comes first.
       Bytes data = in[own];
       if (rank == 0) data.resize(expected.size(), junk);
       call(rank, [&](Channel& channel) {
@@ -235,7 +236,7 @@ TEST_P(Collectives, GatherToEveryRoot) {
 TEST_P(Collectives, AllToAllV) {
   constexpr DType element_type = DType::i32;
   constexpr std::size_t element_size = size_of(element_type);
-  // counts[from][to], as a flat function of the pair: none, even, symmetric, anything.
+  // counts[from][to] as a function of the pair: none, even, symmetric, arbitrary.
   const std::function<std::size_t(std::size_t, std::size_t)> shapes[] = {
       [](std::size_t, std::size_t) { return 0; },
       [](std::size_t, std::size_t) { return 33; },
@@ -280,7 +281,7 @@ TEST_P(Collectives, AllToAllV) {
 }
 
 TEST_P(Collectives, SendAndRecvRoundARing) {
-  if (size == 1) return;  // nobody to send to
+  if (size == 1) return;  // there is no peer
   constexpr DType element_type = DType::bf16;
   for (const std::size_t count : {0u, 1u, 999u}) {
     const auto in = inputs(element_type, count);
@@ -294,7 +295,8 @@ TEST_P(Collectives, SendAndRecvRoundARing) {
       const auto take = [&](Channel& channel) {
         return recv(channel, out.data(), count, element_type, below);
       };
-      // Even ranks give first, odd ones take first, so that no circle of givers closes.
+      // Even ranks send first and odd ranks receive first, so that no cycle of blocked senders
+      // forms.
       if (rank % 2 == 0) call(rank, give);
       call(rank, take);
       if (rank % 2 != 0) call(rank, give);
@@ -303,7 +305,7 @@ TEST_P(Collectives, SendAndRecvRoundARing) {
   }
 }
 
-TEST_P(Collectives, BarrierHoldsEverybodyForTheLast) {
+TEST_P(Collectives, BarrierWaitsForTheLastRank) {
   constexpr int rounds = 5;
   std::atomic<int> arrived = 0;
   world.run([&](int rank) {
@@ -315,7 +317,7 @@ TEST_P(Collectives, BarrierHoldsEverybodyForTheLast) {
   });
 }
 
-// Counts operations and fails the chosen one; what it receives is zeros.
+// Counts operations and fails operation `fail_at`. All received data is zeros.
 class ScriptedChannel final : public Channel {
  public:
   explicit ScriptedChannel(int fail_at, int rank = 1, int size = 4)
@@ -395,7 +397,7 @@ const std::vector<NamedCall>& every_call() {
   return calls;
 }
 
-// Whatever operation fails, the call ends with that error and touches the channel no more.
+// A failed operation ends the call with the operation's error; the call leaves the channel alone.
 TEST(CollectiveErrors, EndTheCallAtOnce) {
   for (const NamedCall& call : every_call()) {
     for (const bool in_place : {false, true}) {
@@ -414,7 +416,7 @@ TEST(CollectiveErrors, EndTheCallAtOnce) {
   }
 }
 
-// Empty calls exchange as many messages as calls of one segment.
+// Empty calls exchange as many messages as calls of a single segment.
 TEST(CollectiveMessages, EmptyCallsStillExchangeMessages) {
   for (const NamedCall& call : every_call()) {
     Bytes in(64), out(64);

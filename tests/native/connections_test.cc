@@ -1,4 +1,4 @@
-// Connections of rails that are being made, against a port that accepts and says nothing.
+// Rail connections before their handshake ends, against a port that accepts and never answers.
 #include "connect/connections.hpp"
 
 #include <gtest/gtest.h>
@@ -44,13 +44,13 @@ struct Fixture {
   }
 };
 
-// How many bytes the other end has sent; 0: it has closed.
+// Number of bytes received from the other end; 0 = the other end has closed.
 ssize_t received(const FileDescriptor& socket) {
   std::array<std::byte, 512> buffer;
   return ::recv(socket.get(), buffer.data(), buffer.size(), 0);
 }
 
-TEST(Connections, AnAttemptReplacesOneThatNobodyHasAnswered) {
+TEST(Connections, AnAttemptReplacesAnUnansweredAttempt) {
   Fixture fixture;
   fixture.connect(0);
   fixture.connections.progress(0);
@@ -62,10 +62,10 @@ TEST(Connections, AnAttemptReplacesOneThatNobodyHasAnswered) {
   EXPECT_EQ(received(first), 0);
   const FileDescriptor second = fixture.accept();
   EXPECT_GT(received(second), 0);
-  EXPECT_EQ(fixture.failed, 0);  // what was replaced has not failed
+  EXPECT_EQ(fixture.failed, 0);  // a replaced attempt is not a failed attempt
 }
 
-TEST(Connections, AnAttemptThatNobodyAnswersFailsWhenItsTimeIsOver) {
+TEST(Connections, AnUnansweredAttemptFailsAtTheTimeout) {
   Fixture fixture;
   fixture.connect(0);
   fixture.connections.progress(timeout - 1);

@@ -1,6 +1,6 @@
-// What a healthy all_reduce costs: system calls, wake-ups, copies of the payload and allocations.
-// The numbers are the least that the protocol needs; whoever adds one has to say here what for.
-// Not built with sanitizers, which add to them.
+// Cost of a healthy all_reduce: system calls, wake-ups, payload copies and allocations. The limits
+// are the minimum of the protocol; a change that raises a limit has to state the reason here.
+// Builds with sanitizers leave this test out, because sanitizers add calls and allocations.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -15,8 +15,7 @@
 
 namespace {
 
-constexpr std::size_t payload_bytes =
-    1024;  // what is copied in one go and is smaller is no payload
+constexpr std::size_t payload_bytes = 1024;  // a smaller copy is not counted as payload
 
 thread_local std::uint64_t allocations = 0;
 thread_local std::uint64_t copied_bytes = 0;
@@ -34,7 +33,7 @@ void* copy(void* to, const void* from, std::size_t bytes) {
 
 }  // namespace
 
-// The core's calls of these come here, as they are linked to this program first.
+// The linker binds the core's calls of these functions to this program first.
 extern "C" {
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t count, std::size_t bytes);
@@ -68,13 +67,13 @@ using testing::CountSystemCalls;
 using testing::Job;
 using testing::SystemCalls;
 
-constexpr std::size_t segment_bytes = 65483;  // of loopback
-constexpr int warm_calls = 40;                // every slot has been used
+constexpr std::size_t segment_bytes = 65483;  // on loopback
+constexpr int warm_calls = 40;                // enough to use every slot once
 constexpr int calls = 100;
-// A busy machine makes a queue longer than it has been, which is one allocation, and stays one.
+// Allocations allowed in total. On a busy machine a queue may outgrow its capacity, once per queue.
 constexpr std::uint64_t lengthened = 8;
-// Calls that the engine's own thread got between, or something else.  What is added to each call
-// shows all the same.
+// System calls allowed in total for disturbances, for example by the engine's own thread. An
+// additional system call in each all_reduce still exceeds this limit.
 constexpr std::uint64_t disturbed = 40;
 constexpr std::chrono::milliseconds tick_interval{150};
 
@@ -83,16 +82,16 @@ struct Costs {
   std::uint64_t allocations = 0;
   std::uint64_t copied = 0;
   std::chrono::nanoseconds wall{0};
-  std::uint64_t waited = 0;  // calls that looked for something that was not there yet
-  std::uint64_t slept = 0;   // context switches that the calling thread asked for
-  bool counted = false;      // the system calls were
+  std::uint64_t waited = 0;  // calls that tried to read data before its arrival
+  std::uint64_t slept = 0;   // voluntary context switches of the calling thread
+  bool counted = false;      // whether the system calls were counted
 };
 
-// Of `calls` all_reduces of each rank.  Rank 1 calls first, and rank 0 when what rank 1 has sent is
-// there: rank 0 waits for nothing, and rank 1 for each result.
+// Returns the costs of `calls` all_reduces, per rank. Rank 1 calls first. Rank 0 calls 1 ms later,
+// when the data of rank 1 has arrived: rank 0 never waits, and rank 1 waits for each result.
 std::array<Costs, 2> measure(std::size_t bytes) {
   Config config;
-  config.spin_us = 10'000'000;  // a busy machine is no reason to sleep
+  config.spin_us = 10'000'000;  // prevents sleep on a busy machine
   config.background_interval_ms = 2 * tick_interval.count();
   config.handshake_timeout_ms = 10'000;
   config.probe_interval_ms = 60'000;
@@ -142,15 +141,16 @@ std::array<Costs, 2> measure(std::size_t bytes) {
   return costs;
 }
 
-// What the clock adds: a tick sends what is owed by itself, which the next read then finds together
-// with a message, and reads again; it lets whoever waits for the engine's lock have it.
+// Number of engine ticks in the measured time, rounded up. A tick adds calls: it sends due
+// acknowledgements separately, so that the next read finds 2 frames and reads again. A tick also
+// yields to threads that wait for the engine's lock.
 std::uint64_t ticks_of(const Costs& own) {
   return static_cast<std::uint64_t>(own.wall / tick_interval) + 1;
 }
 
-// Who waits asks the kernel about the two rails now and then, by the clock: three calls each.
-// Nothing else but sends and receives is part of a call, nor does anybody have to be woken by it:
-// no futex, no eventfd.
+// Checks all system calls except send and receive. A waiting rank queries both rails at clock
+// intervals, with 3 calls per rail. An all_reduce makes no other calls and wakes no thread (no
+// futex, no eventfd).
 void check_others(const Costs& own) {
   std::uint64_t asked = 0;
   for (const long number : {SYS_ioctl, SYS_getsockopt, SYS_setsockopt})
@@ -164,10 +164,10 @@ void check_others(const Costs& own) {
 
 class SmallAllReduce : public ::testing::TestWithParam<std::size_t> {};
 
-// One call to the kernel carries the message out and one brings the peer's in; its acknowledgement
-// travels with the next message.  The bytes are copied once: what a lost rail may have to be given
-// again outlives the call, and in place the result overwrites the caller's.  What comes in goes to
-// its slot at once, and the fold reads it there.
+// A message leaves in 1 system call and arrives in 1; its acknowledgement travels with the next
+// message. The sender copies the payload once: a replay may need the bytes after the call, and an
+// in-place result overwrites the input. The receiver reads the payload directly into the slot, and
+// the fold reads the slot.
 TEST_P(SmallAllReduce, CostsOneSendOneReceiveAndOneCopy) {
   const std::size_t bytes = GetParam();
   const auto costs = measure(bytes);
@@ -185,22 +185,22 @@ TEST_P(SmallAllReduce, CostsOneSendOneReceiveAndOneCopy) {
     EXPECT_EQ(own.system.of(SYS_sendmsg), 0U) << rank << all;
     EXPECT_GE(own.system.of(SYS_recvfrom) + few, calls) << rank << all;
     EXPECT_LE(own.system.of(SYS_recvfrom), calls + few) << rank << all;
-    // What the network cuts in two and comes while we look may be read in two.
+    // Loopback splits a larger message into 2 segments, which may need 2 reads.
     const bool cut = rank == 1 && bytes + sizeof(FrameHeader) > segment_bytes;
     EXPECT_LE(own.system.of(SYS_readv), cut ? calls : few) << rank << all;
     check_others(own);
   }
   if (!costs[0].counted) return;
-  // Nor does one look where nothing is whose message is there.
+  // Rank 0 reads no empty rail while its message is ready on the other rail.
   EXPECT_LE(costs[0].waited, 10 + 2 * ticks_of(costs[0])) << costs[0].system.text();
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, SmallAllReduce, ::testing::Values(4096, 16384, 65536));
 
-// Half of the input goes out and is folded by the peer, and half a result comes back.  Both are
-// sent from where they lie; half a result is copied out of its slot.  Two chunks of 128 KiB are one
-// send, which the socket's buffer may cut in two, and come in pieces of the network's; the first
-// part of one that comes by another rail than the message's first goes through a buffer.
+// Half of the input goes out for the peer to fold, and half a result comes back. Both are sent from
+// the caller's memory; half a result is copied out of its slot. 2 chunks of 128 KiB are a single
+// send, which the socket buffer may split, and arrive in segments. If a chunk arrives on another
+// rail than the first chunk of its message, its first part goes through a buffer.
 TEST(LargeAllReduce, SendsFromTheCallersMemoryAndCopiesHalfAResult) {
   constexpr std::size_t bytes = 1U << 20;
   constexpr std::uint64_t chunks = 8;

@@ -1,4 +1,4 @@
-// Memory that the CPU cannot touch, and devices reach as a dma-buf.
+// Memory without CPU access, reached by RDMA devices through a dma-buf.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,7 +58,8 @@ class DmaBufDevices : public ::testing::Test {
                                                     std::span<std::byte> addresses) {
     return end.device->share_dma_buf(end.gpu.dma_buf().get(), addresses, true);
   }
-  // From one end's memory to the other's; what became of it, if anything did.
+  // Writes from the memory of end 0 to the memory of end 1. Returns the completion, if there is
+  // any.
   std::optional<VerbsCompletion> write(std::size_t from, std::size_t to, std::uint32_t bytes) {
     const VerbsWrite request{
         .source = {ends[0].gpu.addresses().data() + from, bytes, source_key},
@@ -77,7 +78,7 @@ class DmaBufDevices : public ::testing::Test {
   std::uint32_t target_key = 0;
 };
 
-TEST_F(DmaBufDevices, ReadAndWriteItWithoutItsAddresses) {
+TEST_F(DmaBufDevices, ReadAndWriteADmaBufWithoutCpuAccess) {
   ASSERT_TRUE(write(4000, 8000, 5000)->ok);
   const auto target = ends[1].gpu.bytes();
   EXPECT_TRUE(
@@ -89,23 +90,23 @@ TEST_F(DmaBufDevices, ReadAndWriteItWithoutItsAddresses) {
   EXPECT_EQ(verbs->written(ends[1].gpu.addresses().data()), 5000U);
 }
 
-TEST_F(DmaBufDevices, DoNotReachBehindItsEnd) {
+TEST_F(DmaBufDevices, DoNotWriteBeyondTheEnd) {
   EXPECT_EQ(write(0, (1 << 16) - 100, 101)->status, "remote access error");
 }
 
-TEST_F(DmaBufDevices, DoNotReadBehindItsEnd) { EXPECT_FALSE(write((1 << 16) - 100, 0, 101)->ok); }
+TEST_F(DmaBufDevices, DoNotReadBeyondTheEnd) { EXPECT_FALSE(write((1 << 16) - 100, 0, 101)->ok); }
 
-TEST_F(DmaBufDevices, DoNotReadWhatIsNoLongerRegistered) {
+TEST_F(DmaBufDevices, DoNotReadDeregisteredMemory) {
   EXPECT_EQ(ends[0].memory->deregister(), 0);
   EXPECT_FALSE(write(0, 0, 100)->ok);
 }
 
-TEST_F(DmaBufDevices, DoNotWriteWhatIsNoLongerRegistered) {
+TEST_F(DmaBufDevices, DoNotWriteDeregisteredMemory) {
   EXPECT_EQ(ends[1].memory->deregister(), 0);
   EXPECT_FALSE(write(0, 0, 100)->ok);
 }
 
-TEST_F(DmaBufDevices, TakeItWholeAndFromAPageOn) {
+TEST_F(DmaBufDevices, RefuseAnUnalignedStartOrASizeBeyondTheEnd) {
   const auto refusal = [&](std::span<std::byte> addresses) {
     return share(ends[0], addresses).take_status().message();
   };
@@ -127,12 +128,13 @@ Job::Options options(int rails = 2, int verbs = 2, const Config& config = {}) {
           .listening = {}};
 }
 
-// Larger than what is staged, so that nothing of it is copied; and its end is no small chunk.
+// Larger than the staging memory, and without a small last chunk, so that the engine copies
+// nothing.
 constexpr std::size_t bytes_sent = 8U << 20U;
 
 class DmaBufEngines : public ::testing::Test {
  protected:
-  // Of the first to the second, which has its memory on the host.
+  // Sends from rank 0 to rank 1; the target of rank 1 is host memory.
   void send() {
     std::vector<std::byte> received(bytes_sent);
     job.run([&](int rank, Communicator& communicator) {
@@ -149,7 +151,7 @@ class DmaBufEngines : public ::testing::Test {
   Job job{options()};
 };
 
-TEST_F(DmaBufEngines, SendFromItWithoutTouchingIt) {
+TEST_F(DmaBufEngines, SendFromADmaBufWithoutCpuAccess) {
   const Status status = register_it();
   ASSERT_TRUE(status.ok()) << status.message();
   for (unsigned seed = 1; seed < 4; ++seed) {
@@ -160,7 +162,7 @@ TEST_F(DmaBufEngines, SendFromItWithoutTouchingIt) {
   EXPECT_FALSE(job.engines[0]->deregister_buffer(gpu.addresses().data()).ok());
 }
 
-TEST_F(DmaBufEngines, SendFromItOverWhatIsLeft) {
+TEST_F(DmaBufEngines, SendFromADmaBufOverTheRemainingRail) {
   ASSERT_TRUE(register_it().ok());
   fill(gpu.bytes(), 5);
   job.verbs->mute_at(Job::verbs_device(0, 0), gpu.addresses());
@@ -170,16 +172,16 @@ TEST_F(DmaBufEngines, SendFromItOverWhatIsLeft) {
   send();
 }
 
-TEST_F(DmaBufEngines, SayWhichDeviceDoesNotTakeIt) {
+TEST_F(DmaBufEngines, NameTheDeviceThatRefusesADmaBuf) {
   job.verbs->refuse_dma_bufs(Job::verbs_device(0, 1), EOPNOTSUPP);
   const Status status = register_it();
   EXPECT_NE(status.message().find(Job::verbs_device(0, 1)), std::string::npos) << status.message();
   EXPECT_FALSE(job.engines[0]->deregister_buffer(gpu.addresses().data()).ok());
 }
 
-// ---- what is in the way ----
+// ---- obstacles to GPUDirect ----
 
-// Of all ranks, as the first sees it.
+// Returns the obstacle to RDMA reach between all ranks, as rank 0 reports it; empty = none.
 std::string obstacle(const Job& job, std::vector<std::uint32_t> also = {}) {
   for (const auto& engine : job.engines) also.push_back(engine->process());
   const Status status = job.engines[0]->check_reach(also);
@@ -187,7 +189,7 @@ std::string obstacle(const Job& job, std::vector<std::uint32_t> also = {}) {
   return status.message();
 }
 
-TEST(Reach, IsThatOfLinksWithRailsOfRdma) {
+TEST(Reach, NeedsAnRdmaRailToEveryPeer) {
   EXPECT_EQ(obstacle(Job(options(2, 2))), "");
   EXPECT_EQ(obstacle(Job(options(2, 1))), "");
   EXPECT_EQ(obstacle(Job(options(2, 0))), "no rail to rank 1 is RDMA");
@@ -197,7 +199,7 @@ TEST(Reach, IsThatOfLinksWithRailsOfRdma) {
   EXPECT_EQ(obstacle(Job(near)), "rank 1 is on this node: its rail is shared memory");
 }
 
-TEST(Reach, IsNotThatOfChecksums) {
+TEST(Reach, NeedsChecksumsOff) {
   Config config;
   config.checksum = true;
   EXPECT_EQ(obstacle(Job(options(1, 1, config))),

@@ -1,4 +1,5 @@
-// Faults of drills that a rail lives on with: too slow, and with wrong checksums.
+// Drill faults on the traffic of an open rail: a rate limit (`slow`) and wrong checksums
+// (`corrupt`).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -53,11 +54,11 @@ TEST(DrillFaults, ASlowRailSendsNoFasterThanItsRate) {
     Job job({.ranks = 2, .rails = 1, .verbs = verbs, .config = {}});
     constexpr double bytes_per_s = 4e6;
     ASSERT_TRUE(job.engines[0]->inject(0, Fault::slow, 0, bytes_per_s).ok());
-    // Calls of 1 MB; the rail does not wait before its first portion, nor after its last one.
+    // Each call sends 1 MB. The rail does not wait before its first portion or after its last.
     EXPECT_GT(seconds_of(job, 4), 3e6 / bytes_per_s);
     EXPECT_FALSE(lost_by(job, 0, RailCause::dead_deadline));
     ASSERT_TRUE(job.engines[0]->inject(0, Fault::none).ok());
-    // A rate limit would hold up every try; a busy machine holds up some.
+    // A rate limit would delay every try; a busy machine delays only some.
     double fastest = seconds_of(job, 4);
     for (int more = 0; more < 4 && fastest >= 3e6 / bytes_per_s; ++more)
       fastest = std::min(fastest, seconds_of(job, 4));
@@ -81,7 +82,7 @@ TEST(DrillFaults, ACorruptRailIsLostAndEveryBitIsRight) {
   }
 }
 
-TEST(DrillFaults, WhatNobodyWouldNoticeIsRefused) {
+TEST(DrillFaults, UndetectableOrInvalidFaultsAreRefused) {
   Job job({.ranks = 2, .rails = 1, .config = {}});
   const Status corrupt = job.engines[0]->inject(0, Fault::corrupt);
   EXPECT_EQ(corrupt.code(), ErrorCode::invalid_argument);
@@ -93,7 +94,7 @@ TEST(DrillFaults, WhatNobodyWouldNoticeIsRefused) {
   EXPECT_TRUE(injected(job, 0).empty());
 }
 
-TEST(DrillFaults, HaveOneNameAndOldWordsAreUnderstood) {
+TEST(DrillFaults, EachFaultHasOneNameAndOldNamesAreAccepted) {
   for (const Fault fault : {Fault::none, Fault::carrier_loss, Fault::black_hole, Fault::reset,
                             Fault::slow, Fault::corrupt})
     EXPECT_EQ(fault_named(name_of(fault)), fault);
@@ -104,7 +105,7 @@ TEST(DrillFaults, HaveOneNameAndOldWordsAreUnderstood) {
   EXPECT_EQ(fault_named("carrier"), std::nullopt);
 }
 
-TEST(DrillFaults, AFaultOfTheSystemIsRecordedAndNoMore) {
+TEST(DrillFaults, NoteInjectedOnlyRecordsAFault) {
   Job job({.ranks = 2, .rails = 1, .config = {}});
   ASSERT_TRUE(job.engines[0]->note_injected(0, Fault::carrier_loss).ok());
   (void)seconds_of(job, 2);
@@ -115,7 +116,7 @@ TEST(DrillFaults, AFaultOfTheSystemIsRecordedAndNoMore) {
             ErrorCode::invalid_argument);
 }
 
-TEST(DrillFaults, WhatCallsWaitedIsCountedByTheEngine) {
+TEST(DrillFaults, TheEngineCountsTheStallTimeOfCalls) {
   Config config;
   config.rejoin_backoff_min_ms = 1;
   Job job({.ranks = 2, .rails = 1, .config = config});
@@ -139,7 +140,7 @@ TEST(DrillFaults, WhatCallsWaitedIsCountedByTheEngine) {
   const auto lasted = steady_clock::now() - began;
   healing.join();
   const std::chrono::nanoseconds stalled(job.engines[0]->stalled_ns());
-  // A busy machine begins the call late: the rail stays lost for much longer than that.
+  // On a busy machine the call begins late, so the stall may be shorter than 300 ms.
   EXPECT_GT(stalled, std::chrono::milliseconds(150));
   EXPECT_LT(stalled, lasted);
 }

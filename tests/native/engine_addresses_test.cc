@@ -1,4 +1,4 @@
-// The real engine over loopback, with ports whose addresses change.
+// The real engine over loopback, with address changes of its ports.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 using testing::Job;
 
-constexpr int accepting = 0;  // of two ranks, the one with the lower number
+constexpr int accepting = 0;  // the rank with the lower number accepts
 constexpr int connecting = 1;
 
 class Addresses : public ::testing::Test {
@@ -45,7 +45,7 @@ class Addresses : public ::testing::Test {
     return job->engines[static_cast<std::size_t>(rank)]->rails()[static_cast<std::size_t>(rail)];
   }
 
-  // How often the rail went DOWN because its port lost its address.
+  // Number of times the rail went DOWN because its port lost its address, from the journal.
   long address_losses(int rank, std::uint32_t rail) {
     const auto kept = job->records(static_cast<std::size_t>(rank));
     return std::ranges::count_if(kept, [&](const JournalRecord& record) {
@@ -55,7 +55,7 @@ class Addresses : public ::testing::Test {
     });
   }
 
-  // Both ends of the rail are UP, between these addresses.
+  // Waits up to 20 s until both ends of the rail are UP between these addresses.
   ::testing::AssertionResult joined(int rail, const std::string& accepts,
                                     const std::string& connects) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -95,7 +95,7 @@ class Addresses : public ::testing::Test {
   const std::string given = Job::address(0);
 };
 
-TEST_F(Addresses, OfEitherEndAreTakenAnewAndTheRailRejoins) {
+TEST_F(Addresses, MayChangeAtEitherEndAndTheRailRejoins) {
   std::string accepts = given;
   std::string connects = given;
   for (int round = 0; round < 3; ++round) {
@@ -115,30 +115,31 @@ TEST_F(Addresses, OfEitherEndAreTakenAnewAndTheRailRejoins) {
   EXPECT_EQ(info(accepting, 1).epoch, 1U);
 }
 
-TEST_F(Addresses, OfBothEndsMayChangeAtOnce) {
+TEST_F(Addresses, MayChangeAtBothEndsAtOnce) {
   replace(accepting, 0, given, "127.0.3.1");
   replace(connecting, 0, given, "127.0.3.2");
   ASSERT_TRUE(joined(0, "127.0.3.1", "127.0.3.2"));
-  // And those of the other rail, which the first one tells of.
+  // The addresses of the second rail change, too; the first rail carries the notice.
   replace(accepting, 1, Job::address(1), "127.0.3.3");
   replace(connecting, 1, Job::address(1), "127.0.3.4");
   ASSERT_TRUE(joined(1, "127.0.3.3", "127.0.3.4"));
   steps();
 }
 
-TEST_F(Addresses, ThatAreNewAreWatchedLikeTheFirst) {
+TEST_F(Addresses, AreWatchedAfterAChangeLikeBefore) {
   for (const int rank : {accepting, connecting}) {
     FakeLinkMonitor& monitor = *job->monitors[static_cast<std::size_t>(rank)];
     const std::string next = "127.0.4." + std::to_string(rank + 1);
     replace(rank, 0, given, next);
     ASSERT_TRUE(joined(0, "127.0.4.1", rank == accepting ? given : next));
     const Epoch epoch = info(rank, 0).epoch;
-    // The address in use is what counts, not one that is added or taken away beside it.
+    // The address in use counts, not another address added or removed beside it.
     monitor.add_address(Job::ifindex(0), ip("127.0.4.9"));
     monitor.remove_address(Job::ifindex(0), ip("127.0.4.9"));
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     EXPECT_EQ(info(rank, 0).epoch, epoch);
-    // Loopback carries connections of any address, so the rail may be back before one can look.
+    // Loopback accepts connections from any address, so the rail may rejoin before a check of its
+    // state. The journal keeps the loss.
     const auto losses = address_losses(rank, 0);
     monitor.remove_address(Job::ifindex(0), ip(next));
     for (int i = 0; i < 20'000 && address_losses(rank, 0) == losses; ++i)
@@ -150,12 +151,12 @@ TEST_F(Addresses, ThatAreNewAreWatchedLikeTheFirst) {
   }
 }
 
-TEST_F(Addresses, ThatChangeBeforeThePeersAreKnownAreSaidToThem) {
+TEST_F(Addresses, MayChangeBeforeThePeersAreKnown) {
   Job::Options late = options();
   late.listening = [](Job& made) {
     for (const int rank : {accepting, connecting})
       replace(made, rank, 0, Job::address(0), "127.0.5." + std::to_string(rank + 1));
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the engines take note
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // engines see the change
   };
   job.reset();
   job = std::make_unique<Job>(late);
@@ -163,7 +164,7 @@ TEST_F(Addresses, ThatChangeBeforeThePeersAreKnownAreSaidToThem) {
   steps();
 }
 
-TEST_F(Addresses, ThatChangeAgainAndAgainEndWithTheLast) {
+TEST_F(Addresses, MayChangeQuicklyAndTheLastWins) {
   std::string accepts = given;
   for (int i = 1; i < 100; ++i) {
     const std::string next = "127.0.6." + std::to_string(i);

@@ -100,7 +100,8 @@ TEST(Engine, BlackHolesAreHedged) {
   }
 }
 
-// As another process sees it: no call into the engine brings the journal's table up to date.
+// Reads a rail's state from the journal file, like another process: no call into the engine
+// refreshes the table first.
 RailState told_state(const std::string& journal_path, std::size_t entry) {
   JournalRail rail{};
   std::ifstream file(journal_path, std::ios::binary);
@@ -110,7 +111,7 @@ RailState told_state(const std::string& journal_path, std::size_t entry) {
   return static_cast<RailState>(rail.state);
 }
 
-TEST(Engine, WhoReadsOfAMoveFindsTheRailMoved) {
+TEST(Engine, TheJournalShowsALostRailAtOnce) {
   Config config;
   config.journal_dir = ::testing::TempDir();
   Job job({.ranks = 2, .rails = 8, .config = config});
@@ -140,13 +141,14 @@ TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
   });
 }
 
-TEST(Engine, WhoGivesUpEndsTheCallOnEveryRank) {
+TEST(Engine, AnAbortEndsTheCallOnEveryRank) {
   Job job({.ranks = 3, .rails = 2, .config = {}});
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     job.communicators[0]->abort("rank 0 gave up: it is late");
   });
-  // Rank 2 never calls; the first waits in a call that another thread ends.
+  // Ranks 0 and 1 wait for rank 2. Another thread aborts the call of rank 0, and rank 2 calls
+  // later.
   const auto waits = [&](std::size_t rank) {
     const auto began = std::chrono::steady_clock::now();
     const Status status = job.communicators[rank]->barrier();
@@ -160,12 +162,12 @@ TEST(Engine, WhoGivesUpEndsTheCallOnEveryRank) {
   other.join();
   waits(2);
   job.communicators[0]->abort("rank 0 gave up: again");
-  waits(0);  // for the first reason
+  waits(0);  // with the first reason
   job.communicators[0]->close(0.0);
   job.communicators[0]->abort("rank 0 gave up: it was closed");
 }
 
-TEST(Engine, AStallBeginsWithTheCallWhereTheRailsWereLostBeforeIt) {
+TEST(Engine, AStallBeginsWithTheCallIfRailsWereLostBefore) {
   Config config;
   config.rejoin_backoff_min_ms = 1;
   config.rejoin_backoff_max_ms = 20;
@@ -200,14 +202,14 @@ TEST(Engine, AStallBeginsWithTheCallWhereTheRailsWereLostBeforeIt) {
     EXPECT_GE(job.longest_stall(rank), 150 * ns_per_ms) << rank;
 }
 
-// Acks of earlier messages come by another rail while a message is waited for that was lost.
-TEST(Engine, AStallIsTheWholeWaitWhateverElseArrives) {
+// Acks of earlier messages arrive on another rail while a rank waits for a lost message.
+TEST(Engine, AStallIsTheWholeWaitDespiteOtherAcks) {
   Config config;
-  config.ack_deadline_floor_ms = 40;  // acks are asked for after 20
+  config.ack_deadline_floor_ms = 40;  // acks are requested after 20 ms
   config.rejoin_backoff_min_ms = 1;
   config.handshake_timeout_ms = 500;
   Job job({.ranks = 2, .rails = 2, .shm = false, .config = config});
-  // Whether the call that each rank waited longest in was stalled for (nearly) all of it.
+  // Whether each rank's longest call was a stall for at least 3/4 of its duration.
   const auto whole = [&](RailId rail) {
     std::array<bool, 2> was{};
     job.run([&](int rank, Communicator& communicator) {
@@ -227,7 +229,7 @@ TEST(Engine, AStallIsTheWholeWaitWhateverElseArrives) {
           stall = static_cast<TimeNs>(engine->stalled_ns()) - stalled;
         }
       }
-      // Cut short by the acks, it would be half of the deadline.
+      // A stall cut short by the acks would be half of the deadline.
       was[static_cast<std::size_t>(rank)] = longest >= 35 * ns_per_ms && stall >= longest * 3 / 4;
     });
     for (const auto& each : job.engines) EXPECT_TRUE(each->inject(rail, Fault::none).ok());
@@ -239,14 +241,15 @@ TEST(Engine, AStallIsTheWholeWaitWhateverElseArrives) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return was[0] && was[1];
   };
-  // Small messages go by one of the rails; a busy machine holds calls up that nothing stalls.
+  // Small messages use a single rail, so attempts alternate between the rails. A busy machine
+  // delays calls without a stall, so a single successful attempt is enough.
   bool found = false;
   for (int attempt = 0; attempt < 20 && !found; ++attempt)
     found = whole(static_cast<RailId>(attempt % 2));
   EXPECT_TRUE(found);
 }
 
-TEST(Engine, DifferentCallsUnderOneNumberSayWhoCalledWhat) {
+TEST(Engine, AnOrderMismatchNamesTheCallOfEachRank) {
   Job job({.ranks = 2, .rails = 1, .shm = false, .config = {}});
   job.run([&](int rank, Communicator& communicator) {
     std::vector<float> data(10);

@@ -1,5 +1,5 @@
-// The exchange inside a node, with threads of the host for its GPUs: the sum's bits, and the
-// protocol between local peers and with their hosts.
+// Exchange inside a node, with host threads in place of GPUs: the bits of the sum, and the protocol
+// between local peers and with their hosts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ constexpr std::array dtypes{DType::f16, DType::bf16, DType::f32, DType::f64,    
 constexpr std::array ops{ReduceOp::sum, ReduceOp::prod, ReduceOp::min, ReduceOp::max};
 constexpr std::byte untouched{0xA5};
 
-// Any bits: infinities, denormals and every NaN among them.
+// Returns random bits: infinities, denormals and all NaNs are possible.
 Bytes any_bits(std::size_t bytes, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   Bytes made(bytes);
@@ -54,7 +54,7 @@ Bytes reduced(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
   return out;
 }
 
-// On a Vector's boundary, as memory of a GPU is.
+// Memory on a Vector boundary, like GPU memory.
 struct Aligned {
   explicit Aligned(std::size_t bytes) : lines((bytes + 127) / 128) {}
   std::byte* data() { return reinterpret_cast<std::byte*>(lines.data()); }
@@ -64,13 +64,13 @@ struct Aligned {
   std::vector<Line> lines;
 };
 
-TEST(Fold, HasTheBitsOfANodeOfTheCanonicalTree) {
+TEST(Fold, MatchesANodeOfTheCanonicalTree) {
   for (const DType dtype : dtypes)
     for (const ReduceOp op : ops)
       for (const std::uint32_t ranks : {1U, 2U, 3U, 5U})
         for (const std::size_t count : {1UL, 7UL, 64UL, 1000UL}) {
           const std::size_t bytes = count * size_of(dtype);
-          const std::size_t shift = count == 64 ? size_of(dtype) : 0;  // off a Vector's boundary
+          const std::size_t shift = count == 64 ? size_of(dtype) : 0;  // not on a Vector boundary
           std::vector<Bytes> inputs;
           std::vector<Aligned> memory;
           device::Operands operands{};
@@ -91,7 +91,7 @@ TEST(Fold, HasTheBitsOfANodeOfTheCanonicalTree) {
         }
 }
 
-TEST(EvenShards, CoverAll) {
+TEST(EvenShards, CoverAllElements) {
   for (const std::size_t element : {1UL, 2UL, 4UL, 8UL})
     for (const std::uint32_t ranks : {1U, 2U, 3U, 16U})
       for (const std::size_t count : {0UL, 1UL, 63UL, 64UL, 65UL, 1000UL, 100'000UL}) {
@@ -106,7 +106,7 @@ TEST(EvenShards, CoverAll) {
       }
 }
 
-// ---- ranks of one node ----
+// ---- ranks of a node ----
 
 constexpr std::size_t most_bytes = 8192;
 constexpr std::uint32_t ranks = 3;
@@ -119,7 +119,7 @@ struct Call {
   Kind kind = Kind::all_reduce;
   DType dtype = DType::f32;
   ReduceOp op = ReduceOp::sum;
-  std::size_t count = 0;  // of a shard, where there are shards
+  std::size_t count = 0;  // per shard, if the collective has shards
 
   [[nodiscard]] std::size_t bytes() const { return count * size_of(dtype); }
   [[nodiscard]] std::size_t input_bytes() const {
@@ -129,7 +129,8 @@ struct Call {
     return bytes() * (kind == Kind::all_gather ? all_ranks : 1);
   }
   [[nodiscard]] EvenShards shards() const { return EvenShards::of(count, size_of(dtype), ranks); }
-  // What a local rank has of the tensor: a shard of it, or the shard of its rank on each node.
+  // Rows of a local rank: its shard of an all-reduce; otherwise the shards of all ranks with this
+  // local rank.
   [[nodiscard]] device::Rows rows_of(std::uint32_t local_rank) const {
     if (kind != Kind::all_reduce) return {2, bytes(), ranks * bytes(), 0, local_rank * bytes()};
     const EvenShards even = shards();
@@ -145,7 +146,7 @@ Call call_of(std::uint32_t number) {
   return {kind, dtype, ops[random() % ops.size()], random() % (most / size_of(dtype) + 1)};
 }
 
-// What rank `rank` of node `node` brings.
+// Input of rank `rank` on node `node`.
 Bytes input_of(std::uint32_t number, std::uint32_t node, std::uint32_t rank) {
   return any_bits(call_of(number).input_bytes(), number * 1000 + node * 100 + rank);
 }
@@ -159,8 +160,8 @@ Bytes bytes_of(const Bytes& all, std::size_t first, std::size_t bytes) {
   return {begin, begin + static_cast<std::ptrdiff_t>(bytes)};
 }
 
-// A rank of node 0, of two with as many ranks; its host carries out what the rails would: the same
-// local rank of node 1 brings the shard of that node's sum.
+// A rank of node 0. The proxy's callback replaces the rails: it computes the contribution of the
+// same local rank on node 1.
 struct Rank {
   Rank() { device.blocks = device.threads = 2; }
 
@@ -200,7 +201,7 @@ struct Rank {
     return {};
   }
 
-  // The kernels, as a stream of its own runs them.
+  // Launches the kernels of a call in stream order.
   void post(std::uint32_t number, std::uint32_t own) {
     const Call call = call_of(number);
     Bytes input = input_of(number, 0, own);
@@ -212,7 +213,7 @@ struct Rank {
     device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
       device::publish_input(at, block, shared, exchange, input.data(), {1, input.size()}, true);
     });
-    std::ranges::fill(input, untouched);  // the caller's again
+    std::ranges::fill(input, untouched);  // the caller may reuse the input
     device.launch([&](const ThreadPosition& at, const ThreadBlock& block, device::Shared& shared) {
       device::local_reduce_scatter(at, block, shared, exchange, call.rows_of(own), call.dtype,
                                    call.op, number, true);
@@ -250,7 +251,7 @@ struct Rank {
   std::unique_ptr<Proxy> proxy;
 };
 
-// What rank `own` of node 0 gets.
+// Expected result of rank `own` on node 0.
 Bytes wanted(std::uint32_t number, std::uint32_t own) {
   const Call call = call_of(number);
   std::vector<Bytes> all = inputs_of(number, 0);
@@ -286,7 +287,7 @@ TEST(Exchange, GivesTheBitsOfTheFlatCollectives) {
       EXPECT_EQ(rank.receive(number, 0), wanted(number, own)) << number;
     }
   });
-  // So that a host knows when its kernels wait for the node.
+  // A host reads these words to detect that its kernels wait for the node.
   for (const auto& member : node.members) {
     EXPECT_EQ(load_acquire(member->device.mailbox.entered), 60U);
     EXPECT_EQ(load_acquire(member->device.mailbox.left), 60U);
@@ -296,7 +297,7 @@ TEST(Exchange, GivesTheBitsOfTheFlatCollectives) {
   }
 }
 
-TEST(Exchange, ASliceIsReducedWhileTheOneBeforeItIsCarried) {
+TEST(Exchange, ASliceIsReducedWhileThePreviousSliceIsOnTheRails) {
   Node node;
   node.run([](Rank& rank, std::uint32_t own) {
     for (std::uint32_t number = 0; number < 40; number += 2) {
@@ -308,7 +309,7 @@ TEST(Exchange, ASliceIsReducedWhileTheOneBeforeItIsCarried) {
   });
 }
 
-TEST(Exchange, NumbersWrapEachByItself) {
+TEST(Exchange, ExchangeNumbersWrapIndependently) {
   Node node;
   for (const auto& member : node.members) {
     member->device.state.exchange = 0xFFFFFFFA;
@@ -324,7 +325,7 @@ TEST(Exchange, NumbersWrapEachByItself) {
   });
 }
 
-TEST(Exchange, WhoGetsNoMoreResultsEndsAllRanksOfTheNode) {
+TEST(Exchange, ARankWithoutResultsEndsAllRanksOfTheNode) {
   Node node;
   constexpr std::uint32_t last = 5;
   node.members[1]->fails_at = last;

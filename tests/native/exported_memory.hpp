@@ -1,5 +1,4 @@
-// What a test has for a GPU's memory: a file in memory, given out as a dma-buf, under addresses
-// that nobody can touch.
+// Stand-in for GPU memory: a memfd exported as a dma-buf, under addresses without CPU access.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +29,7 @@ class ExportedMemory {
 
   [[nodiscard]] FileDescriptor dma_buf() const { return FileDescriptor(::dup(file_.get())); }
   [[nodiscard]] std::span<std::byte> addresses() const { return addresses_; }
-  [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }  // as the GPU sees them
+  [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }  // the GPU's view
 
  private:
   static std::span<std::byte> map(std::size_t bytes, int protection, int flags, int file) {

@@ -1,4 +1,4 @@
-// Frames over a pipe that takes and gives what it likes.
+// FramedRail over a scripted byte pipe.
 #include "rails/framed_rail.hpp"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace r2ccl {
 namespace {
 
-// What the test lets through, byte by byte.
+// A pipe that accepts and returns as many bytes as the test allows.
 class ScriptedPipe final : public BytePipe {
  public:
   Io write(std::span<const iovec> parts, std::size_t& bytes) override {
@@ -60,7 +60,7 @@ struct Fixture {
   }
 };
 
-// Of a probe that was sent at that time.
+// Returns the answer to a probe sent at time `sent`.
 FrameHeader echo_of(std::uint64_t sent) {
   FrameHeader pong{};
   pong.type = FrameType::pong;
@@ -69,8 +69,9 @@ FrameHeader echo_of(std::uint64_t sent) {
   return pong;
 }
 
-// Its probe may have been sent after the time was taken with which the echo is read.
-TEST(FramedRail, AnEchoMayComeWithAnOlderTimeButNotOfAProbeThatWasNeverSent) {
+// The time given to pump_in() may be older than the probe; the echo is valid all the same. An echo
+// of a probe never sent fails the rail.
+TEST(FramedRail, AnEchoIsAcceptedUnlessItsProbeWasNeverSent) {
   for (const std::uint64_t sent : {5U, 6U}) {
     Fixture fixture;
     EXPECT_TRUE(fixture.rail->pump_out(5));
@@ -82,19 +83,19 @@ TEST(FramedRail, AnEchoMayComeWithAnOlderTimeButNotOfAProbeThatWasNeverSent) {
   }
 }
 
-TEST(FramedRail, WantsToWriteUntilTheLastByteIsHandedOn) {
+TEST(FramedRail, WantsToWriteUntilTheLastByteIsWritten) {
   Fixture fixture;
   fixture.pipe->room = 1000;
   EXPECT_TRUE(fixture.rail->pump_out(2));
   EXPECT_TRUE(fixture.rail->wants_write());
-  EXPECT_FALSE(fixture.link.has_frames(0));  // so nothing else would remind anybody of the rest
+  EXPECT_FALSE(fixture.link.has_frames(0));  // nothing else shows the unsent rest
   fixture.pipe->room = 1U << 20;
   EXPECT_TRUE(fixture.rail->pump_out(3));
   EXPECT_FALSE(fixture.rail->wants_write());
   EXPECT_EQ(fixture.pipe->written.size(), sizeof(FrameHeader) + max_probe_bytes);
 }
 
-TEST(FramedRail, AHeaderThatIsNotCompleteIsNoArrival) {
+TEST(FramedRail, AnIncompleteHeaderIsNoArrival) {
   Fixture fixture;
   EXPECT_TRUE(fixture.rail->pump_out(2));
   const FrameHeader pong = echo_of(2);
@@ -109,7 +110,7 @@ TEST(FramedRail, AHeaderThatIsNotCompleteIsNoArrival) {
   EXPECT_EQ(fixture.link.state(0), RailState::up);
 }
 
-TEST(FramedRail, SleepsForRoomOnlyWhileThereIsNone) {
+TEST(FramedRail, WaitsForRoomOnlyWhileThereIsNone) {
   Fixture fixture;
   EXPECT_EQ(fixture.rail->arm()->events, POLLIN);
   fixture.pipe->room = 0;
@@ -117,7 +118,7 @@ TEST(FramedRail, SleepsForRoomOnlyWhileThereIsNone) {
   EXPECT_EQ(fixture.rail->arm()->events, POLLOUT);
 }
 
-TEST(FramedRail, DetachCopiesEachLentPayloadOnceAndOnlyThose) {
+TEST(FramedRail, DetachCopiesEachZeroCopyPayloadOnce) {
   Fixture fixture;
   EXPECT_TRUE(fixture.rail->pump_out(2));
   FrameHeader pong{};
@@ -129,10 +130,10 @@ TEST(FramedRail, DetachCopiesEachLentPayloadOnceAndOnlyThose) {
   EXPECT_TRUE(fixture.rail->pump_in(3));
   const std::size_t probe = fixture.pipe->written.size();
 
-  std::vector<std::byte> large(1U << 20, std::byte{1});  // more than is staged
+  std::vector<std::byte> large(1U << 20, std::byte{1});  // exceeds the staging size
   OutStream& stream = fixture.link.out_stream(7);
   fixture.link.post(stream, large, {}, 4);
-  fixture.pipe->room = 100;  // the header and a bit of the first payload
+  fixture.pipe->room = 100;  // the header and a part of the first payload
   EXPECT_TRUE(fixture.rail->pump_out(5));
   EXPECT_TRUE(fixture.rail->detach({.communicator = 8, .before = {}}, 6));  // another communicator
   EXPECT_TRUE(fixture.rail->detach({.communicator = 7, .before = 0}, 6));   // earlier messages
@@ -147,7 +148,7 @@ TEST(FramedRail, DetachCopiesEachLentPayloadOnceAndOnlyThose) {
     ASSERT_EQ(payload[i], std::byte{1}) << i;
 }
 
-// Two links, whose rails' bytes the test carries from the first to the second.
+// Two links; the test carries the bytes of the first rail to the second.
 struct Ends {
   Fixture from;
   Fixture to;
@@ -171,7 +172,7 @@ struct Ends {
   static void arrive(Fixture& at, std::span<const std::byte> bytes) {
     at.pipe->arrived.insert(at.pipe->arrived.end(), bytes.begin(), bytes.end());
   }
-  // The bytes of messages of these sizes, posted one after another.
+  // Posts messages of these sizes, in this order, and returns their bytes on the rail.
   std::vector<std::byte> post(std::initializer_list<std::size_t> sizes) {
     for (const std::size_t bytes : sizes) {
       messages.push_back(std::vector<std::byte>(bytes, std::byte(++seed % 250 + 1)));
@@ -183,7 +184,7 @@ struct Ends {
     while (from.rail->pump_out(5)) continue;
     return std::exchange(from.pipe->written, {});
   }
-  // What has arrived are the next messages that were posted, whole, and nothing else.
+  // Checks that exactly the next `count` posted messages have arrived, each of them whole.
   void check(std::size_t count) {
     while (to.rail->pump_in(6)) continue;
     InStream& stream = to.link.in_stream(7);
@@ -206,7 +207,7 @@ struct Ends {
   int seed = 0;
 };
 
-TEST(FramedRail, AMessageLikeTheLastOneIsReadAtOnceToItsSlot) {
+TEST(FramedRail, AMessageOfTheLastSizeIsReadDirectlyIntoItsSlot) {
   Ends ends;
   for (const std::size_t bytes : {1000UL, 30'000UL, 60'000UL, 60'000UL, 500UL, 0UL, 500UL}) {
     for (const bool known : {false, true}) {
@@ -221,9 +222,9 @@ TEST(FramedRail, AMessageLikeTheLastOneIsReadAtOnceToItsSlot) {
   }
 }
 
-// What is guessed wrong is copied: a message cut anywhere, frames before and behind it, messages
-// that are longer or shorter than the ones before.
-TEST(FramedRail, MessagesArriveWholeWhateverIsReadTogether) {
+// A wrong guess of the reader costs a copy: a message cut anywhere, frames before and after the
+// message, and messages longer or shorter than the previous ones.
+TEST(FramedRail, MessagesArriveWholeForAnySplitOfReads) {
   Ends ends;
   Ends::arrive(ends.to, ends.post({1000}));
   ends.check(1);

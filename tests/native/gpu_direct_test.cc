@@ -1,6 +1,6 @@
-// Collectives that are staged in the memory of a GPU, which NICs read and write: over RDMA devices
-// and with a driver that need neither.  No thread of the host can touch that memory by the
-// addresses that the core has of it; one that tried would end the test.
+// Collectives staged in GPU memory for NICs to read and write, over fake RDMA devices and a fake
+// driver. Host threads cannot access the addresses of this memory; a thread that tries crashes the
+// test.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,8 @@ using testing::Rank;
 constexpr DirectOptions everything{DirectOptions::Use::always, 1};
 constexpr std::size_t counts[] = {0, 1, 7, 1000, 4096, 4097, 10'000};
 
-// Whatever the size; then what is not small alone, which mixes the two kinds of staging.
+// Compares all collectives with the host's results. First all sizes are staged in GPU memory, then
+// only sizes from 4000 bytes on, which mixes both kinds of staging.
 void compare_over(Job& job, const std::vector<std::unique_ptr<Communicator>>& of_streams) {
   const int flushes = fake().call("fake_cuda_flushes");
   for (const std::uint64_t from : {1UL, 4000UL})
@@ -70,8 +71,9 @@ TEST(GpuDirect, RailsOfBothKindsGiveTheHostsBits) {
   compare_over(job, job.make_communicators(77));
 }
 
-// A part that arrives before its place is known is copied there.  On a busy host ranks start a call
-// at different times, so one round of calls out of five decides.
+// Checks that an all-reduce needs at most `most` copies on average. Data is copied to its target if
+// the data arrives before the address of the target. On a busy host ranks start a call at different
+// times, so the best of 5 rounds counts.
 void expect_few_copies(int ranks, std::size_t count, int most) {
   Job job({.ranks = ranks, .rails = 2, .verbs = 2, .config = {}});
   constexpr int calls = 20;
@@ -95,13 +97,13 @@ void expect_few_copies(int ranks, std::size_t count, int most) {
   }
   EXPECT_LE(fewest, calls * most);
 }
-TEST(GpuDirect, LargePartsAreWrittenWhereTheyBelong) {
-  expect_few_copies(2, 1U << 18U, 3);  // of 16 chunks; a rail may be slow to hear where to
-  expect_few_copies(2, 1U << 14U, 1);  // of 2: the least that goes so
-  expect_few_copies(3, 1U << 18U, 6);  // of 36; what a rank has of its own is not copied at all
+TEST(GpuDirect, LargeMessagesAreWrittenToTheirTarget) {
+  expect_few_copies(2, 1U << 18U, 3);  // of 16 chunks; a rail may learn the target late
+  expect_few_copies(2, 1U << 14U, 1);  // of 2 chunks, the smallest size with a target
+  expect_few_copies(3, 1U << 18U, 6);  // of 36 chunks; a rank's own part needs no copy
 }
 
-TEST(GpuDirect, TcpTakesOverWhenAllRdmaIsGone) {
+TEST(GpuDirect, TcpTakesOverWhenAllRdmaRailsAreDown) {
   Job job({.ranks = 2, .rails = 3, .verbs = 2, .config = {}});
   const auto of_streams = job.make_communicators(77);
   job.run([&](int me, Communicator& host) {
@@ -114,7 +116,7 @@ TEST(GpuDirect, TcpTakesOverWhenAllRdmaIsGone) {
   });
 }
 
-// Two of them both add up all; more add up a shard each.
+// With 2 nodes, both reduce all data. With more nodes, each node reduces a shard.
 TEST(GpuDirect, RanksOfANodeExchangeBeforeTheRails) {
   for (const int count_of_nodes : {2, 3}) {
     Nodes nodes({}, count_of_nodes, 2);
@@ -137,7 +139,7 @@ TEST(GpuDirect, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   Job job({.ranks = 3, .rails = 2, .verbs = 2, .config = config});
   constexpr std::size_t count = 6000;
   constexpr int replays = 150;
-  std::atomic<int> begun = 0;  // a rail that is lost in the trial would speak against all of it
+  std::atomic<int> begun = 0;  // a rail lost in the start-up trial would disable GPUDirect
   std::atomic<int> ended = 0;
   std::thread cutting([&] {
     while (begun < 3) std::this_thread::sleep_for(milliseconds(1));
@@ -186,7 +188,7 @@ TEST(GpuDirect, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   cutting.join();
 }
 
-TEST(GpuDirect, PartsThatStayWhereTheyArriveAreInTheGpusMemory) {
+TEST(GpuDirect, GatheredSlotsStayInGpuMemory) {
   Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
   job.run([&](int me, Communicator& communicator) {
     Rank rank(communicator, 1U << 16U, {}, {DirectOptions::Use::always, 1000});
@@ -210,8 +212,8 @@ TEST(GpuDirect, PartsThatStayWhereTheyArriveAreInTheGpusMemory) {
 
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-// Of rank 0, over these rails: what it sends then is nothing.  Nobody has a result without it, and
-// everybody is told.
+// Makes copies from the staging memory of rank 0 fail, over these rails. No rank may get a result,
+// and all ranks must report an error.
 void fail_to_copy(int rails, int verbs, std::size_t count) {
   Config config;
   config.link_timeout_s = 5.0;
@@ -222,8 +224,7 @@ void fail_to_copy(int rails, int verbs, std::size_t count) {
     EXPECT_TRUE(communicator.barrier().ok());
     if (me == 0) {
       for (RailId rail = 0; verbs < rails && rail < static_cast<RailId>(verbs); ++rail) {
-        EXPECT_TRUE(
-            job.engines[0]->inject(rail, Fault::carrier_loss).ok());  // TCP has everything copied
+        EXPECT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());  // TCP copies all data
       }
       const cuda::Address results = rank.collectives->slots().direct_base;
       fake().call("fake_cuda_fail_copies_from", results, std::size_t{1} << 18U);
@@ -245,12 +246,12 @@ void fail_to_copy(int rails, int verbs, std::size_t count) {
   fake().call("fake_cuda_fail_copies_from", cuda::Address{0}, std::size_t{0});
 }
 
-TEST(GpuDirect, ACopyThatFailsIsAnErrorOfAllAndAResultOfNobody) {
-  fail_to_copy(2, 2, 10);      // so little goes with its header
+TEST(GpuDirect, AFailedCopyFailsAllRanksAndLeavesNoResult) {
+  fail_to_copy(2, 2, 10);      // small enough to travel with the header
   fail_to_copy(2, 1, 10'000);  // over TCP
 }
 
-TEST(GpuDirect, ANodesLossEndsTheExchangeOfTheOthers) {
+TEST(GpuDirect, AnAbortedGroupEndsTheExchangeOfAllRanks) {
   Config config;
   config.link_timeout_s = 0.3;
   Nodes nodes(config, 3, 2);
@@ -268,9 +269,9 @@ TEST(GpuDirect, ANodesLossEndsTheExchangeOfTheOthers) {
     rank->synchronise();
     EXPECT_EQ(out, std::vector<float>(1000, 6.0F));
     EXPECT_TRUE(host.barrier().ok());
-    // The one inter-node group alone; the ranks of the other one learn of it from those of their
-    // nodes.
-    if (me == 0) nodes.inter_node[0]->abort("as the test wants it");
+    // Aborts the first inter-node group alone. Ranks of the second group learn of the abort from
+    // their local peers.
+    if (me == 0) nodes.inter_node[0]->abort("injected by the test");
     for (int i = 0; i < 3; ++i)
       if (!reduce().ok()) break;
     rank->synchronise();
@@ -281,12 +282,13 @@ TEST(GpuDirect, ANodesLossEndsTheExchangeOfTheOthers) {
   });
 }
 
-// A start that comes to nothing leaves no NIC with memory that is somebody else's later.
-TEST(GpuDirect, AStartThatFailsGivesTheMemoryBack) {
+// A failed start must not leave memory registered with a NIC, because the memory gets another owner
+// later.
+TEST(GpuDirect, AFailedStartReleasesTheMemory) {
   Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
   const std::size_t before = job.verbs->shared_regions();
   job.run([&](int me, Communicator& host) {
-    if (me == 1) return host.abort("as the test wants it");
+    if (me == 1) return host.abort("injected by the test");
     auto made = StreamCommunicator::create(host, options());
     EXPECT_FALSE(made.ok());
   });
@@ -324,10 +326,10 @@ TEST(GpuDirect, EveryTypeAndOperatorGivesTheHostsBits) {
   });
 }
 
-// ---- the probe ----
+// ---- the start-up probe of GPUDirect ----
 
-// Why no rank has it, though all could but for what `prepare` did; in words of the one that says
-// most.
+// Returns the reason against GPUDirect after `prepare`: the longer message of the two ranks; "none"
+// if GPUDirect is on. Checks an all-reduce in either case.
 std::string refusal(const Job::Options& options, const std::function<void(Job&)>& prepare = {},
                     DirectOptions direct = {}) {
   Job job(options);
@@ -367,30 +369,30 @@ class Probe : public ::testing::Test {
   static Job::Options rdma() { return {.ranks = 2, .rails = 2, .verbs = 2, .config = {}}; }
 };
 
-TEST_F(Probe, TakesItWhereItCanBeHad) { EXPECT_EQ(refusal(rdma()), "none"); }
+TEST_F(Probe, EnablesGpuDirectWhereSupported) { EXPECT_EQ(refusal(rdma()), "none"); }
 
 TEST_F(Probe, NeedsRdma) {
   EXPECT_EQ(refusal({.ranks = 2, .rails = 2, .config = {}}), "no rail to rank 0 is RDMA");
 }
 
-TEST_F(Probe, NeedsNobodyElseToLookAtTheBytes) {
+TEST_F(Probe, NeedsChecksumsOff) {
   Job::Options checked = rdma();
   checked.config.checksum = true;
   EXPECT_EQ(refusal(checked), "checksums are on (R2CCL_CHECKSUM): the CPU computes them");
 }
 
-TEST_F(Probe, NeedsTheDriverToGiveMemoryOut) {
+TEST_F(Probe, NeedsDmaBufExport) {
   set(dma_buf_supported, 0);
   EXPECT_PRED2(has, refusal(rdma()), "gives no memory out as a dma-buf");
 }
 
-TEST_F(Probe, NeedsWritesOfNicsToBeSeen) {
+TEST_F(Probe, NeedsAFlushOrOrderedWritesOfNics) {
   set(flush_options, 0);
-  EXPECT_PRED2(has, refusal(rdma()), "cannot be shown to its kernels");
+  EXPECT_PRED2(has, refusal(rdma()), "neither orders nor flushes NIC writes");
   set(writes_ordering, 100);
   const int flushes = fake().call("fake_cuda_flushes");
   EXPECT_EQ(refusal(rdma()), "none");
-  EXPECT_EQ(fake().call("fake_cuda_flushes"), flushes);  // none is needed
+  EXPECT_EQ(fake().call("fake_cuda_flushes"), flushes);  // no flush is needed
 }
 
 TEST_F(Probe, NeedsEveryRank) {
@@ -403,7 +405,7 @@ TEST_F(Probe, NeedsEveryNic) {
   EXPECT_PRED2(has, refusal(rdma(), refuse), "rdma1_1");
 }
 
-TEST_F(Probe, NeedsNicsThatDoReachIt) {
+TEST_F(Probe, NeedsNicsThatReachGpuMemory) {
   const auto deceive = [](Job& job) {
     for (const char* nic : {"rdma0_0", "rdma0_1", "rdma1_0", "rdma1_1"})
       job.verbs->break_dma_bufs(nic);
@@ -413,7 +415,7 @@ TEST_F(Probe, NeedsNicsThatDoReachIt) {
   EXPECT_PRED2(has, refusal(quick, deceive), "in a trial, rails were lost");
 }
 
-TEST_F(Probe, NeedsNoPeer) {
+TEST_F(Probe, RunsWithoutAPeer) {
   const auto verbs = std::make_shared<FakeVerbs>();
   const std::vector<std::string> nics{"first", "second"};
   for (const std::string& nic : nics) verbs->add_device(nic);
@@ -431,11 +433,11 @@ TEST_F(Probe, NeedsNoPeer) {
   EXPECT_PRED2(has, said({}), "cuMemcpyAsync");
 }
 
-TEST_F(Probe, IsNotTakenWhereItIsOff) {
+TEST_F(Probe, DisablesGpuDirectByOption) {
   EXPECT_EQ(refusal(rdma(), {}, {DirectOptions::Use::never, 1}), "it is off");
 }
 
-TEST_F(Probe, EndsTheStartWhereItHasToBeTaken) {
+TEST_F(Probe, FailsTheStartIfRequiredButUnsupported) {
   Job job({.ranks = 2, .rails = 2, .config = {}});
   job.run([&](int me, Communicator& host) {
     device::StreamOptions wanted = options();

@@ -1,9 +1,8 @@
-// The blocks of a grid look for an end at different times.  Where one of them gives up and another
-// does its part, nothing of the step may count as good: no post, no word to a local peer but
-// `lost`.
+// Verdict of a grid whose blocks check for an abort at different times. If a single block gives up,
+// the step must not count as good: no post, and no signal to a local peer except `lost`.
 //
-// The first tests run the bodies alone, block by block in both orders.  The others run whole grids
-// on the fake driver, whose blocks run at the same time, with and without the planted bug.
+// The first tests run the kernel bodies alone, block by block in both orders. The other tests run
+// whole grids on the fake driver with concurrent blocks, with and without the planted bug.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +34,7 @@ using device::store_release;
 using device::ThreadPosition;
 
 constexpr std::uint64_t bytes = 256;
-constexpr std::uint64_t entry_bytes = 1024;  // an input, and a result behind it
+constexpr std::uint64_t entry_bytes = 1024;  // an input, followed by a result
 constexpr std::uint64_t result_offset = 512;
 constexpr std::uint32_t plan = 7;
 constexpr std::byte untouched{0xA5};
@@ -45,7 +44,7 @@ struct alignas(128) Memory {
   std::array<std::byte, device::ring * entry_bytes> data{};
 };
 
-// A rank of a node of two, before its first exchange.
+// A rank of a node with two ranks, before its first exchange.
 struct Rank {
   Mailbox mailbox;
   DeviceState state;
@@ -72,7 +71,7 @@ struct Rank {
     exchange.node.result_offset = result_offset;
   }
 
-  // All that any kernel of the first exchange waits for has come, or has not.
+  // Sets or clears all words that kernels of the first exchange wait for.
   void set_ready(bool ready) {
     for (auto* words : {&own.input_ready, &own.result_ready})
       for (device::Word& word : *words) store_release(word, ready ? 1 : 0);
@@ -80,7 +79,7 @@ struct Rank {
   }
   void set_lost(bool lost) { store_release(own.lost, lost ? 1 : 0); }
 
-  // What this rank has told as good.
+  // Returns the names of the steps signalled as good.
   [[nodiscard]] std::vector<std::string> claims() {
     std::vector<std::string> all;
     if (load_acquire(mailbox.posted) != 0) all.emplace_back("posted");
@@ -100,11 +99,11 @@ struct OneThread : device::SpinWait {
   void sync() const {}
 };
 
-// A kernel of one exchange and how it is called for one block.
+// A kernel of an exchange, and its call for a single block.
 struct NamedBody {
   const char* name;
-  bool begun;    // the kernel comes after the collective was posted
-  bool signals;  // has local peers to signal
+  bool begun;    // the kernel runs after the post of the collective
+  bool signals;  // the kernel has local peers to signal
   std::function<void(Rank&, const ThreadPosition&, Shared&)> body;
 };
 
@@ -168,7 +167,7 @@ void begin(Rank& rank, const NamedBody& kernel) {
   if (kernel.begun) rank.state.sequence = rank.state.exchange = 1;
 }
 
-TEST(GridVerdict, AStepInWhichABlockGivesUpIsNotGood) {
+TEST(GridVerdict, AStepFailsIfAnyBlockGivesUp) {
   for (const NamedBody& kernel : bodies())
     for (std::uint32_t blocks : {1U, 2U, 3U, 16U})
       for (std::uint32_t gives_up = 0; gives_up < blocks; ++gives_up)
@@ -187,7 +186,7 @@ TEST(GridVerdict, AStepInWhichABlockGivesUpIsNotGood) {
         }
 }
 
-TEST(GridVerdict, AStepInWhichAllBlocksDoTheirPartIsGood) {
+TEST(GridVerdict, AStepSucceedsIfAllBlocksFinish) {
   for (const NamedBody& kernel : bodies()) {
     SCOPED_TRACE(kernel.name);
     Rank rank;
@@ -199,7 +198,7 @@ TEST(GridVerdict, AStepInWhichAllBlocksDoTheirPartIsGood) {
   }
 }
 
-TEST(GridVerdict, WhatOneKernelOfAStepGaveUpTheNextOneDoesNotForget) {
+TEST(GridVerdict, AFailedKernelFailsTheWholeStep) {
   DeviceState state;
   const auto kernel = [&](bool first_goes, bool second_goes, bool closes) {
     Shared first{0, 0, first_goes};
@@ -208,7 +207,7 @@ TEST(GridVerdict, WhatOneKernelOfAStepGaveUpTheNextOneDoesNotForget) {
     EXPECT_EQ(ends_step({1, 2, 0, 1}, second, state, closes), closes);
     return second.go;
   };
-  for (int i = 0; i < 70'000; ++i) (void)kernel(false, false, false);  // the count cannot run over
+  for (int i = 0; i < 70'000; ++i) (void)kernel(false, false, false);  // no overflow
   EXPECT_FALSE(kernel(true, true, true));
   EXPECT_TRUE(kernel(true, true, false));
   EXPECT_FALSE(kernel(false, true, false));
@@ -217,13 +216,13 @@ TEST(GridVerdict, WhatOneKernelOfAStepGaveUpTheNextOneDoesNotForget) {
   EXPECT_TRUE(kernel(true, true, true)) << "the next step has its own verdict";
 }
 
-TEST(GridVerdict, TheLastResultCountsAlsoIfTheEndIsPublishedRightAfterIt) {
+TEST(GridVerdict, AResultCountsIfAnAbortFollowsAtOnce) {
   int looks = 0;
-  const auto ready = [&] { return looks++ > 0; };  // between the two looks of one turn
+  const auto ready = [&] { return looks++ > 0; };  // becomes ready between the two checks of a turn
   EXPECT_TRUE(OneThread().wait(ready, [] { return true; }));
 }
 
-TEST(GridVerdict, NothingIsTakenFromANodeThatHasLostARank) {
+TEST(GridVerdict, NoResultIsTakenFromANodeWithALostRank) {
   for (const NamedBody& kernel : bodies()) {
     if (std::strcmp(kernel.name, "local_all_gather") != 0 &&
         std::strcmp(kernel.name, "deliver_shard") != 0)
@@ -240,17 +239,17 @@ TEST(GridVerdict, NothingIsTakenFromANodeThatHasLostARank) {
   }
 }
 
-// A local peer tells `lost` and gives its memory back while a block reads that memory.
+// A local peer signals `lost` and frees its memory while a block reads from there.
 struct LostWhileRead : device::SpinWait {
   Rank* rank;
   mutable int syncs = 0;
   explicit LostWhileRead(Rank* among) : rank(among) {}
   void sync() const {
-    if (++syncs == 2) rank->set_lost(true);  // the part is done
+    if (++syncs == 2) rank->set_lost(true);  // the block's part is done
   }
 };
 
-TEST(GridVerdict, WhatWasReadOfALocalPeerThatIsLostMeanwhileIsNotGood) {
+TEST(GridVerdict, DataOfALocalPeerLostWhileReadIsNotPublished) {
   for (const bool reduces : {true, false}) {
     SCOPED_TRACE(reduces ? "local_reduce_scatter" : "local_all_gather");
     Rank rank;
@@ -271,7 +270,7 @@ TEST(GridVerdict, WhatWasReadOfALocalPeerThatIsLostMeanwhileIsNotGood) {
   }
 }
 
-TEST(GridVerdict, ARankThatQuiescesWithoutItsLocalPeersSignalsThem) {
+TEST(GridVerdict, QuiesceSignalsLostIfLocalPeersHaveNotRead) {
   for (const bool read : {true, false}) {
     Rank rank;
     rank.state.exchange = 1;
@@ -306,8 +305,8 @@ struct Driver {
 
 constexpr unsigned all_blocks = ~0U;
 
-// A local peer says `lost` while the host is alive: a block that has looked gives up.  The result
-// arrives; a block that begins only then takes it, and ends last.
+// Runs publish_result in 2 blocks after a local peer has signalled `lost`. The first block gives
+// up. The result arrives then; the second block begins, takes the result, and ends last.
 std::vector<std::string> claims_of_publish_result(const Driver& driver) {
   Rank rank;
   rank.state.sequence = rank.state.exchange = 1;
@@ -334,13 +333,13 @@ std::vector<std::string> claims_of_publish_result(const Driver& driver) {
   return rank.claims();
 }
 
-TEST(GridVerdict, OnTheFakeDriverBlocksThatDisagreeAreNotGood) {
+TEST(GridVerdict, DisagreeingBlocksOnTheFakeDriverFailTheStep) {
   const Driver driver(R2CCL_FAKE_CUDA);
   for (int i = 0; i < 50; ++i)
     EXPECT_EQ(claims_of_publish_result(driver), std::vector<std::string>());
 }
 
-TEST(GridVerdict, OnTheFakeDriverABlockThatDecidesAloneIsCaught) {
+TEST(GridVerdict, ThePlantedBugOnTheFakeDriverIsCaught) {
   const Driver driver(R2CCL_FAKE_CUDA_MUTANTS);
   EXPECT_EQ(claims_of_publish_result(driver), std::vector<std::string>());
   driver.call("fake_cuda_plant", "block_decides_alone");
@@ -348,8 +347,8 @@ TEST(GridVerdict, OnTheFakeDriverABlockThatDecidesAloneIsCaught) {
   driver.call("fake_cuda_plant", "none");
 }
 
-// Two kernels on two streams, each of which waits for what the other one's blocks do.
-TEST(GridVerdict, OnTheFakeDriverGridsOfManyBlocksWaitForEachOther) {
+// Two kernels on two streams wait for each other's blocks.
+TEST(GridVerdict, LargeGridsOnTheFakeDriverWaitForEachOther) {
   const Driver driver(R2CCL_FAKE_CUDA);
   Rank first;
   Rank second;

@@ -35,7 +35,7 @@ Hello good_hello() {
                .config = config_hash};
 }
 
-// One acceptor process: its keys, what it decides, how often it was asked.
+// An acceptor process: its keys, its decision, and the number of decisions requested.
 struct World {
   std::map<std::uint32_t, HandshakeKey> keys = {{connector_id, key_of(1)}};
   AcceptorHandshake::Self self = {.process = acceptor_id, .job = job_id, .config = config_hash};
@@ -69,7 +69,7 @@ Bytes drain(Handshake& from) {
   return bytes;
 }
 
-// Every message of an undisturbed conversation, in order; messages 0 and 2 go to the acceptor.
+// All messages of an undisturbed handshake, in order. Messages 0 and 2 go to the acceptor.
 struct Conversation {
   std::vector<Bytes> messages;
   HandshakeState connector_state;
@@ -95,7 +95,8 @@ void expect_one_line(const std::string& reason) {
   for (const char c : reason) EXPECT_TRUE(c >= ' ' && c <= '~') << "in: " << reason;
 }
 
-// Both ends in the state just before `step` messages were exchanged.
+// A connector and an acceptor. message_at(step) passes the first `step` messages and returns the
+// next.
 struct Pair {
   World world;
   std::unique_ptr<ConnectorHandshake> connecting = connector();
@@ -115,7 +116,7 @@ struct Pair {
 
 constexpr int steps = 4;
 
-TEST(Handshake, Establishes) {
+TEST(Handshake, EstablishesAConnection) {
   World world;
   auto connecting = connector();
   auto accepting = world.acceptor();
@@ -135,7 +136,7 @@ TEST(Handshake, Establishes) {
   EXPECT_TRUE(connecting->take_leftover().empty());
 }
 
-TEST(Handshake, TellsTheAcceptorEveryFieldAtItsExtremes) {
+TEST(Handshake, TheAcceptorReceivesExtremeFieldValues) {
   Hello hello = good_hello();
   hello.rail = 0xffff;
   hello.kind = RailKind::control;
@@ -155,7 +156,7 @@ TEST(Handshake, TellsTheAcceptorEveryFieldAtItsExtremes) {
   EXPECT_EQ(connecting->epoch(), 0xffffffff);
 }
 
-TEST(Handshake, FedByteByByte) {
+TEST(Handshake, AcceptsInputByteByByte) {
   Pair pair;
   for (int step = 0; step < steps; ++step) {
     const Bytes message = drain(pair.sender(step));
@@ -168,7 +169,7 @@ TEST(Handshake, FedByteByByte) {
   EXPECT_EQ(pair.accepting->state(), HandshakeState::established);
 }
 
-TEST(Handshake, OutputMayLeaveInPieces) {
+TEST(Handshake, OutputMayBeSentInPieces) {
   Pair pair;
   for (int step = 0; step < steps; ++step) {
     while (!pair.sender(step).output().empty()) {
@@ -191,7 +192,7 @@ TEST(Handshake, MessagesHaveFixedSmallSizes) {
   }
 }
 
-TEST(Handshake, BytesAfterReadyAreHandedBack) {
+TEST(Handshake, BytesAfterReadyAreReturned) {
   Pair pair;
   Bytes ready = pair.message_at(3);
   const Bytes frames = {std::byte{1}, std::byte{2}, std::byte{3}};
@@ -199,14 +200,14 @@ TEST(Handshake, BytesAfterReadyAreHandedBack) {
   ASSERT_EQ(pair.connecting->feed(ready), HandshakeState::established);
   EXPECT_EQ(pair.connecting->take_leftover(), frames);
   EXPECT_TRUE(pair.connecting->take_leftover().empty());
-  // Either end keeps what it is fed after the handshake.
+  // Both ends also keep bytes fed after the handshake.
   pair.connecting->feed(frames);
   pair.accepting->feed(frames);
   EXPECT_EQ(pair.connecting->take_leftover(), frames);
   EXPECT_EQ(pair.accepting->take_leftover(), frames);
 }
 
-TEST(Handshake, EveryBitOfEveryByteOfEveryMessageCounts) {
+TEST(Handshake, AnyFlippedBitIsRejected) {
   for (int step = 0; step < steps; ++step) {
     const std::size_t size = Pair().message_at(step).size();
     ASSERT_GT(size, 0U);
@@ -220,7 +221,7 @@ TEST(Handshake, EveryBitOfEveryByteOfEveryMessageCounts) {
         expect_one_line(pair.receiver(step).reason());
         ASSERT_TRUE(pair.receiver(step).output().empty()) << "step " << step << " byte " << at;
         ASSERT_NE(pair.receiver(step).fault(), HandshakeFault::config);
-        // The intact message does not revive it.
+        // The intact message does not revive the handshake.
         message[at] ^= static_cast<std::byte>(1 << bit);
         ASSERT_EQ(pair.receiver(step).feed(message), HandshakeState::rejected);
       }
@@ -228,7 +229,7 @@ TEST(Handshake, EveryBitOfEveryByteOfEveryMessageCounts) {
   }
 }
 
-TEST(Handshake, EveryTruncationWaitsThenIsRejected) {
+TEST(Handshake, ATruncatedMessageWaitsForTheTimeout) {
   for (int step = 0; step < steps; ++step) {
     const std::size_t size = Pair().message_at(step).size();
     for (std::size_t kept = 0; kept < size; ++kept) {
@@ -258,7 +259,7 @@ TEST(Handshake, BytesOutOfTurnAreRejected) {
   }
 }
 
-TEST(Handshake, GarbageIsDroppedAtItsFirstBytesAndUnanswered) {
+TEST(Handshake, GarbageIsRejectedEarlyAndUnanswered) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 2000; ++round) {
     Bytes garbage(1 + random() % 300);
@@ -283,7 +284,7 @@ TEST(Handshake, GarbageIsDroppedAtItsFirstBytesAndUnanswered) {
   EXPECT_EQ(world.asked, 0);
 }
 
-// Right header, the rest random: what somebody sends who knows the protocol and not the key.
+// Valid header, random rest: the attack of a sender with knowledge of the protocol but not the key.
 TEST(Handshake, WellFormedGarbageIsRejectedUnanswered) {
   std::mt19937_64 random(8);
   for (int round = 0; round < 2000; ++round) {
@@ -332,7 +333,7 @@ TEST(Handshake, ReplayOfTheAcceptorFails) {
   EXPECT_FALSE(victim->offered_epoch().has_value());
 }
 
-// READY of another run of the same pair.
+// Replays a READY message from an earlier handshake of the same pair.
 TEST(Handshake, ReplayOfReadyFails) {
   World world;
   auto first = connector();
@@ -344,18 +345,18 @@ TEST(Handshake, ReplayOfReadyFails) {
   EXPECT_EQ(pair.connecting->fault(), HandshakeFault::authentication);
 }
 
-TEST(Handshake, NothingCanBeReflected) {
+TEST(Handshake, AReflectedMessageIsRejected) {
   for (int step = 0; step < steps; ++step) {
     Pair pair;
     const Bytes message = pair.message_at(step);
     Handshake& sender = pair.sender(step);
     EXPECT_NE(sender.state(), HandshakeState::rejected);
-    if (sender.state() == HandshakeState::established) continue;  // READY is its last word
+    if (sender.state() == HandshakeState::established) continue;  // READY is the last message
     EXPECT_EQ(sender.feed(message), HandshakeState::rejected) << "step " << step;
   }
 }
 
-// The same MAC with only the type byte changed: the labels tell the roles apart.
+// An AUTH message relabelled as READY carries the same MAC. The MAC labels distinguish the roles.
 TEST(Handshake, AuthDoesNotPassAsReady) {
   Pair pair;
   Bytes message = pair.message_at(2);
@@ -366,7 +367,7 @@ TEST(Handshake, AuthDoesNotPassAsReady) {
   EXPECT_EQ(pair.accepting->feed(auth), HandshakeState::established);
 }
 
-// A man in the middle who joins two conversations of the same pair.
+// A man in the middle joins two handshakes of the same pair.
 TEST(Handshake, MessagesOfTwoConversationsDoNotMix) {
   for (int step = 1; step < steps; ++step) {
     Pair pair;
@@ -389,9 +390,9 @@ TEST(Handshake, WrongHelloIsRejectedUnanswered) {
   const std::vector<Wrong> wrongs = {
       {"job", [](Hello& h) { h.job += 1; }, HandshakeFault::identity, "belongs to job"},
       {"unknown connector", [](Hello& h) { h.connector = 9; }, HandshakeFault::identity,
-       "process 9 is not known here"},
+       "process 9 is not a peer of this process"},
       {"acceptor", [](Hello& h) { h.acceptor = 3; }, HandshakeFault::identity,
-       "wants process 3, this is 2"},
+       "connects to process 3, this is process 2"},
       {"kind", [](Hello& h) { h.kind = RailKind::sim; }, HandshakeFault::garbage,
        "unknown rail kind 4"},
   };
@@ -421,7 +422,7 @@ TEST(Handshake, WrongKeyIsRejectedUnanswered) {
   EXPECT_EQ(world.asked, 0);
 }
 
-// The key of another pair of the same job does not open this one.
+// The key of another pair in the same job is not valid for this pair.
 TEST(Handshake, AnotherPairsKeyIsRejected) {
   const Digest secret = sha256({});
   World world;
@@ -437,7 +438,7 @@ TEST(Handshake, AnotherPairsKeyIsRejected) {
   EXPECT_EQ(next->state(), HandshakeState::established) << next->reason();
 }
 
-TEST(Handshake, WrongVersionNamesBoth) {
+TEST(Handshake, WrongVersionErrorNamesBothVersions) {
   Pair pair;
   Bytes hello = pair.message_at(0);
   hello[4] = std::byte{0x34};
@@ -461,7 +462,7 @@ TEST(Handshake, ConfigMismatchIsNamedOnBothSides) {
        {static_cast<Handshake*>(connecting.get()), static_cast<Handshake*>(accepting.get())}) {
     EXPECT_EQ(side->state(), HandshakeState::rejected);
     EXPECT_EQ(side->fault(), HandshakeFault::config);
-    EXPECT_NE(side->reason().find("slot and chunk sizes"), std::string::npos) << side->reason();
+    EXPECT_NE(side->reason().find("slot_bytes, slots,"), std::string::npos) << side->reason();
     EXPECT_NE(side->reason().find("0000000000000010"), std::string::npos) << side->reason();
     EXPECT_NE(side->reason().find("feedbeefcafef00d"), std::string::npos) << side->reason();
   }
@@ -488,7 +489,7 @@ TEST(Handshake, RefusalIsAuthenticated) {
   }
 }
 
-TEST(Handshake, AcceptorMaySayNotNow) {
+TEST(Handshake, AcceptorMayRefuseARail) {
   World world;
   world.decision = {
       .accept = false, .epoch = 0, .why = "epoch 7 is being fenced", .last_fenced = 6};
@@ -539,7 +540,7 @@ TEST(Handshake, ConnectorMayDeclineTheEpoch) {
   EXPECT_EQ(accepting->state(), HandshakeState::in_progress);
 }
 
-// Two connections of one rail: the one that authenticates second must not open the same epoch.
+// Two connections of the same rail: the second to authenticate must not open the same epoch.
 TEST(Handshake, OutdatedOfferIsRejectedAtAuth) {
   World world;
   auto first = connector();
@@ -567,7 +568,7 @@ TEST(Handshake, LowerProcessMustNotConnect) {
   EXPECT_EQ(connecting->state(), HandshakeState::rejected);
   EXPECT_EQ(connecting->fault(), HandshakeFault::identity);
   EXPECT_TRUE(connecting->output().empty());
-  // Nor does an acceptor believe it, whoever writes the bytes.
+  // An acceptor rejects a hello of a lower process, too.
   World world;
   world.self.process = connector_id;
   Bytes message = drain(*connector());
@@ -601,7 +602,7 @@ TEST(HandshakeKey, DependsOnSecretJobAndPairOnly) {
   EXPECT_NE(key, derive_pair_key(sha256(secret), 1, 2, 3));
 }
 
-TEST(ConfigFingerprint, TellsValuesAndPlacesApart) {
+TEST(ConfigFingerprint, DependsOnValuesAndTheirOrder) {
   const auto of = [](std::initializer_list<std::uint64_t> settings) {
     return config_fingerprint(std::vector<std::uint64_t>(settings));
   };

@@ -1,5 +1,5 @@
-// A device of the host's threads: streams that run in order beside everything else, and graphs of
-// kernels that are captured once and replayed with the arguments of that time.
+// A GPU emulated by host threads.  Streams run their kernels in order, concurrently with other
+// threads.  A graph replays captured kernels with the arguments of the capture.
 #pragma once
 
 #include <barrier>
@@ -34,14 +34,14 @@ struct ThreadBlock : device::SpinWait {
   void sync() const { barrier.arrive_and_wait(); }
 };
 
-// The kernels of one mailbox.
+// The kernels of a single mailbox.
 struct HostDevice {
   device::Mailbox mailbox;
   device::DeviceState state;
   std::vector<std::byte> memory;
   device::Staging staging;
-  std::uint32_t blocks = 1;   // of a launch
-  std::uint32_t threads = 1;  // of a block
+  std::uint32_t blocks = 1;   // per launch
+  std::uint32_t threads = 1;  // per block
 
   HostDevice(std::size_t input_bytes, std::size_t result_bytes)
       : memory(device::ring * (input_bytes + result_bytes)),
@@ -49,12 +49,12 @@ struct HostDevice {
   HostDevice(const HostDevice&) = delete;
   HostDevice& operator=(const HostDevice&) = delete;
 
-  // As if so many collectives had been there before.
+  // Starts as if `sequence` collectives had run before.
   void begin_after(device::Sequence sequence) {
     state.sequence = mailbox.posted.value = mailbox.arrived.value = sequence;
   }
 
-  // body(at, block, shared) in a thread for each of the device's.
+  // Runs body(position, block, shared) in a host thread per device thread.
   template <typename Body>
   void launch(Body body) const {
     std::vector<device::Shared> shared(blocks);

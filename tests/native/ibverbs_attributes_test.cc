@@ -1,4 +1,4 @@
-// What queue pairs of InfiniBand and RoCE are told of their connection.
+// Queue pair attributes of InfiniBand and RoCE connections.
 #include "drivers/ibverbs_attributes.hpp"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ constexpr VerbsPath path{.port = 2,
                          .service_level = 6,
                          .pkey_index = 1};
 
-TEST(Attributes, OfRoceNameThePeersGid) {
+TEST(Attributes, RoceAttributesUseThePeersGid) {
   const ibv_qp_attr told = receiving_attributes(address(7, 0, 1), address(8, 0, 1), path);
   EXPECT_EQ(told.qp_state, IBV_QPS_RTR);
   EXPECT_EQ(told.dest_qp_num, 8U);
@@ -39,7 +39,7 @@ TEST(Attributes, OfRoceNameThePeersGid) {
   EXPECT_EQ(told.ah_attr.port_num, 2);
 }
 
-TEST(Attributes, OfInfinibandNameTheLidAndTheGidOnlyAcrossSubnets) {
+TEST(Attributes, InfinibandAttributesUseTheLidAndAcrossSubnetsTheGid) {
   const ibv_qp_attr near = receiving_attributes(address(7, 11, 1), address(8, 12, 1), path);
   EXPECT_EQ(near.ah_attr.dlid, 12);
   EXPECT_EQ(near.ah_attr.is_global, 0);
@@ -48,7 +48,7 @@ TEST(Attributes, OfInfinibandNameTheLidAndTheGidOnlyAcrossSubnets) {
   EXPECT_EQ(far.ah_attr.grh.dgid.raw[7], 2);
 }
 
-TEST(Attributes, HaveTheSmallerMtu) {
+TEST(Attributes, UseTheSmallerMtu) {
   VerbsAddress small = address(7, 0, 1);
   for (const std::uint32_t mtu : {256U, 512U, 1024U, 2048U, 4096U}) {
     small.mtu = mtu;
@@ -57,7 +57,7 @@ TEST(Attributes, HaveTheSmallerMtu) {
   }
 }
 
-TEST(Attributes, OfSendingHaveTheRetries) {
+TEST(Attributes, SendingAttributesContainTheRetries) {
   const ibv_qp_attr told = sending_attributes(address(7, 0, 1), path);
   EXPECT_EQ(told.qp_state, IBV_QPS_RTS);
   EXPECT_EQ(told.sq_psn, 8U);

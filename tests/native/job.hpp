@@ -1,4 +1,5 @@
-// A job in one process: an engine a rank on loopback addresses, for tests of the real engine.
+// A job in a single process, for tests of the real engine: an engine per rank, on loopback
+// addresses.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,15 +27,15 @@ class Job {
   struct Options {
     int ranks = 2;
     int rails = 2;
-    bool shm = false;      // all ranks on one node instead of one node each
-    int per_node = 1;      // ranks that reductions take for one node's; links are as always
-    bool devices = false;  // rail i is on a device that exists for the rank's monitor only
-    int verbs = 0;         // so many rails, the first ones, go over RDMA devices
-    std::shared_ptr<VerbsDriver> driver = {};                     // of these; none: the test's own
-    std::function<std::string(int rank, int rail)> address = {};  // none: loopback
-    std::function<std::string(int rank, int rail)> rdma = {};     // a device of `driver`
+    bool shm = false;      // all ranks on the same node, instead of a node per rank
+    int per_node = 1;      // ranks per node in the reduction tree; links are unaffected
+    bool devices = false;  // rail i uses a device known only to the rank's fake monitor
+    int verbs = 0;         // number of RDMA rails; they come first
+    std::shared_ptr<VerbsDriver> driver = {};                     // null: Job::verbs
+    std::function<std::string(int rank, int rail)> address = {};  // null: loopback
+    std::function<std::string(int rank, int rail)> rdma = {};     // RDMA device of `driver`
     Config config;
-    std::function<void(Job&)> listening = {};  // when every rank listens, and none knows another
+    std::function<void(Job&)> listening = {};  // all ranks listen, no peers yet
   };
 
   explicit Job(const Options& options) : options_(options) {
@@ -104,7 +105,8 @@ class Job {
     return made;
   }
 
-  // Of some ranks, each a node, in their order; that of `rank`.
+  // Returns the communicator of `rank` in a subset of ranks.  Each rank is a node, in the given
+  // order.
   std::unique_ptr<Communicator> make_part(std::uint64_t id, const std::vector<int>& ranks,
                                           int rank) {
     std::vector<Communicator::Member> members;
@@ -118,7 +120,7 @@ class Job {
     return std::move(made.value());
   }
 
-  // Runs body(rank, communicator) in a thread a rank.
+  // Runs body(rank, communicator) in a thread per rank.
   void run(const std::function<void(int, Communicator&)>& body) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < options_.ranks; ++rank)
@@ -127,7 +129,7 @@ class Job {
     for (std::thread& thread : threads) thread.join();
   }
 
-  // What a rank's journal has, oldest first but for the wrap.
+  // Returns the rank's journal records in storage order: oldest first, unless the ring has wrapped.
   [[nodiscard]] std::vector<JournalRecord> records(std::size_t rank) const {
     const std::string bytes = engines[rank]->journal_bytes();
     JournalHeader header;
@@ -158,7 +160,7 @@ class Job {
 
   std::shared_ptr<FakeVerbs> verbs = std::make_shared<FakeVerbs>();
   std::vector<std::shared_ptr<Engine>> engines;
-  std::vector<FakeLinkMonitor*> monitors;  // of each rank, where there are devices
+  std::vector<FakeLinkMonitor*> monitors;  // per rank, only with `devices`
   std::vector<std::unique_ptr<Communicator>> communicators;
 
  private:

@@ -1,4 +1,4 @@
-// Which form of the kernels a driver gets, and what is said where it takes none.
+// The form of the kernels a driver gets, and the error if the driver takes no form.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -18,7 +18,7 @@ constexpr std::array binary{std::byte{1}};
 
 cuda::Image both() { return {.binary = binary, .text = std::as_bytes(std::span(ptx))}; }
 
-// A driver for another version of CUDA, until the end of the scope.
+// Emulates a driver of another CUDA version until the end of the scope.
 struct Version {
   explicit Version(int version) { (void)fake().call("fake_cuda_set_version", version); }
   ~Version() { (void)fake().call("fake_cuda_set_version", 13000); }
@@ -43,7 +43,7 @@ TEST(KernelImage, AnOlderDriverCompilesThePtx) {
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
-TEST(KernelImage, ADriverThatTakesNeitherIsNamedWithItsVersion) {
+TEST(KernelImage, AnErrorNamesADriverThatTakesNeitherWithItsVersion) {
   const Version old(10020);
   const std::string text = open(both()).message();
   for (const char* part : {"(209)", "PTX", "(222)", "the driver supports CUDA 10.2",

@@ -1,4 +1,4 @@
-// The link and time: suspicion, hedges, charges, probes, back-off.
+// Time rules of the link: suspicion, hedges, charges, probes and back-off.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -13,12 +13,12 @@ using testing::bytes_of;
 using testing::Frame;
 using testing::LinkPair;
 
-// Rail 1 answers; rail 0 does not.
+// Passes `time` while rail 1 answers and rail 0 is silent.
 void pass_with_rail_1(LinkPair& pair, TimeNs time) {
   pair.pass(time, [&] { pair.exchange(1); });
 }
 
-TEST(LinkDeadlines, SilenceIsHedgedOnAnotherRail) {
+TEST(LinkDeadlines, ASilentRailIsHedgedOnAnotherRail) {
   LinkPair pair(2);
   const auto data = bytes_of(100, 1);
   pair.post(pair.a, data);
@@ -31,7 +31,7 @@ TEST(LinkDeadlines, SilenceIsHedgedOnAnotherRail) {
   EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
   EXPECT_EQ(pair.a.counters(0).hedged_chunks, 1U);
   EXPECT_EQ(pair.a.counters(0).replayed_chunks, 1U);
-  // Nothing new goes on the suspect rail.
+  // A suspect rail carries no new data.
   pair.post(pair.a, data);
   EXPECT_TRUE(pair.pull(pair.a, 0, FrameType::data).empty());
 }
@@ -45,35 +45,35 @@ TEST(LinkDeadlines, ASmallMessageIsHedgedOnAllOtherRailsAtOnce) {
   EXPECT_EQ(pair.pull(pair.a, 2, FrameType::data).size(), 1U);
 }
 
-TEST(LinkDeadlines, RailsSuspectedTogetherAreHedgedWhenOneAnswers) {
+TEST(LinkDeadlines, SuspectRailsAreHedgedAsSoonAsARailAnswers) {
   LinkPair pair(2);
   const auto answer_on_rail_0 = [&] { pair.exchange(0); };
   pair.pass(205 * ns_per_ms, answer_on_rail_0);
-  ASSERT_EQ(pair.pull(pair.a, 1, FrameType::ping).size(), 1U);  // and nobody answers it
+  ASSERT_EQ(pair.pull(pair.a, 1, FrameType::ping).size(), 1U);  // stays unanswered
   pair.pass(15 * ns_per_ms, answer_on_rail_0);
   ASSERT_EQ(pair.a.state(1), RailState::suspect);
   pair.post(pair.a, bytes_of(100, 1));
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
   pair.pass(15 * ns_per_ms);
-  ASSERT_EQ(pair.a.state(0), RailState::suspect);  // no rail was UP to hedge on
+  ASSERT_EQ(pair.a.state(0), RailState::suspect);  // no other rail was UP for a hedge
   pair.acknowledge(pair.a, 1);
   ASSERT_EQ(pair.a.state(1), RailState::up);
   EXPECT_EQ(pair.pull(pair.a, 1, FrameType::data).size(), 1U);
 }
 
-TEST(LinkDeadlines, AHedgeThatItsRailDoesNotTakeGoesToAnotherOne) {
+TEST(LinkDeadlines, AHedgeMovesOnIfItsRailTakesNoData) {
   LinkPair pair(3);
   pair.a.rail_failed(2, 1, RailCause::carrier_loss, pair.now);
   pair.close_rails(pair.a);
   pair.a.peer_fenced(2, 1, pair.now);
-  pair.pass(205 * ns_per_ms, [&] { pair.exchange(0); });  // a probe waits on rail 1
+  pair.pass(205 * ns_per_ms, [&] { pair.exchange(0); });  // leaves a probe due on rail 1
   pair.post(pair.a, bytes_of(100, 1));
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
   pair.pass(5 * ns_per_ms);
   ASSERT_EQ(pair.pull(pair.a, 1, FrameType::ping).size(), 1U);
   pair.pass(7 * ns_per_ms);
   ASSERT_EQ(pair.a.state(0), RailState::suspect);
-  ASSERT_EQ(pair.a.state(1), RailState::up);  // the hedge waits for it
+  ASSERT_EQ(pair.a.state(1), RailState::up);  // the hedge is queued for rail 1
   pair.pass(7 * ns_per_ms);
   ASSERT_EQ(pair.a.state(1), RailState::suspect);
   pair.b.rail_failed(2, 1, RailCause::carrier_loss, pair.now);
@@ -95,7 +95,7 @@ TEST(LinkDeadlines, ALatePathAckClearsSuspicion) {
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 
-TEST(LinkDeadlines, SilenceUntilTheDeadDeadlineWhileAnotherRailAnswersIsDown) {
+TEST(LinkDeadlines, ARailSilentUntilTheDeadDeadlineGoesDownIfAnotherAnswers) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));
   (void)pair.pull(pair.a, 0);
@@ -115,13 +115,13 @@ TEST(LinkDeadlines, NoRailIsChargedWhenAllAreSilent) {
   pair.pass(5000 * ns_per_ms, pull_all);
   for (RailId rail = 0; rail < 3; ++rail) EXPECT_EQ(pair.a.state(rail), RailState::suspect);
   EXPECT_TRUE(pair.a.has_no_rail());
-  // The peer was stopped and goes on: all is well again.
+  // The peer was stopped and resumes: all rails recover.
   for (RailId rail = 0; rail < 3; ++rail) pair.acknowledge(pair.a, rail);
   for (RailId rail = 0; rail < 3; ++rail) EXPECT_EQ(pair.a.state(rail), RailState::up);
   EXPECT_FALSE(pair.a.has_no_rail());
 }
 
-// The only rail is silent, and the connecting end asks on another connection.
+// Leaves the only rail silent until the connecting end inquires on another connection.
 void fall_silent(LinkPair& pair) {
   pair.post(pair.a, bytes_of(100, 1));
   (void)pair.pull(pair.a, 0);
@@ -132,19 +132,19 @@ void fall_silent(LinkPair& pair) {
   EXPECT_EQ(pair.a.state(0), RailState::suspect);
 }
 
-TEST(LinkDeadlines, ALastRailThatIsSilentIsInquiredAboutWithBackOff) {
+TEST(LinkDeadlines, ASilentLastRailCausesInquiriesWithBackOff) {
   LinkPair pair(1);
   fall_silent(pair);
   ASSERT_EQ(pair.a.actions().size(), 1U);
   EXPECT_EQ(pair.a.actions()[0].kind, LinkAction::Kind::connect);
   pair.pass(10'000 * ns_per_ms, [&] { (void)pair.pull(pair.a, 0); });
-  EXPECT_EQ(pair.a.actions().size(), 12U);  // after 200, 400, 800 and then every 1000 ms
+  EXPECT_EQ(pair.a.actions().size(), 12U);  // after 200, 400 and 800 ms, then every 1000 ms
   EXPECT_EQ(pair.a.state(0), RailState::suspect);
   pair.acknowledge(pair.a, 0);
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 
-TEST(LinkDeadlines, AnInquiryFindsOutThatThePeerHasFencedTheEpoch) {
+TEST(LinkDeadlines, AnInquiryLearnsThatThePeerFencedTheEpoch) {
   LinkPair pair(1);
   fall_silent(pair);
   pair.a.connect_refused(0, /*peer_fenced=*/1, pair.now);
@@ -152,19 +152,19 @@ TEST(LinkDeadlines, AnInquiryFindsOutThatThePeerHasFencedTheEpoch) {
   EXPECT_EQ(pair.a.cause(0), RailCause::peer_notice);
 }
 
-TEST(LinkDeadlines, AnInquiryThatIsAnsweredShowsThatTheEpochIsDeadAndNotThePeer) {
+TEST(LinkDeadlines, AnAnsweredInquiryShowsADeadEpochAndALivePeer) {
   LinkPair pair(1);
   fall_silent(pair);
   pair.a.connect_refused(0, /*peer_fenced=*/0, pair.now);
   EXPECT_EQ(pair.a.state(0), RailState::suspect);
   pair.pass(8 * ns_per_ms, [&] { (void)pair.pull(pair.a, 0); });
-  EXPECT_EQ(pair.a.state(0), RailState::suspect);  // it has a deadline to follow
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);  // the answer starts another deadline
   pair.pass(6 * ns_per_ms, [&] { (void)pair.pull(pair.a, 0); });
   EXPECT_EQ(pair.a.state(0), RailState::down);
   EXPECT_EQ(pair.a.cause(0), RailCause::dead_deadline);
 }
 
-TEST(LinkDeadlines, WhatTheNetworkHeldUpIsNoAnswer) {
+TEST(LinkDeadlines, ADelayedFrameIsNoAnswer) {
   LinkPair pair(2);
   pair.pass(205 * ns_per_ms, [&] {
     pair.exchange(0);
@@ -184,7 +184,7 @@ TEST(LinkDeadlines, WhatTheNetworkHeldUpIsNoAnswer) {
   EXPECT_NE(pair.a.state(0), RailState::down);
 }
 
-TEST(LinkDeadlines, ARailThatIsAckedButNotAnsweredIsChargedOnlyWhenAnotherAnswers) {
+TEST(LinkDeadlines, AnAckedButUnansweredRailIsChargedOnlyIfAnotherAnswers) {
   LinkPair pair(2);
   const auto take_0 = [&] {
     (void)pair.pull(pair.a, 0);
@@ -195,7 +195,7 @@ TEST(LinkDeadlines, ARailThatIsAckedButNotAnsweredIsChargedOnlyWhenAnotherAnswer
     (void)pair.pull(pair.a, 1);
     pair.acknowledge(pair.a, 1);
   });
-  EXPECT_EQ(pair.a.state(0), RailState::up);  // a process that is stopped
+  EXPECT_EQ(pair.a.state(0), RailState::up);  // the peer's process is stopped
   EXPECT_GE(pair.a.unheard(), 2000 * ns_per_ms);
   pair.pass(800 * ns_per_ms, [&] {
     take_0();
@@ -217,7 +217,7 @@ TEST(LinkDeadlines, APeerThatDoesNotReadCostsNoRail) {
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 
-TEST(LinkDeadlines, AGapInWhatThePathCarriesIsNoSilence) {
+TEST(LinkDeadlines, PathProgressBehindAGapIsNoSilence) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));
   (void)pair.pull(pair.a, 0);
@@ -232,11 +232,11 @@ TEST(LinkDeadlines, AGapInWhatThePathCarriesIsNoSilence) {
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 
-TEST(LinkDeadlines, APauseOfOurOwnLoopChargesNobody) {
+TEST(LinkDeadlines, APauseOfOurOwnLoopChargesNoRail) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));
   (void)pair.pull(pair.a, 0);
-  pair.now += 60'000 * ns_per_ms;  // stopped, suspended, or the clock jumped
+  pair.now += 60'000 * ns_per_ms;  // process stopped, machine suspended, or a jump of the clock
   pair.a.tick(pair.now);
   EXPECT_EQ(pair.a.state(0), RailState::up);
   pair.acknowledge(pair.a, 0);
@@ -244,22 +244,23 @@ TEST(LinkDeadlines, APauseOfOurOwnLoopChargesNobody) {
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 
-// Where both ends use one rail, messages acknowledge each other; the connecting end says which.
-TEST(LinkDeadlines, TheAcceptingEndTakesTheRailThatSmallMessagesComeBy) {
+// If both ends use the same rail, messages acknowledge each other. The connecting end chooses the
+// rail.
+TEST(LinkDeadlines, TheAcceptingEndFollowsThePeersRailForSmallMessages) {
   LinkPair pair(2);
   const RailId first = pair.a.best_rail();
   ASSERT_EQ(pair.b.best_rail(), first);
   const RailId other = first == 0 ? 1 : 0;
   const auto prefer = [first](Link& link) {
     link.path_round_trip(first, ns_per_ms, ns_per_ms, 0);
-    link.path_round_trip(first, 1000, 1000, 0);  // no worse any more, but no better either
+    link.path_round_trip(first, 1000, 1000, 0);  // neither worse nor better than the other rail
   };
   prefer(pair.b);
   ASSERT_EQ(pair.b.best_rail(), other);
   pair.post(pair.b, bytes_of(64, 1));
   pair.exchange(other);
   EXPECT_EQ(pair.a.best_rail(), first);
-  pair.post(pair.a, bytes_of(384, 2));  // large: striped over both
+  pair.post(pair.a, bytes_of(384, 2));  // large: striped over both rails
   pair.deliver(pair.b, first, pair.pull(pair.a, first));
   EXPECT_EQ(pair.b.best_rail(), other);
   pair.exchange(other);
@@ -267,7 +268,7 @@ TEST(LinkDeadlines, TheAcceptingEndTakesTheRailThatSmallMessagesComeBy) {
   pair.post(pair.a, bytes_of(64, 3));
   pair.exchange(first);
   EXPECT_EQ(pair.b.best_rail(), first);
-  // Not to one that is clearly worse.
+  // The accepting end does not follow to a clearly worse rail.
   pair.b.path_round_trip(first, ns_per_ms, ns_per_ms, 0);
   ASSERT_EQ(pair.b.best_rail(), other);
   pair.post(pair.a, bytes_of(64, 4));
@@ -306,9 +307,9 @@ TEST(LinkDeadlines, APeerThatFallsAsleepBetweenTwoAnswersCostsNoRail) {
   std::array<std::vector<Frame>, 2> unread;
   const auto take = [&](RailId rail) {
     for (Frame& frame : pair.pull(pair.a, rail)) unread.at(rail).push_back(std::move(frame));
-    pair.acknowledge(pair.a, rail);  // its kernel does
+    pair.acknowledge(pair.a, rail);  // by the peer's kernel
   };
-  // Both rails are asked, and one is answered before the peer falls asleep.
+  // Both rails are probed, and a single rail is answered before the peer falls asleep.
   pair.pass(205 * ns_per_ms, [&] {
     pair.exchange(1);
     take(0);
@@ -319,7 +320,7 @@ TEST(LinkDeadlines, APeerThatFallsAsleepBetweenTwoAnswersCostsNoRail) {
     take(1);
   });
   EXPECT_EQ(pair.a.state(0), RailState::up);
-  // It wakes up, and answers on one rail a little before the other.
+  // The peer wakes up and answers on rail 1 some milliseconds before rail 0.
   pair.deliver(pair.b, 1, unread[1]);
   pair.pass(8 * ns_per_ms, [&] {
     pair.exchange(1);
@@ -334,7 +335,7 @@ TEST(LinkDeadlines, APeerThatFallsAsleepBetweenTwoAnswersCostsNoRail) {
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 
-TEST(LinkDeadlines, ARailWhoseKernelAnswersAndWhosePeerDoesNotIsFound) {
+TEST(LinkDeadlines, ARailAckedByTheKernelButNotByThePeerGoesDown) {
   LinkPair pair(2);
   pair.pass(700 * ns_per_ms, [&] {
     pair.exchange(1);
@@ -436,7 +437,8 @@ TEST(LinkDeadlines, ARailOnProbationIsNotUpBeforeItsFullSizeProbeIsAnswered) {
   ASSERT_EQ(probes.size(), 1U);
   EXPECT_EQ(probes[0].header.type, FrameType::ping);
   EXPECT_EQ(probes[0].header.payload_bytes, max_probe_bytes);
-  // No data before, and a small answer to another probe does not do.
+  // A rail on probation carries no data. A small answer to another probe does not end the
+  // probation.
   pair.post(pair.a, bytes_of(384, 1));
   EXPECT_TRUE(pair.pull(pair.a, 0).empty());
   pass_with_rail_1(pair, 2900 * ns_per_ms);

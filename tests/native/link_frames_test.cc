@@ -1,4 +1,4 @@
-// What a link makes of frames that no correct peer sends, of ABORT and of the end of a stream.
+// Link reactions to frames no correct peer sends, to ABORT, and to the end of a stream.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -109,7 +109,7 @@ TEST(LinkFrames, AnAckOfChunksThatWereNotSentFailsTheRail) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(384, 1));
   OutFrame first;
-  ASSERT_TRUE(pair.a.next_frame(0, first, pair.now));  // one chunk of three
+  ASSERT_TRUE(pair.a.next_frame(0, first, pair.now));  // 1 chunk of 3
   Frame ack{{}, {}};
   ack.header.type = FrameType::ack;
   ack.header.communicator = LinkPair::communicator;
@@ -118,7 +118,7 @@ TEST(LinkFrames, AnAckOfChunksThatWereNotSentFailsTheRail) {
   pair.deliver(pair.a, 0, ack);
   EXPECT_EQ(pair.a.state(0), RailState::down);
   EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
-  // Its chunks can still be sent.
+  // The chunks of the message can still be sent.
   const auto sent = pair.pull(pair.a, 1, FrameType::data);
   EXPECT_EQ(sent.size(), 3U);
 }
@@ -142,7 +142,7 @@ TEST(LinkFrames, AnAbortArrivesWithItsTextOnEveryRail) {
 TEST(LinkFrames, AnAbortIsSticky) {
   LinkPair pair(1);
   pair.a.send_abort({LinkPair::communicator, ErrorCode::peer_lost, "gone"});
-  (void)pair.pull(pair.a, 0);  // lost with its rail
+  (void)pair.pull(pair.a, 0);  // lost with the rail
   for (Link* end : {&pair.a, &pair.b}) {
     end->rail_failed(0, 1, RailCause::carrier_loss, pair.now);
     pair.close_rails(*end);
@@ -154,7 +154,7 @@ TEST(LinkFrames, AnAbortIsSticky) {
   EXPECT_EQ(pair.b.received_aborts()[0].text, "gone");
 }
 
-TEST(LinkFrames, ALongAbortTextIsCutAndAnEmptyOneArrives) {
+TEST(LinkFrames, ALongAbortTextIsTruncatedAndAnEmptyTextArrives) {
   LinkPair pair(1);
   pair.a.send_abort({1, ErrorCode::internal, std::string(10'000, 'x')});
   pair.a.send_abort({2, ErrorCode::internal, ""});
@@ -164,7 +164,7 @@ TEST(LinkFrames, ALongAbortTextIsCutAndAnEmptyOneArrives) {
   EXPECT_EQ(pair.b.received_aborts()[1].text, "");
 }
 
-TEST(LinkFrames, AnAbortsTextStaysWhereItIsUntilItIsWritten) {
+TEST(LinkFrames, AnAbortTextStaysInPlaceUntilItIsWritten) {
   LinkPair pair(1);
   pair.a.send_abort({0, ErrorCode::internal, "short"});
   OutFrame frame;
@@ -217,7 +217,7 @@ TEST(LinkFrames, TheLastAckOfAClosedCommunicatorIsRepeatedWhenItWasLost) {
   EXPECT_EQ(pair.out(pair.a).settled_position(), 300U);
 }
 
-TEST(LinkFrames, NoticesOfRailsAndEpochsThatCannotBeAreRejected) {
+TEST(LinkFrames, NoticesOfImpossibleRailsAndEpochsAreRejected) {
   for (const FrameType type : {FrameType::rail_down, FrameType::fenced}) {
     for (const auto& [number, epoch] : {std::pair{2U, 1U}, {1U, 0xFFFFFFFFU}}) {
       LinkPair pair(2);
@@ -261,7 +261,7 @@ Frame address_frame(RailId about, std::uint32_t sequence, const Endpoint& at) {
   return frame;
 }
 
-TEST(LinkFrames, AnAddressIsSaidOnEveryRailAndTakenOnce) {
+TEST(LinkFrames, AnAddressIsAnnouncedOnEveryRailAndReportedOnce) {
   LinkPair pair({RailKind::sim, RailKind::sim, RailKind::control}, LinkPair::default_options());
   Endpoint at{.version = 6, .port = 0xFFFF};
   for (std::size_t i = 0; i < at.address.size(); ++i) at.address[i] = static_cast<std::byte>(i + 1);
@@ -276,13 +276,13 @@ TEST(LinkFrames, AnAddressIsSaidOnEveryRailAndTakenOnce) {
   EXPECT_EQ(pair.a.received_addresses()[0].rail, 1);
   EXPECT_EQ(pair.a.received_addresses()[0].via, 0);
   EXPECT_EQ(pair.a.received_addresses()[0].at, at);
-  // And not again once it was read.
+  // A repeated notice is not reported again after the first was read.
   pair.a.received_addresses().clear();
   pair.deliver(pair.a, 2, address_frame(1, 1, at));
   EXPECT_TRUE(pair.a.received_addresses().empty());
 }
 
-TEST(LinkFrames, ANewerAddressWinsOverAnOlderOneThatComesLate) {
+TEST(LinkFrames, ANewerAddressWinsOverALateOlderAddress) {
   LinkPair pair(2);
   pair.b.announce_address(0, endpoint(1));
   const auto late = pair.pull(pair.b, 1, FrameType::address);
@@ -291,7 +291,8 @@ TEST(LinkFrames, ANewerAddressWinsOverAnOlderOneThatComesLate) {
   pair.deliver(pair.a, 1, late);
   ASSERT_EQ(pair.a.received_addresses().size(), 1U);
   EXPECT_EQ(pair.a.received_addresses()[0].at, endpoint(2));
-  // Of each rail for itself; what was not read yet is replaced, so there is at most one.
+  // Each rail is announced separately. A new notice replaces an unread notice, so the queue holds
+  // at most 1 per rail.
   pair.b.announce_address(1, endpoint(3));
   for (unsigned last = 4; last < 100; ++last) {
     pair.b.announce_address(0, endpoint(last));
@@ -302,7 +303,7 @@ TEST(LinkFrames, ANewerAddressWinsOverAnOlderOneThatComesLate) {
   EXPECT_EQ(pair.a.received_addresses()[1].at, endpoint(99));
 }
 
-TEST(LinkFrames, AnAddressIsSaidAgainOnEachRailThatIsOpenedAnew) {
+TEST(LinkFrames, AnAddressIsAnnouncedAgainOnEachReopenedRail) {
   LinkPair pair(2);
   for (Link* end : {&pair.a, &pair.b}) {
     end->rail_failed(1, 1, RailCause::carrier_loss, pair.now);
@@ -310,7 +311,7 @@ TEST(LinkFrames, AnAddressIsSaidAgainOnEachRailThatIsOpenedAnew) {
   }
   pair.b.announce_address(1, endpoint(1));
   pair.b.announce_address(1, endpoint(2));
-  (void)pair.pull(pair.b, 0);  // lost with its rail
+  (void)pair.pull(pair.b, 0);  // lost with rail 0
   for (Link* end : {&pair.a, &pair.b}) {
     end->peer_fenced(1, 1, pair.now);
     end->rail_failed(0, 1, RailCause::carrier_loss, pair.now);
@@ -323,7 +324,7 @@ TEST(LinkFrames, AnAddressIsSaidAgainOnEachRailThatIsOpenedAnew) {
   pair.deliver(pair.b, 0, pair.pull(pair.a, 0));
   pair.deliver(pair.a, 0, pair.pull(pair.b, 0));
   EXPECT_TRUE(pair.a.received_addresses().empty());
-  // The probe of B is answered with the pong that this pull carries.
+  // The pong ends B's probation; the next exchange carries the address.
   Frame pong{};
   pong.header.type = FrameType::pong;
   pong.header.number = static_cast<std::uint64_t>(pair.now);
@@ -334,7 +335,7 @@ TEST(LinkFrames, AnAddressIsSaidAgainOnEachRailThatIsOpenedAnew) {
   EXPECT_EQ(pair.a.received_addresses()[0].at, endpoint(2));
 }
 
-TEST(LinkFrames, AnAddressThatCannotBeFailsTheRail) {
+TEST(LinkFrames, AnInvalidAddressFailsTheRail) {
   const std::vector<Forgery> forgeries{
       {"unknown rail", [](FrameHeader& h) { h.number = 2; }},
       {"rail near 2^64", [](FrameHeader& h) { h.number = ~std::uint64_t{0}; }},
@@ -360,7 +361,7 @@ TEST(LinkFrames, AnAddressThatCannotBeFailsTheRail) {
   }
 }
 
-TEST(LinkFrames, OnlyTheAcceptingEndHasAnAddressToTell) {
+TEST(LinkFrames, OnlyTheAcceptingEndMayAnnounceAnAddress) {
   LinkPair pair(2);
   (void)pair.deliver(pair.b, 0, address_frame(1, 1, endpoint(1)));
   EXPECT_EQ(pair.b.cause(0), RailCause::protocol);

@@ -1,4 +1,4 @@
-// Memory that rails of one-sided writes reach by themselves.
+// Memory that one-sided rails (RDMA writes) access directly: slots, staging and targets.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ LinkOptions options(Memory& memory) {
   return made;
 }
 
-// Two links with a verbs rail and a TCP rail, whose frames the test carries.
+// Two links with a verbs rail and a TCP rail; the test carries the frames.
 struct Ends {
   TimeNs now = 1;
   Memory a_memory, b_memory;
@@ -54,7 +54,7 @@ struct Ends {
   void open(RailId rail, Epoch epoch) {
     for (Link* link : {&a, &b}) ASSERT_TRUE(link->rail_established(rail, epoch, now));
   }
-  // All that an end has for a rail.
+  // Returns all frames ready for the rail.
   std::vector<OutFrame> pull(Link& from, RailId rail) {
     std::vector<OutFrame> frames;
     for (OutFrame frame; from.next_frame(rail, frame, now);) {
@@ -74,7 +74,8 @@ struct Ends {
       at += bytes;
     }
   }
-  // As a device does: ahead of the header, to where it says.
+  // Delivers a frame like an RDMA device: writes the payload to the remote address, then the
+  // header.
   void place(Link& to, RailId rail, const OutFrame& frame) {
     std::copy_n(frame.payload, frame.header.payload_bytes,
                 reinterpret_cast<std::byte*>(frame.remote_address));
@@ -96,10 +97,10 @@ struct Ends {
     link.post(link.out_stream(communicator), data, {}, now);
   }
   std::vector<std::byte> data;
-  std::array<std::uint64_t, 2> pulled{};  // bytes that a rail took from a
+  std::array<std::uint64_t, 2> pulled{};  // bytes pulled from `a`, per rail
 };
 
-TEST(LinkMemory, DataWaitsUntilThePeerHasSaidWhereItsSlotsAre) {
+TEST(LinkMemory, DataWaitsForThePeersSlotAddress) {
   Ends ends;
   ends.open(0, 1);
   ends.exchange(0);
@@ -107,7 +108,7 @@ TEST(LinkMemory, DataWaitsUntilThePeerHasSaidWhereItsSlotsAre) {
   ends.post(ends.a, 100);
   auto frames = ends.pull(ends.a, 0);
   EXPECT_EQ(Ends::count(frames, FrameType::data), 0);
-  EXPECT_EQ(Ends::count(frames, FrameType::slots), 1);  // our own: data may come back
+  EXPECT_EQ(Ends::count(frames, FrameType::slots), 1);  // slots of `a` itself
   for (const OutFrame& frame : frames) ends.deliver(ends.b, 0, frame);
 
   const InStream& slots = ends.b.in_stream(communicator);
@@ -117,7 +118,7 @@ TEST(LinkMemory, DataWaitsUntilThePeerHasSaidWhereItsSlotsAre) {
   EXPECT_EQ(frames.back().remote_address, reinterpret_cast<std::uintptr_t>(slots.block().base()));
 }
 
-TEST(LinkMemory, AnotherRailCarriesWhatOneCannotPlaceYet) {
+TEST(LinkMemory, ATcpRailCarriesDataWithoutASlotAddress) {
   Ends ends;
   ends.open(1, 1);
   ends.exchange(1);
@@ -125,7 +126,7 @@ TEST(LinkMemory, AnotherRailCarriesWhatOneCannotPlaceYet) {
   EXPECT_EQ(Ends::count(ends.pull(ends.a, 1), FrameType::data), 1);
 }
 
-TEST(LinkMemory, AnAttemptIsResolvedWhenItHasLandedNotWhenItIsAcknowledged) {
+TEST(LinkMemory, AnAttemptIsResolvedByLandingNotByThePathAck) {
   Ends ends;
   for (const RailId rail : {RailId{0}, RailId{1}}) {
     ends.open(rail, 1);
@@ -144,7 +145,7 @@ TEST(LinkMemory, AnAttemptIsResolvedWhenItHasLandedNotWhenItIsAcknowledged) {
   EXPECT_EQ(ends.a.queue_depths().attempts, 0U);
 }
 
-TEST(LinkMemory, OfAClosedStreamIsKeptUntilThePeerWritesItNoMore) {
+TEST(LinkMemory, MemoryOfAClosedStreamIsKeptWhileThePeerMayWriteIt) {
   Ends ends;
   ends.open(0, 1);
   (void)ends.a.in_stream(communicator);
@@ -157,11 +158,11 @@ TEST(LinkMemory, OfAClosedStreamIsKeptUntilThePeerWritesItNoMore) {
   EXPECT_EQ(ends.a_memory.in_use.size(), both);
   EXPECT_EQ(ends.a.queue_depths().deferred_frees, 1U);
 
-  ends.exchange(0);  // a has released b's slots; b still uses a's
+  ends.exchange(0);  // `a` has released the slots of `b`; `b` still uses the slots of `a`
   EXPECT_EQ(ends.a.queue_depths().deferred_frees, 1U);
   ends.b.close_streams(communicator);
   for (const OutFrame& frame : ends.pull(ends.b, 0)) ends.deliver(ends.a, 0, frame);
-  // What a has sent is not acknowledged, so its staging may still be read.
+  // The frames of `a` are not acknowledged, so a device may still read its staging memory.
   EXPECT_EQ(ends.a.queue_depths().deferred_frees, 1U);
   ends.a.rail_failed(0, 1, RailCause::injected, ends.now);
   ends.a.rail_closed(0, 1, ends.now);
@@ -170,7 +171,7 @@ TEST(LinkMemory, OfAClosedStreamIsKeptUntilThePeerWritesItNoMore) {
   EXPECT_TRUE(ends.a_memory.in_use.empty());
 }
 
-TEST(LinkMemory, OfAnEndedEpochIsOfferedAgainInTheNext) {
+TEST(LinkMemory, SlotsAreOfferedAgainInTheNextEpoch) {
   Ends ends;
   ends.open(0, 1);
   (void)ends.a.in_stream(communicator);
@@ -184,7 +185,7 @@ TEST(LinkMemory, OfAnEndedEpochIsOfferedAgainInTheNext) {
   EXPECT_EQ(Ends::count(ends.pull(ends.a, 0), FrameType::slots), 1);
 }
 
-TEST(LinkMemory, ThatIsNotToBeHadIsNoticed) {
+TEST(LinkMemory, ExhaustedMemoryMakesStreamsUnreachable) {
   Ends ends;
   ends.a_memory.exhausted = true;
   (void)ends.a.in_stream(communicator);
@@ -193,7 +194,7 @@ TEST(LinkMemory, ThatIsNotToBeHadIsNoticed) {
   EXPECT_TRUE(ends.b.streams_reachable(communicator));
 }
 
-TEST(LinkMemory, OfACommunicatorThatIsClosedHereIsReleasedAtOnce) {
+TEST(LinkMemory, SlotsForACommunicatorClosedHereAreReleasedAtOnce) {
   Ends ends;
   ends.open(0, 1);
   ends.exchange(0);
@@ -204,9 +205,9 @@ TEST(LinkMemory, OfACommunicatorThatIsClosedHereIsReleasedAtOnce) {
   EXPECT_EQ(Ends::count(ends.pull(ends.a, 0), FrameType::released), 1);
 }
 
-// ---- targets: memory of a caller that messages land in ----
+// ---- targets: caller memory for arriving messages ----
 
-constexpr std::size_t result_bytes = 300'000;  // three chunks, one message
+constexpr std::size_t result_bytes = 300'000;  // 3 chunks, 1 message
 
 struct Targets : Ends {
   explicit Targets(std::size_t bytes = result_bytes) {
@@ -235,7 +236,7 @@ struct Targets : Ends {
   InStream* in = nullptr;
 };
 
-TEST(LinkTarget, AMessageLandsWhereItsReceiverWantsIt) {
+TEST(LinkTarget, AMessageLandsInTheReceiversTarget) {
   Targets ends;
   ends.expect();
   ends.exchange(0);
@@ -252,7 +253,7 @@ TEST(LinkTarget, AMessageLandsWhereItsReceiverWantsIt) {
   EXPECT_EQ(ends.b.state(0), RailState::up);
 }
 
-TEST(LinkTarget, WithoutAWordOfItMessagesLandInSlotsAndAreBroughtThere) {
+TEST(LinkTarget, MessagesSentBeforeTheOfferAreCopiedFromSlotsToTheTarget) {
   Targets ends;
   const auto frames = ends.send();
   ends.expect();
@@ -264,7 +265,7 @@ TEST(LinkTarget, WithoutAWordOfItMessagesLandInSlotsAndAreBroughtThere) {
   EXPECT_EQ(ends.in->front_data(), ends.b_memory.registered.data());
 }
 
-TEST(LinkTarget, AMessageThatHasBegunStaysInItsSlot) {
+TEST(LinkTarget, AMessageAlreadyBegunStaysInItsSlot) {
   Targets ends;
   const auto early = ends.send();
   ends.place(ends.b, 0, early[0]);
@@ -275,7 +276,7 @@ TEST(LinkTarget, AMessageThatHasBegunStaysInItsSlot) {
   EXPECT_NE(ends.in->front_data(), ends.b_memory.registered.data());
 }
 
-TEST(LinkTarget, OnlyMessagesThatAreMeantAndCutLikeIt) {
+TEST(LinkTarget, OnlyTheIntendedMessageOfEqualSizeUsesATarget) {
   for (const std::size_t other : {result_bytes - 1, result_bytes + 1}) {
     Targets ends;
     ends.expect();
@@ -297,22 +298,22 @@ TEST(LinkTarget, SmallOrUnknownMemoryIsNotOffered) {
   (void)unknown.b.offer_target(*unknown.in, 0, other);
   EXPECT_EQ(Ends::count(unknown.pull(unknown.b, 0), FrameType::target), 0);
   for (const OutFrame& frame : unknown.send()) unknown.place(unknown.b, 0, frame);
-  EXPECT_EQ(unknown.in->front_data(), other.data());  // brought there by software
+  EXPECT_EQ(unknown.in->front_data(), other.data());  // copied by software
 }
 
-TEST(LinkTarget, AReplayGoesToTheSlotAndTheFirstAttemptIsFencedBeforeTheMemoryIsGivenBack) {
+TEST(LinkTarget, AReplayUsesTheSlotAndTheTargetIsReclaimedAfterTheFence) {
   Targets ends;
   ends.expect();
   ends.exchange(0);
   const auto first = ends.send();
   ends.place(ends.b, 0, first[0]);
   ends.place(ends.b, 0, first[1]);
-  ends.a.rail_failed(0, 1, RailCause::injected, ends.now);  // the third is on its way
+  ends.a.rail_failed(0, 1, RailCause::injected, ends.now);  // chunk 3 is still on the path
   std::size_t replayed = 0;
   for (const OutFrame& frame : ends.pull(ends.a, 1)) {
     if (frame.header.type == FrameType::data) {
       ++replayed;
-      EXPECT_EQ(frame.header.epoch, 1U);  // rail 0 may write the target
+      EXPECT_EQ(frame.header.epoch, 1U);  // rail 0 may still write the target
       EXPECT_EQ(frame.header.flags & frame_flag::in_target, 0);
     }
     if (frame.header.type != FrameType::rail_down) ends.deliver(ends.b, 1, frame);
@@ -329,11 +330,11 @@ TEST(LinkTarget, AReplayGoesToTheSlotAndTheFirstAttemptIsFencedBeforeTheMemoryIs
   EXPECT_EQ(ends.b.state(0), RailState::down);
   EXPECT_EQ(ends.b.cause(0), RailCause::recalled);
   EXPECT_FALSE(ends.b.reclaim_target(*ends.in, /*received=*/true, ends.now));
-  ends.b.rail_closed(0, 1, ends.now);  // our end of it alone
+  ends.b.rail_closed(0, 1, ends.now);  // our end alone
   EXPECT_TRUE(ends.b.reclaim_target(*ends.in, /*received=*/true, ends.now));
 }
 
-TEST(LinkTarget, AFirstAttemptThatComesLateSparesTheRail) {
+TEST(LinkTarget, ALateFirstAttemptLeavesTheRailUp) {
   Targets ends;
   ends.expect();
   ends.exchange(0);
@@ -348,7 +349,7 @@ TEST(LinkTarget, AFirstAttemptThatComesLateSparesTheRail) {
   EXPECT_EQ(ends.b.state(0), RailState::up);
 }
 
-TEST(LinkTarget, ACallThatFailedGivesUpEveryRailThatMayWrite) {
+TEST(LinkTarget, AFailedCallTakesDownEveryRailThatMayWriteTheTarget) {
   Targets ends;
   ends.expect();
   ends.exchange(0);
@@ -360,7 +361,7 @@ TEST(LinkTarget, ACallThatFailedGivesUpEveryRailThatMayWrite) {
   EXPECT_TRUE(ends.b.reclaim_target(*ends.in, /*received=*/false, ends.now));
 }
 
-TEST(LinkTarget, WhatIsNotMeantForItEndsTheRail) {
+TEST(LinkTarget, AFrameForAMissingTargetFailsTheRail) {
   Targets ends;
   OutFrame frame = ends.send()[0];
   frame.header.flags |= frame_flag::in_target;

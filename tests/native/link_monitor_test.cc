@@ -23,7 +23,7 @@
 
 namespace r2ccl {
 
-// "state a up", "address_added a 10.0.0.1": short enough to compare whole sequences.
+// Formats an event as "state a up" or "address_added a 10.0.0.1", to compare whole sequences.
 std::string brief(const LinkEvent& event) {
   switch (event.kind) {
     case LinkEventKind::state:
@@ -76,7 +76,7 @@ TEST(IpAddress, ReadsAndWritesNumericText) {
   EXPECT_EQ(IpAddress().to_string(), "none");
 }
 
-TEST(IpAddress, HasAScopeAndStandsInForOnesOfTheSameOnly) {
+TEST(IpAddress, IsReplaceableOnlyByAnAddressOfItsScope) {
   for (const char* text : {"0.0.0.0", "0.1.2.3", "224.0.0.1", "255.255.255.255", "::", "ff02::1",
                            "::ffff:127.0.0.1", "::ffff:10.0.0.1"})
     EXPECT_EQ(ip(text).scope(), AddressScope::none) << text;
@@ -99,7 +99,7 @@ TEST(IpAddress, HasAScopeAndStandsInForOnesOfTheSameOnly) {
   EXPECT_FALSE(IpAddress().replaceable_by(IpAddress()));
 }
 
-TEST(FakeLinkMonitor, KnowsTheAddressesOfADevice) {
+TEST(FakeLinkMonitor, ListsTheAddressesOfADevice) {
   FakeLinkMonitor monitor;
   monitor.set_link(1, "a", true);
   monitor.set_link(2, "b", true);
@@ -148,7 +148,7 @@ TEST(FakeLinkMonitor, ReportsEveryChangeOnceAndInOrder) {
                    "address_added a 10.0.0.1", "address_removed a 10.0.0.1", "removed a"}));
 }
 
-TEST(FakeLinkMonitor, NameFollowsTheDeviceThatBearsIt) {
+TEST(FakeLinkMonitor, AWatchedNameFollowsItsDevice) {
   FakeLinkMonitor monitor;
   monitor.watch("a");
   monitor.set_link(1, "a", true);
@@ -201,8 +201,8 @@ TEST(LinkTable, ResyncReportsTheDifference) {
   EXPECT_FALSE(events[2].carrier_up);
 }
 
-// A network namespace of its own.  It belongs to the threads in it, so it goes with everything in
-// it when they end, however they end.
+// A separate network namespace. The namespace belongs to the threads inside, so the kernel removes
+// the namespace and its devices when these threads end, however they end.
 class NetlinkLinkMonitorTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -215,7 +215,8 @@ class NetlinkLinkMonitorTest : public ::testing::Test {
     if (!namespace_.valid()) GTEST_SKIP() << "this system allows no network namespace";
   }
 
-  // A thread's namespace and user are its own; the test's other threads keep theirs.
+  // Runs `body` in a thread inside the namespace, as `user`. Other threads of the test keep their
+  // namespace and user.
   void inside(const std::function<void()>& body, uid_t user = 0) {
     std::thread([&] {
       ASSERT_EQ(::setns(namespace_.get(), CLONE_NEWNET), 0);
@@ -236,7 +237,7 @@ class NetlinkLinkMonitorTest : public ::testing::Test {
     return monitor.ok() ? std::move(monitor.value()) : nullptr;
   }
 
-  // Polls until `last` is reported; the kernel may take its time.
+  // Polls up to 5 s for the line `last`, because the kernel reports with a delay.
   static Lines wait_for(LinkMonitor& monitor, const std::string& last) {
     Lines lines;
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
@@ -291,8 +292,8 @@ TEST_F(NetlinkLinkMonitorTest, SeesAddressesComeAndGo) {
   });
 }
 
-// An address that is still being checked for a duplicate cannot be bound yet.
-TEST_F(NetlinkLinkMonitorTest, TentativeAddressIsNotThereYet) {
+// An address under duplicate address detection cannot be bound yet.
+TEST_F(NetlinkLinkMonitorTest, TentativeAddressIsNotReported) {
   inside([] {
     ip_command("link add name port0 type veth peer name port1");
     ip_command("link set dev port0 up");
@@ -325,7 +326,7 @@ TEST_F(NetlinkLinkMonitorTest, SeesRemovalRenameAndReturn) {
   });
 }
 
-// Leaving a bridge sends the same message type as going away.
+// Leaving a bridge sends the same message type as removal.
 TEST_F(NetlinkLinkMonitorTest, LeavingABridgeIsNotRemoval) {
   inside([] {
     ip_command("link add name port0 type veth peer name port1");
@@ -344,14 +345,14 @@ TEST_F(NetlinkLinkMonitorTest, LeavingABridgeIsNotRemoval) {
   });
 }
 
-TEST_F(NetlinkLinkMonitorTest, LostEventsAreMadeUpForByReadingAnew) {
+TEST_F(NetlinkLinkMonitorTest, LostEventsCauseAResync) {
   inside([] {
     ip_command("link add name port0 type veth peer name port1");
     ip_command("link add name gone type veth peer name gone2");
     auto monitor = open(4096);
     for (const char* name : {"port0", "gone"}) monitor->watch(std::string(name));
     wait_for(*monitor, "state gone down");
-    // Several times what the buffer holds, while nobody reads.
+    // Several times the capacity of the buffer, without a reader.
     ip_command("link del dev gone");
     const std::string flap =
         "for i in $(seq 60); do echo link set dev port0 up; echo link set dev port0 down; done";
@@ -382,7 +383,7 @@ TEST_F(NetlinkLinkMonitorTest, NeedsNoPrivilege) {
       },
       65534);
   inside([] { ip_command("link del dev port0"); });
-  // Its namespace stays the one it was opened in, whoever polls.
+  // The monitor stays in the namespace of its open(), whatever thread polls.
   wait_for(*monitor, "removed port0");
 }
 
@@ -438,7 +439,7 @@ TEST_F(NetlinkLinkMonitorTest, InterfacesAreListed) {
     EXPECT_TRUE(a->admin_up);
     EXPECT_TRUE(a->carrier_up);
     EXPECT_FALSE(a->is_loopback);
-    EXPECT_EQ(a->speed_mbps, 10'000) << "what a veth says of itself";
+    EXPECT_EQ(a->speed_mbps, 10'000) << "speed reported by a veth";
     EXPECT_EQ(find_interface(interfaces.value(), ip("10.7.0.5")), a) << "labelled address";
     const Interface* b = find_interface(interfaces.value(), ip("fd07::1"));
     ASSERT_NE(b, nullptr);
@@ -465,7 +466,7 @@ TEST_F(NetlinkLinkMonitorTest, InterfacesAreListed) {
   });
 }
 
-// Runs as anybody, on whatever machine this is.
+// Runs on any machine, without privileges.
 TEST(Interfaces, LoopbackIsListed) {
   auto interfaces = list_interfaces();
   ASSERT_TRUE(interfaces.ok());

@@ -1,5 +1,5 @@
-// Two links, a clock and frames in the hand of the test: what is pulled from one end is delivered,
-// lost or acknowledged as the test says.
+// Test fixture of 2 links under manual control of clock and frames.  A test pulls the frames of an
+// end and then delivers, drops or acknowledges each of them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ class LinkPair {
                      .spare_slots = 1,
                      .resilience = true};
     options.small_message_bytes = 128;
-    // The times that tests count on, whatever the defaults are.
+    // Fixed times, because tests depend on them and the defaults may change.
     options.ack_deadline_floor_ns = 10 * ns_per_ms;
     options.dead_deadline_ns = 200 * ns_per_ms;
     options.probe_interval_ns = 200 * ns_per_ms;
@@ -54,7 +54,7 @@ class LinkPair {
     a.actions().clear();
   }
 
-  // A connection that passed its handshake, and both probes.
+  // Opens an epoch at both ends and exchanges the probes.
   void open(RailId rail, Epoch epoch) {
     pulled_.erase({&a, rail});
     pulled_.erase({&b, rail});
@@ -65,7 +65,7 @@ class LinkPair {
     ASSERT_EQ(b.state(rail), RailState::up);
   }
 
-  // Everything that an end has for a rail now.
+  // Returns all frames ready for the rail.
   std::vector<Frame> pull(Link& from, RailId rail) {
     std::vector<Frame> frames;
     OutFrame out;
@@ -86,7 +86,7 @@ class LinkPair {
     return frames;
   }
 
-  // False: the receiver failed the rail over it.
+  // Returns false if the receiver failed the rail.
   bool deliver(Link& to, RailId rail, const Frame& frame) {
     if (!to.frame_begin(rail, frame.header, now)) return false;
     fill(to, rail, frame, 0, frame.payload.size());
@@ -97,7 +97,7 @@ class LinkPair {
     for (const Frame& frame : frames) EXPECT_TRUE(deliver(to, rail, frame));
   }
 
-  // Bytes `begin` to `end` of the payload of the frame begun.
+  // Fills bytes `begin` to `end` of the payload of the current frame.
   void fill(Link& to, RailId rail, const Frame& frame, std::size_t begin, std::size_t end) {
     while (begin < end) {
       const auto room = to.payload_room(rail);
@@ -112,12 +112,12 @@ class LinkPair {
     }
   }
 
-  // The path acknowledges everything that was pulled.
+  // Acknowledges all pulled frames on the path.
   void acknowledge(Link& of, RailId rail) {
     of.path_acked(rail, of.epoch(rail), pulled_[{&of, rail}], /*peer_limited=*/false, now);
   }
 
-  // A healthy rail: all frames arrive, both ways, until there are none.
+  // Delivers all frames in both directions until none is left, as a healthy rail does.
   void exchange(RailId rail) {
     for (bool moved = true; moved;) {
       moved = false;
@@ -130,7 +130,7 @@ class LinkPair {
     }
   }
 
-  // Carries out the close actions of an end, as an engine would at once.
+  // Carries out the close actions of an end at once; keeps all other actions.
   void close_rails(Link& of) {
     const auto actions = std::exchange(of.actions(), {});
     for (const LinkAction& action : actions)
@@ -140,7 +140,7 @@ class LinkPair {
         of.actions().push_back(action);
   }
 
-  // Time passes as it does for an engine that looks every millisecond; `each` is what happens then.
+  // Advances the clock in steps of 1 ms; calls `each` and then tick() of both ends in every step.
   template <typename Each>
   void pass(TimeNs time, Each each) {
     for (const TimeNs end = now + time; now < end;) {
@@ -154,7 +154,7 @@ class LinkPair {
     pass(time, [] {});
   }
 
-  // The caller's memory must outlive its delivery; temporaries are kept.
+  // The caller's memory must outlive its delivery, so temporaries are kept in `kept_`.
   void post(Link& from, const std::vector<std::byte>& data) {
     from.post(from.out_stream(communicator), data, {}, now);
   }
@@ -173,11 +173,11 @@ class LinkPair {
 
   const std::vector<RailKind> kinds_;
   std::deque<std::vector<std::byte>> kept_;
-  std::map<std::pair<const Link*, RailId>, std::uint64_t> pulled_;  // bytes in this epoch
+  std::map<std::pair<const Link*, RailId>, std::uint64_t> pulled_;  // bytes pulled in this epoch
 
  public:
   TimeNs now = 1000 * ns_per_ms;
-  Link a;  // connects
+  Link a;  // the connecting end
   Link b;
 };
 

@@ -1,4 +1,4 @@
-// The link alone, one protocol rule a test.
+// Protocol rules of the link state machine, one rule per test.
 #include "link/link.hpp"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ std::vector<std::byte> front_bytes(const InStream& stream) {
 
 // ---- replay ----
 
-TEST(Link, ADownRailsUndeliveredChunksAreReplayedAndNoOthers) {
+TEST(Link, OnlyUndeliveredChunksOfADownRailAreReplayed) {
   LinkOptions options = LinkPair::default_options();
   options.shape.slots = 4;
   LinkPair pair(2, options);
@@ -34,8 +34,8 @@ TEST(Link, ADownRailsUndeliveredChunksAreReplayedAndNoOthers) {
   for (int i = 0; i < 3; ++i) pair.post(pair.a, data);
   const auto sent = pair.pull(pair.a, 0, FrameType::data);
   ASSERT_EQ(numbers_of(sent), (std::vector<std::uint64_t>{0, 1, 2}));
-  // Message 0 is delivered and its ack arrives.  The path acknowledges all three, which is no
-  // delivery: the peer may never have read them.
+  // The delivery ack of message 0 arrives. The path acknowledges all 3 messages, which is no proof
+  // of delivery: the peer may not have read the bytes.
   pair.deliver(pair.b, 0, sent[0]);
   pair.pass(10 * ns_per_ms, [&] {
     pair.deliver(pair.a, 0, pair.pull(pair.b, 0));
@@ -86,9 +86,9 @@ TEST(Link, ReplayWaitsForTheOnlyRailToRejoin) {
 
 // ---- three signals ----
 
-TEST(Link, ThePathAckFreesNothingAndTheDeliveryAckDoes) {
+TEST(Link, OnlyTheDeliveryAckSettlesAMessage) {
   LinkPair pair(1);
-  const auto data = bytes_of(300, 1);  // sent from the caller's buffer
+  const auto data = bytes_of(300, 1);  // larger than staging_bytes: sent from the caller's buffer
   pair.post(pair.a, data);
   const auto sent = pair.pull(pair.a, 0);
   pair.acknowledge(pair.a, 0);
@@ -120,7 +120,7 @@ TEST(Link, AMessageWaitsForCredit) {
   const auto sent = pair.pull(pair.a, 0, FrameType::data);
   ASSERT_EQ(numbers_of(sent), (std::vector<std::uint64_t>{0, 1}));
   pair.deliver(pair.b, 0, sent);
-  // Delivered, but not read: the slots are full.
+  // The messages are delivered but not consumed, so both slots stay full.
   pair.pass(30 * ns_per_ms, [&] { pair.exchange(0); });
   ASSERT_EQ(pair.out(pair.a).delivered(), 2U);
   EXPECT_EQ(pair.in(pair.b).delivered(), 2U);
@@ -168,7 +168,7 @@ TEST(Link, AcksOfALostRailAreSentAgain) {
   pair.post(pair.a, bytes_of(100, 1));
   pair.deliver(pair.b, 0, pair.pull(pair.a, 0));
   pair.pass(5 * ns_per_ms);
-  ASSERT_EQ(pair.pull(pair.b, 0, FrameType::ack).size(), 1U);  // lost with its rail
+  ASSERT_EQ(pair.pull(pair.b, 0, FrameType::ack).size(), 1U);  // lost with rail 0
   pair.b.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   pair.pass(1 * ns_per_ms);
   const auto repeated = pair.pull(pair.b, 1, FrameType::ack);
@@ -178,7 +178,8 @@ TEST(Link, AcksOfALostRailAreSentAgain) {
 
 // ---- slots and fences ----
 
-// Rail 1 works for 30 ms, but for RAIL_DOWN: what went on rail 0 stays unfenced.
+// Passes 30 ms in which rail 1 works but loses RAIL_DOWN frames. The epoch of rail 0 stays
+// unfenced.
 void pass_unfenced(LinkPair& pair) {
   pair.pass(30 * ns_per_ms, [&] {
     auto frames = pair.pull(pair.a, 1);
@@ -190,7 +191,7 @@ void pass_unfenced(LinkPair& pair) {
   });
 }
 
-// Message 0 was posted on rail 0 and arrived by its replay on rail 1.
+// Delivers message 0 by a replay on rail 1, while its first attempt on rail 0 stays unresolved.
 void leave_an_attempt_open(LinkPair& pair, const std::vector<std::byte>& data) {
   pair.post(pair.a, data);
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
@@ -218,13 +219,13 @@ TEST(Link, ASlotThatAnUnfencedEpochMayWriteIsNotReused) {
     return sent[0].header.slot;
   };
   EXPECT_EQ(slot_of_next(), 1);
-  EXPECT_EQ(slot_of_next(), 2);  // the spare one, instead of slot 0
+  EXPECT_EQ(slot_of_next(), 2);  // the spare slot, because slot 0 is quarantined
   EXPECT_EQ(slot_of_next(), 1);
   pair.a.peer_fenced(0, 1, pair.now);
   EXPECT_EQ(slot_of_next(), 0);
 }
 
-TEST(Link, WithoutASpareSlotItWaitsForTheFence) {
+TEST(Link, WithoutASpareSlotTheSenderWaitsForTheFence) {
   LinkOptions options = LinkPair::default_options();
   options.shape.slots = 1;
   options.shape.spare_slots = 0;
@@ -257,7 +258,7 @@ TEST(Link, RailDownIsRepeatedUntilFencedComes) {
   pair.deliver(pair.b, 1, notices);
   EXPECT_EQ(pair.b.state(0), RailState::down);
   EXPECT_EQ(pair.b.cause(0), RailCause::peer_notice);
-  EXPECT_TRUE(pair.pull(pair.b, 1, FrameType::fenced).empty());  // not closed yet
+  EXPECT_TRUE(pair.pull(pair.b, 1, FrameType::fenced).empty());  // B has not closed the rail yet
   pair.close_rails(pair.b);
   const auto fenced = pair.pull(pair.b, 1, FrameType::fenced);
   ASSERT_EQ(fenced.size(), 1U);
@@ -275,9 +276,9 @@ void fail_and_fence(LinkPair& pair, RailId rail, Epoch epoch) {
   for (Link* end : {&pair.a, &pair.b}) end->peer_fenced(rail, epoch, pair.now);
 }
 
-TEST(Link, ANoticeThatWaitedTooLongDoesNotEndTheNewEpoch) {
+TEST(Link, AStaleNoticeDoesNotEndTheNewEpoch) {
   LinkPair pair(2);
-  fail_and_fence(pair, 0, 1);  // rail 1 is congested: its notices are not sent yet
+  fail_and_fence(pair, 0, 1);  // rail 1 is congested and has not sent its notices yet
   pair.open(0, 2);
   pair.exchange(1);
   EXPECT_EQ(pair.a.state(0), RailState::up);
@@ -303,19 +304,19 @@ TEST(Link, AnOldRailDownIsAnsweredAndDoesNotTouchTheNewEpoch) {
 
 TEST(Link, AnEpochIsOpenedOnceAndOnlyAfterBothFences) {
   LinkPair pair(2);
-  EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // the old one is open
+  EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // epoch 1 is still open
   pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
-  EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // not closed
+  EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // not closed yet
   pair.close_rails(pair.a);
-  EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // the peer has not fenced it
+  EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // the peer has not fenced epoch 1
   pair.a.peer_fenced(0, 1, pair.now);
-  EXPECT_FALSE(pair.a.rail_established(0, 1, pair.now));  // an old number
+  EXPECT_FALSE(pair.a.rail_established(0, 1, pair.now));  // an old epoch number
   pair.a.never_opened(0, 2);
-  EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // written off
+  EXPECT_FALSE(pair.a.rail_established(0, 2, pair.now));  // epoch 2 was never opened
   EXPECT_TRUE(pair.a.rail_established(0, 3, pair.now));
 }
 
-TEST(Link, ARailThatFlapsIsTriedEverMoreRarelyUnlessItIsAllThereIs) {
+TEST(Link, AFlappingRailReconnectsMoreSlowlyUnlessNoRailIsLeft) {
   LinkPair pair(2);
   const auto soonest = [&pair] {
     pair.a.actions().clear();
@@ -329,9 +330,9 @@ TEST(Link, ARailThatFlapsIsTriedEverMoreRarelyUnlessItIsAllThereIs) {
     pair.exchange(1);
     pair.close_rails(pair.b);
     pair.exchange(1);
-    pair.now += 10'000 * ns_per_ms;  // the attempt that was due came to nothing
+    pair.now += 10'000 * ns_per_ms;  // the attempt due has failed
     waits.push_back(soonest());
-    EXPECT_EQ(soonest(), -1);  // it is planned already
+    EXPECT_EQ(soonest(), -1);  // already scheduled
     pair.open(0, epoch + 1);
     pair.now += 10 * ns_per_ms;
   }
@@ -343,9 +344,9 @@ TEST(Link, ARailThatFlapsIsTriedEverMoreRarelyUnlessItIsAllThereIs) {
   EXPECT_EQ(soonest(), 0);
 }
 
-TEST(Link, AFenceThatCoversMoreThanOurEpochCounts) {
+TEST(Link, AFenceOfALaterEpochCoversTheOldEpoch) {
   LinkPair pair(2);
-  // B answered for epoch 2 and never saw it confirmed: everything up to 2 is fenced there.
+  // B offered epoch 2 and saw no confirmation, so B has fenced all epochs up to 2.
   pair.b.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   pair.close_rails(pair.b);
   pair.b.never_opened(0, 2);
@@ -374,7 +375,7 @@ TEST(Link, ADuplicateNeverReachesASlotThatHoldsALaterMessage) {
   pair.post(pair.a, bytes_of(100, 1));
   const auto first = pair.pull(pair.a, 0, FrameType::data);
   ASSERT_EQ(first.size(), 1U);
-  // A copy of it is half read on rail 1 when the whole arrives on rail 0.
+  // Rail 1 has read half of a copy of the frame when the whole frame arrives on rail 0.
   Frame copy = first[0];
   std::fill(copy.payload.begin(), copy.payload.end(), std::byte{0xEE});
   ASSERT_TRUE(pair.b.frame_begin(1, copy.header, pair.now));
@@ -411,19 +412,20 @@ TEST(Link, AChunkThatArrivesOnTwoRailsAtOnceIsCountedOnce) {
   pair.post(pair.a, bytes_of(300, 1));
   const auto sent = pair.pull(pair.a, 0, FrameType::data);
   ASSERT_EQ(sent.size(), 3U);
-  // Both copies are wanted when they begin.
+  // Both copies begin before the chunk is complete, so the link accepts both.
   for (const RailId rail : {RailId{0}, RailId{1}})
     ASSERT_TRUE(pair.b.frame_begin(rail, sent[0].header, pair.now));
   for (const RailId rail : {RailId{0}, RailId{1}})
     pair.fill(pair.b, rail, sent[0], 0, sent[0].payload.size());
   EXPECT_TRUE(
-      pair.deliver(pair.b, 0, sent[2]));  // as many bytes as the message has, but not all of them
+      // The byte count equals the message size, but chunk 1 is still missing.
+      pair.deliver(pair.b, 0, sent[2]));
   EXPECT_EQ(pair.in(pair.b).delivered(), 0U);
   EXPECT_TRUE(pair.deliver(pair.b, 0, sent[1]));
   EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
 }
 
-TEST(LinkFallback, TheControlRailCarriesDataOnlyWhileNothingElseIsLeft) {
+TEST(LinkFallback, TheControlRailCarriesDataOnlyWhileNoDataRailIsUp) {
   LinkPair pair({RailKind::sim, RailKind::control}, LinkPair::default_options());
   const auto data = bytes_of(384, 1);
   pair.post(pair.a, data);
@@ -447,7 +449,7 @@ TEST(LinkFallback, TheControlRailCarriesDataOnlyWhileNothingElseIsLeft) {
   EXPECT_FALSE(pair.pull(pair.a, 0, FrameType::data).empty());
 }
 
-TEST(LinkFallback, WithoutItTheControlRailCarriesNone) {
+TEST(LinkFallback, WithoutFallbackTheControlRailCarriesNoData) {
   LinkOptions options = LinkPair::default_options();
   options.fallback = false;
   LinkPair pair({RailKind::sim, RailKind::control}, options);
@@ -457,7 +459,7 @@ TEST(LinkFallback, WithoutItTheControlRailCarriesNone) {
   EXPECT_TRUE(pair.pull(pair.a, 1, FrameType::data).empty());
 }
 
-TEST(LinkFallback, WhatWaitsForTheControlRailGoesToADataRailThatIsBack) {
+TEST(LinkFallback, DataQueuedForTheControlRailMovesToARecoveredRail) {
   LinkOptions options = LinkPair::default_options();
   LinkPair pair({RailKind::sim, RailKind::sim, RailKind::control}, options);
   pair.pass(205 * ns_per_ms, [&] {
@@ -467,7 +469,7 @@ TEST(LinkFallback, WhatWaitsForTheControlRailGoesToADataRailThatIsBack) {
   pair.post(pair.a, bytes_of(100, 1));
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
   (void)pair.pull(pair.a, 1);  // a probe
-  pair.pass(15 * ns_per_ms);   // both are silent, and the control rail's socket takes nothing
+  pair.pass(15 * ns_per_ms);   // both rails are silent; the control rail's socket accepts no bytes
   ASSERT_EQ(pair.a.state(0), RailState::suspect);
   ASSERT_EQ(pair.a.state(1), RailState::suspect);
   pair.acknowledge(pair.a, 1);

@@ -1,4 +1,4 @@
-// Which address a port listens on when its device's addresses change.
+// Listeners: the address a port listens on when the addresses of its device change.
 #include "connect/listeners.hpp"
 
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 namespace r2ccl {
 namespace {
 
-const std::string device = "no-port";  // loopback addresses can be had without it
+const std::string device = "no-port";  // need not exist: loopback addresses are bound without it
 
 IpAddress ip(const char* text) { return IpAddress::parse(text).value(); }
 
@@ -38,7 +38,7 @@ struct Fixture {
 
 using Lines = std::vector<std::string>;
 
-TEST(Listeners, GoWithTheAddressAndBackAndKeepTheirPort) {
+TEST(Listeners, FollowAnAddressChangeAndKeepTheirPort) {
   Fixture fixture;
   const std::uint16_t port = fixture.listen("127.0.1.1");
   const std::string colon_port = ":" + std::to_string(port);
@@ -48,17 +48,17 @@ TEST(Listeners, GoWithTheAddressAndBackAndKeepTheirPort) {
   EXPECT_EQ(fixture.change({"127.0.1.6", "127.0.1.7"}), Lines{"127.0.1.1 127.0.1.6" + colon_port});
   EXPECT_TRUE(fixture.reachable("127.0.1.6", port));
   EXPECT_FALSE(fixture.reachable("127.0.1.1", port));
-  // It stays where it is as long as it can, even if a lower address appears.
+  // A listener keeps its address while possible, even if a lower address appears.
   EXPECT_EQ(fixture.change({"127.0.1.5", "127.0.1.6"}), Lines());
   EXPECT_EQ(fixture.listeners.at(device, ip("127.0.1.1"))->text(), "127.0.1.6" + colon_port);
   EXPECT_EQ(fixture.change({"127.0.1.5"}), Lines{"127.0.1.1 127.0.1.5" + colon_port});
-  // But for the address that it was given.
+  // The configured address takes precedence.
   EXPECT_EQ(fixture.change({"127.0.1.1", "127.0.1.5"}), Lines{"127.0.1.1 127.0.1.1" + colon_port});
   EXPECT_TRUE(fixture.reachable("127.0.1.1", port));
   EXPECT_EQ(fixture.errors, Lines());
 }
 
-TEST(Listeners, OfOneDeviceNeverTakeTheSameAddress) {
+TEST(Listeners, NeverShareAnAddressOnADevice) {
   Fixture fixture;
   const std::string first = "127.0.1.1 127.0.1.6:" + std::to_string(fixture.listen("127.0.1.1"));
   const std::string second = "127.0.1.2 127.0.1.7:" + std::to_string(fixture.listen("127.0.1.2"));
@@ -67,7 +67,7 @@ TEST(Listeners, OfOneDeviceNeverTakeTheSameAddress) {
   EXPECT_EQ(fixture.change({"127.0.1.6", "127.0.1.7"}), Lines{second});
 }
 
-TEST(Listeners, TakeNothingOfAnotherFamilyScopeOrDevice) {
+TEST(Listeners, IgnoreAddressesOfAnotherFamilyScopeOrDevice) {
   Fixture fixture;
   fixture.listen("127.0.1.1");
   const std::uint16_t elsewhere = fixture.listen("127.0.1.2", "no-port2");
@@ -78,7 +78,7 @@ TEST(Listeners, TakeNothingOfAnotherFamilyScopeOrDevice) {
   EXPECT_TRUE(fixture.reachable("127.0.1.3", by_address));
 }
 
-TEST(Listeners, TryAgainWhileTheirPortIsTakenThere) {
+TEST(Listeners, RetryWhileThePortIsInUse) {
   Fixture fixture;
   const std::uint16_t port = fixture.listen("127.0.1.1");
   FileDescriptor other(::socket(AF_INET, SOCK_STREAM, 0));
@@ -89,7 +89,7 @@ TEST(Listeners, TryAgainWhileTheirPortIsTakenThere) {
     EXPECT_EQ(fixture.change({"127.0.1.8"}), Lines());
     EXPECT_EQ(fixture.listeners.broken(), Lines{device});
   }
-  EXPECT_EQ(fixture.errors.size(), 1U);  // said once
+  EXPECT_EQ(fixture.errors.size(), 1U);  // logged once
   other.reset();
   EXPECT_EQ(fixture.change({"127.0.1.8"}).size(), 1U);
   EXPECT_EQ(fixture.listeners.broken(), Lines());

@@ -1,5 +1,5 @@
-// The protocol between kernels and the proxy, with threads of the host for the device: over real
-// links whose rails are cut, and by itself.
+// Protocol between kernels and proxy, with host threads in place of the GPU: over real links with
+// cut rails, and in isolation.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,8 +31,8 @@ using testing::Job;
 constexpr std::size_t count = 1000;
 constexpr std::size_t bytes = count * sizeof(float);
 
-// A rank whose device decodes: each replay writes new values, adds them up over all ranks and
-// checks the sum, all of it from what lies in device memory.
+// A rank whose device decodes. Each replay writes new values, reduces them over all ranks and
+// checks the sum. All data stays in device memory.
 struct DecodingRank {
   explicit DecodingRank(Communicator& communicator, std::uint32_t blocks = 1,
                         std::uint32_t threads = 1)
@@ -52,7 +52,7 @@ struct DecodingRank {
           for (std::size_t i = 0; i < count; ++i) source[i] = value(turn, i, me);
         },
         device.stage(source.data(), bytes, 7),
-        [this] { source.fill(-1.0F); },  // staged: the source is the caller's again
+        [this] { source.fill(-1.0F); },  // the caller may reuse a staged source
         device.deliver(target.data(), bytes),
         [this] {
           for (std::size_t i = 0; i < count; ++i) {
@@ -73,7 +73,7 @@ struct DecodingRank {
   HostDevice device{bytes, bytes};
   std::array<float, count> source{};
   std::array<float, count> target{};
-  std::uint32_t turn = 0;  // of the stream's thread, until it is synchronised
+  std::uint32_t turn = 0;  // belongs to the stream's thread until synchronise()
   int wrong = 0;
   Graph graph;
   Proxy proxy;
@@ -122,7 +122,7 @@ TEST(Mailbox, ManyBlocksOfManyThreadsStageAndDeliver) {
   }
 }
 
-TEST(Mailbox, AnEndOfAllRailsEndsEveryKernelAndSaysWhy) {
+TEST(Mailbox, LossOfAllRailsEndsEveryKernelWithAnError) {
   Config config;
   config.link_timeout_s = 0.3;
   Job job({.ranks = 2, .rails = 2, .config = config});
@@ -135,7 +135,7 @@ TEST(Mailbox, AnEndOfAllRailsEndsEveryKernelAndSaysWhy) {
   for (RailId rail = 0; rail < 2; ++rail)
     ASSERT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
   for (DecodingRank* rank : {&first, &second}) rank->target.fill(42.0F);
-  // The checking kernel would call the untouched target wrong.
+  // The checking kernel would report the untouched target as wrong.
   for (DecodingRank* rank : {&first, &second}) {
     rank->graph.pop_back();
     replay(*rank, 5);
@@ -149,15 +149,15 @@ TEST(Mailbox, AnEndOfAllRailsEndsEveryKernelAndSaysWhy) {
   }
 }
 
-// ---- the protocol by itself ----
+// ---- the protocol in isolation ----
 
-// A proxy that doubles every byte, when it is let.
+// A proxy whose collective doubles every byte; a test holds `gate` to block it.
 struct Doubling {
   HostDevice device{bytes, bytes};
-  std::mutex gate;  // held: nothing is carried out
+  std::mutex gate;  // while held, no collective runs
   std::atomic<int> carried = 0;
-  std::vector<std::uint32_t> plans;  // of the proxy's thread
-  Status answer;                     // the same
+  std::vector<std::uint32_t> plans;  // belongs to the proxy's thread
+  Status answer;                     // belongs to the proxy's thread
   Proxy::Flush flush;
   std::unique_ptr<Proxy> proxy;
   HostStream stream;
@@ -177,7 +177,7 @@ struct Doubling {
   }
 };
 
-TEST(Mailbox, NumbersWrapAndPlansFollowThem) {
+TEST(Mailbox, SequenceNumbersWrapAndKeepTheirPlans) {
   Doubling doubling;
   doubling.device.begin_after(0xFFFFFFF0);
   doubling.start();
@@ -202,7 +202,7 @@ TEST(Mailbox, NumbersWrapAndPlansFollowThem) {
   EXPECT_EQ(doubling.plans, plans);
 }
 
-TEST(Mailbox, PartsOfAResultAreDeliveredFromAnyPlaceToAnyPlace) {
+TEST(Mailbox, PartsOfAResultAreDeliveredFromAnyOffsetToAnyAddress) {
   Doubling doubling;
   doubling.device.blocks = 2;
   doubling.device.threads = 2;
@@ -224,7 +224,7 @@ TEST(Mailbox, PartsOfAResultAreDeliveredFromAnyPlaceToAnyPlace) {
   }
 }
 
-TEST(Mailbox, TheDeviceRunsAheadByTheRingAndNoFurther) {
+TEST(Mailbox, TheDeviceRunsAheadByAtMostTheRing) {
   Doubling doubling;
   doubling.start();
   std::array<std::array<unsigned char, bytes>, 4> sources{};
@@ -268,7 +268,7 @@ TEST(Mailbox, AResultArrivesAfterTheFlush) {
   }
 }
 
-TEST(Mailbox, AnErrorStaysAndLeavesTargetsAlone) {
+TEST(Mailbox, AnErrorIsStickyAndLeavesTargetsUnchanged) {
   Doubling doubling;
   doubling.answer = {ErrorCode::peer_lost, "rank 3 is gone"};
   doubling.start();
@@ -287,7 +287,7 @@ TEST(Mailbox, AnErrorStaysAndLeavesTargetsAlone) {
   EXPECT_EQ(doubling.carried, 1);
 }
 
-TEST(Mailbox, AProxyThatEndsLetsKernelsGo) {
+TEST(Mailbox, TheEndOfAProxyReleasesWaitingKernels) {
   Doubling doubling;
   doubling.start();
   std::array<unsigned char, bytes> target{};
@@ -304,7 +304,7 @@ TEST(Mailbox, AProxyThatEndsLetsKernelsGo) {
   EXPECT_TRUE(target[0] == 77 || target[0] == 77 * 2);
 }
 
-TEST(Mailbox, AProxyThatIsIdleFindsWorkAndEndsAtOnce) {
+TEST(Mailbox, AnIdleProxyFindsWorkAndEndsAtOnce) {
   Doubling doubling;
   doubling.start();
   std::array<unsigned char, bytes> data{};
@@ -321,7 +321,7 @@ TEST(Mailbox, AProxyThatIsIdleFindsWorkAndEndsAtOnce) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(1));
 }
 
-TEST(Mailbox, ACommandOfAnotherNumberIsABug) {
+TEST(Mailbox, ACommandWithAWrongNumberIsAnInternalError) {
   Doubling doubling;
   doubling.start();
   doubling.device.mailbox.commands[1 % device::ring] = {9, 0};

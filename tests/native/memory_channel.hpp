@@ -1,10 +1,11 @@
-// A world of ranks in one process for testing algorithms: threads as ranks, queues as streams.
+// Channel for tests of collective algorithms in a single process: threads are ranks, queues are
+// streams.
 //
-// It is as lazy as a Channel may be: bytes are copied out of the sender's memory only when the
-// receiver asks for them, and are compared with a checksum taken when they were sent.  So memory
-// that an algorithm overwrites too early is seen, whatever the timing, and sanitizers see the race.
-// Delivery is not enough (a replay may still read): what is not settled must be unchanged at the
-// end.
+// The channel is as lazy as its contract allows.  It copies bytes from the sender's memory only
+// when the receiver asks for them, and compares them with a checksum taken at send time.  An
+// algorithm that overwrites its memory too early fails whatever the timing, and sanitizers see the
+// race.  Even delivery does not release memory, because a replay may still read it: unsettled
+// memory must be unchanged at the end.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -44,7 +45,7 @@ struct Stream {
   std::size_t sent_bytes = 0;
   std::size_t delivered_bytes = 0;
 
-  // False if it does not come true in time.
+  // Waits for `ready`; returns false after 60 s.
   bool wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready) {
     return changed.wait_for(lock, std::chrono::seconds(60), ready);
   }
@@ -57,7 +58,7 @@ class World {
         segment_bytes_(segment_bytes),
         streams_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size)) {}
 
-  // Runs body(rank) on a thread for each rank and checks that no message is left over.
+  // Runs body(rank) in a thread per rank and checks for unread messages.
   void run(const std::function<void(int)>& body) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size_; ++rank) threads.emplace_back(body, rank);
@@ -75,7 +76,7 @@ class World {
   std::vector<Stream> streams_;
 };
 
-// One call of one rank.
+// A single call of a rank.
 class MemoryChannel final : public Channel {
  public:
   MemoryChannel(World& world, int rank) : world_(world), rank_(rank) {
@@ -128,7 +129,7 @@ class MemoryChannel final : public Channel {
                                                    " bytes, got " +
                                                    std::to_string(message.data.size()));
     }
-    // One byte longer and read from its second byte: slots promise no alignment to algorithms.
+    // The slot starts at an odd offset, because slots promise no alignment to algorithms.
     auto& slot = slots_[index];
     slot.assign(1, std::byte{0});
     slot.insert(slot.end(), message.data.begin(), message.data.end());
@@ -145,7 +146,7 @@ class MemoryChannel final : public Channel {
     const auto index = static_cast<std::size_t>(peer);
     EXPECT_EQ(held_[index], 1) << "nothing to release";
     held_[index] = 0;
-    // Gone at once, so that a late look at it is an error that ASan sees.
+    // Frees the slot at once, so that ASan detects a late access.
     std::vector<std::byte>().swap(slots_[index]);
     return {};
   }
@@ -178,10 +179,10 @@ class MemoryChannel final : public Channel {
  private:
   struct Unsettled {
     Stream::Message message;
-    std::size_t end;  // in the stream
+    std::size_t end;  // position in the stream
   };
 
-  // Until now the first `end` bytes of the stream to peer had to stay as they were sent.
+  // Checks the first `end` bytes of the stream to `peer`: they must be unchanged since the send.
   void check_unchanged(int peer, std::size_t end) {
     auto& segments = unsettled_[static_cast<std::size_t>(peer)];
     while (!segments.empty() && segments.front().end <= end) {
@@ -193,7 +194,7 @@ class MemoryChannel final : public Channel {
 
   [[nodiscard]] Status stuck(const char* what, int peer) const {
     return {ErrorCode::timeout, std::string(what) + " of rank " + std::to_string(rank_) +
-                                    " waits in vain for " + std::to_string(peer)};
+                                    " timed out waiting for rank " + std::to_string(peer)};
   }
 
   World& world_;

@@ -1,4 +1,4 @@
-// Memory that RDMA devices share.
+// Memory shared with RDMA devices.
 #include "rails/verbs/memory_pool.hpp"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ class MemoryPoolTest : public ::testing::Test {
   std::shared_ptr<VerbsDevice> open() { return std::move(verbs->open("near").value()); }
   std::span<std::byte> span() { return buffer; }
   static bool is_open(int fd) { return ::fcntl(fd, F_GETFD) != -1; }
-  // What is freed on threads is freed soon.
+  // Waits up to 2 s for `count` regions, because other threads free the memory.
   bool regions_become(std::size_t count) {
     for (int i = 0; i < 2000 && verbs->shared_regions() != count; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -36,7 +36,7 @@ class MemoryPoolTest : public ::testing::Test {
   MemoryPool pool;
 };
 
-TEST_F(MemoryPoolTest, WhatWasRegisteredAheadIsUsed) {
+TEST_F(MemoryPoolTest, ARegistrationMadeAheadIsUsed) {
   ASSERT_TRUE(pool.register_buffer(span()).ok());
   const auto device = open();
   auto ahead = pool.registrations();
@@ -47,19 +47,19 @@ TEST_F(MemoryPoolTest, WhatWasRegisteredAheadIsUsed) {
   EXPECT_EQ(pool.find("near", buffer.data(), 1000)->remote, key);
 }
 
-TEST_F(MemoryPoolTest, ButNotForAnotherBufferAtTheSamePlace) {
+TEST_F(MemoryPoolTest, ARegistrationMadeAheadIsNotUsedForAnotherBuffer) {
   ASSERT_TRUE(pool.register_buffer(span()).ok());
   const auto device = open();
   auto ahead = pool.registrations();
   MemoryPool::register_all(*device, ahead);
   const std::uint32_t key = ahead[0].with->remote_key();
   ASSERT_TRUE(pool.deregister_buffer(buffer.data()));
-  ASSERT_TRUE(pool.register_buffer(span()).ok());  // other pages, perhaps
+  ASSERT_TRUE(pool.register_buffer(span()).ok());  // perhaps on other pages
   ASSERT_TRUE(pool.add_device(device, std::move(ahead)).ok());
   EXPECT_NE(pool.find("near", buffer.data(), 1000)->remote, key);
 }
 
-TEST_F(MemoryPoolTest, MemoryForOneDeviceIsRegisteredByWhoeverWantsItAndKept) {
+TEST_F(MemoryPoolTest, MemoryForADeviceIsRegisteredByItsUserAndKept) {
   verbs->add_device("far");
   const auto near = open();
   ASSERT_TRUE(pool.add_device(near).ok());
@@ -77,11 +77,11 @@ TEST_F(MemoryPoolTest, MemoryForOneDeviceIsRegisteredByWhoeverWantsItAndKept) {
   pool.release(memory);
   EXPECT_EQ(pool.allocate_for("near", 8000), memory);
   pool.release(memory);
-  ASSERT_EQ(pool.allocate(8000), memory);  // for all, so with all
+  ASSERT_EQ(pool.allocate(8000), memory);  // for all devices, so registered with all
   EXPECT_TRUE(pool.find("far", memory, 8192).has_value());
 }
 
-TEST_F(MemoryPoolTest, WhatADeviceHadThatIsGoneIsWithdrawn) {
+TEST_F(MemoryPoolTest, MemoryOfARemovedDeviceIsWithdrawn) {
   const auto device = open();
   ASSERT_TRUE(pool.add_device(device).ok());
   const MemoryPool::Withdrawal withdrawn = pool.withdrawal_of("near");
@@ -109,7 +109,7 @@ TEST_F(MemoryPoolTest, WhatADeviceHadThatIsGoneIsWithdrawn) {
   EXPECT_NE(pool.withdrawal_of("near"), withdrawn);
 }
 
-TEST_F(MemoryPoolTest, BuffersThatOverlapAreRefused) {
+TEST_F(MemoryPoolTest, OverlappingBuffersAreRefused) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   const auto part = [this](std::size_t first, std::size_t bytes) {
     return pool.register_buffer(span().subspan(first, bytes)).ok();
@@ -122,13 +122,13 @@ TEST_F(MemoryPoolTest, BuffersThatOverlapAreRefused) {
   EXPECT_FALSE(part(100, 500));
   EXPECT_TRUE(part(300, 50));
   EXPECT_TRUE(part(100, 100));
-  EXPECT_TRUE(part(200, 100));  // once more
+  EXPECT_TRUE(part(200, 100));  // a second registration
   EXPECT_TRUE(pool.deregister_buffer(buffer.data() + 200));
   EXPECT_TRUE(pool.deregister_buffer(buffer.data() + 200));
   EXPECT_FALSE(pool.deregister_buffer(buffer.data() + 200));
 }
 
-TEST_F(MemoryPoolTest, ADeviceThatIsGoneHoldsUpNobody) {
+TEST_F(MemoryPoolTest, ARemovedDeviceDoesNotBlockOtherCalls) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   ASSERT_TRUE(pool.register_buffer(span()).ok());
   verbs->remove("near");
@@ -142,7 +142,7 @@ TEST_F(MemoryPoolTest, ADeviceThatIsGoneHoldsUpNobody) {
   EXPECT_TRUE(pool.is_registered(other));
 }
 
-TEST_F(MemoryPoolTest, ADeviceThatFreesNothingDoesNotHoldUpTheEnd) {
+TEST_F(MemoryPoolTest, ADeviceThatFreesNothingDoesNotBlockDestruction) {
   auto last = std::make_unique<MemoryPool>();
   ASSERT_TRUE(last->add_device(open()).ok());
   ASSERT_NE(last->allocate(5000), nullptr);
@@ -154,7 +154,7 @@ TEST_F(MemoryPoolTest, ADeviceThatFreesNothingDoesNotHoldUpTheEnd) {
   EXPECT_TRUE(regions_become(0));
 }
 
-TEST_F(MemoryPoolTest, RevokedMemoryIsKnownAndOfNoUse) {
+TEST_F(MemoryPoolTest, RevokedMemoryIsKnownButUnusable) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   ASSERT_TRUE(pool.register_buffer(span()).ok());
   ASSERT_TRUE(pool.is_registered(span()));
@@ -166,7 +166,7 @@ TEST_F(MemoryPoolTest, RevokedMemoryIsKnownAndOfNoUse) {
   EXPECT_FALSE(pool.deregister_buffer(buffer.data()));
 }
 
-TEST_F(MemoryPoolTest, ADmaBufIsRegisteredWithEveryDeviceUntilItIsGivenBack) {
+TEST_F(MemoryPoolTest, ADmaBufIsRegisteredWithEveryDeviceUntilDeregistered) {
   verbs->add_device("far");
   for (const char* name : {"near", "far"})
     ASSERT_TRUE(pool.add_device(std::move(verbs->open(name).value())).ok());
@@ -180,7 +180,7 @@ TEST_F(MemoryPoolTest, ADmaBufIsRegisteredWithEveryDeviceUntilItIsGivenBack) {
   EXPECT_EQ(pool.registered_bytes(), all.size());
   EXPECT_TRUE(is_open(fd));
 
-  ASSERT_TRUE(pool.register_dma_buf(all, gpu.dma_buf()).ok());  // once more
+  ASSERT_TRUE(pool.register_dma_buf(all, gpu.dma_buf()).ok());  // a second registration
   EXPECT_EQ(verbs->shared_regions(), 2U);
   EXPECT_TRUE(pool.deregister_buffer(all.data()));
   EXPECT_TRUE(pool.is_registered(all));
@@ -192,7 +192,7 @@ TEST_F(MemoryPoolTest, ADmaBufIsRegisteredWithEveryDeviceUntilItIsGivenBack) {
   EXPECT_EQ(pool.registered_bytes(), 0U);
 }
 
-TEST_F(MemoryPoolTest, ADmaBufThatOneDeviceRefusesIsRegisteredWithNone) {
+TEST_F(MemoryPoolTest, ADmaBufRefusedByADeviceIsRegisteredWithNone) {
   ExportedMemory gpu(1 << 16);
   EXPECT_NE(pool.register_dma_buf(gpu.addresses(), gpu.dma_buf()).message().find("no RDMA device"),
             std::string::npos);
@@ -213,7 +213,7 @@ TEST_F(MemoryPoolTest, ADmaBufThatOneDeviceRefusesIsRegisteredWithNone) {
   EXPECT_TRUE(pool.register_dma_buf(gpu.addresses(), gpu.dma_buf()).ok());
 }
 
-TEST_F(MemoryPoolTest, DmaBufsThatOverlapAreRefused) {
+TEST_F(MemoryPoolTest, OverlappingDmaBufsAreRefused) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   ExportedMemory gpu(1 << 16);
   const std::span all = gpu.addresses();
@@ -227,7 +227,7 @@ TEST_F(MemoryPoolTest, DmaBufsThatOverlapAreRefused) {
   EXPECT_TRUE(pool.register_dma_buf(all.first(8192), gpu.dma_buf()).ok());
 }
 
-TEST_F(MemoryPoolTest, ADeviceThatComesLaterNeedNotTakeDmaBufs) {
+TEST_F(MemoryPoolTest, ALaterDeviceMayRefuseDmaBufs) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   ExportedMemory gpu(1 << 16);
   const std::span all = gpu.addresses();
@@ -244,16 +244,16 @@ TEST_F(MemoryPoolTest, ADeviceThatComesLaterNeedNotTakeDmaBufs) {
   ASSERT_TRUE(pool.add_device(later, std::move(ahead)).ok());
   EXPECT_FALSE(pool.find("later", all.data(), 1).has_value());
   EXPECT_TRUE(pool.find("last", all.data(), all.size()).has_value());
-  EXPECT_TRUE(pool.is_registered(all));  // with one, whose rails are not to suffer
+  EXPECT_TRUE(pool.is_registered(all));  // rails of other devices stay usable
   EXPECT_TRUE(pool.is_registered(span()));
 
-  EXPECT_FALSE(pool.register_dma_buf(all, gpu.dma_buf()).ok());  // it is here now
+  EXPECT_FALSE(pool.register_dma_buf(all, gpu.dma_buf()).ok());  // `later` refuses
   verbs->refuse_dma_bufs("later", 0);
   EXPECT_TRUE(pool.register_dma_buf(all, gpu.dma_buf()).ok());
   EXPECT_TRUE(pool.is_registered(all));
 }
 
-TEST_F(MemoryPoolTest, ADmaBufStaysOpenForWhoeverRegistersItAhead) {
+TEST_F(MemoryPoolTest, ADmaBufStaysOpenForRegistrationAhead) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   ExportedMemory gpu(1 << 16);
   FileDescriptor dma_buf = gpu.dma_buf();
@@ -275,7 +275,7 @@ TEST_F(MemoryPoolTest, ADmaBufStaysOpenForWhoeverRegistersItAhead) {
   EXPECT_FALSE(is_open(fd));
 }
 
-TEST_F(MemoryPoolTest, ARevokedDmaBufIsKnownAndOfNoUse) {
+TEST_F(MemoryPoolTest, ARevokedDmaBufIsKnownButUnusable) {
   ASSERT_TRUE(pool.add_device(open()).ok());
   ExportedMemory gpu(1 << 16);
   ASSERT_TRUE(pool.register_dma_buf(gpu.addresses(), gpu.dma_buf()).ok());

@@ -1,6 +1,6 @@
-// The canonical reduction, written a second time for the tests: one element after another, with
-// conversions by double arithmetic instead of bit tricks.  Shares no code with csrc/collectives
-// except the words of the interface.
+// The canonical reduction, implemented a second time for tests: element by element, with
+// conversions in double arithmetic instead of bit tricks.  It shares only the interface types with
+// csrc/collectives.
 #pragma once
 
 #include <cmath>
@@ -27,7 +27,7 @@ inline constexpr DType all_dtypes[] = {DType::f16, DType::bf16, DType::f32,
 inline constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::prod, ReduceOp::min, ReduceOp::max,
                                        ReduceOp::avg};
 
-// All pairs but avg of bool, which callers reject.
+// All pairs except avg of bool, because callers reject this pair.
 inline std::vector<std::pair<DType, ReduceOp>> every_kind() {
   std::vector<std::pair<DType, ReduceOp>> kinds;
   for (const DType dtype : all_dtypes) {
@@ -38,8 +38,8 @@ inline std::vector<std::pair<DType, ReduceOp>> every_kind() {
   return kinds;
 }
 
-// Nearest multiple of 2^(exponent - fraction_bits), where 2^exponent is the leading bit of value or
-// the format's smallest normal exponent; ties to even.
+// Rounds to the nearest multiple of 2^(exponent - fraction_bits), ties to even. 2^exponent is the
+// leading bit of the value, or the format's smallest normal exponent if the value is smaller.
 inline double to_precision(double value, int fraction_bits, int smallest_exponent) {
   const int exponent =
       value == 0 ? smallest_exponent : std::max(std::ilogb(value), smallest_exponent);
@@ -102,14 +102,14 @@ inline Brain narrow_brain(float wide) {
   return {static_cast<std::uint16_t>((bits >> 16) | (std::signbit(wide) ? 0x8000u : 0u))};
 }
 
-// How one dtype is read, accumulated and written.
+// Rules to load, accumulate and store a dtype.
 template <typename T>
 struct Rules {
   using Acc = T;
   static Acc load(T value) { return value; }
   static T store(Acc value) {
     if constexpr (std::is_floating_point_v<T>) {
-      // quiet_NaN() is the positive quiet NaN without payload on every platform that we build for.
+      // On all supported platforms quiet_NaN() is the positive quiet NaN without payload.
       if (std::isnan(value)) return std::numeric_limits<T>::quiet_NaN();
     }
     return value;
@@ -190,7 +190,7 @@ Bytes reduce_as(ReduceOp op, std::span<const Bytes> inputs, const ReductionTree&
   return out;
 }
 
-// inputs[rank], as r2ccl::reduce takes them.
+// Reduces inputs[rank], with the arguments of r2ccl::reduce().
 inline Bytes reduce(DType dtype, ReduceOp op, std::span<const Bytes> inputs,
                     const ReductionTree& tree, std::size_t count) {
   switch (dtype) {
@@ -207,8 +207,8 @@ inline Bytes reduce(DType dtype, ReduceOp op, std::span<const Bytes> inputs,
   return {};
 }
 
-// Elements that meet each other in interesting ways: raw bits (every exponent, many NaNs), values
-// near one (rounding), the extremes (overflow, inf - inf), zeros of both signs, denormals.
+// Random elements for all critical combinations: raw bits (every exponent, many NaNs), values near
+// 1 (rounding), extremes (overflow, inf - inf), zeros of both signs, denormals.
 inline Bytes random_elements(DType dtype, std::size_t count, std::mt19937_64& random) {
   const std::size_t size = size_of(dtype);
   const bool floating =

@@ -1,4 +1,4 @@
-// The cost model: its arithmetic, and what it picks.
+// Cost model: its arithmetic and its choices.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,15 +17,16 @@ constexpr CostConstants plain_costs{
     .step_ps = 1000, .message_ps = 10, .wire_byte_ps = 7, .local_byte_ps = 3, .fold_byte_ps = 2};
 
 TEST(CostModel, CountsStepsMessagesAndBytes) {
-  // Two nodes of one rank: each port carries the input once; two inputs are folded.
+  // 2 nodes of 1 rank: each port carries the input once; 2 inputs are folded.
   EXPECT_EQ(one_shot_ps(100, Nodes{1, 1}, plain_costs), 1000u + 10 + 100 * (7 + 2 * 2));
-  // Two rounds, half the bytes in each; the own half of two inputs folded, the other half copied.
+  // 2 rounds with half of the bytes each: the own half of 2 inputs is folded, the other half
+  // copied.
   EXPECT_EQ(two_shot_ps(100, Nodes{1, 1}, plain_costs), 2 * 1010u + 50 * (2 * 7 + 3 * 2));
-  // The bigger node decides: 2 of 3 ranks behind one port, which also talk to each other.
+  // The larger node decides: 2 of 3 ranks share a port and also exchange data with each other.
   EXPECT_EQ(one_shot_ps(100, Nodes{1, 2}, plain_costs), 1000u + 20 + 100 * (2 * 7 + 3 + 3 * 2));
-  // Shares are rounded up.
+  // Shards are rounded up.
   EXPECT_EQ(two_shot_ps(100, Nodes{1, 2}, plain_costs), 2 * 1020u + 34 * (2 * (2 * 7 + 3) + 5 * 2));
-  // One node: no wire.
+  // A single node uses no wire.
   EXPECT_EQ(one_shot_ps(100, Nodes{2}, plain_costs), 1000u + 10 + 100 * (3 + 2 * 2));
 }
 
@@ -61,7 +62,7 @@ TEST(CostModel, MoreRanksCrossEarlier) {
   };
   EXPECT_GT(crossing(Nodes{1, 1, 1}), crossing(Nodes(4, 1)));
   EXPECT_GT(crossing(Nodes(4, 1)), crossing(Nodes(8, 1)));
-  // Bytes inside a node are cheap, so one-shot pays for longer there.
+  // Bytes inside a node are cheap, so one-shot pays off up to larger sizes there.
   EXPECT_GT(crossing(Nodes{4}), crossing(Nodes(4, 1)));
 }
 
@@ -71,7 +72,7 @@ TEST(CostModel, ConstantsDecide) {
   slow_wire.wire_byte_ps = 10'000;
   EXPECT_EQ(choose_all_reduce(4096, Nodes(4, 1), slow_start), Algorithm::one_shot);
   EXPECT_EQ(choose_all_reduce(4096, Nodes(4, 1), slow_wire), Algorithm::two_shot);
-  // A tie goes to the simpler one.
+  // A tie goes to the simpler algorithm.
   EXPECT_EQ(choose_all_reduce(4096, Nodes(4, 1), CostConstants{}), Algorithm::one_shot);
 }
 

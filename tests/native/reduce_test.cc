@@ -1,4 +1,4 @@
-// reduce(): every instruction set against the naive reference, bit for bit.
+// reduce(): all instruction sets against the naive reference, bit for bit.
 #include "collectives/reduce.hpp"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ std::vector<Bytes> random_inputs(DType dtype, std::size_t ranks, std::size_t cou
   return inputs;
 }
 
-// Labels of the node of each rank.
+// Node label of each rank.
 const std::vector<std::vector<int>> layouts = {
     {0},
     {0, 0},
@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Reduce, EveryKind, testing::ValuesIn(naive::every_kind(
                                   std::string(name_of(instance.param.second));
                          });
 
-// Sizes 0..300 at shifting odd alignments, nothing written outside the output.
+// Counts 0..300 at shifting odd alignments; no byte outside the output changes.
 TEST_P(EveryKind, MatchesTheReferenceAtEverySizeAndAlignment) {
   constexpr std::size_t most = 300;
   constexpr std::byte guard{0xa5};
@@ -91,7 +91,7 @@ TEST_P(EveryKind, MatchesTheReferenceAtEverySizeAndAlignment) {
       std::vector<const void*> views(ranks);
       for (std::size_t rank = 0; rank < ranks; ++rank) {
         const std::size_t shift = (count + 5 * rank) % 67;
-        // Exactly as long as it may be read, so that ASan sees one byte too many.
+        // Sized to the readable length, so that ASan detects a read beyond the end.
         shifted[rank].assign(shift, guard);
         shifted[rank].insert(shifted[rank].end(), inputs[rank].begin(),
                              inputs[rank].begin() + static_cast<std::ptrdiff_t>(count * size));
@@ -145,8 +145,8 @@ TEST_P(EveryKind, FoldsManyRanks) {
   }
 }
 
-// All 65536 values alone and against partners that reach every rounding case: ties, denormals,
-// overflow, cancellation.
+// All 65536 values, alone and with partners for every rounding case: ties, denormals, overflow and
+// cancellation.
 void check_every_16_bit_value(DType dtype) {
   constexpr std::size_t value_count = 65536;
   Bytes every(2 * value_count);
@@ -185,8 +185,8 @@ void check_every_16_bit_value(DType dtype) {
 TEST(Reduce, ConvertsEveryF16) { check_every_16_bit_value(DType::f16); }
 TEST(Reduce, ConvertsEveryBf16) { check_every_16_bit_value(DType::bf16); }
 
-// Known answers, so that a mistake made in both the kernels and the reference is seen.
-TEST(Reduce, KnownAnswers) {
+// Known answers detect an error made in both the kernels and the reference.
+TEST(Reduce, GivesKnownAnswers) {
   const auto fold = [](DType dtype, ReduceOp op, std::vector<int> layout,
                        const std::vector<Bytes>& inputs) {
     const std::size_t count = inputs[0].size() / size_of(dtype);
@@ -202,17 +202,17 @@ TEST(Reduce, KnownAnswers) {
   };
   using U16 = std::uint16_t;
   using U32 = std::uint32_t;
-  // bf16 256 + 1 + 1: in fp32 258, which bf16 holds; rounded after each step it would stay 256.
+  // bf16 256 + 1 + 1 is 258 in fp32, and bf16 holds 258. With rounding after each step: 256.
   const U16 b256 = 0x4380, b258 = 0x4381, b1 = 0x3f80;
   EXPECT_EQ(fold(DType::bf16, ReduceOp::sum, {0, 1, 2},
                  {bytes_of<U16>({b256}), bytes_of<U16>({b1}), bytes_of<U16>({b1})}),
             bytes_of<U16>({b258}));
-  // With 256 and 1 on one node, 257 is rounded to 256 (even) at the node's boundary.
+  // With 256 and 1 on the same node, 257 is rounded to 256 (even) at the node boundary.
   EXPECT_EQ(fold(DType::bf16, ReduceOp::sum, {0, 0, 1},
                  {bytes_of<U16>({b256}), bytes_of<U16>({b1}), bytes_of<U16>({b1})}),
             bytes_of<U16>({b256}));
-  // f16: 65504 + 16 is a tie that goes to infinity; 65504 + 15.99 stays; the least denormal halves
-  // to zero.
+  // f16: 65504 + 16 is a tie and rounds to infinity; 65504 + 15.99 stays 65504. Half of the
+  // smallest denormal rounds to zero.
   EXPECT_EQ(
       fold(DType::f16, ReduceOp::sum, {0, 1},
            {bytes_of<U16>({0x7bff, 0x7bff, 0x0001}), bytes_of<U16>({0x4c00, 0x4bff, 0x0001})}),
@@ -220,12 +220,12 @@ TEST(Reduce, KnownAnswers) {
   EXPECT_EQ(fold(DType::f16, ReduceOp::avg, {0, 1},
                  {bytes_of<U16>({0x0001, 0x0003}), bytes_of<U16>({0x0000, 0x0000})}),
             bytes_of<U16>({0x0000, 0x0002}));
-  // inf - inf is the positive quiet NaN; a signalling NaN becomes it; denormals survive.
+  // inf - inf is the positive quiet NaN. A signalling NaN becomes quiet. Denormals survive.
   EXPECT_EQ(fold(DType::f32, ReduceOp::sum, {0, 1},
                  {bytes_of<U32>({0x7f800000, 0xffa00001, 0x00000001}),
                   bytes_of<U32>({0xff800000, 0x3f800000, 0x00000001})}),
             bytes_of<U32>({0x7fc00000, 0x7fc00000, 0x00000002}));
-  // -0 < +0, whatever the order, and NaN wins over everything.
+  // -0 < +0 in either order. NaN takes precedence over all values.
   EXPECT_EQ(fold(DType::f32, ReduceOp::min, {0, 1},
                  {bytes_of<U32>({0x00000000, 0x80000000, 0xffc00000, 0xff800000}),
                   bytes_of<U32>({0x80000000, 0x00000000, 0xff800000, 0x7fffffff})}),
@@ -264,9 +264,9 @@ TEST(ReductionTree, KeepsRankOrderInNodesAndNodesByLowestRank) {
 }
 
 #if defined(__x86_64__)
-// A host program may flush denormals, round elsewhere or trap; it must see its own setting again,
-// flags included, and its setting must not change a bit of the result.
-TEST(Reduce, CallersFloatControlNeitherMattersNorChanges) {
+// A host program may flush denormals, change the rounding mode or enable traps. reduce() restores
+// the caller's MXCSR, flags included, and the caller's setting does not change the result.
+TEST(Reduce, CallersMxcsrDoesNotMatterAndStaysUnchanged) {
   struct Restore {
     unsigned int saved = _mm_getcsr();
     ~Restore() { _mm_setcsr(saved); }
@@ -275,8 +275,8 @@ TEST(Reduce, CallersFloatControlNeitherMattersNorChanges) {
       0x1f80,                             // default
       0x1f80 | _MM_FLUSH_ZERO_ON | 0x40,  // FTZ and DAZ
       0x1f80 | _MM_ROUND_UP,
-      0x1f80 | _MM_ROUND_TOWARD_ZERO | 0x3f,  // with every flag up already
-      0x0000,                                 // every exception traps
+      0x1f80 | _MM_ROUND_TOWARD_ZERO | 0x3f,  // with all exception flags set
+      0x0000,                                 // all exceptions trap
   };
   const ReductionTree tree = ReductionTree::from_nodes(std::array{0, 0, 1});
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {

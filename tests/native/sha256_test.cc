@@ -40,8 +40,9 @@ TEST(Sha256, NistVectors) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-// NIST's "additional" messages of zero bytes sit on both sides of the padding's block border.
-TEST(Sha256, NistVectorsAroundTheBlockBorder) {
+// NIST's "additional" messages of zero bytes, with lengths around the block boundary of the
+// padding.
+TEST(Sha256, NistVectorsAroundTheBlockBoundary) {
   const auto zeros = [](std::size_t count) { return std::string(count, '\0'); };
   EXPECT_EQ(hex(sha256(bytes_of(zeros(55)))),
             "02779466cdec163811d078815c633f21901413081449002f24aa3e80f0b88ef7");

@@ -1,4 +1,4 @@
-// A rail that is slow but alive: what it is measured to take, and what is left to the others.
+// A slow but live rail: its measured rate, and the data left to the other rails.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -16,7 +16,7 @@ namespace {
 constexpr TimeNs tick_ns = 2 * ns_per_ms;
 constexpr TimeNs second = 1000 * ns_per_ms;
 
-// Ticks in which a path of `rate` bytes per second is kept behind.
+// A path and its meter. saturated() keeps a backlog on a path of `rate` bytes/s.
 struct Path {
   RateMeter meter;
   std::uint64_t sent = 0;
@@ -39,7 +39,7 @@ struct Path {
   }
 };
 
-TEST(RateMeter, MeasuresWhileThePathIsBehind) {
+TEST(RateMeter, MeasuresWhileThePathHasABacklog) {
   Path path;
   EXPECT_FALSE(path.saturated(1e8, 25));
   EXPECT_EQ(path.meter.measured(), 0);
@@ -49,7 +49,7 @@ TEST(RateMeter, MeasuresWhileThePathIsBehind) {
   EXPECT_NEAR(path.meter.measured(), 1e7, 2e6);
 }
 
-TEST(RateMeter, APathThatIsNeverBehindHasNoRateButTakesAtLeastWhatItCarried) {
+TEST(RateMeter, WithoutABacklogThereIsNoRateButALowerBound) {
   Path path;
   for (int i = 0; i < 1000; ++i) {
     path.acked += 200'000;
@@ -66,8 +66,8 @@ TEST(RateMeter, APathThatIsNeverBehindHasNoRateButTakesAtLeastWhatItCarried) {
   EXPECT_EQ(probes.meter.at_least(), 0);
 }
 
-// Small messages, each looked at right after it was sent, and acknowledged soon after.
-TEST(RateMeter, WhatHasJustBeenSentIsNotBehind) {
+// Small messages: the meter observes right after each send, and the acknowledgement follows soon.
+TEST(RateMeter, BytesJustSentAreNoBacklog) {
   RateMeter meter;
   std::uint64_t sent = 0;
   for (int i = 0; i < 1000; ++i) {
@@ -78,7 +78,7 @@ TEST(RateMeter, WhatHasJustBeenSentIsNotBehind) {
   EXPECT_EQ(meter.measured(), 0);
 }
 
-TEST(RateMeter, CarryingMoreThanWasMeasuredProvesItWrong) {
+TEST(RateMeter, AHigherThroughputReplacesTheMeasuredRate) {
   Path path;
   path.saturated(1e7, 30);
   bool measured = false;
@@ -90,14 +90,14 @@ TEST(RateMeter, CarryingMoreThanWasMeasuredProvesItWrong) {
   EXPECT_GT(path.meter.measured(), 1e8);
 }
 
-TEST(RateMeter, BelievesInARailThatItHasNotMeasuredForLong) {
+TEST(RateMeter, TheBelievedRateGrowsWithoutMeasurements) {
   Path path;
   path.saturated(1e7, 26);
-  EXPECT_FALSE(path.idle(1000));  // two seconds
+  EXPECT_FALSE(path.idle(1000));  // 2 seconds
   EXPECT_NEAR(path.meter.believed() / path.meter.measured(), 4, 0.2);
 }
 
-TEST(RateMeter, BytesThatADelayedAcknowledgementMayCoverAreNotBehind) {
+TEST(RateMeter, BytesCoveredByADelayedAcknowledgementAreNoBacklog) {
   RateMeter meter;
   for (int i = 0; i < 100; ++i)
     EXPECT_FALSE(meter.observe(tick_ns, 1448, 0, 1448)) << "at tick " << i;
@@ -113,7 +113,7 @@ TEST(RateMeter, APauseAndASilentPathMeasureNothing) {
   }
 }
 
-// Two ranks, rails of 10 MB/s, and all-reduces one after the other.
+// Two ranks with rails of 10 MB/s and a sequence of all-reduces.
 class Stream {
  public:
   Stream(std::size_t rails, std::size_t bytes) : world_(options(rails)), bytes_(bytes) {
@@ -127,7 +127,7 @@ class Stream {
       world_.disturb(rank, 1 - rank, rail, [times](Port& port) { port.slowdown = times; });
   }
 
-  // All-reduces per second over at least `time`.
+  // Returns all-reduces per second, measured over at least `time`.
   double run(TimeNs time) {
     const TimeNs begin = world_.now();
     const TimeNs end = begin + time;
@@ -165,7 +165,8 @@ class Stream {
     return options;
   }
 
-  // The first element says whether rank 0 wants this to be the last.
+  // Runs an all-reduce. Rank 0 sets the first element to end the sequence on both ranks. Returns
+  // true for the last call.
   bool all_reduce(int rank, std::uint32_t number, bool stop) {
     const ReductionTree tree = ReductionTree::from_nodes(std::vector<int>{0, 1});
     const Reducer reducer{DType::f32, ReduceOp::sum, tree, Simd::portable};
@@ -192,7 +193,7 @@ class Stream {
 
 class SlowRail : public ::testing::TestWithParam<std::size_t> {};
 
-TEST_P(SlowRail, CostsWhatTheRemainingRailsCannotGive) {
+TEST_P(SlowRail, LeavesTheThroughputOfTheRemainingRails) {
   Stream one(1, GetParam());
   const double remaining = one.run(second / 4);
   Stream both(2, GetParam());
@@ -202,7 +203,7 @@ TEST_P(SlowRail, CostsWhatTheRemainingRailsCannotGive) {
     (void)both.run(second);
     const double slowed = both.run(2 * second);
     EXPECT_GE(slowed, 0.9 * remaining) << "rail " << int{rail};
-    // Small messages are gone before the other rail has shown what it carries.
+    // Small messages end before the other rail has shown its rate.
     if (GetParam() > 8U << 10) {
       EXPECT_TRUE(both.link(0).slow(rail));
     }
@@ -214,7 +215,7 @@ TEST_P(SlowRail, CostsWhatTheRemainingRailsCannotGive) {
   EXPECT_EQ(both.downs(), 0U);
 }
 
-// One chunk in a message, two and eight.
+// Messages of 1, 2 and 8 chunks.
 INSTANTIATE_TEST_SUITE_P(Bytes, SlowRail, ::testing::Values(8U << 10, 64U << 10, 256U << 10),
                          [](const auto& test) { return std::to_string(test.param >> 10) + "KiB"; });
 

@@ -1,5 +1,5 @@
-// Collectives on the memory of a GPU, over real links, with a driver that needs none: as they are
-// put into a stream, in slices, and as graphs that are replayed while rails are cut.
+// Collectives on GPU memory over real links, with a fake driver: on a stream, in slices, and as
+// graphs replayed while rails are cut.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ TEST(StreamCommunicator, EveryCollectiveGivesTheHostsBitsInOneOrManySlices) {
   Job job({.ranks = 3, .rails = 2, .config = {}});
   const auto of_streams = job.make_communicators(77);
   job.run([&](int me, Communicator& host) {
-    Rank rank(*of_streams[static_cast<std::size_t>(me)], 16384);  // 1,365 elements of a shard
+    Rank rank(*of_streams[static_cast<std::size_t>(me)], 16384);  // slices of 1,365 elements
     std::size_t turn = 0;
     for (const std::size_t count : {0UL, 1UL, 7UL, 1000UL, 4096UL, 4097UL, 10'000UL})
       compare_all(rank, host, count, turn++);
@@ -46,7 +46,7 @@ TEST(StreamCommunicator, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   config.rejoin_backoff_min_ms = 1;
   config.flap_half_life_s = 0.0;  // no penalty: under a sanitizer rails are cut in most replays
   Job job({.ranks = 2, .rails = 2, .config = config});
-  constexpr std::size_t count = 6000;  // two slices
+  constexpr std::size_t count = 6000;  // 2 slices
   constexpr int replays = 400;
   std::atomic<int> ended = 0;
   std::thread cutting([&] {
@@ -102,7 +102,7 @@ TEST(StreamCommunicator, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   cutting.join();
 }
 
-TEST(StreamCommunicator, RanksOfANodeAddUpFirstAndGiveTheHostsBits) {
+TEST(StreamCommunicator, RanksOfANodeReduceFirstAndGiveTheHostsBits) {
   Nodes nodes;
   nodes.job.run([&](int me, Communicator& host) {
     const std::unique_ptr<Rank> rank = nodes.rank(me, 16384);
@@ -118,7 +118,7 @@ TEST(StreamCommunicator, AnExchangeInAGraphIsReplayedWhileRailsAreCutAndHealed) 
   config.rejoin_backoff_min_ms = 1;
   config.flap_half_life_s = 0.0;
   Nodes nodes(config);
-  constexpr std::size_t count = 6000;  // two slices
+  constexpr std::size_t count = 6000;  // 2 slices
   constexpr int replays = 100;
   std::atomic<int> ended = 0;
   std::thread cutting([&] {
@@ -169,12 +169,12 @@ TEST(StreamCommunicator, AnExchangeInAGraphIsReplayedWhileRailsAreCutAndHealed) 
   cutting.join();
 }
 
-// After so many collectives.
+// Closes the engine of rank 1 after `before` collectives. All other ranks must end with an error.
 void leave_in_an_exchange(int before) {
   Config config;
   config.link_timeout_s = 0.3;
   Nodes nodes(config);
-  std::array<std::unique_ptr<Rank>, 4> ranks;  // a process that ends leaves its GPU's memory
+  std::array<std::unique_ptr<Rank>, 4> ranks;  // memory stays after a rank's close
   nodes.job.run([&](int me, Communicator& /*host*/) {
     std::unique_ptr<Rank>& rank = ranks[static_cast<std::size_t>(me)];
     rank = nodes.rank(me);
@@ -187,7 +187,7 @@ void leave_in_an_exchange(int before) {
     for (int i = 0; i < before; ++i) EXPECT_TRUE(reduce().ok());
     rank->synchronise();
     if (me == 1) return nodes.job.engines[1]->close(0.0);
-    EXPECT_TRUE(reduce().ok());  // it is in the stream
+    EXPECT_TRUE(reduce().ok());  // queued in the stream
     rank->synchronise();
     EXPECT_FALSE(rank->collectives->failure().ok());
     EXPECT_EQ(out, std::vector<float>(1000, 4.0F));
@@ -198,11 +198,11 @@ void leave_in_an_exchange(int before) {
   });
 }
 
-TEST(StreamCommunicator, ARankThatIsGoneEndsTheExchangeOfAllOthers) { leave_in_an_exchange(1); }
+TEST(StreamCommunicator, ALostRankEndsTheExchangeOfAllOthers) { leave_in_an_exchange(1); }
 
-TEST(StreamCommunicator, ARankThatIsGoneEndsTheirFirstExchange) { leave_in_an_exchange(0); }
+TEST(StreamCommunicator, ALostRankEndsTheFirstExchange) { leave_in_an_exchange(0); }
 
-TEST(StreamCommunicator, WhereOneCannotGiveItsMemoryNobodyExchanges) {
+TEST(StreamCommunicator, ARankWithoutIpcMemoryDisablesTheExchange) {
   Nodes nodes;
   fake().call("fake_cuda_fail", "cuIpcOpenMemHandle", 1);
   nodes.job.run([&](int me, Communicator& host) {
@@ -212,7 +212,7 @@ TEST(StreamCommunicator, WhereOneCannotGiveItsMemoryNobodyExchanges) {
   });
 }
 
-TEST(StreamCommunicator, LostRailsBecomeAnErrorAndLeaveTheTargetAlone) {
+TEST(StreamCommunicator, LostRailsAreAnErrorAndLeaveTheTargetUnchanged) {
   Config config;
   config.link_timeout_s = 0.3;
   Job job({.ranks = 2, .rails = 2, .config = config});
@@ -227,7 +227,7 @@ TEST(StreamCommunicator, LostRailsBecomeAnErrorAndLeaveTheTargetAlone) {
       return rank.collectives->all_reduce(rank.stream, address(in), address(out), in.size(),
                                           DType::f32, ReduceOp::sum, Algorithm::automatic);
     };
-    EXPECT_TRUE(reduce().ok());  // it is in the stream
+    EXPECT_TRUE(reduce().ok());  // queued in the stream
     rank.synchronise();
     const ErrorCode code = rank.collectives->failure().code();
     EXPECT_TRUE(code == ErrorCode::peer_lost || code == ErrorCode::aborted);
@@ -265,10 +265,10 @@ TEST(StreamCommunicator, WrongArgumentsAreRefusedAndChangeNothing) {
   });
 }
 
-TEST(StreamCommunicator, WhatTheDriverRefusesIsSaidAndNothingIsKept) {
+TEST(StreamCommunicator, ADriverErrorIsReportedAndLeavesNoMemory) {
   Job job({.ranks = 2, .rails = 1, .config = {}});
   const auto failure_of = [&](StreamOptions with) {
-    with.direct.use = device::DirectOptions::Use::never;  // which ranks do not agree on
+    with.direct.use = device::DirectOptions::Use::never;  // needs no agreement between ranks
     auto made = StreamCommunicator::create(*job.communicators[0], with);
     return made.ok() ? std::string("none") : made.take_status().message();
   };
@@ -280,7 +280,7 @@ TEST(StreamCommunicator, WhatTheDriverRefusesIsSaidAndNothingIsKept) {
   }
   StreamOptions wrong = options();
   wrong.device = 1;
-  EXPECT_EQ(failure_of(wrong), "device: 1; there are 1 GPUs, from 0");
+  EXPECT_EQ(failure_of(wrong), "device: 1; the number of GPUs is 1, counted from 0");
   wrong = options(100);
   EXPECT_EQ(failure_of(wrong), "staging_bytes: 100; 2 ranks need 8192");
   wrong = options();
@@ -290,7 +290,7 @@ TEST(StreamCommunicator, WhatTheDriverRefusesIsSaidAndNothingIsKept) {
   wrong.library = "libcuda_that_is_not.so";
   EXPECT_NE(failure_of(wrong).find("libcuda_that_is_not.so"), std::string::npos);
   wrong.library = "libc.so.6";
-  EXPECT_NE(failure_of(wrong).find("it has no cuInit"), std::string::npos);
+  EXPECT_NE(failure_of(wrong).find("missing symbol cuInit"), std::string::npos);
   EXPECT_EQ(failure_of(options()), "none");
   EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
 

@@ -1,4 +1,4 @@
-// Ranks with a GPU that is played by a library, for tests of collectives in its streams.
+// Ranks with a fake GPU (a library in place of the CUDA driver), for tests of stream collectives.
 #pragma once
 
 #include <dlfcn.h>
@@ -22,7 +22,7 @@ namespace r2ccl::testing {
 using device::StreamCommunicator;
 using device::StreamOptions;
 
-// What tests use of the driver beside the core.
+// Calls functions of the fake driver by name, for tests.
 struct Fake {
   Fake() : library(::dlopen(R2CCL_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL)) {
     EXPECT_NE(library, nullptr) << ::dlerror();
@@ -54,7 +54,7 @@ cuda::Address address(const std::vector<T>& memory) {
   return reinterpret_cast<std::uintptr_t>(memory.data());
 }
 
-// A rank with a stream of its own.  All are made before one does anything: they share a GPU.
+// A rank with a separate stream.  Create all ranks before the first operation: they share a GPU.
 struct Rank {
   Rank(Communicator& communicator, std::uint64_t staging_bytes = 1U << 16U,
        device::NodeOptions node = {}, device::DirectOptions direct = {}) {
@@ -76,7 +76,7 @@ struct Rank {
   Rank& operator=(const Rank&) = delete;
 
   void synchronise() const { EXPECT_EQ(fake().call("cuStreamSynchronize", stream), 0); }
-  // Work of the stream, by the host's function.
+  // Adds work to the stream as a host function.
   void add(std::function<void()>& work) const {
     auto* run = +[](void* given) { (*static_cast<std::function<void()>*>(given))(); };
     EXPECT_EQ(fake().call("cuLaunchHostFunc", stream, run, static_cast<void*>(&work)), 0);
@@ -111,7 +111,7 @@ inline std::byte* bytes(std::vector<float>& data) {
   return reinterpret_cast<std::byte*>(data.data());
 }
 
-// Every collective of a rank, on the stream and on the host; what each gave has to be the same.
+// Runs every collective on the stream and on the host, and compares the results bit for bit.
 inline void compare_all(Rank& rank, Communicator& host, std::size_t count, std::size_t turn) {
   const int me = host.rank();
   const auto ranks = static_cast<std::size_t>(host.size());
@@ -211,7 +211,7 @@ inline void compare_all(Rank& rank, Communicator& host, std::size_t count, std::
   EXPECT_TRUE(reached.ok()) << reached.message();
 }
 
-// Nodes of two ranks, whose GPUs exchange what they have before the rails.
+// Nodes of two ranks, with the exchange of GPU data inside each node.
 struct Nodes {
   explicit Nodes(const Config& config = {}, int nodes = 2, int verbs = 0)
       : job({.ranks = 2 * nodes, .rails = 2, .per_node = 2, .verbs = verbs, .config = config}),
@@ -234,8 +234,8 @@ struct Nodes {
   }
 
   Job job;
-  std::vector<std::unique_ptr<Communicator>> of_streams;
-  std::vector<std::unique_ptr<Communicator>> inter_node;
+  std::vector<std::unique_ptr<Communicator>> of_streams;  // all ranks; by rank
+  std::vector<std::unique_ptr<Communicator>> inter_node;  // inter-node group of each rank
   std::vector<std::vector<int>> ranks;
 };
 

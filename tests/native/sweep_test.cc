@@ -1,10 +1,9 @@
-// Kills a rail at every step that the state machine takes in an undisturbed all-reduce, and checks
-// bits.  The steps are the trace of an undisturbed run of the same seed, not a list.
+// Kills a rail at every step of the state machine in an all-reduce, and checks the bits of the
+// result. The steps come from the trace of an undisturbed run with the same seed, not from a list.
 //
-// At a step the rail loses its carrier, goes silent both ways and is reset, and one of three
-// further kills has its turn.  The quick test takes every 4th step, and sanitized builds every
-// 16th, beginning at another one in each configuration.  R2SERVE_SWEEP=full takes every step and
-// every kill in any build.
+// The kills at a step are a carrier loss, a black hole, a reset, and 1 of 3 further kills in turn.
+// The quick test takes every 4th step, sanitized builds every 16th; the first step differs between
+// configurations. R2SERVE_SWEEP=full takes every step and every kill in any build.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -27,8 +26,7 @@ namespace {
 constexpr TimeNs heal_after = 30 * ns_per_ms;
 constexpr TimeNs time_limit = 20'000 * ns_per_ms;
 
-constexpr TimeNs blink_time =
-    4 * ns_per_ms;  // longer than until suspicion, shorter than until DOWN
+constexpr TimeNs blink_time = 4 * ns_per_ms;  // causes suspicion, but not DOWN
 
 enum class Kill : std::uint8_t { carrier, black_hole, one_way, blink, reset, reset_later };
 constexpr std::array always{Kill::carrier, Kill::black_hole, Kill::reset};
@@ -90,7 +88,7 @@ World::Options options_of(const Case& which) {
   options.seed = 1000 * which.rails + static_cast<std::uint64_t>(which.ranks);
   options.handshake_timeout_ns = 20 * ns_per_ms;
   LinkOptions& link = options.link;
-  // Three chunks a slot and two slots; small messages are copied, larger ones sent in place.
+  // 3 chunks per slot and 2 slots. Small messages are copied; larger messages are sent in place.
   link.shape = {.slot_bytes = 384,
                 .chunk_bytes = 128,
                 .staging_bytes = 256,
@@ -116,7 +114,7 @@ std::vector<float> input_of(int rank, std::size_t count, unsigned call) {
   return values;
 }
 
-// One world, in which a case runs undisturbed or with one kill.
+// A world in which a case runs undisturbed or with a single kill.
 class Run {
  public:
   explicit Run(const Case& which) : case_(which), world_(options_of(which)) {
@@ -131,7 +129,7 @@ class Run {
     EXPECT_TRUE(world_.run_until([&] { return world_.all_rails_up(); }, time_limit));
   }
 
-  // Until all is delivered.
+  // Runs a call on all ranks until all data is delivered.
   void call(unsigned number) {
     const bool in_time = world_.run(
         [&](int rank) {
@@ -150,7 +148,7 @@ class Run {
         << "a rail did not rejoin";
   }
 
-  // At step `index` of the trace, which must be `step`.
+  // Schedules the kill at step `index` of the trace; the step must equal `step`.
   void kill_at(std::size_t index, const TraceStep& step, Kill kill) {
     world_.observe_step = [this, index, step, kill](const TraceStep& taken) {
       if (taken_++ != index) return;
@@ -166,7 +164,7 @@ class Run {
     SimChannel& channel = *channels_[static_cast<std::size_t>(rank)];
     std::vector<float> data = input_of(rank, case_.count, call);
     auto* bytes = reinterpret_cast<std::byte*>(data.data());
-    // In place and out of place in turn.
+    // Alternates between in place and out of place.
     std::vector<float> result = call % 2 == 0 ? std::vector<float>() : std::vector<float>(data);
     auto* out = call % 2 == 0 ? bytes : reinterpret_cast<std::byte*>(result.data());
     const Reducer reducer{DType::f32, ReduceOp::sum, tree_, Simd::portable};
@@ -215,7 +213,8 @@ class Run {
         break;
       case Kill::reset: world_.reset(rank, peer, rail); break;
       case Kill::reset_later: {
-        // Within the time that a full chunk takes from the first byte sent to the last one read.
+        // A full chunk takes `span` from the first byte sent to the last byte read; the reset falls
+        // within.
         const Delays& delays = world_.options().delays;
         const auto chunk = static_cast<TimeNs>(world_.options().link.shape.chunk_bytes);
         const auto span = delays.latency_ns + delays.jitter_ns + chunk * delays.ns_per_byte;
@@ -250,7 +249,7 @@ void killed(const Case& which, std::size_t index, const TraceStep& step, Kill ki
   Run run(which);
   run.kill_at(index, step, kill);
   run.call(0);
-  run.call(1);  // meets what the kill left behind
+  run.call(1);  // runs on the state left by the kill
   run.rejoin();
   run.call(2);
   const bool ends_the_epoch =
@@ -291,14 +290,14 @@ void sweep(const Case& which, Totals& totals) {
             << " steps, " << done << " kills\n";
 }
 
-// How many rails between each two, and how many ranks.
+// Number of rails between two ranks, and number of ranks.
 class Sweep : public ::testing::TestWithParam<std::tuple<std::size_t, int>> {};
 
 TEST_P(Sweep, ARailDiesAtEveryStep) {
   const auto [rails, ranks] = GetParam();
   Totals totals;
   for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot}) {
-    // What one message stream carries at a time: the whole, or a rank's share of it.
+    // A message stream carries all elements, or the share of a rank.
     const auto shares =
         algorithm == Algorithm::one_shot ? std::size_t{1} : static_cast<std::size_t>(ranks);
     for (const auto& [count, size] : {std::pair<std::size_t, const char*>{16, "small"},

@@ -1,5 +1,5 @@
-// Counts the system calls of a thread, all of them and by what came of them: the kernel hands each
-// one to us before it makes it (Syscall User Dispatch, Linux 5.11, x86-64).
+// Counts the system calls of a thread, by number and result.  The kernel raises SIGSYS before it
+// executes a call (Syscall User Dispatch, Linux 5.11, x86-64).
 #pragma once
 
 #include <sys/prctl.h>
@@ -19,12 +19,12 @@ namespace r2ccl::testing {
 struct SystemCalls {
   static constexpr std::size_t kinds = 512;
   std::array<std::uint64_t, kinds> done{};
-  std::array<std::uint64_t, kinds> again{};  // nothing was there, or there was no room
-  std::array<std::uint64_t, kinds> bytes{};  // what they returned, if they are of IO
+  std::array<std::uint64_t, kinds> again{};  // EAGAIN: no data, or no room
+  std::array<std::uint64_t, kinds> bytes{};  // sums of results, e.g. of IO calls
 
   [[nodiscard]] std::uint64_t of(long number) const { return done[index(number)]; }
   [[nodiscard]] std::uint64_t empty(long number) const { return again[index(number)]; }
-  // All but these.
+  // Returns the number of all calls except `known`.
   [[nodiscard]] std::uint64_t others(std::initializer_list<long> known) const {
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < kinds; ++i) sum += done[i] + again[i];
@@ -46,8 +46,8 @@ struct SystemCalls {
 
 #if defined(__x86_64__) && defined(PR_SET_SYSCALL_USER_DISPATCH)
 
-// What lies between the two marks may make system calls: one in our name, and the return from the
-// signal that announces each.
+// Code between the two labels is exempt from dispatch.  It executes the intercepted call and
+// returns from the SIGSYS handler.
 extern "C" {
 long r2ccl_test_call(long number, const long long* arguments);
 void r2ccl_test_return();
@@ -79,7 +79,7 @@ r2ccl_test_gate_end:
 
 namespace r2ccl::testing {
 
-inline thread_local volatile char syscall_selector = 0;  // 0: calls go to the kernel, 1: to us
+inline thread_local volatile char syscall_selector = 0;  // 0: to the kernel; 1: SIGSYS
 inline thread_local SystemCalls* counted = nullptr;
 
 inline void on_system_call(int /*signal*/, siginfo_t* info, void* context) {
@@ -96,7 +96,7 @@ inline void on_system_call(int /*signal*/, siginfo_t* info, void* context) {
   syscall_selector = 1;
 }
 
-// Counts those of the calling thread for as long as it lives.
+// Counts the calling thread's system calls during the object's lifetime.
 class CountSystemCalls {
  public:
   explicit CountSystemCalls(SystemCalls& into) {
@@ -120,7 +120,7 @@ class CountSystemCalls {
   CountSystemCalls(const CountSystemCalls&) = delete;
   CountSystemCalls& operator=(const CountSystemCalls&) = delete;
 
-  [[nodiscard]] bool on() const { return on_; }  // false: not here
+  [[nodiscard]] bool on() const { return on_; }  // false: not supported here
 
  private:
   bool on_ = false;

@@ -1,4 +1,4 @@
-// The real engine over RDMA devices that a test plays.
+// The real engine over fake RDMA devices.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class Verbs : public ::testing::Test {
             .config = with,
             .listening = {}};
   }
-  // Whatever happened: receives were posted before they were wanted, and queues deep enough.
+  // Checks after every test: receives were posted in time, and no queue overran.
   void TearDown() override {
     if (job == nullptr) return;
     EXPECT_EQ(job->verbs->not_ready(), 0U);
@@ -65,7 +65,7 @@ class Verbs : public ::testing::Test {
     return eventually([this] { return all_up(); });
   }
 
-  // All-reduces of this many floats, each with its own numbers, whose results are checked.
+  // Runs `count` all-reduces of `floats` elements with changing values, and checks the results.
   void steps(int count, std::size_t floats, const std::function<void(int step)>& between = {}) {
     job->run([&](int rank, Communicator& communicator) {
       std::vector<float> data(floats);
@@ -85,7 +85,8 @@ class Verbs : public ::testing::Test {
       }
     });
   }
-  // The rail goes down by `cause` in the middle of traffic, which another one takes over.
+  // Injects `fault` under traffic. The rail must go down by `cause`, another rail must take over,
+  // and the rail must rejoin.
   void expect_failover(const std::function<void()>& fault, RailCause cause, int rail = 0) {
     ASSERT_TRUE(rejoined());
     const Epoch epoch = info(0, rail).epoch;
@@ -97,7 +98,8 @@ class Verbs : public ::testing::Test {
     })) << name_of(cause);
     steps(10, 3000);
   }
-  // By the journal of one of the ranks: whoever notices first tells the other.
+  // Whether the journal of either rank has the cause. The rank with the first evidence notifies the
+  // other.
   bool saw(RailCause cause, int rail) { return saw_at(0, cause, rail) || saw_at(1, cause, rail); }
   bool saw_at(std::size_t rank, RailCause cause, int rail) {
     return std::ranges::any_of(job->records(rank), [&](const JournalRecord& record) {
@@ -107,7 +109,7 @@ class Verbs : public ::testing::Test {
              record.cause == static_cast<std::uint8_t>(cause);
     });
   }
-  // Takes the lines of a rank.
+  // Whether a log line of the rank contains `text`. Removes the lines from the log.
   bool logged(std::size_t rank, const std::string& text) {
     const auto lines = job->engines[rank]->log().take();
     return lines.has_value() && std::ranges::any_of(*lines, [&](const LogLine& line) {
@@ -131,7 +133,7 @@ TEST_F(Verbs, CarryEverySize) {
   EXPECT_GT(info(0, 0).round_trip, 0);
 }
 
-TEST_F(Verbs, CarryEverythingWhateverComesLateAndBeforeWhat) {
+TEST_F(Verbs, CarryDataUnderDelayedAndReorderedWrites) {
   ASSERT_TRUE(rejoined());
   std::mt19937 random(7);
   job->verbs->shuffle(7);
@@ -150,13 +152,13 @@ TEST_F(Verbs, CarryEverythingWhateverComesLateAndBeforeWhat) {
   steps(20, 1000);
 }
 
-TEST_F(Verbs, AreLeftWhenTheirPortHasAnError) {
+TEST_F(Verbs, GoDownOnAPortError) {
   expect_failover(
       [&] { job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1}); },
       RailCause::carrier_loss);
 }
 
-TEST_F(Verbs, AreKeptWhenAnotherPortHasOne) {
+TEST_F(Verbs, StayUpOnErrorsOfAnotherPort) {
   ASSERT_TRUE(rejoined());
   const auto event = [&](VerbsEvent::Kind kind, std::uint8_t port, std::uint32_t pair) {
     job->verbs->post_event(device(0), {.kind = kind, .port = port, .queue_pair = pair});
@@ -167,14 +169,14 @@ TEST_F(Verbs, AreKeptWhenAnotherPortHasOne) {
     event(VerbsEvent::Kind::queue_pair_fatal, 0, 9999);
     event(VerbsEvent::Kind::completion_queue_error, 0, 9999);
     event(VerbsEvent::Kind::gid_changed, 2, 0);
-    event(VerbsEvent::Kind::gid_changed, 1, 0);  // to what it was before
+    event(VerbsEvent::Kind::gid_changed, 1, 0);  // the GID is unchanged
     event(VerbsEvent::Kind::other, 1, 0);
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   for (const int rail : {0, 1}) EXPECT_EQ(info(0, rail).epoch, 1U);
 }
 
-TEST_F(Verbs, AreConnectedAnewWhenTheirGidChanges) {
+TEST_F(Verbs, ReconnectWhenTheirGidChanges) {
   expect_failover(
       [&] {
         job->verbs->set_gid(device(0), 3, std::byte{77});
@@ -183,7 +185,7 @@ TEST_F(Verbs, AreConnectedAnewWhenTheirGidChanges) {
       RailCause::address_loss);
 }
 
-TEST_F(Verbs, GoOnWhileADeviceDoesNotSayWhatItsPortIs) {
+TEST_F(Verbs, ContinueWhileAPortQueryHangs) {
   ASSERT_TRUE(rejoined());
   const auto ask = [&] {
     job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::gid_changed, .port = 1});
@@ -195,13 +197,13 @@ TEST_F(Verbs, GoOnWhileADeviceDoesNotSayWhatItsPortIs) {
   EXPECT_EQ(info(0, 0).epoch, 1U);
   job->verbs->set_gid(device(0), 3, std::byte{77});
   ask();
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it is heard
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until the event is processed
   job->verbs->hang_ports(device(0), false);
   EXPECT_TRUE(eventually([&] { return saw(RailCause::address_loss, 0) && all_up(); }));
   steps(10, 3000);
 }
 
-TEST_F(Verbs, AreLeftWhenACompletionQueueOverruns) {
+TEST_F(Verbs, GoDownOnACompletionQueueOverrun) {
   expect_failover(
       [&] {
         job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::completion_queue_error,
@@ -210,7 +212,7 @@ TEST_F(Verbs, AreLeftWhenACompletionQueueOverruns) {
       RailCause::device_loss);
 }
 
-TEST_F(Verbs, AreLeftWhenAQueuePairIsInError) {
+TEST_F(Verbs, GoDownOnAQueuePairError) {
   expect_failover(
       [&] {
         job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::queue_pair_fatal,
@@ -219,16 +221,16 @@ TEST_F(Verbs, AreLeftWhenAQueuePairIsInError) {
       RailCause::device_loss);
 }
 
-TEST_F(Verbs, AreLeftAtACompletionThatNobodyAskedFor) {
+TEST_F(Verbs, GoDownOnAnUnexpectedCompletion) {
   expect_failover([&] { job->verbs->inject_completion(device(0), {.id = 4444444, .ok = true}); },
                   RailCause::completion_error);
 }
 
-TEST_F(Verbs, AreLeftAtAFlushAfterSuccess) {
+TEST_F(Verbs, GoDownOnAFlushAfterSuccess) {
   expect_failover([&] { job->verbs->flush_newest(device(0)); }, RailCause::completion_error);
 }
 
-TEST_F(Verbs, AreLeftWhenRetriesAreExhausted) {
+TEST_F(Verbs, GoDownWhenRetriesAreExhausted) {
   expect_failover(
       [&] {
         job->verbs->mute(device(0), true);
@@ -241,7 +243,7 @@ TEST_F(Verbs, AreLeftWhenRetriesAreExhausted) {
       RailCause::completion_error);
 }
 
-TEST_F(Verbs, AreLeftWhenAPostFails) {
+TEST_F(Verbs, GoDownWhenAPostFails) {
   expect_failover(
       [&] {
         job->verbs->fail_posts(device(0), ENOMEM);
@@ -253,7 +255,7 @@ TEST_F(Verbs, AreLeftWhenAPostFails) {
       RailCause::device_loss);
 }
 
-TEST_F(Verbs, AreSilentInABlackHoleAndComeBack) {
+TEST_F(Verbs, GoDownInABlackHoleAndRejoin) {
   expect_failover(
       [&] {
         job->verbs->mute(device(0), true);
@@ -265,7 +267,7 @@ TEST_F(Verbs, AreSilentInABlackHoleAndComeBack) {
       RailCause::dead_deadline);
 }
 
-TEST_F(Verbs, GoOnAfterTheirDeviceWasRemovedAndPluggedIn) {
+TEST_F(Verbs, RejoinAfterTheirDeviceWasRemovedAndPluggedIn) {
   expect_failover(
       [&] {
         job->verbs->remove(device(0));
@@ -281,7 +283,7 @@ TEST_F(Verbs, GoOnAfterTheirDeviceWasRemovedAndPluggedIn) {
 TEST_F(Verbs, AreNotReusedWhileAFenceHangs) {
   ASSERT_TRUE(rejoined());
   job->verbs->hang(device(0), true);
-  job->verbs->hang_freeing(device(0), true);  // nor can memory be withdrawn from it
+  job->verbs->hang_freeing(device(0), true);  // memory cannot be withdrawn, either
   steps(200, 3000, [&](int step) {
     if (step == 20)
       job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
@@ -296,7 +298,7 @@ TEST_F(Verbs, AreNotReusedWhileAFenceHangs) {
   steps(20, 3000);
 }
 
-TEST_F(Verbs, ComeBackWithoutAFenceOnceAllMemoryIsWithdrawnFromTheirDevice) {
+TEST_F(Verbs, RejoinWithoutAFenceOnceTheirMemoryIsWithdrawn) {
   ASSERT_TRUE(rejoined());
   job->verbs->hang(device(0), true);
   steps(60, 3000, [&](int step) {
@@ -309,7 +311,7 @@ TEST_F(Verbs, ComeBackWithoutAFenceOnceAllMemoryIsWithdrawnFromTheirDevice) {
   job->verbs->hang(device(0), false);
 }
 
-TEST_F(Verbs, AreLeftByADeviceThatAnswersNothingAndSaysNoWord) {
+TEST_F(Verbs, GoDownWhenTheirDeviceFailsSilently) {
   ASSERT_TRUE(rejoined());
   job->verbs->remove(device(0));
   steps(60, 3000);
@@ -319,8 +321,8 @@ TEST_F(Verbs, AreLeftByADeviceThatAnswersNothingAndSaysNoWord) {
   steps(20, 3000);
 }
 
-// Until a device says that it is gone, its queue pairs cannot be destroyed.
-TEST_F(Verbs, AreDestroyedWhenTheirDeviceSaysLateThatItIsGone) {
+// Queue pairs of a removed device cannot be destroyed before the device_fatal event.
+TEST_F(Verbs, AreDestroyedOnALateDeviceFatalEvent) {
   ASSERT_TRUE(rejoined());
   job->verbs->hang_freeing(device(0), true);
   job->verbs->remove(device(0));
@@ -335,7 +337,7 @@ TEST_F(Verbs, AreDestroyedWhenTheirDeviceSaysLateThatItIsGone) {
   steps(20, 3000);
 }
 
-TEST_F(Verbs, AreMadeAsTheOptionsSay) {
+TEST_F(Verbs, UseTheConfiguredOptions) {
   Config with = config();
   with.verbs_timeout = 15;
   with.verbs_retry_count = 5;
@@ -360,8 +362,8 @@ TEST_F(Verbs, AreMadeAsTheOptionsSay) {
   EXPECT_EQ(made.own.mtu, 4096U);
 }
 
-TEST_F(Verbs, ReadACallersRegisteredMemoryThemselves) {
-  constexpr std::size_t floats = 200000;  // a message that is not staged
+TEST_F(Verbs, ReadACallersRegisteredMemoryDirectly) {
+  constexpr std::size_t floats = 200000;  // a message too large for staging
   std::array<std::vector<float>, 2> data{std::vector<float>(floats), std::vector<float>(floats)};
   for (const std::size_t rank : {0U, 1U}) {
     std::iota(data[rank].begin(), data[rank].end(), static_cast<float>(rank));
@@ -386,8 +388,8 @@ TEST_F(Verbs, ReadACallersRegisteredMemoryThemselves) {
   }
 }
 
-TEST_F(Verbs, PutResultsIntoACallersRegisteredMemory) {
-  constexpr std::size_t floats = 3'000'000;  // more than there are slots for
+TEST_F(Verbs, WriteResultsIntoACallersRegisteredMemory) {
+  constexpr std::size_t floats = 3'000'000;  // exceeds the capacity of the slots
   std::array<std::vector<float>, 2> in{std::vector<float>(floats, 1),
                                        std::vector<float>(floats, 2)};
   std::array<std::vector<float>, 2> out{std::vector<float>(floats), std::vector<float>(floats)};
@@ -407,7 +409,7 @@ TEST_F(Verbs, PutResultsIntoACallersRegisteredMemory) {
     EXPECT_EQ(job->verbs->written(result.data()), floats * sizeof(float) / 2);  // the peer's half
   }
 
-  // A rail that is lost in the middle of it.
+  // A rail is lost during the call.
   for (auto& result : out) std::fill(result.begin(), result.end(), 0.0F);
   job->run([&](int rank, Communicator& communicator) {
     if (rank == 0) job->verbs->mute(device(0), true);
@@ -419,14 +421,14 @@ TEST_F(Verbs, PutResultsIntoACallersRegisteredMemory) {
   EXPECT_TRUE(rejoined());
 }
 
-TEST_F(Verbs, DoNotGiveMemoryBackThatADeviceMayStillRead) {
-  constexpr std::size_t floats = 2'000'000;  // more than one rail takes at once
+TEST_F(Verbs, KeepMemoryThatADeviceMayStillRead) {
+  constexpr std::size_t floats = 2'000'000;  // more than a rail takes at once
   std::vector<float> data(floats, 1.0F);
   ASSERT_TRUE(job->engines[0]->register_buffer(std::as_writable_bytes(std::span(data))).ok());
   ASSERT_TRUE(rejoined());
   job->verbs->mute_at(device(0), std::as_bytes(std::span(data)));
   job->verbs->hang(device(0), true);          // its queue pairs are not fenced
-  job->verbs->hang_freeing(device(0), true);  // nor is memory withdrawn from it
+  job->verbs->hang_freeing(device(0), true);  // memory cannot be withdrawn, either
   std::atomic<bool> returned{false};
   std::thread sending([&] {
     const Status status = job->communicators[0]->send_to(
@@ -462,7 +464,7 @@ TEST_F(Verbs, AreNotReusedWhileAQueuePairCannotBeDestroyed) {
   EXPECT_TRUE(rejoined());
 }
 
-TEST_F(Verbs, OfAnotherDeviceAreNotHeldUpByOneThatIsGone) {
+TEST_F(Verbs, AreNotBlockedByAnotherRemovedDevice) {
   ASSERT_TRUE(rejoined());
   job->verbs->remove(device(0));
   job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
@@ -476,13 +478,13 @@ TEST_F(Verbs, OfAnotherDeviceAreNotHeldUpByOneThatIsGone) {
   steps(20, 3000);
 }
 
-TEST_F(Verbs, OfADeviceThatIsGoneAreKnownToNewPeersToo) {
+TEST_F(Verbs, ARemovedDeviceCanBeAddedToNewPeers) {
   ASSERT_TRUE(rejoined());
   job->verbs->remove(device(0));
   job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
   ASSERT_TRUE(eventually([&] { return info(0, 0).state != RailState::up; }));
   PeerDescription third;
-  third.process = 7;  // whoever has the lower number is connected to
+  third.process = 7;  // lower than the engine's number: the engine connects
   third.label = "rank 2";
   third.secret.resize(32, std::byte{7});
   third.rails.push_back({.kind = RailKind::verbs,
@@ -499,7 +501,7 @@ TEST_F(Verbs, OfADeviceThatIsGoneAreKnownToNewPeersToo) {
   EXPECT_FALSE(job->engines[0]->add_peer(third).ok());
 }
 
-TEST_F(Verbs, OfADeviceThatHangsDoNotPileUp) {
+TEST_F(Verbs, DoNotPileUpOnAHangingDevice) {
   ASSERT_TRUE(rejoined());
   job->verbs->set_port_active(device(0), false);
   job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
@@ -512,7 +514,7 @@ TEST_F(Verbs, OfADeviceThatHangsDoNotPileUp) {
   EXPECT_TRUE(rejoined());
 }
 
-TEST_F(Verbs, OfManyCommunicatorsGiveTheirMemoryBack) {
+TEST_F(Verbs, ReleaseTheMemoryOfClosedCommunicators) {
   const auto round = [this](std::uint64_t id) {
     const auto made = job->make_communicators(id);
     std::vector<std::thread> threads;
@@ -536,7 +538,7 @@ TEST_F(Verbs, OfManyCommunicatorsGiveTheirMemoryBack) {
   EXPECT_LE(job->verbs->shared_regions(), regions + 4);
 }
 
-TEST_F(Verbs, MixWithTcpWhichTakesOverAndGivesBack) {
+TEST_F(Verbs, FailOverToTcpAndBack) {
   job = std::make_unique<Job>(options(3, 2));
   ASSERT_TRUE(rejoined());
   steps(30, 300000);
@@ -558,7 +560,7 @@ TEST_F(Verbs, MixWithTcpWhichTakesOverAndGivesBack) {
   EXPECT_GT(info(0, 0).counters.data_tx_bytes, before);
 }
 
-TEST_F(Verbs, CloseGracefullyBeforeTheyGo) {
+TEST_F(Verbs, AnnounceAGracefulClose) {
   ASSERT_TRUE(rejoined());
   Status status;
   std::thread waiting([&] {
@@ -573,7 +575,7 @@ TEST_F(Verbs, CloseGracefullyBeforeTheyGo) {
   EXPECT_EQ(status.code(), ErrorCode::peer_closed) << status.message();
 }
 
-TEST_F(Verbs, ThatCannotWorkAreAnError) {
+TEST_F(Verbs, UnusableDevicesAreAnError) {
   job->verbs->add_device("rdma-short");
   job->verbs->fail_sharing("rdma-short", ENOMEM);
   for (const std::string& name : {std::string("rdma-nobody"), std::string("rdma-short")}) {
@@ -590,8 +592,8 @@ TEST_F(Verbs, ThatCannotWorkAreAnError) {
   EXPECT_NE(status.message().find("R2CCL_PKEY_INDEX"), std::string::npos) << status.message();
 }
 
-// The same devices, one rail, and the stale write that a fence is there for.
-TEST_F(Verbs, LateWritesOfAnEndedEpochDoNotReachASlotThatIsInUseAgain) {
+// Holds the writes of an ended epoch in device 0. The fence must keep them away from reused slots.
+TEST_F(Verbs, KeepLateWritesAwayFromReusedSlots) {
   ASSERT_TRUE(rejoined());
   job->verbs->mute(device(0), true);
   job->run([&](int rank, Communicator& communicator) {
@@ -601,7 +603,7 @@ TEST_F(Verbs, LateWritesOfAnEndedEpochDoNotReachASlotThatIsInUseAgain) {
                                                   ReduceOp::max, Algorithm::automatic);
     ASSERT_TRUE(status.ok()) << status.message();
   });
-  // The queue pair that holds the first attempts is destroyed before any slot is used again.
+  // The queue pair of the first attempts is destroyed before any slot is reused.
   job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
   ASSERT_TRUE(eventually([&] { return info(0, 0).state != RailState::down; }));
   const std::size_t pairs = job->verbs->queue_pairs();

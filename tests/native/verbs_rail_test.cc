@@ -1,4 +1,4 @@
-// One rail over a queue pair, with the clock and the wire in the hand of the test.
+// A rail over a queue pair, with clock and wire under control of the test.
 #include "rails/verbs/verbs_rail.hpp"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t communicator = 5;
 
-// Both ends of a rail, which is up.
+// Both ends of a rail in state UP.
 class VerbsRails : public ::testing::Test {
  protected:
   struct End {
@@ -69,7 +69,7 @@ class VerbsRails : public ::testing::Test {
                                       [](const std::string& why) { ADD_FAILURE() << why; });
   }
 
-  // Until nothing moves.
+  // Pumps both ends until nothing moves.
   void exchange() {
     for (bool moved = true; moved;) {
       moved = false;
@@ -80,7 +80,7 @@ class VerbsRails : public ::testing::Test {
     }
   }
 
-  // Frames that the first end's device reads out of a caller's memory wait on the wire.
+  // Sends `memory` from end 0 and holds the frames on the wire, while the device reads the memory.
   void send_from(std::vector<std::byte>& memory) {
     for (End& end : ends) (void)end.link->in_stream(communicator);
     exchange();
@@ -91,7 +91,8 @@ class VerbsRails : public ::testing::Test {
     ASSERT_TRUE(ends[0].rail->pump_out(now));
     ASSERT_FALSE(ends[0].rail->detached({communicator, {}}));
   }
-  // A caller asks for its memory back, `later` than now.
+  // Requests the caller's memory back at time now + `later`. Returns true if the rail is done with
+  // it.
   bool detach(TimeNs later) { return ends[0].rail->detach({communicator, {}}, now + later); }
   RailState state() { return ends[0].link->state(0); }
 
@@ -101,7 +102,7 @@ class VerbsRails : public ::testing::Test {
   TimeNs now = 1000 * ns_per_ms;
 };
 
-TEST_F(VerbsRails, HaveTwentyMillisecondsToBeThroughWithACallersMemoryWhileTheyAreUp) {
+TEST_F(VerbsRails, HaveTwentyMillisecondsToReleaseACallersMemory) {
   std::vector<std::byte> memory(LinkOptions{}.shape.slot_bytes);
   send_from(memory);
   EXPECT_FALSE(detach(0));
@@ -111,20 +112,20 @@ TEST_F(VerbsRails, HaveTwentyMillisecondsToBeThroughWithACallersMemoryWhileTheyA
   EXPECT_EQ(state(), RailState::down);
 }
 
-TEST_F(VerbsRails, StayUpWhenTheyAreThroughInTime) {
+TEST_F(VerbsRails, StayUpIfTheyReleaseMemoryInTime) {
   std::vector<std::byte> memory(LinkOptions{}.shape.slot_bytes);
   send_from(memory);
   EXPECT_FALSE(detach(0));
   verbs->let_go();
   EXPECT_TRUE(detach(20 * ns_per_ms));
   EXPECT_EQ(state(), RailState::up);
-  // The next one is given as long.
+  // The next request has the same time limit.
   send_from(memory);
   EXPECT_FALSE(detach(30 * ns_per_ms));
   EXPECT_EQ(state(), RailState::up);
 }
 
-TEST_F(VerbsRails, AreGivenUpAtOnceForACallersMemoryWhenTheyAreSuspect) {
+TEST_F(VerbsRails, GoDownAtOnceForACallersMemoryIfSuspect) {
   std::vector<std::byte> memory(LinkOptions{}.shape.slot_bytes);
   send_from(memory);
   for (int i = 0; i < 100 && state() == RailState::up; ++i) {

@@ -1,4 +1,4 @@
-// Where a fault is: what each end finds out, and what the other one makes of it.
+// Localisation of faults: the findings of each end and the verdict of its peer.
 #include <gtest/gtest.h>
 
 #include "link_pair.hpp"
@@ -12,13 +12,13 @@ constexpr auto works = PortEvidence::works;
 constexpr auto broken = PortEvidence::broken;
 constexpr auto unknown = PortEvidence::unknown;
 
-TEST(Verdict, OneBrokenPortIsToBlameAndTwoAreThePath) {
+TEST(Verdict, ASingleBrokenPortIsTheFaultAndTwoMeanThePath) {
   EXPECT_EQ(judge({.own = broken, .peer = works}), Verdict::local_nic);
   EXPECT_EQ(judge({.own = works, .peer = broken}), Verdict::remote_nic);
   EXPECT_EQ(judge({.own = broken, .peer = broken}), Verdict::path);
 }
 
-TEST(Verdict, WithoutABrokenPortItWaitsForEverythingThatCanBeFoundOut) {
+TEST(Verdict, WithoutABrokenPortTheVerdictWaitsForCompleteEvidence) {
   EXPECT_EQ(judge({.own = works, .peer = works}), Verdict::none);
   EXPECT_EQ(judge({.own = works, .peer = works, .complete = true}), Verdict::path);
   EXPECT_EQ(judge({.own = unknown, .peer = unknown, .complete = true}), Verdict::path);
@@ -26,7 +26,7 @@ TEST(Verdict, WithoutABrokenPortItWaitsForEverythingThatCanBeFoundOut) {
             Verdict::transient);
 }
 
-TEST(Verdict, ALostCarrierIsTheLocalNicHereAndTheRemoteNicThere) {
+TEST(Verdict, ALostCarrierIsLocalNicHereAndRemoteNicAtThePeer) {
   LinkPair pair(2);
   pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   EXPECT_EQ(pair.a.verdict(0), Verdict::local_nic);
@@ -37,7 +37,7 @@ TEST(Verdict, ALostCarrierIsTheLocalNicHereAndTheRemoteNicThere) {
   EXPECT_FALSE(pair.b.wants_location(0));
 }
 
-TEST(Verdict, WhatOneEndFindsOutLaterIsToldToTheOther) {
+TEST(Verdict, LaterFindingsAreSentToThePeer) {
   LinkPair pair(2);
   pair.a.rail_failed(0, 1, RailCause::dead_deadline, pair.now);
   pair.exchange(1);
@@ -51,7 +51,7 @@ TEST(Verdict, WhatOneEndFindsOutLaterIsToldToTheOther) {
   EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
 }
 
-TEST(Verdict, WhatThePeerSaysOfItsPortCountsForMoreThanWhatWeSeeOfIt) {
+TEST(Verdict, ThePeersReportOfItsPortOverridesLocalEvidence) {
   LinkPair pair(2);
   pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   pair.exchange(1);
@@ -59,7 +59,7 @@ TEST(Verdict, WhatThePeerSaysOfItsPortCountsForMoreThanWhatWeSeeOfIt) {
   EXPECT_EQ(pair.b.verdict(0), Verdict::remote_nic);
 }
 
-TEST(Verdict, ARailThatReopensBeforeItIsLocatedWasAwayForAMoment) {
+TEST(Verdict, ARailReopenedBeforeLocalisationIsTransient) {
   struct Observer final : LinkObserver {
     void on_rail_moved(RailId, RailState, RailState, RailCause) override {}
     void on_replay(RailId, std::uint32_t, bool) override {}
@@ -77,12 +77,12 @@ TEST(Verdict, ARailThatReopensBeforeItIsLocatedWasAwayForAMoment) {
   pair.open(0, 2);
   EXPECT_EQ(observer.verdicts, (std::vector{Verdict::transient}));
   EXPECT_EQ(pair.a.verdict(0), Verdict::none);
-  pair.a.located(0, 1, {.own = broken, .peer = unknown, .complete = true});  // of the old epoch
+  pair.a.located(0, 1, {.own = broken, .peer = unknown, .complete = true});  // old epoch
   EXPECT_EQ(pair.a.verdict(0), Verdict::none);
   pair.a.set_observer(nullptr);
 }
 
-TEST(Verdict, ALinkWithoutRailsIsThePeersFaultUnlessAllPortsOfOneSideAreBroken) {
+TEST(Verdict, ALinkWithoutRailsBlamesThePeerUnlessAllPortsOfASideAreBroken) {
   LinkPair pair(2);
   pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
   EXPECT_EQ(pair.a.overall_verdict(), Verdict::peer);

@@ -1,4 +1,4 @@
-// A thread that does what it is given, one after the other: the stream of a device of the host.
+// A thread that runs work in order, like a stream of a GPU emulated on the host.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@ class WorkQueue {
   using Work = std::function<void()>;
 
   WorkQueue() : thread_([this] { run(); }) {}
-  // Everything that was added is done first.
+  // Runs all queued work before it ends the thread.
   ~WorkQueue() {
     {
       const std::lock_guard guard(mutex_);

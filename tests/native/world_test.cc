@@ -1,4 +1,4 @@
-// The simulated world itself: that its checks can fail, its waits end, and ranks are told.
+// The simulated world: its checks detect violations, its waits end, and ranks get errors.
 #include "sim/world.hpp"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ TEST(Fiber, RunsUntilItYieldsAndKeepsItsStack) {
   EXPECT_EQ(order, (std::vector<int>{0, 10, 1, 11, 2, 12, 13}));
 }
 
-TEST(Shadow, SeesWhatASlotMustNotGoThrough) {
+TEST(Shadow, DetectsForbiddenChangesOfASlot) {
   const Shadow::Stream stream{.from = 0, .to = 1, .communicator = 7};
   FrameHeader header{};
   header.message_bytes = header.payload_bytes = 4;
@@ -52,7 +52,7 @@ TEST(Shadow, SeesWhatASlotMustNotGoThrough) {
   EXPECT_EQ(shadow.violations().size(), 4U);
 }
 
-// Both ends of a path, looked at from outside.
+// A path with an event counter at each end.
 struct Wire {
   struct Counter final : EventSink {
     void on_event() override { ++events; }
@@ -72,7 +72,7 @@ struct Wire {
   }
 };
 
-TEST(Connection, HoldsBackWhileItsPathIsBlocked) {
+TEST(Connection, DelaysBytesWhileItsPathIsBlocked) {
   Wire wire;
   Connection connection{wire.events, wire.random, wire.delays, wire.path};
   connection.attach(acceptor_side, wire.ends[acceptor_side]);
@@ -92,13 +92,13 @@ TEST(Connection, HoldsBackWhileItsPathIsBlocked) {
   EXPECT_EQ(connection.path(acceptor_side).unacknowledged, 0U);
 }
 
-TEST(Connection, WhatArrivesAtAClosedEndComesBackAsAReset) {
+TEST(Connection, BytesToAClosedEndCauseAReset) {
   Wire wire;
   Connection connection{wire.events, wire.random, wire.delays, wire.path};
   connection.attach(acceptor_side, wire.ends[acceptor_side]);
   connection.attach(connector_side, wire.ends[connector_side]);
   wire.path.ports[connector_side].carrier = false;
-  connection.close(connector_side);  // its own reset is lost
+  connection.close(connector_side);  // the reset of this end is lost
   const std::array<std::byte, 1> sent{};
   EXPECT_EQ(connection.write(acceptor_side, sent), 1U);
   wire.pass(second);
@@ -109,7 +109,7 @@ TEST(Connection, WhatArrivesAtAClosedEndComesBackAsAReset) {
   EXPECT_TRUE(connection.broken(acceptor_side));
 }
 
-TEST(Connection, TakesNoMoreThanItsBuffersAndSaysThatThePeerDoesNotRead) {
+TEST(Connection, AcceptsNoMoreThanItsBuffersAndReportsPeerLimited) {
   Wire wire;
   Connection connection{wire.events, wire.random, wire.delays, wire.path};
   connection.attach(acceptor_side, wire.ends[acceptor_side]);
@@ -124,7 +124,7 @@ TEST(Connection, TakesNoMoreThanItsBuffersAndSaysThatThePeerDoesNotRead) {
   EXPECT_TRUE(connection.path(acceptor_side).peer_limited);
 }
 
-// A queue pair on each side of a wire, under links of their own.
+// A queue pair on each side of a wire, each with a separate link.
 struct Pair {
   Wire& wire;
   Memory sender_memory;
@@ -169,7 +169,7 @@ struct Pair {
   }
 };
 
-TEST(QueuePair, WritesLandUntilTheFenceIsCompleteAndTellNobody) {
+TEST(QueuePair, WritesLandSilentlyUntilTheFenceCompletes) {
   for (const TimeNs fence_ns : {TimeNs{0}, 10 * ns_per_ms}) {
     Wire wire;
     Pair pair(wire, fence_ns);
@@ -190,7 +190,7 @@ TEST(QueuePair, WritesLandUntilTheFenceIsCompleteAndTellNobody) {
   }
 }
 
-TEST(QueuePair, TellsWhatMayStillBeWritten) {
+TEST(QueuePair, ReportsWritesStillOnThePath) {
   Wire wire;
   Pair pair(wire, 0);
   wire.path.ports[acceptor_side].black_hole = true;
@@ -229,7 +229,7 @@ Status all_reduce(World& world, int rank, SimChannel& channel) {
       tag_of(0), [&] { return all_reduce_one_shot(channel, bytes, bytes, data.size(), reducer); });
 }
 
-TEST(World, AHangEndsWithTheTimeOfTheRun) {
+TEST(World, AHangEndsAtTheTimeLimit) {
   World world(small(2, 1));
   SimChannel channel(world, 7, {0, 1}, 0);
   Status status;
@@ -242,7 +242,7 @@ TEST(World, AHangEndsWithTheTimeOfTheRun) {
   EXPECT_EQ(status.code(), ErrorCode::timeout);
 }
 
-TEST(World, RanksThatCallDifferentlyAreTold) {
+TEST(World, DifferentCallsAreAnErrorOnBothRanks) {
   World world(small(2, 1));
   std::array<Status, 2> status;
   SimChannel first(world, 7, {0, 1}, 0);
@@ -273,7 +273,7 @@ TEST(World, LosingAllRailsOfOneLinkForLongIsAnErrorOnEveryRank) {
   EXPECT_TRUE(world.run(
       [&](int rank) {
         const Status status = all_reduce(world, rank, *channels[static_cast<std::size_t>(rank)]);
-        // Ranks 0 and 2 had all they needed for the first call; the next one fails.
+        // Ranks 0 and 2 have all data for the first call; their next call fails.
         const Status next = all_reduce(world, rank, *channels[static_cast<std::size_t>(rank)]);
         if (rank == 1 || rank == 3) {
           EXPECT_EQ(status.code(), ErrorCode::peer_lost);
@@ -284,8 +284,8 @@ TEST(World, LosingAllRailsOfOneLinkForLongIsAnErrorOnEveryRank) {
   EXPECT_LT(world.now() - began, 3 * second);
 }
 
-// The sender has returned: only its peer waits, and cannot know what for.
-TEST(World, AFenceThatNeverCompletesEndsTheWaitOfThePeerToo) {
+// Rank 0 has returned from the call. Only its peer waits, and cannot know the reason.
+TEST(World, AFenceThatNeverCompletesAlsoEndsThePeersWait) {
   World::Options options = small(2, 2);
   options.rails[0] = RailKind::verbs;
   options.link.shape.slots = 2;
@@ -297,7 +297,7 @@ TEST(World, AFenceThatNeverCompletesEndsTheWaitOfThePeerToo) {
   std::vector<std::unique_ptr<SimChannel>> channels;
   for (int rank = 0; rank < 2; ++rank)
     channels.push_back(std::make_unique<SimChannel>(world, 7, std::vector{0, 1}, rank));
-  (void)world.run_until([] { return false; }, 5 * ns_per_ms);  // both know the other's slots
+  (void)world.run_until([] { return false; }, 5 * ns_per_ms);  // both ends know the peer's slots
   ASSERT_EQ(world.end(0, 1).link.best_rail(), 0);
   for (const int rank : {0, 1}) world.black_hole(rank, 1 - rank, 0, true);
   std::array<Status, 2> status;

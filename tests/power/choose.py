@@ -1,10 +1,10 @@
-"""Draw a list of source mutations from a seed.
+"""Draws a list of source mutations from a seed.
 
 choose.py cpp|python SEED COUNT
 
-Prints the list as JSON: the same sources and seed give the same list.  `make coverage` must have
-run before: the tests of an entry are those that run its line, and a line that no test runs is
-drawn, too (its mutation survives).
+Prints the list as JSON. The same sources and seed give the same list. `make coverage` must run
+first: the tests of an entry are the tests that run its line. A line without a test is drawn, too;
+its mutation survives.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import asdict, replace
 from covering import Covering
 from mutation import ROOT, Mutation, MutationError, line_number
 
-# Of the core, what neither binds it to Python, nor is itself a test, nor runs in the guest alone.
+# Parts of the core left out: the Python bindings, the simulator, and code run only in the guest.
 CPP_LEFT_OUT = ("csrc/bindings/", "csrc/sim/", "csrc/drivers/ibverbs")
-# Of the package, what serves users at run time; the lab and the demo are themselves tests.
+# Parts of the package left out: the lab, the demo and the simulator, because these are tests.
 PYTHON_LEFT_OUT = ("r2serve/lab/", "r2serve/demo/", "r2serve/sim/")
 
 CPP_CONDITION = re.compile(r"(?:\} else )?(?:if|while) \((?P<of>.+)\)(?: \{|\s+\S.*;)?")
@@ -59,7 +59,7 @@ PYTHON_COMPARISONS = {
 
 
 def cpp_candidates(file: str, lines: Sequence[str]) -> Iterator[Mutation]:
-    """The mutations that lines of C++ allow: operators, negations, statements left out."""
+    """Yields the mutations of C++ lines: changed operators, negations, removed statements."""
     for index, whole in enumerate(lines):
         line = whole.strip()
         if TOLD_TO_PEOPLE.search(line) or '"' in line or "constexpr" in line:
@@ -89,7 +89,7 @@ def _as(kind: str, expression: str) -> str:
 
 
 def _balanced(text: str) -> str | None:
-    """The text up to where the parenthesis before it closes; None: on another line."""
+    """Returns the text before the closing parenthesis; None = closed on another line."""
     depth = 0
     for position, character in enumerate(text):
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -99,7 +99,7 @@ def _balanced(text: str) -> str | None:
 
 
 def python_candidates(file: str, source: str) -> Iterator[Mutation]:
-    """The mutations that Python allows: comparisons, logic, numbers, conditions, calls left out."""
+    """Yields the mutations of Python: comparisons, logic, numbers, conditions, removed calls."""
     lines = source.split("\n")
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.expr | ast.stmt) or node.lineno != node.end_lineno:
@@ -115,7 +115,7 @@ def python_candidates(file: str, source: str) -> Iterator[Mutation]:
 
 
 def _python_forms(node: ast.AST, original: str) -> Iterator[str | None]:
-    """The texts that may stand for a node; None: nothing, the statement is left out."""
+    """Yields replacements for the text of a node; None = the statement is removed."""
     match node:
         case ast.Compare(ops=[operator]):
             old, new = PYTHON_COMPARISONS[type(operator)]
@@ -158,7 +158,7 @@ def candidates(language: str) -> list[Mutation]:
 
 
 def choose(language: str, seed: int, count: int, covering: Covering) -> list[Mutation]:
-    """Draw `count` mutations, no two of one line."""
+    """Draws `count` mutations, at most one from each line."""
     chosen: list[Mutation] = []
     lines: set[tuple[str, int]] = set()
     everything = candidates(language)
@@ -166,7 +166,7 @@ def choose(language: str, seed: int, count: int, covering: Covering) -> list[Mut
         source = (ROOT / each.file).read_text(encoding="utf-8").split("\n")
         try:
             line = line_number(each, source)
-        except MutationError:  # a line that holds the original twice
+        except MutationError:  # the line contains the original twice
             continue
         if (each.file, line) in lines:
             continue

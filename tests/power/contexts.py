@@ -1,4 +1,4 @@
-"""A pytest plugin: measured lines are kept with the test that ran them."""
+"""pytest plugin: records each measured line together with the test running it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from coverage import Coverage
 
 TEST = "R2SERVE_TEST"
-"""Environment variable that tells processes of a test which one it is."""
+"""Environment variable with the current test's node id, for processes started by the test."""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,9 +1,9 @@
-"""Line and branch coverage of the quick tests: gcov for the core, coverage.py for the package.
+"""Measures line and branch coverage of the quick tests: gcov (core), coverage.py (package).
 
 cover.py native|python [arguments of pytest]    measure
 cover.py show                                   print the table
 
-Everything is kept in build/coverage; each line with the tests that ran it.
+Results are in build/coverage. Each line is stored with the tests running it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEASURED = ["--filter", "csrc/", "--exclude", "csrc/bindings/"]
 
 
 def native() -> int:
-    """Run each native program by itself, so that its lines are known apart from the others'."""
+    """Runs each native program separately, so that its lines are recorded separately."""
     programs = sorted(FOLDER.glob("*_test"))
     reports = FOLDER / "native"
     shutil.rmtree(reports, ignore_errors=True)
@@ -57,11 +57,11 @@ def _gcovr(*arguments: str) -> None:
 
 
 def python(arguments: Sequence[str]) -> int:
-    """Run the tests that pytest chooses by itself, or those of the arguments."""
+    """Runs pytest's default choice of tests, or the tests in `arguments`."""
     for old in FOLDER.glob("python.sqlite*"):
         old.unlink()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    # Processes that tests start elsewhere find the same files by it.
+    # R2SERVE_ROOT lets processes in other working directories name the same files.
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parent),
@@ -77,7 +77,7 @@ def python(arguments: Sequence[str]) -> int:
 
 
 def show() -> int:
-    """Print lines and branches by folder: how many there are, how many a test ran."""
+    """Prints the table by folder: number of lines and branches, and the share run by tests."""
     summary = FOLDER / "native.json"
     tracefiles = [f"--add-tracefile={each}" for each in (FOLDER / "native").glob("*.json")]
     if tracefiles:

@@ -1,4 +1,4 @@
-"""Which tests run a line, by what `make coverage` has measured."""
+"""Finds the tests running a line, from the results of `make coverage`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from mutation import ROOT
 
 MOST = 20
-"""So many tests of one line are enough to judge a mutation of it."""
+"""Maximum number of tests for a mutation."""
 
 
 class Covering:
     """The tests of each line.
 
-    folder: where `make coverage` left what it measured. language: cpp or python.
+    folder: results of `make coverage`. language: cpp or python.
 
     Raises:
-        FileNotFoundError: nothing was measured.
+        FileNotFoundError: there are no results.
     """
 
     def __init__(self, folder: Path, language: str) -> None:
@@ -55,8 +55,8 @@ class Covering:
                 self._tests[name, line] |= {each.split("|")[-1] for each in contexts} - {""}
 
     def tests_of(self, file: str, line: int) -> tuple[str, ...]:
-        """At most MOST tests that run the line; a test that runs fewer lines comes first."""
-        # A statement that the optimiser has merged with the one before it is not measured.
+        """Returns at most MOST tests of a line; tests running fewer lines come first."""
+        # The optimiser may merge a statement with the statement before, and leave it unmeasured.
         near = (self._tests.get((file, line - back)) for back in range(4))
         tests = next((found for found in near if found is not None), set())
         return tuple(sorted(tests, key=lambda test: (self._lines_of[test], test))[:MOST])

@@ -1,7 +1,7 @@
-"""Source mutations: small bugs in the project's own sources, which the tests must catch.
+"""Source mutations: small bugs inserted into the project's sources, to be caught by the tests.
 
-The lists `cpp.json` and `python.json` beside this file hold them.  choose.py draws a list from a
-seed, try_mutations.py runs the tests against each entry.
+The lists are `cpp.json` and `python.json` in this folder. choose.py draws a list from a seed.
+try_mutations.py runs the tests against each entry.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 CHOSEN_BY = "R2SERVE_MUTATION"
-"""Environment variable with the number of the mutation that a mutated C++ build is to show."""
+"""Environment variable with the number of the active mutation in a mutated C++ build."""
 
 CPP_HEADER = f"""\
 #pragma once
 #include <cstdlib>
 
 namespace r2ccl {{
-// Whether this process shows the mutation of that number.
+// Returns whether the mutation with this number is active in this process.
 inline bool mutated(int number) {{
   static const char* const text = std::getenv("{CHOSEN_BY}");
   static const int chosen = text == nullptr ? 0 : std::atoi(text);
@@ -32,18 +32,18 @@ inline bool mutated(int number) {{
 
 
 class MutationError(ValueError):
-    """An entry of a list that does not fit the sources; the text names it."""
+    """A list entry that does not fit the sources; the text names the entry."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One bug.
+    """A single bug.
 
-    number: from 1, unique in its list. file: from the root of the project. line: the stripped line
-    of source that holds `original`. nth: which of the lines with that text, from 0. original: what
-    `mutated` replaces. form: `expression`, or `statement` for one that is left out. tests: what
-    runs the line, those that take least time first: names of native programs, or pytest's node
-    ids. equal: why no test can tell the two apart, for one that nothing catches.
+    number: from 1, unique in the list. file: path relative to the project's root. line: the source
+    line without indentation; contains `original`. nth: index among the lines with equal text, from
+    0. original: the text replaced by `mutated`. form: `expression`, or `statement` for a removed
+    statement. tests: names of native programs, or pytest node ids; these run the line, and the
+    fastest come first. equal: for an equivalent mutation, the reason why no test can catch it.
     """
 
     number: int
@@ -75,22 +75,22 @@ def save(path: Path, mutations: Sequence[Mutation]) -> None:
 
 
 def line_number(mutation: Mutation, lines: Sequence[str]) -> int:
-    """Index of the mutation's line.
+    """Returns the index of the mutation's line.
 
     Raises:
-        MutationError: the source has no such line, or the line not exactly one `original`.
+        MutationError: the line is missing, or contains `original` not exactly once.
     """
     found = [index for index, line in enumerate(lines) if line.strip() == mutation.line]
     if len(found) <= mutation.nth or mutation.line.count(mutation.original) != 1:
         raise MutationError(
-            f"mutation {mutation.text}: the source has no such line now; choose another one "
-            "(tests/mutations/choose.py)"
+            f"mutation {mutation.text}: the source has no such line; choose another mutation "
+            "(tests/power/choose.py)"
         )
     return found[mutation.nth]
 
 
 def in_python(mutation: Mutation, source: str) -> str:
-    """The source with this bug."""
+    """Returns the source with this bug."""
     lines = source.split("\n")
     index = line_number(mutation, lines)
     new = "pass" if mutation.form == "statement" else mutation.mutated
@@ -99,7 +99,7 @@ def in_python(mutation: Mutation, source: str) -> str:
 
 
 def in_cpp(mutations: Sequence[Mutation], source: str) -> str:
-    """The source with all of these bugs, each shown only where its number is chosen."""
+    """Returns the source with all bugs; a bug is active only if its number is chosen."""
     lines = source.split("\n")
     places = [line_number(each, lines) for each in mutations]
     if len(set(places)) < len(places):

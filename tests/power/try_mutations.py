@@ -1,11 +1,11 @@
-"""Run the tests against each source mutation of a list, and say which mutations survive.
+"""Runs the tests against each source mutation of a list, and prints the surviving mutations.
 
 try_mutations.py cpp|python [NUMBER...]
 
-All C++ mutations are compiled into one build, build/mutations; an environment variable chooses one.
-A Python mutation is written into the source for as long as its tests run.  The result of each is
-kept in build/mutations/cpp.json or python.json.  Exit status 1: a mutation survived that no `equal`
-of the list explains.
+All C++ mutations are compiled into a single build, build/mutations. An environment variable
+activates a mutation. A Python mutation is written into the source while its tests run. The results
+are in build/mutations/cpp.json or python.json. Exit status 1: a mutation survived, and the list
+does not explain the survival with `equal`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mutation import CHOSEN_BY, CPP_HEADER, FOLDER, ROOT, Mutation, in_cpp, in_p
 
 BUILD = ROOT / "build/mutations"
 SLACK_S = 30.0
-"""A test that takes so much longer than three times its usual time hangs: it is caught."""
+"""A test counts as hung, and the mutation as caught, after 3 x its usual time plus this time."""
 CPP_LONGEST_S = 600.0
 PYTHON_LONGEST_S = 900.0
 
 
 def build_cpp(mutations: Sequence[Mutation]) -> None:
-    """Build the native tests from a copy of the sources that has all mutations."""
+    """Builds the native tests from a copy of the sources with all mutations."""
     tree = BUILD / "tree"
     files = subprocess.run(
         ["git", "ls-files", "csrc", "tests/native", "tests/guest/native", "CMakeLists.txt"],
@@ -56,14 +56,14 @@ def build_cpp(mutations: Sequence[Mutation]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Leave alone what is right, so that it is not compiled again."""
+    """Writes a file only if its text changes, to avoid recompiling."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
 def caught_by_cpp(mutation: Mutation, usual_s: dict[str, float]) -> str | None:
-    """The first test that fails with the mutation; None: it survives."""
+    """Returns the first test that fails with the mutation; None = the mutation survives."""
     for program in mutation.tests:
         if program not in usual_s:
             began = time.monotonic()
@@ -93,11 +93,10 @@ def _passes(program: str, environment: dict[str, str], at_most_s: float) -> bool
 
 
 def caught_by_python(mutation: Mutation) -> str | None:
-    """The first test that fails with the mutation; None: it survives.
+    """Returns the first test that fails with the mutation; None = the mutation survives.
 
     Raises:
-        RuntimeError: the source has changes that are not committed, which an end of this process
-            at the wrong time could lose.
+        RuntimeError: the source has uncommitted changes; an abort of this process could lose these.
     """
     path = ROOT / mutation.file
     if subprocess.run(["git", "diff", "--quiet", "--", mutation.file], cwd=ROOT).returncode:

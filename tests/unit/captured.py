@@ -1,4 +1,4 @@
-"""Graphs of a communicator's calls, and looks at the results of replays."""
+"""Captures graphs of a communicator's calls, and checks the results of replays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HAS_GPU = torch.cuda.is_available()
 
 
 class Captured:
-    """What a rank put into a stream, to be done again and again."""
+    """Captures the calls of a rank in a graph for repeated replay."""
 
     def __init__(self, communicator: DeviceCommunicator, driver: str, body: Any) -> None:
         if HAS_GPU:
@@ -35,9 +35,9 @@ class Captured:
 
 
 class Looks:
-    """Compares results on the device in every turn, and looks at the outcome every 100 turns.
+    """Compares results on the device in every turn, and reads the outcome every 100 turns.
 
-    A look waits for the device, so a look in each turn would cost more than the turn.
+    Reading waits for the device, so reading in each turn would cost more than the turn.
     """
 
     EVERY = 100
@@ -55,7 +55,7 @@ class Looks:
             self.look()
 
     def look(self) -> None:
-        """Raises for the turns since the last look; also to be called after the last turn."""
+        """Raises for wrong turns since the last call; also to be called after the last turn."""
         wrong = self._wrong.nonzero().flatten().tolist()
         first = (self._turns - 1) // self.EVERY * self.EVERY
         assert not wrong, f"wrong results in turns {[first + each for each in wrong]}"

@@ -1,7 +1,7 @@
-"""The layers: which folder of the core, and which part of the Python package, uses which others.
+"""The layers of the core and of the Python package, with the imports allowed to each.
 
-An entry stands below the entries that may use it, so no map has a circle. ``test_tidy.py``
-compares both with the sources, and docs/architecture.md prints them.
+An entry stands below the entries that may use it, so no map has a circle. `test_tidy.py` compares
+both maps with the sources, and docs/architecture.md prints them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CSRC: dict[str, tuple[str, ...]] = {
     "bindings": ("base", "drivers", "link", "connect", "engine", "device", "sim"),
 }
 
-# Folders of r2serve/ and its modules; bench/ and kernels/ are imported as r2serve.bench and
-# r2serve.kernels. ``r2serve`` is the package's own __init__.py.
+# Folders and modules of r2serve/. bench/ and kernels/ are imported as r2serve.bench and
+# r2serve.kernels. `r2serve` is the package's __init__.py.
 R2SERVE: dict[str, tuple[str, ...]] = {
     "_core": (),
     "bench/collectives/native": (),

@@ -1,4 +1,4 @@
-"""Two engines of one process with rails between them, for tests of what is seen from outside."""
+"""Two engines of one process with rails in between, for tests of the engine's outside view."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from r2serve.process import Process
 
 
 class Pair:
-    """Two engines of this process that are joined by two loopback rails."""
+    """Two engines of this process, connected by two loopback rails."""
 
     def __init__(self, folder: Path, *, both: bool = False, **options: Any) -> None:
-        """Of the first engine, or of both, the journal is in the folder.
+        """Creates the engines; the first, and with `both` the second, keeps a journal in `folder`.
 
-        options: of the first engine's configuration.
+        options: configuration of the first engine.
         """
         self.folder = folder
         here = Config(rails="127.0.0.1,127.0.0.2", node="here", journal_dir=str(folder), **options)
@@ -41,7 +41,7 @@ class Pair:
             time.sleep(0.005)
 
     def cut_and_heal(self, rail: int) -> None:
-        """Until the rail is UP again, in another epoch."""
+        """Cuts and heals a rail; returns when the rail is UP in a later epoch."""
         before = self.engine.rails()[rail]["epoch"]
         self.engine.inject(rail, "cut")
         self.engine.inject(rail, "heal")
@@ -58,7 +58,7 @@ class Pair:
 
 
 def connect(engine: _core.Engine, process: int) -> None:
-    """Opens the rails; that they are up is waited for elsewhere."""
+    """Opens the rails without waiting until they are UP."""
     try:
         engine.connect([process], 0.0)
     except StartupTimeoutError:
@@ -66,7 +66,7 @@ def connect(engine: _core.Engine, process: int) -> None:
 
 
 def free_port() -> int:
-    # Below the ports that the kernel gives to connections, one of which might take it meanwhile.
+    # The range lies below the kernel's ephemeral ports, so no new connection takes the port.
     while True:
         port = random.randrange(12_000, 32_000)
         with socket.socket() as probe:

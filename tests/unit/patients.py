@@ -1,4 +1,4 @@
-"""Nodes as the doctor finds them, in tests: healthy, but for what a test changes."""
+"""Nodes examined by the doctor in tests: healthy, except for a test's changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pfc-cap 8 macsec-bypass on delay 0
 prio-pfc 0:off 1:off 2:off 3:off 4:off 5:off 6:off 7:off
 """
 TCP = {"rdma": "", "rdma_state": "", "gid": "", "verbs": None, "kind": "tcp", "driver": "veth"}
-"""Of a NIC without RDMA."""
+"""Changes that turn a NIC into a NIC without RDMA."""
 
 
 def nic(name: str = "eth0", **changes: Any) -> Nic:
@@ -49,7 +49,7 @@ def nic(name: str = "eth0", **changes: Any) -> Nic:
 
 
 def end(number: int = 0, host: int = 1, **changes: Any) -> End:
-    """The port ``eth<number>`` of a host."""
+    """Returns the port `eth<number>` of a host."""
     healthy = End(
         rail=f"rail{number}",
         device=f"eth{number}",
@@ -84,5 +84,5 @@ def complaints(of: Patient) -> list[Finding]:
 
 
 def findings(of: Patient, check: str) -> list[Finding]:
-    """What one check says."""
+    """Returns the findings of a single check."""
     return [finding for finding in doctor.judge(of) if finding.check == check]

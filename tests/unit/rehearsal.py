@@ -1,7 +1,7 @@
-"""A copy of a machine with a GPU: a bare Python, a copied tree, a kit.
+"""Copies a machine with a GPU: a bare Python, a copied tree, a kit.
 
-The Python sees torch, Triton, pytest, numpy, pip and their requirements.  The kit is packed from
-the environment of the tests, so no compiler runs.
+The Python sees torch, Triton, pytest, numpy, pip and their requirements. The kit is packed from the
+environment of the tests, so no compiler runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MACHINE_S = ("torch", "triton", "pytest", "numpy", "pip")
 
 
 def with_requirements(names: tuple[str, ...]) -> dict[str, metadata.Distribution]:
-    """Installed distributions of these names, with all requirements."""
+    """Returns the installed distributions of these names, with all requirements."""
     found: dict[str, metadata.Distribution] = {}
     queue = list(names)
     for name in queue:
@@ -42,7 +42,7 @@ def with_requirements(names: tuple[str, ...]) -> dict[str, metadata.Distribution
 
 
 def bare_python(folder: Path) -> Path:
-    """An environment with links to the machine's distributions, and nothing else."""
+    """Creates an environment with links to the machine's distributions, and nothing else."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     [site] = folder.glob("lib/python*/site-packages")
     for distribution in with_requirements(MACHINE_S).values():
@@ -58,7 +58,7 @@ def _top_level(distribution: metadata.Distribution) -> Iterator[tuple[str, Path]
 
 
 def copy_tree(folder: Path) -> None:
-    """Copies tracked files and files that git does not ignore, without the history."""
+    """Copies tracked files and files not ignored by git, without the history."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -68,7 +68,7 @@ def copy_tree(folder: Path) -> None:
 
 
 def pack_kit(tree: Path) -> None:
-    """A kit for the Python at hand: r2serve's core as installed, and missing packages."""
+    """Packs a kit for this Python: r2serve's installed core, and the packages missing there."""
     made = tree / "build/gpu-kit"
     made.mkdir(parents=True)
     r2serve = metadata.distribution("r2serve")

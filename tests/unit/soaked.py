@@ -1,4 +1,4 @@
-"""A lab and workers for the measurements of stalls, without namespaces and processes."""
+"""A fake lab and fake workers for stall measurements, without namespaces and processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CALLS_AFTER = 5
 
 
 class FakeLab:
-    """Notes the commands of a lab, and the questions to its workers, each with its time.
+    """Records the commands of a lab and the queries to its workers, each with its time.
 
-    works: whether a fault takes its rail down. refuses: the command that fails. commands: their
-    count so far.
+    works: whether a fault takes its rail down. refuses: the command that fails. commands: number of
+    commands so far.
     """
 
     rails = 2
@@ -57,10 +57,11 @@ class FakeLab:
 
 
 class FakeWorkers:
-    """Two ranks that only rail 0 carries.
+    """Two ranks whose traffic uses only rail 0.
 
-    window_ms: a soak of that length lasts through so many commands of the lab. hangs: calls wait
-    while a rail is lost. dies: what a soak raises when a rail is lost.
+    window_ms, commands: a soak of `window_ms` ms lasts until the lab has run `commands` more
+    commands. hangs: calls wait while a rail is lost. dies: the exception raised by a soak when a
+    rail is lost.
     """
 
     def __init__(
@@ -111,6 +112,6 @@ class FakeWorkers:
             now = time.monotonic_ns()
             times.append(now - before)
             before = now
-        # Nothing is left to chance of the calls after the fault.
+        # A fixed number of calls follows the fault, so that nothing is left to chance.
         times += [1000] * CALLS_AFTER
         return [[str(start), *map(str, times)]] * 2

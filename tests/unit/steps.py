@@ -1,4 +1,4 @@
-"""Steps of a worker over rails that can really be lost, for tests of what they cost requests."""
+"""Steps of a worker over rails that are really lost, for tests of the cost to requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Job:
         self.attribution = Attribution(lambda: [self.engine], {"model_name": "m", "engine": "3"})
 
     def all_reduce(self) -> float:
-        """Returns how long rank 0 was in it, in seconds."""
+        """Runs an all-reduce on both ranks; returns rank 0's duration in seconds."""
 
         def call(rank: int) -> float:
             began = time.monotonic()
@@ -65,7 +65,7 @@ class Job:
         return took_s
 
     def lose_all_rails(self) -> None:
-        """For a while."""
+        """Cuts all rails for OUTAGE_S seconds."""
         for rank in self.ranks:
             rank.inject(0, "cut")
             rank.inject(1, "cut")
@@ -77,7 +77,7 @@ class Job:
             rank.inject(1, "heal")
 
     def close(self) -> None:
-        self.attribution.close()  # else a timer logs during a later test
+        self.attribution.close()  # otherwise a timer logs during a later test
         list(self.pool.map(lambda rank: rank.close(), self.ranks))
         self.pool.shutdown()
 

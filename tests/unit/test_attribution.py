@@ -1,4 +1,4 @@
-"""Steps over real rails that are really lost: which requests are charged, and how much."""
+"""Steps over rails that are really lost: the requests charged, and the amount."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_outage_is_charged_to_the_requests_of_its_step_alone(job: Job, tmp_pa
     job.step(prefill=["id-a", "id-b"], yielding=["id-a", "id-b"], new=new("a", "b"))
     for _ in range(5):
         job.step(decode=["id-a", "id-b"], yielding=["id-a", "id-b"])
-    assert lines(tmp_path) == []  # nothing failed
+    assert lines(tmp_path) == []  # no rail has failed
     job.step(decode=["id-b"], yielding=["id-b"], finished=["id-a"])
     took_s = job.step(
         outage=True, prefill=["id-c"], decode=["id-b"], yielding=["id-b"], new=new("c")
@@ -60,17 +60,17 @@ def test_an_outage_is_charged_to_the_requests_of_its_step_alone(job: Job, tmp_pa
     assert waits["b"].pace.worst_gap_s >= took_s
 
 
-def test_what_happened_between_steps_is_charged_to_none(job: Job, tmp_path: Path) -> None:
+def test_a_stall_between_steps_is_charged_to_no_request(job: Job, tmp_path: Path) -> None:
     job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
     job.lose_all_rails()
-    job.all_reduce()  # of no step: as when an engine warms up
+    job.all_reduce()  # outside any step, like an engine's warm-up
     assert job.engine.stalled_ns > 0
     job.step(decode=["id-a"], yielding=["id-a"])
     job.step(finished=["id-a"])
     assert [line for line in lines(tmp_path) if "step" in line] == []
 
 
-def test_one_line_says_what_a_fault_was_and_whom_it_touched(
+def test_one_log_line_names_a_fault_and_the_affected_requests(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.1)
@@ -87,7 +87,7 @@ def test_one_line_says_what_a_fault_was_and_whom_it_touched(
     assert said.endswith("carried by rail0@node0, rail1@node0; requests: a")
 
 
-def test_what_is_not_said_yet_is_said_at_the_end_and_once(
+def test_a_pending_report_is_logged_once_at_the_end(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "r2serve.faults")
@@ -104,7 +104,7 @@ def test_what_is_not_said_yet_is_said_at_the_end_and_once(
     assert len(said()) == 1
 
 
-def test_how_long_a_step_usually_takes_is_of_those_like_it(
+def test_the_baseline_of_a_step_comes_from_similar_steps(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)
@@ -125,19 +125,19 @@ def test_how_long_a_step_usually_takes_is_of_those_like_it(
     job.step(outage=True, tokens=9, **mixed)
     told = {line["step"]: line["usual_ns"] for line in lines(tmp_path) if "step" in line}
     last = 2 + step_baseline.USUAL_OF
-    assert told[2] == 0  # nothing to compare with
+    assert told[2] == 0  # there is no similar step yet
     assert 0 < told[last + 1] <= max(took_s) * 1e9
-    assert told[last + 2] == 0  # a prompt's step, and none like it before
+    assert told[last + 2] == 0  # the first step with prefill
     assert 0.05e9 <= told[max(told)] < 0.05e9 + OUTAGE_S * 1e9 / 2
 
 
-def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_up(
+def test_the_baseline_excludes_stalled_steps_and_separates_parts_of_a_step(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until its logits are there a step takes 1 ms, and 50 more until its tokens are."""
+    """A step takes 1 ms until its logits are ready, and 50 ms more until its tokens are ready."""
     monkeypatch.setattr(attribution, "REPORT_AFTER_S", 0.01)
     many = step_baseline.USUAL_OF // 4
-    for number in range(2 * many + 1):  # more were held up than not
+    for number in range(2 * many + 1):  # most of the steps are stalled
         fields: dict[str, Any] = {"new": new("a") if number == 0 else ()}
         job.attribution.began(Step([], ["id-a"], ["id-a"], tokens=1, **fields))
         if number >= many:
@@ -150,7 +150,7 @@ def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_u
     firsts, rests = held[::2], held[1::2]
     assert len(firsts) == len(rests) == many + 1
     assert all(0 < line["usual_ns"] < 0.04e9 and line["stalls"] for line in firsts)
-    # What came after it was held up is part of the step.
+    # The time after the stall is part of the step.
     for first, rest in zip(firsts, rests, strict=True):
         assert (rest["step"], rest["began_ns"]) == (first["step"], first["ended_ns"])
         assert rest["stalls"] == []
@@ -165,7 +165,7 @@ def test_what_is_usual_is_of_the_same_part_of_a_step_and_of_none_that_was_held_u
     assert 0.05e9 <= line["usual_ns"] < 0.1e9
 
 
-def test_a_step_that_is_over_is_told_of_no_more(job: Job, tmp_path: Path) -> None:
+def test_a_finished_step_is_not_reported_again(job: Job, tmp_path: Path) -> None:
     job.step(prefill=["id-a"], yielding=["id-a"], new=new("a"))
     job.step(outage=True, decode=["id-a"], yielding=["id-a"])
     before = len(lines(tmp_path))
@@ -175,9 +175,7 @@ def test_a_step_that_is_over_is_told_of_no_more(job: Job, tmp_path: Path) -> Non
     assert len(lines(tmp_path)) == before
 
 
-def test_the_rest_of_a_step_that_was_held_up_is_told_where_it_is_late(
-    job: Job, tmp_path: Path
-) -> None:
+def test_the_rest_of_a_stalled_step_is_reported_only_if_late(job: Job, tmp_path: Path) -> None:
     for number in range(step_baseline.USUAL_OF):
         job.attribution.began(Step([], ["a"], ["a"], new("a") if number == 0 else (), tokens=1))
         job.attribution.ended(sampled=False)

@@ -1,4 +1,4 @@
-"""A play of faults beside a measurement: its begin, its end, and its errors."""
+"""Plays faults during a measurement: start, end, and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from r2serve.lab.schedule import Fault
 
 
 class FakeInjector:
-    """Notes each fault; ``refuses`` fails."""
+    """Records each fault; the command `refuses` fails."""
 
     rails = 2
 
@@ -62,7 +62,7 @@ def test_a_fault_that_is_not_due_is_never_made() -> None:
     assert play.played == []
 
 
-def test_the_begin_is_awaited() -> None:
+def test_the_play_waits_for_its_begin() -> None:
     injector = FakeInjector()
     begun_ns = 0
     with BackgroundPlay(Player([stays(1)], injector), lambda: begun_ns) as play:
@@ -84,7 +84,7 @@ def test_an_error_of_the_thread_is_raised_on_leaving(refuses: str) -> None:
     injector = FakeInjector(refuses)
     with pytest.raises(OSError, match=f"{refuses} of rail 1 is refused"):
         run(injector)
-    # A fault that was half made is undone as well.
+    # A half made fault is undone as well.
     assert injector.done == [("make", 1), ("undo", 1)]
 
 

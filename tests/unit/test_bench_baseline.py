@@ -1,4 +1,4 @@
-"""The comparison with committed ratios; what is measured is in tests/e2e/test_baseline.py."""
+"""Compares ratios with committed ratios; tests/e2e/test_baseline.py does the measuring."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ratio(value: float) -> PairedRatio:
 
 
 @pytest.mark.parametrize("now", [1.4, 1.4 * 1.149, 1.4 * 0.851])
-def test_within_the_limits_nothing_is_said(now: float) -> None:
+def test_ratios_within_the_limits_give_no_complaint(now: float) -> None:
     assert complaints({POINT: ratio(now)}, {POINT: ratio(1.4)}) == []
 
 
@@ -42,13 +42,13 @@ def test_faster_asks_for_another_baseline() -> None:
     assert "--write" in said
 
 
-def test_each_point_is_judged_and_one_that_the_baseline_lacks_is_wrong() -> None:
+def test_each_point_is_judged_and_a_point_missing_in_the_baseline_is_wrong() -> None:
     found = complaints({POINT: ratio(9), OTHER: ratio(1.0)}, {POINT: ratio(1.4)})
     assert [said.split(": ")[0] for said in found] == ["4 KiB", "64 KiB"]
     assert "has no such point" in found[1]
 
 
-def test_the_median_over_pairs_counts_and_none_is_an_error() -> None:
+def test_the_median_over_pairs_counts_and_no_pairs_are_an_error() -> None:
     assert baseline.summarise([1.0, 5.0, 1.1, 1.2]) == PairedRatio(1.1, 1.1, 5.0, 4)
     with pytest.raises(BaselineError, match="not measured"):
         baseline.summarise([])
@@ -58,7 +58,7 @@ def about(cpu: str, commit: str = "abc") -> dict[str, Any]:
     return {"commit": commit, "machine": {"cpu": cpu, "cores": 2}}
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_a_written_baseline_is_read_back(tmp_path: Path) -> None:
     file = tmp_path / "baseline.jsonl"
     rows = {POINT: PairedRatio(1.23456, 1.2, 1.3, 60), OTHER: ratio(1.0)}
     baseline.write(file, rows, about("x"))
@@ -66,7 +66,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert [json.loads(line)["commit"] for line in file.read_text().splitlines()] == ["abc", "abc"]
 
 
-def test_each_processor_has_a_baseline_of_its_own(tmp_path: Path) -> None:
+def test_each_processor_has_a_separate_baseline(tmp_path: Path) -> None:
     file = tmp_path / "baseline.jsonl"
     baseline.write(file, {POINT: ratio(1.4), OTHER: ratio(1.0)}, about("x"))
     baseline.write(file, {POINT: ratio(1.6)}, about("y"))
@@ -127,7 +127,7 @@ def run(
     return done.exit_code, done.output
 
 
-def test_the_command_fails_where_the_baseline_is_not_kept(
+def test_the_command_fails_if_a_ratio_leaves_the_limits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = str(tmp_path / "baseline.jsonl")
@@ -138,9 +138,7 @@ def test_the_command_fails_where_the_baseline_is_not_kept(
     assert "4 KiB: r2ccl / floor: 2.000 where the baseline has 1.400" in said
 
 
-def test_what_cannot_be_measured_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failed_measurement_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "baseline.jsonl"
     baseline.write(file, {POINT: ratio(1.4)}, about(machine.cpu_model()))
     code, said = run(monkeypatch, WorkerError("floor died"), "--check", str(file))

@@ -1,4 +1,4 @@
-"""Options of the collectives benchmark: what is measured and what is refused."""
+"""Options of the collectives benchmark: measured contenders and rejected values."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_the_matrix_is_the_product_of_its_options() -> None:
     assert Setting(2, 3).addresses == ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 
 
-def test_what_is_shared_out_evenly_is_rounded_up_to_whole_shares() -> None:
+def test_sizes_are_rounded_up_to_whole_shares() -> None:
     options = MatrixOptions(ops=("reduce_scatter", "all_gather", "all_to_all"), sizes=(1024,))
     assert [workload.bytes for workload in options.workloads(3)] == [1032, 1024, 1032]
     assert {workload.bytes for workload in options.workloads(8)} == {1024}
@@ -161,7 +161,7 @@ def test_states_lose_the_first_rails() -> None:
     assert Setting(2, 1, "slow").refusal() is not None
 
 
-def test_a_request_says_all_that_a_worker_needs() -> None:
+def test_a_request_has_everything_that_a_worker_needs() -> None:
     request = Workload("all_reduce", 4096, "bfloat16").request("two_shot")
     assert request == "prepare all_reduce bfloat16 4096 two_shot"
 

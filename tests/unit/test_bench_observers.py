@@ -1,4 +1,4 @@
-"""The benchmark of what observation costs: its parts run, and its targets are judged."""
+"""The benchmark of the observers' cost: its parts run, and its targets are checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def result(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-def test_targets_that_are_met() -> None:
+def test_met_targets() -> None:
     assert [met for *_, met in costs.checks(result())] == [True] * 5
 
 
@@ -37,7 +37,7 @@ def test_targets_that_are_met() -> None:
         ({"scraped": {1024: 1.03}}, 4),
     ],
 )
-def test_targets_that_are_not(changes: dict[str, Any], place: int) -> None:
+def test_missed_targets(changes: dict[str, Any], place: int) -> None:
     met = [met for *_, met in costs.checks(result(**changes))]
     assert met == [at != place for at in range(5)]
 

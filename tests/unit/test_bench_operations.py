@@ -1,4 +1,4 @@
-"""What ops do to the buffers of a rank: shares, and results that are held against real peers."""
+"""Ops on the buffers of a rank: shares, and expected results for checks of contenders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_small_cases_by_hand() -> None:
         assert result is not None
         return [float(value) for value in result]
 
-    # Rank 0 brings 1, 2, 3, ...; rank 1 brings 2, 4, 6, ...
+    # Rank 0 has the input 1, 2, 3, ...; rank 1 has 2, 4, 6, ...
     assert expected("all_reduce", 3, 0) == [3, 6, 9]
     assert expected("reduce_scatter", 4, 1) == [9, 12]
     assert expected("reduce_scatterv", 3, 1) == [6, 9]

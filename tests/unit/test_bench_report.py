@@ -38,7 +38,7 @@ ISSUE_KEYS = {
 def row(impl: str, size: int, p50_us: float, algorithm: str = "auto", ranks: int = 2) -> LatencyRow:
     times = [[int(p50_us * 1000)] * 3] * ranks
     workload = Workload("all_reduce", size, "float32")
-    cpu_ns = int(ranks * 3 * p50_us * 500)  # half the time
+    cpu_ns = int(ranks * 3 * p50_us * 500)  # half of the wall-clock time
     return summarise(Setting(ranks, 2), workload, Contender(impl, algorithm), times, cpu_ns)
 
 
@@ -55,14 +55,14 @@ def by_target(checks: list[Check]) -> dict[str, bool]:
     return {check.target: check.met for check in checks}
 
 
-def test_small_sizes_are_held_against_the_floor_and_gloo() -> None:
+def test_small_sizes_are_compared_with_the_floor_and_gloo() -> None:
     met = verdicts(rows(4 * KIB, r2ccl=6.25, gloo=100, openmpi=8, floor=5))
     assert by_target(met) == {"4 KiB: r2ccl / floor": True, "4 KiB: gloo / r2ccl": True}
     missed = verdicts(rows(64 * KIB, r2ccl=12.6, gloo=125.9, floor=10))
     assert by_target(missed) == {"64 KiB: r2ccl / floor": False, "64 KiB: gloo / r2ccl": False}
 
 
-def test_gloos_factor_shrinks_where_gloo_itself_is_near_the_floor() -> None:
+def test_gloos_factor_shrinks_if_gloo_is_near_the_floor() -> None:
     assert gloo_factor(gloo=125, floor=10) == 10
     assert gloo_factor(gloo=110, floor=10) == pytest.approx(8.8)
     assert gloo_factor(gloo=110, floor=None) == 10
@@ -75,12 +75,12 @@ def test_one_mib_is_near_the_floor(r2ccl: float, met: bool) -> None:
 
 
 @pytest.mark.parametrize(("r2ccl", "met"), [(20, True), (20.1, False)])
-def test_64_mib_is_a_matter_of_the_floors_bandwidth(r2ccl: float, met: bool) -> None:
+def test_64_mib_is_compared_with_the_floors_bandwidth(r2ccl: float, met: bool) -> None:
     checks = verdicts(rows(64 * MIB, r2ccl=r2ccl, floor=17))
     assert by_target(checks) == {"64 MiB: floor / r2ccl": met}
 
 
-def test_four_ranks_are_slower_than_nobody_at_any_size() -> None:
+def test_four_ranks_must_not_be_slower_than_other_contenders() -> None:
     def crowded(size: int, **p50_us: float) -> dict[str, bool]:
         return by_target(verdicts([row(impl, size, us, ranks=4) for impl, us in p50_us.items()]))
 
@@ -127,7 +127,7 @@ def test_the_worst_stall_counts(kind: str, stall_ms: float, met: bool) -> None:
     assert following.met
 
 
-def test_the_calls_after_a_fault_are_held_against_one_healthy_rail() -> None:
+def test_the_calls_after_a_fault_are_compared_with_one_healthy_rail() -> None:
     summaries = summarise_faults([fault("carrier_loss", 1, ratio) for ratio in (1.0, 1.11, 1.2)])
     assert [check.met for check in verdicts([], [], summaries)] == [True, False]
 
@@ -146,7 +146,7 @@ def full_report() -> report.CollectivesReport:
     )
 
 
-def test_json_has_the_promised_keys_and_says_where_it_was_measured(tmp_path: Path) -> None:
+def test_json_has_the_promised_keys_and_the_machine(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     full_report().write_json(path)
     document: dict[str, Any] = json.loads(path.read_text())
@@ -207,7 +207,7 @@ def test_a_barrier_has_no_bytes_to_share_its_time_among() -> None:
     assert text.getvalue().count("0 B") == 1
 
 
-def test_settings_without_time_are_said() -> None:
+def test_settings_without_time_are_reported() -> None:
     late = report.CollectivesReport({}, pending=["8 ranks, 3 rails, slow"])
     text = io.StringIO()
     report.show(late, Console(file=text, width=80))
@@ -215,7 +215,7 @@ def test_settings_without_time_are_said() -> None:
     assert late.as_json()["pending"] == ["8 ranks, 3 rails, slow"]
 
 
-def test_a_missed_target_is_said_with_its_ratio() -> None:
+def test_a_missed_target_is_shown_with_its_ratio() -> None:
     missed = report.CollectivesReport({}, checks=verdicts(rows(4 * KIB, r2ccl=10, floor=5)))
     text = io.StringIO()
     report.show(missed, Console(file=text, width=100))
@@ -223,7 +223,7 @@ def test_a_missed_target_is_said_with_its_ratio() -> None:
     assert "0 of 1 targets met" in text.getvalue()
 
 
-def test_a_checkout_names_its_commit_and_anything_else_its_version() -> None:
+def test_the_report_names_a_commit_or_a_version() -> None:
     assert machine.commit()
 
 
@@ -234,7 +234,7 @@ def test_picture(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_docs_get_the_results_in_place_of_the_last_ones(tmp_path: Path) -> None:
+def test_results_in_docs_replace_the_older_results(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# Benchmarks\n\n{markdown.MARKER}\n\nold numbers\n")
     markdown.put(full_report(), page)
@@ -248,7 +248,7 @@ def test_docs_get_the_results_in_place_of_the_last_ones(tmp_path: Path) -> None:
     assert page.read_text().count("| 4 KiB | floor |") == 1
 
 
-def test_docs_without_a_place_for_results_are_left_alone(tmp_path: Path) -> None:
+def test_docs_without_a_place_for_results_are_unchanged(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Another page\n")
     with pytest.raises(markdown.MarkerError, match="no line"):

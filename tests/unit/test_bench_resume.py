@@ -1,4 +1,4 @@
-"""A matrix that goes on where it was stopped, and the options that --full stands for."""
+"""A matrix that continues after a stop, and the options behind --full."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = MatrixOptions(sizes=(1024,), ranks=(2, 3), states=("healthy", "one-los
 
 
 def played(monkeypatch: pytest.MonkeyPatch, stop_at: Setting | None = None) -> list[Setting]:
-    """Puts a row in the place of every setting's measuring; returns what is asked for."""
+    """Replaces the measurement of every setting by a row; returns the settings requested."""
     asked: list[Setting] = []
 
     def measure(_: MatrixOptions, setting: Setting, results: Results, progress: Progress) -> None:
@@ -48,7 +48,7 @@ def report() -> CollectivesReport:
     return CollectivesReport(machine.describe(["bench", "collectives"]))
 
 
-def test_a_stopped_run_goes_on_with_what_is_missing(
+def test_a_stopped_run_continues_with_the_missing_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "rows.json"
@@ -72,7 +72,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing(
     assert len(written["matrix"]["done"]) == 4
 
 
-def test_settings_that_time_is_up_for_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_beyond_the_time_limit_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch)
     late = report()
     resume.measure(OPTIONS, late, [], lambda line: None, minutes=1e-9)
@@ -80,15 +80,15 @@ def test_settings_that_time_is_up_for_are_pending(monkeypatch: pytest.MonkeyPatc
     assert late.pending[1] == "2 ranks, 2 rails, one-lost"
 
 
-def test_without_a_file_there_is_nothing_to_go_on_with(tmp_path: Path) -> None:
+def test_resume_without_a_file_starts_from_the_beginning(tmp_path: Path) -> None:
     assert resume.resume(tmp_path / "rows.json", OPTIONS, report(), lambda line: None) == []
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"matrix": {}}, "no matrix to go on with"),
-        ({"rows": [{"op": "all_reduce"}]}, "no matrix to go on with"),
+        ({"matrix": {}}, "no matrix to continue"),
+        ({"rows": [{"op": "all_reduce"}]}, "no matrix to continue"),
     ],
 )
 def test_a_file_of_something_else_is_refused(
@@ -102,7 +102,7 @@ def test_a_file_of_something_else_is_refused(
         resume.resume(path, OPTIONS, report(), lambda line: None)
 
 
-def test_a_file_of_another_commit_is_measured_anew(
+def test_results_of_another_commit_are_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played(monkeypatch)
@@ -124,7 +124,7 @@ def test_other_options_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
         resume.resume(path, MatrixOptions(sizes=(4096,), ranks=(2, 3)), report(), lambda line: None)
 
 
-def test_full_is_the_whole_matrix_where_nothing_else_is_said() -> None:
+def test_full_is_the_whole_matrix_unless_options_limit_it() -> None:
     options = choose(FULL, {})
     assert options.ops == OPS
     assert options.ranks == (2, 3, 4, 5, 6, 7, 8)

@@ -1,4 +1,4 @@
-"""``r2serve bench serve``: requests, schedules, and what is made of them."""
+"""`r2serve bench serve`: requests, schedules and results."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from r2serve.bench.serve.workload import Lengths, WorkloadError, arrange, poisso
 from r2serve.lab.background import BackgroundPlay
 from r2serve.lab.schedule import Aim, Fault, ScheduleError
 
-# --- requests -------------------------------------------------------------------------------------
+# ---- requests ----
 
 
 def test_lengths_are_log_normal_and_the_same_from_a_seed() -> None:
     lengths = Lengths(100, 0.5)
     drawn = [lengths.draw(random.Random(seed)) for seed in range(2000)]
     assert statistics.median(drawn) == pytest.approx(100, rel=0.1)
-    assert statistics.mean(drawn) > 105  # skewed
+    assert statistics.mean(drawn) > 105  # the distribution is skewed
     assert drawn == [lengths.draw(random.Random(seed)) for seed in range(2000)]
     assert {Lengths(7, 0.0).draw(random.Random(seed)) for seed in range(9)} == {7}
     assert Lengths(1000, 3.0, most=10).draw(random.Random(1)) <= 10
@@ -54,7 +54,8 @@ def test_arrivals_are_poissons() -> None:
     gaps = [b - a for a, b in itertools.pairwise(times)]
     assert times[0] == 0.0
     assert statistics.mean(gaps) == pytest.approx(1 / 8, rel=0.1)
-    assert statistics.stdev(gaps) == pytest.approx(1 / 8, rel=0.1)  # as of no other with this mean
+    # only the exponential distribution has this standard deviation for this mean
+    assert statistics.stdev(gaps) == pytest.approx(1 / 8, rel=0.1)
 
 
 @pytest.mark.parametrize(("rate", "concurrency"), [(0.0, 0), (1.0, 1)])
@@ -75,7 +76,7 @@ def test_sharegpt_conversations_become_requests(tmp_path: Path) -> None:
             workload.from_sharegpt(path, 3, 0, Lengths(48, 0.5))
 
 
-# --- schedules ------------------------------------------------------------------------------------
+# ---- schedules ----
 
 
 def test_every_scenario_is_a_schedule_that_reads_back() -> None:
@@ -107,20 +108,20 @@ def test_a_schedule_is_read() -> None:
         ("at: 1s, cut: rail2@node0", r"'rail2@node0': must be of 2 nodes with 2 rails"),
         ("at: 1s, cut: rail0@node2", "must be of 2 nodes"),
         ("at: 1s, cut: eth0", "must be a place such as"),
-        ("at: 1s, drop: mgmt@node0", "of the management NIC there is `carrier_loss` alone"),
+        ("at: 1s, drop: mgmt@node0", "only `carrier_loss` is supported"),
         ("at: 1s, cut: rail0@node0, for: 0s", "for is '0s': must be above 0"),
         ("at: 1s, cut: used@node0, for: 5s\nat: 3s, drop: rail1@node1", "before .* is over"),
         ("at: 1s, cut: rail0@node0\nat: 3s, drop: rail0@node0", "before .* is over"),
         ("at: 1s, cut: rail0@node0, for: 1s\nat: 2.5s, drop: used@node1", "less than 1 s after"),
     ],
 )
-def test_a_schedule_that_is_none_says_why(line: str, said: str) -> None:
+def test_an_invalid_schedule_is_an_error_with_the_reason(line: str, said: str) -> None:
     with pytest.raises(ScheduleError, match=said):
         parse(line)
 
 
 class PlayedLab:
-    """Notes what is done to it."""
+    """Records the commands given to the lab."""
 
     rails = 2
 
@@ -158,13 +159,13 @@ def test_faults_are_made_and_undone() -> None:
     ]
     first, second = made.played
     assert first.healed_ns is not None
-    # However late it struck, it ends when it should.
+    # A fault that starts late still ends on time.
     assert 0.05 <= (first.healed_ns - began_ns) / 1e9 < 0.25
     assert second.rails == (0, 1)
 
 
-def test_it_is_aimed_and_told_before_it_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both take processor time that whoever is measured would miss."""
+def test_a_fault_is_aimed_and_announced_before_it_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aiming and announcing use CPU time, which would disturb the measured processes."""
     monkeypatch.setattr(strike, "AIM_S", 0.1)
     order: list[str] = []
     aimed_ns: list[int] = []
@@ -190,10 +191,10 @@ def test_it_is_aimed_and_told_before_it_strikes(monkeypatch: pytest.MonkeyPatch)
     assert made.played[0].struck_ns - began_ns >= 200e6
 
 
-def test_a_fault_that_comes_and_goes_ends_healed() -> None:
+def test_a_flap_ends_healed() -> None:
     done, _ = play("at: 0s, flap: rail0@node0, for: 1s", 1.2)
     words = [word for word, *_ in done]
-    assert words == ["cut", "heal", "cut", "heal"]  # 0.3 s there, 0.5 s gone, 0.2 s there
+    assert words == ["cut", "heal", "cut", "heal"]  # lost for 0.3 s, back for 0.5 s, lost for 0.2 s
 
 
 def test_the_management_nic_is_cut_at_the_switch() -> None:
@@ -202,7 +203,7 @@ def test_the_management_nic_is_cut_at_the_switch() -> None:
     assert made.played[0].rails == ()
 
 
-# --- the command ----------------------------------------------------------------------------------
+# ---- the command ----
 
 
 @pytest.mark.parametrize(
@@ -231,11 +232,11 @@ def test_a_schedule_file_is_named_in_its_error(tmp_path: Path) -> None:
     assert "mine.txt: line 1: cut is 'nowhere'" in " ".join(result.output.split())
 
 
-# --- against a server that is played --------------------------------------------------------------
+# ---- against a played server ----
 
 
 class PlayedServer:
-    """Streams the tokens of a prompt, 5 ms apart; when it is asked again they may differ."""
+    """Streams the tokens of a prompt, 5 ms apart; a repeated prompt may get other tokens."""
 
     def __init__(self, *, token_ids: bool = True) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -269,7 +270,7 @@ class PlayedServer:
         return answer
 
     def against(self, *arguments: str) -> tuple[int, str]:
-        """How the command ends that is run against it, and what it says."""
+        """Runs the command against this server; returns exit status and output."""
 
         async def serve() -> tuple[int, str]:
             app = web.Application()
@@ -318,7 +319,7 @@ def test_a_server_that_runs_already_is_measured(tmp_path: Path) -> None:
     assert server.arrived[11] - server.arrived[0] >= due * 0.8
 
 
-def test_a_server_that_knows_openais_fields_alone_is_measured(tmp_path: Path) -> None:
+def test_a_server_with_only_openais_fields_is_measured(tmp_path: Path) -> None:
     server = PlayedServer(token_ids=False)
     path = tmp_path / "rows.jsonl"
     status, said = server.against(
@@ -335,4 +336,4 @@ def test_a_server_that_knows_openais_fields_alone_is_measured(tmp_path: Path) ->
 def test_a_server_that_lists_no_models_is_named() -> None:
     result = CliRunner().invoke(command, ["--url", "http://127.0.0.1:9"])
     assert result.exit_code == 2
-    assert "no models are listed at /v1/models" in " ".join(result.output.split())
+    assert "cannot read a model from /v1/models" in " ".join(result.output.split())

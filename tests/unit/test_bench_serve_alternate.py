@@ -1,4 +1,4 @@
-"""``r2serve bench serve --alternate``: what is asked, what is played, and what it sends."""
+"""`r2serve bench serve --alternate`: the states, the play of faults, and the load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SWITCH_S = 0.4
 
 
 class PlayedServer:
-    """Answers over HTTP in a thread of its own: a token each ``step_s``."""
+    """Answers over HTTP in a separate thread, a token every `step_s` seconds."""
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
@@ -134,7 +134,7 @@ def play(what: str, places: list[PlayedPlace], tmp_path: Path, switches: int = 1
     return alternate._Alternating(state, played, workload(), tmp_path, progress).run()
 
 
-# --- what is asked --------------------------------------------------------------------------------
+# ---- states ----
 
 
 def test_a_state_is_nothing_a_fault_or_a_setting() -> None:
@@ -155,7 +155,7 @@ def test_a_state_is_nothing_a_fault_or_a_setting() -> None:
         (["--alternate", "R2CCL_FALLBACK=maybe"], "must be"),
         (["--alternate", "R2CCL_FALBACK=off"], "no option of r2serve"),
         (["--alternate", "nothing", "--rate", "2"], "without --url, --scenario"),
-        (["--alternate", "nothing", "--contender", "gloo", "--contender", "r2ccl"], "one is right"),
+        (["--alternate", "nothing", "--contender", "gloo", "--contender", "r2ccl"], "must be 1"),
         (["--alternate", "nothing", "--switch-s", "0.5"], "switch-s"),
     ],
 )
@@ -175,7 +175,7 @@ def test_requests_that_last_too_long_are_refused(
         alternate._check_length(played, workload(), tmp_path)
 
 
-# --- what is sent and found -----------------------------------------------------------------------
+# ---- load and results ----
 
 
 @pytest.mark.alone
@@ -203,7 +203,7 @@ def test_a_fault_that_slows_is_measured_and_undone(
     assert places[0].done == [("cut", 1, 0), ("heal", 1, 0)] * 6
     assert outcome.failed == 0
     assert outcome.compared.windows >= 10
-    # Half of the time in a step is the sleep that is doubled, at the least.
+    # The sleep, doubled by the fault, is at least half of a step's time.
     assert outcome.compared.tpot.low > 1.2
     assert outcome.compared.e2e.low > 1.2
 

@@ -1,4 +1,4 @@
-"""Two states that take turns: what their comparison says of requests that are made up here."""
+"""Two alternating states: their comparison, with requests made up here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def windows(count: int) -> list[StateWindow]:
 def closed_loop(
     count: int, slower: float, *, noise: float, drift: float, seed: int
 ) -> list[Request]:
-    """Requests that follow one another; the state at its start sets the speed of a request."""
+    """Returns consecutive requests; the state at the start of a request sets its speed."""
     source = random.Random(seed)
     made, now_ms, level = [], 0.0, 1.0
     while now_ms < count * SWITCH_MS:
@@ -46,28 +46,28 @@ def closed_loop(
     return made
 
 
-def test_windows_take_turns_and_the_first_one_is_usual() -> None:
+def test_windows_alternate_and_the_first_is_unchanged() -> None:
     assert [each.changed for each in windows(4)] == [False, True, False, True]
     with pytest.raises(AlternationError, match="order"):
         windows_of(0, [5, 5], 10)
 
 
-def test_a_request_that_straddles_a_switch_counts_for_neither_nor_those_beside_it() -> None:
+def test_requests_across_a_switch_and_those_beside_are_left_out() -> None:
     straddles = request(900, 20)  # until 1,065 ms
     beside = request(1010, 1)
     after = request(1070, 10)
     before = request(100, 10)
-    late = request(1990, 10)  # beyond the last window
+    late = request(1990, 10)  # ends after the last window
     by_window = whole([straddles, beside, after, before, late], windows(2))
     assert by_window == [[before], [after]]
 
 
-def test_failed_requests_and_those_of_one_token_count_for_nothing() -> None:
+def test_failed_requests_and_one_token_requests_are_left_out() -> None:
     failed = Request((1, 2), (5 * MS, 6 * MS), "lost", False, sent_ns=1)
     assert whole([failed, request(100, 1, tokens=1)], windows(1)) == [[]]
 
 
-def test_a_difference_is_found_under_drift_that_is_far_larger() -> None:
+def test_a_difference_is_found_under_much_larger_drift() -> None:
     made = closed_loop(200, 1.01, noise=0.02, drift=0.004, seed=1)
     found = compare(made, windows(200))
     assert found.tpot.low < 1.01 < found.tpot.high
@@ -77,13 +77,13 @@ def test_a_difference_is_found_under_drift_that_is_far_larger() -> None:
     assert found.requests + found.straddled == len(made)
 
 
-def test_a_steady_drift_goes_out() -> None:
+def test_a_steady_drift_cancels() -> None:
     values = [1.05**index for index in range(40)]
     assert ratio(values, [bool(i % 2) for i in range(40)]).ratio == pytest.approx(1.0)
 
 
-def test_intervals_contain_the_truth_about_as_often_as_they_say() -> None:
-    """And where nothing is changed they contain 1."""
+def test_intervals_have_about_the_stated_coverage() -> None:
+    """Intervals contain the true ratio in at least 50 of 60 runs, also for a ratio of 1."""
     for slower in (1.0, 1.02):
         hits = 0
         for seed in range(60):
@@ -98,7 +98,7 @@ def test_intervals_contain_the_truth_about_as_often_as_they_say() -> None:
         assert 50 <= hits <= 60
 
 
-def test_windows_that_another_program_held_up_do_not_decide() -> None:
+def test_windows_disturbed_by_another_program_do_not_change_the_ratio() -> None:
     values: list[float | None] = [1.0] * 100
     for held_up in (7, 33, 71):
         values[held_up] = 5.0

@@ -1,4 +1,4 @@
-"""The contenders of ``r2serve bench serve``: their networks, preloads and supervisors."""
+"""The contenders of `r2serve bench serve`: their networks, preloads and supervisors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_birds_routes_go_over_all_rails() -> None:
         (networks.VirtualAddress(), "begin", "package bird2"),
     ],
 )
-def test_what_is_not_installed_is_named(
+def test_a_missing_program_is_named(
     network: Any, step: str, said: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
@@ -63,7 +63,7 @@ def test_what_is_not_installed_is_named(
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("CXX", sys.executable)  # which takes C++ for Python
+    monkeypatch.setenv("CXX", sys.executable)  # Python does not compile C++
     with pytest.raises(contenders.ServeError, match="does not compile multipath"):
         networks.compile_preload(tmp_path)
 
@@ -104,7 +104,7 @@ def test_only_nodes_that_serve_get_endpoints(tmp_path: Path) -> None:
 
 
 class PlayedLoad:
-    """Ends by itself after so many looks, or when it is stopped."""
+    """Ends by itself after a number of looks, or when stopped."""
 
     streams, expected_requests, finished = 4, 4, 0
 
@@ -165,7 +165,7 @@ def place_of(name: str, tmp_path: Path, server: PlayedServer) -> Any:
         ("gloo", 0.0, False, "lost", 0),
     ],
 )
-def test_a_supervisor_restarts_what_hangs_or_ended(
+def test_a_supervisor_restarts_a_hung_or_ended_server(
     name: str, silent_s: float, alive: bool, outcome_of_it: str, restarts: int, tmp_path: Path
 ) -> None:
     place = place_of(name, tmp_path, PlayedServer(alive=alive))
@@ -174,7 +174,7 @@ def test_a_supervisor_restarts_what_hangs_or_ended(
     assert place.restarts == restarts
 
 
-def test_a_supervisor_goes_to_the_rail_that_is_not_in_use(tmp_path: Path) -> None:
+def test_a_supervisor_switches_to_the_unused_rail(tmp_path: Path) -> None:
     place: Any = contenders.ContenderServer("restart", tmp_path, tmp_path, 1, lambda _: None)
     started: list[str] = []
 
@@ -193,14 +193,14 @@ def test_a_supervisor_goes_to_the_rail_that_is_not_in_use(tmp_path: Path) -> Non
     place.server(("warm", "up"))
     for _ in range(2):
         place.restart()
-    place.restart()  # on rail 1 it ends by itself, and is started as at first
+    place.restart()  # on rail 1 the server ends by itself, and starts again like the first time
     place._server.alive = False
     place.server(("warm", "up"))
     place.restart()
     assert [name.removeprefix("rail") for name in started] == ["0", "1", "0", "1", "0", "1"]
 
 
-def test_a_supervisor_gives_up_at_last(tmp_path: Path) -> None:
+def test_a_supervisor_gives_up_after_a_number_of_restarts(tmp_path: Path) -> None:
     place = place_of("restart", tmp_path, PlayedServer(alive=False))
     place.restart = lambda: None
     load: Any = PlayedLoad(0.0)
@@ -209,7 +209,7 @@ def test_a_supervisor_gives_up_at_last(tmp_path: Path) -> None:
     assert place.restarts == contenders.MAX_RESTARTS
 
 
-def test_the_rail_in_use_is_the_one_that_sends_most(tmp_path: Path) -> None:
+def test_the_rail_in_use_sends_most(tmp_path: Path) -> None:
     place: Any = contenders.ContenderServer("gloo", tmp_path, tmp_path, 1, lambda _: None)
     lab: Any = PlayedLab()
     sent = iter([[5, 5], [5, 5], [10, 400], [10, 90]])
@@ -227,7 +227,7 @@ def test_the_rail_in_use_is_the_one_that_sends_most(tmp_path: Path) -> None:
     assert place.rail_in_use() == 1
 
 
-def test_contenders_say_what_they_serve(tmp_path: Path) -> None:
+def test_contenders_show_their_serve_command(tmp_path: Path) -> None:
     said = {
         name: contenders.ContenderServer(name, tmp_path, tmp_path, 1, lambda _: None).command
         for name in CONTENDERS
@@ -239,4 +239,5 @@ def test_contenders_say_what_they_serve(tmp_path: Path) -> None:
     assert all("r2ccl" not in text for text in stock)
     place: Any = contenders.ContenderServer("mptcp", tmp_path, tmp_path, 1, lambda _: None)
     place._plan = replace(place._plan, settings={"LD_PRELOAD": str(tmp_path / "multipath.so")})
-    assert place.command.startswith("LD_PRELOAD=multipath.so vllm")  # no path of this machine
+    # the command contains no path of this machine
+    assert place.command.startswith("LD_PRELOAD=multipath.so vllm")

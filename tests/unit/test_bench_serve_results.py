@@ -1,4 +1,4 @@
-"""``r2serve bench serve``: what is made of runs, and where it is kept."""
+"""`r2serve bench serve`: results of runs, and the files that keep the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ABOUT = {
     "machine": {"cpu": "x", "cores": 2, "memory_gib": 8, "kernel": "6", "load_before": 0.1},
 }
 
-# --- what is made of it ---------------------------------------------------------------------------
+# ---- results of runs ----
 
 
 def request(*times_ms: float, ids: tuple[int, ...] | None = None, **changes: Any) -> Request:
@@ -43,7 +43,7 @@ def request(*times_ms: float, ids: tuple[int, ...] | None = None, **changes: Any
     return Request(given, times, **({"error": "", "finished": True, "sent_ns": 1} | changes))
 
 
-def test_latencies_are_those_that_clients_saw() -> None:
+def test_latencies_are_measured_at_the_client() -> None:
     never = request(error="unfinished when stopped", finished=False, sent_ns=0)
     cut = request(5, error="cut", finished=False)
     run = Run((request(10, 20, 40), request(30, 130), cut, never))
@@ -66,7 +66,7 @@ def test_latencies_are_those_that_clients_saw() -> None:
     assert row["seconds"] == 0.13
 
 
-def test_a_run_of_which_nothing_came_has_no_latencies() -> None:
+def test_a_run_without_tokens_has_no_latencies() -> None:
     row = outcome.describe(Run((request(error="gone", finished=False),)), None, Goal())
     assert row["ttft_ms"] is row["e2e_ms"] is row["longest_gap_ms"] is None
     assert row["goodput_per_s"] == 0.0
@@ -77,23 +77,23 @@ def test_a_run_of_which_nothing_came_has_no_latencies() -> None:
     [
         (request(1, 2, ids=(4, 5)), 0),
         (request(1, 2, ids=(4, 6)), 1),
-        (request(1, ids=(4,)), 1),  # it says that it is complete
+        (request(1, ids=(4,)), 1),  # the short answer claims to be complete
         (request(1, ids=(4,), error="cut", finished=False), 0),
         (request(1, ids=(7,), error="cut", finished=False), 1),
     ],
 )
-def test_wrong_is_what_differs_from_the_reference(got: Request, wrong: int) -> None:
+def test_answers_that_differ_from_the_reference_are_wrong(got: Request, wrong: int) -> None:
     assert outcome.wrong(Run((request(1, 2, ids=(4, 5)),)), Run((got,))) == wrong
 
 
-def test_text_is_compared_where_there_are_no_ids() -> None:
+def test_text_is_compared_without_token_ids() -> None:
     want = request(1, ids=(), text="one two")
     assert not outcome.differs(want, request(1, ids=(), text="one two"))
     assert outcome.differs(want, request(1, ids=(), text="one too"))
     assert not outcome.differs(want, request(1, ids=(), text="one", finished=False))
 
 
-# --- turns and rows -------------------------------------------------------------------------------
+# ---- turns and rows ----
 
 
 def options(**changes: Any) -> runner.RunOptions:
@@ -105,7 +105,7 @@ def options(**changes: Any) -> runner.RunOptions:
     return runner.RunOptions(**(given | changes))
 
 
-def test_contenders_take_turns_and_another_one_begins() -> None:
+def test_contenders_alternate_and_take_turns_in_going_first() -> None:
     order = list(runner.turns(options(pairs=2)))
     assert len(order) == len(set(order)) == 8
     assert [name for _, _, name in order[::2]] == ["r2ccl", "gloo", "r2ccl", "gloo"]
@@ -121,7 +121,7 @@ def a_row(contender: str, pair: int = 0, **more: Any) -> dict[str, Any]:
     return {"key": "k", "contender": contender, "scenario": "healthy", "pair": pair, **more}
 
 
-def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+def test_a_measured_row_is_not_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = Rows(path, ABOUT)
     rows.add(a_row("r2ccl"))
@@ -133,7 +133,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert again.find("other", "healthy", "r2ccl", 0) is None
     assert Rows(path, ABOUT | {"commit": "c2"}).find("k", "healthy", "r2ccl", 0) is None
     assert Rows(path, ABOUT, label="x").find("k", "healthy", "r2ccl", 0) is None
-    # Where times are kept, a run without them is measured again.
+    # A row without token times is measured again if a folder for times is given.
     with_times = Rows(path, ABOUT, folder=tmp_path / "runs")
     assert with_times.find("k", "healthy", "r2ccl", 0) is None
     kept = with_times.add(a_row("r2ccl"), TokenTimes(((0.0, (1.0, 2.5)),)))
@@ -142,7 +142,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert rows.times(kept) is None
 
 
-def test_a_file_keeps_what_is_newest(tmp_path: Path) -> None:
+def test_a_file_keeps_the_newest_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     old = Rows(path, ABOUT)
     for row in (a_row("r2ccl"), a_row("r2ccl", 1), a_row("gloo")):
@@ -155,7 +155,7 @@ def test_a_file_keeps_what_is_newest(tmp_path: Path) -> None:
         ("c1", "", "gloo"),
         ("c1", "x", "r2ccl"),
     ]
-    assert len(store.read(path)) == 4  # the second pair of the old commit is gone, too
+    assert len(store.read(path)) == 4  # the second pair of the old commit is removed, too
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
             Rows(path, ABOUT)
 
 
-def test_other_requests_are_another_measurement() -> None:
+def test_another_workload_is_another_measurement() -> None:
     one = options()
     assert one.key("carrier-loss") == options(pairs=9, contenders=("r2ccl",)).key("carrier-loss")
     assert one.key("carrier-loss") != one.key("healthy")
@@ -174,18 +174,18 @@ def test_other_requests_are_another_measurement() -> None:
     assert one.key("carrier-loss") != other.key("carrier-loss")
 
 
-def test_the_clock_of_times_is_that_of_the_run() -> None:
+def test_token_times_count_from_the_start_of_the_run() -> None:
     never = request(error="unfinished", finished=False, sent_ns=0)
     one, two = request(10, 20, sent_ns=3_000_000), request(12, sent_ns=5_000_000)
     times = TokenTimes.of(Run((one, never, two)))
     assert times.requests == ((0.0, (7.0, 17.0)), (2.0, (9.0,)))
 
 
-# --- pairs ----------------------------------------------------------------------------------------
+# ---- pairs ----
 
 
 def pairs(change: float, count: int = 5, requests: int = 300, noise: float = 0.02) -> list[Any]:
-    """Rows of pairs in which all latencies change by this factor when a rail is lost."""
+    """Returns rows of pairs; a lost rail multiplies all latencies by `change`."""
     source = random.Random(7)
     rows = []
     for pair in range(count):
@@ -203,7 +203,9 @@ def pairs(change: float, count: int = 5, requests: int = 300, noise: float = 0.0
     ("change", "noise", "said"),
     [(1.0, 0.001, "met"), (1.5, 0.02, "not reached"), (1.012, 0.3, "not resolved")],
 )
-def test_a_target_is_met_when_its_whole_interval_is(change: float, noise: float, said: str) -> None:
+def test_a_target_is_met_if_its_whole_interval_is_within(
+    change: float, noise: float, said: str
+) -> None:
     found = compare.verdicts(pairs(change, noise=noise))
     assert [each.contender for each in found] == ["r2ccl", "r2ccl"]
     assert found[1].said == said
@@ -218,17 +220,17 @@ def test_pairs_are_of_one_label() -> None:
     assert [each.said for each in found] == ["met", "met", "not reached", "not reached"]
 
 
-def test_few_pairs_say_nothing() -> None:
+def test_too_few_pairs_give_no_verdict() -> None:
     for rows in (pairs(1.0, count=4), pairs(1.0, requests=299)):
         assert all(each.said.startswith("too few") for each in compare.verdicts(rows))
     assert compare.verdicts(pairs(1.0)[:1]) == []
 
 
-def test_a_bar_is_as_long_as_what_is_done() -> None:
+def test_a_progress_bar_shows_the_finished_part() -> None:
     assert [contenders.bar(part, 4) for part in (0, 0.5, 1, 7)] == ["╌╌╌╌", "━━╌╌", "━━━━", "━━━━"]
 
 
-# --- for people -----------------------------------------------------------------------------------
+# ---- tables, pages and pictures ----
 
 
 def measured(rows: Rows, contender: str, scenario: str, **changes: Any) -> dict[str, Any]:
@@ -251,7 +253,7 @@ WAITED = {
 }
 
 
-def test_pictures_and_page_have_every_contender_and_need_nothing_else(tmp_path: Path) -> None:
+def test_pictures_and_page_have_every_contender_and_are_self_contained(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = Rows(tmp_path / "rows.jsonl", ABOUT, folder=tmp_path / "runs")
     found = [
@@ -280,7 +282,7 @@ def test_pictures_and_page_have_every_contender_and_need_nothing_else(tmp_path: 
     assert "met" in text
 
 
-def test_dots_are_in_front_of_what_is_shaded(tmp_path: Path) -> None:
+def test_dots_are_drawn_in_front_of_shaded_areas(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = Rows(None, ABOUT)
     row = measured(rows, "r2ccl", "carrier-loss")
@@ -289,7 +291,7 @@ def test_dots_are_in_front_of_what_is_shaded(tmp_path: Path) -> None:
     assert shade.get_zorder() < dots.get_zorder()
 
 
-def test_what_was_not_run_is_told(capsys: Any) -> None:
+def test_contenders_not_run_are_shown(capsys: Any) -> None:
     rows = Rows(None, ABOUT)
     measured(rows, "r2ccl", "carrier-loss", impact=WAITED)
     found = [
@@ -303,12 +305,12 @@ def test_what_was_not_run_is_told(capsys: Any) -> None:
     said = capsys.readouterr().out
     assert all(
         name in said for name in ("sent again", "longest gap", "sidecar agrees")
-    )  # nothing is cut off where a terminal has 80 columns
+    )  # a terminal with 80 columns cuts nothing off
     assert "healthy, gloo: not run: no [/tcp/pair.cc:152]" in said
     assert "30 / 30" not in said.splitlines()[-1]
 
 
-def test_docs_say_what_is_stale(tmp_path: Path) -> None:
+def test_docs_mark_stale_rows(tmp_path: Path) -> None:
     docs = tmp_path / "page.md"
     docs.write_text(f"# Above\n\n{report.BEGIN}\nold\n{report.END}\n\nbelow\n")
     path = tmp_path / "rows.jsonl"
@@ -328,7 +330,7 @@ def test_docs_say_what_is_stale(tmp_path: Path) -> None:
     assert "| healthy | r2ccl |" in current
     assert "| slow | r2ccl |" in stale
     assert "| healthy | r2ccl |" not in stale
-    report.put(found, others, [], {}, docs)  # again, over what it wrote
+    report.put(found, others, [], {}, docs)  # written again, over the earlier output
     assert docs.read_text().count("**Stale**") == 1
     docs.write_text("# no markers\n")
     with pytest.raises(MarkerError, match=r"page\.md has no lines"):

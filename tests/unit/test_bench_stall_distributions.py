@@ -1,4 +1,4 @@
-"""Distributions of stalls: percentiles, who measures what, tables, targets, and a few real ones."""
+"""Distributions of stalls: percentiles, measuring ranks, tables, targets, and a few real stalls."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_faults_are_split_over_the_sizes(count: int, parts: list[tuple[int, int]
     assert split(count) == parts
 
 
-def test_who_measures_a_fault() -> None:
-    """A cut is measured where the carrier went, or at the other rank; silence by both."""
+def test_the_ranks_that_measure_a_fault() -> None:
+    """Carrier loss: the rank without carrier. Peer port loss: the other rank. Black hole: both."""
     soaks = [Soak(0, [1]), Soak(0, [2])]
     assert witnesses(CARRIER, 1, soaks) == [soaks[1]]
     assert witnesses(PEER_PORT, 1, soaks) == [soaks[0]]
@@ -134,7 +134,7 @@ def test_tables_and_json_have_every_number() -> None:
     assert [check["met"] for check in data["verdict"]] == [True]
 
 
-def test_what_a_fault_ended_stands_beside_what_was_survived() -> None:
+def test_losses_are_shown_beside_survived_faults() -> None:
     lost = [Loss("ucx", CARRIER, SMALL, 0, rail, "nothing in 40 s") for rail in (0, 1)]
     lost.append(Loss("ucx", BLACK_HOLE, LARGE, 1, 0, "nothing in 40 s"))
     written = io.StringIO()
@@ -162,7 +162,7 @@ class WrongOnce:
 
 
 def series(system: str, monkeypatch: pytest.MonkeyPatch) -> Measured:
-    """Three faults under workers whose first result is wrong."""
+    """Runs three faults on workers whose first result is wrong."""
     workers: Any = WrongOnce()
 
     def survived(system: str, lab: Lab, workers: Any, kind: str, size: int, index: int) -> Sample:
@@ -202,7 +202,7 @@ def test_nothing_to_measure_is_refused() -> None:
     assert CliRunner().invoke(command, ["stalls", "--kind", "flood"]).exit_code == 2
 
 
-def test_a_stopped_benchmark_goes_on_with_the_series_that_are_left(tmp_path: Path) -> None:
+def test_a_stopped_benchmark_continues_with_the_missing_series(tmp_path: Path) -> None:
     path = tmp_path / "stalls.json"
     assert resume(path, "abc") == Measured()
     done = [sample("r2ccl", CARRIER, 1.0), sample("r2ccl", PEER_PORT, 1.0)]
@@ -213,9 +213,10 @@ def test_a_stopped_benchmark_goes_on_with_the_series_that_are_left(tmp_path: Pat
     assert measured == Measured(done, losses)
     kinds = (CARRIER, PEER_PORT, BLACK_HOLE)
     assert measured.left("r2ccl", kinds, 1) == [(BLACK_HOLE, SMALL, 1)]
-    assert measured.left("ucx", (CARRIER,), 2) == [(CARRIER, LARGE, 1)]  # what was lost is done
+    # a lost measurement counts as done
+    assert measured.left("ucx", (CARRIER,), 2) == [(CARRIER, LARGE, 1)]
     assert measured.left("mptcp", (CARRIER,), 0) == []
-    # One that was made with another number is made anew.
+    # A series started with another number of faults is measured again.
     assert measured.left("r2ccl", (CARRIER,), 3) == [(CARRIER, SMALL, 2), (CARRIER, LARGE, 1)]
     measured.forget(("r2ccl", CARRIER, SMALL))
     measured.forget(("ucx", CARRIER, SMALL))
@@ -223,15 +224,15 @@ def test_a_stopped_benchmark_goes_on_with_the_series_that_are_left(tmp_path: Pat
     path.write_text('{"commit": "of another form"}')
     assert resume(path, "abc") == Measured()
     path.write_text("{}")
-    with pytest.raises(ValueError, match="has no stalls to go on with"):
+    with pytest.raises(ValueError, match="has no stalls to continue"):
         resume(path, "abc")
     again = CliRunner().invoke(command, ["stalls", "--resume", "--json", str(path)])
     assert again.exit_code == 2
     assert "has no stalls" in again.output
-    assert "which is not given" in CliRunner().invoke(command, ["stalls", "--resume"]).output
+    assert "--resume needs --json" in CliRunner().invoke(command, ["stalls", "--resume"]).output
 
 
-def test_only_what_is_left_is_made_and_every_series_is_kept(
+def test_only_missing_series_are_measured_and_every_series_is_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[tuple[str, int]] = []
@@ -266,7 +267,7 @@ def test_only_what_is_left_is_made_and_every_series_is_kept(
 
 
 def sampled(lab: Any, kind: str, **how: Any) -> Sample:
-    """One fault at node 1, where each window lasts through one command of the lab."""
+    """Runs a fault at node 1; each window lasts until the lab has run a command."""
     workers: Any = FakeWorkers(lab, stall_distributions.WINDOW_MS, commands=1, **how)
     return stall_distributions._sample("r2ccl", lab, workers, kind, SMALL, 1)
 
@@ -275,7 +276,7 @@ def sampled(lab: Any, kind: str, **how: Any) -> Sample:
     ("kind", "word"), [(CARRIER, "cut"), (PEER_PORT, "cut"), (BLACK_HOLE, "black_hole")]
 )
 def test_a_window_without_a_fault_comes_first(kind: str, word: str) -> None:
-    """A carrier is lost at the switch, whichever end measures the loss."""
+    """The switch port goes down in any case; node 1 or the other node measures the loss."""
     lab = FakeLab()
     found = sampled(lab, kind)
     assert (found.kind, found.node, found.rail) == (kind, 1, 0)
@@ -288,7 +289,8 @@ def test_a_window_without_a_fault_comes_first(kind: str, word: str) -> None:
 
 def test_calls_that_hang_under_a_fault_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_distributions, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(stall_distributions, "SILENT", ("r2ccl",))  # UP again before it is asked
+    # the rail may be UP before the query
+    monkeypatch.setattr(stall_distributions, "SILENT", ("r2ccl",))
     lab = FakeLab()
     assert sampled(lab, BLACK_HOLE, hangs=True).stall_ms >= 190
     assert lab.log[-3:] == ["black_hole 1 0", "heal 1 0", "rails"]
@@ -330,7 +332,7 @@ def test_both_ends_of_an_exchange_have_the_other_s_data(count: int) -> None:
     assert torch.equal(of_mine, mine)
 
 
-def test_an_exchange_with_an_end_that_is_gone_says_so() -> None:
+def test_an_exchange_with_a_closed_end_is_an_error() -> None:
     first, second = _pair()
     with first:
         second.close()
@@ -338,7 +340,7 @@ def test_an_exchange_with_an_end_that_is_gone_says_so() -> None:
             exchange(first, torch.ones(10), torch.empty(10))
 
 
-def test_mptcp_does_one_thing_only() -> None:
+def test_mptcp_supports_only_all_reduce_between_two_ranks() -> None:
     with pytest.raises(ValueError, match="between two ranks"):
         Mptcp(0, 3, "127.0.0.1:1")
     peer = Mptcp(1, 2, "127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""Reading a stall out of the times of back-to-back collectives."""
+"""Reads a stall from the times of back-to-back collectives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 def test_the_hit_call_is_the_longest_of_any_rank_after_the_fault() -> None:
-    # Rank 0: 10 calls of 1 ms, one of 8 ms from 10 ms on, then 5 of 2 ms.
+    # Rank 0: 10 calls of 1 ms, a call of 8 ms that begins at 10 ms, then 5 calls of 2 ms.
     rank0 = Soak(0, [MS] * 10 + [8 * MS] + [2 * MS] * 5)
     rank1 = Soak(0, [MS] * 10 + [9 * MS] + [2 * MS] * 5)
     stall, undisturbed, following = analyse([rank0, rank1], struck_ns=12 * MS)
@@ -32,26 +32,26 @@ def test_the_hit_call_is_the_longest_of_any_rank_after_the_fault() -> None:
     assert following == [2 * MS] * 5
 
 
-def test_a_slow_call_before_the_fault_is_the_machines_and_not_a_stall() -> None:
+def test_a_slow_call_before_the_fault_is_no_stall() -> None:
     soak = Soak(100 * MS, [MS, 50 * MS, MS, 3 * MS, MS])
     stall, undisturbed, following = analyse([soak], struck_ns=153 * MS)
     assert (stall, undisturbed) == (3 * MS, 50 * MS)
     assert following == [MS]
 
 
-def test_the_call_in_flight_counts_though_it_began_before_the_fault() -> None:
+def test_a_call_in_flight_at_the_fault_counts() -> None:
     soak = Soak(0, [MS, 30 * MS, MS])
     assert analyse([soak], struck_ns=2 * MS)[0] == 30 * MS
 
 
-def test_a_slow_call_long_after_the_fault_is_the_machines_too() -> None:
+def test_a_slow_call_long_after_the_fault_is_no_stall() -> None:
     soak = Soak(0, [MS, 4 * MS, *([MS] * 400), 90 * MS, MS])
     stall, _, following = analyse([soak], struck_ns=2 * MS)
     assert stall == 4 * MS
     assert following == [MS] * 100
 
 
-def test_a_stall_counts_in_full_however_long_it_is() -> None:
+def test_a_long_stall_counts_in_full() -> None:
     assert analyse([Soak(0, [MS, 5000 * MS, MS])], struck_ns=2 * MS)[0] == 5000 * MS
 
 
@@ -61,7 +61,7 @@ def test_a_fault_outside_the_collectives_is_no_measurement(struck_ns: int) -> No
         analyse([Soak(MS, [MS, MS, MS])], struck_ns)
 
 
-def test_without_calls_after_the_hit_one_nothing_can_be_said_of_the_next() -> None:
+def test_without_calls_after_the_hit_call_there_is_no_measurement() -> None:
     with pytest.raises(StrikeError, match="no collective followed"):
         analyse([Soak(0, [MS, MS, 5 * MS])], struck_ns=2 * MS + 1)
 
@@ -70,18 +70,18 @@ def test_rails_are_numbered_by_their_name() -> None:
     assert rail_index("rail1@node0") == 1
 
 
-def test_no_call_is_hit_by_what_happens_after_the_last() -> None:
+def test_a_fault_after_the_last_call_hits_no_call() -> None:
     assert hit_call([Soak(0, [MS, MS])], struck_ns=3 * MS) is None
     assert hit_call([Soak(0, [MS, 2 * MS]), Soak(0, [MS])], struck_ns=2 * MS) == (2 * MS, 1)
 
 
-def test_rails_that_carry_next_to_nothing_are_not_in_use() -> None:
+def test_rails_with_little_traffic_are_not_in_use() -> None:
     assert in_use({0: 0, 1: 10, 2: 0}, {0: 1000, 1: 59, 2: 500}) == [0, 2]
     assert in_use({0: 0, 1: 10}, {0: 1000, 1: 1010}) == [0, 1]
 
 
 def strike(lab: Any, kind: str) -> stalls.MeasuredFault:
-    """One fault at node 1, where a window lasts through the undisturbed command and the fault."""
+    """Runs a fault at node 1; a window lasts through the undisturbed command and the fault."""
     both: Any = FakeWorkers(lab, stalls.WINDOW_MS, commands=2)
     one: Any = FakeWorkers(FakeLab(), stalls.WINDOW_MS)
     return stalls._strike(lab, both, one, kind, SIZES[0], 1)
@@ -101,7 +101,7 @@ def test_the_undisturbed_command_comes_first_and_healing_after_the_states(
     assert struck_s - begun_s >= stalls.BEFORE_FAULT_MS / 1e3
 
 
-def test_a_fault_that_nobody_notices_is_no_measurement_and_healed() -> None:
+def test_an_unnoticed_fault_is_no_measurement_and_healed() -> None:
     lab = FakeLab(works=False)
     with pytest.raises(StrikeError, match="carrier_loss of rail 0 of node 1 was not noticed"):
         strike(lab, "carrier_loss")

@@ -22,13 +22,13 @@ def test_percentile_is_the_nearest_rank(percent: float, expected: int) -> None:
     assert percentile(list(range(100, 0, -1)), percent) == expected
 
 
-def test_percentile_is_always_a_value_that_was_measured() -> None:
+def test_percentile_is_always_a_measured_value() -> None:
     assert median([10, 1000]) == 10
     assert percentile([7], 99) == 7
 
 
 @pytest.mark.parametrize("percent", [0, -1, 100.1])
-def test_percentile_refuses_what_is_no_percentage(percent: float) -> None:
+def test_percentile_refuses_an_invalid_percentage(percent: float) -> None:
     with pytest.raises(ValueError, match="percent"):
         percentile([1], percent)
 
@@ -84,7 +84,7 @@ def test_a_row_has_rank_zeros_latency_and_the_slowest_ranks_median() -> None:
     assert (row.impl, row.algorithm, row.state) == ("r2ccl", "two_shot", "healthy")
 
 
-def test_cpu_time_is_counted_for_each_byte_that_all_ranks_brought() -> None:
+def test_cpu_time_is_divided_by_the_input_bytes_of_all_ranks() -> None:
     setting, contender = Setting(ranks=2, rails=2), Contender("r2ccl")
     times = [[1000, 1000], [1000, 1000]]
     row = summarise(setting, Workload("all_reduce", 500, "float32"), contender, times, 4000)

@@ -1,4 +1,4 @@
-"""UCX's failover mode as a peer: where it is looked for, and what becomes of its faults."""
+"""UCX's failover mode as a contender: where the benchmark finds UCX, and how faults are counted."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def headers(where: Path, text: str) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where UCX is said to be."""
+    """The folder named as UCX's installation."""
     monkeypatch.setenv(ucx.UCX_VARIABLE, str(tmp_path))
     return tmp_path
 
 
-def test_the_version_is_that_of_the_headers(place: Path) -> None:
+def test_the_version_comes_from_the_headers(place: Path) -> None:
     headers(place, "#define UCP_API_MAJOR    1\n#define UCP_API_MINOR    22\n")
     assert ucx.prefix() == place
     assert ucx.version(place) == (1, 22)
@@ -61,7 +61,7 @@ def test_a_place_without_ucx_is_refused(place: Path, text: str | None, reason: s
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-def test_headers_without_the_failover_mode_are_the_compilers_to_refuse(
+def test_headers_without_the_failover_mode_do_not_compile(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
@@ -70,7 +70,9 @@ def test_headers_without_the_failover_mode_are_the_compilers_to_refuse(
         ucx.program()
 
 
-def test_without_a_wheel_the_way_to_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_wheel_the_error_names_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(ucx.UCX_VARIABLE, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ucx.UcxUnavailable, match="pip install"):
@@ -80,7 +82,7 @@ def test_without_a_wheel_the_way_to_one_is_said(monkeypatch: pytest.MonkeyPatch)
 def played(
     monkeypatch: pytest.MonkeyPatch, outcomes: list[Sample | Exception], at_start: bool = False
 ) -> Measured:
-    """The faults of one kind under a UCX that behaves like ``outcomes``."""
+    """Runs faults of one kind on a UCX with the given outcomes."""
 
     class Workers:
         def prepare(self, request: str) -> None:
@@ -106,7 +108,7 @@ def played(
     return measured
 
 
-def test_faults_that_are_survived_are_samples_and_others_losses(
+def test_survived_faults_are_samples_and_others_are_losses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     survived = Sample("ucx", CARRIER, SMALL, 0, 1, 230.0, 1.0)
@@ -120,7 +122,7 @@ def test_faults_that_are_survived_are_samples_and_others_losses(
 
 
 @pytest.mark.parametrize("error", [WorkerError("did not start"), NotSupported("wrong sum")])
-def test_a_ucx_that_does_not_start_is_not_run_and_says_why(
+def test_a_ucx_that_does_not_start_is_skipped_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     measured = played(monkeypatch, [error, error], at_start=True)
@@ -139,7 +141,7 @@ def test_a_machine_without_ucx_measures_the_rest(
 
 
 def carried(workers: WorkerGroup) -> list[int]:
-    """The rails of rank 0 that carry what it sends."""
+    """Returns the rails of rank 0 that carry its traffic."""
     before = strikes.sent(workers, 0)
     (first, second) = strikes.soak(workers, 100)
     assert len(first.times_ns) == len(second.times_ns) > 2

@@ -1,4 +1,4 @@
-"""Workers of the collectives benchmark: real processes of the peers that are always there."""
+"""Workers of the collectives benchmark: real processes of the contenders always available."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_floor_exchanges_and_adds(tmp_path: Path, size: int) -> None:
 
 
 @needs_compiler
-def test_what_the_floor_cannot_do_is_said_and_it_lives_on(tmp_path: Path) -> None:
+def test_the_floor_refuses_unsupported_requests_and_stays_usable(tmp_path: Path) -> None:
     with started("floor", Setting(2, 1), tmp_path) as group:
         with pytest.raises(NotSupported, match="all_reduce only"):
             group.prepare(request("broadcast"))
@@ -80,7 +80,7 @@ def test_the_floor_is_for_two_ranks(tmp_path: Path) -> None:
 
 
 def all_ops(group: WorkerGroup, ranks: int, dtype: str) -> list[str]:
-    """What the workers do of every op, each checked by them; the rest has to be refused."""
+    """Runs every op of the workers, which check the results; returns the supported ops."""
     done = []
     refused = []
     options = MatrixOptions(ops=OPS, sizes=(4096,), dtypes=(dtype,), ranks=(ranks,))
@@ -116,7 +116,8 @@ def test_mpi_does_every_op(tmp_path: Path, impl: str, ranks: int) -> None:
             before = int(loopback.read_text())
             group.prepare(request("all_reduce", 1 << 20))
             group.run(0, 10)
-            assert int(loopback.read_text()) - before > 10 << 20  # over TCP, not in memory
+            # over TCP, not through shared memory
+            assert int(loopback.read_text()) - before > 10 << 20
             with pytest.raises(NotSupported, match="bfloat16"):
                 group.prepare(request("all_reduce", dtype="bfloat16"))
     except ContenderUnavailable as error:
@@ -144,7 +145,7 @@ def test_r2ccl_does_every_algorithm(tmp_path: Path, dtype: str) -> None:
 
 
 def rail_states(group: WorkerGroup, rank: int) -> list[bool]:
-    """Which rails of a rank are up."""
+    """Returns for each rail of a rank whether the rail is UP."""
     return [state == "UP" for _, state, _ in rails_of(group)[rank]]
 
 
@@ -168,7 +169,8 @@ def test_r2ccl_is_measured_with_rails_lost_or_slow(
             carried = {rail: now - before[rail] for rail, now in sent(group, 0).items()}
             if state != "slow" or 0 < carried[0] < carried[1] / 2:
                 break
-            # A busy machine made the other one slower still; its rate is forgotten by and by.
+            # A busy machine made the other rail even slower; r2ccl slowly forgets the measured
+            # rate.
             soak(group, 1000)
     if state == "slow":
         assert 0 < carried[0] < carried[1] / 2
@@ -177,21 +179,21 @@ def test_r2ccl_is_measured_with_rails_lost_or_slow(
 
 
 @needs_compiler
-def test_the_floor_has_the_rails_that_are_left(tmp_path: Path) -> None:
+def test_the_floor_uses_the_remaining_rails(tmp_path: Path) -> None:
     left = launch("floor", Setting(2, 3, "two-lost"), tmp_path / "control", tmp_path)
     *_, only = left.processes[0].command
     assert only.startswith("127.0.0.3:")
     assert len(left.processes[0].command) == 4
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ContenderUnavailable, match="at least 3 rails"):
         launch("r2ccl", Setting(2, 2, "two-lost"), tmp_path / "control", tmp_path)
     with pytest.raises(ContenderUnavailable, match="only r2ccl"):
         launch("gloo", Setting(2, 2, "slow"), tmp_path / "control", tmp_path)
 
 
-def test_mpich_is_looked_for_apart_from_open_mpi(
+def test_mpich_is_searched_separately_from_open_mpi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MPICH_VARIABLE, str(tmp_path / "mpich"))
@@ -205,7 +207,7 @@ def test_mpich_is_looked_for_apart_from_open_mpi(
     assert mpich_version() == "5.0.2"
 
 
-def test_a_free_port_is_none_that_connections_are_given() -> None:
+def test_a_free_port_is_outside_the_ephemeral_range() -> None:
     first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     with socket.socket() as taken:
         port = contenders.free_port("127.0.0.1")
@@ -226,7 +228,7 @@ def test_resilience_is_compared_in_pairs() -> None:
 def test_a_soak_ends_on_all_ranks_after_the_same_collective(tmp_path: Path) -> None:
     with started("gloo", Setting(2, 2), tmp_path) as group:
         group.prepare(request("all_reduce"))
-        for _ in range(2):  # the flag that ended the first one is taken back
+        for _ in range(2):  # the flag that ended the first soak is reset
             before = time.monotonic_ns()
             rank0, rank1 = group.ask("soak 50", "soak")
             after = time.monotonic_ns()
@@ -274,17 +276,17 @@ def test_a_peer_that_dies_is_listed_and_the_rest_is_measured(
     assert [(row.impl, row.bytes) for row in results.rows] == [("gloo", 1024), ("gloo", 4096)]
     (skipped,) = results.skipped
     assert skipped.what == "floor all_reduce float32 1 KiB (2 ranks, 2 rails)"
-    assert skipped.reason.startswith("and all after it: floor worker closed")
+    assert skipped.reason.startswith("and all later points: floor worker closed")
 
 
-def test_what_is_refused_at_several_sizes_is_one_line() -> None:
+def test_refusals_at_several_sizes_are_one_line() -> None:
     gather = [Workload("gather", size, "float32") for size in (1024, 4096)]
     refusals = [Refusal(Contender("floor"), workload, "all_reduce only") for workload in gather]
     (skipped,) = list_refusals(refusals, Setting(2, 3, "one-lost"))
     assert skipped.what == "floor gather float32 1 KiB, 4 KiB (2 ranks, 3 rails, one-lost)"
 
 
-def test_a_worker_that_ends_while_starting_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+def test_a_worker_that_ends_while_starting_is_an_error_with_its_output(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "import sys; sys.exit('no such rail')"]
     with pytest.raises(WorkerError, match="no such rail"):
         WorkerGroup("peer", Launch([Process(words)]), 1, tmp_path / "control", tmp_path / "log")
@@ -307,7 +309,7 @@ def test_a_worker_that_dies_later_is_an_error_and_leaves_no_process(tmp_path: Pa
 
 
 def answering(tmp_path: Path, *answers: str) -> WorkerGroup:
-    """Workers that answer anything by that, one each."""
+    """Starts workers, each with a fixed answer to any request."""
     script = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
         "s.send(f'hello {sys.argv[2]}\\n'.encode());"
@@ -319,7 +321,7 @@ def answering(tmp_path: Path, *answers: str) -> WorkerGroup:
     return WorkerGroup("peer", plan, len(answers), control, log)
 
 
-def test_a_wrong_result_is_more_than_what_cannot_be_done(tmp_path: Path) -> None:
+def test_a_wrong_result_takes_precedence_over_an_unsupported_op(tmp_path: Path) -> None:
     with (
         answering(tmp_path, "error no such op", "wrong result of gather") as group,
         pytest.raises(WrongResult, match="rank 1: wrong result of gather"),
@@ -328,7 +330,7 @@ def test_a_wrong_result_is_more_than_what_cannot_be_done(tmp_path: Path) -> None
 
 
 def measure_wrong(tmp_path: Path, impl: str) -> list[Refusal]:
-    """What the matrix lists of an ``impl`` whose rank 1 gets a wrong result."""
+    """Returns the refusals of a matrix if rank 1 of `impl` gets a wrong result."""
     refusals: list[Refusal] = []
     workload = Workload("all_reduce", 4096, "float32")
     options = MatrixOptions(ops=("all_reduce",), sizes=(4096,), ranks=(2,))
@@ -349,7 +351,7 @@ def test_a_wrong_result_of_another_is_listed(tmp_path: Path) -> None:
 
 
 class Forgetful:
-    """A peer that brings nothing of the other ranks."""
+    """A contender that never receives the input of other ranks."""
 
     def bind(
         self, op: str, algorithm: str, data: torch.Tensor, output: torch.Tensor
@@ -358,7 +360,7 @@ class Forgetful:
         return lambda: None
 
 
-def test_what_a_worker_in_python_finds_wrong_is_said() -> None:
+def test_a_python_worker_reports_a_wrong_result() -> None:
     peer: Any = Forgetful()
     said = RankWorker(peer, 0, 2).answer("prepare all_reduce float32 4096 auto")
     assert said == "wrong result: 1024 of 1024 elements, from 0 to 1023; the first is 1.0, not 3.0"
@@ -381,7 +383,7 @@ int main(int, char** argv) {
 
 
 @needs_compiler
-def test_what_a_native_worker_finds_wrong_is_said(tmp_path: Path) -> None:
+def test_a_native_worker_reports_a_wrong_result(tmp_path: Path) -> None:
     (tmp_path / "wrong.cc").write_text(WRONG_SUM)
     program, control = tmp_path / "wrong", tmp_path / "control"
     build_it = ["c++", *FLAGS, "-I", str(SOURCES), str(tmp_path / "wrong.cc"), "-o", str(program)]

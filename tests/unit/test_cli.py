@@ -1,4 +1,4 @@
-"""The command line: quick, complete, and helpful when something is missing."""
+"""The command line: quick, complete, and helpful if a package is missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_subcommand_has_help(name: str) -> None:
     assert result.output.startswith(f"Usage: main {name}")
 
 
-def test_config_shows_every_option_and_what_was_changed() -> None:
+def test_config_shows_every_option_and_changed_values() -> None:
     result = CliRunner().invoke(main, ["config"], env={"R2CCL_SLOTS": "16"})
     assert result.exit_code == 0
     for option in options():
@@ -53,7 +53,7 @@ def test_config_shows_every_option_and_what_was_changed() -> None:
     assert "R2CCL_SLOTS = 16 slots  (default 8)" in result.output
 
 
-def test_config_says_what_is_wrong() -> None:
+def test_config_names_a_wrong_value() -> None:
     result = CliRunner().invoke(main, ["config"], env={"R2CCL_SLOTS": "3"})
     assert result.exit_code == 1
     assert (
@@ -74,6 +74,6 @@ def test_a_missing_extra_is_named(tmp_path: object, monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_a_broken_module_of_our_own_is_not_blamed_on_an_extra() -> None:
+def test_a_missing_module_of_r2serve_is_not_blamed_on_an_extra() -> None:
     with pytest.raises(ModuleNotFoundError):
         LazyCommand("r2serve.no_such_module", "None.").load("none")

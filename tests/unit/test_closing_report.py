@@ -54,7 +54,7 @@ def run(folder: Path, *arguments: str, tests: str = PYTHON_TESTS) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_reasons_are_counted_and_the_runner_has_the_last_word(tmp_path: Path) -> None:
+def test_reasons_are_counted_and_pytests_summary_comes_last(tmp_path: Path) -> None:
     lines = run(tmp_path)
     assert lines[-2] == "skipped: 3 (needs root: 2, no second NIC: 1)"
     assert "1 passed, 3 skipped" in lines[-1]
@@ -73,7 +73,7 @@ def test_native_tests_are_counted_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two workers"])
-def test_what_tests_show_is_seen(tmp_path: Path, workers: tuple[str, ...]) -> None:
+def test_lines_of_show_appear_in_the_output(tmp_path: Path, workers: tuple[str, ...]) -> None:
     if workers and importlib.util.find_spec("xdist") is None:
         pytest.skip("pytest-xdist is not installed")
     lines = run(tmp_path, *workers, tests=SHOWING_TESTS)

@@ -1,4 +1,4 @@
-"""Wrong input is refused before anything is sent, in words that name the field and the value."""
+"""Wrong input is refused before anything is sent; the error names the field and the value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIG = Config(rails="127.0.0.1", node="per-rank")
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[list[Communicator]]:
-    """Two ranks in this process; of most tests only rank 1 does anything."""
+    """Two ranks in this process; most tests use only rank 1."""
     made: list[Communicator | None] = [None, None]
     port = free_port()
 
@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[Call, str]] = {
     "destination itself": (lambda c: c.send(ONES, 1), "dst: is this rank itself"),
     "source": (lambda c: c.recv(ONES, 5), "src: 5 is not a rank of 0 to 1"),
     "source itself": (lambda c: c.recv(ONES, 1), "src: is this rank itself"),
-    "rail": (lambda c: c.inject(3, "cut"), "rail 3: no peer has that many"),
+    "rail": (lambda c: c.inject(3, "cut"), "rail 3: no peer has a rail of this index"),
 }
 
 
@@ -166,19 +166,19 @@ def test_nothing_was_sent_and_the_communicator_stays_usable(pair: list[Communica
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
-def test_the_own_rank_must_be_one(rank: int, world_size: int) -> None:
+def test_the_own_rank_must_be_valid(rank: int, world_size: int) -> None:
     with pytest.raises(InvalidArgumentError, match=f"rank: {rank} is not within 0 to"):
         Communicator.standalone("127.0.0.1", free_port(), rank, world_size, config=CONFIG)
 
 
-def test_an_address_that_is_none_of_this_machine_is_named() -> None:
+def test_an_address_of_another_machine_is_named() -> None:
     config = Config(rails="203.0.113.7", node="per-rank")
     with pytest.raises(ConfigError, match=re.escape("203.0.113.7")):
         Communicator.standalone("127.0.0.1", free_port(), 0, 1, config=config)
 
 
 @pytest.mark.timeout(60)
-def test_a_lone_rank_needs_no_rail_and_a_closed_communicator_says_so() -> None:
+def test_a_lone_rank_needs_no_rail_and_a_closed_communicator_refuses_calls() -> None:
     alone = Communicator.standalone("127.0.0.1", free_port(), 0, 1, config=CONFIG)
     data = torch.arange(6.0)
     assert torch.equal(alone.all_reduce(data, "avg"), data)

@@ -1,4 +1,4 @@
-"""No rank of a communicator goes on before all have their links, or without one that has not."""
+"""A communicator's ranks start only after all ranks have links; a failed rank fails all ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Work = Callable[[Communicator], None]
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[R2cclError | None]]:
-    """Makes two ranks of this process, which work; gives what each ended with.
+    """Starts two ranks of this process, runs `work`, and returns the error of each rank.
 
-    ``late`` is called at one of them when its rails are up, before it has looked.
+    `late` is called on one of the ranks after its rails are UP, before the rank checks them.
     """
     connect = _core.Engine.connect
     port = free_port()
@@ -54,11 +54,11 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[R2cclError | None
     return run
 
 
-def test_a_rank_that_leaves_at_once_leaves_nobody_behind(job) -> None:
+def test_a_rank_that_closes_at_once_does_not_fail_the_others(job) -> None:
     assert job(lambda: None, Communicator.close) == [None, None]
 
 
-def test_all_ranks_hear_of_the_one_that_could_not_connect(job) -> None:
+def test_all_ranks_fail_if_one_rank_could_not_connect(job) -> None:
     def late() -> None:
         raise InternalError("no rails today")
 

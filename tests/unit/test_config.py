@@ -1,4 +1,4 @@
-"""The option table: parsing, validation, and its copies in the core and in the docs."""
+"""The option table: parsing, validation, and the copies in the core and in the docs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_core_has_the_same_fields_and_defaults() -> None:
     assert _core.config_defaults() == Config().core_fields()
 
 
-# Values that rules across fields allow on their own; every other option is set to its upper end.
+# Values valid without other changes; every option not listed gets its upper limit.
 SAMPLES = {
     "rails": "eth1,10.0.0.7",
     "node": "per-rank",
@@ -82,7 +82,7 @@ def test_every_option_is_read_from_its_variable(option: Option, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
-def test_a_wrong_value_names_the_field_the_value_and_what_is_right(option: Option) -> None:
+def test_a_wrong_value_is_an_error_with_field_value_and_range(option: Option) -> None:
     nowhere = {"journal_dir": "/nonexistent/folder", "fault_file": "/nonexistent/folder/faults"}
     wrong = {**nowhere, "rails": "a,,b"}.get(option.name)
     if wrong is None:
@@ -97,7 +97,7 @@ def test_a_wrong_value_names_the_field_the_value_and_what_is_right(option: Optio
 @pytest.mark.parametrize(
     "option", [o for o in options() if o.low is not None], ids=lambda o: o.name
 )
-def test_ranges_end_where_they_say(option: Option) -> None:
+def test_values_outside_the_range_are_refused(option: Option) -> None:
     assert option.low is not None
     assert option.high is not None
     for outside in (option.low - 1, option.high + 1):
@@ -142,7 +142,7 @@ def test_keywords_win_over_the_environment() -> None:
     assert (config.slots, config.spin_us) == (16, 7)
 
 
-def test_a_misspelt_variable_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelt_variable_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="r2serve"):
         assert Config.from_env({"R2CCL_RIALS": "eth0", "PATH": "/bin"}) == Config()
     (record,) = caplog.records
@@ -155,8 +155,8 @@ def test_the_configuration_page_is_up_to_date() -> None:
     assert page == markdown(), "run `make docs`"
 
 
-def test_no_option_is_read_around_the_table() -> None:
-    """Principle 5: nothing but config.py turns an R2CCL_ variable into behaviour."""
+def test_options_are_read_only_through_the_table() -> None:
+    """Only config.py turns an R2CCL_ variable into behaviour."""
     known = {option.variable for option in options()}
     readers = []
     for source in (ROOT / "csrc").rglob("*.[ch][cp]*"):

@@ -16,7 +16,7 @@ SOURCES = sorted((ROOT / "csrc").rglob("*.cu"))
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=[path.stem for path in SOURCES])
-def test_compiles_without_a_warning_of_either_compiler(source: Path, tmp_path: Path) -> None:
+def test_cuda_sources_compile_without_warnings(source: Path, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("no nvcc")
@@ -39,12 +39,12 @@ def test_there_are_sources() -> None:
     assert SOURCES
 
 
-def test_the_core_has_the_kernels_as_binaries_and_as_ptx_that_old_drivers_take() -> None:
+def test_the_core_has_the_kernels_as_binaries_and_as_ptx_for_old_drivers() -> None:
     if not _core.has_kernels():
         pytest.skip("no nvcc when r2serve was installed")
     core = Path(_core.__file__).read_bytes()
     assert b"\n.version 7.0\n.target sm_80\n" in core
-    # One ELF image of the device (EM_CUDA = 190) for each target that the compiler knows.
+    # The core has a device ELF image (EM_CUDA = 190) for each target known to the compiler.
     headers = [found.start() for found in re.finditer(rb"\x7fELF\x02", core)]
     images = [at for at in headers if core[at + 18 : at + 20] == b"\xbe\x00"]
     nvcc = shutil.which("nvcc")

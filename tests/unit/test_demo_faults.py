@@ -1,4 +1,4 @@
-"""Which rail the demo strikes, what it reads afterwards, and when it gives up."""
+"""The demo's faults: choice of the rail, journals read afterwards, and giving up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def event(kind: str, value: int, at_ms: float = 0.0, rail: str = "") -> Any:
 
 
 class FakeEngine:
-    """Journals and injector of an engine whose traffic moves to the other rail when struck."""
+    """Journals and injector of an engine whose traffic moves to the other rail at a strike."""
 
     rails = 2
 
@@ -95,7 +95,7 @@ def test_the_rail_in_use_is_struck_and_healed() -> None:
     assert report.problems() == []
 
 
-def test_a_strike_that_stalled_nothing_is_repeated_and_counted() -> None:
+def test_a_strike_without_a_stall_is_repeated_and_counted() -> None:
     engine = FakeEngine(in_use=0, misses=2)
     _, report = striker(engine).fault("carrier_loss", node=0)
     assert [word for word, *_ in engine.log] == ["strike", "heal"] * 3
@@ -103,7 +103,7 @@ def test_a_strike_that_stalled_nothing_is_repeated_and_counted() -> None:
     assert report.stalls == 1
 
 
-def test_strikes_that_never_stall_anything_are_a_problem() -> None:
+def test_strikes_without_any_stall_are_a_problem() -> None:
     engine = FakeEngine(in_use=0, misses=1000)
     _, report = striker(engine).fault("carrier_loss", node=0)
     assert len(engine.log) == 2 * faults.MAX_STRIKES
@@ -122,7 +122,7 @@ def test_the_rail_to_avoid_is_struck_only_if_no_other_comes_into_use() -> None:
 
 
 def test_idle_rails_are_not_struck() -> None:
-    with pytest.raises(FaultError, match="none carried anything"):
+    with pytest.raises(FaultError, match="no rail had traffic"):
         striker(FakeEngine(in_use=None)).fault("carrier_loss", node=0)
 
 
@@ -133,10 +133,10 @@ def test_no_strike_after_decoding_has_ended() -> None:
     assert engine.log == []
 
 
-def test_a_rail_that_stays_away_is_a_problem() -> None:
+def test_a_rail_that_does_not_come_back_is_a_problem() -> None:
     _, report = striker(FakeEngine(in_use=0, comes_back=False)).fault("carrier_loss", node=0)
     assert report.rejoin_ms is None
-    assert any("did not come back" in problem for problem in report.problems())
+    assert any("did not rejoin" in problem for problem in report.problems())
 
 
 def test_a_fault_is_healed_when_watching_it_is_interrupted(
@@ -154,7 +154,7 @@ def test_a_fault_is_healed_when_watching_it_is_interrupted(
 
 
 def test_a_fault_stays_while_decoding_pauses() -> None:
-    """Only traffic shows which rail took over."""
+    """The fault must last until traffic shows the rail in use."""
     engine = FakeEngine(in_use=1)
     engine.pauses = 20
     _, report = striker(engine).fault("carrier_loss", node=0)
@@ -162,7 +162,7 @@ def test_a_fault_stays_while_decoding_pauses() -> None:
     assert report.rail_after == "rail0@node0"
 
 
-def test_a_fault_is_healed_though_nothing_is_sent_any_more(
+def test_a_fault_is_healed_even_without_further_traffic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(faults, "LONGEST_S", 0.1)
@@ -183,7 +183,7 @@ def test_the_last_attempt_of_each_fault_is_kept_with_its_times() -> None:
     assert told == [
         "carrier_loss on rail0@node0",
         "carrier_loss on rail0@node0: stalled 0.0 ms; healed",
-        "carrier_loss on rail0@node0 fell between two collectives; once more",
+        "carrier_loss on rail0@node0 stalled no collective; repeating the fault",
         "carrier_loss on rail1@node0",
         "carrier_loss on rail1@node0: stalled 4.0 ms; healed",
     ]
@@ -196,10 +196,10 @@ def test_the_last_attempt_of_each_fault_is_kept_with_its_times() -> None:
 
 def test_costs_are_added_up() -> None:
     events = [
-        event("stall", 3 * MS, 9),  # before anything was replayed
+        event("stall", 3 * MS, 9),  # before any replay
         event("hedge", 3, 10, "rail1@node0"),
         event("replay", 1, 12, "rail1@node1"),
-        event("replay", 50, 12, "rail0@node1"),  # of another rail
+        event("replay", 50, 12, "rail0@node1"),  # on another rail
         event("rail_state", 0, 12, "rail1@node1"),
         event("stall", 25 * MS // 10, 13),
         event("stall", 20 * MS, 70),
@@ -222,7 +222,7 @@ def test_the_rail_in_use_carried_most() -> None:
 
 def test_rail_names() -> None:
     assert rail_index("rail3@node12") == 3
-    with pytest.raises(ValueError, match="not a rail's name"):
+    with pytest.raises(ValueError, match="must be rail<i>@node<j>"):
         rail_index("eth0")
 
 

@@ -1,4 +1,4 @@
-"""The demo's model, its temporary directory, its commands and its streaming client."""
+"""The demo's model, temporary directory, commands and streaming client."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_prompts_differ_and_are_known_words(tmp_path: Path) -> None:
         assert tokenizer.token_to_id("<unk>") not in ids
 
 
-def test_the_work_directory_goes_and_its_logs_stay_on_request(tmp_path: Path) -> None:
+def test_the_work_directory_is_removed_and_logs_are_kept_on_request(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with workdir.work_directory(kept) as path:
         assert workdir.owner_pid(path.name) == os.getpid()
@@ -74,7 +74,7 @@ def test_only_directories_of_dead_demos_are_swept(tmp_path: Path) -> None:
     assert all(path.exists() for path in (*kept, link))
 
 
-def test_long_enough_and_within_the_model() -> None:
+def test_requests_are_long_enough_and_fit_the_model() -> None:
     assert tokens_for(50.0, 20.0) == 1000
     assert tokens_for(0.1, 20.0) == 256
     assert tokens_for(10_000.0, 20.0) < MAX_MODEL_LEN
@@ -95,7 +95,7 @@ def _event(data: object) -> bytes:
 
 
 async def _complete(request: web.Request) -> web.StreamResponse:
-    """Answers with the behaviour that the prompt names."""
+    """Answers with the behaviour named by the prompt."""
     body = await request.json()
     if body["prompt"] == "refuse":
         return web.Response(status=500, text="no")
@@ -148,7 +148,7 @@ async def _healthy(request: web.Request) -> web.Response:
     return web.Response()
 
 
-def test_streams_tell_success_from_every_way_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_streams_distinguish_success_from_each_failure(capsys: pytest.CaptureFixture[str]) -> None:
     good, refused, broken, short = asyncio.run(_stream(["fine", "refuse", "error", "short"]))
     assert (good.token_ids, good.text, good.finished, good.error) == (
         [0, 1, 2, 3],
@@ -164,7 +164,7 @@ def test_streams_tell_success_from_every_way_to_fail(capsys: pytest.CaptureFixtu
 
 
 def _in_turn(tmp_path: Path, prompts_: list[str], tokens: int, stop: Callable[[Load], None]) -> Run:
-    """What a closed loop of two streams brought that was stopped after so many tokens."""
+    """Runs a closed loop of two streams, stopped after `tokens` tokens; returns the results."""
 
     def run(url: str) -> Run:
         place = LocalPlace()
@@ -184,7 +184,7 @@ def _in_turn(tmp_path: Path, prompts_: list[str], tokens: int, stop: Callable[[L
     return asyncio.run(serve_it())
 
 
-def test_a_closed_loop_takes_prompts_in_turn_and_finishes_what_it_began(tmp_path: Path) -> None:
+def test_a_closed_loop_takes_prompts_in_turn_and_finishes_started_requests(tmp_path: Path) -> None:
     run = _in_turn(tmp_path, ["one", "two", "three"], 40, Load.drain)
     assert run.failed == 0
     assert len(run.requests) > 8
@@ -195,8 +195,8 @@ def test_a_closed_loop_takes_prompts_in_turn_and_finishes_what_it_began(tmp_path
 
 
 @pytest.mark.parametrize("retry", [False, True])
-def test_a_server_that_is_gone_is_silence(retry: bool, tmp_path: Path) -> None:
-    """Also while all requests have just failed, and are about to be sent anew."""
+def test_a_missing_server_counts_as_silence(retry: bool, tmp_path: Path) -> None:
+    """The rule also holds while all requests have just failed and wait for another attempt."""
     place = LocalPlace()
     url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
     more: dict[str, Any] = {"arrivals_s": [0.0, 0.0], "retry": True} if retry else {"streams": 2}
@@ -210,7 +210,7 @@ def test_a_server_that_is_gone_is_silence(retry: bool, tmp_path: Path) -> None:
         place.kill_all()
 
 
-def test_nobody_waits_for_a_request_that_is_not_due(tmp_path: Path) -> None:
+def test_a_request_not_yet_due_is_no_silence(tmp_path: Path) -> None:
     place = LocalPlace()
 
     def run(url: str) -> Run:
@@ -235,14 +235,14 @@ def test_a_closed_loop_goes_on_after_a_lost_request(tmp_path: Path) -> None:
     assert run.completed > 1
 
 
-def test_what_is_under_way_when_a_closed_loop_is_stopped_is_lost(tmp_path: Path) -> None:
+def test_running_requests_are_lost_when_a_closed_loop_stops(tmp_path: Path) -> None:
     run = _in_turn(tmp_path, ["one", "hang"], 10, Load.stop)
     assert {request.error for request in run.requests if request.prompt == 1} == {
         "unfinished when stopped"
     }
 
 
-def test_nothing_is_healthy_where_nobody_listens() -> None:
+def test_a_port_without_a_server_is_not_healthy() -> None:
     assert not asyncio.run(load.wait_until_healthy("http://127.0.0.1:9", 0.3))
 
 
@@ -260,7 +260,7 @@ def test_local_processes_end_with_their_descendants() -> None:
     assert not stat.exists() or stat.read_text().rpartition(") ")[2].startswith("Z")
 
 
-def test_the_first_error_of_each_node_is_the_one_shown() -> None:
+def test_the_first_error_of_each_node_is_shown() -> None:
     first = (
         "INFO starting\n"
         "(Worker pid=3) ERROR [x.py:9] Traceback (most recent call last):\n"

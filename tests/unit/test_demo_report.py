@@ -81,7 +81,7 @@ def test_json_has_the_promised_fields() -> None:
     assert data["baseline"] is None
 
 
-def test_baseline_is_in_the_json_when_it_was_measured() -> None:
+def test_a_measured_baseline_is_in_the_json() -> None:
     report = good_report()
     report.baseline = BaselineReport(20.5, 380.0, 30.0, 30.0, 8, 8)
     assert report.to_json()["baseline"]["requests"] == {"sent": 8, "unfinished": 8}
@@ -92,11 +92,11 @@ def test_baseline_is_in_the_json_when_it_was_measured() -> None:
     ("change", "problem"),
     [
         ({"bytes_before": 0}, "the rail was idle"),
-        ({"stalls": 0}, "no collective was stalled"),
-        ({"replayed_chunks": 0}, "nothing was replayed"),
+        ({"stalls": 0}, "no collective stalled"),
+        ({"replayed_chunks": 0}, "no chunk was replayed"),
         ({"after": "rail0@node0"}, "did not move"),
         ({"after": ""}, "did not move"),
-        ({"rejoin_ms": None}, "did not come back"),
+        ({"rejoin_ms": None}, "did not rejoin"),
     ],
 )
 def test_a_fault_that_proves_nothing_fails_the_demo(change: dict[str, Any], problem: str) -> None:
@@ -117,7 +117,7 @@ def test_a_fault_that_proves_nothing_fails_the_demo(change: dict[str, Any], prob
         ("errors", ["the server ended"], "the server ended"),
     ],
 )
-def test_what_fails_the_demo(name: str, value: object, problem: str) -> None:
+def test_problems_that_fail_the_demo(name: str, value: object, problem: str) -> None:
     report = good_report()
     setattr(report, name, value)
     assert not report.passed
@@ -137,13 +137,13 @@ def shown(report: Report) -> str:
     return output.getvalue()
 
 
-def test_the_table_tells_the_outcome() -> None:
+def test_the_table_shows_the_outcome() -> None:
     text = shown(good_report())
     for wanted in ("8 of 8", "identical", "rail0@node0", "black_hole", "3.2", "passed"):
         assert wanted in text
 
 
-def test_the_table_tells_a_failure() -> None:
+def test_the_table_shows_a_failure() -> None:
     report = good_report()
     report.completed = 5
     text = shown(report)

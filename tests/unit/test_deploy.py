@@ -1,4 +1,4 @@
-"""What deploy/ ships, judged by the tools and schemas of those who will read it."""
+"""Checks the contents of deploy/ with the tools and schemas of the programs reading them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RULES_TEST = PROMETHEUS / "r2serve.rules_test.yml"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 
 SCRAPED = {"job", "instance"}
-"""Labels that a scrape adds."""
+"""Labels added by a scrape."""
 KUBERNETES_VERSIONS = ("1.29", kubernetes_validate.latest_version())
 
 Json = dict[str, Any]
@@ -67,7 +67,7 @@ def alerts() -> list[Json]:
 
 
 def lost(given: Any, kept: Any, path: str = "") -> Iterator[str]:
-    """What of the one a model has not taken over into the other: it does not know it."""
+    """Yields the parts of `given` missing in `kept`: a model ignores fields unknown to it."""
     if isinstance(given, dict) and isinstance(kept, dict):
         for key, value in given.items():
             if key in kept:
@@ -81,14 +81,15 @@ def lost(given: Any, kept: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {given!r}"
 
 
-# ---- metrics that are used are metrics that exist -----------------------------------------------
+# ---- metrics in use exist ----
 
 
 def exported(folder: Path) -> dict[str, set[str]]:
-    """The labels of every series that a sidecar can have, also of those that it has none of now."""
+    """Returns the labels of every series of a sidecar, including series without samples now."""
     found = {}
     for family in Metrics(Watch(folder)).collect():
-        labels = set(getattr(family, "_labelnames", ()))  # there is no other way to learn them
+        # prometheus_client has no public access to label names
+        labels = set(getattr(family, "_labelnames", ()))
         if family.type == "histogram":
             found[f"{family.name}_bucket"] = labels | {"le"}
             found[f"{family.name}_sum"] = found[f"{family.name}_count"] = labels
@@ -104,7 +105,7 @@ def names_in(expression: str) -> set[str]:
 
 
 def labels_in(text: str) -> set[str]:
-    """Of a PromQL expression, or of a text with templates."""
+    """Returns the labels in a PromQL expression, or in a text with templates."""
     grouped = re.findall(r"\b(?:by|without|on)\s*\(([^)]*)\)", text)
     found = {label.strip() for labels in grouped for label in labels.split(",")}
     found |= set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", text))
@@ -112,7 +113,7 @@ def labels_in(text: str) -> set[str]:
 
 
 def dashboard_queries() -> list[tuple[str, str]]:
-    """Every expression, with the text that shows its labels."""
+    """Returns every expression, with the text that shows its labels."""
     found = [
         (target["expr"], target["legendFormat"])
         for panel in panels()
@@ -130,12 +131,12 @@ def alert_queries() -> list[tuple[str, str]]:
     return [(rule["expr"], " ".join(rule["annotations"].values())) for rule in alerts()]
 
 
-def test_a_real_journal_s_series_are_those_that_are_checked_against(pair: Pair) -> None:
+def test_the_series_of_a_real_journal_match_the_checked_list(pair: Pair) -> None:
     pair.cut_and_heal(1)
     with TestClient(sidecar.make_app(Watch(pair.folder))) as client:
         text = client.get("/metrics").text
     known = exported(pair.folder)
-    known["r2serve_build_info"] = {"version"}  # of an info family the value is the labels
+    known["r2serve_build_info"] = {"version"}  # the value of an info family is its labels
     samples = [sample for one in text_string_to_metric_families(text) for sample in one.samples]
     assert {"r2serve_ready", "r2serve_rail_up", "r2serve_rail_bytes_total"} <= {
         sample.name for sample in samples
@@ -145,7 +146,7 @@ def test_a_real_journal_s_series_are_those_that_are_checked_against(pair: Pair) 
 
 
 @pytest.mark.parametrize(("expression", "shown"), [*dashboard_queries(), *alert_queries()])
-def test_only_metrics_and_labels_are_used_that_the_sidecar_exports(
+def test_queries_use_only_metrics_and_labels_of_the_sidecar(
     expression: str, shown: str, tmp_path: Path
 ) -> None:
     known = exported(tmp_path)
@@ -155,7 +156,7 @@ def test_only_metrics_and_labels_are_used_that_the_sidecar_exports(
     assert labels_in(expression) | labels_in(shown) <= labels
 
 
-def test_the_alerts_are_tested_with_series_as_the_sidecar_exports_them(tmp_path: Path) -> None:
+def test_the_alerts_are_tested_with_the_sidecars_series(tmp_path: Path) -> None:
     known = exported(tmp_path)
     for test in load(RULES_TEST)["tests"]:
         for series in test["input_series"]:
@@ -171,7 +172,8 @@ def test_the_dashboard_shows_every_metric(tmp_path: Path) -> None:
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
     for name in exported(tmp_path):
         family = re.sub(r"_(bucket|sum|count)$", "", name)
-        # The version; what joins them with vLLM's; what an alert is about; what Prometheus asks.
+        # Exceptions: the version, the labels for joins with vLLM's metrics, a metric for an alert,
+        # and the peers' state, which Prometheus shows as `up`.
         about = (
             "r2serve_build_info",
             "r2serve_engine_info",
@@ -181,11 +183,11 @@ def test_the_dashboard_shows_every_metric(tmp_path: Path) -> None:
         assert family in families or family in about, name
 
 
-# ---- the dashboard ------------------------------------------------------------------------------
+# ---- the dashboard ----
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the type that Grafana's own description gives."""
+    """Returns whether a value has the type given in Grafana's Foundation SDK."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, one) for one in args)
@@ -220,7 +222,7 @@ def misfits(value: Any, path: str = "") -> Iterator[str]:
 
 
 def faults(data: Json) -> list[str]:
-    """What Grafana's own description of dashboards (its Foundation SDK) does not allow."""
+    """Returns the parts of a dashboard not allowed by Grafana's Foundation SDK."""
     plugins.register_default_plugins()
     unknown = [one["type"] for one in data["panels"] if one["type"] != "row"]
     unknown = [kind for kind in unknown if runtime.panelcfg_config(kind) is None]
@@ -249,13 +251,13 @@ def test_grafana_knows_every_field_of_the_dashboard() -> None:
         lambda data, panel: panel["options"]["legend"].update(placement="top"),
     ],
 )
-def test_a_wrong_field_would_be_found(spoil: Any) -> None:
+def test_a_wrong_field_is_found(spoil: Any) -> None:
     data = dashboard()
     spoil(data, next(one for one in data["panels"] if one["type"] == "timeseries"))
     assert faults(data) != []
 
 
-def test_panels_say_what_they_show() -> None:
+def test_panels_have_titles_descriptions_and_units() -> None:
     known = {value for name, value in vars(units).items() if not name.startswith("_")}
     for panel in panels():
         assert panel["title"], panel
@@ -268,7 +270,7 @@ def test_panels_say_what_they_show() -> None:
     assert len({panel["title"] for panel in panels()}) == len(panels())
 
 
-def test_panels_lie_beside_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     everything = dashboard()["panels"]
     assert len({panel["id"] for panel in everything}) == len(everything)
     cells = {
@@ -290,7 +292,7 @@ def test_every_variable_is_used() -> None:
     assert used - variables == {"__rate_interval", "__interval", "__range"}
 
 
-# ---- Prometheus ---------------------------------------------------------------------------------
+# ---- Prometheus ----
 
 
 @pytest.fixture(scope="module")
@@ -306,16 +308,16 @@ def run(*command: str | Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_promtool_takes_rules_and_configuration(promtool: str) -> None:
+def test_promtool_accepts_rules_and_configuration(promtool: str) -> None:
     run(promtool, "check", "rules", "--lint=all", "--lint-fatal", RULES)
     run(promtool, "check", "config", "--lint=all", "--lint-fatal", PROMETHEUS / "prometheus.yml")
 
 
-def test_alerts_fire_when_they_should_and_else_do_not(promtool: str) -> None:
+def test_alerts_fire_only_when_they_should(promtool: str) -> None:
     run(promtool, "test", "rules", RULES_TEST)
 
 
-def test_every_alert_is_seen_firing_and_silent() -> None:
+def test_every_alert_is_tested_firing_and_silent() -> None:
     seen = [
         (case["alertname"], bool(case["exp_alerts"]))
         for test in load(RULES_TEST)["tests"]
@@ -327,7 +329,7 @@ def test_every_alert_is_seen_firing_and_silent() -> None:
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
-def test_alerts_say_how_bad_it_is_and_what_to_do(rule: Json) -> None:
+def test_alerts_have_a_severity_and_a_runbook(rule: Json) -> None:
     assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
     assert set(rule["annotations"]) == {"summary", "description", "runbook"}
     page, _, anchor = rule["annotations"]["runbook"].partition("#")
@@ -357,11 +359,11 @@ def test_every_query_of_the_dashboard_finds_something(promtool: str, tmp_path: P
     run(promtool, "test", "rules", tmp_path / "queries.yml")
 
 
-# ---- Kubernetes ---------------------------------------------------------------------------------
+# ---- Kubernetes ----
 
 
 def manifests(*, with_gpus: bool = False) -> list[Json]:
-    """As they are, or with the lines for GPUs and RDMA put in force."""
+    """Returns the manifests as they are, or with the lines for GPUs and RDMA enabled."""
     found = []
     for path in sorted(KUBERNETES.glob("*.yaml")):
         text = path.read_text()
@@ -376,7 +378,7 @@ def of_kind(kind: str, *, with_gpus: bool = False) -> list[Json]:
 
 
 def pod_templates(*, with_gpus: bool = False) -> tuple[Json, Json]:
-    """Of leader and worker."""
+    """Returns the pod templates of leader and worker."""
     (workers,) = of_kind("LeaderWorkerSet", with_gpus=with_gpus)
     template = workers["spec"]["leaderWorkerTemplate"]
     return template["leaderTemplate"], template["workerTemplate"]
@@ -389,7 +391,7 @@ def container(template: Json, name: str) -> Json:
 
 
 def command_line(given: Json) -> list[str]:
-    """With the variables that LeaderWorkerSet gives to workers in place."""
+    """Returns the command line with the variables set by LeaderWorkerSet for workers."""
     line = " ".join([*given["command"], *given["args"]])
     line = line.replace("$(LWS_LEADER_ADDRESS)", "r2serve-0.r2serve.default")
     line = line.replace("$(LWS_WORKER_INDEX)", "1")
@@ -399,7 +401,7 @@ def command_line(given: Json) -> list[str]:
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 @pytest.mark.parametrize("with_gpus", [False, True])
-def test_core_objects_are_as_kubernetes_describes_them(version: str, with_gpus: bool) -> None:
+def test_core_objects_match_the_kubernetes_schemas(version: str, with_gpus: bool) -> None:
     objects = [*of_kind("Service"), *of_kind("PodDisruptionBudget")]
     for template in pod_templates(with_gpus=with_gpus):
         metadata = {"name": "x", **template["metadata"]}
@@ -419,7 +421,7 @@ def test_core_objects_are_as_kubernetes_describes_them(version: str, with_gpus: 
         kubernetes_validate.validate(one, version, strict=True)
 
 
-def test_a_field_that_kubernetes_does_not_know_would_be_found() -> None:
+def test_a_field_unknown_to_kubernetes_is_found() -> None:
     (template, _) = pod_templates()
     spec = {**template["spec"], "terminationGracePeriod": 60}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
@@ -427,8 +429,8 @@ def test_a_field_that_kubernetes_does_not_know_would_be_found() -> None:
         kubernetes_validate.validate(pod, KUBERNETES_VERSIONS[-1], strict=True)
 
 
-def test_what_wraps_the_pods() -> None:
-    """No package has the schemas of LeaderWorkerSet and of Multus: by hand, field by field."""
+def test_the_leader_worker_set_and_the_networks() -> None:
+    """No package has the schemas of LeaderWorkerSet and Multus, so the test checks each field."""
     (workers,) = of_kind("LeaderWorkerSet")
     assert workers["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
     spec = workers["spec"]
@@ -445,8 +447,8 @@ def test_what_wraps_the_pods() -> None:
         assert config["ipam"]["type"] == "whereabouts"
 
 
-def test_the_operator_s_objects_are_as_it_describes_them() -> None:
-    """Also the alerts, as an operator gets them (deploy/README.md)."""
+def test_the_operators_objects_match_its_models() -> None:
+    """The alerts are checked as well, as a PrometheusRule of the operator (deploy/README.md)."""
     rule: Json = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule"}
     rule |= {"metadata": {"name": "r2serve"}, "spec": load(RULES)}
     for model, given in ((PodMonitor, of_kind("PodMonitor")[0]), (PrometheusRule, rule)):
@@ -454,7 +456,7 @@ def test_the_operator_s_objects_are_as_it_describes_them() -> None:
         assert list(lost(given, kept)) == []
 
 
-def test_kustomize_takes_all_of_it() -> None:
+def test_kustomize_accepts_all_manifests() -> None:
     listed = set(load(KUBERNETES / "kustomization.yaml")["resources"])
     assert listed == {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
     if shutil.which("kubectl") is None:
@@ -470,7 +472,7 @@ def test_kustomize_takes_all_of_it() -> None:
     assert sorted(yaml.safe_load_all(text), key=key) == sorted(manifests(), key=key)
 
 
-def test_names_within_the_manifests_fit() -> None:
+def test_names_within_the_manifests_match() -> None:
     leader, worker = pod_templates()
     (service,) = of_kind("Service")
     (budget,) = of_kind("PodDisruptionBudget")
@@ -506,7 +508,7 @@ def test_the_job_has_one_name() -> None:
     assert all(target.endswith(f":{default}") for target in targets["targets"])
 
 
-def test_probes_ask_for_what_is_there(tmp_path: Path) -> None:
+def test_probes_use_existing_paths_and_ports(tmp_path: Path) -> None:
     with TestClient(sidecar.make_app(Watch(tmp_path))) as client:
         paths = set(client.get("/openapi.json").json()["paths"])
     for template in pod_templates():
@@ -529,7 +531,7 @@ def test_probes_ask_for_what_is_there(tmp_path: Path) -> None:
                         assert (one["name"], asked["path"]) == ("engine", "/health")
 
 
-def test_the_sidecar_can_read_what_the_engine_writes() -> None:
+def test_the_sidecar_can_read_the_engines_journals() -> None:
     for template in pod_templates():
         assert template["spec"]["securityContext"]["runAsUser"] > 0
         own, engine = container(template, "sidecar"), container(template, "engine")
@@ -550,8 +552,8 @@ def test_the_sidecar_can_read_what_the_engine_writes() -> None:
         assert volume["emptyDir"]["medium"] == "Memory"
 
 
-def test_pods_ask_for_no_privilege_but_rdma_s() -> None:
-    """As Pod Security's restricted profile has it, until the lines for RDMA are put in force."""
+def test_pods_need_no_privilege_except_for_rdma() -> None:
+    """Pods fit Pod Security's restricted profile, unless the lines for RDMA are enabled."""
     for with_gpus in (False, True):
         for template in pod_templates(with_gpus=with_gpus):
             pod = template["spec"]
@@ -569,14 +571,15 @@ def test_pods_ask_for_no_privilege_but_rdma_s() -> None:
                 assert asked == ({"nvidia.com/gpu", "rdma/rail0", "rdma/rail1"} if rdma else set())
 
 
-def test_options_of_r2ccl_are_real() -> None:
+def test_options_of_r2ccl_in_the_manifests_exist() -> None:
     known = {option.variable for option in options()}
     for template in pod_templates():
         given = {one["name"]: one.get("value") for one in container(template, "engine")["env"]}
         ours = {name for name in given if name.startswith(("R2CCL_", "R2SERVE_"))}
         assert {"R2CCL_JOURNAL_DIR", "R2CCL_RAILS"} <= ours <= known
         networks = template["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"].split(",")
-        rails = [f"net{number}" for number in range(1, len(networks) + 1)]  # as Multus counts
+        # Multus counts from net1
+        rails = [f"net{number}" for number in range(1, len(networks) + 1)]
         assert given["R2CCL_RAILS"] == ",".join(rails)
 
 
@@ -597,8 +600,8 @@ for line in json.loads(sys.argv[1]):
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="no vLLM")
-def test_vllm_takes_the_command_lines(tmp_path: Path) -> None:
-    """Its own parser with our flag, which also reads the R2CCL_ variables."""
+def test_vllm_accepts_the_command_lines(tmp_path: Path) -> None:
+    """vLLM's parser with our flag, which also reads the R2CCL_ variables."""
     engines = [container(template, "engine") for template in pod_templates()]
     lines = [command_line(engine) for engine in engines]
     assert all(line[:2] == ["vllm", "serve"] for line in lines)

@@ -1,4 +1,4 @@
-"""Communicators of GPUs, over real links; where there is no GPU, with a driver that needs none."""
+"""Communicators of GPUs, over real links; without a GPU, on the fake driver."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ RESULT_TIMEOUT_S = 300
 
 
 def settle() -> None:
-    """Waits for what is in the streams; without a GPU that is done when a call returns."""
+    """Waits for the work in the streams; without a GPU the work is done when a call returns."""
     if HAS_GPU:
         torch.cuda.synchronize()
 
 
 class Ranks:
-    """Two ranks of this process, each with links and a stream of its own."""
+    """Two ranks of this process, each with separate links and a separate stream."""
 
     def __init__(self, library: str) -> None:
         self.pool = ThreadPoolExecutor(2)
@@ -52,7 +52,7 @@ class Ranks:
                 rails="127.0.0.1,127.0.0.2",
                 node=f"n{rank}",
                 rejoin_backoff_min_ms=1,
-                flap_half_life_s=0.0,  # rails that are cut a thousand times come back at once
+                flap_half_life_s=0.0,  # rails cut a thousand times come back at once
                 **options,
             )
             host = Communicator.standalone(
@@ -67,7 +67,7 @@ class Ranks:
         return self.run(one, range(2))
 
     def run(self, call: Callable[[Any], Any], of_ranks: Any) -> list[Any]:
-        """``call`` with each of the two, at once."""
+        """Runs `call` on both ranks at the same time."""
 
         def in_stream(rank: int, given: Any) -> Any:
             stream = self.streams[rank]
@@ -100,7 +100,7 @@ def ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape, device=DEVICE)
 
 
-# Each with a communicator, and what its rank brings: bring(*shape).
+# Each case gets a communicator, the rank, and a function for the rank's input: bring(*shape).
 CASES: dict[str, Callable[[Any, int, Any], Any]] = {
     "all_reduce": lambda c, r, b: c.all_reduce(b(7, 5)),
     "all_reduce in place": lambda c, r, b: c.all_reduce(x := b(7, 5), out=x),
@@ -124,7 +124,7 @@ CASES: dict[str, Callable[[Any, int, Any], Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gives_the_bits_of_the_host(case: str, ranks: Ranks, pair: list[Any]) -> None:
+def test_results_equal_the_hosts_results(case: str, ranks: Ranks, pair: list[Any]) -> None:
     def both(rank: int) -> tuple[Any, Any]:
         communicator = pair[rank]
         got = CASES[case](communicator, rank, functools.partial(bring, rank))
@@ -138,7 +138,7 @@ def test_gives_the_bits_of_the_host(case: str, ranks: Ranks, pair: list[Any]) ->
         assert got is None or torch.equal(got.cpu(), expected)
 
 
-def test_what_is_wrong_is_said_before_anything_is_sent(ranks: Ranks, pair: list[Any]) -> None:
+def test_wrong_input_is_refused_before_anything_is_sent(ranks: Ranks, pair: list[Any]) -> None:
     for communicator in pair:
         with pytest.raises(InvalidArgumentError, match="root"):
             communicator.broadcast(ones(3), 2)
@@ -156,7 +156,7 @@ def reduce_and_ask(communicator: Any, target: torch.Tensor) -> None:
     communicator.check()
 
 
-def test_an_abort_is_told_to_whoever_asks_and_leaves_results_alone(
+def test_an_abort_is_raised_by_checks_and_leaves_results_unchanged(
     ranks: Ranks, pair: list[Any]
 ) -> None:
     device.check_all()
@@ -168,7 +168,7 @@ def test_an_abort_is_told_to_whoever_asks_and_leaves_results_alone(
     with pytest.raises(AbortedError, match="the test wants it"):
         device.check_all()
     ranks.run(DeviceCommunicator.close, pair)
-    device.check_all()  # who has closed it knows
+    device.check_all()  # no error: the communicator with the abort is closed
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,8 @@ def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
             communicator.all_gather(total, out=everything)
 
         captured = Captured(communicator, cuda_driver, body)
-        captured_by_all.wait(60)  # to capture is to wait for the device, replays of others too
+        # a capture waits for the device, including the other rank's replays
+        captured_by_all.wait(60)
         steps, looks = torch.arange(float(size), device=DEVICE), Looks(DEVICE)
         for turn in range(replays):
             if rank == 0 and turn % 20 == 5:
@@ -228,10 +229,11 @@ def test_ranks_agree_on_their_options(ranks: Ranks, option: str, value: Any, sai
         ranks.make(**{option: value})
 
 
-def test_what_gpudirect_needs_of_the_driver(cuda_driver: str, show: Callable[[str], None]) -> None:
-    """A driver may have no dma-bufs; one that has them gives memory out, and copies it.
+def test_gpudirect_needs_driver_support(cuda_driver: str, show: Callable[[str], None]) -> None:
+    """The driver exports dma-bufs, or GPUDirect is refused with a reason.
 
-    In a virtual machine the export may fail although the driver has them: a GPU's answer is told.
+    In a virtual machine the export may fail even if the driver supports dma-bufs. So on a GPU the
+    test only prints the answer.
     """
     [gpu, *_] = _core.gpus(cuda_driver)
     why_not = _core.why_not_direct(cuda_driver, 0, [])
@@ -242,27 +244,27 @@ def test_what_gpudirect_needs_of_the_driver(cuda_driver: str, show: Callable[[st
         assert why_not == "" if gpu["dma_buf"] else "dma-buf" in why_not
 
 
-def test_gpudirect_that_has_to_be_and_cannot_ends_the_start(ranks: Ranks) -> None:
+def test_required_gpudirect_without_support_fails_the_start(ranks: Ranks) -> None:
     ranks.options["gpu_direct"] = "on"
-    with pytest.raises(InvalidArgumentError, match=r"gpu_direct: it is on.*no rail to .* is RDMA"):
+    with pytest.raises(InvalidArgumentError, match=r"gpu_direct: is on.*no rail to .* is RDMA"):
         ranks.make()
 
 
-def test_the_log_says_where_is_staged(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_the_staging_memory(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "r2serve"):
         for communicator in ranks.make():
             ranks.pool.submit(communicator.close)
-    assert "tp: staged in pinned memory of the host: no rail to" in caplog.text
+    assert "tp: staging in pinned host memory: no rail to" in caplog.text
 
 
-def test_a_driver_that_is_not_there_is_named(ranks: Ranks) -> None:
-    ranks.options["cuda_library"] = "libcuda_of_nobody.so.1"
-    with pytest.raises(InternalError, match=r"no CUDA driver: libcuda_of_nobody.so.1"):
+def test_a_missing_driver_is_named(ranks: Ranks) -> None:
+    ranks.options["cuda_library"] = "libcuda_of_no_machine.so.1"
+    with pytest.raises(InternalError, match=r"no CUDA driver: libcuda_of_no_machine.so.1"):
         ranks.make()
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a process that uses CUDA cannot be forked")
-def test_a_child_may_drop_what_it_inherits(pair: list[Any]) -> None:
+def test_a_forked_child_may_close_an_inherited_communicator(pair: list[Any]) -> None:
     child = os.fork()
     if child == 0:
         status = 1

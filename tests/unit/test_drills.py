@@ -1,4 +1,4 @@
-"""Drills: what a worker takes, refuses and undoes, and what the command makes of it."""
+"""Drills: accepted, refused and undone by a worker; and the drill command."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_worker_that_closes_ends_its_drills(drilled: Pair) -> None:
 
 def test_one_rail_has_one_drill_at_a_time(drilled: Pair) -> None:
     start(drilled, kind="black_hole", seconds=600.0)
-    with pytest.raises(DrillError, match="is in drill"):
+    with pytest.raises(DrillError, match="already in drill"):
         start(drilled, kind="carrier_loss", seconds=1.0)
 
 
@@ -110,10 +110,13 @@ def test_one_rail_has_one_drill_at_a_time(drilled: Pair) -> None:
         ({"kind": "carrier_loss", "seconds": 1e9}, "seconds: 1000000000.0 must be"),
         ({"kind": "slow", "seconds": 1.0, "mbit": -1}, "mbit: -1 must be"),
         ({"kind": "corrupt", "seconds": 1.0}, "corrupt needs checksum"),
-        ({"kind": "carrier_loss", "seconds": 1.0, "peer": "rank 7"}, "no 'rail1@node0' to rank 7"),
+        (
+            {"kind": "carrier_loss", "seconds": 1.0, "peer": "rank 7"},
+            "'rail1@node0' to rank 7 is not a rail",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(drilled: Pair, fields: Any, why: str) -> None:
+def test_an_impossible_drill_is_refused_by_name(drilled: Pair, fields: Any, why: str) -> None:
     with pytest.raises(DrillError, match=why):
         start(drilled, **fields)
     assert injected(drilled) == []
@@ -134,7 +137,9 @@ def test_what_cannot_be_is_refused_by_name(drilled: Pair, fields: Any, why: str)
         b"x" * 99_999,
     ],
 )
-def test_nonsense_gets_an_error_and_the_next_one_an_answer(drilled: Pair, said: bytes) -> None:
+def test_a_malformed_request_gets_an_error_and_the_next_an_answer(
+    drilled: Pair, said: bytes
+) -> None:
     (path,) = client.sockets(drilled.folder)
     with socket.socket(socket.AF_UNIX) as talk:
         talk.connect(str(path))
@@ -144,12 +149,12 @@ def test_nonsense_gets_an_error_and_the_next_one_an_answer(drilled: Pair, said: 
     assert len(client.ask(path, {"do": "rails"})["rails"]) >= 2
 
 
-def test_only_the_workers_user_may_ask(drilled: Pair) -> None:
+def test_only_the_workers_user_may_connect(drilled: Pair) -> None:
     (path,) = client.sockets(drilled.folder)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_socket_has_its_mode_from_the_first_on(
+def test_a_socket_has_its_mode_from_the_start(
     drilled: Pair, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     before = os.umask(0)
@@ -180,14 +185,14 @@ def test_sockets_of_killed_workers_are_pruned(drilled: Pair) -> None:
     assert client.listed(drilled.folder)[0] == 1
 
 
-def test_a_service_that_is_closed_from_one_of_its_threads_does_not_wait_for_itself(
+def test_a_service_may_be_closed_from_one_of_its_threads(
     drilled: Pair,
 ) -> None:
     service = drilled.ends[0].drills
     assert service is not None
 
     class Closing:
-        """What an engine's finalizer may do in whatever thread runs."""
+        """An engine's finalizer may close the service in any thread."""
 
         def inject(self, *words: Any) -> None:
             drilled.engine.inject(*words)
@@ -203,7 +208,7 @@ def test_a_service_that_is_closed_from_one_of_its_threads_does_not_wait_for_itse
     assert not service._thread.is_alive()
 
 
-def test_without_the_option_no_drill_is_taken(pair: Pair) -> None:
+def test_without_the_option_drills_are_refused(pair: Pair) -> None:
     with pytest.raises(DrillError, match="R2CCL_DRILLS=on"):
         client.find(pair.folder, RAIL)
 
@@ -213,31 +218,31 @@ def test_drills_without_a_journal_are_refused_at_start() -> None:
         Config(drills=True)
 
 
-def test_the_command_names_the_rails_that_there_are(drilled: Pair) -> None:
+def test_the_command_names_the_existing_rails(drilled: Pair) -> None:
     words = ["drill", "carrier_loss", "--rail", "rail7@node0", "--journal-dir", str(drilled.folder)]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 1
-    assert "there are rail0@node0, rail1@node0" in result.output
+    assert "must be one of rail0@node0, rail1@node0" in result.output
 
 
-def test_an_old_word_for_a_kind_is_taken_with_a_note(drilled: Pair) -> None:
+def test_a_deprecated_kind_is_accepted_with_a_note(drilled: Pair) -> None:
     words = ["--rail", RAIL, "--for", "100ms", "--by", "engine"]
     folder = ["--journal-dir", str(drilled.folder)]
     result = CliRunner().invoke(main, ["drill", "drop", *words, *folder])
     assert result.exit_code == 0, result.output
-    assert "`drop` is an old word for `black_hole` and goes" in result.output
+    assert "`drop` is deprecated: use `black_hole`" in result.output
     assert f": black_hole of {RAIL} for 0.1 s" in result.output
     wait_for(lambda: injected(drilled) == ["black_hole", "heal"])
 
 
 @pytest.mark.parametrize("word", ["melt", "port", "carrier-loss"])
-def test_what_is_no_drill_is_no_command(word: str) -> None:
+def test_an_unknown_drill_is_no_command(word: str) -> None:
     result = CliRunner().invoke(main, ["drill", word, "--rail", RAIL])
     assert result.exit_code == 2
     assert "No such command" in result.output
 
 
-def test_the_command_waits_and_says_what_it_did(drilled: Pair) -> None:
+def test_the_command_waits_and_prints_the_drill(drilled: Pair) -> None:
     words = ["--rail", RAIL, "--for", "200ms", "--by", "engine"]
     folder = ["--journal-dir", str(drilled.folder), "--json"]
     result = CliRunner().invoke(main, ["drill", "slow", "--mbit", "50", *words, *folder])
@@ -247,7 +252,7 @@ def test_the_command_waits_and_says_what_it_did(drilled: Pair) -> None:
     wait_for(lambda: injected(drilled) == ["slow", "heal"])
 
 
-def test_a_killed_command_leaves_nothing_behind(drilled: Pair) -> None:
+def test_a_drill_ends_even_if_its_command_is_killed(drilled: Pair) -> None:
     code = "from r2serve.cli import main; main()"
     words = ["drill", "carrier_loss", "--rail", RAIL, "--for", "1s", "--by", "engine"]
     words += ["--journal-dir", str(drilled.folder)]
@@ -260,14 +265,14 @@ def test_a_killed_command_leaves_nothing_behind(drilled: Pair) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "5h", "-1s", "0", "1e9"])
-def test_a_duration_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     result = CliRunner().invoke(main, ["drill", "carrier_loss", "--rail", RAIL, "--for", text])
     assert result.exit_code == 2
     assert "--for" in result.output
 
 
 def marking(folder: Path, seconds: float, period_s: float = 0.0) -> SystemFault:
-    """A fault that is made and undone by writing so into a file."""
+    """Returns a fault whose start and end are written into a file."""
 
     def command(word: str) -> tuple[str, ...]:
         return ("sh", "-c", f"echo {word} >> {folder / 'said'}")
@@ -285,14 +290,14 @@ def test_a_guardian_undoes_when_the_time_is_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_guardian_that_is_told_to_end_undoes_first(tmp_path: Path, number: int) -> None:
+def test_a_guardian_undoes_its_fault_on_a_signal(tmp_path: Path, number: int) -> None:
     guardian = Guardian(marking(tmp_path, 600.0))
     os.kill(guardian.pid, number)
     assert guardian.wait()
     assert said(tmp_path) == ["made", "undone"]
 
 
-def test_a_guardian_outlives_whoever_started_it(tmp_path: Path) -> None:
+def test_a_guardian_outlives_its_parent(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from r2serve.drills.system import Guardian, SystemFault;"
         f"fault = SystemFault([('sh', '-c', 'echo made >> {tmp_path}/said')],"
@@ -304,9 +309,9 @@ def test_a_guardian_outlives_whoever_started_it(tmp_path: Path) -> None:
     wait_for(lambda: said(tmp_path) == ["made", "undone"])
 
 
-def test_who_is_interrupted_while_a_fault_is_made_undoes_it(tmp_path: Path) -> None:
+def test_an_interrupt_while_a_fault_is_made_undoes_the_fault(tmp_path: Path) -> None:
     code = (
-        # Who runs tests in the background may ignore Ctrl-C, and hands that down.
+        # A test run in the background may ignore Ctrl-C, and the child would inherit that.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import sys; from r2serve.drills.system import Guardian, SystemFault;"
         f"fault = SystemFault([('sh', '-c', 'echo made >> {tmp_path}/said; sleep 1')],"
@@ -328,25 +333,25 @@ def test_a_guardian_flaps(tmp_path: Path) -> None:
     assert told[-1] == "undone"
 
 
-def test_a_fault_that_cannot_be_made_is_undone_and_said(tmp_path: Path) -> None:
+def test_a_fault_that_cannot_be_made_is_undone_and_reported(tmp_path: Path) -> None:
     fault = marking(tmp_path, 5.0)
     broken = SystemFault([*fault.make, ("sh", "-c", "echo no >&2; exit 3")], fault.undo, 5.0)
-    with pytest.raises(DrillError, match=r"the system refuses: .*no"):
+    with pytest.raises(DrillError, match=r"could not make the fault: .*no"):
         Guardian(broken)
     assert said(tmp_path) == ["made", "undone"]
 
 
-def test_the_system_faults_only_a_port_that_is_here() -> None:
-    with pytest.raises(DrillError, match=r"no network device 'nope'|only root"):
+def test_system_faults_need_a_port_of_this_namespace() -> None:
+    with pytest.raises(DrillError, match=r"network device 'nope'|needs root"):
         system.plan("carrier_loss", "nope", "10.0.0.1:5", 1.0, mbit=1, period_s=1)
     if os.geteuid() == 0:
-        with pytest.raises(DrillError, match="another namespace"):
+        with pytest.raises(DrillError, match="another network namespace"):
             system.plan("black_hole", "lo", "10.0.0.1:5", 1.0, mbit=1, period_s=1)
-    with pytest.raises(DrillError, match="the engine does"):
+    with pytest.raises(DrillError, match="must be engine"):
         system.plan("corrupt", "lo", "127.0.0.1:5", 1.0, mbit=1, period_s=1)
 
 
-def test_an_order_says_what_is_wrong_with_it() -> None:
+def test_a_wrong_order_is_an_error_with_the_field() -> None:
     with pytest.raises(DrillError, match="id: '' must be"):
         Order(id="", kind="carrier_loss", rail=RAIL, seconds=1)
     with pytest.raises(DrillError, match="by: 'magic' must be"):

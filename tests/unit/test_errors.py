@@ -1,4 +1,4 @@
-"""The error classes are the core's error codes, one for one."""
+"""Every error code of the core has an error class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_builtin_bases() -> None:
     assert not issubclass(ConfigError, R2cclError)
 
 
-def test_the_core_raises_them_whatever_else_is_imported() -> None:
+def test_the_core_raises_its_errors_without_other_imports() -> None:
     ask = "from r2serve import _core; _core.gpus('libnone.so')"
     asked = subprocess.run(
         [sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=False

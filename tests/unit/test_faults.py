@@ -1,4 +1,4 @@
-"""The table of fault kinds: one name each, and old words that lead to it."""
+"""The table of fault kinds: a single name for each, and deprecated names for the same kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from r2serve.lab.kinds import KINDS, MANAGEMENT_KINDS
 from r2serve.observe import journal
 
 
-def test_an_old_word_stands_for_one_kind() -> None:
+def test_an_old_word_maps_to_one_kind() -> None:
     words = [word for kind in faults.FAULT_KINDS.values() for word in kind.old]
     assert len(words) == len(set(words))
     assert not set(words) & set(faults.FAULT_KINDS)
@@ -22,7 +22,7 @@ def test_an_old_word_stands_for_one_kind() -> None:
             assert kind.name in faults.note_on(word)
 
 
-def test_every_fault_that_is_made_or_told_is_in_the_table() -> None:
+def test_every_fault_kind_in_use_is_in_the_table() -> None:
     assert {*DRILLS, *KINDS, *journal.FAULTS[1:]} <= set(faults.FAULT_KINDS)
     assert {f"mgmt_{name}" for name in MANAGEMENT_KINDS} <= set(faults.FAULT_KINDS)
 

@@ -1,4 +1,4 @@
-"""What the doctor makes of the packet filter's rules, as ``nft -j list ruleset`` 1.0.6 has them."""
+"""The doctor's evaluation of the packet filter's rules, from `nft -j list ruleset` 1.0.6."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTER: dict[str, Any] = {"counter": {"packets": 0, "bytes": 0}}
 
 
 def base(*rules: Rule, policy: str = "accept", hook: str = "input", **more: Rule) -> Rules:
-    """A table with a base chain ``in`` and other chains, of one rule each."""
+    """Returns a table with a base chain `in` and other chains of one rule each."""
     where = {"family": "inet", "table": "t"}
     chain = {**where, "name": "in", "type": "filter", "hook": hook, "prio": 0, "policy": policy}
     entries: list[dict[str, Any]] = [{"metainfo": {"json_schema_version": 1}}, {"chain": chain}]
@@ -76,7 +76,7 @@ USUAL = [
     [payload("tcp", "dport", 22), ACCEPT],
     [payload("ip6", "saddr", {"prefix": {"addr": "::", "len": 96}}), REJECT],
 ]
-"""Rules that have nothing to say of rails."""
+"""Rules that do not affect rails."""
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ USUAL = [
         (base(policy="drop", hook="forward"), OPEN),
     ],
 )
-def test_a_rails_first_packet_is_led_through_the_rules(
+def test_a_rails_first_packet_is_evaluated_by_the_rules(
     rules: Rules, found: list[tuple[str, bool]]
 ) -> None:
     assert list(firewall.dropped(rules, TRAFFIC)) == found
 
 
-def test_what_leaves_is_looked_at_too() -> None:
+def test_outgoing_packets_are_evaluated_too() -> None:
     leaves = dataclasses.replace(TRAFFIC, hook="output")
     to_them = payload("ip", "daddr", {"prefix": {"addr": "10.0.0.0", "len": 24}})
     assert list(firewall.dropped(base(hook="output", policy="drop"), leaves)) == SHUT
@@ -136,7 +136,7 @@ def test_what_leaves_is_looked_at_too() -> None:
     assert list(firewall.dropped(base([meta("iif", "eth0"), DROP], hook="output"), leaves)) == OPEN
 
 
-def test_each_address_family_has_tables_of_its_own() -> None:
+def test_each_address_family_has_separate_tables() -> None:
     chain = {"family": "ip6", "table": "t", "name": "in", "hook": "input", "policy": "drop"}
     rules = Rules(({"chain": chain},))
     new = dataclasses.replace(TRAFFIC, local=ipaddress.ip_network("fd00::1"), peers=None)
@@ -146,7 +146,7 @@ def test_each_address_family_has_tables_of_its_own() -> None:
     assert list(firewall.dropped(nowhere, new)) == UNSURE, "where peers are is not known"
 
 
-def test_the_doctor_names_the_chain_and_what_it_drops() -> None:
+def test_the_doctor_names_the_chain_and_the_dropped_traffic() -> None:
     [found] = findings(patient(rules=base(*USUAL, policy="drop")), "firewall")
     assert found.level == "warning"
     assert "t/in drops TCP to eth0 (10.0.0.1), TCP to eth1 (10.0.1.1)" in found.text
@@ -165,7 +165,7 @@ def test_only_soft_roce_asks_the_packet_filter() -> None:
     assert (found.level, "UDP port 4791 to eth0" in found.text) == ("warning", True)
 
 
-def test_rules_that_cannot_be_read_are_not_called_none() -> None:
+def test_unreadable_rules_are_not_reported_as_empty() -> None:
     unread = Rules(None, "nft: Operation not permitted (you must be root)")
     [found] = findings(patient(rules=unread), "firewall")
     assert found.level == "note"
@@ -188,7 +188,7 @@ def test_rules_of_the_old_iptables(told: str, level: str) -> None:
     assert found.level == level
 
 
-def test_reading_without_root_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_without_root_reports_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = CommandOutput(why_not="nft: Operation not permitted (you must be root)")
     monkeypatch.setattr(system, "ask", lambda *_: refused)
     rules = firewall.read()

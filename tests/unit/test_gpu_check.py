@@ -1,4 +1,4 @@
-"""``make gpu-check``: steps, stages, captures and looks at results."""
+"""`make gpu-check`: steps, stages, captures and comparisons of results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def step(name: str, program: str, limit_s: float = 30.0) -> Any:
 
 @pytest.fixture
 def steps(tmp_path: Path) -> Iterator[Any]:
-    """A stepper; signal handlers and the limit of cores are restored."""
+    """A stepper; the fixture restores signal handlers and the limit of core files."""
     core = resource.getrlimit(resource.RLIMIT_CORE)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -62,9 +62,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_step_that_hangs_ends_with_its_children_and_others_run(
-    steps: Any, tmp_path: Path
-) -> None:
+def test_a_hung_step_is_killed_with_its_children_and_others_run(steps: Any, tmp_path: Path) -> None:
     began = time.monotonic()
     hung = steps.run(step("hangs", HANGS, 10.0))
     assert time.monotonic() - began < 30
@@ -83,7 +81,7 @@ def test_a_child_that_outlives_its_step_is_ended(steps: Any) -> None:
     assert not runs(int(ended.last_line))
 
 
-def test_a_hung_step_writes_where_it_hangs(steps: Any, tmp_path: Path) -> None:
+def test_a_hung_step_writes_a_traceback(steps: Any, tmp_path: Path) -> None:
     program = (
         "import faulthandler, time; faulthandler.enable()\ndef waits(): time.sleep(60)\nwaits()"
     )
@@ -126,7 +124,9 @@ steps.run(Step('second', (sys.executable, '-c', {HANGS!r}), 60))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_results_are_there_when_the_run_is_killed(number: signal.Signals, tmp_path: Path) -> None:
+def test_results_are_complete_when_the_run_is_killed(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     ran = subprocess.Popen([sys.executable, "-c", DRIVE, str(tmp_path)], stdout=subprocess.DEVNULL)
     log = tmp_path / "gpu.log"
 
@@ -174,12 +174,12 @@ def run_check(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
-def test_without_a_gpu_it_says_so_and_is_skipped() -> None:
+def test_without_a_gpu_the_check_is_skipped() -> None:
     done = run_check("--library", "libcuda_of_no_machine.so.1")
     assert (done.returncode, done.stdout) == (77, "no GPU here: nothing was checked\n")
 
 
-def test_what_vllm_lacks_is_listed_before_anything_is_installed(
+def test_vllms_missing_requirements_are_listed_before_anything_is_installed(
     fake_cuda: Path, tmp_path: Path
 ) -> None:
     done = run_check("install", "vllm", f"--library={fake_cuda}", f"--out={tmp_path}")
@@ -190,7 +190,7 @@ def test_what_vllm_lacks_is_listed_before_anything_is_installed(
     assert "missing: r2serve" not in done.stdout
 
 
-def test_without_a_gpu_what_vllm_lacks_is_listed() -> None:
+def test_without_a_gpu_vllms_missing_requirements_are_listed() -> None:
     done = run_check("vllm", "--library", "libcuda_of_no_machine.so.1")
     assert done.returncode == 77
     assert "missing: GPU: found no CUDA driver" in done.stdout
@@ -202,7 +202,7 @@ def test_an_unknown_stage_is_refused() -> None:
     assert "stages: pear; right: facts, install, pair," in done.stderr
 
 
-def test_a_commit_is_passed_where_there_is_no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_comes_from_a_variable_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert check.commit() == "unknown"
     monkeypatch.setenv("R2SERVE_COMMIT", "abc1234")
@@ -215,15 +215,13 @@ def test_stages_that_need_a_gpu_are_skipped_without_one(steps: Any) -> None:
     assert [each.last_line for each in steps.outcomes] == ["skipped: no GPU"] * 4
 
 
-def test_the_sanitizer_is_skipped_where_it_is_missing(
-    steps: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_sanitizer_is_skipped(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     check.run(steps, "memcheck", ON_GPU)
     assert steps.outcomes[0].last_line == "skipped: no compute-sanitizer in PATH"
 
 
-def test_hung_ranks_write_where_they_hang_before_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_ranks_write_tracebacks_before_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
     smoke = importlib.import_module("smoke")
     started: list[list[str]] = []
 
@@ -265,14 +263,14 @@ def all_steps() -> dict[str, Any]:
     return {each.name: each for each in made}
 
 
-def test_modules_are_loaded_early_only_where_ranks_share_a_process() -> None:
+def test_modules_are_loaded_early_only_if_ranks_share_a_process() -> None:
     eager = {
         name for name, each in all_steps().items() if "CUDA_MODULE_LOADING" in each.environment
     }
     assert eager == {"pair", "arrival", "device", "replay", "bench"}
 
 
-def test_the_sanitizer_meets_no_kernel_that_waits() -> None:
+def test_the_sanitizer_runs_no_waiting_kernel() -> None:
     command = all_steps()["memcheck"].command
     files = [word for word in command if word.endswith(".py")]
     assert files
@@ -291,7 +289,7 @@ def test_all_limits_are_shorter_than_ten_minutes_but_the_demo_s() -> None:
     assert {name for name, each in all_steps().items() if each.limit_s > 600} == {"vllm"}
 
 
-# -- one capture at a time ------------------------------------------------------------------------
+# ---- one capture at a time ----
 
 
 @pytest.mark.parametrize("capture", ["bench", "tests"])
@@ -330,7 +328,7 @@ def test_one_thread_captures_at_a_time(capture: str, monkeypatch: pytest.MonkeyP
     assert most == [1]
 
 
-# -- results are compared on the device -----------------------------------------------------------
+# ---- results are compared on the device ----
 
 
 def test_a_wrong_result_is_named_by_its_turn() -> None:
@@ -349,7 +347,7 @@ def test_a_wrong_result_is_named_by_its_turn() -> None:
         last.look()
 
 
-def test_the_host_looks_once_in_a_hundred_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_reads_results_once_in_a_hundred_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     read = [0]
     tolist = torch.Tensor.tolist
 
@@ -359,7 +357,7 @@ def test_the_host_looks_once_in_a_hundred_turns(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch.Tensor, "tolist", counted)
     for name in ("item", "__bool__"):
-        monkeypatch.setattr(torch.Tensor, name, None)  # each would wait for the device
+        monkeypatch.setattr(torch.Tensor, name, None)  # either would wait for the device
     looks, right = Looks(torch.device("cpu")), torch.ones(3)
     for _ in range(1000):
         looks.compare(right, right)

@@ -1,4 +1,4 @@
-"""``make gpu-kit``, and the installation of the kit: tests without a compiler."""
+"""`make gpu-kit`, and the installation of the kit: tests without a compiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = stages.Here(sys.executable, "libcuda_of_a_test.so", Path("/nonexistent"),
 
 
 class Scripted:
-    """A stepper without processes: steps fail by name."""
+    """A stepper without processes; the steps named in `failing` fail."""
 
     def __init__(self, *failing: str) -> None:
         self.failing = failing
@@ -44,7 +44,7 @@ class Scripted:
         ("no kit", ("build",), ["install skipped: no kit", "build rc 1"]),
     ],
 )
-def test_the_kit_is_installed_and_else_r2serve_is_built(
+def test_the_kit_is_installed_or_r2serve_is_built(
     why_not: str,
     failing: tuple[str, ...],
     steps_taken: list[str],
@@ -67,7 +67,7 @@ def test_the_kit_is_installed_and_else_r2serve_is_built(
     assert all(len(each) <= 1 for each in wheels)
 
 
-def test_what_a_build_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_build_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "why_not_the_kit", lambda: "no kit")
     monkeypatch.setattr(install, "BUILD_TOOLS", ("os", "nanobind_of_no_machine"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -93,7 +93,7 @@ def test_python_files_are_the_tree_s(tmp_path: Path) -> None:
     assert (tmp_path / "r2serve/bench/kernels/replay.py").is_file()
 
 
-def test_the_kit_says_that_python_312_is_missing(
+def test_the_kit_reports_a_missing_python_312(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -109,10 +109,10 @@ def executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def test_a_python_312_of_pyenv_that_is_not_chosen_is_found(
+def test_an_unselected_python_312_of_pyenv_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """pyenv's python3.12 in PATH fails then; without nvcc the kit is refused before it is built."""
+    """pyenv's python3.12 in PATH fails in this case; without nvcc no kit is built."""
     executable(tmp_path / "bin/python3.12", "exit 127")
     executable(tmp_path / ".pyenv/versions/3.12.9/bin/python", "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -132,7 +132,7 @@ def test_a_python_312_of_pyenv_that_is_not_chosen_is_found(
         ("cp312-abi3", 0, "print(True)", ""),
     ],
 )
-def test_a_wheel_that_would_not_do_is_refused(
+def test_an_unsuitable_wheel_is_refused(
     tag: str, padding: int, answer: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = tmp_path / f"r2serve-0.1.0-{tag}-linux_x86_64.whl"

@@ -14,7 +14,7 @@ from gpu_tools import FOLDER, ROOT, check, stages
 LIBRARY = "libcuda_of_a_test.so"
 
 
-def test_steps_know_whether_a_gpu_is_here() -> None:
+def test_a_variable_tells_steps_about_a_real_gpu() -> None:
     heres = [stages.Here(sys.executable, LIBRARY, Path("/"), on_gpu) for on_gpu in (False, True)]
     known = [check.environment(here)["R2SERVE_TEST_ON_GPU"] for here in heres]
     assert known == ["0", "1"]
@@ -37,13 +37,13 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
             id="kernels",
         ),
         pytest.param(
-            (*PYTEST, "tests/unit/test_device.py", "-k", "what_gpudirect_needs"),
+            (*PYTEST, "tests/unit/test_device.py", "-k", "gpudirect_needs_driver"),
             "is_available() is False on a machine with a GPU",
             id="device",
         ),
     ],
 )
-def test_on_a_machine_with_a_gpu_nothing_passes_without_it(
+def test_on_a_machine_with_a_gpu_no_step_passes_without_the_gpu(
     command: tuple[str, ...], says: str
 ) -> None:
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The first minutes on a GPU, rehearsed from an empty folder on the fake driver."""
+"""Rehearses the first minutes on a GPU from an empty folder, on the fake driver."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Machine:
         )
 
     def end(self, ran: subprocess.Popen[str], limit_s: float) -> str:
-        """Output of a run.  A late run is ended first, with its steps, and the test fails."""
+        """Returns the output of a run; a late run is ended with its steps, and the test fails."""
         try:
             return ran.communicate(timeout=limit_s)[0]
         except subprocess.TimeoutExpired:
@@ -79,7 +79,7 @@ class Machine:
             pytest.fail(f"no end within {limit_s:g} s:\n{said}")
 
     def run(self, *names: str) -> tuple[int, str]:
-        """Exit status and output of first.sh with these stages."""
+        """Runs first.sh with these stages; returns exit status and output."""
         here = stages.Here(str(self.python), str(self.driver), self.out, on_gpu=False)
         limits = [each.limit_s for name in names for each in stages.STAGES[name].steps(here)]
         limit_s = sum(limits) + 3 * install.STEP_S + GRACE_S
@@ -91,7 +91,7 @@ class Machine:
         return [json.loads(line) for line in (self.out / "steps.jsonl").read_text().splitlines()]
 
     def lines(self) -> list[dict[str, Any]]:
-        """Lines of JSON in the log."""
+        """Returns the lines of JSON in the log."""
         log = (self.out / "gpu.log").read_text().splitlines()
         return [json.loads(line) for line in log if line.startswith("{")]
 
@@ -105,7 +105,7 @@ def machine(fake_cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Machin
 
 
 def first_stages(machine: Machine, show: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Runs the first stages and checks them; the records of their steps."""
+    """Runs the first stages and checks them; returns the records of their steps."""
     status, said = machine.run(*STAGES)
     (about, *steps) = machine.records()
     for each in steps:
@@ -148,13 +148,13 @@ def test_from_nothing_to_the_first_collective(
     assert python[0] == str(machine.python)
     program = "import psutil"
     bare = subprocess.run([str(machine.python), "-c", program], capture_output=True, check=False)
-    assert bare.returncode == 1  # psutil came with the kit
+    assert bare.returncode == 1  # the kit provides psutil
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_stages_of_pytest_find_their_tests(machine: Machine) -> None:
-    """With the packages of the kit; the tests themselves run elsewhere."""
+    """Uses the kit's packages and only collects the tests; another stage runs them."""
     names = ("arrival", "triton", "device", "torch")
     machine.environment["PYTEST_ADDOPTS"] = "--collect-only"
     status, said = machine.run("install", *names)
@@ -167,7 +167,7 @@ def test_stages_of_pytest_find_their_tests(machine: Machine) -> None:
     assert "--timeout=60" in (machine.out / "gpu.log").read_text()
 
 
-def test_a_stage_that_hangs_and_one_that_fails_stop_no_other(machine: Machine) -> None:
+def test_hung_and_failed_stages_do_not_stop_other_stages(machine: Machine) -> None:
     ran = machine.start(str(machine.python), "-c", PLANTED, "hangs", "fails", "after")
     said = machine.end(ran, 60)
     assert ran.returncode == 1
@@ -181,7 +181,7 @@ def test_a_stage_that_hangs_and_one_that_fails_stop_no_other(machine: Machine) -
     assert said.splitlines()[-2] == "Fake: 3 steps, failed: hangs, fails"
 
 
-def test_a_run_that_is_killed_leaves_its_results(machine: Machine) -> None:
+def test_a_killed_run_leaves_its_results(machine: Machine) -> None:
     ran = machine.start(str(machine.python), "-c", PLANTED, "after", "long")
     log, deadline = machine.out / "gpu.log", time.monotonic() + 30
     while "\nbegun\n" not in (log.read_text() if log.exists() else ""):
@@ -196,10 +196,10 @@ def test_a_run_that_is_killed_leaves_its_results(machine: Machine) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_the_kit_does_for_a_python_312_with_torch_and_triton(
+def test_the_kit_works_for_a_python_312_with_torch_and_triton(
     fake_cuda: Path, tmp_path: Path, show: Callable[[str], None]
 ) -> None:
-    """The wheel of ``make gpu-kit``, built here unless the kit is of these sources."""
+    """Uses the wheel of `make gpu-kit`; builds it unless the kit has the same sources."""
     try:
         python = kit.python_312()
     except kit.KitError as missing:
@@ -215,7 +215,7 @@ def test_the_kit_does_for_a_python_312_with_torch_and_triton(
     pip = (str(with_torch), "-m", "pip", "install", "--quiet", "triton", "pytest", "numpy")
     release = metadata.version("torch")
     if subprocess.run([*pip, f"torch=={release}"], check=False).returncode != 0:
-        # PyPI has no build for CPUs; the one for CUDA does, and is larger.
+        # PyPI has no CPU build; the larger CUDA build works, too.
         subprocess.run([*pip, f"torch=={release.partition('+')[0]}"], check=True)
     machine = Machine(tmp_path, fake_cuda, with_torch)
     shutil.copytree(kit.KIT, machine.tree / "build/gpu-kit")

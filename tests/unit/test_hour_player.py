@@ -1,4 +1,4 @@
-"""What the player of a schedule does to the lab, when, and what it notes."""
+"""The player of a schedule: its commands to the lab, their times, and its records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from r2serve.lab.schedule import Aim, Fault, Schedule
 
 
 class FakeLab:
-    """Ports and rails of two nodes, one of which carries the traffic."""
+    """Ports and rails of two nodes; a single rail carries the traffic."""
 
     rails = 2
 
@@ -91,7 +91,7 @@ def test_every_fault_is_made_and_undone_at_its_time(lab: FakeLab) -> None:
 @pytest.mark.parametrize(
     ("aim", "rails"), [(Aim.IN_USE, (1,)), (Aim.IDLE, (0,)), (Aim.ALL, (0, 1))]
 )
-def test_a_fault_aims_at_what_carries_the_traffic(
+def test_a_fault_aims_by_the_traffic_of_the_rails(
     lab: FakeLab, aim: Aim, rails: tuple[int, ...]
 ) -> None:
     made = player(lab, Fault(0.0, "loss", 1, aim, 0.5))
@@ -108,14 +108,14 @@ def test_a_second_fault_strikes_while_the_first_lasts(lab: FakeLab) -> None:
     assert made.played[1].late_s < 0.2
 
 
-def test_one_that_comes_and_goes_ends_undone(lab: FakeLab) -> None:
+def test_a_repeating_fault_ends_undone(lab: FakeLab) -> None:
     made = player(lab, Fault(0.0, "blink", 0, 0, 0.9))
     assert made.play()
     assert lab.steps() == [("make", 0, 0), ("undo", 0, 0)] * 3
     assert lab.lost == set()
 
 
-def test_a_fault_waits_for_its_rail_and_what_follows_is_as_much_later(lab: FakeLab) -> None:
+def test_a_fault_waits_for_its_rail_and_delays_later_faults(lab: FakeLab) -> None:
     lab.deaf = True
     made = player(lab, Fault(0.0, "loss", 0, 0, 0.5), Fault(0.6, "loss", 0, 1, 0.5))
     assert not made.play()
@@ -124,7 +124,7 @@ def test_a_fault_waits_for_its_rail_and_what_follows_is_as_much_later(lab: FakeL
     assert [one.back_ns for one in made.played] == [None, None]
 
 
-def test_what_ends_the_play_heals_everything(lab: FakeLab) -> None:
+def test_an_error_during_the_play_heals_everything(lab: FakeLab) -> None:
     def attend() -> None:
         if len(lab.lost) == 2:
             raise RuntimeError("the server is gone")
@@ -138,7 +138,7 @@ def test_what_ends_the_play_heals_everything(lab: FakeLab) -> None:
         assert one.back_ns is None
 
 
-def test_a_play_that_is_over_heals_everything_and_waits_for_the_rails(lab: FakeLab) -> None:
+def test_a_play_ended_early_heals_everything_and_waits_for_the_rails(lab: FakeLab) -> None:
     def attend() -> None:
         if lab.lost:
             made.over.set()
@@ -155,7 +155,7 @@ def test_a_play_that_is_over_heals_everything_and_waits_for_the_rails(lab: FakeL
     assert one.struck_ns < one.healed_ns <= one.back_ns
 
 
-def test_rails_that_stay_away_are_waited_for_after_a_play_that_is_over(lab: FakeLab) -> None:
+def test_a_play_ended_early_waits_for_rails_up_to_the_timeout(lab: FakeLab) -> None:
     def attend() -> None:
         lab.deaf = bool(lab.log)
         if lab.lost:
@@ -167,7 +167,7 @@ def test_rails_that_stay_away_are_waited_for_after_a_play_that_is_over(lab: Fake
     assert made.played[0].back_ns is None
 
 
-def test_without_rails_the_one_in_use_has_to_be_told(lab: Any) -> None:
+def test_without_rail_counters_the_rail_in_use_must_be_given(lab: Any) -> None:
     injector = LabInjector(lab)
     for rail, aim in ((Aim.IN_USE, None), (Aim.IDLE, lambda: 1)):
         with pytest.raises(ValueError, match="rails: must be given"):

@@ -63,7 +63,7 @@ def test_each_request_is_compared_with_its_own_prompt() -> None:
     ]
 
 
-def test_of_a_lost_request_what_came_must_be_right() -> None:
+def test_the_tokens_of_a_lost_request_must_be_right() -> None:
     assert wrong_requests(REFERENCE, Run((request([1, 2], error="cut off"),))) == []
     found = wrong_requests(REFERENCE, Run((request([1, 7], error="cut off"),)))
     assert found == [WrongRequest(0, 0, 1, 1)]
@@ -91,7 +91,7 @@ def test_a_stall_belongs_to_the_last_fault_under_way(
     assert fault_of(two(), int(begin_s * S), int(end_s * S)) == fault
 
 
-def test_a_rail_that_never_came_back_keeps_its_fault_open() -> None:
+def test_a_rail_that_never_comes_back_keeps_its_fault_open() -> None:
     assert fault_of([played("carrier_loss", 10, (0,), back_ns=None)], 99 * S, 100 * S) == 0
 
 
@@ -108,7 +108,7 @@ def test_the_cause_is_the_weightiest_rail_event_of_the_wait() -> None:
         "rail0@node1 SUSPECT->DOWN dead_deadline"
     )
     assert cause_of(events[:1], 85 * MS, 110 * MS) == "rail0@node1 DOWN->FENCING"
-    assert cause_of(events, 500 * MS, 510 * MS) == "rail0@node0 UP->SUSPECT, before it"
+    assert cause_of(events, 500 * MS, 510 * MS) == "rail0@node0 UP->SUSPECT, before the stall"
     assert cause_of(events, 5 * S, 5 * S + MS) == "no rail event recorded"
 
 
@@ -118,7 +118,7 @@ def test_every_stall_is_found_with_its_length() -> None:
     assert [(stall.ms, stall.fault) for stall in stalls] == [(5.0, 0), (7.0, None)]
 
 
-def test_noticed_means_that_each_of_its_rails_left_up_meanwhile() -> None:
+def test_a_fault_is_noticed_if_each_of_its_rails_leaves_up() -> None:
     fault = played("carrier_loss, all rails", 10, (0, 1))
     first = move(10_010, "rail0@node1", "UP->DOWN carrier_loss")
     assert not was_noticed(fault, [first])
@@ -128,7 +128,7 @@ def test_noticed_means_that_each_of_its_rails_left_up_meanwhile() -> None:
     assert not was_noticed(fault, [first, move(10_500, "rail1@node0", "SUSPECT->UP")])
 
 
-def test_who_leaves_up_between_faults_is_counted() -> None:
+def test_rails_leaving_up_between_faults_are_counted() -> None:
     events = [
         move(9_000, "rail0@node0", "UP->SUSPECT"),
         move(9_001, "rail0@node0", "SUSPECT->UP"),
@@ -179,7 +179,7 @@ def test_a_good_hour_passes() -> None:
         ("errors", ["vllm ended"], "vllm ended"),
     ],
 )
-def test_what_fails_an_hour(name: str, value: object, problem: str) -> None:
+def test_problems_that_fail_an_hour(name: str, value: object, problem: str) -> None:
     report = good_report()
     setattr(report, name, value)
     assert not report.passed
@@ -187,21 +187,21 @@ def test_what_fails_an_hour(name: str, value: object, problem: str) -> None:
     assert any(text.startswith(problem) for text in report.problems()), report.problems()
 
 
-def test_a_fault_that_nobody_noticed_fails_the_hour() -> None:
+def test_an_unnoticed_fault_fails_the_hour() -> None:
     report = good_report()
     report.outcomes[1].noticed = False
     assert report.problems() == [
-        "peer_port_loss, second fault at 11 s, node 0: no worker noticed it"
+        "peer_port_loss, second fault at 11 s, node 0: no worker noticed the fault"
     ]
 
 
-def test_rails_that_stay_away_fail_the_hour() -> None:
+def test_rails_that_do_not_come_back_fail_the_hour() -> None:
     report = good_report()
     report.outcomes[0].played.back_ns = None
-    assert report.problems() == ["carrier_loss at 10 s, node 0: the rails did not all come back"]
+    assert report.problems() == ["carrier_loss at 10 s, node 0: not all rails rejoined"]
 
 
-def test_the_output_ends_in_the_line_that_sums_it_up() -> None:
+def test_the_output_ends_with_the_summary_line() -> None:
     report = good_report()
     report.stalls += stalls_of([event(30_000, "stall", 7)], [])
     output = io.StringIO()
@@ -212,7 +212,7 @@ def test_the_output_ends_in_the_line_that_sums_it_up() -> None:
         "peer_port_loss, second fault",
         "5.2",
         "rail0@node0 UP->DOWN carrier_loss",
-        "no fault under",
+        "no fault active",
     ):
         assert any(wanted in line for line in lines), wanted
     assert "failed:" not in output.getvalue()

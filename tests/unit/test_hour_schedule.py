@@ -1,4 +1,4 @@
-"""The schedule of an hour: what it has in it, and what is refused."""
+"""The schedule of an hour: its contents and its limits."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_more_nodes_and_rails_are_covered_too() -> None:
     assert {f.rail for f in hour.faults if isinstance(f.rail, int)} == {0, 1, 2, 3}
 
 
-def test_a_further_kind_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_needs_one_entry_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(lab: object, node: int, rail: int) -> None: ...
 
     monkeypatch.setitem(KINDS, "dim", FaultMaker(nothing, nothing, leaves_up=False))
     hour = compressed_hour(0)
     dim = [index for index, fault in enumerate(hour.faults) if fault.kind == "dim"]
     assert len(dim) >= 3
-    # Nobody would notice a rail that is both idle and dim, or dim while another is gone.
+    # A rail that is both idle and dim, or dim while the other rail is lost, would go unnoticed.
     assert all(hour.label(index) == "dim" for index in dim)
 
 
@@ -112,7 +112,7 @@ def test_times_must_be_sorted() -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_rail_is_not_taken_twice_at_once(node: int) -> None:
-    with pytest.raises(ScheduleError, match=r"^faults\[1\]\.rail is 1: faults\[0\] has taken it"):
+    with pytest.raises(ScheduleError, match=r"^faults\[1\]\.rail is 1: already hit by faults\[0\]"):
         Schedule((GOOD, replace(GOOD, at_s=2.0, node=node)), 10)
     Schedule((GOOD, replace(GOOD, at_s=3.0, node=node)), 10)
 
@@ -130,7 +130,7 @@ def test_some_rail_comes_back_in_time() -> None:
     Schedule((first, allowed), 60)
     with pytest.raises(ScheduleError, match=r"^faults\[1\]\.duration_s is 10.5: no rail would"):
         Schedule((first, replace(allowed, duration_s=10.5)), 60)
-    # One after another they are as long an outage; with a third rail they are none.
+    # Outages in succession count as a single long outage; a third rail prevents an outage.
     relay = (first, replace(allowed, duration_s=6.0), replace(allowed, at_s=7.0, duration_s=6.0))
     with pytest.raises(ScheduleError, match=r"^faults\[2\]\.duration_s is 6: no rail would"):
         Schedule(relay, 60)
@@ -139,7 +139,7 @@ def test_some_rail_comes_back_in_time() -> None:
         Schedule((Fault(0.0, "carrier_loss", 0, Aim.ALL, 11.0),), 60)
 
 
-def test_labels_tell_what_is_special() -> None:
+def test_labels_name_special_faults() -> None:
     hour = Schedule(
         (
             Fault(0.0, "carrier_loss", 0, 0, 3.0),
@@ -159,7 +159,7 @@ def test_labels_tell_what_is_special() -> None:
     ]
 
 
-def test_faults_come_often_enough_to_be_an_hour_compressed() -> None:
+def test_gaps_between_faults_are_bounded() -> None:
     hour = compressed_hour(0)
     begins = [fault.at_s for fault in hour.faults]
     gaps = [b - a for a, b in itertools.pairwise(begins)]

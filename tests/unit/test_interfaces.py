@@ -1,4 +1,4 @@
-"""Which interfaces become rails, what an explicit list may say, what counts as a node."""
+"""Choice of interfaces as rails, syntax of explicit lists, and identity of nodes."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ UNUSABLE = {
         "veth1", "10.9.0.1", kind="veth", master="docker0", master_kind="bridge"
     ),
     "belongs to bond0": interface("eth5", "10.9.0.2", master="bond0", master_kind="bond"),
-    # A virtual function under its synthetic NIC: the master is no special kind.
+    # A virtual function below a synthetic NIC: the master has no special kind.
     "belongs to eth0": interface("enP1", "10.9.0.3", master="eth0"),
     "a wireguard interface": interface("wg0", "10.9.0.4", kind="wireguard"),
     "a tun interface": interface("tailscale0", "100.64.0.4", kind="tun"),
     "down": interface("eth6", "10.9.0.5", up=False, carrier=False),
     "no carrier": interface("eth7", "10.9.0.6", carrier=False),
-    "no unicast address beyond its own link": interface("eth8", "169.254.3.4", "fe80::5"),
+    "no unicast address except link-local": interface("eth8", "169.254.3.4", "fe80::5"),
 }
 
 
 @pytest.mark.parametrize("why", UNUSABLE)
-def test_auto_leaves_out_what_is_no_port(why: str) -> None:
+def test_auto_leaves_out_unusable_interfaces(why: str) -> None:
     assert unusable(UNUSABLE[why]) == why
     assert ends(choose_ports("auto", "", None, [UNUSABLE[why], ETH1])) == ["eth1=10.0.1.1"]
 
@@ -70,7 +70,7 @@ def test_auto_leaves_out_what_is_no_port(why: str) -> None:
 @pytest.mark.parametrize(
     "usable",
     [
-        interface("eth0", "10.0.0.1", kind="veth"),  # what a container sees as its NIC
+        interface("eth0", "10.0.0.1", kind="veth"),  # a container's NIC
         interface("bond0", "10.0.0.1", kind="bond"),
         interface("net1", "10.0.0.1", kind="macvlan"),
         interface("eth0", "10.0.0.1", master="blue", master_kind="vrf"),
@@ -78,7 +78,7 @@ def test_auto_leaves_out_what_is_no_port(why: str) -> None:
         interface("eth0", "100.64.0.1"),
     ],
 )
-def test_auto_takes_what_carries_traffic_of_its_own(usable: Interface) -> None:
+def test_auto_takes_interfaces_with_their_own_traffic(usable: Interface) -> None:
     assert unusable(usable) == ""
 
 
@@ -92,13 +92,13 @@ def test_auto_leaves_the_engines_nic_free_while_others_remain() -> None:
     assert ends(choose_ports("auto", "", "10.0.1.1", HERE)) == ["eth0=10.0.0.1", "eth2=10.0.2.1"]
     assert ends(choose_ports("auto", "", "fd00::2", HERE)) == ["eth0=10.0.0.1", "eth1=10.0.1.1"]
     assert ends(choose_ports("auto", "", "10.0.1.1", [LO, ETH1])) == ["eth1=10.0.1.1"]
-    # A NIC that could not be a rail does not count as one that remains.
+    # An unusable NIC does not count as a remaining rail.
     unused = interface("eth9", "10.0.9.1", carrier=False)
     assert ends(choose_ports("auto", "", "10.0.1.1", [LO, ETH1, unused])) == ["eth1=10.0.1.1"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.77.0.1", "head-node", "0.0.0.0", ""])
-def test_an_engine_address_of_no_nic_excludes_none(address: str) -> None:
+def test_an_engine_address_without_a_nic_excludes_no_nic(address: str) -> None:
     assert len(choose_ports("auto", "", address, HERE)) == 3
 
 
@@ -109,7 +109,7 @@ def test_a_named_management_nic_is_never_a_rail(management: str) -> None:
     assert choose_ports("auto", management, None, [LO, ETH1]) == []
 
 
-def test_a_management_nic_that_is_not_there_is_an_error() -> None:
+def test_a_missing_management_nic_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"R2CCL_MANAGEMENT.*'eth9'.*eth0=10\.0\.0\.1"):
         choose_ports("auto", "eth9", None, HERE)
 
@@ -118,7 +118,7 @@ def test_auto_without_any_nic_gives_no_rail() -> None:
     assert choose_ports("auto", "", None, [LO]) == []
 
 
-def test_auto_logs_what_it_took_and_why_not_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_logs_chosen_and_unused_interfaces(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="r2serve.ports.choice"):
         choose_ports("auto", "", "10.0.0.1", HERE)
     assert "rails: eth1, eth2; not used: lo (loopback), eth0 (management)" in caplog.text
@@ -148,7 +148,9 @@ def test_explicit_list(spec: str, expected: list[str]) -> None:
         assert port.family == (socket.AF_INET6 if ":" in port.address else socket.AF_INET)
 
 
-def test_explicit_list_may_name_what_auto_would_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_explicit_list_may_name_interfaces_left_out_by_auto(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     down = interface("eth6", "10.9.0.5", up=False, carrier=False)
     bridge = interface("br0", "10.9.1.1", kind="bridge")
     assert ends(choose_ports("eth6,br0", "", None, [down, bridge])) == [
@@ -162,14 +164,14 @@ def test_explicit_list_may_name_what_auto_would_not(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("eth9", "'eth9', which is not here"),
-        ("eth1,eth9", "'eth9', which is not here"),
-        ("10.0.0.9", "'10.0.0.9', which is not here"),
-        ("eth9=10.0.0.1", "'eth9=10.0.0.1', which is not here"),
+        ("eth9", "'eth9', but this node has no such device or address"),
+        ("eth1,eth9", "'eth9', but this node has no such device or address"),
+        ("10.0.0.9", "'10.0.0.9', but this node has no such device or address"),
+        ("eth9=10.0.0.1", "'eth9=10.0.0.1', but this node has no such device or address"),
         ("eth1=10.0.0.1", "eth1 does not carry 10.0.0.1"),
         ("eth1=127.0.0.2", "eth1 does not carry 127.0.0.2"),
         ("eth1=ten", "'ten' is no address"),
-        ("=10.0.0.1", "no device before the ="),
+        ("=10.0.0.1", "without a device before the ="),
         ("", "an empty entry"),
         ("eth0,,eth1", "an empty entry"),
         ("eth8", "'eth8', which has no unicast address"),
@@ -178,9 +180,11 @@ def test_explicit_list_may_name_what_auto_would_not(caplog: pytest.LogCaptureFix
         ("127.0.0.2,lo=127.0.0.2", "127.0.0.2 twice"),
     ],
 )
-def test_wrong_explicit_list_names_field_value_and_what_there_is(spec: str, complaint: str) -> None:
+def test_a_wrong_explicit_list_is_an_error_with_field_value_and_choices(
+    spec: str, complaint: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        choose_ports(spec, "", None, [*HERE, UNUSABLE["no unicast address beyond its own link"]])
+        choose_ports(spec, "", None, [*HERE, UNUSABLE["no unicast address except link-local"]])
     text = str(caught.value)
     assert "R2CCL_RAILS" in text
     assert repr(spec) in text
@@ -200,7 +204,7 @@ def test_node_identity() -> None:
     assert str(os.stat("/proc/self/ns/net").st_ino) in node_identity("", 0)
     assert node_identity("per-rank", 0) != node_identity("per-rank", 1)
     assert node_identity("blue", 0) == node_identity("blue", 5) != node_identity("red", 0)
-    # A name never equals what another spec gives.
+    # A node name never equals the identity from another spec.
     assert len({node_identity(spec, 0) for spec in ("", "per-rank", "rank:0", "0")}) == 4
 
 
@@ -227,7 +231,7 @@ def test_a_broken_kernel_answer_is_an_error_not_a_hang(monkeypatch: pytest.Monke
         list_interfaces()
 
 
-# What runs in a fresh network namespace, which ends with the process.
+# This script runs in a new network namespace, which ends with the process.
 IN_NAMESPACE = """
     import subprocess
     from r2serve.ports.choice import select_ports, unusable

@@ -1,4 +1,4 @@
-"""The journal reader: against journals that the core wrote, and against broken bytes."""
+"""The journal reader: journals written by the core, and malformed bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from r2serve.process import Process
 _HEADER_BYTES, _RAIL_BYTES, _GROUP_BYTES, _RECORD_BYTES = 128, 184, 2032, 56
 
 
-def test_file_and_memory_say_the_same(pair: Pair) -> None:
+def test_journal_file_and_memory_are_equal(pair: Pair) -> None:
     (path,) = pair.folder.glob("r2ccl-*.journal")
     in_memory = journal.parse(pair.engine.journal_bytes())
     on_file = journal.read(path)
@@ -35,7 +35,7 @@ def test_file_and_memory_say_the_same(pair: Pair) -> None:
     assert on_file.events[: len(in_memory.events)] == in_memory.events
 
 
-def test_rails_are_told_with_their_counters(pair: Pair) -> None:
+def test_rails_have_counters(pair: Pair) -> None:
     for rail in journal.parse(pair.engine.journal_bytes()).rails:
         assert (rail.kind, rail.peer, rail.state, rail.epoch) == ("tcp", "rank 1", "UP", 1)
         assert rail.tx_bytes > 0, "a rail is probed before it is UP"
@@ -43,7 +43,7 @@ def test_rails_are_told_with_their_counters(pair: Pair) -> None:
         assert rail.data_tx_bytes == rail.replayed_chunks == rail.hedged_chunks == 0
 
 
-def test_every_move_of_a_rail_is_an_event(pair: Pair) -> None:
+def test_every_state_change_of_a_rail_is_an_event(pair: Pair) -> None:
     before = time.monotonic_ns()
     pair.cut_and_heal(1)
     events = journal.parse(pair.engine.journal_bytes()).events
@@ -62,17 +62,17 @@ def test_every_move_of_a_rail_is_an_event(pair: Pair) -> None:
     assert [event.time_ns for event in events] == sorted(event.time_ns for event in events)
 
 
-def test_a_journal_stays_readable_when_its_writer_is_gone(pair: Pair) -> None:
+def test_a_journal_stays_readable_after_its_writer_ends(pair: Pair) -> None:
     (path,) = pair.folder.glob("r2ccl-*.journal")
     assert abs(time.monotonic_ns() - journal.read(path).heartbeat_ns) < 5e9
     assert files.is_written(path)
-    files.prune(pair.folder, keep=0)  # not that of a process that lives
+    files.prune(pair.folder, keep=0)  # keeps the journal of a live process
     pair.close()
     closed = journal.read(path)
     assert (len(closed.rails), closed.heartbeat_ns) == (2, 0)
 
 
-def test_a_journal_tells_the_time_of_day(pair: Pair) -> None:
+def test_a_journal_converts_to_the_time_of_day(pair: Pair) -> None:
     pair.cut_and_heal(1)
     (path,) = pair.folder.glob("r2ccl-*.journal")
     read = journal.read(path)
@@ -122,7 +122,7 @@ def test_calls_are_counted_by_collective_and_duration(tmp_path: Path) -> None:
         assert 0 < reduced.total_ns <= 5 * journal.BUCKETS_S[longest] * 1e9
 
 
-# --- the command ----------------------------------------------------------------------------------
+# ---- the command ----
 
 
 def ask(*words: str) -> str:
@@ -146,7 +146,7 @@ def test_all_of_a_journal_is_dumped(pair: Pair) -> None:
     (path,) = pair.folder.glob("r2ccl-*.journal")
     [dumped] = json.loads(ask("dump", str(path)))
     shown = json.loads(ask("show", "--json", str(path)))[0]
-    assert set(dumped) == set(shown)  # counters go on meanwhile
+    assert set(dumped) == set(shown)  # the counters change between the two commands
     assert dumped["events"] == shown["events"][: len(dumped["events"])]
     assert dumped["process"] == journal.read(path).process
     assert [rail["name"] for rail in dumped["rails"]] == ["rail0@node0", "rail1@node0"]
@@ -170,7 +170,7 @@ def test_a_trace_has_the_states_of_each_rail_one_after_the_other(
         assert span["ts"] + span["dur"] == pytest.approx(after["ts"])
 
 
-def test_a_stall_is_on_the_trace_while_it_lasted() -> None:
+def test_a_stall_is_a_span_on_the_trace() -> None:
     stall = journal.Event(
         time_ns=5_000_000,
         kind="stall",
@@ -194,7 +194,7 @@ def test_a_stall_is_on_the_trace_while_it_lasted() -> None:
     }
 
 
-def test_where_no_journal_is_the_command_says_so(
+def test_a_folder_without_a_journal_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     none = CliRunner().invoke(command, ["show", str(tmp_path)])
@@ -222,7 +222,7 @@ def test_a_broken_journal_does_not_hide_the_others(pair: Pair) -> None:
     )
 
 
-# --- bytes by hand --------------------------------------------------------------------------------
+# ---- journals made of bytes ----
 
 
 def record(sequence: int, kind: int = 2, rail: int = 0) -> bytes:
@@ -254,7 +254,7 @@ def build(count: int, records: list[bytes], *, rails: int = 1, magic: bytes = b"
     return header + rail + bytes(_RAIL_BYTES) + group + b"".join(records)
 
 
-def test_fields_are_read_where_the_layout_puts_them() -> None:
+def test_fields_are_read_at_the_offsets_of_the_layout() -> None:
     read = journal.parse(build(1, [record(1), bytes(_RECORD_BYTES)]))
     assert read.process == 4242
     assert read.rails == [
@@ -322,12 +322,12 @@ def test_fields_are_read_where_the_layout_puts_them() -> None:
     ]
 
 
-def test_a_move_is_told_in_words() -> None:
+def test_a_state_change_has_a_text() -> None:
     (event,) = journal.parse(build(1, [record(1, kind=1)])).events
     assert event.text == "UP->DOWN carrier_loss"
 
 
-def test_a_verdict_and_a_change_of_speed_are_told_in_words() -> None:
+def test_a_verdict_and_a_speed_change_have_texts() -> None:
     verdict, speed = journal.parse(build(2, [record(1, kind=6), record(2, kind=7)])).events
     assert (verdict.kind, verdict.text) == ("verdict", "transient")
     assert (speed.kind, speed.text, speed.value) == ("speed", "slow", 1000)
@@ -339,11 +339,12 @@ def test_the_ring_is_read_from_its_oldest_record() -> None:
 
 
 def test_a_record_that_is_being_overwritten_is_left_out() -> None:
-    ring = [record(5), record(2), record(3), record(4)]  # 6 is on its way into the second place
+    # record 6 is being written into the second entry
+    ring = [record(5), record(2), record(3), record(4)]
     assert [event.time_ns for event in journal.parse(build(6, ring)).events] == [30, 40, 50]
 
 
-def test_only_what_is_new_is_read() -> None:
+def test_only_new_events_are_read() -> None:
     ring = [record(5), record(6), record(3), record(4)]
     assert [event.sequence for event in journal.parse(build(6, ring), after=4).events] == [5, 6]
     assert [event.sequence for event in journal.parse(build(6, ring), after=1).events] == [
@@ -355,23 +356,23 @@ def test_only_what_is_new_is_read() -> None:
     assert journal.parse(build(6, ring), after=6).events == []
 
 
-def test_a_file_is_read_as_its_bytes_are(tmp_path: Path) -> None:
+def test_reading_a_file_equals_parsing_its_bytes(tmp_path: Path) -> None:
     data = build(6, [record(5), record(6), record(3), record(4)])
     (tmp_path / "one").write_bytes(data)
     for after in range(7):
         of_file = journal.read(tmp_path / "one", after=after)
         of_bytes = journal.parse(data, after=after).events
-        # The place of the oldest one is the next to be written: a file's may be half of it.
+        # A writer may be overwriting the oldest entry, so a file is read without it.
         assert of_file.events == [event for event in of_bytes if event.sequence > 3]
     assert journal.read(tmp_path / "one", events=False) == journal.parse(data, events=False)
 
 
-def test_an_event_of_no_rail_has_no_rails_name() -> None:
+def test_an_event_without_a_rail_has_no_rail_name() -> None:
     (event,) = journal.parse(build(1, [record(1, rail=0xFFFFFFFF)])).events
     assert (event.rail, event.peer) == ("", "")
 
 
-def test_what_a_newer_core_may_add_is_told_as_unknown() -> None:
+def test_an_unknown_event_kind_is_named_unknown() -> None:
     (event,) = journal.parse(build(1, [record(1, kind=99)])).events
     assert event.kind == "unknown-99"
 
@@ -386,6 +387,6 @@ def test_what_a_newer_core_may_add_is_told_as_unknown() -> None:
         (build(1, [record(1)], rails=3), "truncated"),
     ],
 )
-def test_what_is_no_journal_says_so(data: bytes, words: str) -> None:
+def test_a_malformed_journal_is_an_error(data: bytes, words: str) -> None:
     with pytest.raises(journal.JournalError, match=words):
         journal.parse(data)

@@ -1,4 +1,4 @@
-"""Places where a player makes faults: the ports of a lab, and the file that an engine reads."""
+"""Fault injection by a player: at the ports of a lab, and in the fault file of an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEDULE = (
 
 
 class FakeLab:
-    """Notes each of its commands."""
+    """Records each of its commands."""
 
     rails = 2
 

@@ -1,4 +1,4 @@
-"""Names, addresses and bounds of a lab, without building one."""
+"""Names, addresses and limits of a lab, without building a lab."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from r2serve.lab import lab, nodes
 
 
-def test_a_name_tells_its_owner_and_no_two_labs_share_one() -> None:
+def test_a_lab_name_contains_its_owner_and_is_unique() -> None:
     first, second = lab.Lab(), lab.Lab()
     assert first.name != second.name
     assert lab.owner_pid(first.name) == os.getpid()

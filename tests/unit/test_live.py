@@ -1,4 +1,4 @@
-"""``r2serve rails``, ``r2serve events`` and ``r2serve top`` beside engines that run."""
+"""`r2serve rails`, `r2serve events` and `r2serve top` beside running engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ask(pair: Pair, name: str, *words: str) -> Result:
     return runner.invoke(main, [name, "--journal-dir", str(pair.folder), *words])
 
 
-def test_rails_are_shown_and_the_status_says_whether_enough_are_left(pair: Pair) -> None:
+def test_rails_are_shown_and_a_peer_without_a_rail_fails_the_command(pair: Pair) -> None:
     shown = ask(pair, "rails")
     assert shown.exit_code == 0, shown.output
     assert shown.output.count(" UP ") == 2
@@ -31,13 +31,13 @@ def test_rails_are_shown_and_the_status_says_whether_enough_are_left(pair: Pair)
     ]
     for rail in (0, 1):
         pair.engine.inject(rail, "cut")
-    pair.engine.journal_bytes()  # what it is now is on file
+    pair.engine.journal_bytes()  # writes the current state into the file
     gone = ask(pair, "rails")
     assert gone.exit_code == 1
     assert "rank 0: no rail to rank 1 is left" in gone.stderr
 
 
-def test_events_are_told_in_lines(pair: Pair) -> None:
+def test_events_are_printed_as_lines(pair: Pair) -> None:
     pair.cut_and_heal(1)
     lines = ask(pair, "events", "--last", "3").stdout.splitlines()
     assert len(lines) == 3
@@ -67,7 +67,7 @@ def test_events_are_followed(pair: Pair) -> None:
             process.kill()
 
 
-def test_top_shows_all_at_once(pair: Pair) -> None:
+def test_top_shows_workers_rails_and_events(pair: Pair) -> None:
     pair.cut_and_heal(0)
     shown = ask(pair, "top", "--count", "2").output
     assert "ok  1 workers" in shown
@@ -78,7 +78,9 @@ def test_top_shows_all_at_once(pair: Pair) -> None:
     assert len(summary["rails"]) == 2
 
 
-def test_where_journals_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_folder_comes_from_argument_variable_or_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("R2CCL_JOURNAL_DIR", "/run/there")
     assert journal_folder(None) == Path("/run/there")
     assert journal_folder(Path("/here")) == Path("/here")

@@ -1,4 +1,4 @@
-"""The model of the link protocol: which searches prove something, and the searches themselves."""
+"""The model of the link protocol: valid and invalid results of searches, and the searches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 
@@ -28,7 +28,7 @@ check = load()
 PROTOCOL = check.RUNS[0]
 NO_REUSE_RULE = next(run for run in check.RUNS if run.name == "NO_REUSE_RULE")
 
-# As Spin 6.5.2 prints it.
+# The output format of Spin 6.5.2.
 COMPLETE = """
 (Spin Version 6.5.2 -- 6 December 2019)
 	+ Compression
@@ -109,7 +109,7 @@ def test_a_search_that_was_cut_short_does_not_pass(output: str) -> None:
     assert any("not exhaustive" in flaw for flaw in flaws(PROTOCOL, output))
 
 
-def test_an_error_or_a_step_that_no_run_takes_does_not_pass() -> None:
+def test_an_error_or_an_unreached_step_does_not_pass() -> None:
     assert flaws(PROTOCOL, VIOLATED) != []
     assert flaws(PROTOCOL, COMPLETE.replace("errors: 0", "errors: 1")) != []
     for line in ('	link.pml:209, state 61, "D_STEP209"', '	link.pml:312, state 22, "-end-"'):
@@ -121,7 +121,7 @@ def test_an_error_or_a_step_that_no_run_takes_does_not_pass() -> None:
 def test_a_broken_variant_must_end_in_its_own_assertion() -> None:
     assert flaws(NO_REUSE_RULE, VIOLATED, REPLAY) == []
     assert flaws(NO_REUSE_RULE, COMPLETE) != []
-    assert flaws(NO_REUSE_RULE, VIOLATED) != []  # no counterexample to look at
+    assert flaws(NO_REUSE_RULE, VIOLATED) != []  # there is no counterexample to replay
     assert flaws(NO_REUSE_RULE, VIOLATED.replace("stale_write", "early_write"), REPLAY) != []
     assert flaws(NO_REUSE_RULE, VIOLATED, REPLAY.replace("stale_write", "early_write")) != []
     assert flaws(NO_REUSE_RULE, VIOLATED, REPLAY.replace("writes", "misses")) != []

@@ -1,4 +1,4 @@
-"""The lists of source mutations fit the sources, and become the bugs that they name."""
+"""The lists of source mutations fit the sources, and produce the named bugs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_mutation_names_tests_that_exist(language: str) -> None:
             assert function in (ROOT / file).read_text(encoding="utf-8"), test
 
 
-def test_lines_of_cpp_become_the_bugs_that_they_allow() -> None:
+def test_cpp_lines_give_their_possible_mutations() -> None:
     found = {(each.original, each.mutated) for each in cpp_candidates("a.cc", CPP.split("\n"))}
     assert found == {
         ("count += 1;", ""),
@@ -63,7 +63,7 @@ def test_lines_of_cpp_become_the_bugs_that_they_allow() -> None:
     }
 
 
-def test_lines_of_python_become_the_bugs_that_they_allow() -> None:
+def test_python_lines_give_their_possible_mutations() -> None:
     found = {(each.original, each.mutated) for each in python_candidates("a.py", PYTHON)}
     assert found == {
         ("note(now)", ""),
@@ -75,7 +75,7 @@ def test_lines_of_python_become_the_bugs_that_they_allow() -> None:
     }
 
 
-def test_a_bug_of_cpp_shows_only_where_it_is_chosen() -> None:
+def test_a_cpp_mutation_is_active_only_if_chosen() -> None:
     expression, statement = (
         Mutation(
             7, "a.cc", "if (now < sent) return false;", 0, "now < sent", "now <= sent", "expression"
@@ -87,12 +87,12 @@ def test_a_bug_of_cpp_shows_only_where_it_is_chosen() -> None:
     assert lines[2] == "  if ((::r2ccl::mutated(7) ? (now <= sent) : (now < sent))) return false;"
 
 
-def test_a_bug_of_python_is_written_into_the_source() -> None:
+def test_a_python_mutation_is_written_into_the_source() -> None:
     statement = Mutation(1, "a.py", "note(now)", 0, "note(now)", "", "statement")
     assert in_python(statement, PYTHON).split("\n")[1] == "    pass"
 
 
-def test_a_mutation_of_a_line_that_is_gone_is_refused() -> None:
+def test_a_mutation_of_a_missing_line_is_refused() -> None:
     mutation = Mutation(3, "a.py", "note(now)", 0, "note(now)", "", "statement")
     for wrong in (replace(mutation, line="note(then)"), replace(mutation, nth=1)):
         with pytest.raises(MutationError, match=r"mutation 3: a\.py: .*no such line"):

@@ -1,4 +1,4 @@
-"""What is shipped: the layout of a wheel, and a core that links nothing but the C++ runtime."""
+"""The layout of a wheel, and a core that links only to the C++ runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINKED = {"libc", "libm", "libstdc++", "libgcc_s", "libpthread", "libdl", "librt
 
 
 def needed(library: Path) -> set[str]:
-    """Shared libraries that a library asks the loader for, without version."""
+    """Returns the shared libraries needed by a library, without versions."""
     listing = subprocess.run(
         ["readelf", "--dynamic", "--wide", str(library)], capture_output=True, text=True, check=True
     )
@@ -55,7 +55,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
     command += ["--no-build-isolation", "--wheel-dir", str(folder)]
-    # Where a core lies in a wheel does not depend on how fast it is.
+    # The layout of the wheel does not depend on optimisation, so the build skips it.
     quickly = ("CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0", "R2CCL_KERNELS=OFF")
     command += [word for define in quickly for word in ("-C", f"cmake.define.{define}")]
     command += ["-C", "build-dir=build/wheel"]
@@ -77,7 +77,7 @@ def test_a_wheel_holds_the_three_source_folders_and_the_core(wheel: Path) -> Non
     assert [name for name in names if re.fullmatch(r"r2serve/_core\..*so", name)]
     assert {name.split("/")[0] for name in names} == {"r2serve", wheel_info(names)}
     assert not [name for name in names if "__pycache__" in name]
-    # One wheel a Python up to 3.11; from 3.12 on the stable ABI serves all.
+    # Up to Python 3.11 each version has a wheel; from 3.12 on the stable ABI serves all versions.
     abi = "abi3" if sys.version_info >= (3, 12) else f"cp3{sys.version_info.minor}"
     assert f"-{abi}-" in wheel.name
 
@@ -90,7 +90,7 @@ def wheel_info(names: list[str]) -> str:
 def test_an_installed_wheel_imports_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*command, "--target", str(tmp_path), str(wheel)], check=True, timeout=120)
-    # -S leaves out the editable install of the checkout, which would win otherwise.
+    # -S disables the editable install of the checkout, which would be imported first.
     program = (
         "import sys\n"
         f"sys.path[:0] = [{str(tmp_path)!r}, {sysconfig.get_path('purelib')!r}]\n"

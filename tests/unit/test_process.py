@@ -1,4 +1,4 @@
-"""The engine that a process shares, and the thread that hands on its log."""
+"""The engine shared in a process, and the thread that forwards the engine's log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_last_release_ends_the_log_thread() -> None:
     assert not process.log.is_alive()
 
 
-def test_a_forked_child_has_an_engine_of_its_own_and_leaves_its_parents_alone() -> None:
+def test_a_forked_child_has_a_separate_engine() -> None:
     config = Config(rails="127.0.0.1")
     process = acquire(config, 0, None, share=True)
     child = os.fork()
@@ -48,7 +48,7 @@ def test_a_forked_child_has_an_engine_of_its_own_and_leaves_its_parents_alone() 
     release(process)
 
 
-def test_who_forgets_to_close_ends_in_order_while_strangers_knock() -> None:
+def test_a_process_without_close_ends_cleanly_while_strangers_connect() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", FORGETFUL],
         stdin=subprocess.PIPE,
@@ -62,7 +62,7 @@ def test_who_forgets_to_close_ends_in_order_while_strangers_knock() -> None:
         ended = threading.Event()
 
         def knock() -> None:
-            """Each stranger is a line in the child's log."""
+            """Each connection is a line in the child's log."""
             while not ended.is_set():
                 with (
                     contextlib.suppress(OSError),
@@ -82,5 +82,5 @@ def test_who_forgets_to_close_ends_in_order_while_strangers_knock() -> None:
             ended.set()
             stranger.join()
     assert child.returncode == 0, errors
-    assert "127.0.0.1" in errors  # the last lines are handed on, too
+    assert "127.0.0.1" in errors  # the last log lines are forwarded, too
     assert "leaked" not in errors

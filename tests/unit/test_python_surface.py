@@ -1,4 +1,4 @@
-"""Whatever is handed to the Python surface, it is taken or refused in words that name the field."""
+"""The Python interface accepts any input, or refuses it with the name of the field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from r2serve.ports.interfaces import Interface
 from r2serve.ports.pairing import PortInfo, ProcessInfo, pair_secret, rails_between
 from r2serve.sim import cli as sim_cli
 
-# The same examples in every run; nothing here is about time.
+# Every run uses the same examples; the tests do not measure time.
 fuzz = settings(
     derandomize=True,
     deadline=None,
@@ -43,7 +43,7 @@ fuzz = settings(
 
 NAMES = [option.name for option in options()]
 
-# --- options -------------------------------------------------------------------------------------
+# ---- options ----
 
 numbers = st.one_of(st.integers(), st.floats(), st.integers(300, 5000).map(lambda n: 10**n))
 LIKELY = (
@@ -54,7 +54,7 @@ texts = st.one_of(likely, st.text(max_size=40), st.integers().map(str), st.float
 
 
 def valid(config: Config) -> None:
-    """It is what its table says, and a second reading gives the same."""
+    """Asserts that the values fit the option table, and that a second reading is equal."""
     values: dict[str, Any] = {}
     for option, value in config.describe():
         values[option.name] = value
@@ -69,7 +69,7 @@ def valid(config: Config) -> None:
 
 
 def begins(error: Exception, words: str) -> None:
-    """The message names what is wrong."""
+    """Asserts that the error message starts with the given pattern."""
     assert re.match(words, str(error)), error
 
 
@@ -78,7 +78,7 @@ def names_a_field(error: ConfigError, given_fields: set[str]) -> None:
     assert named is not None, error
     assert named[1].upper() == named[2]
     assert named[1] in NAMES
-    # A rule across fields may name the one of the two that kept its default.
+    # A rule across fields may name a field with its default value.
     assert given_fields
 
 
@@ -104,7 +104,7 @@ def test_any_text_in_each_variable(option: Option, text: str) -> None:
 
 @fuzz
 @given(st.text(max_size=30), st.text(max_size=10))
-def test_any_other_variable_is_warned_of_alone(name: str, text: str) -> None:
+def test_any_other_variable_only_logs_a_warning(name: str, text: str) -> None:
     variable = PREFIX + name
     if variable not in {option.variable for option in options()}:
         assert Config.from_env({variable: text, name: text}) == Config()
@@ -128,7 +128,7 @@ def test_any_keyword(values: dict[str, Any]) -> None:
 @fuzz
 @given(st.data())
 def test_values_within_their_ranges(data: st.DataObject) -> None:
-    """Alone, each is either right or against a rule across fields."""
+    """Each value is valid on its own, or breaks a rule across fields."""
     option = data.draw(st.sampled_from([o for o in options() if o.low is not None]))
     assert option.low is not None
     assert option.high is not None
@@ -143,26 +143,26 @@ def test_values_within_their_ranges(data: st.DataObject) -> None:
         names_a_field(error, {option.name})
 
 
-# Each of these raised something else once.
+# These values once raised other exceptions.
 FOUND: dict[str, dict[str, Any]] = {
     "an integer beyond every float": {"slots": 10**400},
-    "the same for a number": {"link_timeout_s": 10**400},
+    "a number beyond every float": {"link_timeout_s": 10**400},
     "an integer too long to print": {"slots": 10**5000},
-    "no number": {"link_timeout_s": float("nan")},
-    "no path": {"journal_dir": "a\0b"},
-    "no path in any encoding": {"journal_dir": "\ud800"},
-    "no folder": {"journal_dir": "/bin/sh"},
+    "not a number": {"link_timeout_s": float("nan")},
+    "a path with a null byte": {"journal_dir": "a\0b"},
+    "a path without an encoding": {"journal_dir": "\ud800"},
+    "a file instead of a folder": {"journal_dir": "/bin/sh"},
 }
 
 
 @pytest.mark.parametrize("case", FOUND)
-def test_values_that_were_not_refused_in_words(case: str) -> None:
+def test_values_that_once_raised_other_errors(case: str) -> None:
     (name,) = FOUND[case]
     with pytest.raises(ConfigError, match=rf"^{name} \(R2CCL_{name.upper()}\) is .*: must be "):
         Config(**FOUND[case])
 
 
-# --- the journal ---------------------------------------------------------------------------------
+# ---- the journal ----
 
 
 def a_journal(rails: int = 2, records: int = 5) -> bytes:
@@ -192,7 +192,7 @@ def parse(data: bytes) -> None:
     json.dumps(dataclasses.asdict(parsed))
 
 
-def test_the_journal_that_is_mutated_is_one() -> None:
+def test_the_journal_before_mutation_is_valid() -> None:
     parsed = journal.parse(a_journal())
     assert len(parsed.rails) == 2
     assert len(parsed.groups) == 1
@@ -221,7 +221,7 @@ def test_a_journal_changed_anywhere(edits: list[tuple[int, bytes]]) -> None:
     parse(bytes(data))
 
 
-# --- interfaces and topology ---------------------------------------------------------------------
+# ---- interfaces and topology ----
 
 addresses = st.one_of(
     st.ip_addresses(),
@@ -274,7 +274,7 @@ def test_ports_of_any_specification(data: st.DataObject, there: list[Interface])
             ipaddress.ip_address(port.address)
 
 
-def test_a_name_with_a_digit_that_is_no_number_is_sorted_too() -> None:
+def test_names_with_unicode_digits_are_sorted() -> None:
     there = [
         Interface(name=name, index=1, addresses=(ipaddress.ip_address(address),))
         for name, address in (("eth\u00b2", "10.0.0.1"), ("\u00b2", "10.0.0.2"))
@@ -315,7 +315,7 @@ processes = st.builds(
 
 @fuzz
 @given(processes, processes)
-def test_any_process_survives_the_store_and_has_rails_or_the_reason(
+def test_any_process_survives_the_store_and_has_rails_or_an_error(
     one: ProcessInfo, other: ProcessInfo
 ) -> None:
     assert ProcessInfo.from_wire(json.loads(json.dumps(one.to_wire()))) == one
@@ -332,15 +332,15 @@ def test_any_process_survives_the_store_and_has_rails_or_the_reason(
     assert [rail["kind"] for rail in forth] == [rail["kind"] for rail in back]
 
 
-# --- arguments of collectives --------------------------------------------------------------------
+# ---- arguments of collectives ----
 
 
 class Sent(Exception):
-    """A call got as far as the core."""
+    """A call reached the core."""
 
 
 class Core:
-    """Stands in for the core: whatever reaches it has passed every check."""
+    """A fake core; a call to it has passed every check."""
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> None:
@@ -354,7 +354,7 @@ class Core:
 
 @pytest.fixture
 def ranks() -> Communicator:
-    """Rank 1 of 3, with nobody to talk to."""
+    """Rank 1 of 3, without peers."""
     made = Communicator.__new__(Communicator)
     made.rank, made.world_size = 1, 3
     made._core = Core()  # type: ignore[assignment]
@@ -430,7 +430,7 @@ def test_arrays_that_torch_cannot_share_are_named(ranks: Communicator, array: An
         ranks.all_reduce(array)
 
 
-# --- the command line ----------------------------------------------------------------------------
+# ---- the command line ----
 
 arguments = st.lists(
     st.one_of(
@@ -445,7 +445,7 @@ arguments = st.lists(
 @fuzz
 @given(arguments)
 def test_any_command_line_ends_with_a_status(words: list[str]) -> None:
-    # What is run is not the point here, only how the words are taken.
+    # The commands are replaced: the test is about parsing the words.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sim_cli, "_seeds", lambda *_: True)
         patch.setattr(sim_cli, "_mutants", lambda *_: True)

@@ -1,4 +1,4 @@
-"""RDMA ports as sysfs shows them."""
+"""RDMA ports, read from sysfs."""
 
 import ipaddress
 from pathlib import Path
@@ -21,7 +21,7 @@ def make_port(
     gids: list[tuple[str, str, str]] | None = None,
     parent: str = "",
 ) -> None:
-    """A port's attributes; ``gids``: address, type, interface."""
+    """Writes a port's attributes; `gids`: address, type, interface."""
     directory = sysfs / device / "ports" / str(port)
     (directory / "gids").mkdir(parents=True)
     for name in ("types", "ndevs"):
@@ -122,7 +122,7 @@ def process(number: int, *ports: PortInfo) -> ProcessInfo:
     return ProcessInfo(number, b"", f"node{number}", "host", ports, None, "")
 
 
-def test_a_rail_is_verbs_where_both_ports_are() -> None:
+def test_a_rail_uses_verbs_if_both_ports_do() -> None:
     verbs = PortInfo("eth0", "10.0.0.1", 1, "mlx5_0", 2)
     tcp = PortInfo("eth1", "10.1.0.1", 1)
     rails = rails_between(process(1, verbs, verbs, tcp), process(2, verbs, tcp, verbs), 0)

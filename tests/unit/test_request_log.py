@@ -1,4 +1,4 @@
-"""Request logs as they are written, begun anew, and followed meanwhile."""
+"""Request logs: written, rotated, and followed at the same time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbers(follower: Follower) -> list[int]:
     return [line["n"] for line in follower.lines()[0]]
 
 
-def test_lines_are_told_once_while_the_log_grows(tmp_path: Path) -> None:
+def test_each_line_is_read_once_while_the_log_grows(tmp_path: Path) -> None:
     log = make(tmp_path / "a.requests")
     follower = Follower(log.path)
     assert numbers(follower) == []
@@ -30,7 +30,7 @@ def test_lines_are_told_once_while_the_log_grows(tmp_path: Path) -> None:
     assert numbers(follower) == []
 
 
-def test_a_log_is_bounded_and_none_that_is_followed_is_lost(tmp_path: Path) -> None:
+def test_a_log_is_bounded_and_a_follower_loses_no_line(tmp_path: Path) -> None:
     log = make(tmp_path / "a.requests", limit_bytes=2000)
     follower = Follower(log.path)
     seen = []
@@ -47,7 +47,7 @@ def test_a_log_is_bounded_and_none_that_is_followed_is_lost(tmp_path: Path) -> N
     assert all(path.stat().st_size <= 2000 for path in kept)
 
 
-def test_who_comes_late_reads_what_is_kept(tmp_path: Path) -> None:
+def test_a_late_follower_reads_the_kept_lines(tmp_path: Path) -> None:
     log = make(tmp_path / "a.requests", limit_bytes=2000)
     for number in range(1000):
         log.write({"n": number})
@@ -59,7 +59,7 @@ def test_who_comes_late_reads_what_is_kept(tmp_path: Path) -> None:
     assert len(seen) > 100
 
 
-def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
+def test_a_partial_line_is_read_when_complete(tmp_path: Path) -> None:
     log = make(tmp_path / "a.requests")
     follower = Follower(log.path)
     with log.path.open("ab") as raw:
@@ -73,15 +73,15 @@ def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (b'{"n": 1}\n', "does not begin"),
-        (b"\x00\xff\n", "does not begin"),
-        (b"[1]\n", "does not begin"),
-        (b"[" * 9999 + b"\n", "does not begin"),
+        (b'{"n": 1}\n', "is no header"),
+        (b"\x00\xff\n", "is no header"),
+        (b"[1]\n", "is no header"),
+        (b"[" * 9999 + b"\n", "is no header"),
         (b'{"r2serve": "requests", "version": 99}\n', "version 99"),
         (b'{"r2serve": "requests", "version": 1}\n', "no clocks"),
     ],
 )
-def test_what_is_no_log_is_refused(tmp_path: Path, text: bytes, why: str) -> None:
+def test_an_invalid_log_is_refused(tmp_path: Path, text: bytes, why: str) -> None:
     path = tmp_path / "a.requests"
     path.write_bytes(text)
     with pytest.raises(RequestLogError, match=why):
@@ -91,7 +91,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path, text: bytes, why: str) -> Non
 @pytest.mark.parametrize(
     "spoilt", [b"\xff\n", b"[]\n", b"{\n", b"[" * 9999 + b"\n", b"x" * (5 << 20) + b"\n"]
 )
-def test_a_spoilt_line_spoils_no_other(tmp_path: Path, spoilt: bytes) -> None:
+def test_only_the_malformed_line_is_skipped(tmp_path: Path, spoilt: bytes) -> None:
     log = make(tmp_path / "a.requests")
     log.write({"n": 1})
     with log.path.open("ab") as raw:
@@ -117,13 +117,13 @@ def test_a_line_that_is_longer_than_a_log_is_left_out(tmp_path: Path) -> None:
     assert max(path.stat().st_size for path in tmp_path.iterdir()) <= 500
 
 
-def test_what_was_written_just_before_a_new_part_is_read(tmp_path: Path) -> None:
+def test_lines_written_just_before_a_new_part_are_read(tmp_path: Path) -> None:
     log = make(tmp_path / "a.requests", limit_bytes=400)
     follower = Follower(log.path)
     assert numbers(follower) == []
     part = log.path.stat().st_ino
     number = 0
-    while log.path.stat().st_ino == part:  # read to its end in between, but for the last lines
+    while log.path.stat().st_ino == part:  # the follower reads up to the last lines of a part
         log.write({"n": number})
         number += 1
     seen = []
@@ -132,7 +132,7 @@ def test_what_was_written_just_before_a_new_part_is_read(tmp_path: Path) -> None
     assert seen == list(range(number))
 
 
-def test_who_was_killed_while_a_part_was_begun_left_a_log(tmp_path: Path) -> None:
+def test_the_leftover_of_a_killed_writer_is_replaced(tmp_path: Path) -> None:
     log = make(tmp_path / "a.requests", limit_bytes=400)
     (tmp_path / "a.requests.new").write_text("left by a part that was never begun")
     for number in range(100):
@@ -140,7 +140,7 @@ def test_who_was_killed_while_a_part_was_begun_left_a_log(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"a.requests", "a.requests.1"}
 
 
-def test_a_full_file_system_leaves_no_half_line(
+def test_a_full_file_system_leaves_no_partial_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = make(tmp_path / "a.requests")
@@ -153,7 +153,7 @@ def test_a_full_file_system_leaves_no_half_line(
     assert numbers(Follower(log.path)) == [2]
 
 
-def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+def test_pipes_and_symlinks_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.requests")
     (tmp_path / "link.requests").symlink_to("/etc/hostname")
     for name in ("pipe.requests", "link.requests"):
@@ -161,7 +161,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
             Follower(tmp_path / name)
 
 
-def test_whether_its_writer_lives_can_be_told(tmp_path: Path) -> None:
+def test_a_log_shows_whether_its_writer_lives(tmp_path: Path) -> None:
     log = make(tmp_path / "a.requests", limit_bytes=500)
     assert files.is_written(log.path)
     for number in range(100):
@@ -172,7 +172,7 @@ def test_whether_its_writer_lives_can_be_told(tmp_path: Path) -> None:
     assert log.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_logs_of_ended_writers_are_pruned_with_their_past(tmp_path: Path) -> None:
+def test_logs_of_ended_writers_are_pruned_with_their_previous_parts(tmp_path: Path) -> None:
     logs = [make(tmp_path / f"{number}.requests", limit_bytes=500) for number in range(4)]
     for number, log in enumerate(logs):
         for line in range(100):

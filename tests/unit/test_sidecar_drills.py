@@ -1,4 +1,4 @@
-"""Drills through the sidecar: who may, and what comes of it."""
+"""Drills through the sidecar: authorisation and results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
         yield made
 
 
-def test_who_has_the_token_can_drill(drilled: Pair, client: TestClient) -> None:
+def test_a_client_with_the_token_can_drill(drilled: Pair, client: TestClient) -> None:
     assert client.get("/v1/drills").json() == {"enabled": True, "drills": []}
     answer = client.post("/v1/drills", json=ORDER, headers=BEARER)
     assert answer.status_code == 201, answer.text
@@ -53,10 +53,10 @@ def test_who_has_the_token_can_drill(drilled: Pair, client: TestClient) -> None:
     drilled.wait_for_state(1, "UP")
 
 
-def test_an_old_word_for_a_kind_is_taken_with_a_note(drilled: Pair, client: TestClient) -> None:
+def test_a_deprecated_kind_is_accepted_with_a_note(drilled: Pair, client: TestClient) -> None:
     answer = client.post("/v1/drills", json=ORDER | {"kind": "drop"}, headers=BEARER).json()
     assert [drill["kind"] for drill in answer["drills"]] == ["black_hole"]
-    assert answer["note"] == "`drop` is an old word for `black_hole` and goes"
+    assert answer["note"] == "`drop` is deprecated: use `black_hole`"
 
 
 def test_a_drill_can_be_ended(drilled: Pair, client: TestClient) -> None:
@@ -77,7 +77,7 @@ def test_a_drill_can_be_ended(drilled: Pair, client: TestClient) -> None:
         (ORDER | {"further": 1}, 422),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_an_impossible_drill_is_refused(
     drilled: Pair, client: TestClient, order: Any, status: int
 ) -> None:
     answer = client.post("/v1/drills", json=order, headers=BEARER)
@@ -115,7 +115,7 @@ def changing_routes(client: TestClient) -> list[tuple[str, str]]:
         {"Authorization": "Bearer \u00fc".encode()},
     ],
 )
-def test_strangers_change_nothing(client: TestClient, headers: Any) -> None:
+def test_a_wrong_token_changes_nothing(client: TestClient, headers: Any) -> None:
     routes = changing_routes(client)
     assert len(routes) == 2
     for method, path in [*routes, ("put", "/v1/rails"), ("patch", "/"), ("post", "/nowhere")]:
@@ -123,14 +123,14 @@ def test_strangers_change_nothing(client: TestClient, headers: Any) -> None:
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), path
 
 
-def test_a_sidecar_without_a_token_only_reads(tmp_path: Path) -> None:
+def test_a_sidecar_without_a_token_is_read_only(tmp_path: Path) -> None:
     with TestClient(sidecar.make_app(Watch(tmp_path))) as client:
         answer = client.post("/v1/drills", json=ORDER, headers={"Authorization": "Bearer None"})
         assert answer.status_code == 401
-        assert "only reads" in answer.json()["detail"]
+        assert "read-only" in answer.json()["detail"]
 
 
-def test_a_strangers_body_is_not_read(tmp_path: Path) -> None:
+def test_a_body_without_a_token_is_not_read(tmp_path: Path) -> None:
     app = sidecar.make_app(Watch(tmp_path), token=TOKEN)
     sent: list[Any] = []
 
@@ -145,7 +145,7 @@ def test_a_strangers_body_is_not_read(tmp_path: Path) -> None:
     assert sent[0]["status"] == 401
 
 
-def test_the_token_is_of_a_file_or_of_the_environment(
+def test_the_token_comes_from_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("R2SERVE_TOKEN", raising=False)
@@ -163,13 +163,11 @@ def test_the_token_is_of_a_file_or_of_the_environment(
     [
         ("short", 0o600, "at least 16"),
         ("a token with spaces in it", 0o600, "without spaces"),
-        (TOKEN, 0o644, "may be read by everybody"),
+        (TOKEN, 0o644, "accessible to other users"),
         (None, 0, "No such file"),
     ],
 )
-def test_a_token_that_cannot_be_is_refused(
-    tmp_path: Path, text: str | None, mode: int, why: str
-) -> None:
+def test_an_invalid_token_is_refused(tmp_path: Path, text: str | None, mode: int, why: str) -> None:
     file = tmp_path / "token"
     if text is not None:
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""What the sidecar says of requests, while steps over real rails are held up."""
+"""The sidecar's answers about requests, while steps over real rails stall."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
         yield made
 
 
-def test_a_request_is_told_what_an_outage_cost_it(
+def test_the_impact_of_an_outage_on_a_request_is_reported(
     job: Job, client: TestClient, tmp_path: Path
 ) -> None:
     job.step(prefill=["id-a", "id-b"], yielding=["id-a", "id-b"], new=new("a", "b"))
@@ -51,7 +51,7 @@ def test_a_request_is_told_what_an_outage_cost_it(
     assert ("rail_state", "rail1@node0", "UP->DOWN injected") in told
     assert {event["epoch"] for event in impact["events"] if event["kind"] == "stall"} == {2}
 
-    # The front end's part, which is vLLM's to write (tests/engines).
+    # vLLM writes the front end's log, so the test writes it here (see tests/engines).
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
     times = {"queued_s": 0.0, "prefill_s": 0.1, "decode_s": 0.8, "e2e_s": 1.0}
     counts = {"prompt_tokens": 5, "tokens": 3, "ended_clock_ns": 1}
@@ -93,10 +93,10 @@ def test_requests_come_in_pages(job: Job, client: TestClient) -> None:
     assert seen == names[::-1]
 
 
-def test_a_request_that_is_not_kept_is_not_found(client: TestClient) -> None:
-    answer = client.get("/v1/requests/nobody/impact")
+def test_an_unknown_request_is_not_found(client: TestClient) -> None:
+    answer = client.get("/v1/requests/no-such-request/impact")
     assert answer.status_code == 404
-    assert "nobody" in answer.json()["detail"]
+    assert "no-such-request" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_request_that_is_not_kept_is_not_found(client: TestClient) -> None:
         ("UP->SUSPECT silence", ["UP->SUSPECT silence"]),
     ],
 )
-def test_a_loss_of_long_ago_is_a_cause_only_where_no_rail_went_out_of_use(
+def test_an_old_loss_is_a_cause_only_without_a_newer_loss(
     tmp_path: Path, during: str, told: list[str]
 ) -> None:
     now = time.time_ns()

@@ -1,4 +1,4 @@
-"""The sidecar's answers to whatever fits its OpenAPI description, and to whatever does not."""
+"""The sidecar's answers to requests that fit its OpenAPI description, and to other requests."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ EXAMPLES = 30
 
 @pytest.fixture(scope="module")
 def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Over a worker that takes drills."""
+    """The OpenAPI description of a sidecar with a worker that accepts drills."""
     pair = Pair(tmp_path_factory.mktemp("journals"), drills=True)
     app = sidecar.make_app(Watch(pair.folder), token=TOKEN)
-    with TestClient(app):  # looks at the journals meanwhile
+    with TestClient(app):  # polls the journals in the background
         yield schemathesis.openapi.from_asgi("/openapi.json", app).exclude(
-            path="/v1/events/stream"  # which has no end
+            path="/v1/events/stream"  # the stream has no end
         )
     pair.close()
 
 
-def test_every_answer_is_as_described(described: Any) -> None:
+def test_every_answer_matches_the_openapi_description(described: Any) -> None:
     seen = []
     for found in described.get_all_operations():
         operation = found.ok()

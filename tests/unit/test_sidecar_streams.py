@@ -1,4 +1,4 @@
-"""The sidecar's stream of events over real sockets: to those who read, and to those who do not."""
+"""The sidecar's stream of events over real sockets: with clients that read, and that do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pairs import Pair
 from r2serve.observe.sidecar import app, events
 from r2serve.observe.watch import Watch
 
-# As many events as a journal's ring holds, so that what is held for a client would be seen.
+# Number of events: a journal's ring full, so that memory kept for a client is visible.
 MANY = 8000
 UNREAD_CLIENTS = 30
 
@@ -31,7 +31,7 @@ class Server:
         self.app = app.make_app(watch)
         self.state = self.app.state.sidecar
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=128)
-        # Or the kernel would take it all for a client that reads nothing.
+        # A larger send buffer in the kernel would hold all events for a client that does not read.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         self.port: int = self.socket.getsockname()[1]
         self._server = uvicorn.Server(
@@ -73,7 +73,8 @@ def stream(server: Server, query: str = "", *headers: str) -> Iterator[socket.so
         try:
             yield client
         finally:
-            client.shutdown(socket.SHUT_RDWR)  # also where a reader of its lines is left
+            # closes the stream even while a line reader is still open
+            client.shutdown(socket.SHUT_RDWR)
 
 
 def events_of(client: socket.socket) -> Iterator[dict[str, Any]]:
@@ -83,7 +84,7 @@ def events_of(client: socket.socket) -> Iterator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def test_a_stream_begins_with_news_and_tells_them_soon(pair: Pair, server: Server) -> None:
+def test_a_stream_sends_new_events_within_seconds(pair: Pair, server: Server) -> None:
     with stream(server) as client:
         until(lambda: server.state.streams == 1)
         pair.engine.inject(1, "cut")
@@ -96,7 +97,7 @@ def test_a_stream_begins_with_news_and_tells_them_soon(pair: Pair, server: Serve
 
 
 @pytest.mark.parametrize("way", ["query", "header"])
-def test_a_stream_goes_on_where_it_was_cut_off(pair: Pair, server: Server, way: str) -> None:
+def test_a_stream_resumes_after_the_last_event(pair: Pair, server: Server, way: str) -> None:
     pair.cut_and_heal(1)
     until(lambda: server.state.watch.events[-1].event.text == "PROBATION->UP")
     everything = list(server.state.watch.events)
@@ -108,7 +109,7 @@ def test_a_stream_goes_on_where_it_was_cut_off(pair: Pair, server: Server, way: 
 
 
 @pytest.mark.timeout(120)
-def test_clients_that_do_not_read_hold_no_memory_and_are_left(
+def test_clients_that_do_not_read_use_no_memory_and_are_disconnected(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "SEND_S", 5)
@@ -126,13 +127,13 @@ def test_clients_that_do_not_read_hold_no_memory_and_are_left(
             size = sum(len(told.event.text) + 250 for told in server.state.watch.events)
             assert held < UNREAD_CLIENTS * size / 4
             until(lambda: server.state.streams == 0)
-            with stream(server, "?after=0") as reader:  # meanwhile others are served
+            with stream(server, "?after=0") as reader:  # other clients are still served
                 assert next(events_of(reader))["id"] == server.state.watch.events[0].id
     finally:
         server.close()
 
 
-def test_only_so_many_streams_are_open_at_once(
+def test_the_number_of_open_streams_is_limited(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MAX_STREAMS", 2)

@@ -1,4 +1,4 @@
-"""The simulator's command line, and that a campaign cannot pass by doing nothing."""
+"""The simulator's command line; a campaign without activity must fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from r2serve.sim import campaign, mutants
 
 
 def result(seed: int, **changes: Any) -> dict[str, Any]:
-    """What a seed that did a bit of everything returns."""
+    """Returns the result of a seed with every fault and mechanism."""
     counted = dict.fromkeys(campaign.SUMMED, 1)
     faults = dict.fromkeys(_core.fault_kinds(), 1)
     return {"seed": seed, "job": "a job", "violations": [], "faults": faults, **counted, **changes}
@@ -41,7 +41,7 @@ def test_a_campaign_passes_and_counts(tmp_path: Path) -> None:
         assert name in last
 
 
-def test_a_seed_can_be_traced_and_is_the_same_each_time() -> None:
+def test_a_seed_can_be_traced_and_is_reproducible() -> None:
     first, second = (CliRunner().invoke(main, ["sim", "--seed", "31", "--trace"]) for _ in range(2))
     assert first.exit_code == 0
     assert "FAULT" in first.output
@@ -49,7 +49,7 @@ def test_a_seed_can_be_traced_and_is_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize("name", campaign.MECHANISMS)
-def test_a_campaign_in_which_a_mechanism_was_idle_fails(name: str) -> None:
+def test_a_campaign_with_an_idle_mechanism_fails(name: str) -> None:
     assert totals(campaign.CAMPAIGN_SEEDS).idle() == []
     assert totals(campaign.CAMPAIGN_SEEDS, **{name: 0}).idle() == [name]
     assert totals(campaign.CAMPAIGN_SEEDS - 1, **{name: 0}).idle() == []
@@ -60,7 +60,7 @@ def test_a_campaign_without_one_kind_of_fault_fails() -> None:
     assert totals(campaign.CAMPAIGN_SEEDS, faults=faults).idle() == ["half_open"]
 
 
-def test_a_seed_that_fails_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_seed_prints_its_replay_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(first: int, count: int, jobs: int | None) -> list[dict[str, Any]]:
         return [
             result(seed, violations=["I1: wrong bytes"]) for seed in range(first, first + count)

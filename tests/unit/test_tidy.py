@@ -1,4 +1,4 @@
-"""The repository lints what no linter knows: its layout, the length of files, stray paths."""
+"""Checks of the repository: layout, length of files, layers, stray paths, plain language."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import prose
 import pytest
 from layers import CSRC, R2SERVE
 
@@ -21,14 +22,14 @@ FILES = {
     "README.md",
     "pyproject.toml",
 }
-LONGEST_FILE = 450  # lines; a file does one thing and usually fits in 400
+LONGEST_FILE = 450  # lines; a file has a single purpose and usually fits in 400
 LONGEST_TEST = 700  # tables of cases are long
 SOURCES = {".py", ".cc", ".hpp", ".h", ".sh"}
 
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """Every file that git has or would take, so that a file is checked before it is committed."""
+    """Returns every file in git or not yet added, so that files are checked before the commit."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -43,7 +44,7 @@ def tracked() -> tuple[Path, ...]:
 
 
 def text_of(path: Path) -> str | None:
-    """The text of a file, or None of a binary one."""
+    """Returns the text of a file; None = binary."""
     data = (ROOT / path).read_bytes()
     return None if b"\0" in data or "corpus" in path.parts else data.decode()
 
@@ -68,7 +69,7 @@ def test_files_have_a_sane_length() -> None:
 
 
 def test_no_paths_of_a_particular_machine() -> None:
-    # Spelt apart, so that this file does not find itself.
+    # The words are split, so that this file does not match.
     roots = "|".join(("/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/", "/op" + "t/", "/Us" + "ers/"))
     for path in tracked():
         for number, line in enumerate((text_of(path) or "").splitlines(), start=1):
@@ -112,7 +113,7 @@ def test_no_print_outside_the_command_line() -> None:
 
 
 def test_one_logger_tree() -> None:
-    """Loggers are named after their module, so one level and one handler govern all."""
+    """Loggers are named after their module, so a single level and handler control all."""
     for path in python_files("r2serve", "kernels"):
         for name in re.findall(r"getLogger\(([^)]*)\)", (ROOT / path).read_text()):
             engine = path.parts[2] if path.parts[:2] == ("r2serve", "engines") else None
@@ -138,7 +139,7 @@ IMPORTED_AS = {"r2serve": "r2serve", "bench": "r2serve.bench", "kernels": "r2ser
 
 @cache
 def modules() -> dict[str, Path]:
-    """Each module of the package by its dotted name."""
+    """Returns each module of the package by dotted name."""
     found = {}
     for path in python_files(*IMPORTED_AS):
         parts = [part for part in path.with_suffix("").parts[1:] if part != "__init__"]
@@ -147,7 +148,7 @@ def modules() -> dict[str, Path]:
 
 
 def layer_of(module: str) -> str:
-    """The entry of the map that a module belongs to."""
+    """Returns the entry of the map with this module."""
     if module == "r2serve._core":
         return "_core"
     parts = modules()[module].parts
@@ -159,7 +160,7 @@ def layer_of(module: str) -> str:
 
 @cache
 def imports_of(module: str) -> tuple[tuple[str, int], ...]:
-    """The package's modules that a module imports, with the line; for TYPE_CHECKING, too."""
+    """Returns the package's modules imported by a module, with lines; TYPE_CHECKING included."""
     known = modules().keys() | {"r2serve._core"}
     found: list[tuple[str, int]] = []
     for node in ast.walk(ast.parse((ROOT / modules()[module]).read_text())):
@@ -177,7 +178,7 @@ def imports_of(module: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def test_python_imports_only_what_its_layer_allows() -> None:
+def test_python_imports_only_allowed_layers() -> None:
     used: dict[str, set[str]] = {}
     for module, path in modules().items():
         layer = layer_of(module)
@@ -224,8 +225,8 @@ def test_the_page_prints_the_layers() -> None:
 PROOF = ("r2serve/lab/", "r2serve/demo/", "bench/")
 
 
-def test_only_the_proof_knows_the_lab() -> None:
-    """What serves users runs without what plays nodes and cables."""
+def test_only_demo_and_benchmarks_use_the_lab() -> None:
+    """Code for users runs without the lab, which simulates nodes and cables."""
     for path in python_files("r2serve", "kernels", "bench"):
         if not str(path).startswith(PROOF):
             named = re.search(
@@ -239,7 +240,7 @@ def includes_of(path: Path) -> list[str]:
 
 
 def arrows_of_the_core() -> set[tuple[str, str]]:
-    """Which folder of the core includes which other one."""
+    """Returns which folder of the core includes which other folder."""
     arrows = set()
     for path in tracked():
         if path.parts[0] == "csrc":
@@ -293,3 +294,110 @@ def test_source_files_of_the_core_are_header_or_implementation() -> None:
             assert path.suffix in (".cc", ".hpp", ".cu", ".cuh"), path
             if path.suffix == ".hpp":
                 assert "#pragma once" in (ROOT / path).read_text(), path
+
+
+# ---- plain language ----
+
+
+@cache
+def comments() -> dict[Path, list[prose.Comment]]:
+    """The comments of each folder."""
+    suffixes = prose.SOURCES
+    files = [path for path in tracked() if path.suffix in suffixes]
+    return prose.by_folder({path: text_of(path) or "" for path in files})
+
+
+def pages() -> list[Path]:
+    found = [path for path in tracked() if path.suffix == ".md"]
+    return [path for path in found if len(path.parts) == 1 or path.parts[0] == "docs"]
+
+
+def test_comments_name_things_by_nouns() -> None:
+    over = {}
+    for folder, found in comments().items():
+        per_100 = prose.proforms_per_100(" ".join(comment.text for comment in found))
+        if per_100 > prose.COMMENT_PROFORMS:
+            over[str(folder)] = round(per_100, 1)
+    assert not over, f"pro-forms per 100 words, at most {prose.COMMENT_PROFORMS}: {over}"
+
+
+def test_comments_do_not_hang_on_the_line_before() -> None:
+    over = {}
+    for folder, found in comments().items():
+        percent = prose.leading_percent(comment.text for comment in found)
+        if percent > prose.LEADING_PERCENT:
+            over[str(folder)] = round(percent, 1)
+    assert not over, f"comments that begin with a preposition, in percent: {over}"
+
+
+def test_comments_use_the_words_of_the_field() -> None:
+    found = [
+        f"{comment.path}: {word!r} in {comment.text!r}"
+        for comments_of_folder in comments().values()
+        for comment in comments_of_folder
+        for word in prose.banned_words(comment.text)
+        if comment.path.name != "prose.py"
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_pages_are_in_plain_language() -> None:
+    over = []
+    for path in pages():
+        text = prose.prose_of(text_of(path) or "")
+        sentences = prose.sentences_of(text)
+        words = prose.banned_words(text)
+        if words:
+            over.append(f"{path}: {words}")
+        if len(sentences) < prose.FEWEST_SENTENCES:
+            continue
+        lengths = [len(sentence.split()) for sentence in sentences]
+        mean, longest = sum(lengths) / len(lengths), max(sentences, key=lambda s: len(s.split()))
+        if (per_100 := prose.proforms_per_100(text)) > prose.PAGE_PROFORMS:
+            over.append(f"{path}: {per_100:.1f} pro-forms per 100 words")
+        if mean > prose.MEAN_WORDS:
+            over.append(f"{path}: {mean:.1f} words a sentence")
+        if max(lengths) > prose.LONGEST_WORDS:
+            over.append(f"{path}: {max(lengths)} words: {longest}")
+    assert not over, "\n".join(over)
+
+
+def test_the_counts_see_what_they_are_to_see() -> None:
+    assert prose.proforms_per_100("the rail that it took") == 40
+    assert prose.leading_percent(["Of a rail.", "Rails of a link.", "For example", "By 2"]) == 50
+    assert prose.banned_words("Users who wait, and ranks who wait for ever") == ["for ever", "who"]
+    sources = {
+        Path("csrc/a/x.cc"): "int a;  // three words here\n// two\n// lines of it\n",
+        Path("csrc/y.py"): '"""A docstring of y."""\n# short\n',
+    }
+    grouped = prose.by_folder(sources)
+    assert [each.text for each in grouped[Path("csrc")]] == [
+        "A docstring of y.",
+        "three words here",
+        "two  lines of it",
+    ]
+    page = "# A title\n\nOne sentence here. Another one: Here.\n\n| a | table |\n- item of a list\n"
+    assert len(prose.sentences_of(prose.prose_of(page))) == 2
+
+
+RULER = re.compile(r"^\s*(?://|#) ?-{2,}")
+GOOD_RULER = re.compile(r"^\s*(?://|#) ---- [^-].*[^-] ----$")
+
+
+def test_rulers_are_one_line_that_a_formatter_leaves_alone() -> None:
+    for path in tracked():
+        if path.suffix in prose.SOURCES:
+            for number, line in enumerate((text_of(path) or "").splitlines(), start=1):
+                if RULER.match(line):
+                    assert GOOD_RULER.match(line), f"{path}:{number}: write `---- name ----`"
+
+
+def test_diagrams_in_comments_fit_without_a_formatter() -> None:
+    """A line of a diagram is indented and short, so no formatter joins or wraps it."""
+    drawn = re.compile(r"^\s*(?://|#)(?P<body>.*(?:-->|<--|──|\+--).*)$")
+    for path in tracked():
+        if path.suffix in prose.SOURCES and path.parts[0] != "tests":
+            for number, line in enumerate((text_of(path) or "").splitlines(), start=1):
+                if found := drawn.match(line):
+                    assert found["body"].startswith("  "), f"{path}:{number}: {line}"
+                    assert len(line) <= 100, f"{path}:{number}: {line}"

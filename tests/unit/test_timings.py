@@ -1,4 +1,4 @@
-"""`make test`: where its time goes, and which of its parts makes it fail."""
+"""`make test`: the time of each part, and the exit status if a part fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_part_is_kept_with_its_time_and_status(kept: Path) -> None:
     assert time.time() - row["ended"] < 30
 
 
-def test_the_table_has_the_parts_of_this_run_alone(
+def test_the_table_has_only_the_parts_of_this_run(
     kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     timings.keep("vLLM", 400.0)

@@ -25,7 +25,7 @@ from r2serve.topo.pci import Distance
 
 
 def plug(root: Path, path: str, numa: int = 0, vendor: int = 0x15B3, kind: int = 0x020000) -> None:
-    """A PCI function at a path below ``devices``, with its link in ``bus``."""
+    """Creates a PCI function at a path below `devices`, with its link in `bus`."""
     directory = root / "devices" / path
     directory.mkdir(parents=True)
     (directory / "numa_node").write_text(f"{numa}\n")
@@ -78,16 +78,16 @@ def with_gpus(*found: Gpu, cuda: str = "ok") -> Patient:
 @pytest.mark.parametrize(
     ("found", "level", "text"),
     [
-        (gpu(), "note", r"buffers are in the GPU's own memory \(GPUDirect\)$"),
+        (gpu(), "note", r"buffers are in GPU memory \(GPUDirect\)$"),
         (
             gpu(buffers=HOST_ASSISTED, why_not="no rail is RDMA"),
             "note",
-            "buffers are in pinned memory of the host; no rail is RDMA$",
+            "buffers are in pinned host memory; no rail is RDMA$",
         ),
         (gpu(buffers="", why_not="no nvcc in the path"), "warning", "gpu0 .* no nvcc"),
     ],
 )
-def test_of_gpus_it_is_said_where_buffers_are(found: Gpu, level: str, text: str) -> None:
+def test_findings_name_the_memory_of_gpu_buffers(found: Gpu, level: str, text: str) -> None:
     [finding] = findings(with_gpus(found), "GPU")
     assert finding.level == level
     assert re.search(text, finding.text)
@@ -97,13 +97,13 @@ def test_of_gpus_it_is_said_where_buffers_are(found: Gpu, level: str, text: str)
     ("why_not", "fix"),
     [
         ("no rail is RDMA", ""),
-        ("the CUDA driver gives no memory out as a dma-buf: it takes", "open kernel modules"),
+        ("the CUDA driver gives no memory out as a dma-buf: NVIDIA's", "open kernel modules"),
         ("libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or later is needed", "rdma-core"),
         ("of a dma-buf with rxe0, whose driver takes none: ibv_reg_dmabuf_mr: …", "NIC's driver"),
         ("checksums are on (R2CCL_CHECKSUM): the CPU computes them", "unset R2CCL_CHECKSUM"),
     ],
 )
-def test_what_would_put_buffers_into_the_gpus_memory(why_not: str, fix: str) -> None:
+def test_findings_name_the_fix_for_gpudirect(why_not: str, fix: str) -> None:
     [finding] = findings(with_gpus(gpu(buffers=HOST_ASSISTED, why_not=why_not)), "GPU")
     assert why_not in finding.text
     assert fix in finding.fix
@@ -119,7 +119,7 @@ def test_what_would_put_buffers_into_the_gpus_memory(why_not: str, fix: str) -> 
         ({}, ["no-such-device"], "no-such-device|libibverbs|RDMA devices: "),
     ],
 )
-def test_the_probe_says_why_buffers_are_the_hosts(
+def test_the_probe_gives_the_reason_for_host_buffers(
     fake_cuda: Path, options: dict[str, Any], rdma: list[str], why: str
 ) -> None:
     [found], _ = gpus.look(Config(cuda_library=str(fake_cuda), **options), rdma)
@@ -130,10 +130,10 @@ def test_the_probe_says_why_buffers_are_the_hosts(
 def test_gpus_without_a_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pci, "gpus", lambda: [pci.Function("0000:01:00.0", 0, ())])
     [finding] = complaints(with_gpus(cuda="no CUDA driver"))
-    assert finding.text == "there are GPUs, and the driver shows none: no CUDA driver"
+    assert finding.text == "GPUs exist, but the driver shows none: no CUDA driver"
 
 
-def test_what_the_driver_says_of_gpus(fake_cuda: Path) -> None:
+def test_gpus_are_read_from_the_driver(fake_cuda: Path) -> None:
     found, state = gpus.look(Config(cuda_library=str(fake_cuda)))
     assert state == "ok"
     assert found == (Gpu(0, "Fake", "9.0", True, HOST_ASSISTED, "no rail is RDMA"),)
@@ -181,14 +181,14 @@ def test_a_healthy_node_has_no_complaint() -> None:
         (patient(memlock_bytes=65536), "failure", "memlock limit", "65536"),
         (patient(memlock_bytes=30 << 20), "warning", "memlock limit", "locked"),
         (
-            patient(nic("eth0", kind="tcp", why_tcp="mlx5_0:1 has no GID that is …"), nic("eth1")),
+            patient(nic("eth0", kind="tcp", why_tcp="mlx5_0:1 has no GID for …"), nic("eth1")),
             "warning",
             "RDMA",
-            "eth0 go over TCP: mlx5_0:1 has no GID",
+            "eth0 use TCP: mlx5_0:1 has no GID",
         ),
         (
             patient(
-                nic("eth0", **TCP, why_tcp="it has no RDMA device"),
+                nic("eth0", **TCP, why_tcp="the port has no RDMA device"),
                 nic("eth1"),
                 config=Config(rdma="require"),
             ),
@@ -212,7 +212,7 @@ def test_a_healthy_node_has_no_complaint() -> None:
         ),
     ],
 )
-def test_each_sickness_is_found_and_has_a_fix(
+def test_each_problem_is_found_and_has_a_fix(
     sick: Patient, level: str, check: str, text: str
 ) -> None:
     found = [finding for finding in complaints(sick) if finding.check == check]
@@ -221,7 +221,7 @@ def test_each_sickness_is_found_and_has_a_fix(
     assert found[0].fix
 
 
-def test_a_library_that_is_missing_matters_where_it_is_needed() -> None:
+def test_a_missing_library_fails_only_if_required() -> None:
     missing = dataclasses.replace(patient().node, libibverbs="libibverbs.so.1: no such file")
     [found] = complaints(patient(node=missing))
     assert (found.level, found.check) == ("warning", "libibverbs")
@@ -234,10 +234,10 @@ def test_a_library_that_is_missing_matters_where_it_is_needed() -> None:
     assert complaints(patient(node=tcp_only)) == []
 
 
-def test_rdma_that_is_not_wanted_is_not_missed() -> None:
+def test_unwanted_rdma_is_no_problem() -> None:
     off = nic("eth0", kind="tcp", why_tcp="R2CCL_RDMA is 'off'")
     assert findings(patient(off, config=Config(rdma="off")), "RDMA")[0].level == "ok"
-    plain = nic("eth0", **TCP, why_tcp="it has no RDMA device")
+    plain = nic("eth0", **TCP, why_tcp="the port has no RDMA device")
     assert findings(patient(plain), "RDMA")[0].level == "ok"
 
 
@@ -265,7 +265,7 @@ def test_a_gid_of_another_address_is_a_note(gid: str, level: str) -> None:
     [
         (PFC_ON, "ok", ""),
         (PFC_OFF, "note", "is off"),
-        ("", "note", "is not known"),
+        ("", "note", "is unknown"),
     ],
 )
 def test_priority_flow_control_is_a_note(told: str, level: str, text: str) -> None:
@@ -274,7 +274,7 @@ def test_priority_flow_control_is_a_note(told: str, level: str, text: str) -> No
     assert text in found.text
 
 
-def test_it_is_said_why_pyverbs_cannot_be_loaded() -> None:
+def test_the_import_error_of_pyverbs_is_shown() -> None:
     why = "libibverbs.so.1: version `IBVERBS_1.15' not found"
     [found] = findings(patient(pyverbs=why), "pyverbs")
     assert (found.level, why in found.text) == ("note", True)
@@ -284,14 +284,16 @@ def test_it_is_said_why_pyverbs_cannot_be_loaded() -> None:
     assert findings(no_rdma, "pyverbs")[0].level == "ok"
 
 
-def test_what_pyverbs_cannot_ask_of_a_device_is_said() -> None:
+def test_a_device_error_of_pyverbs_is_shown() -> None:
     error = "Failed to open device mlx5_0. Errno: 13, Permission denied"
     [found] = findings(patient(nic("eth0", verbs={"error": error}), nic("eth1")), "pyverbs")
     assert (found.level, error in found.text) == ("warning", True)
     assert found.fix
 
 
-def test_the_reason_is_that_of_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_pyverbs_is_the_import_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "pyverbs"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -302,10 +304,10 @@ def test_the_reason_is_that_of_the_import(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.delitem(sys.modules, name)
     assert verbs.pyverbs_state() == "libefa.so.1: no such file"
     assert verbs.pyverbs_device() is None
-    sys.modules.pop("pyverbs", None)  # the one made here
+    sys.modules.pop("pyverbs", None)  # removes this test's pyverbs
 
 
-def test_commands_that_say_nothing_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_commands_give_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nft"
     tool.write_text("#!/bin/sh\necho Operation not permitted >&2\nexit 1\n")
     tool.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Rails between two nodes as ``r2serve topo --peer`` shows them, and as the engine makes them."""
+"""Rails between two nodes: the output of `r2serve topo --peer` equals the engine's choice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TCP = {"fabric": "", "verbs_device": "", "verbs_port": 0}
 
 
 def rdma_port(*gids: tuple[str, str], layer: str = "Ethernet", device: str = "mlx5_0") -> RdmaPort:
-    """A port with GIDs of these types and addresses."""
+    """Returns a port with GIDs of these types and addresses."""
     table = tuple(
         Gid(index, ipaddress.IPv6Address(address), kind, "eth0")
         for index, (kind, address) in enumerate(gids)
@@ -44,7 +44,7 @@ BOTH = rdma_port(("RoCE v1", LINK), ("RoCE v1", OWN), ("RoCE v2", OWN))
 
 
 class Engine:
-    """Stands in for the core: opens every device but ``broken``."""
+    """A fake core: opens every device except `broken`."""
 
     opened: list[str] = []  # noqa: RUF012
 
@@ -60,7 +60,7 @@ class Engine:
         return 1
 
     def set_label(self, label: str) -> None:
-        """Names nobody."""
+        """Ignores the label."""
 
     def close(self, linger_s: float) -> None:
         self.opened.append("closed")
@@ -72,12 +72,12 @@ CASES = [
     (BOTH, 0, "RoCE v1", ""),
     (rdma_port(("RoCE v1", OWN)), -1, "RoCE v1", ""),
     (rdma_port(("IB", LINK), layer="InfiniBand"), -1, "InfiniBand", ""),
-    (rdma_port(("RoCE v2", OTHER)), -1, "", "mlx5_0:1 has no GID that is 10.0.0.1"),
-    (rdma_port(), -1, "", "mlx5_0:1 has no GID that is 10.0.0.1"),
+    (rdma_port(("RoCE v2", OTHER)), -1, "", "mlx5_0:1 has no GID for 10.0.0.1"),
+    (rdma_port(), -1, "", "mlx5_0:1 has no GID for 10.0.0.1"),
     (rdma_port(layer="InfiniBand"), -1, "", "mlx5_0:1 cannot be used: the port has no GID"),
     (BOTH, 7, "", r"mlx5_0:1 cannot be used: .*R2CCL_GID_INDEX\) is 7"),
     (rdma_port(("RoCE v2", OWN), device="broken"), -1, "", "broken:1 cannot be used: registering"),
-    (None, -1, "", "it has no RDMA device"),
+    (None, -1, "", "the port has no RDMA device"),
 ]
 
 
@@ -90,7 +90,7 @@ def _one_rail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plug(monkeypatch: pytest.MonkeyPatch, port: RdmaPort | None) -> None:
-    """Make this the node's only RDMA port, of its only rail."""
+    """Makes `port` the node's only RDMA port, on its only rail."""
     rail = Port("rail0", "eth0", "10.0.0.1", socket.AF_INET, "10.0.0.0/24", port)
     for module in (node, process):
         monkeypatch.setattr(module, "list_ports", lambda: [port] if port else [])
@@ -99,7 +99,7 @@ def plug(monkeypatch: pytest.MonkeyPatch, port: RdmaPort | None) -> None:
 
 @pytest.mark.usefixtures("_one_rail")
 @pytest.mark.parametrize(("port", "gid_index", "fabric", "why"), CASES)
-def test_topo_doctor_and_engine_agree_on_what_a_port_carries(
+def test_topo_doctor_and_engine_agree_on_the_fabric_of_a_port(
     port: RdmaPort | None,
     gid_index: int,
     fabric: str,
@@ -134,7 +134,7 @@ def test_topo_doctor_and_engine_agree_on_what_a_port_carries(
 
 
 @pytest.mark.usefixtures("_one_rail")
-def test_rdma_that_is_off_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_rdma_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     plug(monkeypatch, BOTH)
     Engine.opened.clear()
     here = node.look(Config(rdma="off"))
@@ -142,13 +142,13 @@ def test_rdma_that_is_off_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Engine.opened == []
 
 
-def test_the_gid_is_that_which_the_core_takes() -> None:
+def test_the_gid_equals_the_cores_choice() -> None:
     carrier = carrier_of(BOTH, "10.0.0.1", Config(), lambda *_: None)
     assert carrier.gid == BOTH.gids[2]
     assert carrier.fabric == "RoCE v2"
 
 
-def test_pairs_have_a_kind_and_the_slower_ones_speed() -> None:
+def test_pairs_have_a_kind_and_the_slower_speed() -> None:
     own = (end(0), end(1, gbit_s=25.0), end(2, **TCP))
     other = (end(0, 2, gbit_s=40.0), end(1, 2, **IB), end(2, 2, **TCP))
     found = [(pair.own.rail, pair.other.rail, pair.kind, pair.gbit_s) for pair in pairs(own, other)]
@@ -161,11 +161,11 @@ def test_pairs_have_a_kind_and_the_slower_ones_speed() -> None:
     assert pairs(own, ()) == pairs((), other) == ()
 
 
-# ---- the commands -------------------------------------------------------------------------------
+# ---- the commands ----
 
 
 def a_node(host: str, number: int, *swaps: int, **changes: Any) -> Node:
-    """A node with one port in each of these networks."""
+    """Returns a node with a port in each of these networks."""
     ends = [
         dataclasses.replace(end(net, number, **changes), rail=f"rail{place}", device=f"eth{place}")
         for place, net in enumerate(swaps)
@@ -187,14 +187,14 @@ def run(command: Any, *arguments: str | Path) -> Result:
 
 
 def write(folder: Path, there: Node) -> Path:
-    """As its ``r2serve topo --json`` does."""
+    """Writes the node like `r2serve topo --json` does."""
     path = folder / "peer.json"
     path.write_text(json.dumps(there.to_json()))
     return path
 
 
 @pytest.mark.usefixtures("here")
-def test_topo_shows_which_port_pairs_with_which(tmp_path: Path) -> None:
+def test_topo_shows_pairs_of_ports(tmp_path: Path) -> None:
     path = write(tmp_path, a_node("host2", 2, 1, 0, mtu=1500, gbit_s=25.0))
     told = json.loads(run(cli.topo, "--peer", path, "--json").output)["peer"]
     assert told["host"] == "host2"
@@ -216,7 +216,7 @@ def test_topo_says_that_chains_are_advice() -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_what_topo_prints_is_what_peer_takes(tmp_path: Path) -> None:
+def test_the_peer_option_reads_the_output_of_topo(tmp_path: Path) -> None:
     path = tmp_path / "own.json"
     path.write_text(run(cli.topo, "--json").output)
     assert peer.read(path) == Peer("host1", (end(0), end(1)))
@@ -234,13 +234,13 @@ def test_what_topo_prints_is_what_peer_takes(tmp_path: Path) -> None:
         json.dumps({"host": "x", "ports": [dataclasses.asdict(end()) | {"more": 7}]}),
     ],
 )
-def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+def test_an_invalid_peer_file_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "peer.json"
     path.write_text(text)
     for command in (cli.topo, cli.check):
         result = run(command, "--peer", path)
         assert result.exit_code == 1
-        assert "peer.json is not what `r2serve topo --json` of this version" in result.output
+        assert "peer.json must be the output of `r2serve topo --json` of this" in result.output
 
 
 @pytest.mark.usefixtures("here")
@@ -255,7 +255,7 @@ def test_a_peer_without_ports_is_named(tmp_path: Path) -> None:
 
 
 def of_peer(*ends: Any, **config: Any) -> list[Finding]:
-    """What the doctor says of a peer with these ports."""
+    """Returns the doctor's findings about a peer with these ports."""
     there = patient(config=Config(**config), peer=Peer("host2", ends))
     return findings(there, "peer")
 
@@ -270,7 +270,7 @@ def test_the_doctor_compares_both_ends_of_rails() -> None:
     assert (found.level, "different networks" in found.text) == ("note", True)
 
 
-def test_the_doctor_says_which_pair_cannot_be_verbs() -> None:
+def test_the_doctor_names_pairs_without_verbs() -> None:
     [found] = of_peer(end(0, 2), end(1, 2, fabric="RoCE v1"))
     assert found.level == "warning"
     assert "eth1 (10.0.1.1, mlx5_1:1, RoCE v2) and eth1 (10.0.1.2, mlx5_1:1, RoCE v1)" in found.text
@@ -281,6 +281,6 @@ def test_the_doctor_says_which_pair_cannot_be_verbs() -> None:
     assert found.level == "ok"
 
 
-def test_without_a_peer_the_doctor_says_what_it_takes() -> None:
+def test_without_a_peer_the_doctor_names_the_option() -> None:
     [found] = findings(patient(), "peer")
     assert (found.level, "--peer" in found.text) == ("ok", True)

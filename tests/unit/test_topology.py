@@ -1,4 +1,4 @@
-"""What processes tell each other, and which ports make a rail."""
+"""Information exchanged by processes, and pairing of ports into rails."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_process_info_survives_the_store(control: bool) -> None:
     assert ProcessInfo.from_wire(json.loads(json.dumps(sent.to_wire()))) == sent
 
 
-def test_pair_secret_is_the_same_from_both_ends_and_of_no_other_pair() -> None:
+def test_a_pair_secret_is_the_same_at_both_ends_and_unique() -> None:
     one, two, three = (info(number, "a", 0) for number in (1, 2, 3))
     assert pair_secret(one, two) == pair_secret(two, one)
     assert len({pair_secret(one, two), pair_secret(one, three), pair_secret(two, three)}) == 3
     assert len(pair_secret(one, two)) == 32
 
 
-def test_port_i_is_joined_with_port_i() -> None:
+def test_ports_pair_by_index() -> None:
     rails = rails_between(info(1, "a", 2), info(2, "b", 2), own_node=0)
     assert rails == [
         {
@@ -82,7 +82,7 @@ def test_both_ends_agree_on_the_rails(mine: int, theirs: int) -> None:
 
 
 def ports(host: int, *networks: str) -> list[PortInfo]:
-    """Port ``eth<i>`` in the i-th network, which is a letter; a blank: it is not known."""
+    """Returns port `eth<i>` in the i-th network; a network is a letter, a blank = unknown."""
     return [
         PortInfo(f"eth{i}", f"10.{ord(name)}.{i}.{host}", i, network=name.strip())
         for i, name in enumerate(networks)
@@ -95,18 +95,19 @@ def ports(host: int, *networks: str) -> list[PortInfo]:
         ("ab", "ab", [(0, 0), (1, 1)]),
         ("ab", "ba", [(0, 1), (1, 0)]),
         ("abc", "cab", [(0, 1), (1, 2), (2, 0)]),
-        # Several of one network: the i-th with the i-th; the side with fewer takes turns.
+        # Several ports in a network pair by index; the side with fewer ports uses its ports in
+        # turn.
         ("aabb", "bbaa", [(0, 2), (1, 3), (2, 0), (3, 1)]),
         ("aaa", "aa", [(0, 0), (1, 1), (2, 0)]),
         ("aaab", "ab", [(0, 0), (1, 0), (2, 0), (3, 1)]),
         ("ab", "a", [(0, 0), (1, 0)]),
-        # What has no network in common with the peer: in order, through a router.
+        # Ports without a common network pair in order, through a router.
         ("ab", "cd", [(0, 0), (1, 1)]),
         ("abc", "d", [(0, 0), (1, 0), (2, 0)]),
         ("ax", "ya", [(0, 1), (1, 0)]),
         ("a ", " a", [(0, 1), (1, 0)]),
         ("  ", "  ", [(0, 0), (1, 1)]),
-        # Every port has a rail: one that is left over makes one with each of the peer's.
+        # Every port has a rail: a left over port makes a rail with each port of the peer.
         ("abc", "ba", [(0, 1), (1, 0), (2, 0), (2, 1)]),
     ],
 )
@@ -138,7 +139,7 @@ def verbs_process(number: int, fabric: str) -> ProcessInfo:
     return ProcessInfo(number, b"", f"node{number}", f"host{number}", (port,), None, "")
 
 
-def test_where_verbs_are_required_a_tcp_rail_is_refused_by_its_ports() -> None:
+def test_required_verbs_refuse_a_tcp_rail_by_its_ports() -> None:
     one, two = verbs_process(1, "InfiniBand"), verbs_process(2, "RoCE v2")
     with pytest.raises(ConfigError) as caught:
         rails_between(one, two, 0, require_verbs=True)
@@ -153,7 +154,7 @@ def test_where_verbs_are_required_a_tcp_rail_is_refused_by_its_ports() -> None:
     assert [rail["kind"] for rail in same] == ["verbs"]
 
 
-def test_a_port_without_verbs_is_why_a_rail_is_tcp() -> None:
+def test_a_port_without_verbs_is_the_reason_for_a_tcp_rail() -> None:
     [plain], [other] = ports(1, "a"), ports(2, "a")
     assert why_tcp(plain, other) == f"{plain.address} and {other.address} have no verbs"
     [verbs] = verbs_process(2, "RoCE v2").ports
@@ -166,14 +167,14 @@ def test_the_fabric_survives_the_store() -> None:
     assert ProcessInfo.from_wire(json.loads(json.dumps(sent.to_wire()))) == sent
 
 
-def test_ranks_of_one_node_share_memory_instead() -> None:
+def test_ranks_of_one_node_use_shared_memory() -> None:
     rails = rails_between(info(1, "a", 2, control=True), info(2, "a", 2, control=True), own_node=4)
     assert [(rail["kind"], rail["name"], rail["remote_address"]) for rail in rails] == [
         ("shm", "shm@node4", "r2ccl-2")
     ]
 
 
-def test_the_management_network_carries_control_only_where_both_have_it() -> None:
+def test_a_control_rail_needs_a_management_nic_at_both_ends() -> None:
     rails = rails_between(info(1, "a", 1, control=True), info(2, "b", 1, control=True), own_node=0)
     assert [rail["kind"] for rail in rails] == ["tcp", "control"]
     assert (rails[1]["local_address"], rails[1]["remote_address"]) == ("192.168.0.1", "192.168.0.2")
@@ -187,7 +188,7 @@ def test_a_node_without_a_port_is_named(mine: int, theirs: int, who: str) -> Non
         rails_between(info(1, "a", mine), info(2, "b", theirs), own_node=0)
 
 
-def test_the_way_to_the_master_gives_the_management_address(monkeypatch) -> None:
+def test_the_route_to_the_master_gives_the_management_address(monkeypatch) -> None:
     monkeypatch.setenv("VLLM_HOST_IP", "10.9.9.9")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert identity.address_towards_master() == "127.0.0.1", "an engine's variable is its plugin's"
@@ -195,7 +196,7 @@ def test_the_way_to_the_master_gives_the_management_address(monkeypatch) -> None
     assert identity.address_towards_master() is None
 
 
-def test_the_engines_own_word_on_its_address_counts_first(monkeypatch) -> None:
+def test_the_engines_address_variable_takes_precedence(monkeypatch) -> None:
     monkeypatch.setattr(host_address, "_found_address", lambda: "10.1.1.1")
     monkeypatch.setenv("VLLM_HOST_IP", "10.9.9.9")
     assert host_address.host_address() == host_address.named_address() == "10.9.9.9"
@@ -204,7 +205,7 @@ def test_the_engines_own_word_on_its_address_counts_first(monkeypatch) -> None:
     assert host_address.host_address() == "10.1.1.1"
 
 
-def test_no_way_to_a_host_is_no_address() -> None:
+def test_an_unreachable_host_gives_no_address() -> None:
     assert identity.local_address_towards("host.invalid") is None
 
 

@@ -37,7 +37,7 @@ class Driver:
         return made
 
     def begin(self) -> None:
-        """Begin work in a stream until ``done``, and a capture of the other in the global mode."""
+        """Starts work in a stream, and a capture of the other stream in global mode."""
         assert self.cuda.cuLaunchHostFunc(self.busy, self._wait, None) == 0
         assert self.cuda.cuStreamBeginCapture_v2(self.captured, GLOBAL) == 0
 
@@ -50,7 +50,7 @@ class Driver:
             assert self.cuda.cuStreamDestroy_v2(stream) == 0
 
     def mode(self) -> int:
-        """Capture mode of the calling thread."""
+        """Returns the capture mode of the calling thread."""
         mode = ctypes.c_int(GLOBAL)
         assert self.cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
         found = mode.value
@@ -65,7 +65,7 @@ class DriverEvent:
         self._driver = driver
 
     def record(self, _: object) -> None:
-        """All work of the stream comes before the event."""
+        """Does nothing: all work of the stream comes before the event."""
 
     def query(self) -> bool:
         code = self._driver.cuda.cuStreamQuery(self._driver.busy)
@@ -93,19 +93,19 @@ def driver(fake_cuda: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]
 
 @pytest.fixture
 def beside() -> Iterator[Callable[[Callable[[], Any]], Any]]:
-    """Calls a function in a thread without a capture."""
+    """Returns a function that calls another function in a thread without a capture."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda call: pool.submit(call).result(30)
 
 
-def test_the_driver_forbids_it_to_threads_that_have_not_said_otherwise(
+def test_the_driver_forbids_queries_in_threads_without_relaxed_mode(
     driver: Driver, beside: Callable[[Callable[[], Any]], Any]
 ) -> None:
     asked = beside(lambda: driver.cuda.cuStreamQuery(driver.busy))
     assert asked == CAPTURE_UNSUPPORTED
 
 
-def test_a_place_is_looked_at_beside_a_capture(
+def test_a_stream_point_is_queried_during_a_capture(
     driver: Driver, beside: Callable[[Callable[[], Any]], Any]
 ) -> None:
     here = stream_point.StreamPoint(CUDA)
@@ -116,7 +116,7 @@ def test_a_place_is_looked_at_beside_a_capture(
     assert beside(driver.mode) == GLOBAL
 
 
-def test_a_lane_works_beside_a_capture(
+def test_a_lane_works_during_a_capture(
     driver: Driver, beside: Callable[[Callable[[], Any]], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modes: list[int] = []
@@ -139,7 +139,8 @@ def test_a_lane_works_beside_a_capture(
                 raise error
 
     beside(work)
-    assert modes == [GLOBAL, RELAXED, RELAXED]  # the stream comes first: it brings the context
+    # creating the stream creates the CUDA context, before the mode changes
+    assert modes == [GLOBAL, RELAXED, RELAXED]
     with pytest.raises(ValueError, match="wrong"):
         beside(lambda: work(ValueError("wrong")))
     assert beside(driver.mode) == GLOBAL
@@ -151,7 +152,7 @@ def test_a_lane_without_gpus_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> 
         assert stream_point.StreamPoint(torch.device("cpu")).passed()
 
 
-def test_the_mode_before_comes_back(driver: Driver) -> None:
+def test_the_previous_capture_mode_is_restored(driver: Driver) -> None:
     mode = ctypes.c_int(THREAD_LOCAL)
     driver.cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
@@ -169,8 +170,8 @@ def an_event(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Mock:
     return event
 
 
-@pytest.mark.parametrize("code", [201, 700])  # no context; a failure of the GPU
-def test_a_thread_keeps_its_mode_where_the_exchange_fails(
+@pytest.mark.parametrize("code", [201, 700])  # no CUDA context; a failure of the GPU
+def test_a_thread_keeps_its_mode_if_the_exchange_fails(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     exchange = Mock(return_value=code)
@@ -183,7 +184,7 @@ def test_a_thread_keeps_its_mode_where_the_exchange_fails(
         here.passed()
     here.await_here()
     event.synchronize.assert_called_once_with()
-    assert exchange.call_count == 3  # once a wait: there is no mode to restore
+    assert exchange.call_count == 3  # one call a wait: there is no mode to restore
 
 
 @pytest.mark.parametrize("library", ["libno-such-driver.so.1", "libc.so.6"])
@@ -206,7 +207,7 @@ def test_a_thread_keeps_its_mode_without_a_cuda_driver(
 
 
 @pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
-def test_a_place_is_past_on_the_host_and_never_where_a_gpu_has_failed(
+def test_a_stream_point_is_passed_on_the_host_and_raises_after_a_gpu_failure(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     monkeypatch.setattr(capture_mode, "_exchange", lambda: lambda _: 0)

@@ -1,4 +1,4 @@
-"""Order and ends of what one communicator is asked for, without a communicator."""
+"""Order and completion of work in a lane, without a communicator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from r2serve.errors import PeerClosedError
 
 
 class Asked:
-    """Works that a test controls: each does what it is told, and all are written down."""
+    """Adds works with a given behaviour to a lane, and records their calls."""
 
     def __init__(self) -> None:
         self.lane = Lane("test")
@@ -59,30 +59,30 @@ def asked() -> Iterator[Asked]:
     made.lane.close(PeerClosedError("the test is over"))
 
 
-def test_who_waits_does_it_himself_if_nothing_is_before_him(asked: Asked) -> None:
+def test_a_waiting_caller_runs_the_work_if_the_lane_is_empty(asked: Asked) -> None:
     assert asked.ask("first", wait=True).is_completed()
     assert asked.done == [("first", threading.get_ident())]
 
 
-def test_works_end_in_the_order_in_which_they_were_asked_for(asked: Asked) -> None:
+def test_works_end_in_the_order_of_their_requests(asked: Asked) -> None:
     go = threading.Event()
     works = [asked.ask("0", until=go), *(asked.ask(str(i), wait=i % 3 == 0) for i in range(1, 20))]
     assert asked.names == []
-    assert not works[3].is_completed()  # who waits is not let before
+    assert not works[3].is_completed()  # a waiting caller does not overtake earlier work
     go.set()
     assert all(work.wait() for work in works)
     assert asked.names == [str(i) for i in range(20)]
     assert threading.get_ident() not in dict.fromkeys(thread for _, thread in asked.done)
 
 
-def test_an_error_is_for_whoever_waits_and_for_his_future(asked: Asked) -> None:
+def test_an_error_is_raised_by_wait_and_by_the_future(asked: Asked) -> None:
     work = asked.ask("wrong", error=ValueError("so and so"))
     with pytest.raises(ValueError, match="so and so"):
         work.wait()
     assert isinstance(work.exception(), ValueError)
     assert work.is_completed()
     assert not work.is_success()
-    with pytest.raises(Exception, match="so and so"):  # what C++ makes of it
+    with pytest.raises(Exception, match="so and so"):  # C++ converts the error to another type
         work.get_future().wait()
     assert asked.ask("next", wait=True).wait()
 
@@ -96,7 +96,7 @@ def test_a_future_asked_for_before_or_after_the_end_has_the_results(asked: Asked
     assert work.get_future().wait()[0].item() == 1.0
 
 
-def test_who_waits_for_too_long_has_it_given_up(asked: Asked) -> None:
+def test_a_wait_beyond_its_timeout_gives_the_work_up(asked: Asked) -> None:
     work = asked.ask("endless", until=asked.ending, error=ValueError("given up"))
     with pytest.raises(ValueError, match="given up"):
         work.wait(timedelta(seconds=0.05))
@@ -104,8 +104,8 @@ def test_who_waits_for_too_long_has_it_given_up(asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_what_nobody_waits_for_is_watched_as_well(asked: Asked, wait: bool) -> None:
-    """Waiting for a future, as DDP does, or in the call itself, has no timeout of its own."""
+def test_work_without_a_waiting_caller_times_out_too(asked: Asked, wait: bool) -> None:
+    """A caller waiting for a future (like DDP), or in the call, sets no timeout."""
     began = time.monotonic()
     work = asked.ask("endless", wait=wait, until=asked.ending, timeout_s=0.1)
     work.get_future().wait()
@@ -114,8 +114,8 @@ def test_what_nobody_waits_for_is_watched_as_well(asked: Asked, wait: bool) -> N
 
 
 @pytest.mark.timeout(20)
-def test_a_callback_may_ask_for_more_and_wait_for_it(asked: Asked) -> None:
-    """As DDP's communication hooks do."""
+def test_a_callback_may_add_work_and_wait_for_it(asked: Asked) -> None:
+    """DDP's communication hooks do the same."""
     go = threading.Event()
     work = asked.ask("first", until=go)
 
@@ -130,7 +130,7 @@ def test_a_callback_may_ask_for_more_and_wait_for_it(asked: Asked) -> None:
     assert asked.names == ["first", "second", "third"]
 
 
-def test_an_error_reaches_who_asks_for_the_future_before_the_end(asked: Asked) -> None:
+def test_an_error_reaches_a_future_requested_before_the_end(asked: Asked) -> None:
     go = threading.Event()
     work = asked.ask("wrong", until=go, error=ValueError("so and so"))
     seen: list[str] = []
@@ -146,14 +146,14 @@ def test_an_error_reaches_who_asks_for_the_future_before_the_end(asked: Asked) -
     assert seen == ["error"]
 
 
-def test_a_closed_lane_ends_what_waits_and_begins_nothing(asked: Asked) -> None:
+def test_a_closed_lane_fails_waiting_work_and_starts_none(asked: Asked) -> None:
     go = threading.Event()
     running, waiting = asked.ask("running", until=go), asked.ask("waiting")
     assert not asked.lane.drain(0.05)
     closing = threading.Thread(target=asked.lane.close, args=(PeerClosedError("it is over"),))
     closing.start()
     time.sleep(0.05)
-    assert closing.is_alive()  # what runs is waited for
+    assert closing.is_alive()  # close() waits for running work
     go.set()
     closing.join(10)
     assert running.wait()
@@ -166,7 +166,7 @@ def test_a_closed_lane_ends_what_waits_and_begins_nothing(asked: Asked) -> None:
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_lane_can_be_closed_from_within(asked: Asked, wait: bool) -> None:
-    """As garbage collection may do."""
+    """Garbage collection may close a lane."""
 
     def close() -> None:
         asked.lane.close(PeerClosedError("it is over"))

@@ -1,4 +1,4 @@
-"""Order, ends and failures of what a group puts into streams, on a GPU that is played."""
+"""Order, completion and failures of a group's work in streams, on a played GPU."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from r2serve.engines.torch.stream import StreamWork
 from r2serve.errors import AbortedError, InvalidArgumentError, PeerLostError, R2cclError
 
 CUDA = torch.device("cuda", 0)
-SOON_S = 0.03  # has others wait for what comes, or for what does not
+SOON_S = 0.03  # delay of an awaited event, or timeout for an event that never comes
 LOST = PeerLostError("rank 1 is gone")
 FAILED = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 class PlayedStream:
-    """Things one after another, which are done when the test says so."""
+    """Items in order; the test decides when items are done."""
 
     def __init__(self, done: list[str]) -> None:
         self.given: list[str | PlayedPlace] = []
-        self.count = 0  # of those that were done
+        self.count = 0  # number of done items
         self.moved = threading.Event()
         self._done = done
 
     def advance(self, last: str | None = None) -> None:
-        """Do what is in it, or up to ``last``, as far as no other stream has to come first."""
+        """Does all items, or those up to `last`, until an item waits for another stream."""
         for each in self.given[self.count :]:
             if isinstance(each, str):
                 self._done.append(each)
@@ -48,7 +48,7 @@ class PlayedStream:
 
 
 class PlayedPlace:
-    """A :class:`StreamPoint`, in the stream that is current."""
+    """A fake :class:`StreamPoint`, in the current stream."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._stream = group, group.current
@@ -66,7 +66,7 @@ class PlayedPlace:
 
 
 class PlayedComm:
-    """A communicator, of the host or of a GPU, that writes down how it was ended."""
+    """A communicator of the host or of a GPU that records how it was ended."""
 
     def __init__(self) -> None:
         self.device = CUDA
@@ -87,7 +87,7 @@ class PlayedComm:
 
 
 class Group:
-    """What a group does in streams, and a GPU that has three of them."""
+    """The streams of a group, on a played GPU with three streams."""
 
     def __init__(self) -> None:
         self.streams = stream.Streams()
@@ -98,7 +98,7 @@ class Group:
         self.done: list[str] = []
         self.own, self.other, self.caller = (PlayedStream(self.done) for _ in range(3))
         self.current = self.caller
-        self.capturing, self.later_s = False, 0.0  # later than it is
+        self.capturing, self.later_s = False, 0.0  # offset of the fake clock in seconds
 
     def open(self, device: torch.device = CUDA, timeout_s: float = 60.0) -> Any:
         return self.streams.comm_on(device, self.make_host, timeout_s)
@@ -114,7 +114,7 @@ class Group:
             raise ValueError("so and so")
 
     def run(self) -> None:
-        for each in (self.own, self.other, self.caller) * 3:  # the caller's as late as can be
+        for each in (self.own, self.other, self.caller) * 3:  # the caller's stream last
             each.advance()
 
     @contextmanager
@@ -134,7 +134,8 @@ class Group:
 @pytest.fixture
 def unmade(monkeypatch: pytest.MonkeyPatch) -> Group:
     group = Group()
-    monkeypatch.setattr(LOST, "__traceback__", None)  # at the end, or groups would live on
+    # restored at the end, because a traceback would keep groups alive
+    monkeypatch.setattr(LOST, "__traceback__", None)
     clock = Mock(monotonic=lambda: time.monotonic() + group.later_s, sleep=time.sleep)
     monkeypatch.setattr(stream, "time", clock)
     monkeypatch.setattr(stream, "StreamPoint", lambda _: PlayedPlace(group))
@@ -166,7 +167,7 @@ def state(work: StreamWork) -> tuple[bool, bool, BaseException | None]:
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("wait", ["wait", "result", "synchronize"])
-def test_to_wait_is_to_come_after(group: Group, wait: str, beside: bool) -> None:
+def test_a_wait_orders_a_stream_after_the_work(group: Group, wait: str, beside: bool) -> None:
     work = group.ask(beside=beside)
     with group.entered(group.other):
         getattr(work, wait)()
@@ -178,14 +179,14 @@ def test_to_wait_is_to_come_after(group: Group, wait: str, beside: bool) -> None
 
 
 @pytest.mark.parametrize("failure", [None, LOST])
-def test_who_gives_a_limit_waits_himself(group: Group, failure: R2cclError | None) -> None:
+def test_a_wait_with_a_timeout_blocks_the_caller(group: Group, failure: R2cclError | None) -> None:
     work = group.ask()
     group.end_soon("sum", failure)
     assert error_of(lambda: work.wait(timedelta(seconds=30))) is failure
     assert (group.done, group.comm.calls) == (["sum"], [])
 
 
-def test_what_takes_longer_than_the_limit_is_aborted(group: Group) -> None:
+def test_work_beyond_the_timeout_of_a_wait_is_aborted(group: Group) -> None:
     late = "sum has not ended within 0.03 s (timeout)"
     with pytest.raises(AbortedError) as raised:
         group.ask().wait(timedelta(seconds=SOON_S))
@@ -194,7 +195,7 @@ def test_what_takes_longer_than_the_limit_is_aborted(group: Group) -> None:
 
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("ask", ["wait", "result", "synchronize", "get_future"])
-def test_a_failure_is_for_whoever_asks(group: Group, ask: str, ended: bool) -> None:
+def test_a_failure_is_raised_by_every_query(group: Group, ask: str, ended: bool) -> None:
     work = group.ask()
     group.comm.failure = LOST
     if ended:
@@ -204,7 +205,7 @@ def test_a_failure_is_for_whoever_asks(group: Group, ask: str, ended: bool) -> N
 
 
 @pytest.mark.parametrize("look", ["is_completed", "is_success", "exception", "wait"])
-def test_what_was_seen_to_end_soundly_does_not_fail_later(group: Group, look: str) -> None:
+def test_a_completed_work_does_not_fail_later(group: Group, look: str) -> None:
     work = group.ask()
     group.run()
     getattr(work, look)()
@@ -214,11 +215,11 @@ def test_what_was_seen_to_end_soundly_does_not_fail_later(group: Group, look: st
     assert error_of(group.ask("next").wait) is LOST
 
 
-def test_results_are_for_whoever_goes_on_in_a_stream(unmade: Group) -> None:
+def test_results_are_available_before_the_work_completes(unmade: Group) -> None:
     unmade.comm.device = torch.device("cpu")
     unmade.open(unmade.comm.device)
     work = unmade.ask(beside=True)
-    assert "sum" in unmade.caller.given  # there is none beside
+    assert "sum" in unmade.caller.given  # the host has no second stream
     assert work.wait() is work.wait(timedelta(0)) is True
     for ask in (work.result, lambda: work.get_future().value()):
         assert ask()[0] is unmade.results[0]
@@ -237,10 +238,10 @@ def test_a_future_is_done_in_the_stream_of_its_work(
     future.assert_called_with(devices=[CUDA])
 
 
-def test_what_is_captured_is_not_done_now(group: Group) -> None:
+def test_captured_work_is_not_executed_at_capture(group: Group) -> None:
     group.capturing = True
     work = group.ask(timeout_s=1.0)
-    assert work.wait(timedelta(seconds=30))  # at once
+    assert work.wait(timedelta(seconds=30))  # returns at once
     group.later_s = 100
     group.streams.end_what_is_overdue()
     assert (group.streams.idle(), group.done, group.comm.calls) == (True, [], [])
@@ -251,7 +252,7 @@ def test_what_is_captured_is_not_done_now(group: Group) -> None:
     assert isinstance(error_of(group.streams.settled), InvalidArgumentError)
 
 
-def test_what_is_put_beside_follows_the_caller_who_goes_on(group: Group) -> None:
+def test_work_in_the_side_stream_follows_the_callers_earlier_work(group: Group) -> None:
     group.put("before")
     group.ask(beside=True)
     group.put("after")
@@ -265,7 +266,7 @@ def test_what_is_put_beside_follows_the_caller_who_goes_on(group: Group) -> None
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("second", [False, True])
-def test_each_follows_the_last_in_whatever_stream(group: Group, first: bool, second: bool) -> None:
+def test_each_work_follows_the_last_in_any_stream(group: Group, first: bool, second: bool) -> None:
     group.ask("first", beside=first)
     with group.entered(group.other):
         group.ask("second", beside=second)
@@ -273,7 +274,7 @@ def test_each_follows_the_last_in_whatever_stream(group: Group, first: bool, sec
     assert group.done == ["first", "second"]
 
 
-def test_what_is_captured_follows_nothing_outside_nor_goes_before(group: Group) -> None:
+def test_captured_work_is_not_ordered_with_work_outside(group: Group) -> None:
     group.ask("before")
     group.capturing = True
     with group.entered(group.other):
@@ -287,7 +288,7 @@ def test_what_is_captured_follows_nothing_outside_nor_goes_before(group: Group) 
     assert group.other.given == ["captured"]
 
 
-def test_what_could_not_be_put_or_has_ended_is_not_running(group: Group) -> None:
+def test_failed_and_ended_works_are_not_running(group: Group) -> None:
     group.ask("first")
     with pytest.raises(ValueError, match="so and so"):
         group.ask("wrong", beside=True)
@@ -311,17 +312,17 @@ def failed(group: Group) -> Iterator[Group]:
         yield group
 
 
-def test_what_a_failed_gpu_was_at_has_not_ended(failed: Group) -> None:
+def test_work_on_a_failed_gpu_has_not_ended(failed: Group) -> None:
     for ask in ("is_completed", "is_success", "wait", "result"):
         with pytest.raises(RuntimeError, match="CUDA error"):
             getattr(failed.work, ask)()
     assert failed.work.exception() is FAILED
     assert not failed.streams.idle()
     failed.comm.failure = LOST
-    assert failed.work.exception() is LOST  # it says more
+    assert failed.work.exception() is LOST  # the loss of a peer explains more than a CUDA error
 
 
-def test_peers_are_told_of_a_failed_gpu_when_its_time_is_up_or_its_group_ends(
+def test_peers_are_notified_of_a_failed_gpu_at_the_timeout_or_the_end(
     failed: Group,
 ) -> None:
     failed.streams.end_what_is_overdue()
@@ -333,25 +334,25 @@ def test_peers_are_told_of_a_failed_gpu_when_its_time_is_up_or_its_group_ends(
     assert failed.comm.calls[-2:] == ["abort: the process group is shut down", "close"]
 
 
-def test_a_failed_gpu_is_not_waited_for_at_the_end(failed: Group) -> None:
+def test_the_end_does_not_wait_for_a_failed_gpu(failed: Group) -> None:
     began_s = time.monotonic()
     failed.streams.drain(60.0)
     assert time.monotonic() - began_s < 30
 
 
-def test_the_first_that_is_overdue_is_named(group: Group) -> None:
+def test_the_first_overdue_work_is_named(group: Group) -> None:
     for what, timeout_s in (("first", 100.0), ("second", 300.0), ("third", 200.0)):
         group.ask(what, timeout_s=timeout_s)
     group.caller.advance("first")
     for group.later_s in (0.0, 150.0, 250.0, 350.0):
         group.streams.end_what_is_overdue()
-    assert [*dict.fromkeys(group.comm.calls)] == [  # the watcher may have looked, too
+    assert [*dict.fromkeys(group.comm.calls)] == [  # the watcher thread may add calls
         "abort: third has not ended within 200 s (timeout)",
         "abort: second has not ended within 300 s (timeout)",
     ]
 
 
-def test_what_nobody_waits_for_is_watched(group: Group) -> None:
+def test_overdue_work_is_aborted_without_a_waiting_caller(group: Group) -> None:
     group.ask(timeout_s=SOON_S)
     assert group.comm.aborted.wait(20)
     assert group.comm.calls[0] == "abort: sum has not ended within 0.03 s (timeout)"
@@ -372,7 +373,7 @@ def test_a_group_is_idle_when_all_has_ended(group: Group) -> None:
 
 
 @pytest.mark.parametrize("failure", [None, LOST])
-def test_a_barrier_waits_for_what_is_there(group: Group, failure: R2cclError | None) -> None:
+def test_a_barrier_waits_for_earlier_work(group: Group, failure: R2cclError | None) -> None:
     group.put("before")
     settled = group.streams.settled()
     group.put("after")
@@ -383,7 +384,7 @@ def test_a_barrier_waits_for_what_is_there(group: Group, failure: R2cclError | N
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_who_leaves_ends_what_runs_and_closes_once(group: Group, running: bool) -> None:
+def test_closing_aborts_running_work_and_closes_once(group: Group, running: bool) -> None:
     if running:
         group.ask()
     group.streams.close()
@@ -397,26 +398,26 @@ def test_a_group_has_one_communicator_on_one_device(unmade: Group) -> None:
     assert isinstance(error_of(unmade.open), InvalidArgumentError)
     unmade.capturing = False
     assert unmade.open(timeout_s=99.5) is unmade.open() is unmade.comm
-    with pytest.raises(InvalidArgumentError, match=r"is on cuda:1; .* had one on cuda:0,"):
+    with pytest.raises(InvalidArgumentError, match=r"is on cuda:1; must be on cuda:0,"):
         unmade.open(torch.device("cuda", 1))
     unmade.make_comm.assert_called_once_with(unmade.host, CUDA)
     timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
     assert all(each.finished.is_set() for each in timers if each.interval == 99.5)
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_again(unmade: Group) -> None:
+def test_a_missing_rank_is_awaited_only_once(unmade: Group) -> None:
     def wait(*_: object) -> None:
         assert unmade.host.aborted.wait(10)
         raise LOST
 
     unmade.make_comm.side_effect = wait
     assert [error_of(lambda: unmade.open(timeout_s=SOON_S)) for _ in range(2)] == [LOST, LOST]
-    late = "a rank has not come to the first GPU collective within 0.03 s (timeout)"
+    late = "a rank has not joined the first GPU collective within 0.03 s (timeout)"
     assert unmade.host.calls == [f"abort: {late}", "close"]
     unmade.make_host.assert_called_once()
 
 
-def test_a_group_may_end_while_ranks_are_waited_for(unmade: Group) -> None:
+def test_a_group_may_end_while_it_waits_for_ranks(unmade: Group) -> None:
     def end(*_: object) -> PlayedComm:
         unmade.streams.abort("early")
         unmade.streams.close()
@@ -429,11 +430,11 @@ def test_a_group_may_end_while_ranks_are_waited_for(unmade: Group) -> None:
 
 
 def test_garbage_collection_may_close_while_the_watcher_looks(unmade: Group) -> None:
-    class Owner:  # as R2cclGroup: ends its streams when it is collected
+    class Owner:  # like R2cclGroup, ends its streams when collected
         itself: Owner
 
     owner = Owner()
-    owner.itself = owner  # only the collector finds it
+    owner.itself = owner  # only the garbage collector finds the cycle
     weakref.finalize(owner, unmade.streams.close)
     unmade.open()
     unmade.ask(timeout_s=0.0)
@@ -452,16 +453,16 @@ def test_garbage_collection_may_close_while_the_watcher_looks(unmade: Group) -> 
     assert not watcher.is_alive()
 
 
-def test_what_a_failed_put_left_is_followed_too(group: Group) -> None:
+def test_work_left_by_a_failed_put_keeps_its_order(group: Group) -> None:
     with pytest.raises(ValueError, match="so and so"):
-        group.ask("wrong", beside=True)  # is in the stream, and put() has raised after
+        group.ask("wrong", beside=True)  # put() adds the work to the stream and raises afterwards
     with group.entered(group.other):
         group.ask("next")
     group.other.advance()
     assert group.done == []
 
 
-def test_a_place_that_cannot_be_had_leaves_nothing_running(
+def test_a_failed_stream_point_leaves_nothing_running(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "StreamPoint", Mock(side_effect=RuntimeError("CUDA error")))
@@ -470,7 +471,7 @@ def test_a_place_that_cannot_be_had_leaves_nothing_running(
     assert group.streams.idle()
 
 
-def test_what_has_been_seen_to_end_is_not_looked_at_again(group: Group) -> None:
+def test_completed_work_is_not_queried_again(group: Group) -> None:
     group.ask(timeout_s=60.0)
     group.run()
     assert group.streams.idle()

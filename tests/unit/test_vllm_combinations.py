@@ -1,4 +1,4 @@
-"""Options of vLLM that exclude r2ccl are refused at start; others are not."""
+"""Options of vLLM that exclude r2ccl are refused at start; others are accepted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Cuda(CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """vLLM's own part needs a GPU."""
+        """Skips vLLM's part, which needs a GPU."""
 
 
 OnGpus = make_platform(Cuda, "R2cclPlatformOfThisTest")
@@ -52,12 +52,12 @@ def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     releases.warn_if_unsupported.cache_clear()
 
 
-# vLLM allows these on GPUs alone, so the tests set them after vLLM's own checks.
+# vLLM allows these only on GPUs, so the tests set the options after vLLM's checks.
 ON_GPUS = ("enable_eplb", "enable_elastic_ep", "all2all_backend")
 
 
 def engine(**parallel: Any) -> Any:
-    """vLLM's configuration of an engine."""
+    """Returns vLLM's configuration of an engine."""
     communicator = parallel.pop("communicator", None)
     later = {key: parallel.pop(key) for key in ON_GPUS if key in parallel}
     made = VllmConfig(parallel_config=ParallelConfig(**parallel))
@@ -68,7 +68,7 @@ def engine(**parallel: Any) -> Any:
 
 
 def refusal(monkeypatch: pytest.MonkeyPatch, platform: Any = OnGpus, **parallel: Any) -> str:
-    """The words of the refusal; empty: the engine may start."""
+    """Returns the error text of the refusal; empty = the engine may start."""
     return refused(monkeypatch, engine(**parallel), platform)
 
 
@@ -95,7 +95,7 @@ BACKENDS = [
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_exchange_of_experts_past_r2ccl_is_refused(
+def test_an_exchange_of_experts_outside_r2ccl_is_refused(
     monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     said = refusal(monkeypatch, **EXPERTS, **REPLICAS, all2all_backend=backend)
@@ -103,24 +103,24 @@ def test_an_exchange_of_experts_past_r2ccl_is_refused(
     assert "must be allgather_reducescatter, or --distributed-backend default" in said
 
 
-def test_a_moe_backend_with_an_exchange_of_its_own_is_refused(
+def test_a_moe_backend_with_a_separate_exchange_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = engine(**EXPERTS, **REPLICAS, all2all_backend="passthrough")
     config.kernel_config.moe_backend = "flashinfer_moe_ep_deep_gemm"
     said = refused(monkeypatch, config)
     assert said.startswith("--moe-backend is 'flashinfer_moe_ep_deep_gemm', which exchanges tokens")
-    assert "must be one without an exchange of its own, such as auto, or --distributed" in said
+    assert "must be a back end that does not exchange tokens itself, such as auto, or --" in said
 
 
 @pytest.mark.parametrize(
     "fine",
     [
         {**EXPERTS, **REPLICAS, "all2all_backend": "allgather_reducescatter"},
-        # Without experts in parallel, or with nothing to exchange, vLLM ignores the option.
+        # Without parallel experts, or without an exchange, vLLM ignores the option.
         {**REPLICAS, "all2all_backend": "deepep_low_latency"},
         {**EXPERTS, **TWO_NODES, "all2all_backend": "deepep_low_latency"},
-        # All experts of a stage are on one node: vLLM's own communicator carries them.
+        # All experts of a stage are on the same node: vLLM's communicator carries the exchange.
         {**EXPERTS, **ONE_NODE, "all2all_backend": "deepep_low_latency"},
         {
             **EXPERTS,
@@ -130,7 +130,7 @@ def test_a_moe_backend_with_an_exchange_of_its_own_is_refused(
             "enable_eplb": True,
             "communicator": "pynccl",
         },
-        # The worker alone knows the nodes of the other replicas.
+        # Only a worker knows the nodes of the other replicas.
         {**EXPERTS, **REPLICAS, "data_parallel_external_lb": True, "all2all_backend": "nixl_ep"},
         {**EXPERTS, **TWO_NODES, "enable_eplb": True, "communicator": "torch_nccl"},
         {**EXPERTS, **TWO_NODES, "enable_eplb": True, "communicator": "torch_gloo"},
@@ -139,7 +139,9 @@ def test_a_moe_backend_with_an_exchange_of_its_own_is_refused(
     ],
     ids=str,
 )
-def test_what_works_is_not_refused(monkeypatch: pytest.MonkeyPatch, fine: dict[str, Any]) -> None:
+def test_supported_combinations_are_accepted(
+    monkeypatch: pytest.MonkeyPatch, fine: dict[str, Any]
+) -> None:
     assert refusal(monkeypatch, **fine) == ""
 
 
@@ -149,8 +151,8 @@ def test_nothing_is_refused_without_the_flag(monkeypatch: pytest.MonkeyPatch) ->
     OnGpus.check_and_update_config(config)
 
 
-def test_the_cpu_has_one_exchange_of_experts_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM warns and goes on with allgather_reducescatter."""
+def test_the_cpu_platform_has_a_single_exchange_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM logs a warning and continues with allgather_reducescatter."""
     monkeypatch.setattr(CpuPlatform, "check_and_update_config", lambda _: None)
     ours = make_platform(CpuPlatform, "R2cclCpuPlatform")
     assert refusal(monkeypatch, ours, **EXPERTS, **REPLICAS, all2all_backend="nixl_ep") == ""
@@ -177,14 +179,14 @@ def test_nccl_for_the_placement_of_experts_is_refused(
     assert "must be nixl, torch_gloo or torch_nccl" in said
 
 
-def test_every_rank_may_be_a_node_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_per_rank_nodes_count_as_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {**EXPERTS, **ONE_NODE, "all2all_backend": "nixl_ep"}
     assert refusal(monkeypatch, **asked) == ""
     monkeypatch.setenv("R2CCL_NODE", "per-rank")
     assert refusal(monkeypatch, **asked).startswith("--all2all-backend is 'nixl_ep'")
 
 
-def test_replicas_that_the_environment_makes_may_be_anywhere(
+def test_replicas_from_the_environment_are_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_DP_SIZE", "2")
@@ -198,9 +200,7 @@ def test_replicas_that_the_environment_makes_may_be_anywhere(
         ("eplb:0", {"enable_eplb": True, "communicator": "pynccl"}, "--eplb-config.communicator"),
     ],
 )
-def test_a_worker_asks_again_of_the_group_that_it_has(
-    group: str, asked: dict[str, Any], option: str
-) -> None:
+def test_a_worker_checks_its_groups_again(group: str, asked: dict[str, Any], option: str) -> None:
     config = engine(**REPLICAS, **asked)
     with pytest.raises(ConfigError, match=option):
         combinations.refuse_in_group(group, config)
@@ -218,7 +218,7 @@ def test_a_group_is_refused_before_it_connects(monkeypatch: pytest.MonkeyPatch) 
     connect.assert_not_called()
 
 
-# Releases
+# ---- supported releases ----
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_release_out_of_the_supported_range_is_named_once(
         assert "(vllm>=0.32,<0.34)" in line
 
 
-def test_the_package_asks_for_the_releases_that_are_supported() -> None:
+def test_the_package_requires_the_supported_releases() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["vllm"] == [f"vllm{releases.SUPPORTED}"]
 

@@ -1,4 +1,4 @@
-"""The fused operation replaces three only where one kernel can do all of them."""
+"""The fused operation replaces three operations only if a single kernel can do all of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PER_RANK = {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": "127.0.0.1"}
 
 
 def of_gpus(nodes: Sequence[int], most_bytes: int) -> Any:
-    """The communicator of a group over GPUs, without its rails; slots take ``most_bytes``."""
+    """Returns the communicator of a group over GPUs, without rails; slots take `most_bytes`."""
     size = 4 * 1024
     memory = (ctypes.c_uint8 * size)()
     core = Mock()
@@ -61,7 +61,7 @@ def the_pass(
     dtype: torch.dtype = torch.bfloat16,
     **compilation: Any,
 ) -> fusion.AllReduceAddRmsNormPass:
-    """The compiler's pass of a group; registered patterns are not traced."""
+    """Returns the compiler's pass of a group; registered patterns are not traced."""
     group = SimpleNamespace(device_communicator=communicator, unique_name="tp:0")
     monkeypatch.setattr(fusion, "get_tp_group", lambda: group)
     monkeypatch.setattr(
@@ -87,7 +87,7 @@ def test_two_nodes_of_eight_keep_vllms_passes(
         made = the_pass(monkeypatch, of_gpus([0] * 8 + [1] * 8, STAGING // 16))
     assert made._pattern_replacements == []
     assert not made.is_applicable_for_range(Range(1, 1))
-    assert why_three(said()) == "16 ranks are on 2 nodes; each rank must be on a node of its own"
+    assert why_three(said()) == "16 ranks are on 2 nodes; each rank must be on a separate node"
 
 
 def why_three(lines: list[str]) -> str:
@@ -118,7 +118,7 @@ def why_three(lines: list[str]) -> str:
         (17, HIDDEN, torch.bfloat16, STAGING, "the group has 17 ranks; the limit is 16"),
     ],
 )
-def test_what_no_kernel_takes_stays_three_operations(
+def test_rows_without_a_kernel_stay_three_operations(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     said: Callable[[], list[str]],
@@ -148,7 +148,7 @@ def test_what_no_kernel_takes_stays_three_operations(
         ([8192], [], False),
     ],
 )
-def test_ranges_that_are_all_too_large_are_named(
+def test_too_large_ranges_are_named(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     said: Callable[[], list[str]],
@@ -171,7 +171,7 @@ def test_ranges_that_are_all_too_large_are_named(
         )
 
 
-def test_one_rank_a_node_is_fused_up_to_what_its_slots_hold(
+def test_one_rank_a_node_is_fused_up_to_the_size_of_its_slots(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: Callable[[], list[str]]
 ) -> None:
     with caplog.at_level(logging.INFO, logger="r2serve"):
@@ -185,7 +185,7 @@ def test_one_rank_a_node_is_fused_up_to_what_its_slots_hold(
 @pytest.mark.parametrize("ranks", [2, 3, 7, 16])
 @pytest.mark.parametrize("hidden", [64, 2880, HIDDEN, 16384])
 @pytest.mark.parametrize("staging", [1024**2, STAGING, 12_345_678])
-def test_ranges_end_where_the_operation_does(ranks: int, hidden: int, staging: int) -> None:
+def test_ranges_end_at_the_limit_of_the_operation(ranks: int, hidden: int, staging: int) -> None:
     communicator = of_gpus(list(range(ranks)), fusion_range.slot_bytes(staging, ranks))
     rows = fusion_range.most_rows(staging, ranks, hidden, torch.bfloat16)
     assert rows == 0 or communicator.fuses((rows, hidden), torch.bfloat16)
@@ -193,7 +193,7 @@ def test_ranges_end_where_the_operation_does(ranks: int, hidden: int, staging: i
 
 
 @pytest.mark.parametrize(("ranks", "staging"), [(2, STAGING), (2, 1024**2 + 384), (3, 12_345_678)])
-def test_a_slot_is_as_large_as_the_cores(ranks: int, staging: int, fake_cuda: Path) -> None:
+def test_the_slot_size_equals_the_cores(ranks: int, staging: int, fake_cuda: Path) -> None:
     port = free_port()
 
     def most_bytes(rank: int) -> int:
@@ -223,7 +223,7 @@ class Cuda(CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """vLLM's own part needs a GPU."""
+        """Skips vLLM's part, which needs a GPU."""
 
 
 OnGpus = make_platform(Cuda, "R2cclPlatformOfThisTest")
@@ -235,10 +235,10 @@ def ranges(
     hidden: Sequence[int] = (HIDDEN,),
     **parallel: Any,
 ) -> Any:
-    """vLLM's ranges of compilation after the platform's hook.
+    """Returns vLLM's compile ranges after the platform's hook.
 
     Args:
-        hidden: of a model, and then of its parts and drafts, which share the configuration.
+        hidden: hidden size of a model, then of parts and drafts sharing the configuration.
     """
     for variable in set(flag.CARRIED) - {"R2CCL_FUSE", "R2CCL_NODE"}:
         monkeypatch.delenv(variable, raising=False)
@@ -250,7 +250,8 @@ def ranges(
         scheduler_config=SimpleNamespace(max_num_batched_tokens=8192),
         additional_config={},
     )
-    config.parallel_config.distributed_executor_backend = executor  # vLLM asks for Ray's package
+    # set later, because vLLM looks for Ray's package
+    config.parallel_config.distributed_executor_backend = executor
     monkeypatch.setenv(flag.VARIABLE, "r2ccl")
     for size in hidden:
         config.model_config = SimpleNamespace(
@@ -261,7 +262,7 @@ def ranges(
     return [(each.start, each.end) for each in config.compilation_config.get_compile_ranges()]
 
 
-def test_decode_steps_get_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_steps_get_separate_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ranges(monkeypatch, **PER_RANK) == [(1, CAPACITY), (CAPACITY + 1, 8192)]
     assert Config().gpu_staging_bytes == STAGING
     asked = ranges(monkeypatch, [1024], **PER_RANK)
@@ -269,7 +270,7 @@ def test_decode_steps_get_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     assert ranges(monkeypatch, [CAPACITY], **PER_RANK) == [(1, CAPACITY), (CAPACITY + 1, 8192)]
 
 
-def test_parts_and_drafts_of_a_model_split_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_and_drafts_of_a_model_add_no_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ranges(monkeypatch, hidden=(HIDDEN, HIDDEN, 1280, 2048), **PER_RANK)
     assert found == [(1, CAPACITY), (CAPACITY + 1, 8192)]
 
@@ -277,7 +278,7 @@ def test_parts_and_drafts_of_a_model_split_nothing(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "parallel",
     [
-        {**PER_RANK, "tensor_parallel_size": 16},  # eight a node
+        {**PER_RANK, "tensor_parallel_size": 16},  # 8 ranks on each node
         {**PER_RANK, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
         {"tensor_parallel_size": 2},
         {"tensor_parallel_size": 2, "executor": "ray"},
@@ -286,12 +287,12 @@ def test_parts_and_drafts_of_a_model_split_nothing(monkeypatch: pytest.MonkeyPat
     ],
     ids=["two nodes of eight", "stages", "one node", "Ray", "17 ranks", "32768 elements a row"],
 )
-def test_what_cannot_be_fused_is_compiled_as_before(
+def test_groups_without_fusion_are_compiled_as_before(
     monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any]
 ) -> None:
     assert ranges(monkeypatch, **parallel) == [(1, 8192)]
 
 
-def test_nothing_is_split_where_fusion_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_stay_whole_if_fusion_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("R2CCL_FUSE", "off")
     assert ranges(monkeypatch, **PER_RANK) == [(1, 8192)]

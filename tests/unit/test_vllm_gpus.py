@@ -1,4 +1,4 @@
-"""Shortcomings of GPU, driver and build are named at start, before a worker is made."""
+"""Missing support in GPU, driver and build is reported at start, before a worker is created."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIBRARY = "libcuda.so.1"
 
 
 def a_driver(monkeypatch: pytest.MonkeyPatch, version: int, code: int = 0) -> None:
-    """A driver with ``cuDriverGetVersion`` alone: any other call is an AttributeError."""
+    """Installs a driver with only `cuDriverGetVersion`: any other call is an AttributeError."""
 
     def answer(where: Any) -> int:
         where._obj.value = version
@@ -46,14 +46,14 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", [11000, 11020, 12090, 13000])
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0), None])
-def test_what_goes_together_starts(
+def test_supported_drivers_and_gpus_are_accepted(
     monkeypatch: pytest.MonkeyPatch, version: int, capability: tuple[int, int] | None
 ) -> None:
     a_driver(monkeypatch, version)
     gpus.check(LIBRARY, capability)
 
 
-def test_the_version_is_that_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_version_is_a_cuda_version(monkeypatch: pytest.MonkeyPatch) -> None:
     a_driver(monkeypatch, 12090)
     assert str(gpus.driver_version(LIBRARY)) == "12.9"
 
@@ -69,27 +69,27 @@ def test_a_build_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     a_driver(monkeypatch, 13000)
     said = refused()
     assert said == (
-        "--distributed-backend is 'r2ccl', on GPUs of several nodes, and this build of r2serve has "
+        "--distributed-backend is 'r2ccl' for GPUs on several nodes, but this build of r2serve has "
         "no GPU kernels: install r2serve where nvcc is in PATH, or use --distributed-backend "
         "default, without failover"
     )
 
 
-def test_a_driver_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_old_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     a_driver(monkeypatch, 10020)
     said = refused()
     assert said.startswith("the CUDA driver (R2CCL_CUDA_LIBRARY: libcuda.so.1) is of CUDA 10.2")
     assert said.endswith("it must be of CUDA 11.0 or later")
 
 
-def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     a_driver(monkeypatch, 13000)
     said = refused((7, 5))
     assert said == "the GPU has compute capability 7.5: it must be 8.0 or later"
 
 
 @pytest.mark.parametrize(("version", "code"), [(0, 0), (0, 34), (12000, 999)])
-def test_a_driver_that_does_not_say_is_refused(
+def test_a_driver_without_a_version_is_refused(
     monkeypatch: pytest.MonkeyPatch, version: int, code: int
 ) -> None:
     a_driver(monkeypatch, version, code)
@@ -97,12 +97,12 @@ def test_a_driver_that_does_not_say_is_refused(
 
 
 @pytest.mark.parametrize("library", ["libno-such-driver.so.1", "libc.so.6"])
-def test_what_is_no_driver_is_refused(library: str) -> None:
+def test_a_library_that_is_no_driver_is_refused(library: str) -> None:
     said = refused(library=library)
     assert said.startswith(f"cuda_library (R2CCL_CUDA_LIBRARY) is '{library}', which is no CUDA")
 
 
-# The start of an engine
+# ---- the start of an engine ----
 
 
 class Cuda(CpuPlatform):  # type: ignore[misc]
@@ -114,7 +114,7 @@ class Cuda(CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """vLLM's own part needs a GPU."""
+        """Skips vLLM's part, which needs a GPU."""
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> tuple[int, int]:
@@ -138,7 +138,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("nvml", [True, False])
-def test_an_engine_asks_before_it_makes_workers(
+def test_an_engine_checks_the_gpu_before_it_creates_workers(
     engine: Any, nvml: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without NVML vLLM would initialise CUDA, and forked workers could not use CUDA."""
@@ -172,14 +172,14 @@ REPLICAS = {"data_parallel_size": 2, "data_parallel_size_local": 1}
     ],
     ids=["one node", "external load balancer", "VLLM_DP_SIZE", "Ray's replicas", "Ray"],
 )
-def test_an_engine_that_may_be_on_one_node_needs_none_of_it(
+def test_an_engine_possibly_on_one_node_needs_no_kernels(
     engine: Any,
     monkeypatch: pytest.MonkeyPatch,
     parallel: dict[str, Any],
     environment: dict[str, str],
     spans: str,
 ) -> None:
-    """Groups inside a node keep vLLM's own communicator; workers of other groups check."""
+    """Groups inside a node keep vLLM's communicator; workers of other groups check later."""
     monkeypatch.setattr(_core, "has_kernels", lambda: False)
     engine.parallel_config.nnodes = 1
     for key, value in parallel.items():
@@ -196,7 +196,7 @@ def test_an_engine_that_may_be_on_one_node_needs_none_of_it(
     [{"nnodes": 2}, {"nnodes": 1, **REPLICAS}, {"nnodes": 1, "of_each_rank": True}],
     ids=["nodes", "replicas", "per-rank"],
 )
-def test_an_engine_that_is_known_to_span_nodes_needs_all_of_it(
+def test_an_engine_known_to_span_nodes_needs_kernels(
     engine: Any, monkeypatch: pytest.MonkeyPatch, known: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(_core, "has_kernels", lambda: False)
@@ -209,7 +209,7 @@ def test_an_engine_that_is_known_to_span_nodes_needs_all_of_it(
 
 
 @pytest.mark.parametrize("ordinal", [None, 0, 1])
-def test_a_worker_asks_again_in_the_same_words(
+def test_a_worker_repeats_the_checks_with_the_same_errors(
     monkeypatch: pytest.MonkeyPatch, ordinal: int | None
 ) -> None:
     a_driver(monkeypatch, 13000)

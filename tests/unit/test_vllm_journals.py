@@ -1,4 +1,4 @@
-"""Where vLLM's workers keep their journals when nobody says where."""
+"""The default folder of journals of vLLM's workers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def test_they_have_a_folder_of_the_users_own(folder: Path) -> None:
+def test_the_default_folder_belongs_to_the_user(folder: Path) -> None:
     flag.keep_journals()
     assert os.environ[VARIABLE] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.rmdir()
-    flag.keep_journals()  # on another node, which inherits the choice
+    flag.keep_journals()  # another node inherits the choice
     assert folder.is_dir()
 
 
 @pytest.mark.parametrize("choice", ["", "/tmp"])
-def test_what_the_environment_says_counts(
+def test_the_environment_takes_precedence(
     folder: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
     monkeypatch.setenv(VARIABLE, choice)
@@ -42,14 +42,14 @@ def test_what_the_environment_says_counts(
     assert not folder.exists()
 
 
-def test_a_folder_of_somebody_else_is_not_used(
+def test_a_folder_of_another_user_is_not_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.mkdir()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     flag.keep_journals()
     assert VARIABLE not in os.environ
-    assert "belongs to somebody else" in caplog.text
+    assert "must be a folder of this user" in caplog.text
 
 
 def test_only_the_newest_journals_of_ended_workers_stay(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The list of missing things of ``make gpu-check-vllm``, on machines made of folders."""
+"""The list of missing requirements of `make gpu-check-vllm`, on machines made of folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
-    sys.modules["vllm_needs"] = made  # dataclasses look the module up
+    sys.modules["vllm_needs"] = made  # dataclasses look up their module there
     spec.loader.exec_module(made)
     return made
 
@@ -75,7 +75,7 @@ class Machine:
         return made
 
     def complete(self) -> None:
-        """A GPU machine without gaps; r2serve's core is a copy from this environment."""
+        """Installs a GPU machine without gaps; r2serve's core is a copy from this environment."""
         self.install("vllm", "0.33.0", "vllm/_C_stable_libtorch.abi3.so", **RELEASE)
         self.install("torch", "2.14.0+cu130", "torch/version.py")
         (self.site / "torch/version.py").write_text("cuda: Optional[str] = '13.0'\n")
@@ -117,7 +117,7 @@ class Machine:
         monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
 
     def missing(self) -> dict[str, str]:
-        """Lines of the list by missing thing."""
+        """Returns the lines of the list, by missing requirement."""
         _, found = needs.everything(self.driver, [str(self.site)], self.wheels, self.pyproject)
         said = {each.what: str(each) for each in found}
         assert len(said) == len(found), found
@@ -153,7 +153,7 @@ def test_a_complete_machine_lacks_nothing(complete: Machine) -> None:
     assert complete.missing() == {}
 
 
-def test_the_list_is_whole_and_comes_at_once(machine: Machine) -> None:
+def test_the_list_is_complete_and_quick(machine: Machine) -> None:
     machine.install("torch", "2.13.0+cpu", "torch/version.py")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = machine.run()
@@ -167,11 +167,11 @@ def test_the_list_is_whole_and_comes_at_once(machine: Machine) -> None:
         "r2serve",
     ]
     assert last == f"no GPU here; things missing: {len(lines)}"
-    # Seconds of the processor, the same on a busy machine.
+    # CPU seconds do not depend on the load of the machine.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
 
 
-def test_the_script_ends_with_what_it_found(complete: Machine) -> None:
+def test_the_exit_status_shows_missing_requirements(complete: Machine) -> None:
     (complete.site / "einops-0.8.dist-info/METADATA").unlink()
     (complete.site / "einops-0.8.dist-info/RECORD").unlink()
     (complete.site / "einops-0.8.dist-info").rmdir()
@@ -180,7 +180,7 @@ def test_the_script_ends_with_what_it_found(complete: Machine) -> None:
     assert "missing: einops: found none; right: einops, for vllm 0.33.0" in done.stdout
 
 
-def test_a_driver_that_shows_no_gpu_counts_as_none(machine: Machine) -> None:
+def test_a_driver_without_a_gpu_counts_as_no_gpu(machine: Machine) -> None:
     machine.with_driver(count=0)
     assert "a CUDA driver that shows no GPU" in machine.missing()["GPU"]
     assert machine.run().returncode == needs.NO_GPU
@@ -229,7 +229,7 @@ def test_torch_of_another_release_and_without_cuda(complete: Machine) -> None:
     }
 
 
-def test_what_a_requirement_needs_in_turn(complete: Machine) -> None:
+def test_requirements_of_requirements_are_checked(complete: Machine) -> None:
     for name in ("zstd-1.5", "h11-0.16"):
         shutil.rmtree(complete.site / f"{name}.dist-info")
     assert complete.missing() == {
@@ -246,7 +246,7 @@ def test_without_packaging_the_names_are_looked_up(
     assert set(complete.missing()) == {"packaging", "einops"}
 
 
-def test_a_wheel_counts_as_not_installed_and_says_what_it_needs(machine: Machine) -> None:
+def test_a_wheel_counts_as_not_installed_and_lists_its_requirements(machine: Machine) -> None:
     machine.with_driver()
     made = machine.wheel("0.33.0", "py3-none-any")
     said = machine.missing()
@@ -261,7 +261,7 @@ def test_a_wheel_for_another_machine(machine: Machine) -> None:
     assert "found a wheel for cp38-abi3-manylinux_2_28_sparc; right: one for cp3" in lines[1]
 
 
-def test_a_python_that_the_release_does_not_run_on() -> None:
+def test_a_python_unsupported_by_the_release() -> None:
     release = needs.Release("0.33.0", ">=3.9,<3.10", (), None)
     [said] = needs.of_python(release, needs.packaging())
     assert str(said) == (
@@ -269,7 +269,7 @@ def test_a_python_that_the_release_does_not_run_on() -> None:
     )
 
 
-def test_r2serve_without_a_core_and_with_one_that_does_not_load(complete: Machine) -> None:
+def test_r2serve_without_a_core_or_with_a_broken_core(complete: Machine) -> None:
     core = complete.site / "r2serve/_core.abi3.so"
     core.write_bytes(b"not an object file")
     assert "which does not load (ImportError" in complete.missing()["r2serve's core"]

@@ -1,4 +1,4 @@
-"""Asynchronous outputs of vLLM are given out after the check, with all their other methods."""
+"""Asynchronous outputs of vLLM are returned after the check, with all their other methods."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OfALaterRelease(Of033):
 
 
 def output_of(interface: type[ABC]) -> Any:
-    """A model runner's output, with every method of the interface."""
+    """Returns a model runner's output, with every method of the interface."""
     names = interface.__abstractmethods__
     methods = {name: lambda self, name=name: f"{self.label}: {name}" for name in names}
     made = type("Output", (interface,), methods)()
@@ -96,7 +96,7 @@ def test_a_copy_without_an_output_yet_has_no_attributes() -> None:
         _ = empty.label
 
 
-def test_an_output_is_checked_after_it_has_come(
+def test_an_output_is_checked_after_its_arrival(
     interface: type[ABC], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -109,7 +109,7 @@ def test_an_output_is_checked_after_it_has_come(
     assert calls == ["get_output", "check"]
 
 
-def test_an_output_that_is_void_is_not_given_out(
+def test_an_invalid_output_is_not_returned(
     interface: type[ABC], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -126,7 +126,7 @@ def test_an_output_that_is_void_is_not_given_out(
         assert given.get_kv_connector_output() == "step 7: get_kv_connector_output"
 
 
-def test_memory_of_an_output_is_free_without_the_garbage_collector(interface: type[ABC]) -> None:
+def test_memory_of_an_output_is_freed_without_the_garbage_collector(interface: type[ABC]) -> None:
     output = output_of(interface)
     seen = weakref.ref(output)
     given = worker.trusted(output)

@@ -1,4 +1,4 @@
-"""The sidecar that an engine starts: where, when, and until when."""
+"""The sidecar started by an engine: address, start and end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from r2serve.observe.watch import Watch
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
-    """Command lines, of processes that are not started."""
+    """Records the command lines instead of starting processes."""
     commands: list[list[str]] = []
 
     def note(command: list[str], **_: Any) -> None:
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         ("[::1]:81", ("::1", 81), "http://[::1]:81"),
     ],
 )
-def test_the_flag_says_where(
+def test_the_flag_sets_the_address(
     started: list[list[str]], text: str, where: tuple[str, int], url: str
 ) -> None:
     assert sidecar.url() is None
@@ -64,7 +64,7 @@ def test_the_flag_says_where(
 
 
 @pytest.mark.parametrize("text", ["", "x", "host:", "0", "65536", "host:-1", "host:8 "])
-def test_what_is_no_address_is_refused_by_the_parser(started: list[list[str]], text: str) -> None:
+def test_an_invalid_address_is_refused_by_the_parser(started: list[list[str]], text: str) -> None:
     with pytest.raises(argparse.ArgumentError, match="HOST:"):
         parser().parse_args(["--r2serve-sidecar", text])
     with pytest.raises(ConfigError):
@@ -72,7 +72,7 @@ def test_what_is_no_address_is_refused_by_the_parser(started: list[list[str]], t
     assert sidecar.VARIABLE not in os.environ
 
 
-def test_it_is_started_once_and_watches_the_engine(
+def test_the_sidecar_starts_once_and_watches_the_engine(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sidecar.start_once()
@@ -93,7 +93,7 @@ def test_it_is_started_once_and_watches_the_engine(
     assert (tmp_path / "sidecar.log").exists()
 
 
-def test_a_log_that_cannot_be_written_is_no_reason_to_fail(
+def test_an_unwritable_log_disables_the_sidecar(
     started: list[list[str]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -103,10 +103,10 @@ def test_a_log_that_cannot_be_written_is_no_reason_to_fail(
     monkeypatch.setenv(sidecar.VARIABLE, "8199")
     sidecar.start_once()
     assert started == []
-    assert "no sidecar: " in caplog.text
+    assert "sidecar not started: " in caplog.text
 
 
-def test_it_waits_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sidecar_waits_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "LOOK_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -115,7 +115,7 @@ def test_it_waits_for_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
             assert bound.getsockname()[1] == port
 
 
-def test_it_does_not_wait_for_its_port_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_the_port_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("LOOK_S", 0.02), ("IDLE_S", 0.05), ("PATIENCE_S", 0.05)):
         monkeypatch.setattr(cli, name, value)
     taken = socket.create_server(("127.0.0.1", 0))
@@ -123,17 +123,17 @@ def test_it_does_not_wait_for_its_port_for_ever(monkeypatch: pytest.MonkeyPatch)
         cli._bound("127.0.0.1", taken.getsockname()[1])
 
 
-def test_without_journals_there_is_nothing_to_serve(
+def test_without_journals_no_sidecar_starts(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(sidecar.VARIABLE, "8199")
     monkeypatch.delenv("R2CCL_JOURNAL_DIR")
     sidecar.start_once()
     assert started == []
-    assert "there are no journals" in caplog.text
+    assert "R2CCL_JOURNAL_DIR is not set" in caplog.text
 
 
-def test_it_ends_when_neither_engine_nor_workers_are_left(
+def test_the_sidecar_ends_after_the_engine_and_the_workers(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "IDLE_S", 0.3)
@@ -144,12 +144,12 @@ def test_it_ends_when_neither_engine_nor_workers_are_left(
     ending = threading.Thread(target=cli._end_after, args=(engine.pid, watch, server), daemon=True)
     ending.start()
     ending.join(0.6)
-    assert not server.should_exit  # the engine is there
+    assert not server.should_exit  # the engine is alive
     watch.look()
     engine.kill()
     engine.wait()
     ending.join(0.6)
-    assert not server.should_exit  # a worker is there
+    assert not server.should_exit  # a worker is alive
     pair.close()
     deadline = time.monotonic() + 20
     while not server.should_exit:

@@ -40,11 +40,11 @@ class OfVllm(DeviceCommunicatorBase):  # type: ignore[misc]
 
 
 class Spanning(SpanningCollectives, OfVllm):
-    """As :class:`SpanningCudaCommunicator` is made of the two."""
+    """The classes of :class:`SpanningCudaCommunicator`, with a fake base."""
 
 
 class VllmsWorker:
-    """vLLM's worker at ``checkpoint_prepare``."""
+    """vLLM's worker at `checkpoint_prepare`."""
 
     def checkpoint_prepare(self) -> None:
         parallel_state._apply_to_device_comms(lambda comm: comm.checkpoint_prepare())
@@ -76,9 +76,7 @@ def test_an_engine_that_sleeps_keeps_its_rails(
         parallel_state.resume_device_comms()
     assert groups["calls"] == ["pp:0: suspend", "pp:0: resume"]
     (line,) = said()
-    assert line == (
-        "group tp:0: suspend frees nothing of r2ccl; its rails and its pinned memory stay"
-    )
+    assert line == "group tp:0: suspend frees no memory of r2ccl; rails and pinned memory stay"
 
 
 def test_a_checkpoint_is_refused_before_any_group_is_prepared(groups: dict[str, Any]) -> None:
@@ -93,7 +91,7 @@ def test_a_checkpoint_is_refused_before_any_group_is_prepared(groups: dict[str, 
     assert groups["calls"] == ["pp:0: checkpoint_restore"]
 
 
-def test_a_worker_that_is_not_ours_is_refused_it_by_the_group(groups: dict[str, Any]) -> None:
+def test_the_group_refuses_a_checkpoint_of_another_worker_class(groups: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match="checkpoint_prepare: group tp:0"):
         VllmsWorker().checkpoint_prepare()
 

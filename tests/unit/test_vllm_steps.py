@@ -1,4 +1,4 @@
-"""What vLLM's scheduler says of a step, and what is made of it."""
+"""Conversion of the output of vLLM's scheduler to a step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scheduled(
     return output
 
 
-def test_a_prompt_in_chunks_yields_with_the_last_one() -> None:
+def test_a_chunked_prompt_yields_with_its_last_chunk() -> None:
     known = Attribution(list)
     step = worker.step_of(scheduled(new=[("a", 100, 0, 60), ("b", 10, 4, 6)]), known)
     assert (step.prefill, step.decode, step.yielding) == (["a", "b"], [], ["b"])
@@ -57,18 +57,18 @@ def test_a_prompt_in_chunks_yields_with_the_last_one() -> None:
     assert (step.prefill, step.yielding, set(step.finished)) == (["a"], ["a"], {"b"})
 
 
-def test_steps_of_one_token_a_request_are_alike() -> None:
+def test_one_each_marks_steps_of_one_token_a_request() -> None:
     known = Attribution(list)
-    assert not worker.step_of(scheduled(), known).one_each  # none has a token computed
+    assert not worker.step_of(scheduled(), known).one_each  # no request has a computed token
     assert not worker.step_of(scheduled(new=[("a", 10, 0, 10)]), known).one_each
     assert worker.step_of(scheduled(cached=[("a", 10, 1, 1), ("b", 9, 4, 1)]), known).one_each
-    # Computed again after a preemption, beside one that decodes.
+    # A request is computed again after a preemption, together with a decoding request.
     again = scheduled(cached=[("a", 0, 5, 15), ("b", 9, 4, 1)])
     step = worker.step_of(again, known)
     assert (step.prefill, step.one_each, step.tokens) == ([], False, 16)
 
 
-def test_a_request_that_was_preempted_goes_on() -> None:
+def test_a_preempted_request_continues_as_decode() -> None:
     known = Attribution(list)
     known.began(worker.step_of(scheduled(new=[("a", 10, 0, 10)]), known))
     known.ended(sampled=True)
@@ -95,22 +95,22 @@ def test_a_request_that_was_preempted_goes_on() -> None:
         ("2026_request", "2026_request"),
     ],
 )
-def test_a_request_has_the_name_that_its_client_knows(identity: str, name: str) -> None:
+def test_a_request_has_the_clients_name(identity: str, name: str) -> None:
     assert worker.client_name(identity) == name
 
 
-def test_a_step_does_not_fail_because_of_what_is_noted(
+def test_an_error_while_recording_a_step_does_not_fail_the_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker.process, "has_engines", lambda: True)
     steps = worker.FollowedSteps()
-    steps.began(SimpleNamespace(num_scheduled_tokens={}))  # of a vLLM that is different
+    steps.began(SimpleNamespace(num_scheduled_tokens={}))  # an output without the expected fields
     steps.ended(sampled=True)
     steps.began(scheduled())
-    assert caplog.text.count("is not noted any more") == 1
+    assert caplog.text.count("per-request impact is disabled") == 1
 
 
-def test_a_worker_class_of_vllm_has_a_counterpart_that_is_one() -> None:
+def test_a_worker_class_of_vllm_has_a_subclass() -> None:
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     ours = worker.R2cclCpuWorker

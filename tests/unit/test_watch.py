@@ -1,4 +1,4 @@
-"""What is told of workers while they run: the watch, and the verdict of the probes."""
+"""Running workers: the events of the watch, and the verdict of the probes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def until(done: Callable[[], bool]) -> None:
 
 
 def moves(told: list[NumberedEvent], rail: str) -> list[str]:
-    """Without suspicions: any rail may meet one on a machine that is busy."""
+    """Returns the state changes of a rail, except SUSPECT, which may occur on a busy machine."""
     return [
         one.event.text.partition(" ")[0].replace("SUSPECT->DOWN", "UP->DOWN")
         for one in told
@@ -35,7 +35,7 @@ def moves(told: list[NumberedEvent], rail: str) -> list[str]:
     ]
 
 
-def test_events_are_told_once_and_in_order(pair: Pair) -> None:
+def test_events_are_reported_once_and_in_order(pair: Pair) -> None:
     seen = Watch(pair.folder)
     first = seen.look()
     assert moves(first, "rail1@node0") == ["CONNECTING->PROBATION", "PROBATION->UP"]
@@ -59,16 +59,16 @@ def test_events_are_told_once_and_in_order(pair: Pair) -> None:
     assert abs(new[-1].clock_ns - time.time_ns()) < 20e9
 
 
-def test_events_have_the_same_ids_for_whoever_looks_later(tmp_path: Path) -> None:
+def test_events_have_the_same_ids_for_a_later_watch(tmp_path: Path) -> None:
     pair = Pair(tmp_path, both=True)
     early = Watch(tmp_path)
     stop = threading.Event()
 
     def strike() -> None:
         while not stop.is_set():
-            pair.engine.inject(0, "heal")  # is noted, and changes nothing
+            pair.engine.inject(0, "heal")  # recorded, without any effect
             pair.ends[1].engine.inject(0, "heal")
-            time.sleep(50e-6)  # more than one a microsecond push all later ids on
+            time.sleep(50e-6)  # more than 1 event a microsecond would shift all later ids
 
     striking = threading.Thread(target=strike)
     striking.start()
@@ -82,12 +82,12 @@ def test_events_have_the_same_ids_for_whoever_looks_later(tmp_path: Path) -> Non
     kept = min(len(early.events), len(late.events))
     same = zip(list(early.events)[-kept:], list(late.events)[-kept:], strict=True)
     differ = [(one.id, other.id) for one, other in same if one.id != other.id]
-    # A writer may be put to sleep between the time that it notes and the note.
+    # The kernel may suspend a writer between reading the clock and writing the event.
     assert len(differ) < kept / 100
     pair.close()
 
 
-def test_only_so_many_events_are_kept(pair: Pair) -> None:
+def test_the_number_of_kept_events_is_limited(pair: Pair) -> None:
     seen = Watch(pair.folder, max_events=3)
     pair.cut_and_heal(1)
     new = seen.look()
@@ -96,11 +96,11 @@ def test_only_so_many_events_are_kept(pair: Pair) -> None:
     assert seen.last_id == new[-1].id
 
 
-def test_what_a_rail_carries_is_told(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_byte_rates_of_a_rail_are_measured(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_RATE_S", 0.1)
     seen = Watch(pair.folder)
 
-    def carried() -> bool:  # probes alone
+    def carried() -> bool:  # probes are the only traffic
         seen.look()
         (worker,) = seen.live()
         return len(worker.rates) == 2 and all(rate.tx > 0 < rate.rx for rate in worker.rates)
@@ -108,7 +108,7 @@ def test_what_a_rail_carries_is_told(pair: Pair, monkeypatch: pytest.MonkeyPatch
     until(carried)
 
 
-def test_a_folder_may_come_later_and_a_journal_go(tmp_path: Path) -> None:
+def test_a_folder_may_appear_later_and_a_journal_disappear(tmp_path: Path) -> None:
     folder = tmp_path / "later"
     seen = Watch(folder)
     assert seen.look() == []
@@ -127,7 +127,7 @@ def test_a_folder_may_come_later_and_a_journal_go(tmp_path: Path) -> None:
     assert list(seen.events) == kept
 
 
-def test_what_is_no_journal_is_named_and_left_alone(pair: Pair) -> None:
+def test_an_invalid_journal_is_named_and_skipped(pair: Pair) -> None:
     (pair.folder / "r2ccl-1-1.journal").write_bytes(b"nothing")
     seen = Watch(pair.folder)
     assert seen.look()
@@ -135,7 +135,7 @@ def test_what_is_no_journal_is_named_and_left_alone(pair: Pair) -> None:
     assert seen.unreadable == {"r2ccl-1-1.journal": "7 bytes are too few for a journal"}
 
 
-# --- health ---------------------------------------------------------------------------------------
+# ---- health ----
 
 
 def state_of(pair: Pair) -> health.Health:
@@ -173,10 +173,10 @@ def test_a_process_that_is_silent_fails(pair: Pair, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(watch, "SILENT_S", -1.0)
     found = state_of(pair)
     assert found.status == "failing"
-    assert found.reasons[0].startswith("rank 0: its process has done nothing for ")
+    assert found.reasons[0].startswith("rank 0: the process has had no heartbeat for ")
 
 
-def test_a_stuck_collective_fails_until_it_is_over(tmp_path: Path) -> None:
+def test_a_stuck_collective_fails_until_its_end(tmp_path: Path) -> None:
     port = free_port()
     go = threading.Event()
 
@@ -203,7 +203,7 @@ def test_a_stuck_collective_fails_until_it_is_over(tmp_path: Path) -> None:
 
     def stuck() -> bool:
         reasons = health.examine(seen, stuck_s=0.2).reasons
-        return any(one.startswith("rank 0: in all_reduce of tp:0 for ") for one in reasons)
+        return any(one.startswith("rank 0: all_reduce of tp:0 has run for ") for one in reasons)
 
     until(lambda: status() == "failing" and stuck())
     go.set()

@@ -1,6 +1,6 @@
-"""`vllm serve` is a fork where a test wants that: see tests/forked.py.
+"""Makes `vllm serve` a fork if a test asks for it; see tests/forked.py.
 
-Every interpreter imports this module that has its folder on PYTHONPATH.
+Every interpreter with this folder on PYTHONPATH imports this module.
 """
 
 from __future__ import annotations

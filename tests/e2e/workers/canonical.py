@@ -1,6 +1,6 @@
 """The canonical reduction and random elements in NumPy: the reference of the random collectives.
 
-Written from the rules of docs/architecture.md and sharing nothing with the core.  Arrays are raw
+The code follows the rules of docs/architecture.md and shares no code with the core.  Arrays are raw
 bytes (uint8); `name` is the name of a torch dtype.
 """
 
@@ -32,7 +32,7 @@ _NAN = {
 
 
 def random_bytes(random: np.random.Generator, name: str, count: int) -> np.ndarray:
-    """Elements of which some round, overflow, cancel or are denormal, infinite or NaN."""
+    """Returns random elements; some round, overflow, cancel or are denormal, infinite or NaN."""
     raw = np.frombuffer(random.bytes(count * SIZE[name]), np.uint8)
     if name == "bool":
         return raw & 1
@@ -43,7 +43,7 @@ def random_bytes(random: np.random.Generator, name: str, count: int) -> np.ndarr
 
 
 def reduce(name: str, op: str, inputs: list[np.ndarray], nodes: list[int]) -> np.ndarray:
-    """Fold the ranks of each node in rank order, then the nodes in order of first appearance."""
+    """Reduces the ranks of each node in rank order, then the nodes in order of first appearance."""
     total = None
     with np.errstate(all="ignore"):
         for node in dict.fromkeys(nodes):
@@ -68,7 +68,7 @@ def _widen(raw: np.ndarray, name: str) -> np.ndarray:
 
 
 def _narrow(values: np.ndarray, name: str) -> np.ndarray:
-    """To the dtype, to nearest and ties to even, with one bit pattern for NaN; as bytes."""
+    """Converts to the dtype as bytes: nearest, ties to even, with a single bit pattern for NaN."""
     if name == "bfloat16":
         bits = values.view(np.uint32)
         out = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -95,7 +95,7 @@ def _combine(op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _divide(total: np.ndarray, ranks: int) -> np.ndarray:
-    """Integers are truncated towards zero."""
+    """Divides by the number of ranks; integers are truncated towards zero."""
     if total.dtype.kind == "f":
         return total / total.dtype.type(ranks)
     wide = total.astype(np.int64)

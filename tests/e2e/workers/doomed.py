@@ -1,4 +1,4 @@
-"""A rank of a job in which one rank dies: does its part, and says which error it ends with."""
+"""A rank of a job with a dying rank: runs collectives, and reports the final error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def all_reduces(communicator: Communicator) -> None:
 
 
 def broadcasts(communicator: Communicator) -> None:
-    """From each rank in turn, so that the dead one is at either end."""
+    """Broadcasts from each rank in turn, so that the dead rank is sender and receiver."""
     data = torch.ones(ARGUMENTS["elements"])
     while True:
         for root in range(RANKS):
@@ -29,7 +29,7 @@ def broadcasts(communicator: Communicator) -> None:
 
 
 def a_chain(communicator: Communicator) -> None:
-    """Each rank waits for the one before it: only the victim's successor sees it missing."""
+    """Passes data from rank to rank: only the victim's successor waits for the victim."""
     data = torch.ones(ARGUMENTS["elements"])
     while True:
         if ME != VICTIM:
@@ -40,7 +40,7 @@ def a_chain(communicator: Communicator) -> None:
 
 
 def waiting_for_an_idle_rank(communicator: Communicator) -> None:
-    """Nobody has business with the victim, and he who is waited for is outside of any call."""
+    """Waits for an idle rank outside of any call; no rank communicates with the victim."""
     communicator.barrier()
     if ME == VICTIM or ARGUMENTS["idle"] == ME:
         time.sleep(ARGUMENTS["idle_s"])
@@ -50,7 +50,7 @@ def waiting_for_an_idle_rank(communicator: Communicator) -> None:
 
 
 def idle(communicator: Communicator) -> None:
-    """In no call when it happens; the next one says it."""
+    """Is in no call during the victim's death; the next call reports the error."""
     communicator.barrier()
     time.sleep(ARGUMENTS["idle_s"])
     communicator.barrier()

@@ -1,4 +1,4 @@
-"""A rank whose rails fail and rejoin over and over, and that says what it holds meanwhile."""
+"""A rank with rails that fail and rejoin repeatedly; reports memory, descriptors and threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def up(communicator: Communicator, rail: int) -> bool:
 
 
 def settled(communicator: Communicator) -> dict[str, int]:
-    """What is held with all rails UP and no handshake under way: the least of some looks."""
+    """Returns the minimum of several samples, with all rails UP and no handshake under way."""
     gc.collect()
     looks: list[dict[str, int]] = []
     deadline = time.monotonic() + PATIENCE_S
@@ -29,15 +29,15 @@ def settled(communicator: Communicator) -> dict[str, int]:
         if epochs == [rail.epoch for rail in communicator.rails()]:
             looks.append(look)
         elif time.monotonic() > deadline:
-            raise TimeoutError(f"rails do not come to rest: {communicator.rails()}")
+            raise TimeoutError(f"rails keep changing: {communicator.rails()}")
         time.sleep(0.05)
     return min(looks, key=lambda look: look["descriptors"])
 
 
 def cycle(communicator: Communicator, number: int) -> None:
-    """One rail fails at one end, traffic goes on, and the rail rejoins at both ends."""
+    """A rail fails at one end, traffic continues, and the rail rejoins at both ends."""
     rail, breaker = number % 2, number // 2 % 2
-    # A drop this short may well end before the rail is given up: it comes on top.
+    # A short drop may end before the rail goes DOWN, so a cut follows each drop.
     for fault in ("drop", "cut") if number % 16 == 15 else ("cut",):
         if breaker == ME:
             communicator.inject(rail, fault)

@@ -1,4 +1,4 @@
-"""A rank that opens, uses and closes communicators of one torch group, over and over."""
+"""A rank that repeatedly opens, uses and closes communicators of the same torch group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank whose program differs from the others' at one call."""
+"""A rank of a job; the last rank makes a wrong call in each case."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def one_call_more(c: Communicator) -> None:
 
 
 def other_parts(c: Communicator) -> None:
-    """The same sum of sizes, and so the same tag."""
+    """The sizes differ, but the sum of the sizes and therefore the tag are the same."""
     sizes = [4] * RANKS
     if MISTAKEN:
         sizes[0], sizes[1] = 3, 5
@@ -76,14 +76,14 @@ def main() -> None:
         c = Communicator.standalone(ARGUMENTS["host"], port, ME, RANKS, name=name)
         said = {"case": name, "error": None, "text": ""}
         try:
-            # Others may be through with this one, and at odds about the next, before we are.
+            # A rank may still be in this call while other ranks already disagree on the next call.
             assert c.all_reduce(torch.ones(1))[0] == RANKS
             CASES[name](c)
-            c.barrier()  # who had it right may learn of it only here
+            c.barrier()  # a rank with the right call may get the error only here
         except R2cclError as error:
             said |= {"error": type(error).__name__, "text": str(error)}
         c.close()
-        # The mistake is that communicator's alone.
+        # The mistake must not affect the other communicator.
         said["others"] = lasting.all_reduce(torch.ones(1))[0].item()
         say(said)
     lasting.close()

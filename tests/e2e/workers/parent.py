@@ -1,4 +1,4 @@
-"""How a worker talks with the test that started it: lines of JSON."""
+"""Messages between a worker and the test: lines of JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def say(what: Any) -> None:
 
 
 def hear() -> Any:
-    """What the test says next; ends the process if the test is gone."""
+    """Returns the next message of the test; ends the process if the test has ended."""
     line = sys.stdin.readline()
     if not line:
         os._exit(3)
@@ -29,7 +29,7 @@ def hear() -> Any:
 
 
 class LogLines(logging.Handler):
-    """Keeps the log lines of r2serve, and shows them to whoever reads the standard error."""
+    """Keeps the log lines of r2serve, and prints the lines to standard error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class LogLines(logging.Handler):
 
 
 def resources() -> dict[str, int]:
-    """What this process holds: descriptors, threads, resident bytes."""
+    """Returns the numbers of descriptors, threads and resident bytes of this process."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         pages = int(statm.read().split()[1])
     return {
-        "descriptors": len(os.listdir("/proc/self/fd")) - 1,  # one is the listing itself
+        "descriptors": len(os.listdir("/proc/self/fd")) - 1,  # without the listing's descriptor
         "threads": len(os.listdir("/proc/self/task")),
         "bytes": pages * os.sysconf("SC_PAGE_SIZE"),
     }

@@ -1,4 +1,4 @@
-"""A process of the random collectives: calls, checks every bit, and breaks rails meanwhile."""
+"""A process of the random collectives: makes calls, checks every bit, and injects rail faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED, ME = ARGUMENTS["seed"], ARGUMENTS["rank"]
 
 
 class Faults(threading.Thread):
-    """Cuts, drops and heals this process's rails at random until told to stop."""
+    """Cuts, drops and heals this process's rails at random, until `over` is set."""
 
     def __init__(self, world: Communicator) -> None:
         super().__init__(name="faults")
@@ -48,7 +48,7 @@ class Faults(threading.Thread):
 
 
 class Call:
-    """One step as this rank sees it: inputs of all ranks, arguments, and what must come out."""
+    """A step from the view of a rank: inputs of all ranks, arguments and expected output."""
 
     def __init__(self, step: Step, ranks: int, rank: int) -> None:
         self.step, self.ranks, self.rank = step, ranks, rank
@@ -73,9 +73,9 @@ class Call:
         return 0 if step.kind == "barrier" else step.rows[0][0]
 
     def array(self, raw: np.ndarray) -> torch.Tensor | np.ndarray:
-        """The bytes as the caller of the API has them, the same memory."""
+        """Returns the bytes as a tensor or array for the API, in the same memory."""
         dtype = getattr(torch, self.step.dtype)
-        # A view of no bytes cannot change its dtype.
+        # torch cannot change the dtype of an empty view.
         flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
         tensor = flat.view(-1, self.step.width)
         return tensor.numpy() if self.step.as_numpy else tensor
@@ -96,7 +96,7 @@ class Call:
             at = "another size" if raw.size != wanted.size else np.flatnonzero(raw != wanted)[:8]
             raise AssertionError(f"{self}: wrong at byte {at}")
         if source is not None and not np.array_equal(source, self.inputs[self.rank]):
-            raise AssertionError(f"{self}: its input was changed")
+            raise AssertionError(f"{self}: the input was changed")
 
     def __str__(self) -> str:
         return f"seed {SEED}, rank {self.rank} of {self.ranks}, {self.step}"
@@ -108,7 +108,7 @@ class Call:
         nodes = [NODE_OF[process] for process in GROUPS[self.step.group]]
         return reduce(self.step.dtype, self.step.op, self.inputs, nodes)
 
-    # --- one method a collective -------------------------------------------------------------
+    # ---- a method for each collective ----
 
     def all_reduce(self, communicator: Communicator) -> None:
         step, source = self.step, self.own()
@@ -194,7 +194,7 @@ class Call:
         if self.rank == sender:
             source = self.own()
             communicator.send(self.array(source), receiver)
-            source[:] = 0  # allowed as soon as send() returned
+            source[:] = 0  # allowed after the return of send()
         elif self.rank == receiver:
             got = communicator.recv(self.array(self.own()), sender)
             self.check(got, self.inputs[sender])
@@ -252,4 +252,4 @@ if __name__ == "__main__":
         main()
     except Exception:  # noqa: BLE001 - the test reports it
         say({"failed": traceback.format_exc()})
-        os._exit(1)  # the others learn of it as of a death
+        os._exit(1)  # other ranks get the same error as after a death

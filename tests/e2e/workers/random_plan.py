@@ -1,4 +1,4 @@
-"""The plan of the random collectives: what every rank derives from the seed alone."""
+"""The plan of the random collectives, derived by every rank from the seed alone."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ KINDS = (
 _WEIGHTS = np.array([5, 2, 2, 2, 2, 2, 2, 2, 2, 3, 1]) / 25
 _REDUCES = ("all_reduce", "reduce_scatter", "reduce_scatterv")
 
-# Bytes of a rank: most calls are small, some are of many chunks, a few of several messages.
+# Bytes per rank: most calls are small, some have many chunks, a few have several messages.
 _CLASSES = ((0, 1), (1, 4 << 10), (4 << 10, 64 << 10), (64 << 10, 512 << 10), (1 << 19, 3 << 20))
 _SHARES = (0.05, 0.55, 0.30, 0.09, 0.01)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One collective.
+    """A collective.
 
-    `rows[r][s]` are the rows that rank r of the group has for rank s (all_to_all); of others only
-    the first line or its first entry counts. A row has `width` elements.
+    `rows[r][s]` is the number of rows from rank r to rank s in an all_to_all. Other collectives use
+    only `rows[0]` or `rows[0][0]`. A row has `width` elements.
     """
 
     number: int
@@ -51,7 +51,10 @@ class Step:
 
 
 def make_groups(seed: int, processes: int, count: int) -> list[list[int]]:
-    """Members of each communicator in rank order; the first is everybody, the second too."""
+    """Returns the members of each communicator in rank order.
+
+    The first two communicators have all processes as members.
+    """
     random = np.random.default_rng([seed, 1])
     everybody = list(range(processes))
     groups = [everybody, [int(p) for p in random.permutation(processes)]]
@@ -107,7 +110,7 @@ def _rows(random: np.random.Generator, kind: str, ranks: int, total: int) -> lis
 
 
 def _split(random: np.random.Generator, ranks: int, total: int) -> list[int]:
-    """Uneven parts, some of them empty."""
+    """Splits `total` into uneven parts; some parts are empty."""
     weights = random.random(ranks) * (random.random(ranks) < 0.85)
     if weights.sum() == 0:
         return [0] * ranks

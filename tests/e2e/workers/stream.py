@@ -1,6 +1,6 @@
-"""A rank that runs a stream of all-reduces, checks every bit, and does meanwhile what it is told.
+"""A rank that runs a stream of all-reduces, checks every bit, and answers requests meanwhile.
 
-The first element carries rank 0's will to stop, so that all ranks stop after the same step.
+Rank 0 sets the first element to stop the stream, so that all ranks stop after the same step.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Stream:
         self.sum[0] = 0.0
 
     def run(self) -> None:
-        """Until rank 0 is told to stop, or the typed error."""
+        """Runs steps until a stop request at rank 0, or until a typed error."""
         source = self.inputs[ME]
         out = torch.empty_like(source)
         while True:
             source[0] = 1.0 if self.stop and ME == 0 else 0.0
-            # Bits that differ from step to step, so that a late message cannot pass for this one.
+            # The bits differ from step to step, so that a late message is detected.
             source[1] = float(self.steps % 65536 + ME)
             self.communicator.all_reduce(source, out=out)
             last = bool(out[0])

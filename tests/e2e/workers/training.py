@@ -1,4 +1,4 @@
-"""A rank of a small data-parallel training; says its losses bit by bit, and how long steps took."""
+"""A rank of a small data-parallel training; reports exact losses and the times of the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that uses three communicators from three threads, each in an order of its own."""
+"""A rank that uses three communicators from three threads, in a different order on each rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main() -> None:
         threading.Thread(target=work, args=(communicator, which, wrong))
         for which, communicator in enumerate(communicators)
     ]
-    # The ranks begin with different ones.
+    # Each rank starts the threads in a different order.
     for thread in threads[ME % 3 :] + threads[: ME % 3]:
         thread.start()
     for thread in threads:

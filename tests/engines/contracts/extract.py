@@ -1,4 +1,4 @@
-"""Write the facts of releases from their wheels: ``python -m contracts.extract``, in tests/engines.
+"""Writes the facts of releases from their wheels: `python -m contracts.extract`, in tests/engines.
 
 Without an argument the command fetches every release: 4 GB, wheel by wheel.
 """

@@ -1,8 +1,8 @@
-"""Facts for the rows, extracted from the sources of one release.
+"""Extracts facts for the rows from the sources of a release.
 
-Fields of a fact; a field is there if an expectation needs the field:
+Fields of a fact; a field is present if an expectation needs the field:
 
-``is``          module, class, function, value or file; always there.
+``is``          module, class, function, value or file; always present.
 ``value``       source text of a constant's value, up to 80 characters.
 ``parameters``  of a function, a text per overload: names and defaults, without types.
 ``order``       marks in a function's body, by first mention.
@@ -12,7 +12,7 @@ Fields of a fact; a field is there if an expectation needs the field:
 ``special``     special methods of a class (``__call__``), without constructors.
 ``texts``       texts in a file, out of the texts in the rows.
 
-The fact of a missing subject is ``null``.
+The fact of a missing subject is `null`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST_VALUE = 80
 
 
 def extract(sources: Sources, rows: Iterable[Row]) -> dict[str, Any]:
-    """Facts about every subject of ``rows``, by subject."""
+    """Returns the facts about every subject of `rows`, by subject."""
     asked: dict[str, dict[str, set[str]]] = {}
     for row in rows:
         for expectation in row.expects:
@@ -88,7 +88,7 @@ def _of_files(sources: Sources, pattern: str, texts: set[str]) -> dict[str, Any]
 
 
 def _bare(text: str) -> str:
-    """C without comments and blanks."""
+    """Returns C code without comments and blanks."""
     without = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
     return re.sub(r"\s+", "", without)
 
@@ -97,7 +97,7 @@ def _parameters(found: Found) -> list[str]:
     texts = []
     for node in found.nodes:
         assert isinstance(node, Function)
-        # A copy without types: a caller has to get names and defaults right.
+        # Works on a copy without types: a caller must get names and defaults right.
         given = ast.parse(f"def f({ast.unparse(node.args)}): ...").body[0]
         assert isinstance(given, ast.FunctionDef)
         for each in ast.walk(given.args):
@@ -121,7 +121,7 @@ def _mentions(found: Found, marks: set[str]) -> list[str]:
 
 
 def _marks(node: ast.AST) -> Iterator[str]:
-    """Dotted names, keywords and strings below ``node``, as in the source."""
+    """Yields dotted names, keywords and strings below `node`, in source order."""
     name = dotted(node)
     if name is not None:
         yield name
@@ -136,7 +136,7 @@ def _marks(node: ast.AST) -> Iterator[str]:
         yield repr(node.value)
     for child in ast.iter_child_nodes(node):
         yield from _marks(child)
-    if isinstance(node, ast.Attribute):  # of a call's result
+    if isinstance(node, ast.Attribute):  # attribute of a call's result
         yield f".{node.attr}"
 
 

@@ -1,4 +1,4 @@
-"""Projects with releases to judge: rows, and the facts kept of each release."""
+"""The projects with releases to check: rows, and the recorded facts of each release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Project:
-    """A package of PyPI with the rows and the releases to judge."""
+    """A PyPI package with rows and releases to check."""
 
     name: str
     rows: tuple[Row, ...]
@@ -27,7 +27,7 @@ class Project:
 
 @dataclass(frozen=True)
 class Kept:
-    """Facts of one release, with name and SHA-256 of the wheel."""
+    """The facts of a release, with name and SHA-256 of the wheel."""
 
     wheel: str
     sha256: str
@@ -56,7 +56,7 @@ def load(project: Project, release: str) -> Kept:
 
 
 def save(project: Project, release: str, kept: Kept) -> None:
-    """Write the file with a line per subject, so a difference shows the changed subject."""
+    """Writes the file with a line per subject, so that a diff shows the changed subject."""
     lines = [f"  {json.dumps(name)}: {json.dumps(fact)}" for name, fact in kept.facts.items()]
     file_of(project, release).write_text(
         "{\n"
@@ -67,7 +67,7 @@ def save(project: Project, release: str, kept: Kept) -> None:
 
 
 def judge(project: Project, release: str, row: Row, facts: dict[str, Any]) -> None:
-    """Compare a row with facts.
+    """Compares a row with facts.
 
     Raises:
         AssertionError: names the release, the row and the change.

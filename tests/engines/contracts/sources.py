@@ -1,4 +1,4 @@
-"""Names of a Python project, resolved inside a wheel, without an import, without unpacking."""
+"""Resolves names of a Python project inside a wheel, without importing or unpacking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Found:
-    """A module, or a class, function or value of ``module``; a function has a node an overload."""
+    """A module, or a class, function or value of `module`; each overload is a node."""
 
     kind: str  # module, class, function or value
     module: str
@@ -26,10 +26,10 @@ class Found:
 
 
 class Sources:
-    """The Python files and stubs of one wheel."""
+    """The Python files and stubs of a wheel."""
 
     def __init__(self, wheel: Path) -> None:
-        """Raises: zipfile.BadZipFile."""
+        """Opens the wheel; raises zipfile.BadZipFile for another file."""
         self._zip = zipfile.ZipFile(wheel)
         self.files = frozenset(self._zip.namelist())
         self.tree = cache(self._tree)
@@ -42,7 +42,7 @@ class Sources:
         return self._zip.read(file).decode()
 
     def _tree(self, module: str) -> ast.Module | None:
-        """Parsed source of a module; of a compiled module the stub."""
+        """Returns the parsed source of a module, or the stub of a compiled module."""
         path = module.replace(".", "/")
         for file in (f"{path}.py", f"{path}/__init__.py", f"{path}.pyi", f"{path}/__init__.pyi"):
             if file in self.files:
@@ -50,7 +50,7 @@ class Sources:
         return None
 
     def _find(self, name: str) -> Found | None:
-        """The definition of a qualified name; None: there is none."""
+        """Returns the definition of a qualified name; None = there is none."""
         parts = name.split(".")
         for count in range(len(parts), 0, -1):
             module = ".".join(parts[:count])
@@ -70,7 +70,10 @@ class Sources:
         return found
 
     def _in_module(self, module: str, name: str, seen: frozenset[tuple[str, str]]) -> Found | None:
-        """seen: lookups under way, since modules may import each other."""
+        """Returns the definition of a name in a module.
+
+        seen: lookups in progress, because modules may import each other.
+        """
         tree = self.tree(module)
         if tree is None or (module, name) in seen:
             return None
@@ -102,7 +105,7 @@ class Sources:
         return None
 
     def _origin(self, module: str, node: ast.ImportFrom) -> str:
-        """Qualified name of the module in a ``from`` import."""
+        """Returns the qualified name of the module in a `from` import."""
         if not node.level:
             return node.module or ""
         path = module.replace(".", "/")
@@ -117,7 +120,7 @@ class Sources:
             return Found("class", module, (first,))
         if isinstance(first, Function):
             return Found("function", module, tuple(n for n in nodes if isinstance(n, Function)))
-        # A name for another class or function; of a conditional expression the first case.
+        # An alias of a class or function; of a conditional expression the first case.
         value = first.value if isinstance(first, ast.Assign) else None
         if isinstance(value, ast.IfExp):
             value = value.body
@@ -127,7 +130,7 @@ class Sources:
         return Found("value", module, (first,))
 
     def named(self, module: str, expression: ast.AST) -> Found | None:
-        """The meaning of a dotted name inside a module, without subscripts."""
+        """Returns the meaning of a dotted name inside a module, without subscripts."""
         if isinstance(expression, ast.Subscript):
             expression = expression.value
         name = dotted(expression)
@@ -137,7 +140,7 @@ class Sources:
         return self._below(self._in_module(module, first, frozenset()), rest)
 
     def class_of(self, found: Found) -> Found | None:
-        """The class of a value, by annotation or constructor call; classes stay."""
+        """Returns the class of a value (by annotation or constructor call), or the class itself."""
         if found.kind == "class":
             return found
         if found.kind != "value":
@@ -151,7 +154,7 @@ class Sources:
         return owner if owner is not None and owner.kind == "class" else None
 
     def mro(self, owner: Found) -> list[Found]:
-        """A class and the bases inside the project, depth first."""
+        """Returns a class and its bases inside the project, depth first."""
         assert isinstance(owner.node, ast.ClassDef)
         order = [owner]
         for base in owner.node.bases:
@@ -161,7 +164,7 @@ class Sources:
         return order
 
     def member(self, owner: Found, name: str) -> Found | None:
-        """An attribute of a class: own, inherited, or set on self by a method."""
+        """Returns an attribute of a class: own, inherited, or set on self by a method."""
         for each in self.mro(owner):
             assert isinstance(each.node, ast.ClassDef)
             defined = [node for node in _statements(each.node.body) if _defines(node, name)]
@@ -175,7 +178,7 @@ class Sources:
         return None
 
     def own_members(self, owner: Found) -> Iterator[tuple[str, ast.AST]]:
-        """Definitions in the body of a class, without bases."""
+        """Yields the definitions in the body of a class, without bases."""
         assert isinstance(owner.node, ast.ClassDef)
         for node in _statements(owner.node.body):
             if isinstance(node, Function | ast.ClassDef):
@@ -187,7 +190,7 @@ class Sources:
 
 
 def dotted(node: ast.AST) -> str | None:
-    """``a.b.c`` of a dotted name; None for other expressions."""
+    """Returns `a.b.c` for a dotted name; None for other expressions."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -198,7 +201,7 @@ def dotted(node: ast.AST) -> str | None:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Statements of a module or class, inside if, try and with, too."""
+    """Yields the statements of a module or class, including those inside if, try and with."""
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try | ast.With):

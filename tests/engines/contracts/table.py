@@ -1,4 +1,4 @@
-"""The table of seams and releases: ``python -m contracts.table [--write]``, in tests/engines."""
+"""The table of seams and releases: `python -m contracts.table [--write]`, in tests/engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rendered() -> str:
 
 
 def written() -> str:
-    """The table in the page."""
+    """Returns the table in the page."""
     return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
 
 
@@ -37,7 +37,7 @@ def _section(project: Project) -> Iterator[str]:
 
 
 def _cell(row: Row, release: str, facts: dict[str, object]) -> str:
-    """Number of expectations met; a dash where the row makes no statement on the release."""
+    """Returns the number of expectations met; a dash if the row does not apply to the release."""
     if release not in row.releases:
         return "-"
     broken = len(row.broken(facts))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Every row of every table against the facts of every release named by the row."""
+"""Compares every row of every table with the facts of every release named by the row."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rows_and_releases_fit_together(project: Project) -> None:
             assert re.match(rf"(file:)?{project.name}[./]", expectation.subject), row.seam
 
 
-def test_facts_are_of_the_releases_that_rows_name() -> None:
+def test_facts_exist_for_each_release_of_the_rows() -> None:
     assert {path.name for path in FOLDER.glob("*.json")} == {
         file_of(*each).name for each in releases()
     }
@@ -81,7 +81,7 @@ def test_the_rows_can_be_read_without_the_engines() -> None:
     assert told.stdout.split() == [str(len(patches.ROWS)), str(len(relies_on.ROWS))]
 
 
-def test_the_releases_are_those_that_the_plugin_says_it_was_tested_with() -> None:
+def test_the_releases_are_the_tested_releases_of_the_plugin() -> None:
     assert all(is_supported(release) for release in patches.RELEASES)
     beyond = [
         f"0.{int(each.split('.')[1]) + step}" for each in patches.RELEASES for step in (-1, 1)
@@ -94,7 +94,7 @@ def test_the_table_of_seams_is_up_to_date() -> None:
     assert table.written() == table.rendered(), "write it again: python -m contracts.table --write"
 
 
-# --- a row can fail -------------------------------------------------------------------------------
+# ---- a row can fail ----
 
 
 def _changed(subject: str, **fields: Any) -> Callable[[Facts], None]:
@@ -141,7 +141,7 @@ _C10D = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
             _changed(f"{_CUDA}.all_gather", parameters=["self, input_, dim=-1, sizes=None"]),
             ["collectives of a device communicator"],
             r"takes \(self, input_, dim=-1, sizes=None\), expected \(self, input_, dim=-1\)",
-            id="a signature that we override",
+            id="the signature of an overridden method",
         ),
         pytest.param(
             "vllm",
@@ -149,7 +149,7 @@ _C10D = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
             _changed("vllm.utils.network_utils.get_ip", parameters=["interface"]),
             ["get_ip"],
             r"takes \(interface\), does not accept \(\)",
-            id="a signature that we call",
+            id="the signature of a called function",
         ),
         pytest.param(
             "vllm",
@@ -157,7 +157,7 @@ _C10D = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
             _gone("vllm.distributed.get_tp_group"),
             ["operations of the fused pattern"],
             "get_tp_group does not exist",
-            id="a name that is gone",
+            id="a missing name",
         ),
         pytest.param(
             "vllm",
@@ -165,7 +165,7 @@ _C10D = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
             _without("vllm.v1.core.sched.output.NewRequestData", "has", "prompt_len"),
             ["SchedulerOutput"],
             "NewRequestData has no prompt_len",
-            id="an attribute that is gone",
+            id="a missing attribute",
         ),
         pytest.param(
             "vllm",
@@ -176,7 +176,7 @@ _C10D = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
             ),
             ["entry point vllm.stat_logger_plugins"],
             "abstract methods are .*'flush'",
-            id="a new abstract method of a class that we subclass",
+            id="a new abstract method of a subclassed class",
         ),
         pytest.param(
             "vllm",
@@ -204,7 +204,7 @@ _C10D = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
             _changed(ASYNC_OUTPUT, special=["__call__"]),
             ["AsyncModelRunnerOutput.get_output"],
             "has __call__, which a stand-in does not forward",
-            id="a special method of an object that ours stands in for",
+            id="a special method of an object with a stand-in",
         ),
         pytest.param(
             "torch",
@@ -212,7 +212,7 @@ _C10D = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
             _without(_C10D, "texts", "WORK_OVERRIDE(ProcessGroup, barrier, opts)"),
             ["methods of a group, as C++ calls them"],
             r"does not say WORK_OVERRIDE\(ProcessGroup, barrier, opts\)",
-            id="a method that C++ calls",
+            id="a method called by C++",
         ),
         pytest.param(
             "torch",
@@ -220,7 +220,7 @@ _C10D = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
             _turned("torch.cuda.graph.__enter__"),
             ["graphs"],
             "graph.__enter__ has .*, expected",
-            id="what a capture begins with",
+            id="the first calls of a capture",
         ),
         pytest.param(
             "triton",
@@ -228,7 +228,7 @@ _C10D = "file:torch/include/torch/csrc/distributed/c10d/*PyProcessGroup.hpp"
             _gone("triton.language.debug_barrier"),
             ["debug_barrier"],
             "debug_barrier does not exist",
-            id="a word of the kernels' language",
+            id="a function of Triton's language",
         ),
     ],
 )
@@ -250,7 +250,7 @@ def test_a_release_that_breaks_a_row_is_named(
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
-def test_no_expectation_holds_of_a_subject_that_lost_all(project: Project) -> None:
+def test_no_expectation_holds_for_a_missing_subject(project: Project) -> None:
     """A missing subject breaks every expectation; a value without fields breaks all with fields."""
     for row in project.rows:
         for expectation in row.expects:
@@ -272,7 +272,7 @@ def test_facts_that_are_older_than_a_row_are_no_pass() -> None:
 
 
 def test_a_subclass_of_the_async_output_breaks_with_033_and_a_stand_in_does_not() -> None:
-    """vLLM 0.33 added an abstract method, and a subclass with get_output alone has no objects."""
+    """vLLM 0.33 added an abstract method, so a subclass with only get_output has no instances."""
     project = PROJECTS[0]
     facts = {release: load(project, release).facts[ASYNC_OUTPUT] for release in project.releases}
     subclassed = Subclass(ASYNC_OUTPUT, ("get_output",))
@@ -284,7 +284,7 @@ def test_a_subclass_of_the_async_output_breaks_with_033_and_a_stand_in_does_not(
     assert not [each for each in row.expects if isinstance(each, Subclass)]
 
 
-# --- the facts come from the wheels ---------------------------------------------------------------
+# ---- the facts come from the wheels ----
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Names of other projects in our sources have a row, as far as the syntax tells."""
+"""Names of other projects in our sources have a row, as far as the syntax shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXTENDED = [project for project in PROJECTS if project.name in PLUGINS]
 COMMUNICATORS = tuple(patches.COMMUNICATORS)
 GROUP, WORK = ("torch.distributed.ProcessGroup",), ("torch.distributed.Work",)
 
-# Our classes without a base in the syntax: made by a function, or mixed in.
+# Our classes without a base in the syntax: created by a function, or mixed in.
 MADE = {
     "vllm": {
         "R2cclPlatform": tuple(patches.PLATFORMS),
@@ -66,7 +66,7 @@ def test_names_that_we_use_have_a_row(project: Project) -> None:
 
 
 def _subclasses(project: Project, files: list[Path]) -> dict[str, tuple[str, ...]]:
-    """Our classes, with the extended classes of the project."""
+    """Returns our classes, each with the project's classes it extends."""
     found = dict(MADE[project.name])
     for file in files:
         for name, listed in bases(file).items():
@@ -104,7 +104,7 @@ def test_a_subclass_without_a_row_is_found(tmp_path: Path) -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_methods_that_we_override_have_a_row(project: Project, release: str) -> None:
-    """A release may add a method under a name of ours, and ours would override unseen."""
+    """Our class would silently override a method added by a release under the same name."""
     facts = load(project, release).facts
     stated = {e.subject for r in project.rows for e in r.expects if isinstance(e, Takes)}
     defined = {name: own for file in PLUGINS[project.name] for name, own in methods(file).items()}

@@ -1,4 +1,4 @@
-"""Extraction of facts from a small wheel; an import of the wheel would fail."""
+"""Extracts facts from a small wheel; an import of the wheel would fail."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def fact(sources: Sources, expectation: Expectation) -> Any:
         ("elsewhere.Group", None),
     ],
 )
-def test_a_name_is_followed_to_where_it_is_defined(
+def test_a_name_is_resolved_to_its_definition(
     sources: Sources, subject: str, found: dict[str, Any] | None
 ) -> None:
     assert fact(sources, There(subject)) == found
@@ -160,7 +160,7 @@ def test_attributes_are_own_inherited_and_set_on_self(sources: Sources) -> None:
     assert found == ["backend", "group", "kind", "rank", "reduce"]
 
 
-def test_abstract_methods_are_those_that_no_subclass_defines(sources: Sources) -> None:
+def test_abstract_methods_are_those_left_undefined_by_subclasses(sources: Sources) -> None:
     assert fact(sources, Subclass("engine.Base"))["abstract"] == ["reduce", "size"]
     of_group = fact(sources, Subclass("engine.Group"))
     assert of_group["abstract"] == ["size"]
@@ -169,7 +169,7 @@ def test_abstract_methods_are_those_that_no_subclass_defines(sources: Sources) -
     assert fact(sources, StoodInFor("engine.Base", "reduce"))["special"] == []
 
 
-def test_order_is_that_of_first_mentions(sources: Sources) -> None:
+def test_order_is_the_order_of_first_mentions(sources: Sources) -> None:
     marks = ("made", "make", "first.call", "name=", "'tensor_dict'", "second.then", ".third", "x")
     found = fact(sources, InOrder("engine.Group.reduce", marks))["order"]
     order = ["first.call", "make", "name=", "made", "second.then", ".third", "'tensor_dict'"]
@@ -207,7 +207,7 @@ def test_a_call_fits_or_does_not(parameters: str, call: str, accepted: bool) -> 
     assert (broken is None) is accepted
 
 
-def test_a_wheel_that_cannot_be_had_is_an_error_with_what_pip_wrote(
+def test_an_unavailable_wheel_is_an_error_with_pips_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -1,7 +1,7 @@
-"""Names of other projects in our sources, by syntax, without an import.
+"""Finds names of other projects in our sources, by syntax, without an import.
 
-Attributes of untyped values (``vllm_config.parallel_config``) are not seen here; rows list them by
-hand.
+Attributes of untyped values (`vllm_config.parallel_config`) are not found here; the rows list these
+by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from r2serve.seams import Has, Row
 
 
 def used(source: Path, prefixes: tuple[str, ...]) -> set[str]:
-    """Qualified names below ``prefixes``, imported or read by a file."""
+    """Returns the qualified names below `prefixes`, imported or read by a file."""
     tree = ast.parse(source.read_text())
     names = dict(_imported(tree))
     found = {name for name in names.values() if _is_below(name, prefixes)}
@@ -29,9 +29,9 @@ def used(source: Path, prefixes: tuple[str, ...]) -> set[str]:
 
 
 def covered(name: str, rows: Sequence[Row]) -> bool:
-    """Whether a row is about ``name``, or about something inside the module ``name``.
+    """Returns whether a row is about `name`, or about a part of the module `name`.
 
-    Methods of a dictionary need no row beside the row of the dictionary; every module has a file.
+    Methods of a dictionary need no row besides the dictionary's row; every module has a file.
     """
     owner, _, last = name.rpartition(".")
     if last == "__file__":
@@ -49,7 +49,7 @@ def covered(name: str, rows: Sequence[Row]) -> bool:
 
 
 def methods(source: Path) -> dict[str, set[str]]:
-    """Names of the methods of each class of a file, nested classes included."""
+    """Returns the names of the methods of each class of a file, nested classes included."""
     tree = ast.parse(source.read_text())
     return {
         node.name: {
@@ -63,7 +63,7 @@ def methods(source: Path) -> dict[str, set[str]]:
 
 
 def bases(source: Path) -> dict[str, list[str]]:
-    """Qualified names of each class's bases, as far as imports tell."""
+    """Returns the qualified names of each class's bases, as far as imports show."""
     tree = ast.parse(source.read_text())
     names = dict(_imported(tree))
     found: dict[str, list[str]] = {}
@@ -75,7 +75,7 @@ def bases(source: Path) -> dict[str, list[str]]:
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Local names of a file with their meaning, imports inside functions included."""
+    """Yields local names of a file with their meaning, imports inside functions included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -90,7 +90,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _outermost(node: ast.AST) -> Iterator[ast.AST]:
-    """Dotted names of full length."""
+    """Yields dotted names of full length."""
     if isinstance(node, ast.Attribute | ast.Name) and dotted(node) is not None:
         yield node
         return

@@ -1,4 +1,4 @@
-"""Wheels of other projects, fetched one by one and read without unpacking."""
+"""Fetches wheels of other projects one by one, to be read without unpacking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contracts.projects import Kept, Project
 from contracts.sources import Sources
 
 LIMIT_S = 540
-"""Bound of one download: the largest wheel has 0.9 GB."""
+"""Limit of a single download, in seconds; the largest wheel has 0.9 GB."""
 
 # Facts must not depend on the machine, so Python 3.12 on x86-64 is fixed.
 PYTHON = "3.12"
@@ -24,19 +24,19 @@ TAGS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64"
 
 
 class WheelError(Exception):
-    """A wheel could not be had; the message has the output of pip."""
+    """A wheel is not available; the message contains the output of pip."""
 
 
 @contextmanager
 def fetched(project: Project, release: str) -> Iterator[Path]:
-    """The wheel of a release, until the block ends.
+    """Yields the wheel of a release; the wheel is removed at exit.
 
     Raises:
-        WheelError: the package index has none, or did not answer within ``LIMIT_S``.
+        WheelError: the package index has no wheel, or did not answer within `LIMIT_S`.
     """
     wanted = f"{project.name}=={release}"
     with tempfile.TemporaryDirectory(prefix="r2serve-contracts-") as folder:
-        # Constraints of a machine bound installations; here pip installs nothing.
+        # A machine's constraints limit installations; pip installs nothing here.
         unbounded = Path(folder, "constraints.txt")
         unbounded.touch()
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
@@ -64,7 +64,7 @@ def fetched(project: Project, release: str) -> Iterator[Path]:
 
 
 def read(project: Project, wheel: Path) -> Kept:
-    """Facts of a wheel about every subject of the project's rows."""
+    """Returns a wheel's facts about every subject of the project's rows."""
     with wheel.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     with closing(Sources(wheel)) as sources:

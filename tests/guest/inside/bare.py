@@ -1,4 +1,4 @@
-"""Queue pairs and ports without the engine, by pyverbs."""
+"""Queue pairs and ports through pyverbs, without the engine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _pyverbs() -> SimpleNamespace:
 
 
 def port_is_active(device: str) -> bool:
-    """What the device itself says of its port."""
+    """Returns whether the device reports its port as active."""
     verbs = _pyverbs()
     with verbs.device.Context(name=device) as context:
         return bool(context.query_port(PORT).state == verbs.enums.IBV_PORT_ACTIVE)
 
 
 class BareQueuePair:
-    """An RC queue pair that can write into its peer's memory."""
+    """An RC queue pair for writes into its peer's memory."""
 
     def __init__(self, device: str) -> None:
         self._verbs = verbs = _pyverbs()
@@ -47,7 +47,7 @@ class BareQueuePair:
         )
 
     def connect(self, peer: BareQueuePair, timeout: int, retry_cnt: int) -> None:
-        """One end; the other one likewise."""
+        """Connects this end; the peer needs the same call."""
         verbs = self._verbs
         attributes = verbs.qp.QPAttr(port_num=PORT)
         attributes.qp_access_flags = self._access
@@ -68,7 +68,7 @@ class BareQueuePair:
         self._queue_pair.to_rts(attributes)
 
     def write(self, peer: BareQueuePair) -> tuple[str, float]:
-        """The status of an RDMA WRITE's completion, and how many seconds later it came."""
+        """Sends an RDMA WRITE. Returns the status of its completion and the delay in seconds."""
         verbs = self._verbs
         request = verbs.wr.SendWR(
             wr_id=1,
@@ -89,7 +89,7 @@ class BareQueuePair:
 
 
 def connected_pair(timeout: int, retry_cnt: int) -> tuple[BareQueuePair, BareQueuePair]:
-    """From NIC 0 of node 0 to that of node 1, and shown to work."""
+    """Connects NIC 0 of node 0 with NIC 0 of node 1, and checks the connection with a write."""
     near, far = (BareQueuePair(f"rxe_n{node}r0") for node in range(2))
     near.connect(far, timeout, retry_cnt)
     far.connect(near, timeout, retry_cnt)

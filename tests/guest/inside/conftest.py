@@ -1,4 +1,4 @@
-"""Runs inside the guest: two nodes with three Soft-RoCE rails each (see ../guest.py)."""
+"""Tests inside the guest: two nodes with three Soft-RoCE rails each (see ../guest.py)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ REPORT: list[str] = []
 BEGAN = time.monotonic()
 
 
-@pytest.hookimpl(trylast=True)  # what is deselected is gone by then
+@pytest.hookimpl(trylast=True)  # runs after deselection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those that need no ranks come first: meanwhile torch is loaded."""
+    """Sorts tests without ranks to the front, because torch loads in a thread meanwhile."""
 
     def needs_ranks(item: pytest.Item) -> bool:
         return not {"job", "new_job"}.isdisjoint(getattr(item, "fixturenames", ()))
@@ -56,7 +56,7 @@ def new_job() -> type[Job]:
 
 @pytest.fixture
 def job(_jobs: list[Job], new_job: type[Job]) -> Iterator[Job]:
-    """Two ranks over all three rails; the same ones for all tests, as long as they live."""
+    """Two ranks over all three rails, shared by all tests while the ranks are alive."""
     if not _jobs or not _jobs[-1].is_alive():
         _jobs.append(
             new_job(rails_of=lambda rank: ",".join(f"n{rank}r{rail}" for rail in range(3)))
@@ -69,19 +69,19 @@ def job(_jobs: list[Job], new_job: type[Job]) -> Iterator[Job]:
 
 @pytest.fixture
 def alone(_jobs: list[Job]) -> None:
-    """Nobody else is at work."""
+    """Stops all shared jobs, so that the test runs alone."""
     while _jobs:
         _jobs.pop().stop()
 
 
 @pytest.fixture
 def show() -> Callable[[str], None]:
-    """A line of the report that the run ends with."""
+    """Adds a line to the report at the end of the run."""
     return REPORT.append
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("measured")
     seconds = time.monotonic() - BEGAN
-    for line in [*REPORT, f"{seconds:.0f} s in all, of the guest's clock (wanted: 480)"]:
+    for line in [*REPORT, f"{seconds:.0f} s in total by the guest's clock (goal: at most 480 s)"]:
         terminalreporter.write_line(line)

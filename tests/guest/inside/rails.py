@@ -9,5 +9,5 @@ _SCRIPT = Path(__file__).resolve().parent.parent / "rails.sh"
 
 
 def rails(*words: str) -> None:
-    """Do something to a rail, and wait until it is done."""
+    """Applies a rails.sh command, and waits for its end."""
     subprocess.run([_SCRIPT, *words], check=True)

@@ -1,5 +1,6 @@
-"""Ranks of a job inside the guest: forks of one process that has torch, which takes the guest a
-minute to load (see conftest.py)."""
+"""Ranks of a job inside the guest. All ranks are forks of a single process, because loading torch
+takes a minute in the guest (see conftest.py).
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,14 @@ from r2serve import Config
 from r2serve.communicator import Communicator
 
 SLOW = 10
-"""The guest is so many times slower than a machine: time-outs are so much longer."""
+"""The guest is this factor slower than a real machine; time-outs are longer by the same factor."""
 STOP = "stop"
 
 
 class Rank:
-    """One rank, in a process of its own."""
+    """A rank in a separate process. begin() sends a request, end() returns its answer, and ask()
+    does both.
+    """
 
     def __init__(
         self, number: int, world: int, port: int, config: dict[str, Any], shared: Shared
@@ -58,7 +61,7 @@ class Rank:
         return self.end()
 
     def stop(self) -> None:
-        """Closes the communicator in order; wait_stopped() follows."""
+        """Requests an orderly close of the communicator; wait_stopped() must follow."""
         if self.is_alive():
             self.begin(STOP)
 
@@ -76,7 +79,7 @@ class Rank:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Its process does nothing meanwhile."""
+        """Stops the rank's process (SIGSTOP) while the body runs."""
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGSTOP)
         try:
@@ -86,7 +89,7 @@ class Rank:
 
 
 class Job:
-    """The ranks of a job, each of them a node."""
+    """The ranks of a job; each rank is a node."""
 
     def __init__(
         self,
@@ -95,9 +98,10 @@ class Job:
         first: int | None = None,
         **config: Any,
     ) -> None:
-        """rails_of: a rank's ``R2CCL_RAILS``; by default its two first NICs.
+        """Arguments:
 
-        first: so many rails of a link can come up at all; by default every one.
+        rails_of: returns the ``R2CCL_RAILS`` of a rank; default: its first two NICs.
+        first: number of rails of a link that can come up, counted from rail 0; default: all.
         """
         self.shared = Shared()
         self._first = first
@@ -113,7 +117,7 @@ class Job:
             "flap_half_life_s": 1.0,
             "ack_deadline_floor_ms": 20 * SLOW,
             "dead_deadline_ms": 500 * SLOW,
-            "verbs_timeout": 17,  # eight times as long
+            "verbs_timeout": 17,  # 8 times the default
         }
         self.ranks = [
             Rank(
@@ -139,7 +143,7 @@ class Job:
         return all(rank.is_alive() for rank in self.ranks)
 
     def ask(self, what: str, **arguments: Any) -> list[Any]:
-        """The answers of all ranks, which work at the same time."""
+        """Sends a request to all ranks, and returns all answers. The ranks work concurrently."""
         for rank in self.ranks:
             rank.begin(what, **arguments)
         return [rank.end() for rank in self.ranks]
@@ -151,7 +155,7 @@ class Job:
         return [[f"{r['name']} {r['state']}" for r in rails] for rails in self.ask("rails")]
 
     def await_left(self, rail: int) -> None:
-        """Both ends have given it up; it may have come back since."""
+        """Waits until both ends have left the rail. The rail may have rejoined since."""
         epochs = [rails[rail]["epoch"] for rails in self.ask("rails")]
 
         def left() -> bool:
@@ -180,7 +184,7 @@ class Job:
             time.sleep(0.05)
 
     def moves(self, since_ns: int = 0, to: str = "DOWN") -> list[tuple[int, str, str]]:
-        """Rank, rail and cause of every move of a rail to a state, by the journals."""
+        """Returns rank, rail and cause of all moves of rails to state `to`, from the journals."""
         return [
             (rank, event["rail"].split("@")[0], event["text"].partition(" ")[2])
             for rank, events in enumerate(self.ask("events"))
@@ -189,7 +193,7 @@ class Job:
         ]
 
     def carried(self, rank: int = 0) -> dict[str, int]:
-        """Data that each verbs rail has sent, in bytes."""
+        """Returns the data bytes sent by a rank, per verbs rail."""
         return {
             rail["name"].split("@")[0]: rail["data_tx_bytes"]
             for rail in self.ranks[rank].ask("rails")
@@ -197,7 +201,7 @@ class Job:
         }
 
     def sent(self) -> list[Counter[str]]:
-        """Data that each rank has sent, in bytes, by kind of rail."""
+        """Returns the data bytes sent by each rank, per kind of rail."""
         sent = [Counter[str]() for _ in self.ranks]
         for of_rank, rails in zip(sent, self.ask("rails"), strict=True):
             for rail in rails:
@@ -206,7 +210,7 @@ class Job:
 
     @contextmanager
     def over_verbs(self) -> Iterator[None]:
-        """What every rank sends meanwhile goes over verbs, and it sends something."""
+        """Checks that every rank sends data during the body, and only over verbs."""
         before = self.sent()
         yield
         for rank, (is_now, was) in enumerate(zip(self.sent(), before, strict=True)):
@@ -214,7 +218,7 @@ class Job:
 
     @contextmanager
     def stream(self, elements: int, repeats: int = 1, gathered: int = 0) -> Iterator[Stream]:
-        """Steps without end while the body runs, whose results are checked."""
+        """Runs steps continuously while the body runs, and checks their results."""
         running = Stream(self, elements, repeats, gathered)
         try:
             yield running
@@ -227,8 +231,9 @@ class Job:
 
 
 class Stream:
-    """What is there when it is over, in ms: ``took``, how long each of rank 0's steps took, and
-    ``longest_of``, each rank's longest."""
+    """A running stream of steps. After the end, ``took`` has the duration of each step of rank 0,
+    and ``longest_of`` the longest step of each rank, in ms.
+    """
 
     def __init__(self, job: Job, elements: int, repeats: int, gathered: int) -> None:
         self._job = job
@@ -243,7 +248,7 @@ class Stream:
         return int(self._job.shared.steps.value)
 
     def more(self, count: int) -> None:
-        """Let so many further steps pass."""
+        """Waits for `count` further steps."""
         target = self.steps + count
         deadline = time.monotonic() + PATIENCE_S
         while self.steps < target:
@@ -258,14 +263,14 @@ class Stream:
             time.sleep(0.01)
 
     def busiest(self) -> int:
-        """The rail that most of rank 0's bytes go over now."""
+        """Returns the rail with most of rank 0's bytes during the next 5 steps."""
         before = self._job.carried()
         self.more(5)
         after = self._job.carried()
         return max(range(len(after)), key=lambda rail: after[f"rail{rail}"] - before[f"rail{rail}"])
 
     def failures(self) -> list[dict[str, Any]]:
-        """How it ends by itself at each rank that lives."""
+        """Waits until the stream ends by itself. Returns the error on each live rank."""
         self.over = True
         living = [rank for rank in self._job.ranks if rank.is_alive()]
         for rank in living:
@@ -283,7 +288,7 @@ class Stream:
         return statistics.median(self.took)
 
     def longest(self, begin: int = 0, end: int | None = None) -> float:
-        """Of the calls from the `begin`-th to the one before the `end`-th."""
+        """Returns the longest step from number `begin` up to `end` (exclusive), in ms."""
         return max(self.took[begin:end])
 
 
@@ -303,6 +308,6 @@ def _serve(
                 break
             pipe.send((True, getattr(worker, what)(**arguments)))
         communicator.close()
-    except BaseException:  # noqa: BLE001 - whatever it is, the test is told
+    except BaseException:  # noqa: BLE001 - the test gets any error
         pipe.send((False, traceback.format_exc()))
     os._exit(0)

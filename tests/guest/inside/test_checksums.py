@@ -1,4 +1,4 @@
-"""Checksums over verbs, and nodes that have not as many NICs as each other."""
+"""Checksums over verbs, between nodes with different numbers of NICs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 if TYPE_CHECKING:
     from ranks import Job
 
-SMALL, LARGE = 4 * 1024, 64 * 1024  # floats: 16 KiB, one message; 256 KiB, striped
+SMALL, LARGE = 4 * 1024, 64 * 1024  # floats: 16 KiB, 1 message; 256 KiB, striped
 
 
 @pytest.mark.usefixtures("alone")
-def test_two_nics_beside_three_and_chunks_with_wrong_checksums(
+def test_wrong_checksums_between_nodes_with_two_and_three_nics(
     new_job: type[Job], show: Callable[[str], None]
 ) -> None:
-    """Found by the one who receives, who charges the rail; sent again over the other one."""
-    # The third NIC's network is not that of any port at the other end: nothing comes up there.
+    """The receiver charges the rail with wrong checksums; another rail replays the chunks."""
+    # The third NIC's network does not reach the other end, so its rail never comes up.
     job = new_job(
         rails_of=lambda rank: ",".join(f"n{rank}r{rail}" for rail in range(2 + rank)),
         first=2,
@@ -41,7 +41,7 @@ def test_two_nics_beside_three_and_chunks_with_wrong_checksums(
     for sender, elements in ((0, SMALL), (1, LARGE)):
         before = sum(rail["replayed_chunks"] for rail in job.ranks[sender].ask("rails"))
         with job.over_verbs(), job.stream(elements) as stream:
-            for _ in range(5):  # small messages may have left the rail that is about to be struck
+            for _ in range(5):  # small messages may have moved to another rail before the fault
                 since = time.monotonic_ns()
                 victim = stream.busiest()
                 job.ranks[sender].ask("inject", rail=victim, fault="corrupt")

@@ -1,4 +1,4 @@
-"""The traffic of a served model, replayed: vLLM itself takes many minutes to start in the guest."""
+"""Replayed traffic of a served model. vLLM itself takes many minutes to start in the guest."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rails import rails
 if TYPE_CHECKING:
     from ranks import Job
 
-# What vLLM calls in a decode step of the demo's model (4 layers, hidden size 256, 1024 words) over
-# two ranks for eight requests: an all-reduce for the embedding and two a layer, and an all-gather
-# of the logits.
+# Calls of vLLM in a decode step of the demo's model (4 layers, hidden size 256, vocabulary of
+# 1024), on two ranks with 8 requests: an all-reduce for the embedding, two all-reduces per layer,
+# and an all-gather of the logits.
 DECODE = {"elements": 8 * 256, "repeats": 9, "gathered": 8 * 512}
 PREFILL = {"elements": 85 * 256, "repeats": 9, "gathered": 8 * 512}
 

@@ -1,4 +1,4 @@
-"""Processes that stop or die, and links without any rail for longer than they wait for one."""
+"""Processes stopped or killed, and links without any rail beyond their time-out."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("alone")
 
-SMALL, LARGE = 4 * 1024, 256 * 1024  # floats: 16 KiB, one message; 1 MiB, striped
+SMALL, LARGE = 4 * 1024, 256 * 1024  # floats: 16 KiB, 1 message; 1 MiB, striped
 LINK_TIMEOUT_S = 3.0
 DEAD_DEADLINE_S = 2.0
-STOPPED_S = 3.0  # longer than a silent rail would be given
-CERTAINTY_S = 10.0  # 1 s on a machine
+STOPPED_S = 3.0  # longer than a silent rail may stay up
+CERTAINTY_S = 10.0  # allowance for the slow guest; 1 s on a real machine
 CONFIG: dict[str, Any] = {
     "link_timeout_s": LINK_TIMEOUT_S,
     "dead_deadline_ms": int(1000 * DEAD_DEADLINE_S),
     "fallback": False,
 }
-# Of what each node's rails are, and how those of node 0 are lost.
+# Rails of each node, and the commands to break and heal the rails of node 0.
 OUTAGES = {
     "three RDMA rails go silent": ("r0 r1 r2", "mute", "unmute"),
     "two RDMA rails and one of TCP lose their cables": ("r0 r1 t", "unplug", "plug"),
 }
 
 
-def test_a_stopped_peer_costs_no_rail_and_a_dead_one_is_a_typed_error(
+def test_a_stopped_peer_costs_no_rail_and_a_dead_peer_is_a_typed_error(
     new_job: type[Job], show: Callable[[str], None]
 ) -> None:
     job = new_job(rails_of=lambda rank: f"n{rank}r0,n{rank}r1,n{rank}r2", **CONFIG)
@@ -42,8 +42,8 @@ def test_a_stopped_peer_costs_no_rail_and_a_dead_one_is_a_typed_error(
             with rank.paused():
                 time.sleep(STOPPED_S)
             stream.more(20)
-    stops = stream.longest_of  # who is stopped between two calls makes its peer wait alone
-    assert min(stops) > 0.9e3 * STOPPED_S, "nobody was stopped"
+    stops = stream.longest_of  # a rank stopped between two calls makes only its peer wait
+    assert min(stops) > 0.9e3 * STOPPED_S, "a stop had no effect"
     assert job.moves(since) == [], "a rail was charged"
     show(
         f"each end stopped for {STOPPED_S:g} s: {len(job.moves(since, to='SUSPECT'))} suspicions, "
@@ -84,6 +84,6 @@ def test_no_rail_for_too_long_is_a_typed_error_at_both_ends(
     for rank, one in enumerate(said):
         assert f"rank {1 - rank}" in one["text"], one
     late = max(one["at"] for one in said) - began
-    show(f"{outage}: PeerLostError at both ends within {late:.1f} s of the first")
+    show(f"{outage}: PeerLostError at both ends within {late:.1f} s of the first break")
     assert late < DEAD_DEADLINE_S + LINK_TIMEOUT_S + CERTAINTY_S
     job.stop()

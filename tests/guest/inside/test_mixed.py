@@ -1,4 +1,4 @@
-"""Verbs and TCP rails in one link."""
+"""Verbs and TCP rails in the same link."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGE = 256 * 1024  # floats: 1 MiB, striped
 
 
 @pytest.mark.usefixtures("alone")
-def test_tcp_takes_over_when_all_rdma_is_gone_and_gives_back(new_job: type[Job]) -> None:
+def test_traffic_fails_over_to_tcp_and_back(new_job: type[Job]) -> None:
     job = new_job(rails_of=lambda rank: f"n{rank}r0,n{rank}r1,n{rank}t", rdma="auto")
     kinds = [rail["kind"] for rail in job.ranks[0].ask("rails")]
     assert kinds == ["verbs", "verbs", "tcp"]
@@ -22,7 +22,7 @@ def test_tcp_takes_over_when_all_rdma_is_gone_and_gives_back(new_job: type[Job])
         stream.more(20)
         together = job.sent()[0]
         assert together["verbs"] > 0
-        # The switch of both RDMA rails is gone; nothing says so.
+        # Both RDMA rails become black holes, without an event.
         for rail in (0, 1):
             rails("mute", f"n0r{rail}")
         for rail in (0, 1):

@@ -1,4 +1,6 @@
-"""Speed and stalls, as ratios within one run: the guest is 10 to 20 times slower than its host."""
+"""Speed and stalls as ratios within a run, because the guest is 10 to 20 times slower than its
+host.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ LARGE = 4096 * KIB
 
 
 def bare_ping_pong(size: int) -> float:
-    """The median of perftest's two-way RDMA WRITEs, in us: it reports half of each."""
+    """Returns the median of perftest's two-way RDMA WRITEs, in us (perftest reports half)."""
     words = ["ib_write_lat", "-x", "1", "-s", str(size), "-n", "200", "-F", "-H"]
     with subprocess.Popen(
         [*words, "-d", "rxe_n1r0"], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
@@ -43,7 +45,7 @@ def median_us(job: Job, size: int, count: int) -> float:
     return statistics.median(job.ask("times", elements=size // 4, count=count)[0])
 
 
-def test_an_all_reduce_beside_a_bare_ping_pong_and_two_rails_beside_one(
+def test_all_reduce_against_bare_rdma_and_two_rails_against_a_single_rail(
     new_job: type[Job], show: Callable[[str], None]
 ) -> None:
     sizes = [4 * KIB, 16 * KIB, 64 * KIB]
@@ -59,9 +61,9 @@ def test_an_all_reduce_beside_a_bare_ping_pong_and_two_rails_beside_one(
         job.stop()
     for size in sizes:
         verbs, tcp = took["verbs"][size], took["tcp"][size]
-        # perftest cannot tell the time in User-Mode Linux.
+        # perftest has no usable clock in User-Mode Linux.
         beside = (
-            f"bare two-way RDMA WRITE {bare[size]:.0f} us: {verbs / bare[size]:.2f} x (wanted 1.5)"
+            f"bare two-way RDMA WRITE {bare[size]:.0f} us: {verbs / bare[size]:.2f} x (goal 1.5)"
             if math.isfinite(bare[size])
             else "bare two-way RDMA WRITE not measured"
         )
@@ -72,12 +74,12 @@ def test_an_all_reduce_beside_a_bare_ping_pong_and_two_rails_beside_one(
     job.stop()
     show(
         f"all_reduce of 4 MiB: one rail {alone / 1e3:.0f} ms, two {both / 1e3:.0f} ms: "
-        f"{alone / both:.2f} x (wanted 1.5; Soft-RoCE's work is the processors')"
+        f"{alone / both:.2f} x (goal 1.5; Soft-RoCE runs on the CPU)"
     )
 
 
 def test_retries_of_a_bare_queue_pair(show: Callable[[str], None]) -> None:
-    """What finding a dead path takes where nothing but the queue pair's own retries finds it."""
+    """Measures the time to find a dead path by the retries of a queue pair alone."""
     near, far = connected_pair(timeout=14, retry_cnt=6)
     rails("mute", "n0r0")
     try:

@@ -1,4 +1,4 @@
-"""Rails that keep failing, and ports that are not what they were."""
+"""Rails that fail repeatedly, and ports with a new address or MTU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rails import rails
 if TYPE_CHECKING:
     from ranks import Job
 
-SMALL, LARGE = 4 * 1024, 256 * 1024  # floats: 16 KiB, one message; 1 MiB, striped
+SMALL, LARGE = 4 * 1024, 256 * 1024  # floats: 16 KiB, 1 message; 1 MiB, striped
 FLAPS = 4
 HOLE_S = 6.0
 MOST_EPOCHS = 6
 BOUND_S = 10.0
 RETRIES_MS = 400.0
-"""Until a queue pair gives up by itself, at the default timeout and retry count."""
+"""Time until a queue pair gives up by itself, at the default timeout and retry count."""
 
 
 def stalls(job: Job, rank: int, since: int) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def stalls(job: Job, rank: int, since: int) -> list[dict[str, Any]]:
 
 
 def pauses_of(events: list[dict[str, Any]], rail: str, since: int) -> list[float]:
-    """How long it took from each DOWN of the rail to the next UP, in s."""
+    """Returns the time from each DOWN of the rail to its next UP, in s."""
     pauses, down = [], None
     for event in events:
         if event["time_ns"] < since or not event["rail"].startswith(f"{rail}@"):
@@ -46,7 +46,7 @@ def is_up(job: Job) -> bool:
 
 
 def await_carries(job: Job, rail: int) -> None:
-    """It is UP, and both ends send data over it."""
+    """Waits until the rail is UP and carries data from both ends."""
     job.await_up()
     before = [job.carried(rank)[f"rail{rail}"] for rank in (0, 1)]
     job.eventually(
@@ -56,10 +56,10 @@ def await_carries(job: Job, rail: int) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_flaps_of_one_rail_and_a_hole_for_large_frames(
+def test_flaps_of_a_rail_and_a_hole_for_large_frames(
     new_job: type[Job], show: Callable[[str], None]
 ) -> None:
-    # Here a flap takes seconds: so does the back-off, or nobody would see that it grows.
+    # A flap takes seconds in the guest. The back-off takes seconds, too, so that its growth shows.
     job = new_job(
         rails_of=lambda rank: f"n{rank}r0,n{rank}r1,n{rank}r2",
         rejoin_backoff_min_ms=500,
@@ -76,12 +76,12 @@ def test_flaps_of_one_rail_and_a_hole_for_large_frames(
             stream.more(3)
             rails("up", f"n{flap % 2}r{victim}")
             stream.more(3)
-            job.await_up()  # so that each flap finds the rail in use, or to be
+            job.await_up()  # the next flap must find the rail in use, or ready for use
     events = job.ranks[0].ask("events")
     pauses = pauses_of(events, f"rail{victim}", since)
     costs = {rank: stalls(job, rank, since) for rank in (0, 1)}
     show(
-        f"{FLAPS} flaps of the rail in use, 16 KiB: it is out for "
+        f"{FLAPS} flaps of the rail in use, 16 KiB: outages of "
         f"{', '.join(f'{pause:.1f}' for pause in pauses)} s; stalls in the journals "
         + "; ".join(
             ", ".join(f"{stall['value'] / 1e6:.0f}" for stall in of_rank) + " ms"
@@ -131,12 +131,12 @@ def test_flaps_of_the_only_rail(new_job: type[Job], show: Callable[[str], None])
             stream.more(2)
             waited.append(time.monotonic() - healed)
     job.stop()
-    show(f"flaps of the only rail: goes on {', '.join(f'{s:.1f}' for s in waited)} s after each")
+    show(f"flaps of the only rail: resumes after {', '.join(f'{s:.1f}' for s in waited)} s")
     assert max(waited) < BOUND_S
 
 
-def test_a_port_has_another_address_or_mtu(job: Job, show: Callable[[str], None]) -> None:
-    """While in use: the rail rejoins with what is true now."""
+def test_a_rail_rejoins_with_a_new_address_or_mtu(job: Job, show: Callable[[str], None]) -> None:
+    """The port changes under traffic; the rail rejoins with the new address or MTU."""
     with job.stream(LARGE) as stream:
         stream.more(5)
         rail = stream.busiest()
@@ -155,7 +155,7 @@ def test_a_port_has_another_address_or_mtu(job: Job, show: Callable[[str], None]
             await_carries(job, rail)
             rails("mtu", f"n{node}r{rail}", "4200")
             await_carries(job, rail)
-    assert epochs == sorted(set(epochs)), "it has not rejoined each time"
+    assert epochs == sorted(set(epochs)), "a change caused no rejoin"
     show(
         f"4 changes of an address, {epochs[-1] - epochs[0]} new epochs, and 2 of an MTU: "
         f"longest call {stream.longest():.0f} ms, median {stream.median:.0f} ms"
@@ -163,7 +163,7 @@ def test_a_port_has_another_address_or_mtu(job: Job, show: Callable[[str], None]
 
 
 def has_address(job: Job, rail: int, address: str) -> bool:
-    """One end says so of itself, the other one of it."""
+    """Returns whether an end reports the address as local, and the other end as remote."""
     ends = [job.rail(rail, rank) for rank in (0, 1)]
     said = [end[side].partition(":")[0] for end in ends for side in ("local", "remote")]
     return said.count(address) == 2

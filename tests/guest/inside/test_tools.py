@@ -1,4 +1,4 @@
-"""``r2serve topo`` and ``r2serve doctor`` where there are RDMA devices."""
+"""``r2serve topo`` and ``r2serve doctor`` on a node with RDMA devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(tool, options, catch_exceptions=False)
 
 
-def test_topo(show: Callable[[str], None], tmp_path: Path) -> None:
+def test_topo_lists_the_rdma_rails(show: Callable[[str], None], tmp_path: Path) -> None:
     picture = tmp_path / "node.svg"
     node = json.loads(run("topo", "--json", "--picture", str(picture)).output)
     assert node["libibverbs"] == "ok"
@@ -41,7 +41,7 @@ def test_topo(show: Callable[[str], None], tmp_path: Path) -> None:
         show(line)
 
 
-def test_doctor(show: Callable[[str], None]) -> None:
+def test_doctor_reports_a_downed_nic(show: Callable[[str], None]) -> None:
     healthy = run("doctor")
     assert healthy.exit_code == 0, healthy.output
     for line in healthy.output.splitlines():

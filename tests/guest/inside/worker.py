@@ -1,4 +1,4 @@
-"""What a rank of a job inside the guest does when it is told to."""
+"""Work of a rank in a job inside the guest, on request of the test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Shared:
-    """What test and ranks both see of a stream."""
+    """State of a stream, shared by the test and the ranks."""
 
     def __init__(self) -> None:
         self.steps = FORK.Value("Q", 0, lock=False)
@@ -34,7 +34,7 @@ class Shared:
 
 
 class Worker:
-    """What a rank can be asked for; runs in the rank."""
+    """Methods callable by the test; each runs in the rank's process."""
 
     def __init__(self, communicator: Communicator, shared: Shared) -> None:
         self._communicator = communicator
@@ -53,7 +53,7 @@ class Worker:
         self._communicator.inject(rail, fault)
 
     def heard_end(self) -> dict[str, Any]:
-        """The typed error that ended the stream, and when."""
+        """Returns the typed error that ended the stream, and its time."""
         try:
             took = self._took.result(PATIENCE_S)
         except R2cclError as error:
@@ -61,7 +61,9 @@ class Worker:
         return {"error": None, "text": f"{len(took)} good steps", "at": self._ended}
 
     def begin_stream(self, elements: int, repeats: int, gathered: int) -> None:
-        """Steps of so many all-reduces, and an all-gather perhaps, until the test says stop."""
+        """Starts a stream: steps of `repeats` all-reduces and an optional all-gather, until the
+        test ends it.
+        """
 
         def run() -> list[float]:
             try:
@@ -72,11 +74,11 @@ class Worker:
         self._took = self._threads.submit(run)
 
     def end_stream(self) -> list[float]:
-        """How long each took, in ms."""
+        """Returns the duration of each step, in ms."""
         return self._took.result(PATIENCE_S)
 
     def _stream(self, elements: int, repeats: int, gathered: int) -> list[float]:
-        """Element 0 tells that it is the last one; the others are known and checked."""
+        """Runs the steps. Element 0 marks the last step; the other elements are checked."""
         rank, world = self._communicator.rank, self._communicator.world_size
         expected = torch.arange(elements, dtype=torch.float32) * sum(range(1, world + 1))
         mine = torch.arange(elements, dtype=torch.float32) * (rank + 1)
@@ -93,7 +95,7 @@ class Worker:
                 self._communicator.all_reduce(data, out=data)
                 time_ns += time.perf_counter_ns() - began
                 last, data[0] = bool(data[0]), 0
-                assert torch.equal(data, expected), f"step {len(took)} has other bits"
+                assert torch.equal(data, expected), f"step {len(took)} has wrong elements"
             if gathered:
                 began = time.perf_counter_ns()
                 shares = self._communicator.all_gather(share + rank)
@@ -106,7 +108,9 @@ class Worker:
                 return took
 
     def registered(self, elements: int, count: int) -> None:
-        """All-reduces of a tensor that the devices read where it lies, into one that they write."""
+        """Runs all-reduces from a registered tensor to a registered result; devices access both
+        directly.
+        """
         rank, world = self._communicator.rank, self._communicator.world_size
         data, result = torch.empty(elements), torch.empty(elements)
         for tensor in (data, result):
@@ -119,7 +123,7 @@ class Worker:
             self._communicator.deregister_buffer(tensor)
 
     def times(self, elements: int, count: int) -> list[float]:
-        """How long each of so many all-reduces takes, in us, after as many others."""
+        """Returns the durations of `count` all-reduces, in us, after as many warm-up calls."""
         data, took = torch.ones(elements), []
         for _ in range(2 * count):
             began = time.perf_counter_ns()
@@ -128,9 +132,9 @@ class Worker:
         return took[count:]
 
     def random_calls(self, seed: int, count: int) -> Counter[str]:
-        """Collectives of random kind, type and size, against torch's own arithmetic.
+        """Runs collectives of random kind, type and size, and compares with torch's own arithmetic.
 
-        Of whole numbers so small that every type has them and their sums exactly.
+        Values are small integers, so that all types represent the values and their sums exactly.
         """
         plan, done = random.Random(seed), Counter[str]()
         for number in range(count):
@@ -153,7 +157,7 @@ class Worker:
         return done
 
     def _call(self, kind: str, root: int, values: list[torch.Tensor]) -> tuple[Any, Any]:
-        """What one call gives to this rank, and what it is to give."""
+        """Runs a single call. Returns its result on this rank, and the expected result."""
         communicator, rank = self._communicator, self._communicator.rank
         own, shares = values[rank].clone(), [value.view(len(values), -1) for value in values]
         peer = (rank + 1) % len(values)

@@ -1,5 +1,5 @@
-// The hazard that fences are there for, on real queue pairs: a write of an ended epoch that a
-// device sends again lands in a slot that another message has taken since.  Runs in the guest.
+// The hazard prevented by fences, on real queue pairs: a device retransmits a write of an ended
+// epoch, and the write lands in a slot already reused by another message.  Runs in the guest.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -20,7 +20,7 @@ namespace r2ccl {
 namespace {
 
 constexpr std::uint64_t communicator = 7;
-constexpr std::uint32_t message_bytes = 16U << 10;  // too much to travel with its header
+constexpr std::uint32_t message_bytes = 16U << 10;  // too large to travel with the header
 
 TimeNs now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -32,7 +32,7 @@ void rails(const std::string& words) {
   ASSERT_EQ(std::system((std::string(R2SERVE_RAILS) + " " + words).c_str()), 0);
 }
 
-// One process's end of a link with two verbs rails, which the test carries along.
+// An end of a link with two verbs rails; the test drives the rails.
 struct End {
   static constexpr std::size_t rail_count = 2;
 
@@ -53,7 +53,7 @@ struct End {
     LinkOptions made;
     made.shape = {.slot_bytes = message_bytes,
                   .chunk_bytes = message_bytes,
-                  .staging_bytes = 0,  // so that each attempt has its own copy to send again
+                  .staging_bytes = 0,  // a retransmission sends the copy made for its attempt
                   .slots = 2,
                   .spare_slots = 0};
     made.small_message_bytes = message_bytes;
@@ -82,7 +82,7 @@ struct End {
   void connect(VerbsSession& session) const {
     VerbsPath path;
     path.gid_index = gid_index;
-    path.retry_count = 7;  // for ever, on Soft-RoCE: the write is sent again whenever it can be
+    path.retry_count = 7;  // unlimited on Soft-RoCE: retransmits until the write passes
     ASSERT_EQ(session.pair->connect(session.own, session.peer.address, path), 0);
     ASSERT_EQ(session.pair->post_receives(request_id(VerbsRequest::receive, 0),
                                           VerbsSession::depth().receives - 1),
@@ -113,7 +113,7 @@ struct End {
   }
 
   const int number;
-  bool fences = true;  // false: an epoch counts as fenced, and its queue pair lives on
+  bool fences = true;  // false: an epoch counts as fenced while its queue pair lives on
   MemoryPool pool;
   Link link;
   std::array<std::shared_ptr<VerbsDevice>, rail_count> devices;
@@ -161,7 +161,8 @@ struct Pair {
   std::deque<std::vector<std::byte>> messages;
 };
 
-// What message 2 has in its last byte after a write of message 0, whose slot it has, was let loose.
+// Returns the last byte of slot 0 after a late write.  The late write belongs to message 1 (all
+// bytes 1); message 3 (all bytes 3) has reused the slot.
 std::byte after_a_late_write(bool fences) {
   Pair pair;
   pair.a.fences = pair.b.fences = fences;
@@ -172,7 +173,7 @@ std::byte after_a_late_write(bool fences) {
     });
   };
   EXPECT_TRUE(up(0));
-  pair.post(std::byte{9});  // and that the peer's slots are known
+  pair.post(std::byte{9});  // also announces the peer's slots
   EXPECT_TRUE(pair.arrives());
   pair.consume();
   pair.post(std::byte{9});
@@ -181,7 +182,7 @@ std::byte after_a_late_write(bool fences) {
   EXPECT_TRUE(pair.eventually([&] { return pair.a.link.all_delivered(); }));
 
   rails("mute n0r0");
-  pair.post(std::byte{1});  // into slot 0, over the only rail there is
+  pair.post(std::byte{1});  // into slot 0, over the only open rail
   pair.a.pump();
   pair.open(1);
   EXPECT_TRUE(up(1));
@@ -203,7 +204,7 @@ std::byte after_a_late_write(bool fences) {
   return pair.byte_of_front();
 }
 
-TEST(LateWrite, LandsInASlotThatIsInUseAgainWithoutAFence) {
+TEST(LateWrite, LandsInAReusedSlotWithoutAFence) {
   EXPECT_EQ(after_a_late_write(/*fences=*/false), std::byte{1});
 }
 

@@ -1,4 +1,4 @@
-// An all-reduce over real queue pairs, one of which is driven into the error state at every step:
+// An all-reduce over real queue pairs, with a queue pair driven into the error state at every step:
 // at each post and at each completion, at either end.  Runs in the guest.
 #include <gtest/gtest.h>
 
@@ -22,9 +22,9 @@ namespace {
 
 using testing::Job;
 
-// Counts the steps of one end's queue pairs, and strikes at one of them.
+// Counts the steps of an end's queue pairs, and fails the queue pair at step `strike_at`.
 struct Sweep {
-  std::string devices;  // what their names begin with
+  std::string devices;  // prefix of the device names
   std::atomic<int> steps{0};
   std::atomic<int> strike_at{-1};
   std::atomic<int> strikes{0};
@@ -57,7 +57,7 @@ class SweptPair final : public VerbsQueuePair {
     return pair_->post_receives(id, count);
   }
   int poll(std::span<VerbsCompletion> completions) override {
-    // One at a time, so that each is a step.
+    // Polls a single completion, so that each completion is a step.
     const int got = pair_->poll(completions.first(1));
     if (got > 0) strike();
     return got;
@@ -132,7 +132,7 @@ class GuestSweep : public ::testing::TestWithParam<std::pair<int, std::size_t>> 
     config.rejoin_backoff_max_ms = 50;
     config.flap_half_life_s = 0;
     config.ack_deadline_floor_ms = 500;
-    config.dead_deadline_ms = 10'000;  // nobody else is to take a rail down
+    config.dead_deadline_ms = 10'000;  // no other cause may take a rail down
     config.handshake_timeout_ms = 20'000;
     Job::Options made;
     made.rails = made.verbs = 2;
@@ -158,7 +158,7 @@ class GuestSweep : public ::testing::TestWithParam<std::pair<int, std::size_t>> 
                                  [](const auto& rail) { return rail.state == RailState::up; });
     });
   }
-  // Or not yet struck, as far as anybody has noticed.
+  // Waits up to 30 s for all rails to be UP.  A strike not noticed yet still counts as UP.
   bool whole_again() {
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (std::chrono::steady_clock::now() < limit) {
@@ -186,12 +186,12 @@ class GuestSweep : public ::testing::TestWithParam<std::pair<int, std::size_t>> 
   Job job{options(driver)};
 };
 
-TEST_P(GuestSweep, AQueuePairIsInErrorAtEachStep) {
+TEST_P(GuestSweep, SurvivesAQueuePairErrorAtEachStep) {
   const auto [end, floats] = GetParam();
   Sweep& sweep = driver->sweep;
   sweep.devices = "rxe_n" + std::to_string(end);
   ASSERT_TRUE(whole_again());
-  all_reduce(floats);  // memory is made known
+  all_reduce(floats);  // exchanges the addresses of memory
   sweep.steps = 0;
   all_reduce(floats);
   const int steps = sweep.steps;
@@ -203,7 +203,7 @@ TEST_P(GuestSweep, AQueuePairIsInErrorAtEachStep) {
   const int first =
       seed == nullptr ? 0 : static_cast<int>(std::strtoul(seed, nullptr, 10) % stride);
   int runs = 0;
-  // Steps come and go with the time that completions take: more of them are tried than there were.
+  // The number of steps depends on the timing of completions, so at least 12 steps are tried.
   const int last = std::max(steps, 12);
   for (int at = first; at < last; at += static_cast<int>(stride), ++runs) {
     sweep.steps = 0;

@@ -1,11 +1,12 @@
-// A CUDA driver without a GPU, as a library of its own that is loaded in the place of libcuda.so.1:
-// its device memory is the host's, its streams are threads (the default stream is the caller's
-// own), and its kernels are the bodies of kernels.cu compiled for the host.  Streams can be
-// captured into graphs, which are replayed with the arguments of that time.
+// A CUDA driver without a GPU: a library loaded in place of libcuda.so.1. Device memory is host
+// memory. Streams are threads; the default stream is the calling thread. Kernels are the bodies of
+// kernels.cu compiled for the host. Streams can be captured into graphs; a replay uses the
+// arguments of the capture.
 //
-// All blocks of a grid run at the same time, each of two threads that meet at the block's barriers.
+// All blocks of a grid run at the same time, with 2 threads per block and real barriers.
 //
-// One device, of compute capability 9.0.  What a real driver would refuse here is refused, too.
+// The driver has a single device, of compute capability 9.0. Calls fail here if a real driver would
+// refuse them.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -79,17 +80,17 @@ class Stream {
   void synchronise() { queue_.synchronise(); }
 
  private:
-  std::mutex mutex_;                 // of captured_
+  std::mutex mutex_;                 // guards captured_
   std::unique_ptr<Graph> captured_;  // null: no capture
   r2ccl::testing::WorkQueue queue_;
 };
 
-// Of the device: other processes may be given it.
+// Device memory, exportable to other processes.
 struct Given {
   int file = -1;
   std::size_t bytes = 0;
 };
-// What an IPC handle has.
+// Content of an IPC handle.
 struct Handle {
   pid_t process = 0;
   int file = -1;
@@ -99,26 +100,26 @@ struct Handle {
 
 struct Driver {
   std::mutex mutex;
-  std::set<void*> memory;              // of the host
-  std::map<void*, Given> device;       // of the device
-  std::map<void*, std::size_t> taken;  // of other processes
+  std::set<void*> memory;              // host memory
+  std::map<void*, Given> device;       // device memory
+  std::map<void*, std::size_t> taken;  // opened from other processes
   std::map<Stream*, std::shared_ptr<Stream>> streams;
-  std::map<std::string, int> failing;  // entry points, and what their next call answers
-  std::pair<unsigned long long, std::size_t> broken{};  // no copy out of it succeeds
+  std::map<std::string, int> failing;                   // by entry point: result of its next call
+  std::pair<unsigned long long, std::size_t> broken{};  // copies from this range fail
   std::map<int, int> attributes{{75, 9}, {76, 0}, {124, 1}, {117, 1}, {118, 0}};
   int version = 13000;  // 1000 * major + 10 * minor
   int flushes = 0;
   int copies = 0;
 };
 
-// Never destroyed: streams of a process that ends may still run.
+// Never destroyed: streams may still run while the process ends.
 Driver& driver() {
   static auto* made = new Driver;
   return *made;
 }
 
-thread_local int contexts = 0;  // on this thread's stack
-int context = 0;                // the only one: its address
+thread_local int contexts = 0;  // depth of this thread's context stack
+int context = 0;                // the only context, identified by its address
 
 int told(const char* entry) {
   const std::lock_guard guard(driver().mutex);
@@ -191,8 +192,8 @@ int enqueue(void* handle, Work work) {
   return success;
 }
 
-// While another thread captures, threads that have not said otherwise may not do what might put
-// work between that of the graph.
+// Capture mode of the thread (0 global, 1 thread-local, 2 relaxed). During a capture, calls that
+// might add work to the graph fail on threads in a mode other than relaxed.
 thread_local int capture_mode = 0;  // global
 
 bool may_run_beside_captures() {
@@ -206,7 +207,7 @@ bool may_run_beside_captures() {
 
 using Kernel = Work (*)(unsigned blocks, void** arguments);
 
-// What a launch with these arguments does: `body` of them, for every block.
+// Returns the work of a launch: `body` for every block, with a copy of the arguments.
 template <typename... Arguments, typename Body>
 Work work_of(unsigned blocks, void** given, Body body) {
   std::tuple<Arguments...> arguments{};
@@ -310,33 +311,33 @@ struct IpcHandle {
   char bytes[64];
 };
 
-// What a real driver exports, by its names.
+// Entry points, under the names of the real driver.
 extern "C" {
 
-// For tests: the next call of an entry point fails.
+// Test control: the next call of `entry` fails with `code`.
 int fake_cuda_fail(const char* entry, int code) {
   const std::lock_guard guard(driver().mutex);
   driver().failing[entry] = code;
   return success;
 }
-// Copies out of this memory do not succeed.
+// Test control: copies from this memory fail.
 int fake_cuda_fail_copies_from(unsigned long long address, std::size_t bytes) {
   const std::lock_guard guard(driver().mutex);
   driver().broken = {address, bytes};
   return success;
 }
-// How much memory has been allocated and not been given back: a number of blocks.
+// Test control: returns the number of live allocations.
 int fake_cuda_live_memory() {
   const std::lock_guard guard(driver().mutex);
   return static_cast<int>(driver().memory.size() + driver().device.size() + driver().taken.size());
 }
 
-// Blocks from `first` on, of any grid, do not begin until a later call lets them.
+// Test control: blocks from `first` on, of any grid, do not begin until a later call allows them.
 int fake_cuda_hold_blocks(unsigned first) {
   held_blocks().hold_from(first);
   return success;
 }
-// Plants a bug of link/mutants.hpp in the kernels, where this library was built with them.
+// Test control: plants a bug of link/mutants.hpp in the kernels, if built with R2CCL_MUTANTS.
 int fake_cuda_plant(const char* name) {
 #if defined(R2CCL_MUTANTS)
   const auto found = std::ranges::find(r2ccl::mutant_names, std::string_view(name));
@@ -349,7 +350,7 @@ int fake_cuda_plant(const char* name) {
 #endif
 }
 
-// An older driver, which takes no binaries of a newer compiler.
+// Test control: sets the driver version. An old driver refuses binaries of a newer compiler.
 int fake_cuda_set_version(int version) {
   const std::lock_guard guard(driver().mutex);
   driver().version = version;
@@ -360,7 +361,7 @@ int fake_cuda_set_attribute(int attribute, int value) {
   driver().attributes[attribute] = value;
   return success;
 }
-// How often what NICs wrote was flushed, and how often something was copied.
+// Test control: return the number of flushes of NIC writes, and the number of copies.
 int fake_cuda_flushes() {
   const std::lock_guard guard(driver().mutex);
   return driver().flushes;
@@ -381,7 +382,7 @@ int cuGetErrorName(int code, const char** name) {
   return success;
 }
 int cuGetErrorString(int code, const char** text) {
-  *text = code == out_of_memory ? "out of memory" : "as the test wants it";
+  *text = code == out_of_memory ? "out of memory" : "injected by the test";
   return success;
 }
 int cuDeviceGetCount(int* count) {
@@ -449,7 +450,7 @@ int cuIpcGetMemHandle(char (*handle)[64], unsigned long long address) {
   std::memcpy(*handle, &made, sizeof made);
   return success;
 }
-// Unlike a real one it takes a handle of the same process, too: ranks may be threads.
+// Unlike a real driver, also accepts a handle of the same process, because ranks may be threads.
 int cuIpcOpenMemHandle_v2(unsigned long long* address, IpcHandle given, unsigned /*flags*/) {
   if (contexts == 0) return invalid_context;
   if (const int code = told("cuIpcOpenMemHandle"); code != success) return code;
@@ -482,12 +483,12 @@ int cuMemsetD8_v2(unsigned long long address, unsigned char value, std::size_t b
   std::memset(reinterpret_cast<void*>(address), value, bytes);
   return success;
 }
-// What it gives out is the file that the memory is of.
+// Exports the file behind the memory as the dma-buf.
 int cuMemGetHandleForAddressRange(void* handle, unsigned long long address, std::size_t bytes,
                                   int type, unsigned long long flags) {
   if (contexts == 0) return invalid_context;
   if (const int code = told("cuMemGetHandleForAddressRange"); code != success) return code;
-  if (flags != 0) return not_supported;  // as where the CPU has no way of its own to this memory
+  if (flags != 0) return not_supported;  // as without a coherent CPU link
   const std::size_t page = 4096;
   const std::lock_guard guard(driver().mutex);
   const auto found = driver().device.find(reinterpret_cast<void*>(address));
@@ -585,7 +586,7 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
   return success;
 }
 int cuStreamDestroy_v2(void* handle) {
-  // The last one who holds it ends it, without the lock.
+  // The last owner destroys the stream, outside the lock.
   const std::shared_ptr<Stream> stream = stream_at(handle);
   if (stream == nullptr) return invalid_value;
   const std::lock_guard guard(driver().mutex);

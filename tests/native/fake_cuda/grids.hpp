@@ -1,5 +1,5 @@
-// What runs the grids of the fake driver: all blocks of a grid at the same time, each of two
-// threads that meet at the block's barriers.
+// Runs the grids of the fake driver: all blocks of a grid at the same time, with 2 threads per
+// block and real barriers.
 #pragma once
 
 #include <unistd.h>
@@ -20,11 +20,12 @@ using r2ccl::device::Shared;
 using r2ccl::device::SpinWait;
 using r2ccl::device::ThreadPosition;
 
-// Threads that run parts of kernels.  Kernels of different streams wait for each other, so a part
-// never waits for a free thread: where all are busy, one more is made.
+// Threads for parts of kernels.  Kernels of different streams wait for each other, so a part never
+// waits for a free thread: if all threads are busy, start() adds a thread.
 class Processors {
  public:
-  // Runs part(0) on this thread and the others beside it; returns when all have ended.
+  // Runs part(0) on the calling thread and the other parts concurrently.  Returns when all have
+  // ended.
   void run(unsigned parts, const std::function<void(unsigned)>& part) {
     Grid grid{parts - 1, {}};
     for (unsigned other = 1; other < parts; ++other)
@@ -72,7 +73,8 @@ class Processors {
   std::size_t idle_ = 0;  // threads
 };
 
-// Never destroyed, as the driver; a forked child has none of its parent's threads.
+// The threads of the process; never destroyed, like the driver.  A forked child gets a new object,
+// because threads do not survive fork().
 inline Processors& processors() {
   static std::mutex mutex;
   static Processors* made = nullptr;
@@ -85,7 +87,8 @@ inline Processors& processors() {
   return *made;
 }
 
-// A GPU begins the blocks of a grid when it has room for them.  Tests decide when that is.
+// Delays the start of blocks, like a GPU without room for more blocks.  A test sets the first block
+// that must wait.
 class HeldBlocks {
  public:
   void hold_from(unsigned first) {
@@ -101,7 +104,7 @@ class HeldBlocks {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  unsigned first_ = ~0U;  // of the blocks that may not begin
+  unsigned first_ = ~0U;  // first block not allowed to begin
 };
 
 inline HeldBlocks& held_blocks() {
@@ -115,8 +118,8 @@ struct ThreadBlock : SpinWait {
   std::barrier<>* barrier;
 };
 
-// Two threads a block, whatever the launch asks for: the bodies give every thread its share, and
-// two are enough to show a barrier that is missing.
+// Threads per block, whatever the launch requests.  Bodies divide the work among the existing
+// threads, and 2 threads are enough to expose a missing barrier.
 constexpr unsigned threads_per_block = 2;
 
 template <typename Body>

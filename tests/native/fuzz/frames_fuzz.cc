@@ -1,8 +1,8 @@
-// The wire parser and the link behind it against a peer that may send anything.
+// Fuzz target: the wire parser and the link against a peer with arbitrary bytes.
 //
-// Every header carries a checksum that no mutation gets right, so there are two modes: bytes as
-// they are, and a list of events, among them frames whose fields come from the input and are
-// sealed.
+// Headers carry a checksum beyond the reach of mutations, so there are two modes. Raw mode sends
+// the input's bytes unchanged. Event mode reads a list of events, for example sealed frames with
+// fields from the input.
 #include "frames_world.hpp"
 #include "fuzz_main.hpp"
 
@@ -10,10 +10,11 @@ namespace r2ccl::fuzz {
 namespace {
 
 constexpr std::size_t max_events = 400;
-constexpr std::size_t max_payload = 256U << 10;  // bytes that one frame really brings
+constexpr std::size_t max_payload = 256U << 10;  // payload bytes actually sent per frame
 constexpr std::size_t flood_short = 200;
-constexpr std::size_t flood_all = 5000;  // more than a link keeps streams for
-// Such a flood takes long: only a kept input asks for it, and hardly a mutation of it.
+constexpr std::size_t flood_all = 5000;  // exceeds the number of streams a link keeps
+// A flood takes long: only a corpus input with this word requests a full flood, and mutations
+// hardly ever hit the word.
 constexpr std::uint32_t flood_word = 0x594E414D;
 
 struct Mode {
@@ -22,7 +23,8 @@ struct Mode {
   LinkOptions options;
 
   explicit Mode(std::uint8_t bits) : sealed((bits & 1) != 0), rails_up(bits >> 6) {
-    // Small ones, one with as many chunks as a message may have, and one above every buffer.
+    // Two small shapes, a shape with the largest number of chunks per message, and a shape above
+    // every buffer size.
     static constexpr std::array shapes{StreamShape{.slot_bytes = 1024,
                                                    .chunk_bytes = 256,
                                                    .staging_bytes = 256,
@@ -55,7 +57,7 @@ class Peer {
  public:
   Peer(FrameWorld& world, Input& input) : world_(world), input_(input) {}
 
-  // Bytes as they are, cut where the input says.
+  // Sends bytes unchanged, cut at positions from the input.
   void raw() {
     const std::uint8_t bits = input_.byte();
     const RailId to = rail(bits);
@@ -125,7 +127,7 @@ class Peer {
     return ms[input_.byte() & 7] * ns_per_ms;
   }
 
-  // Mostly a number that is close to the one that is expected.
+  // Returns a number close to `expected` in most cases.
   std::uint64_t about(std::uint64_t expected) {
     const std::uint8_t bits = input_.byte();
     if (bits >= 248) return input_.take<std::uint64_t>();
@@ -236,7 +238,7 @@ class Peer {
     }
   }
 
-  // Seals and sends; most frames are as they should be from here on.
+  // Seals and sends a frame. Most frames stay correct from here on.
   void finish(RailId on, FrameHeader& header) {
     const std::uint8_t how = input_.byte();
     const bool wrong = how >= 224;
@@ -254,7 +256,7 @@ class Peer {
     world_.send(on, header, honest, payload);
   }
 
-  // One frame for each of many communicators that nobody made.
+  // Sends a frame for each of many communicators unknown to the link.
   void flood(RailId on) {
     if (flooded_) return;
     flooded_ = true;

@@ -11,7 +11,7 @@
 namespace r2ccl::fuzz {
 namespace {
 
-constexpr std::size_t max_communicators = 4096;  // that a peer can make a link keep
+constexpr std::size_t max_communicators = 4096;  // created by a peer, kept by a link
 
 class Pipe final : public BytePipe {
  public:
@@ -47,7 +47,7 @@ class Pipe final : public BytePipe {
   Path& path_;
 };
 
-// Bit by bit, so that a mistake in the production code's tables is not made here again.
+// Computes the CRC bit by bit, so that an error in the production tables is not repeated here.
 bool seal_right(const FrameHeader& header) {
   std::array<std::uint8_t, offsetof(FrameHeader, crc)> bytes{};
   std::memcpy(bytes.data(), &header, bytes.size());
@@ -59,7 +59,8 @@ bool seal_right(const FrameHeader& header) {
   return header.magic == frame_magic && header.crc == ~crc;
 }
 
-// Not where a peer that floods us would have us map gigabytes.
+// Adds memory only for small slots. With large slots a flooding peer would make the link map
+// gigabytes.
 LinkOptions with_memory(LinkOptions options, WorldMemory& memory) {
   if (options.shape.slot_bytes <= 4096) options.memory = &memory;
   return options;
@@ -78,7 +79,7 @@ std::uint32_t longest_payload(FrameType type, const StreamShape& shape) {
 
 std::vector<std::byte> content(bool ours, std::uint64_t communicator, std::uint64_t number,
                                std::uint64_t position, std::size_t bytes) {
-  // Repeats itself after 256 bytes, so that most of it is copied.
+  // The content repeats every 256 bytes, so that most bytes come from a fast copy.
   std::vector<std::byte> made(bytes);
   const std::uint64_t first = (ours ? 1 : 128) + communicator * 31 + number * 57 + position * 13;
   for (std::size_t i = 0; i < std::min<std::size_t>(256, bytes); ++i)
@@ -137,7 +138,7 @@ void FrameWorld::open(RailId rail, Epoch epoch, std::span<const std::byte> lefto
 
 void FrameWorld::reconnect(RailId rail, std::size_t leftover) {
   const Link& link = carried_.link;
-  // The bytes that are still to come are those that came with the handshake.
+  // The next bytes of the peer arrive together with the handshake.
   const auto left = paths_[rail].left().first(std::min(leftover, coming(rail)));
   const std::vector<std::byte> bytes(left.begin(), left.end());
   const auto epoch = carried_.offer(rail, link.epoch(rail), /*fresh=*/true, now_);
@@ -159,7 +160,7 @@ void FrameWorld::send(RailId rail, const FrameHeader& header, bool honest,
   send(rail, payload);
 }
 
-// ---- what arrives ----
+// ---- frames in ----
 
 void FrameWorld::deliver(RailId rail, std::size_t bytes) {
   Path& path = paths_[rail];
@@ -173,11 +174,11 @@ void FrameWorld::deliver(RailId rail, std::size_t bytes) {
   while (path.grant > 0 && carried_.ends[rail].rail);
   path.grant = 0;
   if (!witnesses_[rail].poisoned || link.epoch(rail) != epoch || path.broken) return;
-  require(!link.connected(rail), "a rail with bytes that no correct peer sends is DOWN");
+  require(!link.connected(rail), "a rail with bytes no correct peer sends is DOWN");
   const RailCause cause = link.cause(rail);
   require(cause == RailCause::protocol || cause == RailCause::checksum ||
               cause == RailCause::peer_notice,
-          "and what the peer sent is the cause");
+          "the cause of this DOWN is in the peer's bytes");
 }
 
 void FrameWorld::witness(RailId rail, std::size_t bytes) {
@@ -209,13 +210,13 @@ void FrameWorld::witness_payload(Witness& seen, std::span<const std::byte> paylo
   const FrameHeader& header = seen.header;
   const std::uint64_t at = header.offset + (header.payload_bytes - seen.payload_left);
   const auto honest = content(false, header.communicator, header.number, at, payload.size());
-  // With checksums, no changed byte may get in.
+  // Checksums must keep out changed bytes.
   if (!shape().checksum && !std::equal(payload.begin(), payload.end(), honest.begin()))
     changed_.insert({header.communicator, header.number});
 }
 
-// What is wrong whatever came before; the rules of slots, and which rail may carry data, are left
-// to the link.
+// Whether a frame is wrong in any state of the link. The link itself checks the rules of slots and
+// the choice of rails for data.
 bool FrameWorld::incorrect(RailId rail, const FrameHeader& header) const {
   const auto type = static_cast<unsigned>(header.type);
   if (!seal_right(header) || type < 1 || type > 13) return true;
@@ -244,7 +245,7 @@ bool FrameWorld::incorrect(RailId rail, const FrameHeader& header) const {
              std::min(shape().chunk_bytes, header.message_bytes - header.offset);
 }
 
-// ---- what goes out ----
+// ---- frames out ----
 
 void FrameWorld::pump_out(RailId rail, std::size_t room) {
   if (!carried_.ends[rail].rail) return;
@@ -260,27 +261,30 @@ void FrameWorld::check_emitted(RailId rail) {
   while (emitted.size() - at >= sizeof(FrameHeader)) {
     FrameHeader header;
     std::memcpy(&header, emitted.data() + at, sizeof(header));
-    require(seal_right(header), "every header that goes out is sealed");
-    require(header.payload_bytes <= longest_payload(header.type, shape()), "and its frame short");
+    require(seal_right(header), "every outgoing header is sealed");
+    require(header.payload_bytes <= longest_payload(header.type, shape()),
+            "every outgoing payload is within the limit of its type");
     if (emitted.size() - at < sizeof(header) + header.payload_bytes) break;
     const std::byte* payload = emitted.data() + at + sizeof(header);
     at += sizeof(header) + header.payload_bytes;
     if (header.type == FrameType::address)
       require(!options_.connects && header.number < world_rails && header.epoch != 0 &&
                   header.slot != 0,
-              "only the accepting end says where it listens");
+              "only the accepting end announces an address");
     if (header.type != FrameType::data) continue;
     const auto calls = calls_.find(header.communicator);
-    require(calls != calls_.end(), "data goes out for our communicators only");
-    require(header.number < calls->second.posted, "only what was posted goes out");
-    require(header.slot < shape().all_slots(), "into slots that there are");
-    // Of what the peer claims to have, nothing need be kept for him.
+    require(calls != calls_.end(), "outgoing data belongs to a known communicator");
+    require(header.number < calls->second.posted, "outgoing data was posted");
+    require(header.slot < shape().all_slots(), "outgoing data goes to an existing slot");
+    // The link may drop data already delivered according to the peer.
     if (header.number < calls->second.delivered) continue;
     const auto posted =
         content(true, header.communicator, header.number, header.offset, header.payload_bytes);
-    require(std::equal(posted.begin(), posted.end(), payload), "what goes out is what was posted");
+    require(std::equal(posted.begin(), posted.end(), payload),
+            "outgoing bytes equal the posted bytes");
     if (shape().checksum)
-      require(header.payload_crc == crc32c(payload, header.payload_bytes), "under its checksum");
+      require(header.payload_crc == crc32c(payload, header.payload_bytes),
+              "the checksum of outgoing data is right");
   }
   emitted.erase(emitted.begin(), emitted.begin() + static_cast<std::ptrdiff_t>(at));
 }
@@ -324,12 +328,12 @@ void FrameWorld::consume(std::size_t which) {
   InStream& stream = carried_.link.in_stream(communicator);
   const InMessage* message = stream.front();
   if (message == nullptr) return;
-  require(message->number == calls.consumed, "messages come in order, each once");
+  require(message->number == calls.consumed, "messages arrive in order, each exactly once");
   require(message->bytes <= shape().slot_bytes, "no message is larger than a slot");
   if (!changed_.contains({communicator, message->number})) {
     const auto sent = content(false, communicator, message->number, 0, message->bytes);
     require(std::equal(sent.begin(), sent.end(), stream.front_data()),
-            "a message has the bytes that were sent");
+            "a message has the sent bytes");
   }
   carried_.link.consume(stream, now_);
   ++calls.consumed;
@@ -356,13 +360,12 @@ void FrameWorld::reclaim(std::uint64_t communicator, bool received) {
     now_ += options_.ack_deadline_floor_ns + 1;
     (void)carried_.link.reclaim_target(stream, received, now_);
     carried_.act(now_);
-    require(carried_.link.reclaim_target(stream, received, now_),
-            "rails that are closed write no memory");
+    require(carried_.link.reclaim_target(stream, received, now_), "closed rails write no memory");
   }
   calls_[communicator].target = {};
 }
 
-// As the channel does after a call: memory goes back to the caller as soon as it is settled.
+// Returns memory to the caller as soon as the memory is settled, as the channel does after a call.
 void FrameWorld::settle() {
   for (auto& [communicator, calls] : calls_) {
     if (!calls.open) continue;
@@ -409,7 +412,7 @@ std::uint64_t FrameWorld::posted_messages(std::uint64_t communicator) const {
   return found == calls_.end() ? 0 : found->second.posted;
 }
 
-// ---- what holds ----
+// ---- invariants ----
 
 void FrameWorld::check() {
   settle();
@@ -417,16 +420,17 @@ void FrameWorld::check() {
   for (const AbortNotice& notice : link.received_aborts())
     require(notice.text.size() <= max_abort_bytes, "the text of an ABORT is bounded");
   link.received_aborts().clear();
-  require(link.received_addresses().size() <= world_rails, "one address a rail is kept");
+  require(link.received_addresses().size() <= world_rails, "at most 1 address per rail is kept");
   for (const AddressNotice& notice : link.received_addresses()) {
-    require(notice.rail < world_rails && notice.via < world_rails, "of rails that there are");
+    require(notice.rail < world_rails && notice.via < world_rails,
+            "an address notice names existing rails");
     require(notice.at.port != 0 && (notice.at.version == 4 || notice.at.version == 6),
-            "of ports that there may be");
+            "an address notice has a valid port and IP version");
   }
   if (now_ / ns_per_ms % 2 == 0) link.received_addresses().clear();
   for (RailId rail = 0; rail < world_rails; ++rail)
     require(link.connected(rail) == (carried_.ends[rail].rail != nullptr),
-            "a rail is there as long as its epoch is open");
+            "a rail object exists while its epoch is open");
 
   const Link::QueueDepths depths = link.queue_depths();
   const std::size_t streams = world_communicators.size() + strange_.size();
@@ -435,11 +439,11 @@ void FrameWorld::check() {
   require(depths.attempts <= chunks_posted_ * (opened_ + world_rails), "attempts are bounded");
   require(depths.control <= world_rails * (4 * streams + world_communicators.size()),
           "control frames are bounded");
-  require(depths.actions == 0, "what the link asks for is carried out");
+  require(depths.actions == 0, "all actions of the link are carried out");
   check_memory();
 }
 
-// Memory of the test itself, which is no affair of the link.
+// Memory of the test, not charged to the link.
 std::size_t FrameWorld::own_bytes() const {
   std::size_t bytes = 0;
   for (const Path& path : paths_) bytes += path.coming.capacity() + path.emitted.capacity();
@@ -456,11 +460,11 @@ void FrameWorld::check_memory() const {
   const std::size_t entries = sizeof(OutMessage) + sizeof(InMessage) + 64;
   const std::size_t stream = 4096 + s.all_slots() * entries;
   const std::size_t streams = world_communicators.size() + strange_.size();
-  // Messages land in slots; staging is only for what we posted ourselves.
+  // Messages land in slots. Without memory for one-sided rails, only our own posts need staging.
   const std::size_t slots = s.all_slots() * s.slot_bytes * streams;
   const std::size_t staged =
       s.all_slots() * staging * (options_.memory != nullptr ? streams : world_communicators.size());
-  // Input, a batch of frames, and copies of what a call left behind.
+  // Input, a batch of frames, and copies left by calls.
   const std::size_t rail = (64U << 10) + 8 * (sizeof(OutFrame) + s.chunk_bytes);
   const std::size_t queued = 64 * chunks_posted_ * (opened_ + world_rails);
   const std::size_t fixed = 256U << 10;

@@ -1,5 +1,5 @@
-// A link whose peer is the fuzz input: production rails over pipes that give what the input says,
-// two communicators with data under way and a third one, and the checks that hold whatever arrives.
+// A link with the fuzz input as its peer: production rails over pipes controlled by the input, two
+// communicators with data in flight, a third without data, and the invariants for any input.
 #pragma once
 
 #include <array>
@@ -18,22 +18,24 @@
 
 namespace r2ccl::fuzz {
 
-// The second one's peer is told of memory, though its bytes come as any other rail's do.
+// Rail 1 is a verbs rail: the link announces memory to the peer, but bytes arrive as on other
+// rails.
 inline constexpr std::array world_kinds{RailKind::tcp, RailKind::verbs, RailKind::control};
 inline constexpr std::size_t world_rails = world_kinds.size();
 inline constexpr std::array<std::uint64_t, 3> world_communicators{5, 6, 7};
 
-// The bytes from `position` on of a message of an honest sender; `ours`: of the link under test.
+// Returns `bytes` bytes of a message of an honest sender, from `position` on.  `ours`: the sender
+// is the link under test.
 [[nodiscard]] std::vector<std::byte> content(bool ours, std::uint64_t communicator,
                                              std::uint64_t number, std::uint64_t position,
                                              std::size_t bytes);
 
-// One direction each of a connection, in the hand of the fuzzer.
+// Both directions of a connection, under control of the fuzzer.
 struct Path {
   std::vector<std::byte> coming;  // composed by the peer
-  std::size_t taken = 0;          // of these, how many were let through
-  std::size_t grant = 0;          // how many more may be read now
-  std::size_t room = 0;           // how many bytes may be written
+  std::size_t taken = 0;          // bytes of `coming` already let through
+  std::size_t grant = 0;          // bytes allowed to be read now
+  std::size_t room = 0;           // bytes allowed to be written
   std::vector<std::byte> emitted;
   PathReport report;
   bool broken = false;
@@ -47,7 +49,7 @@ struct Path {
   }
 };
 
-// What rails of one-sided writes may reach: as much as is asked for.
+// Memory for one-sided rails, without a limit.
 class WorldMemory final : public StreamMemory {
  public:
   std::byte* allocate(std::size_t bytes) override { return new std::byte[bytes]; }
@@ -58,23 +60,25 @@ class WorldMemory final : public StreamMemory {
   void revoke(std::span<const std::byte> /*memory*/) override {}
 };
 
-// Reads along with the link, and knows what no correct peer sends.
+// Parses the peer's bytes in parallel with the link, and detects frames no correct peer sends.
 struct Witness {
   FrameHeader header{};
   std::size_t header_bytes = 0;
   std::size_t payload_left = 0;
-  bool poisoned = false;  // the rail may not stay connected
+  bool poisoned = false;  // the rail must not stay connected
 };
 
 class FrameWorld {
  public:
+  // `rails_up`: number of rails brought UP.  `baseline`: bytes allocated before; see fuzz_main.hpp.
   FrameWorld(const LinkOptions& options, unsigned rails_up, std::size_t baseline);
   FrameWorld(const FrameWorld&) = delete;
   FrameWorld& operator=(const FrameWorld&) = delete;
 
-  // Bytes of the peer, which deliver() lets through.
+  // Adds bytes of the peer; deliver() lets them through.
   void send(RailId rail, std::span<const std::byte> bytes);
-  // A frame of `header.payload_bytes`, or of fewer bytes.
+  // Adds a frame with `payload_bytes` bytes of payload, at most header.payload_bytes.  `honest`:
+  // the payload is content(); otherwise every bit of the payload differs.
   void send(RailId rail, const FrameHeader& header, bool honest, std::size_t payload_bytes);
   [[nodiscard]] std::size_t coming(RailId rail) const { return paths_[rail].left().size(); }
   void deliver(RailId rail, std::size_t bytes);
@@ -87,14 +91,15 @@ class FrameWorld {
 
   void post(std::size_t which, std::size_t bytes);
   void consume(std::size_t which);
-  // The next messages of a communicator are to land in `bytes` bytes, or once they have, are not.
+  // Offers `bytes` bytes as a target for the next messages of a communicator.  If there is a
+  // target, reclaims the target once its messages are complete.
   void expect(std::size_t which, std::size_t bytes);
   void close(std::size_t which);
   void abort(std::size_t which, std::size_t text_bytes);
   void announce(RailId rail, std::uint16_t port);
   void send_close();
 
-  // Everything that holds between two events.
+  // Checks the invariants between two events.
   void check();
 
   [[nodiscard]] const StreamShape& shape() const { return options_.shape; }
@@ -108,15 +113,15 @@ class FrameWorld {
     std::uint64_t begin;
     std::uint64_t end;
   };
-  struct Calls {  // of one communicator
+  struct Calls {  // per communicator
     bool open = true;
     std::uint64_t posted = 0;  // messages
     std::uint64_t position = 0;
     std::uint64_t consumed = 0;
-    std::uint64_t delivered = 0;  // what the peer claimed
+    std::uint64_t delivered = 0;  // claimed by the peer
     std::deque<Post> posts;
     std::vector<std::byte> target;
-    std::uint64_t target_end = 0;  // the first message that does not land there
+    std::uint64_t target_end = 0;  // the first message beyond the target
   };
 
   void open(RailId rail, Epoch epoch, std::span<const std::byte> leftover);
@@ -137,7 +142,7 @@ class FrameWorld {
   std::array<Path, world_rails> paths_;
   std::array<Witness, world_rails> witnesses_;
   std::map<std::uint64_t, Calls> calls_;
-  std::set<std::uint64_t> strange_;                            // communicators that we never made
+  std::set<std::uint64_t> strange_;                            // communicators never created here
   std::set<std::pair<std::uint64_t, std::uint64_t>> changed_;  // messages with dishonest bytes
   std::size_t chunks_posted_ = 0;
   std::size_t opened_ = 0;

@@ -1,4 +1,4 @@
-// What a fuzz target has for itself; main.cc calls it.
+// Entry point of a fuzz target; main.cc calls run().
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace r2ccl::fuzz {
 
-// `baseline`: bytes that were allocated before the input was looked at.
+// `baseline`: bytes allocated before the target reads its input.
 void run(Input& input, std::size_t baseline);
 
 }  // namespace r2ccl::fuzz

@@ -1,5 +1,5 @@
-// Both ends of a handshake against a peer that may send anything, and a real conversation whose
-// bytes are changed on the way.
+// Fuzz target: each end of a handshake against a peer with arbitrary bytes, and a real conversation
+// with bytes changed on the way.
 #include <sanitizer/allocator_interface.h>
 
 #include <algorithm>
@@ -61,7 +61,7 @@ std::unique_ptr<AcceptorHandshake> acceptor() {
       });
 }
 
-// The MAC as the protocol defines it, over all that was said before and the message's own body.
+// Returns the MAC defined by the protocol, over all earlier messages and the body of this message.
 Digest mac(std::uint8_t type, const Bytes& said, std::span<const std::byte> body) {
   HmacSha256 hmac(pair_key());
   for (const std::string_view text :
@@ -87,9 +87,9 @@ void append(Bytes& to, std::span<const std::byte> what) {
   to.insert(to.end(), what.begin(), what.end());
 }
 
-// ---- one end, and a peer that may know the key ----
+// ---- a single end, and a peer with or without the key ----
 
-// Follows what an end is told, and knows when it may answer and when it may be established.
+// Tracks the bytes fed to an end, and checks its answers and the transition to established.
 class OneEnd {
  public:
   OneEnd(bool accepts, std::size_t baseline) : accepts_(accepts), baseline_(baseline) {
@@ -101,7 +101,7 @@ class OneEnd {
     }
   }
 
-  // A message of the peer: fields from the input, and a MAC that may be right.
+  // Composes a message of the peer: fields from the input, and a MAC valid in most cases.
   Bytes compose(Input& input) {
     const std::uint8_t bits = input.byte();
     const std::uint8_t turn = accepts_ ? (told_.empty() ? 1 : 4) : (told_.empty() ? 2 : 5);
@@ -137,15 +137,15 @@ class OneEnd {
     const HandshakeState before = end_->state();
     append(told_, bytes);
     const HandshakeState state = end_->feed(bytes);
-    require(state == end_->state(), "feed() says what the state is");
+    require(state == end_->state(), "feed() returns the state");
     if (before == HandshakeState::rejected)
-      require(state == before, "what is rejected stays rejected");
+      require(state == before, "a rejected handshake stays rejected");
     judge();
     const std::size_t live = __sanitizer_get_current_allocated_bytes();
-    // What follows READY is kept for the frames' reader, nothing else beyond one message.
+    // Bytes after READY are kept for the reader of frames. Before READY, at most 1 message is kept.
     const bool done = state == HandshakeState::established;
     const std::size_t kept = 8192 + (done ? 2 * told_.size() : 0);
-    require(live <= baseline_ + told_.capacity() + kept, "what is kept is bounded");
+    require(live <= baseline_ + told_.capacity() + kept, "kept memory is bounded");
     require(end_->reason().size() < 300, "the reason is one line");
   }
 
@@ -158,7 +158,7 @@ class OneEnd {
     if (accepts_) {
       const bool knows =
           told_.size() >= hello_bytes && authentic(1, {}, std::span(told_).first(hello_bytes));
-      require(knows || (answer.empty() && !done), "nothing is said to a stranger");
+      require(knows || (answer.empty() && !done), "an unauthenticated peer gets no answer");
       if (!answer.empty() && !done) {
         said_.assign(told_.begin(), told_.begin() + hello_bytes);
         append(said_, answer);
@@ -166,12 +166,13 @@ class OneEnd {
       if (!done) return;
       const auto auth = std::span(told_).subspan(hello_bytes);
       require(auth.size() >= proof_bytes && authentic(4, said_, auth.first(proof_bytes)),
-              "an acceptor is established by a right AUTH alone");
+              "an acceptor is established only by a valid AUTH");
     } else {
       const std::span<const std::byte> told(told_);
       const bool offered =
           told.size() >= answer_bytes && authentic(2, said_, told.first(answer_bytes));
-      if (!answered_) require(offered || (answer.empty() && !done), "no AUTH for a false offer");
+      if (!answered_)
+        require(offered || (answer.empty() && !done), "no AUTH answers a forged offer");
       if (!answer.empty()) {
         append(said_, told.first(answer_bytes));
         append(said_, answer);
@@ -180,7 +181,7 @@ class OneEnd {
       if (!done) return;
       require(answered_ && told.size() >= answer_bytes + proof_bytes &&
                   authentic(5, said_, told.subspan(answer_bytes, proof_bytes)),
-              "a connector is established by a right READY alone");
+              "a connector is established only by a valid READY");
       require(end_->epoch() > end_->peer_last_fenced() && end_->epoch() > hello().last_fenced,
               "no fenced epoch begins");
     }
@@ -190,7 +191,7 @@ class OneEnd {
   const std::size_t baseline_;
   std::unique_ptr<Handshake> end_;
   bool answered_ = false;
-  Bytes said_;  // and authenticated, by both
+  Bytes said_;  // messages authenticated by both ends
   Bytes told_;
 };
 
@@ -212,9 +213,9 @@ void strangers(Input& input, bool accepts, bool knows_key, std::size_t baseline)
   }
 }
 
-// ---- a conversation with somebody in between ----
+// ---- a conversation with a man in the middle ----
 
-// What one end said, and what the other one heard of it.
+// Bytes sent by an end, and bytes received by the other end.
 struct Direction {
   Bytes said;
   Bytes heard;
@@ -267,22 +268,23 @@ void conversation(Input& input) {
   }
   if (accepting->state() == HandshakeState::established) {
     require(there.unchanged(hello_bytes + proof_bytes) && back.unchanged(answer_bytes),
-            "an acceptor is established by the original bytes alone");
+            "an acceptor is established only by the original bytes");
     require(accepting->epoch() == offered_epoch && accepting->hello().rail == hello().rail &&
                 accepting->peer_last_fenced() == hello().last_fenced,
-            "and knows what was said");
+            "an acceptor has the connector's fields");
     require(accepting->take_leftover().size() == there.heard.size() - hello_bytes - proof_bytes,
-            "and keeps what follows");
+            "an acceptor keeps all bytes after the handshake");
   }
   if (connecting->state() != HandshakeState::established) return;
-  require(accepting->state() == HandshakeState::established, "READY is said by the acceptor alone");
+  require(accepting->state() == HandshakeState::established,
+          "only an established acceptor sends READY");
   require(back.unchanged(answer_bytes + proof_bytes) && there.unchanged(hello_bytes + proof_bytes),
-          "a connector is established by the original bytes alone");
+          "a connector is established only by the original bytes");
   require(connecting->epoch() == offered_epoch && connecting->offered_epoch() == offered_epoch &&
               connecting->peer_last_fenced() == 7,
-          "and knows what was said");
+          "a connector has the acceptor's fields");
   require(connecting->take_leftover().size() == back.heard.size() - answer_bytes - proof_bytes,
-          "and keeps what follows");
+          "a connector keeps all bytes after the handshake");
 }
 
 }  // namespace

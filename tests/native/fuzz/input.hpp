@@ -1,5 +1,5 @@
-// What a fuzz target makes of its input: numbers and bytes, taken from the front.  An input that
-// has ended gives zeros, so that every prefix of an input is one too.
+// Numbers and bytes taken from the front of a fuzz input.  An exhausted input yields zeros, so
+// every prefix of an input is a valid input.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class Input {
   std::span<const std::uint8_t> left_;
 };
 
-// Ends the process, as a crash that the fuzzer keeps the input of.
+// Aborts the process if `holds` is false; the fuzzer then keeps the input.
 inline void require(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "does not hold: %s\n", what);

@@ -1,9 +1,9 @@
-// The entry point of every fuzz target.
+// The entry point of all fuzz targets.
 #include <sanitizer/allocator_interface.h>
 
 #include "fuzz_main.hpp"
 
-// Freed memory is kept from use for long enough without filling the machine's.
+// Limits ASan's quarantine to 8 MB: long enough to detect late accesses, small enough for memory.
 extern "C" const char* __asan_default_options() { return "quarantine_size_mb=8"; }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

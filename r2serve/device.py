@@ -315,7 +315,9 @@ def _inter_node_group(host: Communicator) -> tuple[list[list[int]], Communicator
     if len(nodes) == 1 or len(nodes[0]) == 1 or len({len(each) for each in nodes}) > 1:
         return nodes, None
     local_rank = members[host.nodes[host.rank]].index(host.rank)
-    return nodes, host.part([each[local_rank] for each in nodes], f"{host.name}/place{local_rank}")
+    return nodes, host.part(
+        [each[local_rank] for each in nodes], f"{host.name}/local_rank{local_rank}"
+    )
 
 
 def _close(core: _core.StreamCommunicator, communicators: Sequence[Communicator]) -> None:

@@ -194,7 +194,7 @@ class _Ranks:
         def cut() -> int:
             time.sleep(0.05)
             at = time.perf_counter_ns()
-            self._pair[0].inject(rail, "cut")
+            self._pair[0].inject(rail, "carrier_loss")
             time.sleep(HIT_WITHIN_S)
             struck.append(at)
             return at
@@ -218,7 +218,7 @@ def measure(
         host_us = ranks.host_us(calls)
         ranks.capture(capture)
         healthy = ranks.replay(lambda count: count >= calls, lambda: 0)
-        pair[0].inject(0, "cut")
+        pair[0].inject(0, "carrier_loss")
         one_rail = ranks.replay(lambda count: count >= calls, lambda: 0)
         _heal(pair[0], 0)
         stalls: list[float] = []

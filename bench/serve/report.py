@@ -175,7 +175,7 @@ def _where(row: Row) -> str:
 def _about(row: Row) -> dict[str, str]:
     machine = row["machine"]
     return {
-        "command": row["command"],
+        "command": f"`{row['command']}`",
         "commit": f"{row['commit']}, {row['date']}",
         "machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"Linux {machine['kernel']}, load before the run {machine['load_before']}",

@@ -19,7 +19,6 @@ namespace {
 // Lowest rate of an injected `slow` fault.  A rail sends up to 256 KiB at a time.  At a lower rate
 // the next frame would come too late for the dead deadline.
 constexpr double slowest_bytes_per_s = 1e6;
-constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;  // constant: pair keys separate jobs
 
 std::uint64_t fingerprint_of(const Config& config) {
   const std::array<std::uint64_t, 10> settings{

@@ -27,6 +27,9 @@
 
 namespace r2ccl {
 
+// Job field of every handshake.  The value is constant, since pair keys keep jobs apart.
+inline constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;
+
 class Communicator;
 class EngineChannel;
 

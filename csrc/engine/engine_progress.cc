@@ -77,7 +77,7 @@ Hello Engine::hello_for(const Peer& peer, RailId rail) const {
   Hello hello;
   hello.connector = process_;
   hello.acceptor = peer.process;
-  hello.job = 0x7232'7365'7276'6531;
+  hello.job = job_number;
   hello.rail = rail;
   hello.kind = peer.rails[rail].kind;
   hello.last_fenced = peer.link.fenced_epoch(rail);

@@ -59,7 +59,6 @@ InStream::Admission InStream::judge(const FrameHeader& header) {
              message.bytes != header.message_bytes) {
     return Admission::reject;
   }
-  if ((header.flags & frame_flag::replay) != 0) message.replayed = true;
   if ((header.flags & frame_flag::ack_now) != 0) message.ack_now = true;
   const std::uint64_t bit = std::uint64_t{1} << (header.offset / shape_.chunk_bytes);
   const bool here = (message.chunk_bits & bit) != 0 && !planted(Mutant::duplicate_counted);

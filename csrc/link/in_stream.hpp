@@ -27,7 +27,6 @@ struct InMessage {
   std::uint32_t received = 0;
   bool in_use = false;
   bool complete = false;
-  bool replayed = false;  // a chunk arrived as a replay
   bool ack_now = false;
   std::byte* target = nullptr;  // destination of the message; null: its slot
 };

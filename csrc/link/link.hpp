@@ -226,7 +226,6 @@ class Link {
     FrameHeader header{};
     InStream* stream = nullptr;
     std::uint32_t received = 0;
-    bool discard = false;
     bool placed = false;                 // an RDMA write has placed the payload already
     std::unique_ptr<std::byte[]> text;   // payload of an ABORT
     bool apart = false;                  // the payload is buffered in `chunk`

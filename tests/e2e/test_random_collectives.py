@@ -60,6 +60,6 @@ def test_random_collectives_are_exact_while_rails_break(
         f"{totals['hedges']} hedges, {sum(report['rejoins'] for report in reports)} rejoins"
     )
     assert reports[0]["kinds"] == ["shm", "tcp"]
-    assert faults["cut"] > 0
-    assert faults["drop"] > 0
+    assert faults["carrier_loss"] > 0
+    assert faults["black_hole"] > 0
     assert totals["replays"] > totals["hedges"] > 0, "no rail broke under traffic"

@@ -124,7 +124,7 @@ def cut_all(ranks: list, fault: str) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("fault", ["cut", "drop"])
+@pytest.mark.parametrize("fault", ["carrier_loss", "black_hole"])
 def test_a_step_survives_an_outage_of_all_rails_below_the_timeout(
     jobs, eventually, fault: str
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_step_survives_an_outage_of_all_rails_below_the_timeout(
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("fault", ["cut", "drop"])
+@pytest.mark.parametrize("fault", ["carrier_loss", "black_hole"])
 def test_an_outage_of_all_rails_above_the_timeout_is_the_typed_error_on_every_rank(
     jobs, show: Callable[[str], None], fault: str
 ) -> None:

@@ -172,7 +172,7 @@ def test_a_rail_rejoins_among_unauthenticated_connections(job, eventually) -> No
                 for _ in range(40):
                     stack.enter_context(connect(address))
             for rank in job:
-                rank.ask({"do": "inject", "rail": rail, "fault": "cut"})
+                rank.ask({"do": "inject", "rail": rail, "fault": "carrier_loss"})
                 rank.ask({"do": "inject", "rail": rail, "fault": "heal"})
             eventually(
                 f"rail {rail} is UP again",

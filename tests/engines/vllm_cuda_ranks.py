@@ -156,7 +156,7 @@ def graph(state: Any) -> None:
         assert isinstance(entry.cudagraph, torch_on_driver.Graph)
         for turn in range(REPLAYS):
             if state.rank == 0 and turn % 10 == 5:
-                r2ccl.inject(turn // 10 % 2, "cut")
+                r2ccl.inject(turn // 10 % 2, "carrier_loss")
             if state.rank == 0 and turn % 10 == 9:
                 r2ccl.inject(turn // 10 % 2, "heal")
             source.copy_(torch.arange(5000.0) + state.rank + turn)
@@ -221,7 +221,7 @@ def tokens(state: Any) -> None:
             output = output.get_output()
         scheduler.update_from_output(scheduled, output)
         if state.rank == 0 and len(request.output_token_ids) == 1:
-            r2ccl.inject(0, "cut")
+            r2ccl.inject(0, "carrier_loss")
     if state.rank == 0:
         assert len(rails_lost(r2ccl)) > before, "no rail was lost while tokens were computed"
     say(f"rank {state.rank} tokens {' '.join(map(str, request.output_token_ids))}")

@@ -246,7 +246,7 @@ def gpu_graph(rank: int) -> None:
     slowest = 0.0
     for turn in range(REPLAYS):
         if rank == 0 and turn % 50 == 25:
-            r2ccl.inject(turn // 50 % 2, "cut")
+            r2ccl.inject(turn // 50 % 2, "carrier_loss")
         if rank == 0 and turn % 50 == 45:
             r2ccl.inject(turn // 50 % 2, "heal")
         source.copy_(torch.arange(5000.0) + rank + turn)
@@ -348,7 +348,7 @@ def gpu_stages(rank: int) -> None:
     sibling = group.make_sibling_device_group()
     for turn in range(90):
         if rank == 0 and turn % 15 == 5:
-            communicator.inject(turn // 30 % 2, "cut" if turn % 30 == 5 else "heal")
+            communicator.inject(turn // 30 % 2, "carrier_loss" if turn % 30 == 5 else "heal")
         hidden = numbers(turn, (64, 128), torch.bfloat16)
         if rank == 0:
             group.send_tensor_dict({"hidden": hidden, "turn": turn})

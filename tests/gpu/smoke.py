@@ -138,7 +138,7 @@ class Pair:
         self.report.line(step, right=right, elements=count, same=same, seconds=seconds)
 
     def cut_rail(self) -> None:
-        self.ranks[0].inject(0, "cut")
+        self.ranks[0].inject(0, "carrier_loss")
         self.eager("cut rail", 1 << 16, torch.float32)
         self.ranks[0].inject(0, "heal")
         events = [each.text for each in self.ranks[0].events()]
@@ -166,7 +166,7 @@ class Pair:
                 graphs[rank].synchronise()
                 times.append((time.perf_counter_ns() - began) / 1e3 / CALLS_A_GRAPH)
                 if rank == 0 and size_bytes == LATENCY_BYTES[1] and turn in (CUT_AT, HEAL_AT):
-                    self.ranks[0].inject(0, "cut" if turn == CUT_AT else "heal")
+                    self.ranks[0].inject(0, "carrier_loss" if turn == CUT_AT else "heal")
             self.ranks[rank].check()
             expected = self.ranks[rank].host.all_reduce(data[rank].cpu())
             return sorted(times), torch.equal(total[rank].cpu(), expected)

@@ -42,7 +42,7 @@ class GuestError(RuntimeError):
     """The guest could not be created or did not boot."""
 
 
-# ---- the kernel ---------------------------------------------------------------------------------
+# ---- the kernel ----
 
 
 def kernel_tree() -> Path:
@@ -110,7 +110,7 @@ def _module_files(tree: Path) -> list[Path]:
     return files
 
 
-# ---- the initial file system --------------------------------------------------------------------
+# ---- the initial file system ----
 
 INIT = """#!/bin/busybox sh
 /bin/busybox --install -s /bin
@@ -160,7 +160,7 @@ def write_cpio(files: Iterator[tuple[str, int, bytes]], to: Path) -> None:
         add(number + 1, "TRAILER!!!", 0, b"")
 
 
-# ---- scripts inside the guest -------------------------------------------------------------------
+# ---- scripts inside the guest ----
 
 
 def _rails(layout: str) -> str:

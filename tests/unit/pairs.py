@@ -43,7 +43,7 @@ class Pair:
     def cut_and_heal(self, rail: int) -> None:
         """Cuts and heals a rail; returns when the rail is UP in a later epoch."""
         before = self.engine.rails()[rail]["epoch"]
-        self.engine.inject(rail, "cut")
+        self.engine.inject(rail, "carrier_loss")
         self.engine.inject(rail, "heal")
         deadline = time.monotonic() + 20
         while (now := self.engine.rails()[rail])["epoch"] == before or now["state"] != "UP":

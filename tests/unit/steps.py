@@ -67,8 +67,8 @@ class Job:
     def lose_all_rails(self) -> None:
         """Cuts all rails for OUTAGE_S seconds."""
         for rank in self.ranks:
-            rank.inject(0, "cut")
-            rank.inject(1, "cut")
+            rank.inject(0, "carrier_loss")
+            rank.inject(1, "carrier_loss")
         threading.Timer(OUTAGE_S, self.heal).start()
 
     def heal(self) -> None:

@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[Call, str]] = {
     "destination itself": (lambda c: c.send(ONES, 1), "dst: is this rank itself"),
     "source": (lambda c: c.recv(ONES, 5), "src: 5 is not a rank of 0 to 1"),
     "source itself": (lambda c: c.recv(ONES, 1), "src: is this rank itself"),
-    "rail": (lambda c: c.inject(3, "cut"), "rail 3: no peer has a rail of this index"),
+    "rail": (lambda c: c.inject(3, "carrier_loss"), "rail 3: no peer has a rail of this index"),
 }
 
 

@@ -199,7 +199,7 @@ def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
         steps, looks = torch.arange(float(size), device=DEVICE), Looks(DEVICE)
         for turn in range(replays):
             if rank == 0 and turn % 20 == 5:
-                communicator.inject(turn // 20 % 2, "cut")
+                communicator.inject(turn // 20 % 2, "carrier_loss")
             if rank == 0 and turn % 20 == 15:
                 communicator.inject(turn // 20 % 2, "heal")
             source.copy_(steps + rank + turn % 1000)

@@ -30,7 +30,7 @@ def test_rails_are_shown_and_a_peer_without_a_rail_fails_the_command(pair: Pair)
         ("rank 0", "rail1@node0", "UP"),
     ]
     for rail in (0, 1):
-        pair.engine.inject(rail, "cut")
+        pair.engine.inject(rail, "carrier_loss")
     pair.engine.journal_bytes()  # writes the current state into the file
     gone = ask(pair, "rails")
     assert gone.exit_code == 1

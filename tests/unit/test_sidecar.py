@@ -95,12 +95,12 @@ def test_rails_have_state_and_cause(pair: Pair, client: TestClient) -> None:
     assert [rail["name"] for rail in rails] == ["rail0@node0", "rail1@node0"]
     assert {rail["peer"] for rail in rails} == {"rank 1"}
     assert client.get("/readyz").status_code == 200
-    pair.engine.inject(1, "cut")
+    pair.engine.inject(1, "carrier_loss")
     (_, lost) = wait_for(client, "/v1/rails", lambda found: not both(found))["rails"]
     assert lost["cause"] == "injected"
     assert client.get("/readyz").status_code == 200
     assert client.get("/readyz").json()["status"] == "degraded"
-    pair.engine.inject(0, "cut")
+    pair.engine.inject(0, "carrier_loss")
     wait_for(client, "/readyz", lambda found: found["status"] == "failing")
     assert client.get("/readyz").status_code == 503
     assert client.get("/health").status_code == 200
@@ -169,7 +169,7 @@ def test_metrics_show_states_and_bytes_of_rails(pair: Pair, client: TestClient) 
     states = [labels["state"] for labels, value in found["r2serve_rail_state"] if value]
     assert states == ["UP", "UP"]
     assert all(value > 0 for _, value in found["r2serve_rail_bytes_total"])
-    pair.engine.inject(1, "cut")
+    pair.engine.inject(1, "carrier_loss")
     deadline = time.monotonic() + 20
     while dict(up)["rail1@node0"]:
         assert time.monotonic() < deadline
@@ -197,7 +197,7 @@ def test_a_failover_without_a_verdict_is_counted_too(
     pair: Pair, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "VERDICT_S", 0.2)
-    pair.engine.inject(0, "cut")
+    pair.engine.inject(0, "carrier_loss")
     deadline = time.monotonic() + 20
     while not (found := samples(client).get("r2serve_failover_total")):
         assert time.monotonic() < deadline

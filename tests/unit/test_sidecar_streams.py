@@ -87,7 +87,7 @@ def events_of(client: socket.socket) -> Iterator[dict[str, Any]]:
 def test_a_stream_sends_new_events_within_seconds(pair: Pair, server: Server) -> None:
     with stream(server) as client:
         until(lambda: server.state.streams == 1)
-        pair.engine.inject(1, "cut")
+        pair.engine.inject(1, "carrier_loss")
         struck_s = time.time()
         events = events_of(client)
         texts = [next(events)["text"] for _ in range(2)]

@@ -22,7 +22,7 @@ FILES = {
     "README.md",
     "pyproject.toml",
 }
-LONGEST_FILE = 450  # lines; a file has a single purpose and usually fits in 400
+LONGEST_FILE = 480  # lines; most files have fewer than 400
 LONGEST_TEST = 700  # tables of cases are long
 SOURCES = {".py", ".cc", ".hpp", ".h", ".sh"}
 

@@ -152,13 +152,13 @@ def test_without_a_worker_nothing_is_ready(tmp_path: Path) -> None:
 
 def test_a_lost_rail_degrades_and_the_last_one_fails(pair: Pair) -> None:
     assert state_of(pair) == health.Health("ok")
-    pair.engine.inject(1, "cut")
+    pair.engine.inject(1, "carrier_loss")
     until(lambda: state_of(pair).status == "degraded")
     found = state_of(pair)
     assert found.ready
     assert "rank 0: rail1@node0 to rank 1 is " in found.reasons[0]
     assert "(injected)" in found.reasons[0]
-    pair.engine.inject(0, "cut")
+    pair.engine.inject(0, "carrier_loss")
     until(lambda: state_of(pair).status == "failing")
     found = state_of(pair)
     assert not found.ready

@@ -38,7 +38,7 @@ def cycle(communicator: Communicator, number: int) -> None:
     """A rail fails at one end, traffic continues, and the rail rejoins at both ends."""
     rail, breaker = number % 2, number // 2 % 2
     # A short drop may end before the rail goes DOWN, so a cut follows each drop.
-    for fault in ("drop", "cut") if number % 16 == 15 else ("cut",):
+    for fault in ("black_hole", "carrier_loss") if number % 16 == 15 else ("carrier_loss",):
         if breaker == ME:
             communicator.inject(rail, fault)
         data = torch.full((256,), float(number % 1000))

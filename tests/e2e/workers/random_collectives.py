@@ -26,7 +26,7 @@ class Faults(threading.Thread):
         super().__init__(name="faults")
         self.world = world
         self.random = stdlib_random.Random(f"{SEED}/{ME}/faults")
-        self.injected = {"cut": 0, "drop": 0, "heal": 0}
+        self.injected = {"carrier_loss": 0, "black_hole": 0, "heal": 0}
         self.over = threading.Event()
         self.rails: dict[int, int] = {}
         for rail in world.rails():
@@ -42,7 +42,7 @@ class Faults(threading.Thread):
         while not self.over.wait(self.random.uniform(0.5, 1.5) * pause_s):
             peer = self.random.choice(list(self.rails))
             rail = self.random.randrange(self.rails[peer])
-            self.inject(rail, self.random.choice(["cut", "drop"]), peer)
+            self.inject(rail, self.random.choice(["carrier_loss", "black_hole"]), peer)
             self.over.wait(self.random.uniform(0, 0.3))
             self.inject(rail, "heal", peer)
 

@@ -86,6 +86,10 @@ function showRails(found) {
   drawRails(found);
 }
 
+function faultAt(verdict) {
+  return verdict === "transient" ? "transient fault" : `fault at the ${verdict}`;
+}
+
 // Draws a box per node, a box for the peers, and a line per port in between.
 function drawRails(found) {
   const [width, step, box] = [760, 44, 130];
@@ -105,7 +109,7 @@ function drawRails(found) {
       const y = top + 8 + step * (row + 0.65);
       const words = [port.name, port.device, stateOf(port)];
       if (port.state === "UP") words.push(`${bytes(port.tx + port.rx)}/s`);
-      else words.push(word(port.cause), word(port.verdict) && `fault at the ${port.verdict}`);
+      else words.push(word(port.cause), word(port.verdict) && faultAt(port.verdict));
       drawn.push(
         element("line", { class: `rail ${look(port)}`, x1: box + 6, x2: width - box - 6, y1: y, y2: y }),
         element("text", { class: look(port), x: width / 2, y: y - 8, "text-anchor": "middle" }, words.filter(Boolean).join(" · ")));

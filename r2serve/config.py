@@ -241,7 +241,8 @@ class Config:
     )
     dead_deadline_ms: int = core(
         500,
-        "Silence after which a suspected rail is taken down, if the peer answers on another path",
+        "Silence after which a suspected rail is taken down, if the peer answers on another path "
+        "or an inquiry",
         unit="ms",
         low=1,
         high=60_000,

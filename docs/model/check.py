@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Search the models of the protocols with Spin, exhaustively; README.md beside this explains them.
+"""Search the models of the protocols exhaustively with Spin; docs/model/README.md explains them.
 
-The protocol must hold in a search that nothing cut short, and each broken variant must violate the
-assertion that is named here, in the last step of the counterexample that Spin wrote down.
+The protocol must hold in a complete search.  Each broken variant must violate the assertion named
+in its entry of RUNS, in the last step of Spin's counterexample.
 """
 
 from __future__ import annotations
@@ -21,31 +21,35 @@ LINK = "link.pml"
 MAILBOX = "mailbox.pml"
 BUILD = HERE.parents[1] / "build" / "model"
 
-# COLLAPSE and SEPQS store a state in fewer bytes and lose none.  NOREDUCE: nearly every step
-# touches what both sides share, so partial order reduction finds nothing to leave out.
+# Options of the verifier's compilation.  COLLAPSE and SEPQS compress states without loss.  NOREDUCE
+# turns partial order reduction off: nearly every step touches state shared by both sides, so the
+# reduction would find nothing to leave out.
 COMPILE = ("-O2", "-w", "-DCOLLAPSE", "-DSEPQS", "-DNOREDUCE", "-DMEMLIM=3000")
-DEPTH = 10_000  # steps of one run; far more than any has
-HASH = 25  # 2^25 entries: speed only, a fuller table is slower
-# Processes that loop for ever.  That they do not end is what their label `end` says.
+DEPTH = 10_000  # limit of steps per run; far more than the longest run has
+HASH = 25  # hash table of 2^25 entries; affects speed only: a fuller table is slower
+# Processes that loop forever.  Spin accepts this because of their label `end`.
 LOOPS = ("Sender", "Receiver", "End", "Acks")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One search.  ``violates`` and ``last_step`` say what a broken variant must come to."""
+    """A search of a model.
+
+    ``violates`` and ``last_step`` are the assertion and the last step required of a broken variant.
+    """
 
     name: str
     defines: tuple[str, ...] = ()
     violates: str | None = None
     last_step: str = ""
-    cycles: bool = False  # search for runs that never end, instead of for violations
+    cycles: bool = False  # search for endless runs instead of violations
     model: str = LINK
 
     @property
     def kind(self) -> tuple[str, ...]:
         if self.cycles:
             return ("-DNP",)
-        # Breadth first finds a shortest counterexample.
+        # A breadth-first search finds a shortest counterexample.
         return ("-DSAFETY", "-DBFS") if self.violates else ("-DSAFETY",)
 
 
@@ -77,7 +81,7 @@ RUNS = (
     broken("LOSS_NOT_SIGNALLED", "stuck", "", MAILBOX),
     broken("ABORT_NOT_SEEN", "stuck", "", MAILBOX),
 )
-# Minutes more.
+# Searches of the option --long; these take minutes more.
 LONG_RUNS = (
     Run("every run ends", cycles=True),
     Run("4 messages", ("MESSAGES=4",)),
@@ -88,7 +92,7 @@ LONG_RUNS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a verifier printed."""
+    """The results in a verifier's output."""
 
     errors: int
     states: int
@@ -96,11 +100,11 @@ class Outcome:
     memory_mb: float
     seconds: float
     violated: str | None
-    cut_short: tuple[str, ...]  # why the search may not have seen everything
-    unreached: tuple[str, ...]  # steps that no run took
+    cut_short: tuple[str, ...]  # reasons why the search may be incomplete
+    unreached: tuple[str, ...]  # steps not taken in any run
 
 
-# What the verifier says when it has not seen, or not told apart, all states.
+# Messages of a verifier that has not seen, or not distinguished, all states.
 CUTS = (
     "max search depth too small",
     "Search not completed",
@@ -146,7 +150,7 @@ def parse(output: str) -> Outcome:
 
 
 def steps_of(replay: str) -> list[str]:
-    """The steps of a counterexample in the model's words, the violated assertion last."""
+    """Return the steps of a counterexample, as printed by the model, the assertion last."""
     steps = []
     for line in replay.splitlines():
         if line.startswith("spin: trail ends"):
@@ -157,7 +161,7 @@ def steps_of(replay: str) -> list[str]:
 
 
 def flaws(run: Run, outcome: Outcome, steps: list[str]) -> list[str]:
-    """Why this is not the outcome that the run must have; empty if it is."""
+    """Return the differences from the required outcome of the run; empty if there are none."""
     if run.violates is None:
         found = [f"not exhaustive: {cut}" for cut in outcome.cut_short]
         if outcome.errors:
@@ -167,7 +171,7 @@ def flaws(run: Run, outcome: Outcome, steps: list[str]) -> list[str]:
     if outcome.violated != run.violates:
         return [f"violated is {outcome.violated}, not {run.violates}"]
     if len(steps) < 2 or f"assertion violated  !({run.violates})" not in steps[-1]:
-        return ["the counterexample does not end with that assertion"]
+        return ["the counterexample does not end with the violated assertion"]
     if not re.search(run.last_step, steps[-2]):
         return [f"the last step is '{steps[-2]}', not '{run.last_step}'"]
     return []
@@ -188,7 +192,7 @@ def call(command: list[str], folder: Path) -> str:
 
 
 def search(run: Run, build: Path, depth: int = DEPTH) -> tuple[Outcome, list[str]]:
-    """Search one variant; everything that is written lies in a folder of its own in ``build``."""
+    """Search a single variant.  All output goes to a separate folder in ``build``."""
     folder = build / re.sub(r"\W+", "-", run.name)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
@@ -213,8 +217,8 @@ def say(text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--long", action="store_true", help="also the searches that take minutes")
-    parser.add_argument("--build", type=Path, default=BUILD, help="where generated files go")
+    parser.add_argument("--long", action="store_true", help="also run searches that take minutes")
+    parser.add_argument("--build", type=Path, default=BUILD, help="folder of the generated files")
     arguments = parser.parse_args()
 
     begun = time.monotonic()

@@ -1,14 +1,14 @@
 /* The link protocol of r2ccl: attempts, fences and the reuse of slots, on one-sided writes.
  *
  * A sender writes messages 0, 1, ... into slots of the receiver's memory: message m into slot
- * m mod SLOTS, one chunk a message.  A rail is a queue pair.  Its attempts land in order, and one
- * that lands writes the memory whatever the receiver's software knows or does.  Names are those of
- * csrc/link.  README.md says what is modelled, what is not, and how to run this.
+ * m mod SLOTS, 1 chunk a message.  A rail is a queue pair.  Its attempts land in order.  A landing
+ * attempt writes the memory, whatever the receiver's software knows or does.  Names are those of
+ * csrc/link.  README.md describes the scope of the model and how to run the searches.
  *
- * A d_step is one step of one side; between any two steps anything else may happen.  The names in
- * #ifdef are variants, each broken in one respect. */
+ * A d_step is a single step of a side.  Any other step may happen between two steps.  The names in
+ * #ifdef are variants, each broken in a single respect. */
 
-#define RAILS 2 /* "1 - rail" below counts on two */
+#define RAILS 2 /* must be 2: "1 - rail" below is the other rail */
 #define SLOTS 2
 #ifndef MESSAGES
 #define MESSAGES 3
@@ -17,7 +17,7 @@
 #define FAULTS 2
 #endif
 #ifndef DEPTH
-#define DEPTH 3 /* of a rail's queues; a full send queue holds posting up */
+#define DEPTH 3 /* length of a rail's queues; a full send queue holds up posting */
 #endif
 
 #define SENDER 0
@@ -25,37 +25,38 @@
 #define AT(a, b) ((a) * 2 + (b)) /* (side, rail) or (rail, slot) */
 #define NAME(side) (side == SENDER -> 'S' : 'R')
 #define NONE 7  /* no rail, no message */
-#define FREED 6 /* PATH_ACK_IS_DELIVERY only: the bytes are gone, nobody can replay them */
+#define FREED 6 /* PATH_ACK_IS_DELIVERY only: the bytes are gone and cannot be replayed */
 
-/* PROBATION is part of the step that connects again.  SUSPECT is not told from UP; instead any
- * message that is not delivered may be hedged at any time. */
+/* States of a rail.  PROBATION is part of the step that connects again.  SUSPECT is the same as UP:
+ * any undelivered message may be hedged at any time. */
 mtype = { UP, DOWN, FENCING, CONNECTING };
 
 /* --- state ------------------------------------------------------------------------------------ */
 
-mtype state[2 * RAILS] = UP; /* of a rail, as each side sees it */
-byte epoch[RAILS];           /* both sides open it in one step, so one number serves both */
-chan posted[RAILS] = [DEPTH] of { byte };  /* attempts on their way, by their messages */
-chan unacked[RAILS] = [DEPTH] of { byte }; /* attempts that landed, their path acks on their way */
-byte faults;                               /* still to come */
+mtype state[2 * RAILS] = UP; /* of each rail, by side */
+byte epoch[RAILS];           /* a single number: both sides open an epoch in the same step */
+chan posted[RAILS] = [DEPTH] of { byte };  /* attempts in flight, by message */
+chan unacked[RAILS] = [DEPTH] of { byte }; /* landed attempts whose path ack is in flight */
+byte faults;                               /* faults left */
 
-byte next;                    /* sender: messages opened */
-byte delivered;               /* sender: delivery ack, ends replay */
-byte credit;                  /* sender: so many has the receiver read */
-byte last_rail[SLOTS] = NONE; /* sender: of the slot's message; NONE: to be posted anew */
-bit hedged[SLOTS];            /* sender: the message's last attempt has its hedge */
+byte next;                    /* sender: number of messages opened */
+byte delivered;               /* sender: messages with a delivery ack, which ends replay */
+byte credit;                  /* sender: messages read by the receiver, as far as known */
+byte last_rail[SLOTS] = NONE; /* sender: last rail of the slot's message; NONE: post again */
+bit hedged[SLOTS];            /* sender: the message's last attempt is a hedge; no further hedge */
 bit again[SLOTS];             /* sender: the message has more than one attempt */
 
-byte memory[SLOTS] = NONE;     /* receiver: whose bytes lie in the slot */
-bit completion[RAILS * SLOTS]; /* receiver: the slot's current message landed; not polled yet */
-bit arrived[SLOTS];            /* receiver: the slot's current message is here */
-byte consumed;                 /* receiver */
+byte memory[SLOTS] = NONE;     /* receiver: message whose bytes lie in the slot */
+bit completion[RAILS * SLOTS]; /* receiver: completion of the current message, not polled yet */
+bit arrived[SLOTS];            /* receiver: the slot's current message was counted */
+byte consumed;                 /* receiver: messages read to the end */
 bit reading;                   /* receiver: message `consumed` is being read */
 
-byte m;                                         /* scratch of one step; 0 between steps */
-bit stale_write, early_write, wrong_bytes, stuck; /* what is asserted never to be */
+byte m;                                         /* scratch of a step; 0 between steps */
+bit stale_write, early_write, wrong_bytes, stuck; /* asserted to stay 0 */
 
-/* The message that the slot is for now, and the count that the receiver acknowledges. */
+/* CURRENT: the message that a slot serves now.  ARRIVED: the receiver's cumulative count of arrived
+ * messages. */
 #define CURRENT(slot) (consumed + ((slot) + SLOTS * MESSAGES - consumed) % SLOTS)
 #define ARRIVED \
   (consumed + (arrived[consumed % SLOTS] -> 1 + arrived[(consumed + 1) % SLOTS] : 0))
@@ -65,9 +66,9 @@ bit stale_write, early_write, wrong_bytes, stuck; /* what is asserted never to b
 #define IS_FENCED(side, rail) \
   (state[AT(side, rail)] == FENCING || state[AT(side, rail)] == CONNECTING)
 
-/* RAIL_DOWN and FENCED travel on the other rail or the control channel.  Copies may be lost, be
- * late and overtake each other, and are repeated: so each that was ever sent may arrive at any
- * time, any number of times.  Of an ended epoch both sides have sent both. */
+/* RAIL_DOWN and FENCED travel on the other rail or the control channel.  Copies are repeated, and
+ * may be lost, be late and overtake each other.  The model therefore lets each frame ever sent
+ * arrive at any time, any number of times.  Both sides have sent both frames of an ended epoch. */
 #define DOWN_SENT(side, rail, of) ((of) < epoch[rail] || state[AT(side, rail)] != UP)
 #ifdef FENCED_BEFORE_FLUSH
 #define FENCED_SENT(side, rail, of) DOWN_SENT(side, rail, of)
@@ -75,7 +76,7 @@ bit stale_write, early_write, wrong_bytes, stuck; /* what is asserted never to b
 #define FENCED_SENT(side, rail, of) ((of) < epoch[rail] || IS_FENCED(side, rail))
 #endif
 
-/* What is about another epoch than this one changes nothing. */
+/* A frame about another epoch than the present epoch changes nothing. */
 #define COUNTS(rail, of) ((of) == epoch[rail])
 #ifdef OLD_FENCE_COUNTS
 #define FENCE_COUNTS(rail, of) true
@@ -90,48 +91,48 @@ inline rail_failed(side, rail) {
   printf("%c: rail %d DOWN\n", NAME(side), rail);
   state[AT(side, rail)] = DOWN;
   if
-  :: side == SENDER -> /* what this rail had last is posted anew, path-acked or not */
+  :: side == SENDER -> /* messages last posted on this rail are posted again, path-acked or not */
      if :: last_rail[0] == rail -> last_rail[0] = NONE; hedged[0] = 0 :: else fi;
      if :: last_rail[1] == rail -> last_rail[1] = NONE; hedged[1] = 0 :: else fi
   :: else
   fi
 }
 
-inline rail_closed(side, rail) { /* FENCED goes out */
+inline rail_closed(side, rail) { /* from here on FENCED is sent */
   printf("%c: rail %d FENCING\n", NAME(side), rail);
   state[AT(side, rail)] = FENCING
 }
 
-/* The sender knows that both sides fenced the epoch: none of its attempts is to be waited for. */
+/* The sender knows that both sides fenced the epoch, and waits for none of its attempts. */
 inline resolve_epoch(rail) {
   do :: unacked[rail]?_ :: empty(unacked[rail]) -> break od;
   if
   :: IS_FENCED(RECEIVER, rail) -> do :: posted[rail]?_ :: empty(posted[rail]) -> break od
-  :: else /* a broken variant: what is on its way stays there */
+  :: else /* a broken variant: attempts in flight stay in flight */
   fi
 }
 
 #define COMPLETIONS(rail) (completion[AT(rail, 0)] || completion[AT(rail, 1)])
 
-/* One end of one rail. */
+/* An end of a rail: faults, notices and the fence. */
 proctype End(byte side, rail) {
 end:
   do
-  /* A fault, noticed here first. */
+  /* A fault, noticed first by this side. */
   :: d_step { faults > 0 && state[AT(side, rail)] == UP ->
        faults--;
        rail_failed(side, rail)
      }
-  /* RAIL_DOWN, or a FENCED that overtook it. */
+  /* RAIL_DOWN arrives, or a FENCED that overtook RAIL_DOWN. */
   :: d_step { state[AT(side, rail)] == UP && COMES(DOWN_SENT, COUNTS, 1 - side, rail) ->
        rail_failed(side, rail)
      }
-  /* The local fence: the queue pair is in ERR and flushed.  The sender hears no path ack of it any
-   * more.  At the receiver nothing lands any more, and it has polled up to the marker. */
+  /* The local fence: the queue pair is in ERR and flushed.  The sender gets no further path ack of
+   * the queue pair.  At the receiver nothing lands any more, and all completions are polled. */
   :: d_step { state[AT(side, rail)] == DOWN && (side == SENDER || !COMPLETIONS(rail)) ->
        rail_closed(side, rail)
      }
-  /* The device is gone.  That is a fence too, but what landed last was never heard of. */
+  /* The device is gone.  This is a fence too, but the last completions are lost. */
   :: d_step { state[AT(side, rail)] == DOWN && side == RECEIVER && COMPLETIONS(rail) ->
        printf("completions of rail %d lost\n", rail);
        completion[AT(rail, 0)] = 0;
@@ -158,8 +159,8 @@ end:
 #define UNRESOLVED(rail, m) \
   (!EPOCH_RESOLVED(rail) && (posted[rail]??[eval(m)] || unacked[rail]??[eval(m)]))
 
-/* The reuse rule: credit, and every attempt of the slot's last message resolved.  The only attempt
- * of a message that was delivered has landed. */
+/* The reuse rule: credit, and every attempt of the slot's last message resolved.  A delivered
+ * message's only attempt has landed, and is therefore resolved. */
 #ifdef NO_REUSE_RULE
 #define RESOLVED(m) true
 #else
@@ -167,11 +168,11 @@ end:
 #endif
 #define MAY_OPEN \
   (next < MESSAGES && next < credit + SLOTS && (next < SLOTS || RESOLVED(next - SLOTS)))
-/* Otherwise nothing ever asks whether the message is resolved, and no account of it is kept. */
+/* A message whose slot is not used again needs no account of its attempts. */
 #define SLOT_USED_AGAIN(m) ((m) + SLOTS < MESSAGES)
 
 #define MAY_POST(rail) (state[AT(SENDER, rail)] == UP && nfull(posted[rail]))
-/* Of messages that are not delivered: `delivered` and the one after it. */
+/* Replay and hedge concern the undelivered messages `delivered` and `delivered + 1`. */
 #define MAY_REPLAY(m) ((m) < next && last_rail[(m) % SLOTS] == NONE)
 #define MAY_HEDGE(m, rail) \
   ((m) < next && last_rail[(m) % SLOTS] == 1 - rail && !hedged[(m) % SLOTS])
@@ -186,7 +187,7 @@ inline post(m, rail, is_again, is_hedge) {
 inline replay(m, rail) { printf("S: replay of "); post(m, rail, 1, 0) }
 inline hedge(m, rail) { printf("S: hedge of "); post(m, rail, 1, 1) }
 
-/* One rail as the sender uses it. */
+/* The sender's use of a rail: posts, replays, hedges, path acks and reconnection. */
 proctype Sender(byte rail) {
 end:
   do
@@ -199,7 +200,7 @@ end:
   :: d_step { MAY_POST(rail) && MAY_REPLAY(delivered + 1) -> replay(delivered + 1, rail) }
   :: d_step { MAY_POST(rail) && MAY_HEDGE(delivered, rail) -> hedge(delivered, rail) }
   :: d_step { MAY_POST(rail) && MAY_HEDGE(delivered + 1, rail) -> hedge(delivered + 1, rail) }
-  /* Path ack. */
+  /* A path ack arrives. */
   :: d_step { nempty(unacked[rail]) && !IS_FENCED(SENDER, rail) ->
        unacked[rail]?m;
        printf("S: path ack of message %d on rail %d\n", m, rail);
@@ -208,7 +209,7 @@ end:
 #endif
        m = 0
      }
-  /* Handshake and probation: each side knows that both fenced the last epoch. */
+  /* Handshake and probation: each side knows that both sides fenced the last epoch. */
   :: d_step { state[AT(SENDER, rail)] == CONNECTING && state[AT(RECEIVER, rail)] == CONNECTING ->
        printf("rail %d UP again\n", rail);
        resolve_epoch(rail);
@@ -219,9 +220,9 @@ end:
   od
 }
 
-/* Delivery ack and credit.  They are cumulative and repeated on all rails, and a frame of them may
- * be late or lost.  So the sender may learn any count that the receiver has reached, at any time at
- * which it has a rail to hear it on; a lost frame is a count that it learns later. */
+/* Delivery acks and credits.  Both are cumulative and repeated on all rails; a frame may be late or
+ * lost.  The sender may therefore learn any count reached by the receiver, at any time with a rail
+ * in state UP.  A lost frame is a count learned later. */
 #define HEARS (state[AT(SENDER, 0)] == UP || state[AT(SENDER, 1)] == UP)
 proctype Acks() {
 end:
@@ -250,19 +251,19 @@ end:
 #define WANTED(m) (m == CURRENT(m % SLOTS) && !arrived[m % SLOTS])
 #endif
 
-/* The NIC alone does this; software has no say. */
+/* The NIC writes an attempt into its slot.  Software has no influence. */
 inline land(rail) {
   posted[rail]?m;
   printf("rail %d writes message %d\n", rail, m);
-  /* Over what the slot was reused for; over what is not read to its end yet. */
+  /* stale: over the message of the slot's reuse; early: over a message not read to its end. */
   stale_write = memory[m % SLOTS] != NONE && m < memory[m % SLOTS];
   early_write = m > memory[m % SLOTS] && memory[m % SLOTS] >= consumed;
   assert(!stale_write);
   assert(!early_write);
   memory[m % SLOTS] = m;
   if :: SLOT_USED_AGAIN(m) -> unacked[rail]!m :: else fi;
-  /* The immediate tells slot and number.  The completion of what was counted before is discarded
-   * whenever it is polled, so it is left out at once. */
+  /* The completion carries slot and number.  A completion of a message counted before would be
+   * discarded at any poll, so the model leaves this completion out. */
   if :: WANTED(m) -> completion[AT(rail, m % SLOTS)] = 1 :: else fi;
   m = 0
 }
@@ -271,20 +272,20 @@ inline poll(slot, rail) {
   printf("R: completion in slot %d on rail %d\n", slot, rail);
   completion[AT(rail, slot)] = 0;
 #ifndef NUMBER_IGNORED
-  completion[AT(1 - rail, slot)] = 0; /* would be discarded from now on */
+  completion[AT(1 - rail, slot)] = 0; /* a poll would discard this */
 #endif
   arrived[slot] = 1
 }
 
-/* One rail as the receiver has it. */
+/* The receiver's view of a rail: attempts land, completions are polled. */
 #define MAY_LAND(rail) (nempty(posted[rail]) && nfull(unacked[rail]) && !IS_FENCED(RECEIVER, rail))
 proctype Receiver(byte rail) {
 end:
   do
   :: d_step { MAY_LAND(rail) && state[AT(SENDER, rail)] == UP -> land(rail) }
-  /* Late: the sender gave the rail up, the receiver has not fenced it yet. */
+  /* Late: the sender gave up the rail, and the receiver has not fenced the rail yet. */
   :: d_step { MAY_LAND(rail) && state[AT(SENDER, rail)] != UP -> printf("late: "); land(rail) }
-  /* Polled at any time, in any order. */
+  /* Completions are polled at any time, in any order. */
   :: d_step { completion[AT(rail, 0)] -> poll(0, rail) }
   :: d_step { completion[AT(rail, 1)] -> poll(1, rail) }
   od
@@ -295,7 +296,7 @@ end:
    state[0] == UP && state[1] == UP && state[2] == UP && state[3] == UP && \
    len(posted[0]) + len(posted[1]) + len(unacked[0]) + len(unacked[1]) == 0)
 
-/* The collective that reads the messages; reading takes time. */
+/* The collective that reads the messages.  A read takes time: it begins and ends in two steps. */
 proctype Reader() {
   do
   :: d_step { arrived[consumed % SLOTS] && !reading ->
@@ -312,14 +313,15 @@ proctype Reader() {
        arrived[consumed % SLOTS] = 0;
        consumed++
      }
-  :: timeout -> /* nothing else can happen any more */
+  :: timeout -> /* no other step is possible */
      stuck = !(FINISHED);
      assert(!stuck);
      break
   od
 }
 
-/* Any number of faults up to FAULTS, so that no fault that might still come hides a dead end. */
+/* Starts with any number of faults up to FAULTS.  Otherwise a leftover fault could hide a dead end,
+ * since the fault would still be a possible step. */
 init {
   atomic {
     select(faults : 0 .. FAULTS);

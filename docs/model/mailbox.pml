@@ -1,25 +1,25 @@
-/* The exchange inside a node: kernels of several blocks, the hosts they post to, and the word that a
- * rank of the node is lost.
+/* The exchange inside a node: kernels of several blocks, their hosts, and the word `lost`, set when
+ * a rank of the node gets no more results.
  *
  * A kernel is BLOCKS blocks.  A block decides whether it goes on, does its part, and reports.  The
  * last block to report decides for the whole step and signals the other ranks or the host.  Names
- * are those of csrc/device; numbers of exchanges begin at 1.  README.md says what is modelled, what is not,
- * and how to run this.
+ * are those of csrc/device.  Numbers of exchanges begin at 1.  README.md describes the scope of the
+ * model and how to run the searches.
  *
- * A d_step is one step of one block or host; between any two steps anything else may happen.  The
- * names in #ifdef are variants, each broken in one respect. */
+ * A d_step is a single step of a block or host.  Any other step may happen between two steps.  The
+ * names in #ifdef are variants, each broken in a single respect. */
 
 #define RANKS 2
 #define BLOCKS 2
-#define RING 1 /* the second exchange uses the memory of the first again */
+#define RING 1 /* entries; the second exchange reuses the memory of the first */
 #ifndef EXCHANGES
-#define EXCHANGES 2 /* even: AHEAD posts two at a time */
+#define EXCHANGES 2 /* even, since AHEAD posts two at a time */
 #endif
 #ifndef FAULTS
 #define FAULTS 1
 #endif
 
-/* The kernels of an exchange.  The step `local_all_gather` has two of them, the others one. */
+/* The kernels of an exchange.  The step `local_all_gather` has 2 kernels, every other step 1. */
 #define PUBLISH_INPUT 0
 #define LOCAL_REDUCE_SCATTER 1
 #define PUBLISH_RESULT 2
@@ -30,32 +30,33 @@
 
 /* --- state ------------------------------------------------------------------------------------ */
 
-/* Of each rank: the last exchange of which it signalled to all ranks of the node that its input is
- * ready, it has read the inputs, its result is ready, it has read all results. */
+/* Words of each rank, signalled to all ranks of the node.  Each holds the last exchange in which:
+ * the rank's input is ready, the rank has read all inputs, its result is ready, the rank has read
+ * all results. */
 byte input_ready[RANKS], inputs_read[RANKS], result_ready[RANKS], results_read[RANKS];
-byte posted[RANKS], arrived[RANKS]; /* to its host, from its host */
-bit aborted[RANKS];                 /* its host has published the end */
-bit lost[RANKS];                    /* its inbox: a rank of the node gets no more results */
+byte posted[RANKS], arrived[RANKS]; /* posted to the host, arrived from the host */
+bit aborted[RANKS];                 /* the rank's host has published the end */
+bit lost[RANKS];                    /* inbox word: a rank of the node gets no more results */
 
 byte reports[RANKS]; /* blocks of the running kernel that have ended */
 bit gave_up[RANKS];  /* a block of the running step has given up */
-byte ended[RANKS];   /* kernels */
+byte ended[RANKS];   /* number of ended kernels */
 
-/* Which exchange wrote each block's part of an entry last. */
+/* The last exchange that wrote each block's part of an entry. */
 byte input[RANKS * RING * BLOCKS], staged[RANKS * RING * BLOCKS], result[RANKS * RING * BLOCKS];
-byte target[RANKS * 2 * BLOCKS]; /* by rank, kernel of `local_all_gather`, block; the caller's */
+byte target[RANKS * 2 * BLOCKS]; /* caller's memory, by rank, kernel of the gather, block */
 #define CELL(rank, number, block) ((rank) * RING + (number) % RING) * BLOCKS + (block)
 #define TARGET(rank, kernel, block) \
   target[((rank) * 2 + (kernel) - LOCAL_ALL_GATHER_FIRST) * BLOCKS + (block)]
 
-byte kernels[ALL_KERNELS], numbers[ALL_KERNELS]; /* what each kernel of a stream is */
-byte faults;                                     /* still to come */
-bit half_read, half_written, stuck;              /* what is asserted never to be */
+byte kernels[ALL_KERNELS], numbers[ALL_KERNELS]; /* kernel and exchange, by place in a stream */
+byte faults;                                     /* faults left */
+bit half_read, half_written, stuck;              /* asserted to stay 0 */
 
 /* --- what a block waits for ------------------------------------------------------------------- */
 
 #define ALL_AT(words, number) (words[0] >= (number) && words[1] >= (number))
-/* The exchange whose entry of the ring this one takes must be over. */
+/* The previous exchange in the same entry of the ring must be over. */
 #ifdef ENTRY_NOT_AWAITED
 #define ALL_LEFT(words, number) true
 #else
@@ -124,11 +125,11 @@ inline signal_good(rank, kernel, number) {
 }
 
 #define UNDECIDED 0
-#define LOOKED 1 /* a kernel that posts has seen no end when it began */
+#define LOOKED 1 /* a kernel that posts has seen no end at its start */
 #define GO 2
 #define GIVE_UP 3
 
-/* The part and the report are one step: nothing reads the part before the step is signalled as
+/* A block's part and report are a single step: the part is not read before the step is signalled as
  * good. */
 inline report(rank, block, kernel, number) {
   if
@@ -160,12 +161,12 @@ inline report(rank, block, kernel, number) {
   fi
 }
 
-/* A stream runs one kernel after the other.  Between a block's look and its report anything may
- * happen: it may go on though the end has come since. */
+/* A block of a rank's stream, which runs kernels one after another.  Any other step may happen
+ * between a block's look and its report: the block may go on although the end has come since. */
 #define RUNS(rank, at) (at < ALL_KERNELS && ended[rank] == at && decision < GO)
 proctype Block(byte rank, block) {
-  byte at;       /* kernels that this block has run */
-  byte decision; /* in the kernel that runs */
+  byte at;       /* number of kernels run by this block */
+  byte decision; /* decision in the running kernel */
   do
   :: d_step { RUNS(rank, at) && decision == UNDECIDED &&
               kernels[at] <= LOCAL_REDUCE_SCATTER && !OVER(rank) ->
@@ -190,7 +191,8 @@ proctype Block(byte rank, block) {
 
 /* --- hosts ------------------------------------------------------------------------------------ */
 
-/* Carries out what was posted, with the same local rank of other nodes; or ends, at any time. */
+/* A host carries out posted exchanges, with the same local rank of other nodes.  It may end at any
+ * time. */
 proctype Host(byte rank) {
   bit carries;
 end:
@@ -222,7 +224,7 @@ end:
    (aborted[0] || aborted[1] || (results_read[0] == EXCHANGES && results_read[1] == EXCHANGES)))
 
 proctype Watch() {
-  timeout; /* nothing else can happen any more */
+  timeout; /* no other step is possible */
   stuck = !(FINISHED);
   assert(!stuck)
 }

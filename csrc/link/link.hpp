@@ -392,6 +392,7 @@ class Link {
   void fill_chunk(RailId rail, OutStream& stream, OutMessage& message, std::uint16_t chunk,
                   OutFrame& frame);
   void place(RailId rail, OutMessage& message, std::uint16_t chunk, OutFrame& frame);
+  static double weighed_time(const Rail& rail, std::uint64_t bytes, double fastest);
   [[nodiscard]] bool better_left(RailId rail, std::uint64_t remaining,
                                  const OutStream& stream) const;
   void reap(Rail& rail);

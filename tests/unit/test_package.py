@@ -15,6 +15,7 @@ import r2serve
 from r2serve import _core
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILT = "build/native-plain"  # the build of `make setup` and of the plain native tests
 LINKED = {"libc", "libm", "libstdc++", "libgcc_s", "libpthread", "libdl", "librt", "ld-linux"}
 
 
@@ -55,10 +56,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
     command += ["--no-build-isolation", "--wheel-dir", str(folder)]
-    # The layout of the wheel does not depend on optimisation, so the build skips it.
-    quickly = ("CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0", "R2CCL_KERNELS=OFF")
-    command += [word for define in quickly for word in ("-C", f"cmake.define.{define}")]
-    command += ["-C", "build-dir=build/wheel"]
+    if (ROOT / BUILT / "build.ninja").is_file():
+        command += ["-C", f"build-dir={BUILT}"]  # compiled already
+    else:
+        # The layout of the wheel does not depend on optimisation, so the build skips it.
+        quickly = ("CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0", "R2CCL_KERNELS=OFF")
+        command += [word for define in quickly for word in ("-C", f"cmake.define.{define}")]
+        command += ["-C", "build-dir=build/wheel"]
     subprocess.run(
         [*command, str(ROOT)],
         check=True,

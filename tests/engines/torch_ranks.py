@@ -357,7 +357,7 @@ def mistakes(me: int, ranks: int) -> None:
     group = dist.group.WORLD
     assert group is not None
     refused(R2cclError, "resolve_conj", lambda: group.allreduce([torch.tensor([1j]).conj()]))
-    refused(R2cclError, "lists", lambda: group.allreduce([one, one]))
+    refused(R2cclError, "must be 1, because", lambda: group.allreduce([one, one]))
     refused(
         R2cclError,
         "dtypes differ",

@@ -76,7 +76,7 @@ def test_each_processor_has_a_separate_baseline(tmp_path: Path) -> None:
         for cpu in ("x", "y")
     }
     assert ratios == {"x": {str(POINT): 1.2}, "y": {str(POINT): 1.6}}
-    with pytest.raises(BaselineError, match=r"this processor \(z\), but of y, x: .*--write"):
+    with pytest.raises(BaselineError, match=r"this processor \(z\), only of y, x: .*--write"):
         baseline.read(file, "z")
 
 

@@ -110,8 +110,8 @@ def test_a_schedule_is_read() -> None:
         ("at: 1s, cut: eth0", "must be a place such as"),
         ("at: 1s, drop: mgmt@node0", "only `carrier_loss` is supported"),
         ("at: 1s, cut: rail0@node0, for: 0s", "for is '0s': must be above 0"),
-        ("at: 1s, cut: used@node0, for: 5s\nat: 3s, drop: rail1@node1", "before .* is over"),
-        ("at: 1s, cut: rail0@node0\nat: 3s, drop: rail0@node0", "before .* is over"),
+        ("at: 1s, cut: used@node0, for: 5s\nat: 3s, drop: rail1@node1", "before .* ends"),
+        ("at: 1s, cut: rail0@node0\nat: 3s, drop: rail0@node0", "before .* ends"),
         ("at: 1s, cut: rail0@node0, for: 1s\nat: 2.5s, drop: used@node1", "less than 1 s after"),
     ],
 )

@@ -210,8 +210,8 @@ def test_topo_shows_pairs_of_ports(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_topo_says_that_chains_are_advice() -> None:
-    assert "advice" in run(cli.topo).output
+def test_topo_says_that_chains_are_estimates() -> None:
+    assert "A failover chain is an estimate" in run(cli.topo).output
     assert "peer" not in json.loads(run(cli.topo, "--json").output)
 
 

@@ -434,7 +434,7 @@ TEST_F(Probe, RunsWithoutAPeer) {
 }
 
 TEST_F(Probe, DisablesGpuDirectByOption) {
-  EXPECT_EQ(refusal(rdma(), {}, {DirectOptions::Use::never, 1}), "it is off");
+  EXPECT_EQ(refusal(rdma(), {}, {DirectOptions::Use::never, 1}), "R2CCL_GPU_DIRECT is off");
 }
 
 TEST_F(Probe, FailsTheStartIfRequiredButUnsupported) {
@@ -445,8 +445,8 @@ TEST_F(Probe, FailsTheStartIfRequiredButUnsupported) {
     auto made = StreamCommunicator::create(host, wanted);
     ASSERT_FALSE(made.ok());
     EXPECT_EQ(made.take_status().message(),
-              "gpu_direct: it is on, and cannot be used: no rail to rank " +
-                  std::to_string(1 - me) + " is RDMA");
+              "gpu_direct: is on, but cannot be used: no rail to rank " + std::to_string(1 - me) +
+                  " is RDMA");
   });
   EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
 }

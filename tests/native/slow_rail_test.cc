@@ -202,7 +202,9 @@ TEST_P(SlowRail, LeavesTheThroughputOfTheRemainingRails) {
     both.slow_down(rail, 10);
     (void)both.run(second);
     const double slowed = both.run(2 * second);
-    EXPECT_GE(slowed, 0.9 * remaining) << "rail " << int{rail};
+    // Virtual time repeats exactly.  A message of 8 chunks is at the break-even of a slow rail's
+    // chunk: 0.957 without the weight of a slow rail, 0.982 with the weight.
+    EXPECT_GE(slowed, (GetParam() == 256U << 10 ? 0.97 : 0.95) * remaining) << "rail " << int{rail};
     // Small messages end before the other rail has shown its rate.
     if (GetParam() > 8U << 10) {
       EXPECT_TRUE(both.link(0).slow(rail));

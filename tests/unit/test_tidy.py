@@ -302,8 +302,7 @@ def test_source_files_of_the_core_are_header_or_implementation() -> None:
 @cache
 def comments() -> dict[Path, list[prose.Comment]]:
     """The comments of each folder."""
-    suffixes = prose.SOURCES
-    files = [path for path in tracked() if path.suffix in suffixes]
+    files = [path for path in tracked() if path.suffix in prose.SOURCES]
     return prose.by_folder({path: text_of(path) or "" for path in files})
 
 

@@ -1,8 +1,8 @@
 #include "connect/connections.hpp"
 
 #include <linux/memfd.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 

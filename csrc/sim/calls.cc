@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "plan/cost_model.hpp"
+#include "sim/memory.hpp"
 
 namespace r2ccl::sim {
 namespace {
@@ -19,7 +20,6 @@ constexpr std::array collectives{Collective::all_reduce,     Collective::all_red
                                  Collective::broadcast,      Collective::gather,
                                  Collective::reduce_scatter, Collective::all_to_all,
                                  Collective::send,           Collective::barrier};
-constexpr std::byte garbage{0xA5};
 
 std::size_t sum(const std::vector<std::size_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::size_t{0});

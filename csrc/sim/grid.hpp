@@ -2,17 +2,14 @@
 // stream together.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 
+#include "sim/memory.hpp"
 #include "sim/random.hpp"
 #include "sim/world.hpp"
 
 namespace r2ccl::sim {
-
-// Content of memory never written, and of memory not to be read any more.
-inline constexpr std::byte garbage{0x5A};
 
 class Grid {
  public:

@@ -12,6 +12,9 @@
 
 namespace r2ccl::sim {
 
+// Content of memory never written, and of memory not to be read any more.
+inline constexpr std::byte garbage{0x5A};
+
 class Memory final : public StreamMemory {
  public:
   std::byte* allocate(std::size_t bytes) override {

@@ -31,7 +31,7 @@ def reaches(source: Node, address: str) -> bool:
     return True
 
 
-def becomes_reachable(source: Node, address: str, patience_s: float = 5.0) -> bool:
+def becomes_reachable(source: Node, address: str, patience_s: float = 20.0) -> bool:
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         if reaches(source, address):

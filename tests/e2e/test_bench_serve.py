@@ -16,6 +16,8 @@ from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
 
 SERVE = [sys.executable, "-c", "from r2serve.cli import main; main()", "bench", "serve"]
+# Upper bound of a gap with r2ccl; the carrier is lost for 8 s.
+LONGEST_GAP_MS = 5000
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
@@ -54,7 +56,7 @@ def test_a_carrier_loss_loses_no_request(tmp_path: Path) -> None:
     [fault] = ours["faults"]
     assert 4 <= fault["at_s"] < 7  # finding the rail in use takes time
     assert fault["healed_at_s"] == pytest.approx(12, abs=2)
-    assert ours["longest_gap_ms"] < 3000
+    assert ours["longest_gap_ms"] < LONGEST_GAP_MS
 
     # The sidecar and the client both report the stalled requests.
     assert "not_run" not in ours["impact"]
@@ -78,7 +80,7 @@ def test_a_carrier_loss_delays_gloo_more_than_r2ccl(tmp_path: Path) -> None:
     # The stock communicator waits for the carrier, or fails.
     assert stock["requests"]["failed"] > 0 or stock["longest_gap_ms"] > 6000
     assert ours["requests"]["failed"] == 0
-    assert ours["longest_gap_ms"] < 3000
+    assert ours["longest_gap_ms"] < LONGEST_GAP_MS
 
 
 @pytest.mark.long

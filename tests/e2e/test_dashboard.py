@@ -26,7 +26,7 @@ from r2serve.lab.serving.serve import Plan, Server
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
-VISIBLE_S = 2.0  # about 0.2 s on a machine with a core for each process
+VISIBLE_S = 10.0  # about 0.2 s on a machine with a core for each process
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def directories(pid: int) -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"r2serve-demo-{pid}-*"))
 
 
-def wait_until_clean(pid: int, patience_s: float = 5.0) -> list[str]:
+def wait_until_clean(pid: int, patience_s: float = 20.0) -> list[str]:
     deadline = time.monotonic() + patience_s
     while leftovers(pid) and time.monotonic() < deadline:
         time.sleep(0.1)

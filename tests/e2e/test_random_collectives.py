@@ -56,7 +56,8 @@ def test_random_collectives_are_exact_while_rails_break(
     show(
         f"{steps} random collectives, seed {seed}, {PROCESSES} processes, "
         f"{COMMUNICATORS} communicators, {max(report['seconds'] for report in reports):.0f} s: "
-        f"{faults['cut']} cuts, {faults['drop']} drops, {totals['replays']} replays, "
+        f"{faults['carrier_loss']} cuts, {faults['black_hole']} drops, "
+        f"{totals['replays']} replays, "
         f"{totals['hedges']} hedges, {sum(report['rejoins'] for report in reports)} rejoins"
     )
     assert reports[0]["kinds"] == ["shm", "tcp"]

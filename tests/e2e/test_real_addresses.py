@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +10,6 @@ from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
 
 REJOIN_S = 20.0
-EVENT_S = 1.5  # the kernel may delay a carrier event by 1 s
 
 
 @pytest.fixture
@@ -135,15 +133,13 @@ def returns_elsewhere(
 
 
 def own_port_is_watched(stream: Stream, node: int, rail: int) -> None:
-    """Checks that the port is watched under the new address: carrier events arrive at once."""
+    """Checks that the port is watched under the new address: carrier events arrive."""
     stream.lab.cut(node, rail, at_switch=False)
-    began = time.monotonic()
+    # Without the event, the rail would go DOWN by silence, with another cause.
     stream.eventually(
         f"rail {rail} DOWN (carrier_loss) at node {node}",
         lambda: stream.rail(node, rail)["cause"] == "carrier_loss",
-        EVENT_S,
     )
-    assert time.monotonic() - began < EVENT_S
     stream.lab.heal(node, rail)
     if ":" in stream.at[node, rail]:  # the kernel removes IPv6 addresses when a port goes down
         stream._ip(node, "add", stream.at[node, rail], rail)

@@ -67,7 +67,9 @@ def test_a_flapping_rail_stalls_at_most_once_per_down(
         assert len(hit) == len(set(hit))
         # The two ends may notice a fault in two successive steps.
         faults = [call for call in hit if call - 1 not in hit]
-        assert len(faults) <= len(moves_of([of_rank], "DOWN"))
+        # On a busy machine, a merely suspected rail stalls a step, too.
+        lost_or_suspected = [event for event in of_rank if event["text"].startswith("UP->")]
+        assert len(faults) <= len(lost_or_suspected)
     hits = stalls_of(events)
     show(summary(f"flaps of one rail, {size} bytes", hits, flaps) + f", {len(lost) // 2} DOWN")
     assert max(hits) < BOUND_S * 1e9

@@ -113,7 +113,7 @@ def test_the_management_nic_carries_data_while_no_rail_is_left(
     steps = stream.steps()
     time.sleep(3.0)
     served = stream.steps() - steps
-    assert served > 100, served
+    assert served > 10, served
     assert stream.control_bytes() > 0
     for rail in (0, 1):
         lab.heal(1, rail)

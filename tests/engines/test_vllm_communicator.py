@@ -31,6 +31,7 @@ def test_an_error_ends_every_rank() -> None:
     assert "left waiting" not in done.stdout
     raised = re.findall(r"rank (\d) after ([\d.]+) s: (\w+)", done.stdout)
     assert sorted(rank for rank, _, _ in raised) == ["0", "1", "2"], done.stdout
-    assert all(float(seconds) < 7 for _, seconds, _ in raised), done.stdout
+    # The default timeout is 30 s.
+    assert all(float(seconds) < 20 for _, seconds, _ in raised), done.stdout
     others = {name for rank, _, name in raised if rank != "1"}
     assert others <= {"PeerLostError", "PeerClosedError", "AbortedError", "OrderMismatchError"}

@@ -47,7 +47,8 @@ def test_two_workers_a_node_and_the_loss_of_one(start_engine: Callable[..., Engi
     engine.nodes[1].workers()[0].kill()
     asking.join()
     assert answers[0][0] == 500, answers
-    assert time.monotonic() - killed < 5 + 1 + 5, "later than the link timeout allows"
+    # The default timeout is 30 s.
+    assert time.monotonic() - killed < 20, "later than the link timeout allows"
     for node in engine.nodes:
         node.process.wait(timeout=60)
     assert "PeerLostError" in engine.nodes[0].log or "PeerClosedError" in engine.nodes[0].log

@@ -252,7 +252,7 @@ def aborted(me: int, ranks: int) -> None:
         return
     began = time.monotonic()
     refused(AbortedError, "was aborted", lambda: dist.barrier())
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 def again(me: int, ranks: int) -> None:
@@ -381,7 +381,8 @@ def late(me: int, ranks: int) -> None:
         refused(AbortedError, "timeout", lambda: work.wait(timedelta(seconds=1)))
     else:
         refused(AbortedError, "timeout", lambda: dist.all_reduce(torch.ones(1)))
-    assert 0.9 < time.monotonic() - began < 4
+    if me == 1:  # the abort may reach the other ranks soon after the begin of their call
+        assert time.monotonic() - began > 0.9
     dist.all_reduce(torch.ones(1), group=group)  # other groups still work
 
 
@@ -399,7 +400,7 @@ def overdue(me: int, ranks: int) -> None:
         time.sleep(5)
     began = time.monotonic()
     refused(AbortedError, "timeout", reduce_to_the_end)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def overdue_later(me: int, ranks: int) -> None:

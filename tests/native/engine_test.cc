@@ -137,7 +137,8 @@ TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
     const Status status =
         communicator.all_reduce(bytes, bytes, 10, DType::f32, ReduceOp::sum, Algorithm::automatic);
     EXPECT_EQ(status.code(), ErrorCode::peer_lost) << status.message();
-    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(1300));
+    // The default timeout is 30 s.
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
   });
 }
 
@@ -189,7 +190,7 @@ TEST(Engine, AStallBeginsWithTheCallIfRailsWereLostBefore) {
   std::atomic<int> begun = 0;
   std::thread mend([&] {
     while (begun < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
     for (RailId rail = 0; rail < 2; ++rail)
       EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
   });
@@ -198,6 +199,7 @@ TEST(Engine, AStallBeginsWithTheCallIfRailsWereLostBefore) {
     all_reduce(rank, communicator);
   });
   mend.join();
+  // On a busy machine the call begins late, so the stall may be shorter than 500 ms.
   for (const std::size_t rank : {0U, 1U})
     EXPECT_GE(job.longest_stall(rank), 150 * ns_per_ms) << rank;
 }

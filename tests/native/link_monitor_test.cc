@@ -237,10 +237,10 @@ class NetlinkLinkMonitorTest : public ::testing::Test {
     return monitor.ok() ? std::move(monitor.value()) : nullptr;
   }
 
-  // Polls up to 5 s for the line `last`, because the kernel reports with a delay.
+  // Polls up to 20 s for the line `last`, because the kernel reports with a delay.
   static Lines wait_for(LinkMonitor& monitor, const std::string& last) {
     Lines lines;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (std::chrono::steady_clock::now() < deadline) {
       for (std::string& line : poll_lines(monitor)) lines.push_back(std::move(line));
       if (has(lines, last)) return lines;

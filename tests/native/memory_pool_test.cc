@@ -24,9 +24,9 @@ class MemoryPoolTest : public ::testing::Test {
   std::shared_ptr<VerbsDevice> open() { return std::move(verbs->open("near").value()); }
   std::span<std::byte> span() { return buffer; }
   static bool is_open(int fd) { return ::fcntl(fd, F_GETFD) != -1; }
-  // Waits up to 2 s for `count` regions, because other threads free the memory.
+  // Waits up to 20 s for `count` regions, because other threads free the memory.
   bool regions_become(std::size_t count) {
-    for (int i = 0; i < 2000 && verbs->shared_regions() != count; ++i)
+    for (int i = 0; i < 20'000 && verbs->shared_regions() != count; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return verbs->shared_regions() == count;
   }
@@ -101,7 +101,7 @@ TEST_F(MemoryPoolTest, MemoryOfARemovedDeviceIsWithdrawn) {
   EXPECT_FALSE(withdrawn->load());
   verbs->hang_freeing("near", false);
   EXPECT_TRUE(regions_become(0));
-  for (int i = 0; i < 2000 && !withdrawn->load(); ++i)
+  for (int i = 0; i < 20'000 && !withdrawn->load(); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_TRUE(withdrawn->load());
 

@@ -205,7 +205,7 @@ def test_a_missing_server_counts_as_silence(retry: bool, tmp_path: Path) -> None
         began = time.monotonic()
         with pytest.raises(LoadError, match="no token for 2 s"):
             load.wait_for_tokens(1, 2.0)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     finally:
         place.kill_all()
 
@@ -215,8 +215,8 @@ def test_a_request_not_yet_due_is_no_silence(tmp_path: Path) -> None:
 
     def run(url: str) -> Run:
         try:
-            load = Load(place, url, ["one", "two"], 4, tmp_path / "r", arrivals_s=[0.0, 4.0])
-            return load.finish(2.0, lambda: None)
+            load = Load(place, url, ["one", "two"], 4, tmp_path / "r", arrivals_s=[0.0, 8.0])
+            return load.finish(6.0, lambda: None)
         finally:
             place.kill_all()
 

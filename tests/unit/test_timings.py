@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ def test_the_table_has_only_the_parts_of_this_run(
     assert timings.main(["show", str(time.time() - 500)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[1:-1]] == ["build", "tests", "e2e", "unit"]
-    assert lines[-1].startswith("      150 s  in all, 500 s since the start")
+    assert re.match(r" {6}150 s  in all, 5\d\d s since the start", lines[-1])
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["run", "build"], ["show"], ["shout", "1"]])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("r2serve.r2ccl")
 _OPEN: weakref.WeakSet[DeviceCommunicator] = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_OPEN.clear)  # the communicators of the parent
 
 
 def check_all() -> None:

@@ -73,6 +73,35 @@ class RailInfo:
     """Number of the peer's engine."""
 
 
+class Origin:
+    """The process that made an object; a child forked later cannot use the object."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this process is a child forked after the object was made."""
+        return self._process != os.getpid()
+
+    def check(self, what: str) -> None:
+        """``what`` names the object.
+
+        Raises:
+            InvalidArgumentError: this process is a child forked after the object was made.
+        """
+        if self.foreign:
+            raise InvalidArgumentError(made_before_fork(what))
+
+
+def made_before_fork(what: str) -> str:
+    """Returns the text of the error for a use of the parent's object in a forked child."""
+    return (
+        f"{what}: made before a fork, and usable only in the parent process; "
+        "make a new one in the child"
+    )
+
+
 @dataclass(eq=False)
 class Process:
     """This process: engine and listening ports."""
@@ -205,6 +234,8 @@ def retain(process: Process) -> None:
         InvalidArgumentError: the engine is closed, or belongs to a parent process.
     """
     with _LOCK:
+        if process in _PARENTS:
+            raise InvalidArgumentError(made_before_fork("communicator"))
         if process not in _USERS:
             raise InvalidArgumentError("the communicator has been closed")
         _USERS[process] += 1

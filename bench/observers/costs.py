@@ -63,7 +63,8 @@ def journal_costs() -> dict[str, float]:
         program = Path(scratch) / "journal_cost"
         includes = [f"-I{_SOURCES}", f"-I{_SOURCES / 'include'}"]
         command = [compiler, "-std=c++20", "-O2", "-DNDEBUG", *includes, str(native)]
-        command += [str(_SOURCES / "journal/journal.cc"), "-o", str(program)]
+        sources = ("journal/journal.cc", "base/fork.cc")
+        command += [*(str(_SOURCES / source) for source in sources), "-o", str(program)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BuildError(f"journal_cost.cc: {done.stderr.strip()[-400:]}")

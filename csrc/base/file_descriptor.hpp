@@ -1,21 +1,35 @@
-// Owner of a file descriptor: closes the descriptor on destruction.
+// Owner of a file descriptor: closes the descriptor on destruction.  A forked child closes every
+// descriptor of the core at once.
 #pragma once
 
 #include <unistd.h>
 
 #include <utility>
 
+#include "base/fork.hpp"
+
 namespace r2ccl {
 
 class FileDescriptor {
  public:
   FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  explicit FileDescriptor(int fd) : entry_(fd) {}
+  // Owns the descriptor returned by `make`, or nothing if `make` returns -1.  No fork happens in
+  // between, so no child inherits the descriptor.  `make` must not make another FileDescriptor.
+  template <typename Make>
+  [[nodiscard]] static FileDescriptor made_by(Make make) {
+    FileDescriptor made;
+    {
+      const ClosedInChild::Pause pause;
+      made.entry_.add(make());
+    }
+    return made;
+  }
+  FileDescriptor(FileDescriptor&&) noexcept = default;
   FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     if (this != &other) {
       reset();
-      fd_ = std::exchange(other.fd_, -1);
+      entry_ = std::move(other.entry_);
     }
     return *this;
   }
@@ -23,16 +37,18 @@ class FileDescriptor {
   FileDescriptor& operator=(const FileDescriptor&) = delete;
   ~FileDescriptor() { reset(); }
 
-  [[nodiscard]] int get() const { return fd_; }
-  [[nodiscard]] bool valid() const { return fd_ >= 0; }
-  [[nodiscard]] int release() { return std::exchange(fd_, -1); }
+  [[nodiscard]] int get() const { return entry_.fd(); }
+  [[nodiscard]] bool valid() const { return entry_.fd() >= 0; }
   void reset() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
+    if (!valid()) return;
+    // A fork between both steps would leave the descriptor open in the child, or close another
+    // descriptor of this number there.
+    const ClosedInChild::Pause pause;
+    ::close(entry_.remove());
   }
 
  private:
-  int fd_ = -1;
+  ClosedInChild entry_;
 };
 
 }  // namespace r2ccl

@@ -9,7 +9,8 @@ constexpr std::size_t max_lines = 1024;
 
 }  // namespace
 
-LogQueue::LogQueue() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+LogQueue::LogQueue()
+    : event_(FileDescriptor::made_by([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); })) {}
 
 void LogQueue::add(LogLevel level, std::string text) {
   const std::lock_guard guard(mutex_);

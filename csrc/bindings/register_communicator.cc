@@ -117,7 +117,16 @@ void register_communicator(nb::module_& module) {
              });
            })
       .def("barrier", [](Communicator& self) { collective([&] { return self.barrier(); }); })
-      .def("abort", &Communicator::abort, nb::arg("text"), nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "abort",
+          [](Communicator& self, const std::string& text) {
+            collective([&] {
+              R2CCL_TRY(self.check_origin());
+              self.abort(text);
+              return Status();
+            });
+          },
+          nb::arg("text"))
       .def("close", &Communicator::close, nb::arg("linger_s"),
            nb::call_guard<nb::gil_scoped_release>());
 }

@@ -58,6 +58,7 @@ std::unique_ptr<StreamCommunicator> make(Communicator& communicator, const std::
 }
 
 nb::dict slots_of(const StreamCommunicator& self) {
+  raise_if_failed(self.check_origin());
   const StreamCommunicator::Slots slots = self.slots();
   nb::dict made;
   made["ring"] = device::ring;
@@ -121,11 +122,13 @@ void register_device(nb::module_& module) {
            nb::arg("direct"), nb::arg("direct_bytes"))
       .def("exchange",
            [](const StreamCommunicator& self) {
+             raise_if_failed(self.check_origin());
              const Status& status = self.exchange();
              return status.ok() ? std::string() : status.message();
            })
       .def("direct",
            [](const StreamCommunicator& self) {
+             raise_if_failed(self.check_origin());
              const Status& status = self.direct();
              return status.ok() ? std::string() : status.message();
            })
@@ -202,7 +205,7 @@ void register_device(nb::module_& module) {
       .def(
           "check", [](StreamCommunicator& self) { enqueue([&] { return self.failure(); }); },
           "Raises the error that ended this communicator, if any.")
-      .def("wake", &StreamCommunicator::wake, nb::call_guard<nb::gil_scoped_release>())
+      .def("wake", [](StreamCommunicator& self) { enqueue([&] { return self.wake(); }); })
       .def("close", &StreamCommunicator::close, nb::call_guard<nb::gil_scoped_release>());
 }
 

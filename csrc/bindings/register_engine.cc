@@ -133,7 +133,20 @@ void note_injected(Engine& engine, std::uint16_t rail, const std::string& fault,
   raise_if_failed(status);
 }
 
+// Returns the engine; raises in a forked child.
+Engine& own(Engine& engine) {
+  raise_if_failed(engine.check_origin());
+  return engine;
+}
+
+bool has_peer(Engine& engine, std::uint32_t process) {
+  own(engine);
+  const nb::gil_scoped_release release;
+  return engine.has_peer(process);
+}
+
 nb::list rails(Engine& engine) {
+  own(engine);
   std::vector<Engine::RailInfo> infos;
   {
     const nb::gil_scoped_release release;
@@ -169,6 +182,7 @@ nb::list rails(Engine& engine) {
 
 // Keeps the GIL: a thread without the GIL could not return once the interpreter ends.
 nb::object take_log(Engine& engine) {
+  own(engine);
   const auto lines = engine.log().take();
   if (!lines.has_value()) return nb::none();
   nb::list result;
@@ -178,6 +192,7 @@ nb::object take_log(Engine& engine) {
 }
 
 nb::bytes journal_bytes(Engine& engine) {
+  own(engine);
   std::string bytes;
   {
     const nb::gil_scoped_release release;
@@ -211,25 +226,30 @@ void register_engine(nb::module_& module) {
       .def("deregister_buffer", &deregister_buffer, nb::arg("data"))
       .def("add_peer", &add_peer, nb::arg("process"), nb::arg("label"), nb::arg("secret"),
            nb::arg("rails"))
-      .def("has_peer", &Engine::has_peer, nb::arg("process"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("has_peer", &has_peer, nb::arg("process"))
       .def("connect", &connect, nb::arg("peers"), nb::arg("timeout_s"))
       .def("inject", &inject, nb::arg("rail"), nb::arg("fault"), nb::arg("process") = 0,
            nb::arg("bytes_per_s") = 0.0)
       .def("note_injected", &note_injected, nb::arg("rail"), nb::arg("fault"),
            nb::arg("process") = 0, "Records a fault injected or healed outside of this process.")
       .def("rails", &rails)
-      .def("set_label", &Engine::set_label, nb::arg("label"))
+      .def(
+          "set_label",
+          [](Engine& engine, const std::string& label) { own(engine).set_label(label); },
+          nb::arg("label"))
       .def("take_log", &take_log,
            "Returns log lines as (level, text), level 0 debug to 3 error; None once closed.")
       .def_prop_ro(
-          "log_fd", [](Engine& engine) { return engine.log().fd(); },
+          "log_fd", [](Engine& engine) { return own(engine).log().fd(); },
           "File descriptor, readable while take_log() has lines or the log is closed.")
       .def("journal_bytes", &journal_bytes)
-      .def("set_step", &Engine::set_step, nb::arg("step"),
-           "Sets the number of the engine's next step; stalls are recorded with this number.")
-      .def_prop_ro("stalled_ns", &Engine::stalled_ns,
-                   "Time that calls of all communicators lost to rail events so far, in ns.")
+      .def(
+          "set_step", [](Engine& engine, std::uint32_t step) { own(engine).set_step(step); },
+          nb::arg("step"),
+          "Sets the number of the engine's next step; stalls are recorded with this number.")
+      .def_prop_ro(
+          "stalled_ns", [](Engine& engine) { return own(engine).stalled_ns(); },
+          "Time that calls of all communicators lost to rail events so far, in ns.")
       .def("close", &Engine::close, nb::arg("linger_s"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("journal_path", &Engine::journal_path)
       .def_prop_ro("process", &Engine::process);

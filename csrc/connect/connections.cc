@@ -24,7 +24,8 @@ constexpr const char* closed_by_peer = "the peer closed the connection";
 std::string error_text(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
 FileDescriptor new_socket(int family) {
-  return FileDescriptor(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  return FileDescriptor::made_by(
+      [family] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
 }
 
 ssize_t send_with_memory(int socket, std::span<const std::byte> data, int memory) {
@@ -43,6 +44,26 @@ ssize_t send_with_memory(int socket, std::span<const std::byte> data, int memory
   return ::sendmsg(socket, &message, MSG_NOSIGNAL);
 }
 
+// Returns the first descriptor of a received message, or -1.  Closes all others.
+int first_descriptor(msghdr& message) {
+  int first = -1;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      if (first < 0) {
+        first = fd;
+      } else {
+        ::close(fd);
+      }
+    }
+  }
+  return first;
+}
+
 ssize_t receive_with_memory(int socket, std::span<std::byte> data, FileDescriptor& memory) {
   iovec part{data.data(), data.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> control{};
@@ -51,19 +72,12 @@ ssize_t receive_with_memory(int socket, std::span<std::byte> data, FileDescripto
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
-  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  if (got < 0) return got;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-      FileDescriptor owned(fd);
-      if (!memory.valid()) memory = std::move(owned);
-    }
-  }
+  ssize_t got = 0;
+  FileDescriptor received = FileDescriptor::made_by([&] {
+    got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    return got < 0 ? -1 : first_descriptor(message);
+  });
+  if (received.valid() && !memory.valid()) memory = std::move(received);
   return got;
 }
 
@@ -159,8 +173,9 @@ void Connections::accept_all(TimeNs now) {
     for (;;) {
       SocketAddress remote;
       remote.size = sizeof(remote.storage);
-      FileDescriptor socket(
-          ::accept4(listener, remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      FileDescriptor socket = FileDescriptor::made_by([listener, &remote] {
+        return ::accept4(listener, remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      });
       if (!socket.valid()) break;
       if (strangers_ >= max_strangers) {
         // Too many accepted connections with an unfinished handshake: the oldest is dropped.

@@ -25,8 +25,9 @@ Status Listeners::open(Listener& listener) {
   const auto failed = [](const std::string& what) {
     return Status(ErrorCode::invalid_argument, what + ": " + std::strerror(errno));
   };
-  listener.socket = FileDescriptor(
-      ::socket(listener.address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  listener.socket = FileDescriptor::made_by([&listener] {
+    return ::socket(listener.address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  });
   const int fd = listener.socket.get();
   if (!listener.socket.valid()) return failed("socket");
   bind_to_device(fd, listener.device);

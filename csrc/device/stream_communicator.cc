@@ -1,7 +1,5 @@
 #include "device/stream_communicator.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <new>
@@ -39,9 +37,7 @@ Result<std::unique_ptr<StreamCommunicator>> StreamCommunicator::create(
 }
 
 StreamCommunicator::StreamCommunicator(Communicator& communicator, const StreamOptions& options)
-    : communicator_(communicator),
-      staging_bytes_(rounded_up(options.staging_bytes)),
-      process_(::getpid()) {}
+    : communicator_(communicator), staging_bytes_(rounded_up(options.staging_bytes)) {}
 
 Status StreamCommunicator::open(const StreamOptions& options) {
   auto device = cuda::Device::open(options.library, options.device, options.image);
@@ -107,13 +103,13 @@ Status StreamCommunicator::open(const StreamOptions& options) {
 StreamCommunicator::~StreamCommunicator() { close(); }
 
 void StreamCommunicator::close() {
-  const std::lock_guard guard(call_mutex_);
-  if (proxy_ == nullptr) {  // already closed, or never opened
-    if (::getpid() == process_) direct_.withdraw();
+  if (origin_.foreign()) {
+    (void)proxy_.release();  // the proxy's thread does not exist in a forked child
     return;
   }
-  if (::getpid() != process_) {
-    (void)proxy_.release();  // the proxy's thread does not exist in a forked child
+  const std::lock_guard guard(call_mutex_);
+  if (proxy_ == nullptr) {  // already closed, or never opened
+    direct_.withdraw();
     return;
   }
   // Waiting kernels end with their collectives, or with the abort word.
@@ -134,6 +130,7 @@ void StreamCommunicator::close() {
 }
 
 Status StreamCommunicator::failure() {
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   if (proxy_ == nullptr) return copied(closed_);
   return whole();
@@ -150,9 +147,11 @@ Mailbox& StreamCommunicator::mailbox() const {
   return *reinterpret_cast<Mailbox*>(mailbox_memory_.host());
 }
 
-void StreamCommunicator::wake() {
+Status StreamCommunicator::wake() {
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   if (proxy_ != nullptr) proxy_->wake();
+  return {};
 }
 
 // ---- calls ----
@@ -268,6 +267,7 @@ std::span<const std::size_t> StreamCommunicator::own(std::span<const std::size_t
 
 Status StreamCommunicator::enqueue(cuda::Stream stream, const Plan& plan, const Shards& in,
                                    const Shards& out) {
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   auto capturing = begin(stream);
   if (!capturing.ok()) return capturing.take_status();

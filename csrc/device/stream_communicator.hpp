@@ -99,11 +99,14 @@ class StreamCommunicator {
   // Returns why GPUDirect is unused; ok if large transfers use GPUDirect.
   [[nodiscard]] const Status& direct() const { return direct_.failure(); }
 
+  // Returns ok in the process that made the communicator.  In a forked child, this call and all
+  // calls below or above return invalid_argument.
+  [[nodiscard]] Status check_origin() const { return origin_.check("communicator"); }
   // Returns why no more results come; ok while results come.  After a failure, later results are
   // void.
   [[nodiscard]] Status failure();
   // Announces the replay of a graph: the proxy polls without a pause for a while.
-  void wake();
+  Status wake();
   // Waits for all work in the streams, then ends the communicator; idempotent.
   void close();
 
@@ -220,7 +223,7 @@ class StreamCommunicator {
 
   Communicator& communicator_;
   const std::uint64_t staging_bytes_;
-  const pid_t process_;
+  const Origin origin_;
   std::unique_ptr<cuda::Device> device_;
   cuda::Function stage_kernel_ = nullptr;
   cuda::Function deliver_kernel_ = nullptr;

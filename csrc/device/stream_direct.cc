@@ -29,6 +29,7 @@ std::uint64_t StreamCommunicator::own_offset(const Plan& gather, const Slice& sl
 
 Status StreamCommunicator::all_reduce_direct(cuda::Stream stream, const Plan& plan,
                                              cuda::Address in, cuda::Address out) {
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   auto capturing = begin(stream);
   if (!capturing.ok()) return capturing.take_status();
@@ -77,6 +78,7 @@ Status StreamCommunicator::all_reduce_direct(cuda::Stream stream, const Plan& pl
 
 Status StreamCommunicator::reduce_scatter_direct(cuda::Stream stream, const Plan& plan,
                                                  cuda::Address in, cuda::Address out) {
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   auto capturing = begin(stream);
   if (!capturing.ok()) return capturing.take_status();

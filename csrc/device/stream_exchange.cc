@@ -26,6 +26,7 @@ std::vector<std::uint64_t> starts(std::span<const std::size_t> counts, const Byt
 
 Status StreamCommunicator::in_node(cuda::Stream stream, const Plan& plan, cuda::Address in,
                                    cuda::Address out) {
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   auto capturing = begin(stream);
   if (!capturing.ok()) return capturing.take_status();

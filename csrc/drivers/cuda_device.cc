@@ -266,16 +266,18 @@ Result<FileDescriptor> Device::export_dma_buf(const Memory& memory, std::size_t 
                   "515 or later, are needed");
   ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
-  int exported = -1;
-  // NICs reach this memory over PCIe, even where the CPU has a faster path.  The second call,
-  // without the PCIe flag, serves drivers that reject the flag.
-  Code code =
-      cuda_.handle_of_range(&exported, memory.address(), bytes, handle_dma_buf, mapped_by_pcie);
-  if (code != 0)
-    code = cuda_.handle_of_range(&exported, memory.address(), bytes, handle_dma_buf, 0);
+  Code code = 0;
+  FileDescriptor exported = FileDescriptor::made_by([&] {
+    int fd = -1;
+    // NICs reach this memory over PCIe, even where the CPU has a faster path.  The second call,
+    // without the PCIe flag, serves drivers that reject the flag.
+    code = cuda_.handle_of_range(&fd, memory.address(), bytes, handle_dma_buf, mapped_by_pcie);
+    if (code != 0) code = cuda_.handle_of_range(&fd, memory.address(), bytes, handle_dma_buf, 0);
+    return code == 0 ? fd : -1;
+  });
   if (Status status = cuda_.check("cuMemGetHandleForAddressRange", code); !status.ok())
     return status;
-  return FileDescriptor(exported);
+  return exported;
 }
 
 Result<bool> Device::needs_flush() const {

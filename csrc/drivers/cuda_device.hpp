@@ -2,9 +2,6 @@
 // the device's primary context, the same context as torch.
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -109,13 +106,13 @@ class Device {
 
   Device(const Library& library, int device) : cuda_(library), device_(device) {}
   // Returns true in a forked child, where the driver is unusable.
-  [[nodiscard]] bool foreign() const { return ::getpid() != process_; }
+  [[nodiscard]] bool foreign() const { return origin_.foreign(); }
   Status load(const Image& image);
   void free(const Memory& memory) const;
 
   const Library& cuda_;
   const int device_;
-  const pid_t process_ = ::getpid();
+  const Origin origin_;
   Context context_ = nullptr;
   Module module_ = nullptr;
 };

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/fork.hpp"
 #include "drivers/ibverbs_attributes.hpp"
 #include "drivers/ibverbs_library.hpp"
 
@@ -37,7 +38,11 @@ struct Context {
   ibv_pd* domain;
 
   Context(const IbverbsLibrary& of, ibv_context* opened, ibv_pd* allocated)
-      : library(of), verbs(opened), domain(allocated) {}
+      : library(of),
+        verbs(opened),
+        domain(allocated),
+        commands(opened->cmd_fd),
+        events(opened->async_fd) {}
   // Spreads completion queues round-robin over the completion vectors, so interrupts do not all hit
   // a single CPU.
   int next_vector() { return static_cast<int>(vectors++ % vector_count()); }
@@ -48,12 +53,17 @@ struct Context {
   // Set by IBV_EVENT_DEVICE_FATAL: the kernel has released all resources of the device.  Later
   // calls fail with EIO; the user-space handles remain, and nothing can free them.
   std::atomic<bool> fatal{false};
+  // The kernel keeps the objects of a device until all copies of its descriptor are closed.
+  ClosedInChild commands;
+  ClosedInChild events;
   [[nodiscard]] bool ended_by_kernel(int error) const { return error == EIO && fatal.load(); }
 
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
   ~Context() {
     library.dealloc_pd(domain);
+    commands = {};
+    events = {};
     library.close_device(verbs);
   }
 };
@@ -99,6 +109,7 @@ class QueuePair final : public VerbsQueuePair {
     (void)destroy();
     if (events_ > 0) library().ack_cq_events(completions_, events_);
     if (completions_ != nullptr) library().destroy_cq(completions_);
+    inherited_ = {};
     library().destroy_comp_channel(channel_);
   }
 
@@ -241,6 +252,7 @@ class QueuePair final : public VerbsQueuePair {
 
   const std::shared_ptr<Context> context_;
   ibv_comp_channel* const channel_;
+  ClosedInChild inherited_{channel_->fd};
   ibv_cq* const completions_;
   ibv_qp* pair_ = nullptr;
   std::uint32_t inline_bytes_ = 0;

@@ -44,7 +44,8 @@ Result<std::vector<Interface>> list_interfaces() {
                   std::string("cannot list network interfaces: ") + std::strerror(errno));
   }
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(raw, &::freeifaddrs);
-  const FileDescriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const FileDescriptor socket =
+      FileDescriptor::made_by([] { return ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0); });
 
   std::map<std::string, Interface> by_name;
   for (const ifaddrs* item = list.get(); item != nullptr; item = item->ifa_next) {

@@ -83,8 +83,8 @@ Received receive(int fd, std::span<std::byte> buffer) {
 }  // namespace
 
 Result<std::unique_ptr<NetlinkLinkMonitor>> NetlinkLinkMonitor::open(int receive_buffer_bytes) {
-  FileDescriptor events(open_socket());
-  FileDescriptor query(open_socket());
+  FileDescriptor events = FileDescriptor::made_by(open_socket);
+  FileDescriptor query = FileDescriptor::made_by(open_socket);
   if (!events.valid() || !query.valid()) return system_error("creation");
   if (::setsockopt(events.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes,
                    sizeof(receive_buffer_bytes)) != 0) {

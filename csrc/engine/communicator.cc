@@ -25,6 +25,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engin
     return Status(ErrorCode::invalid_argument,
                   "rank " + std::to_string(rank) + " of " + std::to_string(members.size()) +
                       ": a communicator has 1 to 256 ranks, numbered from 0");
+  R2CCL_TRY(engine->check_origin());
   std::unique_ptr<Communicator> made(
       new Communicator(std::move(engine), id, std::move(name), rank, simd));
   const Engine::Lock lock(*made->engine_);
@@ -57,18 +58,19 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::uint64_t id, std
 Communicator::~Communicator() { close(0.0); }
 
 void Communicator::abort(const std::string& text) {
-  if (engine_->foreign()) return;
+  if (origin_.foreign()) return;
   const Engine::Lock lock(*engine_);
   if (!closed_) channel_.fail(ErrorCode::aborted, text);
 }
 
 Status Communicator::check_waiting(TimeNs since) const {
+  R2CCL_TRY(check_origin());
   const Engine::Lock lock(*engine_);
   return channel_.check_waiting(since);
 }
 
 void Communicator::close(double linger_s) {
-  if (engine_->foreign()) return;
+  if (origin_.foreign()) return;
   const std::lock_guard guard(call_mutex_);
   if (closed_) return;
   const Engine::Lock lock(*engine_);
@@ -100,6 +102,7 @@ Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t
                                 ReduceOp op, Algorithm algorithm) {
   if (op == ReduceOp::avg && dtype == DType::boolean)
     return {ErrorCode::invalid_argument, "op: avg is not defined for bool"};
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   const std::size_t bytes = count * size_of(dtype);
   if (algorithm == Algorithm::automatic) algorithm = engine_->config().algorithm;
@@ -118,6 +121,7 @@ Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t
 Status Communicator::all_gatherv(const std::byte* in, std::byte* out,
                                  std::span<const std::size_t> counts, DType dtype) {
   R2CCL_TRY(check_counts("sizes", counts));
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const CallTag tag = collective_tag(Collective::all_gather, dtype, ReduceOp::sum, total, 0);
@@ -134,6 +138,7 @@ Status Communicator::reduce_scatterv(const std::byte* in, std::byte* out,
   R2CCL_TRY(check_counts("sizes", counts));
   if (op == ReduceOp::avg && dtype == DType::boolean)
     return {ErrorCode::invalid_argument, "op: avg is not defined for bool"};
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const Reducer reducer{dtype, op, tree_, simd_};
@@ -145,6 +150,7 @@ Status Communicator::reduce_scatterv(const std::byte* in, std::byte* out,
 
 Status Communicator::broadcast(std::byte* data, std::size_t count, DType dtype, int root) {
   R2CCL_TRY(check_rank("root", root));
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   const CallTag tag = collective_tag(Collective::broadcast, dtype, ReduceOp::sum, count, root);
   ++calls_;
@@ -157,6 +163,7 @@ Status Communicator::gather(const std::byte* in, std::byte* out,
                             std::span<const std::size_t> counts, DType dtype, int root) {
   R2CCL_TRY(check_rank("root", root));
   R2CCL_TRY(check_counts("sizes", counts));
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const CallTag tag = collective_tag(Collective::gather, dtype, ReduceOp::sum, total, root);
@@ -171,6 +178,7 @@ Status Communicator::all_to_allv(const std::byte* in, std::span<const std::size_
                                  DType dtype) {
   R2CCL_TRY(check_counts("in_sizes", in_counts));
   R2CCL_TRY(check_counts("out_sizes", out_counts));
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   const std::size_t total =
       std::max(std::accumulate(in_counts.begin(), in_counts.end(), std::size_t{0}),
@@ -186,6 +194,7 @@ Status Communicator::all_to_allv(const std::byte* in, std::span<const std::size_
 Status Communicator::send_to(const std::byte* data, std::size_t count, DType dtype, int peer) {
   R2CCL_TRY(check_rank("dst", peer));
   if (peer == rank()) return {ErrorCode::invalid_argument, "dst: is this rank itself"};
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
   tag.number = sends_[static_cast<std::size_t>(peer)]++;
@@ -197,6 +206,7 @@ Status Communicator::send_to(const std::byte* data, std::size_t count, DType dty
 Status Communicator::receive_from(std::byte* data, std::size_t count, DType dtype, int peer) {
   R2CCL_TRY(check_rank("src", peer));
   if (peer == rank()) return {ErrorCode::invalid_argument, "src: is this rank itself"};
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   // The tag equals the tag of the peer's matching send().
   CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
@@ -207,6 +217,7 @@ Status Communicator::receive_from(std::byte* data, std::size_t count, DType dtyp
 }
 
 Status Communicator::barrier() {
+  R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   const CallTag tag = collective_tag(Collective::barrier, DType::u8, ReduceOp::sum, 0, 0);
   ++calls_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/fork.hpp"
 #include "base/types.hpp"
 #include "collectives/reduce.hpp"
 #include "engine/engine.hpp"
@@ -58,6 +59,9 @@ class Communicator {
   Status receive_from(std::byte* data, std::size_t count, DType dtype, int peer);
   Status barrier();
 
+  // Returns invalid_argument in a forked child; every call does the same.
+  [[nodiscard]] Status check_origin() const { return origin_.check("communicator"); }
+
   // Validate an argument of a call; return the error that the call would return.  `field` is the
   // argument's name in the error text.
   [[nodiscard]] Status check_rank(const char* field, int value) const;
@@ -97,6 +101,7 @@ class Communicator {
   [[nodiscard]] CallTag collective_tag(Collective collective, DType dtype, ReduceOp op,
                                        std::size_t count, int root);
 
+  const Origin origin_;
   const std::shared_ptr<Engine> engine_;
   const Simd simd_;
   ReductionTree tree_;

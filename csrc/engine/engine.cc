@@ -59,7 +59,9 @@ LinkOptions link_options(const Config& config, bool connects) {
   return options;
 }
 
-FileDescriptor make_eventfd() { return FileDescriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)); }
+FileDescriptor make_eventfd() {
+  return FileDescriptor::made_by([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); });
+}
 
 }  // namespace
 
@@ -138,6 +140,7 @@ Engine::~Engine() {
 }
 
 Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {
+  R2CCL_TRY(check_origin());
   auto address = spec.kind == RailKind::shm ? SocketAddress::abstract_unix(spec.address)
                                             : SocketAddress::ip(spec.address, 0);
   if (!address.ok()) return address.take_status();
@@ -147,6 +150,7 @@ Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {
 }
 
 Status Engine::add_peer(const PeerDescription& description) {
+  R2CCL_TRY(check_origin());
   if (description.process == process_)
     return {ErrorCode::invalid_argument, "peer process: must differ from the own process number"};
   if (description.rails.empty() || description.rails.size() > max_rails_per_link)
@@ -209,6 +213,7 @@ Peer* Engine::find(std::uint32_t process) {
 }
 
 Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s) {
+  R2CCL_TRY(check_origin());
   {
     const Lock guard(*this);
     const TimeNs now = now_ns();
@@ -293,6 +298,7 @@ void Engine::set_label(const std::string& label) {
 }
 
 Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double bytes_per_s) {
+  R2CCL_TRY(check_origin());
   if (fault == Fault::corrupt && !config_.checksum)
     return {ErrorCode::invalid_argument,
             "fault: corrupt needs checksums (R2CCL_CHECKSUM=on), else no rank detects it"};
@@ -306,6 +312,7 @@ Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double by
 }
 
 Status Engine::note_injected(RailId rail, Fault fault, std::uint32_t process) {
+  R2CCL_TRY(check_origin());
   const Lock guard(*this);
   return with_rails(rail, process, [&](Peer& peer) { peer.note_injected(rail, fault); });
 }

@@ -2,9 +2,6 @@
 // background thread makes progress while no thread is in a collective.  Thread-safe.
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -17,6 +14,7 @@
 #include <vector>
 
 #include "base/config.hpp"
+#include "base/fork.hpp"
 #include "base/log.hpp"
 #include "connect/connections.hpp"
 #include "connect/verbs_devices.hpp"
@@ -115,7 +113,9 @@ class Engine {
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] std::uint32_t process() const { return process_; }
   // Returns true in a forked child: the engine's threads and sockets belong to the parent.
-  [[nodiscard]] bool foreign() const { return ::getpid() != pid_; }
+  [[nodiscard]] bool foreign() const { return origin_.foreign(); }
+  // Returns invalid_argument in a forked child; every call that returns a Status does the same.
+  [[nodiscard]] Status check_origin() const { return origin_.check("engine"); }
 
  private:
   friend class Communicator;
@@ -191,7 +191,7 @@ class Engine {
 
   const Config config_;
   const std::uint32_t process_;
-  const pid_t pid_ = ::getpid();
+  const Origin origin_;
   const std::uint64_t fingerprint_;
   const TimeNs tick_interval_;
   LogQueue log_;

@@ -131,6 +131,7 @@ void Engine::on_verbs_event(const std::string& device, const VerbsEvent& event, 
 }
 
 Status Engine::open_verbs(const VerbsPortName& port) {
+  R2CCL_TRY(check_origin());
   const Lock guard(*this);
   R2CCL_TRY(verbs_devices_.open(port.device));
   R2CCL_TRY(verbs_devices_.find(port.device)->port(port.port).take_status());
@@ -147,22 +148,26 @@ Status Engine::open_verbs(const VerbsPortName& port) {
 }
 
 Status Engine::register_buffer(std::span<std::byte> buffer) {
+  R2CCL_TRY(check_origin());
   const Lock guard(*this);
   return verbs_devices_.pool().register_buffer(buffer);
 }
 
 Status Engine::register_dma_buf(std::span<std::byte> addresses, FileDescriptor dma_buf) {
+  R2CCL_TRY(check_origin());
   const Lock guard(*this);
   return verbs_devices_.pool().register_dma_buf(addresses, std::move(dma_buf));
 }
 
 Status Engine::deregister_buffer(const std::byte* buffer) {
+  R2CCL_TRY(check_origin());
   const Lock guard(*this);
   if (verbs_devices_.pool().deregister_buffer(buffer)) return {};
   return {ErrorCode::invalid_argument, "buffer: is not registered"};
 }
 
 Status Engine::check_reach(std::span<const std::uint32_t> processes) {
+  R2CCL_TRY(check_origin());
   const auto refused = [](std::string why) {
     return Status(ErrorCode::invalid_argument, std::move(why));
   };

@@ -65,7 +65,8 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
   if (!directory.empty()) {
     path = directory + file_name(engine);
     // O_EXCL: an existing file may belong to another process or be a symbolic link.
-    file = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    file = FileDescriptor::made_by(
+        [&path] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600); });
     // Allocate all blocks now: a store to a mapped page of a full file system raises SIGBUS.
     int error = file.valid() ? ::posix_fallocate(file.get(), 0, static_cast<off_t>(size())) : errno;
     if (error == 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) error = errno;
@@ -80,7 +81,7 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
   if (memory == MAP_FAILED)
     return Status(ErrorCode::internal,
                   std::string("cannot map the journal: ") + std::strerror(errno));
-  Journal journal(static_cast<char*>(memory), path, std::move(file));
+  Journal journal(Mapping(memory, size()), path, std::move(file));
   JournalHeader& header = journal.header();
   header.version = journal_version;
   header.process = static_cast<std::uint32_t>(::getpid());
@@ -93,15 +94,6 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(header.magic, "R2JOURNL", sizeof(header.magic));
   return journal;
-}
-
-Journal::Journal(Journal&& other) noexcept
-    : memory_(std::exchange(other.memory_, nullptr)),
-      path_(std::move(other.path_)),
-      file_(std::move(other.file_)) {}
-
-Journal::~Journal() {
-  if (memory_ != nullptr) ::munmap(memory_, size());
 }
 
 void Journal::set_label(std::string_view label) {
@@ -117,7 +109,7 @@ void Journal::closed() { publish(header().heartbeat_ns, std::int64_t{0}); }
 std::uint32_t Journal::add_rail(const RailNames& names) {
   const std::uint32_t entry = header().rail_count;
   if (entry >= rail_capacity) return no_rail_entry;
-  JournalRail* added = reinterpret_cast<JournalRail*>(memory_ + rails_offset) + entry;
+  JournalRail* added = reinterpret_cast<JournalRail*>(memory_.get() + rails_offset) + entry;
   copy_text(added->name, sizeof(added->name), names.name);
   copy_text(added->peer, sizeof(added->peer), names.peer);
   copy_text(added->device, sizeof(added->device), names.device);
@@ -128,11 +120,12 @@ std::uint32_t Journal::add_rail(const RailNames& names) {
 
 JournalRail* Journal::rail(std::uint32_t entry) {
   if (entry == no_rail_entry) return nullptr;
-  return reinterpret_cast<JournalRail*>(memory_ + rails_offset) + entry;
+  return reinterpret_cast<JournalRail*>(memory_.get() + rails_offset) + entry;
 }
 
 JournalGroup* Journal::add_group(std::string_view name, std::uint64_t id, int rank, int ranks) {
-  const std::span groups(reinterpret_cast<JournalGroup*>(memory_ + groups_offset), group_capacity);
+  const std::span groups(reinterpret_cast<JournalGroup*>(memory_.get() + groups_offset),
+                         group_capacity);
   const auto used = groups.first(header().group_count);
   const auto closed = [](const JournalGroup& group) { return group.closed != 0; };
   auto entry = std::ranges::find_if(
@@ -158,7 +151,7 @@ JournalGroup* Journal::add_group(std::string_view name, std::uint64_t id, int ra
 void Journal::record(JournalRecord record) {
   const std::uint64_t count = header().record_count;
   auto* place =
-      reinterpret_cast<JournalRecord*>(memory_ + records_offset) + count % record_capacity;
+      reinterpret_cast<JournalRecord*>(memory_.get() + records_offset) + count % record_capacity;
   record.sequence = 0;
   std::atomic_ref(place->sequence).store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);  // sequence 0 before the contents

@@ -140,11 +140,6 @@ class Journal {
   // Creates the journal file.  An empty `directory` keeps the journal in private memory.  `engine`
   // is a number unique among the engines of the directory.
   static Result<Journal> open(const std::string& directory, std::uint32_t engine);
-  Journal(Journal&& other) noexcept;
-  Journal& operator=(Journal&&) = delete;
-  Journal(const Journal&) = delete;
-  Journal& operator=(const Journal&) = delete;
-  ~Journal();
 
   void set_label(std::string_view label);  // cut to 31 bytes
   // Stores the heartbeat time; no effect after closed().
@@ -162,16 +157,18 @@ class Journal {
   void record(JournalRecord record);
 
   // Return the contents, valid while the journal lives, and the path; empty path: private memory.
-  [[nodiscard]] std::string_view bytes() const { return {memory_, size()}; }
+  [[nodiscard]] std::string_view bytes() const {
+    return {reinterpret_cast<const char*>(memory_.get()), size()};
+  }
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  Journal(char* memory, std::string path, FileDescriptor file)
-      : memory_(memory), path_(std::move(path)), file_(std::move(file)) {}
+  Journal(Mapping memory, std::string path, FileDescriptor file)
+      : memory_(std::move(memory)), path_(std::move(path)), file_(std::move(file)) {}
   [[nodiscard]] static std::size_t size();
-  [[nodiscard]] JournalHeader& header() { return *reinterpret_cast<JournalHeader*>(memory_); }
+  [[nodiscard]] JournalHeader& header() { return *reinterpret_cast<JournalHeader*>(memory_.get()); }
 
-  char* memory_;
+  Mapping memory_;
   std::string path_;
   FileDescriptor file_;  // locked (flock) while the process lives; marks a live writer
 };

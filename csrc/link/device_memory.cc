@@ -52,7 +52,7 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::reserve(std::uint64_t addres
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (::getpid() != process_) return;  // forked child: a parent's thread may hold the lock
+  if (origin_.foreign()) return;  // a parent's thread may hold the lock
   {
     const std::unique_lock guard(registry().mutex);
     std::erase(registry().all, this);
@@ -86,7 +86,8 @@ Status device_memory_failure(const std::byte* at) {
   const std::shared_lock guard(registry().mutex);
   const auto found = std::ranges::find_if(registry().all,
                                           [at](const DeviceMemory* each) { return each->has(at); });
-  return found == registry().all.end() ? Status() : (*found)->failure();
+  if (found == registry().all.end()) return {};
+  return (*found)->failure();
 }
 
 bool copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {

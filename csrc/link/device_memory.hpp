@@ -3,9 +3,6 @@
 // addresses on, for example to RDMA writes, works unchanged.  Copies must use copy_bytes().
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +10,7 @@
 #include <span>
 
 #include "base/errors.hpp"
+#include "base/fork.hpp"
 
 namespace r2ccl {
 
@@ -54,7 +52,7 @@ class DeviceMemory {
   }
   bool copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
-  const pid_t process_ = ::getpid();
+  const Origin origin_;
   const std::uint64_t address_;
   const std::span<std::byte> reserved_;
   const std::span<std::byte> addresses_;

@@ -36,6 +36,9 @@ namespace {
 
 constexpr std::size_t stack_bytes = 256U << 10;
 
+// The fiber being started.  makecontext(3) passes only integers, so enter() finds the fiber here.
+thread_local Fiber* beginning = nullptr;
+
 std::size_t guard_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
 }  // namespace
@@ -68,7 +71,7 @@ Fiber::~Fiber() {
 
 void Fiber::resume() {
   assert(!done_);
-  if (!std::exchange(started_, true)) beginning_ = this;
+  if (!std::exchange(started_, true)) beginning = this;
 #if defined(R2CCL_FIBER_ASAN)
   __sanitizer_start_switch_fiber(&caller_fake_stack_, memory_ + guard_bytes(), stack_bytes);
 #endif
@@ -99,10 +102,7 @@ void Fiber::leave([[maybe_unused]] bool for_good) {
 #endif
 }
 
-// The fiber being started. makecontext(3) passes only integers, so enter() finds the fiber here.
-thread_local Fiber* Fiber::beginning_ = nullptr;
-
-void Fiber::enter() { beginning_->run(); }
+void Fiber::enter() { beginning->run(); }
 
 void Fiber::run() {
 #if defined(R2CCL_FIBER_ASAN)

@@ -30,7 +30,6 @@ class Fiber {
   void run();
   void leave(bool for_good);
 
-  static thread_local Fiber* beginning_;
   std::function<void()> body_;
   std::byte* memory_ = nullptr;  // guard page, then the stack
   ucontext_t own_{};

@@ -31,7 +31,8 @@ struct ShmPipe::Ring {
 };
 
 FileDescriptor make_ring_memory() {
-  FileDescriptor memory(::memfd_create("r2ccl-rail", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  FileDescriptor memory = FileDescriptor::made_by(
+      [] { return ::memfd_create("r2ccl-rail", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
   constexpr auto size = static_cast<off_t>(2 * ring_footprint);
   // The seal prevents the peer from shrinking the memory, which would make accesses here fault.
   if (memory.valid() &&
@@ -53,19 +54,20 @@ Result<std::unique_ptr<ShmPipe>> ShmPipe::open(FileDescriptor socket, FileDescri
   if (address == MAP_FAILED)
     return Status(ErrorCode::internal, "the peer sent no usable shared memory for the shm rail");
   return std::unique_ptr<ShmPipe>(
-      new ShmPipe(std::move(socket), static_cast<std::byte*>(address), connector));
+      new ShmPipe(std::move(socket), Mapping(address, size), connector));
 }
 
-ShmPipe::ShmPipe(FileDescriptor socket, std::byte* memory, bool connector)
+ShmPipe::ShmPipe(FileDescriptor socket, Mapping memory, bool connector)
     : socket_(std::move(socket)),
-      memory_(memory),
-      out_(reinterpret_cast<Ring*>(memory)),
-      in_(reinterpret_cast<Ring*>(memory + sizeof(Ring))) {
+      memory_(std::move(memory)),
+      out_(reinterpret_cast<Ring*>(memory_.get())),
+      in_(reinterpret_cast<Ring*>(memory_.get() + sizeof(Ring))) {
   static_assert(sizeof(Ring) == ring_footprint);
   if (!connector) std::swap(out_, in_);
 }
 
-ShmPipe::~ShmPipe() { ::munmap(memory_, 2 * sizeof(Ring)); }
+// Another process may hold a copy of the socket's descriptor.
+void ShmPipe::abandon() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
 Io ShmPipe::write(std::span<const iovec> parts, std::size_t& bytes) {
   const std::uint64_t begin = out_->written.load(std::memory_order_relaxed);

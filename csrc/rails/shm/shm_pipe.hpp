@@ -22,22 +22,22 @@ class ShmPipe final : public BytePipe {
   // Maps the memory.  `connector`: true on the side that created the memory.
   static Result<std::unique_ptr<ShmPipe>> open(FileDescriptor socket, FileDescriptor memory,
                                                bool connector);
-  ~ShmPipe() override;
 
   Io write(std::span<const iovec> parts, std::size_t& bytes) override;
   Io read(std::span<const iovec> parts, std::size_t& bytes) override;
   PathReport path() override { return {}; }  // written bytes are in the peer's memory at once
   [[nodiscard]] int fd() const override { return socket_.get(); }
   [[nodiscard]] short arm(bool for_write) override;
+  void abandon() override;
 
  private:
   struct Ring;
 
-  ShmPipe(FileDescriptor socket, std::byte* memory, bool connector);
+  ShmPipe(FileDescriptor socket, Mapping memory, bool connector);
   bool peer_gone();  // also consumes pending doorbells
 
   FileDescriptor socket_;
-  std::byte* memory_;
+  Mapping memory_;
   Ring* out_;
   Ring* in_;
   unsigned empty_reads_ = 0;

@@ -7,7 +7,11 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
+#include <cstring>
+
+#include "rails/tcp/tcp_state.hpp"
 
 namespace r2ccl {
 namespace {
@@ -20,6 +24,15 @@ constexpr int delack_us = 2000;
 
 // Number of segments delivered since the last report from which the path counts as advanced.
 constexpr std::uint32_t full_segments = 4;
+
+// Position of tcpi_snd_wnd (Linux 5.4) in tcp_info; the header of this build may be older.
+constexpr std::size_t window_offset = 228;
+
+tcp_info info_of(std::span<const std::byte> bytes) {
+  tcp_info info{};  // an older kernel returns fewer fields
+  std::memcpy(&info, bytes.data(), std::min(sizeof(info), bytes.size()));
+  return info;
+}
 
 Io io_error() {
   return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? Io::again : Io::broken;
@@ -74,6 +87,26 @@ void TcpPipe::acknowledge() {
 void TcpPipe::abandon() {
   const linger at_once{.l_onoff = 1, .l_linger = 0};
   ::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+  // Another process may hold a copy of the descriptor, so closing the descriptor may not end the
+  // connection.  Connecting to no address resets the connection and drops the unsent bytes;
+  // shutdown() is for systems without that.
+  const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
+  if (::connect(socket_.get(), &none, sizeof(none)) != 0) ::shutdown(socket_.get(), SHUT_RDWR);
+}
+
+TcpState TcpState::of(std::span<const std::byte> bytes, std::uint64_t unacknowledged) {
+  const tcp_info info = info_of(bytes);
+  TcpState state{.unacknowledged = unacknowledged,
+                 .in_flight = info.tcpi_unacked,
+                 .not_sent = info.tcpi_notsent_bytes,
+                 .probes = info.tcpi_probes,
+                 .segment = info.tcpi_snd_mss,
+                 .window = {}};
+  if (std::uint32_t window = 0; bytes.size() >= window_offset + sizeof(window)) {
+    std::memcpy(&window, bytes.data() + window_offset, sizeof(window));
+    state.window = window;
+  }
+  return state;
 }
 
 PathReport TcpPipe::path() {
@@ -81,9 +114,12 @@ PathReport TcpPipe::path() {
   int unacknowledged = 0;
   if (::ioctl(socket_.get(), SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0)
     report.unacknowledged = static_cast<std::uint64_t>(unacknowledged);
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+  // Larger than tcp_info in the header of this build: a newer kernel has more fields.
+  std::array<std::byte, 256> bytes;
+  socklen_t size = sizeof(bytes);
+  if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, bytes.data(), &size) == 0) {
+    const std::span<const std::byte> filled = std::span(bytes).first(size);
+    const tcp_info info = info_of(filled);
     report.round_trip = static_cast<TimeNs>(info.tcpi_rtt) * 1000;
     report.base_round_trip = static_cast<TimeNs>(info.tcpi_min_rtt) * 1000;
     // A few small segments are no advance: an MTU black hole lets small segments pass.
@@ -91,10 +127,7 @@ PathReport TcpPipe::path() {
     delivered_ = info.tcpi_delivered;
     // Linux delays the acknowledgement of up to 1 full segment.
     report.held_back = info.tcpi_snd_mss;
-    // No segment is in flight although bytes wait: the peer's receive window is closed.  The peer
-    // answers window probes as long as the path works.
-    report.peer_limited =
-        report.unacknowledged > 0 && info.tcpi_unacked == 0 && info.tcpi_probes < 2;
+    report.peer_limited = TcpState::of(filled, report.unacknowledged).peer_limited();
   }
   return report;
 }

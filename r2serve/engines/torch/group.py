@@ -11,7 +11,6 @@ to the core (float8, unsigned integers over 8 bits).
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -31,7 +30,7 @@ from r2serve.engines.torch.operations import Operations, Tensors
 from r2serve.engines.torch.stream import Streams, StreamWork
 from r2serve.engines.torch.stream_point import Handover, refuse_capture
 from r2serve.errors import PeerClosedError, R2cclError
-from r2serve.process import before_exit
+from r2serve.process import Origin, before_exit
 
 LINGER_S = 5.0
 """Seconds for submitted work to finish during a shutdown, at most."""
@@ -66,6 +65,7 @@ class R2cclGroup(Operations):
         super().__init__(rank, size)
         self._rank, self._size = rank, size
         self._timeout_s = timeout.total_seconds()
+        self._origin = Origin()
         self._label = self._name = name
         self._description = ""
         comm = Communicator.from_store(
@@ -76,7 +76,7 @@ class R2cclGroup(Operations):
         self._lock = threading.Lock()  # guards _pairs
         self._streams = Streams()
         self._open = [self._group]
-        self._leave = weakref.finalize(self, _leave, self._open, self._streams, os.getpid())
+        self._leave = weakref.finalize(self, _leave, self._open, self._streams, self._origin)
         _GROUPS.add(self)
 
     @classmethod
@@ -161,8 +161,8 @@ class R2cclGroup(Operations):
 
     def _pair(self, src: int, dst: int, tag: int) -> _Served:
         name = f"{self._label}:{src}>{dst}" + (f":{tag}" if tag else "")
+        self._check_open()
         with self._lock:
-            self._check_open()
             if name not in self._pairs:
                 peer = dst if src == self._rank else src
                 made = _Served(self._group.comm.pair(peer, name), Lane(name))
@@ -171,6 +171,7 @@ class R2cclGroup(Operations):
             return self._pairs[name]
 
     def _check_open(self) -> None:
+        self._origin.check("process group")
         if not self._leave.alive:
             raise PeerClosedError("the process group has been shut down")
 
@@ -182,6 +183,7 @@ class R2cclGroup(Operations):
         Raises:
             R2cclError: results of GPU collectives are void, and no call has reported this yet.
         """
+        self._origin.check("process group")
         until_s = time.monotonic() + LINGER_S
         for served in list(self._open):
             served.lane.drain(max(0.0, until_s - time.monotonic()))
@@ -193,6 +195,7 @@ class R2cclGroup(Operations):
 
     def abort(self) -> None:
         """Aborts on all ranks; running collectives end in an error."""
+        self._origin.check("process group")
         why = "the process group was aborted"
         self._streams.abort(why)
         for served in list(self._open):
@@ -237,6 +240,7 @@ class R2cclGroup(Operations):
         touched: Tensors,
         opts: Any = None,
     ) -> R2cclWork:
+        self._check_open()
         refuse_capture(touched)
         inference = torch.is_inference_mode_enabled()  # per thread: the lane's thread sets it, too
         handover = Handover(touched)
@@ -257,8 +261,8 @@ class R2cclGroup(Operations):
         return given_s if given_s > 0 else self._timeout_s
 
 
-def _leave(open_ones: list[_Served], streams: Streams, process: int) -> None:
-    if process != os.getpid():
+def _leave(open_ones: list[_Served], streams: Streams, origin: Origin) -> None:
+    if origin.foreign:
         return  # a fork's child must not close the parent's group
     why = PeerClosedError("the process group has been shut down")
     try:
@@ -291,7 +295,7 @@ _GROUPS: weakref.WeakSet[R2cclGroup] = weakref.WeakSet()
 @before_exit
 def _leave_all() -> None:
     """Closes groups left open at exit, so that their peers are notified before links close."""
-    groups = list(_GROUPS)
+    groups = [group for group in _GROUPS if not group._origin.foreign]
     for group in groups:  # a GPU that waits in a group would keep other groups from ending
         if not group._streams.idle():
             group._streams.abort("the process ends")

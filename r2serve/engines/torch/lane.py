@@ -21,6 +21,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from r2serve.errors import InvalidArgumentError
+from r2serve.process import made_before_fork
+
 _Work: Any = dist.Work  # torch's type stubs promise methods absent from the class
 
 _LOG = logging.getLogger("r2serve.r2ccl")
@@ -92,6 +95,16 @@ class R2cclWork(_Work):  # type: ignore[misc]
             raise self._error
         return self._results
 
+    def forsake(self, error: BaseException) -> None:
+        """Ends the work of a parent process in a forked child, where nothing runs the work.
+
+        A thread of the parent may have held the locks, so this object gets new locks.
+        """
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._error = error
+        self._run = _nothing
+        self._ended.set()
+
     # ---- interface of torch.distributed.Work ----
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -153,6 +166,8 @@ class Watched(Protocol):
     """An object with works to check for timeouts."""
 
     def end_what_is_overdue(self) -> None: ...
+
+    def after_fork(self) -> None: ...
 
 
 class Lane:
@@ -218,6 +233,19 @@ class Lane:
                 lambda: not self._waiting and self._running is None, limit_s
             )
 
+    def after_fork(self) -> None:
+        """Refuses all works in a forked child: the threads and the communicator are the parent's.
+
+        A thread of the parent may have held the lock, so this object gets a new lock.
+        """
+        error = InvalidArgumentError(made_before_fork("process group"))
+        works = [*self._waiting, *filter(None, [self._running])]
+        self._changed, self._thread, self._running = threading.Condition(), None, None
+        self._waiting.clear()
+        self._closed = error
+        for work in works:
+            work.forsake(error)
+
     def end_what_is_overdue(self) -> None:
         work = self._running
         if work is not None:
@@ -273,6 +301,8 @@ def _after_fork() -> None:
     """Resets the state in a forked child: the parent's lock may be held, and no thread exists."""
     global _WATCHING, _watcher
     _WATCHING, _watcher = threading.Lock(), None
+    for lane in list(_LANES):
+        lane.after_fork()
     _LANES.clear()
 
 

@@ -26,6 +26,7 @@ from r2serve.device import DeviceCommunicator
 from r2serve.engines.torch.lane import watch
 from r2serve.engines.torch.stream_point import HIGH, StreamPoint, capturing
 from r2serve.errors import AbortedError, InvalidArgumentError, R2cclError
+from r2serve.process import Origin
 
 _Work: Any = dist.Work  # torch's type stubs promise methods absent from the class
 
@@ -87,10 +88,12 @@ class StreamWork(_Work):  # type: ignore[misc]
         self._results = list(results)
         self._comm = comm
         self._captured = captured
+        self._origin = Origin()
         self._sound = False  # True: the collective ended without a failure
 
     def _ended(self) -> bool:
         """Whether the collective has ended; False for a collective in a captured graph."""
+        self._origin.check("process group")
         if self._captured or not self._running.ended():
             return False
         if not self._sound:  # a failure after the end belongs to another collective
@@ -117,6 +120,7 @@ class StreamWork(_Work):  # type: ignore[misc]
             R2cclError: the host already knows that this or an earlier collective has failed.
             RuntimeError: the GPU has failed; the text is torch's.
         """
+        self._origin.check("process group")
         limit_s = timeout.total_seconds() if timeout else 0.0
         if limit_s > 0 and not self._captured:
             until_s = time.monotonic() + limit_s
@@ -285,6 +289,11 @@ class Streams:
                     self._running.remove(running)
             raise
         return StreamWork(running, results, comm, stream=stream, captured=captured)
+
+    def after_fork(self) -> None:
+        """Drops the parent's collectives in a forked child; the parent's threads held the locks."""
+        self._making, self._lock = threading.Lock(), threading.RLock()
+        self._running.clear()
 
     def end_what_is_overdue(self) -> None:
         with self._lock:

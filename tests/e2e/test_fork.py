@@ -1,0 +1,87 @@
+"""A rank forks: the child cannot harm the parent's connections, and keeps none of them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+LINK_TIMEOUT_S = 2.0
+
+
+def start(jobs: Any, work: str, **arguments: Any) -> list[Any]:
+    config = {
+        "link_timeout_s": LINK_TIMEOUT_S,
+        "rejoin_backoff_min_ms": 1,
+        "rejoin_backoff_max_ms": 10,
+        "flap_half_life_s": 0,
+    }
+    ranks = jobs.start("forks.py", 2, config=config, work=work, **arguments)
+    for rank in ranks:
+        assert rank.hear(60) == "ready"
+    for rank in ranks:
+        rank.say("go")
+    return list(ranks)
+
+
+@pytest.mark.timeout(120)
+def test_a_child_cannot_use_the_parents_communicator(jobs, free_ports) -> None:
+    """A frame of the child in the parent's connection would be silent wrong data."""
+    ranks = start(jobs, "calls", own_port=free_ports(1)[0])
+    said = ranks[0].hear(60)
+    uses = ast.literal_eval(said["uses"])
+    assert set(uses.values()) == {"refused"}, uses
+    assert said["own"] == "'right'"
+    assert said["inherited"] == "[]"
+    for rank in ranks:
+        assert rank.hear(60) == "exact"
+        rank.wait(30)
+
+
+@pytest.mark.timeout(120)
+def test_a_child_does_not_keep_a_dead_parent_alive(jobs, show: Callable[[str], None]) -> None:
+    """With the parent's sockets in a child, the death took ten times `link_timeout_s` to find."""
+    ranks = start(jobs, "orphan", child_s=60)
+    child = ranks[1].hear(30)["child"]
+    try:
+        time.sleep(0.5)
+        ranks[1].process.kill()
+        killed_at = time.monotonic()
+        said = ranks[0].hear(60)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    took_s = said["at"] - killed_at
+    show(f"killed with a living child: known after {took_s:.2f} s")
+    assert said["error"] == "PeerLostError"
+    assert took_s < 4 * LINK_TIMEOUT_S
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "count", [400, pytest.param(10_000, marks=pytest.mark.long)], ids=["some", "many"]
+)
+def test_forks_amid_flapping_rails_harm_nothing(
+    jobs, show: Callable[[str], None], count: int
+) -> None:
+    ranks = start(jobs, "storm", forks=count)
+    said = ranks[0].hear(0.2 * count + 60)
+    show(f"{said}")
+    assert said["forks"] == count
+    assert said["wrong"] == []
+    assert said["downs"] > 10, "the rails did not flap"
+    assert said["grown"]["threads"] <= 0
+    assert said["grown"]["descriptors"] <= 8  # rails that are connecting
+    for rank in ranks:
+        assert rank.hear(60) == "exact"
+
+
+@pytest.mark.timeout(120)
+def test_pools_of_forked_workers_harm_nothing(jobs) -> None:
+    for rank in start(jobs, "pools"):
+        assert rank.hear(60) == "exact"
+        rank.wait(30)

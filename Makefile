@@ -116,8 +116,9 @@ coverage: setup $(STAMPS)/system-test ## measure line and branch coverage of the
 	@$(BIN)/python tests/power/cover.py python $(ARGS)
 	@$(BIN)/python tests/power/cover.py show
 
-mutations: setup $(STAMPS)/system-test ## plant small bugs in the core and report those caught by the native tests
+mutations: setup $(STAMPS)/system-test ## plant small bugs in the core and the package, and report those caught by tests
 	@$(BIN)/python tests/power/try_mutations.py cpp
+	@$(BIN)/python tests/power/try_mutations.py python
 
 # The kernel comes from the distribution, fetched once. UML=1 builds a kernel to run as a process,
 # once.

@@ -14,6 +14,7 @@ from steps import OUTAGE_S, Job, new
 
 from r2serve.observe import attribution, impact, requests, step_baseline
 from r2serve.observe.attribution import Step
+from r2serve.observe.fault_report import NAMED, _requests
 
 
 @pytest.fixture
@@ -190,3 +191,11 @@ def test_the_rest_of_a_stalled_step_is_reported_only_if_late(job: Job, tmp_path:
         job.attribution.ended(sampled=True)
     told = [line["step"] - step_baseline.USUAL_OF for line in lines(tmp_path) if "step" in line]
     assert told == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "ends"), [(NAMED - 1, "r4"), (NAMED, "r5"), (NAMED + 1, "r5 and 1 more")]
+)
+def test_only_requests_beyond_the_named_ones_are_counted(count: int, ends: str) -> None:
+    text = _requests([f"r{number + 1}" for number in range(count)])
+    assert text.endswith(ends), text

@@ -45,6 +45,11 @@ def test_every_subcommand_has_help(name: str) -> None:
     assert result.output.startswith(f"Usage: main {name}")
 
 
+def test_a_drills_help_shows_the_defaults() -> None:
+    result = CliRunner().invoke(main, ["drill", "black_hole", "--help"])
+    assert "[default: auto]" in " ".join(result.output.split())
+
+
 def test_config_shows_every_option_and_changed_values() -> None:
     result = CliRunner().invoke(main, ["config"], env={"R2CCL_SLOTS": "16"})
     assert result.exit_code == 0

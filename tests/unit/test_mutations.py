@@ -48,7 +48,7 @@ def test_every_mutation_names_tests_that_exist(language: str) -> None:
             assert (ROOT / f"tests/native/{test}.cc").exists(), test
         else:
             file, _, name = test.partition("::")
-            function = f"def {name.rpartition('::')[2]}("
+            function = f"def {name.rpartition('::')[2]}(" if name else "def test_"
             assert function in (ROOT / file).read_text(encoding="utf-8"), test
 
 

@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from r2serve.engines.torch import lane
+from r2serve.engines.torch.group import R2cclGroup
 from r2serve.engines.torch.lane import Lane, R2cclWork
-from r2serve.errors import PeerClosedError
+from r2serve.errors import InvalidArgumentError, PeerClosedError
 
 
 class Asked:
@@ -175,3 +177,34 @@ def test_a_lane_can_be_closed_from_within(asked: Asked, wait: bool) -> None:
     work = asked.lane.add(R2cclWork("closing", close, [], 60.0, ends), wait=wait)
     assert work.wait(timedelta(seconds=10))
     assert not asked.given_up
+
+
+@pytest.mark.parametrize(("given_s", "limit_s"), [(0.0, 7.0), (0.5, 0.5), (1.0, 1.0), (3.0, 3.0)])
+def test_a_calls_own_timeout_replaces_the_groups(given_s: float, limit_s: float) -> None:
+    """torch passes 0 if the caller has given no timeout."""
+    group = R2cclGroup.__new__(R2cclGroup)
+    group._timeout_s = 7.0
+    options = SimpleNamespace(timeout=timedelta(seconds=given_s))
+    assert group._limit_s(options) == limit_s
+    assert group._limit_s(None) == 7.0
+
+
+def test_a_forked_child_refuses_and_ends_the_parents_works() -> None:
+    """The handler of a fork, called without a fork: nothing may hang, and nothing may run."""
+    asked, release = Lane("parent"), threading.Event()
+    running = asked.add(work(release.wait), wait=False)
+    waiting = asked.add(work(release.wait), wait=False)
+    while not running._began_s:
+        time.sleep(0.001)
+    thread = asked._thread
+    asked.after_fork()
+    for each in (running, waiting, asked.add(work(release.wait), wait=False)):
+        with pytest.raises(InvalidArgumentError, match="before a fork"):
+            each.wait()
+    release.set()
+    assert thread is not None
+    thread.join(10)
+
+
+def work(run: Callable[[], object]) -> R2cclWork:
+    return R2cclWork("work", lambda: (run(), None)[1], [], 60.0, lambda why: None)

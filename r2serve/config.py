@@ -146,6 +146,15 @@ class Config:
         low=0.1,
         high=3600.0,
     )
+    call_timeout_s: float = core(
+        0.0,
+        "Longest wait of a collective for other ranks; then every rank raises `AbortedError`. "
+        "0: no limit, so a call waits as long as the other ranks' processes live. With a limit, "
+        "ranks that begin a call late (a compilation, an idle server) end the call",
+        unit="s",
+        low=0.0,
+        high=86400.0,
+    )
     connect_timeout_s: float = core(
         60.0,
         "Longest wait of start-up for the first rail of every link",

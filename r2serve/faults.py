@@ -47,6 +47,10 @@ FAULT_KINDS = {
             "Packets to the node vanish; the other direction works.",
             ("loss-to",),
         ),
+        FaultKind(
+            "egress_refused",
+            "The node's own kernel drops packets before the port: a filter, a full queue.",
+        ),
         FaultKind("mtu_hole", "Small packets pass; large packets vanish.", ("mtu",)),
         FaultKind(
             "reset", "Connections end with an RST; a new connection succeeds at once.", ("error",)

@@ -1,8 +1,26 @@
+#include <unistd.h>
+
+#include "base/interrupt.hpp"
 #include "bindings.hpp"
+
+namespace r2ccl::bindings {
+namespace {
+
+// Python runs signal handlers on the main thread alone.  A handler's exception stays set, and the
+// binding of the call raises the exception.
+bool runs_into_a_signal() {
+  if (::gettid() != ::getpid()) return false;
+  const nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+}  // namespace
+}  // namespace r2ccl::bindings
 
 NB_MODULE(_core, module) {
   using namespace r2ccl::bindings;
   module.doc() = "The r2ccl core (C++).";
+  r2ccl::interrupt_hook = &runs_into_a_signal;
   register_config(module);
   register_engine(module);
   register_communicator(module);

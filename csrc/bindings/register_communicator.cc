@@ -18,14 +18,21 @@ std::byte* at(Address address) {
   return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
-// Runs a collective without the GIL, then raises its error with the GIL held.
+// Runs a collective without the GIL, then raises its error with the GIL held.  A signal handler's
+// exception takes precedence.  An exception of the core fails the communicator on every rank.
 template <typename Call>
-void collective(Call call) {
+void collective(Communicator& self, Call call) {
   Status status;
   {
     const nb::gil_scoped_release release;
-    status = call();
+    try {
+      status = call();
+    } catch (const std::exception& error) {
+      status = {ErrorCode::internal, std::string("exception in a call: ") + error.what()};
+      self.abort(status.message());
+    }
   }
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
   raise_if_failed(status);
 }
 
@@ -65,7 +72,7 @@ void register_communicator(nb::module_& module) {
       .def("all_reduce",
            [](Communicator& self, Address in, Address out, std::size_t count, std::uint8_t dtype,
               std::uint8_t op, std::uint8_t algorithm) {
-             collective([&] {
+             collective(self, [&] {
                return self.all_reduce(at(in), at(out), count, static_cast<DType>(dtype),
                                       static_cast<ReduceOp>(op), static_cast<Algorithm>(algorithm));
              });
@@ -73,62 +80,71 @@ void register_communicator(nb::module_& module) {
       .def("all_gatherv",
            [](Communicator& self, Address in, Address out, const Counts& counts,
               std::uint8_t dtype) {
-             collective([&] {
+             collective(self, [&] {
                return self.all_gatherv(at(in), at(out), counts, static_cast<DType>(dtype));
              });
            })
       .def("reduce_scatterv",
            [](Communicator& self, Address in, Address out, const Counts& counts, std::uint8_t dtype,
               std::uint8_t op) {
-             collective([&] {
+             collective(self, [&] {
                return self.reduce_scatterv(at(in), at(out), counts, static_cast<DType>(dtype),
                                            static_cast<ReduceOp>(op));
              });
            })
       .def("broadcast",
            [](Communicator& self, Address data, std::size_t count, std::uint8_t dtype, int root) {
-             collective(
-                 [&] { return self.broadcast(at(data), count, static_cast<DType>(dtype), root); });
+             collective(self, [&] {
+               return self.broadcast(at(data), count, static_cast<DType>(dtype), root);
+             });
            })
       .def("gather",
            [](Communicator& self, Address in, Address out, const Counts& counts, std::uint8_t dtype,
               int root) {
-             collective([&] {
+             collective(self, [&] {
                return self.gather(at(in), at(out), counts, static_cast<DType>(dtype), root);
              });
            })
       .def("all_to_allv",
            [](Communicator& self, Address in, const Counts& in_counts, Address out,
               const Counts& out_counts, std::uint8_t dtype) {
-             collective([&] {
+             collective(self, [&] {
                return self.all_to_allv(at(in), in_counts, at(out), out_counts,
                                        static_cast<DType>(dtype));
              });
            })
       .def("send",
            [](Communicator& self, Address data, std::size_t count, std::uint8_t dtype, int peer) {
-             collective(
-                 [&] { return self.send_to(at(data), count, static_cast<DType>(dtype), peer); });
+             collective(self, [&] {
+               return self.send_to(at(data), count, static_cast<DType>(dtype), peer);
+             });
            })
       .def("recv",
            [](Communicator& self, Address data, std::size_t count, std::uint8_t dtype, int peer) {
-             collective([&] {
+             collective(self, [&] {
                return self.receive_from(at(data), count, static_cast<DType>(dtype), peer);
              });
            })
-      .def("barrier", [](Communicator& self) { collective([&] { return self.barrier(); }); })
+      .def("barrier", [](Communicator& self) { collective(self, [&] { return self.barrier(); }); })
       .def(
           "abort",
           [](Communicator& self, const std::string& text) {
-            collective([&] {
+            collective(self, [&] {
               R2CCL_TRY(self.check_origin());
               self.abort(text);
               return Status();
             });
           },
           nb::arg("text"))
-      .def("close", &Communicator::close, nb::arg("linger_s"),
-           nb::call_guard<nb::gil_scoped_release>());
+      .def(
+          "close",
+          [](Communicator& self, double linger_s) {
+            collective(self, [&] {
+              self.close(linger_s);
+              return Status();
+            });
+          },
+          nb::arg("linger_s"));
 }
 
 }  // namespace r2ccl::bindings

@@ -15,6 +15,7 @@ void each_field(Config& config, Visit visit) {
   visit("fallback", config.fallback);
   visit("checksum", config.checksum);
   visit("link_timeout_s", config.link_timeout_s);
+  visit("call_timeout_s", config.call_timeout_s);
   visit("connect_timeout_s", config.connect_timeout_s);
   visit("handshake_timeout_ms", config.handshake_timeout_ms);
   visit("small_message_bytes", config.small_message_bytes);

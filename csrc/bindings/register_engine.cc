@@ -99,6 +99,7 @@ void connect(Engine& engine, const std::vector<std::uint32_t>& peers, double tim
     const nb::gil_scoped_release release;
     status = engine.connect(peers, timeout_s);
   }
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
   raise_if_failed(status);
 }
 

@@ -129,7 +129,6 @@ Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t by
 
 Status LinkChannel::release(int peer) {
   const StepLock lock(*this);
-  if (failed()) return failure();
   const Member& from = member(peer);
   const TimeNs now = recently();
   if (from.link->consume(*from.in, now)) flush(peer, now);
@@ -177,8 +176,8 @@ Status LinkChannel::await_release(int peer, const char* what,
                                   const std::function<bool()>& released) {
   bool done = released();
   if (!done) linger(link_timeout_, [&] { return failed() || (done = released()); });
-  if (failed()) return failure();
   if (done) return {};
+  if (failed()) return failure();
   return lost(peer, what);
 }
 

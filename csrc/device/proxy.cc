@@ -1,5 +1,7 @@
 #include "device/proxy.hpp"
 
+#include <exception>
+#include <string>
 #include <utility>
 
 namespace r2ccl::device {
@@ -40,8 +42,12 @@ Status Proxy::failure() const {
 }
 
 void Proxy::run() {
-  while (await_post())
-    if (Status status = server_.serve(); !status.ok()) return give_up(std::move(status));
+  try {
+    while (await_post())
+      if (Status status = server_.serve(); !status.ok()) return give_up(std::move(status));
+  } catch (const std::exception& error) {
+    give_up({ErrorCode::internal, std::string("exception in the proxy: ") + error.what()});
+  }
 }
 
 bool Proxy::await_post() {

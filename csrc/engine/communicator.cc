@@ -29,6 +29,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engin
   std::unique_ptr<Communicator> made(
       new Communicator(std::move(engine), id, std::move(name), rank, simd));
   const Engine::Lock lock(*made->engine_);
+  R2CCL_TRY(made->engine_->check_new_channel(id, made->name()));
   std::vector<int> nodes;
   for (std::size_t i = 0; i < members.size(); ++i) {
     nodes.push_back(members[i].node);
@@ -39,7 +40,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engin
         return Status(ErrorCode::invalid_argument,
                       "rank " + std::to_string(i) + " of '" + made->name() + "' is no peer");
     }
-    made->channel_.add_peer(peer);
+    made->channel_->add_peer(peer);
     if (peer != nullptr && !peer->link.streams_reachable(id))
       return Status(ErrorCode::internal, "memory for communicator '" + made->name() + "': " +
                                              made->engine_->verbs_devices_.pool().last_error());
@@ -47,26 +48,36 @@ Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engin
   made->sends_.resize(members.size());
   made->receives_.resize(members.size());
   made->tree_ = ReductionTree::from_nodes(nodes);
-  made->channel_.open();
+  made->channel_->open();
   return made;
 }
 
 Communicator::Communicator(std::shared_ptr<Engine> engine, std::uint64_t id, std::string name,
                            int rank, Simd simd)
-    : engine_(engine), simd_(simd), channel_(std::move(engine), id, std::move(name), rank) {}
+    : engine_(std::move(engine)),
+      simd_(simd),
+      channel_(std::make_unique<EngineChannel>(*engine_, id, std::move(name), rank)) {}
 
-Communicator::~Communicator() { close(0.0); }
+Communicator::~Communicator() {
+  if (origin_.foreign()) {
+    (void)channel_.release();  // the journal and the links are the parent's
+    return;
+  }
+  const Engine::Lock lock(*engine_);
+  // Peers may still need what this communicator has sent.
+  if (!closed_) engine_->deliver_later(std::move(channel_));
+}
 
 void Communicator::abort(const std::string& text) {
   if (origin_.foreign()) return;
   const Engine::Lock lock(*engine_);
-  if (!closed_) channel_.fail(ErrorCode::aborted, text);
+  if (!closed_) channel_->fail(ErrorCode::aborted, text);
 }
 
 Status Communicator::check_waiting(TimeNs since) const {
   R2CCL_TRY(check_origin());
   const Engine::Lock lock(*engine_);
-  return channel_.check_waiting(since);
+  return channel_->check_waiting(since);
 }
 
 void Communicator::close(double linger_s) {
@@ -75,7 +86,7 @@ void Communicator::close(double linger_s) {
   if (closed_) return;
   const Engine::Lock lock(*engine_);
   closed_ = true;
-  channel_.close(static_cast<TimeNs>(linger_s * 1e9));
+  channel_->close(static_cast<TimeNs>(linger_s * 1e9));
 }
 
 // ---- calls ----
@@ -95,7 +106,7 @@ Status Communicator::run(Collective noted, const CallTag& tag, std::size_t bytes
                          const Body& body) {
   if (closed_)
     return {ErrorCode::invalid_argument, "communicator '" + name() + "' has been closed"};
-  return channel_.call(noted, tag, bytes, body);
+  return channel_->call(noted, tag, bytes, body);
 }
 
 Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t count, DType dtype,
@@ -113,8 +124,8 @@ Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t
   ++calls_;
   return run(tag.collective, tag, bytes, [&] {
     return algorithm == Algorithm::one_shot
-               ? all_reduce_one_shot(channel_, in, out, count, reducer)
-               : all_reduce_two_shot(channel_, in, out, count, reducer);
+               ? all_reduce_one_shot(*channel_, in, out, count, reducer)
+               : all_reduce_two_shot(*channel_, in, out, count, reducer);
   });
 }
 
@@ -126,10 +137,10 @@ Status Communicator::all_gatherv(const std::byte* in, std::byte* out,
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const CallTag tag = collective_tag(Collective::all_gather, dtype, ReduceOp::sum, total, 0);
   ++calls_;
-  channel_.works_on(in, out);
-  channel_.set_rendezvous(is_device_memory(out));
+  channel_->works_on(in, out);
+  channel_->set_rendezvous(is_device_memory(out));
   return run(tag.collective, tag, total * size_of(dtype),
-             [&] { return r2ccl::all_gatherv(channel_, in, out, counts, dtype); });
+             [&] { return r2ccl::all_gatherv(*channel_, in, out, counts, dtype); });
 }
 
 Status Communicator::reduce_scatterv(const std::byte* in, std::byte* out,
@@ -145,7 +156,7 @@ Status Communicator::reduce_scatterv(const std::byte* in, std::byte* out,
   const CallTag tag = collective_tag(Collective::reduce_scatter, dtype, op, total, 0);
   ++calls_;
   return run(tag.collective, tag, total * size_of(dtype),
-             [&] { return r2ccl::reduce_scatterv(channel_, in, out, counts, reducer); });
+             [&] { return r2ccl::reduce_scatterv(*channel_, in, out, counts, reducer); });
 }
 
 Status Communicator::broadcast(std::byte* data, std::size_t count, DType dtype, int root) {
@@ -154,9 +165,9 @@ Status Communicator::broadcast(std::byte* data, std::size_t count, DType dtype, 
   const std::lock_guard guard(call_mutex_);
   const CallTag tag = collective_tag(Collective::broadcast, dtype, ReduceOp::sum, count, root);
   ++calls_;
-  channel_.works_on(data, data);
+  channel_->works_on(data, data);
   return run(tag.collective, tag, count * size_of(dtype),
-             [&] { return r2ccl::broadcast(channel_, data, count, dtype, root); });
+             [&] { return r2ccl::broadcast(*channel_, data, count, dtype, root); });
 }
 
 Status Communicator::gather(const std::byte* in, std::byte* out,
@@ -168,9 +179,9 @@ Status Communicator::gather(const std::byte* in, std::byte* out,
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const CallTag tag = collective_tag(Collective::gather, dtype, ReduceOp::sum, total, root);
   ++calls_;
-  channel_.works_on(in, out);
+  channel_->works_on(in, out);
   return run(tag.collective, tag, total * size_of(dtype),
-             [&] { return r2ccl::gather(channel_, in, out, counts, dtype, root); });
+             [&] { return r2ccl::gather(*channel_, in, out, counts, dtype, root); });
 }
 
 Status Communicator::all_to_allv(const std::byte* in, std::span<const std::size_t> in_counts,
@@ -185,10 +196,10 @@ Status Communicator::all_to_allv(const std::byte* in, std::span<const std::size_
                std::accumulate(out_counts.begin(), out_counts.end(), std::size_t{0}));
   const CallTag tag = collective_tag(Collective::all_to_all, dtype, ReduceOp::sum, 0, 0);
   ++calls_;
-  channel_.works_on(in, out);
-  channel_.set_rendezvous(is_device_memory(out));
+  channel_->works_on(in, out);
+  channel_->set_rendezvous(is_device_memory(out));
   return run(tag.collective, tag, total * size_of(dtype),
-             [&] { return r2ccl::all_to_allv(channel_, in, in_counts, out, out_counts, dtype); });
+             [&] { return r2ccl::all_to_allv(*channel_, in, in_counts, out, out_counts, dtype); });
 }
 
 Status Communicator::send_to(const std::byte* data, std::size_t count, DType dtype, int peer) {
@@ -198,9 +209,9 @@ Status Communicator::send_to(const std::byte* data, std::size_t count, DType dty
   const std::lock_guard guard(call_mutex_);
   CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
   tag.number = sends_[static_cast<std::size_t>(peer)]++;
-  channel_.works_on(data, data);
+  channel_->works_on(data, data);
   return run(tag.collective, tag, count * size_of(dtype),
-             [&] { return r2ccl::send(channel_, data, count, dtype, peer); });
+             [&] { return r2ccl::send(*channel_, data, count, dtype, peer); });
 }
 
 Status Communicator::receive_from(std::byte* data, std::size_t count, DType dtype, int peer) {
@@ -211,9 +222,9 @@ Status Communicator::receive_from(std::byte* data, std::size_t count, DType dtyp
   // The tag equals the tag of the peer's matching send().
   CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
   tag.number = receives_[static_cast<std::size_t>(peer)]++;
-  channel_.works_on(data, data);
+  channel_->works_on(data, data);
   return run(Collective::recv, tag, count * size_of(dtype),
-             [&] { return r2ccl::recv(channel_, data, count, dtype, peer); });
+             [&] { return r2ccl::recv(*channel_, data, count, dtype, peer); });
 }
 
 Status Communicator::barrier() {
@@ -221,7 +232,7 @@ Status Communicator::barrier() {
   const std::lock_guard guard(call_mutex_);
   const CallTag tag = collective_tag(Collective::barrier, DType::u8, ReduceOp::sum, 0, 0);
   ++calls_;
-  return run(tag.collective, tag, 0, [&] { return r2ccl::barrier(channel_); });
+  return run(tag.collective, tag, 0, [&] { return r2ccl::barrier(*channel_); });
 }
 
 // ---- arguments ----
@@ -230,14 +241,14 @@ Status Communicator::check_direct() const {
   if (tree_.node_sizes.size() != static_cast<std::size_t>(size()))
     return {ErrorCode::invalid_argument, "several ranks are on one node"};
   std::vector<std::uint32_t> processes;
-  for (const Peer* peer : channel_.others()) processes.push_back(peer->process);
+  for (const Peer* peer : channel_->others()) processes.push_back(peer->process);
   return engine_->check_reach(processes);
 }
 
 std::vector<Epoch> Communicator::rdma_epochs() const {
   const Engine::Lock lock(*engine_);
   std::vector<Epoch> epochs;
-  for (const Peer* peer : channel_.others())
+  for (const Peer* peer : channel_->others())
     for (RailId rail = 0; rail < peer->link.rail_count(); ++rail)
       if (peer->link.kind(rail) == RailKind::verbs)
         epochs.push_back(peer->link.connected(rail) ? peer->link.epoch(rail) : 0);

@@ -32,14 +32,15 @@ class Communicator {
                                                       std::uint64_t id, std::string name, int rank,
                                                       const std::vector<Member>& members,
                                                       Simd simd);
+  // Leaves the communicator without a wait.  The engine delivers what was sent.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  [[nodiscard]] std::uint64_t id() const { return channel_.id(); }
-  [[nodiscard]] const std::string& name() const { return channel_.name(); }
-  [[nodiscard]] int rank() const { return channel_.rank(); }
-  [[nodiscard]] int size() const { return channel_.size(); }
+  [[nodiscard]] std::uint64_t id() const { return channel_->id(); }
+  [[nodiscard]] const std::string& name() const { return channel_->name(); }
+  [[nodiscard]] int rank() const { return channel_->rank(); }
+  [[nodiscard]] int size() const { return channel_->size(); }
 
   // ---- collectives; counts in elements, buffers may be equal where collectives.hpp says so ----
   // Return ok with the result complete.  An invalid argument is reported before anything is sent.
@@ -110,7 +111,7 @@ class Communicator {
 
   std::mutex call_mutex_;  // held during a call
   std::uint32_t calls_ = 0;
-  EngineChannel channel_;
+  std::unique_ptr<EngineChannel> channel_;
   bool closed_ = false;  // set under call_mutex_ and the engine's lock; either protects reads
 };
 

@@ -10,8 +10,10 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "base/interrupt.hpp"
 #include "drivers/interfaces.hpp"
 #include "drivers/netlink_link_monitor.hpp"
+#include "engine/engine_channel.hpp"
 
 namespace r2ccl {
 namespace {
@@ -227,7 +229,12 @@ Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s
     (void)!::write(wake_.get(), &one, sizeof(one));
   }
   const TimeNs deadline = now_ns() + static_cast<TimeNs>(timeout_s * 1e9);
+  TimeNs asked = now_ns();
   for (;;) {
+    if (now_ns() - asked >= interrupt_interval_ns) {
+      if (interrupted()) return {ErrorCode::aborted, "interrupted by a signal while rails connect"};
+      asked = now_ns();
+    }
     std::string missing;
     {
       const Lock guard(*this);
@@ -269,6 +276,7 @@ void Engine::close(double linger_s) {
       lock();
       progress_all(now_ns());
     }
+    for (const Released& left : std::exchange(released_, {})) left.channel->close(0);
     closing_ = true;
     const TimeNs now = now_ns();
     for (auto& [process, peer] : peers_) {
@@ -364,10 +372,27 @@ std::string Engine::journal_bytes() {
   return std::string(journal_.bytes());
 }
 
+// An exception (out of memory, for example) ends every communicator with an error.  The thread goes
+// on, because other communicators may be made later.
 void Engine::run_background() {
+  while (!stop_.load()) {
+    try {
+      run_background_round();
+    } catch (const std::exception& error) {
+      const Lock guard(*this);
+      fail_all(std::string("exception in the engine: ") + error.what());
+    }
+  }
+}
+
+void Engine::fail_all(const std::string& text) {
+  for (auto& [id, channel] : channels_) channel->fail(ErrorCode::internal, text);
+}
+
+void Engine::run_background_round() {
   std::vector<pollfd> fds;
   const int interval_ms = static_cast<int>(config_.background_interval_ms);
-  while (!stop_.load()) {
+  {
     fds.clear();
     {
       const Lock guard(*this);

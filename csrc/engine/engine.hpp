@@ -183,11 +183,19 @@ class Engine {
   void notify_blocked();
 
   void run_background();
+  void run_background_round();
+  void fail_all(const std::string& text);  // with the lock held
   [[nodiscard]] Peer* find(std::uint32_t process);
   [[nodiscard]] Hello hello_for(const Peer& peer, RailId rail) const;
 
   void add_channel(EngineChannel& channel);
-  void remove_channel(EngineChannel& channel);
+  void remove_channel(const EngineChannel& channel);
+  // Returns invalid_argument if the communicator's name has been used, or if a limit is reached.
+  [[nodiscard]] Status check_new_channel(std::uint64_t id, const std::string& name) const;
+  // Keeps the channel of a released communicator until everything is delivered, a few seconds at
+  // most.
+  void deliver_later(std::unique_ptr<EngineChannel> channel);
+  void close_delivered(TimeNs now);
 
   const Config config_;
   const std::uint32_t process_;
@@ -207,7 +215,12 @@ class Engine {
   std::unique_ptr<Connections> connections_;
   std::unique_ptr<VerbsConnections> verbs_connections_;
   Localiser localiser_{peers_};
-  std::map<std::uint64_t, EngineChannel*> channels_;   // by communicator
+  std::map<std::uint64_t, EngineChannel*> channels_;  // by communicator
+  struct Released {
+    std::unique_ptr<EngineChannel> channel;
+    TimeNs until;
+  };
+  std::vector<Released> released_;  // communicators without an owner, until delivered
   std::map<std::uint64_t, AbortNotice> early_aborts_;  // communicators not created here yet
   TimeNs last_tick_ = 0;
   TimeNs last_monitor_poll_ = 0;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/interrupt.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -16,11 +18,10 @@ constexpr TimeNs switched_ns = 3000;
 
 }  // namespace
 
-EngineChannel::EngineChannel(std::shared_ptr<Engine> engine, std::uint64_t id, std::string name,
-                             int rank)
-    : LinkChannel(id, std::move(name), rank, static_cast<std::size_t>(engine->config().slot_bytes),
-                  static_cast<TimeNs>(engine->config().link_timeout_s * 1e9)),
-      engine_(std::move(engine)) {}
+EngineChannel::EngineChannel(Engine& engine, std::uint64_t id, std::string name, int rank)
+    : LinkChannel(id, std::move(name), rank, static_cast<std::size_t>(engine.config().slot_bytes),
+                  static_cast<TimeNs>(engine.config().link_timeout_s * 1e9)),
+      engine_(&engine) {}
 
 void EngineChannel::add_peer(Peer* peer) {
   peers_.push_back(peer);
@@ -34,7 +35,7 @@ void EngineChannel::open() {
 }
 
 void EngineChannel::close(TimeNs limit) {
-  linger(limit, [this] { return failed() || all_delivered(); });
+  linger(limit, [this] { return settled(); });
   leave();
   note_closed(group_);
   engine_->remove_channel(*this);
@@ -56,7 +57,7 @@ void EngineChannel::begin(Collective noted, std::size_t bytes) {
   bulk_ =
       bytes > static_cast<std::size_t>(std::min(config.small_message_bytes, config.staging_bytes));
   stalled_ = 0;
-  looked_ = now_ns();
+  looked_ = call_began_ = asked_ = now_ns();
   note_call_begins(group_, noted, looked_);
 }
 
@@ -94,9 +95,10 @@ Status EngineChannel::expect(int peer, std::size_t skip, std::span<std::byte> me
 
 Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& come,
                            std::uint64_t goal) {
-  if (failed()) return failure();
+  // A result before a failure: the peer may have left right after its last data.
   std::uint64_t had = come();
   if (had >= goal) return {};
+  if (failed()) return failure();
   Peer& peer = *peer_of(awaited);
   const TimeNs spin = engine_->config().spin_us * 1000;
   TimeNs now = now_ns();
@@ -127,8 +129,9 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
       disturbances = disturbances_before(peer);
       last_arrival = now;
     }
-    if (failed()) return failure();
     if (had >= goal) return {};
+    if (failed()) return failure();
+    if (check) R2CCL_TRY(check_patience(now));
     if (now - std::max(last_arrival, last_byte) < spin) {
       if (check) R2CCL_TRY(check_liveness(awaited, began));
       if (round % rounds_per_yield_ == rounds_per_yield_ - 1) give_way();
@@ -137,6 +140,28 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
     R2CCL_TRY(check_liveness(awaited, began));
     engine_->block(bulk_ ? others_ : std::vector<Peer*>{&peer});
   }
+}
+
+Status EngineChannel::check_patience(TimeNs now) {
+  if (ask_to_end(now))
+    return {ErrorCode::aborted, "rank " + std::to_string(rank()) +
+                                    " was interrupted by a signal in " + describe(tag()) +
+                                    " of communicator '" + name() + "'"};
+  const double limit_s = engine_->config().call_timeout_s;
+  if (limit_s <= 0 || static_cast<double>(now - call_began_) < limit_s * 1e9) return {};
+  return {ErrorCode::aborted, "rank " + std::to_string(rank()) +
+                                  " has waited for call_timeout_s = " + std::to_string(limit_s) +
+                                  " s in " + describe(tag()) + " of communicator '" + name() + "'"};
+}
+
+// The handlers of the program may take its own locks, so the engine's lock is free meanwhile.
+bool EngineChannel::ask_to_end(TimeNs now) {
+  if (now - asked_ < interrupt_interval_ns) return false;
+  asked_ = now;
+  engine_->unlock();
+  const bool ends = interrupted();
+  engine_->lock();
+  return ends;
 }
 
 // Yields the CPU and the lock.  On a busy CPU every poll yields, since the awaited data may come
@@ -166,7 +191,12 @@ void EngineChannel::linger(TimeNs limit, const std::function<bool()>& done) {
   while (!done() && now_ns() < began + limit) {
     for (Peer* peer : others_) engine_->progress(*peer, now_ns(), /*all_rails=*/true);
     engine_->tick_if_due(now_ns());
-    if (!done()) engine_->block(others_);
+    if (done()) break;
+    if (ask_to_end(now_ns())) {
+      fail(ErrorCode::aborted, "rank " + std::to_string(rank()) + " was interrupted by a signal");
+      break;
+    }
+    engine_->block(others_);
   }
   looked_ = now_ns();
   // Waiting until a lost rail releases caller memory counts as a stall.

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -21,7 +22,8 @@ namespace r2ccl {
 
 class EngineChannel final : public LinkChannel {
  public:
-  EngineChannel(std::shared_ptr<Engine> engine, std::uint64_t id, std::string name, int rank);
+  // The engine must outlive the channel.
+  EngineChannel(Engine& engine, std::uint64_t id, std::string name, int rank);
 
   // Runs a call.  `body` is the algorithm, `bytes` the size of this rank's larger buffer, `noted`
   // the collective recorded in the journal.  Calls of a channel are serialised.
@@ -52,6 +54,8 @@ class EngineChannel final : public LinkChannel {
   void open();
   // Waits until everything sent is delivered, at most `limit`, and leaves the communicator.
   void close(TimeNs limit);
+  // Returns true once a close would not wait: everything is delivered, or the communicator failed.
+  [[nodiscard]] bool settled() const { return failed() || all_delivered(); }
   // Returns the error of a call that has waited for all other ranks since `since`; ok while the
   // call would go on waiting.
   [[nodiscard]] Status check_waiting(TimeNs since) const;
@@ -71,11 +75,23 @@ class EngineChannel final : public LinkChannel {
   };
 
   void begin(Collective noted, std::size_t bytes);
+  // Runs the body; an exception becomes an error, which ends the call on every rank.
+  template <typename Body>
+  Status guarded(const Body& body) {
+    try {
+      return body();
+    } catch (const std::exception& error) {
+      return {ErrorCode::internal, std::string("exception in a call: ") + error.what()};
+    }
+  }
   template <typename Body>
   Status run(const CallTag& tag, const Body& body) {
     R2CCL_TRY(enter(tag));
-    return conclude(body());
+    return conclude(guarded(body));
   }
+  // Returns an error once the program around wants the call to end, or call_timeout_s has passed.
+  Status check_patience(TimeNs now);
+  [[nodiscard]] bool ask_to_end(TimeNs now);
   Status enter(const CallTag& tag);
   Status conclude(Status status);
   [[nodiscard]] Peer* peer_of(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
@@ -102,7 +118,7 @@ class EngineChannel final : public LinkChannel {
   [[nodiscard]] std::string describe_rails(int peer) const override;
   void on_failed(ErrorCode code, const std::string& text) override;
 
-  const std::shared_ptr<Engine> engine_;
+  Engine* const engine_;
   std::vector<Peer*> peers_;  // by rank; null: this rank
   std::vector<Peer*> others_;
 
@@ -114,6 +130,8 @@ class EngineChannel final : public LinkChannel {
   bool holds_lock_ = false;  // the call holds the engine's lock
   TimeNs looked_ = 0;        // time of the last look at the clock
   TimeNs stalled_ = 0;
+  TimeNs call_began_ = 0;
+  TimeNs asked_ = 0;  // last call of interrupted()
 
   unsigned rounds_per_yield_ = 1;
   JournalGroup* group_ = nullptr;

@@ -19,6 +19,8 @@ namespace {
 
 constexpr TimeNs path_refresh_ns = 100 * ns_per_ms;
 constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
+constexpr TimeNs released_limit_ns = 5000 * ns_per_ms;  // as the linger of a close in Python
+constexpr std::size_t most_early_aborts = 256;
 
 }  // namespace
 
@@ -69,6 +71,7 @@ void Engine::tick(TimeNs now) {
   }
   journal_.beat(now);
   for (auto& [id, channel] : channels_) channel->check_slots();
+  if (!released_.empty()) close_delivered(now);
 }
 
 // ---- connections ----
@@ -248,7 +251,8 @@ void Engine::take_aborts(Peer& peer) {
     const auto found = channels_.find(notice.communicator);
     if (found != channels_.end()) {
       found->second->fail(notice.code, notice.text);
-    } else if (early_aborts_.size() < 256) {
+    } else if (!peer.link.has_closed(notice.communicator) &&
+               early_aborts_.size() < most_early_aborts) {
       early_aborts_.insert_or_assign(notice.communicator, std::move(notice));
     }
   }
@@ -294,6 +298,40 @@ void Engine::add_channel(EngineChannel& channel) {
   early_aborts_.erase(early);
 }
 
-void Engine::remove_channel(EngineChannel& channel) { channels_.erase(channel.id()); }
+void Engine::remove_channel(const EngineChannel& channel) {
+  const auto found = channels_.find(channel.id());
+  if (found != channels_.end() && found->second == &channel) channels_.erase(found);
+}
+
+Status Engine::check_new_channel(std::uint64_t id, const std::string& name) const {
+  const auto used = [id](const auto& peer) { return peer.second->link.has_closed(id); };
+  if (channels_.contains(id) || std::ranges::any_of(peers_, used))
+    return {ErrorCode::invalid_argument,
+            "name: '" + name +
+                "' was used by an earlier communicator of these ranks; choose a new name"};
+  if (channels_.size() >= most_communicators)
+    return {ErrorCode::invalid_argument, "communicator '" + name + "': this process has " +
+                                             std::to_string(channels_.size()) +
+                                             " open communicators, the limit; close some"};
+  return {};
+}
+
+void Engine::deliver_later(std::unique_ptr<EngineChannel> channel) {
+  if (closed_ || channel->settled()) return channel->close(0);
+  released_.push_back({std::move(channel), now_ns() + released_limit_ns});
+}
+
+void Engine::close_delivered(TimeNs now) {
+  // A close may tick again, so an entry leaves the list first.
+  for (std::size_t i = 0; i < released_.size();) {
+    if (!released_[i].channel->settled() && now < released_[i].until) {
+      ++i;
+      continue;
+    }
+    const Released done = std::move(released_[i]);
+    released_.erase(released_.begin() + static_cast<std::ptrdiff_t>(i));
+    done.channel->close(0);
+  }
+}
 
 }  // namespace r2ccl

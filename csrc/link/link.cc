@@ -296,13 +296,13 @@ void Link::clear_suspicion(RailId id, TimeNs now) {
 // ---- streams ----
 
 Link::Streams& Link::streams(std::uint64_t communicator) {
-  auto& pair = streams_[communicator];
-  if (!pair) {
-    pair = std::make_unique<Streams>(options_.shape, communicator, options_.memory);
-    for (RailId id = 0; id < rails_.size(); ++id)
-      if (connected(id)) offer_slots(pair->in, id);
-  }
-  return *pair;
+  if (const auto found = streams_.find(communicator); found != streams_.end())
+    return *found->second;
+  auto made = std::make_unique<Streams>(options_.shape, communicator, options_.memory);
+  Streams& pair = *streams_.emplace(communicator, std::move(made)).first->second;
+  for (RailId id = 0; id < rails_.size(); ++id)
+    if (connected(id)) offer_slots(pair.in, id);
+  return pair;
 }
 
 OutStream& Link::out_stream(std::uint64_t communicator) { return streams(communicator).out; }

@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/errors.hpp"
@@ -47,6 +48,10 @@ class Link {
   // Drops both streams and their undelivered messages.  Memory that a verbs rail may still access
   // is freed later.  Requires that rails have released all memory of callers.
   void close_streams(std::uint64_t communicator);
+  // Returns true if the communicator was closed here, unless thousands were closed since.
+  [[nodiscard]] bool has_closed(std::uint64_t communicator) const {
+    return closed_.contains(communicator);
+  }
   // Sets `memory` as the target of the stream's next messages, after `skip` messages.  The caller
   // keeps the memory valid until reclaim_target() returns true, and accesses a part only after the
   // message for this part is received.  Memory of at most small_message_bytes is ignored.  Returns
@@ -230,16 +235,6 @@ class Link {
     std::unique_ptr<std::byte[]> text;   // payload of an ABORT
     bool apart = false;                  // the payload is buffered in `chunk`
     std::unique_ptr<std::byte[]> chunk;  // payload of data, copied to the slot later
-  };
-  // Memory of the peer for RDMA writes: its slots and the target of a call.
-  struct RemoteSlots {
-    std::uint64_t address;
-    std::uint32_t key;
-    // The target of the peer's caller; target_first is the number of its first message.
-    std::uint64_t target_first = 0;
-    std::uint64_t target_bytes = 0;
-    std::uint64_t target_address = 0;
-    std::uint32_t target_key = 0;
   };
   // Progress of the current epoch's path: bytes sent, acknowledged and landed, and last activity.
   struct Path {
@@ -443,13 +438,19 @@ class Link {
       if (usable(rails_[id])) visit(id, rails_[id]);
   }
 
+  // Communicators made here, and as many that only the peer has made so far.
+  [[nodiscard]] std::size_t most_streams() const { return 2 * options_.most_communicators; }
+  void refuse(std::uint64_t communicator, ErrorCode code, const std::string& why);
+  bool admit(RailId id, const FrameHeader& header, TimeNs now);
+
   const LinkOptions options_;
   std::vector<Rail> rails_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Streams>> streams_;  // by communicator
   // Last acknowledgement of each communicator closed here.  Late data is dropped; a lost last ack
   // is repeated.
   std::unordered_map<std::uint64_t, LastAck> closed_;
-  std::deque<std::uint64_t> closed_order_;  // oldest first
+  std::deque<std::uint64_t> closed_order_;     // oldest first
+  std::unordered_set<std::uint64_t> refused_;  // see refuse()
   std::list<DeferredFree> deferred_frees_;
   InStream* last_in_ = nullptr;      // stream of the last data frame; a cache
   std::vector<OutStream*> posting_;  // streams with unposted chunks

@@ -21,6 +21,9 @@ void Link::offer_slots(InStream& stream, RailId id) {
 void Link::on_slots(RailId id, const FrameHeader& header) {
   // A communicator closed here has no RDMA writes in flight and starts none: answer RELEASED.
   Rail& rail = rails_[id];
+  const auto& known = rail.path.remote_slots;
+  // Beyond the limit, this rail carries nothing of the communicator.
+  if (known.size() >= most_streams() && !known.contains(header.communicator)) return;
   if (!closed_.contains(header.communicator))
     rail.path.remote_slots[header.communicator] = {header.number, header.epoch};
   else if (std::find(rail.control.released.begin(), rail.control.released.end(),
@@ -30,7 +33,9 @@ void Link::on_slots(RailId id, const FrameHeader& header) {
 
 bool Link::on_target(RailId id, const FrameHeader& header) {
   const auto slots = rails_[id].path.remote_slots.find(header.communicator);
-  if (slots == rails_[id].path.remote_slots.end()) return closed_.contains(header.communicator);
+  if (slots == rails_[id].path.remote_slots.end())
+    return closed_.contains(header.communicator) ||
+           rails_[id].path.remote_slots.size() >= most_streams();
   slots->second.target_first = header.number;
   slots->second.target_bytes = header.credit;
   slots->second.target_address = header.delivered;

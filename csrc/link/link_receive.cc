@@ -1,5 +1,7 @@
 // Received frames.  Every field is validated before use.
 #include <algorithm>
+#include <new>
+#include <string>
 
 #include "link/device_memory.hpp"
 #include "link/link.hpp"
@@ -8,8 +10,7 @@
 namespace r2ccl {
 namespace {
 
-// Limit on the streams created by frames of a peer.
-constexpr std::size_t max_communicators = 4096;
+constexpr std::size_t most_refused = 256;     // communicators refused because of the limit
 constexpr Epoch max_epochs_ahead = 1U << 20;  // limit on epochs named by the peer
 
 bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
@@ -31,6 +32,13 @@ bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
   return false;
 }
 
+// Returns the code of a peer's error; internal for a number that no error has.
+ErrorCode error_code_of(Epoch number) {
+  const bool known = number > static_cast<Epoch>(ErrorCode::ok) &&
+                     number <= static_cast<Epoch>(ErrorCode::internal);
+  return known ? static_cast<ErrorCode>(number) : ErrorCode::internal;
+}
+
 }  // namespace
 
 bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
@@ -38,9 +46,8 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
   if (!connected(id)) return false;
   const bool about_memory = header.type == FrameType::slots || header.type == FrameType::released ||
                             header.type == FrameType::target;
-  bool valid =
-      intact(header) && type_and_size_valid(header, options_.shape) &&
-      (!about_memory || (rail.one_sided() && rail.path.remote_slots.size() < max_communicators));
+  bool valid = intact(header) && type_and_size_valid(header, options_.shape) &&
+               (!about_memory || rail.one_sided());
   if (valid) {
     rail.incoming.header = header;
     rail.incoming.stream = nullptr;
@@ -59,15 +66,27 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
 }
 
 bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
-  Rail& rail = rails_[id];
-  if (!may_carry_data(rail) || !target_fields_valid(id, header)) return false;
+  if (!may_carry_data(rails_[id]) || !target_fields_valid(id, header)) return false;
   inbound_ = id;
   if (header.payload_bytes == header.message_bytes) follow(id);  // a message in a single chunk
+  try {
+    return admit(id, header, now);
+  } catch (const std::bad_alloc&) {
+    refuse(header.communicator, ErrorCode::internal, "out of memory for a received message");
+    return true;  // the payload is discarded
+  }
+}
+
+bool Link::admit(RailId id, const FrameHeader& header, TimeNs now) {
   InStream* stream = last_in_;
   if (stream == nullptr || stream->communicator() != header.communicator) {
     if (closed_.contains(header.communicator)) return true;  // late data: discard
-    if (streams_.size() >= max_communicators && !streams_.contains(header.communicator))
-      return false;
+    if (!streams_.contains(header.communicator) && streams_.size() >= most_streams()) {
+      refuse(header.communicator, ErrorCode::aborted,
+             "the peer has room for " + std::to_string(most_streams()) +
+                 " communicators that it has made or received messages of, the limit; close some");
+      return true;
+    }
     stream = &streams(header.communicator).in;
     last_in_ = stream;
   }
@@ -75,11 +94,22 @@ bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
   if ((header.flags & frame_flag::in_target) != 0 && !stream->put_into_target(id, header))
     return false;
   switch (stream->judge(header)) {
-    case InStream::Admission::accept: rail.incoming.stream = stream; return true;
+    case InStream::Admission::accept:
+      (void)stream->chunk_memory(header);  // allocates the slot, or throws
+      rails_[id].incoming.stream = stream;
+      return true;
     case InStream::Admission::discard: return true;
     case InStream::Admission::reject: return false;
   }
   return false;
+}
+
+// Drops the messages of a communicator without room here, and ends the communicator with an error
+// at both ends.  The rail is not to blame.
+void Link::refuse(std::uint64_t communicator, ErrorCode code, const std::string& why) {
+  if (refused_.size() >= most_refused || !refused_.insert(communicator).second) return;
+  send_abort({communicator, code, why});
+  received_aborts_.push_back({communicator, code, why});
 }
 
 bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
@@ -209,7 +239,7 @@ void Link::frame_end(RailId id, TimeNs now) {
       break;
     case FrameType::abort: {
       const auto* text = reinterpret_cast<const char*>(incoming.text.get());
-      received_aborts_.push_back({header.communicator, static_cast<ErrorCode>(header.epoch),
+      received_aborts_.push_back({header.communicator, error_code_of(header.epoch),
                                   std::string(text, header.payload_bytes)});
       break;
     }

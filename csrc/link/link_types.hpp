@@ -30,6 +30,10 @@ class StreamMemory {
   virtual void revoke(std::span<const std::byte> memory) = 0;
 };
 
+// Limit of the open communicators of a process.  Messages of communicators that the peer has made
+// earlier than this process have room for as many again.
+inline constexpr std::size_t most_communicators = 4096;
+
 struct LinkOptions {
   StreamShape shape;
   StreamMemory* memory = nullptr;  // only with verbs rails; outlives the link
@@ -42,6 +46,7 @@ struct LinkOptions {
   TimeNs rejoin_backoff_min_ns = 50 * ns_per_ms;
   TimeNs rejoin_backoff_max_ns = 5000 * ns_per_ms;
   double flap_half_life_s = 30.0;
+  std::size_t most_communicators = r2ccl::most_communicators;
   bool fallback = true;  // control rails carry data while no data rail is UP
   bool connects = true;  // this end connects; the end with the lower process number accepts
 };
@@ -55,6 +60,17 @@ enum class LinkStep : std::uint8_t {
   replay_queued,
   hedge_queued,
   rail_closed,
+};
+
+// Memory of the peer for RDMA writes: its slots and the target of a call.
+struct RemoteSlots {
+  std::uint64_t address;
+  std::uint32_t key;
+  // The target of the peer's caller; target_first is the number of its first message.
+  std::uint64_t target_first = 0;
+  std::uint64_t target_bytes = 0;
+  std::uint64_t target_address = 0;
+  std::uint32_t target_key = 0;
 };
 
 // A frame to send.  The rail may read the payload until frame_written().

@@ -43,7 +43,7 @@ std::size_t Connection::write(Side side, std::span<const std::byte> bytes) {
 void Connection::transmit(Side from) {
   Lane& lane = lanes_[from];
   std::size_t sent = 0;
-  while (sent < lane.to_send.size()) {
+  while (sent < lane.to_send.size() && !path_.ports[from].refuses) {
     const std::size_t window = delay_lines_[from].bytes() + lane.inbox.size();
     if (window >= window_bytes) break;
     const std::size_t most =
@@ -104,11 +104,15 @@ PathReport Connection::path(Side side) const {
   PathReport report;
   report.unacknowledged = lane.written - lane.acked;
   report.round_trip = report.base_round_trip = 2 * delays_.latency_ns;
-  // A sender stalled by a closed window counts as limited by the peer.  Condition: the path answers
-  // window probes, or the last fault event is younger than probes_unanswered_ns.
-  const bool probes_answered = !path_.blocked(side) && !path_.blocked(other(side));
+  // A sender stalled by a closed window counts as limited by the peer.  Bytes that the own host
+  // refuses to send are no sign of a closed window.  Condition: the path answers window probes, or
+  // the last fault event is younger than probes_unanswered_ns.
+  const std::size_t window = window_bytes - std::min(window_bytes, lane.inbox.size());
+  const bool closed = window < std::min(segment_bytes, lane.to_send.size());
+  const bool probes_answered = !path_.blocked(side) && !path_.blocked(other(side)) &&
+                               !path_.ports[side].refuses && !path_.ports[other(side)].refuses;
   report.peer_limited =
-      !lane.to_send.empty() && delay_lines_[side].bytes() == 0 && lane.acked == lane.arrived &&
+      closed && delay_lines_[side].bytes() == 0 && lane.acked == lane.arrived &&
       (probes_answered || events_.now() - path_.disturbed_at < probes_unanswered_ns);
   return report;
 }
@@ -119,7 +123,7 @@ void Connection::close(Side side) {
   lanes_[side].to_send.clear();
   if (ends_[other(side)] == nullptr) {
     for (DelayLine<Segment>& line : delay_lines_) line.clear();
-  } else if (path_.cut()) {
+  } else if (path_.cut() || path_.ports[side].refuses) {
     delay_lines_[side].clear();  // a closed socket sends nothing again; its reset is lost
   } else {
     delay_lines_[side].send({.bytes = {}, .reset = true}, 0,
@@ -141,6 +145,7 @@ void Connection::retry() {
   for (const Side from : both_sides) {
     delay_lines_[from].retry(events_.now() + delays_.retransmit_ns);
     if (std::exchange(lanes_[from].ack_lost, false)) schedule_ack(from);
+    if (ends_[from] != nullptr) transmit(from);
   }
 }
 
@@ -153,7 +158,7 @@ void Connection::schedule_ack(Side from) {
 void Connection::acknowledge(Side from) {
   Lane& lane = lanes_[from];
   lane.ack_due = false;
-  if (path_.blocked(other(from))) {
+  if (path_.blocked(other(from)) || path_.ports[other(from)].refuses) {
     lane.ack_lost = true;
     return;
   }

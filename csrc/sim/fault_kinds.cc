@@ -12,6 +12,7 @@ constexpr std::array<KindName, fault_kinds> kinds{{
     {"carrier_loss_both_ends", &FaultOptions::carrier_loss_both_ends},
     {"black_hole", &FaultOptions::black_hole},
     {"one_way_loss", &FaultOptions::one_way_loss},
+    {"egress_refused", &FaultOptions::egress_refused},
     {"mtu_hole", &FaultOptions::mtu_hole},
     {"lost_for_good", &FaultOptions::lost_for_good},
     {"long_outage", &FaultOptions::long_outage},

@@ -14,6 +14,7 @@ enum class FaultKind : std::uint8_t {
   carrier_loss_both_ends,  // ports of both ends lose their carrier
   black_hole,              // nothing passes in either direction, without any error
   one_way_loss,            // nothing passes in a single direction
+  egress_refused,          // the own host does not send, and the kernel counts nothing as sent
   mtu_hole,                // small packets pass, large packets vanish
   lost_for_good,           // a spare rail is gone until all calls are over
   long_outage,             // after all calls, a rail is gone for a long time, then returns
@@ -48,6 +49,7 @@ struct FaultOptions {
   double carrier_loss_both_ends = 0.15;
   double black_hole = 0.25;
   double one_way_loss = 0.25;
+  double egress_refused = 0.15;
   double mtu_hole = 0.1;
   double lost_for_good = 0.15;
   double long_outage = 0.05;

@@ -30,6 +30,11 @@ void Faults::strike(FaultKind kind) {
       for_a_while(peer, rank, rail, hole, no_hole);
       break;
     case FaultKind::one_way_loss: for_a_while(rank, peer, rail, hole, no_hole); break;
+    case FaultKind::egress_refused:
+      for_a_while(
+          rank, peer, rail, [](Port& port) { port.refuses = true; },
+          [](Port& port) { port.refuses = false; });
+      break;
     case FaultKind::mtu_hole:
       for_a_while(
           rank, peer, rail, [](Port& port) { port.largest = 200; },

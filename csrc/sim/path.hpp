@@ -44,6 +44,7 @@ class EventSink {
 struct Port {
   bool carrier = true;
   bool black_hole = false;
+  bool refuses = false;  // the own host does not send: a filter of outgoing packets, a full queue
   std::size_t largest = std::numeric_limits<std::size_t>::max();  // larger packets vanish
   TimeNs slowdown = 1;                                            // factor on the time per byte
   TimeNs extra_latency_ns = 0;
@@ -63,8 +64,9 @@ struct Path {
   // Returns true while a fault with a duration is active, unlike a fault of single packets.
   [[nodiscard]] bool bad() const {
     return std::any_of(ports.begin(), ports.end(), [](const Port& port) {
-      return !port.carrier || port.black_hole || port.slowdown > 1 || port.extra_latency_ns > 0 ||
-             port.landing_ns > 0 || port.largest < std::numeric_limits<std::size_t>::max();
+      return !port.carrier || port.black_hole || port.refuses || port.slowdown > 1 ||
+             port.extra_latency_ns > 0 || port.landing_ns > 0 ||
+             port.largest < std::numeric_limits<std::size_t>::max();
     });
   }
   [[nodiscard]] bool cut() const { return !ports[0].carrier || !ports[1].carrier; }

@@ -52,7 +52,7 @@ Result<std::span<const std::byte>> SimChannel::receive(int peer, std::size_t byt
 }
 
 Status SimChannel::release(int peer) {
-  if (!failed()) world_.on_message_released(end(peer), id());
+  world_.on_message_released(end(peer), id());
   return LinkChannel::release(peer);
 }
 
@@ -73,8 +73,8 @@ Status SimChannel::wait(int peer, const std::function<std::uint64_t()>& come, st
   const TimeNs since = clock();
   R2CCL_TRY(
       world_.wait([&] { return failed() || come() >= goal || !check_liveness(peer, since).ok(); }));
-  if (failed()) return failure();
   if (come() >= goal) return {};
+  if (failed()) return failure();
   return check_liveness(peer, since);
 }
 

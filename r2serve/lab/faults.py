@@ -1,7 +1,8 @@
 """Network faults of a lab, each made at its real place: port, cable or switch.
 
-A port can lose its carrier, be taken off the bridge, be filtered (nftables, at the switch port) or
-be slowed down (token bucket, at both ends of the cable). ``heal`` undoes every fault. Filters see
+A port can lose its carrier, be taken off the bridge, be filtered (nftables, at the switch port),
+be slowed down (token bucket, at both ends of the cable) or be refused by the node itself. ``heal``
+undoes every fault. Filters see
 frames before segmentation by the NIC, so packet lengths are lengths of whole writes.
 """
 
@@ -41,6 +42,7 @@ class Faults(ABC):
     def __init__(self) -> None:
         self._filtered: set[tuple[int, int]] = set()
         self._limited: set[tuple[int, int]] = set()
+        self._refused: set[tuple[int, int]] = set()
 
     @abstractmethod
     def _require_switch(self) -> Holder:
@@ -88,6 +90,18 @@ class Faults(ABC):
             raise ValueError(f"mtu must be 68 to 65535 bytes, not {mtu}")
         rule = f"ip length > {mtu} drop"
         return self._filter(node, rail, {"from": [rule], "to": [rule]})
+
+    def egress_refused(self, node: int, rail: int) -> int:
+        """Makes the node's kernel drop all packets that the node sends over the port.
+
+        The queue of the node's own port has no room, so TCP counts no packet as sent. Packets to
+        the node still arrive.
+        """
+        self._check_port(node, rail)
+        full = ["tc", "qdisc", "replace", "dev", f"rail{rail}", "root", "pfifo", "limit", "0"]
+        at_ns = int(self.nodes[node].holder.run(*full)["at_ns"])
+        self._refused.add((node, rail))
+        return at_ns
 
     def reset(self, node: int, rail: int) -> int:
         """Closes the node's TCP connections over the port; the other end receives an RST."""
@@ -160,6 +174,9 @@ class Faults(ABC):
             table = f"netdev faults_{port}"
             answer = switch.run("nft", f"add table {table}; delete table {table}")
             self._filtered.remove((node, rail))
+        if (node, rail) in self._refused:
+            self.nodes[node].run("tc", "qdisc", "del", "dev", f"rail{rail}", "root")
+            self._refused.remove((node, rail))
         if (node, rail) in self._limited:
             self.nodes[node].run("tc", "qdisc", "del", "dev", f"rail{rail}", "root")
             answer = switch.run("tc", "qdisc", "del", "dev", port, "root")

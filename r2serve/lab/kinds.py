@@ -49,6 +49,10 @@ def _lose_to(lab: Lab, node: int, rail: int) -> object:
     return lab.one_way(node, rail, "to")
 
 
+def _refuse_egress(lab: Lab, node: int, rail: int) -> object:
+    return lab.egress_refused(node, rail)
+
+
 def _mtu_hole(lab: Lab, node: int, rail: int) -> object:
     return lab.mtu_hole(node, rail)
 
@@ -92,6 +96,7 @@ KINDS = {
     "address_loss": FaultMaker(_take_address, _give_address),
     "one_way_loss_from": FaultMaker(_lose_from, _heal),
     "one_way_loss_to": FaultMaker(_lose_to, _heal),
+    "egress_refused": FaultMaker(_refuse_egress, _heal),
     "mtu_hole": FaultMaker(_mtu_hole, _heal, leaves_up=False),
     "reset": FaultMaker(_reset, _heal, leaves_up=False),
     "slow": FaultMaker(_slow_down, _heal, leaves_up=False),

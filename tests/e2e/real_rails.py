@@ -51,6 +51,11 @@ LOST_TO: Fault = (
     lambda lab, node, rail: lab.one_way(node, rail, "to"),
     _heal,
 )
+REFUSED: Fault = (
+    "egress refused by the own host",
+    lambda lab, node, rail: lab.egress_refused(node, rail),
+    _heal,
+)
 RESET: Fault = ("reset", lambda lab, node, rail: lab.reset(node, rail), _heal)
 HALF_OPEN: Fault = ("half-open", lambda lab, node, rail: lab.half_open(node, rail), _heal)
 STALE: Fault = ("stale connection", lambda lab, node, rail: lab.stale(node, rail), _heal)

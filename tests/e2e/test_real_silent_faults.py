@@ -13,6 +13,7 @@ from real_rails import (
     LOST_FROM,
     LOST_TO,
     MIB,
+    REFUSED,
     REJOIN_S,
     RESET,
     STALE,
@@ -46,6 +47,20 @@ def test_loss_in_one_direction_changes_no_bit(jobs, lab: Lab, eventually, show, 
         show(summary(f"{fault[0]}, {size} bytes", hits, 2))
         assert hits, "no fault hit a step"
         assert max(hits) < BOUND_S * 1e9
+    stream.finish()
+
+
+@pytest.mark.timeout(120)
+def test_packets_refused_by_the_own_host_are_silence(jobs, lab: Lab, eventually, show) -> None:
+    """If the drop is taken for a closed window, the deadline waits for probes: 200 ms and more."""
+    stream = Stream(jobs, lab, size=16 * KIB)
+    hits = []
+    for _ in range(4):
+        for node in (0, 1):
+            hits += strike(stream, REFUSED, node, stream.busiest(), eventually)
+    show(summary(REFUSED[0], hits, 8))
+    assert hits, "no fault hit a step"
+    assert min(hits) < 150e6  # a starved machine delays some, the defect delays all
     stream.finish()
 
 

@@ -1,0 +1,70 @@
+"""A rank whose collective is ended by a signal or by a time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType
+
+import torch
+from parent import ARGUMENTS, hear, say
+
+from r2serve import Communicator
+from r2serve.errors import R2cclError
+
+ME, RANKS = ARGUMENTS["rank"], ARGUMENTS["ranks"]
+
+
+class Stopped(Exception):
+    """Raised by a handler."""
+
+
+def raises(_: int, __: FrameType | None) -> None:
+    raise Stopped
+
+
+def main() -> None:
+    communicator = Communicator.standalone(ARGUMENTS["host"], ARGUMENTS["port"], ME, RANKS)
+    data = torch.ones(1000)
+    communicator.all_reduce(data)
+    handled = 0
+
+    def counts(_: int, __: FrameType | None) -> None:
+        nonlocal handled
+        handled += 1
+
+    match ARGUMENTS["handler"]:
+        case "raises":
+            signal.signal(signal.SIGTERM, raises)
+            signal.signal(signal.SIGALRM, raises)
+        case "counts":
+            signal.signal(signal.SIGTERM, counts)
+            signal.signal(signal.SIGALRM, counts)
+    say("ready")
+    hear()
+    if ARGUMENTS["late"] == ME:
+        time.sleep(ARGUMENTS["late_s"])
+    error = text = ""
+    try:
+        if ARGUMENTS["late"] != ME and ARGUMENTS["alarm_s"]:
+            signal.setitimer(signal.ITIMER_REAL, ARGUMENTS["alarm_s"], ARGUMENTS["alarm_s"])
+        for turn in range(ARGUMENTS["turns"]):
+            got = communicator.all_reduce(torch.full((1000,), float(turn)))
+            assert bool((got == RANKS * turn).all())
+    except (R2cclError, KeyboardInterrupt, Stopped) as ended:
+        error, text = type(ended).__name__, str(ended)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    at = time.monotonic()
+    again = ""
+    try:
+        communicator.barrier()
+    except R2cclError as failure:
+        again = type(failure).__name__
+    say({"error": error, "text": text, "at": at, "again": again, "handled": handled})
+    communicator.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

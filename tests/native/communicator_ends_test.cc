@@ -1,0 +1,169 @@
+// The end of a communicator: release without a close, reuse of its name, and the limit of open
+// communicators.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "job.hpp"
+#include "link/link.hpp"
+#include "link_pair.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::bytes_of;
+using testing::Frame;
+using testing::Job;
+using testing::LinkPair;
+
+Status all_reduce(Communicator& communicator, std::vector<float>& data) {
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  return communicator.all_reduce(bytes, bytes, data.size(), DType::f32, ReduceOp::sum,
+                                 Algorithm::automatic);
+}
+
+// Returns whether a call of the communicator is running, according to the journal.
+bool is_in_call(Engine& engine, std::uint64_t communicator) {
+  const std::string bytes = engine.journal_bytes();
+  JournalHeader header;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  const std::size_t groups = sizeof(header) + header.rail_capacity * sizeof(JournalRail);
+  for (std::size_t i = 0; i < header.group_count; ++i) {
+    JournalGroup group;
+    std::memcpy(&group, bytes.data() + groups + i * sizeof(group), sizeof(group));
+    if (group.id == communicator && group.call_began_ns != 0) return true;
+  }
+  return false;
+}
+
+// A function-local group ends while its peers still receive its last data.
+TEST(CommunicatorEnds, AReleasedCommunicatorFailsNoPeer) {
+  for (const std::size_t count : {1000UL, 100'000UL}) {
+    Job job({.ranks = 2, .config = {}});
+    job.run([&](int rank, Communicator&) {
+      for (std::uint64_t id = 1U << 20; id < (1U << 20) + 300; ++id) {
+        const auto part = job.make_part(id, {0, 1}, rank);
+        std::vector<float> data(count, 1.0F);
+        const Status status = all_reduce(*part, data);
+        ASSERT_TRUE(status.ok()) << "communicator " << id << ": " << status.message();
+        ASSERT_EQ(data.back(), 2.0F);
+      }
+    });
+  }
+}
+
+// The last data and the notice of a failure arrive together: the result of the waiting call counts.
+TEST(CommunicatorEnds, AResultIsNotLostToAnAbortBehindIt) {
+  Job job({.ranks = 2, .config = {}});
+  const std::vector<float> sent(1000, 3.0F);
+  for (std::uint64_t id = 1U << 20; id < (1U << 20) + 20; ++id) {
+    const auto from = job.make_part(id, {0, 1}, 0);
+    const auto to = job.make_part(id, {0, 1}, 1);
+    std::thread receiver([&] {
+      std::vector<float> got(sent.size());
+      auto* bytes = reinterpret_cast<std::byte*>(got.data());
+      const Status status = to->receive_from(bytes, got.size(), DType::f32, 0);
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(got, sent);
+      EXPECT_EQ(to->barrier().code(), ErrorCode::aborted);  // the next call reports the failure
+    });
+    while (!is_in_call(*job.engines[1], id)) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const auto* bytes = reinterpret_cast<const std::byte*>(sent.data());
+    EXPECT_TRUE(from->send_to(bytes, sent.size(), DType::f32, 1).ok());
+    from->abort("rank 0 is done");
+    receiver.join();
+  }
+}
+
+TEST(CommunicatorEnds, AUsedNameIsRefused) {
+  Job job({.ranks = 2, .config = {}});
+  const auto open = job.make_communicators(7);
+  const auto again = [&] {
+    return Communicator::create(job.engines[0], 7, "again", 0,
+                                {{job.engines[0]->process(), 0}, {job.engines[1]->process(), 1}},
+                                best_simd());
+  };
+  EXPECT_EQ(again().take_status().code(), ErrorCode::invalid_argument);
+  open[0]->close(0.0);
+  const Status status = again().take_status();
+  EXPECT_EQ(status.code(), ErrorCode::invalid_argument);
+  EXPECT_NE(status.message().find("'again' was used"), std::string::npos) << status.message();
+}
+
+TEST(CommunicatorEnds, TheLimitOfOpenCommunicatorsIsNamed) {
+  Job job({.ranks = 2, .config = {}});
+  std::vector<std::unique_ptr<Communicator>> open;
+  for (std::uint64_t id = 1; id < most_communicators; ++id)
+    open.push_back(job.make_part((1U << 20) + id, {0, 1}, 0));
+  const std::vector<Communicator::Member> members{{job.engines[0]->process(), 0},
+                                                  {job.engines[1]->process(), 1}};
+  const auto one_more = [&] {
+    return Communicator::create(job.engines[0], most_communicators + 1, "one more", 0, members,
+                                best_simd());
+  };
+  const Status status = one_more().take_status();
+  EXPECT_EQ(status.code(), ErrorCode::invalid_argument);
+  EXPECT_NE(status.message().find("4096 open communicators"), std::string::npos)
+      << status.message();
+  open.pop_back();
+  EXPECT_TRUE(one_more().ok());
+}
+
+// The peer has made more communicators than this process accepts messages of.
+TEST(CommunicatorEnds, ThePeersExcessIsNotChargedToARail) {
+  LinkOptions options = LinkPair::default_options();
+  options.most_communicators = 2;
+  LinkPair pair(2, options);
+  pair.post(pair.a, bytes_of(100, 1));
+  const std::vector<Frame> frames = pair.pull(pair.a, 0, FrameType::data);
+  ASSERT_EQ(frames.size(), 1U);
+  for (int turn = 0; turn < 2; ++turn)
+    for (std::uint64_t id = 100; id < 110; ++id) {
+      Frame frame = frames[0];
+      frame.header.communicator = id;
+      seal(frame.header);
+      pair.deliver(pair.b, 0, frame);
+    }
+  EXPECT_EQ(pair.b.state(0), RailState::up);
+  EXPECT_EQ(pair.b.queue_depths().streams, 4U);
+  // The peer gets an error for each communicator without room, once.
+  std::size_t told = 0;
+  for (const Frame& abort : pair.pull(pair.b, 0, FrameType::abort)) {
+    EXPECT_GE(abort.header.communicator, 104U);
+    pair.deliver(pair.a, 0, abort);
+    ++told;
+  }
+  EXPECT_EQ(told, 6U);
+  ASSERT_EQ(pair.a.received_aborts().size(), 6U);
+  EXPECT_EQ(pair.a.received_aborts()[0].code, ErrorCode::aborted);
+  EXPECT_NE(pair.a.received_aborts()[0].text.find("limit"), std::string::npos);
+  // A communicator within the limit still works.
+  Frame frame = frames[0];
+  frame.header.communicator = 101;
+  seal(frame.header);
+  pair.deliver(pair.b, 0, frame);
+  EXPECT_EQ(pair.b.in_stream(101).delivered(), 1U);
+}
+
+TEST(CommunicatorEnds, AnUnknownErrorOfThePeerIsAnInternalError) {
+  for (const Epoch number : {Epoch{0}, Epoch{8}, Epoch{200}, Epoch{1'000'000}}) {
+    LinkPair pair(1);
+    pair.a.send_abort({5, ErrorCode::aborted, "why"});
+    std::vector<Frame> frames = pair.pull(pair.a, 0, FrameType::abort);
+    ASSERT_EQ(frames.size(), 1U);
+    frames[0].header.epoch = number;
+    seal(frames[0].header);
+    pair.deliver(pair.b, 0, frames[0]);
+    ASSERT_EQ(pair.b.received_aborts().size(), 1U);
+    EXPECT_EQ(pair.b.received_aborts()[0].code, ErrorCode::internal);
+  }
+}
+
+}  // namespace
+}  // namespace r2ccl

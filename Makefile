@@ -27,7 +27,7 @@ COMMA := ,
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long test-guest coverage mutations gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
+.PHONY: help setup demo test test-native test-long test-guest coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -119,6 +119,11 @@ coverage: setup $(STAMPS)/system-test ## measure line and branch coverage of the
 mutations: setup $(STAMPS)/system-test ## plant small bugs in the core and the package, and report those caught by tests
 	@$(BIN)/python tests/power/try_mutations.py cpp
 	@$(BIN)/python tests/power/try_mutations.py python
+
+# Needs a quiet machine, and up to 20 minutes besides both builds.
+BASE ?= HEAD
+compare: setup ## compare the latency of healthy collectives with commit BASE, start by start
+	@$(BIN)/python tests/compare/compare.py $(BASE) $(ARGS)
 
 # The kernel comes from the distribution, fetched once. UML=1 builds a kernel to run as a process,
 # once.

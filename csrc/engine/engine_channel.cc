@@ -31,6 +31,10 @@ void EngineChannel::add_peer(Peer* peer) {
 
 void EngineChannel::open() {
   group_ = engine_->journal_.add_group(name(), id(), rank(), size());
+  if (group_ == nullptr)
+    engine_->log_.add(LogLevel::info, "communicator '" + name() +
+                                          "' is not shown in journal and metrics: the journal's "
+                                          "table of communicators is full");
   engine_->add_channel(*this);
 }
 

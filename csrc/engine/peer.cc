@@ -58,6 +58,10 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
     rails[i].since = now_ns();
     rails[i].journal_entry = journal.add_rail(
         {.name = rails[i].name, .peer = label, .device = rails[i].port(), .peer_engine = process});
+    if (rails[i].journal_entry == no_rail_entry)
+      log.add(LogLevel::warning, rails[i].name + " to " + label +
+                                     " is not shown in journal and metrics: the journal's table of "
+                                     "rails is full");
   }
   link.set_observer(this);
   publish();

@@ -18,7 +18,7 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::uint32_t rail_capacity = 512;
+constexpr std::uint32_t rail_capacity = 2048;  // 128 ranks with 16 rails each
 constexpr std::uint32_t group_capacity = 64;
 constexpr std::uint32_t record_capacity = 8192;
 constexpr std::size_t rails_offset = sizeof(JournalHeader);

@@ -4,6 +4,7 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -21,7 +22,18 @@ constexpr std::size_t max_strangers = 128;  // accepted, with an unfinished hand
 
 constexpr const char* closed_by_peer = "the peer closed the connection";
 
-std::string error_text(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
+// Pause of the accepts once no descriptor is left.  Without a pause, a listener stays readable, and
+// the background thread would never sleep.
+constexpr TimeNs exhausted_pause_ns = 100 * ns_per_ms;
+
+std::string error_text(const char* what) {
+  const int error = errno;
+  std::string text = std::string(what) + ": " + std::strerror(error);
+  rlimit limit{};
+  if (error == EMFILE && ::getrlimit(RLIMIT_NOFILE, &limit) == 0)
+    text += " (limit of this process, RLIMIT_NOFILE: " + std::to_string(limit.rlim_cur) + ")";
+  return text;
+}
 
 FileDescriptor new_socket(int family) {
   return FileDescriptor::made_by(
@@ -147,8 +159,8 @@ void Connections::cancel(std::uint32_t peer) {
   });
 }
 
-void Connections::add_poll_fds(std::vector<pollfd>& fds) const {
-  listeners.add_poll_fds(fds);
+void Connections::add_poll_fds(std::vector<pollfd>& fds, TimeNs now) const {
+  if (now >= accepts_at_) listeners.add_poll_fds(fds);
   for (const Pending& pending : pending_) {
     const bool writes = pending.connecting || !pending.handshake->output().empty();
     fds.push_back(
@@ -168,7 +180,19 @@ void Connections::progress(TimeNs now) {
   }
 }
 
+// Called with the error of accept4() in errno.
+void Connections::pause_accepting(TimeNs now) {
+  if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+  if (!exhausted_)
+    log_.add(LogLevel::error, error_text("accept") +
+                                  "; rails of peers cannot connect until "
+                                  "descriptors or memory are free");
+  exhausted_ = true;
+  accepts_at_ = now + exhausted_pause_ns;
+}
+
 void Connections::accept_all(TimeNs now) {
+  if (now < accepts_at_) return;
   listeners.each_socket([&](int listener) {
     for (;;) {
       SocketAddress remote;
@@ -176,7 +200,11 @@ void Connections::accept_all(TimeNs now) {
       FileDescriptor socket = FileDescriptor::made_by([listener, &remote] {
         return ::accept4(listener, remote.get(), &remote.size, SOCK_NONBLOCK | SOCK_CLOEXEC);
       });
-      if (!socket.valid()) break;
+      if (!socket.valid()) {
+        pause_accepting(now);
+        break;
+      }
+      exhausted_ = false;
       if (strangers_ >= max_strangers) {
         // Too many accepted connections with an unfinished handshake: the oldest is dropped.
         for (auto oldest = pending_.begin(); oldest != pending_.end(); ++oldest) {
@@ -300,8 +328,11 @@ void Connections::give_up(Pending& pending, const std::string& why) {
     log_.add(probe ? LogLevel::debug : LogLevel::warning,
              "dropped a connection from " + pending.remote + ": " + reason);
     if (other_settings)
-      callbacks_.failed(
-          {.peer = hello.connector, .rail = hello.rail, .refused = {}, .final = final});
+      callbacks_.failed({.peer = hello.connector,
+                         .rail = hello.rail,
+                         .refused = {},
+                         .why = reason,
+                         .final = final});
     return;
   }
   const bool quiet = pending.handshake->fault() == HandshakeFault::abandoned ||
@@ -312,6 +343,7 @@ void Connections::give_up(Pending& pending, const std::string& why) {
                           .rail = hello.rail,
                           .answered = pending.connector->offered_epoch().value_or(0),
                           .refused = {},
+                          .why = reason,
                           .final = final};
   if (pending.handshake->fault() == HandshakeFault::refused)
     failed.refused = pending.handshake->peer_last_fenced();

@@ -52,7 +52,8 @@ struct FailedConnection {
   RailId rail = 0;
   Epoch answered = 0;            // epoch of an AUTH without READY; 0 = none
   std::optional<Epoch> refused;  // set if the peer refused: the peer's last fenced epoch
-  std::string final;             // reason why no attempt can succeed; empty: a retry may
+  std::string why;
+  std::string final;  // reason why no attempt can succeed; empty: a retry may
 };
 
 // Not thread-safe.  Callbacks run within progress(); `failed` also within connect().
@@ -73,7 +74,7 @@ class Connections {
   void connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key, TimeNs now);
   void cancel(std::uint32_t peer);  // drops all own attempts to this peer silently
 
-  void add_poll_fds(std::vector<pollfd>& fds) const;
+  void add_poll_fds(std::vector<pollfd>& fds, TimeNs now) const;
   void progress(TimeNs now);
   [[nodiscard]] std::size_t pending() const { return pending_.size(); }
 
@@ -94,6 +95,7 @@ class Connections {
   };
 
   void accept_all(TimeNs now);
+  void pause_accepting(TimeNs now);
   // Advances the handshake.  Returns true once the entry is finished, successfully or not.
   bool advance(Pending& pending, TimeNs now);
   bool connect_done(Pending& pending);
@@ -108,6 +110,8 @@ class Connections {
   const Callbacks callbacks_;
   LogQueue& log_;
   std::list<Pending> pending_;
+  TimeNs accepts_at_ = 0;      // no descriptor was left: time of the next attempt
+  bool exhausted_ = false;     // no descriptor was left at the last attempt
   std::size_t strangers_ = 0;  // accepted entries in pending_
 };
 

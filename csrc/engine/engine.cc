@@ -105,6 +105,7 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     Peer* peer = find(failed.peer);
     if (peer == nullptr) return;
     if (!failed.final.empty()) peer->refusal = failed.final;
+    if (failed.rail < peer->rails.size()) peer->rails[failed.rail].connect_error = failed.why;
     peer->connect_failed(failed.rail, failed.answered, failed.refused, now_ns());
   };
   connections_ =
@@ -398,7 +399,7 @@ void Engine::run_background_round() {
       const Lock guard(*this);
       fds.push_back({wake_.get(), POLLIN, 0});
       fds.push_back({monitor_->fd(), POLLIN, 0});
-      connections_->add_poll_fds(fds);
+      connections_->add_poll_fds(fds, now_ns());
       verbs_connections_->add_poll_fds(fds);
       verbs_devices_.add_poll_fds(fds);
     }

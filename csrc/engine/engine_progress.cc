@@ -129,6 +129,7 @@ void Engine::on_established(EstablishedRail rail) {
   Peer* peer = find(rail.peer);
   if (peer == nullptr || rail.rail >= peer->rails.size()) return;
   RailEnd& end = peer->rails[rail.rail];
+  end.connect_error.clear();
   const TimeNs now = now_ns();
   const int socket = rail.socket.get();
 

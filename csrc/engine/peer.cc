@@ -170,10 +170,15 @@ std::string Peer::describe_rails() const {
   for (RailId id = 0; id < rails.size(); ++id) {
     if (!text.empty()) text += ", ";
     text += rails[id].name + " " + std::string(name_of(link.state(id)));
-    if (link.cause(id) == RailCause::none) continue;
-    text += " (" + std::string(name_of(link.cause(id)));
-    if (link.verdict(id) != Verdict::none) text += ", " + std::string(name_of(link.verdict(id)));
-    text += ")";
+    std::string why;
+    const auto add = [&why](std::string_view more) {
+      if (!more.empty()) why += (why.empty() ? "" : ", ") + std::string(more);
+    };
+    if (link.cause(id) != RailCause::none) add(name_of(link.cause(id)));
+    if (link.cause(id) != RailCause::none && link.verdict(id) != Verdict::none)
+      add(name_of(link.verdict(id)));
+    if (link.state(id) == RailState::connecting) add(rails[id].connect_error);
+    if (!why.empty()) text += " (" + why + ")";
   }
   return text;
 }

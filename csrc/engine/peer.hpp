@@ -56,6 +56,7 @@ struct RailEnd {
   Fault fault = Fault::none;  // injected fault
   TimeNs since = 0;           // time of the last state change
   std::uint32_t journal_entry = no_rail_entry;
+  std::string connect_error;  // why the last attempt to connect failed; empty once connected
 
   // Returns true if a fault forbids new connections.
   [[nodiscard]] bool blocked() const {

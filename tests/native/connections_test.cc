@@ -2,9 +2,14 @@
 #include "connect/connections.hpp"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
+#include <string>
+#include <vector>
 
 #include "link/shape.hpp"
 
@@ -17,13 +22,18 @@ constexpr Hello hello{.connector = 5, .acceptor = 2, .job = 7, .rail = 3};
 struct Fixture {
   LogQueue log;
   int failed = 0;
+  std::string why;
   Connections connections{{.process = 5, .job = 7},
                           timeout,
                           0,
                           {.find_key = [](std::uint32_t) { return std::nullopt; },
                            .decide = [](const Hello&, bool) { return Decision{}; },
                            .established = [](const EstablishedRail&) {},
-                           .failed = [this](const FailedConnection&) { ++failed; }},
+                           .failed =
+                               [this](const FailedConnection& given) {
+                                 ++failed;
+                                 why = given.why;
+                               }},
                           log};
   FileDescriptor port{::socket(AF_INET, SOCK_STREAM, 0)};
   SocketAddress at = SocketAddress::ip(IpAddress::parse("127.0.0.1").value(), 0);
@@ -73,6 +83,68 @@ TEST(Connections, AnUnansweredAttemptFailsAtTheTimeout) {
   fixture.connections.progress(timeout);
   EXPECT_EQ(fixture.failed, 1);
   EXPECT_EQ(fixture.connections.pending(), 0U);
+}
+
+// Sets the limit of descriptors to those open now, while in scope.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const FileDescriptor next(::dup(STDERR_FILENO));
+    rlimit none = before_;
+    none.rlim_cur = static_cast<rlim_t>(next.get());
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+// Without a pause, the listener would stay readable and the background thread would never sleep.
+TEST(Connections, WithoutDescriptorsAcceptsPauseAndOneLineSaysWhy) {
+  Fixture fixture;
+  auto port = fixture.connections.listeners.listen(
+      SocketAddress::ip(IpAddress::parse("127.0.0.1").value(), 0), "");
+  ASSERT_TRUE(port.ok());
+  const SocketAddress at = SocketAddress::ip(IpAddress::parse("127.0.0.1").value(), port.value());
+  const FileDescriptor client(::socket(AF_INET, SOCK_STREAM, 0));
+  ASSERT_EQ(::connect(client.get(), at.get(), at.size), 0);
+  const auto polled = [&](TimeNs now) {
+    std::vector<pollfd> fds;
+    fixture.connections.add_poll_fds(fds, now);
+    return fds.size();
+  };
+  TimeNs now = 0;
+  {
+    const NoDescriptors none;
+    for (; now < 1000 * ns_per_ms; now += ns_per_ms) {
+      if (polled(now) == 1) fixture.connections.progress(now);  // 0: paused
+      EXPECT_EQ(polled(now), 0U);
+      now += 98 * ns_per_ms;
+    }
+    EXPECT_EQ(fixture.connections.pending(), 0U);
+  }
+  const auto lines = fixture.log.take();
+  ASSERT_TRUE(lines.has_value());
+  ASSERT_EQ(lines->size(), 1U);
+  EXPECT_NE(lines->front().text.find("RLIMIT_NOFILE"), std::string::npos) << lines->front().text;
+  now += 200 * ns_per_ms;
+  EXPECT_EQ(polled(now), 1U);
+  fixture.connections.progress(now);
+  EXPECT_EQ(fixture.connections.pending(), 1U);  // the waiting connection is accepted
+}
+
+TEST(Connections, AnAttemptWithoutDescriptorsNamesTheLimit) {
+  Fixture fixture;
+  {
+    const NoDescriptors none;
+    fixture.connect(0);
+  }
+  EXPECT_EQ(fixture.failed, 1);
+  EXPECT_NE(fixture.why.find("RLIMIT_NOFILE"), std::string::npos) << fixture.why;
 }
 
 }  // namespace

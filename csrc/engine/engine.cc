@@ -370,7 +370,7 @@ std::vector<Engine::RailInfo> Engine::rails() {
 std::string Engine::journal_bytes() {
   const Lock guard(*this);
   for (auto& [id, peer] : peers_) peer->publish();
-  return std::string(journal_.bytes());
+  return journal_.copy();
 }
 
 // An exception (out of memory, for example) ends every communicator with an error.  The thread goes

@@ -96,6 +96,17 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
   return journal;
 }
 
+std::string Journal::copy() const {
+  using Word = std::uint64_t;
+  std::string bytes(size(), '\0');
+  auto* const words = reinterpret_cast<Word*>(memory_.get());
+  for (std::size_t i = 0; i < size() / sizeof(Word); ++i) {
+    const Word word = std::atomic_ref(words[i]).load(std::memory_order_relaxed);
+    std::memcpy(bytes.data() + i * sizeof(word), &word, sizeof(word));
+  }
+  return bytes;
+}
+
 void Journal::set_label(std::string_view label) {
   copy_text(header().label, sizeof(header().label), label);
 }

@@ -156,11 +156,9 @@ class Journal {
   // Appends a record and sets its `sequence`.  A full ring overwrites the oldest record.
   void record(JournalRecord record);
 
-  // Return the contents, valid while the journal lives, and the path; empty path: private memory.
-  [[nodiscard]] std::string_view bytes() const {
-    return {reinterpret_cast<const char*>(memory_.get()), size()};
-  }
-  [[nodiscard]] const std::string& path() const { return path_; }
+  // Returns a copy of the contents.  Other threads may be writing group entries.
+  [[nodiscard]] std::string copy() const;
+  [[nodiscard]] const std::string& path() const { return path_; }  // empty: private memory
 
  private:
   Journal(Mapping memory, std::string path, FileDescriptor file)

@@ -136,20 +136,22 @@ TEST(Fork, ALockOfAMappedFileEndsWithTheParent) {
     const Mapping mapping(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0),
                           4096);
     if (::fork() == 0) {  // outlives its parent
-      (void)!::write(ready[1], "r", 1);
+      const pid_t self = ::getpid();
+      (void)!::write(ready[1], &self, sizeof(self));
       ::sleep(30);
       ::_exit(0);
     }
     ::sleep(30);
     ::_exit(0);
   }
-  char byte = 0;
-  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  pid_t child = 0;
+  ASSERT_EQ(::read(ready[0], &child, sizeof(child)), static_cast<ssize_t>(sizeof(child)));
   const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   EXPECT_NE(::flock(file.get(), LOCK_EX | LOCK_NB), 0);
   ::kill(parent, SIGKILL);
   ::waitpid(parent, nullptr, 0);
   EXPECT_EQ(::flock(file.get(), LOCK_EX | LOCK_NB), 0);
+  ::kill(child, SIGKILL);
   ::unlink(path.c_str());
   ::close(ready[0]);
   ::close(ready[1]);

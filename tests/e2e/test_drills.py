@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,13 @@ from r2serve.lab.lab import Lab
 
 CODE = "from r2serve.cli import main; main()"
 LONG = "600s"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Returns a folder with a short path: the socket of a drill lies in the journals' folder."""
+    with tempfile.TemporaryDirectory(prefix="r2-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

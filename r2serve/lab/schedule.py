@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
@@ -201,13 +201,14 @@ def compressed_hour(seed: int, seconds: float = HOUR_S, nodes: int = 2, rails: i
     # An outage takes two slots.
     outage = int(slots * 0.6) if seconds >= _OUTAGE_NEEDS_S else slots
     scenes = _scenes()
-    struck = _in_turn(source, range(nodes))
+    # Each aim has a rotation of its own, so that rare aims reach every node, too.
+    struck = {aim: _in_turn(source, range(nodes)) for aim in (Aim.IN_USE, Aim.IDLE, Aim.ALL)}
     ports = _in_turn(source, itertools.product(range(nodes), range(rails)))
     faults: list[Fault] = []
     for slot in range(slots):
         at_s = _FIRST_AT_S + slot * _SLOT_S + source.uniform(0, 1)
         if slot == outage:
-            faults.append(Fault(at_s, "carrier_loss", next(struck), Aim.ALL, _OUTAGE_S))
+            faults.append(Fault(at_s, "carrier_loss", next(struck[Aim.ALL]), Aim.ALL, _OUTAGE_S))
         elif slot != outage + 1:
             faults += _play(next(scenes), source, struck, ports, at_s)
     rounded = [
@@ -250,12 +251,13 @@ def _scenes() -> Iterator[_Scene]:
 def _play(
     scene: _Scene,
     source: random.Random,
-    nodes: Iterator[int],
+    nodes: Mapping[Aim, Iterator[int]],
     ports: Iterator[tuple[int, int]],
     at_s: float,
 ) -> list[Fault]:
     if scene.aim is not None:
-        return [Fault(at_s, scene.kind, next(nodes), scene.aim, source.uniform(1.5, 3.0))]
+        node = next(nodes[scene.aim])
+        return [Fault(at_s, scene.kind, node, scene.aim, source.uniform(1.5, 3.0))]
     node, rail = next(ports)
     if scene.second is None:
         return [Fault(at_s, scene.kind, node, rail, source.uniform(1.5, 3.0))]

@@ -11,7 +11,7 @@
 namespace r2ccl::fuzz {
 namespace {
 
-constexpr std::size_t max_communicators = 4096;  // created by a peer, kept by a link
+constexpr std::size_t max_streams = 4096;  // created by a peer, kept by a link
 
 class Pipe final : public BytePipe {
  public:
@@ -63,6 +63,7 @@ bool seal_right(const FrameHeader& header) {
 // gigabytes.
 LinkOptions with_memory(LinkOptions options, WorldMemory& memory) {
   if (options.shape.slot_bytes <= 4096) options.memory = &memory;
+  options.most_communicators = max_streams / 2;
   return options;
 }
 
@@ -434,7 +435,7 @@ void FrameWorld::check() {
 
   const Link::QueueDepths depths = link.queue_depths();
   const std::size_t streams = world_communicators.size() + strange_.size();
-  require(depths.streams <= std::min(streams, max_communicators), "streams are bounded");
+  require(depths.streams <= std::min(streams, max_streams), "streams are bounded");
   require(depths.replays <= chunks_posted_ * world_rails, "replays are bounded");
   require(depths.attempts <= chunks_posted_ * (opened_ + world_rails), "attempts are bounded");
   require(depths.control <= world_rails * (4 * streams + world_communicators.size()),

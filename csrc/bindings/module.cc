@@ -11,6 +11,7 @@ namespace {
 bool runs_into_a_signal() {
   if (::gettid() != ::getpid()) return false;
   const nb::gil_scoped_acquire gil;
+  if (PyErr_Occurred() != nullptr) return false;  // the call ends already; no handler may run now
   return PyErr_CheckSignals() != 0;
 }
 

@@ -81,7 +81,7 @@ bool Link::admit(RailId id, const FrameHeader& header, TimeNs now) {
   InStream* stream = last_in_;
   if (stream == nullptr || stream->communicator() != header.communicator) {
     if (closed_.contains(header.communicator)) return true;  // late data: discard
-    if (!streams_.contains(header.communicator) && streams_.size() >= most_streams()) {
+    if (streams_.size() >= most_streams() && !streams_.contains(header.communicator)) {
       refuse(header.communicator, ErrorCode::aborted,
              "the peer has room for " + std::to_string(most_streams()) +
                  " communicators that it has made or received messages of, the limit; close some");

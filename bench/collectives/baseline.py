@@ -20,10 +20,10 @@ from rich.table import Table
 
 from r2serve.bench.collectives.control import WorkerGroup
 from r2serve.bench.collectives.matrix import (
+    CollectiveCall,
     Contender,
     MatrixOptions,
     Setting,
-    Workload,
     format_size,
 )
 from r2serve.bench.collectives.runner import Progress, calibrate, started
@@ -123,7 +123,7 @@ def _measure_start(effort: Effort, pairs: dict[Point, list[float]]) -> None:
         for size in sizes:
             points = [point for point in effort.points if point.bytes == size]
             for medians in _rounds(
-                options, Workload("all_reduce", size, "float32"), points, groups
+                options, CollectiveCall("all_reduce", size, "float32"), points, groups
             ):
                 for point in points:
                     pairs[point].append(medians[point.over] / medians[point.under])
@@ -131,7 +131,7 @@ def _measure_start(effort: Effort, pairs: dict[Point, list[float]]) -> None:
 
 def _rounds(
     options: MatrixOptions,
-    workload: Workload,
+    workload: CollectiveCall,
     points: Sequence[Point],
     groups: dict[str, WorkerGroup],
 ) -> Iterable[dict[str, float]]:

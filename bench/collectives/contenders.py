@@ -56,7 +56,7 @@ def spawn_here(
 
 
 @dataclass(frozen=True)
-class Process:
+class WorkerCommand:
     """A process of a contender: the command, and the function to start the command."""
 
     command: list[str]
@@ -67,7 +67,7 @@ class Process:
 class Launch:
     """Processes of a contender, with ``setting.ranks`` workers in total."""
 
-    processes: list[Process]
+    processes: list[WorkerCommand]
     environment: dict[str, str] = field(default_factory=dict)
 
     def with_environment(self, extra: Mapping[str, str]) -> Launch:
@@ -113,9 +113,9 @@ def python_worker(impl: str, control: Path, rank: int, ranks: int, store: str) -
     return [sys.executable, "-m", WORKER, impl, str(control), str(rank), str(ranks), store]
 
 
-def _python_workers(impl: str, setting: Setting, control: Path, store: str) -> list[Process]:
+def _python_workers(impl: str, setting: Setting, control: Path, store: str) -> list[WorkerCommand]:
     ranks = range(setting.ranks)
-    return [Process(python_worker(impl, control, r, setting.ranks, store)) for r in ranks]
+    return [WorkerCommand(python_worker(impl, control, r, setting.ranks, store)) for r in ranks]
 
 
 def _r2ccl(setting: Setting, control: Path, scratch: Path) -> Launch:
@@ -156,7 +156,7 @@ def _openmpi(setting: Setting, control: Path, scratch: Path) -> Launch:
         "PMIX_MCA_ptl_tcp_if_include": "lo",
         "TMPDIR": str(scratch),
     }
-    return Launch([Process([*command, str(program), str(control)])], environment)
+    return Launch([WorkerCommand([*command, str(program), str(control)])], environment)
 
 
 def _mpich(setting: Setting, control: Path, scratch: Path) -> Launch:
@@ -174,7 +174,7 @@ def _mpich(setting: Setting, control: Path, scratch: Path) -> Launch:
         "MPIR_CVAR_NOLOCAL": "1",
         "TMPDIR": str(scratch),
     }
-    return Launch([Process([*command, str(program), str(control)])], environment)
+    return Launch([WorkerCommand([*command, str(program), str(control)])], environment)
 
 
 def _floor(setting: Setting, control: Path, scratch: Path) -> Launch:
@@ -183,7 +183,7 @@ def _floor(setting: Setting, control: Path, scratch: Path) -> Launch:
     program = build("floor.cc", os.environ.get("CXX") or find_tool("c++"))
     left = setting.addresses[setting.lost :]
     rails = [f"{address}:{free_port(address)}" for address in left]
-    return Launch([Process([str(program), str(control), str(r), *rails]) for r in range(2)])
+    return Launch([WorkerCommand([str(program), str(control), str(r), *rails]) for r in range(2)])
 
 
 _LAUNCHERS = {

@@ -62,7 +62,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Workload:
+class CollectiveCall:
     """A collective call: ``bytes`` is the input size of each rank, 0 for a barrier."""
 
     op: str
@@ -161,16 +161,16 @@ class MatrixOptions:
                 for state in self.states:
                     yield Setting(ranks, rails, state)
 
-    def workloads(self, ranks: int) -> Iterator[Workload]:
+    def workloads(self, ranks: int) -> Iterator[CollectiveCall]:
         """Yields the workloads; sizes are rounded up to a whole number of elements per shard."""
         for op in self.ops:
             if op == "barrier":
-                yield Workload(op, 0, self.dtypes[0])
+                yield CollectiveCall(op, 0, self.dtypes[0])
                 continue
             for dtype in self.dtypes:
                 whole = DTYPE_BYTES[dtype] * (ranks if op in SHARED_OUT else 1)
                 for size in self.sizes:
-                    yield Workload(op, -(-size // whole) * whole, dtype)
+                    yield CollectiveCall(op, -(-size // whole) * whole, dtype)
 
     def contenders(self, op: str) -> list[Contender]:
         """Returns the contenders for ``op``; only r2ccl's all_reduce has a choice of algorithms."""

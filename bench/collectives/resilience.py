@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from r2serve.bench.collectives.matrix import (
+    CollectiveCall,
     Contender,
     MatrixOptions,
     Setting,
-    Workload,
     format_size,
 )
 from r2serve.bench.collectives.runner import Progress, calibrate, started
@@ -84,7 +84,7 @@ def compare(options: MatrixOptions, setting: Setting, progress: Progress) -> lis
 
 
 def evaluate(
-    setting: Setting, workload: Workload, on: list[list[int]], off: list[list[int]]
+    setting: Setting, workload: CollectiveCall, on: list[list[int]], off: list[list[int]]
 ) -> Pairs:
     """Evaluates slices of times in ns; ``on[i]`` and ``off[i]`` are a pair."""
     ratios = sorted(median(a) / median(b) for a, b in zip(on, off, strict=True))

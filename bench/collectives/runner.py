@@ -16,10 +16,10 @@ from r2serve.bench.collectives import states
 from r2serve.bench.collectives.contenders import ContenderUnavailable, launch
 from r2serve.bench.collectives.control import NotSupported, Timed, WorkerError, WorkerGroup
 from r2serve.bench.collectives.matrix import (
+    CollectiveCall,
     Contender,
     MatrixOptions,
     Setting,
-    Workload,
     format_size,
 )
 from r2serve.bench.collectives.statistics import LatencyRow, median, summarise
@@ -84,7 +84,7 @@ class Refusal:
     """A workload refused by a contender, and the reason."""
 
     contender: Contender
-    workload: Workload
+    workload: CollectiveCall
     reason: str
 
 
@@ -143,7 +143,7 @@ def started(
 
 def _measure_point(
     options: MatrixOptions,
-    workload: Workload,
+    workload: CollectiveCall,
     contenders: list[Contender],
     groups: dict[str, WorkerGroup],
     refusals: list[Refusal],
@@ -196,7 +196,7 @@ class Slice:
 
 
 def calibrate(
-    options: MatrixOptions, workload: Workload, contender: Contender, group: WorkerGroup
+    options: MatrixOptions, workload: CollectiveCall, contender: Contender, group: WorkerGroup
 ) -> Slice:
     """Returns a slice with a duration of about ``options.seconds / options.rounds``.
 

@@ -27,7 +27,7 @@ from r2serve.bench.collectives.control import (
     WorkerGroup,
     WrongResult,
 )
-from r2serve.bench.collectives.matrix import Workload, format_size
+from r2serve.bench.collectives.matrix import CollectiveCall, format_size
 from r2serve.bench.collectives.report import verdict_table
 from r2serve.bench.collectives.runner import Progress, Skipped
 from r2serve.bench.collectives.statistics import percentile
@@ -247,7 +247,7 @@ def _ucx_series(
     for kind, size, faults in measured.left("ucx", kinds, count):
         measured.forget(("ucx", kind, size))
         progress(f"ucx: {faults} x {kind} during all_reduce of {format_size(size)}")
-        request = Workload("all_reduce", size, "float32").request("auto")
+        request = CollectiveCall("all_reduce", size, "float32").request("auto")
         for index in range(faults):
             name = f"{kinds.index(kind)}-{size}-{index}"
             try:
@@ -332,7 +332,7 @@ def _series(
     for kind, size, faults in measured.left(system, kinds, count):
         measured.forget((system, kind, size))
         progress(f"{system}: {faults} x {kind} during all_reduce of {format_size(size)}")
-        request = Workload("all_reduce", size, "float32").request("auto")
+        request = CollectiveCall("all_reduce", size, "float32").request("auto")
         for index in range(faults):
             try:
                 # A fault may impair an MPTCP connection for long: each fault gets a new connection.

@@ -18,7 +18,7 @@ from typing import Any
 
 from r2serve.bench.collectives import strikes
 from r2serve.bench.collectives.control import WorkerGroup
-from r2serve.bench.collectives.matrix import Workload, format_size
+from r2serve.bench.collectives.matrix import CollectiveCall, format_size
 from r2serve.bench.collectives.runner import Progress
 from r2serve.bench.collectives.statistics import median
 from r2serve.bench.collectives.strikes import RAILS, SIZES, Soak, StrikeError
@@ -73,7 +73,7 @@ def run(count: int, progress: Progress) -> list[MeasuredFault]:
         for kind in KINDS:
             for size in SIZES:
                 progress(f"stalls: {count} x {kind} during all_reduce of {format_size(size)}")
-                request = Workload("all_reduce", size, "float32").request("auto")
+                request = CollectiveCall("all_reduce", size, "float32").request("auto")
                 both.prepare(request)
                 one.prepare(request)
                 faults += [_strike(lab, both, one, kind, size, i) for i in range(count)]

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 
 from r2serve.bench.collectives.control import WorkerError, WorkerGroup
-from r2serve.bench.collectives.matrix import Setting, Workload
+from r2serve.bench.collectives.matrix import CollectiveCall, Setting
 from r2serve.bench.collectives.strikes import rails_of, soak
 
 SLOW_BYTES_PER_S = 100_000_000
 TIMEOUT_S = 20.0
 # Traffic before measuring: r2ccl needs 1 s of traffic to report a slow rail.
 SETTLE_MS = 2000
-SETTLE = Workload("all_reduce", 1 << 20, "float32")
+SETTLE = CollectiveCall("all_reduce", 1 << 20, "float32")
 
 
 def make(group: WorkerGroup, setting: Setting) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from r2serve.bench.collectives.matrix import Contender, Setting, Workload
+from r2serve.bench.collectives.matrix import CollectiveCall, Contender, Setting
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def bus_bandwidth_gbps(op: str, size: int, ranks: int, time_us: float) -> float:
 
 def summarise(
     setting: Setting,
-    workload: Workload,
+    workload: CollectiveCall,
     contender: Contender,
     times_ns: Sequence[Sequence[int]],
     cpu_ns: int | None = None,

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from r2serve.bench.collectives.contenders import Launch, Process, python_worker
+from r2serve.bench.collectives.contenders import Launch, WorkerCommand, python_worker
 from r2serve.bench.collectives.control import WorkerGroup
 from r2serve.lab.background import BackgroundPlay
 from r2serve.lab.holder import LabCommandError
@@ -62,7 +62,7 @@ def group(
     control, log = scratch / f"{name}.control", scratch / f"{name}.log"
     ranks = len(lab.nodes)
     processes = [
-        Process(python_worker(impl, control, node.index, ranks, store), node.popen)
+        WorkerCommand(python_worker(impl, control, node.index, ranks, store), node.popen)
         for node in lab.nodes
     ]
     launch = Launch(processes, dict(environment))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from r2serve.bench.collectives.contenders import Launch, Process
+from r2serve.bench.collectives.contenders import Launch, WorkerCommand
 from r2serve.bench.collectives.control import WorkerGroup
 from r2serve.bench.collectives.native.build import BuildError, build, find_tool
 from r2serve.lab.lab import Lab
@@ -90,7 +90,7 @@ def group(lab: Lab, worker: Path, scratch: Path, name: str, port: int) -> Iterat
     control, log = scratch / f"{name}.control", scratch / f"{name}.log"
     store = f"{lab.nodes[0].management_address}:{port}"
     processes = [
-        Process([str(worker), str(control), str(node.index), store], node.popen)
+        WorkerCommand([str(worker), str(control), str(node.index), store], node.popen)
         for node in lab.nodes
     ]
     rails = {

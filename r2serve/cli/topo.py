@@ -32,7 +32,7 @@ _peer_option = click.option(
 )
 
 
-def _look(peer_file: Path | None) -> tuple[node.Node, Config, peer.Peer | None]:
+def _look(peer_file: Path | None) -> tuple[node.NodeReport, Config, peer.Peer | None]:
     try:
         config = Config.from_env()
         here = node.look(config, named_address() or address_towards_master())
@@ -107,7 +107,7 @@ def _kind_and_why(kind: str, why_tcp: str, rdma: str) -> str:
     return escape(f"{kind}: {why_tcp}" if why_tcp and rdma else kind)
 
 
-def _show_pairs(here: node.Node, there: peer.Peer, console: Console) -> None:
+def _show_pairs(here: node.NodeReport, there: peer.Peer, console: Console) -> None:
     pairs = peer.pairs(here.ports, there.ports)
     if not pairs:
         without = " and ".join(each.host for each in (here, there) if not each.ports)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from r2serve.config import Config
 from r2serve.topo.firewall import Rules
-from r2serve.topo.node import Nic, Node
+from r2serve.topo.node import Nic, NodeReport
 from r2serve.topo.peer import Peer
 
 OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
@@ -30,7 +30,7 @@ class Finding:
 class Patient:
     """Input of all checks: the node and its environment."""
 
-    node: Node
+    node: NodeReport
     config: Config
     memlock_bytes: int
     """Limit on locked memory; -1: no limit."""

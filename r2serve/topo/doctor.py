@@ -10,11 +10,11 @@ from pathlib import Path
 from r2serve.config import Config
 from r2serve.topo import firewall, network, pci, system, verbs
 from r2serve.topo.checks import FAILURE, NOTE, OK, WARNING, Check, Finding, Patient
-from r2serve.topo.node import Node
+from r2serve.topo.node import NodeReport
 from r2serve.topo.peer import Peer
 
 
-def examine(node: Node, config: Config, other: Peer | None = None) -> list[Finding]:
+def examine(node: NodeReport, config: Config, other: Peer | None = None) -> list[Finding]:
     """Returns all findings about this node and its rails to ``other``, the worst first."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     patient = Patient(

@@ -80,8 +80,8 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Node:
-    """This node, as shown by ``r2serve topo``."""
+class NodeReport:
+    """The description of this node that ``r2serve topo`` shows."""
 
     host: str
     nics: tuple[Nic, ...]
@@ -98,7 +98,7 @@ class Node:
         return asdict(self)
 
 
-def look(config: Config, management_address: str | None = None) -> Node:
+def look(config: Config, management_address: str | None = None) -> NodeReport:
     """Describes this node under a configuration.
 
     Args:
@@ -119,7 +119,7 @@ def look(config: Config, management_address: str | None = None) -> Node:
     )
     own_rdma = {each.port.device for _, each in carried if each.port and not each.why_tcp}
     found, cuda = gpus.look(config, sorted(own_rdma))
-    return Node(
+    return NodeReport(
         socket.gethostname(),
         nics,
         _chains(nics),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from r2serve.topo.node import Nic, Node
+from r2serve.topo.node import Nic, NodeReport
 
 _ROW, _LEFT, _RIGHT, _WIDTH, _HEIGHT = 64, 30, 470, 330, 46
 _STYLE = """text{font:13px sans-serif}.small{font-size:11px;fill:#555}
@@ -12,7 +12,7 @@ rect{fill:#fff;stroke:#555}.rail rect{stroke:#0a7;stroke-width:2}.down rect{stro
 .unused rect{stroke-dasharray:4 3}line{stroke:#999}line.near{stroke:#0a7;stroke-width:3}"""
 
 
-def draw(node: Node) -> str:
+def draw(node: NodeReport) -> str:
     """Returns the node as SVG."""
     rows = max(len(node.nics), len(node.chains), 1)
     height = rows * _ROW + 60

@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 @dataclass
-class Node:
+class ServeNode:
     """A `vllm serve` process with its workers, and its log."""
 
     process: Forked | subprocess.Popen[bytes]
@@ -75,7 +75,7 @@ class Engine:
 
     model: Path
     port: int
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[ServeNode] = field(default_factory=list)
 
     def wait_until_up(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -203,7 +203,7 @@ def engines(model: Path, folder: Path, forks: Forks) -> Iterator[StartEngine]:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
-            engine.nodes.append(Node(process, log_file))
+            engine.nodes.append(ServeNode(process, log_file))
         engine.wait_until_up()
         return engine
 

@@ -265,8 +265,8 @@ Bytes wanted(std::uint32_t number, std::uint32_t own) {
   return call.kind == Kind::all_reduce ? sum : bytes_of(sum, own * call.bytes(), call.bytes());
 }
 
-struct Node {
-  Node() {
+struct NodeRanks {
+  NodeRanks() {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) members.push_back(std::make_unique<Rank>());
     for (std::uint32_t rank = 0; rank < ranks; ++rank) members[rank]->open(members, rank);
   }
@@ -280,7 +280,7 @@ struct Node {
 };
 
 TEST(Exchange, GivesTheBitsOfTheFlatCollectives) {
-  Node node;
+  NodeRanks node;
   node.run([](Rank& rank, std::uint32_t own) {
     for (std::uint32_t number = 0; number < 60; ++number) {
       rank.post(number, own);
@@ -298,7 +298,7 @@ TEST(Exchange, GivesTheBitsOfTheFlatCollectives) {
 }
 
 TEST(Exchange, ASliceIsReducedWhileThePreviousSliceIsOnTheRails) {
-  Node node;
+  NodeRanks node;
   node.run([](Rank& rank, std::uint32_t own) {
     for (std::uint32_t number = 0; number < 40; number += 2) {
       rank.post(number, own);
@@ -310,7 +310,7 @@ TEST(Exchange, ASliceIsReducedWhileThePreviousSliceIsOnTheRails) {
 }
 
 TEST(Exchange, ExchangeNumbersWrapIndependently) {
-  Node node;
+  NodeRanks node;
   for (const auto& member : node.members) {
     member->device.state.exchange = 0xFFFFFFFA;
     for (auto* words : {&member->inbox.input_ready, &member->inbox.inputs_read,
@@ -326,7 +326,7 @@ TEST(Exchange, ExchangeNumbersWrapIndependently) {
 }
 
 TEST(Exchange, ARankWithoutResultsEndsAllRanksOfTheNode) {
-  Node node;
+  NodeRanks node;
   constexpr std::uint32_t last = 5;
   node.members[1]->fails_at = last;
   node.run([](Rank& rank, std::uint32_t own) {

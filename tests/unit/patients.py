@@ -10,7 +10,7 @@ from r2serve.config import Config
 from r2serve.topo import doctor
 from r2serve.topo.checks import FAILURE, WARNING, Finding, Patient
 from r2serve.topo.firewall import Rules
-from r2serve.topo.node import Nic, Node
+from r2serve.topo.node import Nic, NodeReport
 from r2serve.topo.peer import End
 
 PFC_ON = """\
@@ -65,7 +65,7 @@ def end(number: int = 0, host: int = 1, **changes: Any) -> End:
 
 
 def patient(*nics: Nic, **changes: Any) -> Patient:
-    node = Node("here", nics or (nic("eth0"), nic("eth1")), (), "ok", ports=(end(0), end(1)))
+    node = NodeReport("here", nics or (nic("eth0"), nic("eth1")), (), "ok", ports=(end(0), end(1)))
     healthy = Patient(
         node=node,
         config=Config(),

@@ -11,11 +11,11 @@ from r2serve.bench.collectives.matrix import (
     ALGORITHMS,
     DEFAULT_SIZES,
     OPS,
+    CollectiveCall,
     Contender,
     MatrixOptions,
     OptionError,
     Setting,
-    Workload,
     format_size,
     parse_counts,
     parse_ops,
@@ -148,7 +148,7 @@ def test_sizes_are_rounded_up_to_whole_shares() -> None:
 
 def test_a_barrier_has_no_sizes() -> None:
     options = MatrixOptions(ops=("barrier",), sizes=(1024, 4096), dtypes=("float32", "int64"))
-    assert list(options.workloads(2)) == [Workload("barrier", 0, "float32")]
+    assert list(options.workloads(2)) == [CollectiveCall("barrier", 0, "float32")]
 
 
 def test_states_lose_the_first_rails() -> None:
@@ -162,7 +162,7 @@ def test_states_lose_the_first_rails() -> None:
 
 
 def test_a_request_has_everything_that_a_worker_needs() -> None:
-    request = Workload("all_reduce", 4096, "bfloat16").request("two_shot")
+    request = CollectiveCall("all_reduce", 4096, "bfloat16").request("two_shot")
     assert request == "prepare all_reduce bfloat16 4096 two_shot"
 
 

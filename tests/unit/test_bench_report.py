@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from r2serve.bench.collectives import machine, markdown, report
-from r2serve.bench.collectives.matrix import Contender, Setting, Workload
+from r2serve.bench.collectives.matrix import CollectiveCall, Contender, Setting
 from r2serve.bench.collectives.resilience import Pairs, evaluate
 from r2serve.bench.collectives.runner import Skipped
 from r2serve.bench.collectives.stalls import MeasuredFault
@@ -37,7 +37,7 @@ ISSUE_KEYS = {
 
 def row(impl: str, size: int, p50_us: float, algorithm: str = "auto", ranks: int = 2) -> LatencyRow:
     times = [[int(p50_us * 1000)] * 3] * ranks
-    workload = Workload("all_reduce", size, "float32")
+    workload = CollectiveCall("all_reduce", size, "float32")
     cpu_ns = int(ranks * 3 * p50_us * 500)  # half of the wall-clock time
     return summarise(Setting(ranks, 2), workload, Contender(impl, algorithm), times, cpu_ns)
 
@@ -47,7 +47,7 @@ def rows(size: int, **p50_us: float) -> list[LatencyRow]:
 
 
 def pairs(on: int, off: int) -> Pairs:
-    workload = Workload("all_reduce", KIB, "float32")
+    workload = CollectiveCall("all_reduce", KIB, "float32")
     return evaluate(Setting(2, 2), workload, [[on]] * 10, [[off]] * 10)
 
 
@@ -199,7 +199,7 @@ def test_the_table_is_readable_in_80_columns() -> None:
 def test_a_barrier_has_no_bytes_to_share_its_time_among() -> None:
     times = [[5000] * 3] * 2
     barrier = summarise(
-        Setting(2, 2), Workload("barrier", 0, "float32"), Contender("r2ccl"), times, 9
+        Setting(2, 2), CollectiveCall("barrier", 0, "float32"), Contender("r2ccl"), times, 9
     )
     assert report.cpu_cell(barrier) == ""
     text = io.StringIO()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from r2serve.bench.collectives.matrix import Contender, Setting, Workload
+from r2serve.bench.collectives.matrix import CollectiveCall, Contender, Setting
 from r2serve.bench.collectives.resilience import evaluate
 from r2serve.bench.collectives.statistics import (
     bus_bandwidth_gbps,
@@ -74,7 +74,7 @@ def test_a_row_has_rank_zeros_latency_and_the_slowest_ranks_median() -> None:
     rank1 = [2000 * value for value in range(1, 101)]
     row = summarise(
         Setting(ranks=2, rails=2),
-        Workload("all_reduce", 4096, "float32"),
+        CollectiveCall("all_reduce", 4096, "float32"),
         Contender("r2ccl", "two_shot"),
         [rank0, rank1],
     )
@@ -87,14 +87,14 @@ def test_a_row_has_rank_zeros_latency_and_the_slowest_ranks_median() -> None:
 def test_cpu_time_is_divided_by_the_input_bytes_of_all_ranks() -> None:
     setting, contender = Setting(ranks=2, rails=2), Contender("r2ccl")
     times = [[1000, 1000], [1000, 1000]]
-    row = summarise(setting, Workload("all_reduce", 500, "float32"), contender, times, 4000)
+    row = summarise(setting, CollectiveCall("all_reduce", 500, "float32"), contender, times, 4000)
     assert row.cpu_ns_per_byte == pytest.approx(2.0)
-    barrier = summarise(setting, Workload("barrier", 0, "float32"), contender, times, 4000)
+    barrier = summarise(setting, CollectiveCall("barrier", 0, "float32"), contender, times, 4000)
     assert (barrier.cpu_ns_per_byte, barrier.busbw_gbps) == (None, 0)
 
 
 def test_resilience_ratio_is_the_median_over_pairs_and_survives_a_drift() -> None:
-    setting, workload = Setting(2, 2), Workload("all_reduce", 1024, "float32")
+    setting, workload = Setting(2, 2), CollectiveCall("all_reduce", 1024, "float32")
     # The machine becomes three times slower half way: the pairs' ratio stays 1.02.
     off = [[1000, 1000, 1000]] * 5 + [[3000, 3000, 3000]] * 5
     on = [[1020, 1020, 1020]] * 5 + [[3060, 3060, 3060]] * 5

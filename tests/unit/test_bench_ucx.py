@@ -11,7 +11,7 @@ import pytest
 
 from r2serve.bench.collectives import stall_distributions, strikes, ucx
 from r2serve.bench.collectives.control import NotSupported, WorkerError, WorkerGroup
-from r2serve.bench.collectives.matrix import Workload
+from r2serve.bench.collectives.matrix import CollectiveCall
 from r2serve.bench.collectives.stall_distributions import (
     CARRIER,
     Measured,
@@ -155,11 +155,13 @@ def test_a_real_exchange_over_both_rails(tmp_path: Path) -> None:
         pytest.skip(str(error))
     try:
         with Lab(nodes=2, rails=2) as lab, ucx.group(lab, worker, tmp_path, "a", 29490) as workers:
-            workers.prepare(Workload("all_reduce", LARGE, "float32").request("auto"))
+            workers.prepare(CollectiveCall("all_reduce", LARGE, "float32").request("auto"))
             assert carried(workers) == [0, 1]
             assert len(workers.run(1, 5).times_ns[1]) == 5
             for wrong, reason in (("broadcast", "all_reduce only"), ("all_reduce", "one size")):
                 with pytest.raises(NotSupported, match=reason):
-                    workers.prepare(Workload(wrong, SMALL, "float32").request("auto"), anew=True)
+                    workers.prepare(
+                        CollectiveCall(wrong, SMALL, "float32").request("auto"), anew=True
+                    )
     except LabUnavailableError as error:
         pytest.skip(f"no lab: {error}")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from r2serve.bench.collectives import contenders, runner
-from r2serve.bench.collectives.contenders import ContenderUnavailable, Launch, Process, launch
+from r2serve.bench.collectives.contenders import ContenderUnavailable, Launch, WorkerCommand, launch
 from r2serve.bench.collectives.control import (
     NotSupported,
     Timed,
@@ -27,10 +27,10 @@ from r2serve.bench.collectives.control import (
 from r2serve.bench.collectives.matrix import (
     ALGORITHMS,
     OPS,
+    CollectiveCall,
     Contender,
     MatrixOptions,
     Setting,
-    Workload,
 )
 from r2serve.bench.collectives.native.build import FLAGS, SOURCES, BuildError, build
 from r2serve.bench.collectives.native.mpich import MPICH_VARIABLE, mpich_version
@@ -48,7 +48,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def request(op: str, size: int = 4096, dtype: str = "float32") -> str:
-    return Workload(op, size, dtype).request("auto")
+    return CollectiveCall(op, size, dtype).request("auto")
 
 
 @needs_compiler
@@ -134,10 +134,10 @@ def test_r2ccl_does_every_op(tmp_path: Path, ranks: int, dtype: str) -> None:
 def test_r2ccl_does_every_algorithm(tmp_path: Path, dtype: str) -> None:
     with started("r2ccl", Setting(2, 2), tmp_path) as group:
         for algorithm in ALGORITHMS:
-            group.prepare(Workload("all_reduce", 4096, dtype).request(algorithm))
+            group.prepare(CollectiveCall("all_reduce", 4096, dtype).request(algorithm))
             assert len(group.run(1, 3).times_ns[0]) == 3
         with pytest.raises(NotSupported, match="one algorithm"):
-            group.prepare(Workload("broadcast", 4096, dtype).request("two_shot"))
+            group.prepare(CollectiveCall("broadcast", 4096, dtype).request("two_shot"))
         names = [
             [rail.partition(",")[0] for rail in rails] for rails in group.ask("rails", "rails")
         ]
@@ -280,7 +280,7 @@ def test_a_peer_that_dies_is_listed_and_the_rest_is_measured(
 
 
 def test_refusals_at_several_sizes_are_one_line() -> None:
-    gather = [Workload("gather", size, "float32") for size in (1024, 4096)]
+    gather = [CollectiveCall("gather", size, "float32") for size in (1024, 4096)]
     refusals = [Refusal(Contender("floor"), workload, "all_reduce only") for workload in gather]
     (skipped,) = list_refusals(refusals, Setting(2, 3, "one-lost"))
     assert skipped.what == "floor gather float32 1 KiB, 4 KiB (2 ranks, 3 rails, one-lost)"
@@ -289,7 +289,9 @@ def test_refusals_at_several_sizes_are_one_line() -> None:
 def test_a_worker_that_ends_while_starting_is_an_error_with_its_output(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "import sys; sys.exit('no such rail')"]
     with pytest.raises(WorkerError, match="no such rail"):
-        WorkerGroup("peer", Launch([Process(words)]), 1, tmp_path / "control", tmp_path / "log")
+        WorkerGroup(
+            "peer", Launch([WorkerCommand(words)]), 1, tmp_path / "control", tmp_path / "log"
+        )
 
 
 def test_a_worker_that_dies_later_is_an_error_and_leaves_no_process(tmp_path: Path) -> None:
@@ -299,7 +301,7 @@ def test_a_worker_that_dies_later_is_an_error_and_leaves_no_process(tmp_path: Pa
         "s.send(b'hello 0\\n'); s.recv(100); os.abort()"
     )
     control, log = tmp_path / "control", tmp_path / "log"
-    plan = Launch([Process([sys.executable, "-c", script, str(control)])])
+    plan = Launch([WorkerCommand([sys.executable, "-c", script, str(control)])])
     with WorkerGroup("peer", plan, 1, control, log) as group:
         pid = int(log.read_text())
         with pytest.raises(WorkerError, match="closed its control connection"):
@@ -317,7 +319,7 @@ def answering(tmp_path: Path, *answers: str) -> WorkerGroup:
     )
     control, log = tmp_path / "control", tmp_path / "log"
     words = [sys.executable, "-c", script, str(control)]
-    plan = Launch([Process([*words, str(rank), said]) for rank, said in enumerate(answers)])
+    plan = Launch([WorkerCommand([*words, str(rank), said]) for rank, said in enumerate(answers)])
     return WorkerGroup("peer", plan, len(answers), control, log)
 
 
@@ -332,7 +334,7 @@ def test_a_wrong_result_takes_precedence_over_an_unsupported_op(tmp_path: Path) 
 def measure_wrong(tmp_path: Path, impl: str) -> list[Refusal]:
     """Returns the refusals of a matrix if rank 1 of `impl` gets a wrong result."""
     refusals: list[Refusal] = []
-    workload = Workload("all_reduce", 4096, "float32")
+    workload = CollectiveCall("all_reduce", 4096, "float32")
     options = MatrixOptions(ops=("all_reduce",), sizes=(4096,), ranks=(2,))
     with answering(tmp_path, "ok", "wrong result: 1 of 1024") as group:
         contenders = [Contender(impl, "auto")]
@@ -388,7 +390,7 @@ def test_a_native_worker_reports_a_wrong_result(tmp_path: Path) -> None:
     program, control = tmp_path / "wrong", tmp_path / "control"
     build_it = ["c++", *FLAGS, "-I", str(SOURCES), str(tmp_path / "wrong.cc"), "-o", str(program)]
     subprocess.run(build_it, check=True)
-    plan = Launch([Process([str(program), str(control)])])
+    plan = Launch([WorkerCommand([str(program), str(control)])])
     with (
         WorkerGroup("peer", plan, 1, control, tmp_path / "log") as group,
         pytest.raises(WrongResult, match="rank 0: wrong sum"),

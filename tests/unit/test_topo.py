@@ -20,7 +20,7 @@ from r2serve.config import Config
 from r2serve.topo import doctor, gpus, pci, picture, system, verbs
 from r2serve.topo.checks import Finding, Patient
 from r2serve.topo.gpus import DIRECT, HOST_ASSISTED, Gpu
-from r2serve.topo.node import Chain, ChainHop, Node
+from r2serve.topo.node import Chain, ChainHop, NodeReport
 from r2serve.topo.pci import Distance
 
 
@@ -230,7 +230,7 @@ def test_a_missing_library_fails_only_if_required() -> None:
     why = f"mlx5_0:1 cannot be used: {missing.libibverbs}"
     without = dataclasses.replace(missing, nics=(nic("eth0", kind="tcp", why_tcp=why), nic("eth1")))
     assert [found.check for found in complaints(patient(node=without))] == ["libibverbs"]
-    tcp_only = Node("here", (nic("eth0", **TCP), nic("eth1", **TCP)), (), "no such file")
+    tcp_only = NodeReport("here", (nic("eth0", **TCP), nic("eth1", **TCP)), (), "no such file")
     assert complaints(patient(node=tcp_only)) == []
 
 
@@ -328,7 +328,7 @@ def test_the_picture_is_well_formed_and_names_everything() -> None:
     chain = Chain(
         "gpu0 <&>", 0, (ChainHop("rail1", "eth1", "PIX"), ChainHop("rail0", "eth0", "SYS"))
     )
-    node = Node("host", (nic("eth0"), nic("eth1", carrier=False)), (chain,), "ok")
+    node = NodeReport("host", (nic("eth0"), nic("eth1", carrier=False)), (chain,), "ok")
     root = ElementTree.fromstring(picture.draw(node))
     texts = " ".join(element.text or "" for element in root.iter() if element.tag.endswith("text"))
     for word in ("eth0", "rail1", "mlx5_0:1", "gpu0 <&>", "PIX", "100 Gbit/s"):

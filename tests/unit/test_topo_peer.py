@@ -23,7 +23,7 @@ from r2serve.ports.rdma import Gid, RdmaPort, carrier_of
 from r2serve.process import Process
 from r2serve.topo import node, peer
 from r2serve.topo.checks import Finding
-from r2serve.topo.node import Chain, ChainHop, Node
+from r2serve.topo.node import Chain, ChainHop, NodeReport
 from r2serve.topo.peer import Peer, pairs
 
 IB = {"fabric": "InfiniBand", "verbs_device": "mlx5_9"}
@@ -164,18 +164,18 @@ def test_pairs_have_a_kind_and_the_slower_speed() -> None:
 # ---- the commands ----
 
 
-def a_node(host: str, number: int, *swaps: int, **changes: Any) -> Node:
+def a_node(host: str, number: int, *swaps: int, **changes: Any) -> NodeReport:
     """Returns a node with a port in each of these networks."""
     ends = [
         dataclasses.replace(end(net, number, **changes), rail=f"rail{place}", device=f"eth{place}")
         for place, net in enumerate(swaps)
     ]
     chain = Chain("any rank", -1, (ChainHop("rail0", "eth0", "SYS"),))
-    return Node(host, (nic("eth0"), nic("eth1")), (chain,), "ok", ports=tuple(ends))
+    return NodeReport(host, (nic("eth0"), nic("eth1")), (chain,), "ok", ports=tuple(ends))
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Node:
+def here(monkeypatch: pytest.MonkeyPatch) -> NodeReport:
     made = a_node("host1", 1, 0, 1)
     monkeypatch.setattr(node, "look", lambda *_: made)
     monkeypatch.setenv("COLUMNS", "200")
@@ -186,7 +186,7 @@ def run(command: Any, *arguments: str | Path) -> Result:
     return CliRunner().invoke(command, [str(each) for each in arguments])
 
 
-def write(folder: Path, there: Node) -> Path:
+def write(folder: Path, there: NodeReport) -> Path:
     """Writes the node like `r2serve topo --json` does."""
     path = folder / "peer.json"
     path.write_text(json.dumps(there.to_json()))

@@ -10,7 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from r2serve.demo.hour.stalls import Stall, fault_of, gaps_of, stalls_of, unprovoked, was_noticed
+from r2serve.demo.hour.stalls import (
+    CausedStall,
+    fault_of,
+    gaps_of,
+    stalls_of,
+    unprovoked,
+    was_noticed,
+)
 from r2serve.demo.report import first_difference
 from r2serve.lab.kinds import KINDS
 from r2serve.lab.player import Played
@@ -109,7 +116,7 @@ class HourReport:
     wrong: list[WrongRequest] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
-    stalls: list[Stall] = field(default_factory=list)
+    stalls: list[CausedStall] = field(default_factory=list)
     worst_gap_ms: float = 0.0
     rail_events: dict[str, int] = field(default_factory=dict)
     unprovoked: int = 0
@@ -266,6 +273,6 @@ def _fault_table(report: HourReport) -> Table:
     return table
 
 
-def _worst(stall: Stall | None, gap_ms: float | None) -> tuple[str, str, str]:
+def _worst(stall: CausedStall | None, gap_ms: float | None) -> tuple[str, str, str]:
     gap = "" if gap_ms is None else f"{gap_ms:.0f}"
     return ("", gap, "") if stall is None else (f"{stall.ms:.1f}", gap, stall.cause)

@@ -36,7 +36,7 @@ class EventLog:
 
 
 @dataclass(frozen=True)
-class Stall:
+class CausedStall:
     """A stall of a collective, CLOCK_MONOTONIC in ns. fault: index of the fault; None = none."""
 
     begin_ns: int
@@ -59,7 +59,7 @@ def fault_of(played: Sequence[Played], begin_ns: int, end_ns: int) -> int | None
     return found
 
 
-def stalls_of(events: Sequence[Event], played: Sequence[Played]) -> list[Stall]:
+def stalls_of(events: Sequence[Event], played: Sequence[Played]) -> list[CausedStall]:
     """Returns all stalls among the events, with faults and causes. events: oldest first."""
     times = [event.time_ns for event in events]
     found = []
@@ -68,7 +68,7 @@ def stalls_of(events: Sequence[Event], played: Sequence[Played]) -> list[Stall]:
             begin_ns, end_ns = event.time_ns - event.value, event.time_ns
             near = events[bisect_left(times, begin_ns - EARLIER_NS) : bisect_right(times, end_ns)]
             fault = fault_of(played, begin_ns, end_ns)
-            found.append(Stall(begin_ns, end_ns, fault, cause_of(near, begin_ns, end_ns)))
+            found.append(CausedStall(begin_ns, end_ns, fault, cause_of(near, begin_ns, end_ns)))
     return found
 
 

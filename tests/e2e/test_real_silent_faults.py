@@ -80,6 +80,7 @@ def test_connections_that_end_or_go_silent_change_no_bit(
     stream.finish()
 
 
+@pytest.mark.alone
 @SIZES
 @pytest.mark.timeout(120)
 def test_an_mtu_hole_keeps_a_rail_out_until_healed(

@@ -12,21 +12,18 @@ from r2serve.lab.lab import Lab
 
 RATE_MBIT = 1000
 SLOW_MBIT = 100
-# Lower limit of the step rate, relative to the step rate on the other rail alone.  Without
-# detection of the slow rail, the ratio would be 0.5.  The target of 0.9 belongs to `r2serve bench
-# collectives --state slow`; a busy machine would miss 0.9 here.
-SHARE = 0.7
-TRIES = 4
-WITHIN_S = 1.0
-MEASURED_S = 1.5
-WATCHED_S = 20.0
+# Upper limit of rail 0's share of the bytes. Its share of the bandwidth is 0.09. Without detection
+# of the slow rail, both rails carry half of the bytes.
+SHARE = 0.3
+DETECTED_S = 20.0  # within 1 s on a machine with a core for each process
+MEASURED_S = 0.5
+WATCHED_S = 10.0
 
 
-def rate(stream: Stream, for_s: float) -> float:
-    """Returns all-reduces per second, measured for `for_s`."""
-    before, began = stream.steps(), time.monotonic()
-    time.sleep(for_s)
-    return (stream.steps() - before) / (time.monotonic() - began)
+def share(stream: Stream) -> float:
+    """Returns the share of the bytes that rail 0 carries for rank 0."""
+    carried = stream.carried(for_s=MEASURED_S)
+    return carried[0] / max(1, carried.total())
 
 
 def limit(lab: Lab, rail: int, mbit: int) -> None:
@@ -34,23 +31,12 @@ def limit(lab: Lab, rail: int, mbit: int) -> None:
         lab.limit(node, rail, mbit)
 
 
-def slow_down(stream: Stream, eventually: Any) -> tuple[float, float]:
-    """Returns two step rates: without rail 0, and 1 s after rail 0 drops to a tenth of the rate."""
-    lab = stream.lab
+def slow_down(stream: Stream, eventually: Any) -> None:
+    """Gives both rails the same rate, and then rail 0 a tenth of the rate."""
     for rail in (0, 1):
-        limit(lab, rail, RATE_MBIT)
-    lab.cut(1, 0)
-    eventually("rail 0 DOWN", lambda: stream.is_out(0))
-    time.sleep(0.5)
-    alone = rate(stream, MEASURED_S)
-    lab.heal(1, 0)
-    limit(lab, 0, RATE_MBIT)
-    eventually("rail 0 UP", lambda: stream.is_up(0), REJOIN_S)
-    time.sleep(1.0)
-    stream.look()
-    limit(lab, 0, SLOW_MBIT)
-    time.sleep(WITHIN_S)
-    return alone, rate(stream, MEASURED_S)
+        limit(stream.lab, rail, RATE_MBIT)
+    eventually("rail 0 carries data", lambda: share(stream) > SHARE, REJOIN_S)
+    limit(stream.lab, 0, SLOW_MBIT)
 
 
 def moves_under(stream: Stream, for_s: float) -> list[Any]:
@@ -63,26 +49,23 @@ def moves_under(stream: Stream, for_s: float) -> list[Any]:
     return moves_of(events, "SUSPECT") + moves_of(events, "DOWN")
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("size", [MIB, 4 * MIB], ids=["1MiB", "4MiB"])
 @pytest.mark.timeout(120)
-def test_a_slow_rail_does_not_slow_down_the_others(
+def test_a_slow_rail_loses_its_share_of_the_bytes(
     jobs, make_lab, eventually, show, size: int
 ) -> None:
-    """1 s after the slow-down, the rate must be close to the rate of the other rail alone."""
     stream = Stream(jobs, make_lab(2), size=size)
-    shares: list[float] = []
-    while len(shares) < TRIES and max(shares, default=0) < SHARE:
-        alone, beside = slow_down(stream, eventually)
-        shares.append(beside / alone)
-        show(
-            f"slow rail, {size // KIB} KiB: {beside:.0f} all-reduces a second, "
-            f"{alone:.0f} by the other rail alone: {shares[-1]:.2f}"
-        )
+    slow_down(stream, eventually)
+    began = time.monotonic()
+    eventually("little data on rail 0", lambda: share(stream) < SHARE, DETECTED_S)
+    show(
+        f"slow rail, {size // KIB} KiB: {share(stream):.2f} of the bytes "
+        f"{time.monotonic() - began:.1f} s after the slow-down"
+    )
     stream.finish()
-    assert max(shares) >= SHARE
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "watched_s", [WATCHED_S, pytest.param(300.0, marks=pytest.mark.long)], ids=["short", "long"]
 )

@@ -266,18 +266,22 @@ Result<FileDescriptor> Device::export_dma_buf(const Memory& memory, std::size_t 
                   "515 or later, are needed");
   ScopedContext current(*this);
   if (Status status = current.take_status(); !status.ok()) return status;
+  Code over_pcie = 0;
   Code code = 0;
   FileDescriptor exported = FileDescriptor::made_by([&] {
     int fd = -1;
     // NICs reach this memory over PCIe, even where the CPU has a faster path.  The second call,
     // without the PCIe flag, serves drivers that reject the flag.
     code = cuda_.handle_of_range(&fd, memory.address(), bytes, handle_dma_buf, mapped_by_pcie);
+    over_pcie = code;
     if (code != 0) code = cuda_.handle_of_range(&fd, memory.address(), bytes, handle_dma_buf, 0);
     return code == 0 ? fd : -1;
   });
-  if (Status status = cuda_.check("cuMemGetHandleForAddressRange", code); !status.ok())
-    return status;
-  return exported;
+  if (code == 0) return exported;
+  const char* const entry = "cuMemGetHandleForAddressRange";
+  return Status(ErrorCode::internal,
+                cuda_.check(entry, over_pcie).message() +
+                    "; without the PCIe flag: " + cuda_.check(entry, code).message());
 }
 
 Result<bool> Device::needs_flush() const {

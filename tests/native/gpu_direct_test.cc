@@ -386,6 +386,14 @@ TEST_F(Probe, NeedsDmaBufExport) {
   EXPECT_PRED2(has, refusal(rdma()), "gives no memory out as a dma-buf");
 }
 
+TEST_F(Probe, ReportsBothErrorsOfAnExport) {
+  fake().call("fake_cuda_fail", "cuMemGetHandleForAddressRange", 2);
+  const std::string said = refusal(rdma());
+  EXPECT_PRED2(has, said, "(801)");  // with the PCIe flag
+  EXPECT_PRED2(has, said, "without the PCIe flag: cuMemGetHandleForAddressRange");
+  EXPECT_PRED2(has, said, "(2) out of memory");
+}
+
 TEST_F(Probe, NeedsAFlushOrOrderedWritesOfNics) {
   set(flush_options, 0);
   EXPECT_PRED2(has, refusal(rdma()), "neither orders nor flushes NIC writes");

@@ -487,8 +487,8 @@ int cuMemsetD8_v2(unsigned long long address, unsigned char value, std::size_t b
 int cuMemGetHandleForAddressRange(void* handle, unsigned long long address, std::size_t bytes,
                                   int type, unsigned long long flags) {
   if (contexts == 0) return invalid_context;
-  if (const int code = told("cuMemGetHandleForAddressRange"); code != success) return code;
   if (flags != 0) return not_supported;  // as without a coherent CPU link
+  if (const int code = told("cuMemGetHandleForAddressRange"); code != success) return code;
   const std::size_t page = 4096;
   const std::lock_guard guard(driver().mutex);
   const auto found = driver().device.find(reinterpret_cast<void*>(address));

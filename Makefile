@@ -102,8 +102,9 @@ test-native: setup $(STAMPS)/system-test ## run the native tests only
 
 test-long: setup $(STAMPS)/system-test lint-all ## run the long tests (minutes): fuzzing, seeds, 200 faults per kind
 	@rm -rf build/results
-	$(call native,plain,,full)
-	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=ON)
+	$(call native,plain,,1)
+	$(call native,asan,$(ASAN),16)
+	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=ON,16)
 	$(BIN)/pytest -m long --native-results=build/results $(ARGS)
 
 # Each native program runs separately, so that its covered lines are known.

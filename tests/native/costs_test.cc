@@ -193,7 +193,7 @@ TEST_P(SmallAllReduce, CostsOneSendOneReceiveAndOneCopy) {
   if (!costs[0].counted) return;
   // Rank 0 reads no empty rail while its message is ready on the other rail. On a busy machine, the
   // message of some calls arrives late; with the defect, each call reads an empty rail.
-  EXPECT_LE(costs[0].waited, calls / 2) << costs[0].system.text();
+  EXPECT_LE(costs[0].waited, std::uint64_t{calls} / 2) << costs[0].system.text();
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, SmallAllReduce, ::testing::Values(4096, 16384, 65536));

@@ -12,6 +12,7 @@
 
 #include "base/clock.hpp"
 #include "job.hpp"
+#include "sanitized.hpp"
 
 namespace r2ccl {
 namespace {
@@ -63,7 +64,8 @@ TEST(Engine, CutRailsAreReplayedAndRejoin) {
   Config config;
   config.rejoin_backoff_min_ms = 1;
   Job job({.ranks = 2, .rails = 2, .shm = false, .config = config});
-  for (int round = 0; round < 20; ++round) {
+  const int rounds = testing::sanitized() ? 6 : 20;
+  for (int round = 0; round < rounds; ++round) {
     std::thread fault([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       const auto rail = static_cast<RailId>(round % 2);

@@ -2,8 +2,8 @@
 // result. The steps come from the trace of an undisturbed run with the same seed, not from a list.
 //
 // The kills at a step are a carrier loss, a black hole, a reset, and 1 of 3 further kills in turn.
-// The quick test takes every 4th step, sanitized builds every 16th; the first step differs between
-// configurations. R2SERVE_SWEEP=full takes every step and every kill in any build.
+// The quick test takes every 4th step, sanitized builds every 64th; the first step differs between
+// configurations. R2SERVE_SWEEP=N takes every Nth step in any build, and all kills if N is 1.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -12,11 +12,11 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "collectives/collectives.hpp"
+#include "sanitized.hpp"
 #include "sim/sim_channel.hpp"
 #include "sim/world.hpp"
 
@@ -52,29 +52,15 @@ struct Case {
   const char* size = "";
 };
 
-constexpr bool sanitized() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  return true;
-#elif defined(__has_feature)
-  return __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
-#else
-  return false;
-#endif
-}
-
-bool full() {
-  const char* wanted = std::getenv("R2SERVE_SWEEP");
-  return wanted != nullptr && std::string_view(wanted) == "full";
-}
-
 std::size_t stride() {
-  if (full()) return 1;
-  return sanitized() ? 16 : 4;
+  if (const char* wanted = std::getenv("R2SERVE_SWEEP"); wanted != nullptr && *wanted != '\0')
+    return std::stoul(wanted);
+  return testing::sanitized() ? 64 : 4;
 }
 
 std::vector<Kill> kills_at(std::size_t index) {
   std::vector<Kill> kills(always.begin(), always.end());
-  if (full())
+  if (stride() == 1)
     kills.insert(kills.end(), in_turn.begin(), in_turn.end());
   else
     kills.push_back(in_turn[index / stride() % in_turn.size()]);

@@ -117,7 +117,15 @@ def carried(tensor: torch.Tensor) -> torch.Tensor:
     The byte form allows dtypes unknown to the core (float8, complex, …) in data movement.
     """
     tensor = tensor.contiguous()
-    return tensor if tensor.dtype in DTYPES else tensor.view(-1).view(torch.uint8)
+    return tensor if tensor.dtype in DTYPES else raw(tensor)
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a contiguous tensor, flat, in the tensor's memory."""
+    flat = tensor.view(-1)
+    if flat.stride(0) != 1:  # allowed for up to one element, but not for views as another dtype
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
 
 
 def restored(ranks: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pairs import free_port
 
+from r2serve import tensors
 from r2serve.communicator import Communicator
 from r2serve.config import Config
 from r2serve.errors import ConfigError, InvalidArgumentError
@@ -207,3 +208,11 @@ def test_numpy_in_is_numpy_out_and_torch_in_is_torch_out() -> None:
         out = np.empty(3)
         assert alone.all_reduce(np.ones(3), out=out) is out
         assert out.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (1, 1)])
+def test_the_byte_form_ignores_the_stride_of_a_single_element(shape: tuple[int, ...]) -> None:
+    """torch counts such a tensor as contiguous, with any stride."""
+    tensor = torch.full((*shape, 2), 7, dtype=torch.uint16)[..., 0]
+    assert tensor.is_contiguous()
+    assert tensors.carried(tensor).tolist() == [7, 0] * tensor.numel()

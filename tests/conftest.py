@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 
 import pytest
 import timings
-from forked import BESIDE_VLLM, Forks
+from forked import BESIDE_VLLM, TORCH, Forks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -128,6 +128,14 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
             subprocess.run([*command, "-o", str(fresh), "-pthread"], check=True, timeout=300)
             fresh.replace(made)
     return made
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Forks processes from a parent with torch imported."""
+    made = Forks(TORCH)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import TORCH, Forked, Forks
+from forked import Forked, Forks
 
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
@@ -170,13 +170,6 @@ class Jobs:
     def end(self) -> None:
         for rank in self._ranks:
             rank.kill()
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    made = Forks(TORCH)
-    yield made
-    made.close()
 
 
 @pytest.fixture

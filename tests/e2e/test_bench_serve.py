@@ -20,6 +20,7 @@ SERVE = [sys.executable, "-c", "from r2serve.cli import main; main()", "bench", 
 LONGEST_GAP_MS = 5000
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
     pytest.mark.usefixtures("forked_vllm"),
 ]
@@ -73,7 +74,6 @@ def test_a_carrier_loss_loses_no_request(tmp_path: Path) -> None:
     assert len((out / "rows.jsonl").read_text().splitlines()) == 1
 
 
-@pytest.mark.long
 def test_a_carrier_loss_delays_gloo_more_than_r2ccl(tmp_path: Path) -> None:
     _, rows = carrier_loss(tmp_path / "out", "r2ccl", "gloo")
     ours, stock = rows["r2ccl"], rows["gloo"]
@@ -83,7 +83,6 @@ def test_a_carrier_loss_delays_gloo_more_than_r2ccl(tmp_path: Path) -> None:
     assert ours["longest_gap_ms"] < LONGEST_GAP_MS
 
 
-@pytest.mark.long
 def test_a_supervisor_restarts_a_hung_engine_without_lost_requests(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     command = [*SERVE, "--contender", "restart", "--scenario", "carrier-loss", "--json", str(path)]

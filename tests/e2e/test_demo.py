@@ -118,11 +118,18 @@ def run_demo(tmp_path: Path, *options: str) -> tuple[dict[str, object], str]:
     return data, output
 
 
+@pytest.mark.usefixtures("forked_vllm")
 def test_every_request_survives_both_faults(tmp_path: Path) -> None:
     data, output = run_demo(tmp_path)
     check_report(data, sent=8)
     assert "8 of 8" in output
     assert "identical" in output
+
+
+@pytest.mark.long
+def test_every_request_survives_with_engines_started_as_users_do(tmp_path: Path) -> None:
+    data, _ = run_demo(tmp_path)
+    check_report(data, sent=8)
 
 
 @pytest.mark.long

@@ -158,6 +158,8 @@ class DrillService:
             names = sorted(
                 {rail["name"] for rail in self._engine.rails() if rail["kind"] in DATA_RAILS}
             )
+            if not names:
+                raise DrillError("rail: this worker has no rail for drills")
             to = f" to {order.peer}" if order.peer else ""
             raise DrillError(
                 f"rail: {order.rail!r}{to} is not a rail of this worker; must be one of "

@@ -149,6 +149,20 @@ def test_a_malformed_request_gets_an_error_and_the_next_an_answer(
     assert len(client.ask(path, {"do": "rails"})["rails"]) >= 2
 
 
+def test_a_worker_without_a_rail_for_drills_says_so(tmp_path: Path) -> None:
+    class Railless:
+        def rails(self) -> list[dict[str, Any]]:
+            return [{"name": "shm", "kind": "shm", "peer": "1"}]
+
+    order = {"id": "1", "kind": "black_hole", "rail": RAIL, "seconds": 1}
+    service = DrillService(Railless(), tmp_path / "x.drills")
+    try:
+        with pytest.raises(DrillError, match="this worker has no rail for drills"):
+            client.ask(tmp_path / "x.drills", {"do": "start", **order})
+    finally:
+        service.close()
+
+
 def test_only_the_workers_user_may_connect(drilled: Pair) -> None:
     (path,) = client.sockets(drilled.folder)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -24,9 +25,17 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import r2serve.engines.torch
+from r2serve import process
 from r2serve.device import check_all
 from r2serve.engines.torch import landing
-from r2serve.errors import AbortedError, PeerClosedError, PeerLostError, R2cclError
+from r2serve.errors import (
+    AbortedError,
+    InvalidArgumentError,
+    OrderMismatchError,
+    PeerClosedError,
+    PeerLostError,
+    R2cclError,
+)
 
 SUMMED = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8)
 MOVED = (*SUMMED, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.uint16)
@@ -52,8 +61,8 @@ def everyone(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
 def same(got: torch.Tensor, expected: torch.Tensor) -> None:
     expected = expected.to(got.dtype)
     assert got.shape == expected.shape, (got.shape, expected.shape)
-    raw = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (got, expected))
-    assert torch.equal(*raw), (got, expected)
+    dense = (tensor.clone(memory_format=torch.contiguous_format) for tensor in (got, expected))
+    assert torch.equal(*(tensor.view(-1).view(torch.uint8) for tensor in dense)), (got, expected)
 
 
 def scattered(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -298,6 +307,92 @@ def point_to_point(me: int, ranks: int) -> None:
     for work in dist.batch_isend_irecv(batch):
         work.wait()
     same(got, torch.full_like(got, after))
+
+
+def tags(me: int, ranks: int) -> None:
+    """Both directions at once; the messages are received in another order of tags than sent."""
+    peer, generator = 1 - me, torch.Generator("cpu").manual_seed(3)
+    plan = [
+        (int(torch.randint(4, (), generator=generator)), shape, dtype)
+        for shape in ((3,), (0,), (1,), (), (2, 500), (40_000,), (1_500_000,))
+        for dtype in MOVED
+    ]
+    sent, received = [], []
+    for number, (tag, shape, dtype) in enumerate(plan):
+        sent.append(dist.isend(values(number + me, shape, dtype), peer, tag=tag))
+    for wanted in (2, 0, 3, 1):
+        for number, (tag, shape, dtype) in enumerate(plan):
+            if tag == wanted:
+                with torch.inference_mode(number % 3 == 0):
+                    out = list(targets(shape, dtype))[number % 2]
+                    received.append((dist.irecv(out, peer, tag=tag), out, number))
+    for work, out, number in received:
+        assert work is not None
+        work.wait()
+        same(out, values(number + peer, *plan[number][1:]))
+    for work in sent:
+        assert work is not None
+        work.wait()
+
+
+def wrong_sizes(me: int, ranks: int) -> None:
+    """A receive of a wrong size ends in an error; the direction carries further messages."""
+    group = dist.group.WORLD
+    assert group is not None
+    for count in (3, 100_000):
+        if me == 0:
+            for tag in (5, 6, 5):
+                dist.send(torch.full((count,), float(tag)), 1, tag=tag)
+        else:
+            got, words = (
+                torch.zeros(count),
+                f"rank 1 from rank 0, tag 5: the message has {4 * count}",
+            )
+            refused(OrderMismatchError, words, lambda: dist.recv(torch.zeros(2), 0, tag=5))
+            for tag in (5, 6):
+                dist.recv(got, 0, tag=tag)
+                same(got, torch.full((count,), float(tag)))
+        dist.barrier()
+    refused(InvalidArgumentError, "tag: -1", lambda: group.send([torch.ones(1)], 1 - me, -1))
+    refused(InvalidArgumentError, "tag: -1", lambda: group.recv([torch.ones(1)], 1 - me, -1))
+
+
+def many_tags(me: int, ranks: int) -> None:
+    """Neither threads nor communicators grow with the number of tags."""
+    peer = 1 - me
+
+    def exchange(tag: int) -> None:
+        got = torch.zeros(2)
+        work = dist.isend(torch.full((2,), float(tag + me)), peer, tag=tag)
+        dist.recv(got, peer, tag=tag)
+        assert work is not None
+        work.wait()
+        same(got, torch.full((2,), float(tag + peer)))
+
+    def counts() -> tuple[int, int]:
+        return threading.active_count(), sum(process._USERS.values())
+
+    exchange(0)
+    before = counts()
+    for tag in range(1, 2000):
+        exchange(tag)
+    assert counts() == before, (counts(), before)
+
+
+def overdue_tag(me: int, ranks: int) -> None:
+    """The timeout of a receive ends the receives of its direction on this rank; not the others."""
+    dist.barrier()
+    if me == 1:
+        works = [dist.irecv(torch.ones(1), 0, tag=tag) for tag in (1, 2)]
+        for work in works:
+            assert work is not None
+            refused(AbortedError, "from rank 0, tag 1 has not ended within 2 s", work.wait)
+        dist.send(torch.ones(1), 0)
+    else:
+        time.sleep(4)
+        refused(AbortedError, "tag 1 has not ended", lambda: dist.send(torch.ones(1), 1, tag=2))
+        dist.recv(torch.zeros(1), 1)
+    dist.barrier()
 
 
 def groups(me: int, ranks: int) -> None:

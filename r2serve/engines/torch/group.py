@@ -1,9 +1,9 @@
 """A process group of torch.distributed on a :class:`r2serve.Communicator`.
 
 This module only translates names and arguments. Collectives of a group run one after another, on
-the group's lane. Point-to-point traffic has a separate communicator and lane for each pair of
-ranks, direction and tag, so no message waits for another tag or direction. Collectives of GPU
-tensors run on a stream (:mod:`r2serve.engines.torch.stream`).
+the group's lane. Point-to-point traffic has a separate communicator for each pair of ranks and
+direction, and matches tags at the receiver (:mod:`r2serve.engines.torch.point_to_point`).
+Collectives of GPU tensors run on a stream (:mod:`r2serve.engines.torch.stream`).
 
 Not supported: receiving from any rank, ``PREMUL_SUM``, sparse tensors, and sums of dtypes unknown
 to the core (float8, unsigned integers over 8 bits).
@@ -11,12 +11,13 @@ to the core (float8, unsigned integers over 8 bits).
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,9 +25,18 @@ from r2serve.collectives import Collectives
 from r2serve.communicator import Communicator
 from r2serve.device import check_all
 from r2serve.engines.torch.arguments import single
-from r2serve.engines.torch.landing import GPUS, Landing, Landings, check, home_of, source
+from r2serve.engines.torch.landing import (
+    GPUS,
+    Landing,
+    Landings,
+    check,
+    home_of,
+    is_direct,
+    source,
+)
 from r2serve.engines.torch.lane import Lane, R2cclWork
 from r2serve.engines.torch.operations import Operations, Tensors
+from r2serve.engines.torch.point_to_point import Inbox, Outbox, Payload, Posted, check_tag
 from r2serve.engines.torch.stream import Streams, StreamWork
 from r2serve.engines.torch.stream_point import Handover, refuse_capture
 from r2serve.errors import PeerClosedError, R2cclError
@@ -36,11 +46,7 @@ LINGER_S = 5.0
 """Seconds for submitted work to finish during a shutdown, at most."""
 
 
-class _Served(NamedTuple):
-    """A communicator and the lane of its operations."""
-
-    comm: Communicator
-    lane: Lane
+_Open = list[tuple[Communicator, Lane | Inbox]]
 
 
 class R2cclGroup(Operations):
@@ -68,14 +74,15 @@ class R2cclGroup(Operations):
         self._origin = Origin()
         self._label = self._name = name
         self._description = ""
-        comm = Communicator.from_store(
+        self._comm = Communicator.from_store(
             store, rank, size, name=name, management_address=_management_address
         )
-        self._group = _Served(comm, Lane(name))
-        self._pairs: dict[str, _Served] = {}
-        self._lock = threading.Lock()  # guards _pairs
+        self._lane = Lane(name)
+        self._outboxes: dict[int, Outbox] = {}  # by destination
+        self._inboxes: dict[int, Inbox] = {}  # by source
+        self._lock = threading.Lock()  # guards both
         self._streams = Streams()
-        self._open = [self._group]
+        self._open: _Open = [(self._comm, self._lane)]
         self._leave = weakref.finalize(self, _leave, self._open, self._streams, self._origin)
         _GROUPS.add(self)
 
@@ -88,7 +95,7 @@ class R2cclGroup(Operations):
     @property
     def communicator(self) -> Communicator:
         """The communicator of the collectives, for rails, events and fault injection."""
-        return self._group.comm
+        return self._comm
 
     # Getters and setters called by torch's C++.
 
@@ -119,56 +126,67 @@ class R2cclGroup(Operations):
             settled()
             comm.barrier()
 
-        return self._on_lane(self._group, "barrier", call, [], [], [], opts)
+        return self._on_lane("barrier", call, [], [], [], opts)
 
     # ---- point to point ----
 
     def send(self, given: Tensors, dst: int, tag: int = 0) -> R2cclWork:
-        tensor, served = single(given), self._pair(self._rank, dst, tag)
+        tensor = single(given)
         check([tensor])
-        peer = int(dst > self._rank)
+        check_tag(tag)
+        outbox = self._outbox(dst)
+        on_gpu = tensor.device.type in GPUS
 
-        def call(comm: Communicator) -> None:
-            flat = source(tensor, comm.device)
-            if tensor.device.type in GPUS:
-                _check_what_is_sent(comm)
-            comm.send(flat, peer)
+        def convert_and_send() -> None:
+            flat = source(tensor, outbox.comm.device)
+            if on_gpu:
+                _check_what_is_sent(outbox.comm)
+            outbox.send(Payload.of(flat), tag)
 
-        return self._on_lane(
-            served,
-            f"send to rank {dst}",
-            call,
-            [],
-            given,
-            given,
-        )
+        if is_direct(tensor, outbox.comm.device) and not on_gpu:
+            run: Callable[[], None] = functools.partial(
+                outbox.send, Payload.of(tensor.detach()), tag
+            )
+        else:
+            run = _as_here(convert_and_send, given)
+        what = f"send of rank {self._rank} to rank {dst}, tag {tag}"
+        work = R2cclWork(what, run, given, self._timeout_s, outbox.comm.abort)
+        return outbox.lane.add(work, wait=False)
 
     def recv(self, given: Tensors, src: int, tag: int = 0) -> R2cclWork:
-        served = self._pair(src, self._rank, tag)
-        landing = Landing(single(given), served.comm.device)
-        peer = int(src > self._rank)
-        return self._on_lane(
-            served,
-            f"receive from rank {src}",
-            lambda comm: comm.recv(landing.memory, peer),
-            [landing],
-            given,
-            given,
-        )
+        tensor = single(given)
+        check_tag(tag)
+        inbox = self._inbox(src)
+        landing = Landing(tensor, inbox.comm.device)
+        deliver = landing.deliver if landing.direct else _as_here(landing.deliver, given)
+        what = f"receive of rank {self._rank} from rank {src}, tag {tag}"
+        work = R2cclWork(what, deliver, given, self._timeout_s, inbox.comm.abort)
+        on_gpu = tensor.device.type in GPUS
+        return inbox.post(Posted(tag, Payload.of(landing.memory), work, on_gpu))
 
     def recv_anysource(self, given: Tensors, tag: int = 0) -> R2cclWork:
         raise NotImplementedError("src: None; must be a rank: recv(…, src=…)")
 
-    def _pair(self, src: int, dst: int, tag: int) -> _Served:
-        name = f"{self._label}:{src}>{dst}" + (f":{tag}" if tag else "")
+    def _outbox(self, dst: int) -> Outbox:
         self._check_open()
         with self._lock:
-            if name not in self._pairs:
-                peer = dst if src == self._rank else src
-                made = _Served(self._group.comm.pair(peer, name), Lane(name))
-                self._pairs[name] = made
-                self._open.append(made)
-            return self._pairs[name]
+            if dst not in self._outboxes:
+                made = Outbox(self._pair(dst, f"{self._rank}>{dst}"), int(dst > self._rank))
+                self._outboxes[dst] = made
+                self._open.append((made.comm, made.lane))
+            return self._outboxes[dst]
+
+    def _inbox(self, src: int) -> Inbox:
+        self._check_open()
+        with self._lock:
+            if src not in self._inboxes:
+                made = Inbox(self._pair(src, f"{src}>{self._rank}"), int(src > self._rank))
+                self._inboxes[src] = made
+                self._open.append((made.comm, made))
+            return self._inboxes[src]
+
+    def _pair(self, peer: int, direction: str) -> Communicator:
+        return self._comm.pair(peer, f"{self._label}:{direction}")
 
     def _check_open(self) -> None:
         self._origin.check("process group")
@@ -185,8 +203,8 @@ class R2cclGroup(Operations):
         """
         self._origin.check("process group")
         until_s = time.monotonic() + LINGER_S
-        for served in list(self._open):
-            served.lane.drain(max(0.0, until_s - time.monotonic()))
+        for _, lane in list(self._open):
+            lane.drain(max(0.0, until_s - time.monotonic()))
         self._streams.drain(max(0.0, until_s - time.monotonic()))
         failure = self._streams.failure()
         self._leave()
@@ -198,8 +216,8 @@ class R2cclGroup(Operations):
         self._origin.check("process group")
         why = "the process group was aborted"
         self._streams.abort(why)
-        for served in list(self._open):
-            served.comm.abort(why)
+        for comm, _ in list(self._open):
+            comm.abort(why)
         self._leave()
 
     # ---- execution ----
@@ -216,11 +234,9 @@ class R2cclGroup(Operations):
         """``touched`` lists all tensors; the first tensor determines the device."""
         home = home_of(touched)
         if home.type not in GPUS:
-            return self._on_lane(self._group, what, call, into, results, touched, opts)
+            return self._on_lane(what, call, into, results, touched, opts)
         self._check_open()
-        self._streams.comm_on(
-            home, lambda: self._group.comm.twin(f"{self._label}:gpu"), self._timeout_s
-        )
+        self._streams.comm_on(home, lambda: self._comm.twin(f"{self._label}:gpu"), self._timeout_s)
 
         def put(comm: Collectives) -> None:
             call(comm)
@@ -232,36 +248,44 @@ class R2cclGroup(Operations):
 
     def _on_lane(
         self,
-        served: _Served,
         what: str,
         call: Callable[[Communicator], Any],
         into: Sequence[Landing | Landings],
         results: Tensors,
         touched: Tensors,
-        opts: Any = None,
+        opts: Any,
     ) -> R2cclWork:
         self._check_open()
-        refuse_capture(touched)
-        inference = torch.is_inference_mode_enabled()  # per thread: the lane's thread sets it, too
-        handover = Handover(touched)
+        comm = self._comm  # the work must not keep the group alive
 
         def run() -> None:
-            with torch.inference_mode(inference), handover.taken():
-                call(served.comm)
-                for landing in into:
-                    landing.deliver()
+            call(comm)
+            for landing in into:
+                landing.deliver()
 
+        work = R2cclWork(what, _as_here(run, touched), results, self._limit_s(opts), comm.abort)
         # Without opts it is unknown whether the caller waits, so the lane's thread runs the work.
-        wait = opts is not None and not getattr(opts, "asyncOp", True)
-        work = R2cclWork(what, run, results, self._limit_s(opts), served.comm.abort)
-        return served.lane.add(work, wait=wait)
+        return self._lane.add(work, wait=opts is not None and not getattr(opts, "asyncOp", True))
 
     def _limit_s(self, opts: Any) -> float:
         given_s: float = opts.timeout.total_seconds() if opts is not None else 0.0
         return given_s if given_s > 0 else self._timeout_s
 
 
-def _leave(open_ones: list[_Served], streams: Streams, origin: Origin) -> None:
+def _as_here(run: Callable[[], Any], touched: Tensors) -> Callable[[], None]:
+    """Returns ``run`` for another thread: in this inference mode, and after the current streams."""
+    refuse_capture(touched)
+    inference = torch.is_inference_mode_enabled()
+    handover = Handover(touched)
+
+    def run_as_here() -> None:
+        with torch.inference_mode(inference), handover.taken():
+            run()
+
+    return run_as_here
+
+
+def _leave(open_ones: _Open, streams: Streams, origin: Origin) -> None:
     if origin.foreign:
         return  # a fork's child must not close the parent's group
     why = PeerClosedError("the process group has been shut down")

@@ -42,6 +42,12 @@ def home_of(touched: Sequence[torch.Tensor]) -> torch.device:
     return own if own.type in GPUS else tensors.CPU
 
 
+def is_direct(tensor: torch.Tensor, home: torch.device) -> bool:
+    """Whether the memory of ``tensor`` is on ``home`` and holds the elements in order."""
+    as_it_lies = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    return tensor.device == home and as_it_lies
+
+
 def source(tensor: torch.Tensor, home: torch.device) -> torch.Tensor:
     """Returns the elements of ``tensor``, flat: the tensor itself if possible, else a copy."""
     if tensor.is_conj() or tensor.is_neg():
@@ -64,22 +70,22 @@ class Landing:
     def __init__(self, tensor: torch.Tensor, home: torch.device) -> None:
         check([tensor])
         self._tensor = tensor.detach()
-        as_it_lies = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-        self._direct = tensor.device == home and as_it_lies
+        self.direct = is_direct(tensor, home)
+        """The memory is the tensor itself, so :meth:`deliver` does nothing."""
         self._arrived = self._tensor
-        if not self._direct:
+        if not self.direct:
             self._arrived = torch.empty(tensor.shape, dtype=tensor.dtype, device=home)
         self.memory = tensors.carried(self._arrived).view(-1)
         """Flat memory for the result; :meth:`deliver` copies the memory into the tensor."""
 
     def fill(self) -> None:
         """Copies the tensor's own elements into the memory."""
-        if not self._direct:
+        if not self.direct:
             self._arrived.copy_(self._tensor)
 
     def deliver(self) -> None:
         """Copies the memory into the tensor, unless the memory is the tensor itself."""
-        if not self._direct:
+        if not self.direct:
             self._tensor.copy_(self._arrived)
 
 

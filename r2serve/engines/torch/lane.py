@@ -57,8 +57,12 @@ class R2cclWork(_Work):  # type: ignore[misc]
         self._future: torch.futures.Future[None] | None = None
         self._told: torch.futures.Future[list[torch.Tensor]] | None = None
 
+    def begin(self) -> None:
+        """Starts the timeout, unless it has started."""
+        self._began_s = self._began_s or time.monotonic()
+
     def execute(self) -> None:
-        self._began_s = time.monotonic()
+        self.begin()
         try:
             self._run()
         except BaseException as error:  # noqa: BLE001  re-raised by wait()

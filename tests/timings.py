@@ -8,6 +8,7 @@ A part that was up to date did not run, so the table leaves it out.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -21,16 +22,19 @@ FILE = Path(__file__).resolve().parents[1] / "build" / "timings.json"
 
 def keep(part: str, seconds: float, busy: dict[str, float] | None = None) -> None:
     """Saves the duration of a part; busy: seconds of each test group, summed over all processes."""
-    kept = read()
-    kept.pop(part, None)
-    load = os.getloadavg()[1]
-    kept[part] = {"seconds": round(seconds, 1), "ended": time.time(), "load": load}
+    row: dict[str, object] = {"seconds": round(seconds, 1), "ended": time.time()}
+    row["load"] = os.getloadavg()[1]
     if busy:
-        kept[part]["busy"] = {name: round(each, 1) for name, each in sorted(busy.items())}
+        row["busy"] = {name: round(each, 1) for name, each in sorted(busy.items())}
     FILE.parent.mkdir(exist_ok=True)
-    fresh = FILE.with_suffix(".new")
-    fresh.write_text(json.dumps(kept, indent=1) + "\n")
-    fresh.replace(FILE)
+    with FILE.with_suffix(".lock").open("w") as lock:  # two parts may end at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kept = read()
+        kept.pop(part, None)
+        kept[part] = row
+        fresh = FILE.with_suffix(".new")
+        fresh.write_text(json.dumps(kept, indent=1) + "\n")
+        fresh.replace(FILE)
 
 
 def read() -> dict[str, dict[str, object]]:

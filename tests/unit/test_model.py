@@ -144,7 +144,9 @@ def test_a_real_search_cut_short_does_not_pass(tmp_path: Path) -> None:
     assert check.flaws(small, outcome, steps) == ["not exhaustive: max search depth too small"]
 
 
+@pytest.mark.computes
 @pytest.mark.usefixtures("spin")
+@pytest.mark.timeout(3600)  # low priority takes long on a busy machine
 @pytest.mark.parametrize(
     "run",
     [

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import pytest
 import run
@@ -55,32 +58,81 @@ def test_wrong_arguments_are_refused(
     assert not kept.exists()
 
 
+NONE = run.NOTHING_COLLECTED
+
+
+class Pytests:
+    """Stands for subprocess: runs of pytest end at once with the given statuses."""
+
+    def __init__(self, statuses: Sequence[int]) -> None:
+        self._left = iter(statuses)
+        self.commands: list[list[str]] = []
+        self.priorities: list[tuple[int, ...]] = []
+
+    def run(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        self.commands.append(command)
+        return subprocess.CompletedProcess(command, next(self._left))
+
+    @contextmanager
+    def background(self, command: list[str], stdout: BinaryIO) -> Iterator[SimpleNamespace]:
+        self.commands.append(command)
+        process = SimpleNamespace(pid=7, returncode=next(self._left), terminate=lambda: None)
+        stdout.write(b"the output of a part beside\n")
+        yield process
+
+    def choices(self) -> list[str]:
+        """Returns the choice of tests by markers for each run."""
+        return [command[command.index("-m", 3) + 1] for command in self.commands]
+
+
+@pytest.fixture
+def pytests(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], Pytests]:
+    def make(statuses: Sequence[int]) -> Pytests:
+        made = Pytests(statuses)
+        monkeypatch.setattr(subprocess, "run", made.run)
+        monkeypatch.setattr(subprocess, "Popen", made.background)
+        monkeypatch.setattr(os, "setpriority", lambda *given: made.priorities.append(given))
+        return made
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [
-        ((0, 0), 0),
-        ((1, 0), 1),
-        ((0, 1), 1),
-        ((0, run.NOTHING_COLLECTED), 0),
-        ((run.NOTHING_COLLECTED, 0), 0),
-        ((run.NOTHING_COLLECTED, 1), 1),
-        ((run.NOTHING_COLLECTED, run.NOTHING_COLLECTED), run.NOTHING_COLLECTED),
-        ((-9, 0), -9),
+        ((0, 0, 0, 0), 0),
+        ((1, 0, 0, 0), 1),
+        ((0, 1, 0, 0), 1),
+        ((0, 0, 1, 0), 1),
+        ((0, 0, 0, 1), 1),
+        ((0, NONE, NONE, NONE), 0),
+        ((NONE, NONE, NONE, 0), 0),
+        ((NONE, NONE, NONE, 1), 1),
+        ((NONE, NONE, NONE, NONE), NONE),
+        ((0, -9, 0, 0), -9),
     ],
 )
-def test_both_parts_run_and_either_fails_the_run(
-    statuses: tuple[int, int], expected: int, monkeypatch: pytest.MonkeyPatch
+def test_every_part_runs_and_each_fails_the_run(
+    statuses: tuple[int, ...],
+    expected: int,
+    pytests: Callable[[Sequence[int]], Pytests],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    commands: list[list[str]] = []
-    left: Iterator[int] = iter(statuses)
-
-    def ran(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, next(left))
-
-    monkeypatch.setattr(subprocess, "run", ran)
+    made = pytests(statuses)
     assert run.main(["--native-results=there", "-k", "rails"]) == expected
-    assert ["--native-results=there" in command for command in commands] == [False, True]
-    chosen = [command[command.index("-m", 3) + 1] for command in commands]
-    assert chosen == ["not long and not alone", "alone and not long"]
-    assert all(command[-2:] == ["-k", "rails"] for command in commands)
+    with_native = ["--native-results=there" in command for command in made.commands]
+    assert with_native == [False, False, False, True]
+    assert made.priorities == [(os.PRIO_PROCESS, 7, run.NICE)]
+    assert all(command[command.index("-k") + 1] == "rails" for command in made.commands)
+    assert "== Python tests that compute\nthe output of a part beside" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("marker", ["", "alone", "guest", "computes"])
+def test_each_test_belongs_to_one_part(
+    marker: str, pytests: Callable[[Sequence[int]], Pytests]
+) -> None:
+    made = pytests((0, 0, 0, 0))
+    run.main([])
+    marks = {name: name == marker for name in ("alone", "guest", "computes", "long")}
+    assert [eval(choice, {}, marks) for choice in made.choices()].count(True) == 1
+    assert not any(eval(choice, {}, marks | {"long": True}) for choice in made.choices())

@@ -18,7 +18,13 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::size_t max_strangers = 128;  // accepted, with an unfinished handshake
+// Accepted connections with an unfinished handshake, besides one for each rail of a peer.
+constexpr std::size_t max_strangers = 128;
+
+// Attempts of a process at the same time.  More attempts would time out where many ranks start on
+// few cores.  An attempt counts no longer than this time without an answer of the peer's host.
+constexpr std::size_t most_connects = 16;
+constexpr TimeNs unanswered_connect_ns = 100 * ns_per_ms;
 
 constexpr const char* closed_by_peer = "the peer closed the connection";
 
@@ -129,6 +135,7 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
   Pending pending;
   pending.local = route.remote.family() == AF_UNIX;
   pending.remote = route.remote.text();
+  pending.began = now;
   pending.deadline = now + handshake_timeout_;
   auto handshake = std::make_unique<ConnectorHandshake>(hello, key);
   pending.connector = handshake.get();
@@ -151,6 +158,15 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
     return;
   }
   pending_.push_back(std::move(pending));
+}
+
+bool Connections::may_connect(TimeNs now) const {
+  std::size_t count = 0;
+  for (const Pending& pending : pending_) {
+    const TimeNs limit = pending.connecting ? unanswered_connect_ns : handshake_timeout_;
+    if (pending.connector != nullptr && now - pending.began < limit) ++count;
+  }
+  return count < most_connects;
 }
 
 void Connections::cancel(std::uint32_t peer) {
@@ -205,7 +221,7 @@ void Connections::accept_all(TimeNs now) {
         break;
       }
       exhausted_ = false;
-      if (strangers_ >= max_strangers) {
+      if (strangers_ >= max_strangers + expected_) {
         // Too many accepted connections with an unfinished handshake: the oldest is dropped.
         for (auto oldest = pending_.begin(); oldest != pending_.end(); ++oldest) {
           if (oldest->connector != nullptr) continue;
@@ -235,10 +251,16 @@ bool Connections::advance(Pending& pending, TimeNs now) {
     return true;
   }
   if (!flush(pending) || !receive(pending)) {
+    late(pending);
     give_up(pending, closed_by_peer);
     return true;
   }
   (void)flush(pending);
+  if (pending.connector == nullptr && !pending.claimed && pending.handshake->claimed()) {
+    const Hello& hello = pending.handshake->hello();
+    pending.claimed = true;
+    pending.deadline = now + callbacks_.patience(hello.connector, hello.rail);
+  }
   switch (pending.handshake->state()) {
     case HandshakeState::established:
       if (!pending.handshake->output().empty()) break;
@@ -248,8 +270,17 @@ bool Connections::advance(Pending& pending, TimeNs now) {
     case HandshakeState::in_progress: break;
   }
   if (now < pending.deadline) return false;
+  late(pending);
   give_up(pending, "timed out");
   return true;
+}
+
+void Connections::late(const Pending& pending) {
+  const Hello& hello = pending.handshake->hello();
+  if (pending.connector != nullptr)
+    callbacks_.late(hello.acceptor, hello.rail);
+  else if (pending.claimed)
+    callbacks_.late(hello.connector, hello.rail);
 }
 
 // Returns true once connected.  A false result with `connecting` still set means not ready yet.
@@ -261,6 +292,8 @@ bool Connections::connect_done(Pending& pending) {
   socklen_t size = sizeof(error);
   ::getsockopt(pending.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   pending.connecting = false;
+  const Hello& hello = pending.handshake->hello();
+  pending.deadline = pending.began + callbacks_.patience(hello.acceptor, hello.rail);
   errno = error;
   return error == 0;
 }

@@ -64,6 +64,10 @@ class Connections {
     AcceptorHandshake::Decide decide;
     std::function<void(EstablishedRail)> established;
     std::function<void(const FailedConnection&)> failed;
+    // Limit for the handshake with a peer's rail, from the connect or from a valid HELLO on.
+    std::function<TimeNs(std::uint32_t peer, RailId rail)> patience;
+    // Such a handshake did not end in time.
+    std::function<void(std::uint32_t peer, RailId rail)> late;
   };
 
   Connections(const AcceptorHandshake::Self& self, TimeNs handshake_timeout,
@@ -72,6 +76,11 @@ class Connections {
   // Starts a connection.  A pending connection of the same rail is replaced without a callback.  No
   // effect if the pending connection has sent AUTH already.
   void connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key, TimeNs now);
+  // False while as many attempts as a process may have are in progress.  An attempt counts until it
+  // ends or its handshake is late, or its host does not answer at once.
+  [[nodiscard]] bool may_connect(TimeNs now) const;
+  // Makes room for the connections of another peer, one for each of its rails.
+  void expect_peer(std::size_t rails) { expected_ += rails; }
   void cancel(std::uint32_t peer);  // drops all own attempts to this peer silently
 
   void add_poll_fds(std::vector<pollfd>& fds, TimeNs now) const;
@@ -88,7 +97,9 @@ class Connections {
     // same object as `handshake`; null at the accepting end
     ConnectorHandshake* connector = nullptr;
     std::string remote;
+    TimeNs began = 0;
     TimeNs deadline = 0;
+    bool claimed = false;     // accepted: the HELLO of a peer was valid
     bool connecting = false;  // connect() of the socket has not finished
     bool local = false;       // unix socket
     bool heard = false;       // some bytes were received
@@ -98,6 +109,7 @@ class Connections {
   void pause_accepting(TimeNs now);
   // Advances the handshake.  Returns true once the entry is finished, successfully or not.
   bool advance(Pending& pending, TimeNs now);
+  void late(const Pending& pending);
   bool connect_done(Pending& pending);
   bool flush(Pending& pending);
   bool receive(Pending& pending);
@@ -113,6 +125,7 @@ class Connections {
   TimeNs accepts_at_ = 0;      // no descriptor was left: time of the next attempt
   bool exhausted_ = false;     // no descriptor was left at the last attempt
   std::size_t strangers_ = 0;  // accepted entries in pending_
+  std::size_t expected_ = 0;   // rails of all peers that connect to this process
 };
 
 }  // namespace r2ccl

@@ -106,6 +106,10 @@ class Handshake {
   [[nodiscard]] HandshakeFault fault() const { return fault_; }
   [[nodiscard]] const std::string& reason() const { return reason_; }  // a single line for the log
 
+  // At the acceptor: true once a HELLO with the valid MAC of a peer, perhaps recorded, was
+  // accepted.
+  [[nodiscard]] bool claimed() const { return epoch_ != 0; }
+
   // Valid once established.  At the acceptor, hello() holds the connector's authenticated claim.
   [[nodiscard]] const Hello& hello() const { return hello_; }
   [[nodiscard]] std::uint32_t epoch() const { return epoch_; }

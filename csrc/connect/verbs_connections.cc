@@ -50,14 +50,14 @@ VerbsConnections::~VerbsConnections() {
 }
 
 void VerbsConnections::begin(EstablishedRail rail, bool connector, const VerbsPortName& port,
-                             const IpAddress& local, TimeNs now) {
+                             const IpAddress& local, TimeNs now, TimeNs deadline) {
   (void)withdraw(rail.peer, rail.rail, now);
   Pending& pending = pending_.emplace_back();
   pending.session = std::make_unique<VerbsSession>(port.device, devices_.pool(),
                                                    static_cast<std::uint32_t>(config_.chunk_bytes));
   pending.exchange = std::make_unique<VerbsExchange>(rail.channel_key, connector);
   pending.rail = std::move(rail);
-  pending.deadline = now + config_.handshake_timeout_ms * ns_per_ms;
+  pending.deadline = deadline;
   start_creating(pending, port, local, now);
 }
 

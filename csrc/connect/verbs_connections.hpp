@@ -42,9 +42,10 @@ class VerbsConnections {
   VerbsConnections& operator=(const VerbsConnections&) = delete;
 
   // Begins to connect a queue pair.  A pending connection attempt of the same rail is dropped
-  // without a callback.  `connector`: this end sent HELLO.  `local`: the rail's own address.
+  // without a callback.  `connector`: this end sent HELLO.  `local`: the rail's own address.  The
+  // attempt fails at `deadline`.
   void begin(EstablishedRail rail, bool connector, const VerbsPortName& port,
-             const IpAddress& local, TimeNs now);
+             const IpAddress& local, TimeNs now, TimeNs deadline);
 
   // Closes a connected queue pair without further use.
   void close(std::unique_ptr<VerbsSession> session, TimeNs now);

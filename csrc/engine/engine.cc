@@ -108,6 +108,8 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     if (failed.rail < peer->rails.size()) peer->rails[failed.rail].connect_error = failed.why;
     peer->connect_failed(failed.rail, failed.answered, failed.refused, now_ns());
   };
+  callbacks.patience = [this](std::uint32_t peer, RailId rail) { return patience(peer, rail); };
+  callbacks.late = [this](std::uint32_t peer, RailId rail) { note_late(peer, rail); };
   connections_ =
       std::make_unique<Connections>(AcceptorHandshake::Self{process, job_number, fingerprint_},
                                     config.handshake_timeout_ms * ns_per_ms,
@@ -120,6 +122,7 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     Peer* peer = find(rail.peer);
     if (peer == nullptr) return;
     log_.add(LogLevel::warning, peer->rails[rail.rail].name + " to " + peer->label + ": " + why);
+    note_late(rail.peer, rail.rail);
     peer->connect_failed(rail.rail, rail.epoch, {}, now_ns());
   };
   verbs_connections_ =
@@ -201,6 +204,7 @@ Status Engine::add_peer(const PeerDescription& description) {
       }
     }
   }
+  if (description.process > process_) connections_->expect_peer(peer->rails.size());
   peers_.emplace(description.process, std::move(peer));
   return {};
 }

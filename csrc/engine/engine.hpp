@@ -152,6 +152,8 @@ class Engine {
   void on_established(EstablishedRail rail);
   [[nodiscard]] Decision decide(const Hello& hello, bool fresh);
   void start_due_connects(TimeNs now);
+  [[nodiscard]] TimeNs patience(std::uint32_t process, RailId rail);
+  void note_late(std::uint32_t process, RailId rail);
   void on_link_event(const LinkEvent& event);
 
   // engine_verbs.cc: queue pairs and their devices

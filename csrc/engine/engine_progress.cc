@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <ranges>
 #include <sstream>
 
 #include "base/clock.hpp"
@@ -88,14 +89,27 @@ Hello Engine::hello_for(const Peer& peer, RailId rail) const {
   return hello;
 }
 
+TimeNs Engine::patience(std::uint32_t process, RailId rail) {
+  const TimeNs first = config_.handshake_timeout_ms * ns_per_ms;
+  const Peer* peer = find(process);
+  return peer == nullptr ? first : peer->link.patience(rail, first);
+}
+
+void Engine::note_late(std::uint32_t process, RailId rail) {
+  if (Peer* peer = find(process); peer != nullptr) peer->link.handshake_late(rail);
+}
+
 void Engine::start_due_connects(TimeNs now) {
   if (closing_) return;
-  for (auto& [process, peer] : peers_) {
+  // Every process begins with its nearest peer, so that not all begin with the same.
+  for (auto& [process, peer] : std::views::reverse(peers_)) {
     if (peer->link.peer_closed()) continue;
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       RailEnd& end = peer->rails[rail];
       TimeNs& connect_at = peer->ends[rail].connect_at;
       if (connect_at == 0 || connect_at > now || end.blocked()) continue;
+      // An inquiry over a silent rail does not wait.
+      if (!peer->link.connected(rail) && !connections_->may_connect(now)) continue;
       connect_at = 0;
       if (end.kind == RailKind::verbs) withdraw_exchange(*peer, rail);
       // A rail still connected needs an inquiry: keep the local address of the open connection.
@@ -142,7 +156,9 @@ void Engine::on_established(EstablishedRail rail) {
     if (opened) pipe = std::move(shm.value());
   } else if (opened && end.kind == RailKind::verbs) {
     const bool connector = rail.peer < process_;
-    verbs_connections_->begin(std::move(rail), connector, end.verbs, local_address(end), now);
+    const TimeNs deadline = now + patience(rail.peer, rail.rail);
+    verbs_connections_->begin(std::move(rail), connector, end.verbs, local_address(end), now,
+                              deadline);
     return;
   } else if (opened) {
     pipe = std::make_unique<TcpPipe>(std::move(rail.socket));

@@ -15,6 +15,8 @@ constexpr TimeNs hanging_ns = 50 * ns_per_ms;  // age of a connection attempt co
 // Number of closed communicators to remember.  Frames of earlier communicators cannot be in flight
 // any more.
 constexpr std::size_t max_closed = 4096;
+constexpr std::uint32_t most_failures = 30;  // of connection attempts, for the back-off
+constexpr std::uint32_t most_doublings = 4;  // of the limit for handshakes and probations
 
 }  // namespace
 
@@ -87,14 +89,15 @@ bool Link::rail_established(RailId id, Epoch epoch, TimeNs now) {
   rail.own_fenced = rail.peer_fenced = epoch - 1;
   rail.reconnect.connecting = false;
   rail.path.sent = rail.path.acked = rail.path.landed = 0;
-  rail.health.silent = 0;
-  rail.path.outstanding_since = 0;
+  rail.health.path_alive();
+  rail.path.outstanding_since = rail.path.acked_at = 0;
   rail.health.inquire_at = rail.health.pinged = rail.health.unanswered = rail.health.overdue_since =
       0;
   rail.incoming = {};
   rail.control = {};
   rail.control.addresses = announced_;
   rail.path.last_rx = rail.path.last_tx = rail.reconnect.probation_since = now;
+  rail.reconnect.probation = 0;
   // Drop unsent notices about the old epoch: a notice carries the rail's epoch at send time, and
   // would take down the new epoch.
   for (Rail& other : rails_) other.control.notices &= ~(std::uint64_t{1} << id);
@@ -110,6 +113,7 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   Rail& rail = rails_[id];
   if (epoch != rail.epoch) return;
   if (rail.state != RailState::probation && !usable(rail)) return;
+  if (rail.state == RailState::probation) handshake_late(id);
   move(id, RailState::down, cause, now);
   forget_rate(id);
   rail.findings = {};
@@ -119,8 +123,12 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   rail.verdict = Verdict::none;
   conclude(id);
 
-  rail.reconnect.penalty = penalty(rail, now) + 1;
-  rail.reconnect.penalty_at = now;
+  if (rail.reconnect.been_up) {
+    rail.reconnect.penalty = penalty(rail, now) + 1;
+    rail.reconnect.penalty_at = now;
+  } else if (rail.reconnect.failures < most_failures) {
+    ++rail.reconnect.failures;  // a failed start, not a flap
+  }
 
   if (options_.shape.resilience)
     replay_from(id, /*hedge=*/false);
@@ -212,6 +220,15 @@ TimeNs Link::backoff(const Rail& rail, TimeNs now) {
   return static_cast<TimeNs>(delay * jitter);
 }
 
+TimeNs Link::patience(RailId id, TimeNs first) const {
+  return first << std::min(rails_[id].reconnect.late, most_doublings);
+}
+
+void Link::handshake_late(RailId id) {
+  std::uint32_t& late = rails_[id].reconnect.late;
+  late = std::min(late + 1, most_doublings);
+}
+
 void Link::never_opened(RailId id, Epoch epoch) {
   Rail& rail = rails_[id];
   if (epoch > rail.epoch) rail.own_fenced = std::max(rail.own_fenced, epoch);
@@ -220,7 +237,7 @@ void Link::never_opened(RailId id, Epoch epoch) {
 void Link::connect_failed(RailId id, TimeNs now) {
   Rail& rail = rails_[id];
   if (rail.state != RailState::connecting && rail.state != RailState::fencing) return;
-  if (rail.reconnect.failures < 30) ++rail.reconnect.failures;
+  if (rail.reconnect.failures < most_failures) ++rail.reconnect.failures;
   schedule_connect(id, now);
 }
 
@@ -260,12 +277,13 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
   Rail& rail = rails_[id];
   if (epoch != rail.epoch || position > rail.path.sent) return;
   if (peer_limited) {
-    rail.health.silent = 0;
+    rail.health.path_alive();
     rail.health.meter.restart(rail.path.sent, rail.path.acked);
   }
   if (position <= rail.path.acked) return;
   rail.path.acked = position;
-  rail.health.silent = rail.health.contradicted = 0;
+  rail.path.acked_at = now;
+  rail.health.path_alive();
   step(LinkStep::path_acked, id);
   clear_suspicion(id, now);
   reap(rail);
@@ -277,7 +295,7 @@ void Link::path_acked(RailId id, Epoch epoch, std::uint64_t position, bool peer_
 void Link::path_advanced(RailId id, Epoch epoch, TimeNs now) {
   Rail& rail = rails_[id];
   if (epoch != rail.epoch) return;
-  rail.health.silent = rail.health.contradicted = 0;
+  rail.health.path_alive();
   clear_suspicion(id, now);
 }
 
@@ -339,7 +357,7 @@ bool Link::all_delivered() const {
   });
 }
 
-Link::QueueDepths Link::queue_depths() const {
+QueueDepths Link::queue_depths() const {
   QueueDepths depths{.streams = streams_.size(),
                      .replays = replays_.size(),
                      .actions = actions_.size(),

@@ -19,6 +19,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/errors.hpp"
@@ -28,8 +29,8 @@
 #include "link/in_stream.hpp"
 #include "link/link_types.hpp"
 #include "link/out_stream.hpp"
+#include "link/rail_parts.hpp"
 #include "link/rail_state.hpp"
-#include "link/rate_meter.hpp"
 #include "link/ring.hpp"
 #include "link/shape.hpp"
 #include "link/verdict.hpp"
@@ -108,6 +109,11 @@ class Link {
   void never_opened(RailId rail, Epoch epoch);
   // Schedules the next connection attempt after a failed attempt.
   void connect_failed(RailId rail, TimeNs now);
+  // Limit for a handshake or probation.  The limit starts at `first` and doubles, up to 16 times
+  // `first`, with each handshake or probation in a row that did not end in time: ranks that start
+  // on few cores are late, not dead.  handshake_late() reports such a handshake.
+  [[nodiscard]] TimeNs patience(RailId rail, TimeNs first) const;
+  void handshake_late(RailId rail);
   // The peer's process refused a connection and reported its last fenced epoch.  The refusal proves
   // a working path to the process, even if the open epoch is silent.
   void connect_refused(RailId rail, Epoch peer_fenced, TimeNs now);
@@ -148,6 +154,10 @@ class Link {
   [[nodiscard]] std::span<std::byte> payload_room(RailId rail);
   // Reports bytes stored in payload_room().  The last byte of a frame triggers its processing.
   void payload_filled(RailId rail, std::size_t bytes, TimeNs now);
+
+  // Returns true if a probe arrived since the last call.  The owner then reads and acknowledges all
+  // rails before the answer leaves.
+  [[nodiscard]] bool take_probed() { return std::exchange(probed_, false); }
 
   // Reports a payload already placed in its slot or target by an RDMA write.
   void payload_placed(RailId rail, TimeNs now);
@@ -202,15 +212,6 @@ class Link {
   [[nodiscard]] TimeNs unheard() const { return unheard_; }
   // Returns true if the peer has confirmed every posted message and this side owes no ack.
   [[nodiscard]] bool all_delivered() const;
-  // Queue lengths, summed over all rails.
-  struct QueueDepths {
-    std::size_t streams = 0;
-    std::size_t replays = 0;
-    std::size_t attempts = 0;
-    std::size_t control = 0;
-    std::size_t actions = 0;
-    std::size_t deferred_frees = 0;
-  };
   [[nodiscard]] QueueDepths queue_depths() const;
   // Returns the number of rail events so far: a data rail left UP, or a replay completed a message.
   // Each event may stall a waiting collective.
@@ -240,6 +241,7 @@ class Link {
   struct Path {
     std::uint64_t sent = 0;    // bytes of frames pulled in this epoch
     std::uint64_t acked = 0;   // bytes acknowledged by the path
+    TimeNs acked_at = 0;       // time of the last path ack of new bytes
     std::uint64_t landed = 0;  // bytes seen by the peer's process; verbs rails only
     std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
     Ring<Attempt> attempts;
@@ -255,41 +257,6 @@ class Link {
       return static_cast<double>(base_round_trip) + transfer;
     }
   };
-  // Evidence about the rail: rate, silence and probes.
-  struct Health {
-    RateMeter meter;
-    bool slow = false;
-    TimeNs differs = 0;  // how long the rate has contradicted `slow`
-    TimeNs silent = 0;   // observed time without path progress, bytes outstanding
-    TimeNs suspect_since = 0;
-    TimeNs asked_others = 0;      // while SUSPECT or overdue: last probes on other rails
-    TimeNs path_answered = 0;     // while SUSPECT: the peer answered another connection
-    TimeNs contradicted = 0;      // observed time since an answer on another rail
-    TimeNs inquire_at = 0;        // while SUSPECT: time of the next inquiry (second connection)
-    TimeNs inquire_interval = 0;  // doubles after each inquiry
-    TimeNs last_ping = 0;         // send time of the last probe
-    TimeNs answered = 0;          // send time of the last answered probe
-    TimeNs pinged = 0;            // send time of the open probe; 0: none
-    // Observed wait for an answer.  Once overdue: observed time since an answer on another rail.
-    TimeNs unanswered = 0;
-    TimeNs overdue_since = 0;  // since the probe exceeded dead_deadline; 0: not overdue
-  };
-  // Scheduling of the next epoch.
-  struct Reconnect {
-    TimeNs at = 0;
-    bool connecting = false;  // a connect action is pending
-    std::uint32_t failures = 0;
-    TimeNs probation_since = 0;
-    double penalty = 0.0;  // flap penalty; halves every flap_half_life_s
-    TimeNs penalty_at = 0;
-  };
-  // Messages about this rail, sent to the peer on other rails.
-  struct Notices {
-    TimeNs at = 0;  // time of the next RAIL_DOWN
-    TimeNs interval = 0;
-    Endpoint address;                    // listen address announced to the peer
-    std::uint32_t address_sequence = 0;  // last announcement, ours or the peer's; 0: none
-  };
   struct Rail {
     RailKind kind = RailKind::tcp;
     RailState state = RailState::connecting;
@@ -300,9 +267,9 @@ class Link {
     Epoch own_fenced = 0;   // our side has fenced all epochs up to here
     Epoch peer_fenced = 0;  // the peer has fenced all epochs up to here
     Path path;
-    Health health;
-    Reconnect reconnect;
-    Notices notices;
+    RailHealth health;
+    RailReconnect reconnect;
+    RailNotices notices;
     Incoming incoming;
     Control control;
     bool corrupt = false;  // drill: send wrong checksums
@@ -411,11 +378,13 @@ class Link {
   // link_deadlines.cc: time
   void judge_rail(RailId rail, TimeNs observed, TimeNs now);
   void judge_unanswered(RailId rail, TimeNs watched, TimeNs now);
+  void doubt(RailId rail, TimeNs watched, TimeNs now);
   void suspect(RailId rail, TimeNs now);
   void inquire(RailId rail, TimeNs now);
   void ask_others(RailId rail, TimeNs now);
-  [[nodiscard]] bool contradicted(RailId rail) const;
+  [[nodiscard]] bool contradicted(RailId rail, TimeNs since) const;
   [[nodiscard]] bool others_answered_since(RailId rail, TimeNs since) const;
+  [[nodiscard]] bool others_advanced_since(RailId rail, TimeNs since) const;
   [[nodiscard]] TimeNs ack_deadline(const Rail& rail) const;
   void repeat_notices(TimeNs now);
   void repeat_acks(TimeNs now);
@@ -468,7 +437,8 @@ class Link {
   TimeNs last_tick_ = 0;
   TimeNs no_rail_since_ = 0;
   TimeNs unheard_ = 0;
-  bool heard_ = false;  // a frame or refusal arrived since the last tick
+  bool probed_ = false;  // a probe arrived; see take_probed()
+  bool heard_ = false;   // a frame or refusal arrived since the last tick
   bool has_no_rail_ = true;
   std::uint64_t disturbances_ = 0;
   bool close_sent_ = false;

@@ -14,6 +14,10 @@ constexpr TimeNs notice_interval_max_ns = 200 * ns_per_ms;
 constexpr TimeNs ack_request_min_ns = 20 * ns_per_ms;
 constexpr TimeNs ack_request_max_ns = 500 * ns_per_ms;
 constexpr TimeNs inquire_interval_max_ns = 1000 * ns_per_ms;
+// A doubted rail is suspected if no path ack follows an answer elsewhere within this share of the
+// ack deadline, or after this multiple of the ack deadline if another rail advances meanwhile.
+constexpr TimeNs due_share = 8;
+constexpr TimeNs overtaken_factor = 3;
 constexpr TimeNs unheard_step_ns = 1000 * ns_per_ms;  // limit per tick: own pauses do not count
 
 }  // namespace
@@ -28,7 +32,9 @@ void Link::tick(TimeNs now) {
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     if (rail.state == RailState::probation) {
-      if (now - rail.reconnect.probation_since > options_.probation_timeout_ns)
+      const TimeNs first = options_.probation_timeout_ns;
+      rail.reconnect.probation += std::min(observed, first / 4);  // own pauses do not count
+      if (rail.reconnect.probation > patience(id, first))
         rail_failed(id, rail.epoch, RailCause::probation, now);
     } else if (usable(rail) && options_.shape.resilience) {
       judge_rail(id, observed, now);
@@ -59,17 +65,45 @@ void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
                             ? observed
                             : std::min({observed, deadline / 2, now - rail.path.outstanding_since});
   if (rail.state == RailState::up) {
-    if (rail.health.silent >= deadline) suspect(id, now);
+    if (rail.health.silent >= deadline / 2) doubt(id, std::min(observed, deadline / 2), now);
   } else if (rail.health.silent >= options_.dead_deadline_ns) {
     // A resumed peer does not answer on all rails at once: after an answer elsewhere, grant this
     // rail an ack deadline.
-    if (contradicted(id)) rail.health.contradicted += std::min(observed, deadline / 2);
+    if (contradicted(id, rail.health.suspect_since))
+      rail.health.contradicted += std::min(observed, deadline / 2);
     if (rail.health.contradicted >= deadline)
       rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
     else
       inquire(id, now);
     if (now - rail.health.asked_others >= options_.probe_interval_ns) ask_others(id, now);
   }
+}
+
+// Suspects a rail with an overdue path ack if the peer answers elsewhere.  The question goes out at
+// half the ack deadline, so that the answer costs no time if the rail is dead.  A process without
+// CPU time also acknowledges late: its host delays the acks of unread bytes, and holds arrivals
+// back while a thread stopped within a system call owns the socket.
+void Link::doubt(RailId id, TimeNs watched, TimeNs now) {
+  Rail& rail = rails_[id];
+  if (rail.health.doubted_since == 0) {
+    rail.health.doubted_since = now;
+    rail.health.path_answered = 0;
+    return ask_others(id, now);
+  }
+  // A process acknowledges all rails before it answers a probe, so the ack of this rail is due.
+  const TimeNs deadline = ack_deadline(rail);
+  const TimeNs due = deadline / due_share;
+  if (contradicted(id, rail.health.doubted_since))
+    rail.health.contradicted += std::min(watched, due);
+  if (rail.health.silent < deadline) return;
+  const bool overtaken = rail.health.silent >= overtaken_factor * deadline &&
+                         others_advanced_since(id, rail.health.doubted_since);
+  // If every rail is silent, no evidence can come, and a suspicion costs nothing.
+  const bool dark = rail.health.silent >= options_.dead_deadline_ns / 2;
+  if (rail.health.contradicted > due || overtaken || dark)
+    suspect(id, now);
+  else if (now - rail.health.asked_others >= options_.probe_interval_ns)
+    ask_others(id, now);
 }
 
 // Judges a rail with all bytes acknowledged by the path but an unanswered probe.
@@ -80,14 +114,23 @@ void Link::judge_unanswered(RailId id, TimeNs watched, TimeNs now) {
     if (rail.health.unanswered < options_.dead_deadline_ns) return;
     // Answers before this time prove nothing: the peer may have stopped since.
     rail.health.overdue_since = now;
+    rail.health.answered_elsewhere = false;
     rail.health.unanswered = 0;
     return ask_others(id, now);
   }
-  // A resumed peer does not answer on all rails at once: after an answer elsewhere, grant this rail
-  // an ack deadline.
-  if (others_answered_since(id, rail.health.overdue_since) ||
-      planted(Mutant::unanswered_peer_charged))
+  // The peer reads all rails before it answers, but may stop before it has answered on all.  The
+  // second answer elsewhere, to a probe sent after the first, proves that it went on.  Then grant
+  // this rail an ack deadline.
+  if (others_answered_since(id, rail.health.overdue_since)) {
+    if (!rail.health.answered_elsewhere) {
+      rail.health.answered_elsewhere = true;
+      rail.health.overdue_since = now;
+      return ask_others(id, now);
+    }
     rail.health.unanswered += watched;
+  } else if (planted(Mutant::unanswered_peer_charged)) {
+    rail.health.unanswered += watched;
+  }
   if (rail.health.unanswered >= ack_deadline(rail))
     rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
   else if (now - rail.health.asked_others >= options_.probe_interval_ns)
@@ -95,10 +138,9 @@ void Link::judge_unanswered(RailId id, TimeNs watched, TimeNs now) {
 }
 
 // Returns true if the peer's process answers on another rail or on another connection of this path.
-bool Link::contradicted(RailId id) const {
-  const Rail& rail = rails_[id];
-  return planted(Mutant::busy_peer_charged) ||
-         others_answered_since(id, rail.health.suspect_since) || rail.health.path_answered != 0;
+bool Link::contradicted(RailId id, TimeNs since) const {
+  return planted(Mutant::busy_peer_charged) || others_answered_since(id, since) ||
+         rails_[id].health.path_answered != 0;
 }
 
 void Link::suspect(RailId id, TimeNs now) {
@@ -142,6 +184,13 @@ bool Link::others_answered_since(RailId id, TimeNs since) const {
     const Rail& rail = rails_[other];
     if (other != id && usable(rail) && rail.health.answered >= since) return true;
   }
+  return false;
+}
+
+// Returns true if the path of another rail has acknowledged bytes since.
+bool Link::others_advanced_since(RailId id, TimeNs since) const {
+  for (RailId other = 0; other < rails_.size(); ++other)
+    if (other != id && usable(rails_[other]) && rails_[other].path.acked_at >= since) return true;
   return false;
 }
 

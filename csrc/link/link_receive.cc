@@ -215,6 +215,7 @@ void Link::frame_end(RailId id, TimeNs now) {
     case FrameType::ping:
       rail.control.pong = true;
       rail.control.pong_number = header.number;
+      probed_ = true;
       break;
     case FrameType::pong:
       if (header.number > static_cast<std::uint64_t>(rail.health.last_ping)) {
@@ -224,7 +225,8 @@ void Link::frame_end(RailId id, TimeNs now) {
       rail.health.answered = std::max(rail.health.answered, static_cast<TimeNs>(header.number));
       if (rail.state == RailState::probation &&
           rail.health.answered >= rail.reconnect.probation_since) {
-        rail.reconnect.failures = 0;
+        rail.reconnect.failures = rail.reconnect.late = 0;
+        rail.reconnect.been_up = true;
         move(id, RailState::up, RailCause::none, now);
       }
       break;

@@ -81,7 +81,7 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
 
   if (rail.path.acked == rail.path.sent) {
     rail.path.outstanding_since = now;
-    rail.health.silent = 0;
+    rail.health.path_alive();
   }
   const std::uint64_t bytes = sizeof(FrameHeader) + frame.header.payload_bytes;
   rail.path.sent += bytes;

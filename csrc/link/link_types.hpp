@@ -131,4 +131,14 @@ struct RailCounters {
   TimeNs last_tx_ns = 0;              // send time of the last data frame; 0: none
 };
 
+// Queue lengths of a link, summed over all rails.
+struct QueueDepths {
+  std::size_t streams = 0;
+  std::size_t replays = 0;
+  std::size_t attempts = 0;
+  std::size_t control = 0;
+  std::size_t actions = 0;
+  std::size_t deferred_frees = 0;
+};
+
 }  // namespace r2ccl

@@ -4,10 +4,17 @@
 #include "link/link.hpp"
 
 namespace r2ccl {
+namespace {
+
+constexpr std::uint32_t starts_not_located = 3;
+
+}  // namespace
 
 bool Link::wants_location(RailId id) const {
   const Rail& rail = rails_[id];
   if (rail.epoch == 0 || connected(id) || rail.verdict != Verdict::none) return false;
+  // The first attempts of a start may fail because many ranks start at once.
+  if (!rail.reconnect.been_up && rail.reconnect.failures < starts_not_located) return false;
   switch (rail.cause) {
     case RailCause::socket_error:
     case RailCause::peer_notice:

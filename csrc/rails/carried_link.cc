@@ -18,6 +18,15 @@ bool CarriedLink::receive(TimeNs now, bool all_rails) {
   const RailId inbound = link.inbound_rail() != any_rail ? link.inbound_rail() : link.best_rail();
   for (RailId id = 0; id < ends.size(); ++id)
     if (ends[id].rail && (all_rails || id == inbound)) arrived |= ends[id].rail->pump_in(now);
+  if (link.take_probed()) {
+    // The peer judges its rails by the answer: bytes that arrived on any rail before the probe are
+    // acknowledged before the answer leaves.
+    for (RailId id = 0; id < ends.size(); ++id) {
+      if (!ends[id].rail || !link.connected(id)) continue;
+      (void)ends[id].rail->pump_in(now);
+      ends[id].rail->acknowledge(now);
+    }
+  }
   if (!link.actions().empty()) act(now);
   return arrived;
 }

@@ -354,7 +354,7 @@ void World::check_zero_copy(const Shadow::Stream& stream, const FrameHeader& hea
 }
 
 void World::check_queues(const LinkEnd& at) {
-  const Link::QueueDepths depths = at.link.queue_depths();
+  const QueueDepths depths = at.link.queue_depths();
   const StreamShape& shape = options_.link.shape;
   const std::size_t chunks = depths.streams * shape.all_slots() *
                              std::max<std::size_t>(1, shape.slot_bytes / shape.chunk_bytes);

@@ -22,6 +22,8 @@ constexpr Hello hello{.connector = 5, .acceptor = 2, .job = 7, .rail = 3};
 struct Fixture {
   LogQueue log;
   int failed = 0;
+  int late = 0;
+  TimeNs patience = timeout;
   std::string why;
   Connections connections{{.process = 5, .job = 7},
                           timeout,
@@ -33,21 +35,25 @@ struct Fixture {
                                [this](const FailedConnection& given) {
                                  ++failed;
                                  why = given.why;
-                               }},
+                               },
+                           .patience = [this](std::uint32_t, RailId) { return patience; },
+                           .late = [this](std::uint32_t, RailId) { ++late; }},
                           log};
   FileDescriptor port{::socket(AF_INET, SOCK_STREAM, 0)};
   SocketAddress at = SocketAddress::ip(IpAddress::parse("127.0.0.1").value(), 0);
 
   Fixture() {
     EXPECT_EQ(::bind(port.get(), at.get(), at.size), 0);
-    EXPECT_EQ(::listen(port.get(), 8), 0);
+    EXPECT_EQ(::listen(port.get(), 32), 0);
     EXPECT_EQ(::getsockname(port.get(), at.get(), &at.size), 0);
   }
-  void connect(TimeNs now) {
+  void connect(TimeNs now, std::uint16_t rail = hello.rail) {
+    Hello own = hello;
+    own.rail = rail;
     connections.connect({.device = "",
                          .local = SocketAddress::ip(IpAddress::parse("127.0.0.1").value(), 0),
                          .remote = at},
-                        hello, HandshakeKey{}, now);
+                        own, HandshakeKey{}, now);
   }
   [[nodiscard]] FileDescriptor accept() const {
     return FileDescriptor(::accept(port.get(), nullptr, nullptr));
@@ -83,6 +89,56 @@ TEST(Connections, AnUnansweredAttemptFailsAtTheTimeout) {
   fixture.connections.progress(timeout);
   EXPECT_EQ(fixture.failed, 1);
   EXPECT_EQ(fixture.connections.pending(), 0U);
+}
+
+// A rank that starts on few cores answers late.
+TEST(Connections, ALateHandshakeHasTheTimeThatTheOwnerGives) {
+  Fixture fixture;
+  fixture.patience = 4 * timeout;
+  fixture.connect(0);
+  fixture.connections.progress(0);
+  fixture.connections.progress(4 * timeout - 1);
+  EXPECT_EQ(fixture.connections.pending(), 1U);
+  EXPECT_EQ(fixture.late, 0);
+  fixture.connections.progress(4 * timeout);
+  EXPECT_EQ(fixture.connections.pending(), 0U);
+  EXPECT_EQ(fixture.late, 1);
+  EXPECT_EQ(fixture.failed, 1);
+}
+
+TEST(Connections, ALimitedNumberOfAttemptsIsInProgress) {
+  Fixture fixture;
+  std::uint16_t rail = 0;
+  for (; rail < 200 && fixture.connections.may_connect(0); ++rail) fixture.connect(0, rail);
+  EXPECT_EQ(rail, 16);
+  fixture.connections.progress(0);
+  EXPECT_FALSE(fixture.connections.may_connect(timeout - 1));
+  // Late attempts, perhaps to a stopped process, do not hold others back.
+  EXPECT_TRUE(fixture.connections.may_connect(timeout));
+}
+
+TEST(Connections, EveryRailOfAPeerMayConnectAtTheSameTime) {
+  Fixture fixture;
+  fixture.connections.expect_peer(4);
+  fixture.connections.expect_peer(4);
+  const IpAddress loopback = IpAddress::parse("127.0.0.1").value();
+  auto port = fixture.connections.listeners.listen(SocketAddress::ip(loopback, 0), "");
+  ASSERT_TRUE(port.ok());
+  const SocketAddress at = SocketAddress::ip(loopback, port.value());
+  std::vector<FileDescriptor> clients;
+  const auto come = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      clients.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
+      ASSERT_EQ(::connect(clients.back().get(), at.get(), at.size), 0);
+      fixture.connections.progress(0);
+    }
+  };
+  come(128 + 8);
+  EXPECT_EQ(fixture.connections.pending(), 136U);
+  EXPECT_TRUE(fixture.log.take().value().empty());
+  come(1);
+  EXPECT_EQ(fixture.connections.pending(), 136U);
+  EXPECT_EQ(fixture.log.take().value().size(), 1U);  // the oldest is dropped
 }
 
 // Sets the limit of descriptors to those open now, while in scope.

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "rails/carried_link.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -38,11 +40,13 @@ class ScriptedPipe final : public BytePipe {
   PathReport path() override { return {}; }
   [[nodiscard]] int fd() const override { return -1; }
   [[nodiscard]] short arm(bool for_write) override { return for_write ? POLLOUT : POLLIN; }
+  void acknowledge() override { ++acknowledged; }
 
   std::size_t room = 1U << 20;
   std::vector<std::byte> written;
   std::vector<std::byte> arrived;
   int reads = 0;
+  int acknowledged = 0;
 };
 
 // A link on probation: its first frame is a full-size probe.
@@ -67,6 +71,11 @@ FrameHeader echo_of(std::uint64_t sent) {
   pong.number = sent;
   seal(pong);
   return pong;
+}
+
+void arrive(ScriptedPipe& pipe, const FrameHeader& header) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&header);
+  pipe.arrived.insert(pipe.arrived.end(), bytes, bytes + sizeof(header));
 }
 
 // The time given to pump_in() may be older than the probe; the echo is valid all the same. An echo
@@ -244,6 +253,40 @@ TEST(FramedRail, MessagesArriveWholeForAnySplitOfReads) {
     Ends::arrive(ends.to, ends.post({bytes, 100, bytes}));
     ends.check(3);
   }
+}
+
+// The peer judges a silent rail by answers on other rails. An answer is evidence only if everything
+// that arrived before the probe is read and acknowledged first.
+TEST(CarriedLink, ReadsAndAcknowledgesAllRailsBeforeItAnswersAProbe) {
+  CarriedLink carried(LinkOptions{}, std::array{RailKind::tcp, RailKind::tcp}, 1);
+  carried.link.start(1);
+  std::array<ScriptedPipe*, 2> pipes{};
+  for (RailId id = 0; id < 2; ++id) {
+    ASSERT_TRUE(carried.begin_epoch(id, 1, 1));
+    auto pipe = std::make_unique<ScriptedPipe>();
+    pipes[id] = pipe.get();
+    carried.carry(id,
+                  std::make_unique<FramedRail>(carried.link, id, std::move(pipe),
+                                               std::span<const std::byte>()),
+                  1);
+    arrive(*pipes[id], echo_of(1));
+  }
+  (void)carried.receive(2, /*all_rails=*/true);
+  ASSERT_EQ(carried.link.state(0), RailState::up);
+  ASSERT_EQ(carried.link.state(1), RailState::up);
+  const RailId probed = carried.link.best_rail();
+  const RailId silent = probed == 0 ? 1 : 0;
+  carried.tick(3, /*refresh_paths=*/false);
+  const int before = pipes[silent]->acknowledged;
+  FrameHeader ping{};
+  ping.type = FrameType::ping;
+  ping.number = 7;
+  seal(ping);
+  arrive(*pipes[silent], echo_of(1));
+  arrive(*pipes[probed], ping);
+  (void)carried.receive(4, /*all_rails=*/false);
+  EXPECT_TRUE(pipes[silent]->arrived.empty());
+  EXPECT_EQ(pipes[silent]->acknowledged, before + 1);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <vector>
 
 #include "link/link.hpp"
 #include "link_pair.hpp"
@@ -40,7 +41,9 @@ TEST(LinkDeadlines, ASmallMessageIsHedgedOnAllOtherRailsAtOnce) {
   LinkPair pair(3);
   pair.post(pair.a, bytes_of(100, 1));
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
-  pair.pass(12 * ns_per_ms);
+  for (int ms = 0; ms < 20 && pair.a.state(0) == RailState::up; ++ms)
+    pass_with_rail_1(pair, ns_per_ms);
+  ASSERT_EQ(pair.a.state(0), RailState::suspect);
   EXPECT_EQ(pair.pull(pair.a, 1, FrameType::data).size(), 1U);
   EXPECT_EQ(pair.pull(pair.a, 2, FrameType::data).size(), 1U);
 }
@@ -50,11 +53,11 @@ TEST(LinkDeadlines, SuspectRailsAreHedgedAsSoonAsARailAnswers) {
   const auto answer_on_rail_0 = [&] { pair.exchange(0); };
   pair.pass(205 * ns_per_ms, answer_on_rail_0);
   ASSERT_EQ(pair.pull(pair.a, 1, FrameType::ping).size(), 1U);  // stays unanswered
-  pair.pass(15 * ns_per_ms, answer_on_rail_0);
+  pair.pass(20 * ns_per_ms, answer_on_rail_0);
   ASSERT_EQ(pair.a.state(1), RailState::suspect);
   pair.post(pair.a, bytes_of(100, 1));
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
-  pair.pass(15 * ns_per_ms);
+  pair.pass(105 * ns_per_ms);
   ASSERT_EQ(pair.a.state(0), RailState::suspect);  // no other rail was UP for a hedge
   pair.acknowledge(pair.a, 1);
   ASSERT_EQ(pair.a.state(1), RailState::up);
@@ -71,7 +74,7 @@ TEST(LinkDeadlines, AHedgeMovesOnIfItsRailTakesNoData) {
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
   pair.pass(5 * ns_per_ms);
   ASSERT_EQ(pair.pull(pair.a, 1, FrameType::ping).size(), 1U);
-  pair.pass(7 * ns_per_ms);
+  pair.pass(97 * ns_per_ms);
   ASSERT_EQ(pair.a.state(0), RailState::suspect);
   ASSERT_EQ(pair.a.state(1), RailState::up);  // the hedge is queued for rail 1
   pair.pass(7 * ns_per_ms);
@@ -81,6 +84,45 @@ TEST(LinkDeadlines, AHedgeMovesOnIfItsRailTakesNoData) {
   pair.b.peer_fenced(2, 1, pair.now);
   pair.open(2, 2);
   EXPECT_EQ(pair.in(pair.b).delivered(), 1U);
+}
+
+// A peer without CPU time: its host acknowledges late, and its process answers nothing.
+TEST(LinkDeadlines, ABusyPeerIsNoEvidenceAgainstARail) {
+  LinkPair pair(2);
+  for (int i = 0; i < 20; ++i) {
+    pair.post(pair.a, bytes_of(100, 1));
+    const auto sent = pair.pull(pair.a, 0);
+    std::vector<Frame> probes;
+    pair.pass(40 * ns_per_ms, [&] {
+      for (Frame& probe : pair.pull(pair.a, 1)) probes.push_back(std::move(probe));
+    });
+    EXPECT_EQ(pair.a.state(0), RailState::up);
+    // The process runs again: it reads and acknowledges both rails, then answers.
+    pair.deliver(pair.b, 0, sent);
+    pair.deliver(pair.b, 1, probes);
+    pair.acknowledge(pair.a, 0);
+    pair.acknowledge(pair.a, 1);
+    pair.exchange(1);
+    pair.exchange(0);
+    pair.pass(5 * ns_per_ms);
+    EXPECT_EQ(pair.a.state(0), RailState::up);
+  }
+  EXPECT_EQ(pair.a.counters(0).hedged_chunks, 0U);
+}
+
+TEST(LinkDeadlines, ARailBehindAPathThatAdvancesIsSuspectedWithoutAnAnswer) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(100, 1));
+  (void)pair.pull(pair.a, 0);
+  // The answer on rail 1 waits behind bulk data.
+  const auto bulk = [&] {
+    (void)pair.pull(pair.a, 1);
+    pair.acknowledge(pair.a, 1);
+  };
+  pair.pass(28 * ns_per_ms, bulk);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  pair.pass(4 * ns_per_ms, bulk);
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);
 }
 
 TEST(LinkDeadlines, ALatePathAckClearsSuspicion) {
@@ -206,6 +248,28 @@ TEST(LinkDeadlines, AnAckedButUnansweredRailIsChargedOnlyIfAnotherAnswers) {
   EXPECT_LT(pair.a.unheard(), 300 * ns_per_ms);
 }
 
+// The peer's process stops after its answer on one rail, before its answer on the other.
+TEST(LinkDeadlines, OneAnswerElsewhereDoesNotChargeAnUnansweredRail) {
+  LinkPair pair(2);
+  const auto unanswered = [&] {
+    for (RailId rail = 0; rail < 2; ++rail) {
+      (void)pair.pull(pair.a, rail);
+      pair.acknowledge(pair.a, rail);
+    }
+  };
+  pair.pass(200 * ns_per_ms, [&] { pair.exchange(1); });  // a probe is due on rail 0
+  pair.pass(215 * ns_per_ms, unanswered);                 // overdue
+  pair.pass(2 * ns_per_ms, [&] { pair.exchange(1); });
+  pair.pass(1000 * ns_per_ms, unanswered);
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+  pair.pass(300 * ns_per_ms, [&] {
+    (void)pair.pull(pair.a, 0);
+    pair.acknowledge(pair.a, 0);
+    pair.exchange(1);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::down);
+}
+
 TEST(LinkDeadlines, APeerThatDoesNotReadCostsNoRail) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));
@@ -279,7 +343,7 @@ TEST(LinkDeadlines, TheAcceptingEndFollowsThePeersRailForSmallMessages) {
 TEST(LinkDeadlines, TheLastUsableRailCarriesDataAlsoWhileSuspect) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(384, 1));
-  pair.pass(40 * ns_per_ms, [&] {
+  pair.pass(120 * ns_per_ms, [&] {
     for (RailId rail = 0; rail < 2; ++rail) (void)pair.pull(pair.a, rail);
   });
   const RailId best = pair.a.best_rail();
@@ -446,6 +510,37 @@ TEST(LinkDeadlines, ARailOnProbationIsNotUpBeforeItsFullSizeProbeIsAnswered) {
   pass_with_rail_1(pair, 200 * ns_per_ms);
   EXPECT_EQ(pair.a.state(0), RailState::down);
   EXPECT_EQ(pair.a.cause(0), RailCause::probation);
+}
+
+// Ranks that start on few cores answer late.
+TEST(LinkDeadlines, AFirstStartHasMoreTimeAfterEachLateProbation) {
+  LinkOptions options = LinkPair::default_options();
+  options.connects = true;
+  Link link(options, std::array{RailKind::tcp, RailKind::tcp}, 1);
+  TimeNs now = 1;
+  link.start(now);
+  std::vector<TimeNs> limits;
+  for (Epoch epoch = 1; epoch <= 7; ++epoch) {
+    ASSERT_TRUE(link.rail_established(0, epoch, now));
+    const TimeNs began = now;
+    while (link.state(0) == RailState::probation) link.tick(now += 10 * ns_per_ms);
+    limits.push_back((now - began) / options.probation_timeout_ns);
+    EXPECT_EQ(link.wants_location(0), epoch >= 3);
+    link.rail_closed(0, epoch, now);
+    link.peer_fenced(0, epoch, now);
+  }
+  EXPECT_EQ(limits, (std::vector<TimeNs>{1, 2, 4, 8, 16, 16, 16}));
+  link.handshake_late(1);
+  EXPECT_EQ(link.patience(1, 100), 200);
+}
+
+TEST(LinkDeadlines, APauseOfOurOwnDoesNotEndAProbation) {
+  LinkPair pair(2);
+  take_down(pair, 1);
+  ASSERT_TRUE(pair.a.rail_established(0, 2, pair.now));
+  pair.now += 60'000 * ns_per_ms;
+  pair.a.tick(pair.now);
+  EXPECT_EQ(pair.a.state(0), RailState::probation);
 }
 
 }  // namespace

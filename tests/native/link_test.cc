@@ -469,7 +469,7 @@ TEST(LinkFallback, DataQueuedForTheControlRailMovesToARecoveredRail) {
   pair.post(pair.a, bytes_of(100, 1));
   ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
   (void)pair.pull(pair.a, 1);  // a probe
-  pair.pass(15 * ns_per_ms);   // both rails are silent; the control rail's socket accepts no bytes
+  pair.pass(105 * ns_per_ms);  // both rails are silent; the control rail's socket accepts no bytes
   ASSERT_EQ(pair.a.state(0), RailState::suspect);
   ASSERT_EQ(pair.a.state(1), RailState::suspect);
   pair.acknowledge(pair.a, 1);

@@ -128,7 +128,7 @@ TEST_F(VerbsRails, StayUpIfTheyReleaseMemoryInTime) {
 TEST_F(VerbsRails, GoDownAtOnceForACallersMemoryIfSuspect) {
   std::vector<std::byte> memory(LinkOptions{}.shape.slot_bytes);
   send_from(memory);
-  for (int i = 0; i < 100 && state() == RailState::up; ++i) {
+  for (int i = 0; i < 300 && state() == RailState::up; ++i) {
     now += ns_per_ms;
     ends[0].rail->report_path(now);
     ends[0].link->tick(now);

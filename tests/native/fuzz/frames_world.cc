@@ -433,7 +433,7 @@ void FrameWorld::check() {
     require(link.connected(rail) == (carried_.ends[rail].rail != nullptr),
             "a rail object exists while its epoch is open");
 
-  const Link::QueueDepths depths = link.queue_depths();
+  const QueueDepths depths = link.queue_depths();
   const std::size_t streams = world_communicators.size() + strange_.size();
   require(depths.streams <= std::min(streams, max_streams), "streams are bounded");
   require(depths.replays <= chunks_posted_ * world_rails, "replays are bounded");

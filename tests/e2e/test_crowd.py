@@ -1,0 +1,137 @@
+"""Many ranks on few cores: all rails come up, and a busy peer costs no rail and no hedge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_LIMIT_S = 60.0
+PATIENCE_S = 240.0
+
+Show = Callable[[str], None]
+
+
+def rails(count: int) -> dict[str, str]:
+    return {"rails": ",".join(f"127.0.0.{number + 1}" for number in range(count))}
+
+
+def started(jobs: Any, ranks: int, *, config: Mapping[str, Any], **arguments: Any) -> list[Any]:
+    """Starts the ranks, lets them connect at the same time, and returns them with all rails UP."""
+    crowd = jobs.start(
+        "crowd.py", ranks, config={"log_level": "debug", **config}, bytes=16 * 1024, **arguments
+    )
+    for rank in crowd:
+        rank.hear(PATIENCE_S)  # r2serve is imported
+    for rank in crowd:
+        rank.say({})
+    return crowd
+
+
+def ended(crowd: list[Any], seconds: float) -> list[dict[str, Any]]:
+    reports = [rank.hear(PATIENCE_S + seconds) for rank in crowd]
+    for rank in crowd:
+        rank.say({})
+    for rank in crowd:
+        rank.wait(60)
+    return reports
+
+
+def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
+    """No rail was lost, and at most one hedge was sent per 1,000 messages."""
+    calls = reports[0]["calls"]
+    messages = calls * len(reports) * 2
+    suspicions = sum(report["suspicions"] for report in reports)
+    hedges = sum(report["hedges"] for report in reports)
+    plain = reports[0]["plain_p50_ms"]
+    ratio = f", {reports[0]['p50_ms'] / plain:.3f} of resilience off" if plain else ""
+    show(
+        f"{what}: {calls} calls of p50 {reports[0]['p50_ms']:.2f} ms{ratio}; {suspicions} "
+        f"suspicions, {hedges} hedges"
+    )
+    assert [down for report in reports for down in report["downs"]] == []
+    assert hedges * 1000 <= messages
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("ranks", "seconds", "warm_s"),
+    [(24, 6, 0), pytest.param(32, 600, 60, marks=[pytest.mark.long, pytest.mark.timeout(1500)])],
+)
+def test_a_crowd_costs_no_rail(
+    jobs: Any, free_ports: Any, show: Show, ranks: int, seconds: int, warm_s: int
+) -> None:
+    plain = free_ports(1)[0] if seconds > 60 else None
+    crowd = started(jobs, ranks, config=rails(2), seconds=seconds, warm_s=warm_s, plain_port=plain)
+    for rank in crowd:
+        rank.hear(PATIENCE_S)
+    check(ended(crowd, seconds), show, f"{ranks} ranks on {os.cpu_count()} cores")
+
+
+@contextmanager
+def cpu_quota(quota_ms: int, period_ms: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function that limits the CPU time of a process, in a group of its own."""
+    one, two = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    made: list[Path] = []
+
+    def limit(process: int) -> None:
+        first = one.is_dir()
+        group = (one if first else two) / f"r2serve-test-{process}"
+        try:
+            group.mkdir()
+            made.append(group)
+            if first:
+                (group / "cpu.cfs_period_us").write_text(str(period_ms * 1000))
+                (group / "cpu.cfs_quota_us").write_text(str(quota_ms * 1000))
+            else:
+                (group / "cpu.max").write_text(f"{quota_ms * 1000} {period_ms * 1000}")
+            (group / "cgroup.procs").write_text(str(process))
+        except OSError as error:
+            pytest.skip(f"no CPU quota on this machine: {error}")
+
+    try:
+        yield limit
+    finally:
+        for group in made:
+            for process in (group / "cgroup.procs").read_text().split():
+                (group.parent / "cgroup.procs").write_text(process)
+            group.rmdir()
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    ("quota_ms", "period_ms", "seconds"),
+    [
+        (60, 600, 6),
+        pytest.param(30, 100, 600, marks=pytest.mark.long),
+        pytest.param(100, 1000, 120, marks=pytest.mark.long),
+    ],
+)
+def test_a_cpu_quota_costs_no_rail(
+    jobs: Any, free_ports: Any, show: Show, quota_ms: int, period_ms: int, seconds: int
+) -> None:
+    plain = free_ports(1)[0] if seconds > 60 else None
+    with cpu_quota(quota_ms, period_ms) as limit:
+        crowd = started(jobs, 2, config=rails(2), seconds=seconds, warm_s=0, plain_port=plain)
+        for rank in crowd:
+            rank.hear(PATIENCE_S)
+            limit(rank.process.pid)
+        check(ended(crowd, seconds), show, f"quota of {quota_ms} ms each {period_ms} ms")
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [16, pytest.param(64, marks=pytest.mark.long)])
+def test_many_ranks_start(jobs: Any, show: Show, ranks: int) -> None:
+    crowd = started(jobs, ranks, config=rails(4), seconds=0)
+    reports = ended(crowd, 0)
+    slowest = max(report["all_up_s"] for report in reports)
+    total = {name: sum(report[name] for report in reports) for name in ("failed", "dropped")}
+    show(f"{ranks} ranks x 4 rails: all UP after {slowest:.1f} s; {total}")
+    assert slowest < START_LIMIT_S
+    assert total["dropped"] == 0

@@ -1,0 +1,111 @@
+"""A rank of many on few cores: reports its start, then its calls, suspicions and losses of rails.
+
+Calls alternate between a communicator with resilience and one without, each with its own links.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+
+import torch
+from parent import ARGUMENTS, LogLines, hear, say
+
+from r2serve import Communicator
+from r2serve.config import Config
+
+ME, RANKS = ARGUMENTS["rank"], ARGUMENTS["ranks"]
+PATIENCE_S = 240.0
+
+
+def connect(name: str, port: int, config: Config) -> Communicator:
+    return Communicator.standalone(
+        ARGUMENTS["host"],
+        port,
+        ME,
+        RANKS,
+        name=name,
+        config=config,
+        timeout_s=PATIENCE_S,
+        share_engine=False,
+    )
+
+
+def moves(lines: list[str], arrow: str) -> list[str]:
+    return [line for line in lines if arrow in line]
+
+
+def hedges(communicator: Communicator) -> int:
+    return sum(rail.hedged_chunks for rail in communicator.rails())
+
+
+def main() -> None:
+    logging.getLogger("r2serve").setLevel(logging.DEBUG)
+    log = LogLines()
+    config = Config.from_env()
+    say({"imported": True})
+    hear()
+    began = time.monotonic()
+    communicator = connect("resilient", ARGUMENTS["port"], config)
+    communicator.barrier()
+    connected_s = time.monotonic() - began
+    while any(rail.state != "UP" for rail in communicator.rails()):
+        if time.monotonic() - began > PATIENCE_S:
+            raise TimeoutError([rail for rail in communicator.rails() if rail.state != "UP"])
+        time.sleep(0.05)
+    all_up_s = time.monotonic() - began
+    say(
+        {
+            "connected_s": connected_s,
+            "all_up_s": all_up_s,
+            "failed": len(moves(log.lines, "PROBATION -> DOWN")),
+            "dropped": len(moves(log.lines, "dropped a connection")),
+            "located": len(moves(log.lines, "the fault is")),
+        }
+    )
+    if not ARGUMENTS["seconds"]:
+        hear()
+        return
+    plain = None
+    if ARGUMENTS["plain_port"]:
+        plain = connect(
+            "plain", ARGUMENTS["plain_port"], dataclasses.replace(config, resilience=False)
+        )
+    data = torch.ones(ARGUMENTS["bytes"] // 4)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    stop = torch.zeros(1)
+    warm = None
+    began = time.monotonic()
+    while not stop[0]:
+        elapsed = time.monotonic() - began
+        for one in (communicator, plain) if plain else (communicator,):
+            start = time.monotonic()
+            result = one.all_reduce(data)
+            times[one is communicator].append(time.monotonic() - start)
+            assert result[0] == RANKS
+            assert result[-1] == RANKS
+        if warm is None and elapsed > ARGUMENTS["warm_s"]:
+            warm = (len(times[True]), len(moves(log.lines, "UP -> SUSPECT")), hedges(communicator))
+        stop[0] = float(ME == 0 and elapsed > ARGUMENTS["seconds"])
+        communicator.broadcast(stop, 0)
+    warm = warm or (0, 0, 0)
+    after = sorted(times[True][warm[0] :])
+    before = sorted(times[False][warm[0] :])
+    say(
+        {
+            "calls": len(after),
+            "p50_ms": after[len(after) // 2] * 1e3,
+            "p99_ms": after[len(after) * 99 // 100] * 1e3,
+            "plain_p50_ms": before[len(before) // 2] * 1e3 if before else None,
+            "suspicions_at_start": warm[1],
+            "suspicions": len(moves(log.lines, "UP -> SUSPECT")) - warm[1],
+            "hedges": hedges(communicator) - warm[2],
+            "downs": moves(log.lines, "-> DOWN"),
+        }
+    )
+    hear()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Random collectives in two threads stay exact amid rail faults, forks, signals and limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+RANKS = 3
+# Memory that the allocators may keep from call to call: results of up to 9 MiB in each thread.
+SLACK_BYTES = 32 << 20
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("seconds", [6, pytest.param(300, marks=pytest.mark.long)])
+def test_a_soak_is_exact_and_leaves_nothing_behind(
+    jobs: Any, free_ports: Any, show: Callable[[str], None], seconds: int
+) -> None:
+    seed = int(time.time())
+    ranks = jobs.start(
+        "soak.py",
+        RANKS,
+        config={"rejoin_backoff_min_ms": 5, "rejoin_backoff_max_ms": 200},
+        seed=seed,
+        seconds=seconds,
+        ports=free_ports(2),
+        fault_every_s=1.0,
+    )
+    rounds = [[rank.hear(seconds + 300) for rank in ranks] for _ in range(2)]
+    for round_ in rounds:
+        failed = [said["failed"] for said in round_ if "failed" in said]
+        assert not failed, f"seed {seed}:\n" + "\n".join(failed)
+    for rank in ranks:
+        rank.wait(60)
+    total = {
+        name: sum(said[name] for round_ in rounds for said in round_)
+        for name in ("calls", "forks", "harmed", "signals", "limits")
+    }
+    show(
+        f"seed {seed}, 2 rounds of {seconds} s: {total}, "
+        f"{sum(said['rejoins'] for said in rounds[1])} rejoins, resources "
+        f"{[said['resources'] for said in rounds[0]]} -> "
+        f"{[said['resources'] for said in rounds[1]]}"
+    )
+    assert total["harmed"] == 0
+    assert min(total["calls"], total["forks"], total["signals"], total["limits"]) > 0
+    assert sum(said["rejoins"] for said in rounds[1]) > 0, "no rail failed"
+    for early, late in zip(*rounds, strict=True):
+        assert late["resources"]["threads"] <= early["resources"]["threads"]
+        assert late["resources"]["descriptors"] <= early["resources"]["descriptors"]
+        assert late["resources"]["bytes"] - early["resources"]["bytes"] < SLACK_BYTES

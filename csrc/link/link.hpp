@@ -420,6 +420,7 @@ class Link {
   std::unordered_map<std::uint64_t, LastAck> closed_;
   std::deque<std::uint64_t> closed_order_;     // oldest first
   std::unordered_set<std::uint64_t> refused_;  // see refuse()
+  std::deque<std::uint64_t> refused_order_;    // oldest first
   std::list<DeferredFree> deferred_frees_;
   InStream* last_in_ = nullptr;      // stream of the last data frame; a cache
   std::vector<OutStream*> posting_;  // streams with unposted chunks

@@ -107,7 +107,12 @@ bool Link::admit(RailId id, const FrameHeader& header, TimeNs now) {
 // Drops the messages of a communicator without room here, and ends the communicator with an error
 // at both ends.  The rail is not to blame.
 void Link::refuse(std::uint64_t communicator, ErrorCode code, const std::string& why) {
-  if (refused_.size() >= most_refused || !refused_.insert(communicator).second) return;
+  if (!refused_.insert(communicator).second) return;
+  refused_order_.push_back(communicator);
+  if (refused_order_.size() > most_refused) {  // refused again if its messages go on
+    refused_.erase(refused_order_.front());
+    refused_order_.pop_front();
+  }
   send_abort({communicator, code, why});
   received_aborts_.push_back({communicator, code, why});
 }

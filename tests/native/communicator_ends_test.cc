@@ -2,6 +2,7 @@
 // communicators.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/interrupt.hpp"
 #include "job.hpp"
 #include "link/link.hpp"
 #include "link_pair.hpp"
@@ -81,6 +83,33 @@ TEST(CommunicatorEnds, AResultIsNotLostToAnAbortBehindIt) {
   }
 }
 
+// The hook asks on behalf of the program's signal handlers.
+TEST(CommunicatorEnds, AnInterruptEndsAWaitingCallOnAllRanks) {
+  Config config;
+  config.call_timeout_s = 20;  // ends the test if no question is asked
+  Job job({.ranks = 2, .config = config});
+  const auto members = job.make_communicators(7);
+  static thread_local bool handles_signals = false;
+  static std::atomic<bool> raised{false};
+  interrupt_hook = [] { return handles_signals && raised.load(); };
+  std::thread caller([&] {
+    handles_signals = true;
+    std::vector<float> data(100, 1.0F);
+    const Status status = all_reduce(*members[0], data);
+    EXPECT_EQ(status.code(), ErrorCode::aborted);
+    EXPECT_NE(status.message().find("interrupted by a signal"), std::string::npos)
+        << status.message();
+  });
+  while (!is_in_call(*job.engines[0], 7)) std::this_thread::yield();
+  raised = true;
+  caller.join();
+  interrupt_hook = nullptr;
+  // All data of the first call may have arrived before the failure.
+  std::vector<float> data(100, 1.0F);
+  (void)all_reduce(*members[1], data);
+  EXPECT_EQ(members[1]->barrier().code(), ErrorCode::aborted);
+}
+
 TEST(CommunicatorEnds, AUsedNameIsRefused) {
   Job job({.ranks = 2, .config = {}});
   const auto open = job.make_communicators(7);
@@ -149,6 +178,21 @@ TEST(CommunicatorEnds, ThePeersExcessIsNotChargedToARail) {
   seal(frame.header);
   pair.deliver(pair.b, 0, frame);
   EXPECT_EQ(pair.b.in_stream(101).delivered(), 1U);
+}
+
+TEST(CommunicatorEnds, EveryCommunicatorWithoutRoomGetsAnError) {
+  LinkOptions options = LinkPair::default_options();
+  options.most_communicators = 2;
+  LinkPair pair(1, options);
+  pair.post(pair.a, bytes_of(100, 1));
+  Frame frame = pair.pull(pair.a, 0, FrameType::data).at(0);
+  constexpr std::uint64_t excess = 1000;
+  for (std::uint64_t id = 1; id <= 4 + excess; ++id) {
+    frame.header.communicator = id;
+    seal(frame.header);
+    pair.deliver(pair.b, 0, frame);
+  }
+  EXPECT_EQ(pair.pull(pair.b, 0, FrameType::abort).size(), excess);
 }
 
 TEST(CommunicatorEnds, AnUnknownErrorOfThePeerIsAnInternalError) {

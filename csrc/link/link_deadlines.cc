@@ -66,7 +66,7 @@ void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
                             : std::min({observed, deadline / 2, now - rail.path.outstanding_since});
   if (rail.state == RailState::up) {
     if (rail.health.silent >= deadline / 2) doubt(id, std::min(observed, deadline / 2), now);
-  } else if (rail.health.silent >= options_.dead_deadline_ns) {
+  } else if (rail.health.silent >= options_.dead_deadline_ns || planted(Mutant::late_ack_charged)) {
     // A resumed peer does not answer on all rails at once: after an answer elsewhere, grant this
     // rail an ack deadline.
     if (contradicted(id, rail.health.suspect_since))

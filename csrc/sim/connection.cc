@@ -84,10 +84,19 @@ TimeNs Connection::arrive(Side from, Segment& segment) {
   }
   Lane& lane = lanes_[from];
   lane.arrived += segment.bytes.size();
-  lane.inbox.insert(lane.inbox.end(), segment.bytes.begin(), segment.bytes.end());
+  std::vector<std::byte>& arrivals = port.boxed ? lane.held : lane.inbox;
+  arrivals.insert(arrivals.end(), segment.bytes.begin(), segment.bytes.end());
   schedule_ack(from);
-  notify(to);
+  if (!port.boxed) notify(to);
   return 0;
+}
+
+void Connection::deliver_held(Side from) {
+  Lane& lane = lanes_[from];
+  if (path_.ports[from].boxed || lane.held.empty()) return;
+  lane.inbox.insert(lane.inbox.end(), lane.held.begin(), lane.held.end());
+  lane.held.clear();
+  notify(other(from));
 }
 
 std::size_t Connection::read(Side side, std::span<std::byte> room) {
@@ -133,6 +142,7 @@ void Connection::close(Side side) {
 
 void Connection::reset(Side first) {
   for (DelayLine<Segment>& line : delay_lines_) line.clear();
+  for (Lane& lane : lanes_) lane.held.clear();
   events_.after(delays_.latency_ns, [this, first] { break_end(other(first)); });
   break_end(first);
 }
@@ -143,6 +153,7 @@ void Connection::break_end(Side side) {
 
 void Connection::retry() {
   for (const Side from : both_sides) {
+    deliver_held(from);
     delay_lines_[from].retry(events_.now() + delays_.retransmit_ns);
     if (std::exchange(lanes_[from].ack_lost, false)) schedule_ack(from);
     if (ends_[from] != nullptr) transmit(from);
@@ -152,7 +163,8 @@ void Connection::retry() {
 void Connection::schedule_ack(Side from) {
   Lane& lane = lanes_[from];
   if (std::exchange(lane.ack_due, true)) return;
-  events_.after(path_.latency(other(from), delays_, random_), [this, from] { acknowledge(from); });
+  events_.after(path_.latency(other(from), delays_, random_) + path_.ports[other(from)].ack_ns,
+                [this, from] { acknowledge(from); });
 }
 
 void Connection::acknowledge(Side from) {

@@ -38,10 +38,11 @@ class Connection {
   };
   struct Lane {
     std::vector<std::byte> to_send;
+    std::vector<std::byte> held;   // acknowledged by a middlebox, not yet delivered
     std::vector<std::byte> inbox;  // arrived, not yet read
     TimeNs free_at = 0;            // end of the current transmission
     std::uint64_t written = 0;
-    std::uint64_t arrived = 0;
+    std::uint64_t arrived = 0;  // at the middlebox, if one acknowledges
     std::uint64_t acked = 0;
     bool ack_due = false;
     bool ack_lost = false;
@@ -49,6 +50,7 @@ class Connection {
 
   void transmit(Side from);
   TimeNs arrive(Side from, Segment& segment);
+  void deliver_held(Side from);
   void schedule_ack(Side from);
   void acknowledge(Side from);
   void break_end(Side side);

@@ -13,6 +13,8 @@ constexpr std::array<KindName, fault_kinds> kinds{{
     {"black_hole", &FaultOptions::black_hole},
     {"one_way_loss", &FaultOptions::one_way_loss},
     {"egress_refused", &FaultOptions::egress_refused},
+    {"ack_backlog", &FaultOptions::ack_backlog},
+    {"middlebox_ack", &FaultOptions::middlebox_ack},
     {"mtu_hole", &FaultOptions::mtu_hole},
     {"lost_for_good", &FaultOptions::lost_for_good},
     {"long_outage", &FaultOptions::long_outage},

@@ -15,6 +15,8 @@ enum class FaultKind : std::uint8_t {
   black_hole,              // nothing passes in either direction, without any error
   one_way_loss,            // nothing passes in a single direction
   egress_refused,          // the own host does not send, and the kernel counts nothing as sent
+  ack_backlog,             // the kernel of a port's host acknowledges late
+  middlebox_ack,           // a hop acknowledges bytes, and delivers them late or never
   mtu_hole,                // small packets pass, large packets vanish
   lost_for_good,           // a spare rail is gone until all calls are over
   long_outage,             // after all calls, a rail is gone for a long time, then returns
@@ -50,6 +52,8 @@ struct FaultOptions {
   double black_hole = 0.25;
   double one_way_loss = 0.25;
   double egress_refused = 0.15;
+  double ack_backlog = 0.15;
+  double middlebox_ack = 0.15;
   double mtu_hole = 0.1;
   double lost_for_good = 0.15;
   double long_outage = 0.05;

@@ -35,6 +35,19 @@ void Faults::strike(FaultKind kind) {
           rank, peer, rail, [](Port& port) { port.refuses = true; },
           [](Port& port) { port.refuses = false; });
       break;
+    case FaultKind::ack_backlog:
+      // Between the ack deadline and the dead deadline: a reason to hedge, no reason to go down.
+      world_.delay_acks(rank, peer, rail, random_.between(2 * ns_per_ms, 8 * ns_per_ms));
+      after(duration(), [this, rank, peer, rail] { world_.delay_acks(rank, peer, rail, 0); });
+      break;
+    case FaultKind::middlebox_ack:
+      world_.disturb(rank, peer, rail, [](Port& port) { port.boxed = true; });
+      after(duration(), [this, rank, peer, rail, loses = random_.below(2) == 0] {
+        if (isolated(rank, peer)) return;
+        if (loses) world_.reset(rank, peer, rail);
+        world_.disturb(rank, peer, rail, [](Port& port) { port.boxed = false; });
+      });
+      break;
     case FaultKind::mtu_hole:
       for_a_while(
           rank, peer, rail, [](Port& port) { port.largest = 200; },

@@ -45,6 +45,8 @@ struct Port {
   bool carrier = true;
   bool black_hole = false;
   bool refuses = false;  // the own host does not send: a filter of outgoing packets, a full queue
+  bool boxed = false;    // a middlebox acknowledges the bytes of this side and holds them
+  TimeNs ack_ns = 0;     // delay of acknowledgements by the host of this side
   std::size_t largest = std::numeric_limits<std::size_t>::max();  // larger packets vanish
   TimeNs slowdown = 1;                                            // factor on the time per byte
   TimeNs extra_latency_ns = 0;
@@ -60,15 +62,18 @@ struct Port {
 struct Path {
   std::array<Port, 2> ports{};
   TimeNs disturbed_at = 0;  // last time a fault began, acted or ended
+  TimeNs acks_late_at = 0;  // last time a delay of acknowledgements began or ended
 
-  // Returns true while a fault with a duration is active, unlike a fault of single packets.
+  // Returns true while a fault with a duration is active, unlike a fault of single packets.  Late
+  // acknowledgements do not count: they explain a suspicion, but no loss of the rail.
   [[nodiscard]] bool bad() const {
     return std::any_of(ports.begin(), ports.end(), [](const Port& port) {
-      return !port.carrier || port.black_hole || port.refuses || port.slowdown > 1 ||
+      return !port.carrier || port.black_hole || port.refuses || port.boxed || port.slowdown > 1 ||
              port.extra_latency_ns > 0 || port.landing_ns > 0 ||
              port.largest < std::numeric_limits<std::size_t>::max();
     });
   }
+  [[nodiscard]] bool acks_late() const { return ports[0].ack_ns > 0 || ports[1].ack_ns > 0; }
   [[nodiscard]] bool cut() const { return !ports[0].carrier || !ports[1].carrier; }
   [[nodiscard]] bool blocked(Side from) const { return cut() || ports[from].black_hole; }
   [[nodiscard]] bool passes(Side from, std::size_t bytes) const {

@@ -171,6 +171,12 @@ void World::disturb(int from, int to, RailId rail, const std::function<void(Port
   retry(over);
 }
 
+void World::delay_acks(int rank, int peer, RailId rail, TimeNs time) {
+  Path& over = history(rank, peer, rail).path;
+  over.ports[side_of(rank, peer)].ack_ns = time;
+  over.acks_late_at = now();
+}
+
 void World::reset(int rank, int peer, RailId rail) {
   PathHistory& over = history(rank, peer, rail);
   over.path.disturbed_at = now();
@@ -294,7 +300,8 @@ void World::check_move(const LinkEnd& at, RailId rail, RailState from, RailState
   // From here on: no recent event on the path explains the move.
   const bool peer_slept = lately(of(at.peer).disturbed_at);
   const bool slept = lately(of(at.rank).disturbed_at);
-  if (to == RailState::suspect && !peer_slept) report("I7", "without a recent fault");
+  const bool acks_late = over.acks_late() || lately(over.acks_late_at);
+  if (to == RailState::suspect && !peer_slept && !acks_late) report("I7", "without a recent fault");
   if (to != RailState::down) return;
   switch (cause) {
     case RailCause::probation:

@@ -90,6 +90,8 @@ class World {
   void black_hole(int from, int to, RailId rail, bool on) {
     disturb(from, to, rail, [on](Port& port) { port.black_hole = on; });
   }
+  // Delays the acknowledgements by the host of `rank` of bytes from `peer`; 0 = no delay.
+  void delay_acks(int rank, int peer, RailId rail, TimeNs time);
   // Resets the newest connection of the rail, if any: at `rank` now, at `peer` later.
   void reset(int rank, int peer, RailId rail);
   // Fails the rail at the end of `rank`; the link may notify the peer.  A paused rank notices the

@@ -124,6 +124,51 @@ TEST(Connection, AcceptsNoMoreThanItsBuffersAndReportsPeerLimited) {
   EXPECT_TRUE(connection.path(acceptor_side).peer_limited);
 }
 
+TEST(Connection, AcknowledgesLateDuringABacklog) {
+  Wire wire;
+  Connection connection{wire.events, wire.random, wire.delays, wire.path};
+  connection.attach(acceptor_side, wire.ends[acceptor_side]);
+  connection.attach(connector_side, wire.ends[connector_side]);
+  const std::array<std::byte, 100> sent{};
+  std::array<std::byte, 200> read{};
+  for (const TimeNs late : {5 * ns_per_ms, TimeNs{0}}) {
+    wire.path.ports[connector_side].ack_ns = late;
+    ASSERT_EQ(connection.write(acceptor_side, sent), sent.size());
+    wire.pass(ns_per_ms);
+    EXPECT_EQ(connection.read(connector_side, read), sent.size());
+    EXPECT_EQ(connection.path(acceptor_side).unacknowledged, late == 0 ? 0 : sent.size());
+    wire.pass(10 * ns_per_ms);
+    EXPECT_EQ(connection.path(acceptor_side).unacknowledged, 0U);
+  }
+}
+
+TEST(Connection, AMiddleboxAcknowledgesAndDeliversOrLosesTheBytes) {
+  for (const bool loses : {false, true}) {
+    Wire wire;
+    Connection connection{wire.events, wire.random, wire.delays, wire.path};
+    connection.attach(acceptor_side, wire.ends[acceptor_side]);
+    connection.attach(connector_side, wire.ends[connector_side]);
+    wire.path.ports[acceptor_side].boxed = true;
+    const std::array<std::byte, 3> sent{std::byte{1}, std::byte{2}, std::byte{3}};
+    std::array<std::byte, 8> read{};
+    for (const std::byte& one : sent) {
+      ASSERT_EQ(connection.write(acceptor_side, std::span(&one, 1)), 1U);
+      wire.pass(ns_per_ms);
+      EXPECT_EQ(connection.path(acceptor_side).unacknowledged, 0U);
+    }
+    ASSERT_EQ(connection.write(connector_side, sent), sent.size());
+    wire.pass(ns_per_ms);
+    EXPECT_EQ(connection.read(connector_side, read), 0U);
+    EXPECT_EQ(connection.read(acceptor_side, read), sent.size());
+    if (loses) connection.reset(acceptor_side);
+    wire.path.ports[acceptor_side].boxed = false;
+    connection.retry();
+    std::array<std::byte, 3> delivered{};
+    EXPECT_EQ(connection.read(connector_side, delivered), loses ? 0U : sent.size());
+    EXPECT_EQ(delivered == sent, !loses);
+  }
+}
+
 // A queue pair on each side of a wire, each with a separate link.
 struct Pair {
   Wire& wire;

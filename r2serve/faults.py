@@ -51,6 +51,16 @@ FAULT_KINDS = {
             "egress_refused",
             "The node's own kernel drops packets before the port: a filter, a full queue.",
         ),
+        FaultKind(
+            "ack_backlog",
+            "The node's kernel acknowledges tens of ms late: a backlog, a socket whose owner does "
+            "not run.",
+        ),
+        FaultKind(
+            "middlebox_ack",
+            "A proxy or another hop acknowledges bytes that the peer does not get; the stall has "
+            "no bound yet.",
+        ),
         FaultKind("mtu_hole", "Small packets pass; large packets vanish.", ("mtu",)),
         FaultKind(
             "reset", "Connections end with an RST; a new connection succeeds at once.", ("error",)

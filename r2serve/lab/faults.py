@@ -1,9 +1,9 @@
 """Network faults of a lab, each made at its real place: port, cable or switch.
 
 A port can lose its carrier, be taken off the bridge, be filtered (nftables, at the switch port),
-be slowed down (token bucket, at both ends of the cable) or be refused by the node itself. ``heal``
-undoes every fault. Filters see
-frames before segmentation by the NIC, so packet lengths are lengths of whole writes.
+be slowed down (token bucket, at both ends of the cable), be refused by the node itself, or have its
+packets held by a middlebox. ``heal`` undoes every fault. Filters see frames before segmentation by
+the NIC, so packet lengths are lengths of whole writes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal
+
+from r2serve.lab.middleboxes import Middlebox
 
 if TYPE_CHECKING:
     from r2serve.lab.holder import Holder
@@ -43,6 +45,7 @@ class Faults(ABC):
         self._filtered: set[tuple[int, int]] = set()
         self._limited: set[tuple[int, int]] = set()
         self._refused: set[tuple[int, int]] = set()
+        self._boxes: dict[tuple[int, int], Middlebox] = {}
 
     @abstractmethod
     def _require_switch(self) -> Holder:
@@ -102,6 +105,28 @@ class Faults(ABC):
         at_ns = int(self.nodes[node].holder.run(*full)["at_ns"])
         self._refused.add((node, rail))
         return at_ns
+
+    def ack_backlog(self, node: int, rail: int, *, hold_ms: int = 40, period_ms: int = 100) -> int:
+        """Delays the node's acknowledgements by up to `hold_ms` ms, in every period.
+
+        TCP packets from the node wait at the switch during the first `hold_ms` ms of each
+        `period_ms` ms, in order. The backlog of a socket has the same effect while the owner of the
+        socket does not run in the middle of a system call. period_ms: 2 to 10000; hold_ms: 1 to
+        below period_ms.
+        """
+        if not 1 <= hold_ms < period_ms <= 10_000:
+            raise ValueError(
+                f"hold_ms and period_ms must be 1 <= hold_ms < period_ms <= 10000, not {hold_ms} "
+                f"and {period_ms}"
+            )
+        return self._intercept(node, rail, "late", str(hold_ms), str(period_ms))
+
+    def middlebox_ack(self, node: int, rail: int) -> int:
+        """Acknowledges the node's TCP data at the switch, and holds the data until healed.
+
+        Other packets pass, so the node's own acknowledgements and its new connections do, too.
+        """
+        return self._intercept(node, rail, "acknowledge")
 
     def reset(self, node: int, rail: int) -> int:
         """Closes the node's TCP connections over the port; the other end receives an RST."""
@@ -174,6 +199,7 @@ class Faults(ABC):
             table = f"netdev faults_{port}"
             answer = switch.run("nft", f"add table {table}; delete table {table}")
             self._filtered.remove((node, rail))
+            self._end_box(node, rail)
         if (node, rail) in self._refused:
             self.nodes[node].run("tc", "qdisc", "del", "dev", f"rail{rail}", "root")
             self._refused.remove((node, rail))
@@ -186,6 +212,7 @@ class Faults(ABC):
     def _filter(self, node: int, rail: int, rules: dict[Direction, list[str]]) -> int:
         """Replaces the port's filter with `rules` in a single nftables transaction."""
         port = self.port(node, rail)
+        self._end_box(node, rail)
         table = f"netdev faults_{port}"
         # Delete the old table with its chains. The first `add` makes the deletion always valid.
         script = [f"add table {table}", f"delete table {table}", f"add table {table}"]
@@ -198,6 +225,24 @@ class Faults(ABC):
         at_ns = int(self._require_switch().run("nft", "; ".join(script))["at_ns"])
         self._filtered.add((node, rail))
         return at_ns
+
+    def _intercept(self, node: int, rail: int, *options: str) -> int:
+        """Leaves the node's TCP packets to a middlebox, which reads before the switch drops."""
+        switch, port = self._require_switch(), self.port(node, rail)
+        self._end_box(node, rail)
+        _, user = self.nodes[node].namespaces
+        box = Middlebox(switch.pid, user, port, f"rail{rail}", *options)
+        try:
+            at_ns = self._filter(node, rail, {"from": ["ip protocol tcp drop"]})
+        except BaseException:
+            box.close()
+            raise
+        self._boxes[node, rail] = box
+        return at_ns
+
+    def _end_box(self, node: int, rail: int) -> None:
+        if (node, rail) in self._boxes:
+            self._boxes.pop((node, rail)).close()
 
     def _check_port(self, node: int, rail: int) -> None:
         if not 0 <= node < len(self.nodes):

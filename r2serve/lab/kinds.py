@@ -53,6 +53,14 @@ def _refuse_egress(lab: Lab, node: int, rail: int) -> object:
     return lab.egress_refused(node, rail)
 
 
+def _acknowledge_late(lab: Lab, node: int, rail: int) -> object:
+    return lab.ack_backlog(node, rail)
+
+
+def _acknowledge_for_the_peer(lab: Lab, node: int, rail: int) -> object:
+    return lab.middlebox_ack(node, rail)
+
+
 def _mtu_hole(lab: Lab, node: int, rail: int) -> object:
     return lab.mtu_hole(node, rail)
 
@@ -97,6 +105,8 @@ KINDS = {
     "one_way_loss_from": FaultMaker(_lose_from, _heal),
     "one_way_loss_to": FaultMaker(_lose_to, _heal),
     "egress_refused": FaultMaker(_refuse_egress, _heal),
+    "ack_backlog": FaultMaker(_acknowledge_late, _heal, leaves_up=False),
+    "middlebox_ack": FaultMaker(_acknowledge_for_the_peer, _heal, leaves_up=False),
     "mtu_hole": FaultMaker(_mtu_hole, _heal, leaves_up=False),
     "reset": FaultMaker(_reset, _heal, leaves_up=False),
     "slow": FaultMaker(_slow_down, _heal, leaves_up=False),

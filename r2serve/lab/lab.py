@@ -92,6 +92,9 @@ class Lab(Faults):
         if self._switch is not None:
             self._switch.close()
             self._switch = None
+        # Last, since an error of a box is raised here.
+        for port in list(self._boxes):
+            self._end_box(*port)
 
     def _build(self) -> None:
         if sys.platform != "linux":

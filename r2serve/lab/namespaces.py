@@ -248,9 +248,10 @@ def _hold_inside(node: bool) -> int:
 
 
 def enter(pid: str, user: bool, inside: Callable[[], NoReturn]) -> NoReturn:
-    """Runs `inside` in the namespaces of `pid`.
+    """Runs `inside` in the namespaces of `pid`, except those shared with the calling process.
 
-    The calling process stays outside as a stand-in: forwards signals and passes on the exit status.
+    A user namespace allows no entry into a namespace of its parent. The calling process stays
+    outside as a stand-in: forwards signals and passes on the exit status.
     """
     directory = os.getcwd()
     names = ["user"] if user else []
@@ -258,6 +259,7 @@ def enter(pid: str, user: bool, inside: Callable[[], NoReturn]) -> NoReturn:
         descriptors = [
             os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
             for name in [*names, "pid", "net", "ipc", "mnt"]
+            if not os.path.samefile(f"/proc/{pid}/ns/{name}", f"/proc/self/ns/{name}")
         ]
         for descriptor in descriptors:
             set_namespace(descriptor)

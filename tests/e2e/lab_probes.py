@@ -112,13 +112,42 @@ for line in sys.stdin:
 """
 
 
+# Client of the echo server. A line of input is a number of bytes to send; 0 = only read. Prints the
+# time in s until the other end acknowledged all bytes (-1: not within 1 s), and the number of bytes
+# read until a silence of 0.5 s.
+ACKNOWLEDGED = """
+import fcntl, socket, struct, sys, time
+SIOCOUTQ = 0x5411
+sock = socket.create_connection((sys.argv[1], 7), timeout=5)
+sock.settimeout(0.5)
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+for line in sys.stdin:
+    size, got, began = int(line), 0, time.monotonic()
+    sock.sendall(bytes(size))
+    while left := struct.unpack("i", fcntl.ioctl(sock, SIOCOUTQ, bytes(4)))[0]:
+        if time.monotonic() - began > 1:
+            break
+    seconds = -1 if left else time.monotonic() - began
+    try:
+        while not size or got < size:
+            got += len(sock.recv(1 << 16))
+    except TimeoutError:
+        pass
+    sys.stdout.write(f"{seconds} {got}\\n")
+    sys.stdout.flush()
+"""
+
+
 class Talk:
     """A TCP connection between two nodes of a lab over a rail, for testing echoes."""
+
+    script = TALK
 
     def __init__(self, near: Node, far: Node, rail: int, timeout_s: float = 5.0) -> None:
         address = far.rail_address(rail)
         self._server = self._start(far, ECHO, address)
-        self._client = self._start(near, TALK, address, str(timeout_s))
+        self._client = self._start(near, self.script, address, str(timeout_s))
 
     def _start(self, node: Node, script: str, *arguments: str) -> subprocess.Popen[bytes]:
         process = node.popen(
@@ -132,12 +161,15 @@ class Talk:
 
     def say(self, size: int) -> tuple[str, float]:
         """Sends `size` bytes; returns same, changed, silence or error, and the time in s."""
+        word, seconds = self._ask(size)
+        return word, float(seconds)
+
+    def _ask(self, size: int) -> list[str]:
         assert self._client.stdin is not None
         assert self._client.stdout is not None
         self._client.stdin.write(b"%d\n" % size)
         self._client.stdin.flush()
-        word, seconds = self._client.stdout.readline().split()
-        return word.decode(), float(seconds)
+        return self._client.stdout.readline().decode().split()
 
     def close(self) -> None:
         for process in (self._client, self._server):
@@ -152,6 +184,21 @@ class Talk:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Acknowledged(Talk):
+    """A TCP connection for testing acknowledgements, apart from the echo."""
+
+    script = ACKNOWLEDGED
+
+    def send(self, size: int) -> tuple[float, int]:
+        """Sends `size` bytes; 0 = only reads.
+
+        Returns the time until all bytes were acknowledged, in s (-1: not within 1 s), and the
+        number of bytes of the echo.
+        """
+        seconds, got = self._ask(size)
+        return float(seconds), int(got)
 
 
 def connections(node: Node, rail: int) -> int:

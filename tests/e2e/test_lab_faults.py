@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lab_probes import Talk, becomes_reachable, connections, datagrams_arrive, reaches
+from lab_probes import (
+    Acknowledged,
+    Talk,
+    becomes_reachable,
+    connections,
+    datagrams_arrive,
+    reaches,
+)
 
+from r2serve.lab.holder import LabCommandError
 from r2serve.lab.lab import Lab
+from r2serve.lab.middleboxes import Middlebox
 
 SMALL, LARGE = 200, 1400
 
@@ -105,6 +114,63 @@ def test_flipped_bytes_arrive_without_an_error(lab: Lab) -> None:
         assert talk.say(200_000)[0] == "same"
 
 
+def test_a_backlog_acknowledges_late_and_loses_nothing(lab: Lab) -> None:
+    first, second = lab.nodes
+    with Acknowledged(first, second, 0) as late, Acknowledged(first, second, 1) as other:
+        assert late.send(1000)[1] == 1000
+        with pytest.raises(ValueError, match="not 100 and 100"):
+            lab.ack_backlog(1, 0, hold_ms=100)
+        lab.ack_backlog(1, 0, hold_ms=150, period_ms=200)
+        try:
+            sent = [late.send(1000) for _ in range(20)]
+            assert max(seconds for seconds, _ in sent) > 0.1
+            assert min(seconds for seconds, _ in sent) >= 0
+            assert {got for _, got in sent} == {1000}
+            assert other.send(1000)[1] == 1000
+        finally:
+            lab.heal(1, 0)
+        assert late.send(200_000)[1] == 200_000
+
+
+@pytest.mark.parametrize("size", [1000, 60_000])
+def test_a_middlebox_acknowledges_bytes_and_delivers_them_when_healed(lab: Lab, size: int) -> None:
+    first, second = lab.nodes
+    with Acknowledged(first, second, 0) as struck, Acknowledged(second, first, 0) as back:
+        assert struck.send(size)[1] == size
+        lab.middlebox_ack(0, 0)
+        try:
+            seconds, got = struck.send(size)
+            assert seconds >= 0
+            assert got == 0
+            # Data in the other direction is acknowledged by the node itself; its echo is held.
+            seconds, got = back.send(10)
+            assert seconds >= 0
+            assert got == 0
+            assert reaches(first, second.rail_address(0))
+        finally:
+            lab.heal(0, 0)
+        assert struck.send(0)[1] == size
+        assert struck.send(size)[1] == size
+
+
+def test_a_middlebox_ends_with_its_fault(lab: Lab) -> None:
+    first, second = lab.nodes
+    with Acknowledged(first, second, 0) as talk:
+        lab.middlebox_ack(0, 0)
+        lab.ack_backlog(0, 0)
+        lab.one_way(0, 0, "to")
+        assert lab._boxes == {}
+        lab.heal(0, 0)
+        assert talk.send(1000)[1] == 1000
+    lab.middlebox_ack(0, 0)
+    lab._boxes[0, 0]._process.kill()
+    with pytest.raises(LabCommandError, match="a middlebox ended with status -9"):
+        lab.heal(0, 0)
+    assert healed(lab)
+    with pytest.raises(LabCommandError, match=r"middlebox at n0r9: .*No such device"):
+        Middlebox(lab._require_switch().pid, lab.rootless, "n0r9", "rail0", "acknowledge")
+
+
 def test_a_limited_port_has_the_configured_rate(lab: Lab) -> None:
     """1 MB takes at least 80 ms at 100 Mbit/s; the test allows for an initial burst."""
     first, second = lab.nodes
@@ -156,7 +222,9 @@ def test_invalid_parameters_of_faults_are_refused(
         getattr(lab, fault)(0, 0, *arguments)
 
 
-@pytest.mark.parametrize("fault", ["reset", "half_open", "stale", "flip", "mtu_hole", "heal"])
+@pytest.mark.parametrize(
+    "fault", ["reset", "half_open", "stale", "flip", "mtu_hole", "ack_backlog", "heal"]
+)
 def test_faults_of_a_missing_port_are_refused(lab: Lab, fault: str) -> None:
     with pytest.raises(ValueError, match="node 2 is not one of the lab's 2 nodes"):
         getattr(lab, fault)(2, 0)

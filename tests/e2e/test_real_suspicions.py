@@ -1,8 +1,9 @@
-"""A stopped peer makes rails look bad without a fault; flipped bits corrupt data silently."""
+"""A stopped peer and late acknowledgements make rails look bad; flipped bits corrupt data."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from real_rails import (
@@ -19,6 +20,8 @@ from real_rails import (
 from r2serve.lab.lab import Lab
 
 STOPPED_S = 2.0
+BACKLOG_S = 2.0
+SIZES = pytest.mark.parametrize("size", [16 * KIB, MIB], ids=["16KiB", "1MiB"])
 
 
 @pytest.fixture
@@ -51,6 +54,30 @@ def test_a_stopped_peer_takes_no_rail_down(
         f"{suspicions} suspicions"
     )
     assert moves_of(events, "DOWN") == []
+
+
+@SIZES
+@pytest.mark.timeout(120)
+def test_a_backlog_of_acknowledgements_takes_no_rail_down(
+    jobs, lab: Lab, eventually, show, size: int
+) -> None:
+    """A rail with late acknowledgements may become SUSPECT; chunks may be hedged."""
+    stream = Stream(jobs, lab, size=size)
+    events: list[list[dict[str, Any]]] = [[], []]
+    for node in (0, 1):
+        rail = stream.busiest()
+        lab.ack_backlog(node, rail)
+        time.sleep(BACKLOG_S)
+        steps = stream.steps()
+        eventually("further steps", lambda s=steps: stream.steps() > s + 20)
+        lab.heal(node, rail)
+        events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+    stream.finish()
+    hits = stalls_of(events)
+    show(summary(f"late acknowledgements for {BACKLOG_S:g} s, {size} bytes", hits, 2))
+    assert moves_of(events, "SUSPECT"), "no acknowledgement was late"
+    assert moves_of(events, "DOWN") == []
+    assert max(hits, default=0) < BOUND_S * 1e9
 
 
 @pytest.mark.timeout(120)

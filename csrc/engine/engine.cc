@@ -315,6 +315,9 @@ Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double by
   if (fault == Fault::corrupt && !config_.checksum)
     return {ErrorCode::invalid_argument,
             "fault: corrupt needs checksums (R2CCL_CHECKSUM=on), else no rank detects it"};
+  if (fault == Fault::egress_refused)
+    return {ErrorCode::invalid_argument,
+            "fault: only the operating system makes egress_refused; must be another fault"};
   if (fault == Fault::slow && !(bytes_per_s >= slowest_bytes_per_s))
     return {ErrorCode::invalid_argument,
             "bytes_per_s: must be at least 1 MB/s (8 Mbit/s); a slower rail counts as silent"};

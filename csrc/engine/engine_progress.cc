@@ -224,6 +224,7 @@ void Engine::apply_fault(Peer& peer, RailId rail, Fault fault, double bytes_per_
       break;
     case Fault::slow: peer.limit(rail, bytes_per_s); break;
     case Fault::corrupt: peer.link.corrupt(rail, true); break;
+    case Fault::egress_refused: break;  // inject() refuses this fault
     case Fault::none:
       peer.limit(rail, 0);
       peer.link.corrupt(rail, false);
@@ -249,7 +250,8 @@ void Engine::read_fault_file(TimeNs now) {
     unsigned rail = 0;
     std::string what;
     const auto fault = words >> rail >> what ? fault_named(what) : std::nullopt;
-    if (!fault.has_value() || fault == Fault::slow || fault == Fault::corrupt) {
+    if (!fault.has_value() || fault == Fault::slow || fault == Fault::corrupt ||
+        fault == Fault::egress_refused) {
       log_.add(LogLevel::error,
                "R2CCL_FAULT_FILE: not '<rail> carrier_loss|black_hole|reset|heal': " + line);
       continue;

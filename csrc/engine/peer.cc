@@ -24,13 +24,14 @@ std::string_view name_of(Fault fault) {
     case Fault::reset: return "reset";
     case Fault::slow: return "slow";
     case Fault::corrupt: return "corrupt";
+    case Fault::egress_refused: return "egress_refused";
   }
   return "unknown";
 }
 
 std::optional<Fault> fault_named(std::string_view name) {
   for (const Fault fault : {Fault::none, Fault::carrier_loss, Fault::black_hole, Fault::reset,
-                            Fault::slow, Fault::corrupt})
+                            Fault::slow, Fault::corrupt, Fault::egress_refused})
     if (name == name_of(fault)) return fault;
   if (name == "cut") return Fault::carrier_loss;
   if (name == "drop") return Fault::black_hole;

@@ -19,8 +19,16 @@ namespace r2ccl {
 
 // Kinds of injected faults; the values are part of the journal.  `reset` breaks the transport once;
 // the other faults last until healed.  `slow` limits the send rate of this end; `corrupt` gives
-// chunks of this end wrong checksums.
-enum class Fault : std::uint8_t { none, carrier_loss, black_hole, reset, slow, corrupt };
+// chunks of this end wrong checksums.  Only the operating system can make `egress_refused`.
+enum class Fault : std::uint8_t {
+  none,
+  carrier_loss,
+  black_hole,
+  reset,
+  slow,
+  corrupt,
+  egress_refused,
+};
 
 [[nodiscard]] std::string_view name_of(Fault fault);  // "heal" for none
 // Parses the name of a fault; empty for an unknown name.  The deprecated names cut, drop and error

@@ -14,7 +14,7 @@ import click
 
 from r2serve.drills import client
 from r2serve.drills.client import WorkerEnd
-from r2serve.drills.order import ENGINE, LONGEST_S, SYSTEM, DrillError
+from r2serve.drills.order import ENGINE, LONGEST_S, SYSTEM, SYSTEM_KINDS, DrillError
 from r2serve.drills.system import Guardian, SystemFault, plan
 from r2serve.faults import canonical, note_on
 from r2serve.journal_folder import folder_option, journal_folder
@@ -108,6 +108,13 @@ def black_hole(**given: Any) -> None:
     _drill("black_hole", **given)
 
 
+@command.command(name="egress_refused")
+@_options
+def egress_refused(**given: Any) -> None:
+    """Drop packets in this node's kernel, before the port; arriving packets pass."""
+    _drill("egress_refused", **given)
+
+
 @command.command()
 @click.option("--mbit", default=10.0, show_default=True, help="Remaining send rate in Mbit/s.")
 @_options
@@ -187,6 +194,7 @@ def _by_system(
     """Returns the system fault, or None and the reason why the engine makes the fault instead."""
     if by == ENGINE:
         return None, ""
+    needs_system = by == SYSTEM or kind in SYSTEM_KINDS
     try:
         if peer:
             raise DrillError(
@@ -208,7 +216,7 @@ def _by_system(
         port = str(end["device"]), str(end["local"])
         return plan(kind, *port, seconds, mbit=mbit, period_s=period_s), ""
     except DrillError as error:
-        if by == SYSTEM:
+        if needs_system:
             raise
         return None, str(error)
 

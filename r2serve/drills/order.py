@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KINDS = ("carrier_loss", "black_hole", "slow", "flap", "corrupt")
+KINDS = ("carrier_loss", "black_hole", "egress_refused", "slow", "flap", "corrupt")
+SYSTEM_KINDS = ("egress_refused",)
+"""Kinds that only the operating system can make."""
 SYSTEM, ENGINE = "system", "engine"
 """Origin of the fault: the operating system, via the drill command, or the worker's engine."""
 LONGEST_S = 3600.0
@@ -41,6 +43,8 @@ class Order:
             raise DrillError(f"kind: {self.kind!r} must be one of {', '.join(KINDS)}")
         if self.by not in (SYSTEM, ENGINE):
             raise DrillError(f"by: {self.by!r} must be {SYSTEM} or {ENGINE}")
+        if self.kind in SYSTEM_KINDS and self.by == ENGINE:
+            raise DrillError(f"by: {self.by!r} cannot make {self.kind}; must be {SYSTEM}")
         for name, low, high in (
             ("seconds", 0.01, LONGEST_S),
             ("mbit", 0.001, 1e6),

@@ -62,6 +62,9 @@ def plan(
         root = ("dev", device, "root")
         make: Command = (_tool("tc"), "qdisc", "replace", *root, *shape)
         return SystemFault([make], [(_tool("tc"), "qdisc", "del", *root)], seconds)
+    hooks = [("output", "oifname")]
+    if kind == "black_hole":
+        hooks.append(("input", "iifname"))
     table = f"inet r2serve_drill_{''.join(c if c.isalnum() else '_' for c in device)}"
     rules = "; ".join(
         [
@@ -69,7 +72,7 @@ def plan(
             *(
                 f"add chain {table} {hook} {{ type filter hook {hook} priority -300; }}; "
                 f'add rule {table} {hook} {word} "{device}" drop'
-                for hook, word in (("input", "iifname"), ("output", "oifname"))
+                for hook, word in hooks
             ),
         ]
     )

@@ -54,7 +54,7 @@ EVENT_KINDS = (
     "speed",
     "injected",
 )
-FAULTS = ("heal", "carrier_loss", "black_hole", "reset", "slow", "corrupt")
+FAULTS = ("heal", "carrier_loss", "black_hole", "reset", "slow", "corrupt", "egress_refused")
 COLLECTIVES = (
     "all_reduce",
     "all_gather",

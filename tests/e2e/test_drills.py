@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_probes import datagrams_arrive
 from real_rails import REJOIN_S, Stream
 
+from r2serve.lab.holder import LabCommandError
 from r2serve.lab.lab import Lab
 
 CODE = "from r2serve.cli import main; main()"
 LONG = "600s"
+SNMP = "/proc/net/snmp"  # counters of the network namespace
 
 
 @pytest.fixture
@@ -68,8 +71,16 @@ def state(stream: Stream, rail: int) -> str:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["carrier_loss", "black_hole"])
-@pytest.mark.parametrize("by", ["system", "engine"])
+@pytest.mark.parametrize(
+    ("kind", "by"),
+    [
+        ("carrier_loss", "system"),
+        ("carrier_loss", "engine"),
+        ("black_hole", "system"),
+        ("black_hole", "engine"),
+        ("egress_refused", "system"),
+    ],
+)
 def test_a_drill_takes_a_rail_down_and_heals_the_rail(
     stream: Stream, tmp_path: Path, eventually: Any, kind: str, by: str
 ) -> None:
@@ -84,7 +95,7 @@ def test_a_drill_takes_a_rail_down_and_heals_the_rail(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["carrier_loss", "black_hole", "slow"])
+@pytest.mark.parametrize("kind", ["carrier_loss", "black_hole", "egress_refused", "slow"])
 def test_the_system_undoes_a_killed_drill(
     stream: Stream, tmp_path: Path, eventually: Any, kind: str
 ) -> None:
@@ -123,6 +134,49 @@ def test_an_interrupted_drill_is_undone_at_once(
     assert command.wait(timeout=30) == 0, command.stderr.read() if command.stderr else ""
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
     assert time.monotonic() - began < REJOIN_S
+    stream.finish()
+
+
+@pytest.mark.timeout(120)
+def test_refused_egress_drops_outgoing_packets_alone(
+    stream: Stream, tmp_path: Path, eventually: Any
+) -> None:
+    """Packets from the peer still reach the sockets of this node."""
+    rail = stream.busiest()
+    near, far = stream.lab.nodes
+    command = drill(
+        stream.lab, tmp_path / "node0", "egress_refused", rail, "--for", LONG, "--by", "auto"
+    )
+    assert said(command)["by"] == "system"
+
+    def refused() -> bool:
+        try:
+            datagrams_arrive(near, far, rail, 200)
+        except LabCommandError as error:
+            return "Operation not permitted" in str(error)
+        return False
+
+    def packets_without_a_port() -> int:
+        names, values = (line.split() for line in near.run("grep", "Udp:", SNMP).splitlines())
+        return int(values[names.index("NoPorts")])
+
+    eventually("outgoing packets refused", refused, 20)
+    before = packets_without_a_port()
+    assert datagrams_arrive(far, near, rail, 200)
+    eventually("packets in", lambda: packets_without_a_port() == before + 3, 10)
+    command.terminate()
+    assert command.wait(timeout=30) == 0
+    assert datagrams_arrive(near, far, rail, 200)
+    stream.finish()
+
+
+@pytest.mark.timeout(120)
+def test_the_engine_refuses_a_fault_of_the_system(stream: Stream, tmp_path: Path) -> None:
+    command = drill(stream.lab, tmp_path / "node0", "egress_refused", 0, "--by", "engine")
+    _, error = command.communicate(timeout=30)
+    assert command.returncode == 1
+    assert b"by: 'engine' cannot make egress_refused; must be system" in error
+    assert injected(stream, 0) == []
     stream.finish()
 
 

@@ -90,13 +90,14 @@ TEST(DrillFaults, UndetectableOrInvalidFaultsAreRefused) {
   for (const double bytes_per_s : {0.0, 0.9e6})
     EXPECT_EQ(job.engines[0]->inject(0, Fault::slow, 0, bytes_per_s).code(),
               ErrorCode::invalid_argument);
+  EXPECT_EQ(job.engines[0]->inject(0, Fault::egress_refused).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(job.engines[0]->inject(7, Fault::carrier_loss).code(), ErrorCode::invalid_argument);
   EXPECT_TRUE(injected(job, 0).empty());
 }
 
 TEST(DrillFaults, EachFaultHasOneNameAndOldNamesAreAccepted) {
   for (const Fault fault : {Fault::none, Fault::carrier_loss, Fault::black_hole, Fault::reset,
-                            Fault::slow, Fault::corrupt})
+                            Fault::slow, Fault::corrupt, Fault::egress_refused})
     EXPECT_EQ(fault_named(name_of(fault)), fault);
   EXPECT_EQ(name_of(Fault::none), "heal");
   EXPECT_EQ(fault_named("cut"), Fault::carrier_loss);

@@ -249,6 +249,15 @@ def test_a_deprecated_kind_is_accepted_with_a_note(drilled: Pair) -> None:
     wait_for(lambda: injected(drilled) == ["black_hole", "heal"])
 
 
+def test_a_fault_of_the_system_is_never_left_to_the_engine(drilled: Pair) -> None:
+    words = ["--rail", RAIL, "--for", "100ms", "--peer", "rank 1"]
+    folder = ["--journal-dir", str(drilled.folder)]
+    result = CliRunner().invoke(main, ["drill", "egress_refused", *words, *folder])
+    assert result.exit_code == 1
+    assert "peer: 'rank 1' needs a fault by the engine" in result.output
+    assert injected(drilled) == []
+
+
 @pytest.mark.parametrize("word", ["melt", "port", "carrier-loss"])
 def test_an_unknown_drill_is_no_command(word: str) -> None:
     result = CliRunner().invoke(main, ["drill", word, "--rail", RAIL])
@@ -370,3 +379,5 @@ def test_a_wrong_order_is_an_error_with_the_field() -> None:
         Order(id="", kind="carrier_loss", rail=RAIL, seconds=1)
     with pytest.raises(DrillError, match="by: 'magic' must be"):
         Order(id="x", kind="carrier_loss", rail=RAIL, seconds=1, by="magic")
+    with pytest.raises(DrillError, match="by: 'engine' cannot make egress_refused; must be system"):
+        Order(id="x", kind="egress_refused", rail=RAIL, seconds=1)

@@ -26,7 +26,8 @@ _UNAUTHORIZED: dict[int | str, dict[str, Any]] = {
 class DrillOrder(BaseModel, extra="forbid"):
     model_config = example(kind="carrier_loss", rail="rail1@node0", seconds=10.0)
     kind: Literal["carrier_loss", "black_hole", "slow", "flap", "corrupt", "cut", "drop"] = Field(
-        description="Kind of fault. cut and drop are deprecated names of carrier_loss, black_hole."
+        description="Kind of fault. cut and drop are deprecated names of carrier_loss, black_hole. "
+        "The command r2serve drill also has egress_refused, a fault by the operating system."
     )
     rail: str = Field(max_length=64, description="Name of the rail in /v1/rails.")
     seconds: float = Field(ge=0.01, le=LONGEST_S, description="Duration of the drill, s.")

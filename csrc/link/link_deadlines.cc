@@ -15,7 +15,7 @@ constexpr TimeNs ack_request_min_ns = 20 * ns_per_ms;
 constexpr TimeNs ack_request_max_ns = 500 * ns_per_ms;
 constexpr TimeNs inquire_interval_max_ns = 1000 * ns_per_ms;
 // A doubted rail is suspected if no path ack follows an answer elsewhere within this share of the
-// ack deadline, or after this multiple of the ack deadline if another rail advances meanwhile.
+// ack deadline, or after this multiple of the ack deadline if another rail goes on meanwhile.
 constexpr TimeNs due_share = 8;
 constexpr TimeNs overtaken_factor = 3;
 constexpr TimeNs unheard_step_ns = 1000 * ns_per_ms;  // limit per tick: own pauses do not count
@@ -187,10 +187,14 @@ bool Link::others_answered_since(RailId id, TimeNs since) const {
   return false;
 }
 
-// Returns true if the path of another rail has acknowledged bytes since.
+// Returns true if another rail has moved bytes since, perhaps with a probe or its answer behind.
+// Acks of all bytes do not count, since the kernel of a stopped peer acknowledges the probe alone.
 bool Link::others_advanced_since(RailId id, TimeNs since) const {
-  for (RailId other = 0; other < rails_.size(); ++other)
-    if (other != id && usable(rails_[other]) && rails_[other].path.acked_at >= since) return true;
+  for (RailId other = 0; other < rails_.size(); ++other) {
+    const Path& path = rails_[other].path;
+    const bool goes_on = path.acked_at >= since && path.acked < path.sent;
+    if (other != id && usable(rails_[other]) && (goes_on || path.last_rx >= since)) return true;
+  }
   return false;
 }
 

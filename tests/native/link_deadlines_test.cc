@@ -114,15 +114,28 @@ TEST(LinkDeadlines, ARailBehindAPathThatAdvancesIsSuspectedWithoutAnAnswer) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));
   (void)pair.pull(pair.a, 0);
-  // The answer on rail 1 waits behind bulk data.
+  // The probe on rail 1 waits behind bulk data, which the path takes bit by bit.
+  std::uint64_t taken = pair.a.counters(1).tx_bytes;
   const auto bulk = [&] {
     (void)pair.pull(pair.a, 1);
-    pair.acknowledge(pair.a, 1);
+    if (pair.a.counters(1).tx_bytes > taken + 1) pair.a.path_acked(1, 1, ++taken, false, pair.now);
   };
   pair.pass(28 * ns_per_ms, bulk);
   EXPECT_EQ(pair.a.state(0), RailState::up);
   pair.pass(4 * ns_per_ms, bulk);
   EXPECT_EQ(pair.a.state(0), RailState::suspect);
+}
+
+// The kernel of a stopped process acknowledges the probe, and the process answers nothing.
+TEST(LinkDeadlines, AnAcknowledgedProbeAloneIsNoEvidence) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(100, 1));
+  (void)pair.pull(pair.a, 0);
+  pair.pass(90 * ns_per_ms, [&] {
+    (void)pair.pull(pair.a, 1);
+    pair.acknowledge(pair.a, 1);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 
 TEST(LinkDeadlines, ALatePathAckClearsSuspicion) {

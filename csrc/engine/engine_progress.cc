@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
-#include <ranges>
 #include <sstream>
 
 #include "base/clock.hpp"
@@ -102,7 +101,8 @@ void Engine::note_late(std::uint32_t process, RailId rail) {
 void Engine::start_due_connects(TimeNs now) {
   if (closing_) return;
   // Every process begins with its nearest peer, so that not all begin with the same.
-  for (auto& [process, peer] : std::views::reverse(peers_)) {
+  for (auto next = peers_.rbegin(); next != peers_.rend(); ++next) {
+    const std::unique_ptr<Peer>& peer = next->second;
     if (peer->link.peer_closed()) continue;
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       RailEnd& end = peer->rails[rail];

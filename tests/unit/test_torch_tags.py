@@ -356,6 +356,21 @@ def test_threads_and_memory_do_not_grow_with_tags(ends: Ends) -> None:
     assert not ends.inbox._early
 
 
+def test_many_early_bytes_are_told_in_the_log(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A receive that waits for long makes the messages of all other tags pile up."""
+    monkeypatch.setattr(ends.inbox, "_warn_at", 40)
+    for tag in range(1, 21):
+        ends.send(tag, 8)
+    ends.read_early(99)
+    told = [record.getMessage() for record in caplog.records if "wait in memory" in record.message]
+    assert 1 <= len(told) <= 3  # at 40 bytes, and each time that the size has doubled
+    for tag in range(1, 21):
+        assert ends.post(tag, 8).wait()
+    assert ends.inbox._kept == 0
+
+
 def test_a_forked_child_refuses_and_ends_the_parents_receives() -> None:
     """The handler of a fork, called without a fork: nothing may hang."""
     ends = Ends()

@@ -13,6 +13,7 @@ the size depends on the payload before. Small payloads of constant size thus tra
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 import time
@@ -32,11 +33,16 @@ if TYPE_CHECKING:
 
     Bytes = numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
+_LOG = logging.getLogger("r2serve.r2ccl")
+
 MAX_TAG = 2**63 - 1
 """Largest tag of a header."""
 
 HEADER = struct.Struct("=qq")
 """Tag, and size of the payload in bytes."""
+
+MANY_BYTES = 1 << 30
+"""Early messages of this size are told in the log, and again each time that the size doubles."""
 
 MIN_ROOM, MAX_ROOM = 112, 32 * 1024
 """Bounds of an envelope's room, bytes. Copies of larger payloads cost more than a message."""
@@ -134,6 +140,7 @@ class Inbox:
         self._posted: dict[int, deque[Posted]] = {}  # by tag, oldest first; no empty queues
         self._early: dict[int, deque[Bytes]] = {}  # likewise
         self._filling: Posted | None = None  # matched by the reader; its message is being read
+        self._kept, self._warn_at = 0, MANY_BYTES  # bytes of early messages
         self._failed: BaseException | None = None
         self._closing = False
         self._reader: threading.Thread | None = None
@@ -144,6 +151,7 @@ class Inbox:
         """Returns the receive's work, which may have ended already."""
         with self._changed:
             early, failed = _pop(self._early, posted.tag), self._failed
+            self._kept -= 0 if early is None else early.size
             if early is None and failed is None:
                 self._start_reader()
                 self._posted.setdefault(posted.tag, deque()).append(posted)
@@ -258,9 +266,22 @@ class Inbox:
             with self._changed:
                 posted = self._match(tag)  # posted while the message was read
                 if posted is None:
-                    self._early.setdefault(tag, deque()).append(message)
+                    self._keep(tag, message)
                     return
         self._fill(posted, message)
+
+    def _keep(self, tag: int, message: Bytes) -> None:
+        self._early.setdefault(tag, deque()).append(message)
+        self._kept += message.size
+        if self._kept >= self._warn_at:
+            self._warn_at = 2 * self._kept
+            _LOG.warning(
+                "%s: %d bytes of messages wait in memory for their receives (tags %s), while a "
+                "receive of another tag waits",
+                self.comm.name,
+                self._kept,
+                sorted(self._early)[:8],
+            )
 
     # ---- ends of receives, in the reader's or the caller's thread ----
 

@@ -86,15 +86,21 @@ class Lab(Faults):
 
     def close(self) -> None:
         """Kills every process of the lab and waits for the end of the namespaces."""
+        # Boxes end before their ports. Their errors are raised after everything has ended.
+        errors: list[LabCommandError] = []
+        for port in list(self._boxes):
+            try:
+                self._end_box(*port)
+            except LabCommandError as error:
+                errors.append(error)
         for node in self.nodes:
             node.close()
         self.nodes.clear()
         if self._switch is not None:
             self._switch.close()
             self._switch = None
-        # Last, since an error of a box is raised here.
-        for port in list(self._boxes):
-            self._end_box(*port)
+        if errors:
+            raise errors[0]
 
     def _build(self) -> None:
         if sys.platform != "linux":

@@ -9,6 +9,7 @@ packets on through BRIDGE, but holds all packets during the first HOLD_MS of eac
 other packets pass. At the end of the standard input, the box passes on all held packets and ends.
 """
 
+import errno
 import os
 import select
 import socket
@@ -182,6 +183,10 @@ def serve(box: Box, reader: socket.socket, sender: socket.socket) -> None:
             try:
                 packet = reader.recv(LARGEST)
             except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENETDOWN:  # the port is down for a while
+                    raise
                 break
             segment = parse(packet)
             if segment is not None:

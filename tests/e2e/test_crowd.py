@@ -42,7 +42,7 @@ def ended(crowd: list[Any], seconds: float) -> list[dict[str, Any]]:
 
 
 def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
-    """No rail was lost, and at most one hedge was sent per 1,000 messages."""
+    """No rail was lost, and at most one hedge was sent per 1,000 messages, or 10 in a short run."""
     calls = reports[0]["calls"]
     messages = calls * len(reports) * 2
     suspicions = sum(report["suspicions"] for report in reports)
@@ -54,7 +54,7 @@ def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
         f"suspicions, {hedges} hedges"
     )
     assert [down for report in reports for down in report["downs"]] == []
-    assert hedges * 1000 <= messages
+    assert hedges <= max(10, messages // 1000)
 
 
 @pytest.mark.alone
@@ -103,6 +103,7 @@ def cpu_quota(quota_ms: int, period_ms: int) -> Iterator[Callable[[int], None]]:
             group.rmdir()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("quota_ms", "period_ms", "seconds"),

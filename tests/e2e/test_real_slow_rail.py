@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -21,9 +22,9 @@ WATCHED_S = 10.0
 
 
 def share(stream: Stream) -> float:
-    """Returns the share of the bytes that rail 0 carries for rank 0."""
+    """Returns the share of the bytes that rail 0 carries for rank 0; NaN while few bytes move."""
     carried = stream.carried(for_s=MEASURED_S)
-    return carried[0] / max(1, carried.total())
+    return carried[0] / carried.total() if carried.total() > MIB else math.nan
 
 
 def limit(lab: Lab, rail: int, mbit: int) -> None:
@@ -58,6 +59,8 @@ def test_a_slow_rail_loses_its_share_of_the_bytes(
     slow_down(stream, eventually)
     began = time.monotonic()
     eventually("little data on rail 0", lambda: share(stream) < SHARE, DETECTED_S)
+    steps = stream.steps()
+    eventually("further steps", lambda: stream.steps() > steps + 5, DETECTED_S)
     show(
         f"slow rail, {size // KIB} KiB: {share(stream):.2f} of the bytes "
         f"{time.monotonic() - began:.1f} s after the slow-down"

@@ -13,6 +13,7 @@ RANKS = 3
 SLACK_BYTES = 48 << 20
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seconds", [6, pytest.param(300, marks=pytest.mark.long)])
 def test_a_soak_is_exact_and_leaves_nothing_behind(

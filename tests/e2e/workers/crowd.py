@@ -61,7 +61,7 @@ def main() -> None:
             "connected_s": connected_s,
             "all_up_s": all_up_s,
             "failed": len(moves(log.lines, "PROBATION -> DOWN")),
-            "dropped": len(moves(log.lines, "dropped a connection")),
+            "dropped": len(moves(log.lines, "too many unauthenticated connections")),
             "located": len(moves(log.lines, "the fault is")),
         }
     )
@@ -107,7 +107,7 @@ def main() -> None:
             "suspicions_at_start": warm[1],
             "suspicions": len(moves(log.lines, "UP -> SUSPECT")) - warm[1],
             "hedges": hedges(communicator) - warm[2],
-            "downs": moves(log.lines, "-> DOWN"),
+            "downs": moves(log.lines, "UP -> DOWN") + moves(log.lines, "SUSPECT -> DOWN"),
         }
     )
     hear()

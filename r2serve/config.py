@@ -164,7 +164,8 @@ class Config:
     )
     handshake_timeout_ms: int = core(
         1000,
-        "Longest time for a new connection to authenticate before it is dropped",
+        "Longest time for a new connection to authenticate, and for its first probe to be "
+        "answered. Doubles, up to 16 times, while the peer's process is late, until the rail is UP",
         unit="ms",
         low=10,
         high=60_000,
@@ -235,7 +236,7 @@ class Config:
     ack_deadline_floor_ms: int = core(
         20,
         "Shortest silence after which a rail with unacknowledged chunks is suspected and the "
-        "chunks are hedged. At most `dead_deadline_ms`",
+        "chunks are hedged, if the peer answers on another rail. At most `dead_deadline_ms`",
         unit="ms",
         low=1,
         high=60_000,

@@ -22,9 +22,11 @@ namespace {
 constexpr std::size_t max_strangers = 128;
 
 // Attempts of a process at the same time.  More attempts would time out where many ranks start on
-// few cores.  An attempt counts no longer than this time without an answer of the peer's host.
+// few cores.  An attempt counts no longer than these times without an answer of the peer's host,
+// and of the peer's process.
 constexpr std::size_t most_connects = 16;
 constexpr TimeNs unanswered_connect_ns = 100 * ns_per_ms;
+constexpr TimeNs counted_handshake_ns = 1000 * ns_per_ms;
 
 constexpr const char* closed_by_peer = "the peer closed the connection";
 
@@ -163,7 +165,7 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
 bool Connections::may_connect(TimeNs now) const {
   std::size_t count = 0;
   for (const Pending& pending : pending_) {
-    const TimeNs limit = pending.connecting ? unanswered_connect_ns : handshake_timeout_;
+    const TimeNs limit = pending.connecting ? unanswered_connect_ns : counted_handshake_ns;
     if (pending.connector != nullptr && now - pending.began < limit) ++count;
   }
   return count < most_connects;
@@ -251,7 +253,6 @@ bool Connections::advance(Pending& pending, TimeNs now) {
     return true;
   }
   if (!flush(pending) || !receive(pending)) {
-    late(pending);
     give_up(pending, closed_by_peer);
     return true;
   }

@@ -246,7 +246,7 @@ std::string VerbsConnections::take_memory(VerbsSession& session, QueuePairTask& 
 // Always returns true.
 bool VerbsConnections::give_up(Pending& pending, const std::string& why, TimeNs now) {
   closing_.push_back({std::move(pending.session), std::move(pending.task), now});
-  if (!why.empty()) callbacks_.failed(pending.rail, why);
+  if (!why.empty()) callbacks_.failed(pending.rail, why, now >= pending.deadline);
   return true;
 }
 

@@ -32,7 +32,7 @@ class VerbsConnections {
  public:
   struct Callbacks {
     std::function<void(EstablishedRail, std::unique_ptr<VerbsSession>)> connected;
-    std::function<void(const EstablishedRail&, const std::string& why)> failed;
+    std::function<void(const EstablishedRail&, const std::string& why, bool late)> failed;
   };
 
   VerbsConnections(const Config& config, VerbsDevices& devices, Callbacks callbacks)

@@ -118,11 +118,11 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
   verbs_callbacks.connected = [this](EstablishedRail rail, std::unique_ptr<VerbsSession> session) {
     on_verbs_connected(std::move(rail), std::move(session));
   };
-  verbs_callbacks.failed = [this](const EstablishedRail& rail, const std::string& why) {
+  verbs_callbacks.failed = [this](const EstablishedRail& rail, const std::string& why, bool late) {
     Peer* peer = find(rail.peer);
     if (peer == nullptr) return;
     log_.add(LogLevel::warning, peer->rails[rail.rail].name + " to " + peer->label + ": " + why);
-    note_late(rail.peer, rail.rail);
+    if (late) note_late(rail.peer, rail.rail);
     peer->connect_failed(rail.rail, rail.epoch, {}, now_ns());
   };
   verbs_connections_ =

@@ -191,6 +191,9 @@ void EngineChannel::linger(TimeNs limit, const std::function<bool()>& done) {
         [&of](std::uint64_t total, const Peer* peer) { return total + of(*peer); });
   };
   const std::uint64_t before = sum(disturbances_before);
+  // A rail may have been lost before, in a part of the call that did not wait.
+  const bool ending = std::any_of(others_.begin(), others_.end(),
+                                  [](const Peer* peer) { return peer->link.is_losing_a_rail(); });
   const TimeNs began = now_ns();
   while (!done() && now_ns() < began + limit) {
     for (Peer* peer : others_) engine_->progress(*peer, now_ns(), /*all_rails=*/true);
@@ -205,7 +208,8 @@ void EngineChannel::linger(TimeNs limit, const std::function<bool()>& done) {
   looked_ = now_ns();
   // Waiting until a lost rail releases caller memory counts as a stall.
   const std::uint64_t after = sum([](const Peer& peer) { return peer.link.disturbances(); });
-  if (stalled_ > 0 || before != after) stalled_ += looked_ - began;
+  const bool long_wait = ending && looked_ - began >= ns_per_ms;
+  if (stalled_ > 0 || before != after || long_wait) stalled_ += looked_ - began;
 }
 
 // ---- output to links, journal and log ----

@@ -17,6 +17,7 @@
 namespace r2ccl {
 namespace {
 
+constexpr const char* waits = "waits for other connection attempts";
 constexpr TimeNs path_refresh_ns = 100 * ns_per_ms;
 constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
 constexpr TimeNs released_limit_ns = 5000 * ns_per_ms;  // as the linger of a close in Python
@@ -109,7 +110,11 @@ void Engine::start_due_connects(TimeNs now) {
       TimeNs& connect_at = peer->ends[rail].connect_at;
       if (connect_at == 0 || connect_at > now || end.blocked()) continue;
       // An inquiry over a silent rail does not wait.
-      if (!peer->link.connected(rail) && !connections_->may_connect(now)) continue;
+      if (!peer->link.connected(rail) && !connections_->may_connect(now)) {
+        if (end.connect_error.empty()) end.connect_error = waits;
+        continue;
+      }
+      if (end.connect_error == waits) end.connect_error.clear();
       connect_at = 0;
       if (end.kind == RailKind::verbs) withdraw_exchange(*peer, rail);
       // A rail still connected needs an inquiry: keep the local address of the open connection.

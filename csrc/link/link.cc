@@ -55,6 +55,13 @@ bool Link::has_data_rail() const {
   });
 }
 
+bool Link::is_losing_a_rail() const {
+  return std::any_of(rails_.begin(), rails_.end(), [](const Rail& rail) {
+    return rail.carries_data() &&
+           (rail.state == RailState::suspect || rail.state == RailState::down);
+  });
+}
+
 void Link::update_has_no_rail(TimeNs now) {
   const bool none = std::none_of(rails_.begin(), rails_.end(), [this](const Rail& rail) {
     return may_carry_data(rail) && rail.state == RailState::up;
@@ -113,7 +120,9 @@ void Link::rail_failed(RailId id, Epoch epoch, RailCause cause, TimeNs now) {
   Rail& rail = rails_[id];
   if (epoch != rail.epoch) return;
   if (rail.state != RailState::probation && !usable(rail)) return;
-  if (rail.state == RailState::probation) handshake_late(id);
+  // The peer's kernel has the probe, but its process has not answered.  A path that drops the probe
+  // needs a new connection soon instead.
+  if (cause == RailCause::probation && rail.path.acked == rail.path.sent) handshake_late(id);
   move(id, RailState::down, cause, now);
   forget_rate(id);
   rail.findings = {};

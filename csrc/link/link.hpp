@@ -204,6 +204,8 @@ class Link {
   }
   [[nodiscard]] bool may_carry_data(RailId rail) const { return may_carry_data(rails_[rail]); }
   [[nodiscard]] bool has_data_rail() const;  // a data rail is UP
+  // Returns true if a data rail is suspected, or DOWN and not yet fenced on this side.
+  [[nodiscard]] bool is_losing_a_rail() const;
   // has_no_rail(): no rail allowed to carry data is UP.  no_rail_since(): start time of this state.
   [[nodiscard]] bool has_no_rail() const { return has_no_rail_; }
   [[nodiscard]] TimeNs no_rail_since() const { return no_rail_since_; }

@@ -98,8 +98,11 @@ void Link::doubt(RailId id, TimeNs watched, TimeNs now) {
   if (rail.health.silent < deadline) return;
   const bool overtaken = rail.health.silent >= overtaken_factor * deadline &&
                          others_advanced_since(id, rail.health.doubted_since);
-  // If every rail is silent, no evidence can come, and a suspicion costs nothing.
-  const bool dark = rail.health.silent >= options_.dead_deadline_ns / 2;
+  // Without an answer elsewhere, the peer's host may be lost.
+  const TimeNs dark_after =
+      std::min(std::max(options_.dead_deadline_ns / 2, overtaken_factor * deadline),
+               options_.dead_deadline_ns);
+  const bool dark = rail.health.silent >= dark_after;
   if (rail.health.contradicted > due || overtaken || dark)
     suspect(id, now);
   else if (now - rail.health.asked_others >= options_.probe_interval_ns)

@@ -10,7 +10,9 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::size_t most_refused = 256;     // communicators refused because of the limit
+// Refused communicators to remember: as many as a peer may have open, so that the frames under way
+// of each get a single notice.
+constexpr std::size_t most_refused = most_communicators;
 constexpr Epoch max_epochs_ahead = 1U << 20;  // limit on epochs named by the peer
 
 bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {

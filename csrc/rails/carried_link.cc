@@ -10,6 +10,8 @@ namespace {
 
 // Passes over all rails in a single send().
 constexpr int send_rounds = 8;
+// Passes over all rails after a probe: probes may arrive in each.
+constexpr int probe_passes = 3;
 
 }  // namespace
 
@@ -18,12 +20,12 @@ bool CarriedLink::receive(TimeNs now, bool all_rails) {
   const RailId inbound = link.inbound_rail() != any_rail ? link.inbound_rail() : link.best_rail();
   for (RailId id = 0; id < ends.size(); ++id)
     if (ends[id].rail && (all_rails || id == inbound)) arrived |= ends[id].rail->pump_in(now);
-  if (link.take_probed()) {
-    // The peer judges its rails by the answer: bytes that arrived on any rail before the probe are
-    // acknowledged before the answer leaves.
+  // The peer judges its rails by the answer to a probe: bytes that arrived on any rail before the
+  // probe are acknowledged before the answer leaves.
+  for (int pass = 0; pass < probe_passes && link.take_probed(); ++pass) {
     for (RailId id = 0; id < ends.size(); ++id) {
       if (!ends[id].rail || !link.connected(id)) continue;
-      (void)ends[id].rail->pump_in(now);
+      arrived |= ends[id].rail->pump_in(now);
       ends[id].rail->acknowledge(now);
     }
   }

@@ -36,11 +36,13 @@ void Faults::strike(FaultKind kind) {
           [](Port& port) { port.refuses = false; });
       break;
     case FaultKind::ack_backlog:
+      if (world_.options().rails[rail] == RailKind::verbs) break;  // the NIC acknowledges by itself
       // Between the ack deadline and the dead deadline: a reason to hedge, no reason to go down.
       world_.delay_acks(rank, peer, rail, random_.between(2 * ns_per_ms, 8 * ns_per_ms));
       after(duration(), [this, rank, peer, rail] { world_.delay_acks(rank, peer, rail, 0); });
       break;
     case FaultKind::middlebox_ack:
+      if (world_.options().rails[rail] == RailKind::verbs) break;  // no hop ends the transport
       world_.disturb(rank, peer, rail, [](Port& port) { port.boxed = true; });
       after(duration(), [this, rank, peer, rail, loses = random_.below(2) == 0] {
         if (isolated(rank, peer)) return;

@@ -533,9 +533,12 @@ TEST(LinkDeadlines, AFirstStartHasMoreTimeAfterEachLateProbation) {
   TimeNs now = 1;
   link.start(now);
   std::vector<TimeNs> limits;
-  for (Epoch epoch = 1; epoch <= 7; ++epoch) {
+  for (Epoch epoch = 1; epoch <= 7; ++epoch) {  // the peer's kernel has each probe
     ASSERT_TRUE(link.rail_established(0, epoch, now));
     const TimeNs began = now;
+    OutFrame probe;
+    EXPECT_TRUE(link.next_frame(0, probe, now));
+    link.path_acked(0, epoch, link.counters(0).tx_bytes / epoch, false, now);
     while (link.state(0) == RailState::probation) link.tick(now += 10 * ns_per_ms);
     limits.push_back((now - began) / options.probation_timeout_ns);
     EXPECT_EQ(link.wants_location(0), epoch >= 3);
@@ -545,6 +548,17 @@ TEST(LinkDeadlines, AFirstStartHasMoreTimeAfterEachLateProbation) {
   EXPECT_EQ(limits, (std::vector<TimeNs>{1, 2, 4, 8, 16, 16, 16}));
   link.handshake_late(1);
   EXPECT_EQ(link.patience(1, 100), 200);
+}
+
+// Nothing arrives, so the peer is not late: a new connection is needed soon.
+TEST(LinkDeadlines, ALostProbeGetsNoMoreTime) {
+  LinkPair pair(2);
+  take_down(pair, 1);
+  ASSERT_TRUE(pair.a.rail_established(0, 2, pair.now));
+  ASSERT_EQ(pair.pull(pair.a, 0, FrameType::ping).size(), 1U);
+  pass_with_rail_1(pair, 3100 * ns_per_ms);
+  ASSERT_EQ(pair.a.cause(0), RailCause::probation);
+  EXPECT_EQ(pair.a.patience(0, 100), 100);
 }
 
 TEST(LinkDeadlines, APauseOfOurOwnDoesNotEndAProbation) {

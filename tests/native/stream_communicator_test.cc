@@ -187,7 +187,7 @@ void leave_in_an_exchange(int before) {
     for (int i = 0; i < before; ++i) EXPECT_TRUE(reduce().ok());
     rank->synchronise();
     if (me == 1) return nodes.job.engines[1]->close(0.0);
-    EXPECT_TRUE(reduce().ok());  // queued in the stream
+    (void)reduce();  // queued in the stream, or refused if the loss is known already
     rank->synchronise();
     EXPECT_FALSE(rank->collectives->failure().ok());
     EXPECT_EQ(out, std::vector<float>(1000, 4.0F));

@@ -6,6 +6,7 @@
 // configurations. R2SERVE_SWEEP=N takes every Nth step in any build, and all kills if N is 1.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -53,8 +54,11 @@ struct Case {
 };
 
 std::size_t stride() {
-  if (const char* wanted = std::getenv("R2SERVE_SWEEP"); wanted != nullptr && *wanted != '\0')
-    return std::stoul(wanted);
+  if (const char* wanted = std::getenv("R2SERVE_SWEEP"); wanted != nullptr && *wanted != '\0') {
+    const unsigned long every = std::strtoul(wanted, nullptr, 10);
+    EXPECT_GE(every, 1U) << "R2SERVE_SWEEP: " << wanted << "; must be a number of at least 1";
+    return std::max(every, 1UL);
+  }
   return testing::sanitized() ? 64 : 4;
 }
 

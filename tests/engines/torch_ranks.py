@@ -313,7 +313,7 @@ def tags(me: int, ranks: int) -> None:
     """Both directions at once; the messages are received in another order of tags than sent."""
     peer, generator = 1 - me, torch.Generator("cpu").manual_seed(3)
     plan = [
-        (int(torch.randint(4, (), generator=generator)), shape, dtype)
+        (int(torch.randint(4, (), generator=generator, device="cpu")), shape, dtype)
         for shape in ((3,), (0,), (1,), (), (2, 500), (40_000,), (1_500_000,))
         for dtype in MOVED
     ]

@@ -34,6 +34,8 @@ def main() -> None:
         nonlocal handled
         handled += 1
 
+    # A shell ignores SIGINT in background jobs, and so would this process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     match ARGUMENTS["handler"]:
         case "raises":
             signal.signal(signal.SIGTERM, raises)

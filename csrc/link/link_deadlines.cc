@@ -61,9 +61,7 @@ void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
     if (rail.health.pinged != 0) judge_unanswered(id, std::min(observed, deadline / 2), now);
     return;
   }
-  rail.health.silent += planted(Mutant::own_pause_charged)
-                            ? observed
-                            : std::min({observed, deadline / 2, now - rail.path.outstanding_since});
+  rail.health.silent += std::min({observed, deadline / 2, now - rail.path.outstanding_since});
   if (rail.state == RailState::up) {
     if (rail.health.silent >= deadline / 2) doubt(id, std::min(observed, deadline / 2), now);
   } else if (rail.health.silent >= options_.dead_deadline_ns || planted(Mutant::late_ack_charged)) {

@@ -30,7 +30,6 @@ enum class Mutant : std::uint8_t {
   busy_peer_charged,          // silence alone takes a rail DOWN
   unanswered_peer_charged,    // an unanswered probe alone takes a rail DOWN
   late_ack_charged,           // a rail goes DOWN at the ack deadline
-  own_pause_charged,          // own pauses count as silence
   inquiry_never_made,         // silence of the last rail triggers no inquiry
   backoff_never_ends,         // back-off doubles without an upper bound
   abort_not_forwarded,        // ABORT is not sent to other ranks
@@ -65,7 +64,6 @@ inline constexpr std::array mutant_names{
     std::string_view("busy_peer_charged"),
     std::string_view("unanswered_peer_charged"),
     std::string_view("late_ack_charged"),
-    std::string_view("own_pause_charged"),
     std::string_view("inquiry_never_made"),
     std::string_view("backoff_never_ends"),
     std::string_view("abort_not_forwarded"),

@@ -27,7 +27,8 @@ from r2serve.observe.watch import Watch
 if TYPE_CHECKING:
     from conftest import Engine
 
-OUTAGE_S = 0.2
+OUTAGE_S = 0.6
+"""More than half of the dead deadline: a shorter silence of all rails may be a peer without CPU."""
 # Part of an outage that at least one request must report as its stall. An outage that begins while
 # a step computes stalls nothing at first.
 REPORTED = 0.7

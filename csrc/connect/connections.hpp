@@ -76,8 +76,8 @@ class Connections {
   // Starts a connection.  A pending connection of the same rail is replaced without a callback.  No
   // effect if the pending connection has sent AUTH already.
   void connect(const RailRoute& route, const Hello& hello, const HandshakeKey& key, TimeNs now);
-  // False while as many attempts as a process may have are in progress.  An attempt counts until it
-  // ends or its handshake is late, or its host does not answer at once.
+  // Returns false while the limit of attempts is in progress.  An attempt counts until it ends, but
+  // no longer than 1 s, or 100 ms without an answer of the peer's host.
   [[nodiscard]] bool may_connect(TimeNs now) const;
   // Makes room for the connections of another peer, one for each of its rails.
   void expect_peer(std::size_t rails) { expected_ += rails; }

@@ -106,8 +106,8 @@ class Handshake {
   [[nodiscard]] HandshakeFault fault() const { return fault_; }
   [[nodiscard]] const std::string& reason() const { return reason_; }  // a single line for the log
 
-  // At the acceptor: true once a HELLO with the valid MAC of a peer, perhaps recorded, was
-  // accepted.
+  // Returns true once this acceptor has accepted a HELLO.  Its MAC is valid, but the HELLO may be a
+  // recording.
   [[nodiscard]] bool claimed() const { return epoch_ != 0; }
 
   // Valid once established.  At the acceptor, hello() holds the connector's authenticated claim.

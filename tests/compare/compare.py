@@ -2,10 +2,11 @@
 
 compare.py BASE [--minutes 20] [--json FILE]
 
-Both builds are installed into separate folders, and started in turns: the base, this tree, and the
-base again. Each round gives two ratios for each size: this tree to the base, and the base to
-itself. The 95 % interval of the median ratio comes from a bootstrap over rounds. Rounds are added
-until every interval is within ±2 % of its median.
+Each start runs three jobs of two ranks at the same time: the base, this tree, and the base again.
+The jobs take turns of a few milliseconds, so all jobs meet the same drift of the machine. Rank i of
+every job is pinned to the same CPU. A start gives two ratios for each size, each a median over
+turns: this tree to the base, and the base to itself. The 95 % interval of the median ratio comes
+from a bootstrap over starts. Starts are added until every interval is within ±2 % of its median.
 
 Exit status: 0 every median ratio is at most 1.03; 1 a ratio is above; 2 not decided in time.
 """
@@ -16,12 +17,14 @@ import argparse
 import json
 import os
 import random
+import select
 import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,28 +33,38 @@ FOLDER = ROOT / "build/compare"
 WORKER = Path(__file__).with_name("worker.py")
 LIMIT = 1.03
 HALF_WIDTH = 0.02
-LEAST_ROUNDS = 5
+LEAST_STARTS = 5
 RESAMPLES = 2000
-START_LIMIT_S = 120.0
+ANSWER_LIMIT_S = 60.0
 FLAGS = "-O2 -g1 -DNDEBUG"
 
-Medians = Mapping[int, float]
+CALLS = {1 << 10: 60, 16 << 10: 40, 256 << 10: 12, 4 << 20: 3}
+"""Calls of a turn, by size in bytes."""
+
+CYCLES = 40
+"""Turns of each job and size in a start."""
 
 
 @dataclass(frozen=True)
-class Round:
-    """Medians in us by size, of three starts in a row."""
+class Cycle:
+    """Median times in us of three neighbouring turns, a turn of each job."""
 
-    base: Medians
-    new: Medians
-    again: Medians
+    base: float
+    new: float
+    again: float
 
-    def ratio(self, size: int) -> float:
-        """Returns this tree / base. The base is the mean of the starts before and after."""
-        return self.new[size] / ((self.base[size] + self.again[size]) / 2)
+    @property
+    def ratio(self) -> float:
+        """This tree / base. The base is the mean of both jobs."""
+        return self.new / ((self.base + self.again) / 2)
 
-    def noise(self, size: int) -> float:
-        return self.again[size] / self.base[size]
+    @property
+    def noise(self) -> float:
+        return self.again / self.base
+
+
+Start = Mapping[int, Sequence[Cycle]]
+"""Cycles by size."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +99,15 @@ def status_of(estimates: Sequence[Estimate]) -> int:
     return 1 if any(each.median > LIMIT for each in estimates) else 0
 
 
-def judge(rounds: Sequence[Round]) -> tuple[int, dict[int, tuple[Estimate, Estimate]]]:
+def judge(starts: Sequence[Start]) -> tuple[int, dict[int, tuple[Estimate, Estimate]]]:
     """Returns the status, and by size the estimates of this tree and of the base to itself."""
-    by_size = {
-        size: (
-            Estimate.of([each.ratio(size) for each in rounds]),
-            Estimate.of([each.noise(size) for each in rounds]),
-        )
-        for size in rounds[0].base
-    }
-    if len(rounds) < LEAST_ROUNDS:
+    by_size = {}
+    for size in starts[0]:
+        cycles = [start[size] for start in starts]
+        ratios = [statistics.median(each.ratio for each in of_start) for of_start in cycles]
+        noises = [statistics.median(each.noise for each in of_start) for of_start in cycles]
+        by_size[size] = Estimate.of(ratios), Estimate.of(noises)
+    if len(starts) < LEAST_STARTS:
         return 2, by_size
     return status_of([new for new, _ in by_size.values()]), by_size
 
@@ -128,37 +140,78 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def start(site: Path) -> dict[int, float]:
-    """Runs both ranks of a build and returns the medians of rank 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if "R2CCL_" not in name}
-    environment |= {
-        "PYTHONPATH": str(site),
-        "PYTHONSAFEPATH": "1",
-        "OMP_NUM_THREADS": "1",
-        "R2CCL_NODE": "per-rank",
-        "R2CCL_RAILS": "127.0.0.1,127.0.0.2",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), str(port)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (1, 0)
-    ]
-    try:
-        output = ranks[1].communicate(timeout=START_LIMIT_S)[0]
-        statuses = [rank.wait(START_LIMIT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    if any(statuses):
-        raise SystemExit(f"{site}: a rank ended with status {max(statuses)}")
-    return {int(size): median for size, median in json.loads(output).items()}
+class Job:
+    """Both ranks of a build, each a process."""
+
+    def __init__(self, site: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environment = {name: value for name, value in os.environ.items() if "R2CCL_" not in name}
+        environment |= {
+            "PYTHONPATH": str(site),
+            "PYTHONSAFEPATH": "1",
+            "OMP_NUM_THREADS": "1",
+            "R2CCL_NODE": "per-rank",
+            "R2CCL_RAILS": "127.0.0.1,127.0.0.2",
+        }
+        self._site = site
+        self._ranks = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), str(rank), str(port)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for rank in (0, 1)
+        ]
+
+    def turn(self, size: int, calls: int) -> float:
+        """Returns the median time of rank 0, in us."""
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(f"{size} {calls}\n".encode())
+            rank.stdin.flush()
+        median, _ = map(self._answer, self._ranks)
+        return float(median)
+
+    def _answer(self, rank: subprocess.Popen[bytes]) -> bytes:
+        assert rank.stdout is not None
+        ready, _, _ = select.select([rank.stdout], [], [], ANSWER_LIMIT_S)
+        line = rank.stdout.readline() if ready else b""
+        if not line:
+            raise SystemExit(f"{self._site}: a rank has ended or does not answer")
+        return line
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.close()
+        for rank in self._ranks:
+            try:
+                rank.wait(ANSWER_LIMIT_S)
+            finally:
+                rank.kill()
+
+
+def start(base: Path, new: Path, source: random.Random) -> Start:
+    """Starts three jobs and runs their turns, in random order in each cycle."""
+    with ExitStack() as stack:
+        jobs = []
+        for site in (base, new, base):
+            jobs.append(Job(site))
+            stack.callback(jobs[-1].close)
+        cycles: dict[int, list[Cycle]] = {size: [] for size in CALLS}
+        for job in jobs:
+            for size, calls in CALLS.items():
+                job.turn(size, calls)
+        for _ in range(CYCLES):
+            for size, calls in CALLS.items():
+                medians = [0.0, 0.0, 0.0]
+                for index in source.sample(range(3), 3):
+                    medians[index] = jobs[index].turn(size, calls)
+                cycles[size].append(Cycle(*medians))
+    return cycles
 
 
 def say(text: str) -> None:
@@ -175,14 +228,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tree = base_tree(options.base)
     base, new = install(tree, tree.parent.name), install(ROOT, "new")
     began = time.monotonic()
-    rounds: list[Round] = []
+    starts: list[Start] = []
+    source = random.Random(0)
     status, estimates = 2, {}
     while status == 2 and time.monotonic() - began < 60 * options.minutes:
-        rounds.append(Round(start(base), start(new), start(base)))
-        status, estimates = judge(rounds)
+        starts.append(start(base, new, source))
+        status, estimates = judge(starts)
         took_s = time.monotonic() - began
         widest = max(new.high - new.low for new, _ in estimates.values())
-        say(f"{took_s:7.0f} s  round {len(rounds)}: widest interval {widest:.3f}")
+        say(f"{took_s:7.0f} s  start {len(starts)}: widest interval {widest:.3f}")
     for size, (ratio, noise) in estimates.items():
         say(f"{size:9} bytes: new / base {ratio.text()}, base / base {noise.text()}")
     say({0: f"no ratio above {LIMIT}", 1: f"a ratio above {LIMIT}", 2: "not decided"}[status])
@@ -191,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             str(size): {"new": vars(ratio), "base": vars(noise)}
             for size, (ratio, noise) in estimates.items()
         }
-        record = {"base": tree.parent.name, "rounds": len(rounds), "status": status, "us": points}
+        record = {"base": tree.parent.name, "starts": len(starts), "status": status, "us": points}
         with options.json.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
     return status

@@ -1,13 +1,15 @@
-"""A rank of a comparison: prints the median time of all-reduces of several sizes, in us, as JSON.
+"""A rank of a comparison: runs turns of all-reduces on request, and prints the median times.
 
 worker.py RANK PORT
 
-The worker runs the r2serve of its PYTHONPATH, and uses only calls that old commits have, too.
+A request is a line "BYTES CALLS" of standard input. The answer is a line with the median time of a
+call, in us. The worker runs the r2serve of its PYTHONPATH, and uses only calls that old commits
+have, too.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import statistics
 import sys
 import time
@@ -16,27 +18,35 @@ import torch
 
 from r2serve import Communicator
 
-POINTS = {1 << 10: 2000, 16 << 10: 1500, 256 << 10: 300, 4 << 20: 40}
-"""Repetitions by size in bytes."""
+
+def pin(rank: int) -> None:
+    """Pins this process to a CPU. The placement of ranks can double a latency."""
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
+
+
+def turn(communicator: Communicator, size: int, calls: int) -> float:
+    """Returns the median time in us. A first quarter of calls in addition is a warm-up."""
+    data = torch.ones(size // 4)
+    out = torch.empty_like(data)
+    taken = []
+    for call in range(-(calls // 4) - 1, calls):
+        began = time.perf_counter_ns()
+        communicator.all_reduce(data, out=out)
+        if call >= 0:
+            taken.append(time.perf_counter_ns() - began)
+    return statistics.median(taken) / 1e3
 
 
 def main(rank: int, port: int) -> None:
     torch.set_num_threads(1)
+    pin(rank)
     communicator = Communicator.standalone("127.0.0.1", port, rank, 2)
-    medians = {}
-    for size, times in POINTS.items():
-        data = torch.ones(size // 4)
-        out = torch.empty_like(data)
-        taken = []
-        for turn in range(times + times // 4):
-            began = time.perf_counter_ns()
-            communicator.all_reduce(data, out=out)
-            if turn >= times // 4:
-                taken.append(time.perf_counter_ns() - began)
-        medians[size] = statistics.median(taken) / 1e3
+    for line in sys.stdin:
+        size, calls = map(int, line.split())
+        sys.stdout.write(f"{turn(communicator, size, calls)}\n")
+        sys.stdout.flush()
     communicator.close()
-    if rank == 0:
-        sys.stdout.write(json.dumps(medians))
 
 
 if __name__ == "__main__":

@@ -10,37 +10,35 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "compare"))
 
-from compare import Estimate, Round, judge, status_of
+from compare import Cycle, Estimate, Start, judge, status_of
 
 SIZES = (1024, 16384)
 
 
-def rounds(count: int, slower: float, noise: float, seed: int = 1) -> list[Round]:
-    """Returns rounds of a drifting machine; `slower` is this tree's true ratio."""
+def starts(count: int, slower: float, noise: float, seed: int = 1) -> list[Start]:
+    """Returns starts on a drifting machine; `slower` is this tree's true ratio."""
     source = random.Random(seed)
 
-    def medians(factor: float, drift: float) -> dict[int, float]:
-        return {size: 50 * factor * drift * source.gauss(1, noise) for size in SIZES}
+    def cycle(number: int) -> Cycle:
+        drift = 50 * (1 + 0.05 * number)
+        times = (drift * factor * source.gauss(1, noise) for factor in (1, slower, 1))
+        return Cycle(*times)
 
-    made = []
-    for number in range(count):
-        drift = 1 + 0.05 * number
-        made.append(Round(medians(1, drift), medians(slower, drift), medians(1, drift)))
-    return made
+    return [{size: [cycle(number) for number in range(10)] for size in SIZES} for _ in range(count)]
 
 
 @pytest.mark.parametrize(("slower", "status"), [(1.0, 0), (0.9, 0), (1.02, 0), (1.06, 1)])
 def test_a_slower_build_is_found_despite_drift(slower: float, status: int) -> None:
-    decided, estimates = judge(rounds(20, slower, 0.01))
+    decided, estimates = judge(starts(20, slower, 0.02))
     assert decided == status
     for ratio, noise in estimates.values():
         assert ratio.median == pytest.approx(slower, abs=0.015)
         assert noise.median == pytest.approx(1, abs=0.015)
 
 
-def test_few_rounds_and_wide_intervals_decide_nothing() -> None:
-    assert judge(rounds(4, 1.0, 0.0))[0] == 2
-    assert judge(rounds(6, 1.0, 0.2))[0] == 2
+def test_few_starts_and_wide_intervals_decide_nothing() -> None:
+    assert judge(starts(4, 1.0, 0.0))[0] == 2
+    assert judge(starts(6, 1.0, 0.4))[0] == 2
 
 
 def test_one_slow_size_is_enough() -> None:

@@ -85,3 +85,23 @@ def test_pools_of_forked_workers_harm_nothing(jobs) -> None:
     for rank in start(jobs, "pools"):
         assert rank.hear(60) == "exact"
         rank.wait(30)
+
+
+@pytest.mark.timeout(120)
+def test_compile_pools_harm_nothing(jobs) -> None:
+    """Pools of torch (forked, and forked by a process of their own) and of vLLM."""
+    for rank in start(jobs, "compilers"):
+        assert rank.hear(90) == "exact"
+        rank.wait(30)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_compiler_beside_collectives_harms_nothing(jobs, show: Callable[[str], None]) -> None:
+    for rank in start(jobs, "compiled"):
+        for threads in (1, 2):
+            said = rank.hear(120)
+            show(f"{said}")
+            assert said["threads"] == threads
+        assert rank.hear(60) == "exact"
+        rank.wait(30)

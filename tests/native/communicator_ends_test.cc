@@ -59,6 +59,28 @@ TEST(CommunicatorEnds, AReleasedCommunicatorFailsNoPeer) {
   }
 }
 
+// A send returns while no rail can carry its message; the engine delivers the message later.
+TEST(CommunicatorEnds, AMessageIsDeliveredAfterTheReleaseOfItsCommunicator) {
+  Job job({.ranks = 2, .config = {}});
+  const std::vector<float> sent(1000, 3.0F);
+  for (std::uint64_t id = 1U << 20; id < (1U << 20) + 10; ++id) {
+    auto from = job.make_part(id, {0, 1}, 0);
+    const auto to = job.make_part(id, {0, 1}, 1);
+    for (RailId rail = 0; rail < 2; ++rail)
+      ASSERT_TRUE(job.engines[0]->inject(rail, Fault::black_hole).ok());
+    const auto* bytes = reinterpret_cast<const std::byte*>(sent.data());
+    ASSERT_TRUE(from->send_to(bytes, sent.size(), DType::f32, 1).ok());
+    from.reset();
+    for (RailId rail = 0; rail < 2; ++rail)
+      ASSERT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
+    std::vector<float> got(sent.size());
+    auto* into = reinterpret_cast<std::byte*>(got.data());
+    const Status status = to->receive_from(into, got.size(), DType::f32, 0);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(got, sent);
+  }
+}
+
 // The last data and the notice of a failure arrive together: the result of the waiting call counts.
 TEST(CommunicatorEnds, AResultIsNotLostToAnAbortBehindIt) {
   Job job({.ranks = 2, .config = {}});

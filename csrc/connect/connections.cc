@@ -356,10 +356,12 @@ void Connections::give_up(Pending& pending, const std::string& why) {
   const Hello& hello = pending.handshake->hello();
   const bool other_settings = pending.handshake->fault() == HandshakeFault::config;
   const std::string final = other_settings ? reason : "";
+  const bool refused = pending.handshake->fault() == HandshakeFault::refused;
   if (pending.connector == nullptr) {
     // Closed before a byte arrived: a probe of a peer's Localiser, or a port scan.
     const bool probe = !pending.heard && why == closed_by_peer;
-    log_.add(probe ? LogLevel::debug : LogLevel::warning,
+    // A peer repeats a refused attempt until its rail is back.
+    log_.add(probe || refused ? LogLevel::debug : LogLevel::warning,
              "dropped a connection from " + pending.remote + ": " + reason);
     if (other_settings)
       callbacks_.failed({.peer = hello.connector,
@@ -369,8 +371,7 @@ void Connections::give_up(Pending& pending, const std::string& why) {
                          .final = final});
     return;
   }
-  const bool quiet = pending.handshake->fault() == HandshakeFault::abandoned ||
-                     pending.handshake->fault() == HandshakeFault::refused;
+  const bool quiet = refused || pending.handshake->fault() == HandshakeFault::abandoned;
   log_.add(quiet ? LogLevel::debug : LogLevel::warning,
            "rail" + std::to_string(hello.rail) + " to " + pending.remote + ": " + reason);
   FailedConnection failed{.peer = hello.acceptor,
@@ -379,8 +380,7 @@ void Connections::give_up(Pending& pending, const std::string& why) {
                           .refused = {},
                           .why = reason,
                           .final = final};
-  if (pending.handshake->fault() == HandshakeFault::refused)
-    failed.refused = pending.handshake->peer_last_fenced();
+  if (refused) failed.refused = pending.handshake->peer_last_fenced();
   callbacks_.failed(failed);
 }
 

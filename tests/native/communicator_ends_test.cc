@@ -59,20 +59,25 @@ TEST(CommunicatorEnds, AReleasedCommunicatorFailsNoPeer) {
   }
 }
 
-// A send returns while no rail can carry its message; the engine delivers the message later.
-TEST(CommunicatorEnds, AMessageIsDeliveredAfterTheReleaseOfItsCommunicator) {
-  Job job({.ranks = 2, .config = {}});
-  const std::vector<float> sent(1000, 3.0F);
-  for (std::uint64_t id = 1U << 20; id < (1U << 20) + 10; ++id) {
-    auto from = job.make_part(id, {0, 1}, 0);
-    const auto to = job.make_part(id, {0, 1}, 1);
-    for (RailId rail = 0; rail < 2; ++rail)
-      ASSERT_TRUE(job.engines[0]->inject(rail, Fault::black_hole).ok());
+// The copy of a small message may be lost with its rails after the send and the release.
+TEST(CommunicatorEnds, AMessageIsSentAgainAfterTheReleaseOfItsCommunicator) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  for (int turn = 0; turn < 3; ++turn) {
+    Job job({.ranks = 2, .config = config});
+    auto from = job.make_part(7, {0, 1}, 0);
+    const auto to = job.make_part(7, {0, 1}, 1);
+    const auto inject_all = [&job](Fault fault) {
+      for (RailId rail = 0; rail < 2; ++rail)
+        ASSERT_TRUE(job.engines[0]->inject(rail, fault).ok());
+    };
+    inject_all(Fault::black_hole);
+    const std::vector<float> sent(1000, 3.0F);
     const auto* bytes = reinterpret_cast<const std::byte*>(sent.data());
     ASSERT_TRUE(from->send_to(bytes, sent.size(), DType::f32, 1).ok());
     from.reset();
-    for (RailId rail = 0; rail < 2; ++rail)
-      ASSERT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
+    inject_all(Fault::carrier_loss);
+    inject_all(Fault::none);
     std::vector<float> got(sent.size());
     auto* into = reinterpret_cast<std::byte*>(got.data());
     const Status status = to->receive_from(into, got.size(), DType::f32, 0);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -36,6 +37,12 @@ _SHOWN_FAILURES = 10
     is_flag=True,
     help="Compile planted bugs into the core, and check that an invariant catches each bug.",
 )
+@click.option(
+    "--likely",
+    "likely_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --mutants: seeds to try first, a file written by an earlier --json.",
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 def command(
     seed: int,
@@ -43,6 +50,7 @@ def command(
     trace: bool,
     jobs: int | None,
     with_mutants: bool,
+    likely_file: Path | None,
     json_file: Path | None,
 ) -> None:
     """Run whole jobs in simulated time with random faults, and check invariants at every step.
@@ -52,7 +60,7 @@ def command(
     of fault and every mechanism (replays, hedges, fences, …) occurred. The last line has counts.
     """
     if with_mutants:
-        ok = _mutants(seed, seeds or MUTANT_SEEDS, json_file)
+        ok = _mutants(seed, seeds or MUTANT_SEEDS, _seeds_of(likely_file), json_file)
     else:
         ok = _seeds(seed, seeds or 1, trace, jobs, json_file)
     sys.exit(0 if ok else 1)
@@ -87,7 +95,20 @@ def _show(failure: campaign.Failure) -> None:
     click.echo(f"  replay: {failure.replay}")
 
 
-def _mutants(first: int, count: int, json_file: Path | None) -> bool:
+def _seeds_of(file: Path | None) -> dict[str, int]:
+    """Returns the seed of each planted bug in a file of ``--json``."""
+    if file is None:
+        return {}
+    try:
+        return {entry["name"]: int(entry["seed"]) for entry in json.loads(file.read_bytes())}
+    except (ValueError, KeyError, TypeError) as error:
+        raise click.BadParameter(
+            f"{file}: {error!r}; must be a file written by --mutants --json",
+            param_hint="--likely",
+        ) from None
+
+
+def _mutants(first: int, count: int, likely: Mapping[str, int], json_file: Path | None) -> bool:
     click.echo("building the core with its planted bugs", err=True)
     library = mutants.build()
     sound = mutants.judge(library, mutants.SOUND, first, SOUND_SEEDS)
@@ -95,7 +116,7 @@ def _mutants(first: int, count: int, json_file: Path | None) -> bool:
         click.echo(f"fails without a planted bug: seed {sound.seed}: {sound.text}")
         return False
     verdicts = []
-    for verdict in mutants.judge_all(library, first, count):
+    for verdict in mutants.judge_all(library, first, count, likely):
         verdicts.append(verdict)
         where = f"seed {verdict.seed}" if verdict.caught else f"NOT CAUGHT, seed {verdict.seed}"
         click.echo(f"{verdict.name:28} {where}: {verdict.text}")

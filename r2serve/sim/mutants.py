@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -127,7 +127,18 @@ def main(arguments: list[str]) -> None:
     click.echo(json.dumps(hunt(Path(library), mutant, int(first), int(count))))
 
 
-def judge_all(library: Path, first: int, count: int) -> Iterator[MutantResult]:
-    """Yields the result of every planted bug."""
+def judge_all(
+    library: Path, first: int, count: int, likely: Mapping[str, int]
+) -> Iterator[MutantResult]:
+    """Yields the result of every planted bug.
+
+    ``likely``: seeds to try first, by bug. Without a violation, or without an entry, the search
+    runs ``count`` seeds from ``first`` on.
+    """
     for mutant in load(library).mutants():
+        if mutant in likely:
+            result = judge(library, mutant, likely[mutant], 1)
+            if result.caught:
+                yield result
+                continue
         yield judge(library, mutant, first, count)

@@ -100,7 +100,10 @@ def _seeds_of(file: Path | None) -> dict[str, int]:
     if file is None:
         return {}
     try:
-        return {entry["name"]: int(entry["seed"]) for entry in json.loads(file.read_bytes())}
+        entries = json.loads(file.read_bytes())
+        if not isinstance(entries, list):
+            raise TypeError("not a list")
+        return {entry["name"]: int(entry["seed"]) for entry in entries}
     except (ValueError, KeyError, TypeError) as error:
         raise click.BadParameter(
             f"{file}: {error!r}; must be a file written by --mutants --json",

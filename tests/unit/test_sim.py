@@ -85,3 +85,31 @@ def test_mutants_need_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     done = CliRunner().invoke(main, ["sim", "--mutants"])
     assert done.exit_code == 1
     assert "source tree" in done.output
+
+
+@pytest.mark.parametrize("text", ["", "{}", '[{"name": "a"}]', '[{"name": "a", "seed": "soon"}]'])
+def test_a_wrong_file_of_likely_seeds_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "seeds.json"
+    file.write_text(text)
+    done = CliRunner().invoke(main, ["sim", "--mutants", "--likely", str(file)])
+    assert done.exit_code == 2
+    assert "must be a file written by --mutants --json" in done.output
+
+
+def test_likely_seeds_come_first_and_the_search_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Core:
+        @staticmethod
+        def mutants() -> list[str]:
+            return ["known", "outdated", "new"]
+
+    tried = []
+
+    def judge(_: Path, mutant: str, first: int, count: int) -> mutants.MutantResult:
+        tried.append((mutant, first, count))
+        return mutants.MutantResult(mutant, mutant != "outdated" or count > 1, first, "")
+
+    monkeypatch.setattr(mutants, "load", lambda _: Core)
+    monkeypatch.setattr(mutants, "judge", judge)
+    results = list(mutants.judge_all(Path(), 0, 9, {"known": 5, "outdated": 6, "gone": 7}))
+    assert [each.name for each in results if each.caught] == ["known", "outdated", "new"]
+    assert tried == [("known", 5, 1), ("outdated", 6, 1), ("outdated", 0, 9), ("new", 0, 9)]

@@ -13,6 +13,7 @@ constexpr TimeNs notice_interval_min_ns = 5 * ns_per_ms;
 constexpr TimeNs notice_interval_max_ns = 200 * ns_per_ms;
 constexpr TimeNs ack_request_min_ns = 20 * ns_per_ms;
 constexpr TimeNs ack_request_max_ns = 500 * ns_per_ms;
+constexpr TimeNs overdue_factor = 4;  // a missing ack is overdue after this multiple of the mean
 constexpr TimeNs inquire_interval_max_ns = 1000 * ns_per_ms;
 // A doubted rail is suspected if no path ack follows an answer elsewhere within this share of the
 // ack deadline, or after this multiple of the ack deadline if another rail goes on meanwhile.
@@ -226,10 +227,12 @@ void Link::repeat_acks(TimeNs now) {
 
     OutStream& out = pair->out;
     if (!options_.shape.resilience || !out.wants_ack()) continue;
-    const TimeNs interval = std::max(out.ack_request_after, ack_request_min_ns);
-    if (now - out.last_ack_ns < interval) continue;
+    const TimeNs overdue_ns = overdue_factor * out.usual_ack_ns;
+    const TimeNs interval = std::max(
+        out.ack_request_after, std::clamp(overdue_ns, ack_request_min_ns, ack_request_max_ns));
+    if (now - std::max(out.last_ack_ns, out.ack_requested_ns) < interval) continue;
     out.ack_request_after = std::min(2 * interval, ack_request_max_ns);
-    out.last_ack_ns = now;
+    out.ack_requested_ns = now;
     each_usable([&](RailId, Rail& rail) {
       auto& requests = rail.control.ack_requests;
       if (std::find(requests.begin(), requests.end(), &out) == requests.end())

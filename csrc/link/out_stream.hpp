@@ -103,6 +103,8 @@ class OutStream {
   InStream* reverse = nullptr;      // our data frames carry its acks
   TimeNs quarantined_since_ns = 0;  // start of quarantined(); 0: not quarantined
   TimeNs last_ack_ns = 0;           // last progress of acks, or start of the wait
+  TimeNs usual_ack_ns = 0;          // recent mean of the wait for an ack
+  TimeNs ack_requested_ns = 0;      // time of the last ack request
   TimeNs ack_request_after = 0;     // current interval of ack requests
   bool queued = false;              // in the link's list of streams with unposted chunks
 

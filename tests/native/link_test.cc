@@ -163,6 +163,31 @@ TEST(Link, ALostAckIsRepeatedOnAnotherRail) {
   EXPECT_EQ(pair.out(pair.a).delivered(), 1U);
 }
 
+TEST(Link, AcksThatUsuallyTakeLongAreRequestedLater) {
+  LinkPair pair(1);
+  // Returns the number of requests while an ack takes 100 ms.
+  const auto requests_of_a_message = [&pair] {
+    std::size_t requests = 0;
+    pair.post(pair.a, bytes_of(64, 1));
+    pair.deliver(pair.b, 0, pair.pull(pair.a, 0));
+    pair.acknowledge(pair.a, 0);
+    for (int step = 0; step < 20; ++step) {
+      pair.now += 5 * ns_per_ms;
+      pair.a.tick(pair.now);
+      requests += pair.pull(pair.a, 0, FrameType::ack_request).size();
+      pair.acknowledge(pair.a, 0);
+    }
+    pair.b.tick(pair.now);
+    pair.deliver(pair.a, 0, pair.pull(pair.b, 0));
+    pair.acknowledge(pair.b, 0);
+    (void)pair.b.consume(pair.in(pair.b), pair.now);
+    return requests;
+  };
+  EXPECT_GE(requests_of_a_message(), 2U);
+  for (int message = 0; message < 20; ++message) requests_of_a_message();
+  EXPECT_EQ(requests_of_a_message(), 0U);
+}
+
 TEST(Link, AcksOfALostRailAreSentAgain) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));

@@ -22,6 +22,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -149,7 +150,7 @@ class Job:
             port = probe.getsockname()[1]
         environment = {name: value for name, value in os.environ.items() if "R2CCL_" not in name}
         environment |= {
-            "PYTHONPATH": str(site),
+            "PYTHONPATH": f"{site}:{sysconfig.get_path('purelib')}",
             "PYTHONSAFEPATH": "1",
             "OMP_NUM_THREADS": "1",
             "R2CCL_NODE": "per-rank",
@@ -158,7 +159,8 @@ class Job:
         self._site = site
         self._ranks = [
             subprocess.Popen(
-                [sys.executable, str(WORKER), str(rank), str(port)],
+                # -S: no .pth file may put the installed r2serve before the one of the site.
+                [sys.executable, "-S", str(WORKER), str(site), str(rank), str(port)],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -1,9 +1,9 @@
 """A rank of a comparison: runs turns of all-reduces on request, and prints the median times.
 
-worker.py RANK PORT
+worker.py SITE RANK PORT
 
 A request is a line "BYTES CALLS" of standard input. The answer is a line with the median time of a
-call, in us. The worker runs the r2serve of its PYTHONPATH, and uses only calls that old commits
+call, in us. The worker runs the r2serve of the folder SITE, and uses only calls that old commits
 have, too.
 """
 
@@ -13,10 +13,11 @@ import os
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import torch
 
-from r2serve import Communicator
+from r2serve import Communicator, _core
 
 
 def pin(rank: int) -> None:
@@ -38,7 +39,9 @@ def turn(communicator: Communicator, size: int, calls: int) -> float:
     return statistics.median(taken) / 1e3
 
 
-def main(rank: int, port: int) -> None:
+def main(site: Path, rank: int, port: int) -> None:
+    if not Path(_core.__file__).is_relative_to(site):
+        raise SystemExit(f"imported {_core.__file__}; must be below {site}")
     torch.set_num_threads(1)
     pin(rank)
     communicator = Communicator.standalone("127.0.0.1", port, rank, 2)
@@ -50,4 +53,4 @@ def main(rank: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

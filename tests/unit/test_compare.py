@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "compare"))
 
-from compare import Cycle, Estimate, Start, judge, status_of
+from compare import WORKER, Cycle, Estimate, Start, judge, status_of
 
 SIZES = (1024, 16384)
 
@@ -46,3 +47,15 @@ def test_one_slow_size_is_enough() -> None:
     assert status_of([fast, fast]) == 0
     assert status_of([fast, slow]) == 1
     assert status_of([fast, slow, Estimate(1.0, 0.9, 1.1)]) == 2
+
+
+def test_a_worker_refuses_another_build_than_the_one_to_measure(tmp_path: Path) -> None:
+    """The editable install comes before PYTHONPATH, so both builds were the same one."""
+    done = subprocess.run(
+        [sys.executable, str(WORKER), str(tmp_path), "0", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"must be below {tmp_path}" in done.stderr

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 RANKS = 3
-# Memory that the allocators may keep: each thread frees and allocates up to 9 MiB at a time.
-SLACK_BYTES = 48 << 20
+# Spare slots: 4 MiB for each of two peers and two communicators, touched after the first fences.
+SLACK_BYTES = 16 << 20
 
 
 @pytest.mark.alone
@@ -26,6 +26,7 @@ def test_a_soak_is_exact_and_leaves_nothing_behind(
         config={"rejoin_backoff_min_ms": 5, "rejoin_backoff_max_ms": 200},
         seed=seed,
         seconds=seconds,
+        rounds=2,
         ports=free_ports(2),
         fault_every_s=1.0,
     )

@@ -27,6 +27,7 @@ SECONDS = ARGUMENTS["seconds"]
 SIGNAL_EVERY_S = 0.005
 STEPS_PER_LOOK = 20
 WARM_ELEMENTS = 12 << 20
+M_ARENA_MAX = -8  # <malloc.h>
 
 
 class Worker(threading.Thread):
@@ -133,6 +134,7 @@ def run(communicators: list[Communicator]) -> dict[str, object]:
 
 
 def main() -> None:
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # arenas of threads would hide a leak
     communicators = [
         Communicator.standalone(
             ARGUMENTS["host"], port, members.index(ME), len(members), name=f"thread{which}"
@@ -146,7 +148,7 @@ def main() -> None:
             communicator.all_reduce(torch.zeros(WARM_ELEMENTS))
             communicator.all_to_all(torch.zeros(WARM_ELEMENTS - WARM_ELEMENTS % len(GROUPS[0])))
     limit: dict[str, int] = {}
-    for _ in range(2):  # the first round warms up
+    for _ in range(ARGUMENTS["rounds"]):  # the first rounds warm up
         done = run(communicators)
         world.barrier()
         done["resources"] = settled(communicators, limit)

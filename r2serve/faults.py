@@ -58,8 +58,7 @@ FAULT_KINDS = {
         ),
         FaultKind(
             "middlebox_ack",
-            "A proxy or another hop acknowledges bytes that the peer does not get; the stall has "
-            "no bound yet.",
+            "A proxy or another hop acknowledges bytes that the peer does not get.",
         ),
         FaultKind("mtu_hole", "Small packets pass; large packets vanish.", ("mtu",)),
         FaultKind(

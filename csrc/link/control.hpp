@@ -11,6 +11,11 @@ class InStream;
 class OutStream;
 
 struct Control {
+  // Answer to an ack request for a communicator without a stream here.
+  struct Answer {
+    std::uint64_t communicator;
+    std::uint64_t requested;  // time of the request; 0: the answer is no evidence of missing bytes
+  };
   bool ping = false;
   bool pong = false;
   bool close = false;
@@ -24,13 +29,13 @@ struct Control {
   std::vector<InStream*> targets;       // targets to announce to the peer
   std::vector<InStream*> acks;
   std::vector<OutStream*> ack_requests;
-  std::vector<std::uint64_t> closed_acks;  // closed communicators: repeat the last ack
-  std::size_t aborts_sent = 0;             // entries of the link's abort list sent on this rail
+  std::vector<Answer> answers;
+  std::size_t aborts_sent = 0;  // entries of the link's abort list sent on this rail
   // Returns true if a frame is due.  `aborts`: length of the link's abort list.
   [[nodiscard]] bool any(std::size_t aborts) const {
     return ping || pong || close || (notices | fenced | addresses) != 0 || !acks.empty() ||
-           !ack_requests.empty() || !closed_acks.empty() || aborts_sent < aborts ||
-           !slots.empty() || !released.empty() || !targets.empty();
+           !ack_requests.empty() || !answers.empty() || aborts_sent < aborts || !slots.empty() ||
+           !released.empty() || !targets.empty();
   }
 };
 

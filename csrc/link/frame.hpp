@@ -18,7 +18,7 @@ static_assert(std::endian::native == std::endian::little, "r2ccl needs a little-
 enum class FrameType : std::uint8_t {
   data = 1,     // a chunk of a message
   ack,          // cumulative delivery ack and credit of a stream
-  ack_request,  // an ack is overdue: the receiver must repeat the last ack
+  ack_request,  // an ack is overdue: the receiver must read all its rails and repeat the ack
   ping,         // probe; full-size payload on probation
   pong,         // answer to a ping
   rail_down,    // the sender took a rail (number) down in `epoch`; flags: PortEvidence of its port
@@ -50,8 +50,9 @@ struct FrameHeader {
   // else 0.
   std::uint32_t epoch;
   std::uint64_t communicator;  // data, ack, ack_request, abort, slots, released, target
-  // data: message; target: first message; ping, pong: send time of the ping in ns; slots: memory
-  // address; rail_down, fenced, address: rail.
+  // data: message; target: first message; ping, pong: send time of the ping in ns; ack_request:
+  // time of the request in ns; ack: time of the last answered request; slots: memory address;
+  // rail_down, fenced, address: rail.
   std::uint64_t number;
   // `delivered` and `credit` of other frames.  address: the 16 address bytes; target: memory
   // address and size in bytes (0: no target).

@@ -107,6 +107,7 @@ class InStream {
 
   OutStream* reverse = nullptr;  // the sending half of the other direction
   TimeNs owed_since_ns = 0;      // 0: no ack is due
+  std::uint64_t requested = 0;   // time of the peer's last ack request; our acks repeat the time
   std::uint64_t offered = 0;     // bit r: the peer may write the slots over verbs rail r
   Target target;
 

@@ -37,6 +37,8 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   if (from == RailState::up || to == RailState::up || id == best_) choose_best();
   if (from == RailState::up || to == RailState::up) update_has_no_rail(now);
   if (from == RailState::up && rail.carries_data()) ++disturbances_;
+  if (from == RailState::suspect) rail.health.withheld = false;
+  rail.health.accused_at = 0;
   // Replays bound to this rail may now go to any rail.
   if (from == RailState::up)
     for (Replay& replay : replays_)
@@ -195,7 +197,7 @@ void Link::resolve_epoch(RailId id) {
   Rail& rail = rails_[id];
   for (; !rail.path.attempts.empty(); rail.path.attempts.pop_front()) {
     const Attempt& attempt = rail.path.attempts.front();
-    attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot));
+    attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot), never_acknowledged);
   }
 }
 
@@ -317,7 +319,9 @@ void Link::path_round_trip(RailId id, TimeNs smoothed, TimeNs base, std::uint64_
 }
 
 void Link::clear_suspicion(RailId id, TimeNs now) {
-  if (rails_[id].state == RailState::suspect) move(id, RailState::up, RailCause::none, now);
+  const Rail& rail = rails_[id];
+  if (rail.state == RailState::suspect && !rail.health.withheld)
+    move(id, RailState::up, RailCause::none, now);
 }
 
 // ---- streams ----
@@ -374,7 +378,7 @@ QueueDepths Link::queue_depths() const {
   for (const Rail& rail : rails_) {
     depths.attempts += rail.path.attempts.size();
     depths.control += rail.control.acks.size() + rail.control.ack_requests.size() +
-                      rail.control.closed_acks.size() + rail.control.slots.size() +
+                      rail.control.answers.size() + rail.control.slots.size() +
                       rail.control.released.size() + rail.control.targets.size();
   }
   return depths;

@@ -366,6 +366,7 @@ class Link {
   Streams& streams(std::uint64_t communicator);
   [[nodiscard]] bool begin_data(RailId rail, const FrameHeader& header, TimeNs now);
   [[nodiscard]] bool take_acks(OutStream& stream, const FrameHeader& header, TimeNs now);
+  [[nodiscard]] bool on_ack(OutStream& stream, const FrameHeader& header, TimeNs now);
   void frame_end(RailId rail, TimeNs now);
   void hear(Rail& rail, TimeNs now);
   [[nodiscard]] bool take_payload(Incoming& incoming);
@@ -375,12 +376,14 @@ class Link {
   [[nodiscard]] bool on_address(RailId via, const FrameHeader& header);
   void queue_ack(InStream& stream, RailId rail);
   void queue_ack_everywhere(InStream& stream);
-  void repeat_last_ack(RailId rail, std::uint64_t communicator);
+  void answer_without_stream(RailId rail, const FrameHeader& request);
 
   // link_deadlines.cc: time
   void judge_rail(RailId rail, TimeNs observed, TimeNs now);
   void judge_unanswered(RailId rail, TimeNs watched, TimeNs now);
   void doubt(RailId rail, TimeNs watched, TimeNs now);
+  void accuse(RailId rail, TimeNs asked, TimeNs now);
+  void judge_accused(RailId rail, TimeNs watched, TimeNs now);
   void suspect(RailId rail, TimeNs now);
   void inquire(RailId rail, TimeNs now);
   void ask_others(RailId rail, TimeNs now);

@@ -56,6 +56,7 @@ void Link::judge_rail(RailId id, TimeNs observed, TimeNs now) {
   // Count only time observed by our own loop, in steps of at most half a deadline.  A pause of our
   // own, a clock jump or a suspended host thus adds at most half a deadline of silence.
   const TimeNs deadline = ack_deadline(rail);
+  if (rail.health.accused_at != 0) judge_accused(id, std::min(observed, deadline / due_share), now);
   if (rail.path.acked == rail.path.sent) {
     rail.health.silent = 0;
     if (now - rail.path.last_tx >= options_.probe_interval_ns) probe(id, 0);
@@ -137,6 +138,35 @@ void Link::judge_unanswered(RailId id, TimeNs watched, TimeNs now) {
     rail_failed(id, rail.epoch, RailCause::dead_deadline, now);
   else if (now - rail.health.asked_others >= options_.probe_interval_ns)
     ask_others(id, now);
+}
+
+// Accuses a rail of bytes that its path acknowledged before `asked`, and that the peer then lacked.
+void Link::accuse(RailId id, TimeNs asked, TimeNs now) {
+  RailHealth& health = rails_[id].health;
+  const bool open = rails_[id].state == RailState::up && health.accused_at == 0;
+  if (!open || rails_[id].one_sided() || health.answered >= asked) return;
+  health.accused_at = now;
+  health.accused_of = asked;
+  health.accused_watched = 0;
+  ask_others(id, now);
+}
+
+// Each ack request goes out with a probe on every rail.  The peer sends its answers on all rails in
+// one pass, but may stop within the pass.  An answer elsewhere to a later probe proves that the
+// pass is over, so the answer over this rail is due.
+void Link::judge_accused(RailId id, TimeNs watched, TimeNs now) {
+  RailHealth& health = rails_[id].health;
+  if (health.answered >= health.accused_of) {
+    health.accused_at = 0;
+  } else if (others_answered_since(id, health.accused_at)) {
+    health.accused_watched += watched;
+    if (health.accused_watched < ack_deadline(rails_[id]) / due_share) return;
+    suspect(id, now);
+    health.withheld = true;
+    probe(id, 0);
+  } else if (now - health.asked_others >= options_.probe_interval_ns) {
+    ask_others(id, now);
+  }
 }
 
 // Returns true if the peer's process answers on another rail or on another connection of this path.
@@ -233,7 +263,8 @@ void Link::repeat_acks(TimeNs now) {
     if (now - std::max(out.last_ack_ns, out.ack_requested_ns) < interval) continue;
     out.ack_request_after = std::min(2 * interval, ack_request_max_ns);
     out.ack_requested_ns = now;
-    each_usable([&](RailId, Rail& rail) {
+    each_usable([&](RailId id, Rail& rail) {
+      probe(id, 0);
       auto& requests = rail.control.ack_requests;
       if (std::find(requests.begin(), requests.end(), &out) == requests.end())
         requests.push_back(&out);

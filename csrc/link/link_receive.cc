@@ -126,6 +126,24 @@ bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
   return true;
 }
 
+// Takes an ack, perhaps the answer to a request.  The peer has read all its rails before an answer.
+// An attempt acknowledged before the request must therefore have arrived.  If its message is still
+// incomplete, a hop acknowledged bytes that it withholds.  The rails of the message are accused.
+bool Link::on_ack(OutStream& stream, const FrameHeader& header, TimeNs now) {
+  if (header.number > static_cast<std::uint64_t>(stream.ack_requested_ns)) return false;
+  if (!take_acks(stream, header, now)) return false;
+  const auto asked = static_cast<TimeNs>(header.number);
+  if (asked == 0) return true;
+  for (std::uint64_t number = stream.delivered(); number < stream.next_number(); ++number) {
+    const OutMessage& message = stream.message(number);
+    const bool acknowledged = message.unresolved == 0 && message.next_chunk == message.chunks;
+    if (!acknowledged || message.resolved_at >= asked) continue;
+    for (std::uint16_t chunk = 0; chunk < message.chunks; ++chunk)
+      accuse(message.last_rail[chunk], asked, now);
+  }
+  return true;
+}
+
 std::span<std::byte> Link::likely_room() const {
   const bool apart = last_in_ == nullptr || options_.shape.checksum;
   return apart ? std::span<std::byte>() : last_in_->likely_room();
@@ -209,15 +227,19 @@ void Link::frame_end(RailId id, TimeNs now) {
     }
     case FrameType::ack:
       if (const auto found = streams_.find(header.communicator);
-          found != streams_.end() && !take_acks(found->second->out, header, now))
+          found != streams_.end() && !on_ack(found->second->out, header, now))
         rail_failed(id, rail.epoch, RailCause::protocol, now);
       break;
     case FrameType::ack_request:
       if (planted(Mutant::ack_not_repeated)) break;
-      if (const auto found = streams_.find(header.communicator); found != streams_.end())
-        queue_ack_everywhere(found->second->in);
-      else if (closed_.contains(header.communicator))
-        repeat_last_ack(id, header.communicator);
+      probed_ = true;
+      if (const auto found = streams_.find(header.communicator); found != streams_.end()) {
+        InStream& asked = found->second->in;
+        asked.requested = std::max(asked.requested, header.number);
+        queue_ack_everywhere(asked);
+      } else {
+        answer_without_stream(id, header);
+      }
       break;
     case FrameType::ping:
       rail.control.pong = true;
@@ -230,6 +252,10 @@ void Link::frame_end(RailId id, TimeNs now) {
         break;
       }
       rail.health.answered = std::max(rail.health.answered, static_cast<TimeNs>(header.number));
+      if (rail.health.withheld && rail.health.answered >= rail.health.suspect_since) {
+        rail.health.withheld = false;
+        clear_suspicion(id, now);
+      }
       if (rail.state == RailState::probation &&
           rail.health.answered >= rail.reconnect.probation_since) {
         rail.reconnect.failures = rail.reconnect.late = 0;
@@ -311,11 +337,18 @@ void Link::queue_ack(InStream& stream, RailId id) {
   if (std::find(acks.begin(), acks.end(), &stream) == acks.end()) acks.push_back(&stream);
 }
 
-// Repeats the last ack of a closed communicator on the rail of the request.  The peer asks on every
-// usable rail, so every usable rail carries the answer.
-void Link::repeat_last_ack(RailId id, std::uint64_t communicator) {
-  auto& acks = rails_[id].control.closed_acks;
-  if (std::find(acks.begin(), acks.end(), communicator) == acks.end()) acks.push_back(communicator);
+// Answers for a communicator that is closed, or of which nothing has arrived yet, on the rail of
+// the request.  The peer asks on every usable rail, so every usable rail carries the answer.
+void Link::answer_without_stream(RailId id, const FrameHeader& request) {
+  auto& answers = rails_[id].control.answers;
+  std::erase_if(answers, [&](const Control::Answer& old) {
+    return old.communicator == request.communicator;
+  });
+  if (answers.size() >= most_streams()) return;
+  // Data of a closed or refused communicator is dropped, and never acknowledged.
+  const bool dropped =
+      closed_.contains(request.communicator) || refused_.contains(request.communicator);
+  answers.push_back({request.communicator, dropped ? 0 : request.number});
 }
 
 void Link::queue_ack_everywhere(InStream& stream) {

@@ -181,21 +181,24 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     control.acks.pop_back();
     header.type = FrameType::ack;
     header.communicator = stream->communicator();
+    header.number = stream->requested;
     header.delivered = stream->delivered();
     header.credit = credit_of(*stream);
     stream->ack_sent();
-  } else if (!control.closed_acks.empty()) {
+  } else if (!control.answers.empty()) {
     header.type = FrameType::ack;
-    header.communicator = control.closed_acks.back();
+    header.communicator = control.answers.back().communicator;
+    header.number = control.answers.back().requested;
     const auto last = closed_.find(header.communicator);
     if (last != closed_.end()) {
       header.delivered = last->second.delivered;
       header.credit = last->second.credit;
     }
-    control.closed_acks.pop_back();
+    control.answers.pop_back();
   } else if (!control.ack_requests.empty()) {
     header.type = FrameType::ack_request;
     header.communicator = control.ack_requests.back()->communicator();
+    header.number = static_cast<std::uint64_t>(control.ack_requests.back()->ack_requested_ns);
     control.ack_requests.pop_back();
   } else if (control.close) {
     control.close = false;
@@ -361,7 +364,7 @@ void Link::reap(Rail& rail) {
     const bool arrived =
         attempt.number < attempt.stream->delivered() && message.attempts[attempt.chunk] == 1;
     if (attempt.position > resolved && !arrived) return;
-    attempt.stream->attempt_resolved(message);
+    attempt.stream->attempt_resolved(message, rail.path.acked_at);
     rail.path.attempts.pop_front();
   }
 }

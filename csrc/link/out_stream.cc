@@ -93,14 +93,16 @@ bool OutStream::acknowledge(std::uint64_t delivered, std::uint64_t credit, TimeN
 void OutStream::attempt_posted(OutMessage& message, std::uint16_t chunk, RailId rail) {
   ++message.unresolved;
   ++message.unwritten;
+  message.resolved_at = 0;
   message.last_rail[chunk] = static_cast<std::uint8_t>(rail);
   if (message.attempts[chunk] < 255) ++message.attempts[chunk];
   if (chunk == message.next_chunk) ++message.next_chunk;
 }
 
-void OutStream::attempt_resolved(OutMessage& message) {
+void OutStream::attempt_resolved(OutMessage& message, TimeNs acknowledged_at) {
   assert(message.unresolved > 0);
   --message.unresolved;
+  message.resolved_at = std::max(message.resolved_at, acknowledged_at);
   release_if_done(message);
 }
 

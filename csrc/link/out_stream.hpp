@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "base/types.hpp"
@@ -17,6 +18,9 @@ namespace r2ccl {
 
 class InStream;
 
+// For attempts resolved by a fence.
+inline constexpr TimeNs never_acknowledged = std::numeric_limits<TimeNs>::max();
+
 // A message in a slot of the receiver, until the slot may be reused.
 struct OutMessage {
   std::uint64_t number = 0;
@@ -25,6 +29,7 @@ struct OutMessage {
   CallTag tag;
   std::uint32_t bytes = 0;
   std::uint32_t unresolved = 0;  // attempts with possible access to source or slot
+  TimeNs resolved_at = 0;        // latest path ack of an attempt, or never_acknowledged
   std::uint32_t unwritten = 0;   // attempts not handed to the transport in full
   std::uint16_t slot = 0;
   std::uint16_t chunks = 0;
@@ -57,7 +62,7 @@ class OutStream {
   [[nodiscard]] bool acknowledge(std::uint64_t delivered, std::uint64_t credit, TimeNs now);
 
   void attempt_posted(OutMessage& message, std::uint16_t chunk, RailId rail);
-  void attempt_resolved(OutMessage& message);
+  void attempt_resolved(OutMessage& message, TimeNs acknowledged_at);
 
   // Returns the stream position up to which all bytes are delivered or copied; with resilience off,
   // handed to the transport.  A rail may still read a delivered chunk for another attempt: see
@@ -104,7 +109,7 @@ class OutStream {
   TimeNs quarantined_since_ns = 0;  // start of quarantined(); 0: not quarantined
   TimeNs last_ack_ns = 0;           // last progress of acks, or start of the wait
   TimeNs usual_ack_ns = 0;          // recent mean of the wait for an ack
-  TimeNs ack_requested_ns = 0;      // time of the last ack request
+  TimeNs ack_requested_ns = 0;      // time of the last ack request; 0: none
   TimeNs ack_request_after = 0;     // current interval of ack requests
   bool queued = false;              // in the link's list of streams with unposted chunks
 

@@ -17,6 +17,13 @@ struct RailHealth {
   TimeNs silent = 0;         // observed time without path progress, bytes outstanding
   TimeNs doubted_since = 0;  // while UP: since half the ack deadline has passed; 0: not passed
   TimeNs suspect_since = 0;
+  // While UP: perhaps a hop of this rail acknowledged bytes that it withholds.  The answer to a
+  // probe sent since `accused_of` acquits the rail.
+  TimeNs accused_at = 0;       // 0: not accused
+  TimeNs accused_of = 0;       // time of the request whose answer lacked the bytes
+  TimeNs accused_watched = 0;  // observed time since an answer elsewhere
+  // While SUSPECT: as above, without an answer to the probe.  Path acks prove nothing then.
+  bool withheld = false;
   TimeNs asked_others = 0;      // while SUSPECT or overdue: last probes on other rails
   TimeNs path_answered = 0;     // while SUSPECT: the peer answered another connection
   TimeNs contradicted = 0;      // observed time since an answer on another rail

@@ -12,6 +12,8 @@ namespace {
 constexpr int send_rounds = 8;
 // Passes over all rails after a probe: probes may arrive in each.
 constexpr int probe_passes = 3;
+// Reads of a rail in such a pass: as many as empty the largest socket buffer of usual systems.
+constexpr int drain_reads = 32;
 
 }  // namespace
 
@@ -20,12 +22,12 @@ bool CarriedLink::receive(TimeNs now, bool all_rails) {
   const RailId inbound = link.inbound_rail() != any_rail ? link.inbound_rail() : link.best_rail();
   for (RailId id = 0; id < ends.size(); ++id)
     if (ends[id].rail && (all_rails || id == inbound)) arrived |= ends[id].rail->pump_in(now);
-  // The peer judges its rails by the answer to a probe: bytes that arrived on any rail before the
-  // probe are acknowledged before the answer leaves.
+  // The peer judges its rails by the answer to a probe or an ack request: bytes that arrived on any
+  // rail before are read and acknowledged before the answer leaves.
   for (int pass = 0; pass < probe_passes && link.take_probed(); ++pass) {
     for (RailId id = 0; id < ends.size(); ++id) {
       if (!ends[id].rail || !link.connected(id)) continue;
-      arrived |= ends[id].rail->pump_in(now);
+      for (int read = 0; read < drain_reads && ends[id].rail->pump_in(now); ++read) arrived = true;
       ends[id].rail->acknowledge(now);
     }
   }

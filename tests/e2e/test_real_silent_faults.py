@@ -118,23 +118,23 @@ def test_an_mtu_hole_keeps_a_rail_out_until_healed(
 
 @SIZES
 @pytest.mark.timeout(120)
-def test_bytes_acknowledged_by_a_middlebox_are_delivered_after_the_fault(
+def test_bytes_that_a_middlebox_acknowledges_and_withholds_are_sent_elsewhere(
     jobs, lab: Lab, eventually, show, size: int
 ) -> None:
-    """The stall has no bound during the fault, but ends with the fault."""
+    """Calls go on during the fault, which lasts longer than the bound of a stall."""
     stream = Stream(jobs, lab, size=size)
     events: list[list[dict[str, Any]]] = [[], []]
     for node in (0, 1):
         rail = stream.busiest()
         lab.middlebox_ack(node, rail)
         time.sleep(HELD_S)
-        lab.heal(node, rail)
         steps = stream.steps()
         eventually("further steps", lambda s=steps: stream.steps() > s + 20)
+        lab.heal(node, rail)
         eventually(f"rail {rail} UP", lambda r=rail: stream.is_up(r), REJOIN_S)
         events = [old + new for old, new in zip(events, stream.look(), strict=True)]
     stream.finish()
     hits = stalls_of(events)
     show(summary(f"acknowledged by a middlebox for {HELD_S:g} s, {size} bytes", hits, 2))
     assert hits, "no fault hit a step"
-    assert max(hits) < (HELD_S + BOUND_S) * 1e9
+    assert max(hits) < BOUND_S * 1e9

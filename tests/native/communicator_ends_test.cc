@@ -68,8 +68,7 @@ TEST(CommunicatorEnds, AMessageIsSentAgainAfterTheReleaseOfItsCommunicator) {
     auto from = job.make_part(7, {0, 1}, 0);
     const auto to = job.make_part(7, {0, 1}, 1);
     const auto inject_all = [&job](Fault fault) {
-      for (RailId rail = 0; rail < 2; ++rail)
-        ASSERT_TRUE(job.engines[0]->inject(rail, fault).ok());
+      for (RailId rail = 0; rail < 2; ++rail) ASSERT_TRUE(job.engines[0]->inject(rail, fault).ok());
     };
     inject_all(Fault::black_hole);
     const std::vector<float> sent(1000, 3.0F);

@@ -312,11 +312,12 @@ TEST(LinkDeadlines, PathProgressBehindAGapIsNoSilence) {
 TEST(LinkDeadlines, APauseOfOurOwnLoopChargesNoRail) {
   LinkPair pair(2);
   pair.post(pair.a, bytes_of(100, 1));
-  (void)pair.pull(pair.a, 0);
+  const auto sent = pair.pull(pair.a, 0);
   pair.now += 60'000 * ns_per_ms;  // process stopped, machine suspended, or a jump of the clock
   pair.a.tick(pair.now);
   EXPECT_EQ(pair.a.state(0), RailState::up);
   pair.acknowledge(pair.a, 0);
+  pair.deliver(pair.b, 0, sent);
   pass_with_rail_1(pair, 100 * ns_per_ms);
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }

@@ -69,15 +69,18 @@ class LinkPair {
   std::vector<Frame> pull(Link& from, RailId rail) {
     std::vector<Frame> frames;
     OutFrame out;
-    while (from.next_frame(rail, out, now)) {
-      pulled_[{&from, rail}] += sizeof(FrameHeader) + out.header.payload_bytes;
-      Frame frame{out.header, {}};
-      if (out.header.payload_bytes > 0)
-        frame.payload.assign(out.payload, out.payload + out.header.payload_bytes);
-      frames.push_back(std::move(frame));
-      from.frame_written(out.header);
-    }
+    while (from.next_frame(rail, out, now)) frames.push_back(taken(from, rail, out));
     return frames;
+  }
+
+  // Returns the next frame only.
+  Frame pull_one(Link& from, RailId rail) {
+    OutFrame out;
+    if (!from.next_frame(rail, out, now)) {
+      ADD_FAILURE() << "no frame is ready";
+      return {};
+    }
+    return taken(from, rail, out);
   }
 
   std::vector<Frame> pull(Link& from, RailId rail, FrameType type) {
@@ -166,6 +169,15 @@ class LinkPair {
   [[nodiscard]] InStream& in(Link& of) { return of.in_stream(communicator); }
 
  private:
+  Frame taken(Link& from, RailId rail, const OutFrame& out) {
+    pulled_[{&from, rail}] += sizeof(FrameHeader) + out.header.payload_bytes;
+    Frame frame{out.header, {}};
+    if (out.header.payload_bytes > 0)
+      frame.payload.assign(out.payload, out.payload + out.header.payload_bytes);
+    from.frame_written(out.header);
+    return frame;
+  }
+
   static LinkOptions with_role(LinkOptions options, bool connects) {
     options.connects = connects;
     return options;

@@ -236,7 +236,8 @@ bool FrameWorld::incorrect(RailId rail, const FrameHeader& header) const {
   const bool acknowledges = header.type == FrameType::data || known;
   if (acknowledges && header.delivered > posted) return true;
   if (acknowledges && header.credit > header.delivered) return true;
-  if (header.type == FrameType::ack) return false;
+  if (header.type == FrameType::ack)
+    return acknowledges && header.number > static_cast<std::uint64_t>(now_);
   const std::uint64_t first = known ? calls->second.consumed : 0;
   const bool none = header.message_bytes == 0 && header.offset == 0;
   if (header.offset >= header.message_bytes && !none) return true;

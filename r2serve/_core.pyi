@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+wire_version: int
+
 def config_defaults() -> dict[str, bool | int | float | str]: ...
 def simulate(
     seed: int, mutant: str = "none", trace: Callable[[str], None] | None = None

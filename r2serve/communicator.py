@@ -215,7 +215,9 @@ class Communicator(Collectives):
         config = config or Config.from_env()
         process = acquire(config, rank, management_address, share_engine)
         try:
-            infos = [ProcessInfo.from_wire(wire) for wire in exchange(process.info.to_wire())]
+            wires = exchange(rendezvous.with_release(process.info.to_wire()))
+            rendezvous.check_releases(wires, rank)
+            infos = [ProcessInfo.from_wire(wire) for wire in wires]
             nodes = number_nodes([info.node for info in infos])
             for other, info in enumerate(infos):
                 if other != rank:

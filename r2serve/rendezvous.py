@@ -1,21 +1,56 @@
-"""Exchange of information among the ranks of a communicator before any link exists."""
+"""Exchange of information among the ranks of a communicator before any link exists.
+
+The first information of a rank begins with its release, so that different releases are named before
+anything else of another release is read. Readers ignore fields that they do not know.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from r2serve import _core
+from r2serve.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 Exchange = Callable[[dict[str, Any]], list[dict[str, Any]]]
 """Returns the values of all ranks in rank order; a collective call."""
+
+
+def with_release(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a rank's first information, with the rank's release before it."""
+    return {"r2serve": version("r2serve"), "wire": _core.wire_version, **info}
+
+
+def check_releases(infos: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """Compares the releases of all ranks, in rank order; ``rank`` is this rank.
+
+    Raises:
+        ConfigError: a rank has another release than this rank.
+    """
+    own = _release(infos[rank])
+    for other, info in enumerate(infos):
+        if _release(info) != own:
+            raise ConfigError(
+                f"rank {other} (host {info.get('host', 'unknown')}) runs {_release(info)}; this is "
+                f"rank {rank} (host {infos[rank].get('host', 'unknown')}) with {own}: all ranks "
+                "must run the same release"
+            )
+
+
+def _release(info: Mapping[str, Any]) -> str:
+    if "r2serve" not in info:
+        return "an r2serve that does not name its version"
+    return f"r2serve {info['r2serve']} (wire version {info.get('wire', 'unknown')})"
 
 
 def over_group(group: ProcessGroup) -> Exchange:

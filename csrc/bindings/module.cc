@@ -2,6 +2,7 @@
 
 #include "base/interrupt.hpp"
 #include "bindings.hpp"
+#include "link/frame.hpp"
 
 namespace r2ccl::bindings {
 namespace {
@@ -21,6 +22,7 @@ bool runs_into_a_signal() {
 NB_MODULE(_core, module) {
   using namespace r2ccl::bindings;
   module.doc() = "The r2ccl core (C++).";
+  module.attr("wire_version") = r2ccl::frame_version;
   r2ccl::interrupt_hook = &runs_into_a_signal;
   register_config(module);
   register_engine(module);

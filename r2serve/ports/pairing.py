@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from r2serve.errors import ConfigError
@@ -41,6 +41,12 @@ class PortInfo:
             fabric=carrier.fabric,
         )
 
+    @classmethod
+    def from_wire(cls, values: dict[str, Any]) -> PortInfo:
+        """Makes a port of plain values; ignores unknown fields."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
     def __str__(self) -> str:
         verbs = f"{self.verbs_device}:{self.verbs_port}" if self.verbs_device else "no verbs"
         words = [self.address, verbs, self.fabric]
@@ -69,14 +75,14 @@ class ProcessInfo:
 
     @classmethod
     def from_wire(cls, values: dict[str, Any]) -> ProcessInfo:
-        """Inverts :meth:`to_wire`."""
+        """Inverts :meth:`to_wire`; ignores unknown fields."""
         return cls(
             process=values["process"],
             secret=bytes.fromhex(values["secret"]),
             node=values["node"],
             host=values["host"],
-            ports=tuple(PortInfo(**port) for port in values["ports"]),
-            control=PortInfo(**values["control"]) if values["control"] else None,
+            ports=tuple(PortInfo.from_wire(port) for port in values["ports"]),
+            control=PortInfo.from_wire(values["control"]) if values["control"] else None,
             unix_name=values["unix_name"],
         )
 

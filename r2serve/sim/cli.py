@@ -59,6 +59,8 @@ def command(
     faults of the job. Exit status 0 only if no invariant broke and, from 100 seeds on, every kind
     of fault and every mechanism (replays, hedges, fences, …) occurred. The last line has counts.
     """
+    if likely_file is not None and not with_mutants:
+        raise click.UsageError("--likely: has a meaning only with --mutants")
     if with_mutants:
         ok = _mutants(seed, seeds or MUTANT_SEEDS, _seeds_of(likely_file), json_file)
     else:

@@ -189,10 +189,11 @@ class Job:
         for rank in self._ranks:
             assert rank.stdin is not None
             rank.stdin.close()
-        for rank in self._ranks:
-            try:
+        try:
+            for rank in self._ranks:
                 rank.wait(ANSWER_LIMIT_S)
-            finally:
+        finally:
+            for rank in self._ranks:
                 rank.kill()
 
 

@@ -27,7 +27,7 @@ def pin(rank: int) -> None:
 
 
 def turn(communicator: Communicator, size: int, calls: int) -> float:
-    """Returns the median time in us. A first quarter of calls in addition is a warm-up."""
+    """Returns the median time of ``calls`` calls in us. A quarter as many calls warm up before."""
     data = torch.ones(size // 4)
     out = torch.empty_like(data)
     taken = []

@@ -14,14 +14,14 @@ import pytest
 LINK_TIMEOUT_S = 2.0
 
 
-def start(jobs: Any, work: str, **arguments: Any) -> list[Any]:
+def start(jobs: Any, work: str, *, script: str = "forks.py", **arguments: Any) -> list[Any]:
     config = {
         "link_timeout_s": LINK_TIMEOUT_S,
         "rejoin_backoff_min_ms": 1,
         "rejoin_backoff_max_ms": 10,
         "flap_half_life_s": 0,
     }
-    ranks = jobs.start("forks.py", 2, config=config, work=work, **arguments)
+    ranks = jobs.start(script, 2, config=config, work=work, **arguments)
     for rank in ranks:
         assert rank.hear(60) == "ready"
     for rank in ranks:
@@ -90,7 +90,7 @@ def test_pools_of_forked_workers_harm_nothing(jobs) -> None:
 @pytest.mark.timeout(120)
 def test_compile_pools_harm_nothing(jobs) -> None:
     """Pools of torch (forked, and forked by a process of their own) and of vLLM."""
-    for rank in start(jobs, "compilers"):
+    for rank in start(jobs, "pools", script="compilers.py"):
         assert rank.hear(90) == "exact"
         rank.wait(30)
 
@@ -98,7 +98,7 @@ def test_compile_pools_harm_nothing(jobs) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_compiler_beside_collectives_harms_nothing(jobs, show: Callable[[str], None]) -> None:
-    for rank in start(jobs, "compiled"):
+    for rank in start(jobs, "compiled", script="compilers.py"):
         for threads in (1, 2):
             said = rank.hear(120)
             show(f"{said}")

@@ -197,7 +197,7 @@ void Link::resolve_epoch(RailId id) {
   Rail& rail = rails_[id];
   for (; !rail.path.attempts.empty(); rail.path.attempts.pop_front()) {
     const Attempt& attempt = rail.path.attempts.front();
-    attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot), never_acknowledged);
+    attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot), 0);
   }
 }
 

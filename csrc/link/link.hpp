@@ -155,8 +155,8 @@ class Link {
   // Reports bytes stored in payload_room().  The last byte of a frame triggers its processing.
   void payload_filled(RailId rail, std::size_t bytes, TimeNs now);
 
-  // Returns true if a probe arrived since the last call.  The owner then reads and acknowledges all
-  // rails before the answer leaves.
+  // Returns true if a probe or an ack request arrived since the last call.  The owner then reads
+  // and acknowledges all rails before the answer leaves.
   [[nodiscard]] bool take_probed() { return std::exchange(probed_, false); }
 
   // Reports a payload already placed in its slot or target by an RDMA write.
@@ -375,6 +375,7 @@ class Link {
   void on_fenced(RailId rail, Epoch epoch, TimeNs now);
   [[nodiscard]] bool on_address(RailId via, const FrameHeader& header);
   void queue_ack(InStream& stream, RailId rail);
+  void queue_ack_on(InStream& stream, RailId rail);
   void queue_ack_everywhere(InStream& stream);
   void answer_without_stream(RailId rail, const FrameHeader& request);
 
@@ -441,9 +442,10 @@ class Link {
   RailId inbound_ = any_rail;
   std::uint64_t jitter_;
   TimeNs last_tick_ = 0;
+  TimeNs last_probe_ = 0;  // all probes sent from now on have a later time
   TimeNs no_rail_since_ = 0;
   TimeNs unheard_ = 0;
-  bool probed_ = false;  // a probe arrived; see take_probed()
+  bool probed_ = false;  // a probe or an ack request arrived; see take_probed()
   bool heard_ = false;   // a frame or refusal arrived since the last tick
   bool has_no_rail_ = true;
   std::uint64_t disturbances_ = 0;

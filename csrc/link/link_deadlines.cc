@@ -145,7 +145,8 @@ void Link::accuse(RailId id, TimeNs asked, TimeNs now) {
   RailHealth& health = rails_[id].health;
   const bool open = rails_[id].state == RailState::up && health.accused_at == 0;
   if (!open || rails_[id].one_sided() || health.answered >= asked) return;
-  health.accused_at = now;
+  last_probe_ = std::max(last_probe_, now - 1);
+  health.accused_at = last_probe_ + 1;  // answers to probes sent so far do not count
   health.accused_of = asked;
   health.accused_watched = 0;
   ask_others(id, now);
@@ -159,8 +160,11 @@ void Link::judge_accused(RailId id, TimeNs watched, TimeNs now) {
   if (health.answered >= health.accused_of) {
     health.accused_at = 0;
   } else if (others_answered_since(id, health.accused_at)) {
+    // The answer over this rail may wait behind bulk data.
+    const TimeNs deadline = ack_deadline(rails_[id]);
+    const bool moving = rails_[id].path.last_rx >= health.accused_at;
     health.accused_watched += watched;
-    if (health.accused_watched < ack_deadline(rails_[id]) / due_share) return;
+    if (health.accused_watched <= (moving ? deadline : deadline / due_share)) return;
     suspect(id, now);
     health.withheld = true;
     probe(id, 0);
@@ -263,6 +267,7 @@ void Link::repeat_acks(TimeNs now) {
     if (now - std::max(out.last_ack_ns, out.ack_requested_ns) < interval) continue;
     out.ack_request_after = std::min(2 * interval, ack_request_max_ns);
     out.ack_requested_ns = now;
+    last_probe_ = std::max(last_probe_, now - 1);
     each_usable([&](RailId id, Rail& rail) {
       probe(id, 0);
       auto& requests = rail.control.ack_requests;

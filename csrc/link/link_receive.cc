@@ -13,6 +13,7 @@ namespace {
 // Refused communicators to remember: as many as a peer may have open, so that the frames under way
 // of each get a single notice.
 constexpr std::size_t most_refused = most_communicators;
+constexpr std::size_t most_answers = 256;     // answers due on a rail, see answer_without_stream()
 constexpr Epoch max_epochs_ahead = 1U << 20;  // limit on epochs named by the peer
 
 bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
@@ -126,21 +127,20 @@ bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
   return true;
 }
 
-// Takes an ack, perhaps the answer to a request.  The peer has read all its rails before an answer.
-// An attempt acknowledged before the request must therefore have arrived.  If its message is still
-// incomplete, a hop acknowledged bytes that it withholds.  The rails of the message are accused.
+// Takes an ack, perhaps the answer to a request.  The peer has read its rails before an answer.  An
+// attempt acknowledged before the request must therefore have arrived.  If the first undelivered
+// message had only such attempts, a hop acknowledged bytes that it withholds.  Later messages prove
+// nothing, since `delivered` does not count them.
 bool Link::on_ack(OutStream& stream, const FrameHeader& header, TimeNs now) {
   if (header.number > static_cast<std::uint64_t>(stream.ack_requested_ns)) return false;
   if (!take_acks(stream, header, now)) return false;
   const auto asked = static_cast<TimeNs>(header.number);
-  if (asked == 0) return true;
-  for (std::uint64_t number = stream.delivered(); number < stream.next_number(); ++number) {
-    const OutMessage& message = stream.message(number);
-    const bool acknowledged = message.unresolved == 0 && message.next_chunk == message.chunks;
-    if (!acknowledged || message.resolved_at >= asked) continue;
-    for (std::uint16_t chunk = 0; chunk < message.chunks; ++chunk)
-      accuse(message.last_rail[chunk], asked, now);
-  }
+  if (asked == 0 || stream.delivered() == stream.next_number()) return true;
+  const OutMessage& message = stream.message(stream.delivered());
+  const bool acknowledged = message.unresolved == 0 && message.next_chunk == message.chunks;
+  if (!acknowledged || message.replay_queued != 0 || message.resolved_at >= asked) return true;
+  for (std::uint16_t chunk = 0; chunk < message.chunks; ++chunk)
+    accuse(message.last_rail[chunk], asked, now);
   return true;
 }
 
@@ -330,9 +330,13 @@ bool Link::on_address(RailId via, const FrameHeader& header) {
   return true;
 }
 
+// A hop may withhold the frames of a SUSPECT rail.
 void Link::queue_ack(InStream& stream, RailId id) {
-  if (id == any_rail || !usable(rails_[id])) id = best_;
-  if (id == any_rail) return;  // no rail: tick() queues the ack again
+  if (id == any_rail || rails_[id].state != RailState::up) id = best_;
+  if (id != any_rail) queue_ack_on(stream, id);  // no rail: tick() queues the ack again
+}
+
+void Link::queue_ack_on(InStream& stream, RailId id) {
   auto& acks = rails_[id].control.acks;
   if (std::find(acks.begin(), acks.end(), &stream) == acks.end()) acks.push_back(&stream);
 }
@@ -344,7 +348,7 @@ void Link::answer_without_stream(RailId id, const FrameHeader& request) {
   std::erase_if(answers, [&](const Control::Answer& old) {
     return old.communicator == request.communicator;
   });
-  if (answers.size() >= most_streams()) return;
+  if (answers.size() >= most_answers) return;
   // Data of a closed or refused communicator is dropped, and never acknowledged.
   const bool dropped =
       closed_.contains(request.communicator) || refused_.contains(request.communicator);
@@ -352,7 +356,7 @@ void Link::answer_without_stream(RailId id, const FrameHeader& request) {
 }
 
 void Link::queue_ack_everywhere(InStream& stream) {
-  each_usable([&](RailId id, Rail&) { queue_ack(stream, id); });
+  each_usable([&](RailId id, Rail&) { queue_ack_on(stream, id); });
 }
 
 }  // namespace r2ccl

@@ -95,7 +95,8 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
          static_cast<std::uint16_t>(frame.header.offset / options_.shape.chunk_bytes)});
   }
   if (frame.header.type == FrameType::ping) {
-    rail.health.last_ping = std::max(rail.health.last_ping, now);
+    rail.health.last_ping =
+        std::max(rail.health.last_ping, static_cast<TimeNs>(frame.header.number));
     if (rail.health.pinged == 0) rail.health.pinged = now;
   }
   seal(frame.header);
@@ -173,7 +174,8 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
   } else if (control.ping) {
     control.ping = false;
     header.type = FrameType::ping;
-    header.number = static_cast<std::uint64_t>(now);  // the pong echoes the send time
+    last_probe_ = std::max(now, last_probe_ + 1);
+    header.number = static_cast<std::uint64_t>(last_probe_);  // the pong echoes the send time
     header.payload_bytes = control.ping_bytes;
     frame.payload = probe_payload();
   } else if (!control.acks.empty()) {

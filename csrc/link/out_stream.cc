@@ -77,8 +77,10 @@ bool OutStream::acknowledge(std::uint64_t delivered, std::uint64_t credit, TimeN
   if (delivered > posting_number_ || credit > delivered) return false;
   if (delivered <= delivered_ && credit <= credit_) return true;
   // A single late ack counts little; several in a row are usual, as on a host short of CPU time.
-  const TimeNs took = std::min(now - last_ack_ns, 2 * usual_ack_ns + ns_per_ms);
-  usual_ack_ns = (3 * usual_ack_ns + took) / 4;
+  if (delivered > delivered_) {
+    const TimeNs took = std::min(now - last_ack_ns, 2 * usual_ack_ns + ns_per_ms);
+    usual_ack_ns = (3 * usual_ack_ns + took) / 4;
+  }
   last_ack_ns = now;
   ack_request_after = 0;
   for (; delivered_ < delivered; ++delivered_) message(delivered_).data = nullptr;

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "base/types.hpp"
@@ -18,9 +17,6 @@ namespace r2ccl {
 
 class InStream;
 
-// For attempts resolved by a fence.
-inline constexpr TimeNs never_acknowledged = std::numeric_limits<TimeNs>::max();
-
 // A message in a slot of the receiver, until the slot may be reused.
 struct OutMessage {
   std::uint64_t number = 0;
@@ -29,7 +25,7 @@ struct OutMessage {
   CallTag tag;
   std::uint32_t bytes = 0;
   std::uint32_t unresolved = 0;  // attempts with possible access to source or slot
-  TimeNs resolved_at = 0;        // latest path ack of an attempt, or never_acknowledged
+  TimeNs resolved_at = 0;        // latest path ack of an attempt since the last attempt
   std::uint32_t unwritten = 0;   // attempts not handed to the transport in full
   std::uint16_t slot = 0;
   std::uint16_t chunks = 0;
@@ -62,6 +58,7 @@ class OutStream {
   [[nodiscard]] bool acknowledge(std::uint64_t delivered, std::uint64_t credit, TimeNs now);
 
   void attempt_posted(OutMessage& message, std::uint16_t chunk, RailId rail);
+  // `acknowledged_at`: time of the path ack; 0: a fence has ended the attempt.
   void attempt_resolved(OutMessage& message, TimeNs acknowledged_at);
 
   // Returns the stream position up to which all bytes are delivered or copied; with resilience off,
@@ -108,7 +105,7 @@ class OutStream {
   InStream* reverse = nullptr;      // our data frames carry its acks
   TimeNs quarantined_since_ns = 0;  // start of quarantined(); 0: not quarantined
   TimeNs last_ack_ns = 0;           // last progress of acks, or start of the wait
-  TimeNs usual_ack_ns = 0;          // recent mean of the wait for an ack
+  TimeNs usual_ack_ns = 0;          // recent mean of the wait for a delivery ack
   TimeNs ack_requested_ns = 0;      // time of the last ack request; 0: none
   TimeNs ack_request_after = 0;     // current interval of ack requests
   bool queued = false;              // in the link's list of streams with unposted chunks

@@ -26,9 +26,12 @@ bool CarriedLink::receive(TimeNs now, bool all_rails) {
   // rail before are read and acknowledged before the answer leaves.
   for (int pass = 0; pass < probe_passes && link.take_probed(); ++pass) {
     for (RailId id = 0; id < ends.size(); ++id) {
-      if (!ends[id].rail || !link.connected(id)) continue;
-      for (int read = 0; read < drain_reads && ends[id].rail->pump_in(now); ++read) arrived = true;
-      ends[id].rail->acknowledge(now);
+      if (!ends[id].rail) continue;
+      for (int read = 0; read < drain_reads && link.connected(id); ++read) {
+        if (!ends[id].rail->pump_in(now)) break;
+        arrived = true;
+      }
+      if (link.connected(id)) ends[id].rail->acknowledge(now);
     }
   }
   if (!link.actions().empty()) act(now);

@@ -282,7 +282,9 @@ TEST(CarriedLink, ReadsAndAcknowledgesAllRailsBeforeItAnswersAProbe) {
   ping.type = FrameType::ping;
   ping.number = 7;
   seal(ping);
-  arrive(*pipes[silent], echo_of(1));
+  constexpr std::size_t several_reads = 600U << 10;
+  for (std::size_t bytes = 0; bytes < several_reads; bytes += sizeof(FrameHeader))
+    arrive(*pipes[silent], echo_of(1));
   arrive(*pipes[probed], ping);
   (void)carried.receive(4, /*all_rails=*/false);
   EXPECT_TRUE(pipes[silent]->arrived.empty());

@@ -99,11 +99,13 @@ TEST(Withheld, ALateReaderCostsNothing) {
     for (Frame& frame : pair.pull(pair.a, 1)) requests.push_back(std::move(frame));
     pair.acknowledge(pair.a, 1);
   });
+  std::erase_if(requests, [](const Frame& f) { return f.header.type != FrameType::ack_request; });
   ASSERT_FALSE(requests.empty());
+  (void)pair.b.take_probed();
   pair.deliver(pair.b, 1, requests);
   EXPECT_TRUE(pair.b.take_probed());  // so the owner reads all rails before the answer leaves
   pair.deliver(pair.b, 0, unread);
-  pair.exchange(1);
+  pass_with_hop(pair, 20 * ns_per_ms);
   EXPECT_EQ(pair.out(pair.a).delivered(), 1U);
   EXPECT_EQ(pair.a.state(0), RailState::up);
   EXPECT_EQ(pair.a.counters(0).hedged_chunks, 0U);
@@ -114,12 +116,82 @@ TEST(Withheld, AClosedCommunicatorIsNoEvidence) {
   LinkPair pair(2);
   pair.b.close_streams(LinkPair::communicator);
   pair.post(pair.a, bytes_of(64, 1));
-  pair.pass(100 * ns_per_ms, [&] {
-    pair.exchange(0);
-    pair.exchange(1);
-  });
+  pass_with_hop(pair, 150 * ns_per_ms);
   EXPECT_EQ(pair.a.state(0), RailState::up);
   EXPECT_EQ(pair.a.counters(0).hedged_chunks, 0U);
+}
+
+// Rail 1 has delivered the second message, but the peer counts it only after the first.
+TEST(Withheld, ACompleteMessageBehindAMissingOneAccusesNoRail) {
+  LinkPair pair(3);
+  pair.post(pair.a, bytes_of(64, 1));
+  ASSERT_EQ(pair.pull(pair.a, 0, FrameType::data).size(), 1U);
+  pair.acknowledge(pair.a, 0);
+  pair.post(pair.a, bytes_of(300, 2));
+  const auto large = pair.pull(pair.a, 1, FrameType::data);
+  ASSERT_EQ(large.size(), 3U);
+  pair.deliver(pair.b, 1, large);
+  pair.acknowledge(pair.a, 1);
+  pair.pass(60 * ns_per_ms, [&] {
+    for (const RailId rail : {RailId{0}, RailId{1}}) {  // no answers over rail 1 either
+      (void)pair.pull(pair.a, rail);
+      pair.acknowledge(pair.a, rail);
+    }
+    pair.exchange(2);
+  });
+  EXPECT_EQ(pair.a.state(0), RailState::suspect);
+  EXPECT_EQ(pair.a.state(1), RailState::up);
+}
+
+// A message sent again after the loss of a rail is as good a witness as any other.
+TEST(Withheld, AReplayedMessageAccusesItsNewRail) {
+  LinkPair pair(3);
+  pair.post(pair.a, bytes_of(64, 1));
+  (void)pair.pull(pair.a, 0);
+  pair.a.rail_failed(0, 1, RailCause::carrier_loss, pair.now);
+  const RailId next = pair.a.best_rail();
+  ASSERT_EQ(pair.pull(pair.a, next, FrameType::data).size(), 1U);
+  pair.acknowledge(pair.a, next);
+  pair.pass(60 * ns_per_ms, [&] {
+    pair.close_rails(pair.a);  // fences rail 0
+    pair.close_rails(pair.b);
+    (void)pair.pull(pair.a, next);
+    pair.acknowledge(pair.a, next);
+    pair.exchange(next == 1 ? 2 : 1);
+  });
+  EXPECT_EQ(pair.a.state(next), RailState::suspect);
+  EXPECT_EQ(pair.out(pair.a).delivered(), 1U);
+}
+
+// A sender that stopped between the reads of two rails looks again before it judges.
+TEST(Withheld, ASingleLateLookSuspectsNoRail) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(64, 1));
+  for (int step = 0; step < 30 && pair.a.state(0) == RailState::up; ++step) {
+    pair.now += ns_per_ms;
+    (void)pair.pull(pair.a, 0);
+    pair.acknowledge(pair.a, 0);
+    pair.exchange(1);
+    if (step == 20) pair.now += 50 * ns_per_ms;  // after the first answers
+    pair.a.tick(pair.now);
+    pair.b.tick(pair.now);
+    if (step == 20) break;
+  }
+  EXPECT_EQ(pair.a.state(0), RailState::up);
+}
+
+// Acks of received data avoid the rail, since the hop would withhold them.
+TEST(Withheld, AcksAvoidTheRail) {
+  LinkPair pair(2);
+  pair.post(pair.a, bytes_of(64, 1));
+  pass_with_hop(pair, 30 * ns_per_ms);
+  ASSERT_EQ(pair.a.state(0), RailState::suspect);
+  pair.post(pair.b, bytes_of(300, 2));
+  const auto data = pair.pull(pair.b, 0, FrameType::data);
+  ASSERT_EQ(data.size(), 3U);
+  pair.deliver(pair.a, 0, data);
+  pass_with_hop(pair, 10 * ns_per_ms);
+  EXPECT_EQ(pair.out(pair.b).delivered(), 1U);
 }
 
 // The message lacks a chunk of rail 0.  Rail 1 has delivered, but the peer stops between its
@@ -158,7 +230,12 @@ TEST(Withheld, AnAnswerOverTheRailItselfIsNoEvidence) {
   pair.post(pair.a, bytes_of(64, 1));
   (void)pair.pull(pair.a, 0);  // lost
   pair.acknowledge(pair.a, 0);
-  pair.pass(60 * ns_per_ms, [&] { pair.exchange(0); });
+  pair.pass(60 * ns_per_ms, [&] {
+    pair.deliver(pair.b, 0, pair.pull(pair.a, 0));
+    pair.acknowledge(pair.a, 0);
+    pair.deliver(pair.a, 0, pair.pull(pair.b, 0, FrameType::ack));  // without pongs
+    pair.acknowledge(pair.b, 0);
+  });
   EXPECT_EQ(pair.a.state(0), RailState::up);
 }
 

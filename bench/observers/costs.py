@@ -111,27 +111,30 @@ def attribution_costs() -> dict[int, float]:
     return found
 
 
-def requests_memory() -> float:
-    """Returns the memory of a sidecar with the maximum number of kept requests, in MB."""
+def requests_memory(count: int = MAX_REQUESTS) -> float:
+    """Returns the memory of a sidecar that keeps ``count`` stalled requests, in MB.
+
+    A new process measures it: elsewhere, memory that was freed before could hide the growth.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         code = (
-            "import sys; from r2serve.bench.observers.costs import grown; print(grown(sys.argv[1]))"
+            f"from r2serve.bench.observers.costs import grown; print(grown({scratch!r}, {count}))"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code, scratch], capture_output=True, text=True, check=True
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
     return float(done.stdout)
 
 
-def grown(folder: str) -> float:
-    """Returns the growth of this process while reading MAX_REQUESTS stalled requests, in MB."""
+def grown(folder: str, count: int) -> float:
+    """Returns the growth of this process while it reads ``count`` stalled requests, in MB."""
     kept = Requests(folder)
     log = RequestLog(
         Path(folder) / "r2ccl-1-1.requests", writer="worker", label="rank 0", limit_bytes=1 << 30
     )
     before = psutil.Process().memory_info().rss
     stall = {"collective": "all_reduce", "group": "tp:0", "call": 1, "ended_ns": 10**9, "ns": 10**6}
-    for number in range(MAX_REQUESTS):
+    for number in range(count):
         name = f"cmpl-{number:032x}-0"
         step = {"step": number, "began_ns": 1, "ended_ns": 10**9, "stalls": [stall]}
         log.write(step | {"prefill": [], "decode": [name]})
@@ -146,9 +149,9 @@ def grown(folder: str) -> float:
         )
         if number % 1000 == 0:
             kept.look()
-    while len(kept) < MAX_REQUESTS or kept.look():
+    while len(kept) < count or kept.look():
         kept.look()
-    assert len(kept) == MAX_REQUESTS
+    assert len(kept) == count
     return (psutil.Process().memory_info().rss - before) / 1e6
 
 

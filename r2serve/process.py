@@ -54,6 +54,10 @@ class RailInfo:
     """Network interface, or RDMA device and port; empty: unknown."""
     local: str
     remote: str
+    peer_host: str
+    """Name of the peer's host; empty: no connection yet."""
+    peer_device: str
+    """The peer's interface, or RDMA device and port; empty: unknown."""
     round_trip_ns: int
     """Smoothed round trip."""
     rate: int

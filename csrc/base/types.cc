@@ -53,7 +53,10 @@ std::string_view name_of(Algorithm algorithm) {
 }
 
 std::string describe(const CallTag& tag) {
-  std::string text = "call " + std::to_string(tag.number) + ": ";
+  std::string text = "call " + std::to_string(tag.number);
+  if (tag.step != 0)
+    text += " (step " + std::to_string(tag.step) + ", call " + std::to_string(tag.call) + ")";
+  text += ": ";
   text += name_of(tag.collective);
   if (tag.collective == Collective::barrier) return text + "()";
 
@@ -67,10 +70,7 @@ std::string describe(const CallTag& tag) {
   // A count of 0 marks a collective whose counts may differ between ranks.
   if (tag.count != 0) text += ", " + std::to_string(tag.count) + " elements";
   if (rooted) text += ", root " + std::to_string(tag.root);
-  // An all-reduce has no root; the field carries the algorithm instead.
-  const auto algorithm = static_cast<Algorithm>(tag.root);
-  if (tag.collective == Collective::all_reduce && algorithm != Algorithm::automatic)
-    text.append(", ").append(name_of(algorithm));
+  if (tag.algorithm != Algorithm::automatic) text.append(", ").append(name_of(tag.algorithm));
   return text + ')';
 }
 

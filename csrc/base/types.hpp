@@ -52,16 +52,31 @@ enum class Algorithm : std::uint8_t { automatic, one_shot, two_shot };
 struct CallTag {
   std::uint64_t count = 0;   // elements, equal on all ranks; 0: ranks may differ
   std::uint32_t number = 0;  // call number within the communicator
+  std::uint32_t step = 0;    // step of the serving engine; 0: outside of steps, or not compared
+  std::uint32_t site = 0;    // hash of the call site or of the caller's name; 0: not compared
+  std::uint16_t call = 0;    // number of the call within the step; not compared: 0
+  std::uint16_t root = 0;    // rank of the root
+  std::uint16_t bandwidth_hash = 0;  // reserved: hash of the nodes' bandwidth vector
   Collective collective = Collective::barrier;
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
-  std::uint8_t root = 0;  // rank of the root; all_reduce: Algorithm
+  Algorithm algorithm = Algorithm::automatic;  // all_reduce
+  std::uint8_t bandwidth = 0;                  // reserved: bandwidth of the sender's node
+  std::uint8_t reserved = 0;
 
   friend bool operator==(const CallTag&, const CallTag&) = default;
 };
-static_assert(sizeof(CallTag) == 16);
+static_assert(sizeof(CallTag) == 32);
 
-// Returns a text for errors, for example "call 17: all_reduce(sum, float32, 1024 elements)".
+// Returns true if both tags belong to the same call.  Sites are compared apart, because a site that
+// differs need not be an error.
+[[nodiscard]] constexpr bool same_call(CallTag one, const CallTag& other) {
+  one.site = other.site;
+  return one == other;
+}
+
+// Returns a text for errors, for example "call 17: all_reduce(sum, float32, 1024 elements)", or
+// with a step "call 17 (step 3, call 2): all_reduce(…)".
 [[nodiscard]] std::string describe(const CallTag& tag);
 
 }  // namespace r2ccl

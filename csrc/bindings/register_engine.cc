@@ -169,6 +169,8 @@ nb::list rails(Engine& engine) {
     rail["device"] = info.device;
     rail["local"] = info.local;
     rail["remote"] = info.remote;
+    rail["peer_host"] = info.peer_host;
+    rail["peer_device"] = info.peer_device;
     rail["round_trip_ns"] = info.round_trip;
     rail["rate"] = static_cast<std::uint64_t>(info.rate);
     rail["tx_bytes"] = info.counters.tx_bytes;

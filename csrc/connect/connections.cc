@@ -342,6 +342,7 @@ void Connections::finish(Pending& pending) {
   rail.peer_last_fenced = pending.handshake->peer_last_fenced();
   rail.leftover = pending.handshake->take_leftover();
   rail.channel_key = pending.handshake->channel_key();
+  rail.peer_names = pending.handshake->peer_names();
   if (!pending.local) prepare_rail_socket(pending.socket.get(), socket_buffer_bytes_);
   rail.socket = std::move(pending.socket);
   rail.memory = std::move(pending.memory);

@@ -44,6 +44,7 @@ struct EstablishedRail {
   FileDescriptor memory;            // shm rails: shared rings
   std::vector<std::byte> leftover;  // bytes received after the handshake
   HandshakeKey channel_key{};       // authenticates messages before the first frame
+  EndNames peer_names;
 };
 
 // A failed connection attempt of this process, or an attempt of a peer with another configuration.

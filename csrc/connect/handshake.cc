@@ -9,6 +9,8 @@
 #include <sstream>
 #include <utility>
 
+#include "link/frame.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -16,11 +18,13 @@ constexpr std::uint32_t handshake_magic = 0x31483252;  // "R2H1"
 
 // Byte offsets in messages.  Numbers are little-endian; unnamed bytes are zero.
 namespace at {
-constexpr std::size_t magic = 0, version = 4, type = 6, detail = 7, body = 8;
-constexpr std::size_t hello_connector = 8, hello_acceptor = 12, hello_job = 16, hello_rail = 24,
-                      hello_last_fenced = 28, hello_config = 32, hello_nonce = 40;
-constexpr std::size_t challenge_epoch = 8, challenge_last_fenced = 12, challenge_nonce = 16;
-constexpr std::size_t refuse_config = 8, refuse_last_fenced = 16;
+constexpr std::size_t magic = 0, version = 4, frames = 6, type = 8, detail = 9, body = 12;
+constexpr std::size_t hello_connector = 12, hello_acceptor = 16, hello_job = 20, hello_rail = 28,
+                      hello_last_fenced = 32, hello_config = 36, hello_host = 44, hello_port = 76,
+                      hello_nonce = 108;
+constexpr std::size_t challenge_epoch = 12, challenge_last_fenced = 16, challenge_host = 20,
+                      challenge_port = 52, challenge_nonce = 84;
+constexpr std::size_t refuse_config = 12, refuse_last_fenced = 20;
 }  // namespace at
 
 constexpr std::size_t mac_bytes = sizeof(Digest);
@@ -42,6 +46,21 @@ T get(std::span<const std::byte> message, std::size_t position) {
     value |= std::to_integer<std::uint64_t>(message[position + i]) << (8 * i);
   }
   return static_cast<T>(value);
+}
+
+void put_name(std::span<std::byte> message, std::size_t position, std::string_view name) {
+  std::ranges::copy(std::as_bytes(std::span(name.substr(0, max_name_bytes))),
+                    message.subspan(position).begin());
+}
+
+std::string get_name(std::span<const std::byte> message, std::size_t position) {
+  std::string name;
+  for (const std::byte byte : message.subspan(position, max_name_bytes)) {
+    const auto character = std::to_integer<char>(byte);
+    if (character == '\0') break;
+    name += character > ' ' && character <= '~' ? character : '?';
+  }
+  return name;
 }
 
 std::span<const std::byte> as_bytes(std::string_view text) {
@@ -188,10 +207,17 @@ void Handshake::check_header() {
                   magic.begin())) {
     return reject(HandshakeFault::garbage, "not an r2ccl peer (wrong first bytes)");
   }
-  if (input_.size() < at::type) return;
+  if (input_.size() < at::frames) return;
   if (const auto version = get<std::uint16_t>(input_, at::version); version != handshake_version) {
-    return reject(HandshakeFault::version, concat("the peer speaks protocol version ", version,
-                                                  ", ours is ", handshake_version));
+    return reject(HandshakeFault::version,
+                  concat("the peer runs another release of r2serve: its handshake has version ",
+                         version, ", ours ", handshake_version));
+  }
+  if (input_.size() < at::type) return;
+  if (const auto frames = get<std::uint16_t>(input_, at::frames); frames != frame_version) {
+    return reject(HandshakeFault::version,
+                  concat("the peer runs another release of r2serve: its frames have version ",
+                         frames, ", ours ", frame_version));
   }
   if (input_.size() < at::detail) return;
   const unsigned type = get<std::uint8_t>(input_, at::type);
@@ -217,6 +243,7 @@ Digest Handshake::mac(MessageType type, std::span<const std::byte> body) const {
 void Handshake::send(MessageType type, std::vector<std::byte> message) {
   put(std::span(message), at::magic, handshake_magic);
   put(std::span(message), at::version, handshake_version);
+  put(std::span(message), at::frames, static_cast<std::uint16_t>(frame_version));
   put(std::span(message), at::type, static_cast<std::uint8_t>(type));
   const Digest tag = mac(type, message);
   message.insert(message.end(), tag.begin(), tag.end());
@@ -283,6 +310,8 @@ ConnectorHandshake::ConnectorHandshake(const Hello& hello, const HandshakeKey& k
   put(std::span(message), at::hello_rail, hello.rail);
   put(std::span(message), at::hello_last_fenced, hello.last_fenced);
   put(std::span(message), at::hello_config, hello.config);
+  put_name(message, at::hello_host, hello.names.host);
+  put_name(message, at::hello_port, hello.names.port);
   if (!fill_random(std::span(message).subspan(at::hello_nonce))) {
     reject(HandshakeFault::system, "getrandom() failed");
     return;
@@ -304,6 +333,7 @@ void ConnectorHandshake::on_challenge(std::span<const std::byte> message) {
   remember(message);
   epoch_ = get<std::uint32_t>(message, at::challenge_epoch);
   peer_last_fenced_ = get<std::uint32_t>(message, at::challenge_last_fenced);
+  peer_names_ = {get_name(message, at::challenge_host), get_name(message, at::challenge_port)};
   if (epoch_ <= hello_.last_fenced || epoch_ <= peer_last_fenced_) {
     return reject(HandshakeFault::refused,
                   concat("process ", hello_.acceptor, " offers epoch ", epoch_,
@@ -351,6 +381,7 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
   hello_.rail = get<std::uint16_t>(message, at::hello_rail);
   hello_.last_fenced = get<std::uint32_t>(message, at::hello_last_fenced);
   hello_.config = get<std::uint64_t>(message, at::hello_config);
+  hello_.names = {get_name(message, at::hello_host), get_name(message, at::hello_port)};
 
   if (!is_connection_kind(kind)) {
     return reject(HandshakeFault::garbage, concat("unknown rail kind ", kind));
@@ -378,6 +409,7 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
   // from here on.
   remember(message);
   peer_last_fenced_ = hello_.last_fenced;
+  peer_names_ = hello_.names;
   if (hello_.config != self_.config) {
     return refuse(HandshakeFault::config,
                   config_mismatch(hello_.connector, self_.config, hello_.config));
@@ -390,6 +422,8 @@ void AcceptorHandshake::on_hello(std::span<const std::byte> message) {
   std::vector<std::byte> challenge(answer_bytes - mac_bytes);
   put(std::span(challenge), at::challenge_epoch, decision.epoch);
   put(std::span(challenge), at::challenge_last_fenced, decision.last_fenced);
+  put_name(challenge, at::challenge_host, decision.names.host);
+  put_name(challenge, at::challenge_port, decision.names.port);
   if (!fill_random(std::span(challenge).subspan(at::challenge_nonce))) {
     return reject(HandshakeFault::system, "getrandom() failed");
   }

@@ -17,6 +17,9 @@
 // The acceptor is always the process with the lower number.  The acceptor numbers the epochs.  If
 // READY is lost, the acceptor has an open epoch that the connector never used.  A connector that
 // fails after AUTH therefore counts offered_epoch() as fenced.
+//
+// Every message begins with the versions of handshake and frames.  They are compared before any
+// other byte, so that another release is named as such, whatever its keys and messages are.
 #pragma once
 
 #include <array>
@@ -34,7 +37,7 @@
 
 namespace r2ccl {
 
-inline constexpr std::uint16_t handshake_version = 1;
+inline constexpr std::uint16_t handshake_version = 2;
 
 using HandshakeKey = std::array<std::byte, 32>;
 using HandshakeNonce = std::array<std::byte, 16>;
@@ -53,7 +56,7 @@ enum class HandshakeState : std::uint8_t { in_progress, established, rejected };
 enum class HandshakeFault : std::uint8_t {
   none,
   garbage,         // another protocol, or unexpected bytes
-  version,         // another protocol version
+  version,         // another version of handshake or frames
   identity,        // another job; unknown or wrong process
   authentication,  // wrong key; changed, replayed or reflected message
   config,          // another configuration fingerprint
@@ -61,6 +64,14 @@ enum class HandshakeFault : std::uint8_t {
   abandoned,       // ended by the caller: connection closed, timeout
   system,          // no random numbers
 };
+
+// The host and port at an end of a connection, for logs and listings.  The peer receives printable
+// characters only, and at most max_name_bytes of each name.
+struct EndNames {
+  std::string host;
+  std::string port;  // "eth0", "mlx5_0:1"; empty: the rail has no port
+};
+inline constexpr std::size_t max_name_bytes = 32;
 
 struct Hello {
   std::uint32_t connector = 0;
@@ -70,6 +81,7 @@ struct Hello {
   RailKind kind = RailKind::tcp;  // tcp, shm, control or verbs
   std::uint32_t last_fenced = 0;  // the connector's last fenced epoch of this rail
   std::uint64_t config = 0;       // result of config_fingerprint()
+  EndNames names;                 // the connector's
 };
 
 struct Decision {
@@ -78,6 +90,7 @@ struct Decision {
   std::string why;          // reason of a refusal; logged by this process only
   // the acceptor's last fenced epoch of this rail, also after a refusal
   std::uint32_t last_fenced = 0;
+  EndNames names;  // the acceptor's
 };
 
 // Common part of both ends.
@@ -114,6 +127,8 @@ class Handshake {
   [[nodiscard]] const Hello& hello() const { return hello_; }
   [[nodiscard]] std::uint32_t epoch() const { return epoch_; }
   [[nodiscard]] std::uint32_t peer_last_fenced() const { return peer_last_fenced_; }
+  // Host and port at the peer's end.
+  [[nodiscard]] const EndNames& peer_names() const { return peer_names_; }
   // Key of this connection alone, equal at both ends, for messages after the handshake.
   [[nodiscard]] const HandshakeKey& channel_key() const { return channel_key_; }
 
@@ -143,6 +158,7 @@ class Handshake {
   Hello hello_;
   std::uint32_t epoch_ = 0;
   std::uint32_t peer_last_fenced_ = 0;
+  EndNames peer_names_;
 
  private:
   static std::string_view name_of(MessageType type);

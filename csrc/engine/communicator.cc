@@ -11,7 +11,7 @@
 namespace r2ccl {
 namespace {
 
-constexpr int max_ranks = 256;  // CallTag::root has 1 byte
+constexpr int max_ranks = 256;
 
 }  // namespace
 
@@ -95,10 +95,10 @@ CallTag Communicator::collective_tag(Collective collective, DType dtype, ReduceO
                                      std::size_t count, int root) {
   return {.count = count,
           .number = calls_,
+          .root = static_cast<std::uint16_t>(root),
           .collective = collective,
           .dtype = dtype,
-          .op = op,
-          .root = static_cast<std::uint8_t>(root)};
+          .op = op};
 }
 
 template <typename Body>
@@ -119,8 +119,8 @@ Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t
   if (algorithm == Algorithm::automatic) algorithm = engine_->config().algorithm;
   if (algorithm == Algorithm::automatic) algorithm = choose_all_reduce(bytes, tree_.node_sizes);
   const Reducer reducer{dtype, op, tree_, simd_};
-  const CallTag tag =
-      collective_tag(Collective::all_reduce, dtype, op, count, static_cast<int>(algorithm));
+  CallTag tag = collective_tag(Collective::all_reduce, dtype, op, count, 0);
+  tag.algorithm = algorithm;
   ++calls_;
   return run(tag.collective, tag, bytes, [&] {
     return algorithm == Algorithm::one_shot

@@ -3,6 +3,7 @@
 
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -23,7 +24,7 @@ namespace {
 constexpr double slowest_bytes_per_s = 1e6;
 
 std::uint64_t fingerprint_of(const Config& config) {
-  const std::array<std::uint64_t, 10> settings{
+  const std::array<std::uint64_t, 8> settings{
       static_cast<std::uint64_t>(config.slot_bytes),
       static_cast<std::uint64_t>(config.slots),
       static_cast<std::uint64_t>(config.chunk_bytes),
@@ -32,10 +33,13 @@ std::uint64_t fingerprint_of(const Config& config) {
       config.resilience ? 1U : 0U,
       config.checksum ? 1U : 0U,
       config.fallback ? 1U : 0U,
-      static_cast<std::uint64_t>(sizeof(FrameHeader)),
-      frame_version,
   };
   return config_fingerprint(settings);
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
 LinkOptions link_options(const Config& config, bool connects) {
@@ -87,6 +91,7 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     : config_(config),
       process_(process),
       fingerprint_(fingerprint_of(config)),
+      host_(host_name()),
       tick_interval_(std::max<std::int64_t>(1, config.background_interval_ms) * ns_per_ms / 2),
       journal_(std::move(journal)),
       monitor_(std::move(monitor)),
@@ -358,6 +363,8 @@ std::vector<Engine::RailInfo> Engine::rails() {
                        .device = end.port(),
                        .local = shm ? "" : end.route.local.text(),
                        .remote = shm ? "" : end.route.remote.text(),
+                       .peer_host = end.peer_names.host,
+                       .peer_device = end.peer_names.port,
                        .index = rail,
                        .peer_engine = id,
                        .kind = end.kind,

@@ -76,7 +76,7 @@ class Engine {
   Status note_injected(RailId rail, Fault fault, std::uint32_t peer = 0);
 
   struct RailInfo {
-    std::string name, peer, device, local, remote;
+    std::string name, peer, device, local, remote, peer_host, peer_device;
     RailId index;
     std::uint32_t peer_engine;
     RailKind kind;
@@ -203,6 +203,7 @@ class Engine {
   const std::uint32_t process_;
   const Origin origin_;
   const std::uint64_t fingerprint_;
+  const std::string host_;  // name of this host, for peers
   const TimeNs tick_interval_;
   LogQueue log_;
   Journal journal_;

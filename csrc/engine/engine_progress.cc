@@ -86,6 +86,7 @@ Hello Engine::hello_for(const Peer& peer, RailId rail) const {
   hello.kind = peer.rails[rail].kind;
   hello.last_fenced = peer.link.fenced_epoch(rail);
   hello.config = fingerprint_;
+  hello.names = {host_, peer.rails[rail].port()};
   return hello;
 }
 
@@ -139,6 +140,7 @@ Decision Engine::decide(const Hello& hello, bool fresh) {
     decision.accept = epoch.has_value();
     decision.epoch = epoch.value_or(0);
     decision.last_fenced = peer->link.fenced_epoch(hello.rail);
+    decision.names = {host_, peer->rails[hello.rail].port()};
     decision.why = "an older epoch is not fenced yet";
   }
   return decision;
@@ -149,6 +151,7 @@ void Engine::on_established(EstablishedRail rail) {
   if (peer == nullptr || rail.rail >= peer->rails.size()) return;
   RailEnd& end = peer->rails[rail.rail];
   end.connect_error.clear();
+  end.peer_names = rail.peer_names;
   const TimeNs now = now_ns();
   const int socket = rail.socket.get();
 

@@ -111,6 +111,9 @@ void Peer::on_located(RailId rail, Verdict verdict) {
                      (verdict == Verdict::transient ? "" : "at the ") +
                      std::string(name_of(verdict));
   if (verdict == Verdict::local_nic && !device.empty()) text += " " + device;
+  const EndNames& there = rails[rail].peer_names;
+  if (verdict == Verdict::remote_nic && !there.port.empty())
+    text += " " + there.port + " of host " + there.host;
   log_.add(LogLevel::warning, std::move(text));
 }
 
@@ -125,7 +128,14 @@ void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
   log_.add(slow ? LogLevel::warning : LogLevel::info, text.str());
 }
 
+void Peer::on_injected(RailId rail) {
+  note(rail, {.time_ns = now_ns(), .kind = JournalKind::injected, .from = 1});
+  log_.add(LogLevel::info, rails[rail].name + ": a test or drill at " + label +
+                               " has taken this rail down");
+}
+
 void Peer::note_injected(RailId rail, Fault fault) {
+  link.set_injected(rail, fault != Fault::none);
   note(
       rail,
       {.time_ns = now_ns(), .kind = JournalKind::injected, .to = static_cast<std::uint8_t>(fault)});

@@ -64,6 +64,7 @@ struct RailEnd {
   Fault fault = Fault::none;  // injected fault
   TimeNs since = 0;           // time of the last state change
   std::uint32_t journal_entry = no_rail_entry;
+  EndNames peer_names;        // host and port at the peer's end of the last connection
   std::string connect_error;  // why the last attempt to connect failed; empty once connected
 
   // Returns true if a fault forbids new connections.
@@ -82,8 +83,10 @@ class Peer final : public LinkObserver, public CarriedLink {
   void on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) override;
   void on_replay(RailId rail, std::uint32_t chunks, bool hedge) override;
   void on_located(RailId rail, Verdict verdict) override;
+  void on_injected(RailId rail) override;
   void on_slow(RailId rail, bool slow, double bytes_per_s) override;
 
+  // Records a fault injected into our end of the rail, or its end.
   void note_injected(RailId rail, Fault fault);
   // Copies counters and states into the journal's rail table.
   void publish();

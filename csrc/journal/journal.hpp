@@ -112,7 +112,9 @@ struct JournalRecord {
   std::uint64_t sequence = 0;  // from 1; stored last, so readers see complete records only
   std::int64_t time_ns = 0;
   JournalKind kind = JournalKind::rail_state;
-  std::uint8_t from = 0;  // rail_state: RailState; stall: Collective
+  // rail_state: RailState; stall: Collective; injected: 1 if the peer reports the fault, without
+  // its kind
+  std::uint8_t from = 0;
   // rail_state: RailState; verdict: Verdict; speed: 1 slow, 0 not slow; injected: Fault, 0 removed
   std::uint8_t to = 0;
   std::uint8_t cause = 0;   // RailCause

@@ -95,6 +95,8 @@ std::string_view name_of(FrameType type) {
     case FrameType::slots: return "slots";
     case FrameType::released: return "released";
     case FrameType::target: return "target";
+    case FrameType::drill: return "drill";
+    case FrameType::drill_ack: return "drill_ack";
   }
   return "unknown";
 }

@@ -21,7 +21,8 @@ enum class FrameType : std::uint8_t {
   ack_request,  // an ack is overdue: the receiver must read all its rails and repeat the ack
   ping,         // probe; full-size payload on probation
   pong,         // answer to a ping
-  rail_down,    // the sender took a rail (number) down in `epoch`; flags: PortEvidence of its port
+  rail_down,    // the sender took a rail (number) down in `epoch`; flags: PortEvidence of its
+                // port, and whether a fault is injected there
   fenced,       // no write of a rail (number) in epochs up to `epoch` can land any more
   abort,        // a communicator failed; the payload is the error text
   close,        // graceful close of the process
@@ -29,12 +30,15 @@ enum class FrameType : std::uint8_t {
   slots,        // slot memory of a communicator, for RDMA writes
   released,     // no RDMA write of this rail to a communicator's slots is in flight any more
   target,       // memory of a caller: destination of messages from `number` on
+  drill,        // reserved: announcement of a drill; ignored
+  drill_ack,    // reserved: answer to `drill`; ignored
 };
 
 namespace frame_flag {
 inline constexpr std::uint8_t replay = 1;     // a repeated attempt of the chunk
 inline constexpr std::uint8_t ack_now = 2;    // request an immediate delivery ack
 inline constexpr std::uint8_t in_target = 4;  // the chunk is in the target, not in the slot
+inline constexpr std::uint8_t injected = 128;  // rail_down: a test or drill caused the fault
 }  // namespace frame_flag
 
 struct FrameHeader {
@@ -62,14 +66,16 @@ struct FrameHeader {
   std::uint32_t payload_crc;  // data: CRC32C of the payload; checksums off: 0
   std::uint32_t crc;          // CRC32C of all preceding bytes
 };
-static_assert(sizeof(FrameHeader) == 80);
+static_assert(sizeof(FrameHeader) == 96);
 
 // Version of the frame format.  Peers compare the version in the fingerprint of the handshake.
-inline constexpr std::uint32_t frame_version = 5;
+inline constexpr std::uint32_t frame_version = 6;
 inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
 // Payload limits in bytes: text of an ABORT, full-size probe.
 inline constexpr std::uint32_t max_abort_bytes = 480;
 inline constexpr std::uint32_t max_probe_bytes = 16384;
+// Reserved: communicator of a process's streams to a peer.  No other communicator has this id.
+inline constexpr std::uint64_t streams_communicator = 1;
 // Verbs rails: the largest payload sent together with the header, and the largest probe.
 inline constexpr std::uint32_t max_eager_bytes = 4096;
 

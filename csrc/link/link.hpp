@@ -221,6 +221,8 @@ class Link {
   void set_observer(LinkObserver* observer) { observer_ = observer; }
   // Drill: sends wrong chunk checksums on this rail.  No effect where checksums are off.
   void corrupt(RailId rail, bool on) { rails_[rail].corrupt = on; }
+  // A test or drill has injected a fault into our end of the rail.  RAIL_DOWN tells the peer.
+  void set_injected(RailId rail, bool on) { rails_[rail].injected = on; }
 
  private:
   struct Attempt {
@@ -274,7 +276,8 @@ class Link {
     RailNotices notices;
     Incoming incoming;
     Control control;
-    bool corrupt = false;  // drill: send wrong checksums
+    bool corrupt = false;   // drill: send wrong checksums
+    bool injected = false;  // a fault is injected into our end
     RailCounters counters;
     [[nodiscard]] bool carries_data() const { return kind != RailKind::control; }
     [[nodiscard]] bool one_sided() const { return kind == RailKind::verbs; }

@@ -30,7 +30,9 @@ bool type_and_size_valid(const FrameHeader& header, const StreamShape& shape) {
     case FrameType::address:
     case FrameType::slots:
     case FrameType::released:
-    case FrameType::target: return header.payload_bytes == 0;
+    case FrameType::target:
+    case FrameType::drill:
+    case FrameType::drill_ack: return header.payload_bytes == 0;
   }
   return false;
 }
@@ -287,12 +289,15 @@ void Link::frame_end(RailId id, TimeNs now) {
     case FrameType::address:
       if (!on_address(id, header)) rail_failed(id, rail.epoch, RailCause::protocol, now);
       break;
+    case FrameType::drill:
+    case FrameType::drill_ack: break;
   }
 }
 
 // Validates the rail and epoch of a frame.  Failed connection attempts raise epochs, up to a limit.
 bool Link::names_an_epoch(const FrameHeader& header) const {
-  if (header.flags > static_cast<std::uint8_t>(PortEvidence::broken)) return false;
+  const std::uint8_t evidence = header.flags & static_cast<std::uint8_t>(~frame_flag::injected);
+  if (evidence > static_cast<std::uint8_t>(PortEvidence::broken)) return false;
   if (header.number >= rails_.size()) return false;
   const Rail& rail = rails_[header.number];
   return header.epoch <= std::max(rail.epoch, rail.own_fenced) + max_epochs_ahead;
@@ -303,7 +308,12 @@ void Link::on_rail_down(const FrameHeader& header, TimeNs now) {
   Rail& rail = rails_[about];
   if (header.epoch == rail.epoch) {
     rail_failed(about, header.epoch, RailCause::peer_notice, now);
-    const auto port = static_cast<PortEvidence>(header.flags);
+    if ((header.flags & frame_flag::injected) != 0 && rail.notices.injected != header.epoch) {
+      rail.notices.injected = header.epoch;
+      if (observer_ != nullptr) observer_->on_injected(about);
+    }
+    const auto port =
+        static_cast<PortEvidence>(header.flags & static_cast<std::uint8_t>(~frame_flag::injected));
     if (port != PortEvidence::unknown) {
       rail.findings.peer = port;
       conclude(about);

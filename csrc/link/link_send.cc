@@ -127,6 +127,8 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     const RailId about = take_rail(control.notices);
     header.type = FrameType::rail_down;
     header.flags = static_cast<std::uint8_t>(rails_[about].findings.own);
+    if (rails_[about].injected || rails_[about].cause == RailCause::injected)
+      header.flags |= frame_flag::injected;
     header.number = about;
     header.epoch = rails_[about].epoch;
   } else if (control.fenced != 0) {

@@ -60,6 +60,7 @@ struct RailNotices {
   TimeNs interval = 0;
   Endpoint address;                    // listen address announced to the peer
   std::uint32_t address_sequence = 0;  // last announcement, ours or the peer's; 0: none
+  std::uint32_t injected = 0;          // last epoch that the peer's tests or drills ended; 0: none
 };
 
 }  // namespace r2ccl

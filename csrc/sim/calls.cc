@@ -100,10 +100,10 @@ Status RankCall::carry(const std::byte* in, std::byte* out) {
 CallTag RankCall::tag() const {
   return {.count = sum(call_.counts),
           .number = call_.number,
+          .root = static_cast<std::uint16_t>(call_.root),
           .collective = call_.collective,
           .dtype = call_.dtype,
-          .op = call_.op,
-          .root = static_cast<std::uint8_t>(call_.root)};
+          .op = call_.op};
 }
 
 std::vector<RankCall::Bytes> RankCall::inputs(std::size_t count) const {
@@ -237,10 +237,10 @@ Call random_call(Random& random, std::uint32_t number, int ranks, std::size_t by
 std::string describe(const Call& call) {
   const CallTag tag{.count = sum(call.counts),
                     .number = call.number,
+                    .root = static_cast<std::uint16_t>(call.root),
                     .collective = call.collective,
                     .dtype = call.dtype,
-                    .op = call.op,
-                    .root = static_cast<std::uint8_t>(call.root)};
+                    .op = call.op};
   return describe(tag);
 }
 

@@ -417,7 +417,7 @@ def _event(values: tuple[int, ...], rails: list[RailCounters]) -> Event:
     elif kind == "speed":
         text = "slow" if after else "no longer slow"
     elif kind == "injected":
-        text = _name(FAULTS, after)
+        text = "at the peer" if before else _name(FAULTS, after)
     elif kind == "stall":
         text = _name(COLLECTIVES, before)
     known = rail < len(rails)

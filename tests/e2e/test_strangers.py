@@ -12,15 +12,19 @@ from collections.abc import Callable
 
 import pytest
 
+from r2serve._core import wire_version
+
 HANDSHAKE_TIMEOUT_S = 1.0
 MAGIC = b"R2H1"
 HELLO = 1
-HELLO_BYTES = 88
+HELLO_BYTES = 156
+HANDSHAKE_VERSION = 2
 
 
-def hello(version: int) -> bytes:
+def hello(version: int, frames: int = wire_version) -> bytes:
     """Returns a hello frame with a valid header and random contents, without the job's key."""
-    return struct.pack("<4sHBB", MAGIC, version, HELLO, 0) + os.urandom(HELLO_BYTES - 8)
+    header = struct.pack("<4sHHBBH", MAGIC, version, frames, HELLO, 0, 0)
+    return header + os.urandom(HELLO_BYTES - len(header))
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
@@ -53,17 +57,20 @@ def say_another_version(address: tuple[str, int]) -> None:
     with connect(address) as connection:
         connection.sendall(hello(version=77))
         assert is_dropped(connection)
+    with connect(address) as connection:
+        connection.sendall(hello(HANDSHAKE_VERSION, frames=wire_version - 1))
+        assert is_dropped(connection)
 
 
 def say_hello_without_the_key(address: tuple[str, int]) -> None:
     with connect(address) as connection:
-        connection.sendall(hello(version=1))
+        connection.sendall(hello(HANDSHAKE_VERSION))
         assert is_dropped(connection)
 
 
 def reset_in_the_middle(address: tuple[str, int]) -> None:
     with connect(address) as connection:
-        connection.sendall(hello(version=1)[:50])
+        connection.sendall(hello(HANDSHAKE_VERSION)[:50])
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -72,7 +79,7 @@ def drip(address: tuple[str, int]) -> None:
     with connect(address) as connection:
         began = time.monotonic()
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            for byte in hello(version=1):
+            for byte in hello(HANDSHAKE_VERSION):
                 connection.sendall(bytes([byte]))
                 if time.monotonic() - began > 8 * HANDSHAKE_TIMEOUT_S:
                     pytest.fail("a slow-loris was not dropped")

@@ -7,6 +7,8 @@
 #include <memory>
 #include <random>
 
+#include "link/frame.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -32,14 +34,19 @@ Hello good_hello() {
                .rail = 3,
                .kind = RailKind::tcp,
                .last_fenced = 6,
-               .config = config_hash};
+               .config = config_hash,
+               .names = {"host-five", "eth5"}};
 }
 
 // An acceptor process: its keys, its decision, and the number of decisions requested.
 struct World {
   std::map<std::uint32_t, HandshakeKey> keys = {{connector_id, key_of(1)}};
   AcceptorHandshake::Self self = {.process = acceptor_id, .job = job_id, .config = config_hash};
-  Decision decision = {.accept = true, .epoch = 8, .why = {}, .last_fenced = 7};
+  Decision decision = {.accept = true,
+                       .epoch = 8,
+                       .why = {},
+                       .last_fenced = 7,
+                       .names = {"host-two", "mlx5_2:1"}};
   int asked = 0;
   Hello seen;
 
@@ -133,6 +140,10 @@ TEST(Handshake, EstablishesAConnection) {
   EXPECT_EQ(accepting->hello().connector, connector_id);
   EXPECT_EQ(accepting->hello().rail, 3);
   EXPECT_EQ(accepting->hello().kind, RailKind::tcp);
+  EXPECT_EQ(accepting->peer_names().host, "host-five");
+  EXPECT_EQ(accepting->peer_names().port, "eth5");
+  EXPECT_EQ(connecting->peer_names().host, "host-two");
+  EXPECT_EQ(connecting->peer_names().port, "mlx5_2:1");
   EXPECT_TRUE(connecting->take_leftover().empty());
 }
 
@@ -185,10 +196,10 @@ TEST(Handshake, MessagesHaveFixedSmallSizes) {
   for (int i = 0; i < 20; ++i) {
     Pair pair;
     const Conversation conversation = talk(*pair.connecting, *pair.accepting);
-    EXPECT_EQ(conversation.messages[0].size(), 88U);
-    EXPECT_EQ(conversation.messages[1].size(), 64U);
-    EXPECT_EQ(conversation.messages[2].size(), 40U);
-    EXPECT_EQ(conversation.messages[3].size(), 40U);
+    EXPECT_EQ(conversation.messages[0].size(), 156U);
+    EXPECT_EQ(conversation.messages[1].size(), 132U);
+    EXPECT_EQ(conversation.messages[2].size(), 44U);
+    EXPECT_EQ(conversation.messages[3].size(), 44U);
   }
 }
 
@@ -291,7 +302,7 @@ TEST(Handshake, WellFormedGarbageIsRejectedUnanswered) {
     Pair pair;
     const int step = static_cast<int>(random() % steps);
     Bytes message = pair.message_at(step);
-    const std::size_t keep = 7 + random() % (message.size() - 7);
+    const std::size_t keep = 9 + random() % (message.size() - 9);
     for (std::size_t i = keep; i < message.size(); ++i) {
       message[i] ^= static_cast<std::byte>(1 + random() % 255);
     }
@@ -361,7 +372,7 @@ TEST(Handshake, AuthDoesNotPassAsReady) {
   Pair pair;
   Bytes message = pair.message_at(2);
   const Bytes auth = message;
-  message[6] = std::byte{5};
+  message[8] = std::byte{5};
   EXPECT_EQ(pair.connecting->feed(message), HandshakeState::rejected);
   EXPECT_EQ(pair.connecting->fault(), HandshakeFault::authentication);
   EXPECT_EQ(pair.accepting->feed(auth), HandshakeState::established);
@@ -438,16 +449,38 @@ TEST(Handshake, AnotherPairsKeyIsRejected) {
   EXPECT_EQ(next->state(), HandshakeState::established) << next->reason();
 }
 
+// The versions are the first bytes after the magic number, and are compared before the secret: a
+// changed message has a wrong MAC, too.
 TEST(Handshake, WrongVersionErrorNamesBothVersions) {
+  const auto reason = [](int step, std::size_t at) {
+    Pair pair;
+    Bytes message = pair.message_at(step);
+    message[at] = std::byte{0x34};
+    message[at + 1] = std::byte{0x12};
+    Handshake& receiver = pair.receiver(step);
+    EXPECT_EQ(receiver.feed(std::span(message).first(at + 1)), HandshakeState::in_progress);
+    EXPECT_EQ(receiver.feed(std::span(message).subspan(at + 1, 1)), HandshakeState::rejected);
+    EXPECT_EQ(receiver.fault(), HandshakeFault::version);
+    EXPECT_TRUE(receiver.output().empty());
+    expect_one_line(receiver.reason());
+    return receiver.reason();
+  };
+  for (int step = 0; step < steps; ++step) {
+    EXPECT_EQ(reason(step, 4),
+              "the peer runs another release of r2serve: its handshake has version 4660, ours " +
+                  std::to_string(handshake_version));
+    EXPECT_EQ(reason(step, 6),
+              "the peer runs another release of r2serve: its frames have version 4660, ours " +
+                  std::to_string(frame_version));
+  }
+}
+
+TEST(Handshake, ALongOrUnprintableNameIsCutAndCleaned) {
   Pair pair;
-  Bytes hello = pair.message_at(0);
-  hello[4] = std::byte{0x34};
-  hello[5] = std::byte{0x12};
-  EXPECT_EQ(pair.accepting->feed(std::span(hello).first(5)), HandshakeState::in_progress);
-  EXPECT_EQ(pair.accepting->feed(std::span(hello).subspan(5, 1)), HandshakeState::rejected);
-  EXPECT_EQ(pair.accepting->fault(), HandshakeFault::version);
-  EXPECT_EQ(pair.accepting->reason(), "the peer speaks protocol version 4660, ours is 1");
-  EXPECT_TRUE(pair.accepting->output().empty());
+  pair.world.decision.names = {std::string(40, 'x'), "eth\n0"};
+  talk(*pair.connecting, *pair.accepting);
+  EXPECT_EQ(pair.connecting->peer_names().host, std::string(max_name_bytes, 'x'));
+  EXPECT_EQ(pair.connecting->peer_names().port, "eth?0");
 }
 
 TEST(Handshake, ConfigMismatchIsNamedOnBothSides) {

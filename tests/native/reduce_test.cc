@@ -315,11 +315,13 @@ TEST(Types, DescribesCalls) {
             "call 17: all_reduce(sum, float32, 1024 elements)");
   EXPECT_EQ(describe({.count = 3,
                       .number = 2,
+                      .root = 1,
                       .collective = Collective::broadcast,
-                      .dtype = DType::bf16,
-                      .root = 1}),
+                      .dtype = DType::bf16}),
             "call 2: broadcast(bfloat16, 3 elements, root 1)");
   EXPECT_EQ(describe({.number = 5, .collective = Collective::barrier}), "call 5: barrier()");
+  EXPECT_EQ(describe({.number = 9, .step = 4, .call = 2, .collective = Collective::barrier}),
+            "call 9 (step 4, call 2): barrier()");
   EXPECT_EQ(name_of(DType::boolean), "bool");
   EXPECT_EQ(name_of(Algorithm::automatic), "auto");
 }

@@ -163,7 +163,7 @@ class Run {
                       .collective = Collective::all_reduce,
                       .dtype = DType::f32,
                       .op = ReduceOp::sum,
-                      .root = static_cast<std::uint8_t>(case_.algorithm)};
+                      .algorithm = case_.algorithm};
     Status status = channel.call(tag, [&] {
       return case_.algorithm == Algorithm::one_shot
                  ? all_reduce_one_shot(channel, bytes, out, case_.count, reducer)

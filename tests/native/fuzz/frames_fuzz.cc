@@ -160,7 +160,7 @@ class Peer {
     if (form >= 240) {
       header = input_.take<FrameHeader>();
     } else {
-      header.type = static_cast<FrameType>(form < 128 ? 1 : form % 14);
+      header.type = static_cast<FrameType>(form < 128 ? 1 : form % 16);
       fields(on, header);
     }
     finish(on, header);
@@ -195,6 +195,7 @@ class Peer {
       case FrameType::pong: header.number = about(1'000'000'000 + input_.byte() * ns_per_ms); break;
       case FrameType::rail_down:
       case FrameType::fenced:
+        header.flags = input_.byte() & (frame_flag::injected | 3);
         header.number = about(input_.byte() & 3);
         header.epoch = static_cast<Epoch>(about(world_.link().epoch(on)));
         break;

@@ -14,6 +14,7 @@
 #include "base/sha256.hpp"
 #include "connect/handshake.hpp"
 #include "fuzz_main.hpp"
+#include "link/frame.hpp"
 
 namespace r2ccl::fuzz {
 namespace {
@@ -21,9 +22,9 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 constexpr std::size_t mac_bytes = sizeof(Digest);
-constexpr std::size_t hello_bytes = 88;
-constexpr std::size_t answer_bytes = 64;
-constexpr std::size_t proof_bytes = 40;
+constexpr std::size_t hello_bytes = 156;
+constexpr std::size_t answer_bytes = 132;
+constexpr std::size_t proof_bytes = 44;
 constexpr std::array<std::string_view, 6> labels{"",       "HELLO", "CHALLENGE",
                                                  "REFUSE", "AUTH",  "READY"};
 constexpr std::array<std::size_t, 6> sizes{0,           hello_bytes, answer_bytes, answer_bytes,
@@ -112,17 +113,18 @@ class OneEnd {
     };
     put(0, std::uint32_t{0x31483252});
     put(4, handshake_version);
-    put(6, type);
+    put(6, static_cast<std::uint16_t>(frame_version));
+    put(8, type);
     if (type == 1) {
-      put(8, hello().connector);
-      put(12, hello().acceptor);
-      put(16, hello().job);
-      put(24, hello().rail);
-      put(28, hello().last_fenced);
-      put(32, hello().config);
+      put(12, hello().connector);
+      put(16, hello().acceptor);
+      put(20, hello().job);
+      put(28, hello().rail);
+      put(32, hello().last_fenced);
+      put(36, hello().config);
     } else if (type == 2) {
-      put(8, offered_epoch);
-      put(12, std::uint32_t{7});
+      put(12, offered_epoch);
+      put(16, std::uint32_t{7});
     }
     for (std::uint8_t edits = input.byte() & 3; edits > 0; --edits) {
       const std::size_t at = input.byte() % message.size();

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from r2serve import tensors
+from r2serve import sites, tensors
 from r2serve.errors import InvalidArgumentError
 from r2serve.tensors import ALGORITHMS, DTYPES, OPS
 
@@ -25,6 +25,8 @@ class Collectives:
     device: torch.device = tensors.CPU
     """Device of all tensors."""
     _on_cpu: bool = True
+    _sites: bool = False
+    """Whether ranks compare the call sites."""
     _core: Core
 
     def __init__(
@@ -44,6 +46,7 @@ class Collectives:
         *,
         out: Array | None = None,
         algorithm: str | None = None,
+        name: str | None = None,
     ) -> Array:
         """Reduces the tensors of all ranks element by element.
 
@@ -52,6 +55,8 @@ class Collectives:
             op: ``sum``, ``prod``, ``min``, ``max`` or ``avg`` (integers: truncated).
             out: shape and dtype of ``tensor``; may be ``tensor`` itself. Default: a new tensor.
             algorithm: ``one_shot`` or ``two_shot`` forces an algorithm; results have the same bits.
+            name: the same on all ranks; with ``R2CCL_CONSENSUS=site`` compared in place of the
+                calling line. The other calls that all ranks make together take a name as well.
 
         Returns:
             ``out``.
@@ -79,23 +84,34 @@ class Collectives:
             op_code, algorithm_code = OPS[op], ALGORITHMS[algorithm]
         except KeyError:
             raise tensors.unknown_name(op, algorithm) from None
+        if self._sites:
+            sites.mark(name)
         source = tensor.data_ptr()
         destination = source if target is tensor else target.data_ptr()
         self._all_reduce(source, destination, tensor.numel(), code, op_code, algorithm_code)
         return tensors.like(given, target, None) if out is None else out
 
-    def all_gather(self, tensor: Array, *, out: Array | None = None) -> Array:
+    def all_gather(
+        self, tensor: Array, *, out: Array | None = None, name: str | None = None
+    ) -> Array:
         """Gathers tensors of equal shape: ``out[r]`` is rank r's; ``(world, *tensor.shape)``."""
         source, code = tensors.checked("tensor", tensor, self.device)
         shape = (self.world_size, *source.shape)
         target = tensors.target(out, shape, source, -self.rank * source.nbytes)
+        if self._sites:
+            sites.mark(name)
         self._core.all_gatherv(
             source.data_ptr(), target.data_ptr(), [source.numel()] * self.world_size, code
         )
         return tensors.like(tensor, target, out)
 
     def all_gatherv(
-        self, tensor: Array, sizes: Sequence[int], *, out: Array | None = None
+        self,
+        tensor: Array,
+        sizes: Sequence[int],
+        *,
+        out: Array | None = None,
+        name: str | None = None,
     ) -> Array:
         """Concatenates ``sizes[r]`` rows of each rank r, in rank order, along dimension 0.
 
@@ -105,22 +121,37 @@ class Collectives:
         row = tensors.row_elements(source, sizes, self.world_size, sizes[self.rank : self.rank + 1])
         at = -sum(sizes[: self.rank]) * row * source.element_size()
         target = tensors.target(out, (sum(sizes), *source.shape[1:]), source, at)
+        if self._sites:
+            sites.mark(name)
         self._core.all_gatherv(
             source.data_ptr(), target.data_ptr(), [size * row for size in sizes], code
         )
         return tensors.like(tensor, target, out)
 
-    def reduce_scatter(self, tensor: Array, op: str = "sum", *, out: Array | None = None) -> Array:
+    def reduce_scatter(
+        self,
+        tensor: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Array:
         """Reduces like :meth:`all_reduce`; returns this rank's even shard of dimension 0.
 
         Raises:
             InvalidArgumentError: dimension 0 is not divisible by the world size.
         """
         source, _ = tensors.checked("tensor", tensor, self.device)
-        return self.reduce_scatterv(tensor, self._even_rows(source), op, out=out)
+        return self.reduce_scatterv(tensor, self._even_rows(source), op, out=out, name=name)
 
     def reduce_scatterv(
-        self, tensor: Array, sizes: Sequence[int], op: str = "sum", *, out: Array | None = None
+        self,
+        tensor: Array,
+        sizes: Sequence[int],
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        name: str | None = None,
     ) -> Array:
         """Reduces like :meth:`all_reduce`; rank r receives ``sizes[r]`` rows of the result.
 
@@ -133,6 +164,8 @@ class Collectives:
         if op not in tensors.OPS:
             raise tensors.unknown_name(op, None)
         counts = [size * row for size in sizes]
+        if self._sites:
+            sites.mark(name)
         self._core.reduce_scatterv(
             source.data_ptr(), target.data_ptr(), counts, code, tensors.OPS[op]
         )
@@ -156,11 +189,13 @@ class Collectives:
         self._core.gather(source.data_ptr(), target.data_ptr(), counts, code, root)
         return tensors.like(tensor, target, out)
 
-    def all_to_all(self, tensor: Array, *, out: Array | None = None) -> Array:
+    def all_to_all(
+        self, tensor: Array, *, out: Array | None = None, name: str | None = None
+    ) -> Array:
         """Sends the r-th even shard of dimension 0 to rank r; receives in rank order."""
         source, _ = tensors.checked("tensor", tensor, self.device)
         even = self._even_rows(source)
-        return self.all_to_allv(tensor, even, even, out=out)
+        return self.all_to_allv(tensor, even, even, out=out, name=name)
 
     def all_to_allv(
         self,
@@ -169,12 +204,15 @@ class Collectives:
         out_sizes: Sequence[int],
         *,
         out: Array | None = None,
+        name: str | None = None,
     ) -> Array:
         """Sends ``in_sizes[r]`` rows to rank r; receives ``out_sizes[r]`` rows in rank order."""
         source, code = tensors.checked("tensor", tensor, self.device)
         row = tensors.row_elements(source, in_sizes, self.world_size, in_sizes)
         tensors.check_sizes("out_sizes", out_sizes, self.world_size)
         target = tensors.target(out, (sum(out_sizes), *source.shape[1:]), source)
+        if self._sites:
+            sites.mark(name)
         self._core.all_to_allv(
             source.data_ptr(),
             [size * row for size in in_sizes],
@@ -202,8 +240,10 @@ class Collectives:
         self._core.recv(target.data_ptr(), target.numel(), code, src)
         return tensor
 
-    def barrier(self) -> None:
+    def barrier(self, *, name: str | None = None) -> None:
         """Waits until all ranks have called ``barrier``."""
+        if self._sites:
+            sites.mark(name)
         self._core.barrier()
 
     def _even_rows(self, tensor: torch.Tensor) -> list[int]:

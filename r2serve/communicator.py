@@ -60,6 +60,25 @@ def _connect(exchange: Exchange, process: Process, peers: list[int]) -> None:
             raise StartupTimeoutError(f"rank {rank} did not connect: {outcome['failed']}")
 
 
+def _check_step(number: int) -> None:
+    if not 0 < number < 2**32:
+        raise InvalidArgumentError(f"number: is {number}; must be from 1 to {2**32 - 1}")
+
+
+class Step:
+    """An open step of a communicator; the end of a ``with`` block ends the step."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._communicator.end_step()
+
+
 class Communicator(Collectives):
     """A group of ranks; every rank makes the communicator in the same way.
 
@@ -87,6 +106,7 @@ class Communicator(Collectives):
         self.name = name
         self.nodes = list(nodes)
         self.algorithm = config.algorithm
+        self._sites = config.consensus in ("site", "site-error")
         self._process = process
         self._number = number
         self._members = list(members)
@@ -309,6 +329,44 @@ class Communicator(Collectives):
         """
         data, _ = tensors.checked("tensor", tensor)
         self._process.engine.deregister_buffer(data.data_ptr())
+
+    def step(self, number: int, about: str = "") -> Step:
+        """Ends the open step and begins step ``number``; all ranks call.
+
+        At the end of a step every rank compares the step and the number of its calls with every
+        other rank, so that a call skipped by one rank is found in that step, before its results
+        are used. Use the result in a ``with`` statement, or call :meth:`end_step`. Without effect
+        unless ``R2CCL_CONSENSUS`` is ``step``, ``site`` or ``site-error``.
+
+        Args:
+            number: 1 to 4294967295, the same on all ranks.
+            about: text for errors, for example the ids of the requests; 160 bytes at most are kept.
+
+        Raises:
+            InvalidArgumentError: ``number`` is out of range.
+            OrderMismatchError: the ranks' programs have parted; the text has the position of every
+                rank. Sticky, like the errors of a collective.
+        """
+        _check_step(number)
+        self._core.begin_step(number, about, True)
+        return Step(self)
+
+    def mark_step(self, number: int, about: str = "") -> None:
+        """Begins step ``number`` without a comparison at the end of the step before.
+
+        For stages of a pipeline, which are at different steps and must not wait for each other.
+        Messages carry the step and are compared on arrival. Arguments and errors: :meth:`step`.
+        """
+        _check_step(number)
+        self._core.begin_step(number, about, False)
+
+    def end_step(self) -> None:
+        """Ends the open step; see :meth:`step`. Without an open step nothing happens.
+
+        Raises:
+            OrderMismatchError: see :meth:`step`.
+        """
+        self._core.end_step()
 
     # ---- lifecycle and observation ----
 

@@ -345,6 +345,18 @@ class Config:
         "be the same on every node",
         choices=("auto", "one_shot", "two_shot"),
     )
+    consensus: str = core(
+        "auto",
+        "Whether ranks compare their calls by the engine's `step`, and by the calling line: `site` "
+        "warns, `site-error` raises. `auto`: `step` under vLLM, else `off`. The same on every node",
+        choices=("auto", "off", "step", "site", "site-error"),
+    )
+    consensus_result: int = core(
+        0,
+        "Compare the bits of each N-th result between ranks. 0: never. The same on every node",
+        low=0,
+        high=2**31,
+    )
     simd: str = option(
         "auto",
         "Instruction set of the reduce kernels. `auto`: the best set of the processor. Results "

@@ -145,8 +145,10 @@ class DeviceCommunicator(Collectives):
             host.close()
             raise
 
-    def all_to_all(self, tensor: Array, *, out: Array | None = None) -> Array:
-        """Runs ``Communicator.all_to_all`` on the current stream."""
+    def all_to_all(
+        self, tensor: Array, *, out: Array | None = None, name: str | None = None
+    ) -> Array:
+        """Runs ``Communicator.all_to_all`` on the current stream; ``name`` is not compared."""
         source, code = tensors.checked("tensor", tensor, self.device)
         rows = self._even_rows(source)
         target = tensors.target(out, source.shape, source)
@@ -166,6 +168,7 @@ class DeviceCommunicator(Collectives):
         out_sizes: Sequence[int],
         *,
         out: Array | None = None,
+        name: str | None = None,
     ) -> Array:
         """Runs ``Communicator.all_to_allv`` through host memory; a graph cannot capture the call.
 
@@ -176,7 +179,7 @@ class DeviceCommunicator(Collectives):
         tensors.check_sizes("out_sizes", out_sizes, self.world_size)
         shape = (sum(out_sizes), *source.shape[1:])
         target = tensors.target(out, shape, source)
-        received = self.host.all_to_allv(source.cpu(), in_sizes, out_sizes)
+        received = self.host.all_to_allv(source.cpu(), in_sizes, out_sizes, name=name)
         target.view(shape).copy_(tensors.as_tensor(received))
         return tensors.like(tensor, target, out)
 

@@ -53,7 +53,9 @@ struct Config {
   std::int64_t background_interval_ms = 2;  // interval of progress without a caller
 
   Algorithm algorithm = Algorithm::automatic;
-  std::string journal_dir;  // empty: no journal file
+  Consensus consensus = Consensus::automatic;
+  std::int64_t consensus_result = 0;  // compare each N-th result; 0: none
+  std::string journal_dir;            // empty: no journal file
   // Fault injection without root.  Each line: "<rail> carrier_loss|black_hole|reset|heal".
   // An empty path disables the injection.
   std::string fault_file;

@@ -52,10 +52,27 @@ std::string_view name_of(Algorithm algorithm) {
   return "unknown";
 }
 
+std::string_view name_of(Consensus consensus) {
+  switch (consensus) {
+    case Consensus::automatic: return "auto";
+    case Consensus::off: return "off";
+    case Consensus::step: return "step";
+    case Consensus::site: return "site";
+    case Consensus::site_error: return "site-error";
+  }
+  return "unknown";
+}
+
 std::string describe(const CallTag& tag) {
+  if (tag.kind == TagKind::end_of_step)
+    return "the end of step " + std::to_string(tag.step) + " after " + std::to_string(tag.call) +
+           (tag.call == 1 ? " call" : " calls");
+  if (tag.kind == TagKind::result) return "the comparison of result " + std::to_string(tag.number);
   std::string text = "call " + std::to_string(tag.number);
   if (tag.step != 0)
     text += " (step " + std::to_string(tag.step) + ", call " + std::to_string(tag.call) + ")";
+  else if (tag.call != 0)
+    text += " (captured call " + std::to_string(tag.call) + ")";
   text += ": ";
   text += name_of(tag.collective);
   if (tag.collective == Collective::barrier) return text + "()";

@@ -25,6 +25,10 @@ enum class Collective : std::uint8_t {
 };
 inline constexpr std::size_t collective_count = 9;
 enum class Algorithm : std::uint8_t { automatic, one_shot, two_shot };
+// How ranks compare whether their programs run the same calls: not at all, by the engine's step, or
+// by the call site as well, with a warning or an error where sites differ.  The core takes
+// `automatic` for off.
+enum class Consensus : std::uint8_t { automatic, off, step, site, site_error };
 
 // Returns the size of an element in bytes.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) {
@@ -46,6 +50,14 @@ enum class Algorithm : std::uint8_t { automatic, one_shot, two_shot };
 [[nodiscard]] std::string_view name_of(ReduceOp op);
 [[nodiscard]] std::string_view name_of(Collective collective);
 [[nodiscard]] std::string_view name_of(Algorithm algorithm);
+[[nodiscard]] std::string_view name_of(Consensus consensus);
+
+// What the messages of a tag belong to.
+enum class TagKind : std::uint8_t {
+  call,         // a call of the user
+  end_of_step,  // the comparison of positions at a step's end; `call` counts the calls of the step
+  result,       // the comparison of a result; `site` is the hash of the result
+};
 
 // Signature of a collective call.  Every message carries the sender's signature, so a mismatch
 // error can name the calls of both ranks.
@@ -54,7 +66,7 @@ struct CallTag {
   std::uint32_t number = 0;  // call number within the communicator
   std::uint32_t step = 0;    // step of the serving engine; 0: outside of steps, or not compared
   std::uint32_t site = 0;    // hash of the call site or of the caller's name; 0: not compared
-  std::uint16_t call = 0;    // number of the call within the step; not compared: 0
+  std::uint16_t call = 0;    // call within the step; step 0: captured call of a graph, or 0
   std::uint16_t root = 0;    // rank of the root
   std::uint16_t bandwidth_hash = 0;  // reserved: hash of the nodes' bandwidth vector
   Collective collective = Collective::barrier;
@@ -62,7 +74,7 @@ struct CallTag {
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;  // all_reduce
   std::uint8_t bandwidth = 0;                  // reserved: bandwidth of the sender's node
-  std::uint8_t reserved = 0;
+  TagKind kind = TagKind::call;
 
   friend bool operator==(const CallTag&, const CallTag&) = default;
 };

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
+#include "collectives/sites.hpp"
 #include "engine/communicator.hpp"
 
 // Buffers are passed as addresses: communicator.py has checked shape, dtype and contiguity, and
@@ -65,6 +66,10 @@ std::unique_ptr<Communicator> make_communicator(const std::shared_ptr<Engine>& e
 }  // namespace
 
 void register_communicator(nb::module_& module) {
+  module.def("set_next_site", &set_next_site, nb::arg("site"),
+             "Sets the site of this thread's next call that all ranks make together.");
+  module.def("note_site", &note_site, nb::arg("site"), nb::arg("text"),
+             "Stores the text of a site, for errors.");
   nb::class_<Communicator>(module, "Communicator",
                            "Runs collectives of a group of ranks on host memory.")
       .def(nb::new_(&make_communicator), nb::arg("engine"), nb::arg("id"), nb::arg("name"),
@@ -125,6 +130,14 @@ void register_communicator(nb::module_& module) {
                return self.receive_from(at(data), count, static_cast<DType>(dtype), peer);
              });
            })
+      .def(
+          "begin_step",
+          [](Communicator& self, std::uint32_t step, const std::string& about, bool compare) {
+            collective(self, [&] { return self.begin_step(step, about, compare); });
+          },
+          nb::arg("step"), nb::arg("about"), nb::arg("compare"))
+      .def("end_step",
+           [](Communicator& self) { collective(self, [&] { return self.end_step(); }); })
       .def("barrier", [](Communicator& self) { collective(self, [&] { return self.barrier(); }); })
       .def(
           "abort",

@@ -43,6 +43,8 @@ void each_field(Config& config, Visit visit) {
   visit("spin_us", config.spin_us);
   visit("background_interval_ms", config.background_interval_ms);
   visit("algorithm", config.algorithm);
+  visit("consensus", config.consensus);
+  visit("consensus_result", config.consensus_result);
   visit("journal_dir", config.journal_dir);
   visit("fault_file", config.fault_file);
 }
@@ -60,6 +62,15 @@ Algorithm value_of<Algorithm>(const nb::handle& value) {
   throw nb::value_error(("algorithm: " + name).c_str());
 }
 
+template <>
+Consensus value_of<Consensus>(const nb::handle& value) {
+  const auto name = nb::cast<std::string>(value);
+  for (const auto consensus : {Consensus::automatic, Consensus::off, Consensus::step,
+                               Consensus::site, Consensus::site_error})
+    if (name == name_of(consensus)) return consensus;
+  throw nb::value_error(("consensus: " + name).c_str());
+}
+
 template <typename T>
 nb::object object_of(const T& value) {
   return nb::cast(value);
@@ -67,6 +78,11 @@ nb::object object_of(const T& value) {
 
 template <>
 nb::object object_of<Algorithm>(const Algorithm& value) {
+  return nb::cast(std::string(name_of(value)));
+}
+
+template <>
+nb::object object_of<Consensus>(const Consensus& value) {
   return nb::cast(std::string(name_of(value)));
 }
 

@@ -14,4 +14,15 @@ Status barrier(Channel& channel) {
   return channel.finish();
 }
 
+Status compare_tags(Channel& channel) {
+  const auto each_peer = [&channel](auto&& act) -> Status {
+    for (int distance = 1; distance < channel.size(); ++distance)
+      R2CCL_TRY(act((channel.rank() + distance) % channel.size()));
+    return {};
+  };
+  R2CCL_TRY(each_peer([&](int peer) { return channel.send(peer, {}); }));
+  R2CCL_TRY(each_peer([&](int peer) { return receive_into(channel, peer, nullptr, 0); }));
+  return channel.finish();
+}
+
 }  // namespace r2ccl

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "collectives/sites.hpp"
 #include "link/device_memory.hpp"
 #include "link/mutants.hpp"
 
@@ -14,6 +15,12 @@ namespace {
 constexpr int unheard_timeouts = 10;
 // Longest wait of a failed call for fences of rails with access to the caller's memory.
 constexpr TimeNs abandon_limit_ns = 500 * ns_per_ms;
+// Longest wait of a call that ends by an order mismatch for the positions of the other ranks.
+constexpr TimeNs positions_limit_ns = 500 * ns_per_ms;
+// Bytes of the text about a step that an ABORT has room for.
+constexpr std::size_t most_about_bytes = 160;
+// Separates the position of the sender from the error in the ABORT of an order mismatch.
+constexpr char before_position = '\n';
 
 }  // namespace
 
@@ -29,6 +36,7 @@ void LinkChannel::add_member(Link* link) {
 Status LinkChannel::begin_call(const CallTag& tag) {
   tag_ = tag;
   if (failed()) return failure();
+  in_call_ = true;
   for (Member& peer : members_)
     if (peer.link != nullptr) peer.call_position = peer.out->posted_position();
   return {};
@@ -39,14 +47,14 @@ void LinkChannel::works_on(const std::byte* in, const std::byte* out) {
 }
 
 Status LinkChannel::end_call(Status status) {
-  if (status.ok()) {
-    scratch() = {};
-    return status;
-  }
+  in_call_ = false;
+  scratch() = {};
+  if (status.ok()) return status;
   fail(status.code(), status.message());
   drop_streams();  // no rail may access the caller's buffers after the return
-  scratch() = {};
-  return status;
+  if (failed_ != ErrorCode::order_mismatch) return status;
+  collect_positions();
+  return failure();
 }
 
 // Reclaims callers' memory and the streams' memory from all rails, since frames in flight point
@@ -123,7 +131,8 @@ Result<std::span<const std::byte>> LinkChannel::receive(int peer, std::size_t by
   R2CCL_TRY(wait(
       peer, [&from] { return from.in->delivered(); }, from.in->consumed() + 1));
   const InMessage& message = *from.in->front();
-  if (message.tag != tag_ || message.bytes != bytes) return mismatch(peer, message, bytes);
+  if (!same_call(message.tag, tag_) || message.bytes != bytes || !same_site(peer, message.tag))
+    return mismatch(peer, message, bytes);
   return std::span<const std::byte>(from.in->front_data(), bytes);
 }
 
@@ -188,12 +197,76 @@ void LinkChannel::fail(ErrorCode code, const std::string& text) {
   failed_ = code;
   failure_text_ = text;
   on_failed(code, text);
+  std::string notice = text;
+  if (code == ErrorCode::order_mismatch && consensus_ >= Consensus::step) {
+    add_position(position());
+    notice = text.substr(0, max_abort_bytes - std::min(positions_.back().size() + 1, text.size())) +
+             before_position + positions_.back();
+  }
   // Every rank must learn of the failure, including ranks without traffic to the lost peer.
   for (int peer = 0; peer < size(); ++peer) {
     if (member(peer).link == nullptr || planted(Mutant::abort_not_forwarded)) continue;
-    member(peer).link->send_abort({id_, code, text});
+    member(peer).link->send_abort({id_, code, notice});
     flush(peer, clock());
   }
+}
+
+void LinkChannel::on_abort(const AbortNotice& notice) {
+  const std::size_t end = notice.code == ErrorCode::order_mismatch
+                              ? notice.text.find(before_position)
+                              : std::string::npos;
+  fail(notice.code, notice.text.substr(0, end));
+  if (end != std::string::npos) add_position(notice.text.substr(end + 1));
+}
+
+Status LinkChannel::failure() const {
+  std::string text = failure_text_;
+  for (std::size_t i = 0; i < positions_.size(); ++i)
+    text += (i == 0 ? "; positions: " : "; ") + positions_[i];
+  return {failed_, std::move(text)};
+}
+
+// ---- the comparison of positions ----
+
+void LinkChannel::set_about(std::string about) {
+  about_ = std::move(about);
+  about_.resize(std::min(about_.size(), most_about_bytes));
+}
+
+std::string LinkChannel::position() const {
+  std::string text = "rank " + std::to_string(rank_) + (in_call_ ? " in " : " after ");
+  text += describe(tag_);
+  if (tag_.site != 0) text += " at " + site_text(tag_.site);
+  if (!about_.empty()) text += ", " + about_;
+  return text;
+}
+
+void LinkChannel::add_position(std::string text) {
+  if (failed_ != ErrorCode::order_mismatch || positions_.size() >= members_.size() ||
+      std::ranges::find(positions_, text) != positions_.end())
+    return;
+  positions_.push_back(std::move(text));
+}
+
+// A position arrives with the ABORT of each rank.
+void LinkChannel::collect_positions() {
+  if (consensus_ < Consensus::step) return;
+  linger(positions_limit_ns, [this] {
+    std::size_t gone = 0;
+    for (const Member& peer : members_)
+      if (peer.link != nullptr && (peer.link->peer_closed() || peer.link->has_no_rail())) ++gone;
+    return positions_.size() + gone >= members_.size();
+  });
+}
+
+bool LinkChannel::same_site(int peer, const CallTag& tag) {
+  if (tag.site == tag_.site || tag.kind == TagKind::result) return tag.site == tag_.site;
+  if (tag.site == 0 || tag_.site == 0) return true;
+  if (consensus_ == Consensus::site_error) return false;
+  on_other_site("communicator '" + name_ + "': " + describe(tag_) + " is at " +
+                site_text(tag_.site) + " on rank " + std::to_string(rank_) +
+                ", and at another site on rank " + std::to_string(peer));
+  return true;
 }
 
 Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
@@ -254,6 +327,12 @@ Status LinkChannel::mismatch(int peer, const InMessage& message, std::size_t byt
   std::string text = "communicator '" + name_ + "': rank " + std::to_string(peer) + " called " +
                      describe(message.tag) + " where rank " + std::to_string(rank_) + " called " +
                      describe(tag_);
+  if (tag_.kind == TagKind::result && message.tag.kind == TagKind::result)
+    return {ErrorCode::internal, "communicator '" + name_ + "': rank " + std::to_string(peer) +
+                                     " and rank " + std::to_string(rank_) +
+                                     " have different bits in the result of call " +
+                                     std::to_string(tag_.number) +
+                                     "; one of the machines computes or stores wrong values"};
   if (message.tag == tag_)
     text += "; the message has " + std::to_string(message.bytes) + " bytes where " +
             std::to_string(bytes) + " were expected";

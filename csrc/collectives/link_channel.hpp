@@ -26,6 +26,13 @@ class LinkChannel : public Channel {
   // Marks the communicator as failed and notifies all ranks.  This call and every later call return
   // the error.
   void fail(ErrorCode code, const std::string& text);
+  // Fails the communicator by the notice of a peer, unless it has failed already.  The notice of an
+  // order mismatch also contains the peer's position, which every rank adds to its error.
+  void on_abort(const AbortNotice& notice);
+  // Sets the comparison of positions, and a text about the current step for errors, such as the ids
+  // of its requests.
+  void set_consensus(Consensus consensus) { consensus_ = consensus; }
+  void set_about(std::string about);
   // Fails the communicator if posted bytes have waited for a slot for link_timeout because a fence
   // does not complete.  The call may have returned already: copied bytes still wait, and only the
   // peer notices.
@@ -87,13 +94,15 @@ class LinkChannel : public Channel {
   [[nodiscard]] virtual std::string describe_peer(int peer) const = 0;
   [[nodiscard]] virtual std::string describe_rails(int peer) const = 0;
   virtual void on_failed(ErrorCode code, const std::string& text) = 0;
+  // The call has another site at the peer than here, and sites are compared without an error.
+  virtual void on_other_site(const std::string& text) = 0;
 
   // Returns an error if a device copy failed, the awaited peer closed, or any peer is lost.
   [[nodiscard]] Status check_liveness(int awaited, TimeNs waiting_since) const;
   // Returns peer_lost with the reason `what` and the states of the rails.
   [[nodiscard]] Status lost(int peer, const char* what) const;
   [[nodiscard]] bool failed() const { return failed_ != ErrorCode::ok; }
-  [[nodiscard]] Status failure() const { return {failed_, failure_text_}; }
+  [[nodiscard]] Status failure() const;
   // Returns true if each peer has confirmed all sends, and all acks due to the peer are sent.
   // Peers that have closed, or have had no rail for link_timeout, do not count.
   [[nodiscard]] bool all_delivered() const;
@@ -120,6 +129,10 @@ class LinkChannel : public Channel {
   [[nodiscard]] bool let_go();
   [[nodiscard]] bool delivered(const Member& peer) const;
   [[nodiscard]] Status mismatch(int peer, const InMessage& message, std::size_t bytes) const;
+  [[nodiscard]] bool same_site(int peer, const CallTag& tag);
+  [[nodiscard]] std::string position() const;
+  void add_position(std::string text);
+  void collect_positions();
 
   const std::uint64_t id_;
   const std::string name_;
@@ -131,6 +144,10 @@ class LinkChannel : public Channel {
   const std::byte* of_device_ = nullptr;  // device buffer of the call; null: host memory only
   ErrorCode failed_ = ErrorCode::ok;
   std::string failure_text_;
+  Consensus consensus_ = Consensus::off;
+  bool in_call_ = false;
+  std::string about_;                   // the current step, for errors
+  std::vector<std::string> positions_;  // after an order mismatch: each rank's position
 };
 
 }  // namespace r2ccl

@@ -96,7 +96,8 @@ std::string config_mismatch(std::uint32_t peer, std::uint64_t ours, std::uint64_
   return concat(
       "process ", peer,
       " runs another version or configuration: slot_bytes, slots, chunk_bytes, spare_slots, "
-      "algorithm, resilience, checksum and fallback must be equal (fingerprint ",
+      "algorithm, resilience, checksum, fallback, consensus and consensus_result must be equal "
+      "(fingerprint ",
       hex(theirs), ", ours ", hex(ours), ")");
 }
 

@@ -81,7 +81,7 @@ struct Hello {
   RailKind kind = RailKind::tcp;  // tcp, shm, control or verbs
   std::uint32_t last_fenced = 0;  // the connector's last fenced epoch of this rail
   std::uint64_t config = 0;       // result of config_fingerprint()
-  EndNames names;                 // the connector's
+  EndNames names = {};            // the connector's
 };
 
 struct Decision {
@@ -90,7 +90,7 @@ struct Decision {
   std::string why;          // reason of a refusal; logged by this process only
   // the acceptor's last fenced epoch of this rail, also after a refusal
   std::uint32_t last_fenced = 0;
-  EndNames names;  // the acceptor's
+  EndNames names = {};  // the acceptor's
 };
 
 // Common part of both ends.

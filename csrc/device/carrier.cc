@@ -7,9 +7,20 @@
 #include "base/clock.hpp"
 
 namespace r2ccl::device {
+namespace {
+
+// Numbers wrap past 0, which stands for a plan that is not captured.
+std::uint16_t next_capture(std::uint16_t number) {
+  return static_cast<std::uint16_t>(number == 0xFFFF ? 1 : number + 1);
+}
+
+}  // namespace
 
 std::uint32_t Carrier::add(Plan plan) {
   const std::lock_guard guard(mutex_);
+  // All ranks capture the same plans in the same order, except those of two ranks.
+  const bool of_all = plan.collective != Collective::send && plan.collective != Collective::recv;
+  if (plan.captured && of_all) plan.capture = captures_ = next_capture(captures_);
   if (free_plans_.empty()) {
     plans_.push_back(std::move(plan));
     return static_cast<std::uint32_t>(plans_.size() - 1);
@@ -44,6 +55,7 @@ Status Carrier::carry_out(const Plan& plan, std::byte* in, std::byte* out) {
   const std::size_t count = plan.counts.front();
   const bool at_root = context_.communicator.rank() == plan.root;
   Communicator& ranks = among(plan);
+  ranks.set_capture(plan.capture);
   const auto own = static_cast<std::size_t>(ranks.rank());
   switch (plan.collective) {
     case Collective::all_reduce:

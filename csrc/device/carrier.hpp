@@ -28,6 +28,7 @@ struct Plan {
   bool unreduced = false;           // shards arrive unreduced; kernels reduce the shards
   bool direct = false;              // staged in GPU memory (GPUDirect)
   bool captured = false;            // part of a graph: carried out at every replay
+  std::uint16_t capture = 0;        // number among captured plans, equal on all ranks; 0: none
 };
 
 class Carrier {
@@ -72,6 +73,7 @@ class Carrier {
   std::mutex mutex_;  // protects the plans
   std::deque<Plan> plans_;
   std::vector<std::uint32_t> free_plans_;
+  std::uint16_t captures_ = 0;  // number of the last captured plan
 
   bool written_by_nics_ = false;  // the last carry() was staged in GPU memory
   TimeNs inside_since_ = 0;       // first watch() of the open exchange; 0 = none is open

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "collectives/collectives.hpp"
+#include "collectives/sites.hpp"
 #include "link/device_memory.hpp"
 #include "plan/cost_model.hpp"
 
@@ -91,14 +93,31 @@ void Communicator::close(double linger_s) {
 
 // ---- calls ----
 
-CallTag Communicator::collective_tag(Collective collective, DType dtype, ReduceOp op,
-                                     std::size_t count, int root) {
+CallTag Communicator::rooted_tag(Collective collective, DType dtype, std::size_t count, int root) {
+  const std::uint16_t captured = std::exchange(capture_, std::uint16_t{0});
   return {.count = count,
-          .number = calls_,
+          .number = calls_++,
+          .step = step_,
+          .call = step_ != 0 ? step_calls_++ : captured,
           .root = static_cast<std::uint16_t>(root),
           .collective = collective,
-          .dtype = dtype,
-          .op = op};
+          .dtype = dtype};
+}
+
+CallTag Communicator::flat_tag(Collective collective, DType dtype, ReduceOp op, std::size_t count) {
+  CallTag tag = rooted_tag(collective, dtype, count, 0);
+  tag.op = op;
+  if (consensus() >= Consensus::site) tag.site = take_site();
+  return tag;
+}
+
+// The tag of a send equals the tag of the peer's matching receive.
+CallTag Communicator::pair_tag(DType dtype, std::size_t count, std::uint32_t& number) {
+  return {.count = count,
+          .number = number++,
+          .step = step_,
+          .collective = Collective::send,
+          .dtype = dtype};
 }
 
 template <typename Body>
@@ -119,14 +138,14 @@ Status Communicator::all_reduce(const std::byte* in, std::byte* out, std::size_t
   if (algorithm == Algorithm::automatic) algorithm = engine_->config().algorithm;
   if (algorithm == Algorithm::automatic) algorithm = choose_all_reduce(bytes, tree_.node_sizes);
   const Reducer reducer{dtype, op, tree_, simd_};
-  CallTag tag = collective_tag(Collective::all_reduce, dtype, op, count, 0);
+  CallTag tag = flat_tag(Collective::all_reduce, dtype, op, count);
   tag.algorithm = algorithm;
-  ++calls_;
-  return run(tag.collective, tag, bytes, [&] {
+  Status status = run(tag.collective, tag, bytes, [&] {
     return algorithm == Algorithm::one_shot
                ? all_reduce_one_shot(*channel_, in, out, count, reducer)
                : all_reduce_two_shot(*channel_, in, out, count, reducer);
   });
+  return compare_result(std::move(status), tag, out, bytes);
 }
 
 Status Communicator::all_gatherv(const std::byte* in, std::byte* out,
@@ -135,12 +154,12 @@ Status Communicator::all_gatherv(const std::byte* in, std::byte* out,
   R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  const CallTag tag = collective_tag(Collective::all_gather, dtype, ReduceOp::sum, total, 0);
-  ++calls_;
+  const CallTag tag = flat_tag(Collective::all_gather, dtype, ReduceOp::sum, total);
   channel_->works_on(in, out);
   channel_->set_rendezvous(is_device_memory(out));
-  return run(tag.collective, tag, total * size_of(dtype),
-             [&] { return r2ccl::all_gatherv(*channel_, in, out, counts, dtype); });
+  Status status = run(tag.collective, tag, total * size_of(dtype),
+                      [&] { return r2ccl::all_gatherv(*channel_, in, out, counts, dtype); });
+  return compare_result(std::move(status), tag, out, total * size_of(dtype));
 }
 
 Status Communicator::reduce_scatterv(const std::byte* in, std::byte* out,
@@ -153,8 +172,7 @@ Status Communicator::reduce_scatterv(const std::byte* in, std::byte* out,
   const std::lock_guard guard(call_mutex_);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
   const Reducer reducer{dtype, op, tree_, simd_};
-  const CallTag tag = collective_tag(Collective::reduce_scatter, dtype, op, total, 0);
-  ++calls_;
+  const CallTag tag = flat_tag(Collective::reduce_scatter, dtype, op, total);
   return run(tag.collective, tag, total * size_of(dtype),
              [&] { return r2ccl::reduce_scatterv(*channel_, in, out, counts, reducer); });
 }
@@ -163,8 +181,7 @@ Status Communicator::broadcast(std::byte* data, std::size_t count, DType dtype, 
   R2CCL_TRY(check_rank("root", root));
   R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
-  const CallTag tag = collective_tag(Collective::broadcast, dtype, ReduceOp::sum, count, root);
-  ++calls_;
+  const CallTag tag = rooted_tag(Collective::broadcast, dtype, count, root);
   channel_->works_on(data, data);
   return run(tag.collective, tag, count * size_of(dtype),
              [&] { return r2ccl::broadcast(*channel_, data, count, dtype, root); });
@@ -177,8 +194,7 @@ Status Communicator::gather(const std::byte* in, std::byte* out,
   R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  const CallTag tag = collective_tag(Collective::gather, dtype, ReduceOp::sum, total, root);
-  ++calls_;
+  const CallTag tag = rooted_tag(Collective::gather, dtype, total, root);
   channel_->works_on(in, out);
   return run(tag.collective, tag, total * size_of(dtype),
              [&] { return r2ccl::gather(*channel_, in, out, counts, dtype, root); });
@@ -194,8 +210,7 @@ Status Communicator::all_to_allv(const std::byte* in, std::span<const std::size_
   const std::size_t total =
       std::max(std::accumulate(in_counts.begin(), in_counts.end(), std::size_t{0}),
                std::accumulate(out_counts.begin(), out_counts.end(), std::size_t{0}));
-  const CallTag tag = collective_tag(Collective::all_to_all, dtype, ReduceOp::sum, 0, 0);
-  ++calls_;
+  const CallTag tag = flat_tag(Collective::all_to_all, dtype, ReduceOp::sum, 0);
   channel_->works_on(in, out);
   channel_->set_rendezvous(is_device_memory(out));
   return run(tag.collective, tag, total * size_of(dtype),
@@ -207,8 +222,7 @@ Status Communicator::send_to(const std::byte* data, std::size_t count, DType dty
   if (peer == rank()) return {ErrorCode::invalid_argument, "dst: is this rank itself"};
   R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
-  CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
-  tag.number = sends_[static_cast<std::size_t>(peer)]++;
+  const CallTag tag = pair_tag(dtype, count, sends_[static_cast<std::size_t>(peer)]);
   channel_->works_on(data, data);
   return run(tag.collective, tag, count * size_of(dtype),
              [&] { return r2ccl::send(*channel_, data, count, dtype, peer); });
@@ -219,9 +233,7 @@ Status Communicator::receive_from(std::byte* data, std::size_t count, DType dtyp
   if (peer == rank()) return {ErrorCode::invalid_argument, "src: is this rank itself"};
   R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
-  // The tag equals the tag of the peer's matching send().
-  CallTag tag = collective_tag(Collective::send, dtype, ReduceOp::sum, count, 0);
-  tag.number = receives_[static_cast<std::size_t>(peer)]++;
+  const CallTag tag = pair_tag(dtype, count, receives_[static_cast<std::size_t>(peer)]);
   channel_->works_on(data, data);
   return run(Collective::recv, tag, count * size_of(dtype),
              [&] { return r2ccl::recv(*channel_, data, count, dtype, peer); });
@@ -230,9 +242,50 @@ Status Communicator::receive_from(std::byte* data, std::size_t count, DType dtyp
 Status Communicator::barrier() {
   R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
-  const CallTag tag = collective_tag(Collective::barrier, DType::u8, ReduceOp::sum, 0, 0);
-  ++calls_;
+  const CallTag tag = flat_tag(Collective::barrier, DType::u8, ReduceOp::sum, 0);
   return run(tag.collective, tag, 0, [&] { return r2ccl::barrier(*channel_); });
+}
+
+// ---- the comparison of positions ----
+
+Status Communicator::begin_step(std::uint32_t step, std::string about, bool compare) {
+  if (step == 0) return {ErrorCode::invalid_argument, "step: is 0; must be from 1 to 4294967295"};
+  R2CCL_TRY(check_origin());
+  const std::lock_guard guard(call_mutex_);
+  if (consensus() < Consensus::step) return {};
+  if (compare) R2CCL_TRY(close_step());
+  step_ = step;
+  step_calls_ = 0;
+  const Engine::Lock lock(*engine_);
+  channel_->set_about(std::move(about));
+  return {};
+}
+
+Status Communicator::end_step() {
+  R2CCL_TRY(check_origin());
+  const std::lock_guard guard(call_mutex_);
+  return close_step();
+}
+
+Status Communicator::close_step() {
+  if (step_ == 0) return {};
+  const CallTag tag{.number = calls_++,
+                    .step = std::exchange(step_, 0U),
+                    .call = step_calls_,
+                    .kind = TagKind::end_of_step};
+  return run(tag.collective, tag, 0, [&] { return compare_tags(*channel_); });
+}
+
+Status Communicator::compare_result(Status status, const CallTag& tag, const std::byte* result,
+                                    std::size_t bytes) {
+  const auto each = static_cast<std::uint32_t>(engine_->config().consensus_result);
+  if (!status.ok() || each == 0 || tag.number % each != 0 || is_device_memory(result))
+    return status;
+  const CallTag compared{.number = tag.number,
+                         .step = tag.step,
+                         .site = crc32c(result, bytes),
+                         .kind = TagKind::result};
+  return run(compared.collective, compared, 0, [&] { return compare_tags(*channel_); });
 }
 
 // ---- arguments ----

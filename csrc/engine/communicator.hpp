@@ -60,8 +60,23 @@ class Communicator {
   Status receive_from(std::byte* data, std::size_t count, DType dtype, int peer);
   Status barrier();
 
+  // ---- the comparison of positions (R2CCL_CONSENSUS); without effect if it is off ----
+  // Ends the open step and begins step `step`, above 0.  `about` names the step's requests in
+  // errors.  Without `compare` the open step ends without a comparison: stages of a pipeline must
+  // not wait for each other.
+  Status begin_step(std::uint32_t step, std::string about, bool compare = true);
+  // Sets the number of the captured plan that the next call of all ranks carries out, so that ranks
+  // that replay different graphs get an error.  0: no plan.
+  void set_capture(std::uint16_t capture) {
+    if (consensus() >= Consensus::step) capture_ = capture;
+  }
+  // Ends the open step: every rank compares the step and the number of its calls with every other
+  // rank.  All ranks call.  Without an open step nothing happens.
+  Status end_step();
+
   // Returns invalid_argument in a forked child; every call does the same.
   [[nodiscard]] Status check_origin() const { return origin_.check("communicator"); }
+  [[nodiscard]] Consensus consensus() const { return engine_->config().consensus; }
 
   // Validate an argument of a call; return the error that the call would return.  `field` is the
   // argument's name in the error text.
@@ -99,8 +114,15 @@ class Communicator {
   // Runs a call of channel_; returns an error if the communicator is closed.
   template <typename Body>
   Status run(Collective noted, const CallTag& tag, std::size_t bytes, const Body& body);
-  [[nodiscard]] CallTag collective_tag(Collective collective, DType dtype, ReduceOp op,
-                                       std::size_t count, int root);
+  // Return the tag of the next call: of all ranks alike, with a root, or of a pair of ranks.
+  [[nodiscard]] CallTag flat_tag(Collective collective, DType dtype, ReduceOp op,
+                                 std::size_t count);
+  [[nodiscard]] CallTag rooted_tag(Collective collective, DType dtype, std::size_t count, int root);
+  [[nodiscard]] CallTag pair_tag(DType dtype, std::size_t count, std::uint32_t& number);
+  Status close_step();
+  // Compares the hash of a result with all ranks, at each N-th call (R2CCL_CONSENSUS_RESULT).
+  Status compare_result(Status status, const CallTag& tag, const std::byte* result,
+                        std::size_t bytes);
 
   const Origin origin_;
   const std::shared_ptr<Engine> engine_;
@@ -111,6 +133,9 @@ class Communicator {
 
   std::mutex call_mutex_;  // held during a call
   std::uint32_t calls_ = 0;
+  std::uint32_t step_ = 0;        // open step; 0: none
+  std::uint16_t capture_ = 0;     // captured plan of the next call; 0: none
+  std::uint16_t step_calls_ = 0;  // calls of the open step
   std::unique_ptr<EngineChannel> channel_;
   bool closed_ = false;  // set under call_mutex_ and the engine's lock; either protects reads
 };

@@ -24,7 +24,7 @@ namespace {
 constexpr double slowest_bytes_per_s = 1e6;
 
 std::uint64_t fingerprint_of(const Config& config) {
-  const std::array<std::uint64_t, 8> settings{
+  const std::array<std::uint64_t, 10> settings{
       static_cast<std::uint64_t>(config.slot_bytes),
       static_cast<std::uint64_t>(config.slots),
       static_cast<std::uint64_t>(config.chunk_bytes),
@@ -33,6 +33,8 @@ std::uint64_t fingerprint_of(const Config& config) {
       config.resilience ? 1U : 0U,
       config.checksum ? 1U : 0U,
       config.fallback ? 1U : 0U,
+      static_cast<std::uint64_t>(std::max(config.consensus, Consensus::off)),
+      static_cast<std::uint64_t>(config.consensus_result),
   };
   return config_fingerprint(settings);
 }

@@ -13,6 +13,8 @@ namespace {
 // other threads use the CPU.
 constexpr unsigned rounds_per_check = 16;
 constexpr TimeNs check_interval_ns = 100'000;
+// Warnings about differing call sites, at most, for each communicator.
+constexpr unsigned most_other_sites = 20;
 // A yield of at least this duration has run another thread.
 constexpr TimeNs switched_ns = 3000;
 
@@ -21,7 +23,9 @@ constexpr TimeNs switched_ns = 3000;
 EngineChannel::EngineChannel(Engine& engine, std::uint64_t id, std::string name, int rank)
     : LinkChannel(id, std::move(name), rank, static_cast<std::size_t>(engine.config().slot_bytes),
                   static_cast<TimeNs>(engine.config().link_timeout_s * 1e9)),
-      engine_(&engine) {}
+      engine_(&engine) {
+  set_consensus(engine.config().consensus);
+}
 
 void EngineChannel::add_peer(Peer* peer) {
   peers_.push_back(peer);
@@ -228,6 +232,13 @@ std::string EngineChannel::describe_peer(int peer) const { return peer_of(peer)-
 
 std::string EngineChannel::describe_rails(int peer) const {
   return peer_of(peer)->describe_rails();
+}
+
+// A program whose ranks call from different lines would log a line for each call.
+void EngineChannel::on_other_site(const std::string& text) {
+  if (other_sites_ >= most_other_sites) return;
+  const bool last = ++other_sites_ == most_other_sites;
+  engine_->log_.add(LogLevel::warning, text + (last ? "; further such calls are not logged" : ""));
 }
 
 void EngineChannel::on_failed(ErrorCode code, const std::string& text) {

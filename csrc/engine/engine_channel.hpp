@@ -117,6 +117,7 @@ class EngineChannel final : public LinkChannel {
   [[nodiscard]] std::string describe_peer(int peer) const override;
   [[nodiscard]] std::string describe_rails(int peer) const override;
   void on_failed(ErrorCode code, const std::string& text) override;
+  void on_other_site(const std::string& text) override;
 
   Engine* const engine_;
   std::vector<Peer*> peers_;  // by rank; null: this rank
@@ -134,6 +135,7 @@ class EngineChannel final : public LinkChannel {
   TimeNs asked_ = 0;  // last call of interrupted()
 
   unsigned rounds_per_yield_ = 1;
+  unsigned other_sites_ = 0;  // warnings about differing call sites so far
   JournalGroup* group_ = nullptr;
 };
 

@@ -277,7 +277,7 @@ void Engine::take_aborts(Peer& peer) {
   for (AbortNotice& notice : notices) {
     const auto found = channels_.find(notice.communicator);
     if (found != channels_.end()) {
-      found->second->fail(notice.code, notice.text);
+      found->second->on_abort(notice);
     } else if (!peer.link.has_closed(notice.communicator) &&
                early_aborts_.size() < most_early_aborts) {
       early_aborts_.insert_or_assign(notice.communicator, std::move(notice));
@@ -321,7 +321,7 @@ void Engine::add_channel(EngineChannel& channel) {
   channels_[channel.id()] = &channel;
   const auto early = early_aborts_.find(channel.id());
   if (early == early_aborts_.end()) return;
-  channel.fail(early->second.code, early->second.text);
+  channel.on_abort(early->second);
   early_aborts_.erase(early);
 }
 
@@ -332,6 +332,9 @@ void Engine::remove_channel(const EngineChannel& channel) {
 
 Status Engine::check_new_channel(std::uint64_t id, const std::string& name) const {
   const auto used = [id](const auto& peer) { return peer.second->link.has_closed(id); };
+  if (id == streams_communicator)
+    return {ErrorCode::invalid_argument,
+            "communicator '" + name + "': id " + std::to_string(id) + " is reserved"};
   if (channels_.contains(id) || std::ranges::any_of(peers_, used))
     return {ErrorCode::invalid_argument,
             "name: '" + name +

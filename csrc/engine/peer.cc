@@ -130,8 +130,8 @@ void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
 
 void Peer::on_injected(RailId rail) {
   note(rail, {.time_ns = now_ns(), .kind = JournalKind::injected, .from = 1});
-  log_.add(LogLevel::info, rails[rail].name + ": a test or drill at " + label +
-                               " has taken this rail down");
+  log_.add(LogLevel::info,
+           rails[rail].name + ": a test or drill at " + label + " has taken this rail down");
 }
 
 void Peer::note_injected(RailId rail, Fault fault) {

@@ -35,9 +35,9 @@ enum class FrameType : std::uint8_t {
 };
 
 namespace frame_flag {
-inline constexpr std::uint8_t replay = 1;     // a repeated attempt of the chunk
-inline constexpr std::uint8_t ack_now = 2;    // request an immediate delivery ack
-inline constexpr std::uint8_t in_target = 4;  // the chunk is in the target, not in the slot
+inline constexpr std::uint8_t replay = 1;      // a repeated attempt of the chunk
+inline constexpr std::uint8_t ack_now = 2;     // request an immediate delivery ack
+inline constexpr std::uint8_t in_target = 4;   // the chunk is in the target, not in the slot
 inline constexpr std::uint8_t injected = 128;  // rail_down: a test or drill caused the fault
 }  // namespace frame_flag
 

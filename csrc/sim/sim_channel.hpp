@@ -47,6 +47,7 @@ class SimChannel final : public LinkChannel {
   [[nodiscard]] std::string describe_peer(int peer) const override;
   [[nodiscard]] std::string describe_rails(int peer) const override;
   void on_failed(ErrorCode code, const std::string& text) override;
+  void on_other_site(const std::string& /*text*/) override {}
 
   [[nodiscard]] LinkEnd& end(int peer) const;
   [[nodiscard]] Memory& memory_to(int peer) const;

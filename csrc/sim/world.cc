@@ -448,7 +448,7 @@ void World::deliver_aborts(int rank, const std::vector<AbortNotice>& notices) {
   for (const AbortNotice& notice : notices)
     for (SimChannel* channel : channels_)
       if (channel->world_rank() == rank && channel->id() == notice.communicator)
-        channel->fail(notice.code, notice.text);
+        channel->on_abort(notice);
 }
 
 }  // namespace r2ccl::sim

@@ -17,7 +17,7 @@ namespace r2ccl {
 namespace {
 
 constexpr TimeNs timeout = 1000 * ns_per_ms;
-constexpr Hello hello{.connector = 5, .acceptor = 2, .job = 7, .rail = 3};
+const Hello hello{.connector = 5, .acceptor = 2, .job = 7, .rail = 3};
 
 struct Fixture {
   LogQueue log;

@@ -42,11 +42,8 @@ Hello good_hello() {
 struct World {
   std::map<std::uint32_t, HandshakeKey> keys = {{connector_id, key_of(1)}};
   AcceptorHandshake::Self self = {.process = acceptor_id, .job = job_id, .config = config_hash};
-  Decision decision = {.accept = true,
-                       .epoch = 8,
-                       .why = {},
-                       .last_fenced = 7,
-                       .names = {"host-two", "mlx5_2:1"}};
+  Decision decision = {
+      .accept = true, .epoch = 8, .why = {}, .last_fenced = 7, .names = {"host-two", "mlx5_2:1"}};
   int asked = 0;
   Hello seen;
 
@@ -512,7 +509,7 @@ TEST(Handshake, RefusalIsAuthenticated) {
     return drain(*accepting);
   };
   const std::size_t size = refusal(*connector(hello)).size();
-  EXPECT_EQ(size, 64U);
+  EXPECT_EQ(size, 132U);
   for (std::size_t at = 0; at < size; ++at) {
     auto connecting = connector(hello);
     Bytes message = refusal(*connecting);
@@ -605,9 +602,9 @@ TEST(Handshake, LowerProcessMustNotConnect) {
   World world;
   world.self.process = connector_id;
   Bytes message = drain(*connector());
-  for (std::size_t i = 8; i < 16; ++i) message[i] = std::byte{0};
-  message[8] = std::byte{acceptor_id};
-  message[12] = std::byte{connector_id};
+  for (std::size_t i = 12; i < 20; ++i) message[i] = std::byte{0};
+  message[12] = std::byte{acceptor_id};
+  message[16] = std::byte{connector_id};
   auto accepting = world.acceptor();
   EXPECT_EQ(accepting->feed(message), HandshakeState::rejected);
   EXPECT_EQ(accepting->fault(), HandshakeFault::identity);

@@ -17,7 +17,7 @@ from vllm.distributed.device_communicators.cuda_communicator import CudaCommunic
 
 from r2serve.config import Config
 from r2serve.device import DeviceCommunicator
-from r2serve.engines.vllm import combinations, gpus
+from r2serve.engines.vllm import combinations, compared, gpus
 from r2serve.engines.vllm.classes import OTHER_PATHS, OTHER_PATHS_WANTED
 from r2serve.engines.vllm.host_address import host_address
 from r2serve.engines.vllm.spanning import (
@@ -69,6 +69,7 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
             self.cpu_group,
             name=unique_name,
             device=self.device,
+            config=compared.config(),
             management_address=host_address(),
         )
 

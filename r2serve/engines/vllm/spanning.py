@@ -19,7 +19,7 @@ from vllm.ir.ops import fused_add_rms_norm
 
 from r2serve import Communicator, tensors
 from r2serve.config import Config
-from r2serve.engines.vllm import flag, nodes, sidecar
+from r2serve.engines.vllm import compared, flag, nodes, sidecar
 from r2serve.engines.vllm.ending import end_worker_soon
 from r2serve.engines.vllm.host_address import host_address
 from r2serve.errors import InvalidArgumentError
@@ -101,7 +101,10 @@ class SpanningCollectives:
     def open(self, unique_name: str) -> Any:
         """Makes the communicator of the group."""
         return Communicator.from_group(
-            self.cpu_group, name=unique_name, management_address=host_address()
+            self.cpu_group,
+            name=unique_name,
+            config=compared.config(),
+            management_address=host_address(),
         )
 
     def destroy(self) -> None:

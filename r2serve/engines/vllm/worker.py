@@ -10,22 +10,19 @@ import contextlib
 import functools
 import importlib
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from r2serve import process
 from r2serve.device import check_all, wake_all
 from r2serve.engines.vllm import classes
+from r2serve.engines.vllm.compared import ComparedSteps
 from r2serve.engines.vllm.ending import end_worker_soon
+from r2serve.engines.vllm.request_ids import client_name
 from r2serve.errors import R2cclError
 from r2serve.observe.attribution import Attribution, NewRequest, Step
 
 _LOG = logging.getLogger(__name__)
-
-# vLLM's request id is ``[NUMBER_]CLIENT-HEX``: the index of a sample (for n > 1), the client's id,
-# eight hexadecimal digits.
-_INTERNAL_ID = re.compile(r"(?:\d+_)?(.+)-[0-9a-f]{8}")
 
 
 def __getattr__(name: str) -> Any:
@@ -46,6 +43,7 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._r2serve_steps = FollowedSteps(_about(self.vllm_config))
+            self._r2serve_compared = ComparedSteps()
 
         def execute_model(self, scheduler_output: Any) -> Any:
             self._r2serve_steps.began(scheduler_output)
@@ -53,7 +51,10 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
             output = None
             try:
                 with ending():
+                    self._r2serve_compared.began(scheduler_output)
                     output = super().execute_model(scheduler_output)
+                    if output is not None:
+                        self._r2serve_compared.ended()
             finally:
                 self._r2serve_steps.ended(sampled=output is not None)
             return trusted(output)
@@ -63,6 +64,7 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
             try:
                 with ending():
                     output = super().sample_tokens(grammar_output)
+                    self._r2serve_compared.ended()
                 sampled = True
             finally:
                 self._r2serve_steps.ended(sampled=sampled)
@@ -199,16 +201,6 @@ def step_of(output: Any, known: Attribution) -> Step:
             yielding.append(identity)
     tokens = sum(scheduled.values())
     return Step(prefill, decode, yielding, new, output.finished_req_ids, tokens)
-
-
-def client_name(identity: str) -> str:
-    """Returns the client's id of a request.
-
-    VLLM_DISABLE_REQUEST_ID_RANDOMIZATION makes the engine use the client's id. Then an id ending
-    in a hyphen and eight hexadecimal digits is cut by mistake.
-    """
-    found = _INTERNAL_ID.fullmatch(identity)
-    return found[1] if found else identity
 
 
 def _about(vllm_config: Any) -> dict[str, str]:

@@ -43,7 +43,8 @@ Hello hello() {
           .rail = 3,
           .kind = RailKind::tcp,
           .last_fenced = 6,
-          .config = 0xfeedbeefcafef00d};
+          .config = 0xfeedbeefcafef00d,
+          .names = {"host-five", "eth5"}};
 }
 
 constexpr std::uint32_t offered_epoch = 8;
@@ -57,8 +58,11 @@ std::unique_ptr<AcceptorHandshake> acceptor() {
         return pair_key();
       },
       [](const Hello& from, bool /*fresh*/) {
-        return Decision{
-            .accept = from.rail != 9, .epoch = offered_epoch, .why = "", .last_fenced = 7};
+        return Decision{.accept = from.rail != 9,
+                        .epoch = offered_epoch,
+                        .why = "",
+                        .last_fenced = 7,
+                        .names = {}};
       });
 }
 

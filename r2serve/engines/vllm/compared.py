@@ -1,0 +1,82 @@
+"""Steps of a vLLM worker for the comparison of positions between ranks (``R2CCL_CONSENSUS``).
+
+All ranks of a scheduler run the same steps, so the groups TP, DCP and PP count steps. DP and EP
+groups span schedulers, and an idle engine runs dummy batches between its steps: such groups compare
+only the numbers of calls, as every group does. Dummy batches, warm-up and profiling belong to no
+step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from vllm.distributed import parallel_state
+
+from r2serve.communicator import Communicator
+from r2serve.config import Config
+from r2serve.engines.vllm.request_ids import client_name
+
+_MEETING = ("tp", "dcp")
+_PIPELINED = ("pp",)
+_NAMED_REQUESTS = 3
+
+
+def config() -> Config:
+    """Returns the configuration from the environment; ``auto`` compares by step."""
+    given = Config.from_env()
+    return dataclasses.replace(given, consensus="step") if given.consensus == "auto" else given
+
+
+class ComparedSteps:
+    """The steps of a worker, in the groups of its scheduler that r2ccl carries in host memory."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._meeting: Sequence[Communicator] | None = None
+        self._pipelined: Sequence[Communicator] = ()
+
+    def began(self, output: Any) -> None:
+        """Begins the step of a SchedulerOutput.
+
+        Raises:
+            R2cclError: the ranks have parted in the step before, or the group has failed.
+        """
+        if self._meeting is None:
+            self._meeting, self._pipelined = _carried(_MEETING), _carried(_PIPELINED)
+        if not self._meeting and not self._pipelined:
+            return
+        self._number = self._number % (2**32 - 1) + 1
+        about = named(output.num_scheduled_tokens)
+        for group in self._meeting:
+            group.step(self._number, about)
+        for group in self._pipelined:  # stages are at different steps and must not wait
+            group.mark_step(self._number, about)
+
+    def ended(self) -> None:
+        """Compares positions, before the step's tokens leave the worker.
+
+        Raises:
+            R2cclError: the ranks have parted in this step, or the group has failed.
+        """
+        for group in self._meeting or ():
+            group.end_step()
+
+
+def named(scheduled: dict[str, int]) -> str:
+    """Returns a text with the clients' ids of the first requests."""
+    names = ", ".join(client_name(identity) for identity in islice(scheduled, _NAMED_REQUESTS))
+    more = len(scheduled) - _NAMED_REQUESTS
+    return f"requests {names}" + (f" and {more} more" if more > 0 else "") if names else ""
+
+
+def _carried(kinds: Sequence[str]) -> list[Communicator]:
+    found = []
+    for name, reference in list(parallel_state._groups.items()):
+        group = reference()
+        carrier = getattr(getattr(group, "device_communicator", None), "r2ccl", None)
+        if name.partition(":")[0] in kinds and isinstance(carrier, Communicator):
+            found.append(carrier)
+    return found

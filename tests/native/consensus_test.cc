@@ -1,0 +1,208 @@
+// Ranks whose programs part get an order mismatch in that step, with the positions of all ranks.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "collectives/sites.hpp"
+#include "job.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::Job;
+
+Config comparing(Consensus consensus) {
+  Config config;
+  config.consensus = consensus;
+  return config;
+}
+
+Status all_reduce(Communicator& communicator, float value = 1.0F) {
+  std::array<float, 64> data;
+  data.fill(value);
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  return communicator.all_reduce(bytes, bytes, data.size(), DType::f32, ReduceOp::sum,
+                                 Algorithm::automatic);
+}
+
+bool contains(const Status& status, const std::string& text) {
+  return status.message().find(text) != std::string::npos;
+}
+
+// Runs step 7 with `calls` calls on each rank, and returns the first error of each rank.  Rank 0
+// leaves out the call `skipped`.
+std::vector<Status> step_with_a_skip(int ranks, int calls, int skipped, Consensus consensus) {
+  Job job({.ranks = ranks, .rails = 1, .config = comparing(consensus)});
+  std::vector<Status> ends(static_cast<std::size_t>(ranks));
+  job.run([&](int rank, Communicator& communicator) {
+    Status& end = ends[static_cast<std::size_t>(rank)];
+    end = all_reduce(communicator);  // outside of steps
+    if (end.ok()) end = communicator.begin_step(7, "requests request-" + std::to_string(rank));
+    for (int call = 0; call < calls && end.ok(); ++call)
+      if (rank != 0 || call != skipped) end = all_reduce(communicator);
+    if (end.ok()) end = communicator.end_step();
+  });
+  return ends;
+}
+
+class SkippedCall : public ::testing::TestWithParam<int> {};
+
+TEST_P(SkippedCall, IsAnErrorInThatStepWhichNamesBothPositionsAndRequests) {
+  for (const int ranks : {2, 3}) {
+    for (const Status& end : step_with_a_skip(ranks, 3, GetParam(), Consensus::step)) {
+      ASSERT_EQ(end.code(), ErrorCode::order_mismatch) << end.message();
+      EXPECT_TRUE(contains(end, "step 7")) << end.message();
+      for (int rank = 0; rank < ranks; ++rank) {
+        EXPECT_TRUE(contains(end, "rank " + std::to_string(rank) + " in ") ||
+                    contains(end, "rank " + std::to_string(rank) + " after "))
+            << end.message();
+        EXPECT_TRUE(contains(end, "request-" + std::to_string(rank))) << end.message();
+      }
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(AtEachPlace, SkippedCall, ::testing::Values(0, 1, 2));
+
+TEST(Consensus, ASkippedStepIsAnErrorAtItsFirstCall) {
+  Job job({.ranks = 2, .rails = 1, .config = comparing(Consensus::step)});
+  job.run([](int rank, Communicator& communicator) {
+    ASSERT_TRUE(communicator.begin_step(rank == 0 ? 5 : 6, "").ok());
+    const Status status = all_reduce(communicator);
+    EXPECT_EQ(status.code(), ErrorCode::order_mismatch);
+    EXPECT_TRUE(contains(status, "step 5")) << status.message();
+    EXPECT_TRUE(contains(status, "step 6")) << status.message();
+  });
+}
+
+TEST(Consensus, NothingIsComparedWhereItIsOff) {
+  Job job({.ranks = 2, .rails = 1, .config = {}});
+  job.run([](int rank, Communicator& communicator) {
+    EXPECT_TRUE(communicator.begin_step(static_cast<std::uint32_t>(rank) + 1, "").ok());
+    set_next_site(static_cast<std::uint32_t>(rank) + 1);
+    EXPECT_TRUE(all_reduce(communicator).ok());
+    EXPECT_TRUE(communicator.end_step().ok());
+    (void)take_site();
+  });
+}
+
+TEST(Consensus, EqualProgramsNeverDiffer) {
+  for (const Consensus consensus : {Consensus::step, Consensus::site_error}) {
+    Job job({.ranks = 3, .rails = 2, .config = comparing(consensus)});
+    job.run([](int rank, Communicator& communicator) {
+      std::vector<float> data(3 * 64);
+      auto* bytes = reinterpret_cast<std::byte*>(data.data());
+      const std::vector<std::size_t> even(3, 64);
+      for (std::uint32_t step = 1; step <= 300; ++step) {
+        // A new step also ends the one before.
+        ASSERT_TRUE(communicator.begin_step(step, "").ok());
+        for (std::uint32_t call = 0; call < step % 5; ++call) {
+          set_next_site(100 + call);
+          ASSERT_TRUE(all_reduce(communicator).ok());
+          ASSERT_TRUE(communicator.broadcast(bytes, 64, DType::f32, 1).ok());
+          ASSERT_TRUE(
+              communicator.gather(bytes, bytes, even, DType::f32, static_cast<int>(call % 3)).ok());
+          if (rank == 0) {
+            ASSERT_TRUE(communicator.send_to(bytes, 8, DType::f32, 2).ok());
+          }
+          if (rank == 2) {
+            ASSERT_TRUE(communicator.receive_from(bytes, 8, DType::f32, 0).ok());
+          }
+          ASSERT_TRUE(communicator.barrier().ok());
+        }
+        if (step % 2 == 0) {
+          ASSERT_TRUE(communicator.end_step().ok());
+        }
+        if (step % 3 == 0) {
+          ASSERT_TRUE(all_reduce(communicator).ok());
+        }
+      }
+    });
+  }
+}
+
+TEST(Consensus, AMessageOfAnotherStepIsAnErrorBetweenTwoRanks) {
+  Job job({.ranks = 2, .rails = 1, .config = comparing(Consensus::step)});
+  job.run([](int rank, Communicator& communicator) {
+    std::array<std::byte, 8> data{};
+    ASSERT_TRUE(communicator.begin_step(rank == 0 ? 3 : 4, "").ok());
+    const Status status = rank == 0 ? communicator.send_to(data.data(), 8, DType::u8, 1)
+                                    : communicator.receive_from(data.data(), 8, DType::u8, 0);
+    if (rank == 1) {
+      EXPECT_EQ(status.code(), ErrorCode::order_mismatch) << status.message();
+    }
+  });
+}
+
+void other_sites(Consensus consensus, const std::function<void(const Status&, Job&, int)>& judge) {
+  note_site(11, "model.py:11");
+  note_site(12, "draft.py:12");
+  Job job({.ranks = 2, .rails = 1, .config = comparing(consensus)});
+  job.run([&](int rank, Communicator& communicator) {
+    set_next_site(rank == 0 ? 11 : 12);
+    judge(all_reduce(communicator), job, rank);
+  });
+}
+
+TEST(Consensus, CallsFromOtherPlacesAreAnErrorWithBothPlaces) {
+  other_sites(Consensus::site_error, [](const Status& status, Job&, int) {
+    EXPECT_EQ(status.code(), ErrorCode::order_mismatch);
+    EXPECT_TRUE(contains(status, "at model.py:11")) << status.message();
+    EXPECT_TRUE(contains(status, "at draft.py:12")) << status.message();
+  });
+}
+
+TEST(Consensus, CallsFromOtherPlacesAreLoggedAndGoOn) {
+  other_sites(Consensus::site, [](const Status& status, Job& job, int rank) {
+    EXPECT_TRUE(status.ok()) << status.message();
+    std::string logged;
+    const auto lines = job.engines[static_cast<std::size_t>(rank)]->log().take();
+    for (const LogLine& line : lines.value_or(std::deque<LogLine>{})) logged += line.text + '\n';
+    EXPECT_NE(logged.find(rank == 0 ? "at model.py:11" : "at draft.py:12"), std::string::npos)
+        << logged;
+  });
+}
+
+TEST(Consensus, ARootsPlaceMayDiffer) {
+  Job job({.ranks = 2, .rails = 1, .config = comparing(Consensus::site_error)});
+  job.run([](int rank, Communicator& communicator) {
+    std::array<std::byte, 8> data{};
+    set_next_site(rank == 0 ? 11 : 12);
+    EXPECT_TRUE(communicator.broadcast(data.data(), 8, DType::u8, 0).ok());
+    (void)take_site();
+  });
+}
+
+// Ranks that disagree about the nodes add in different orders, so their results differ in bits.
+TEST(Consensus, ResultsWithDifferentBitsAreAnError) {
+  Config config;
+  config.consensus_result = 2;
+  Job job({.ranks = 4, .rails = 1, .config = config});
+  std::vector<std::unique_ptr<Communicator>> made;
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto& engine = job.engines[static_cast<std::size_t>(rank)];
+    std::vector<Communicator::Member> members;
+    for (int each = 0; each < 4; ++each)
+      members.push_back(
+          {job.engines[static_cast<std::size_t>(each)]->process(), rank == 3 ? each % 2 : each});
+    auto communicator = Communicator::create(engine, 77, "test:77", rank, members, best_simd());
+    ASSERT_TRUE(communicator.ok());
+    made.push_back(std::move(communicator.value()));
+  }
+  constexpr std::array<float, 4> values{1e8F, 1.0F, -1e8F, 1.0F};
+  job.run([&](int rank, Communicator&) {
+    Communicator& communicator = *made[static_cast<std::size_t>(rank)];
+    // The first result is compared and equal, the second is not compared.
+    EXPECT_TRUE(all_reduce(communicator).ok());
+    EXPECT_TRUE(all_reduce(communicator, values[static_cast<std::size_t>(rank)]).ok());
+    const Status status = all_reduce(communicator, values[static_cast<std::size_t>(rank)]);
+    EXPECT_EQ(status.code(), ErrorCode::internal) << status.message();
+    EXPECT_TRUE(contains(status, "different bits in the result of call 2")) << status.message();
+  });
+}
+
+}  // namespace
+}  // namespace r2ccl

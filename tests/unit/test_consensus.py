@@ -1,0 +1,215 @@
+"""Ranks compare steps and call sites: programs that part get an error that names both places."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pairs import free_port
+
+from r2serve import sites
+from r2serve.communicator import Communicator
+from r2serve.config import Config
+from r2serve.errors import InvalidArgumentError, OrderMismatchError
+
+
+def run_pair(body: Callable[[Communicator], None], **options: str | int) -> list[Exception | None]:
+    """Runs ``body`` on two ranks with a thread each; returns each rank's error."""
+    errors: list[Exception | None] = [None, None]
+    port = free_port()
+    config = Config(rails="127.0.0.1", node="per-rank", **options)  # type: ignore[arg-type]
+
+    def run(rank: int) -> None:
+        communicator = Communicator.standalone(
+            "127.0.0.1", port, rank, 2, config=config, share_engine=False
+        )
+        try:
+            body(communicator)
+        except OrderMismatchError as error:
+            errors[rank] = error
+        finally:
+            communicator.close()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    return errors
+
+
+def part_in_the_middle(communicator: Communicator) -> None:
+    """Rank 1 makes a call that rank 0 leaves out; all calls have equal shapes."""
+    data = torch.ones(8)
+    communicator.all_reduce(data)
+    if communicator.rank == 1:
+        communicator.all_reduce(data)
+    communicator.all_reduce(data)
+
+
+def lines_of(function: Callable[..., None], call: str) -> list[str]:
+    """Returns the places of the calls in ``function``, as the sites name them."""
+    source = Path(__file__).read_text().splitlines()
+    first = function.__code__.co_firstlineno
+    lines = [first + i for i, line in enumerate(source[first - 1 : first + 8]) if call in line]
+    return [sites.place(__name__, __file__, line) for line in lines]
+
+
+def test_programs_that_part_get_both_sites_on_both_ranks() -> None:
+    errors = run_pair(part_in_the_middle, consensus="site-error")
+    _, middle, last = lines_of(part_in_the_middle, ".all_reduce(")
+    for error in errors:
+        assert error is not None
+        assert f"rank 1 in call 1: all_reduce(sum, float32, 8 elements, one_shot) at {middle}" in (
+            str(error)
+        )
+        assert f"at {last}" in str(error)
+
+
+def test_a_skipped_call_is_found_at_the_end_of_its_step() -> None:
+    def body(communicator: Communicator) -> None:
+        with communicator.step(4, about=f"request-{communicator.rank}"):
+            part_in_the_middle(communicator)
+
+    for error in run_pair(body, consensus="step"):
+        assert error is not None
+        for text in ("step 4", "request-0", "request-1", "rank 0", "rank 1"):
+            assert text in str(error)
+
+
+def test_a_new_step_ends_the_step_before() -> None:
+    def body(communicator: Communicator) -> None:
+        communicator.step(1)
+        part_in_the_middle(communicator)
+        communicator.step(2)
+
+    assert all(run_pair(body, consensus="step"))
+
+
+def test_an_exception_in_a_step_is_not_hidden_by_a_comparison() -> None:
+    def body(communicator: Communicator) -> None:
+        with pytest.raises(ZeroDivisionError), communicator.step(1):
+            raise ZeroDivisionError
+
+    assert run_pair(body, consensus="step") == [None, None]
+
+
+def test_names_stand_for_lines() -> None:
+    def same(communicator: Communicator) -> None:
+        data = torch.ones(8)
+        if communicator.rank == 0:
+            communicator.all_reduce(data, name="gradient")
+        else:
+            communicator.all_reduce(data, name="gradient")
+
+    def other(communicator: Communicator) -> None:
+        communicator.barrier(name=f"of rank {communicator.rank}")
+
+    assert run_pair(same, consensus="site-error") == [None, None]
+    for error in run_pair(other, consensus="site-error"):
+        assert "at name 'of rank 0'" in str(error)
+        assert "at name 'of rank 1'" in str(error)
+
+
+def test_calls_with_a_root_and_between_two_ranks_have_no_site() -> None:
+    def body(communicator: Communicator) -> None:
+        data = torch.ones(8)
+        if communicator.rank == 0:
+            communicator.broadcast(data, 0)
+            communicator.gather(data, 1)
+            communicator.send(data, 1)
+        else:
+            communicator.broadcast(data, 0)
+            communicator.gather(data, 1)
+            communicator.recv(data, 0)
+        communicator.barrier()
+
+    assert run_pair(body, consensus="site-error") == [None, None]
+
+
+def test_every_call_of_all_ranks_has_a_site() -> None:
+    calls: dict[str, Callable[[Communicator, str], object]] = {
+        "all_reduce": lambda c, n: c.all_reduce(torch.ones(4), name=n),
+        "all_gather": lambda c, n: c.all_gather(torch.ones(4), name=n),
+        "all_gatherv": lambda c, n: c.all_gatherv(torch.ones(2, 2), [2, 2], name=n),
+        "reduce_scatter": lambda c, n: c.reduce_scatter(torch.ones(4), name=n),
+        "reduce_scatterv": lambda c, n: c.reduce_scatterv(torch.ones(4), [2, 2], name=n),
+        "all_to_all": lambda c, n: c.all_to_all(torch.ones(4), name=n),
+        "all_to_allv": lambda c, n: c.all_to_allv(torch.ones(4), [2, 2], [2, 2], name=n),
+        "barrier": lambda c, n: c.barrier(name=n),
+    }
+    for name, call in calls.items():
+        errors = run_pair(lambda c, call=call: call(c, str(c.rank)), consensus="site-error")  # type: ignore[misc]
+        assert all(errors), name
+
+
+def test_another_site_is_logged_and_the_results_arrive(caplog: pytest.LogCaptureFixture) -> None:
+    def body(communicator: Communicator) -> None:
+        data = torch.ones(8)
+        for _ in range(30):
+            total = communicator.all_reduce(data, name=f"of rank {communicator.rank}")
+            assert total[0] == 2
+
+    with caplog.at_level(logging.WARNING, "r2serve.r2ccl"):
+        assert run_pair(body, consensus="site") == [None, None]
+    lines = [record.message for record in caplog.records if "another site" in record.message]
+    assert len(lines) == 40  # 20 of each rank
+    assert "at name 'of rank 0'" in "".join(lines)
+
+
+def test_off_compares_nothing_more() -> None:
+    def body(communicator: Communicator) -> None:
+        with communicator.step(communicator.rank + 1):
+            communicator.all_reduce(torch.ones(8), name=str(communicator.rank))
+
+    assert run_pair(body) == [None, None]
+
+
+def test_a_step_out_of_range_is_refused() -> None:
+    def body(communicator: Communicator) -> None:
+        for number in (0, -1, 2**32):
+            with pytest.raises(InvalidArgumentError, match=f"number: is {number}; must be from 1"):
+                communicator.step(number)
+
+    assert run_pair(body, consensus="step") == [None, None]
+
+
+def test_other_settings_on_a_rank_are_refused() -> None:
+    from r2serve.errors import StartupTimeoutError
+
+    port = free_port()
+    texts = ["", ""]
+
+    def run(rank: int) -> None:
+        config = Config(
+            rails="127.0.0.1",
+            node="per-rank",
+            consensus=("off", "step")[rank],
+            connect_timeout_s=3.0,
+        )
+        with pytest.raises(StartupTimeoutError) as caught:
+            Communicator.standalone("127.0.0.1", port, rank, 2, config=config, share_engine=False)
+        texts[rank] = str(caught.value)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all("consensus" in text for text in texts), texts
+
+
+@pytest.mark.parametrize(
+    ("module", "file", "place"),
+    [
+        ("__main__", "/home/a/train.py", "train.py:7"),
+        ("package.module", "/opt/x/package/module.py", "package/module.py:7"),
+    ],
+)
+def test_a_place_is_the_same_in_every_folder(module: str, file: str, place: str) -> None:
+    assert sites.place(module, file, 7) == place

@@ -23,6 +23,10 @@ namespace {
 // the next frame would come too late for the dead deadline.
 constexpr double slowest_bytes_per_s = 1e6;
 
+// A host short of CPU is recorded from this total on, at most once per interval.
+constexpr TimeNs short_recorded_from_ns = 100 * ns_per_ms;
+constexpr TimeNs short_record_interval_ns = 1000 * ns_per_ms;
+
 std::uint64_t fingerprint_of(const Config& config) {
   const std::array<std::uint64_t, 10> settings{
       static_cast<std::uint64_t>(config.slot_bytes),
@@ -402,6 +406,24 @@ void Engine::run_background() {
   }
 }
 
+// The background thread wanted to wake up `late` ns ago.
+void Engine::note_short_of_cpu(TimeNs late, TimeNs now) {
+  if (late >= round_limit_ns) {
+    journal_.add_short_of_cpu(late);
+    short_of_cpu_ += late;
+  }
+  if (short_of_cpu_ < short_recorded_from_ns || now - short_recorded_ < short_record_interval_ns)
+    return;
+  journal_.record({.time_ns = now,
+                   .kind = JournalKind::short_of_cpu,
+                   .rail = no_rail_entry,
+                   .value = static_cast<std::uint64_t>(short_of_cpu_)});
+  log_.add(LogLevel::info, "this host was short of CPU: the engine did not run for " +
+                               std::to_string(short_of_cpu_ / ns_per_ms) + " ms");
+  short_of_cpu_ = 0;
+  short_recorded_ = now;
+}
+
 void Engine::fail_all(const std::string& text) {
   for (auto& [id, channel] : channels_) channel->fail(ErrorCode::internal, text);
 }
@@ -419,7 +441,9 @@ void Engine::run_background_round() {
       verbs_connections_->add_poll_fds(fds);
       verbs_devices_.add_poll_fds(fds);
     }
+    const TimeNs asleep = now_ns();
     const int ready = ::poll(fds.data(), fds.size(), interval_ms);
+    const TimeNs awake = now_ns();
     if (ready < 0 && errno != EINTR) log_.add(LogLevel::error, "background poll failed");
     if (stop_.load()) return;
     if ((fds[0].revents & POLLIN) != 0) {
@@ -428,6 +452,7 @@ void Engine::run_background_round() {
     }
     const Lock guard(*this);
     const TimeNs now = now_ns();
+    note_short_of_cpu(awake - asleep - interval_ms * ns_per_ms, awake);
     if ((fds[1].revents & POLLIN) != 0 || now - last_monitor_poll_ > 1000 * ns_per_ms) {
       last_monitor_poll_ = now;
       monitor_->poll([this](const LinkEvent& event) { on_link_event(event); });

@@ -28,6 +28,9 @@ namespace r2ccl {
 // Job field of every handshake.  The value is constant, since pair keys keep jobs apart.
 inline constexpr std::uint64_t job_number = 0x7232'7365'7276'6531;
 
+// A round of a polling loop takes less than this, unless its thread does not run.
+inline constexpr TimeNs round_limit_ns = 5 * ns_per_ms;
+
 class Communicator;
 class EngineChannel;
 
@@ -186,6 +189,7 @@ class Engine {
 
   void run_background();
   void run_background_round();
+  void note_short_of_cpu(TimeNs late, TimeNs now);
   void fail_all(const std::string& text);  // with the lock held
   [[nodiscard]] Peer* find(std::uint32_t process);
   [[nodiscard]] Hello hello_for(const Peer& peer, RailId rail) const;
@@ -227,6 +231,8 @@ class Engine {
   std::map<std::uint64_t, AbortNotice> early_aborts_;  // communicators not created here yet
   TimeNs last_tick_ = 0;
   TimeNs last_monitor_poll_ = 0;
+  TimeNs short_of_cpu_ = 0;    // since the last record about it
+  TimeNs short_recorded_ = 0;  // time of that record
   TimeNs last_fault_read_ = 0;
   std::size_t fault_file_offset_ = 0;
   int blocked_ = 0;

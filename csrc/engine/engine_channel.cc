@@ -18,6 +18,24 @@ constexpr unsigned most_other_sites = 20;
 // A yield of at least this duration has run another thread.
 constexpr TimeNs switched_ns = 3000;
 
+// Time in which a polling thread did not run, as its own rounds show.
+class Pauses {
+ public:
+  explicit Pauses(TimeNs now) : last_(now) {}
+  // A round begins.  `slept`: the longest sleep that the round before asked for.
+  void look(TimeNs now, TimeNs slept) {
+    if (now - last_ >= slept + round_limit_ns) total_ += now - last_ - slept;
+    last_ = now;
+  }
+  // Returns the rest of a period that ends now and begins no earlier than the last forget().
+  [[nodiscard]] TimeNs without(TimeNs period) const { return std::max<TimeNs>(period - total_, 0); }
+  void forget() { total_ = 0; }
+
+ private:
+  TimeNs last_;
+  TimeNs total_ = 0;
+};
+
 }  // namespace
 
 EngineChannel::EngineChannel(Engine& engine, std::uint64_t id, std::string name, int rank)
@@ -115,8 +133,13 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
   TimeNs last_byte = began;     // last arrival of any frame: more may follow soon
   std::uint64_t disturbances = disturbances_before(peer);
   TimeNs checked = began;
+  // A rail event does not explain a pause of this thread.
+  Pauses pauses(began);
+  TimeNs slept = 0;
   for (unsigned round = 0;; ++round, now = now_ns()) {
     looked_ = now;
+    pauses.look(now, slept);
+    slept = 0;
     const bool check =
         round % rounds_per_check == rounds_per_check - 1 || now - checked >= check_interval_ns;
     if (check) checked = now;
@@ -133,7 +156,8 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
     if (const std::uint64_t has = come(); has != had) {
       had = has;
       // The time since the last awaited arrival is a stall if a rail event happened meanwhile.
-      if (disturbances != peer.link.disturbances()) stalled_ += now - last_arrival;
+      if (disturbances != peer.link.disturbances()) stalled_ += pauses.without(now - last_arrival);
+      pauses.forget();
       disturbances = disturbances_before(peer);
       last_arrival = now;
     }
@@ -147,6 +171,7 @@ Status EngineChannel::wait(int awaited, const std::function<std::uint64_t()>& co
     }
     R2CCL_TRY(check_liveness(awaited, began));
     engine_->block(bulk_ ? others_ : std::vector<Peer*>{&peer});
+    slept = engine_->config().background_interval_ms * ns_per_ms;
   }
 }
 
@@ -199,7 +224,9 @@ void EngineChannel::linger(TimeNs limit, const std::function<bool()>& done) {
   const bool ending = std::any_of(others_.begin(), others_.end(),
                                   [](const Peer* peer) { return peer->link.is_losing_a_rail(); });
   const TimeNs began = now_ns();
+  Pauses pauses(began);
   while (!done() && now_ns() < began + limit) {
+    pauses.look(now_ns(), engine_->config().background_interval_ms * ns_per_ms);
     for (Peer* peer : others_) engine_->progress(*peer, now_ns(), /*all_rails=*/true);
     engine_->tick_if_due(now_ns());
     if (done()) break;
@@ -212,8 +239,9 @@ void EngineChannel::linger(TimeNs limit, const std::function<bool()>& done) {
   looked_ = now_ns();
   // Waiting until a lost rail releases caller memory counts as a stall.
   const std::uint64_t after = sum([](const Peer& peer) { return peer.link.disturbances(); });
-  const bool long_wait = ending && looked_ - began >= ns_per_ms;
-  if (stalled_ > 0 || before != after || long_wait) stalled_ += looked_ - began;
+  const TimeNs waited = pauses.without(looked_ - began);
+  const bool long_wait = ending && waited >= ns_per_ms;
+  if (stalled_ > 0 || before != after || long_wait) stalled_ += waited;
 }
 
 // ---- output to links, journal and log ----

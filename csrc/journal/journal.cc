@@ -115,6 +115,10 @@ void Journal::beat(std::int64_t now) {
   if (header().heartbeat_ns != 0) publish(header().heartbeat_ns, now);
 }
 
+void Journal::add_short_of_cpu(std::int64_t ns) {
+  publish(header().short_of_cpu_ns, header().short_of_cpu_ns + static_cast<std::uint64_t>(ns));
+}
+
 void Journal::closed() { publish(header().heartbeat_ns, std::int64_t{0}); }
 
 std::uint32_t Journal::add_rail(const RailNames& names) {

@@ -38,7 +38,9 @@ struct JournalHeader {
   std::int64_t opened_clock_ns;  // CLOCK_REALTIME at opened_ns
   std::int64_t heartbeat_ns;     // last progress of the links; 0: links closed
   char label[32];                // for example "rank 0"
-  char padding[24];
+  // Time in which this process was ready to run and did not run, as its background thread saw.
+  std::uint64_t short_of_cpu_ns;
+  char padding[16];
 };
 static_assert(sizeof(JournalHeader) == 128);
 
@@ -102,9 +104,10 @@ enum class JournalKind : std::uint8_t {
   replay,
   hedge,
   abort,
-  verdict,   // location of a rail's fault
-  speed,     // a rail became slow or recovered
-  injected,  // a test or drill injected a fault into a rail, or removed the fault
+  verdict,       // location of a rail's fault
+  speed,         // a rail became slow or recovered
+  injected,      // a test or drill injected a fault into a rail, or removed the fault
+  short_of_cpu,  // this process was ready to run and did not run
 };
 
 // An event; the meaning of some fields depends on `kind`.
@@ -122,8 +125,8 @@ struct JournalRecord {
   std::uint32_t epoch = 0;  // epoch of the rail; stall: step of the serving engine, 0: unknown
   std::uint32_t call = 0;   // stall, abort: call number within the communicator
   std::uint64_t communicator = 0;
-  // stall: ns; replay, hedge: chunks; speed: bytes/s; abort: ErrorCode; rail_state: 1 if a rail in
-  // use was lost
+  // stall, short_of_cpu: ns; replay, hedge: chunks; speed: bytes/s; abort: ErrorCode; rail_state: 1
+  // if a rail in use was lost
   std::uint64_t value = 0;
   std::uint64_t detail = 0;  // stall: bytes of the call
 };
@@ -146,6 +149,8 @@ class Journal {
   void set_label(std::string_view label);  // cut to 31 bytes
   // Stores the heartbeat time; no effect after closed().
   void beat(std::int64_t now);
+  // Adds to the time in which this process was ready to run and did not run.
+  void add_short_of_cpu(std::int64_t ns);
   // Marks the links as closed and stops the heartbeat.
   void closed();
   // Adds an entry to the rail table; names are cut to 31 bytes.  Returns no_rail_entry if the table

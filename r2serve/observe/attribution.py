@@ -19,6 +19,7 @@ from r2serve.observe import journal
 from r2serve.observe.fault_report import StallReport
 from r2serve.observe.journal import Event
 from r2serve.observe.request_log import LONGEST_NAME, RequestLog
+from r2serve.observe.run_delay import run_delay_ns
 from r2serve.observe.step_baseline import StepBaseline
 
 _LOG = logging.getLogger("r2serve.attribution")
@@ -97,6 +98,8 @@ class Attribution:
     """Start of the current part of the step; an engine may report a step in several parts."""
     _part: int = 0
     _stalled_ns: int = 0
+    _delay_ns: int = 0
+    """Run delay of the thread at the start of the part; see :mod:`r2serve.observe.run_delay`."""
     _held: bool = False
     """A rail event stalled the step."""
     _noted: bool = False
@@ -132,6 +135,7 @@ class Attribution:
         if self._number == 1:
             self._opened_log()  # the sidecar reads the worker's model from the log's header
         self._began_ns = time.monotonic_ns()
+        self._delay_ns = run_delay_ns()
         for new in step.new:
             if new.id not in self._running:  # else: resumed after a preemption
                 name = new.name[:LONGEST_NAME]
@@ -154,6 +158,7 @@ class Attribution:
         elif not self._held:
             usual.note(now_ns - self._began_ns, step.tokens, one_each=step.one_each)
         self._began_ns = now_ns
+        self._delay_ns = run_delay_ns()
         self._part += 1
         if sampled:
             self._announce(0)
@@ -227,6 +232,7 @@ class Attribution:
                 "began_ns": self._began_ns,
                 "ended_ns": now_ns,
                 "usual_ns": usual_ns,
+                "delay_ns": run_delay_ns() - self._delay_ns,
                 "stalls": [
                     {
                         "collective": stall.text,

@@ -19,7 +19,7 @@ MAGIC = b"R2JOURNL"
 VERSION = 3
 PATTERN = "r2ccl-*.journal"
 
-_HEADER = struct.Struct("<8sIIIIIIIIQqqq32s24x")
+_HEADER = struct.Struct("<8sIIIIIIIIQqqq32sQ16x")
 _RAIL = struct.Struct("<32s32s32sBBBBIBBBxIqQQQQQqqQ")
 _GROUP = struct.Struct("<32sQIIqQQQBB6x")
 _LATENCY = struct.Struct("<QQQ24Q")
@@ -53,6 +53,7 @@ EVENT_KINDS = (
     "verdict",
     "speed",
     "injected",
+    "short_of_cpu",
 )
 FAULTS = ("heal", "carrier_loss", "black_hole", "reset", "slow", "corrupt", "egress_refused")
 COLLECTIVES = (
@@ -188,6 +189,8 @@ class Journal:
     """Records ever written."""
     engine: int = 0
     """Number of the engine within the job."""
+    short_of_cpu_ns: int = 0
+    """Time in which the process was ready to run and did not run, as its own thread saw."""
 
     def clock_ns(self, time_ns: int) -> int:
         """Converts a CLOCK_MONOTONIC time of this journal to CLOCK_REALTIME, both in ns."""
@@ -208,6 +211,7 @@ class _Header:
     heartbeat_ns: int
     label: str
     engine: int
+    short_of_cpu_ns: int
 
     @property
     def groups_at(self) -> int:
@@ -298,8 +302,7 @@ def _header(data: bytes, size: int) -> _Header:
     ) = _HEADER.unpack(data)
     if magic != MAGIC or version != VERSION:
         raise JournalError(f"not a journal of version {VERSION}: {magic!r}, version {version}")
-    *times, label = rest
-    opened_ns, opened_clock_ns, heartbeat_ns = times
+    opened_ns, opened_clock_ns, heartbeat_ns, label, short_of_cpu_ns = rest
     header = _Header(
         process,
         rails,
@@ -313,6 +316,7 @@ def _header(data: bytes, size: int) -> _Header:
         heartbeat_ns,
         _text(label),
         engine,
+        short_of_cpu_ns,
     )
     if size < header.size or rail_count > rails or group_count > groups or (count and not records):
         raise JournalError("the journal is truncated")
@@ -416,6 +420,8 @@ def _event(values: tuple[int, ...], rails: list[RailCounters]) -> Event:
         text = _name(RAIL_VERDICTS, after)
     elif kind == "speed":
         text = "slow" if after else "no longer slow"
+    elif kind == "short_of_cpu":
+        text = f"this host was short of CPU: the engine did not run for {value / 1e6:.0f} ms"
     elif kind == "injected":
         text = "at the peer" if before else _name(FAULTS, after)
     elif kind == "stall":

@@ -352,8 +352,9 @@ def _key(log: Follower) -> str:
 def _late(line: dict[str, Any], waited: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns the intervals by which a part of a step was late, CLOCK_MONOTONIC in ns.
 
-    A single interval runs from the expected end (start plus baseline) to the actual end, and is at
-    least as long as the stalls. The stalls themselves are returned if no baseline is known, or if a
+    A single interval runs from the expected end (start plus baseline plus the time in which the
+    worker's thread was ready to run and did not run) to the actual end. A stall is never shorter
+    than in the journal. The stalls themselves are returned if no baseline is known, or if a
     stall ends after the part (a worker may finish a part before the GPU does).
 
     Lateness can begin before the first stall. A rail slows steps down before the `speed` event is
@@ -363,7 +364,8 @@ def _late(line: dict[str, Any], waited: list[tuple[int, int]]) -> list[tuple[int
     began_ns, ended_ns = int(line["began_ns"]), int(line["ended_ns"])
     if usual_ns <= 0 or any(end > ended_ns for _, end in waited):
         return waited
-    return [(min(began_ns + usual_ns, ended_ns - Spans.of(waited).total_ns), ended_ns)]
+    expected_ns = began_ns + usual_ns + int(line.get("delay_ns", 0))
+    return [(min(expected_ns, ended_ns - Spans.of(waited).total_ns), ended_ns)]
 
 
 def _told(request: TrackedRequest) -> Ended | None:

@@ -233,6 +233,62 @@ TEST(LinkFrames, NoticesOfImpossibleRailsAndEpochsAreRejected) {
   }
 }
 
+struct InjectedNotes final : LinkObserver {
+  std::vector<RailId> rails;
+  void on_injected(RailId rail) override { rails.push_back(rail); }
+  void on_rail_moved(RailId, RailState, RailState, RailCause) override {}
+  void on_replay(RailId, std::uint32_t, bool) override {}
+};
+
+TEST(LinkFrames, ThePeerLearnsOnceThatADrillTookARailDown) {
+  for (const bool by_drill : {true, false}) {
+    LinkPair pair(2);
+    InjectedNotes notes;
+    pair.b.set_observer(&notes);
+    if (by_drill) pair.a.set_injected(1, true);
+    pair.a.rail_failed(1, pair.a.epoch(1), RailCause::carrier_loss, pair.now);
+    // Repeated until the fence ends.
+    int notices = 0;
+    pair.pass(200 * ns_per_ms, [&] {
+      const auto frames = pair.pull(pair.a, 0);
+      notices += static_cast<int>(std::ranges::count_if(
+          frames, [](const Frame& frame) { return frame.header.type == FrameType::rail_down; }));
+      pair.deliver(pair.b, 0, frames);
+      pair.acknowledge(pair.a, 0);
+    });
+    EXPECT_GT(notices, 1);
+    EXPECT_EQ(pair.b.cause(1), RailCause::peer_notice);
+    EXPECT_EQ(notes.rails, by_drill ? std::vector<RailId>{1} : std::vector<RailId>{});
+    pair.b.set_observer(nullptr);
+  }
+}
+
+// The rail that a test takes down inside the process needs no mark.
+TEST(LinkFrames, AnInjectedCauseIsToldToThePeer) {
+  LinkPair pair(2);
+  InjectedNotes notes;
+  pair.b.set_observer(&notes);
+  pair.a.rail_failed(1, pair.a.epoch(1), RailCause::injected, pair.now);
+  pair.deliver(pair.b, 0, pair.pull(pair.a, 0));
+  EXPECT_EQ(notes.rails, std::vector<RailId>{1});
+}
+
+TEST(LinkFrames, ReservedFramesAreIgnored) {
+  for (const FrameType type : {FrameType::drill, FrameType::drill_ack}) {
+    LinkPair pair(1);
+    Frame frame{};
+    frame.header.type = type;
+    frame.header.number = 0xFFFFFFFFFFFFFFFF;
+    seal(frame.header);
+    EXPECT_TRUE(pair.deliver(pair.a, 0, frame));
+    EXPECT_EQ(pair.a.state(0), RailState::up);
+    frame.header.payload_bytes = 1;
+    seal(frame.header);
+    EXPECT_FALSE(pair.deliver(pair.a, 0, frame));
+    EXPECT_EQ(pair.a.cause(0), RailCause::protocol);
+  }
+}
+
 TEST(LinkFrames, AnAnswerToAProbeOfTheFutureIsRejected) {
   LinkPair pair(1);
   Frame frame{};

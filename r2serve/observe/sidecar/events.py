@@ -27,7 +27,15 @@ MAX_PAGE = 1000
 BATCH = 100
 """Most events per send of a stream."""
 EventKind = Literal[
-    "rail_state", "verdict", "speed", "stall", "replay", "hedge", "abort", "injected"
+    "rail_state",
+    "verdict",
+    "speed",
+    "stall",
+    "replay",
+    "hedge",
+    "abort",
+    "injected",
+    "short_of_cpu",
 ]
 
 

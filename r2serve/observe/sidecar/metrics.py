@@ -123,6 +123,7 @@ class Metrics(Collector):
         yield answers
         workers = self._watch.known()
         yield self._workers(workers)
+        yield self._short_of_cpu(workers)
         yield self._engines(workers)
         yield from self._rails(self._watch.live())
         yield from self._collectives(workers)
@@ -209,6 +210,16 @@ class Metrics(Collector):
                 hedged.add_metric(labels, rail.hedged_chunks)
                 epochs.add_metric(labels, rail.epoch)
         yield from (up, state, slow, trip, moved, replayed, hedged, epochs)
+
+    def _short_of_cpu(self, workers: list[Worker]) -> Metric:
+        short = CounterMetricFamily(
+            "r2serve_worker_short_of_cpu_seconds",
+            "Time in which the worker was ready to run and did not run, as its own engine saw.",
+            labels=_WORKER,
+        )
+        for worker in workers:
+            short.add_metric(_who(worker), worker.journal.short_of_cpu_ns / 1e9)
+        return short
 
     def _collectives(self, workers: list[Worker]) -> Iterator[Metric]:
         labels = (*_WORKER, "group", "collective")

@@ -239,7 +239,8 @@ class EventView(BaseModel):
     worker: str
     label: str
     kind: str = Field(
-        description="rail_state, verdict, speed, stall, replay, hedge, abort or injected."
+        description="rail_state, verdict, speed, stall, replay, hedge, abort, injected or "
+        "short_of_cpu."
     )
     rail: str
     peer: str
@@ -248,8 +249,8 @@ class EventView(BaseModel):
     group: str = Field(description="Communicator of a stall or abort.")
     call: int = Field(description="Number of the call within the communicator.")
     value: int = Field(
-        description="stall: ns; replay, hedge: chunks; speed: bytes per second; abort: error "
-        "code; rail_state: 1 for the loss of a rail in use."
+        description="stall, short_of_cpu: ns; replay, hedge: chunks; speed: bytes per second; "
+        "abort: error code; rail_state: 1 for the loss of a rail in use."
     )
     bytes: int = Field(description="Size of the stalled call.")
 

@@ -7,7 +7,7 @@ const WINDOW_S = 10; // averaging window of the collectives table
 const TIMELINE_MS = 5 * 60 * 1000;
 const EVENTS_SHOWN = 200;
 const REQUESTS_SHOWN = 20;
-const NOTABLE = new Set(["rail_state", "verdict", "speed", "stall", "abort", "injected"]);
+const NOTABLE = new Set(["rail_state", "verdict", "speed", "stall", "abort", "injected", "short_of_cpu"]);
 
 // Ordered from best to worst. A port shows the worst state of all rail ends at this port.
 const STATES = ["UP", "SUSPECT", "PROBATION", "CONNECTING", "FENCING", "DOWN"];
@@ -212,7 +212,7 @@ function describe(event) {
     speed: () => `${event.text}, ${bytes(event.value)}/s`,
     abort: () => "a collective ended with an error",
   }[event.kind]?.() ?? event.text;
-  return `${event.label}: ${where}: ${what}`;
+  return where ? `${event.label}: ${where}: ${what}` : `${event.label}: ${what}`;
 }
 
 function take(event) {

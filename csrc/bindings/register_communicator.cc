@@ -3,8 +3,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/sites.hpp"
 #include "bindings.hpp"
-#include "collectives/sites.hpp"
 #include "engine/communicator.hpp"
 
 // Buffers are passed as addresses: communicator.py has checked shape, dtype and contiguity, and

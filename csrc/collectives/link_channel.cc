@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "collectives/sites.hpp"
+#include "base/sites.hpp"
 #include "link/device_memory.hpp"
 #include "link/mutants.hpp"
 
@@ -47,10 +47,10 @@ void LinkChannel::works_on(const std::byte* in, const std::byte* out) {
 }
 
 Status LinkChannel::end_call(Status status) {
-  in_call_ = false;
   scratch() = {};
+  if (!status.ok()) fail(status.code(), status.message());
+  in_call_ = false;
   if (status.ok()) return status;
-  fail(status.code(), status.message());
   drop_streams();  // no rail may access the caller's buffers after the return
   if (failed_ != ErrorCode::order_mismatch) return status;
   collect_positions();
@@ -333,7 +333,9 @@ Status LinkChannel::mismatch(int peer, const InMessage& message, std::size_t byt
                                      " have different bits in the result of call " +
                                      std::to_string(tag_.number) +
                                      "; one of the machines computes or stores wrong values"};
-  if (message.tag == tag_)
+  if (same_call(message.tag, tag_) && message.bytes == bytes)
+    text += " from another place";
+  else if (same_call(message.tag, tag_))
     text += "; the message has " + std::to_string(message.bytes) + " bytes where " +
             std::to_string(bytes) + " were expected";
   return {ErrorCode::order_mismatch, std::move(text)};

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/sites.hpp"
 #include "collectives/collectives.hpp"
-#include "collectives/sites.hpp"
 #include "link/device_memory.hpp"
 #include "plan/cost_model.hpp"
 

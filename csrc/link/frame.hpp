@@ -75,7 +75,7 @@ inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
 inline constexpr std::uint32_t max_abort_bytes = 480;
 inline constexpr std::uint32_t max_probe_bytes = 16384;
 // Reserved: communicator of a process's streams to a peer.  No other communicator has this id.
-inline constexpr std::uint64_t streams_communicator = 1;
+inline constexpr std::uint64_t streams_communicator = ~std::uint64_t{0};
 // Verbs rails: the largest payload sent together with the header, and the largest probe.
 inline constexpr std::uint32_t max_eager_bytes = 4096;
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/sites.hpp"
+#include "base/sites.hpp"
 #include "job.hpp"
 
 namespace r2ccl {

@@ -54,6 +54,7 @@ SAMPLES = {
     "rejoin_backoff_min_ms": "0",
     "rejoin_backoff_max_ms": "50",
     "algorithm": "two_shot",
+    "consensus": "site-error",
     "simd": "portable",
     "log_level": "debug",
     "rdma": "off",

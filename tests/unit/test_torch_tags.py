@@ -327,11 +327,17 @@ def test_a_copy_to_a_gpu_holds_up_no_other_tag(ends: Ends) -> None:
 
 @pytest.mark.timeout(20)
 def test_a_closed_inbox_starts_no_more_copies(ends: Ends) -> None:
-    go = threading.Event()
-    running, waiting = (ends.post(tag, 1, run=lambda: go.wait(10), on_gpu=True) for tag in (1, 2))
+    begun, go = threading.Event(), threading.Event()
+
+    def copy() -> None:
+        begun.set()
+        go.wait(10)
+
+    running, waiting = (ends.post(tag, 1, run=copy, on_gpu=True) for tag in (1, 2))
     for tag in (1, 2):
         ends.send(tag, 1)
     ends.read_early(9)
+    assert begun.wait(10)
     closing = threading.Thread(target=ends.inbox.close, args=(PeerClosedError("it is over"),))
     closing.start()
     while ends.inbox._copies._closed is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm.distributed import parallel_state
 
-from r2serve.communicator import Communicator
+from r2serve import Communicator
 from r2serve.config import Config
 from r2serve.engines.vllm.request_ids import client_name
 

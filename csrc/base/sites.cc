@@ -1,4 +1,4 @@
-#include "collectives/sites.hpp"
+#include "base/sites.hpp"
 
 #include <mutex>
 #include <unordered_map>

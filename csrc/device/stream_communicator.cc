@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <new>
 #include <utility>
 
+#include "base/first_number.hpp"
 #include "collectives/collectives.hpp"
 #include "device/addresses.hpp"
 
@@ -70,7 +72,7 @@ Status StreamCommunicator::open(const StreamOptions& options) {
   staging_memory_ = std::move(staging.value());
   pinned_.device = {at<std::byte>(staging_memory_.address()), entry_bytes, staging_bytes_};
   pinned_.host = {staging_memory_.host(), entry_bytes, staging_bytes_};
-  new (mailbox_memory_.host()) Mailbox;
+  R2CCL_TRY(begin_numbers());
   if (options.node.inter_node != nullptr)
     R2CCL_TRY(node_.open(communicator_, *device_, options.node,
                          {.mailbox = at<Mailbox>(mailbox_memory_.address()),
@@ -330,6 +332,23 @@ StreamCommunicator::Slots StreamCommunicator::slots() const {
       .sequence = state_memory_.address() + offsetof(DeviceState, sequence),
       .arrived = &mailbox().arrived,
       .abort = &mailbox().abort};
+}
+
+// Tests begin close to the wrap of the sequences.
+Status StreamCommunicator::begin_numbers() {
+  new (mailbox_memory_.host()) Mailbox;
+  const auto first = static_cast<Sequence>(first_number());
+  if (first == 0) return {};
+  auto copier = device_->make_copier();
+  if (!copier.ok()) return copier.take_status();
+  const DeviceState begun{.sequence = first, .exchange = first, .reports = 0};
+  std::memcpy(mailbox_memory_.host(), &begun, sizeof(begun));
+  R2CCL_TRY(
+      copier.value()->copy(state_memory_.address(), mailbox_memory_.address(), sizeof(begun)));
+  auto* mailbox = new (mailbox_memory_.host()) Mailbox;
+  for (Word* word : {&mailbox->posted, &mailbox->arrived, &mailbox->entered, &mailbox->left})
+    word->value = first;
+  return {};
 }
 
 std::uint64_t StreamCommunicator::slice_bytes(std::size_t shards) const {

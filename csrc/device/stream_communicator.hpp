@@ -170,6 +170,7 @@ class StreamCommunicator {
   }
   // Returns the largest shard of a slice, in bytes; see shard_bytes().
   [[nodiscard]] std::uint64_t slice_bytes(std::size_t shards) const;
+  Status begin_numbers();
   // Returns the copies of a slice; shards of equal size become a single copy.
   static std::vector<Copy> copies(const Shards& shards, const Slice& slice);
   Status launch(cuda::Function kernel, cuda::Stream stream, std::uint64_t bytes, void** arguments);

@@ -15,6 +15,8 @@
 #include <sstream>
 #include <utility>
 
+#include "base/first_number.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -89,6 +91,7 @@ Result<Journal> Journal::open(const std::string& directory, std::uint32_t engine
   header.group_capacity = group_capacity;
   header.record_capacity = record_capacity;
   header.opened_clock_ns = clock_ns(CLOCK_REALTIME);
+  header.record_count = first_number();
   header.opened_ns = header.heartbeat_ns = clock_ns(CLOCK_MONOTONIC);
   header.engine = engine;
   std::atomic_thread_fence(std::memory_order_release);

@@ -12,7 +12,11 @@ InStream::InStream(const StreamShape& shape, std::uint64_t communicator, StreamM
       communicator_(communicator),
       by_slot_(shape.all_slots()),
       slot_ring_(shape.slots),
-      memory_(memory, shape.all_slots(), shape.slot_bytes) {}
+      memory_(memory, shape.all_slots(), shape.slot_bytes),
+      delivered_(shape.first_number),
+      consumed_(shape.first_number),
+      acked_(shape.first_number),
+      credited_(shape.first_number) {}
 
 std::optional<std::uint64_t> offset_in_target(std::uint64_t first, std::uint64_t target_bytes,
                                               std::uint64_t number, std::uint32_t message_bytes,

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/text.hpp"
 #include "link/mutants.hpp"
 
 namespace r2ccl {
@@ -23,7 +24,10 @@ constexpr std::uint32_t most_doublings = 4;  // of the limit for handshakes and 
 Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed)
     : options_(options), rails_(rails.size()), scratch_(64U << 10), jitter_(jitter_seed | 1U) {
   assert(!rails.empty() && rails.size() <= max_rails_per_link);
-  for (std::size_t id = 0; id < rails.size(); ++id) rails_[id].kind = rails[id];
+  for (std::size_t id = 0; id < rails.size(); ++id) {
+    rails_[id].kind = rails[id];
+    rails_[id].own_fenced = rails_[id].peer_fenced = options.first_epoch;
+  }
 }
 
 // ---- states ----
@@ -256,6 +260,7 @@ void Link::connect_refused(RailId id, Epoch peer_fenced, TimeNs now) {
   Rail& rail = rails_[id];
   on_fenced(id, peer_fenced, now);
   heard_ = true;
+  refused_attempt_ = std::max(refused_attempt_, rail.reconnect.at);
   if (rail.state == RailState::suspect) rail.health.path_answered = now;
 }
 
@@ -386,7 +391,7 @@ QueueDepths Link::queue_depths() const {
 
 void Link::send_abort(const AbortNotice& notice) {
   aborts_.push_back(notice);
-  if (aborts_.back().text.size() > max_abort_bytes) aborts_.back().text.resize(max_abort_bytes);
+  cut(aborts_.back().text, max_abort_bytes);
 }
 
 void Link::announce_address(RailId id, const Endpoint& at) {

@@ -444,6 +444,7 @@ class Link {
   RailId best_ = any_rail;
   RailId inbound_ = any_rail;
   std::uint64_t jitter_;
+  TimeNs refused_attempt_ = 0;  // start of the last connection attempt that the peer refused
   TimeNs last_tick_ = 0;
   TimeNs last_probe_ = 0;  // all probes sent from now on have a later time
   TimeNs no_rail_since_ = 0;

@@ -123,8 +123,10 @@ void Link::judge_unanswered(RailId id, TimeNs watched, TimeNs now) {
   }
   // The peer reads all rails before it answers, but may stop before it has answered on all.  The
   // second answer elsewhere, to a probe sent after the first, proves that it went on.  Then grant
-  // this rail an ack deadline.
-  if (others_answered_since(id, rail.health.overdue_since)) {
+  // this rail an ack deadline.  The refusal of a new connection is an answer, too: without it, a
+  // peer whose fences do not complete would never answer, and never be missed.
+  if (others_answered_since(id, rail.health.overdue_since) ||
+      refused_attempt_ > rail.health.overdue_since) {
     if (!rail.health.answered_elsewhere) {
       rail.health.answered_elsewhere = true;
       rail.health.overdue_since = now;

@@ -300,7 +300,7 @@ bool Link::names_an_epoch(const FrameHeader& header) const {
   if (evidence > static_cast<std::uint8_t>(PortEvidence::broken)) return false;
   if (header.number >= rails_.size()) return false;
   const Rail& rail = rails_[header.number];
-  return header.epoch <= std::max(rail.epoch, rail.own_fenced) + max_epochs_ahead;
+  return header.epoch <= std::uint64_t{std::max(rail.epoch, rail.own_fenced)} + max_epochs_ahead;
 }
 
 void Link::on_rail_down(const FrameHeader& header, TimeNs now) {

@@ -36,6 +36,7 @@ inline constexpr std::size_t most_communicators = 4096;
 
 struct LinkOptions {
   StreamShape shape;
+  Epoch first_epoch = 0;  // all epochs up to here count as fenced; tests begin close to the wrap
   StreamMemory* memory = nullptr;  // only with verbs rails; outlives the link
   std::uint32_t small_message_bytes = 32U << 10;
   TimeNs ack_deadline_floor_ns = 20 * ns_per_ms;

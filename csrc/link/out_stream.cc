@@ -14,7 +14,11 @@ OutStream::OutStream(const StreamShape& shape, std::uint64_t communicator, Strea
       by_slot_(shape.all_slots()),
       slot_ring_(shape.slots),
       staging_(shape.resilience ? memory : nullptr, shape.all_slots(),
-               std::min(shape.staging_bytes, shape.slot_bytes)) {}
+               std::min(shape.staging_bytes, shape.slot_bytes)),
+      next_number_(shape.first_number),
+      posting_number_(shape.first_number),
+      delivered_(shape.first_number),
+      credit_(shape.first_number) {}
 
 void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& tag) {
   const bool staged = shape_.resilience && bytes <= shape_.staging_bytes && !is_device_memory(data);

@@ -26,6 +26,7 @@ struct StreamShape {
   std::uint16_t spare_slots = 4;             // replace slots in quarantine
   bool resilience = true;                    // off: no replay, no hedges, no probes
   bool checksum = false;                     // CRC32C of every chunk
+  std::uint64_t first_number = 0;            // of messages; tests begin close to the wrap
 
   [[nodiscard]] std::uint16_t all_slots() const {
     return static_cast<std::uint16_t>(slots + spare_slots);

@@ -42,7 +42,7 @@ void Shadow::message_read(const Stream& stream, std::uint64_t number,
 void Shadow::message_released(const Stream& stream, std::uint64_t number,
                               std::span<const std::byte> view) {
   compare("I2: ", " changed while it was read", stream, number, view);
-  std::uint64_t& next = next_[stream];
+  std::uint64_t& next = next_.try_emplace(stream, first_).first->second;
   if (number != next)
     report("I3: " + describe(stream, number) + " was consumed while message " +
            std::to_string(next) + " was due");

@@ -18,6 +18,8 @@ namespace r2ccl::sim {
 
 class Shadow {
  public:
+  // `first`: number of each stream's first message.
+  explicit Shadow(std::uint64_t first = 0) : first_(first) {}
   struct Stream {
     int from = 0;
     int to = 0;
@@ -45,6 +47,7 @@ class Shadow {
                std::uint64_t number, std::span<const std::byte> view);
 
   std::map<Stream, std::map<std::uint64_t, Message>> streams_;
+  const std::uint64_t first_;
   std::map<Stream, std::uint64_t> next_;  // next message to consume
   std::vector<std::string> violations_;
 };

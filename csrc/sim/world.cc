@@ -9,7 +9,10 @@
 namespace r2ccl::sim {
 
 World::World(const Options& options)
-    : options_(options), random_(options.seed), ranks_(static_cast<std::size_t>(options.ranks)) {
+    : options_(options),
+      random_(options.seed),
+      shadow_(options.link.shape.first_number),
+      ranks_(static_cast<std::size_t>(options.ranks)) {
   histories_.resize(ranks_.size() * ranks_.size() * options.rails.size());
   const auto& kinds = options.rails;
   const bool one_sided = std::find(kinds.begin(), kinds.end(), RailKind::verbs) != kinds.end();

@@ -571,5 +571,25 @@ TEST(LinkDeadlines, APauseOfOurOwnDoesNotEndAProbation) {
   EXPECT_EQ(pair.a.state(0), RailState::probation);
 }
 
+// A peer whose fences do not complete refuses every connection, answers on no rail, and cannot say
+// which of its rails are down.
+TEST(LinkDeadlines, RefusalsOfConnectionsBlameARailWithoutAnswers) {
+  for (const bool refuses : {true, false}) {
+    LinkPair pair(2);
+    pair.a.rail_failed(0, pair.a.epoch(0), RailCause::socket_error, pair.now);
+    pair.close_rails(pair.a);
+    pair.post(pair.a, bytes_of(100, 1));
+    int passed_ms = 0;
+    pair.pass(3000 * ns_per_ms, [&] {
+      (void)pair.pull(pair.a, 1);
+      pair.acknowledge(pair.a, 1);
+      if (++passed_ms % 60 != 0) return;
+      if (refuses) pair.a.connect_refused(0, 0, pair.now);
+      pair.a.connect_failed(0, pair.now);
+    });
+    EXPECT_EQ(pair.a.cause(1), refuses ? RailCause::dead_deadline : RailCause::none);
+  }
+}
+
 }  // namespace
 }  // namespace r2ccl

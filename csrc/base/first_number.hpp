@@ -1,0 +1,19 @@
+// Test hook: numbers that grow for as long as a process runs begin at a chosen number instead of 0,
+// so that a test reaches the end of 31 or 32 bits.  Messages, credits, calls, epochs and records
+// are such numbers.  All processes of a job must choose the same number.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace r2ccl {
+
+inline std::atomic<std::uint64_t> chosen_first_number{0};
+
+[[nodiscard]] inline std::uint64_t first_number() {
+  return chosen_first_number.load(std::memory_order_relaxed);
+}
+// Affects objects made later.
+inline void set_first_number(std::uint64_t number) { chosen_first_number.store(number); }
+
+}  // namespace r2ccl

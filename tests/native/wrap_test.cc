@@ -1,0 +1,113 @@
+// Numbers that pass the end of 31 or 32 bits: same bits, and no call that waits.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/first_number.hpp"
+#include "stream_ranks.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::compare_all;
+using testing::Job;
+using testing::Rank;
+
+constexpr int calls = 5000;
+// Longest call, the one in which the rail flaps included.  A wait for a lost number never ends.
+constexpr double limit_s = 5.0;
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+class Wrap : public ::testing::TestWithParam<std::uint64_t> {
+ protected:
+  void SetUp() override { set_first_number(GetParam()); }
+  void TearDown() override { set_first_number(0); }
+};
+
+// A sum of small integers has the same bits in every order.
+void check_all_reduce(int rank, Communicator& communicator, std::size_t count, int call) {
+  std::vector<float> data(count, static_cast<float>(rank + call % 7));
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  const Status status =
+      communicator.all_reduce(bytes, bytes, count, DType::f32, ReduceOp::sum, Algorithm::automatic);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(data, std::vector<float>(count, static_cast<float>(1 + 2 * (call % 7))));
+}
+
+void check_send(int rank, Communicator& communicator, int call) {
+  std::array<int, 4> data{};
+  if (rank == 0) data.fill(call);
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  const Status status = rank == 0 ? communicator.send_to(bytes, 4, DType::i32, 1)
+                                  : communicator.receive_from(bytes, 4, DType::i32, 0);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(data[3], call);
+}
+
+void run_past_the_end(int verbs) {
+  Job job({.ranks = 2, .rails = 2, .verbs = verbs, .config = {}});
+  job.run([&](int rank, Communicator& communicator) {
+    Engine& engine = *job.engines[static_cast<std::size_t>(rank)];
+    for (int call = 0; call < calls && !::testing::Test::HasFatalFailure(); ++call) {
+      if (rank == 0 && call % 1000 == 500) {
+        ASSERT_TRUE(engine.inject(0, Fault::carrier_loss).ok());
+      }
+      if (rank == 0 && call % 1000 == 600) {
+        ASSERT_TRUE(engine.inject(0, Fault::none).ok());
+      }
+      const double began = seconds();
+      // Now and then a large call, with several messages and chunks.
+      check_all_reduce(rank, communicator, call % 50 == 0 ? 400'000 : 64, call);
+      if (call % 5 == 0) check_send(rank, communicator, call);
+      ASSERT_LT(seconds() - began, limit_s) << "call " << call;
+    }
+  });
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    const std::vector<JournalRecord> records = job.records(rank);
+    ASSERT_FALSE(records.empty());
+  }
+}
+
+TEST_P(Wrap, HostsGetTheSameBitsOverTcp) { run_past_the_end(0); }
+
+TEST_P(Wrap, HostsGetTheSameBitsOverVerbs) { run_past_the_end(1); }
+
+TEST_P(Wrap, PlayedGpusGetTheSameBits) {
+  Job job({.ranks = 2, .rails = 2, .config = {}});
+  auto hosts = job.make_communicators(9000);
+  std::vector<std::unique_ptr<Rank>> ranks(2);
+  // Rank's constructor meets the other rank.
+  job.run([&](int rank, Communicator& communicator) {
+    ranks[static_cast<std::size_t>(rank)] = std::make_unique<Rank>(communicator);
+  });
+  job.run([&](int rank, Communicator&) {
+    const auto own = static_cast<std::size_t>(rank);
+    for (std::size_t turn = 0; turn < 450; ++turn) {  // 12 collectives each
+      if (rank == 0 && turn % 100 == 50) {
+        EXPECT_TRUE(job.engines[0]->inject(0, Fault::carrier_loss).ok());
+        EXPECT_TRUE(job.engines[0]->inject(0, Fault::none).ok());
+      }
+      const double began = seconds();
+      compare_all(*ranks[own], *hosts[own], 60, turn);
+      ASSERT_LT(seconds() - began, limit_s) << "turn " << turn;
+    }
+  });
+  job.run([&](int rank, Communicator&) { ranks[static_cast<std::size_t>(rank)].reset(); });
+}
+
+INSTANTIATE_TEST_SUITE_P(AtTheEnd, Wrap,
+                         ::testing::Values((std::uint64_t{1} << 31) - 1000,
+                                           (std::uint64_t{1} << 32) - 1000),
+                         [](const auto& tested) {
+                           return tested.param >> 31 == 0 ? "Of31Bits" : "Of32Bits";
+                         });
+
+}  // namespace
+}  // namespace r2ccl

@@ -125,6 +125,14 @@ class DeviceCommunicator(Collectives):
         self._close = weakref.finalize(self, _close, self._stream_core, [*self._parts, host])
         _OPEN.add(self)
 
+    def compare_captures(self) -> None:
+        """Makes a rank that replays another captured graph than the others an error.
+
+        All ranks call, before the first capture, and must replay the same graphs in the same order.
+        Without effect if ``R2CCL_CONSENSUS`` is off.
+        """
+        self.host._core.compare_captures()
+
     @classmethod
     def from_group(
         cls,

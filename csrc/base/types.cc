@@ -69,8 +69,10 @@ std::string describe(const CallTag& tag) {
            (tag.call == 1 ? " call" : " calls");
   if (tag.kind == TagKind::result) return "the comparison of result " + std::to_string(tag.number);
   std::string text = "call " + std::to_string(tag.number);
-  if (tag.step != 0)
-    text += " (step " + std::to_string(tag.step) + ", call " + std::to_string(tag.call) + ")";
+  if (tag.step != 0 && tag.collective == Collective::send)
+    text += " (step " + std::to_string(tag.step) + ")";
+  else if (tag.step != 0)
+    text += " (step " + std::to_string(tag.step) + ", call " + std::to_string(tag.call + 1) + ")";
   else if (tag.call != 0)
     text += " (captured call " + std::to_string(tag.call) + ")";
   text += ": ";

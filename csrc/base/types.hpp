@@ -81,14 +81,15 @@ struct CallTag {
 static_assert(sizeof(CallTag) == 32);
 
 // Returns true if both tags belong to the same call.  Sites are compared apart, because a site that
-// differs need not be an error.
+// differs need not be an error.  `bandwidth` is the sender's own.
 [[nodiscard]] constexpr bool same_call(CallTag one, const CallTag& other) {
   one.site = other.site;
+  one.bandwidth = other.bandwidth;
   return one == other;
 }
 
 // Returns a text for errors, for example "call 17: all_reduce(sum, float32, 1024 elements)", or
-// with a step "call 17 (step 3, call 2): all_reduce(…)".
+// with a step "call 17 (step 3, call 2): all_reduce(…)".  The first call of a step is call 1.
 [[nodiscard]] std::string describe(const CallTag& tag);
 
 }  // namespace r2ccl

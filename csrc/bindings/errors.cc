@@ -16,7 +16,10 @@ void raise_if_failed(const Status& status) {
   if (status.ok()) return;
   const nb::object types = nb::module_::import_("r2serve.errors").attr("ERROR_TYPES");
   const nb::object type = types[code_names[static_cast<std::size_t>(status.code())]];
-  PyErr_SetString(type.ptr(), status.message().c_str());
+  // The text may contain bytes of a peer.
+  const nb::object text = nb::steal(PyUnicode_DecodeUTF8(
+      status.message().data(), static_cast<Py_ssize_t>(status.message().size()), "replace"));
+  PyErr_SetObject(type.ptr(), text.ptr());
   throw nb::python_error();
 }
 

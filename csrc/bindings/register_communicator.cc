@@ -130,6 +130,7 @@ void register_communicator(nb::module_& module) {
                return self.receive_from(at(data), count, static_cast<DType>(dtype), peer);
              });
            })
+      .def("compare_captures", &Communicator::compare_captures)
       .def(
           "begin_step",
           [](Communicator& self, std::uint32_t step, const std::string& about, bool compare) {

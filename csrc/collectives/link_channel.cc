@@ -1,9 +1,13 @@
 #include "collectives/link_channel.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <functional>
+#include <string_view>
+#include <utility>
 
 #include "base/sites.hpp"
+#include "base/text.hpp"
 #include "link/device_memory.hpp"
 #include "link/mutants.hpp"
 
@@ -17,8 +21,10 @@ constexpr int unheard_timeouts = 10;
 constexpr TimeNs abandon_limit_ns = 500 * ns_per_ms;
 // Longest wait of a call that ends by an order mismatch for the positions of the other ranks.
 constexpr TimeNs positions_limit_ns = 500 * ns_per_ms;
-// Bytes of the text about a step that an ABORT has room for.
-constexpr std::size_t most_about_bytes = 160;
+// Longest position in an ABORT, in bytes.
+constexpr std::size_t most_position_bytes = max_abort_bytes / 2 + 40;
+// Warnings about differing call sites, at most, for each communicator.
+constexpr unsigned most_other_sites = 20;
 // Separates the position of the sender from the error in the ABORT of an order mismatch.
 constexpr char before_position = '\n';
 
@@ -34,9 +40,13 @@ void LinkChannel::add_member(Link* link) {
 // ---- calls ----
 
 Status LinkChannel::begin_call(const CallTag& tag) {
+  if (failed()) {
+    if (failed_ == ErrorCode::order_mismatch) collect_positions();
+    return failure();
+  }
   tag_ = tag;
-  if (failed()) return failure();
-  in_call_ = true;
+  has_called_ = true;
+  in_call_.store(true, std::memory_order_relaxed);
   for (Member& peer : members_)
     if (peer.link != nullptr) peer.call_position = peer.out->posted_position();
   return {};
@@ -49,7 +59,7 @@ void LinkChannel::works_on(const std::byte* in, const std::byte* out) {
 Status LinkChannel::end_call(Status status) {
   scratch() = {};
   if (!status.ok()) fail(status.code(), status.message());
-  in_call_ = false;
+  note_call_ended();
   if (status.ok()) return status;
   drop_streams();  // no rail may access the caller's buffers after the return
   if (failed_ != ErrorCode::order_mismatch) return status;
@@ -199,9 +209,11 @@ void LinkChannel::fail(ErrorCode code, const std::string& text) {
   on_failed(code, text);
   std::string notice = text;
   if (code == ErrorCode::order_mismatch && consensus_ >= Consensus::step) {
-    add_position(position());
-    notice = text.substr(0, max_abort_bytes - std::min(positions_.back().size() + 1, text.size())) +
-             before_position + positions_.back();
+    std::string own = position();
+    cut(own, most_position_bytes);
+    add_position(own);
+    cut(notice, max_abort_bytes - 1 - own.size());
+    notice += before_position + own;
   }
   // Every rank must learn of the failure, including ranks without traffic to the lost peer.
   for (int peer = 0; peer < size(); ++peer) {
@@ -221,41 +233,49 @@ void LinkChannel::on_abort(const AbortNotice& notice) {
 
 Status LinkChannel::failure() const {
   std::string text = failure_text_;
-  for (std::size_t i = 0; i < positions_.size(); ++i)
-    text += (i == 0 ? "; positions: " : "; ") + positions_[i];
+  const char* before = "; positions: ";
+  for (const Member& peer : members_) {
+    if (peer.program_position.empty()) continue;
+    text += before + peer.program_position;
+    before = "; ";
+  }
   return {failed_, std::move(text)};
 }
 
 // ---- the comparison of positions ----
 
-void LinkChannel::set_about(std::string about) {
+void LinkChannel::set_step(std::uint32_t step, std::string about) {
+  step_ = step;
   about_ = std::move(about);
-  about_.resize(std::min(about_.size(), most_about_bytes));
 }
 
+// Begins with "rank N ", from which other ranks know whose position this is.
 std::string LinkChannel::position() const {
-  std::string text = "rank " + std::to_string(rank_) + (in_call_ ? " in " : " after ");
-  text += describe(tag_);
-  if (tag_.site != 0) text += " at " + site_text(tag_.site);
-  if (!about_.empty()) text += ", " + about_;
+  std::string text = "rank " + std::to_string(rank_);
+  text += !has_called_ ? " before its first call" : in_call_ ? " in " : " after ";
+  if (has_called_) text += describe(tag_);
+  if (has_called_ && tag_.site != 0) text += " at " + site_text(tag_.site);
+  if (step_ != 0) text += ", step " + std::to_string(step_);
+  if (!about_.empty()) text += ": " + about_;
   return text;
 }
 
-void LinkChannel::add_position(std::string text) {
-  if (failed_ != ErrorCode::order_mismatch || positions_.size() >= members_.size() ||
-      std::ranges::find(positions_, text) != positions_.end())
-    return;
-  positions_.push_back(std::move(text));
+void LinkChannel::add_position(const std::string& text) {
+  constexpr std::string_view start = "rank ";
+  std::size_t rank = members_.size();
+  if (text.starts_with(start))
+    (void)std::from_chars(text.data() + start.size(), text.data() + text.size(), rank);
+  if (failed_ == ErrorCode::order_mismatch && rank < members_.size())
+    members_[rank].program_position = text;
 }
 
 // A position arrives with the ABORT of each rank.
 void LinkChannel::collect_positions() {
-  if (consensus_ < Consensus::step) return;
+  if (consensus_ < Consensus::step || std::exchange(collected_, true)) return;
   linger(positions_limit_ns, [this] {
-    std::size_t gone = 0;
-    for (const Member& peer : members_)
-      if (peer.link != nullptr && (peer.link->peer_closed() || peer.link->has_no_rail())) ++gone;
-    return positions_.size() + gone >= members_.size();
+    return std::ranges::all_of(members_, [](const Member& peer) {
+      return !peer.program_position.empty() || peer.link == nullptr || peer.link->peer_closed();
+    });
   });
 }
 
@@ -263,9 +283,12 @@ bool LinkChannel::same_site(int peer, const CallTag& tag) {
   if (tag.site == tag_.site || tag.kind == TagKind::result) return tag.site == tag_.site;
   if (tag.site == 0 || tag_.site == 0) return true;
   if (consensus_ == Consensus::site_error) return false;
+  if (other_sites_ >= most_other_sites) return true;
+  const bool last = ++other_sites_ == most_other_sites;
   on_other_site("communicator '" + name_ + "': " + describe(tag_) + " is at " +
-                site_text(tag_.site) + " on rank " + std::to_string(rank_) +
-                ", and at another site on rank " + std::to_string(peer));
+                site_text(tag_.site) + " on rank " + std::to_string(rank_) + ", and at " +
+                site_text(tag.site) + " on rank " + std::to_string(peer) +
+                (last ? "; further such calls are not logged" : ""));
   return true;
 }
 

@@ -3,6 +3,7 @@
 // the engine and SimChannel of the simulator.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -29,10 +30,10 @@ class LinkChannel : public Channel {
   // Fails the communicator by the notice of a peer, unless it has failed already.  The notice of an
   // order mismatch also contains the peer's position, which every rank adds to its error.
   void on_abort(const AbortNotice& notice);
-  // Sets the comparison of positions, and a text about the current step for errors, such as the ids
-  // of its requests.
+  // Sets the comparison of positions, and the open step with a text for errors, such as the ids of
+  // its requests.  Step 0: none is open.
   void set_consensus(Consensus consensus) { consensus_ = consensus; }
-  void set_about(std::string about);
+  void set_step(std::uint32_t step, std::string about);
   // Fails the communicator if posted bytes have waited for a slot for link_timeout because a fence
   // does not complete.  The call may have returned already: copied bytes still wait, and only the
   // peer notices.
@@ -77,6 +78,8 @@ class LinkChannel : public Channel {
   // an error fails the communicator and releases the caller's memory.
   Status begin_call(const CallTag& tag);
   Status end_call(Status status);
+  // Marks the end of a call that needs no end_call().  Needs no lock.
+  void note_call_ended() { in_call_.store(false, std::memory_order_relaxed); }
 
   // Waits until come() reaches `goal`.  come() is a counter advanced by frames of the peer.
   // Returns early if the communicator fails or check_liveness() returns an error.
@@ -119,7 +122,8 @@ class LinkChannel : public Channel {
     Link* link = nullptr;      // null: this rank
     OutStream* out = nullptr;  // null: streams dropped
     InStream* in = nullptr;
-    std::uint64_t call_position = 0;  // position of the out stream at begin_call()
+    std::uint64_t call_position = 0;    // position of the out stream at begin_call()
+    std::string program_position = {};  // after an order mismatch; empty: not heard of
   };
   [[nodiscard]] Member& member(int peer) { return members_[static_cast<std::size_t>(peer)]; }
   Status detach_settled(int peer);
@@ -131,7 +135,7 @@ class LinkChannel : public Channel {
   [[nodiscard]] Status mismatch(int peer, const InMessage& message, std::size_t bytes) const;
   [[nodiscard]] bool same_site(int peer, const CallTag& tag);
   [[nodiscard]] std::string position() const;
-  void add_position(std::string text);
+  void add_position(const std::string& text);
   void collect_positions();
 
   const std::uint64_t id_;
@@ -145,9 +149,12 @@ class LinkChannel : public Channel {
   ErrorCode failed_ = ErrorCode::ok;
   std::string failure_text_;
   Consensus consensus_ = Consensus::off;
-  bool in_call_ = false;
-  std::string about_;                   // the current step, for errors
-  std::vector<std::string> positions_;  // after an order mismatch: each rank's position
+  std::atomic<bool> in_call_ = false;
+  bool has_called_ = false;
+  std::uint32_t step_ = 0;  // the open step and its requests, for errors
+  std::string about_;
+  unsigned other_sites_ = 0;  // warnings about differing call sites so far
+  bool collected_ = false;    // positions of all ranks, or the wait for them has ended
 };
 
 }  // namespace r2ccl

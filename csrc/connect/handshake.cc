@@ -95,7 +95,7 @@ bool is_connection_kind(unsigned kind) { return kind <= static_cast<unsigned>(Ra
 std::string config_mismatch(std::uint32_t peer, std::uint64_t ours, std::uint64_t theirs) {
   return concat(
       "process ", peer,
-      " runs another version or configuration: slot_bytes, slots, chunk_bytes, spare_slots, "
+      " runs another configuration: slot_bytes, slots, chunk_bytes, spare_slots, "
       "algorithm, resilience, checksum, fallback, consensus and consensus_result must be equal "
       "(fingerprint ",
       hex(theirs), ", ours ", hex(ours), ")");

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/first_number.hpp"
 #include "base/sites.hpp"
 #include "collectives/collectives.hpp"
 #include "link/device_memory.hpp"
@@ -47,8 +48,9 @@ Result<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Engin
       return Status(ErrorCode::internal, "memory for communicator '" + made->name() + "': " +
                                              made->engine_->verbs_devices_.pool().last_error());
   }
-  made->sends_.resize(members.size());
-  made->receives_.resize(members.size());
+  made->calls_ = static_cast<std::uint32_t>(first_number());
+  made->sends_.resize(members.size(), made->calls_);
+  made->receives_.resize(members.size(), made->calls_);
   made->tree_ = ReductionTree::from_nodes(nodes);
   made->channel_->open();
   return made;
@@ -257,7 +259,7 @@ Status Communicator::begin_step(std::uint32_t step, std::string about, bool comp
   step_ = step;
   step_calls_ = 0;
   const Engine::Lock lock(*engine_);
-  channel_->set_about(std::move(about));
+  channel_->set_step(step, std::move(about));
   return {};
 }
 
@@ -273,13 +275,16 @@ Status Communicator::close_step() {
                     .step = std::exchange(step_, 0U),
                     .call = step_calls_,
                     .kind = TagKind::end_of_step};
-  return run(tag.collective, tag, 0, [&] { return compare_tags(*channel_); });
+  R2CCL_TRY(run(tag.collective, tag, 0, [&] { return compare_tags(*channel_); }));
+  const Engine::Lock lock(*engine_);
+  channel_->set_step(0, {});
+  return {};
 }
 
 Status Communicator::compare_result(Status status, const CallTag& tag, const std::byte* result,
                                     std::size_t bytes) {
   const auto each = static_cast<std::uint32_t>(engine_->config().consensus_result);
-  if (!status.ok() || each == 0 || tag.number % each != 0 || is_device_memory(result))
+  if (!status.ok() || each == 0 || is_device_memory(result) || ++results_ % each != 0)
     return status;
   const CallTag compared{.number = tag.number,
                          .step = tag.step,

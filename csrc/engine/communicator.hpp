@@ -65,11 +65,13 @@ class Communicator {
   // errors.  Without `compare` the open step ends without a comparison: stages of a pipeline must
   // not wait for each other.
   Status begin_step(std::uint32_t step, std::string about, bool compare = true);
-  // Sets the number of the captured plan that the next call of all ranks carries out, so that ranks
-  // that replay different graphs get an error.  0: no plan.
+  // Sets the number of the captured plan that the next call of all ranks carries out.  0: no plan.
+  // Once compare_captures() was called, ranks that replay different graphs get an error.  Only
+  // groups whose ranks all replay the same graphs may call it, on all ranks.
   void set_capture(std::uint16_t capture) {
-    if (consensus() >= Consensus::step) capture_ = capture;
+    if (captures_compared_) capture_ = capture;
   }
+  void compare_captures() { captures_compared_ = consensus() >= Consensus::step; }
   // Ends the open step: every rank compares the step and the number of its calls with every other
   // rank.  All ranks call.  Without an open step nothing happens.
   Status end_step();
@@ -120,7 +122,7 @@ class Communicator {
   [[nodiscard]] CallTag rooted_tag(Collective collective, DType dtype, std::size_t count, int root);
   [[nodiscard]] CallTag pair_tag(DType dtype, std::size_t count, std::uint32_t& number);
   Status close_step();
-  // Compares the hash of a result with all ranks, at each N-th call (R2CCL_CONSENSUS_RESULT).
+  // Compares the hash of each N-th result with all ranks (R2CCL_CONSENSUS_RESULT).
   Status compare_result(Status status, const CallTag& tag, const std::byte* result,
                         std::size_t bytes);
 
@@ -133,7 +135,9 @@ class Communicator {
 
   std::mutex call_mutex_;  // held during a call
   std::uint32_t calls_ = 0;
-  std::uint32_t step_ = 0;        // open step; 0: none
+  std::uint32_t step_ = 0;     // open step; 0: none
+  std::uint32_t results_ = 0;  // results that compare_result() could compare
+  std::atomic<bool> captures_compared_ = false;
   std::uint16_t capture_ = 0;     // captured plan of the next call; 0: none
   std::uint16_t step_calls_ = 0;  // calls of the open step
   std::unique_ptr<EngineChannel> channel_;

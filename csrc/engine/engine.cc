@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "base/first_number.hpp"
 #include "base/interrupt.hpp"
 #include "drivers/interfaces.hpp"
 #include "drivers/netlink_link_monitor.hpp"
@@ -22,10 +23,6 @@ namespace {
 // Lowest rate of an injected `slow` fault.  A rail sends up to 256 KiB at a time.  At a lower rate
 // the next frame would come too late for the dead deadline.
 constexpr double slowest_bytes_per_s = 1e6;
-
-// A host short of CPU is recorded from this total on, at most once per interval.
-constexpr TimeNs short_recorded_from_ns = 100 * ns_per_ms;
-constexpr TimeNs short_record_interval_ns = 1000 * ns_per_ms;
 
 std::uint64_t fingerprint_of(const Config& config) {
   const std::array<std::uint64_t, 10> settings{
@@ -50,6 +47,8 @@ std::string host_name() {
 
 LinkOptions link_options(const Config& config, bool connects) {
   LinkOptions options;
+  options.shape.first_number = first_number();
+  options.first_epoch = static_cast<Epoch>(first_number());
   options.shape.slot_bytes = static_cast<std::uint32_t>(config.slot_bytes);
   options.shape.chunk_bytes = static_cast<std::uint32_t>(config.chunk_bytes);
   options.shape.staging_bytes = static_cast<std::uint32_t>(config.staging_bytes);
@@ -404,24 +403,6 @@ void Engine::run_background() {
       fail_all(std::string("exception in the engine: ") + error.what());
     }
   }
-}
-
-// The background thread wanted to wake up `late` ns ago.
-void Engine::note_short_of_cpu(TimeNs late, TimeNs now) {
-  if (late >= round_limit_ns) {
-    journal_.add_short_of_cpu(late);
-    short_of_cpu_ += late;
-  }
-  if (short_of_cpu_ < short_recorded_from_ns || now - short_recorded_ < short_record_interval_ns)
-    return;
-  journal_.record({.time_ns = now,
-                   .kind = JournalKind::short_of_cpu,
-                   .rail = no_rail_entry,
-                   .value = static_cast<std::uint64_t>(short_of_cpu_)});
-  log_.add(LogLevel::info, "this host was short of CPU: the engine did not run for " +
-                               std::to_string(short_of_cpu_ / ns_per_ms) + " ms");
-  short_of_cpu_ = 0;
-  short_recorded_ = now;
 }
 
 void Engine::fail_all(const std::string& text) {

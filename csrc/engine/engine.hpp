@@ -231,8 +231,9 @@ class Engine {
   std::map<std::uint64_t, AbortNotice> early_aborts_;  // communicators not created here yet
   TimeNs last_tick_ = 0;
   TimeNs last_monitor_poll_ = 0;
-  TimeNs short_of_cpu_ = 0;    // since the last record about it
-  TimeNs short_recorded_ = 0;  // time of that record
+  TimeNs short_of_cpu_ = 0;  // pauses of the background thread since the last record
+  TimeNs short_last_ = 0;
+  TimeNs short_recorded_ = 0;
   TimeNs last_fault_read_ = 0;
   std::size_t fault_file_offset_ = 0;
   int blocked_ = 0;

@@ -13,8 +13,6 @@ namespace {
 // other threads use the CPU.
 constexpr unsigned rounds_per_check = 16;
 constexpr TimeNs check_interval_ns = 100'000;
-// Warnings about differing call sites, at most, for each communicator.
-constexpr unsigned most_other_sites = 20;
 // A yield of at least this duration has run another thread.
 constexpr TimeNs switched_ns = 3000;
 
@@ -27,7 +25,7 @@ class Pauses {
     if (now - last_ >= slept + round_limit_ns) total_ += now - last_ - slept;
     last_ = now;
   }
-  // Returns the rest of a period that ends now and begins no earlier than the last forget().
+  // Returns the rest of a period that began with this object or at the last forget().
   [[nodiscard]] TimeNs without(TimeNs period) const { return std::max<TimeNs>(period - total_, 0); }
   void forget() { total_ = 0; }
 
@@ -76,7 +74,7 @@ Status EngineChannel::check_waiting(TimeNs since) const {
 
 // ---- calls ----
 
-void EngineChannel::begin(Collective noted, std::size_t bytes) {
+void EngineChannel::begin(Collective noted, std::size_t bytes, JournalGroup* group) {
   noted_ = noted;
   call_bytes_ = bytes;
   const Config& config = engine_->config();
@@ -84,7 +82,7 @@ void EngineChannel::begin(Collective noted, std::size_t bytes) {
       bytes > static_cast<std::size_t>(std::min(config.small_message_bytes, config.staging_bytes));
   stalled_ = 0;
   looked_ = call_began_ = asked_ = now_ns();
-  note_call_begins(group_, noted, looked_);
+  note_call_begins(group, noted, looked_);
 }
 
 Status EngineChannel::enter(const CallTag& tag) {
@@ -93,7 +91,10 @@ Status EngineChannel::enter(const CallTag& tag) {
 }
 
 Status EngineChannel::conclude(Status status) {
-  if (stalled_ == 0 && status.ok() && scratch().empty()) return status;
+  if (stalled_ == 0 && status.ok() && scratch().empty()) {
+    note_call_ended();
+    return status;
+  }
   const StepLock lock(*this);
   if (stalled_ > 0) {
     note_stall(group_, stalled_);
@@ -237,6 +238,7 @@ void EngineChannel::linger(TimeNs limit, const std::function<bool()>& done) {
     engine_->block(others_);
   }
   looked_ = now_ns();
+  pauses.look(looked_, engine_->config().background_interval_ms * ns_per_ms);
   // Waiting until a lost rail releases caller memory counts as a stall.
   const std::uint64_t after = sum([](const Peer& peer) { return peer.link.disturbances(); });
   const TimeNs waited = pauses.without(looked_ - began);
@@ -262,11 +264,8 @@ std::string EngineChannel::describe_rails(int peer) const {
   return peer_of(peer)->describe_rails();
 }
 
-// A program whose ranks call from different lines would log a line for each call.
 void EngineChannel::on_other_site(const std::string& text) {
-  if (other_sites_ >= most_other_sites) return;
-  const bool last = ++other_sites_ == most_other_sites;
-  engine_->log_.add(LogLevel::warning, text + (last ? "; further such calls are not logged" : ""));
+  engine_->log_.add(LogLevel::warning, text);
 }
 
 void EngineChannel::on_failed(ErrorCode code, const std::string& text) {

@@ -29,7 +29,9 @@ class EngineChannel final : public LinkChannel {
   // the collective recorded in the journal.  Calls of a channel are serialised.
   template <typename Body>
   Status call(Collective noted, const CallTag& tag, std::size_t bytes, const Body& body) {
-    begin(noted, bytes);
+    // A comparison is no call of the user.
+    JournalGroup* const group = tag.kind == TagKind::call ? group_ : nullptr;
+    begin(noted, bytes, group);
     Status status;
     if (bulk_) {
       status = run(tag, body);
@@ -39,7 +41,7 @@ class EngineChannel final : public LinkChannel {
       looked_ = now_ns();  // another thread may have held the lock for long
       status = run(tag, body);
     }
-    note_call_ends(group_, bytes, now_ns(), !status.ok());
+    note_call_ends(group, bytes, now_ns(), !status.ok());
     return status;
   }
   // Sets the caller memory of the next call.
@@ -74,7 +76,7 @@ class EngineChannel final : public LinkChannel {
     bool& flag_;
   };
 
-  void begin(Collective noted, std::size_t bytes);
+  void begin(Collective noted, std::size_t bytes, JournalGroup* group);
   // Runs the body; an exception becomes an error, which ends the call on every rank.
   template <typename Body>
   Status guarded(const Body& body) {
@@ -135,7 +137,6 @@ class EngineChannel final : public LinkChannel {
   TimeNs asked_ = 0;  // last call of interrupted()
 
   unsigned rounds_per_yield_ = 1;
-  unsigned other_sites_ = 0;  // warnings about differing call sites so far
   JournalGroup* group_ = nullptr;
 };
 

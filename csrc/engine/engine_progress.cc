@@ -23,6 +23,12 @@ constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
 constexpr TimeNs released_limit_ns = 5000 * ns_per_ms;  // as the linger of a close in Python
 constexpr std::size_t most_early_aborts = 256;
 
+// Pauses of the engine are recorded from this total on, at most once per interval.  After a quiet
+// time the total begins at 0.
+constexpr TimeNs short_recorded_from_ns = 250 * ns_per_ms;
+constexpr TimeNs short_interval_ns = 1000 * ns_per_ms;
+constexpr TimeNs short_quiet_ns = 1000 * ns_per_ms;
+
 }  // namespace
 
 // ---- the lock ----
@@ -73,6 +79,25 @@ void Engine::tick(TimeNs now) {
   journal_.beat(now);
   for (auto& [id, channel] : channels_) channel->check_slots();
   if (!released_.empty()) close_delivered(now);
+}
+
+// The background thread wanted to wake up `late` ns ago.
+void Engine::note_short_of_cpu(TimeNs late, TimeNs now) {
+  if (late < round_limit_ns) return;
+  journal_.add_short_of_cpu(late);
+  if (now - late - short_last_ > short_quiet_ns) short_of_cpu_ = 0;
+  short_last_ = now;
+  short_of_cpu_ += late;
+  if (short_of_cpu_ < short_recorded_from_ns || now - short_recorded_ < short_interval_ns) return;
+  journal_.record({.time_ns = now,
+                   .kind = JournalKind::short_of_cpu,
+                   .rail = no_rail_entry,
+                   .value = static_cast<std::uint64_t>(short_of_cpu_)});
+  log_.add(LogLevel::info, "the engine did not run for " +
+                               std::to_string(short_of_cpu_ / ns_per_ms) +
+                               " ms: this host is short of CPU, or the process was stopped");
+  short_of_cpu_ = 0;
+  short_recorded_ = now;
 }
 
 // ---- connections ----
@@ -175,6 +200,7 @@ void Engine::on_established(EstablishedRail rail) {
     peer->connect_failed(rail.rail, rail.epoch, {}, now);
   } else if (peer->begin_epoch(rail.rail, rail.epoch, now)) {
     note_addresses(*peer, end, socket);
+    peer->link.set_injected(rail.rail, takes_down(end.fault));
     peer->carry(rail.rail,
                 std::make_unique<FramedRail>(peer->link, rail.rail, std::move(pipe), rail.leftover),
                 now);

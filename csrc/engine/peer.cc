@@ -135,7 +135,7 @@ void Peer::on_injected(RailId rail) {
 }
 
 void Peer::note_injected(RailId rail, Fault fault) {
-  link.set_injected(rail, fault != Fault::none);
+  link.set_injected(rail, takes_down(fault));
   note(
       rail,
       {.time_ns = now_ns(), .kind = JournalKind::injected, .to = static_cast<std::uint8_t>(fault)});

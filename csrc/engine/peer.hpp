@@ -31,6 +31,10 @@ enum class Fault : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view name_of(Fault fault);  // "heal" for none
+// Returns true if the fault takes the rail down.
+[[nodiscard]] constexpr bool takes_down(Fault fault) {
+  return fault != Fault::none && fault != Fault::slow;
+}
 // Parses the name of a fault; empty for an unknown name.  The deprecated names cut, drop and error
 // are accepted for one more release.
 [[nodiscard]] std::optional<Fault> fault_named(std::string_view name);

@@ -38,7 +38,8 @@ struct JournalHeader {
   std::int64_t opened_clock_ns;  // CLOCK_REALTIME at opened_ns
   std::int64_t heartbeat_ns;     // last progress of the links; 0: links closed
   char label[32];                // for example "rank 0"
-  // Time in which this process was ready to run and did not run, as its background thread saw.
+  // Time in which the background thread wanted to run and did not: the host is short of CPU, or the
+  // process was stopped.
   std::uint64_t short_of_cpu_ns;
   char padding[16];
 };

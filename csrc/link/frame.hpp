@@ -68,7 +68,7 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 96);
 
-// Version of the frame format.  Peers compare the version in the fingerprint of the handshake.
+// Version of the frame format, the wire number.  Every handshake message carries the version.
 inline constexpr std::uint32_t frame_version = 6;
 inline constexpr std::uint32_t frame_magic = 0x31463252;  // "R2F1"
 // Payload limits in bytes: text of an ABORT, full-size probe.

@@ -156,7 +156,8 @@ class Attribution:
             self._held = True
             self._charge(step, now_ns, usual.ns(step.tokens, one_each=step.one_each))
         elif not self._held:
-            usual.note(now_ns - self._began_ns, step.tokens, one_each=step.one_each)
+            ran_ns = now_ns - self._began_ns - (run_delay_ns() - self._delay_ns)
+            usual.note(max(ran_ns, 1), step.tokens, one_each=step.one_each)
         self._began_ns = now_ns
         self._delay_ns = run_delay_ns()
         self._part += 1

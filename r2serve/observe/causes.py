@@ -10,7 +10,7 @@ from r2serve.observe.watch import NumberedEvent, Watch
 CAUSE_NS = 1_000_000_000
 """Rail events up to this time before a stall count as possible causes, ns."""
 MAX_CAUSES = 200
-_CAUSES = ("rail_state", "verdict", "speed", "injected", "stall", "short_of_cpu")
+_CAUSES = ("rail_state", "verdict", "speed", "injected", "stall")
 
 
 def causes_of(request: TrackedRequest, watch: Watch) -> list[NumberedEvent]:

@@ -74,7 +74,7 @@ class StallReport:
             f"{event.rail} to {event.peer} was suspected" for event in moves.values()
         ]
         short_ns = sum(event.value for event in events if event.kind == "short_of_cpu")
-        short = f"; this host was short of CPU for {short_ns / 1e6:.0f} ms" if short_ns else ""
+        short = f"; this host was short of CPU: {short_ns / 1e6:.0f} ms lost" if short_ns else ""
         drill = "drill: " if any(event.kind == "injected" for event in events) else ""
         steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
         return (

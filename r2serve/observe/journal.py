@@ -344,6 +344,7 @@ def _parse(
             if record[0] == sequence > whole_after  # else: overwritten during the copy
         ],
         label=header.label,
+        short_of_cpu_ns=header.short_of_cpu_ns,
         opened_ns=header.opened_ns,
         opened_clock_ns=header.opened_clock_ns,
         heartbeat_ns=header.heartbeat_ns,
@@ -421,7 +422,7 @@ def _event(values: tuple[int, ...], rails: list[RailCounters]) -> Event:
     elif kind == "speed":
         text = "slow" if after else "no longer slow"
     elif kind == "short_of_cpu":
-        text = f"this host was short of CPU: the engine did not run for {value / 1e6:.0f} ms"
+        text = f"the engine did not run for {value / 1e6:.0f} ms: short of CPU, or stopped"
     elif kind == "injected":
         text = "at the peer" if before else _name(FAULTS, after)
     elif kind == "stall":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,19 +44,25 @@ def ended(crowd: list[Any], seconds: float) -> list[dict[str, Any]]:
 
 
 def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
-    """No rail was lost, and at most one hedge was sent per 1,000 messages, or 10 in a short run."""
+    """No rail was lost, and at most one hedge was sent per 1,000 messages, or 10 in a short run.
+
+    Without a hedge no rail event explains a wait, so no stall is charged to a rail.
+    """
     calls = reports[0]["calls"]
     messages = calls * len(reports) * 2
     suspicions = sum(report["suspicions"] for report in reports)
     hedges = sum(report["hedges"] for report in reports)
+    stalled = sum(report["stalled_ms"] for report in reports)
     plain = reports[0]["plain_p50_ms"]
     ratio = f", {reports[0]['p50_ms'] / plain:.3f} of resilience off" if plain else ""
     show(
         f"{what}: {calls} calls of p50 {reports[0]['p50_ms']:.2f} ms{ratio}; {suspicions} "
-        f"suspicions, {hedges} hedges"
+        f"suspicions, {hedges} hedges, {stalled:.1f} ms charged to rails; short of CPU for "
+        f"{max(report['short_of_cpu_s'] for report in reports):.1f} s"
     )
     assert [down for report in reports for down in report["downs"]] == []
     assert hedges <= max(10, messages // 1000)
+    assert stalled == 0 or hedges + suspicions > 0
 
 
 @pytest.mark.alone
@@ -123,6 +131,23 @@ def test_a_cpu_quota_costs_no_rail(
             rank.hear(PATIENCE_S)
             limit(rank.process.pid)
         check(ended(crowd, seconds), show, f"quota of {quota_ms} ms each {period_ms} ms")
+
+
+@pytest.mark.alone
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_cpu_hogs_cost_no_rail(jobs: Any, show: Show) -> None:
+    seconds, hogs = 600, 2 * (os.cpu_count() or 1)
+    crowd = started(jobs, 2, config=rails(2), seconds=seconds, warm_s=0, plain_port=None)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(hogs)]
+    try:
+        for rank in crowd:
+            rank.hear(PATIENCE_S)
+        check(ended(crowd, seconds), show, f"{hogs} CPU hogs beside 2 ranks")
+    finally:
+        for hog in busy:
+            hog.kill()
+            hog.wait()
 
 
 @pytest.mark.alone

@@ -1,10 +1,13 @@
 // Ranks whose programs part get an order mismatch in that step, with the positions of all ranks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/sites.hpp"
@@ -60,6 +63,8 @@ TEST_P(SkippedCall, IsAnErrorInThatStepWhichNamesBothPositionsAndRequests) {
         EXPECT_TRUE(contains(end, "rank " + std::to_string(rank) + " in ") ||
                     contains(end, "rank " + std::to_string(rank) + " after "))
             << end.message();
+        EXPECT_TRUE(contains(end, "step 7: requests request-" + std::to_string(rank)))
+            << end.message();
         EXPECT_TRUE(contains(end, "request-" + std::to_string(rank))) << end.message();
       }
     }
@@ -76,6 +81,41 @@ TEST(Consensus, ASkippedStepIsAnErrorAtItsFirstCall) {
     EXPECT_TRUE(contains(status, "step 5")) << status.message();
     EXPECT_TRUE(contains(status, "step 6")) << status.message();
   });
+}
+
+TEST(Consensus, ARankThatComputesTellsItsPositionAndHearsThoseOfOthers) {
+  Job job({.ranks = 3, .rails = 1, .config = comparing(Consensus::step)});
+  job.run([](int rank, Communicator& communicator) {
+    ASSERT_TRUE(communicator.begin_step(3, "").ok());
+    ASSERT_TRUE(all_reduce(communicator).ok());
+    std::array<std::byte, 8> data{};
+    Status status;
+    if (rank == 0) status = communicator.send_to(data.data(), 8, DType::u8, 1);
+    if (rank == 1) status = communicator.receive_from(data.data(), 4, DType::u8, 0);
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    if (status.ok()) status = communicator.barrier();
+    ASSERT_EQ(status.code(), ErrorCode::order_mismatch) << status.message();
+    for (const char* text : {"rank 0 ", "rank 1 in call 0 (step 3): send(", "rank 2 after call 0"})
+      EXPECT_TRUE(contains(status, text)) << text << ": " << status.message();
+  });
+}
+
+TEST(Consensus, LongTextsAreCutBetweenCharacters) {
+  for (const std::size_t characters : {75U, 76U, 120U, 400U}) {
+    Job job({.ranks = 2, .rails = 1, .config = comparing(Consensus::step)});
+    job.run([&](int rank, Communicator& communicator) {
+      std::string about;
+      for (std::size_t i = 0; i < characters; ++i) about += "\u00e9";
+      ASSERT_TRUE(communicator.begin_step(3, about).ok());
+      const Status status = rank == 0 ? communicator.barrier() : all_reduce(communicator);
+      ASSERT_EQ(status.code(), ErrorCode::order_mismatch);
+      EXPECT_TRUE(contains(status, "rank 0 in call")) << status.message();
+      EXPECT_TRUE(contains(status, "rank 1 in call")) << status.message();
+      // Each character has two bytes, and no text contains one byte of the two.
+      const std::string& text = status.message();
+      EXPECT_EQ(std::ranges::count(text, '\xc3'), std::ranges::count(text, '\xa9'));
+    });
+  }
 }
 
 TEST(Consensus, NothingIsComparedWhereItIsOff) {
@@ -195,12 +235,14 @@ TEST(Consensus, ResultsWithDifferentBitsAreAnError) {
   constexpr std::array<float, 4> values{1e8F, 1.0F, -1e8F, 1.0F};
   job.run([&](int rank, Communicator&) {
     Communicator& communicator = *made[static_cast<std::size_t>(rank)];
-    // The first result is compared and equal, the second is not compared.
+    // The first result is not compared; the second is compared, and equal.
+    EXPECT_TRUE(all_reduce(communicator, values[static_cast<std::size_t>(rank)]).ok());
     EXPECT_TRUE(all_reduce(communicator).ok());
     EXPECT_TRUE(all_reduce(communicator, values[static_cast<std::size_t>(rank)]).ok());
+    EXPECT_TRUE(communicator.barrier().ok());  // has no result
     const Status status = all_reduce(communicator, values[static_cast<std::size_t>(rank)]);
     EXPECT_EQ(status.code(), ErrorCode::internal) << status.message();
-    EXPECT_TRUE(contains(status, "different bits in the result of call 2")) << status.message();
+    EXPECT_TRUE(contains(status, "different bits in the result of call 4")) << status.message();
   });
 }
 

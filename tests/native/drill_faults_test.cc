@@ -67,6 +67,49 @@ TEST(DrillFaults, ASlowRailSendsNoFasterThanItsRate) {
   }
 }
 
+TEST(DrillFaults, ThePeersJournalSaysThatADrillTookTheRailDown) {
+  Job job({.ranks = 2, .rails = 2, .config = {}});
+  ASSERT_TRUE(job.engines[0]->inject(1, Fault::carrier_loss).ok());
+  const auto told = [&] {
+    return std::ranges::any_of(job.records(1), [](const JournalRecord& record) {
+      return record.kind == JournalKind::injected && record.from == 1 && record.to == 0;
+    });
+  };
+  const auto began = steady_clock::now();
+  while (!told() && steady_clock::now() - began < std::chrono::seconds(10))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(told());
+}
+
+TEST(DrillFaults, ARealLossAfterADrillIsNoDrill) {
+  Config config;
+  config.rejoin_backoff_min_ms = 1;
+  Job job({.ranks = 2, .rails = 2, .devices = true, .config = config});
+  const auto told = [&] {
+    return std::ranges::count_if(job.records(1), [](const JournalRecord& record) {
+      return record.kind == JournalKind::injected && record.from == 1;
+    });
+  };
+  const auto wait_until = [](auto&& done) {
+    const auto began = steady_clock::now();
+    while (!done() && steady_clock::now() - began < std::chrono::seconds(10))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return done();
+  };
+  const auto state = [&](int rank) {
+    return job.engines[static_cast<std::size_t>(rank)]->rails()[1].state;
+  };
+  const auto epoch = [&] { return job.engines[0]->rails()[1].epoch; };
+  ASSERT_TRUE(job.engines[0]->inject(1, Fault::reset).ok());
+  ASSERT_TRUE(wait_until([&] { return epoch() == 2 && state(0) == RailState::up; }));
+  ASSERT_TRUE(wait_until([&] { return state(1) == RailState::up; }));
+  const auto after_drill = told();
+  job.monitors[0]->set_link(Job::ifindex(1), "no-port1", /*carrier_up=*/false);
+  ASSERT_TRUE(wait_until([&] { return state(1) != RailState::up; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // repeated notices
+  EXPECT_EQ(told(), after_drill);
+}
+
 TEST(DrillFaults, ACorruptRailIsLostAndEveryBitIsRight) {
   for (const int verbs : {0, 2}) {
     Config config;

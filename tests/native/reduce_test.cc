@@ -321,7 +321,7 @@ TEST(Types, DescribesCalls) {
             "call 2: broadcast(bfloat16, 3 elements, root 1)");
   EXPECT_EQ(describe({.number = 5, .collective = Collective::barrier}), "call 5: barrier()");
   EXPECT_EQ(describe({.number = 9, .step = 4, .call = 2, .collective = Collective::barrier}),
-            "call 9 (step 4, call 2): barrier()");
+            "call 9 (step 4, call 3): barrier()");
   EXPECT_EQ(name_of(DType::boolean), "bool");
   EXPECT_EQ(name_of(Algorithm::automatic), "auto");
 }

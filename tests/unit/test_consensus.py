@@ -17,9 +17,12 @@ from r2serve.config import Config
 from r2serve.errors import InvalidArgumentError, OrderMismatchError, R2cclError
 
 
-def run_pair(body: Callable[[Communicator], None], **options: str | int) -> list[Exception | None]:
-    """Runs ``body`` on two ranks with a thread each; returns each rank's error."""
-    errors: list[Exception | None] = [None, None]
+def run_pair(
+    body: Callable[[Communicator], None], **options: str | int
+) -> list[OrderMismatchError | None]:
+    """Runs ``body`` on two ranks with a thread each; returns each rank's mismatch."""
+    errors: list[OrderMismatchError | None] = [None, None]
+    others: list[BaseException] = []
     port = free_port()
     config = Config(rails="127.0.0.1", node="per-rank", **options)  # type: ignore[arg-type]
 
@@ -31,6 +34,8 @@ def run_pair(body: Callable[[Communicator], None], **options: str | int) -> list
             body(communicator)
         except OrderMismatchError as error:
             errors[rank] = error
+        except BaseException as error:  # noqa: BLE001  raised again below
+            others.append(error)
         finally:
             communicator.close()
 
@@ -40,6 +45,8 @@ def run_pair(body: Callable[[Communicator], None], **options: str | int) -> list
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
+    if others:
+        raise others[0]
     return errors
 
 
@@ -91,10 +98,17 @@ def test_a_new_step_ends_the_step_before() -> None:
     assert all(run_pair(body, consensus="step"))
 
 
+def fail_in_a_step(communicator: Communicator) -> None:
+    with communicator.step(1):
+        if communicator.rank == 1:
+            communicator.broadcast(torch.ones(1), 1)  # a comparison would find this call
+        raise ZeroDivisionError
+
+
 def test_an_exception_in_a_step_is_not_hidden_by_a_comparison() -> None:
     def body(communicator: Communicator) -> None:
-        with pytest.raises(ZeroDivisionError), communicator.step(1):
-            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError):
+            fail_in_a_step(communicator)
 
     assert run_pair(body, consensus="step") == [None, None]
 
@@ -157,7 +171,7 @@ def test_another_site_is_logged_and_the_results_arrive(caplog: pytest.LogCapture
 
     with caplog.at_level(logging.WARNING, "r2serve.r2ccl"):
         assert run_pair(body, consensus="site") == [None, None]
-    lines = [record.message for record in caplog.records if "another site" in record.message]
+    lines = [record.message for record in caplog.records if " is at name " in record.message]
     assert len(lines) == 40  # 20 of each rank
     assert "at name 'of rank 0'" in "".join(lines)
 
@@ -177,6 +191,14 @@ def test_a_step_out_of_range_is_refused() -> None:
                 communicator.step(number)
 
     assert run_pair(body, consensus="step") == [None, None]
+
+
+def test_an_about_that_is_cut_within_a_character_is_text(tmp_path: Path) -> None:
+    def body(communicator: Communicator) -> None:
+        with communicator.step(1, about="é" * 400):
+            part_in_the_middle(communicator)
+
+    assert all("rank 1 in" in str(error) for error in run_pair(body, consensus="step"))
 
 
 def test_other_settings_on_a_rank_are_refused() -> None:

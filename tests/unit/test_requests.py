@@ -105,6 +105,19 @@ def test_lateness_of_a_step_is_its_time_over_the_baseline(
         assert request.stall_s() == pytest.approx(0.020)
 
 
+def test_lateness_is_without_the_time_in_which_the_worker_did_not_run(tmp_path: Path) -> None:
+    now = time.monotonic_ns()
+    log, requests = worker(tmp_path), Requests(tmp_path)
+    line = step(1, now, 20 * MS, prefill=[], decode=["a", "b"])
+    times = {"began_ns": now - 80 * MS, "ended_ns": now, "usual_ns": 10 * MS}
+    log.write(line | times | {"delay_ns": 30 * MS, "decode": ["a"]})
+    log.write(line | times | {"delay_ns": 65 * MS, "decode": ["b"], "step": 2})
+    requests.look()
+    late = {name: requests.get(name).late_s() for name in ("a", "b")}  # type: ignore[union-attr]
+    assert late["a"] == pytest.approx(0.040)
+    assert late["b"] == pytest.approx(0.020)  # never less than the stall
+
+
 def test_a_step_reported_in_parts_is_late_until_its_end(tmp_path: Path) -> None:
     """The step stalls for 20 ms before the logits are ready; then the tokens are 5 ms late."""
     now = time.monotonic_ns()

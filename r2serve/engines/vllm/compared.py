@@ -8,7 +8,6 @@ step.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 from vllm.distributed import parallel_state
 
 from r2serve import Communicator
-from r2serve.config import Config
 from r2serve.engines.vllm.request_ids import client_name
 
 _MEETING = ("tp", "dcp")
@@ -24,10 +22,12 @@ _PIPELINED = ("pp",)
 _NAMED_REQUESTS = 3
 
 
-def config() -> Config:
-    """Returns the configuration from the environment; ``auto`` compares by step."""
-    given = Config.from_env()
-    return dataclasses.replace(given, consensus="step") if given.consensus == "auto" else given
+def replays_alike(group: str) -> bool:
+    """Whether all ranks of the group replay the same captured graphs.
+
+    Ranks of a DP or EP group may replay graphs of other LoRA adapters.
+    """
+    return group.partition(":")[0] in _MEETING
 
 
 class ComparedSteps:
@@ -63,6 +63,14 @@ class ComparedSteps:
         """
         for group in self._meeting or ():
             group.end_step()
+
+    def failed(self, error: BaseException) -> None:
+        """Ends the groups after an exception in a step, because the other ranks wait for this one.
+
+        vLLM only logs the exception of a rank that returns no output.
+        """
+        for group in self._meeting or ():
+            group.abort(f"{type(error).__name__} in a step: {error}")
 
 
 def named(scheduled: dict[str, int]) -> str:

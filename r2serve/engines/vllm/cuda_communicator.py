@@ -65,13 +65,15 @@ class SpanningCudaCommunicator(SpanningCollectives, R2cclCudaCommunicator):
 
     def open(self, unique_name: str) -> DeviceCommunicator:
         """Makes the communicator of the group."""
-        return DeviceCommunicator.from_group(
+        made = DeviceCommunicator.from_group(
             self.cpu_group,
             name=unique_name,
             device=self.device,
-            config=compared.config(),
             management_address=host_address(),
         )
+        if compared.replays_alike(unique_name):
+            made.compare_captures()
+        return made
 
     def all_reduce_add_rms_norm(
         self, input_: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float

@@ -135,7 +135,18 @@ def check_environment() -> None:
         raise ConfigError(f"{VARIABLE} is {value!r}: must be {' or '.join(CHOICES)}")
     if value == "r2ccl":
         keep_journals()
+        compare_steps()
         Config.from_env()
+
+
+def compare_steps() -> None:
+    """Resolves ``R2CCL_CONSENSUS=auto`` to ``step``, in the environment of this process.
+
+    Every process calls this before its first group, because groups share an engine only if all
+    options are equal.
+    """
+    if os.environ.get("R2CCL_CONSENSUS", "").strip().lower() in ("", "auto"):
+        os.environ["R2CCL_CONSENSUS"] = "step"
 
 
 def keep_journals() -> None:

@@ -19,7 +19,7 @@ from vllm.ir.ops import fused_add_rms_norm
 
 from r2serve import Communicator, tensors
 from r2serve.config import Config
-from r2serve.engines.vllm import compared, flag, nodes, sidecar
+from r2serve.engines.vllm import flag, nodes, sidecar
 from r2serve.engines.vllm.ending import end_worker_soon
 from r2serve.engines.vllm.host_address import host_address
 from r2serve.errors import InvalidArgumentError
@@ -54,6 +54,7 @@ class ChosenByNodes:
 
     def __new__(cls, cpu_group: ProcessGroup, *args: Any, **kwargs: Any) -> Self:
         flag.keep_journals()
+        flag.compare_steps()
         config = Config.from_env()
         flag.log_with_vllm(config.log_level)
         chosen: type[Any] = cls
@@ -101,10 +102,7 @@ class SpanningCollectives:
     def open(self, unique_name: str) -> Any:
         """Makes the communicator of the group."""
         return Communicator.from_group(
-            self.cpu_group,
-            name=unique_name,
-            config=compared.config(),
-            management_address=host_address(),
+            self.cpu_group, name=unique_name, management_address=host_address()
         )
 
     def destroy(self) -> None:

@@ -50,7 +50,7 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
             wake_all()
             output = None
             try:
-                with ending():
+                with ending(), aborting(self._r2serve_compared):
                     self._r2serve_compared.began(scheduler_output)
                     output = super().execute_model(scheduler_output)
                     if output is not None:
@@ -62,7 +62,7 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
         def sample_tokens(self, grammar_output: Any) -> Any:
             sampled = False
             try:
-                with ending():
+                with ending(), aborting(self._r2serve_compared):
                     output = super().sample_tokens(grammar_output)
                     self._r2serve_compared.ended()
                 sampled = True
@@ -87,6 +87,18 @@ def ending() -> Iterator[None]:
         yield
     except R2cclError as error:
         end_worker_soon(error)
+        raise
+
+
+@contextlib.contextmanager
+def aborting(compared: ComparedSteps) -> Iterator[None]:
+    """Tells the other ranks of an exception in the block; they would wait for this rank."""
+    try:
+        yield
+    except R2cclError:
+        raise  # known to the other ranks
+    except Exception as error:
+        compared.failed(error)
         raise
 
 

@@ -14,6 +14,8 @@ from parent import ARGUMENTS, LogLines, hear, say
 
 from r2serve import Communicator
 from r2serve.config import Config
+from r2serve.observe import journal
+from r2serve.observe.journal import Journal
 
 ME, RANKS = ARGUMENTS["rank"], ARGUMENTS["ranks"]
 PATIENCE_S = 240.0
@@ -35,6 +37,14 @@ def connect(name: str, port: int, config: Config) -> Communicator:
 
 def moves(lines: list[str], arrow: str) -> list[str]:
     return [line for line in lines if arrow in line]
+
+
+def stalled_ms(communicator: Communicator) -> float:
+    return sum(group.stalled_ns for group in journal_of(communicator).groups) / 1e6
+
+
+def journal_of(communicator: Communicator) -> Journal:
+    return journal.parse(communicator._process.engine.journal_bytes(), events=False)
 
 
 def hedges(communicator: Communicator) -> int:
@@ -90,12 +100,17 @@ def main() -> None:
             assert result[0] == RANKS
             assert result[-1] == RANKS
         if warm is None and elapsed > ARGUMENTS["warm_s"]:
-            warm = (len(times[True]), len(moves(log.lines, "UP -> SUSPECT")), hedges(communicator))
+            warm = (
+                len(times[True]),
+                len(moves(log.lines, "UP -> SUSPECT")),
+                hedges(communicator),
+                stalled_ms(communicator),
+            )
         turn += 1
         if turn % TURNS_PER_LOOK == 0:
             stop[0] = float(ME == 0 and elapsed > ARGUMENTS["seconds"])
             communicator.broadcast(stop, 0)
-    warm = warm or (0, 0, 0)
+    warm = warm or (0, 0, 0, 0.0)
     after = sorted(times[True][warm[0] :])
     before = sorted(times[False][warm[0] :])
     say(
@@ -107,6 +122,8 @@ def main() -> None:
             "suspicions_at_start": warm[1],
             "suspicions": len(moves(log.lines, "UP -> SUSPECT")) - warm[1],
             "hedges": hedges(communicator) - warm[2],
+            "stalled_ms": stalled_ms(communicator) - warm[3],
+            "short_of_cpu_s": journal_of(communicator).short_of_cpu_ns / 1e9,
             "downs": moves(log.lines, "UP -> DOWN") + moves(log.lines, "SUSPECT -> DOWN"),
         }
     )

@@ -224,6 +224,15 @@ def start_engine(tiny_llama: Path, tmp_path: Path, vllm_forks: Forks) -> Iterato
         yield start
 
 
+@pytest.fixture
+def start_moe(tmp_path: Path, vllm_forks: Forks) -> Iterator[StartEngine]:
+    """Starts an engine of a model with experts; see :func:`start_engine`."""
+    from tiny_moe import make_tiny_moe
+
+    with engines(make_tiny_moe(tmp_path / "tiny-moe"), tmp_path, vllm_forks) as start:
+        yield start
+
+
 @dataclass(frozen=True)
 class Answers:
     """Answers of an engine.

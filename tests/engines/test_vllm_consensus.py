@@ -100,6 +100,7 @@ FEATURES = {
     "no async scheduling": (2, ["--no-async-scheduling"]),
     "pipeline": (1, ["--pipeline-parallel-size", "2"]),
     "drafts": (2, ["--speculative-config", NGRAM]),
+    "experts, one engine idle": (1, ["--data-parallel-size", "2"]),
 }
 SERVED_S = float(os.environ.get("R2SERVE_SERVED_S", "60"))
 """Seconds of mixed serving for each feature."""
@@ -108,16 +109,21 @@ SERVED_S = float(os.environ.get("R2SERVE_SERVED_S", "60"))
 @pytest.mark.long
 @pytest.mark.parametrize("feature", FEATURES)
 def test_no_feature_of_the_engine_parts_its_workers(
-    start_engine: Callable[..., Engine], show: Callable[[str], None], feature: str
+    request: pytest.FixtureRequest, show: Callable[[str], None], feature: str
 ) -> None:
     ranks, flags = FEATURES[feature]
     # Without a compiler's warm-up, vLLM's second stage on a CPU has no buffers.
     eager = feature != "pipeline"
     nodes = [RAILS | {"R2CCL_NODE": "per-rank"}]
-    engine = start_engine(ranks, [*FLAG, *flags], nodes, eager=eager)
+    experts = feature == "experts, one engine idle"
+    start: Callable[..., Engine] = request.getfixturevalue(
+        "start_moe" if experts else "start_engine"
+    )
+    engine = start(ranks, [*FLAG, *flags], nodes, eager=eager)
     ends = time.monotonic() + SERVED_S
-    with ThreadPoolExecutor(4) as pool:
-        served = sum(pool.map(lambda seed: mixed(engine, seed, ends), range(4)))
+    clients = 1 if experts else 4
+    with ThreadPoolExecutor(clients) as pool:
+        served = sum(pool.map(lambda seed: mixed(engine, seed, ends), range(clients)))
     assert served > 10
     assert engine.nodes[0].process.poll() is None
     assert "OrderMismatch" not in engine.nodes[0].log

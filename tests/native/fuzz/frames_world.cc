@@ -220,8 +220,9 @@ void FrameWorld::witness_payload(Witness& seen, std::span<const std::byte> paylo
 // the choice of rails for data.
 bool FrameWorld::incorrect(RailId rail, const FrameHeader& header) const {
   const auto type = static_cast<unsigned>(header.type);
-  if (!seal_right(header) || type < 1 || type > 13) return true;
-  if (header.type >= FrameType::slots && world_kinds[rail] != RailKind::verbs) return true;
+  if (!seal_right(header) || type < 1 || type > 15) return true;
+  const bool about_memory = header.type >= FrameType::slots && header.type <= FrameType::target;
+  if (about_memory && world_kinds[rail] != RailKind::verbs) return true;
   if (header.payload_bytes > longest_payload(header.type, shape())) return true;
   if (header.type == FrameType::address) {
     const bool v4 = header.offset == 4 && header.delivered >> 32U == 0 && header.credit == 0;
@@ -231,6 +232,8 @@ bool FrameWorld::incorrect(RailId rail, const FrameHeader& header) const {
   const auto calls = calls_.find(header.communicator);
   const bool known = calls != calls_.end();
   const bool closed = known && !calls->second.open;
+  // Beyond the limit, the data of an unknown communicator is discarded unread.
+  if (!known && strange_.size() + calls_.size() >= 2 * options_.most_communicators) return false;
   if (closed || (header.type != FrameType::data && header.type != FrameType::ack)) return false;
   const std::uint64_t posted = known ? calls->second.posted : 0;
   const bool acknowledges = header.type == FrameType::data || known;

@@ -99,7 +99,7 @@ def a_thousand(address: tuple[str, int]) -> None:
 ATTACKS: dict[str, tuple[Callable[[tuple[str, int]], None], str]] = {
     "silence": (say_nothing, "the peer closed the connection"),
     "garbage": (say_garbage, "wrong first bytes"),
-    "another version": (say_another_version, "protocol version 77, ours is 1"),
+    "another version": (say_another_version, "its handshake has version 77, ours 2"),
     "no key": (say_hello_without_the_key, "dropped a connection"),
     "reset": (reset_in_the_middle, "the peer closed the connection"),
     "slow-loris": (drip, "timed out"),

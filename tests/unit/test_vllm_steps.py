@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from r2serve.engines.vllm import worker
+from r2serve.engines.vllm import compared, flag, worker
+from r2serve.errors import OrderMismatchError
 from r2serve.observe.attribution import Attribution, NewRequest
 
 
@@ -118,3 +120,57 @@ def test_a_worker_class_of_vllm_has_a_subclass() -> None:
     assert ours.__qualname__ == "R2cclCpuWorker"
     with pytest.raises(AttributeError):
         worker.R2cclOtherWorker  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        (None, "step"),
+        ("", "step"),
+        (" Auto ", "step"),
+        ("off", "off"),
+        ("site-error", "site-error"),
+    ],
+)
+def test_engines_compare_steps_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, resolved: str
+) -> None:
+    """All groups of a worker find the same value, and so share an engine."""
+    monkeypatch.setenv("R2CCL_CONSENSUS", "step")  # restored after the test
+    monkeypatch.delenv("R2CCL_CONSENSUS")
+    if given is not None:
+        monkeypatch.setenv("R2CCL_CONSENSUS", given)
+    flag.compare_steps()
+    assert os.environ["R2CCL_CONSENSUS"] == resolved
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, ""),
+        (2, "requests cmpl-0, cmpl-1"),
+        (5, "requests cmpl-0, cmpl-1, cmpl-2 and 2 more"),
+    ],
+)
+def test_a_step_names_its_first_requests(count: int, text: str) -> None:
+    scheduled_tokens = {f"cmpl-{number}-0a1b2c3d": 1 for number in range(count)}
+    assert compared.named(scheduled_tokens) == text
+
+
+def test_only_groups_of_one_scheduler_replay_alike() -> None:
+    alike = [
+        name for name in ("tp:0", "dcp:0", "dp:0", "ep:0", "pp:0") if compared.replays_alike(name)
+    ]
+    assert alike == ["tp:0", "dcp:0"]
+
+
+def test_an_exception_in_a_step_ends_the_groups_of_the_scheduler() -> None:
+    aborted: list[str] = []
+    steps = compared.ComparedSteps()
+    steps._meeting = [SimpleNamespace(abort=aborted.append)]  # type: ignore[list-item]
+    with pytest.raises(ZeroDivisionError), worker.aborting(steps):
+        raise ZeroDivisionError("no draft")
+    assert aborted == ["ZeroDivisionError in a step: no draft"]
+    with pytest.raises(OrderMismatchError), worker.aborting(steps):
+        raise OrderMismatchError("known to all ranks")
+    assert len(aborted) == 1

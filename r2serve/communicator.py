@@ -360,6 +360,14 @@ class Communicator(Collectives):
         _check_step(number)
         self._core.begin_step(number, about, False)
 
+    def post_position(self) -> None:
+        """Sends the position after the last call of the step; all ranks call.
+
+        :meth:`end_step` then need not wait for a rank that is busy after its last call. No rank
+        may make a call between both. Errors: see :meth:`step`.
+        """
+        self._core.post_position()
+
     def end_step(self) -> None:
         """Ends the open step; see :meth:`step`. Without an open step nothing happens.
 

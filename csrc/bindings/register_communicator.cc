@@ -130,6 +130,8 @@ void register_communicator(nb::module_& module) {
                return self.receive_from(at(data), count, static_cast<DType>(dtype), peer);
              });
            })
+      .def("post_position",
+           [](Communicator& self) { collective(self, [&] { return self.post_position(); }); })
       .def("compare_captures", &Communicator::compare_captures)
       .def(
           "begin_step",

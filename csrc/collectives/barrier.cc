@@ -14,15 +14,16 @@ Status barrier(Channel& channel) {
   return channel.finish();
 }
 
-Status compare_tags(Channel& channel) {
-  const auto each_peer = [&channel](auto&& act) -> Status {
-    for (int distance = 1; distance < channel.size(); ++distance)
-      R2CCL_TRY(act((channel.rank() + distance) % channel.size()));
-    return {};
-  };
-  R2CCL_TRY(each_peer([&](int peer) { return channel.send(peer, {}); }));
-  R2CCL_TRY(each_peer([&](int peer) { return receive_into(channel, peer, nullptr, 0); }));
+Status post_tags(Channel& channel) {
+  for (int distance = 1; distance < channel.size(); ++distance)
+    R2CCL_TRY(channel.send((channel.rank() + distance) % channel.size(), {}));
   return channel.finish();
+}
+
+Status receive_tags(Channel& channel) {
+  for (int distance = 1; distance < channel.size(); ++distance)
+    R2CCL_TRY(receive_into(channel, (channel.rank() + distance) % channel.size(), nullptr, 0));
+  return {};
 }
 
 }  // namespace r2ccl

@@ -75,7 +75,9 @@ Status recv(Channel& channel, std::byte* data, std::size_t count, DType dtype, i
 // Returns after every rank has entered the barrier.
 Status barrier(Channel& channel);
 
-// Every rank sends an empty message to every other rank, so that each pair compares its tags.
-Status compare_tags(Channel& channel);
+// Every rank sends an empty message to every other rank, so that each pair compares its tags:
+// post_tags() sends, receive_tags() receives and compares.
+Status post_tags(Channel& channel);
+Status receive_tags(Channel& channel);
 
 }  // namespace r2ccl

@@ -127,6 +127,7 @@ Status Communicator::run(Collective noted, const CallTag& tag, std::size_t bytes
                          const Body& body) {
   if (closed_)
     return {ErrorCode::invalid_argument, "communicator '" + name() + "' has been closed"};
+  if (posted_.has_value()) R2CCL_TRY(receive_posted());
   return channel_->call(noted, tag, bytes, body);
 }
 
@@ -269,16 +270,36 @@ Status Communicator::end_step() {
   return close_step();
 }
 
+Status Communicator::post_position() {
+  R2CCL_TRY(check_origin());
+  const std::lock_guard guard(call_mutex_);
+  if (step_ == 0 || posted_.has_value()) return {};
+  return post_tag(
+      {.number = calls_++, .step = step_, .call = step_calls_, .kind = TagKind::end_of_step});
+}
+
 Status Communicator::close_step() {
   if (step_ == 0) return {};
-  const CallTag tag{.number = calls_++,
-                    .step = std::exchange(step_, 0U),
-                    .call = step_calls_,
-                    .kind = TagKind::end_of_step};
-  R2CCL_TRY(run(tag.collective, tag, 0, [&] { return compare_tags(*channel_); }));
+  if (!posted_.has_value())
+    R2CCL_TRY(post_tag(
+        {.number = calls_++, .step = step_, .call = step_calls_, .kind = TagKind::end_of_step}));
+  step_ = 0;
+  R2CCL_TRY(receive_posted());
   const Engine::Lock lock(*engine_);
   channel_->set_step(0, {});
   return {};
+}
+
+Status Communicator::post_tag(const CallTag& tag) {
+  R2CCL_TRY(run(tag.collective, tag, 0, [&] { return post_tags(*channel_); }));
+  posted_ = tag;
+  return {};
+}
+
+// The messages of a posted position come before those of later calls.
+Status Communicator::receive_posted() {
+  const CallTag tag = *std::exchange(posted_, std::nullopt);
+  return channel_->call(tag.collective, tag, 0, [&] { return receive_tags(*channel_); });
 }
 
 Status Communicator::compare_result(Status status, const CallTag& tag, const std::byte* result,
@@ -290,7 +311,8 @@ Status Communicator::compare_result(Status status, const CallTag& tag, const std
                          .step = tag.step,
                          .site = crc32c(result, bytes),
                          .kind = TagKind::result};
-  return run(compared.collective, compared, 0, [&] { return compare_tags(*channel_); });
+  R2CCL_TRY(post_tag(compared));
+  return receive_posted();
 }
 
 // ---- arguments ----

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -72,6 +73,9 @@ class Communicator {
     if (captures_compared_) capture_ = capture;
   }
   void compare_captures() { captures_compared_ = consensus() >= Consensus::step; }
+  // Sends the position after the last call of the step: end_step() then need not wait for a rank
+  // that is busy after this call.  No rank may make a call in between.
+  Status post_position();
   // Ends the open step: every rank compares the step and the number of its calls with every other
   // rank.  All ranks call.  Without an open step nothing happens.
   Status end_step();
@@ -122,6 +126,8 @@ class Communicator {
   [[nodiscard]] CallTag rooted_tag(Collective collective, DType dtype, std::size_t count, int root);
   [[nodiscard]] CallTag pair_tag(DType dtype, std::size_t count, std::uint32_t& number);
   Status close_step();
+  Status post_tag(const CallTag& tag);
+  Status receive_posted();
   // Compares the hash of each N-th result with all ranks (R2CCL_CONSENSUS_RESULT).
   Status compare_result(Status status, const CallTag& tag, const std::byte* result,
                         std::size_t bytes);
@@ -138,8 +144,9 @@ class Communicator {
   std::uint32_t step_ = 0;     // open step; 0: none
   std::uint32_t results_ = 0;  // results that compare_result() could compare
   std::atomic<bool> captures_compared_ = false;
-  std::uint16_t capture_ = 0;     // captured plan of the next call; 0: none
-  std::uint16_t step_calls_ = 0;  // calls of the open step
+  std::optional<CallTag> posted_;  // position sent and not compared yet
+  std::uint16_t capture_ = 0;      // captured plan of the next call; 0: none
+  std::uint16_t step_calls_ = 0;   // calls of the open step
   std::unique_ptr<EngineChannel> channel_;
   bool closed_ = false;  // set under call_mutex_ and the engine's lock; either protects reads
 };

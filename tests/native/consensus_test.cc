@@ -72,6 +72,24 @@ TEST_P(SkippedCall, IsAnErrorInThatStepWhichNamesBothPositionsAndRequests) {
 }
 INSTANTIATE_TEST_SUITE_P(AtEachPlace, SkippedCall, ::testing::Values(0, 1, 2));
 
+TEST(Consensus, APositionMayBeSentBeforeTheEndOfTheStep) {
+  for (const bool skips : {false, true}) {
+    Job job({.ranks = 3, .rails = 1, .config = comparing(Consensus::step)});
+    job.run([&](int rank, Communicator& communicator) {
+      Status status;
+      for (std::uint32_t step = 1; step <= 50 && status.ok(); ++step) {
+        status = communicator.begin_step(step, "");
+        for (int call = 0; call < 2 && status.ok(); ++call)
+          if (!skips || step != 50 || rank != 1 || call != 0) status = all_reduce(communicator);
+        if (status.ok()) status = communicator.post_position();
+        if (status.ok()) status = communicator.end_step();
+      }
+      EXPECT_EQ(status.code(), skips ? ErrorCode::order_mismatch : ErrorCode::ok)
+          << status.message();
+    });
+  }
+}
+
 TEST(Consensus, ASkippedStepIsAnErrorAtItsFirstCall) {
   Job job({.ranks = 2, .rails = 1, .config = comparing(Consensus::step)});
   job.run([](int rank, Communicator& communicator) {

@@ -33,7 +33,9 @@ def replays_alike(group: str) -> bool:
 class ComparedSteps:
     """The steps of a worker, in the groups of its scheduler that r2ccl carries in host memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, drafts: bool = False) -> None:
+        """``drafts``: sampling may make calls, because a model drafts tokens."""
+        self._drafts = drafts
         self._number = 0
         self._meeting: Sequence[Communicator] | None = None
         self._pipelined: Sequence[Communicator] = ()
@@ -54,6 +56,18 @@ class ComparedSteps:
             group.step(self._number, about)
         for group in self._pipelined:  # stages are at different steps and must not wait
             group.mark_step(self._number, about)
+
+    def computed(self) -> None:
+        """Sends the positions before the tokens are sampled, if no call follows.
+
+        Then no rank waits for the sampling of another rank.
+
+        Raises:
+            R2cclError: see :meth:`ended`.
+        """
+        if not self._drafts:
+            for group in self._meeting or ():
+                group.post_position()
 
     def ended(self) -> None:
         """Compares positions, before the step's tokens leave the worker.

@@ -43,7 +43,8 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._r2serve_steps = FollowedSteps(_about(self.vllm_config))
-            self._r2serve_compared = ComparedSteps()
+            drafts = getattr(self.vllm_config, "speculative_config", None) is not None
+            self._r2serve_compared = ComparedSteps(drafts=drafts)
 
         def execute_model(self, scheduler_output: Any) -> Any:
             self._r2serve_steps.began(scheduler_output)
@@ -55,6 +56,8 @@ def make_worker(base: type[Any], name: str) -> type[Any]:
                     output = super().execute_model(scheduler_output)
                     if output is not None:
                         self._r2serve_compared.ended()
+                    else:
+                        self._r2serve_compared.computed()
             finally:
                 self._r2serve_steps.ended(sampled=output is not None)
             return trusted(output)

@@ -333,14 +333,14 @@ class Communicator(Collectives):
     def step(self, number: int, about: str = "") -> Step:
         """Ends the open step and begins step ``number``; all ranks call.
 
-        At the end of a step every rank compares the step and the number of its calls with every
-        other rank, so that a call skipped by one rank is found in that step, before its results
-        are used. Use the result in a ``with`` statement, or call :meth:`end_step`. Without effect
-        unless ``R2CCL_CONSENSUS`` is ``step``, ``site`` or ``site-error``.
+        At the end of a step the ranks compare the step and their numbers of calls. So a call that
+        one rank skips is found in that step, before the results are used. Use the result in a
+        ``with`` statement, or call :meth:`end_step`. Without effect unless ``R2CCL_CONSENSUS`` is
+        ``step``, ``site`` or ``site-error``.
 
         Args:
             number: 1 to 4294967295, the same on all ranks.
-            about: text for errors, for example the ids of the requests; 160 bytes at most are kept.
+            about: text for errors, for example the ids of the requests. A long text is cut.
 
         Raises:
             InvalidArgumentError: ``number`` is out of range.

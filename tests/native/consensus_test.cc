@@ -136,6 +136,23 @@ TEST(Consensus, LongTextsAreCutBetweenCharacters) {
   }
 }
 
+TEST(Consensus, RanksThatReplayOtherCapturedCallsGetAnErrorWhereGroupsAskForIt) {
+  for (const bool compared : {true, false}) {
+    Job job({.ranks = 2, .rails = 1, .config = comparing(Consensus::step)});
+    job.run([&](int rank, Communicator& communicator) {
+      if (compared) communicator.compare_captures();
+      communicator.set_capture(7);
+      ASSERT_TRUE(all_reduce(communicator).ok());
+      communicator.set_capture(static_cast<std::uint16_t>(8 + rank));
+      const Status status = all_reduce(communicator);
+      ASSERT_EQ(status.code(), compared ? ErrorCode::order_mismatch : ErrorCode::ok);
+      if (!compared) return;
+      EXPECT_TRUE(contains(status, "captured call 8")) << status.message();
+      EXPECT_TRUE(contains(status, "captured call 9")) << status.message();
+    });
+  }
+}
+
 TEST(Consensus, NothingIsComparedWhereItIsOff) {
   Job job({.ranks = 2, .rails = 1, .config = {}});
   job.run([](int rank, Communicator& communicator) {

@@ -18,6 +18,7 @@ export PYTHON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_RETRIES := 10
 ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 endif
@@ -27,7 +28,8 @@ COMMA := ,
 CORE := $(shell find csrc -name '*.cc' -o -name '*.hpp' -o -name '*.cu')
 FORMATTED := $(shell find csrc tests bench -name '*.cc' -o -name '*.hpp')
 
-.PHONY: help setup demo test test-native test-long test-guest coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
+PHONY_NATIVE := $(foreach variant,plain asan tsan,native-$(variant) native-$(variant)-long)
+.PHONY: $(PHONY_NATIVE) help setup demo test gate test-native test-long test-guest coverage mutations compare gpu-check gpu-check-vllm gpu-kit model fuzz bench lint lint-all lint-python lint-format lint-cpp lint-changed docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -65,15 +67,19 @@ ALL_CONTENDERS := $(addprefix --contender ,r2ccl gloo ecmp mptcp restart)
 ALL_SCENARIOS := $(addprefix --scenario ,healthy carrier-loss black-hole peer-port-loss flap-8s slow two-faults \
 	all-rails-8s mgmt-carrier-loss permanent)
 
-# Records the duration of a step. The table at the end lists the steps run this time.
-STARTED := $(shell date +%s)
+# Records the duration of a step.
 TIMED := $(PYTHON) tests/timings.py run
 
-test: setup $(STAMPS)/system-test ## run all tests: native (plain, ASan/UBSan, TSan), then Python
-	@rm -rf build/results
-	@$(MAKE) test-native
-	@$(BIN)/python tests/run.py --native-results=build/results $(ARGS); status=$$?; \
-		$(PYTHON) tests/timings.py show $(STARTED); exit $$status
+# docs/testing.md describes the stages. ARGS go to pytest.
+GATE := $(BIN)/python tests/gate.py
+STAGES ?=
+test: setup $(STAMPS)/system-test ## run all tests, cheapest first; STAGES="plain unit" runs these only
+	@$(GATE) $(STAGES) -- $(ARGS)
+
+gate: setup $(STAMPS)/system-test $(STAMPS)/system-lint ## lint and run all tests, also after a failure, and list all failures
+	@$(GATE) --keep-going --deadline $(DEADLINE) $(or $(STAGES),$(ALL_STAGES)) -- $(ARGS)
+ALL_STAGES := lint plain unit asan tsan engines guest alone
+DEADLINE ?= 4500
 
 # GCC builds the plain variant and clang the others, so both compilers check every file. Reports
 # need only line tables as debugging information, which saves a third of the compile time. The plain
@@ -87,6 +93,7 @@ FUZZED := -DCMAKE_CXX_COMPILER=clang++ '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g'
 	-DR2CCL_PYTHON=OFF -DR2CCL_FUZZ=ON
 define native
 @echo "== native tests: $(1)"
+@rm -rf build/results/$(1)
 @cmake -S . -B build/native-$(1) -G Ninja -DR2CCL_TESTS=ON \
 	-DR2CCL_TEST_RESULTS=$(CURDIR)/build/results/$(1) $(2) >build/$(1).log \
 	|| { cat build/$(1).log; exit 1; }
@@ -95,17 +102,23 @@ define native
 	--no-tests=error -j$(JOBS)
 endef
 
-test-native: setup $(STAMPS)/system-test ## run the native tests only
-	$(call native,plain)
-	$(call native,asan,$(ASAN))
-	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=OFF)
+native-plain: setup $(STAMPS)/system-test
+	$(call native,plain,-DR2CCL_LONG_TESTS=OFF,16)
+native-asan: setup $(STAMPS)/system-test
+	$(call native,asan,$(ASAN) -DR2CCL_LONG_TESTS=OFF)
+native-tsan: setup $(STAMPS)/system-test
+	$(call native,tsan,$(TSAN) -DR2CCL_LONG_TESTS=OFF -DR2CCL_TSAN_ALL=OFF)
+test-native: native-plain native-asan native-tsan ## run the native tests only
 
-test-long: setup $(STAMPS)/system-test lint-all ## run the long tests (minutes): fuzzing, seeds, 200 faults per kind
-	@rm -rf build/results
-	$(call native,plain,,1)
-	$(call native,asan,$(ASAN),16)
-	$(call native,tsan,$(TSAN) -DR2CCL_TSAN_ALL=ON,16)
-	$(BIN)/pytest -m long --native-results=build/results $(ARGS)
+native-plain-long: setup $(STAMPS)/system-test
+	$(call native,plain,-DR2CCL_LONG_TESTS=ON,1)
+native-asan-long: setup $(STAMPS)/system-test
+	$(call native,asan,$(ASAN) -DR2CCL_LONG_TESTS=ON,16)
+native-tsan-long: setup $(STAMPS)/system-test
+	$(call native,tsan,$(TSAN) -DR2CCL_LONG_TESTS=ON -DR2CCL_TSAN_ALL=ON,16)
+PART ?=
+test-long: setup $(STAMPS)/system-test $(STAMPS)/system-lint ## run the long tests (hours); PART=… runs one of lint plain asan tsan unit searches engines servers hour stalls loads guest faults
+	@$(GATE) --keep-going --deadline 43200 --long $(PART) -- $(ARGS)
 
 # Each native program runs separately, so that its covered lines are known.
 coverage: setup $(STAMPS)/system-test ## measure line and branch coverage of the quick tests; ARGS choose Python tests
@@ -162,7 +175,7 @@ fuzz: setup $(STAMPS)/system-test ## fuzz the wire parser and the handshake, SEC
 			build/fuzz/found/$$name tests/native/fuzz/corpus/$$name || exit 1; \
 	done
 
-lint: lint-python lint-format lint-changed ## check formatting and types, clang-tidy on changed files (LINT_BASE=HEAD~1)
+lint: lint-python lint-format lint-changed ## check formatting and types, clang-tidy on changed files (LINT_BASE=commit)
 lint-all: lint-python lint-cpp ## check formatting and types, clang-tidy on all files
 
 # Linting needs only the tools, not a core up to date.
@@ -183,22 +196,25 @@ lint-format: $(STAMPS)/system-lint
 lint-cpp: $(TOOLS_READY) lint-format
 	@$(MAKE) -j$(JOBS) $(TIDY)
 
-# Changed files relative to LINT_BASE; a header counts as its implementation file. At most LINT_MOST
-# files are checked, to limit the time.
-LINT_BASE ?= HEAD~1
-LINT_MOST ?= 20
-CHANGED = $(filter $(TIDY),$(patsubst %,build/tidy/%.ok,$(sort $(basename \
-	$(shell git diff --name-only --diff-filter=d $(LINT_BASE) -- csrc 2>/dev/null)))))
-TO_TIDY = $(wordlist 1,$(LINT_MOST),$(CHANGED))
+# Files changed since LINT_BASE, and files that include a changed header. LINT_BASE is the commit where
+# the branch left the remote's main, or five commits ago on main. LINT_LIMIT bounds the time in s.
+LEFT := git merge-base HEAD origin/main 2>/dev/null
+LINT_BASE ?= $(shell base=$$($(LEFT)); [ -n "$$base" ] && [ "$$base" != "$$(git rev-parse HEAD)" ] && \
+	echo $$base || git rev-list --max-count=1 --skip=5 HEAD 2>/dev/null)
+LINT_LIMIT ?= 150
+CHANGED = $(shell git diff --name-only --diff-filter=d $(LINT_BASE) -- csrc 2>/dev/null)
+CHANGED_HEADERS = $(patsubst csrc/%,-e '"%"',$(filter %.hpp,$(CHANGED)))
+INCLUDING = $(if $(CHANGED_HEADERS),$(shell grep -rlF --include='*.cc' $(CHANGED_HEADERS) csrc))
+TO_TIDY = $(filter $(TIDY),$(patsubst %.cc,build/tidy/%.ok,$(sort $(filter %.cc,$(CHANGED)) $(INCLUDING))))
 lint-changed: $(TOOLS_READY) $(STAMPS)/system-lint
-	@git rev-parse --verify --quiet $(LINT_BASE) >/dev/null || \
-		echo "clang-tidy: no commit $(LINT_BASE), so no file counts as changed"
-	@echo "clang-tidy: $(words $(TO_TIDY)) of $(words $(CHANGED)) changed files; make lint-all checks all"
-	@$(if $(TO_TIDY),$(MAKE) -j$(JOBS) $(TO_TIDY))
+	@echo "clang-tidy: $(words $(TO_TIDY)) files changed since $(LINT_BASE); make lint-all checks all"
+	@$(if $(TO_TIDY),timeout $(LINT_LIMIT) $(MAKE) -j$(JOBS) $(TO_TIDY) || { status=$$?; [ $$status = 124 ] && \
+		echo "clang-tidy: not all files within $(LINT_LIMIT) s" || exit $$status; })
 
 build/tidy/%.ok: %.cc .clang-tidy $(filter %.hpp,$(CORE)) | build/tidy/compile_commands.json
 	@mkdir -p $(@D)
-	clang-tidy --quiet -p build/tidy $< 2>/dev/null
+	@echo "clang-tidy $<"
+	@clang-tidy --quiet -p build/tidy $< >$(@:.ok=.log) 2>&1 || { cat $(@:.ok=.log); exit 1; }
 	@touch $@
 
 build/tidy/compile_commands.json: CMakeLists.txt $(filter %.cc,$(CORE))
@@ -230,8 +246,9 @@ $(STAMPS)/engine: deploy/setup/engine.py | $(STAMPS)/venv
 	@$(TIMED) "vLLM" $(BIN)/python deploy/setup/engine.py
 	@touch $@
 
-$(STAMPS)/tools: pyproject.toml | $(STAMPS)/venv
-	@$(BIN)/python -m pip install --quiet cmake ninja nanobind scikit-build-core
+TOOLS := deploy/setup/tools.txt
+$(STAMPS)/tools: pyproject.toml $(TOOLS) | $(STAMPS)/venv
+	@$(BIN)/python -m pip install --quiet -c $(TOOLS) cmake ninja nanobind scikit-build-core
 	@touch $@
 
 # Installed under a separate prefix, because Open MPI's programs have the same names.
@@ -245,7 +262,7 @@ build-is-gone:
 $(STAMPS)/installed: $(STAMPS)/engine $(STAMPS)/tools $(STAMPS)/mpich pyproject.toml CMakeLists.txt $(CORE) \
 		$(if $(wildcard build/native-plain/build.ninja),,build-is-gone)
 	@echo "== building and installing r2serve"
-	@CXX=g++ $(TIMED) "r2serve and its tools" $(BIN)/python -m pip install --quiet --no-build-isolation \
+	@CXX=g++ $(TIMED) "r2serve and its tools" $(BIN)/python -m pip install --quiet --no-build-isolation -c $(TOOLS) \
 		-C build-dir=build/native-plain \
 		-C cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO="$(PLAIN_FLAGS)" -e '.[bench,sidecar,dev]'
 	@touch $@

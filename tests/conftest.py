@@ -1,32 +1,40 @@
-"""The report at the end of a test run: skipped tests with reasons, native tests included."""
+"""Limits of tests, the outcome of a run, and fixtures of all folders."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import tempfile
-import time
-import xml.etree.ElementTree as ElementTree
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePath
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from queue import Empty
+from typing import Any
 
+import hangs
+import hypothesis
 import pytest
-import timings
 from forked import BESIDE_VLLM, TORCH, Forks
+from timely import TimingMiss, patience
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# The same examples in each run, and no limit for the time of an example.
+hypothesis.settings.register_profile("gate", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("gate")
+
+
+LIMITS_S = {"engines": 1500.0, "e2e": 600.0, "kernels": 400.0, "unit": 400.0}
+"""Time limit of a test by folder, with set-up and teardown; a marker `timeout` may raise it."""
+LATE = "late"
+"""Property of a report whose test failed with nothing but TimingMiss."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--native-results",
-        metavar="FOLDER",
-        help="GoogleTest XML reports, a folder for each build variant, for the closing report",
-    )
-    parser.addoption("--timings", metavar="PART", help="save the duration of this run as PART")
+    parser.addoption("--outcome", metavar="FILE", help="save passed, failed and late tests as JSON")
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +71,54 @@ def show(request: pytest.FixtureRequest) -> Callable[[str], None]:
     return say
 
 
+def limit_s(item: pytest.Item) -> float:
+    """Returns the time limit of a test in seconds."""
+    marker = item.get_closest_marker("timeout")
+    own = float(marker.args[0]) if marker else 0.0
+    return max(own, LIMITS_S.get(item.path.parent.name, 0.0 if own else 400.0)) * patience()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The watchdog stores the stacks before pytest interrupts the test.
+    for item in items:
+        limit = limit_s(item)
+        item.stash[LIMIT] = limit
+        item.add_marker(pytest.mark.timeout(limit + hangs.REACTION_S), append=False)
+
+
+LIMIT = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with hangs.note(item.nodeid, item.stash[LIMIT]):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and is_late(call.excinfo.value):
+        report.user_properties.append((LATE, str(call.excinfo.value)))
+    return report
+
+
+def is_late(error: BaseException) -> bool:
+    """Whether an error is a TimingMiss that replaced no error but time-outs."""
+    if not isinstance(error, TimingMiss):
+        return False
+    before = error.__context__
+    while before is not None:
+        if not isinstance(before, TimingMiss | TimeoutError | subprocess.TimeoutExpired | Empty):
+            return False
+        before = before.__context__
+    return True
+
+
 class Report:
-    """Reports the lines of `show` and the time of each group of tests.
+    """Reports the lines of `show`, and saves the outcome of the tests.
 
     Workers of pytest-xdist send their reports to the main process. Only the main process has a
     Report.
@@ -72,30 +126,72 @@ class Report:
 
     def __init__(self, config: pytest.Config) -> None:
         self._plugins = config.pluginmanager
-        self._part: str | None = config.getoption("--timings")
-        self._began = time.monotonic()
-        self._busy: defaultdict[str, float] = defaultdict(float)
+        self._file: str | None = config.getoption("--outcome")
+        self._passed = 0
+        self._skipped = Counter[str]()
+        self._failed: dict[str, str] = {}
+        self._late: dict[str, dict[str, Any]] = {}
+        self._seconds: dict[str, float] = {}
+        self._crashed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._busy[group_of(report.nodeid)] += report.duration
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
         terminal = self._plugins.get_plugin("terminalreporter")
         if report.when == "teardown" and terminal is not None:
             for name, line in report.user_properties:
                 if name == "shown":
                     terminal.write_line(f"\n    {line}")
+        late = dict(report.user_properties).get(LATE)
+        if report.failed and late is not None:
+            self._late[report.nodeid] = {
+                "name": report.nodeid,
+                "message": late,
+                "started": report.start,
+                "stopped": report.stop,
+            }
+        elif report.failed:
+            self._failed[report.nodeid] = f"{report.when}: {last_line(report)}"
+        elif report.skipped:
+            self._skipped[skip_reason(report)] += 1
+        elif report.when == "call":
+            self._passed += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failed[report.nodeid] = f"collection: {last_line(report)}"
+        elif report.skipped:
+            self._skipped[skip_reason(report)] += 1
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Called by pytest-xdist at the end of a worker; `error`: the worker crashed."""
+        if error:
+            self._crashed.add(node.gateway.id)
 
     def pytest_sessionfinish(self) -> None:
-        if self._part is not None:
-            timings.keep(self._part, time.monotonic() - self._began, dict(self._busy))
+        # A worker that crashes beside a test is named by the test's report.
+        for worker in self._crashed:
+            if not any(f"'{worker}'" in text for text in self._failed.values()):
+                self._failed[f"worker {worker}"] = "crashed outside a test"
+        if self._file is None:
+            return
+        found = {
+            "passed": self._passed,
+            "skipped": dict(self._skipped),
+            "failed": [{"nodeid": name, "message": text} for name, text in self._failed.items()],
+            # A test with another failure, too, is no late test.
+            "late": [row for name, row in self._late.items() if name not in self._failed],
+            "seconds": {name: round(each, 2) for name, each in self._seconds.items()},
+        }
+        Path(self._file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def group_of(nodeid: str) -> str:
-    """Returns the folder of a test, or the name of a slow group (guest, model, sim)."""
-    path = PurePath(nodeid.partition("::")[0])
-    for group in ("guest", "model", "sim"):
-        if path.stem.startswith(f"test_{group}"):
-            return group
-    return path.parts[1] if len(path.parts) > 2 else path.stem
+def last_line(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Returns the error of a failed report in a line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else report.longreprtext
+    lines = [each for each in str(text).splitlines() if each.strip()]
+    return " ".join(lines[:4])[:400] if crash is not None else " ".join(lines[-2:])[:400]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -166,21 +262,7 @@ def cuda_driver(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("fake_cuda"))
 
 
-def native_results(folder: Path) -> tuple[int, Counter[str]]:
-    """Returns passed tests, and skipped tests by reason, from GoogleTest reports in `folder`."""
-    passed, skipped = 0, Counter[str]()
-    for report in sorted(folder.glob("*.xml")):
-        for case in ElementTree.parse(report).iter("testcase"):
-            if case.get("result") == "skipped":
-                note = case.find("skipped")
-                text = (note.get("message") if note is not None else None) or "no reason given"
-                skipped[text.strip().splitlines()[-1]] += 1
-            elif case.get("status") == "run" and case.find("failure") is None:
-                passed += 1
-    return passed, skipped
-
-
-def skip_reason(report: pytest.TestReport) -> str:
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     """Returns the text given to `pytest.skip`, without file and line."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
@@ -196,14 +278,6 @@ def skip_line(reasons: Counter[str]) -> str:
 
 # This summary runs last, so that only pytest's own closing line comes after it.
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
-    folder = config.getoption("--native-results")
-    if folder is not None:
-        for variant in sorted(path for path in Path(folder).iterdir() if path.is_dir()):
-            passed, skipped = native_results(variant)
-            terminalreporter.write_line(f"native, {variant.name}: {passed} passed")
-            reasons += skipped
     terminalreporter.write_line(skip_line(reasons))

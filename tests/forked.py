@@ -28,9 +28,13 @@ from multiprocessing import connection, context, forkserver, resource_tracker, s
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from timely import patience, stop
+
 from r2serve.lab import namespaces
 
 LONGEST_MESSAGE = 200_000
+LONGEST_START_S = 300.0
+"""Limit for the imports of the forking process, and for a fork, in seconds times `patience`."""
 PATH_VARIABLE = "R2SERVE_TEST_FORKS"
 """Environment variable with the path of the socket for fork requests."""
 
@@ -97,7 +101,7 @@ class Forks:
         )
         theirs.close()
         self._ends: dict[int, int] = {}
-        self._hear(None)  # the parent is ready
+        self._expect("ready")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -147,10 +151,9 @@ class Forks:
         socket.send_fds(self._ours, [json.dumps({**request, "session": session}).encode()], theirs)
         for each in closed:
             os.close(each)
-        message = self._hear(None)
-        while "forked" not in message:
-            message = self._hear(None)
-        return Forked(self, message["forked"], ours)
+        pid = int(self._expect("forked"))
+        self._ends.pop(pid, None)  # of an earlier process with the same number
+        return Forked(self, pid, ours)
 
     def ended(self, pid: int, timeout_s: float | None) -> int | None:
         """Returns the exit code like `subprocess.Popen.returncode`; None = still running."""
@@ -163,13 +166,25 @@ class Forks:
 
     def close(self) -> None:
         self._ours.close()
-        self._parent.wait(10)
+        stop(self._parent, "the process that forks")
+
+    def _expect(self, key: str) -> Any:
+        """Returns the value of the next message with `key`."""
+        deadline = time.monotonic() + LONGEST_START_S * patience()
+        while (left_s := deadline - time.monotonic()) > 0:
+            message = self._hear(left_s)
+            if key in message:
+                return message[key]
+        raise RuntimeError(f"the process that forks sent no '{key}' within {LONGEST_START_S:g} s")
 
     def _hear(self, timeout_s: float | None) -> dict[str, Any]:
         """Returns the next message and records an end; {} = no message within `timeout_s`."""
         if not select.select([self._ours], [], [], timeout_s)[0]:
             return {}
-        data = self._ours.recv(LONGEST_MESSAGE)
+        try:
+            data = self._ours.recv(LONGEST_MESSAGE)
+        except ConnectionResetError:  # its end, with messages that it had not read
+            data = b""
         if not data:
             raise RuntimeError("the process that forks has ended")
         message: dict[str, Any] = json.loads(data)
@@ -198,7 +213,7 @@ def serve(connection: socket.socket, path: str) -> Request | None:
             listener.bind(path)
             listener.listen()
             waited.append(listener)
-        connection.send(b"{}")
+        connection.send(b'{"ready": true}')
         while True:
             ready, _, _ = select.select(waited, [], [])
             if woken in ready:
@@ -206,12 +221,15 @@ def serve(connection: socket.socket, path: str) -> Request | None:
                 _tell_ends(connection)
             asking: socket.socket | None = None
             if connection in ready:
-                data, streams, _, _ = socket.recv_fds(connection, LONGEST_MESSAGE, 3)
+                data, streams = _receive(connection)
                 if not data:
                     return None
             elif listener in ready:
                 asking, _ = listener.accept()
-                data, streams, _, _ = socket.recv_fds(asking, LONGEST_MESSAGE, 3)
+                data, streams = _receive(asking)
+                if not data:  # a stand-in that ended before its request
+                    asking.close()
+                    continue
             else:
                 continue
             pid = os.fork()
@@ -227,6 +245,15 @@ def serve(connection: socket.socket, path: str) -> Request | None:
                 connection.send(json.dumps({"forked": pid}).encode())
             else:
                 asking.close()
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Returns a request and its streams; an empty request = the end of the other side."""
+    try:
+        data, streams, _, _ = socket.recv_fds(connection, LONGEST_MESSAGE, 3)
+    except ConnectionResetError:
+        return b"", []
+    return data, streams
 
 
 def _tell_ends(connection: socket.socket) -> None:
@@ -369,6 +396,10 @@ if __name__ == "__main__":
     if "setproctitle" in sys.modules:  # locates argv before the environment moves
         sys.modules["setproctitle"].getproctitle()
     with socket.socket(fileno=int(sys.argv[1])) as asked:
-        told = serve(asked, sys.argv[2])
-    if told is not None:
-        become(*told)
+        try:
+            told = serve(asked, sys.argv[2])
+        except (BrokenPipeError, ConnectionResetError):  # the other side ended
+            told = None
+    if told is None:
+        os._exit(0)  # without the finalization of all modules, which takes seconds under load
+    become(*told)

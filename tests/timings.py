@@ -20,12 +20,10 @@ from pathlib import Path
 FILE = Path(__file__).resolve().parents[1] / "build" / "timings.json"
 
 
-def keep(part: str, seconds: float, busy: dict[str, float] | None = None) -> None:
-    """Saves the duration of a part; busy: seconds of each test group, summed over all processes."""
+def keep(part: str, seconds: float) -> None:
+    """Saves the duration of a part."""
     row: dict[str, object] = {"seconds": round(seconds, 1), "ended": time.time()}
     row["load"] = os.getloadavg()[1]
-    if busy:
-        row["busy"] = {name: round(each, 1) for name, each in sorted(busy.items())}
     FILE.parent.mkdir(exist_ok=True)
     with FILE.with_suffix(".lock").open("w") as lock:  # two parts may end at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -52,16 +50,10 @@ def run(part: str, command: Sequence[str]) -> int:
 def table(since: float) -> list[str]:
     """Returns the table of the parts ended after `since` (s since 1970), in order of the ends."""
     rows = [(part, row) for part, row in read().items() if float(str(row["ended"])) >= since]
-    lines = [
-        "time by part (load: average of the last 5 minutes; +: a test group, summed over workers)"
-    ]
+    lines = ["time by part (load: average of the last 5 minutes)"]
     for part, row in rows:
         lines.append(f"  {float(str(row['seconds'])):7.0f} s  load {row['load']:4.1f}  {part}")
-        busy = row.get("busy", {})
-        assert isinstance(busy, dict)
-        lines += [f"  {seconds:7.0f} s  +            {name}" for name, seconds in busy.items()]
-    total = sum(float(str(row["seconds"])) for _, row in rows)
-    return [*lines, f"  {total:7.0f} s  in all, {time.time() - since:.0f} s since the start"]
+    return [*lines, f"  {time.time() - since:7.0f} s  since the start"]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,6 +8,7 @@
 
 #include "base/sites.hpp"
 #include "base/text.hpp"
+#include "collectives/positions_limit.hpp"
 #include "link/device_memory.hpp"
 #include "link/mutants.hpp"
 
@@ -19,8 +20,6 @@ namespace {
 constexpr int unheard_timeouts = 10;
 // Longest wait of a failed call for fences of rails with access to the caller's memory.
 constexpr TimeNs abandon_limit_ns = 500 * ns_per_ms;
-// Longest wait of a call that ends by an order mismatch for the positions of the other ranks.
-constexpr TimeNs positions_limit_ns = 500 * ns_per_ms;
 // Longest position in an ABORT, in bytes.
 constexpr std::size_t most_position_bytes = max_abort_bytes / 2 + 40;
 // Warnings about differing call sites, at most, for each communicator.
@@ -272,7 +271,7 @@ void LinkChannel::add_position(const std::string& text) {
 // A position arrives with the ABORT of each rank.
 void LinkChannel::collect_positions() {
   if (consensus_ < Consensus::step || std::exchange(collected_, true)) return;
-  linger(positions_limit_ns, [this] {
+  linger(positions_limit(), [this] {
     return std::ranges::all_of(members_, [](const Member& peer) {
       return !peer.program_position.empty() || peer.link == nullptr || peer.link->peer_closed();
     });

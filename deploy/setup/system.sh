@@ -125,10 +125,10 @@ for round in 1 2; do
   echo "installing:$missing"
   if [ "$round" -eq 1 ]; then
     start_no_daemon
-    apt-get update -qq
+    apt-get -o Acquire::Retries=3 update -qq
   fi
   # shellcheck disable=SC2086  # word splitting gives a word per package
-  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing >/dev/null
+  DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install -qq -y --no-install-recommends $missing >/dev/null
   case " $missing " in
     *" prometheus "*) # also prevent a start at the next boot
       update-rc.d prometheus disable >/dev/null || echo "prometheus may start at the next boot" >&2

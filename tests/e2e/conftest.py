@@ -11,15 +11,15 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from forked import Forked, Forks
+from timely import TimingMiss, ended, patience, stop, timely
 
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
@@ -74,29 +74,33 @@ class Rank:
         self.process.stdin.flush()
 
     def hear(self, timeout_s: float) -> Any:
-        """Returns the next message of the process."""
+        """Returns the next message of the process; `timeout_s` is multiplied by `patience`."""
+        limit_s = timeout_s * patience()
         try:
-            said = self._lines.get(timeout=timeout_s)
+            said = self._lines.get(timeout=limit_s)
         except queue.Empty:
-            self.fail(f"sent no message for {timeout_s:g} s")
+            raise TimingMiss(self._about(f"sent no message for {limit_s:g} s")) from None
         if said is _ENDED:
             self.fail("ended before the expected message")
         return said
 
-    def ask(self, what: Any, timeout_s: float = 20.0) -> Any:
+    def ask(self, what: Any, timeout_s: float = 60.0) -> Any:
         self.say(what)
         return self.hear(timeout_s)
 
-    def fail(self, what: str) -> None:
+    def fail(self, what: str) -> NoReturn:
+        pytest.fail(self._about(what))
+
+    def _about(self, what: str) -> str:
         text = self.log.read_text(errors="replace")[-4000:]
-        pytest.fail(f"rank {self.number} {what}; its standard error ends with:\n{text}")
+        return f"rank {self.number} {what}; its standard error ends with:\n{text}"
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for the end of the process with status 0."""
+        """Waits for the end of the process with status 0; see :func:`timely.ended`."""
         try:
-            status = self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.fail(f"did not end within {timeout_s:g} s")
+            status = ended(self.process, f"rank {self.number}", timeout_s)
+        except TimingMiss as miss:
+            raise TimingMiss(self._about(str(miss))) from None
         if status != 0:
             self.fail(f"ended with status {status}")
 
@@ -104,7 +108,7 @@ class Rank:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
-        self.process.wait(10)
+        stop(self.process, f"rank {self.number}")
         self._reader.join(10)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
@@ -210,14 +214,10 @@ def free_ports() -> Callable[[int], list[int]]:
 
 @pytest.fixture
 def eventually() -> Callable[..., None]:
-    """Returns a function that waits for a condition, and fails with a text after a time limit."""
+    """Returns a function that waits for a condition; see :func:`timely.timely`."""
 
-    def wait(what: str, condition: Callable[[], bool], patience_s: float = 10.0) -> None:
-        deadline = time.monotonic() + patience_s
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail(f"not within {patience_s:g} s: {what}")
-            time.sleep(0.02)
+    def wait(what: str, condition: Callable[[], bool], patience_s: float = 30.0) -> None:
+        timely(condition, what, patience_s)
 
     return wait
 

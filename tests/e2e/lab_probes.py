@@ -6,14 +6,19 @@ import subprocess
 import sys
 import time
 
+from timely import stop, timely
+
 from r2serve.lab.holder import LabCommandError
 from r2serve.lab.nodes import Node
+
+ARRIVES_S = 10.0
+SILENT_S = 0.4
 
 # A refused connection is an answer of the other node's kernel. A black hole gives no answer.
 PROBE = """
 import socket, sys
 with socket.socket() as sock:
-    sock.settimeout(0.4)
+    sock.settimeout(float(sys.argv[2]))
     try:
         sock.connect((sys.argv[1], 9))
     except ConnectionRefusedError:
@@ -23,20 +28,28 @@ with socket.socket() as sock:
 """
 
 
-def reaches(source: Node, address: str) -> bool:
+def _answers(source: Node, address: str, within_s: float) -> bool:
     try:
-        source.run(sys.executable, "-I", "-S", "-c", PROBE, address)
+        source.run(sys.executable, "-I", "-S", "-c", PROBE, address, str(within_s))
     except LabCommandError:
         return False
     return True
 
 
-def becomes_reachable(source: Node, address: str, patience_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if reaches(source, address):
-            return True
-    return False
+def reaches(source: Node, address: str) -> bool:
+    """Whether the address answers within ARRIVES_S."""
+    return _answers(source, address, ARRIVES_S)
+
+
+def is_silent(source: Node, address: str) -> bool:
+    """Whether the address does not answer within SILENT_S."""
+    return not _answers(source, address, SILENT_S)
+
+
+def becomes_reachable(source: Node, address: str, patience_s: float = 60.0) -> bool:
+    return timely(
+        lambda: _answers(source, address, SILENT_S), f"{address} is reachable", patience_s
+    )
 
 
 # Sends three datagrams of the given size; no listener is needed.
@@ -48,7 +61,9 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 """
 
 
-def datagrams_arrive(source: Node, target: Node, rail: int, size: int) -> bool:
+def datagrams_arrive(
+    source: Node, target: Node, rail: int, size: int, within_s: float = ARRIVES_S
+) -> bool:
     """Whether three datagrams of `size` bytes arrive at the port of `target`."""
 
     def received() -> int:
@@ -57,12 +72,17 @@ def datagrams_arrive(source: Node, target: Node, rail: int, size: int) -> bool:
     before = received()
     address = target.rail_address(rail)
     source.run(sys.executable, "-I", "-S", "-c", DATAGRAMS, address, str(size))
-    deadline = time.monotonic() + 0.15
-    while time.monotonic() < deadline:
-        if received() - before >= 3 * size:
-            return True
+    deadline = time.monotonic() + within_s
+    while received() - before < 3 * size:
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.02)
-    return False
+    return True
+
+
+def datagrams_vanish(source: Node, target: Node, rail: int, size: int) -> bool:
+    """Whether three datagrams of `size` bytes do not arrive at the port of `target`."""
+    return not datagrams_arrive(source, target, rail, size, within_s=0.15)
 
 
 # Echo server: returns the bytes of every connection, with a thread per connection.
@@ -84,16 +104,17 @@ with socket.create_server((sys.argv[1], 7)) as server:
         threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
 """
 
-# Echo client: a line of input is a number of bytes to send. Prints the outcome of the echo and the
-# time in s.
+# Echo client: a line of input has the number of bytes to send, and the time limit of the echo in s.
+# Prints the outcome of the echo and the time in s.
 TALK = """
 import socket, sys, threading, time
-sock = socket.create_connection((sys.argv[1], 7), timeout=5)
-sock.settimeout(float(sys.argv[2]))
+sock = socket.create_connection((sys.argv[1], 7), timeout=30)
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
 for line in sys.stdin:
-    sent, got, began = bytes(int(line)), b"", time.monotonic()
+    size, limit_s = line.split()
+    sock.settimeout(float(limit_s))
+    sent, got, began = bytes(int(size)), b"", time.monotonic()
     sender = threading.Thread(target=sock.sendall, args=(sent,), daemon=True)
     try:
         sender.start()
@@ -112,25 +133,26 @@ for line in sys.stdin:
 """
 
 
-# Client of the echo server. A line of input is a number of bytes to send; 0 = only read. Prints the
-# time in s until the other end acknowledged all bytes (-1: not within 1 s), and the number of bytes
-# read until a silence of 0.5 s.
+# Client of the echo server. A line of input has the number of bytes to send, the number of bytes to
+# read, and the longest silence of the echo in s. Prints the time in s until the other end
+# acknowledged all bytes (-1: not within 10 s), and the number of bytes read.
 ACKNOWLEDGED = """
 import fcntl, socket, struct, sys, time
 SIOCOUTQ = 0x5411
-sock = socket.create_connection((sys.argv[1], 7), timeout=5)
-sock.settimeout(0.5)
+sock = socket.create_connection((sys.argv[1], 7), timeout=30)
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
 for line in sys.stdin:
-    size, got, began = int(line), 0, time.monotonic()
-    sock.sendall(bytes(size))
+    size, wanted, silence_s = line.split()
+    got, began = 0, time.monotonic()
+    sock.settimeout(float(silence_s))
+    sock.sendall(bytes(int(size)))
     while left := struct.unpack("i", fcntl.ioctl(sock, SIOCOUTQ, bytes(4)))[0]:
-        if time.monotonic() - began > 1:
+        if time.monotonic() - began > 10:
             break
     seconds = -1 if left else time.monotonic() - began
     try:
-        while not size or got < size:
+        while got < max(1, int(wanted)):
             got += len(sock.recv(1 << 16))
     except TimeoutError:
         pass
@@ -144,10 +166,10 @@ class Talk:
 
     script = TALK
 
-    def __init__(self, near: Node, far: Node, rail: int, timeout_s: float = 5.0) -> None:
+    def __init__(self, near: Node, far: Node, rail: int) -> None:
         address = far.rail_address(rail)
         self._server = self._start(far, ECHO, address)
-        self._client = self._start(near, self.script, address, str(timeout_s))
+        self._client = self._start(near, self.script, address)
 
     def _start(self, node: Node, script: str, *arguments: str) -> subprocess.Popen[bytes]:
         process = node.popen(
@@ -159,22 +181,25 @@ class Talk:
         assert process.stdout.readline() == b"ready\n"
         return process
 
-    def say(self, size: int) -> tuple[str, float]:
-        """Sends `size` bytes; returns same, changed, silence or error, and the time in s."""
-        word, seconds = self._ask(size)
+    def say(self, size: int, within_s: float = ARRIVES_S) -> tuple[str, float]:
+        """Sends `size` bytes; returns same, changed, silence or error, and the time in s.
+
+        within_s: longest pause of the echo.
+        """
+        word, seconds = self._ask(f"{size} {within_s}")
         return word, float(seconds)
 
-    def _ask(self, size: int) -> list[str]:
+    def _ask(self, line: str) -> list[str]:
         assert self._client.stdin is not None
         assert self._client.stdout is not None
-        self._client.stdin.write(b"%d\n" % size)
+        self._client.stdin.write(line.encode() + b"\n")
         self._client.stdin.flush()
         return self._client.stdout.readline().decode().split()
 
     def close(self) -> None:
         for process in (self._client, self._server):
             process.terminate()
-            process.wait(10)
+            stop(process, "a probe")
             for stream in (process.stdin, process.stdout):
                 assert stream is not None
                 stream.close()
@@ -191,13 +216,14 @@ class Acknowledged(Talk):
 
     script = ACKNOWLEDGED
 
-    def send(self, size: int) -> tuple[float, int]:
-        """Sends `size` bytes; 0 = only reads.
+    def send(self, size: int, echo: int | None = None) -> tuple[float, int]:
+        """Sends `size` bytes, and waits for an echo.
 
-        Returns the time until all bytes were acknowledged, in s (-1: not within 1 s), and the
-        number of bytes of the echo.
+        Returns the time until all bytes were acknowledged, in s (-1: not within 10 s), and the
+        number of bytes of the echo. echo: awaited bytes; None = all; 0 = none within SILENT_S.
         """
-        seconds, got = self._ask(size)
+        wanted = size if echo is None else echo
+        seconds, got = self._ask(f"{size} {wanted} {ARRIVES_S if wanted else SILENT_S}")
         return float(seconds), int(got)
 
 

@@ -7,13 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from timely import timely
+
 from r2serve.lab.lab import Lab
 
 KIB = 1024
 MIB = 1024 * 1024
-REJOIN_S = 20.0
+REJOIN_S = 60.0
 # Upper bound of any stall. Stalls reach up to 1 s with many more runnable threads than cores.
 BOUND_S = 5.0
+MOST_TRIES = 20  # faults of a kind until a fault stalls a step
 
 # Name of the fault, function that makes the fault at a node's rail, function that heals the rail.
 Fault = tuple[str, Callable[[Lab, int, int], object], Callable[[Lab, int, int], object]]
@@ -59,6 +62,7 @@ REFUSED: Fault = (
 RESET: Fault = ("reset", lambda lab, node, rail: lab.reset(node, rail), _heal)
 HALF_OPEN: Fault = ("half-open", lambda lab, node, rail: lab.half_open(node, rail), _heal)
 STALE: Fault = ("stale connection", lambda lab, node, rail: lab.stale(node, rail), _heal)
+MTU_HOLE: Fault = ("MTU hole", lambda lab, node, rail: lab.mtu_hole(node, rail), _heal)
 
 
 class Stream:
@@ -97,10 +101,7 @@ class Stream:
         )
         for rank in self.ranks:
             rank.hear(60)
-        deadline = time.monotonic() + REJOIN_S
-        while not all(map(self.is_up, range(lab.rails))):
-            assert time.monotonic() < deadline, [self.rails(0), self.rails(1)]
-            time.sleep(0.02)
+        timely(lambda: all(map(self.is_up, range(lab.rails))), "all rails UP", REJOIN_S)
         self.seen = [0, 0]
         self.look()
 
@@ -132,13 +133,21 @@ class Stream:
     def carried(self, among: Iterable[int] | None = None, for_s: float = 0.1) -> Counter[int]:
         """Returns the bytes carried by each rail for rank 0 during `for_s`.
 
-        among: rails to measure; None: all rails.
+        Measures longer while no rail carries bytes: a starved stream has pauses. among: rails to
+        measure; None: all rails.
         """
+        rails = list(range(self.lab.rails) if among is None else among)
         before = [rail["data_tx_bytes"] for rail in self.rails(0)]
-        time.sleep(for_s)
-        after = [rail["data_tx_bytes"] for rail in self.rails(0)]
-        rails = range(self.lab.rails) if among is None else among
-        return Counter({rail: after[rail] - before[rail] for rail in rails})
+
+        def measured() -> Counter[int] | None:
+            time.sleep(for_s)
+            after = [rail["data_tx_bytes"] for rail in self.rails(0)]
+            found = Counter({rail: after[rail] - before[rail] for rail in rails})
+            return found if found.total() > 0 else None
+
+        found = timely(measured, f"bytes on one of the rails {rails}", REJOIN_S)
+        assert found is not None
+        return found
 
     def busiest(self) -> int:
         """Returns the rail with the most bytes of the stream at the moment."""
@@ -147,6 +156,16 @@ class Stream:
     def control_bytes(self) -> int:
         rails = self.ranks[0].ask({"do": "rails"})
         return sum(rail["data_tx_bytes"] for rail in rails if rail["kind"] == "control")
+
+    def leaves_control_alone(self) -> bool:
+        """Whether the management NIC carries no data during further steps."""
+        carried, steps = self.control_bytes(), self.steps()
+        timely(lambda: self.steps() > steps + 100, "further steps", REJOIN_S)
+        return self.control_bytes() == carried
+
+    def short_of_cpu_ns(self) -> list[int]:
+        """Returns the time in which each rank was ready to run and did not run."""
+        return [int(rank.ask({"do": "short_of_cpu"})) for rank in self.ranks]
 
     def steps(self) -> int:
         return int(self.ranks[0].ask({"do": "steps"}))
@@ -165,9 +184,9 @@ class Stream:
         """Ends the stream after the same step at both ranks; fails after a wrong step."""
         self.ranks[0].ask({"do": "stop"})
         for rank in self.ranks:
-            said = rank.hear(30)
+            said = rank.hear(60)
             assert "steps" in said, said
-            rank.wait(30)
+            rank.wait(60)
 
 
 def stalls_of(events: Iterable[Iterable[Mapping[str, Any]]]) -> list[int]:
@@ -209,6 +228,42 @@ def strike(
     events = [old + new for old, new in zip(events, stream.look(), strict=True)]
     assert moves_of(events, "DOWN") == moves_of(events, "DOWN", rail), events
     return stalls_of(events)
+
+
+def until_hit(strike_once: Callable[[], list[int]], hits: Iterable[int] = ()) -> list[int]:
+    """Repeats a fault until a step stalls; returns all stalls, in ns.
+
+    A fault between two steps stalls no step. hits: stalls so far.
+    """
+    found = list(hits)
+    for _ in range(MOST_TRIES):
+        if found:
+            return found
+        found += strike_once()
+    assert found, f"none of {MOST_TRIES} faults stalled a step"
+    return found
+
+
+def check_bound(hits: Iterable[int], bound_s: float = BOUND_S) -> None:
+    """Checks that no stall (in ns) is longer than the bound."""
+    worst_s = max(hits, default=0) / 1e9
+    timely(lambda: worst_s < bound_s, f"a stall of {worst_s:.2f} s, not below {bound_s:g} s", 0)
+
+
+def check_whole_stall(
+    events: Iterable[Iterable[Mapping[str, Any]]], short_ns: Iterable[int], outage_s: float
+) -> float:
+    """Checks that a rank's journal has the whole outage as a stall; returns the stall in s.
+
+    A stall has no pauses of the waiting thread. The engine's background thread measures similar
+    pauses, not equal ones. short_ns: pauses of each rank during the outage.
+    """
+    longest = [max(stalls_of([of_rank]), default=0) for of_rank in events]
+    whole_s = max(stall + short for stall, short in zip(longest, short_ns, strict=True)) / 1e9
+    # A stall that began again with each control frame or probe would be far below half.
+    assert whole_s >= outage_s / 2
+    timely(lambda: whole_s >= outage_s, f"{whole_s:.2f} s of an outage of {outage_s:g} s", 0)
+    return max(longest) / 1e9
 
 
 def summary(kind: str, hits: list[int], faults: int) -> str:

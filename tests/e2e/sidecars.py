@@ -7,13 +7,14 @@ import json
 import re
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-SETTLED_S = 20.0
+from timely import timely
+
+SETTLED_S = 120.0
 
 
 class Sidecar:
@@ -28,13 +29,14 @@ class Sidecar:
         words += self.options
         command = [sys.executable, "-c", "from r2serve.cli import main; main()", *words]
         self.process = subprocess.Popen(command)
-        deadline = time.monotonic() + SETTLED_S
-        while True:
-            with contextlib.suppress(urllib.error.URLError):
-                self.get("/livez")
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        timely(self.answers, "the sidecar answers", SETTLED_S)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, f"the sidecar ended: {self.process.returncode}"
+        with contextlib.suppress(urllib.error.URLError):
+            self.get("/livez")
+            return True
+        return False
 
     def kill(self) -> None:
         self.process.kill()
@@ -42,7 +44,9 @@ class Sidecar:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}{path}", timeout=60
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

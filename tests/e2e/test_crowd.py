@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from timely import timely
 
 START_LIMIT_S = 60.0
 PATIENCE_S = 240.0
@@ -39,30 +40,36 @@ def ended(crowd: list[Any], seconds: float) -> list[dict[str, Any]]:
     for rank in crowd:
         rank.say({})
     for rank in crowd:
-        rank.wait(60)
+        rank.wait(PATIENCE_S)
     return reports
 
 
 def check(reports: list[dict[str, Any]], show: Show, what: str) -> None:
     """No rail was lost, and at most one hedge was sent per 1,000 messages, or 10 in a short run.
 
-    Without a hedge no rail event explains a wait, so no stall is charged to a rail.
+    A suspicion stalls a call of its rank, and a chunk sent again stalls a call of its receiver. The
+    time charged to rails is therefore at most one longest call for each of these events.
     """
     calls = reports[0]["calls"]
     messages = calls * len(reports) * 2
     suspicions = sum(report["suspicions"] for report in reports)
     hedges = sum(report["hedges"] for report in reports)
+    events = suspicions + sum(report["replays"] for report in reports)
     stalled = sum(report["stalled_ms"] for report in reports)
+    explained = events * max(report["longest_ms"] for report in reports)
     plain = reports[0]["plain_p50_ms"]
     ratio = f", {reports[0]['p50_ms'] / plain:.3f} of resilience off" if plain else ""
     show(
         f"{what}: {calls} calls of p50 {reports[0]['p50_ms']:.2f} ms{ratio}; {suspicions} "
-        f"suspicions, {hedges} hedges, {stalled:.1f} ms charged to rails; short of CPU for "
+        f"suspicions, {hedges} hedges, {stalled:.1f} ms charged to rails, of {explained:.1f} ms "
+        f"explained by {events} events; short of CPU for "
         f"{max(report['short_of_cpu_s'] for report in reports):.1f} s"
     )
     assert [down for report in reports for down in report["downs"]] == []
-    assert hedges <= max(10, messages // 1000)
-    assert stalled == 0 or hedges + suspicions > 0
+    if events == 0:
+        assert stalled == 0, "a stall is charged to a rail without an event"
+    timely(lambda: stalled <= explained, f"{stalled:.0f} ms charged, {explained:.0f} explained", 0)
+    timely(lambda: hedges <= max(10, messages // 1000), f"{hedges} hedges, {messages} messages", 0)
 
 
 @pytest.mark.alone
@@ -151,7 +158,7 @@ def test_cpu_hogs_cost_no_rail(jobs: Any, show: Show) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("ranks", [16, pytest.param(64, marks=pytest.mark.long)])
 def test_many_ranks_start(jobs: Any, show: Show, ranks: int) -> None:
     crowd = started(jobs, ranks, config=rails(4), seconds=0)
@@ -159,5 +166,5 @@ def test_many_ranks_start(jobs: Any, show: Show, ranks: int) -> None:
     slowest = max(report["all_up_s"] for report in reports)
     total = {name: sum(report[name] for report in reports) for name in ("failed", "dropped")}
     show(f"{ranks} ranks x 4 rails: all UP after {slowest:.1f} s; {total}")
-    assert slowest < START_LIMIT_S
     assert total["dropped"] == 0
+    timely(lambda: slowest < START_LIMIT_S, f"all rails UP after {slowest:.1f} s", 0)

@@ -11,18 +11,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from timely import patience, timely
 
 from r2serve.lab.serving import workdir
 
 DEMO = [sys.executable, "-c", "from r2serve.cli import main; main()", "demo"]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.timeout(1500),
+]
+WHOLE_S = 900.0  # a demo takes 5 minutes on two busy cores
+ENDS_S = 120.0
 
 
 def _processes() -> list[tuple[Path, str]]:
@@ -46,33 +50,72 @@ def leftovers(pid: int) -> list[str]:
     return [words for _, words in _of_demo(pid)]
 
 
-def _namespaces(paths: Iterable[Path]) -> set[str]:
-    found = set()
-    for path in paths:
-        with contextlib.suppress(OSError):
-            found.add(os.readlink(path / "ns" / "net"))
-    return found
+class Namespaces:
+    """Network namespaces of a demo, kept open.
 
+    The kernel gives the number of a removed namespace to the next one, perhaps of a test beside
+    this test. An open namespace keeps its number.
+    """
 
-def namespaces_of(pid: int) -> set[str]:
-    """Returns the network namespaces created by demo `pid`."""
-    own = os.readlink("/proc/self/ns/net")
-    return _namespaces(path for path, _ in _of_demo(pid)) - {own}
+    def __init__(self, pid: int) -> None:
+        """Opens all network namespaces created by demo `pid`."""
+        own = os.readlink("/proc/self/ns/net")
+        self._open: dict[str, int] = {}
+        for path, _ in _of_demo(pid):
+            with contextlib.suppress(OSError):  # the process has just ended
+                descriptor = os.open(path / "ns" / "net", os.O_RDONLY | os.O_CLOEXEC)
+                name = os.readlink(f"/proc/self/fd/{descriptor}")
+                if name == own or name in self._open:
+                    os.close(descriptor)
+                else:
+                    self._open[name] = descriptor
 
+    def __len__(self) -> int:
+        return len(self._open)
 
-def still_there(namespaces: set[str]) -> set[str]:
-    return namespaces & _namespaces(path for path, _ in _processes())
+    def users(self) -> list[str]:
+        """Returns the command lines of processes in these namespaces; call once, at the end."""
+        found = []
+        for path, words in _processes():
+            with contextlib.suppress(OSError):
+                if os.readlink(path / "ns" / "net") in self._open:
+                    found.append(f"{path.name}: {words}")
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        return found
 
 
 def directories(pid: int) -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"r2serve-demo-{pid}-*"))
 
 
-def wait_until_clean(pid: int, patience_s: float = 20.0) -> list[str]:
-    deadline = time.monotonic() + patience_s
+def wait_until_clean(pid: int, patience_s: float = 60.0) -> list[str]:
+    """Returns the processes that remain: a killed process needs time to end."""
+    deadline = time.monotonic() + patience_s * patience()
     while leftovers(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     return leftovers(pid)
+
+
+def output_of(demo: subprocess.Popen[str], within_s: float) -> str:
+    """Waits for the end of a demo, and returns the rest of the output."""
+    limit_s = within_s * patience()
+    try:
+        output, _ = demo.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired as hang:
+        demo.kill()
+        demo.wait()
+        so_far = (hang.output or b"").decode(errors="replace")
+        pytest.fail(f"the demo did not end within {limit_s:g} s:\n{so_far[-8000:]}")
+    return output
+
+
+def reach_engine_start(*options: str) -> subprocess.Popen[str]:
+    """Starts a demo, and returns the demo some seconds after the start of its engines."""
+    demo, _ = start_and_reach("starting vllm serve", *options)
+    timely(lambda: any("vllm" in words for words in leftovers(demo.pid)), "vllm serve", ENDS_S)
+    time.sleep(8)
+    return demo
 
 
 def check_report(data: dict[str, object], sent: int) -> None:
@@ -106,18 +149,18 @@ def run_demo(tmp_path: Path, *options: str) -> tuple[dict[str, object], str]:
     report, logs = tmp_path / "report.json", tmp_path / "logs"
     keep = ("--json", str(report), "--keep-logs", str(logs))
     demo, begin = start_and_reach("reference", *keep, *options)
-    namespaces = namespaces_of(demo.pid)
-    end, _ = demo.communicate(timeout=400)
-    output = begin + end
+    namespaces = Namespaces(demo.pid)
+    output = begin + output_of(demo, WHOLE_S)
     assert demo.returncode == 0, output
-    assert leftovers(demo.pid) == []
+    assert wait_until_clean(demo.pid) == []
     assert directories(demo.pid) == []
-    assert still_there(namespaces) == set()
+    assert namespaces.users() == []
     assert (logs / "r2ccl-node0.log").stat().st_size > 0
     data: dict[str, object] = json.loads(report.read_text(encoding="utf-8"))
     return data, output
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("forked_vllm")
 def test_every_request_survives_both_faults(tmp_path: Path) -> None:
     data, output = run_demo(tmp_path)
@@ -168,27 +211,25 @@ def test_the_baseline_runs_the_stock_communicator(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_cleans_up(number: signal.Signals) -> None:
-    demo, _ = start_and_reach("starting vllm serve")
-    time.sleep(8)
-    namespaces = namespaces_of(demo.pid)
+    demo = reach_engine_start()
+    namespaces = Namespaces(demo.pid)
+    assert len(namespaces) == 3  # of the switch and of two nodes
     assert directories(demo.pid)
-    assert any("vllm" in words for words in leftovers(demo.pid))
     demo.send_signal(number)
-    output, _ = demo.communicate(timeout=30)
+    output = output_of(demo, ENDS_S)
     assert demo.returncode == 130, output
-    assert leftovers(demo.pid) == []
+    assert wait_until_clean(demo.pid) == []
     assert directories(demo.pid) == []
-    assert still_there(namespaces) == set()
+    assert namespaces.users() == []
 
 
 def test_the_next_start_removes_the_files_of_a_killed_demo() -> None:
-    demo, _ = start_and_reach("starting vllm serve")
-    time.sleep(8)
-    namespaces = namespaces_of(demo.pid)
+    demo = reach_engine_start()
+    namespaces = Namespaces(demo.pid)
     demo.kill()
-    demo.communicate(timeout=30)
+    output_of(demo, ENDS_S)
     assert wait_until_clean(demo.pid) == []
-    assert still_there(namespaces) == set()
+    assert namespaces.users() == []
     assert directories(demo.pid), "a killed process cannot remove its directory"
     workdir.sweep()
     assert directories(demo.pid) == []

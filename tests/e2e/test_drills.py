@@ -6,14 +6,14 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab_probes import datagrams_arrive
-from real_rails import REJOIN_S, Stream
+from real_rails import REJOIN_S, Stream, moves_of
+from timely import ended
 
 from r2serve.lab.holder import LabCommandError
 from r2serve.lab.lab import Lab
@@ -66,11 +66,13 @@ def name_of(rail: int) -> str:
     return f"rail{rail}@node0"
 
 
-def state(stream: Stream, rail: int) -> str:
-    return str(stream.rails(0)[rail]["state"])
+def has_left_up(stream: Stream, rail: int) -> bool:
+    """Whether the rail was SUSPECT or DOWN at an end since the last look at the journals."""
+    events = stream.look()
+    return bool(moves_of(events, "SUSPECT", rail) or moves_of(events, "DOWN", rail))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "by"),
     [
@@ -85,16 +87,17 @@ def test_a_drill_takes_a_rail_down_and_heals_the_rail(
     stream: Stream, tmp_path: Path, eventually: Any, kind: str, by: str
 ) -> None:
     rail = stream.busiest()
-    command = drill(stream.lab, tmp_path / "node0", kind, rail, "--for", "1s", "--by", by)
+    stream.look()
+    command = drill(stream.lab, tmp_path / "node0", kind, rail, "--for", "2s", "--by", by)
     assert said(command)["by"] == by
-    eventually(f"rail {rail} lost", lambda: not stream.is_up(rail), REJOIN_S)
-    assert command.wait(timeout=30) == 0
+    eventually(f"rail {rail} lost", lambda: has_left_up(stream, rail), REJOIN_S)
+    assert ended(command, "the drill") == 0
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
     assert injected(stream, rail) == [kind, "heal"]
     stream.finish()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["carrier_loss", "black_hole", "egress_refused", "slow"])
 def test_the_system_undoes_a_killed_drill(
     stream: Stream, tmp_path: Path, eventually: Any, kind: str
@@ -113,13 +116,13 @@ def test_the_system_undoes_a_killed_drill(
         queues = node.run("tc", "qdisc", "show", "dev", f"rail{rail}")
         return link["operstate"] != "UP" or "r2serve_drill" in tables or "tbf" in queues
 
-    eventually("undone", lambda: not faulted(), 20)
+    eventually("undone", lambda: not faulted(), REJOIN_S)
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
-    eventually("recorded", lambda: injected(stream, rail) == [kind, "heal"], 10)
+    eventually("recorded", lambda: injected(stream, rail) == [kind, "heal"], REJOIN_S)
     stream.finish()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_an_interrupted_drill_is_undone_at_once(
     stream: Stream, tmp_path: Path, eventually: Any
 ) -> None:
@@ -129,15 +132,13 @@ def test_an_interrupted_drill_is_undone_at_once(
     )
     said(command)
     eventually(f"rail {rail} lost", lambda: not stream.is_up(rail), REJOIN_S)
-    began = time.monotonic()
-    command.terminate()
-    assert command.wait(timeout=30) == 0, command.stderr.read() if command.stderr else ""
+    command.terminate()  # long before the drill's own end
+    assert ended(command, "the drill") == 0, command.stderr.read() if command.stderr else ""
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
-    assert time.monotonic() - began < REJOIN_S
     stream.finish()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_refused_egress_drops_outgoing_packets_alone(
     stream: Stream, tmp_path: Path, eventually: Any
 ) -> None:
@@ -160,34 +161,34 @@ def test_refused_egress_drops_outgoing_packets_alone(
         names, values = (line.split() for line in near.run("grep", "Udp:", SNMP).splitlines())
         return int(values[names.index("NoPorts")])
 
-    eventually("outgoing packets refused", refused, 20)
+    eventually("outgoing packets refused", refused, REJOIN_S)
     before = packets_without_a_port()
     assert datagrams_arrive(far, near, rail, 200)
-    eventually("packets in", lambda: packets_without_a_port() == before + 3, 10)
+    eventually("packets in", lambda: packets_without_a_port() == before + 3)
     command.terminate()
-    assert command.wait(timeout=30) == 0
+    assert ended(command, "the drill") == 0
     assert datagrams_arrive(near, far, rail, 200)
     stream.finish()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_engine_refuses_a_fault_of_the_system(stream: Stream, tmp_path: Path) -> None:
     command = drill(stream.lab, tmp_path / "node0", "egress_refused", 0, "--by", "engine")
-    _, error = command.communicate(timeout=30)
+    _, error = command.communicate(timeout=120)
     assert command.returncode == 1
     assert b"by: 'engine' cannot make egress_refused; must be system" in error
     assert injected(stream, 0) == []
     stream.finish()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_corrupt_rail_is_left_without_a_wrong_bit(
     stream: Stream, tmp_path: Path, eventually: Any
 ) -> None:
     rail = stream.busiest()
-    command = drill(stream.lab, tmp_path / "node0", "corrupt", rail, "--for", "1s")
+    command = drill(stream.lab, tmp_path / "node0", "corrupt", rail, "--for", "2s")
     assert said(command)["by"] == "engine"  # the system does not support this kind of fault
-    assert command.wait(timeout=30) == 0
+    assert ended(command, "the drill") == 0
     causes = [e["text"] for e in stream.ranks[1].ask({"do": "events"}) if e["value"] == 1]
     assert any("checksum" in text for text in causes), causes
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)

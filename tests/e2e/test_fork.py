@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from timely import timely
 
 LINK_TIMEOUT_S = 2.0
 
@@ -29,7 +30,7 @@ def start(jobs: Any, work: str, *, script: str = "forks.py", **arguments: Any) -
     return list(ranks)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_child_cannot_use_the_parents_communicator(jobs, free_ports) -> None:
     """A frame of the child in the parent's connection would be silent wrong data."""
     ranks = start(jobs, "calls", own_port=free_ports(1)[0])
@@ -40,14 +41,14 @@ def test_a_child_cannot_use_the_parents_communicator(jobs, free_ports) -> None:
     assert said["inherited"] == "[]"
     for rank in ranks:
         assert rank.hear(60) == "exact"
-        rank.wait(30)
+        rank.wait(60)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_child_does_not_keep_a_dead_parent_alive(jobs, show: Callable[[str], None]) -> None:
     """With the parent's sockets in a child, the death took ten times `link_timeout_s` to find."""
-    ranks = start(jobs, "orphan", child_s=60)
-    child = ranks[1].hear(30)["child"]
+    ranks = start(jobs, "orphan", child_s=300)
+    child = ranks[1].hear(60)["child"]
     try:
         time.sleep(0.5)
         ranks[1].process.kill()
@@ -58,10 +59,11 @@ def test_a_child_does_not_keep_a_dead_parent_alive(jobs, show: Callable[[str], N
     took_s = said["at"] - killed_at
     show(f"killed with a living child: known after {took_s:.2f} s")
     assert said["error"] == "PeerLostError"
-    assert took_s < 4 * LINK_TIMEOUT_S
+    # Ten times `link_timeout_s` with the defect.
+    timely(lambda: took_s < 4 * LINK_TIMEOUT_S, f"the death is known after {took_s:.1f} s", 0)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize(
     "count", [400, pytest.param(10_000, marks=pytest.mark.long)], ids=["some", "many"]
 )
@@ -69,7 +71,7 @@ def test_forks_amid_flapping_rails_harm_nothing(
     jobs, show: Callable[[str], None], count: int
 ) -> None:
     ranks = start(jobs, "storm", forks=count)
-    said = ranks[0].hear(0.2 * count + 60)
+    said = ranks[0].hear(0.2 * count + 300)
     show(f"{said}")
     assert said["forks"] == count
     assert said["wrong"] == []
@@ -80,19 +82,20 @@ def test_forks_amid_flapping_rails_harm_nothing(
         assert rank.hear(60) == "exact"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_pools_of_forked_workers_harm_nothing(jobs) -> None:
     for rank in start(jobs, "pools"):
         assert rank.hear(60) == "exact"
-        rank.wait(30)
+        rank.wait(60)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_compile_pools_harm_nothing(jobs) -> None:
     """Pools of torch (forked, and forked by a process of their own) and of vLLM."""
     for rank in start(jobs, "pools", script="compilers.py"):
-        assert rank.hear(90) == "exact"
-        rank.wait(30)
+        assert rank.hear(400) == "exact"
+        rank.wait(60)
 
 
 @pytest.mark.long
@@ -104,4 +107,4 @@ def test_a_compiler_beside_collectives_harms_nothing(jobs, show: Callable[[str],
             show(f"{said}")
             assert said["threads"] == threads
         assert rank.hear(60) == "exact"
-        rank.wait(30)
+        rank.wait(60)

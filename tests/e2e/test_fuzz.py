@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -26,9 +27,12 @@ OPTIONS = (
     "-DR2CCL_FUZZ=ON",
 )
 MEMORY_MIB = 1024
+SLOWEST_INPUT_S = 120
 PROBE = 'extern "C" int LLVMFuzzerTestOneInput(const char *, long) { return 0; }\n'
 
 Show = Callable[[str], None]
+
+pytestmark = pytest.mark.timeout(1500)
 
 
 def tool(name: str) -> str:
@@ -50,12 +54,17 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pytest.skip("clang's fuzzer runtime is not installed")
     # The environment's ninja, for test runs without make.
     ninja = f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
-    for step in (
-        ["-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", ninja, *OPTIONS],
-        ["--build", str(BUILD), "--target", *(f"{name}_fuzz" for name in TARGETS)],
-    ):
-        done = subprocess.run([tool("cmake"), *step], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    BUILD.parent.mkdir(exist_ok=True)
+    # All workers of pytest-xdist use the same build folder.
+    with BUILD.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for step in (
+            ["-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", ninja, *OPTIONS],
+            ["--build", str(BUILD), "--target", *(f"{name}_fuzz" for name in TARGETS)],
+        ):
+            command = [tool("cmake"), *step]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
     return {name: BUILD / f"{name}_fuzz" for name in TARGETS}
 
 
@@ -71,7 +80,7 @@ def fuzz(name: str, program: Path, folder: Path, seconds: int, memory_mib: int =
             f"-max_total_time={seconds}",
             "-seed=1",
             "-max_len=2000",
-            "-timeout=20",
+            f"-timeout={SLOWEST_INPUT_S}",
             # Disables libFuzzer's limit on the peak of getrusage(). On Linux, the peak of a new
             # program starts at the parent's memory: above the limit after an import of vLLM.
             "-rss_limit_mb=0",
@@ -85,7 +94,7 @@ def fuzz(name: str, program: Path, folder: Path, seconds: int, memory_mib: int =
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        timeout=seconds + 120,
+        timeout=seconds + 600,
         check=False,
         env=os.environ | {"ASAN_OPTIONS": f"hard_rss_limit_mb={memory_mib}"},
     )
@@ -112,6 +121,7 @@ def fuzz(name: str, program: Path, folder: Path, seconds: int, memory_mib: int =
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_seconds_of_fuzzing_find_no_failure(
     programs: dict[str, Path], name: str, tmp_path: Path, show: Show
@@ -127,6 +137,7 @@ def test_minutes_of_fuzzing_find_no_failure(
     show(fuzz(name, programs[name], tmp_path, 300))
 
 
+@pytest.mark.long
 def test_the_memory_limit_counts_only_the_fuzzed_program(
     programs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -136,6 +147,7 @@ def test_the_memory_limit_counts_only_the_fuzzed_program(
     assert len(taken) > MEMORY_MIB << 20
 
 
+@pytest.mark.long
 def test_a_program_over_the_memory_limit_fails(
     programs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

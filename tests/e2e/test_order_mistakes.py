@@ -18,7 +18,7 @@ WORDS = {
 }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_rank_gets_an_error_with_both_calls(jobs, free_ports, ranks: int) -> None:
     started = jobs.start("mistaken.py", ranks, ports=free_ports(len(WORDS)))
@@ -32,10 +32,10 @@ def test_every_rank_gets_an_error_with_both_calls(jobs, free_ports, ranks: int) 
                 assert word in said["text"], said
             assert said["others"] == ranks
     for rank in started:
-        rank.wait(20)
+        rank.wait(60)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_communicators_share_links_and_work_from_several_threads(jobs, free_ports) -> None:
     ranks = jobs.start("two_threads.py", 3, steps=200, ports=free_ports(3))
     for rank in ranks:
@@ -45,4 +45,4 @@ def test_communicators_share_links_and_work_from_several_threads(jobs, free_port
         wanted = [[peer, f"rail{i}@node{rank.number}"] for peer in peers for i in (0, 1)]
         assert said["rails"] == wanted
         assert said["same"]
-        rank.wait(20)
+        rank.wait(60)

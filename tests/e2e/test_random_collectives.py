@@ -1,30 +1,34 @@
 """Collectives of random kind, size, dtype and ranks are exact to the bit while rails fail.
 
 The seed determines the calls and all elements, so a failing run can be repeated. The times of rail
-faults are random.
+faults depend on the machine.
 """
 
 from __future__ import annotations
 
-import time
+import random
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-STEPS, MANY_STEPS = 4_000, 20_000
+STEPS, MANY_STEPS = 1_000, 20_000
+SEED = 20_261
 PROCESSES = 8
 COMMUNICATORS = 14
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "steps", [STEPS, pytest.param(MANY_STEPS, marks=pytest.mark.long)], ids=["some", "many"]
+    ("steps", "seed"),
+    [(STEPS, SEED), pytest.param(MANY_STEPS, None, marks=pytest.mark.long)],
+    ids=["some", "many"],
 )
 def test_random_collectives_are_exact_while_rails_break(
-    jobs, free_ports, show: Callable[[str], None], steps: int
+    jobs, free_ports, show: Callable[[str], None], steps: int, seed: int | None
 ) -> None:
-    seed = int(time.time())
+    """The long variant chooses a seed at random, and prints the seed."""
+    seed = random.randrange(1 << 31) if seed is None else seed
     ranks = jobs.start(
         "random_collectives.py",
         PROCESSES,
@@ -42,12 +46,12 @@ def test_random_collectives_are_exact_while_rails_break(
         ports=free_ports(COMMUNICATORS),
         fault_every_s=0.15,
     )
-    reports = [rank.hear(timeout_s=800) for rank in ranks]
+    reports = [rank.hear(timeout_s=1500) for rank in ranks]
     # After the failure of a rank, the other ranks fail with the same message.
     failed = list(dict.fromkeys(report["failed"] for report in reports if "failed" in report))
     assert not failed, f"seed {seed}:\n" + "\n".join(failed)
     for rank in ranks:
-        rank.wait(30)
+        rank.wait(120)
 
     faults = Counter()
     for report in reports:

@@ -12,10 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from timely import timely
 
 LINK_TIMEOUT_S = 2.0
 CERTAINTY_S = 8.0  # target: 1 s; the default of `link_timeout_s` is 30 s
 CONFIG = {"link_timeout_s": LINK_TIMEOUT_S, "spin_us": 20}
+OUTAGE_S = 1.0
+
+
+def check_prompt(late_s: float, limit_s: float = LINK_TIMEOUT_S + CERTAINTY_S) -> None:
+    timely(lambda: late_s < limit_s, f"known after {late_s:.1f} s, not within {limit_s:g} s", 0)
 
 
 def kill_in_the_middle(ranks: list, victim: int, after_s: float) -> tuple[float, list]:
@@ -29,7 +35,7 @@ def kill_in_the_middle(ranks: list, victim: int, after_s: float) -> tuple[float,
     return killed_at, [rank for rank in ranks if rank.number != victim]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("work", "ranks", "victim", "elements"),
     [
@@ -50,45 +56,48 @@ def test_kill_gives_every_other_rank_the_typed_error_in_time(
         "doomed.py", ranks, config=CONFIG, work=work, victim=victim, elements=elements
     )
     killed_at, others = kill_in_the_middle(started, victim, after_s=0.5)
-    late = 0.0
+    late = closing = 0.0
     for rank in others:
-        said = rank.hear(LINK_TIMEOUT_S + 15)
+        said = rank.hear(LINK_TIMEOUT_S + 60)
         assert said["error"] == "PeerLostError", said
         assert f"rank {victim}" in said["text"], said
         assert said["sticky"], "the next call must give the same error"
         late = max(late, said["at"] - killed_at)
-        # The lost peer must not delay the close.
-        assert rank.hear(15)["closed_s"] < 4  # waits up to 5 s for a live peer
-        rank.wait(15)
+        closing = max(closing, rank.hear(60)["closed_s"])
+        rank.wait(60)
     show(f"{work}, rank {victim} of {ranks} killed: all others knew after {late:.2f} s")
-    assert late < LINK_TIMEOUT_S + CERTAINTY_S
+    check_prompt(late)
+    # The lost peer must not delay the close: a close waits up to 5 s for a live peer.
+    check_prompt(closing, 4.0)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_an_idle_rank_gets_the_error_in_its_next_collective(jobs) -> None:
     ranks = jobs.start(
         "doomed.py", 3, config=CONFIG, work="idle", victim=1, elements=0, idle_s=LINK_TIMEOUT_S
     )
     began, others = kill_in_the_middle(ranks, 1, after_s=0.5)
+    late = 0.0
     for rank in others:
-        said = rank.hear(20)
+        said = rank.hear(60)
         assert said["error"] == "PeerLostError", said
-        # The victim dies 0.5 s after the start; other ranks begin to wait idle_s after the start.
-        assert said["at"] - began < 2 * LINK_TIMEOUT_S + CERTAINTY_S
+        late = max(late, said["at"] - began)
+    # The victim dies 0.5 s after the start; other ranks begin to wait idle_s after the start.
+    check_prompt(late, 2 * LINK_TIMEOUT_S + CERTAINTY_S)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_rank_waiting_for_an_idle_rank_gets_the_error_of_a_dead_third_rank(jobs) -> None:
     ranks = jobs.start(
-        "doomed.py", 3, config=CONFIG, work="waiting", victim=2, elements=0, idle=0, idle_s=20
+        "doomed.py", 3, config=CONFIG, work="waiting", victim=2, elements=0, idle=0, idle_s=90
     )
     killed_at, _ = kill_in_the_middle(ranks, 2, after_s=0.5)
-    said = ranks[1].hear(30)
+    said = ranks[1].hear(60)
     assert said["error"] == "PeerLostError", said
-    assert said["at"] - killed_at < LINK_TIMEOUT_S + CERTAINTY_S
+    check_prompt(said["at"] - killed_at)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("stopped_s", [0.1, 3.0], ids=["below", "above"])
 def test_a_stopped_rank_takes_no_rail_down_and_loses_no_step(
     jobs, eventually, stopped_s: float
@@ -105,11 +114,11 @@ def test_a_stopped_rank_takes_no_rail_down_and_loses_no_step(
         eventually("further steps", lambda n=steps, r=rank: r.ask({"do": "steps"}) > n + 10)
     ranks[0].ask({"do": "stop"})
     for rank in ranks:
-        said = rank.hear(20)
+        said = rank.hear(60)
         assert "steps" in said, said
         down = [event["text"] for event in said["events"] if "->DOWN" in event["text"]]
         assert down == []
-        rank.wait(20)
+        rank.wait(60)
 
 
 def cut_all(ranks: list, fault: str) -> None:
@@ -123,16 +132,17 @@ def cut_all(ranks: list, fault: str) -> None:
             rank.ask(request if rank.number == 0 else request | {"peer": 0})
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", ["carrier_loss", "black_hole"])
 def test_a_step_survives_an_outage_of_all_rails_below_the_timeout(
     jobs, eventually, fault: str
 ) -> None:
-    ranks = jobs.start("stream.py", 3, config=CONFIG, pause_s=0.001)
+    config = CONFIG | {"link_timeout_s": 10 * OUTAGE_S}
+    ranks = jobs.start("stream.py", 3, config=config, pause_s=0.001)
     for rank in ranks:
         rank.hear(60)
     cut_all(ranks, fault)
-    time.sleep(0.5 * LINK_TIMEOUT_S)
+    time.sleep(OUTAGE_S)
     steps = ranks[0].ask({"do": "steps"})
     time.sleep(0.1)
     assert ranks[0].ask({"do": "steps"}) == steps, "no rail, yet a step went through"
@@ -140,12 +150,12 @@ def test_a_step_survives_an_outage_of_all_rails_below_the_timeout(
     eventually("further steps", lambda: ranks[0].ask({"do": "steps"}) > steps + 10)
     ranks[0].ask({"do": "stop"})
     for rank in ranks:
-        said: dict[str, Any] = rank.hear(20)
+        said: dict[str, Any] = rank.hear(60)
         assert "steps" in said, said
-        rank.wait(20)
+        rank.wait(60)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", ["carrier_loss", "black_hole"])
 def test_an_outage_of_all_rails_above_the_timeout_is_the_typed_error_on_every_rank(
     jobs, show: Callable[[str], None], fault: str
@@ -156,10 +166,10 @@ def test_an_outage_of_all_rails_above_the_timeout_is_the_typed_error_on_every_ra
         rank.hear(60)
     cut_all(ranks, fault)
     began = time.monotonic()
-    said = [rank.hear(LINK_TIMEOUT_S + 15) for rank in ranks]
+    said = [rank.hear(LINK_TIMEOUT_S + 60) for rank in ranks]
     assert [one.get("error") for one in said] == ["PeerLostError"] * 3, said
     late = max(one["at"] for one in said) - began
     show(f"all rails of one of 3 ranks {fault}: all knew after {late:.2f} s")
-    assert late < LINK_TIMEOUT_S + CERTAINTY_S
     for rank in ranks:
-        rank.wait(20)
+        rank.wait(60)
+    check_prompt(late)

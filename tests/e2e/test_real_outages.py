@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from real_rails import (
-    BOUND_S,
     KIB,
     MIB,
     REJOIN_S,
     Stream,
+    check_bound,
+    check_whole_stall,
     moves_of,
     stalls_of,
     summary,
+    until_hit,
 )
 
 from r2serve.lab.lab import Lab
@@ -45,7 +47,7 @@ def flap(stream: Stream, rails: list[int], times: int) -> Events:
 @pytest.mark.parametrize(
     ("size", "flaps"), [(16 * KIB, FLAPS), (MIB, FLAPS // 2)], ids=["16KiB", "1MiB"]
 )
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_flapping_rail_stalls_at_most_once_per_down(
     jobs, make_lab, eventually, show, size: int, flaps: int
 ) -> None:
@@ -62,36 +64,41 @@ def test_a_flapping_rail_stalls_at_most_once_per_down(
     lost = moves_of(events, "DOWN")
     assert lost == moves_of(events, "DOWN", rail)
     assert lost
-    for of_rank in events:
+    for of_rank, of_peer in zip(events, reversed(events), strict=True):
         hit = [event["call"] for event in of_rank if event["kind"] == "stall"]
         assert len(hit) == len(set(hit))
         # The two ends may notice a fault in two successive steps.
         faults = [call for call in hit if call - 1 not in hit]
-        # On a busy machine, a merely suspected rail stalls a step, too.
+        # On a busy machine, a merely suspected rail stalls a step, too. A suspicion of the peer
+        # alone shows here as a message completed by a replay.
         lost_or_suspected = [event for event in of_rank if event["text"].startswith("UP->")]
+        lost_or_suspected += moves_of([of_peer], "SUSPECT")
         assert len(faults) <= len(lost_or_suspected)
     hits = stalls_of(events)
     show(summary(f"flaps of one rail, {size} bytes", hits, flaps) + f", {len(lost) // 2} DOWN")
-    assert max(hits) < BOUND_S * 1e9
+    check_bound(hits)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_flaps_of_all_rails_at_once_lose_no_step(jobs, make_lab, eventually, show) -> None:
     stream = Stream(jobs, make_lab(2), fallback=False)
-    events = flap(stream, [0, 1], FLAPS_OF_ALL)
-    steps = stream.steps()
-    eventually("further steps", lambda: stream.steps() > steps + 100, REJOIN_S)
-    for rail in (0, 1):
-        eventually(f"rail {rail} UP", lambda r=rail: stream.is_up(r), REJOIN_S)
-    events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+
+    def flap_all() -> list[int]:
+        events = flap(stream, [0, 1], FLAPS_OF_ALL)
+        steps = stream.steps()
+        eventually("further steps", lambda: stream.steps() > steps + 100, REJOIN_S)
+        for rail in (0, 1):
+            eventually(f"rail {rail} UP", lambda r=rail: stream.is_up(r), REJOIN_S)
+        events = [old + new for old, new in zip(events, stream.look(), strict=True)]
+        assert not [event for of_rank in events for event in of_rank if event["kind"] == "abort"]
+        return stalls_of(events)
+
+    hits = until_hit(flap_all)
     stream.finish()
-    hits = stalls_of(events)
     show(summary("flaps of all rails", hits, FLAPS_OF_ALL))
-    assert hits
-    assert not [event for of_rank in events for event in of_rank if event["kind"] == "abort"]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_steps_wait_for_the_end_of_an_outage_of_all_rails(jobs, make_lab, eventually, show) -> None:
     """All rails are lost for 8 s, without fallback to the management NIC, with default back-off.
 
@@ -107,6 +114,7 @@ def test_steps_wait_for_the_end_of_an_outage_of_all_rails(jobs, make_lab, eventu
     for stream, rail in every:
         eventually(f"rail {rail} DOWN", lambda s=stream, r=rail: s.is_out(r))
     steps = [stream.steps() for stream in streams]
+    paused = [stream.short_of_cpu_ns() for stream in streams]
     time.sleep(OUTAGE_S)
     assert [stream.steps() for stream in streams] == steps
     for stream, rail in every:
@@ -117,8 +125,9 @@ def test_steps_wait_for_the_end_of_an_outage_of_all_rails(jobs, make_lab, eventu
     after_s = time.monotonic() - healed
     for stream, rail in every:
         eventually(f"rail {rail} UP", lambda s=stream, r=rail: s.is_up(r), REJOIN_S)
-    for stream in streams:
+    for stream, before in zip(streams, paused, strict=True):
+        short = [now - then for now, then in zip(stream.short_of_cpu_ns(), before, strict=True)]
         # Probes on the management NIC succeed during the outage, but the step still waits.
-        assert max(stalls_of(stream.look())) > (OUTAGE_S - 1) * 1e9
+        check_whole_stall(stream.look(), short, OUTAGE_S - 1)
         stream.finish()
     show(f"{OUTAGE_S:g} s without any rail: both jobs go on {after_s * 1e3:.0f} ms after the end")

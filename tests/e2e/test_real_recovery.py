@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from real_rails import REJOIN_S, Stream, moves_of, stalls_of
+from real_rails import REJOIN_S, Stream, check_whole_stall, moves_of
 
 FLAPS = 20
 # A back-off of 50 ms, doubled with each loss up to BACKOFF_MAX_MS, allows seven rejoins in 7 s.
@@ -17,7 +17,7 @@ OUTAGE_S = 3.0
 
 
 @pytest.mark.parametrize("node", [0, 1], ids=["accepting-end", "connecting-end"])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_flapping_rail_is_damped(jobs, make_lab, eventually, show, node: int) -> None:
     """20 flaps in 7 s at either end, with default damping: the rail rejoins less and less often."""
     stream = Stream(jobs, make_lab(2), rejoin_backoff_max_ms=BACKOFF_MAX_MS)
@@ -33,13 +33,15 @@ def test_a_flapping_rail_is_damped(jobs, make_lab, eventually, show, node: int) 
     took_s = time.monotonic() - began
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
     stream.finish()
-    rejoins = len(moves_of([events[0]], "UP", rail))
+    # A suspicion that clears is a move to UP as well.
+    moves = moves_of([events[0]], "UP", rail)
+    rejoins = sum("PROBATION" in move["text"] for move in moves)
     show(f"{FLAPS} flaps in a row at node {node}: the rail rejoined {rejoins} times meanwhile")
     later_s = max(0.0, took_s - REJOINS_TAKE_S)  # a busy machine takes longer for the flaps
     assert rejoins <= REJOINS + 1 + later_s / (BACKOFF_MAX_MS / 1000)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_journal_has_the_whole_stall_of_an_outage(jobs, make_lab, eventually, show) -> None:
     """During the outage, only control frames and probes arrive over the management NIC."""
     stream = Stream(jobs, make_lab(2), fallback=False)
@@ -47,14 +49,13 @@ def test_the_journal_has_the_whole_stall_of_an_outage(jobs, make_lab, eventually
         stream.lab.cut(1, rail)
     for rail in (0, 1):
         eventually(f"rail {rail} DOWN", lambda r=rail: stream.is_out(r))
+    paused = stream.short_of_cpu_ns()
     time.sleep(OUTAGE_S)
     steps = stream.steps()
     for rail in (0, 1):
         stream.lab.heal(1, rail)
     eventually("further steps", lambda: stream.steps() > steps + 10, REJOIN_S)
-    hits = stalls_of(stream.look())
+    short = [now - then for now, then in zip(stream.short_of_cpu_ns(), paused, strict=True)]
+    worst_s = check_whole_stall(stream.look(), short, OUTAGE_S)
     stream.finish()
-    show(
-        f"outage of {OUTAGE_S:g} s: worst stall in the journals {max(hits, default=0) / 1e6:.1f} ms"
-    )
-    assert max(hits, default=0) >= OUTAGE_S * 1e9
+    show(f"outage of {OUTAGE_S:g} s: worst stall in the journals {worst_s * 1e3:.1f} ms")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from real_rails import KIB, MIB, REJOIN_S, Stream, moves_of
+from timely import timely
 
 from r2serve.lab.lab import Lab
 
@@ -19,6 +20,8 @@ SHARE = 0.3
 DETECTED_S = 20.0  # within 1 s on a machine with a core for each process
 MEASURED_S = 0.5
 WATCHED_S = 10.0
+
+pytestmark = pytest.mark.long  # native/slow_rail_test.cc and the simulator test the same rules
 
 
 def share(stream: Stream) -> float:
@@ -51,7 +54,7 @@ def moves_under(stream: Stream, for_s: float) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [MIB, 4 * MIB], ids=["1MiB", "4MiB"])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_slow_rail_loses_its_share_of_the_bytes(
     jobs, make_lab, eventually, show, size: int
 ) -> None:
@@ -69,9 +72,7 @@ def test_a_slow_rail_loses_its_share_of_the_bytes(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "watched_s", [WATCHED_S, pytest.param(300.0, marks=pytest.mark.long)], ids=["short", "long"]
-)
+@pytest.mark.parametrize("watched_s", [WATCHED_S, 300.0], ids=["short", "long"])
 @pytest.mark.timeout(900)
 def test_a_slow_rail_does_not_flap(jobs, make_lab, eventually, show, watched_s: float) -> None:
     """A slow rail still answers, so it loses its share of the data but stays UP.
@@ -94,4 +95,4 @@ def test_a_slow_rail_does_not_flap(jobs, make_lab, eventually, show, watched_s: 
     )
     stream.finish()
     assert moves_of([moves], "DOWN") == []
-    assert len(own) <= max(6, 3 * len(without)), "suspected again and again"
+    timely(lambda: len(own) <= max(6, 3 * len(without)), f"suspected {len(own)} times", 0)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from real_rails import (
-    BOUND_S,
     KIB,
     MIB,
     REJOIN_S,
     Stream,
+    check_bound,
     moves_of,
     stalls_of,
     summary,
@@ -32,7 +32,7 @@ def lab(make_lab) -> Lab:
 @pytest.mark.parametrize(
     ("size", "stopped"), [(16 * KIB, (0, 1)), (MIB, (1,))], ids=["16KiB", "1MiB"]
 )
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_stopped_peer_takes_no_rail_down(
     jobs, lab: Lab, eventually, show, size: int, stopped: tuple[int, ...]
 ) -> None:
@@ -56,8 +56,9 @@ def test_a_stopped_peer_takes_no_rail_down(
     assert moves_of(events, "DOWN") == []
 
 
+@pytest.mark.long  # the simulator's fault ack_backlog tests the same rules
 @SIZES
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_backlog_of_acknowledgements_takes_no_rail_down(
     jobs, lab: Lab, eventually, show, size: int
 ) -> None:
@@ -78,13 +79,14 @@ def test_a_backlog_of_acknowledgements_takes_no_rail_down(
     show(summary(f"late acknowledgements for {BACKLOG_S:g} s, {size} bytes", hits, 2))
     assert moves_of(events, "SUSPECT"), "no acknowledgement was late"
     assert moves_of(events, "DOWN") == []
-    assert max(hits, default=0) < BOUND_S * 1e9
+    check_bound(hits)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_flipped_bits_are_found_by_the_checksum(jobs, lab: Lab, eventually, show) -> None:
     """Bytes change where no checksum of the path detects this, like in a NIC with bad memory."""
-    stream = Stream(jobs, lab, checksum=True)
+    # Messages of 1 MiB use both rails; only one rail carries smaller messages, not always the same.
+    stream = Stream(jobs, lab, size=MIB, checksum=True)
     hits: list[int] = []
     verdicts: list[str] = []
     for node in (0, 1):
@@ -100,13 +102,13 @@ def test_flipped_bits_are_found_by_the_checksum(jobs, lab: Lab, eventually, show
     stream.finish()
     show(summary("flipped bits", hits, 2))
     assert sum("checksum" in verdict for verdict in verdicts) >= 2, verdicts
-    assert max(hits, default=0) < BOUND_S * 1e9
+    check_bound(hits)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_flipped_bits_reach_the_result_without_the_checksum(jobs, lab: Lab) -> None:
     """Without r2ccl's checksum, the lab's flipped bits reach the result."""
-    stream = Stream(jobs, lab, checksum=False)
+    stream = Stream(jobs, lab, size=MIB, checksum=False)
     lab.flip(0, stream.busiest())
-    said = stream.ranks[1].hear(20)
+    said = stream.ranks[1].hear(60)
     assert "wrong" in said, said

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from real_rails import REJOIN_S, Stream
 from sidecars import Sidecar
+from timely import timely
 
 VISIBLE_S = 10.0  # about 0.2 s on a machine with a core for each process
 
@@ -42,13 +43,22 @@ def stream_of(jobs: Any, make_lab: Any, sidecars: list[Sidecar]) -> Stream:
 def listen(sidecar: Sidecar, heard: list[tuple[float, dict[str, Any]]]) -> None:
     """Records events with their arrival times, until the sidecar ends."""
     url = f"http://127.0.0.1:{sidecar.port}/v1/events/stream?after=0"
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as lines:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=300) as lines:
         for line in lines:
             if line.startswith(b"data: "):
                 heard.append((time.time(), json.loads(line.removeprefix(b"data: "))))
 
 
-@pytest.mark.timeout(120)
+def downs_of(heard: list[tuple[float, dict[str, Any]]]) -> list[tuple[float, dict[str, Any]]]:
+    """Returns the delay in s and the event of each loss of a rail."""
+    return [
+        (at - datetime.fromisoformat(event["time"]).timestamp(), event)
+        for at, event in list(heard)
+        if "->DOWN" in event["text"]
+    ]
+
+
+@pytest.mark.timeout(300)
 def test_a_carrier_loss_is_reported_and_counted_at_once(
     jobs, make_lab, sidecars, eventually, show
 ) -> None:
@@ -58,7 +68,7 @@ def test_a_carrier_loss_is_reported_and_counted_at_once(
     heard: list[list[tuple[float, dict[str, Any]]]] = [[], []]
     for sidecar, into in zip(sidecars, heard, strict=True):
         threading.Thread(target=listen, args=(sidecar, into), daemon=True).start()
-    time.sleep(0.5)
+    eventually("events of the start", lambda: all(heard))
     rail = stream.busiest()
     stream.lab.cut(1, rail)
     eventually(f"rail {rail} DOWN", lambda: stream.is_out(rail))
@@ -70,21 +80,21 @@ def test_a_carrier_loss_is_reported_and_counted_at_once(
         assert sidecar.metric("r2serve_rail_state", rail=name) == 1  # exactly a single state
         assert sidecar.metric("r2serve_rail_state", rail=name, state="UP") == 0
         assert sidecar.metric("r2serve_rail_up", rail=name) == 0
-        assert sidecar.metric("r2serve_rail_up", rail=f"rail{1 - rail}@node{node}") == 1
+        other = f"rail{1 - rail}@node{node}"
+        eventually(  # a starved machine may suspect the other rail
+            "other rail UP", lambda s=sidecar, n=other: s.metric("r2serve_rail_up", rail=n) == 1
+        )
         assert sidecar.get("/readyz")[0] == 200
         assert sidecar.ask("/readyz")["status"] == "degraded"
         (lost,) = [each for each in sidecar.ask("/v1/rails")["rails"] if each["name"] == name]
         assert lost["device"] == f"rail{rail}"
         assert (lost["state"], lost["peer"]) != ("UP", f"rank {node}")
-        downs = [
-            (at - datetime.fromisoformat(event["time"]).timestamp(), event)
-            for at, event in heard[node]
-            if "->DOWN" in event["text"]
-        ]
+        eventually("reported", lambda n=node: downs_of(heard[n]))
+        downs = downs_of(heard[node])
         assert {event["rail"] for _, event in downs} == {name}
         late_s = max(late for late, _ in downs)
         show(f"node {node}: reported {late_s * 1e3:.0f} ms after the event: {downs[0][1]['text']}")
-        assert late_s < VISIBLE_S
+        timely(lambda late=late_s: late < VISIBLE_S, f"reported {late_s:.1f} s late", 0)
     stream.lab.heal(1, rail)
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
     for sidecar in sidecars:
@@ -96,7 +106,7 @@ def test_a_carrier_loss_is_reported_and_counted_at_once(
         eventually("no engine", lambda s=sidecar: s.get("/readyz")[0] == 503)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", ["worker", "sidecar"])
 def test_a_kill_loses_no_recorded_event(jobs, make_lab, sidecars, eventually, first: str) -> None:
     stream = stream_of(jobs, make_lab, sidecars)
@@ -116,7 +126,8 @@ def test_a_kill_loses_no_recorded_event(jobs, make_lab, sidecars, eventually, fi
     stream.ranks[1].process.wait()
     if first == "worker":
         eventually("ended", lambda: sidecar.get("/readyz")[0] == 503)
-        assert "ended without a graceful close: rank 1" in sidecar.ask("/readyz")["reasons"][0]
+        reasons = "; ".join(sidecar.ask("/readyz")["reasons"])
+        assert "ended without a graceful close: rank 1" in reasons
         assert sidecar.metric("r2serve_worker_up") == 0
         sidecar.kill()
     sidecar.start()

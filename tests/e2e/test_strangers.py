@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from timely import timely
 
 from r2serve._core import wire_version
 
@@ -28,10 +29,10 @@ def hello(version: int, frames: int = wire_version) -> bytes:
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
-    return socket.create_connection(address, timeout=5)
+    return socket.create_connection(address, timeout=60)
 
 
-def is_dropped(connection: socket.socket, patience_s: float = 10.0) -> bool:
+def is_dropped(connection: socket.socket, patience_s: float = 60.0) -> bool:
     """Whether the other end closes within `patience_s`, without sending a byte."""
     connection.settimeout(patience_s)
     try:
@@ -78,13 +79,16 @@ def drip(address: tuple[str, int]) -> None:
     """Sends the hello byte by byte, too slowly to complete within the handshake timeout."""
     with connect(address) as connection:
         began = time.monotonic()
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        try:
             for byte in hello(HANDSHAKE_VERSION):
                 connection.sendall(bytes([byte]))
-                if time.monotonic() - began > 8 * HANDSHAKE_TIMEOUT_S:
-                    pytest.fail("a slow-loris was not dropped")
                 time.sleep(HANDSHAKE_TIMEOUT_S / 8)
-        assert time.monotonic() - began < 8 * HANDSHAKE_TIMEOUT_S  # the whole hello takes 11 s
+        except (ConnectionResetError, BrokenPipeError):
+            took_s = time.monotonic() - began
+            what = f"a slow-loris was dropped after {took_s:.1f} s"
+            timely(lambda: took_s < 8 * HANDSHAKE_TIMEOUT_S, what, 0)
+            return
+    pytest.fail("a slow-loris was not dropped")
 
 
 def a_thousand(address: tuple[str, int]) -> None:
@@ -137,10 +141,10 @@ def downs(rank) -> list[str]:
 
 def finish(ranks: list) -> None:
     ranks[0].ask({"do": "stop"})
-    steps = {rank.hear(30)["steps"] for rank in ranks}
+    steps = {rank.hear(60)["steps"] for rank in ranks}
     assert len(steps) == 1
     for rank in ranks:
-        rank.wait(30)
+        rank.wait(60)
 
 
 @pytest.mark.timeout(240)
@@ -161,15 +165,19 @@ def test_unauthenticated_connections_change_nothing(job, eventually, show) -> No
         )
         assert rank.ask({"do": "resources"})["threads"] == held["threads"]
         assert downs(rank) == []
-        log = rank.ask({"do": "log"})
         for name, (_, words) in ATTACKS.items():
-            assert any(words in line for line in log), f"{name} left no line in the log"
+            eventually(
+                f"a line about {name} in the log",
+                lambda rank=rank, words=words: any(
+                    words in line for line in rank.ask({"do": "log"})
+                ),
+            )
     assert epochs == [[rail["epoch"] for rail in rank.ask({"do": "rails"})] for rank in job]
     show(f"{len(ATTACKS)} attacks on {len(targets(job))} ports, no rail went DOWN")
     finish(job)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_rail_rejoins_among_unauthenticated_connections(job, eventually) -> None:
     """A rank of the job connects despite many unauthenticated connections to the same ports."""
     addresses = targets(job)
@@ -186,6 +194,6 @@ def test_a_rail_rejoins_among_unauthenticated_connections(job, eventually) -> No
                 lambda rail=rail: all(
                     rank.ask({"do": "rails"})[rail]["state"] == "UP" for rank in job
                 ),
-                patience_s=20,
+                patience_s=60,
             )
     finish(job)

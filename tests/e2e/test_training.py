@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 STEPS = 120
+PAUSES = [STEPS // 3, STEPS // 2]  # steps after which the ranks wait for the test
 
 
 def train(jobs: Any, lab: Any, backend: str, faults: bool) -> list[dict[str, Any]]:
     """Runs a training; returns the reports of both ranks.
 
-    faults: rail 0 is cut during the steps, and healed.
+    faults: rail 0 is cut during the steps between the pauses, and healed.
     """
     ranks = jobs.start(
         "training.py",
@@ -23,7 +24,7 @@ def train(jobs: Any, lab: Any, backend: str, faults: bool) -> list[dict[str, Any
         host=lab.nodes[0].management_address,
         backend=backend,
         steps=STEPS,
-        pauses=[STEPS // 3] if faults else [],
+        pauses=PAUSES if faults else [],
     )
     for rank in ranks:
         rank.hear(60)
@@ -31,20 +32,24 @@ def train(jobs: Any, lab: Any, backend: str, faults: bool) -> list[dict[str, Any
         rank.say({"go": True})
     if faults:
         for rank in ranks:
-            assert rank.hear(60) == {"step": STEPS // 3}
+            assert rank.hear(120) == {"step": PAUSES[0]}
         for rank in ranks:
             rank.say({"go": True})
         time.sleep(0.1)  # longer than a step
         lab.cut(1, 0)
+        for rank in ranks:
+            assert rank.hear(120) == {"step": PAUSES[1]}
         time.sleep(1.0)
+        for rank in ranks:
+            rank.say({"go": True})
         lab.heal(1, 0)
-    said = [rank.hear(120) for rank in ranks]
+    said = [rank.hear(300) for rank in ranks]
     for rank in ranks:
-        rank.wait(30)
+        rank.wait(60)
     return said
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_training_losses_are_bit_identical_through_a_carrier_loss(
     jobs, make_lab, show, monkeypatch
 ) -> None:

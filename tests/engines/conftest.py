@@ -6,25 +6,31 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
 from forked import Forked, Forks
+from timely import TimingMiss, patience, timely
 
 START_TIMEOUT_S = 300
-STOP_TIMEOUT_S = 30
+STOP_TIMEOUT_S = 60
+ANSWER_TIMEOUT_S = 300
+PLACES = 2
+"""Number of engines at the same time, of all pytest workers together."""
+PLACE_TIMEOUT_S = 1000
 VLLM = Path(sys.executable).with_name("vllm")
 
 # Settings of vLLM's CPU build for a machine with few cores.
@@ -78,16 +84,26 @@ class Engine:
     nodes: list[ServeNode] = field(default_factory=list)
 
     def wait_until_up(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            for node in self.nodes:
-                assert node.process.poll() is None, f"ended at start-up:\n{node.log[-6000:]}"
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
-                    return
-            except OSError:
-                time.sleep(0.5)
-        pytest.fail(f"not up within {START_TIMEOUT_S} s:\n{self.nodes[0].log[-6000:]}")
+        try:
+            timely(self._is_up, "the engine is up", within_s=START_TIMEOUT_S, every_s=0.5)
+        except TimingMiss as miss:
+            raise TimingMiss(f"{miss}\n{self.nodes[0].log[-6000:]}") from None
+
+    def _is_up(self) -> bool:
+        for node in self.nodes:
+            assert node.process.poll() is None, f"ended at start-up:\n{node.log[-6000:]}"
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=60):
+                return True
+        except OSError:
+            return False
+
+    def running(self) -> int:
+        """Returns the number of running requests."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as metrics:
+            text = metrics.read().decode()
+        found = re.search(r"^vllm:num_requests_running\{.*\} ([0-9.]+)$", text, re.MULTILINE)
+        return int(float(found[1])) if found else 0
 
     def complete(self, prompt: str, tokens: int) -> tuple[int, str]:
         """Returns HTTP status and greedy text; after an error the text is the error's body."""
@@ -115,19 +131,23 @@ class Engine:
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=120) as response:
+            limit_s = ANSWER_TIMEOUT_S * patience()
+            with urllib.request.urlopen(request, timeout=limit_s) as response:
                 return response.status, json.load(response)["choices"][0]
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    def has_ended(self) -> bool:
+        return all(node.process.poll() is not None for node in self.nodes)
+
     def stop(self) -> None:
         for node in self.nodes:
             _signal_group(node.process, signal.SIGTERM)
-        for node in self.nodes:
-            _end_group(node.process)
+        for number, node in enumerate(self.nodes):
+            _end_group(node.process, f"node {number} of the engine at port {self.port}")
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
+def _signal_group(process: Forked | subprocess.Popen[bytes], number: int) -> bool:
     """Sends a signal to the process group of a node; returns False if the group is empty."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
@@ -135,16 +155,27 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
     return False
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Waits until the group is empty, helpers for shared memory included; kills a late group."""
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while time.monotonic() < deadline:
-        process.poll()  # reaps the process: a zombie would still be a member of the group
-        if not _signal_group(process, 0):
+def _end_group(process: Forked | subprocess.Popen[bytes], what: str) -> None:
+    """Waits until the group is empty, helpers for shared memory included; kills a late group.
+
+    A late group is a warning and no error, because the verdict of the test is known already.
+    """
+
+    def is_empty() -> bool:
+        # Reaps the process: a zombie would still be a member of the group. The parent of forks may
+        # have ended, and its forks with it.
+        with contextlib.suppress(OSError, RuntimeError):
+            process.poll()
+        return not _signal_group(process, 0)
+
+    for last_resort in (False, True):
+        try:
+            timely(is_empty, f"the end of {what}", within_s=STOP_TIMEOUT_S, every_s=0.1)
             return
-        time.sleep(0.1)
-    _signal_group(process, signal.SIGKILL)
-    process.wait(timeout=STOP_TIMEOUT_S)
+        except TimingMiss as miss:
+            done = "given up" if last_resort else "killed"
+            warnings.warn(f"process group {process.pid} is {done}: {miss}", stacklevel=2)
+            _signal_group(process, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -171,9 +202,50 @@ StartEngine = Callable[..., Engine]
 start_process = partial(subprocess.Popen, start_new_session=True)
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all pytest workers of this run."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+def is_locked_now(file: IO[str]) -> bool:
+    """Locks a file, unless another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
-def engines(model: Path, folder: Path, forks: Forks) -> Iterator[StartEngine]:
-    """Yields a function that starts an engine and waits for /health; ends all engines at exit."""
+def a_place(folder: Path) -> Iterator[None]:
+    """Waits for one of the PLACES, and keeps the place.
+
+    Each holder has a single place, and waits for nothing that another holder has. The kernel frees
+    the place of a process that dies.
+    """
+    with contextlib.ExitStack() as opened:
+        files = [
+            opened.enter_context((folder / f"engines-{number}.lock").open("w"))
+            for number in range(PLACES)
+        ]
+        timely(
+            lambda: any(map(is_locked_now, files)),
+            f"fewer than {PLACES} engines of other tests",
+            within_s=PLACE_TIMEOUT_S,
+            every_s=0.2,
+        )
+        yield
+
+
+@contextlib.contextmanager
+def engines(model: Path, folder: Path, forks: Forks, places: Path) -> Iterator[StartEngine]:
+    """Yields a function that starts an engine and waits for /health; ends all engines at exit.
+
+    places: folder of the locks, see :func:`a_place`. A test starts an engine after the end of the
+    engine before, so that a place suffices.
+    """
     started: list[Engine] = []
 
     def start(
@@ -182,6 +254,8 @@ def engines(model: Path, folder: Path, forks: Forks) -> Iterator[StartEngine]:
         # A compiling engine is no fork, because the compiler reads the environment at import.
         popen = partial(forks.popen, session=True) if eager else start_process
         around = forks.environment if eager else {}
+        alive = [each for each in started if not each.has_ended()]
+        assert not alive, "a test has a place for a single engine"
         engine = Engine(model, free_port())
         started.append(engine)
         master_port = str(free_port())
@@ -207,29 +281,33 @@ def engines(model: Path, folder: Path, forks: Forks) -> Iterator[StartEngine]:
         engine.wait_until_up()
         return engine
 
-    try:
-        yield start
-    finally:
-        for engine in started:
-            engine.stop()
+    with a_place(places):
+        try:
+            yield start
+        finally:
+            for engine in started:
+                engine.stop()
 
 
 @pytest.fixture
-def start_engine(tiny_llama: Path, tmp_path: Path, vllm_forks: Forks) -> Iterator[StartEngine]:
+def start_engine(
+    tiny_llama: Path, tmp_path: Path, vllm_forks: Forks, shared_folder: Path
+) -> Iterator[StartEngine]:
     """Starts an engine and waits until it is up.
 
     Usage: `start_engine(tp, flags, [environment of each node])`.
     """
-    with engines(tiny_llama, tmp_path, vllm_forks) as start:
+    with engines(tiny_llama, tmp_path, vllm_forks, shared_folder) as start:
         yield start
 
 
 @pytest.fixture
-def start_moe(tmp_path: Path, vllm_forks: Forks) -> Iterator[StartEngine]:
+def start_moe(tmp_path: Path, vllm_forks: Forks, shared_folder: Path) -> Iterator[StartEngine]:
     """Starts an engine of a model with experts; see :func:`start_engine`."""
     from tiny_moe import make_tiny_moe
 
-    with engines(make_tiny_moe(tmp_path / "tiny-moe"), tmp_path, vllm_forks) as start:
+    model = make_tiny_moe(tmp_path / "tiny-moe")
+    with engines(model, tmp_path, vllm_forks, shared_folder) as start:
         yield start
 
 
@@ -248,19 +326,29 @@ class Answers:
 
 @pytest.fixture(scope="session")
 def eager_answers(
-    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, vllm_forks: Forks
+    tiny_llama: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    vllm_forks: Forks,
+    shared_folder: Path,
 ) -> Answers:
-    """Answers of an eager r2ccl engine with 2 ranks on 2 nodes, shared by all pytest workers."""
+    """Answers of an eager r2ccl engine with 2 ranks on 2 nodes, shared by all pytest workers.
+
+    The fixtures of a session come before those of a test, so the first test that waits here has no
+    place for an engine of its own.
+    """
     from answers import FLAG, PROMPTS, RAILS, greedy
 
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    kept = folder / "eager-answers.json"
-    with (folder / "eager-answers.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    kept = shared_folder / "eager-answers.json"
+    folder = tmp_path_factory.mktemp("eager")
+    with (shared_folder / "eager-answers.lock").open("w") as lock:
+        timely(
+            lambda: is_locked_now(lock),
+            "the answers of another pytest worker",
+            within_s=PLACE_TIMEOUT_S,
+            every_s=0.2,
+        )
         if not kept.exists():
-            with engines(tiny_llama, tmp_path_factory.mktemp("eager"), vllm_forks) as start:
+            with engines(tiny_llama, folder, vllm_forks, shared_folder) as start:
                 engine = start(2, FLAG, [RAILS | {"R2CCL_NODE": "per-rank"}])
                 texts = greedy(engine)
                 said = [engine.logprobs(p + t) for p, t in zip(PROMPTS, texts, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from forked import Forks
+from timely import patience
 
 FOLDER = Path(__file__).parent
 
@@ -39,11 +41,17 @@ def run_ranks(forks: Forks, folder: Path, *arguments: str, driver: str = "") -> 
             stdout=written,
             stderr=subprocess.STDOUT,
         )
+        limit_s = 300 * patience()
+        status: int | None = None
         try:
-            status = ran.wait(120)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = ran.wait(limit_s)
         finally:
             ran.kill()
-    assert status == 0, output.read_text(errors="replace")[-8000:]
+    told = output.read_text(errors="replace")[-8000:]
+    if status is None:
+        pytest.fail(f"ranks of {arguments[0]} have not ended within {limit_s:g} s:\n{told}")
+    assert status == 0, told
 
 
 @pytest.mark.parametrize(
@@ -125,6 +133,7 @@ def suite(name: str, only: Sequence[str] = ()) -> dict[str, Any]:
 SKIPPED_ANYWAY = re.compile(r"at least \d CUDA|NCCL|github\.com/pytorch|torchvision", re.IGNORECASE)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_pytorchs_own_tests(show: Any) -> None:
     """Runs PyTorch's tests for a CPU backend, except for features not supported by r2ccl."""

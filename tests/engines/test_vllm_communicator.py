@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 
 import pytest
+from timely import timely
 from vllm_jobs import run_ranks
 
 
 @pytest.mark.parametrize(
     "nodes",
-    [("per-rank",) * 2, ("a", "b", "c"), ("a", "a", "b", "b")],
-    ids=["two nodes", "three nodes", "two nodes of two"],
+    [
+        pytest.param(("per-rank",) * 2, id="two nodes", marks=pytest.mark.long),
+        pytest.param(("a", "b", "c"), id="three nodes"),
+        pytest.param(("a", "a", "b", "b"), id="two nodes of two"),
+    ],
 )
 def test_collectives_across_nodes(nodes: tuple[str, ...]) -> None:
     done = run_ranks("collectives", *nodes)
@@ -31,7 +35,11 @@ def test_an_error_ends_every_rank() -> None:
     assert "left waiting" not in done.stdout
     raised = re.findall(r"rank (\d) after ([\d.]+) s: (\w+)", done.stdout)
     assert sorted(rank for rank, _, _ in raised) == ["0", "1", "2"], done.stdout
-    # The default timeout is 30 s.
-    assert all(float(seconds) < 20 for _, seconds, _ in raised), done.stdout
     others = {name for rank, _, name in raised if rank != "1"}
     assert others <= {"PeerLostError", "PeerClosedError", "AbortedError", "OrderMismatchError"}
+    # The default timeout is 30 s.
+    timely(
+        lambda: all(float(seconds) < 20 for _, seconds, _ in raised),
+        f"errors within 20 s, at a limit of 5 s: {raised}",
+        within_s=0,
+    )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from answers import FLAG, PROMPTS, RAILS
+from timely import ended, timely
 
 if TYPE_CHECKING:
     from conftest import Engine
@@ -60,11 +61,20 @@ def test_a_skipped_call_ends_the_step_without_a_token(
     assert expected.startswith(received), "a token of the parted step has left"
 
     for node in engine.nodes:
-        node.process.wait(timeout=60)
+        ended(node.process, "a node whose worker left out a call", within_s=120)
+    said = []
+    for rank, node in enumerate(engine.nodes):
         lines = [line for line in node.log.splitlines() if "OrderMismatchError" in line]
         assert lines, node.log[-3000:]
-        for text in ("rank 0", "rank 1", "step ", "requests cmpl-"):
+        for text in ("step ", "requests cmpl-", f"rank {rank}"):
             assert text in lines[0], lines[0]
+        said.append(lines[0])
+    # The position of the other rank is left out if it does not arrive within 500 ms.
+    timely(
+        lambda: all(f"rank {other}" in line for line, other in zip(said, (1, 0), strict=True)),
+        f"both ranks know the positions of both: {said}",
+        within_s=0,
+    )
 
 
 def stream(engine: Engine, **more: object) -> Generator[str]:
@@ -83,7 +93,7 @@ def stream(engine: Engine, **more: object) -> Generator[str]:
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         for line in answer:
             content = line.decode().removeprefix("data: ").strip()
             if not content or content == "[DONE]":

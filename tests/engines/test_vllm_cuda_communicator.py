@@ -10,7 +10,11 @@ from vllm_jobs import run_ranks
 
 
 @pytest.mark.parametrize(
-    "nodes", [("per-rank",) * 2, ("a", "a", "b", "b")], ids=["two nodes", "two nodes of two"]
+    "nodes",
+    [
+        pytest.param(("per-rank",) * 2, id="two nodes", marks=pytest.mark.long),
+        pytest.param(("a", "a", "b", "b"), id="two nodes of two"),
+    ],
 )
 def test_collectives_across_nodes(nodes: tuple[str, ...], fake_cuda: Path) -> None:
     done = run_ranks("gpu_collectives", *nodes, R2CCL_CUDA_LIBRARY=str(fake_cuda))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from answers import FLAG, PROMPTS, RAILS
 from vllm_jobs import run_ranks
 
@@ -20,6 +21,7 @@ CLOSE = 0.5
 CLOSE_ON_AVERAGE = 0.1
 
 
+@pytest.mark.long
 def test_a_compiled_model_answers_the_same_with_the_fused_operation(
     start_engine: Callable[..., Engine],
     eager_answers: Answers,

@@ -338,7 +338,7 @@ def test_vllm_serve_refuses_a_wrong_option_before_starting_workers(tmp_path: Pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
     )
     assert done.returncode == 2
     assert "dead_deadline_ms (R2CCL_DEAD_DEADLINE_MS) is 'soon': must be" in done.stderr

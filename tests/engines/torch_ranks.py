@@ -15,14 +15,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from timely import timely
 
 import r2serve.engines.torch
 from r2serve import process
@@ -247,6 +249,17 @@ def death_in_training(me: int, ranks: int) -> None:
     refused(RuntimeError, "rank 0", lambda: model(torch.randn(4, 64)).mean().backward())
 
 
+def tell(what: str, me: int) -> None:
+    """Tells the other ranks that this rank has come to a point of the test."""
+    Path(os.environ["STORE_FOLDER"], f"{what}-{me}").touch()
+
+
+def hear(what: str, ranks: Iterable[int]) -> None:
+    """Waits until the ranks have come to a point of the test."""
+    marks = [Path(os.environ["STORE_FOLDER"], f"{what}-{rank}") for rank in ranks]
+    timely(lambda: all(mark.exists() for mark in marks), f"ranks: {what}", within_s=100)
+
+
 def aborted(me: int, ranks: int) -> None:
     """A rank without a running collective aborts a group, and the waits of other ranks end."""
     group = dist.group.WORLD
@@ -257,11 +270,11 @@ def aborted(me: int, ranks: int) -> None:
         group.abort()
         refused(PeerClosedError, "shut down", lambda: dist.barrier())
         refused(PeerClosedError, "shut down", lambda: group.send([torch.ones(1)], 1, 0))
-        time.sleep(2)  # an early exit would look like a closed peer instead of an abort
+        hear("aborted", range(1, ranks))  # an early exit would look like a closed peer
         return
-    began = time.monotonic()
+    # The timeout of the group would give another error.
     refused(AbortedError, "was aborted", lambda: dist.barrier())
-    assert time.monotonic() - began < 10
+    tell("aborted", me)
 
 
 def again(me: int, ranks: int) -> None:
@@ -387,9 +400,10 @@ def overdue_tag(me: int, ranks: int) -> None:
         for work in works:
             assert work is not None
             refused(AbortedError, "from rank 0, tag 1 has not ended within 2 s", work.wait)
+        tell("overdue", me)
         dist.send(torch.ones(1), 0)
     else:
-        time.sleep(4)
+        hear("overdue", [1])
         refused(AbortedError, "tag 1 has not ended", lambda: dist.send(torch.ones(1), 1, tag=2))
         dist.recv(torch.zeros(1), 1)
     dist.barrier()
@@ -466,7 +480,7 @@ def mistakes(me: int, ranks: int) -> None:
 def late(me: int, ranks: int) -> None:
     """A rank does not join a collective: the other ranks time out, in wait() and in the call."""
     if me == 0:
-        time.sleep(4)
+        hear("late", range(1, ranks))
         refused(AbortedError, "timeout", lambda: dist.barrier())
         return
     group = dist.new_group(list(range(1, ranks)), use_local_synchronization=True)
@@ -476,6 +490,7 @@ def late(me: int, ranks: int) -> None:
         refused(AbortedError, "timeout", lambda: work.wait(timedelta(seconds=1)))
     else:
         refused(AbortedError, "timeout", lambda: dist.all_reduce(torch.ones(1)))
+    tell("late", me)
     if me == 1:  # the abort may reach the other ranks soon after the begin of their call
         assert time.monotonic() - began > 0.9
     dist.all_reduce(torch.ones(1), group=group)  # other groups still work
@@ -492,10 +507,9 @@ def reduce_to_the_end(group: Any = None) -> None:
 def overdue(me: int, ranks: int) -> None:
     """The group's timeout ends collectives on the calling thread."""
     if me == 0:
-        time.sleep(5)
-    began = time.monotonic()
-    refused(AbortedError, "timeout", reduce_to_the_end)
-    assert time.monotonic() - began < 20
+        hear("overdue", range(1, ranks))
+    refused(AbortedError, "within 2 s (timeout)", reduce_to_the_end)
+    tell("overdue", me)
 
 
 def overdue_later(me: int, ranks: int) -> None:
@@ -524,11 +538,13 @@ def nothing_void_is_sent(me: int, ranks: int) -> None:
         sent = dist.isend(ones, 2)
         assert sent is not None
         refused(AbortedError, "was aborted", sent.wait)
+        tell("refused", me)
     elif me == 1:
         pair.abort()
-        time.sleep(2)  # an early exit would look like a closed peer instead of an abort
+        hear("refused", [0, 2])  # an early exit would look like a closed peer
     else:
         refused(AbortedError, "was aborted", lambda: dist.recv(torch.zeros(3), 0))
+        tell("refused", me)
 
 
 def unmatched(me: int, ranks: int) -> None:

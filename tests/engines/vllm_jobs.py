@@ -25,6 +25,6 @@ def run_ranks(case: str, *nodes: str, **environment: str) -> subprocess.Complete
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=500,
         check=False,
     )

@@ -261,7 +261,7 @@ def test_slots_are_read_only_after_publication(programs: int) -> None:
 
     def fill_and_publish() -> None:
         for number in range(2**32 - 3, 2**32 - 3 + rounds):
-            if not consumed.acquire(timeout=60):
+            if not consumed.acquire(timeout=300):
                 return  # no reader is left: the test has failed
             with own_stream():
                 for peer in range(2):

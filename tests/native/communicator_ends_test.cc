@@ -5,12 +5,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/interrupt.hpp"
+#include "eventually.hpp"
 #include "job.hpp"
 #include "link/link.hpp"
 #include "link_pair.hpp"
@@ -19,6 +19,7 @@ namespace r2ccl {
 namespace {
 
 using testing::bytes_of;
+using testing::eventually;
 using testing::Frame;
 using testing::Job;
 using testing::LinkPair;
@@ -27,20 +28,6 @@ Status all_reduce(Communicator& communicator, std::vector<float>& data) {
   auto* bytes = reinterpret_cast<std::byte*>(data.data());
   return communicator.all_reduce(bytes, bytes, data.size(), DType::f32, ReduceOp::sum,
                                  Algorithm::automatic);
-}
-
-// Returns whether a call of the communicator is running, according to the journal.
-bool is_in_call(Engine& engine, std::uint64_t communicator) {
-  const std::string bytes = engine.journal_bytes();
-  JournalHeader header;
-  std::memcpy(&header, bytes.data(), sizeof(header));
-  const std::size_t groups = sizeof(header) + header.rail_capacity * sizeof(JournalRail);
-  for (std::size_t i = 0; i < header.group_count; ++i) {
-    JournalGroup group;
-    std::memcpy(&group, bytes.data() + groups + i * sizeof(group), sizeof(group));
-    if (group.id == communicator && group.call_began_ns != 0) return true;
-  }
-  return false;
 }
 
 // A function-local group ends while its peers still receive its last data.
@@ -88,22 +75,21 @@ TEST(CommunicatorEnds, AMessageIsSentAgainAfterTheReleaseOfItsCommunicator) {
 // The last data and the notice of a failure arrive together: the result of the waiting call counts.
 TEST(CommunicatorEnds, AResultIsNotLostToAnAbortBehindIt) {
   Job job({.ranks = 2, .config = {}});
-  const std::vector<float> sent(1000, 3.0F);
   for (std::uint64_t id = 1U << 20; id < (1U << 20) + 20; ++id) {
     const auto from = job.make_part(id, {0, 1}, 0);
     const auto to = job.make_part(id, {0, 1}, 1);
     std::thread receiver([&] {
-      std::vector<float> got(sent.size());
-      auto* bytes = reinterpret_cast<std::byte*>(got.data());
-      const Status status = to->receive_from(bytes, got.size(), DType::f32, 0);
+      std::vector<float> data(1000, 4.0F);
+      const Status status = all_reduce(*to, data);
       EXPECT_TRUE(status.ok()) << status.message();
-      EXPECT_EQ(got, sent);
+      EXPECT_EQ(data, std::vector<float>(1000, 7.0F));
       EXPECT_EQ(to->barrier().code(), ErrorCode::aborted);  // the next call reports the failure
     });
-    while (!is_in_call(*job.engines[1], id)) std::this_thread::yield();
+    EXPECT_TRUE(eventually([&] { return job.in_call(1, id); }, "the receiver is in its call"));
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    const auto* bytes = reinterpret_cast<const std::byte*>(sent.data());
-    EXPECT_TRUE(from->send_to(bytes, sent.size(), DType::f32, 1).ok());
+    // The data of the receiver is there by now, so this call sends its data and ends at once.
+    std::vector<float> data(1000, 3.0F);
+    EXPECT_TRUE(all_reduce(*from, data).ok());
     from->abort("rank 0 is done");
     receiver.join();
   }
@@ -112,7 +98,7 @@ TEST(CommunicatorEnds, AResultIsNotLostToAnAbortBehindIt) {
 // The hook asks on behalf of the program's signal handlers.
 TEST(CommunicatorEnds, AnInterruptEndsAWaitingCallOnAllRanks) {
   Config config;
-  config.call_timeout_s = 20;  // ends the test if no question is asked
+  config.call_timeout_s = testing::patience_s;  // ends the test if no question is asked
   Job job({.ranks = 2, .config = config});
   const auto members = job.make_communicators(7);
   static thread_local bool handles_signals = false;
@@ -126,7 +112,7 @@ TEST(CommunicatorEnds, AnInterruptEndsAWaitingCallOnAllRanks) {
     EXPECT_NE(status.message().find("interrupted by a signal"), std::string::npos)
         << status.message();
   });
-  while (!is_in_call(*job.engines[0], 7)) std::this_thread::yield();
+  EXPECT_TRUE(eventually([&] { return job.in_call(0, 7); }, "rank 0 is in its call"));
   raised = true;
   caller.join();
   interrupt_hook = nullptr;

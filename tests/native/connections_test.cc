@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "eventually.hpp"
 #include "link/shape.hpp"
 
 namespace r2ccl {
@@ -55,10 +57,25 @@ struct Fixture {
                          .remote = at},
                         own, HandshakeKey{}, now);
   }
+  // Goes on until `condition()`: the kernel may deliver with a delay.
+  ::testing::AssertionResult progress_until(const std::function<bool()>& condition,
+                                            const std::string& what, TimeNs now = 0) {
+    return testing::eventually(
+        [&] {
+          connections.progress(now);
+          return condition();
+        },
+        what);
+  }
   [[nodiscard]] FileDescriptor accept() const {
     return FileDescriptor(::accept(port.get(), nullptr, nullptr));
   }
 };
+
+bool readable(const FileDescriptor& socket) {
+  pollfd item{socket.get(), POLLIN, 0};
+  return ::poll(&item, 1, 0) == 1;
+}
 
 // Number of bytes received from the other end; 0 = the other end has closed.
 ssize_t received(const FileDescriptor& socket) {
@@ -71,12 +88,14 @@ TEST(Connections, AnAttemptReplacesAnUnansweredAttempt) {
   fixture.connect(0);
   fixture.connections.progress(0);
   const FileDescriptor first = fixture.accept();
+  ASSERT_TRUE(fixture.progress_until([&] { return readable(first); }, "the first hello"));
   EXPECT_GT(received(first), 0);
   fixture.connect(1);
   fixture.connections.progress(1);
   EXPECT_EQ(fixture.connections.pending(), 1U);
   EXPECT_EQ(received(first), 0);
   const FileDescriptor second = fixture.accept();
+  ASSERT_TRUE(fixture.progress_until([&] { return readable(second); }, "the second hello", 1));
   EXPECT_GT(received(second), 0);
   EXPECT_EQ(fixture.failed, 0);  // a replaced attempt is not a failed attempt
 }
@@ -134,11 +153,15 @@ TEST(Connections, EveryRailOfAPeerMayConnectAtTheSameTime) {
     }
   };
   come(128 + 8);
-  EXPECT_EQ(fixture.connections.pending(), 136U);
+  EXPECT_TRUE(fixture.progress_until([&] { return fixture.connections.pending() == 136; },
+                                     "136 connections"));
   EXPECT_TRUE(fixture.log.take().value().empty());
   come(1);
+  std::size_t lines = 0;
+  const auto drops = [&] { return (lines += fixture.log.take().value().size()) > 0; };
+  EXPECT_TRUE(fixture.progress_until(drops, "the oldest is dropped"));
+  EXPECT_EQ(lines, 1U);
   EXPECT_EQ(fixture.connections.pending(), 136U);
-  EXPECT_EQ(fixture.log.take().value().size(), 1U);  // the oldest is dropped
 }
 
 // Sets the limit of descriptors to those open now, while in scope.
@@ -168,11 +191,14 @@ TEST(Connections, WithoutDescriptorsAcceptsPauseAndOneLineSaysWhy) {
   const SocketAddress at = SocketAddress::ip(IpAddress::parse("127.0.0.1").value(), port.value());
   const FileDescriptor client(::socket(AF_INET, SOCK_STREAM, 0));
   ASSERT_EQ(::connect(client.get(), at.get(), at.size), 0);
+  std::vector<pollfd> fds;
   const auto polled = [&](TimeNs now) {
-    std::vector<pollfd> fds;
+    fds.clear();
     fixture.connections.add_poll_fds(fds, now);
     return fds.size();
   };
+  ASSERT_EQ(polled(0), 1U);
+  ASSERT_TRUE(testing::eventually([&] { return ::poll(fds.data(), 1, 0) == 1; }, "the client"));
   TimeNs now = 0;
   {
     const NoDescriptors none;

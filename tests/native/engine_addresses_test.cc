@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "eventually.hpp"
 #include "job.hpp"
 
 namespace r2ccl {
@@ -55,12 +56,11 @@ class Addresses : public ::testing::Test {
     });
   }
 
-  // Waits up to 20 s until both ends of the rail are UP between these addresses.
+  // Waits until both ends of the rail are UP between these addresses.
   ::testing::AssertionResult joined(int rail, const std::string& accepts,
                                     const std::string& connects) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     std::string text;
-    while (std::chrono::steady_clock::now() < deadline) {
+    const auto is_joined = [&] {
       bool right = true;
       text.clear();
       for (const int rank : {accepting, connecting}) {
@@ -73,10 +73,11 @@ class Addresses : public ::testing::Test {
         text += std::string(name_of(rail_info.state)) + " " + rail_info.local + " to " +
                 rail_info.remote + "; ";
       }
-      if (right) return ::testing::AssertionSuccess();
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return ::testing::AssertionFailure() << "at " << text;
+      return right;
+    };
+    auto waited = testing::eventually(
+        is_joined, "rail " + std::to_string(rail) + " is UP from " + connects + " to " + accepts);
+    return waited ? waited : waited << "; at " << text;
   }
 
   void steps() {
@@ -142,9 +143,8 @@ TEST_F(Addresses, AreWatchedAfterAChangeLikeBefore) {
     // state. The journal keeps the loss.
     const auto losses = address_losses(rank, 0);
     monitor.remove_address(Job::ifindex(0), ip(next));
-    for (int i = 0; i < 20'000 && address_losses(rank, 0) == losses; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    EXPECT_GT(address_losses(rank, 0), losses);
+    EXPECT_TRUE(testing::eventually([&] { return address_losses(rank, 0) > losses; },
+                                    "the loss of the address"));
     monitor.add_address(Job::ifindex(0), ip(next));
     ASSERT_TRUE(joined(0, "127.0.4.1", rank == accepting ? given : next));
     EXPECT_GT(info(rank, 0).epoch, epoch);

@@ -6,17 +6,20 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <numeric>
 #include <thread>
 
 #include "base/clock.hpp"
+#include "eventually.hpp"
 #include "job.hpp"
 #include "sanitized.hpp"
 
 namespace r2ccl {
 namespace {
 
+using testing::eventually;
 using testing::Job;
 
 std::vector<float> pattern(int rank, std::size_t count) {
@@ -119,7 +122,8 @@ TEST(Engine, TheJournalShowsALostRailAtOnce) {
   Job job({.ranks = 2, .rails = 8, .config = config});
   const std::string path = job.engines[0]->journal_path();
   for (RailId rail = 0; rail < 8; ++rail) {
-    while (job.engines[0]->rails()[rail].state != RailState::up) std::this_thread::yield();
+    ASSERT_TRUE(eventually([&] { return job.engines[0]->rails()[rail].state == RailState::up; },
+                           "rail " + std::to_string(rail) + " is UP"));
     ASSERT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
     EXPECT_NE(told_state(path, rail), RailState::up) << int{rail};
   }
@@ -135,29 +139,28 @@ TEST(Engine, LosingAllRailsForLongIsAnErrorOnEveryRank) {
   job.run([&](int, Communicator& communicator) {
     std::vector<float> data(10);
     auto* bytes = reinterpret_cast<std::byte*>(data.data());
-    const auto began = std::chrono::steady_clock::now();
     const Status status =
         communicator.all_reduce(bytes, bytes, 10, DType::f32, ReduceOp::sum, Algorithm::automatic);
     EXPECT_EQ(status.code(), ErrorCode::peer_lost) << status.message();
-    // The default timeout is 30 s.
-    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+    EXPECT_NE(status.message().find("link_timeout_s = 0.3"), std::string::npos) << status.message();
   });
 }
 
 TEST(Engine, AnAbortEndsTheCallOnEveryRank) {
-  Job job({.ranks = 3, .rails = 2, .config = {}});
+  Config config;
+  config.call_timeout_s = testing::patience_s;  // ends the test if the abort ends no call
+  Job job({.ranks = 3, .rails = 2, .config = config});
   std::thread other([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_TRUE(eventually([&] { return job.in_call(0) && job.in_call(1); },
+                           "ranks 0 and 1 wait for rank 2"));
     job.communicators[0]->abort("rank 0 gave up: it is late");
   });
   // Ranks 0 and 1 wait for rank 2. Another thread aborts the call of rank 0, and rank 2 calls
   // later.
   const auto waits = [&](std::size_t rank) {
-    const auto began = std::chrono::steady_clock::now();
     const Status status = job.communicators[rank]->barrier();
     EXPECT_EQ(status.code(), ErrorCode::aborted) << status.message();
     EXPECT_NE(status.message().find("it is late"), std::string::npos) << status.message();
-    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
   };
   std::thread second([&] { waits(1); });
   waits(0);
@@ -174,36 +177,41 @@ TEST(Engine, AStallBeginsWithTheCallIfRailsWereLostBefore) {
   Config config;
   config.rejoin_backoff_min_ms = 1;
   config.rejoin_backoff_max_ms = 20;
+  config.flap_half_life_s = 0;
   Job job({.ranks = 2, .rails = 2, .shm = false, .config = config});
   const auto all_reduce = [](int, Communicator& communicator) {
     all_reduce_checked(communicator, 2, 1000, Algorithm::automatic);
   };
   job.run(all_reduce);
-  for (RailId rail = 0; rail < 2; ++rail)
-    EXPECT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());
   const auto any_up = [&] {
     for (const auto& engine : job.engines)
       for (const auto& rail : engine->rails())
         if (rail.state == RailState::up || rail.state == RailState::suspect) return true;
     return false;
   };
-  while (any_up()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_EQ(job.longest_stall(0), 0);
-  std::atomic<int> begun = 0;
-  std::thread mend([&] {
-    while (begun < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    for (RailId rail = 0; rail < 2; ++rail)
-      EXPECT_TRUE(job.engines[0]->inject(rail, Fault::none).ok());
-  });
-  job.run([&](int rank, Communicator& communicator) {
-    ++begun;
-    all_reduce(rank, communicator);
-  });
-  mend.join();
-  // On a busy machine the call begins late, so the stall may be shorter than 500 ms.
-  for (const std::size_t rank : {0U, 1U})
-    EXPECT_GE(job.longest_stall(rank), 150 * ns_per_ms) << rank;
+  const auto inject_all = [&](Fault fault) {
+    for (RailId rail = 0; rail < 2; ++rail) EXPECT_TRUE(job.engines[0]->inject(rail, fault).ok());
+  };
+  const auto shorter_stall = [&] { return std::min(job.longest_stall(0), job.longest_stall(1)); };
+  // A stall without the pauses of a busy machine may be shorter than the loss, so the next loss
+  // lasts longer.  A stall that begins with the return of the rails lasts a few ms.
+  for (const int loss_ms : {500, 2000, 8000}) {
+    inject_all(Fault::carrier_loss);
+    ASSERT_TRUE(eventually([&] { return !any_up(); }, "all rails are DOWN"));
+    if (loss_ms == 500) {
+      EXPECT_EQ(job.longest_stall(0), 0);
+    }
+    std::thread mend([&] {
+      EXPECT_TRUE(eventually([&] { return job.in_call(0) && job.in_call(1); },
+                             "both ranks are in their call"));
+      std::this_thread::sleep_for(std::chrono::milliseconds(loss_ms));
+      inject_all(Fault::none);
+    });
+    job.run(all_reduce);
+    mend.join();
+    if (shorter_stall() >= 150 * ns_per_ms) break;
+  }
+  EXPECT_GE(shorter_stall(), 150 * ns_per_ms);
 }
 
 // Acks of earlier messages arrive on another rail while a rank waits for a lost message.
@@ -241,16 +249,35 @@ TEST(Engine, AStallIsTheWholeWaitDespiteOtherAcks) {
     const auto all_up = [&](const auto& engine) {
       return std::ranges::all_of(engine->rails(), is_up);
     };
-    while (!std::ranges::all_of(job.engines, all_up))
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(
+        eventually([&] { return std::ranges::all_of(job.engines, all_up); }, "all rails are UP"));
     return was[0] && was[1];
   };
+  const auto short_of_cpu = [&] {
+    std::uint64_t ns = 0;
+    for (const auto& engine : job.engines) {
+      JournalHeader header;
+      std::memcpy(&header, engine->journal_bytes().data(), sizeof(header));
+      ns += header.short_of_cpu_ns;
+    }
+    return ns;
+  };
   // Small messages use a single rail, so attempts alternate between the rails. A busy machine
-  // delays calls without a stall, so a single successful attempt is enough.
+  // delays calls without a stall, so a single successful attempt is enough, and attempts that lack
+  // CPU time prove nothing.
+  constexpr int enough = 10;
+  const auto ends = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   bool found = false;
-  for (int attempt = 0; attempt < 20 && !found; ++attempt)
+  int quiet = 0;
+  for (int attempt = 0; attempt < 200 && quiet < enough && !found; ++attempt) {
+    if (::testing::Test::HasFailure() || std::chrono::steady_clock::now() >= ends) break;
+    const std::uint64_t before = short_of_cpu();
     found = whole(static_cast<RailId>(attempt % 2));
-  EXPECT_TRUE(found);
+    if (short_of_cpu() == before) ++quiet;
+  }
+  if (::testing::Test::HasFailure()) return;
+  if (!found && quiet < enough) GTEST_SKIP() << "the machine lacked CPU time in most attempts";
+  EXPECT_TRUE(found) << quiet << " attempts with enough CPU time";
 }
 
 TEST(Engine, AnOrderMismatchNamesTheCallOfEachRank) {

@@ -138,10 +138,10 @@ TEST(Fork, ALockOfAMappedFileEndsWithTheParent) {
     if (::fork() == 0) {  // outlives its parent
       const pid_t self = ::getpid();
       (void)!::write(ready[1], &self, sizeof(self));
-      ::sleep(30);
+      ::sleep(120);
       ::_exit(0);
     }
-    ::sleep(30);
+    ::sleep(120);
     ::_exit(0);
   }
   pid_t child = 0;

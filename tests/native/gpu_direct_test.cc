@@ -15,6 +15,7 @@
 
 #include "device/direct_memory.hpp"
 #include "drivers/fake_verbs.hpp"
+#include "eventually.hpp"
 #include "sanitized.hpp"
 #include "stream_ranks.hpp"
 
@@ -75,11 +76,11 @@ TEST(GpuDirect, RailsOfBothKindsGiveTheHostsBits) {
 
 // Checks that an all-reduce needs at most `most` copies on average. Data is copied to its target if
 // the data arrives before the address of the target. On a busy host ranks start a call at different
-// times, so the best of 5 rounds counts.
+// times, so the best of 10 rounds counts.
 void expect_few_copies(int ranks, std::size_t count, int most) {
   Job job({.ranks = ranks, .rails = 2, .verbs = 2, .config = {}});
   constexpr int calls = 20;
-  constexpr int rounds = 5;
+  constexpr int rounds = 10;
   int fewest = std::numeric_limits<int>::max();
   for (int round = 0; round < rounds && fewest > calls * most; ++round) {
     const int before = fake().call("fake_cuda_copies");
@@ -147,7 +148,7 @@ TEST(GpuDirect, AGraphIsReplayedWhileRailsAreCutAndHealed) {
   std::atomic<int> begun = 0;  // a rail lost in the start-up trial would disable GPUDirect
   std::atomic<int> ended = 0;
   std::thread cutting([&] {
-    while (begun < 3) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_TRUE(testing::eventually([&] { return begun == 3; }, "all ranks have begun"));
     for (unsigned turn = 0; ended < 3; ++turn) {
       const auto rail = static_cast<RailId>(turn % 2);
       EXPECT_TRUE(job.engines[0]->inject(rail, Fault::carrier_loss).ok());

@@ -18,6 +18,7 @@
 #include "drivers/fake_verbs.hpp"
 #include "engine/communicator.hpp"
 #include "engine/engine.hpp"
+#include "eventually.hpp"
 #include "journal/journal.hpp"
 
 namespace r2ccl::testing {
@@ -73,7 +74,7 @@ class Job {
         std::vector<std::uint32_t> peers;
         for (int peer = 0; peer < options.ranks; ++peer)
           if (peer != rank) peers.push_back(base + static_cast<std::uint32_t>(peer));
-        const Status status = engines[static_cast<std::size_t>(rank)]->connect(peers, 10.0);
+        const Status status = engines[static_cast<std::size_t>(rank)]->connect(peers, patience_s);
         EXPECT_TRUE(status.ok()) << status.message();
       });
     }
@@ -119,6 +120,21 @@ class Job {
     EXPECT_TRUE(made.ok()) << made.take_status().message();
     return std::move(made.value());
   }
+
+  // Returns whether a call of the rank's communicator `id` is running, according to the journal.
+  [[nodiscard]] bool in_call(std::size_t rank, std::uint64_t id) const {
+    const std::string bytes = engines[rank]->journal_bytes();
+    JournalHeader header;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    const std::size_t groups = sizeof(header) + header.rail_capacity * sizeof(JournalRail);
+    for (std::size_t i = 0; i < header.group_count; ++i) {
+      JournalGroup group;
+      std::memcpy(&group, bytes.data() + groups + i * sizeof(group), sizeof(group));
+      if (group.id == id && group.call_began_ns != 0) return true;
+    }
+    return false;
+  }
+  [[nodiscard]] bool in_call(std::size_t rank) const { return in_call(rank, base_); }
 
   // Runs body(rank, communicator) in a thread per rank.
   void run(const std::function<void(int, Communicator&)>& body) {

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <thread>
@@ -20,6 +19,7 @@
 #include "drivers/fake_link_monitor.hpp"
 #include "drivers/interfaces.hpp"
 #include "drivers/netlink_link_monitor.hpp"
+#include "eventually.hpp"
 
 namespace r2ccl {
 
@@ -53,6 +53,8 @@ Lines poll_lines(LinkMonitor& monitor) {
 bool has(const Lines& lines, const std::string& line) {
   return std::find(lines.begin(), lines.end(), line) != lines.end();
 }
+
+constexpr int patience_ms = static_cast<int>(testing::patience_s * 1000);
 
 bool readable(int fd, int timeout_ms) {
   pollfd item{.fd = fd, .events = POLLIN, .revents = 0};
@@ -237,16 +239,14 @@ class NetlinkLinkMonitorTest : public ::testing::Test {
     return monitor.ok() ? std::move(monitor.value()) : nullptr;
   }
 
-  // Polls up to 20 s for the line `last`, because the kernel reports with a delay.
+  // Waits for the line `last`, because the kernel reports with a delay.
   static Lines wait_for(LinkMonitor& monitor, const std::string& last) {
     Lines lines;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (std::chrono::steady_clock::now() < deadline) {
+    const auto is_reported = [&] {
       for (std::string& line : poll_lines(monitor)) lines.push_back(std::move(line));
-      if (has(lines, last)) return lines;
-      readable(monitor.fd(), 100);
-    }
-    ADD_FAILURE() << "never reported: " << last << "; only " << ::testing::PrintToString(lines);
+      return has(lines, last);
+    };
+    EXPECT_TRUE(testing::eventually(is_reported, last)) << ::testing::PrintToString(lines);
     return lines;
   }
 
@@ -262,7 +262,7 @@ TEST_F(NetlinkLinkMonitorTest, SeesCarrierOfARealInterface) {
     monitor->watch("port0");
     wait_for(*monitor, "state port0 up");
     ip_command("link set dev port1 down");
-    EXPECT_TRUE(readable(monitor->fd(), 5000));
+    EXPECT_TRUE(readable(monitor->fd(), patience_ms));
     wait_for(*monitor, "state port0 no-carrier");
     ip_command("link set dev port1 up");
     wait_for(*monitor, "state port0 up");
@@ -409,7 +409,7 @@ TEST_F(NetlinkLinkMonitorTest, IgnoresMessagesOfOtherProcesses) {
     ASSERT_EQ(::sendto(socket.get(), &forged, sizeof(forged), 0,
                        reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
               static_cast<ssize_t>(sizeof(forged)));
-    ASSERT_TRUE(readable(monitor->fd(), 1000));
+    ASSERT_TRUE(readable(monitor->fd(), patience_ms));
     ip_command("link set dev port0 up");
     const Lines lines = wait_for(*monitor, "state port0 no-carrier");
     EXPECT_FALSE(has(lines, "removed port0"));

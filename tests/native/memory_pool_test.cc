@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "drivers/fake_verbs.hpp"
+#include "eventually.hpp"
 #include "exported_memory.hpp"
 
 namespace r2ccl {
@@ -24,11 +25,10 @@ class MemoryPoolTest : public ::testing::Test {
   std::shared_ptr<VerbsDevice> open() { return std::move(verbs->open("near").value()); }
   std::span<std::byte> span() { return buffer; }
   static bool is_open(int fd) { return ::fcntl(fd, F_GETFD) != -1; }
-  // Waits up to 20 s for `count` regions, because other threads free the memory.
-  bool regions_become(std::size_t count) {
-    for (int i = 0; i < 20'000 && verbs->shared_regions() != count; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return verbs->shared_regions() == count;
+  // Waits for `count` regions, because other threads free the memory.
+  ::testing::AssertionResult regions_become(std::size_t count) {
+    return testing::eventually([&] { return verbs->shared_regions() == count; },
+                               std::to_string(count) + " regions");
   }
 
   std::shared_ptr<FakeVerbs> verbs = std::make_shared<FakeVerbs>();
@@ -101,9 +101,7 @@ TEST_F(MemoryPoolTest, MemoryOfARemovedDeviceIsWithdrawn) {
   EXPECT_FALSE(withdrawn->load());
   verbs->hang_freeing("near", false);
   EXPECT_TRUE(regions_become(0));
-  for (int i = 0; i < 20'000 && !withdrawn->load(); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_TRUE(withdrawn->load());
+  EXPECT_TRUE(testing::eventually([&] { return withdrawn->load(); }, "the withdrawal"));
 
   ASSERT_TRUE(pool.add_device(open()).ok());
   EXPECT_NE(pool.withdrawal_of("near"), withdrawn);

@@ -9,20 +9,26 @@
 #include <chrono>
 #include <thread>
 
+#include "eventually.hpp"
 #include "job.hpp"
 
 namespace r2ccl {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::eventually;
 using testing::Job;
 
 constexpr long pause_ms = 400;
+std::atomic<bool> pausing{false};
+std::atomic<bool> has_paused{false};
 
 // Runs on the thread that gets the signal, in place of the wait.
 void sleep_here(int) {
+  pausing = true;
   const timespec pause{.tv_sec = 0, .tv_nsec = pause_ms * ns_per_ms};
   (void)::nanosleep(&pause, nullptr);
+  has_paused = true;
 }
 
 Status all_reduce(Communicator& communicator) {
@@ -37,33 +43,37 @@ struct Wait {
   double stall_ms = 0;
 };
 
-// Rank 0 waits for rank 1, which comes after 700 ms.  A rail goes down meanwhile.  Returns the wait
-// of rank 0.
+// Rank 0 waits for rank 1.  A rail goes down meanwhile, during a pause of rank 0 if it `pauses`.
+// Returns the wait of rank 0.
 Wait wait_of_rank_0(bool pauses) {
   Wait wait;
+  pausing = has_paused = false;
   Job job({.ranks = 2, .rails = 2, .config = {}});
   std::atomic<pthread_t> waiting{};
-  std::atomic<bool> waits{false};
   job.run([&](int rank, Communicator& communicator) {
     ASSERT_TRUE(all_reduce(communicator).ok());
     if (rank == 0) {
       waiting = ::pthread_self();
       const auto began = std::chrono::steady_clock::now();
-      waits = true;
       ASSERT_TRUE(all_reduce(communicator).ok());
       wait.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began)
                     .count();
       return;
     }
-    while (!waits) std::this_thread::yield();
+    EXPECT_TRUE(eventually([&] { return waiting != pthread_t{} && job.in_call(0); },
+                           "rank 0 waits for rank 1"));
     std::this_thread::sleep_for(milliseconds(100));
     if (pauses) {
-      ASSERT_EQ(::pthread_kill(waiting, SIGUSR1), 0);
+      EXPECT_EQ(::pthread_kill(waiting, SIGUSR1), 0);
+      EXPECT_TRUE(eventually([&] { return pausing.load(); }, "the pause has begun"));
     }
-    std::this_thread::sleep_for(milliseconds(50));
-    ASSERT_TRUE(job.engines[1]->inject(0, Fault::carrier_loss).ok());
-    std::this_thread::sleep_for(milliseconds(550));
-    ASSERT_TRUE(all_reduce(communicator).ok());
+    EXPECT_TRUE(job.engines[1]->inject(0, Fault::carrier_loss).ok());
+    const auto lost = [&] {
+      return (has_paused || !pauses) && job.engines[0]->rails()[0].state != RailState::up;
+    };
+    EXPECT_TRUE(eventually(lost, "rank 0 has lost the rail, and has paused"));
+    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_TRUE(all_reduce(communicator).ok());
   });
   wait.stall_ms = static_cast<double>(job.engines[0]->stalled_ns()) * 1e-6;
   return wait;

@@ -10,11 +10,13 @@
 #include <thread>
 #include <vector>
 
+#include "eventually.hpp"
 #include "job.hpp"
 
 namespace r2ccl {
 namespace {
 
+using testing::eventually;
 using testing::Job;
 
 class Verbs : public ::testing::Test {
@@ -52,17 +54,12 @@ class Verbs : public ::testing::Test {
         if (rail.state != RailState::up) return false;
     return true;
   }
-  template <typename Predicate>
-  static ::testing::AssertionResult eventually(Predicate predicate) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(15);
-    while (std::chrono::steady_clock::now() < deadline) {
-      if (predicate()) return ::testing::AssertionSuccess();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return ::testing::AssertionFailure() << "not within 15 s";
-  }
   ::testing::AssertionResult rejoined() {
-    return eventually([this] { return all_up(); });
+    return eventually([this] { return all_up(); }, "all rails are UP");
+  }
+  // Waits until rail 0 of rank 0 has left the state UP.
+  ::testing::AssertionResult lost() {
+    return eventually([this] { return info(0, 0).state != RailState::up; }, "rail 0 is not UP");
   }
 
   // Runs `count` all-reduces of `floats` elements with changing values, and checks the results.
@@ -85,17 +82,22 @@ class Verbs : public ::testing::Test {
       }
     });
   }
-  // Injects `fault` under traffic. The rail must go down by `cause`, another rail must take over,
-  // and the rail must rejoin.
-  void expect_failover(const std::function<void()>& fault, RailCause cause, int rail = 0) {
+  // Injects `fault` into rail 0 under traffic. The rail must go down by `cause`, another rail must
+  // take over, and the rail must rejoin. `healing` runs beside the traffic from the fault on.
+  void expect_failover(const std::function<void()>& fault, RailCause cause,
+                       const std::function<void()>& healing = {}) {
     ASSERT_TRUE(rejoined());
-    const Epoch epoch = info(0, rail).epoch;
+    const Epoch epoch = info(0, 0).epoch;
+    std::thread beside;
     steps(60, 3000, [&](int step) {
-      if (step == 20) fault();
+      if (step != 20) return;
+      fault();
+      if (healing) beside = std::thread(healing);
     });
-    EXPECT_TRUE(eventually([&] {
-      return saw(cause, rail) && info(0, rail).epoch > epoch && all_up();
-    })) << name_of(cause);
+    EXPECT_TRUE(
+        eventually([&] { return saw(cause, 0) && info(0, 0).epoch > epoch && all_up(); },
+                   "the loss by " + std::string(name_of(cause)) + " and the rejoin of the rail"));
+    if (beside.joinable()) beside.join();
     steps(10, 3000);
   }
   // Whether the journal of either rank has the cause. The rank with the first evidence notifies the
@@ -115,6 +117,24 @@ class Verbs : public ::testing::Test {
     return lines.has_value() && std::ranges::any_of(*lines, [&](const LogLine& line) {
              return line.text.find(text) != std::string::npos;
            });
+  }
+  // Time at which rail 0 of rank 0 entered the state after `since`, from the journal; 0: never.
+  // Attempts to connect also end in DOWN; only the loss of a rail in use counts.
+  TimeNs entered(RailState state, TimeNs since = 0) {
+    for (const JournalRecord& record : job->records(0))
+      if (record.kind == JournalKind::rail_state && record.rail == 0 && record.time_ns > since &&
+          record.to == static_cast<std::uint8_t>(state) &&
+          (state != RailState::down || record.value == 1))
+        return record.time_ns;
+    return 0;
+  }
+  // Waits until rail 0 has gone down.  The rail must not return before the end of the patience with
+  // a device, 2 s.
+  void expect_kept_down() {
+    ASSERT_TRUE(eventually([&] { return entered(RailState::down) != 0; }, "rail 0 is DOWN"));
+    const TimeNs lost_at = entered(RailState::down);
+    const TimeNs returned = entered(RailState::probation, lost_at);
+    EXPECT_TRUE(returned == 0 || returned - lost_at >= 1900 * ns_per_ms) << returned - lost_at;
   }
   static std::string device(int rank, int rail = 0) { return Job::verbs_device(rank, rail); }
 
@@ -199,7 +219,8 @@ TEST_F(Verbs, ContinueWhileAPortQueryHangs) {
   ask();
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until the event is processed
   job->verbs->hang_ports(device(0), false);
-  EXPECT_TRUE(eventually([&] { return saw(RailCause::address_loss, 0) && all_up(); }));
+  EXPECT_TRUE(eventually([&] { return saw(RailCause::address_loss, 0) && all_up(); },
+                         "the loss of the address and the rejoin of the rail"));
   steps(10, 3000);
 }
 
@@ -231,44 +252,36 @@ TEST_F(Verbs, GoDownOnAFlushAfterSuccess) {
 }
 
 TEST_F(Verbs, GoDownWhenRetriesAreExhausted) {
-  expect_failover(
-      [&] {
-        job->verbs->mute(device(0), true);
-        std::thread([verbs = job->verbs] {
-          for (int i = 0; i < 2000 && !verbs->exhaust_retries(device(0)); ++i)
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          verbs->mute(device(0), false);
-        }).detach();
-      },
-      RailCause::completion_error);
+  Config with = config();
+  with.dead_deadline_ms = 60'000;  // the silence of the muted device is not the cause
+  job = std::make_unique<Job>(options(2, 2, with));
+  expect_failover([&] { job->verbs->mute(device(0), true); }, RailCause::completion_error,
+                  [&] {
+                    EXPECT_TRUE(eventually([&] { return job->verbs->exhaust_retries(device(0)); },
+                                           "a pending write"));
+                    job->verbs->mute(device(0), false);
+                  });
 }
 
 TEST_F(Verbs, GoDownWhenAPostFails) {
-  expect_failover(
-      [&] {
-        job->verbs->fail_posts(device(0), ENOMEM);
-        std::thread([verbs = job->verbs] {
-          std::this_thread::sleep_for(std::chrono::milliseconds(200));
-          verbs->fail_posts(device(0), 0);
-        }).detach();
-      },
-      RailCause::device_loss);
+  expect_failover([&] { job->verbs->fail_posts(device(0), ENOMEM); }, RailCause::device_loss,
+                  [&] {
+                    EXPECT_TRUE(eventually([&] { return saw(RailCause::device_loss, 0); },
+                                           "the loss of the rail"));
+                    job->verbs->fail_posts(device(0), 0);
+                  });
 }
 
 TEST_F(Verbs, GoDownInABlackHoleAndRejoin) {
   // A busy machine observes less silence than passes, so the hole lasts until the rail is DOWN.
-  std::thread healing;
   expect_failover(
+      [&] { job->verbs->mute(device(0), true); }, RailCause::dead_deadline,
       [&] {
-        job->verbs->mute(device(0), true);
-        healing = std::thread([&] {
-          EXPECT_TRUE(eventually([&] { return saw(RailCause::dead_deadline, 0); }));
-          std::this_thread::sleep_for(std::chrono::milliseconds(500));  // attempts to rejoin fail
-          job->verbs->mute(device(0), false);
-        });
-      },
-      RailCause::dead_deadline);
-  if (healing.joinable()) healing.join();
+        EXPECT_TRUE(
+            eventually([&] { return saw(RailCause::dead_deadline, 0); }, "the loss of the rail"));
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));  // attempts to rejoin fail
+        job->verbs->mute(device(0), false);
+      });
 }
 
 TEST_F(Verbs, RejoinAfterTheirDeviceWasRemovedAndPluggedIn) {
@@ -276,12 +289,14 @@ TEST_F(Verbs, RejoinAfterTheirDeviceWasRemovedAndPluggedIn) {
       [&] {
         job->verbs->remove(device(0));
         job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
-        std::thread([verbs = job->verbs] {
-          std::this_thread::sleep_for(std::chrono::milliseconds(300));
-          verbs->plug_in(device(0));
-        }).detach();
       },
-      RailCause::device_loss);
+      RailCause::device_loss,
+      [&] {
+        EXPECT_TRUE(
+            eventually([&] { return saw(RailCause::device_loss, 0); }, "the loss of the rail"));
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));  // attempts to rejoin fail
+        job->verbs->plug_in(device(0));
+      });
 }
 
 TEST_F(Verbs, AreNotReusedWhileAFenceHangs) {
@@ -292,8 +307,8 @@ TEST_F(Verbs, AreNotReusedWhileAFenceHangs) {
     if (step == 20)
       job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
   });
-  EXPECT_EQ(info(0, 0).state, RailState::down);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  EXPECT_TRUE(eventually([&] { return info(0, 0).state == RailState::down; }, "the rail is DOWN"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // longer than any patience
   EXPECT_NE(info(0, 0).state, RailState::up);
   EXPECT_EQ(info(0, 0).epoch, 1U);
   job->verbs->hang_freeing(device(0), false);
@@ -309,8 +324,9 @@ TEST_F(Verbs, RejoinWithoutAFenceOnceTheirMemoryIsWithdrawn) {
     if (step == 20)
       job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
   });
-  EXPECT_EQ(info(0, 0).epoch, 1U);
-  EXPECT_TRUE(eventually([&] { return info(0, 0).epoch > 1 && all_up(); }));
+  EXPECT_TRUE(
+      eventually([&] { return info(0, 0).epoch > 1 && all_up(); }, "the rejoin of the rail"));
+  expect_kept_down();
   steps(60, 3000);
   job->verbs->hang(device(0), false);
 }
@@ -319,7 +335,7 @@ TEST_F(Verbs, GoDownWhenTheirDeviceFailsSilently) {
   ASSERT_TRUE(rejoined());
   job->verbs->remove(device(0));
   steps(60, 3000);
-  EXPECT_NE(info(0, 0).state, RailState::up);
+  EXPECT_TRUE(lost());
   job->verbs->plug_in(device(0));
   EXPECT_TRUE(rejoined());
   steps(20, 3000);
@@ -331,10 +347,12 @@ TEST_F(Verbs, AreDestroyedOnALateDeviceFatalEvent) {
   job->verbs->hang_freeing(device(0), true);
   job->verbs->remove(device(0));
   steps(60, 3000);
-  EXPECT_TRUE(eventually([&] { return logged(0, "all memory is withdrawn from it"); }));
+  EXPECT_TRUE(eventually([&] { return logged(0, "all memory is withdrawn from it"); },
+                         "the withdrawal of all memory in the log"));
   EXPECT_GT(job->verbs->queue_pairs_of(device(0)), 0U);
   job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
-  EXPECT_TRUE(eventually([&] { return job->verbs->queue_pairs_of(device(0)) == 0; }));
+  EXPECT_TRUE(eventually([&] { return job->verbs->queue_pairs_of(device(0)) == 0; },
+                         "the queue pairs are destroyed"));
   job->verbs->hang_freeing(device(0), false);
   job->verbs->plug_in(device(0));
   EXPECT_TRUE(rejoined());
@@ -407,13 +425,20 @@ TEST_F(Verbs, WriteResultsIntoACallersRegisteredMemory) {
         floats, DType::f32, ReduceOp::sum, Algorithm::two_shot);
     ASSERT_TRUE(status.ok()) << status.message();
   };
-  job->run(all_reduce);
-  for (const auto& result : out) {
-    for (std::size_t i = 0; i < floats; ++i) ASSERT_EQ(result[i], 3.0F) << i;
-    // The peer's half; on a busy machine, hedged chunks come in slots instead.
-    EXPECT_LE(job->verbs->written(result.data()), floats * sizeof(float) / 2);
-    EXPECT_GE(job->verbs->written(result.data()), floats * sizeof(float) / 8);
+  // The peer's half is written; on a busy machine, hedged chunks come in slots instead.
+  constexpr std::size_t half = floats * sizeof(float) / 2;
+  std::array<bool, 2> direct{};
+  for (std::size_t runs = 1; runs <= 10 && !(direct[0] && direct[1]); ++runs) {
+    const std::array before{job->verbs->written(out[0].data()), job->verbs->written(out[1].data())};
+    job->run(all_reduce);
+    for (const std::size_t rank : {0U, 1U}) {
+      for (std::size_t i = 0; i < floats; ++i) ASSERT_EQ(out[rank][i], 3.0F) << i;
+      const std::size_t written = job->verbs->written(out[rank].data()) - before[rank];
+      EXPECT_LE(written, half);
+      direct[rank] = direct[rank] || written >= half / 4;
+    }
   }
+  EXPECT_TRUE(direct[0] && direct[1]);
 
   // A rail is lost during the call.
   for (auto& result : out) std::fill(result.begin(), result.end(), 0.0F);
@@ -429,33 +454,39 @@ TEST_F(Verbs, WriteResultsIntoACallersRegisteredMemory) {
 
 TEST_F(Verbs, KeepMemoryThatADeviceMayStillRead) {
   constexpr std::size_t floats = 2'000'000;  // more than a rail takes at once
-  std::vector<float> data(floats, 1.0F);
-  ASSERT_TRUE(job->engines[0]->register_buffer(std::as_writable_bytes(std::span(data))).ok());
-  ASSERT_TRUE(rejoined());
-  job->verbs->mute_at(device(0), std::as_bytes(std::span(data)));
-  job->verbs->hang(device(0), true);          // its queue pairs are not fenced
-  job->verbs->hang_freeing(device(0), true);  // memory cannot be withdrawn, either
-  std::atomic<bool> returned{false};
-  std::thread sending([&] {
-    const Status status = job->communicators[0]->send_to(
-        reinterpret_cast<const std::byte*>(data.data()), floats, DType::f32, 1);
+  // A stall without the pauses of a busy machine may be shorter than the wait, so the next wait
+  // lasts longer.
+  for (const int hold_ms : {200, 1000, 5000}) {
+    job = std::make_unique<Job>(options());
+    std::vector<float> data(floats, 1.0F);
+    ASSERT_TRUE(job->engines[0]->register_buffer(std::as_writable_bytes(std::span(data))).ok());
+    ASSERT_TRUE(rejoined());
+    job->verbs->mute_at(device(0), std::as_bytes(std::span(data)));
+    job->verbs->hang(device(0), true);          // its queue pairs are not fenced
+    job->verbs->hang_freeing(device(0), true);  // memory cannot be withdrawn, either
+    std::atomic<bool> returned{false};
+    std::thread sending([&] {
+      const Status status = job->communicators[0]->send_to(
+          reinterpret_cast<const std::byte*>(data.data()), floats, DType::f32, 1);
+      EXPECT_TRUE(status.ok()) << status.message();
+      returned = true;
+    });
+    std::vector<float> received(floats);
+    const Status status = job->communicators[1]->receive_from(
+        reinterpret_cast<std::byte*>(received.data()), floats, DType::f32, 0);
     EXPECT_TRUE(status.ok()) << status.message();
-    returned = true;
-  });
-  std::vector<float> received(floats);
-  const Status status = job->communicators[1]->receive_from(
-      reinterpret_cast<std::byte*>(received.data()), floats, DType::f32, 0);
-  EXPECT_TRUE(status.ok()) << status.message();
-  EXPECT_EQ(received, data);
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  EXPECT_FALSE(returned);
-  job->verbs->hang_freeing(device(0), false);
-  job->verbs->hang(device(0), false);
-  sending.join();
+    EXPECT_EQ(received, data);
+    std::this_thread::sleep_for(std::chrono::milliseconds(hold_ms));
+    EXPECT_FALSE(returned);
+    job->verbs->hang_freeing(device(0), false);
+    job->verbs->hang(device(0), false);
+    sending.join();
+    job->verbs->mute_at(device(0), {});
+    job->verbs->mute(device(0), false);
+    EXPECT_TRUE(rejoined());
+    if (job->longest_stall(0) >= 200 * ns_per_ms) break;
+  }
   EXPECT_GE(job->longest_stall(0), 200 * ns_per_ms);
-  job->verbs->mute_at(device(0), {});
-  job->verbs->mute(device(0), false);
-  EXPECT_TRUE(rejoined());
 }
 
 TEST_F(Verbs, AreNotReusedWhileAQueuePairCannotBeDestroyed) {
@@ -465,7 +496,7 @@ TEST_F(Verbs, AreNotReusedWhileAQueuePairCannotBeDestroyed) {
     if (step == 20)
       job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
   });
-  EXPECT_EQ(info(0, 0).state, RailState::down);
+  expect_kept_down();
   job->verbs->refuse_destroy(device(0), false);
   EXPECT_TRUE(rejoined());
 }
@@ -474,10 +505,13 @@ TEST_F(Verbs, AreNotBlockedByAnotherRemovedDevice) {
   ASSERT_TRUE(rejoined());
   job->verbs->remove(device(0));
   job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
-  ASSERT_TRUE(eventually([&] { return info(0, 0).state != RailState::up; }));
-  const auto made = job->make_communicators(999);
+  ASSERT_TRUE(lost());
   std::vector<float> data(1000);
-  EXPECT_TRUE(job->engines[0]->register_buffer(std::as_writable_bytes(std::span(data))).ok());
+  const auto buffer = std::as_writable_bytes(std::span(data));
+  // A device leaves the engine's memory after the loss of its rail.
+  ASSERT_TRUE(eventually([&] { return job->engines[0]->register_buffer(buffer).ok(); },
+                         "the engine registers memory without the removed device"));
+  const auto made = job->make_communicators(999);
   job->verbs->plug_in(device(0));
   EXPECT_TRUE(rejoined());
   job->communicators = job->make_communicators(1000);
@@ -488,7 +522,7 @@ TEST_F(Verbs, ARemovedDeviceCanBeAddedToNewPeers) {
   ASSERT_TRUE(rejoined());
   job->verbs->remove(device(0));
   job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::device_fatal});
-  ASSERT_TRUE(eventually([&] { return info(0, 0).state != RailState::up; }));
+  ASSERT_TRUE(lost());
   PeerDescription third;
   third.process = 7;  // lower than the engine's number: the engine connects
   third.label = "rank 2";
@@ -511,7 +545,8 @@ TEST_F(Verbs, DoNotPileUpOnAHangingDevice) {
   ASSERT_TRUE(rejoined());
   job->verbs->set_port_active(device(0), false);
   job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
-  ASSERT_TRUE(eventually([&] { return info(0, 0).state == RailState::connecting; }));
+  ASSERT_TRUE(
+      eventually([&] { return info(0, 0).state == RailState::connecting; }, "the rail connects"));
   job->verbs->hang(device(0), true);
   std::this_thread::sleep_for(std::chrono::seconds(2));  // tens of attempts
   EXPECT_LE(job->verbs->queue_pairs_of(device(0)), 12U);
@@ -541,7 +576,9 @@ TEST_F(Verbs, ReleaseTheMemoryOfClosedCommunicators) {
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const std::size_t regions = job->verbs->shared_regions();
   for (std::uint64_t id = 11; id <= 40; ++id) round(id);
-  EXPECT_LE(job->verbs->shared_regions(), regions + 4);
+  // Other threads free the memory.
+  EXPECT_TRUE(eventually([&] { return job->verbs->shared_regions() <= regions + 4; },
+                         "the memory of closed communicators is released"));
 }
 
 TEST_F(Verbs, FailOverToTcpAndBack) {
@@ -554,8 +591,11 @@ TEST_F(Verbs, FailOverToTcpAndBack) {
     job->verbs->post_event(device(0, rail), {.kind = VerbsEvent::Kind::port_error, .port = 1});
   }
   steps(30, 30000);
+  for (const int rail : {0, 1})
+    EXPECT_TRUE(eventually([&] { return info(0, rail).state != RailState::up; },
+                           "rail " + std::to_string(rail) + " is not UP"));
+  steps(5, 30000);
   EXPECT_GT(info(0, 2).counters.data_tx_bytes, over_tcp);
-  EXPECT_NE(info(0, 0).state, RailState::up);
   for (const int rail : {0, 1}) {
     job->verbs->set_port_active(device(0, rail), true);
     job->verbs->post_event(device(0, rail), {.kind = VerbsEvent::Kind::port_active, .port = 1});
@@ -574,7 +614,7 @@ TEST_F(Verbs, AnnounceAGracefulClose) {
     status = job->communicators[1]->receive_from(reinterpret_cast<std::byte*>(data.data()),
                                                  data.size(), DType::f32, 0);
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(eventually([&] { return job->in_call(1); }, "rank 1 is in its call"));
   job->communicators[0]->close(1.0);
   job->engines[0]->close(1.0);
   waiting.join();
@@ -611,7 +651,9 @@ TEST_F(Verbs, KeepLateWritesAwayFromReusedSlots) {
   });
   // The queue pair of the first attempts is destroyed before any slot is reused.
   job->verbs->post_event(device(0), {.kind = VerbsEvent::Kind::port_error, .port = 1});
-  ASSERT_TRUE(eventually([&] { return info(0, 0).state != RailState::down; }));
+  ASSERT_TRUE(eventually([&] { return entered(RailState::down) != 0; }, "the rail went down"));
+  ASSERT_TRUE(
+      eventually([&] { return info(0, 0).state != RailState::down; }, "the rail is not DOWN"));
   const std::size_t pairs = job->verbs->queue_pairs();
   EXPECT_LE(pairs, 4U);
   job->verbs->mute(device(0), false);

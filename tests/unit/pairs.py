@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import socket
-import time
 from pathlib import Path
 from typing import Any
+
+from timely import timely
 
 from r2serve import _core
 from r2serve.config import Config
 from r2serve.errors import StartupTimeoutError
 from r2serve.process import Process
+
+WAIT_S = 60.0
 
 
 class Pair:
@@ -35,20 +38,24 @@ class Pair:
         self.engine = self.ends[0].engine
 
     def wait_for_state(self, rail: int, state: str) -> None:
-        deadline = time.monotonic() + 20
-        while self.engine.rails()[rail]["state"] != state:
-            assert time.monotonic() < deadline, self.engine.rails()[rail]
-            time.sleep(0.005)
+        timely(
+            lambda: self.engine.rails()[rail]["state"] == state,
+            f"rail {rail} is {state}",
+            within_s=WAIT_S,
+            every_s=0.005,
+        )
 
     def cut_and_heal(self, rail: int) -> None:
         """Cuts and heals a rail; returns when the rail is UP in a later epoch."""
         before = self.engine.rails()[rail]["epoch"]
         self.engine.inject(rail, "carrier_loss")
         self.engine.inject(rail, "heal")
-        deadline = time.monotonic() + 20
-        while (now := self.engine.rails()[rail])["epoch"] == before or now["state"] != "UP":
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+
+        def is_back() -> bool:
+            now = self.engine.rails()[rail]
+            return now["epoch"] != before and now["state"] == "UP"
+
+        timely(is_back, f"rail {rail} is UP again", within_s=WAIT_S, every_s=0.005)
 
     def close(self) -> None:
         for end in self.ends:

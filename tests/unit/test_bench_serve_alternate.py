@@ -40,7 +40,7 @@ class PlayedServer:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(120)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.arrived_ns.append(time.monotonic_ns())
@@ -178,6 +178,7 @@ def test_requests_that_last_too_long_are_refused(
 # ---- load and results ----
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_load_keeps_to_its_turns(places: list[PlayedPlace], tmp_path: Path) -> None:
     places.append(PlayedPlace())
@@ -194,6 +195,7 @@ def test_a_load_keeps_to_its_turns(places: list[PlayedPlace], tmp_path: Path) ->
     assert {(each.sent_ns - begin_ns) // period_ns for each in run.requests} == {0, 1, 2, 3}
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_fault_that_slows_is_measured_and_undone(
     places: list[PlayedPlace], tmp_path: Path
@@ -208,6 +210,7 @@ def test_a_fault_that_slows_is_measured_and_undone(
     assert outcome.compared.e2e.low > 1.2
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_setting_is_two_engines_in_turns(places: list[PlayedPlace], tmp_path: Path) -> None:
     places += [PlayedPlace(), PlayedPlace(step_s=0.016)]
@@ -220,6 +223,7 @@ def test_a_setting_is_two_engines_in_turns(places: list[PlayedPlace], tmp_path: 
     assert outcome.serves == "played; played"
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_nothing_makes_no_difference(places: list[PlayedPlace], tmp_path: Path) -> None:
     places.append(PlayedPlace())

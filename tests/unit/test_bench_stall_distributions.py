@@ -327,7 +327,7 @@ def test_both_ends_of_an_exchange_have_the_other_s_data(count: int) -> None:
     with first, second:
         other.start()
         exchange(first, mine, theirs)
-        other.join(10)
+        other.join(120)
     assert torch.equal(theirs, others)
     assert torch.equal(of_mine, mine)
 

@@ -98,7 +98,7 @@ def all_ops(group: WorkerGroup, ranks: int, dtype: str) -> list[str]:
     return done
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_gloo_does_every_even_op_and_its_results_are_checked(tmp_path: Path, ranks: int) -> None:
     with started("gloo", Setting(ranks, 2), tmp_path) as group:
         done = all_ops(group, ranks, "float32")
@@ -106,7 +106,10 @@ def test_gloo_does_every_even_op_and_its_results_are_checked(tmp_path: Path, ran
 
 
 @needs_compiler
-@pytest.mark.parametrize(("impl", "ranks"), [("openmpi", 2), ("mpich", 2), ("mpich", 3)])
+@pytest.mark.parametrize(
+    ("impl", "ranks"),
+    [("openmpi", 2), ("mpich", 2), pytest.param("mpich", 3, marks=pytest.mark.long)],
+)
 def test_mpi_does_every_op(tmp_path: Path, impl: str, ranks: int) -> None:
     loopback = Path("/sys/class/net/lo/statistics/tx_bytes")
     try:
@@ -124,13 +127,20 @@ def test_mpi_does_every_op(tmp_path: Path, impl: str, ranks: int) -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(2, "float32"), (3, "bfloat16"), (2, "int64")])
+@pytest.mark.parametrize(
+    ("ranks", "dtype"),
+    [
+        (3, "bfloat16"),
+        pytest.param(2, "float32", marks=pytest.mark.long),
+        pytest.param(2, "int64", marks=pytest.mark.long),
+    ],
+)
 def test_r2ccl_does_every_op(tmp_path: Path, ranks: int, dtype: str) -> None:
     with started("r2ccl", Setting(ranks, 2), tmp_path) as group:
         assert all_ops(group, ranks, dtype) == list(OPS)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.long)])
 def test_r2ccl_does_every_algorithm(tmp_path: Path, dtype: str) -> None:
     with started("r2ccl", Setting(2, 2), tmp_path) as group:
         for algorithm in ALGORITHMS:

@@ -1,4 +1,4 @@
-"""The closing report counts skips of pytest and of GoogleTest, with their reasons."""
+"""The closing report counts skips with their reasons."""
 
 from __future__ import annotations
 
@@ -21,16 +21,6 @@ def test_calls(): pytest.skip("needs root")
 def test_other(): pytest.skip("no second NIC")
 """
 
-NATIVE_REPORT = """<?xml version="1.0" encoding="UTF-8"?>
-<testsuites tests="3"><testsuite name="Rail">
-<testcase name="Passes" status="run" result="completed"/>
-<testcase name="Fails" status="run" result="completed"><failure message="1 is not 2"/></testcase>
-<testcase name="Skips" status="run" result="skipped">
-<skipped message="rail_test.cc:7&#x0A;no second NIC"/></testcase>
-</testsuite></testsuites>
-"""
-
-
 SHOWING_TESTS = """
 def test_shows(show): show("7 rails lost")
 def test_shows_too(show): show("9 rails lost")
@@ -48,7 +38,7 @@ def run(folder: Path, *arguments: str, tests: str = PYTHON_TESTS) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
@@ -58,18 +48,6 @@ def test_reasons_are_counted_and_pytests_summary_comes_last(tmp_path: Path) -> N
     lines = run(tmp_path)
     assert lines[-2] == "skipped: 3 (needs root: 2, no second NIC: 1)"
     assert "1 passed, 3 skipped" in lines[-1]
-
-
-def test_native_tests_are_counted_too(tmp_path: Path) -> None:
-    for variant in ("plain", "asan"):
-        (tmp_path / "native" / variant).mkdir(parents=True)
-        (tmp_path / "native" / variant / "rail_test.xml").write_text(NATIVE_REPORT)
-    lines = run(tmp_path, "--native-results=native")
-    assert lines[-4:-1] == [
-        "native, asan: 1 passed",
-        "native, plain: 1 passed",
-        "skipped: 5 (no second NIC: 3, needs root: 2)",
-    ]
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "two workers"])

@@ -36,7 +36,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[R2cclError | None
             connect(engine, peers, timeout_s)
 
         def rank_main(rank: int) -> R2cclError | None:
-            config = Config(rails="127.0.0.1", node=f"n{rank}", connect_timeout_s=5.0)
+            config = Config(rails="127.0.0.1", node=f"n{rank}", connect_timeout_s=60.0)
             try:
                 work(
                     Communicator.standalone(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from timely import timely
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("tokenizers")
@@ -205,7 +206,8 @@ def test_a_missing_server_counts_as_silence(retry: bool, tmp_path: Path) -> None
         began = time.monotonic()
         with pytest.raises(LoadError, match="no token for 2 s"):
             load.wait_for_tokens(1, 2.0)
-        assert time.monotonic() - began < 30
+        took_s = time.monotonic() - began
+        timely(lambda: took_s < 30, f"silence was noticed after {took_s:.1f} s", within_s=0)
     finally:
         place.kill_all()
 

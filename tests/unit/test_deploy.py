@@ -304,7 +304,7 @@ def promtool() -> str:
 
 
 def run(*command: str | Path) -> None:
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -462,7 +462,7 @@ def test_kustomize_accepts_all_manifests() -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl: what it makes of them is not seen")
     command = ["kubectl", "kustomize", str(KUBERNETES)]
-    made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     (image,) = load(KUBERNETES / "kustomization.yaml")["images"]
     text = made.replace(f"{image['name']}:{image['newTag']}", image["name"])
 

@@ -195,7 +195,7 @@ def test_a_graph_is_replayed_while_rails_are_cut_and_healed(
 
         captured = Captured(communicator, cuda_driver, body)
         # a capture waits for the device, including the other rank's replays
-        captured_by_all.wait(60)
+        captured_by_all.wait(300)
         steps, looks = torch.arange(float(size), device=DEVICE), Looks(DEVICE)
         for turn in range(replays):
             if rank == 0 and turn % 20 == 5:

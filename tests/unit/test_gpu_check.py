@@ -23,6 +23,7 @@ import pytest
 import torch
 from captured import Captured, Looks
 from gpu_tools import FOLDER, ROOT, check, install, runs, stages, stepper
+from timely import ended, timely
 
 from r2serve.bench.kernels import replay
 
@@ -35,7 +36,7 @@ HANGS = (
 )
 
 
-def step(name: str, program: str, limit_s: float = 30.0) -> Any:
+def step(name: str, program: str, limit_s: float = 120.0) -> Any:
     return stepper.Step(name, (sys.executable, "-c", program), limit_s)
 
 
@@ -55,17 +56,15 @@ def records(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    timely(condition, "the expected state of the steps", within_s=seconds)
 
 
 def test_a_hung_step_is_killed_with_its_children_and_others_run(steps: Any, tmp_path: Path) -> None:
     began = time.monotonic()
     hung = steps.run(step("hangs", HANGS, 10.0))
-    assert time.monotonic() - began < 30
+    took_s = time.monotonic() - began
+    timely(lambda: took_s < 50, f"a step of 10 s took {took_s:.1f} s", within_s=0)
     assert (hung.rc, hung.failed) == (124, True)
     log = (tmp_path / "out/gpu.log").read_text()
     [pids] = [line.split() for line in log.splitlines() if line.replace(" ", "").isdigit()]
@@ -137,7 +136,7 @@ def test_results_are_complete_when_the_run_is_killed(
     wait_until(lambda: len(pids()) == 2)
     left = pids()
     ran.send_signal(number)
-    status = ran.wait(20)
+    status = ended(ran, "the killed run", within_s=120)
     try:
         assert "\ndone\n" in log.read_text()
         assert records(tmp_path)[0]["step"] == "first"
@@ -169,7 +168,7 @@ def run_check(*arguments: str, **environment: str) -> subprocess.CompletedProces
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -320,7 +319,7 @@ def test_one_thread_captures_at_a_time(capture: str, monkeypatch: pytest.MonkeyP
     together = threading.Barrier(3)
 
     def rank(_: int) -> None:
-        together.wait(10)
+        together.wait(120)
         how(None, lambda: time.sleep(0.1))
 
     with ThreadPoolExecutor(3) as pool:

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from gpu_tools import install, kit, runs, stages
 from rehearsal import bare_python, copy_tree, pack_kit
+from timely import ended, timely
 
 GRACE_S = 20.0
 STAGES = ("facts", "install", "pair", "node", "bench")
@@ -126,6 +126,7 @@ def first_stages(machine: Machine, show: Callable[[str], None]) -> list[dict[str
     return steps
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_from_nothing_to_the_first_collective(
     machine: Machine, show: Callable[[str], None]
@@ -181,12 +182,14 @@ def test_hung_and_failed_stages_do_not_stop_other_stages(machine: Machine) -> No
 
 def test_a_killed_run_leaves_its_results(machine: Machine) -> None:
     ran = machine.start(str(machine.python), "-c", PLANTED, "after", "long")
-    log, deadline = machine.out / "gpu.log", time.monotonic() + 30
-    while "\nbegun\n" not in (log.read_text() if log.exists() else ""):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    log = machine.out / "gpu.log"
+    timely(
+        lambda: log.exists() and "\nbegun\n" in log.read_text(),
+        "the long step has begun",
+        within_s=120,
+    )
     ran.send_signal(signal.SIGTERM)
-    assert ran.wait(GRACE_S) == 128 + signal.SIGTERM
+    assert ended(ran, "the killed run", within_s=120) == 128 + signal.SIGTERM
     after, long = machine.records()[1:]
     assert (after["rc"], after["last_line"]) == (0, "it runs")
     assert (long["rc"], long["last_line"]) == (128 + signal.SIGTERM, "begun")

@@ -278,7 +278,7 @@ def test_listing_real_interfaces_of_a_namespace() -> None:
         ["unshare", "-n", sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

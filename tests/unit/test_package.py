@@ -93,7 +93,7 @@ def wheel_info(names: list[str]) -> str:
 
 def test_an_installed_wheel_imports_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*command, "--target", str(tmp_path), str(wheel)], check=True, timeout=120)
+    subprocess.run([*command, "--target", str(tmp_path), str(wheel)], check=True, timeout=300)
     # -S disables the editable install of the checkout, which would be imported first.
     program = (
         "import sys\n"
@@ -102,4 +102,4 @@ def test_an_installed_wheel_imports_without_the_checkout(wheel: Path, tmp_path: 
         "for module in (r2serve, r2serve.bench, r2serve.kernels, r2serve._core):\n"
         f"    assert module.__file__.startswith({str(tmp_path)!r}), module\n"
     )
-    subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, check=True, timeout=300)

@@ -66,7 +66,7 @@ def test_a_process_without_close_ends_cleanly_while_strangers_connect() -> None:
             while not ended.is_set():
                 with (
                     contextlib.suppress(OSError),
-                    socket.create_connection(("127.0.0.1", port), timeout=1) as connection,
+                    socket.create_connection(("127.0.0.1", port), timeout=10) as connection,
                 ):
                     connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
                     connection.recv(1)
@@ -75,8 +75,8 @@ def test_a_process_without_close_ends_cleanly_while_strangers_connect() -> None:
         stranger = threading.Thread(target=knock)
         stranger.start()
         try:
-            assert dropped.wait(10)
-            _, errors = child.communicate("\n", timeout=60)
+            assert dropped.wait(120)
+            _, errors = child.communicate("\n", timeout=300)
         finally:
             child.kill()
             ended.set()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from timely import timely
 
 from r2serve.observe.impact import DECODE, MAX_SPANS, MAX_STEPS, PREFILL, QUEUE, Spans
 from r2serve.observe.request_log import RequestLog
@@ -461,11 +462,12 @@ def test_a_log_read_to_its_end_is_closed(tmp_path: Path) -> None:
     log.close()
     requests.look()
     assert requests.followed == 1
-    deadline = time.monotonic() + 20
-    while requests.followed:
+
+    def closed() -> bool:
         requests.look()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return not requests.followed
+
+    timely(closed, "the log is closed", every_s=0.05)
     assert requests.get("a") is not None
 
 

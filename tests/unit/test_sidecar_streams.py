@@ -15,6 +15,7 @@ import psutil
 import pytest
 import uvicorn
 from pairs import Pair
+from timely import timely
 
 from r2serve.observe.sidecar import app, events
 from r2serve.observe.watch import Watch
@@ -55,18 +56,15 @@ def server(pair: Pair) -> Iterator[Server]:
     made.close()
 
 
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def until(done: Callable[[], bool], what: str = "the expected state of the sidecar") -> None:
+    timely(done, what, within_s=120, every_s=0.005)
 
 
 @contextlib.contextmanager
 def stream(server: Server, query: str = "", *headers: str) -> Iterator[socket.socket]:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(20)
+        client.settimeout(120)
         client.connect(("127.0.0.1", server.port))
         request = [f"GET /v1/events/stream{query} HTTP/1.1", "Host: here", *headers, "", ""]
         client.sendall("\r\n".join(request).encode())
@@ -88,19 +86,21 @@ def test_a_stream_sends_new_events_within_seconds(pair: Pair, server: Server) ->
     with stream(server) as client:
         until(lambda: server.state.streams == 1)
         pair.engine.inject(1, "carrier_loss")
-        struck_s = time.time()
-        events = events_of(client)
-        texts = [next(events)["text"] for _ in range(2)]
-        assert time.time() - struck_s < 5
-        assert "carrier_loss" in texts
+        struck_s = time.monotonic()
+        # Events before it: for example of a host short of CPU.
+        assert any(event["text"] == "carrier_loss" for event in events_of(client))
+        took_s = time.monotonic() - struck_s
+        timely(lambda: took_s < 5, f"the event came after {took_s:.1f} s", within_s=0)
     until(lambda: server.state.streams == 0)
 
 
 @pytest.mark.parametrize("way", ["query", "header"])
 def test_a_stream_resumes_after_the_last_event(pair: Pair, server: Server, way: str) -> None:
     pair.cut_and_heal(1)
-    until(lambda: server.state.watch.events[-1].event.text == "PROBATION->UP")
-    everything = list(server.state.watch.events)
+    seen = server.state.watch.events
+    until(lambda: "heal" in [told.event.text for told in seen])
+    until(lambda: "PROBATION->UP" in [told.event.text for told in list(seen)[-3:]])
+    everything = list(seen)
     last = everything[-3].id
     query, headers = (f"?after={last}", ()) if way == "query" else ("", (f"Last-Event-ID: {last}",))
     with stream(server, query, *headers) as client:
@@ -108,7 +108,7 @@ def test_a_stream_resumes_after_the_last_event(pair: Pair, server: Server, way: 
         assert [next(events)["id"] for _ in range(2)] == [told.id for told in everything[-2:]]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_clients_that_do_not_read_use_no_memory_and_are_disconnected(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

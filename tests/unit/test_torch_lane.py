@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from timely import timely
 
 from r2serve.engines.torch import lane
 from r2serve.engines.torch.group import R2cclGroup
@@ -37,7 +38,7 @@ class Asked:
     ) -> R2cclWork:
         def call() -> None:
             if until is not None:
-                assert until.wait(10)
+                assert until.wait(120)
             self.done.append((name, threading.get_ident()))
             if error is not None:
                 raise error
@@ -112,10 +113,11 @@ def test_work_without_a_waiting_caller_times_out_too(asked: Asked, wait: bool) -
     work = asked.ask("endless", wait=wait, until=asked.ending, timeout_s=0.1)
     work.get_future().wait()
     assert asked.given_up[0] == "endless has not ended within 0.1 s (timeout)"
-    assert time.monotonic() - began < 5 + lane.WATCH_S
+    took_s = time.monotonic() - began
+    timely(lambda: took_s < 5 + lane.WATCH_S, f"given up after {took_s:.1f} s", within_s=0)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_a_callback_may_add_work_and_wait_for_it(asked: Asked) -> None:
     """DDP's communication hooks do the same."""
     go = threading.Event()
@@ -157,7 +159,7 @@ def test_a_closed_lane_fails_waiting_work_and_starts_none(asked: Asked) -> None:
     time.sleep(0.05)
     assert closing.is_alive()  # close() waits for running work
     go.set()
-    closing.join(10)
+    closing.join(120)
     assert running.wait()
     later = asked.ask("later", wait=True)
     for refused in (waiting, later):
@@ -175,7 +177,7 @@ def test_a_lane_can_be_closed_from_within(asked: Asked, wait: bool) -> None:
 
     ends: Callable[[str], None] = asked.given_up.append
     work = asked.lane.add(R2cclWork("closing", close, [], 60.0, ends), wait=wait)
-    assert work.wait(timedelta(seconds=10))
+    assert work.wait(timedelta(seconds=120))
     assert not asked.given_up
 
 
@@ -194,8 +196,7 @@ def test_a_forked_child_refuses_and_ends_the_parents_works() -> None:
     asked, release = Lane("parent"), threading.Event()
     running = asked.add(work(release.wait), wait=False)
     waiting = asked.add(work(release.wait), wait=False)
-    while not running._began_s:
-        time.sleep(0.001)
+    timely(lambda: running._began_s, "the work has begun")
     thread = asked._thread
     asked.after_fork()
     for each in (running, waiting, asked.add(work(release.wait), wait=False)):
@@ -203,7 +204,7 @@ def test_a_forked_child_refuses_and_ends_the_parents_works() -> None:
             each.wait()
     release.set()
     assert thread is not None
-    thread.join(10)
+    thread.join(120)
 
 
 def work(run: Callable[[], object]) -> R2cclWork:

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from timely import timely
 
 from r2serve.engines.torch import stream
 from r2serve.engines.torch.stream import StreamWork
@@ -61,7 +62,7 @@ class PlayedPlace:
         self._group.current.given.append(self)
 
     def await_here(self) -> None:
-        assert self._stream.moved.wait(10)
+        assert self._stream.moved.wait(120)
         assert self.passed()
 
 
@@ -190,7 +191,8 @@ def test_work_beyond_the_timeout_of_a_wait_is_aborted(group: Group) -> None:
     late = "sum has not ended within 0.03 s (timeout)"
     with pytest.raises(AbortedError) as raised:
         group.ask().wait(timedelta(seconds=SOON_S))
-    assert (str(raised.value), group.comm.calls) == (late, [f"abort: {late}"])
+    assert str(raised.value) == late
+    assert {*group.comm.calls} == {f"abort: {late}"}  # the watcher thread may add a call
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -337,7 +339,8 @@ def test_peers_are_notified_of_a_failed_gpu_at_the_timeout_or_the_end(
 def test_the_end_does_not_wait_for_a_failed_gpu(failed: Group) -> None:
     began_s = time.monotonic()
     failed.streams.drain(60.0)
-    assert time.monotonic() - began_s < 30
+    took_s = time.monotonic() - began_s
+    timely(lambda: took_s < 30, f"the end came after {took_s:.1f} s", within_s=0)
 
 
 def test_the_first_overdue_work_is_named(group: Group) -> None:
@@ -354,7 +357,7 @@ def test_the_first_overdue_work_is_named(group: Group) -> None:
 
 def test_overdue_work_is_aborted_without_a_waiting_caller(group: Group) -> None:
     group.ask(timeout_s=SOON_S)
-    assert group.comm.aborted.wait(20)
+    assert group.comm.aborted.wait(120)
     assert group.comm.calls[0] == "abort: sum has not ended within 0.03 s (timeout)"
 
 
@@ -368,8 +371,9 @@ def test_a_group_is_idle_when_all_has_ended(group: Group) -> None:
     assert not group.streams.idle()
     group.end_soon("sum")
     group.streams.drain(60.0)
+    took_s = time.monotonic() - began_s
     assert group.streams.idle()
-    assert time.monotonic() - began_s < 30
+    timely(lambda: took_s < 30, f"the group was idle after {took_s:.1f} s", within_s=0)
 
 
 @pytest.mark.parametrize("failure", [None, LOST])
@@ -407,7 +411,7 @@ def test_a_group_has_one_communicator_on_one_device(unmade: Group) -> None:
 
 def test_a_missing_rank_is_awaited_only_once(unmade: Group) -> None:
     def wait(*_: object) -> None:
-        assert unmade.host.aborted.wait(10)
+        assert unmade.host.aborted.wait(120)
         raise LOST
 
     unmade.make_comm.side_effect = wait
@@ -449,7 +453,7 @@ def test_garbage_collection_may_close_while_the_watcher_looks(unmade: Group) -> 
         here.setattr(PlayedPlace, "passed", collecting)
         watcher = threading.Thread(target=unmade.streams.end_what_is_overdue, daemon=True)
         watcher.start()
-        watcher.join(5)
+        watcher.join(120)
     assert not watcher.is_alive()
 
 

@@ -17,6 +17,7 @@ WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werr
 APART = ("_avx2.cc", "_avx512.cc")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_all_files_of_the_core_compile_in_one_batch(tmp_path: Path) -> None:
     sources = [

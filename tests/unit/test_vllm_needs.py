@@ -105,7 +105,7 @@ class Machine:
             f"int cuDriverGetVersion(int* version) {{ *version = {release}; return 0; }}\n"
         )
         made = self.folder / "libdriver.so"
-        subprocess.run([compiler, "-shared", "-fPIC", source, "-o", made], check=True, timeout=60)
+        subprocess.run([compiler, "-shared", "-fPIC", source, "-o", made], check=True, timeout=300)
         self.driver = str(made)
 
     def smi(self, free_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ class Machine:
             [sys.executable, SCRIPT, "--library", self.driver, *where],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import click
 import pytest
 from pairs import Pair
+from timely import timely
 
 from r2serve.engines.vllm import flag, sidecar
 from r2serve.errors import ConfigError
@@ -151,8 +151,9 @@ def test_the_sidecar_ends_after_the_engine_and_the_workers(
     ending.join(0.6)
     assert not server.should_exit  # a worker is alive
     pair.close()
-    deadline = time.monotonic() + 20
-    while not server.should_exit:
-        assert time.monotonic() < deadline
+
+    def ends() -> bool:
         watch.look()
-        time.sleep(0.05)
+        return bool(server.should_exit)
+
+    timely(ends, "the end of the sidecar", within_s=60, every_s=0.05)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from pairs import Pair, free_port
+from timely import timely
 
 from r2serve import Communicator
 from r2serve.config import Config
@@ -17,11 +18,8 @@ from r2serve.observe import health, watch
 from r2serve.observe.watch import NumberedEvent, Watch
 
 
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def until(done: Callable[[], bool], what: str = "the expected state of the watch") -> None:
+    timely(done, what, within_s=60, every_s=0.005)
 
 
 def moves(told: list[NumberedEvent], rail: str) -> list[str]:
@@ -49,14 +47,18 @@ def test_events_are_reported_once_and_in_order(pair: Pair) -> None:
         "PROBATION->UP",
     ]
     assert not moves(new, "rail0@node0")
-    assert seen.look() == []
+    later = seen.look()  # a host short of CPU may add events, but no loss of a rail
+    for rail in ("rail0@node0", "rail1@node0"):
+        assert not moves(later, rail)
+    assert not [one for one in later if one.event.kind == "injected"]
+    new += later
     assert list(seen.events) == first + new
     assert seen.after(first[-1].id) == new
     assert seen.after(0) == first + new
     assert seen.after(new[-1].id) == []
     ids = [told.id for told in seen.events]
     assert ids == sorted(set(ids))
-    assert abs(new[-1].clock_ns - time.time_ns()) < 20e9
+    assert abs(new[-1].clock_ns - time.time_ns()) < 300e9
 
 
 def test_events_have_the_same_ids_for_a_later_watch(tmp_path: Path) -> None:
@@ -75,15 +77,14 @@ def test_events_have_the_same_ids_for_a_later_watch(tmp_path: Path) -> None:
     until(lambda: bool(early.look() or True) and len(early.events) > 2000)
     stop.set()
     striking.join()
-    until(lambda: not early.look())
     late = Watch(tmp_path)
-    until(lambda: late.last_id == early.last_id or not late.look())
+    until(lambda: not early.look() and not late.look(), "both watches know the last event")
     assert {told.label for told in early.events} == {"rank 0", "rank 1"}
     kept = min(len(early.events), len(late.events))
     same = zip(list(early.events)[-kept:], list(late.events)[-kept:], strict=True)
     differ = [(one.id, other.id) for one, other in same if one.id != other.id]
     # The kernel may suspend a writer between reading the clock and writing the event.
-    assert len(differ) < kept / 100
+    timely(lambda: len(differ) < kept / 100, f"{len(differ)} of {kept} ids differ", within_s=0)
     pair.close()
 
 
@@ -151,13 +152,14 @@ def test_without_a_worker_nothing_is_ready(tmp_path: Path) -> None:
 
 
 def test_a_lost_rail_degrades_and_the_last_one_fails(pair: Pair) -> None:
-    assert state_of(pair) == health.Health("ok")
+    until(lambda: state_of(pair) == health.Health("ok"), "the pair is healthy")
     pair.engine.inject(1, "carrier_loss")
     until(lambda: state_of(pair).status == "degraded")
     found = state_of(pair)
     assert found.ready
-    assert "rank 0: rail1@node0 to rank 1 is " in found.reasons[0]
-    assert "(injected)" in found.reasons[0]
+    (reason,) = (one for one in found.reasons if "rail1@node0" in one)
+    assert "rank 0: rail1@node0 to rank 1 is " in reason
+    assert "(injected)" in reason
     pair.engine.inject(0, "carrier_loss")
     until(lambda: state_of(pair).status == "failing")
     found = state_of(pair)
@@ -187,9 +189,9 @@ def test_a_stuck_collective_fails_until_its_end(tmp_path: Path) -> None:
         ) as group:
             group.barrier()
             if rank == 1:
-                assert go.wait(20)
+                go.wait()
             group.all_reduce(torch.ones(10))
-            assert done.wait(20)
+            done.wait()
 
     done = threading.Event()
     ranks = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1)]
@@ -205,9 +207,12 @@ def test_a_stuck_collective_fails_until_its_end(tmp_path: Path) -> None:
         reasons = health.examine(seen, stuck_s=0.2).reasons
         return any(one.startswith("rank 0: all_reduce of tp:0 has run for ") for one in reasons)
 
-    until(lambda: status() == "failing" and stuck())
-    go.set()
-    until(lambda: status() == "ok")
-    done.set()
-    for thread in ranks:
-        thread.join()
+    try:
+        until(lambda: status() == "failing" and stuck(), "the collective is stuck")
+        go.set()
+        until(lambda: status() == "ok", "the collective has ended")
+    finally:
+        go.set()
+        done.set()
+        for thread in ranks:
+            thread.join()

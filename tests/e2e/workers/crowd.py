@@ -39,16 +39,19 @@ def moves(lines: list[str], arrow: str) -> list[str]:
     return [line for line in lines if arrow in line]
 
 
-def stalled_ms(communicator: Communicator) -> float:
-    return sum(group.stalled_ns for group in journal_of(communicator).groups) / 1e6
-
-
 def journal_of(communicator: Communicator) -> Journal:
     return journal.parse(communicator._process.engine.journal_bytes(), events=False)
 
 
-def hedges(communicator: Communicator) -> int:
-    return sum(rail.hedged_chunks for rail in communicator.rails())
+def counts(communicator: Communicator, lines: list[str]) -> dict[str, float]:
+    """Returns suspicions, chunks sent again, and the stalls charged to rails."""
+    rails, groups = communicator.rails(), journal_of(communicator).groups
+    return {
+        "suspicions": len(moves(lines, "UP -> SUSPECT")),
+        "hedges": sum(rail.hedged_chunks for rail in rails),
+        "replays": sum(rail.replayed_chunks for rail in rails),
+        "stalled_ms": sum(group.stalled_ns for group in groups) / 1e6,
+    }
 
 
 def main() -> None:
@@ -86,7 +89,8 @@ def main() -> None:
     data = torch.ones(ARGUMENTS["bytes"] // 4)
     times: dict[bool, list[float]] = {True: [], False: []}
     stop = torch.zeros(1)
-    warm = None
+    warm = 0
+    at_start: dict[str, float] = {}
     began = time.monotonic()
     turn = 0
     while not stop[0]:
@@ -99,30 +103,24 @@ def main() -> None:
             times[one is communicator].append(time.monotonic() - start)
             assert result[0] == RANKS
             assert result[-1] == RANKS
-        if warm is None and elapsed > ARGUMENTS["warm_s"]:
-            warm = (
-                len(times[True]),
-                len(moves(log.lines, "UP -> SUSPECT")),
-                hedges(communicator),
-                stalled_ms(communicator),
-            )
+        if not at_start and elapsed > ARGUMENTS["warm_s"]:
+            warm = len(times[True])
+            at_start = counts(communicator, log.lines)
         turn += 1
         if turn % TURNS_PER_LOOK == 0:
             stop[0] = float(ME == 0 and elapsed > ARGUMENTS["seconds"])
             communicator.broadcast(stop, 0)
-    warm = warm or (0, 0, 0, 0.0)
-    after = sorted(times[True][warm[0] :])
-    before = sorted(times[False][warm[0] :])
+    after = sorted(times[True][warm:])
+    before = sorted(times[False][warm:])
+    at_end = counts(communicator, log.lines)
     say(
         {
             "calls": len(after),
             "p50_ms": after[len(after) // 2] * 1e3,
             "p99_ms": after[len(after) * 99 // 100] * 1e3,
             "plain_p50_ms": before[len(before) // 2] * 1e3 if before else None,
-            "suspicions_at_start": warm[1],
-            "suspicions": len(moves(log.lines, "UP -> SUSPECT")) - warm[1],
-            "hedges": hedges(communicator) - warm[2],
-            "stalled_ms": stalled_ms(communicator) - warm[3],
+            "longest_ms": after[-1] * 1e3,
+            **{name: count - at_start.get(name, 0) for name, count in at_end.items()},
             "short_of_cpu_s": journal_of(communicator).short_of_cpu_ns / 1e9,
             "downs": moves(log.lines, "UP -> DOWN") + moves(log.lines, "SUSPECT -> DOWN"),
         }

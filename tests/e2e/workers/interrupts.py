@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from types import FrameType
 
@@ -12,6 +13,7 @@ from parent import ARGUMENTS, hear, say
 
 from r2serve import Communicator
 from r2serve.errors import R2cclError
+from r2serve.observe import journal
 
 ME, RANKS = ARGUMENTS["rank"], ARGUMENTS["ranks"]
 
@@ -22,6 +24,16 @@ class Stopped(Exception):
 
 def raises(_: int, __: FrameType | None) -> None:
     raise Stopped
+
+
+def tell_of_a_call(communicator: Communicator) -> None:
+    """Says "calls" as soon as a collective is in progress."""
+    while True:
+        read = journal.parse(communicator._process.engine.journal_bytes(), events=False)
+        if any(group.call for group in read.groups):
+            say("calls")
+            return
+        time.sleep(0.01)
 
 
 def main() -> None:
@@ -46,11 +58,17 @@ def main() -> None:
     say("ready")
     hear()
     if ARGUMENTS["late"] == ME:
-        time.sleep(ARGUMENTS["late_s"])
+        if ARGUMENTS["late_s"]:
+            time.sleep(ARGUMENTS["late_s"])
+        else:
+            hear()
+    else:
+        threading.Thread(target=tell_of_a_call, args=(communicator,), daemon=True).start()
     error = text = ""
     try:
         if ARGUMENTS["late"] != ME and ARGUMENTS["alarm_s"]:
-            signal.setitimer(signal.ITIMER_REAL, ARGUMENTS["alarm_s"], ARGUMENTS["alarm_s"])
+            again_s = ARGUMENTS["alarm_s"] if ARGUMENTS["handler"] == "counts" else 0
+            signal.setitimer(signal.ITIMER_REAL, ARGUMENTS["alarm_s"], again_s)
         for turn in range(ARGUMENTS["turns"]):
             got = communicator.all_reduce(torch.full((1000,), float(turn)))
             assert bool((got == RANKS * turn).all())

@@ -14,6 +14,7 @@ from parent import ARGUMENTS, LogLines, hear, resources, say
 
 from r2serve import Communicator
 from r2serve.errors import R2cclError
+from r2serve.observe import journal
 
 ME, RANKS = ARGUMENTS["rank"], ARGUMENTS["ranks"]
 COUNT = ARGUMENTS.get("bytes", 16 * 1024) // 4
@@ -62,6 +63,9 @@ class Stream:
             return [vars(rail) for rail in communicator.rails()]
         elif what == "events":
             return [vars(event) for event in communicator.events()]
+        elif what == "short_of_cpu":
+            read = journal.parse(communicator._process.engine.journal_bytes(), events=False)
+            return read.short_of_cpu_ns
         elif what == "log":
             return self.log.lines
         elif what == "steps":

@@ -1,0 +1,239 @@
+"""The gate of `make test`: defects are final, late tests run again, and a hang costs one test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from timely import PATIENCE_VARIABLE, TimingMiss, ended, stop, timely
+
+TESTS = Path(__file__).resolve().parents[1]
+
+PREAMBLE = """
+import ctypes, os, signal, time
+from pathlib import Path
+import pytest
+from timely import TimingMiss, timely
+
+def first_time(name):
+    marker = Path(os.environ["PLANTED"], name)
+    if marker.exists():
+        return False
+    marker.write_text("")
+    return True
+"""
+LATE_ONCE = """
+def test_late_once(): timely(lambda: not first_time("late"), "a wake-up", within_s=0)
+"""
+DEFECTS = """
+def test_always_late(): timely(lambda: False, "an answer", within_s=0)
+
+def test_wrong_bit(): assert not first_time("bit"), "bit 3 of element 7 differs"
+
+@pytest.fixture
+def checked():
+    yield
+    assert not first_time("request"), "request 4 was lost"
+
+def test_late_and_wrong(checked): timely(lambda: not first_time("both"), "a wake-up", within_s=0)
+
+def test_crashes():
+    if first_time("crash"): ctypes.string_at(0)
+
+@pytest.mark.timeout(1)
+def test_hangs():
+    if first_time("hang"): wait_for_a_lost_message()
+
+def wait_for_a_lost_message():
+    while True: time.sleep(1)
+
+def test_after_the_hang(): pass
+"""
+HANG = """
+@pytest.mark.timeout(1)
+def test_hangs():
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(mutex)  # no signal ends a deadlock
+def test_after(): pass
+"""
+MANY_LATE = "".join(
+    f'def test_late_{each}(): timely(lambda: not first_time("{each}"), "x", within_s=0)\n'
+    for each in range(4)
+)
+
+DRIVER = """
+import sys
+from pathlib import Path
+import gate
+root = Path(sys.argv[1])
+gate.ROOT, gate.RESULTS, gate.RUNNING = root, root / "results", root / "results" / "running"
+gate.timings.FILE = root / "timings.json"
+gate.STAGES = (
+    gate.Stage("native", 60, target="native-asan", variant="asan"),
+    gate.Stage(
+        "python", float(sys.argv[3]), pytest=("-n", "1", "test_planted.py"),
+    ),
+)
+sys.exit(gate.main(["--keep-going", *sys.argv[2].split()]))
+"""
+
+
+def run_gate(
+    folder: Path, tests: str, *, stages: str = "python", budget_s: float = 200.0
+) -> tuple[int, str]:
+    """Runs the gate over planted tests; returns the exit status and the output."""
+    (folder / "test_planted.py").write_text(PREAMBLE + tests)
+    (folder / "pytest.ini").write_text("[pytest]\ntimeout_method = signal\n")
+    (folder / "planted").mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(folder), stages, str(budget_s)],
+        cwd=folder,
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith("PYTEST")},
+            "PYTHONPATH": str(TESTS),
+            "PYTEST_ADDOPTS": "-p conftest -p no:cacheprovider -p no:schemathesis -p no:cloudcoil",
+            "PLANTED": str(folder / "planted"),
+            PATIENCE_VARIABLE: "1",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    return done.returncode, done.stdout
+
+
+def unstable(folder: Path) -> list[dict[str, str]]:
+    return list(json.loads((folder / "results" / "unstable.json").read_text()))
+
+
+def failures(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("FAILURE ")]
+
+
+def test_a_late_test_runs_again_alone_and_is_shown(tmp_path: Path) -> None:
+    status, output = run_gate(tmp_path, LATE_ONCE)
+    assert status == 0, output
+    (row,) = unstable(tmp_path)
+    assert row["test"] == "test_planted.py::test_late_once"
+    assert row["again"] == "passed"
+    assert row["message"] == "a wake-up"
+    assert "load" in row["machine"]
+    assert "longest pause" in row["machine"]
+    assert "UNSTABLE: 1" in output
+    assert output.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+
+
+def test_a_defect_is_final_and_a_hang_costs_one_test(tmp_path: Path) -> None:
+    status, output = run_gate(tmp_path, LATE_ONCE + DEFECTS)
+    assert status == 1, output
+    expected = {
+        "test_wrong_bit": "bit 3 of element 7 differs",
+        "test_late_and_wrong": "request 4 was lost",
+        "test_crashes": "crashed",
+        "test_hangs": "Timeout",
+        "test_always_late": "late, and failed again alone",
+    }
+    lines = failures(output)
+    assert len(lines) == len(expected), output
+    for name, text in expected.items():
+        (line,) = (each for each in lines if f"::{name}" in each)
+        assert text in line
+    again = {row["test"].partition("::")[2]: row["again"] for row in unstable(tmp_path)}
+    assert again == {"test_late_once": "passed", "test_always_late": "failed"}
+    assert "wait_for_a_lost_message" in output.partition("  stacks: ")[2]
+    assert output.splitlines()[-1] == "2 passed, 5 failed, 0 skipped"
+
+
+@pytest.mark.long
+def test_more_late_tests_than_three_fail_the_run(tmp_path: Path) -> None:
+    status, output = run_gate(tmp_path, MANY_LATE)
+    assert status == 1
+    assert "4 late tests, more than 3: none was run again" in output
+    assert len(unstable(tmp_path)) == 4
+
+
+@pytest.mark.long
+def test_a_process_that_ignores_its_time_out_is_killed(tmp_path: Path) -> None:
+    status, output = run_gate(tmp_path, HANG)
+    assert status == 1
+    assert "killed after its time limit: test_planted.py::test_hangs" in output
+    assert output.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
+
+
+@pytest.mark.long
+def test_a_stage_beyond_its_budget_is_killed_and_names_the_test(tmp_path: Path) -> None:
+    status, output = run_gate(tmp_path, HANG.replace("timeout(1)", "timeout(500)"), budget_s=60)
+    assert status == 1
+    assert "FAILURE python: still running after its 60 s, killed" in output
+    assert "FAILURE python: was running test_planted.py::test_hangs" in output
+
+
+NATIVE_REPORT = """<testsuites><testsuite name="Rail">
+<testcase classname="Rail" name="Passes" status="run" result="completed"/>
+<testcase classname="Rail" name="Fails" status="run" result="completed">
+<failure message="rail_test.cc:7&#x0A;1 is not 2"/></testcase>
+<testcase classname="Rail" name="Skips" status="run" result="skipped">
+<skipped message="rail_test.cc:7&#x0A;no second NIC"/></testcase>
+</testsuite></testsuites>
+"""
+
+
+def test_native_failures_are_listed_by_case_and_crashes_by_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = "build/native-asan/Testing/Temporary"
+    (tmp_path / "report.xml").write_text(NATIVE_REPORT)
+    (tmp_path / "Makefile").write_text(
+        "native-asan:\n"
+        f"\tmkdir -p results/asan {logs}\n"
+        "\tcp report.xml results/asan/rail_test_0.xml\n"
+        f"\tprintf '1:rail_test_0\\n2:link_test_0\\n' >{logs}/LastTestsFailed.log\n"
+        "\texit 8\n"
+    )
+    ctest = tmp_path / "bin" / "ctest"
+    ctest.parent.mkdir()
+    ctest.write_text("#!/bin/sh\n")
+    ctest.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ctest.parent}:{os.environ['PATH']}")
+    status, output = run_gate(tmp_path, "", stages="native")
+    assert status == 1
+    assert failures(output) == [
+        "FAILURE native: rail_test_0: Rail.Fails: rail_test.cc:7 1 is not 2",
+        "FAILURE native: link_test_0: no report: it crashed, or exceeded its time",
+    ]
+    assert "skipped: 1: no second NIC" in output
+    assert "1 passed, 2 failed, 1 skipped" in output
+
+
+def test_an_unknown_stage_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "gate.py"), "unti"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "unknown stage unti; there are lint, plain, unit," in done.stderr
+
+
+def test_a_wait_is_multiplied_by_the_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATIENCE_VARIABLE, "3")
+    with pytest.raises(TimingMiss, match=r"not within 0\.3 s: a rail is UP"):
+        timely(lambda: False, "a rail is UP", within_s=0.1)
+    assert timely(lambda: 7, "a value", within_s=0) == 7
+
+
+def test_a_process_that_runs_on_is_late_and_then_killed() -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        with pytest.raises(TimingMiss, match="still running after"):
+            ended(process, "a sleeper", within_s=0.05)
+        with pytest.warns(UserWarning, match=rf"a sleeper \(process {process.pid}\) did not end"):
+            stop(process, "a sleeper", grace_s=0.05)
+        assert process.returncode == -9

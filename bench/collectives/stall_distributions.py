@@ -31,7 +31,7 @@ from r2serve.bench.collectives.matrix import CollectiveCall, format_size
 from r2serve.bench.collectives.report import verdict_table
 from r2serve.bench.collectives.runner import Progress, Skipped
 from r2serve.bench.collectives.statistics import percentile
-from r2serve.bench.collectives.strikes import RAILS, SIZES, Soak, StrikeError
+from r2serve.bench.collectives.strikes import ATTEMPTS, RAILS, SIZES, Soak, StrikeError
 from r2serve.bench.collectives.verdict import Check, at_least, at_most, tally
 from r2serve.lab.injector import Injector, LabInjector
 from r2serve.lab.lab import Lab
@@ -54,7 +54,6 @@ WINDOW_MS = 450
 PATIENCE_S = 30.0
 # Systems without a report of rails out of use.
 SILENT = ("mptcp", "ucx")
-ATTEMPTS = 5
 
 
 @dataclass(frozen=True)

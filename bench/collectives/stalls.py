@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from r2serve.bench.collectives.control import WorkerGroup
 from r2serve.bench.collectives.matrix import CollectiveCall, format_size
 from r2serve.bench.collectives.runner import Progress
 from r2serve.bench.collectives.statistics import median
-from r2serve.bench.collectives.strikes import RAILS, SIZES, Soak, StrikeError
+from r2serve.bench.collectives.strikes import ATTEMPTS, RAILS, SIZES, MissedError, Soak
 from r2serve.lab.injector import LabInjector
 from r2serve.lab.lab import Lab
 from r2serve.lab.player import Player
@@ -76,8 +76,18 @@ def run(count: int, progress: Progress) -> list[MeasuredFault]:
                 request = CollectiveCall("all_reduce", size, "float32").request("auto")
                 both.prepare(request)
                 one.prepare(request)
-                faults += [_strike(lab, both, one, kind, size, i) for i in range(count)]
+                faults += [_measure(lab, both, one, kind, size, i) for i in range(count)]
     return faults
+
+
+def _measure(
+    lab: Lab, both: WorkerGroup, one: WorkerGroup, kind: str, size: int, index: int
+) -> MeasuredFault:
+    """Measures a fault, in up to ATTEMPTS attempts. Raises MissedError after the last attempt."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(MissedError):
+            return _strike(lab, both, one, kind, size, index)
+    return _strike(lab, both, one, kind, size, index)
 
 
 def _strike(
@@ -101,7 +111,7 @@ def _strike(
         soaks = strikes.soak(both, WINDOW_MS)
         states = strikes.states(both, node)
     if not play.played or states.get(rail) == "UP":
-        raise StrikeError(f"{kind} of rail {rail} of node {node} was not noticed")
+        raise MissedError(f"{kind} of rail {rail} of node {node} was not noticed")
     stall, undisturbed, following = analyse(soaks, play.played[0].struck_ns)
     return MeasuredFault(
         kind=kind,
@@ -118,7 +128,7 @@ def analyse(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int, list[int]]
     """Returns the affected call's time, the longest time before the fault, and later times, in ns.
 
     strikes.hit_call determines the affected call. The later times are of rank 0, from the next
-    call on. Raises StrikeError when the calls end too early.
+    call on. Raises MissedError when the calls end too early.
     """
     before = [
         duration
@@ -128,11 +138,11 @@ def analyse(soaks: Sequence[Soak], struck_ns: int) -> tuple[int, int, list[int]]
     ]
     found = strikes.hit_call(soaks, struck_ns)
     if not before or found is None:
-        raise StrikeError("the fault did not fall into the time of the measured calls")
+        raise MissedError("the fault did not fall into the time of the measured calls")
     stall, hit = found
     following = list(soaks[0].times_ns[hit + 1 : hit + 1 + NEXT_COLLECTIVES])
     if not following:
-        raise StrikeError("no collective followed the collective affected by the fault")
+        raise MissedError("no collective followed the collective affected by the fault")
     return stall, max(before), following
 
 

@@ -38,7 +38,7 @@ from r2serve.bench.collectives.stall_distributions import (
     split,
     witnesses,
 )
-from r2serve.bench.collectives.strikes import SIZES, Soak, StrikeError
+from r2serve.bench.collectives.strikes import ATTEMPTS, SIZES, Soak, StrikeError
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
 
@@ -308,7 +308,7 @@ def test_a_fault_that_never_strikes_ends_the_benchmark() -> None:
     lab = FakeLab(works=False)
     with pytest.raises(StrikeError, match="5 times a carrier_loss at node 1 did not strike"):
         sampled(lab, CARRIER)
-    assert lab.log.count("cut 1 0") == stall_distributions.ATTEMPTS
+    assert lab.log.count("cut 1 0") == ATTEMPTS
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -11,6 +11,7 @@ from r2serve.bench.collectives import stalls
 from r2serve.bench.collectives.stalls import KINDS, analyse, run, summarise
 from r2serve.bench.collectives.strikes import (
     SIZES,
+    MissedError,
     Soak,
     StrikeError,
     hit_call,
@@ -111,6 +112,27 @@ def test_an_unnoticed_fault_is_no_measurement_and_healed() -> None:
 def test_a_fault_that_the_lab_refuses_is_no_measurement() -> None:
     with pytest.raises(StrikeError, match="cut: refused"):
         strike(FakeLab(refuses="cut"), "carrier_loss")
+
+
+@pytest.mark.parametrize(("missed", "succeeds"), [(0, True), (4, True), (5, False)])
+def test_a_fault_that_misses_the_calls_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, missed: int, succeeds: bool
+) -> None:
+    outcomes: list[Any] = [MissedError("a busy machine")] * missed + [strike(FakeLab(), KINDS[0])]
+
+    def outcome(*_: Any) -> Any:
+        made = outcomes.pop(0)
+        if isinstance(made, MissedError):
+            raise made
+        return made
+
+    monkeypatch.setattr(stalls, "_strike", outcome)
+    lab: Any = None
+    if succeeds:
+        assert stalls._measure(lab, lab, lab, KINDS[0], SIZES[0], 0).kind == KINDS[0]
+    else:
+        with pytest.raises(MissedError, match="a busy machine"):
+            stalls._measure(lab, lab, lab, KINDS[0], SIZES[0], 0)
 
 
 def test_real_faults_in_a_lab() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 from forked import Forked, Forks
+from ports import free_port
 from timely import TimingMiss, ended, patience, stop, timely
 
 from r2serve.lab.holder import LabUnavailableError
@@ -181,22 +180,6 @@ def jobs(tmp_path: Path, forks: Forks) -> Iterator[Jobs]:
     made = Jobs(tmp_path, forks)
     yield made
     made.end()
-
-
-def free_port() -> int:
-    """Returns a free port from below the kernel's range of ephemeral ports.
-
-    The kernel could give an ephemeral port to a rail's connection before the test uses the port.
-    """
-    while True:
-        port = random.randrange(12_000, 32_000)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 @pytest.fixture

@@ -189,6 +189,15 @@ class Stream:
             rank.wait(60)
 
 
+def wait_until_up(ranks: list[Any]) -> None:
+    """Waits until all rails of ranks of stream.py are UP: a start waits for the first rail only."""
+    timely(
+        lambda: all(rail["state"] == "UP" for rank in ranks for rail in rank.ask({"do": "rails"})),
+        "all rails UP",
+        REJOIN_S,
+    )
+
+
 def stalls_of(events: Iterable[Iterable[Mapping[str, Any]]]) -> list[int]:
     """Returns the stalls in the events of Stream.look, in ns."""
     return [event["value"] for of_rank in events for event in of_rank if event["kind"] == "stall"]

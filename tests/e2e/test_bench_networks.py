@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from timely import timely
+from timely import patience, timely
 
 pytest.importorskip("aiohttp")
 
+from r2serve.bench.serve import networks
 from r2serve.bench.serve.networks import Multipath, Network, VirtualAddress, virtual
 from r2serve.lab.holder import LabUnavailableError
 from r2serve.lab.lab import Lab
@@ -50,6 +51,8 @@ SECONDS = 9.0
 CUT_AFTER_S = 2.0
 # Both networks reroute within 2 s. A connection without rerouting gets no more echoes at all.
 LONGEST_MS = 20_000
+ROUTES_S = 240.0
+"""Longest wait for the routes of BIRD, times `patience`."""
 
 
 @pytest.fixture
@@ -72,8 +75,9 @@ def needs_mptcp() -> None:
 @pytest.mark.parametrize("fault", ["cut", "black_hole"])
 @pytest.mark.parametrize("kind", ["ecmp", "mptcp"])
 def test_a_connection_survives_the_loss_of_its_rail(
-    kind: str, fault: str, lab: Lab, tmp_path: Path
+    kind: str, fault: str, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(networks, "ROUTES_TIMEOUT_S", ROUTES_S * patience())
     network: Network = VirtualAddress()
     address = virtual(lab.nodes[0])
     if kind == "mptcp":

@@ -27,6 +27,13 @@ pytestmark = [
 ]
 WHOLE_S = 900.0  # a demo takes 5 minutes on two busy cores
 ENDS_S = 120.0
+LATE = (
+    *("no answer within", "tokens after", "no token for", "decoding ended before"),
+    "no rail had traffic",
+)
+"""Parts of the problems that a starved machine causes."""
+CUT_SHORT = ("no request was sent", "tokens were not compared", "fault was not made")
+"""Parts of the problems that follow from a problem of LATE."""
 
 
 def _processes() -> list[tuple[Path, str]]:
@@ -131,8 +138,26 @@ def check_report(data: dict[str, object], sent: int) -> None:
         assert fault["rail_after"] not in ("", fault["rail"])
 
 
-def start_and_reach(text: str, *options: str) -> tuple[subprocess.Popen[str], str]:
-    """Starts a demo, waits for `text` in the output; returns the demo and the output so far."""
+def check_in_time(report: Path, output: str) -> None:
+    """Raises TimingMiss if the report has problems of a starved machine, and no other problem."""
+    problems: list[str] = []
+    if report.exists():
+        problems = json.loads(report.read_text(encoding="utf-8"))["problems"]
+
+    def only(*texts: str) -> list[str]:
+        return [each for each in problems if any(text in each for text in texts)]
+
+    late = only(*LATE) and only(*LATE, *CUT_SHORT) == problems
+    timely(lambda: not late, output[-4000:], within_s=0)
+
+
+def start_and_reach(
+    text: str, *options: str, report: Path | None = None
+) -> tuple[subprocess.Popen[str], str]:
+    """Starts a demo, waits for `text` in the output; returns the demo and the output so far.
+
+    report: the file with the demo's report, to tell a late demo from another failure.
+    """
     command = [*DEMO, *options]
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert demo.stdout is not None
@@ -141,6 +166,8 @@ def start_and_reach(text: str, *options: str) -> tuple[subprocess.Popen[str], st
         seen += line
         if text in line:
             return demo, seen
+    if report is not None:
+        check_in_time(report, seen)
     pytest.fail(f"the demo ended before {text!r}:\n{seen}")
 
 
@@ -148,9 +175,10 @@ def run_demo(tmp_path: Path, *options: str) -> tuple[dict[str, object], str]:
     """Runs a demo to the end, checks the clean-up, and returns report and output."""
     report, logs = tmp_path / "report.json", tmp_path / "logs"
     keep = ("--json", str(report), "--keep-logs", str(logs))
-    demo, begin = start_and_reach("reference", *keep, *options)
+    demo, begin = start_and_reach("reference", *keep, *options, report=report)
     namespaces = Namespaces(demo.pid)
     output = begin + output_of(demo, WHOLE_S)
+    check_in_time(report, output)
     assert demo.returncode == 0, output
     assert wait_until_clean(demo.pid) == []
     assert directories(demo.pid) == []

@@ -13,11 +13,14 @@ import pytest
 from timely import timely
 
 LINK_TIMEOUT_S = 2.0
+MOST_GROWN = {"threads": 0, "descriptors": 8}
+"""Growth of a rank's resources after the storm; rails that are connecting have descriptors."""
 
 
 def start(jobs: Any, work: str, *, script: str = "forks.py", **arguments: Any) -> list[Any]:
     config = {
-        "link_timeout_s": LINK_TIMEOUT_S,
+        # Only the test of a death needs a short timeout; a starved machine may exceed it.
+        "link_timeout_s": LINK_TIMEOUT_S if work == "orphan" else 60.0,
         "rejoin_backoff_min_ms": 1,
         "rejoin_backoff_max_ms": 10,
         "flap_half_life_s": 0,
@@ -70,14 +73,14 @@ def test_a_child_does_not_keep_a_dead_parent_alive(jobs, show: Callable[[str], N
 def test_forks_amid_flapping_rails_harm_nothing(
     jobs, show: Callable[[str], None], count: int
 ) -> None:
-    ranks = start(jobs, "storm", forks=count)
+    ranks = start(jobs, "storm", forks=count, most_grown=MOST_GROWN)
     said = ranks[0].hear(0.2 * count + 300)
     show(f"{said}")
     assert said["forks"] == count
     assert said["wrong"] == []
     assert said["downs"] > 10, "the rails did not flap"
-    assert said["grown"]["threads"] <= 0
-    assert said["grown"]["descriptors"] <= 8  # rails that are connecting
+    for name, most in MOST_GROWN.items():
+        assert said["grown"][name] <= most, said["grown"]
     for rank in ranks:
         assert rank.hear(60) == "exact"
 

@@ -24,6 +24,7 @@ from real_rails import (
     summary,
     until_hit,
 )
+from timely import timely
 
 from r2serve.lab.lab import Lab
 
@@ -109,7 +110,8 @@ def test_the_management_nic_carries_data_while_no_rail_is_left(
     """Both rails of a node are cut for 3 s; the stream continues, then returns to the rails."""
     stream = Stream(jobs, lab)
 
-    assert stream.control_bytes() == 0
+    # A starved machine may lose all rails for a moment.
+    timely(lambda: stream.control_bytes() == 0, "data on the management NIC", within_s=0)
     for rail in (0, 1):
         lab.cut(1, rail)
     eventually("both rails DOWN", lambda: "UP" not in stream.states(0) + stream.states(1))

@@ -110,5 +110,6 @@ def test_flipped_bits_reach_the_result_without_the_checksum(jobs, lab: Lab) -> N
     """Without r2ccl's checksum, the lab's flipped bits reach the result."""
     stream = Stream(jobs, lab, size=MIB, checksum=False)
     lab.flip(0, stream.busiest())
-    said = stream.ranks[1].hear(60)
-    assert "wrong" in said, said
+    # The rank that sees the wrong bits ends, and the other rank may lose it as its peer.
+    said = [rank.hear(60) for rank in stream.ranks]
+    assert any("wrong" in each for each in said), said

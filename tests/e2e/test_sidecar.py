@@ -50,11 +50,11 @@ def listen(sidecar: Sidecar, heard: list[tuple[float, dict[str, Any]]]) -> None:
 
 
 def downs_of(heard: list[tuple[float, dict[str, Any]]]) -> list[tuple[float, dict[str, Any]]]:
-    """Returns the delay in s and the event of each loss of a rail."""
+    """Returns the delay in s and the event of each loss of a rail that was in use."""
     return [
         (at - datetime.fromisoformat(event["time"]).timestamp(), event)
         for at, event in list(heard)
-        if "->DOWN" in event["text"]
+        if "->DOWN" in event["text"] and "PROBATION->" not in event["text"]
     ]
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from real_rails import wait_until_up
 from timely import timely
 
 from r2serve._core import wire_version
@@ -121,6 +122,7 @@ def job(jobs) -> list:
     )
     for rank in ranks:
         rank.hear(60)
+    wait_until_up(ranks)
     return ranks
 
 
@@ -136,7 +138,9 @@ def targets(ranks: list) -> list[tuple[str, int]]:
 
 
 def downs(rank) -> list[str]:
-    return [event["text"] for event in rank.ask({"do": "events"}) if "DOWN" in event["text"]]
+    """Returns the losses of rails that were in use."""
+    texts = [event["text"] for event in rank.ask({"do": "events"})]
+    return [text for text in texts if text.startswith(("UP->DOWN", "SUSPECT->DOWN"))]
 
 
 def finish(ranks: list) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -23,6 +22,7 @@ from typing import IO, Any
 import psutil
 import pytest
 from forked import Forked, Forks
+from ports import free_port
 from timely import TimingMiss, patience, timely
 
 START_TIMEOUT_S = 300
@@ -44,12 +44,6 @@ BASE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -213,9 +213,13 @@ def test_the_impact_of_an_outage_is_reported_after_any_process_is_killed(
             kinds = {(event["kind"], event["text"]) for event in impact["events"]}
             assert ("injected", "black_hole") in kinds
             # A gap between two tokens contains the stall, so the reported stall is not too long.
-            assert impact["worst_itl_s"] > impact["decode_stall_s"]
+            timely(
+                lambda i=impact: i["worst_itl_s"] > i["decode_stall_s"],
+                f"{name}: the stalls span several gaps: {impact}",
+                within_s=0,
+            )
             reported.append(impact["stall_s"] / outage_s)
-    assert hit, f"none of {MOST_ROUNDS} outages was charged to a request"
+    timely(lambda: hit, f"none of {MOST_ROUNDS} outages was charged to a request", within_s=0)
     alone = [*starved]
     unhit = {name: impact_of(port, name) for name in alone}
     assert all(impact["tokens"] > 0 for impact in unhit.values())

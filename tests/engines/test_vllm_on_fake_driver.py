@@ -64,7 +64,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import zipfile
@@ -73,6 +72,7 @@ from pathlib import Path
 import pytest
 import torch
 import vllm_without_kernels
+from ports import free_port
 from transformers import LlamaForCausalLM
 
 from r2serve.lab.serving.model import TinyLlama, make_tiny_llama
@@ -85,7 +85,7 @@ STEPS = (
 )
 PROMPT = list(range(5, 25))
 DOWNLOAD_S = 600
-SCRIPT_LIMIT_S = 400  # the ranks end after 300 s, with tracebacks
+SCRIPT_LIMIT_S = 1200  # the ranks end after 900 s, with tracebacks
 STOP_OF_0_33 = "InterpreterError: AttributeError(\"'int' object has no attribute 'to'\")"
 
 
@@ -103,12 +103,6 @@ def expected_tokens(small_llama: Path) -> list[int]:
         for _ in range(3):
             said.append(int(model(torch.tensor([said])).logits[0, -1].argmax()))
     return said[len(PROMPT) :]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Job:

@@ -48,6 +48,8 @@ OPS: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
     dist.ReduceOp.MIN: lambda ranks: ranks.amin(0),
     dist.ReduceOp.MAX: lambda ranks: ranks.amax(0),
 }
+OVERDUE_S = 8
+"""Timeout of the group in the cases `overdue…`; limits the start of the group, too."""
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -397,9 +399,10 @@ def overdue_tag(me: int, ranks: int) -> None:
     dist.barrier()
     if me == 1:
         works = [dist.irecv(torch.ones(1), 0, tag=tag) for tag in (1, 2)]
+        words = f"from rank 0, tag 1 has not ended within {OVERDUE_S} s"
         for work in works:
             assert work is not None
-            refused(AbortedError, "from rank 0, tag 1 has not ended within 2 s", work.wait)
+            refused(AbortedError, words, work.wait)
         tell("overdue", me)
         dist.send(torch.ones(1), 0)
     else:
@@ -508,7 +511,7 @@ def overdue(me: int, ranks: int) -> None:
     """The group's timeout ends collectives on the calling thread."""
     if me == 0:
         hear("overdue", range(1, ranks))
-    refused(AbortedError, "within 2 s (timeout)", reduce_to_the_end)
+    refused(AbortedError, f"within {OVERDUE_S} s (timeout)", reduce_to_the_end)
     tell("overdue", me)
 
 
@@ -585,7 +588,7 @@ def rank_main(rank: int, case: str, ranks: int, folder: str, on_gpu: bool) -> No
         torch.set_default_device("cuda")
     elif on_gpu:
         landing.GPUS.add("cpu")
-    timeout = timedelta(seconds=2 if case.startswith("overdue") else 60)
+    timeout = timedelta(seconds=OVERDUE_S if case.startswith("overdue") else 60)
     dist.init_process_group(
         r2serve.engines.torch.BACKEND,
         init_method=f"file://{folder}/store",

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from timely import patience
+
 SCRIPT = Path(__file__).with_name("vllm_ranks.py")
 
 
@@ -25,6 +27,6 @@ def run_ranks(case: str, *nodes: str, **environment: str) -> subprocess.Complete
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=500,
+        timeout=1200 * patience(),
         check=False,
     )

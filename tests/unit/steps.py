@@ -45,7 +45,8 @@ class Job:
     def all_reduce(self, *, outage: bool = False) -> float:
         """Runs an all-reduce on both ranks; returns rank 0's duration in seconds.
 
-        outage: all rails are cut before the call, and for OUTAGE_S seconds of the call.
+        outage: all rails are cut before the call, and for OUTAGE_S seconds of the call. Without
+        an outage, the call begins once all rails are UP.
         """
 
         def call(rank: int) -> float:
@@ -55,6 +56,9 @@ class Job:
 
         if outage:
             self.lose_all_rails()
+        else:
+            # The rails may still be on their way back from an outage, which would stall the call.
+            timely(self.all_rails_are_up, "all rails are UP", within_s=120)
         first, second = (self.pool.submit(call, rank) for rank in range(2))
         if outage:
             try:
@@ -69,6 +73,10 @@ class Job:
                 self.heal()
         second.result()
         return first.result()
+
+    def all_rails_are_up(self) -> bool:
+        rails = [rail for rank in self.ranks for rail in rank.rails() if rail.kind == "tcp"]
+        return all(rail.state == "UP" for rail in rails)
 
     def is_in_a_call(self) -> bool:
         read = journal.parse(self.engine.journal_bytes(), events=False)

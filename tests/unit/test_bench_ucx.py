@@ -144,7 +144,7 @@ def carried(workers: WorkerGroup) -> list[int]:
     """Returns the rails of rank 0 that carry its traffic."""
     before = strikes.sent(workers, 0)
     (first, second) = strikes.soak(workers, 100)
-    assert len(first.times_ns) == len(second.times_ns) > 2
+    assert len(first.times_ns) == len(second.times_ns) >= 2
     return strikes.in_use(before, strikes.sent(workers, 0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[R2cclError | None
     def run(late: Callable[[], None], work: Work) -> list[R2cclError | None]:
         def delayed(engine: _core.Engine, peers: list[int], timeout_s: float) -> None:
             if peers[0] < engine.process:
-                with pytest.raises(StartupTimeoutError):
+                with contextlib.suppress(StartupTimeoutError):
                     connect(engine, peers, 0.0)
                 time.sleep(0.5)
                 late()

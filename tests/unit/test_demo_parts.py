@@ -172,9 +172,9 @@ def _in_turn(tmp_path: Path, prompts_: list[str], tokens: int, stop: Callable[[L
         try:
             limits = range(3, 3 + len(prompts_))
             running = Load(place, url, prompts_, limits, tmp_path / "result", streams=2)
-            running.wait_for_tokens(tokens, 20)
+            running.wait_for_tokens(tokens, 120)
             stop(running)
-            return running.finish(20, lambda: None)
+            return running.finish(120, lambda: None)
         finally:
             place.kill_all()
 
@@ -218,6 +218,7 @@ def test_a_request_not_yet_due_is_no_silence(tmp_path: Path) -> None:
     def run(url: str) -> Run:
         try:
             load = Load(place, url, ["one", "two"], 4, tmp_path / "r", arrivals_s=[0.0, 8.0])
+            load.wait_for_tokens(4, 120.0)  # the start of the process may take longer than 6 s
             return load.finish(6.0, lambda: None)
         finally:
             place.kill_all()

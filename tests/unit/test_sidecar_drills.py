@@ -36,16 +36,23 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
         yield made
 
 
+def has_ended(found: Any) -> bool:
+    """Whether the only drill has ended; a busy worker may be missing in an answer."""
+    return bool(found["drills"] and found["drills"][0]["ended"])
+
+
 def test_a_client_with_the_token_can_drill(drilled: Pair, client: TestClient) -> None:
     assert client.get("/v1/drills").json() == {"enabled": True, "drills": []}
-    answer = client.post("/v1/drills", json=ORDER, headers=BEARER)
+    answer = client.post("/v1/drills", json=ORDER | {"seconds": 3}, headers=BEARER)
     assert answer.status_code == 201, answer.text
     (drill,) = answer.json()["drills"]
     assert answer.json()["note"] == ""
     assert (drill["kind"], drill["rail"], drill["ended"]) == ("carrier_loss", "rail1@node0", None)
-    lost = wait_for(client, "/v1/rails", lambda found: found["rails"][1]["state"] != "UP")
+    lost = wait_for(
+        client, "/v1/rails", lambda found: found["rails"][1]["state"] not in ("UP", "SUSPECT")
+    )
     assert lost["rails"][1]["cause"] == "injected"
-    wait_for(client, "/v1/drills", lambda found: found["drills"][0]["ended"])
+    wait_for(client, "/v1/drills", has_ended)
     events = wait_for(client, "/v1/events?kind=injected", lambda found: len(found["events"]) == 2)[
         "events"
     ]
@@ -63,7 +70,7 @@ def test_a_drill_can_be_ended(drilled: Pair, client: TestClient) -> None:
     long = ORDER | {"seconds": 600}
     (drill,) = client.post("/v1/drills", json=long, headers=BEARER).json()["drills"]
     assert client.delete(f"/v1/drills/{drill['id']}", headers=BEARER).status_code == 204
-    wait_for(client, "/v1/drills", lambda found: found["drills"][0]["ended"])
+    wait_for(client, "/v1/drills", has_ended)
     assert client.delete(f"/v1/drills/{drill['id']}", headers=BEARER).status_code == 404
 
 

@@ -59,7 +59,7 @@ def test_the_impact_of_an_outage_on_a_request_is_reported(
 
     # vLLM writes the front end's log, so the test writes it here (see tests/engines).
     front = RequestLog(tmp_path / "frontend-1-2.requests", writer="frontend", label="engine 0")
-    times = {"queued_s": 0.0, "prefill_s": 0.1, "decode_s": 0.8, "e2e_s": 1.0}
+    times = {"queued_s": 0.0, "prefill_s": 0.1, "decode_s": 80.0, "e2e_s": 100.0}
     counts = {"prompt_tokens": 5, "tokens": 3, "ended_clock_ns": 1}
     front.write({"finished": "b", "reason": "length", **counts, **times})
     job.step(finished=["id-b"])
@@ -67,12 +67,14 @@ def test_the_impact_of_an_outage_on_a_request_is_reported(
         client, "/v1/requests/b/impact", lambda one: one["e2e_s"] and one["worst_itl_s"]
     )
     assert impact["status"] == "finished"
-    assert impact["stall_percent"] == pytest.approx(100 * impact["stall_s"])
+    assert impact["stall_percent"] == pytest.approx(impact["stall_s"])
     assert impact["late_s"] >= impact["stall_s"]
-    assert impact["e2e_without_s"] == pytest.approx(1.0 - impact["late_s"])
-    assert impact["ttft_s"] == impact["ttft_without_s"] == pytest.approx(0.2)
-    assert impact["mean_itl_without_s"] == pytest.approx(0.4 - impact["late_s"] / 2)
-    assert impact["worst_itl_s"] > impact["stall_s"]
+    assert impact["e2e_without_s"] == pytest.approx(100.0 - impact["late_s"])
+    # Without a baseline, the delay of a phase is its stall.
+    assert impact["ttft_s"] == pytest.approx(20.0)
+    assert impact["ttft_without_s"] == pytest.approx(20.0 - impact["prefill_stall_s"])
+    assert impact["mean_itl_without_s"] == pytest.approx(40.0 - impact["decode_stall_s"] / 2)
+    assert impact["worst_itl_s"] > impact["decode_stall_s"]
     (waited,) = client.get("/v1/requests", params={"waited": True}).json()["requests"]
     assert waited["id"] == "b"
 

@@ -19,6 +19,8 @@ from r2serve.errors import InvalidArgumentError, R2cclError
 
 ME, RANKS = ARGUMENTS["rank"], ARGUMENTS["ranks"]
 FORKED, UNHARMED = 7, 0  # exit statuses
+SETTLED_S = 60.0
+"""Longest wait for the end of connections and threads after the storm."""
 
 
 def exact(communicator: Communicator, turns: int) -> None:
@@ -121,6 +123,18 @@ def orphan(communicator: Communicator) -> None:
         say({"error": type(error).__name__, "at": time.monotonic()})
 
 
+def settled_growth(before: dict[str, int]) -> dict[str, int]:
+    """Returns the growth of the resources, once it is small or SETTLED_S have passed."""
+    most = ARGUMENTS["most_grown"]
+    deadline = time.monotonic() + SETTLED_S
+    while True:
+        now = resources()
+        grown = {name: now[name] - count for name, count in before.items()}
+        if all(grown[name] <= most[name] for name in most) or time.monotonic() > deadline:
+            return grown
+        time.sleep(0.1)
+
+
 def storm(communicator: Communicator) -> None:
     """Forks many children during collectives and rail flaps."""
     foreign = os.open("/dev/null", os.O_RDONLY)
@@ -158,7 +172,7 @@ def storm(communicator: Communicator) -> None:
         stop.set()
         flapping.join()
         gc.collect()
-        grown = {name: resources()[name] - count for name, count in before.items()}
+        grown = settled_growth(before)
         downs = sum("->DOWN" in event.text for event in communicator.events())
         say({"forks": forks, "wrong": wrong[:5], "grown": grown, "downs": downs})
     communicator.barrier()

@@ -170,6 +170,19 @@ class Stream:
     def steps(self) -> int:
         return int(self.ranks[0].ask({"do": "steps"}))
 
+    def steps_at_rest(self) -> int:
+        """Waits until no step ends any more; returns the number of steps.
+
+        After the loss of all rails, data that arrived before may still end a step or two.
+        """
+
+        def resting() -> list[int]:
+            before = self.steps()
+            time.sleep(0.5)
+            return [before] if self.steps() == before else []
+
+        return timely(resting, "no further steps", REJOIN_S)[0]
+
     def states(self, rail: int) -> list[str]:
         return [self.rails(number)[rail]["state"] for number in (0, 1)]
 

@@ -93,7 +93,7 @@ def test_a_drill_takes_a_rail_down_and_heals_the_rail(
     eventually(f"rail {rail} lost", lambda: has_left_up(stream, rail), REJOIN_S)
     assert ended(command, "the drill") == 0
     eventually(f"rail {rail} UP", lambda: stream.is_up(rail), REJOIN_S)
-    assert injected(stream, rail) == [kind, "heal"]
+    eventually("recorded", lambda: injected(stream, rail) == [kind, "heal"], REJOIN_S)
     stream.finish()
 
 

@@ -84,8 +84,9 @@ def test_a_carrier_loss_is_reported_and_counted_at_once(
         eventually(  # a starved machine may suspect the other rail
             "other rail UP", lambda s=sidecar, n=other: s.metric("r2serve_rail_up", rail=n) == 1
         )
-        assert sidecar.get("/readyz")[0] == 200
-        assert sidecar.ask("/readyz")["status"] == "degraded"
+        # A starved machine may keep a worker from its heartbeat for a moment.
+        eventually("ready", lambda s=sidecar: s.get("/readyz")[0] == 200)
+        eventually("degraded", lambda s=sidecar: s.ask("/readyz")["status"] == "degraded")
         (lost,) = [each for each in sidecar.ask("/v1/rails")["rails"] if each["name"] == name]
         assert lost["device"] == f"rail{rail}"
         assert (lost["state"], lost["peer"]) != ("UP", f"rank {node}")
@@ -126,9 +127,10 @@ def test_a_kill_loses_no_recorded_event(jobs, make_lab, sidecars, eventually, fi
     stream.ranks[1].process.wait()
     if first == "worker":
         eventually("ended", lambda: sidecar.get("/readyz")[0] == 503)
-        reasons = "; ".join(sidecar.ask("/readyz")["reasons"])
-        assert "ended without a graceful close: rank 1" in reasons
-        assert sidecar.metric("r2serve_worker_up") == 0
+        # The sidecar may first know only that the worker is silent.
+        ending = "ended without a graceful close: rank 1"
+        eventually(ending, lambda: ending in "; ".join(sidecar.ask("/readyz")["reasons"]))
+        eventually("worker not up", lambda: sidecar.metric("r2serve_worker_up") == 0)
         sidecar.kill()
     sidecar.start()
     after = sidecar.events()

@@ -313,8 +313,10 @@ def gpu_loss(rank: int) -> None:
     group = parallel_state.get_tp_group()
     group.all_reduce(torch.ones(4))
     if rank == 1:
-        time.sleep(1.0)  # until rank 0 has the whole first result
+        dist.recv(torch.zeros(1), 0, group=group.cpu_group)  # rank 0 has the whole first result
+        time.sleep(1.0)  # until rank 0 is in its next call
         os._exit(0)
+    dist.send(torch.ones(1), 1, group=group.cpu_group)
     total = group.all_reduce(torch.ones(4))  # enqueued in the stream; the loss is not yet known
     tokens = ModelRunnerOutput(["a"], {"a": 0})
     assert trusted(None) is None

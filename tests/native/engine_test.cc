@@ -166,6 +166,7 @@ TEST(Engine, AnAbortEndsTheCallOnEveryRank) {
   waits(0);
   second.join();
   other.join();
+  (void)job.communicators[2]->barrier();  // the data of both may arrive before the abort
   waits(2);
   job.communicators[0]->abort("rank 0 gave up: again");
   waits(0);  // with the first reason
@@ -192,15 +193,19 @@ TEST(Engine, AStallBeginsWithTheCallIfRailsWereLostBefore) {
   const auto inject_all = [&](Fault fault) {
     for (RailId rail = 0; rail < 2; ++rail) EXPECT_TRUE(job.engines[0]->inject(rail, fault).ok());
   };
-  const auto shorter_stall = [&] { return std::min(job.longest_stall(0), job.longest_stall(1)); };
+  std::array<std::uint64_t, 2> before{};
+  // The shorter stall of the two ranks since `before`.  A suspicion of a busy machine may have made
+  // a stall of an earlier call.
+  const auto shorter_stall = [&] {
+    return static_cast<TimeNs>(std::min(job.engines[0]->stalled_ns() - before[0],
+                                        job.engines[1]->stalled_ns() - before[1]));
+  };
   // A stall without the pauses of a busy machine may be shorter than the loss, so the next loss
   // lasts longer.  A stall that begins with the return of the rails lasts a few ms.
   for (const int loss_ms : {500, 2000, 8000}) {
     inject_all(Fault::carrier_loss);
     ASSERT_TRUE(eventually([&] { return !any_up(); }, "all rails are DOWN"));
-    if (loss_ms == 500) {
-      EXPECT_EQ(job.longest_stall(0), 0);
-    }
+    for (const std::size_t rank : {0U, 1U}) before[rank] = job.engines[rank]->stalled_ns();
     std::thread mend([&] {
       EXPECT_TRUE(eventually([&] { return job.in_call(0) && job.in_call(1); },
                              "both ranks are in their call"));
@@ -211,7 +216,8 @@ TEST(Engine, AStallBeginsWithTheCallIfRailsWereLostBefore) {
     mend.join();
     if (shorter_stall() >= 150 * ns_per_ms) break;
   }
-  EXPECT_GE(shorter_stall(), 150 * ns_per_ms);
+  EXPECT_GE(shorter_stall(), 150 * ns_per_ms) << "late: too little CPU time in every loss";
+  EXPECT_GE(std::min(job.longest_stall(0), job.longest_stall(1)), shorter_stall());
 }
 
 // Acks of earlier messages arrive on another rail while a rank waits for a lost message.
@@ -277,7 +283,7 @@ TEST(Engine, AStallIsTheWholeWaitDespiteOtherAcks) {
   }
   if (::testing::Test::HasFailure()) return;
   if (!found && quiet < enough) GTEST_SKIP() << "the machine lacked CPU time in most attempts";
-  EXPECT_TRUE(found) << quiet << " attempts with enough CPU time";
+  EXPECT_TRUE(found) << "late: " << quiet << " attempts, perhaps with pauses of the calls";
 }
 
 TEST(Engine, AnOrderMismatchNamesTheCallOfEachRank) {

@@ -75,7 +75,15 @@ def limit_s(item: pytest.Item) -> float:
     """Returns the time limit of a test in seconds."""
     marker = item.get_closest_marker("timeout")
     own = float(marker.args[0]) if marker else 0.0
-    return max(own, LIMITS_S.get(item.path.parent.name, 0.0 if own else 400.0)) * patience()
+    return max(own, LIMITS_S.get(top_folder(item.path), 0.0 if own else 400.0)) * patience()
+
+
+def top_folder(path: Path) -> str:
+    """Returns the folder of `tests` that contains a file, also for files in deeper folders."""
+    try:
+        return path.relative_to(ROOT / "tests").parts[0]
+    except ValueError:  # a file elsewhere
+        return ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "eventually.hpp"
@@ -63,22 +64,25 @@ TEST(DrillFaults, ASlowRailSendsNoFasterThanItsRate) {
     // fault.
     constexpr double limited = 3e6 / bytes_per_s;
     double fastest = seconds_of(job, 4);
-    double unlimited = 0;
     if (fastest >= limited) {
       Job other({.ranks = 2, .rails = 1, .verbs = verbs, .config = {}});
-      unlimited = seconds_of(other, 4);
-      for (int more = 0; more < 8 && fastest >= std::max(limited, 3 * unlimited); ++more) {
+      double unlimited = seconds_of(other, 4);
+      const auto is_healed = [&] {
+        if (fastest < std::max(limited, 3 * unlimited)) return true;
         fastest = std::min(fastest, seconds_of(job, 4));
         unlimited = std::min(unlimited, seconds_of(other, 4));
-      }
+        return false;
+      };
+      EXPECT_TRUE(eventually(is_healed, "calls without the rate limit"))
+          << fastest << " s, and " << unlimited << " s without a fault";
     }
-    EXPECT_LT(fastest, std::max(limited, 3 * unlimited));
     EXPECT_EQ(injected(job, 0), (std::vector{4, 0}));
   }
 }
 
 TEST(DrillFaults, ThePeersJournalSaysThatADrillTookTheRailDown) {
   Job job({.ranks = 2, .rails = 2, .config = {}});
+  ASSERT_TRUE(job.all_up());
   ASSERT_TRUE(job.engines[0]->inject(1, Fault::carrier_loss).ok());
   const auto told = [&] {
     return std::ranges::any_of(job.records(1), [](const JournalRecord& record) {
@@ -92,6 +96,7 @@ TEST(DrillFaults, ARealLossAfterADrillIsNoDrill) {
   Config config;
   config.rejoin_backoff_min_ms = 1;
   Job job({.ranks = 2, .rails = 2, .devices = true, .config = config});
+  ASSERT_TRUE(job.all_up());
   const auto told = [&] {
     return std::ranges::count_if(job.records(1), [](const JournalRecord& record) {
       return record.kind == JournalKind::injected && record.from == 1;
@@ -105,8 +110,13 @@ TEST(DrillFaults, ARealLossAfterADrillIsNoDrill) {
   ASSERT_TRUE(eventually(
       [&] { return epoch() >= 2 && state(0) == RailState::up && state(1) == RailState::up; },
       "the rail has rejoined"));
-  ASSERT_TRUE(eventually([&] { return told() > 0; }, "the notice of the drill"));
-  const auto after_drill = told();
+  auto after_drill = told();
+  const auto all_told = [&] {
+    const auto before = std::exchange(after_drill, told());
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    return after_drill > 0 && after_drill == before;
+  };
+  ASSERT_TRUE(eventually(all_told, "the notices of the drill"));
   job.monitors[0]->set_link(Job::ifindex(1), "no-port1", /*carrier_up=*/false);
   ASSERT_TRUE(eventually([&] { return state(1) != RailState::up; }, "the rail has gone down"));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // repeated notices
@@ -119,6 +129,7 @@ TEST(DrillFaults, ACorruptRailIsLostAndEveryBitIsRight) {
     config.checksum = true;
     config.rejoin_backoff_min_ms = 1;
     Job job({.ranks = 2, .rails = 2, .verbs = verbs, .config = config});
+    ASSERT_TRUE(job.all_up());
     ASSERT_TRUE(job.engines[0]->inject(0, Fault::corrupt).ok());
     for (int round = 0; round < 20 && !lost_by(job, 1, RailCause::checksum); ++round)
       (void)seconds_of(job, 5);
@@ -167,6 +178,7 @@ TEST(DrillFaults, TheEngineCountsTheStallTimeOfCalls) {
   Config config;
   config.rejoin_backoff_min_ms = 1;
   config.flap_half_life_s = 0;
+  config.dead_deadline_ms = 600'000;  // the pauses of a busy machine make no rail suspect
   Job job({.ranks = 2, .rails = 1, .config = config});
   (void)seconds_of(job, 1);
   EXPECT_EQ(job.engines[0]->stalled_ns(), 0U);
@@ -189,7 +201,7 @@ TEST(DrillFaults, TheEngineCountsTheStallTimeOfCalls) {
     EXPECT_LT(stalled, lasted);
     if (stalled > std::chrono::milliseconds(150)) break;
   }
-  EXPECT_GT(stalled, std::chrono::milliseconds(150));
+  EXPECT_GT(stalled.count(), 150 * ns_per_ms) << "late: too little CPU time in every loss";
 }
 
 }  // namespace

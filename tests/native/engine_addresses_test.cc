@@ -97,6 +97,8 @@ class Addresses : public ::testing::Test {
 };
 
 TEST_F(Addresses, MayChangeAtEitherEndAndTheRailRejoins) {
+  ASSERT_TRUE(job->all_up());
+  const Epoch other = info(accepting, 1).epoch;  // a start may need several attempts
   std::string accepts = given;
   std::string connects = given;
   for (int round = 0; round < 3; ++round) {
@@ -113,7 +115,7 @@ TEST_F(Addresses, MayChangeAtEitherEndAndTheRailRejoins) {
   replace(accepting, 0, accepts, given);
   replace(connecting, 0, connects, given);
   ASSERT_TRUE(joined(0, given, given));
-  EXPECT_EQ(info(accepting, 1).epoch, 1U);
+  EXPECT_EQ(info(accepting, 1).epoch, other);
 }
 
 TEST_F(Addresses, MayChangeAtBothEndsAtOnce) {

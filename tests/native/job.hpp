@@ -136,6 +136,18 @@ class Job {
   }
   [[nodiscard]] bool in_call(std::size_t rank) const { return in_call(rank, base_); }
 
+  // Waits until every rail is UP at both ends; the constructor waits for a rail of each link only.
+  [[nodiscard]] ::testing::AssertionResult all_up() const {
+    return eventually(
+        [&] {
+          return std::ranges::all_of(engines, [](const auto& engine) {
+            return std::ranges::all_of(
+                engine->rails(), [](const auto& rail) { return rail.state == RailState::up; });
+          });
+        },
+        "every rail is UP at both ends");
+  }
+
   // Runs body(rank, communicator) in a thread per rank.
   void run(const std::function<void(int, Communicator&)>& body) {
     std::vector<std::thread> threads;

@@ -49,6 +49,7 @@ Wait wait_of_rank_0(bool pauses) {
   Wait wait;
   pausing = has_paused = false;
   Job job({.ranks = 2, .rails = 2, .config = {}});
+  EXPECT_TRUE(job.all_up());  // only a rail in use can be lost
   std::atomic<pthread_t> waiting{};
   job.run([&](int rank, Communicator& communicator) {
     ASSERT_TRUE(all_reduce(communicator).ok());

@@ -225,6 +225,7 @@ struct Nodes {
     for (int rank = 0; rank < 2 * nodes; ++rank)
       inter_node.push_back(job.make_part(static_cast<std::uint64_t>(80 + rank % 2),
                                          of_local_rank[static_cast<std::size_t>(rank % 2)], rank));
+    EXPECT_TRUE(job.all_up());
   }
   std::unique_ptr<Rank> rank(int me, std::uint64_t staging_bytes = 1U << 16U,
                              device::DirectOptions direct = {}) {

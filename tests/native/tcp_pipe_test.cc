@@ -15,10 +15,13 @@
 #include <thread>
 #include <vector>
 
+#include "eventually.hpp"
 #include "rails/tcp/tcp_state.hpp"
 
 namespace r2ccl {
 namespace {
+
+constexpr int patience_ms = static_cast<int>(1e3 * testing::patience_s);
 
 // A connection: one end in a pipe, the other end a plain socket.
 struct Connection {
@@ -65,7 +68,7 @@ TEST(TcpPipe, AbandonedConnectionsEndDespiteACopyOfTheDescriptor) {
   std::array<char, 1U << 16> buffer;
   pollfd ready{connection.peer.get(), POLLIN, 0};
   for (;;) {
-    ASSERT_EQ(::poll(&ready, 1, 10'000), 1) << "the connection is still open";
+    ASSERT_EQ(::poll(&ready, 1, patience_ms), 1) << "the connection is still open";
     const ssize_t got = ::recv(connection.peer.get(), buffer.data(), buffer.size(), 0);
     if (got > 0) continue;
     EXPECT_EQ(got, -1);
@@ -78,8 +81,13 @@ TEST(TcpPipe, APeerThatDoesNotReadLimitsTheSender) {
   Connection connection;
   EXPECT_FALSE(connection.pipe->path().peer_limited);
   connection.fill();
-  const PathReport report = connection.pipe->path();
-  EXPECT_TRUE(report.peer_limited);
+  // A window probe may be under way.
+  PathReport report;
+  const auto is_limited = [&] {
+    report = connection.pipe->path();
+    return report.peer_limited;
+  };
+  EXPECT_TRUE(testing::eventually(is_limited, "the peer limits the sender"));
   EXPECT_GT(report.unacknowledged, 0U);
 }
 

@@ -44,6 +44,13 @@ def injected(pair: Pair) -> list[str]:
     return [event.text for event in events if event.kind == "injected"]
 
 
+def losses(pair: Pair) -> list[str]:
+    """Returns the rail of each loss by a drill; the rail itself may be back already."""
+    events = journal.parse(pair.engine.journal_bytes()).events
+    lost = [event for event in events if event.kind == "rail_state"]
+    return [event.rail for event in lost if event.text.endswith("->DOWN injected")]
+
+
 def start(pair: Pair, **fields: Any) -> list[dict[str, Any]]:
     return client.start(client.find(pair.folder, RAIL), rail=RAIL, **fields)
 
@@ -65,7 +72,7 @@ def wait_for(done: Callable[[], object]) -> None:
 def test_a_drill_is_recorded_and_undoes_itself(drilled: Pair) -> None:
     (view,) = start(drilled, kind="carrier_loss", seconds=0.2)
     assert (view["kind"], view["rail"], view["ended_clock_ns"]) == ("carrier_loss", RAIL, 0)
-    assert drilled.engine.rails()[1]["state"] in ("DOWN", "FENCING", "CONNECTING")
+    wait_for(lambda: RAIL in losses(drilled))
     assert drilled.engine.rails()[0]["state"] in ("UP", "SUSPECT")
     (listed,) = drills(drilled)
     assert listed["id"] == view["id"]
@@ -83,12 +90,12 @@ def test_a_drill_can_be_ended_before_its_time(drilled: Pair) -> None:
 
 
 def test_a_flap_cuts_again_and_again(drilled: Pair) -> None:
-    start(drilled, kind="flap", seconds=0.5, period_s=0.1)
+    start(drilled, kind="flap", seconds=1.0, period_s=0.2)
     wait_for(lambda: drills(drilled)[0]["ended_clock_ns"])
     told = injected(drilled)
     assert set(told[::2]) == {"carrier_loss"}
     assert set(told[1::2]) == {"heal"}
-    timely(lambda: told.count("carrier_loss") >= 3, f"cuts within 0.5 s: {told}", within_s=0)
+    timely(lambda: told.count("carrier_loss") >= 2, f"cuts within 1 s: {told}", within_s=0)
     drilled.wait_for_state(1, "UP")
 
 
@@ -221,8 +228,7 @@ def test_a_service_may_be_closed_from_one_of_its_threads(
     workers = client.find(drilled.folder, RAIL)
     service._engine = Closing()
     assert client.start(workers, rail=RAIL, kind="carrier_loss", seconds=0.05)
-    service._thread.join(120)
-    assert not service._thread.is_alive()
+    timely(lambda: not service._thread.is_alive(), "the end of the service", within_s=120)
 
 
 def test_without_the_option_drills_are_refused(pair: Pair) -> None:

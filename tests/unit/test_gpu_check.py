@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -130,8 +131,10 @@ def test_results_are_complete_when_the_run_is_killed(
     log = tmp_path / "gpu.log"
 
     def pids() -> list[int]:
-        last = log.read_text().splitlines()[-1].split() if log.exists() else []
-        return [int(word) for word in last if word.isdigit()]
+        """The two ids that HANGS prints; the log may end anywhere while it is written."""
+        text = log.read_text() if log.exists() else ""
+        found = re.search(r"^(\d+) (\d+)$\n", text, re.MULTILINE)
+        return [int(each) for each in found.groups()] if found else []
 
     wait_until(lambda: len(pids()) == 2)
     left = pids()

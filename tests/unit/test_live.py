@@ -23,8 +23,10 @@ def ask(pair: Pair, name: str, *words: str) -> Result:
 
 
 def test_rails_are_shown_and_a_peer_without_a_rail_fails_the_command(pair: Pair) -> None:
-    timely(lambda: ask(pair, "rails").output.count(" UP ") == 2, "both rails are shown as UP")
-    shown = ask(pair, "rails")
+    shown = timely(
+        lambda: (result := ask(pair, "rails")).output.count(" UP ") == 2 and result,
+        "both rails are shown as UP",
+    )
     assert shown.exit_code == 0, shown.output
     rails = json.loads(ask(pair, "rails", "--json").stdout)
     assert [(rail["label"], rail["name"]) for rail in rails] == [

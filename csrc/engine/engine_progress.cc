@@ -57,6 +57,8 @@ bool Engine::progress(Peer& peer, TimeNs now, bool all_rails) {
   if (!peer.link.received_aborts().empty()) take_aborts(peer);
   if (!peer.link.received_addresses().empty()) take_addresses(peer, now);
   peer.send(now);
+  // A failed write reads the rest of its rail: the reason of a peer's end comes before the end.
+  if (!peer.link.received_aborts().empty()) take_aborts(peer);
   if (arrived && blocked_ > 0) notify_blocked();
   return arrived;
 }

@@ -11,6 +11,9 @@ namespace {
 
 // Bound of the bytes that a muted rail holds back.
 constexpr std::size_t held_limit = 8U << 20;
+// Reads of a rail whose write has failed: as many as empty the largest socket buffer of usual
+// systems.
+constexpr int rest_reads = 32;
 
 }  // namespace
 
@@ -75,6 +78,7 @@ bool FramedRail::write_pending(TimeNs now) {
   std::size_t bytes = 0;
   const Io result = pipe_->write(parts, bytes);
   if (result == Io::broken) {
+    read_rest(now);
     link_.rail_failed(rail_, epoch_, RailCause::socket_error, now);
     return false;
   }
@@ -82,6 +86,13 @@ bool FramedRail::write_pending(TimeNs now) {
   if (blocked_) return false;
   advance(bytes);
   return true;
+}
+
+// Reads what arrived before a write failed.  The last frames of a peer that has ended tell why, and
+// the peer cannot send them on another rail.
+void FramedRail::read_rest(TimeNs now) {
+  for (int read = 0; read < rest_reads && link_.connected(rail_); ++read)
+    if (!pump_in(now)) return;
 }
 
 void FramedRail::advance(std::size_t bytes) {

@@ -42,6 +42,7 @@ class FramedRail final : public Rail {
 
   void pull(TimeNs now);
   bool write_pending(TimeNs now);
+  void read_rest(TimeNs now);
   void advance(std::size_t bytes);
   bool copy_out(std::size_t part);
   Io read(std::size_t& asked, std::size_t& bytes, TimeNs now);

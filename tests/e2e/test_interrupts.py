@@ -51,9 +51,24 @@ def test_a_handler_that_raises_ends_the_call_on_all_ranks(
     show(f"{error} {said['at'] - sent_at:.2f} s after the signal")
     assert said["error"] == error
     assert said["again"] == "AbortedError"
-    assert other["error"] == "AbortedError"
+    assert other["error"] == "AbortedError", other["text"]
     assert "interrupted by a signal" in other["text"]
     check_prompt(said["at"] - sent_at)
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_slept_learns_why_the_others_have_ended(jobs) -> None:
+    """The rank wakes inside its call, beside the end of the last process that knows the reason."""
+    ranks = start(jobs, handler="raises")
+    ranks[1].process.send_signal(signal.SIGSTOP)
+    ranks[1].say("come")
+    ranks[0].process.send_signal(signal.SIGTERM)
+    assert ranks[0].hear(60)["error"] == "Stopped"
+    ranks[0].wait(60)
+    ranks[1].process.send_signal(signal.SIGCONT)
+    said = ranks[1].hear(60)
+    assert said["error"] == "AbortedError", said["text"]
+    assert "interrupted by a signal" in said["text"]
 
 
 @pytest.mark.timeout(300)

@@ -18,6 +18,7 @@ namespace {
 class ScriptedPipe final : public BytePipe {
  public:
   Io write(std::span<const iovec> parts, std::size_t& bytes) override {
+    if (refuses) return Io::broken;
     for (const iovec& part : parts) {
       const std::size_t taken = std::min(part.iov_len, room);
       const auto* begin = static_cast<const std::byte*>(part.iov_base);
@@ -47,6 +48,7 @@ class ScriptedPipe final : public BytePipe {
   std::vector<std::byte> arrived;
   int reads = 0;
   int acknowledged = 0;
+  bool refuses = false;  // every write fails; reads return what has arrived
 };
 
 // A link on probation: its first frame is a full-size probe.
@@ -253,6 +255,26 @@ TEST(FramedRail, MessagesArriveWholeForAnySplitOfReads) {
     Ends::arrive(ends.to, ends.post({bytes, 100, bytes}));
     ends.check(3);
   }
+}
+
+// A peer that ends says why in its last frames. A write may fail before they are read, and they do
+// not come again.
+TEST(FramedRail, ReadsWhatArrivedBeforeAWriteFailed) {
+  Ends ends;
+  std::vector<std::byte> last = ends.post({300'000});
+  ends.from.link.send_abort({7, ErrorCode::aborted, "interrupted"});
+  ends.from.link.send_close();
+  const auto farewell = ends.sent();
+  last.insert(last.end(), farewell.begin(), farewell.end());
+  Ends::arrive(ends.to, last);
+  ends.to.pipe->refuses = true;
+  const std::byte own{1};
+  ends.to.link.post(ends.to.link.out_stream(7), {&own, 1}, {}, 6);
+  EXPECT_FALSE(ends.to.rail->pump_out(6));
+  EXPECT_EQ(ends.to.link.state(0), RailState::down);
+  EXPECT_TRUE(ends.to.link.peer_closed());
+  ASSERT_EQ(ends.to.link.received_aborts().size(), 1U);
+  EXPECT_EQ(ends.to.link.received_aborts()[0].text, "interrupted");
 }
 
 // The peer judges a silent rail by answers on other rails. An answer is evidence only if everything

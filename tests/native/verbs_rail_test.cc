@@ -2,6 +2,7 @@
 #include "rails/verbs/verbs_rail.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <memory>
@@ -63,10 +64,15 @@ class VerbsRails : public ::testing::Test {
                                             VerbsSession::depth().receives - 1),
                 0);
     }
+    std::array<int, 2> sockets{};
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets.data()), 0);
+    process_of_0 = FileDescriptor(sockets[0]);
     for (std::size_t i = 0; i < ends.size(); ++i)
-      ends[i].rail =
-          std::make_unique<VerbsRail>(*ends[i].link, 0, std::move(sessions[i]), FileDescriptor(),
-                                      [](const std::string& why) { ADD_FAILURE() << why; });
+      ends[i].rail = std::make_unique<VerbsRail>(
+          *ends[i].link, 0, std::move(sessions[i]),
+          i == 1 ? FileDescriptor(sockets[1]) : FileDescriptor(), [this](const std::string& why) {
+            if (process_of_0.valid()) ADD_FAILURE() << why;
+          });
   }
 
   // Pumps both ends until nothing moves.
@@ -99,6 +105,7 @@ class VerbsRails : public ::testing::Test {
   std::shared_ptr<FakeVerbs> verbs = std::make_shared<FakeVerbs>();
   std::array<std::shared_ptr<VerbsDevice>, 2> devices;
   std::array<End, 2> ends;
+  FileDescriptor process_of_0;  // the other end of end 1's liveness socket
   TimeNs now = 1000 * ns_per_ms;
 };
 
@@ -110,6 +117,19 @@ TEST_F(VerbsRails, HaveTwentyMillisecondsToReleaseACallersMemory) {
   EXPECT_EQ(state(), RailState::up);
   EXPECT_FALSE(detach(21 * ns_per_ms));
   EXPECT_EQ(state(), RailState::down);
+}
+
+// The last frames of a process that has ended tell why, and they do not come again.
+TEST_F(VerbsRails, ReadWhatArrivedBeforeThePeersProcessEnded) {
+  ends[0].link->send_abort({communicator, ErrorCode::aborted, "interrupted"});
+  ends[0].link->send_close();
+  while (ends[0].rail->pump_out(now)) continue;
+  process_of_0 = FileDescriptor();
+  ends[1].rail->report_path(now);
+  EXPECT_EQ(ends[1].link->state(0), RailState::down);
+  EXPECT_TRUE(ends[1].link->peer_closed());
+  ASSERT_EQ(ends[1].link->received_aborts().size(), 1U);
+  EXPECT_EQ(ends[1].link->received_aborts()[0].text, "interrupted");
 }
 
 TEST_F(VerbsRails, StayUpIfTheyReleaseMemoryInTime) {

@@ -16,6 +16,8 @@ namespace {
 constexpr std::uint32_t credit_only = 1U << 31U;
 constexpr std::uint32_t count_mask = credit_only - 1;
 constexpr int rounds_per_pump = 4;
+// Reads of a rail whose peer has ended: as many as empty the completion queue.
+constexpr int queue_reads = 4;
 constexpr TimeNs base_window_ns = 10'000 * ns_per_ms;
 // Time limit for an UP rail to finish reading caller memory of a message that another rail has
 // delivered.
@@ -318,8 +320,11 @@ void VerbsRail::report_path(TimeNs now) {
   if (!liveness_socket_.valid() || muted_ || !open()) return;
   std::byte unexpected{};
   const ssize_t got = ::recv(liveness_socket_.get(), &unexpected, 1, MSG_DONTWAIT | MSG_PEEK);
-  if (got >= 0 || (errno != EAGAIN && errno != EINTR))
+  if (got >= 0 || (errno != EAGAIN && errno != EINTR)) {
+    // The last frames of a peer that has ended tell why.
+    for (int read = 0; read < queue_reads && pump_in(now) && open(); ++read) continue;
     fail(RailCause::socket_error, "the liveness socket is closed", now);
+  }
 }
 
 void VerbsRail::acknowledge(TimeNs now) {

@@ -11,6 +11,8 @@
 namespace r2ccl {
 
 struct Config {
+  std::string ports;  // listening ports, "40000-40050" or "40000"; empty: any
+
   // Failover.
   bool resilience = true;           // off: no replay, no hedges, no probes
   bool fallback = true;             // without a data rail, the control rail carries data

@@ -7,10 +7,12 @@
 namespace r2ccl {
 namespace {
 
-constexpr std::size_t most_sites = 4096;
+constexpr std::size_t generation_sites = 8192;
 
 std::mutex mutex;
+// A full table becomes the older table, whose sites are forgotten unless they are noted again.
 std::unordered_map<std::uint32_t, std::string> texts;
+std::unordered_map<std::uint32_t, std::string> older;
 thread_local std::uint32_t next_site = 0;
 
 }  // namespace
@@ -21,13 +23,15 @@ std::uint32_t take_site() { return std::exchange(next_site, 0); }
 
 void note_site(std::uint32_t site, const std::string& text) {
   const std::lock_guard guard(mutex);
-  if (texts.size() < most_sites) texts.try_emplace(site, text);
+  if (texts.size() >= generation_sites) older = std::exchange(texts, {});
+  texts.try_emplace(site, text);
 }
 
 std::string site_text(std::uint32_t site) {
   const std::lock_guard guard(mutex);
-  const auto found = texts.find(site);
-  return found != texts.end() ? found->second : "site " + std::to_string(site);
+  for (const auto* table : {&texts, &older})
+    if (const auto found = table->find(site); found != table->end()) return found->second;
+  return "site " + std::to_string(site);
 }
 
 }  // namespace r2ccl

@@ -11,7 +11,7 @@ namespace r2ccl {
 void set_next_site(std::uint32_t site);
 [[nodiscard]] std::uint32_t take_site();
 
-// Stores the text of a site, for errors.  At most a few thousand sites are kept.
+// Stores the text of a site, for errors.  The most recent 8192 sites are kept.
 void note_site(std::uint32_t site, const std::string& text);
 // Returns the text of a site; for an unknown site its number.
 [[nodiscard]] std::string site_text(std::uint32_t site);

@@ -69,12 +69,14 @@ std::string describe(const CallTag& tag) {
            (tag.call == 1 ? " call" : " calls");
   if (tag.kind == TagKind::result) return "the comparison of result " + std::to_string(tag.number);
   std::string text = "call " + std::to_string(tag.number);
-  if (tag.step != 0 && tag.collective == Collective::send)
-    text += " (step " + std::to_string(tag.step) + ")";
-  else if (tag.step != 0)
-    text += " (step " + std::to_string(tag.step) + ", call " + std::to_string(tag.call + 1) + ")";
-  else if (tag.call != 0)
-    text += " (captured call " + std::to_string(tag.call) + ")";
+  const bool captured = (tag.call & captured_call) != 0;
+  std::string within = tag.step != 0 ? "step " + std::to_string(tag.step) : "";
+  if (tag.step != 0 && (captured || tag.collective != Collective::send)) within += ", ";
+  if (captured)
+    within += "captured call " + std::to_string(tag.call & most_captures);
+  else if (tag.step != 0 && tag.collective != Collective::send)
+    within += "call " + std::to_string(tag.call + 1);
+  if (!within.empty()) text += " (" + within + ")";
   text += ": ";
   text += name_of(tag.collective);
   if (tag.collective == Collective::barrier) return text + "()";

@@ -62,11 +62,12 @@ enum class TagKind : std::uint8_t {
 // Signature of a collective call.  Every message carries the sender's signature, so a mismatch
 // error can name the calls of both ranks.
 struct CallTag {
-  std::uint64_t count = 0;   // elements, equal on all ranks; 0: ranks may differ
+  std::uint64_t count = 0;   // elements, equal on all ranks; 0: ranks may differ.  At the end of a
+                             // step: a digest of the captured calls of the step
   std::uint32_t number = 0;  // call number within the communicator
   std::uint32_t step = 0;    // step of the serving engine; 0: outside of steps, or not compared
   std::uint32_t site = 0;    // hash of the call site or of the caller's name; 0: not compared
-  std::uint16_t call = 0;    // call within the step; step 0: captured call of a graph, or 0
+  std::uint16_t call = 0;    // call within the step, or captured_call and the number of a capture
   std::uint16_t root = 0;    // rank of the root
   std::uint16_t bandwidth_hash = 0;  // reserved: hash of the nodes' bandwidth vector
   Collective collective = Collective::barrier;
@@ -79,6 +80,10 @@ struct CallTag {
   friend bool operator==(const CallTag&, const CallTag&) = default;
 };
 static_assert(sizeof(CallTag) == 32);
+
+// Bit of CallTag::call for a call of a replayed graph; the other bits number the captured calls.
+inline constexpr std::uint16_t captured_call = 0x8000;
+inline constexpr std::uint16_t most_captures = captured_call - 1;
 
 // Returns true if both tags belong to the same call.  Sites are compared apart, because a site that
 // differs need not be an error.  `bandwidth` is the sender's own.

@@ -15,11 +15,18 @@ void register_config(nb::module_& module);
 void register_engine(nb::module_& module);
 void register_communicator(nb::module_& module);
 void register_device(nb::module_& module);
+void register_relay(nb::module_& module);
 void register_simulator(nb::module_& module);
 
-// Raises the Python exception class of the status's code; returns if the status is ok.  Needs the
-// GIL.
+// Raises the exception of a signal handler that ran during the call, else the Python exception
+// class of the status's code; returns if there is none and the status is ok.  Needs the GIL.
 void raise_if_failed(const Status& status);
+// The same for a result; returns its value.
+template <typename T>
+[[nodiscard]] T value_or_raise(Result<T> result) {
+  raise_if_failed(result.ok() ? Status() : result.take_status());
+  return std::move(result.value());
+}
 
 // Converts a configuration.  Raises ValueError for unknown names, and RuntimeError for values of a
 // wrong type; Python has validated the values.

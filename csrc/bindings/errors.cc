@@ -13,6 +13,7 @@ constexpr std::array<const char*, 8> code_names{"ok",        "invalid_argument",
 }  // namespace
 
 void raise_if_failed(const Status& status) {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
   if (status.ok()) return;
   const nb::object types = nb::module_::import_("r2serve.errors").attr("ERROR_TYPES");
   const nb::object type = types[code_names[static_cast<std::size_t>(status.code())]];

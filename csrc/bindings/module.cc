@@ -7,12 +7,12 @@
 namespace r2ccl::bindings {
 namespace {
 
-// Python runs signal handlers on the main thread alone.  A handler's exception stays set, and the
-// binding of the call raises the exception.
+// Python runs signal handlers on the main thread alone.  A handler's exception stays set until the
+// binding of the call raises the exception, and ends every wait on the way.
 bool runs_into_a_signal() {
   if (::gettid() != ::getpid()) return false;
   const nb::gil_scoped_acquire gil;
-  if (PyErr_Occurred() != nullptr) return false;  // the call ends already; no handler may run now
+  if (PyErr_Occurred() != nullptr) return true;  // no other handler may run now
   return PyErr_CheckSignals() != 0;
 }
 
@@ -28,5 +28,6 @@ NB_MODULE(_core, module) {
   register_engine(module);
   register_communicator(module);
   register_device(module);
+  register_relay(module);
   register_simulator(module);
 }

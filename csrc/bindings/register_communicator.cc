@@ -19,8 +19,8 @@ std::byte* at(Address address) {
   return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
-// Runs a collective without the GIL, then raises its error with the GIL held.  A signal handler's
-// exception takes precedence.  An exception of the core fails the communicator on every rank.
+// Runs a collective without the GIL, then raises its error with the GIL held.  An exception of the
+// core fails the communicator on every rank.
 template <typename Call>
 void collective(Communicator& self, Call call) {
   Status status;
@@ -33,7 +33,6 @@ void collective(Communicator& self, Call call) {
       self.abort(status.message());
     }
   }
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
   raise_if_failed(status);
 }
 
@@ -58,9 +57,7 @@ std::unique_ptr<Communicator> make_communicator(const std::shared_ptr<Engine>& e
     throw nb::value_error("nodes: needs as many entries as processes");
   std::vector<Communicator::Member> members;
   for (std::size_t i = 0; i < processes.size(); ++i) members.push_back({processes[i], nodes[i]});
-  auto made = Communicator::create(engine, id, name, rank, members, simd_of(simd));
-  if (!made.ok()) raise_if_failed(made.take_status());
-  return std::move(made.value());
+  return value_or_raise(Communicator::create(engine, id, name, rank, members, simd_of(simd)));
 }
 
 }  // namespace
@@ -132,7 +129,6 @@ void register_communicator(nb::module_& module) {
            })
       .def("post_position",
            [](Communicator& self) { collective(self, [&] { return self.post_position(); }); })
-      .def("compare_captures", &Communicator::compare_captures)
       .def(
           "begin_step",
           [](Communicator& self, std::uint32_t step, const std::string& about, bool compare) {

@@ -11,6 +11,7 @@ namespace {
 // Visits every field of the configuration with its Python name: the only list of these names.
 template <typename Visit>
 void each_field(Config& config, Visit visit) {
+  visit("ports", config.ports);
   visit("resilience", config.resilience);
   visit("fallback", config.fallback);
   visit("checksum", config.checksum);

@@ -49,12 +49,10 @@ std::unique_ptr<StreamCommunicator> make(Communicator& communicator, const std::
                     direct_bytes};
   // create() exchanges data with the other ranks, which may be threads of this process: release the
   // GIL.
-  auto made = [&] {
+  return value_or_raise([&] {
     const nb::gil_scoped_release release;
     return StreamCommunicator::create(communicator, options);
-  }();
-  if (!made.ok()) raise_if_failed(made.take_status());
-  return std::move(made.value());
+  }());
 }
 
 nb::dict slots_of(const StreamCommunicator& self) {
@@ -201,12 +199,33 @@ void register_device(nb::module_& module) {
                return self.gather_slots(at(stream), in, count, static_cast<DType>(dtype));
              });
            })
+      .def("begin_step",
+           [](StreamCommunicator& self, StreamHandle stream, std::uint32_t step,
+              const std::string& about, bool compare) {
+             enqueue([&] { return self.begin_step(at(stream), step, about, compare); });
+           })
+      .def("end_step",
+           [](StreamCommunicator& self, StreamHandle stream) {
+             enqueue([&] { return self.end_step(at(stream)); });
+           })
+      .def("compare_captures", &StreamCommunicator::compare_captures)
+      .def("steps_ended", &StreamCommunicator::steps_ended,
+           nb::call_guard<nb::gil_scoped_release>())
       .def("slots", &slots_of, "Returns addresses and sizes of the slots, by name.")
       .def(
-          "check", [](StreamCommunicator& self) { enqueue([&] { return self.failure(); }); },
-          "Raises the error that ended this communicator, if any.")
+          "check",
+          [](StreamCommunicator& self, std::uint64_t steps) {
+            enqueue([&] { return self.await_steps(steps); });
+          },
+          "Waits until `steps` ended steps were compared; raises the error that ended this "
+          "communicator, if any.")
       .def("wake", [](StreamCommunicator& self) { enqueue([&] { return self.wake(); }); })
-      .def("close", &StreamCommunicator::close, nb::call_guard<nb::gil_scoped_release>());
+      .def("close", [](StreamCommunicator& self) {
+        enqueue([&] {
+          self.close();
+          return Status();
+        });
+      });
 }
 
 }  // namespace r2ccl::bindings

@@ -40,16 +40,12 @@ std::uint8_t gid_index(bool ethernet, const std::vector<GidEntry>& gids, const s
 }
 
 std::shared_ptr<Engine> make_engine(const nb::dict& config, std::uint32_t process) {
-  auto made = Engine::create(config_from(config), process);
-  if (!made.ok()) raise_if_failed(made.take_status());
-  return made.value();
+  return value_or_raise(Engine::create(config_from(config), process));
 }
 
 int listen_on(Engine& engine, const std::string& kind, const std::string& device,
               const std::string& address) {
-  auto port = engine.listen({kind_of(kind), device, address});
-  if (!port.ok()) raise_if_failed(port.take_status());
-  return port.value();
+  return value_or_raise(engine.listen({kind_of(kind), device, address}));
 }
 
 RailDescription rail_from(const nb::dict& fields) {
@@ -62,6 +58,9 @@ RailDescription rail_from(const nb::dict& fields) {
   rail.remote_port = nb::cast<std::uint16_t>(fields["remote_port"]);
   rail.verbs = {nb::cast<std::string>(fields["verbs_device"]),
                 nb::cast<std::uint8_t>(fields["verbs_port"])};
+  if (fields.contains("unnumbered")) rail.unnumbered = nb::cast<bool>(fields["unnumbered"]);
+  if (fields.contains("reserve")) rail.reserve = nb::cast<bool>(fields["reserve"]);
+  if (fields.contains("unit")) rail.unit = nb::cast<std::string>(fields["unit"]);
   return rail;
 }
 
@@ -99,7 +98,15 @@ void connect(Engine& engine, const std::vector<std::uint32_t>& peers, double tim
     const nb::gil_scoped_release release;
     status = engine.connect(peers, timeout_s);
   }
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  raise_if_failed(status);
+}
+
+void check_members(Engine& engine) {
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = engine.check_members();
+  }
   raise_if_failed(status);
 }
 
@@ -165,6 +172,10 @@ nb::list rails(Engine& engine) {
     rail["cause"] = std::string(name_of(info.cause));
     rail["verdict"] = std::string(name_of(info.verdict));
     rail["slow"] = info.slow;
+    rail["been_up"] = info.been_up;
+    rail["never_up"] = info.never_up;
+    rail["reserve"] = info.reserve;
+    rail["unit"] = info.unit;
     rail["epoch"] = info.epoch;
     rail["device"] = info.device;
     rail["local"] = info.local;
@@ -240,6 +251,14 @@ void register_engine(nb::module_& module) {
           "set_label",
           [](Engine& engine, const std::string& label) { own(engine).set_label(label); },
           nb::arg("label"))
+      .def(
+          "set_serving_engine",
+          [](Engine& engine, const std::string& name) { own(engine).set_serving_engine(name); },
+          nb::arg("name"), "Sets the name of the serving engine in the journal.")
+      .def("check_members", &check_members,
+           "Raises like a collective if a member of an open communicator is gone; needs no call.")
+      .def_prop_ro("no_journal", &Engine::no_journal,
+                   "Why the journal has no file although a folder is set; empty: none.")
       .def("take_log", &take_log,
            "Returns log lines as (level, text), level 0 debug to 3 error; None once closed.")
       .def_prop_ro(

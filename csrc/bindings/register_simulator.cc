@@ -54,6 +54,8 @@ nb::dict simulate(std::uint64_t seed, const std::string& mutant, const sim::Trac
   fields["calls"] = result.calls;
   fields["gpu_calls"] = result.gpu_calls;
   fields["exchange_calls"] = result.exchange_calls;
+  fields["streams"] = result.streams;
+  fields["stream_bytes"] = result.stream_bytes;
   fields["errors"] = result.errors;
   fields["replays"] = result.replays;
   fields["hedges"] = result.hedges;

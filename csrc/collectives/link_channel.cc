@@ -201,25 +201,39 @@ Status LinkChannel::await_release(int peer, const char* what,
 
 // ---- failure ----
 
+// Memory may be what has failed.  So everything that needs memory comes before the first change,
+// and the notices can be continued.
 void LinkChannel::fail(ErrorCode code, const std::string& text) {
-  if (failed()) return;
-  failed_ = code;
-  failure_text_ = text;
-  on_failed(code, text);
+  if (failed()) return tell_all();
+  std::string reason = text;
   std::string notice = text;
+  std::string own;
   if (code == ErrorCode::order_mismatch && consensus_ >= Consensus::step) {
-    std::string own = position();
+    own = position();
     cut(own, most_position_bytes);
-    add_position(own);
     cut(notice, max_abort_bytes - 1 - own.size());
     notice += before_position + own;
   }
+  failure_text_ = std::move(reason);
+  failure_notice_ = std::move(notice);
+  failed_ = code;
+  telling_ = true;
+  if (!own.empty()) add_position(own);
+  on_failed(code, text);
   // Every rank must learn of the failure, including ranks without traffic to the lost peer.
+  tell_all();
+}
+
+void LinkChannel::tell_all() {
+  if (!telling_) return;
   for (int peer = 0; peer < size(); ++peer) {
-    if (member(peer).link == nullptr || planted(Mutant::abort_not_forwarded)) continue;
-    member(peer).link->send_abort({id_, code, notice});
+    Member& to = member(peer);
+    if (to.link == nullptr || to.told || planted(Mutant::abort_not_forwarded)) continue;
+    to.link->send_abort({id_, failed_, failure_notice_});
+    to.told = true;
     flush(peer, clock());
   }
+  telling_ = false;
 }
 
 void LinkChannel::on_abort(const AbortNotice& notice) {
@@ -303,6 +317,21 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
             "a rail to " + describe_peer(awaited) +
                 " was lost and R2CCL_RESILIENCE is off: " + describe_rails(awaited)};
   // Check all peers: the awaited peer may be in no call and never detect the loss of a third rank.
+  return check_rails(waiting_since);
+}
+
+Status LinkChannel::check_members() const {
+  if (failed()) return failure();
+  for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer) {
+    const Link* link = members_[static_cast<std::size_t>(peer)].link;
+    if (link != nullptr && link->peer_closed())
+      return {ErrorCode::peer_closed,
+              describe_peer(peer) + " has closed communicator '" + name_ + "' between two calls"};
+  }
+  return check_rails(0);
+}
+
+Status LinkChannel::check_rails(TimeNs waiting_since) const {
   const TimeNs now = clock();
   const auto for_long = [&](TimeNs since) {
     return now - std::max(since, waiting_since) >= link_timeout_;
@@ -322,7 +351,7 @@ Status LinkChannel::check_liveness(int awaited, TimeNs waiting_since) const {
 }
 
 void LinkChannel::check_slots() {
-  if (failed()) return;
+  if (failed()) return tell_all();
   const TimeNs now = clock();
   for (int peer = 0; peer < size(); ++peer) {
     const OutStream* out = member(peer).out;
@@ -355,7 +384,11 @@ Status LinkChannel::mismatch(int peer, const InMessage& message, std::size_t byt
                                      " have different bits in the result of call " +
                                      std::to_string(tag_.number) +
                                      "; one of the machines computes or stores wrong values"};
-  if (same_call(message.tag, tag_) && message.bytes == bytes)
+  CallTag alike = message.tag;
+  alike.count = tag_.count;
+  if (tag_.kind == TagKind::end_of_step && same_call(alike, tag_))
+    text += "; the captured calls of the step differ";
+  else if (same_call(message.tag, tag_) && message.bytes == bytes)
     text += " from another place";
   else if (same_call(message.tag, tag_))
     text += "; the message has " + std::to_string(message.bytes) + " bytes where " +

@@ -25,7 +25,8 @@ class LinkChannel : public Channel {
   [[nodiscard]] const std::string& name() const { return name_; }
 
   // Marks the communicator as failed and notifies all ranks.  This call and every later call return
-  // the error.
+  // the error.  If memory for the notices runs out, an exception leaves fail(), and a repeated call
+  // or check_slots() notifies the remaining ranks.
   void fail(ErrorCode code, const std::string& text);
   // Fails the communicator by the notice of a peer, unless it has failed already.  The notice of an
   // order mismatch also contains the peer's position, which every rank adds to its error.
@@ -34,10 +35,14 @@ class LinkChannel : public Channel {
   // its requests.  Step 0: none is open.
   void set_consensus(Consensus consensus) { consensus_ = consensus; }
   void set_step(std::uint32_t step, std::string about);
+  // Notifies ranks that do not know of a failure yet.
   // Fails the communicator if posted bytes have waited for a slot for link_timeout because a fence
   // does not complete.  The call may have returned already: copied bytes still wait, and only the
   // peer notices.
   void check_slots();
+  // Returns ok while every member is present; needs no call.  peer_lost: a member had no rail for
+  // link_timeout.  Other codes: a member has closed its links, or the communicator failed.
+  [[nodiscard]] Status check_members() const;
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return static_cast<int>(members_.size()); }
@@ -102,6 +107,9 @@ class LinkChannel : public Channel {
 
   // Returns an error if a device copy failed, the awaited peer closed, or any peer is lost.
   [[nodiscard]] Status check_liveness(int awaited, TimeNs waiting_since) const;
+  // Returns peer_lost if a member has had no rail for link_timeout within a wait since
+  // `waiting_since`.
+  [[nodiscard]] Status check_rails(TimeNs waiting_since) const;
   // Returns peer_lost with the reason `what` and the states of the rails.
   [[nodiscard]] Status lost(int peer, const char* what) const;
   [[nodiscard]] bool failed() const { return failed_ != ErrorCode::ok; }
@@ -124,6 +132,7 @@ class LinkChannel : public Channel {
     InStream* in = nullptr;
     std::uint64_t call_position = 0;    // position of the out stream at begin_call()
     std::string program_position = {};  // after an order mismatch; empty: not heard of
+    bool told = false;                  // of the failure
   };
   [[nodiscard]] Member& member(int peer) { return members_[static_cast<std::size_t>(peer)]; }
   Status detach_settled(int peer);
@@ -136,6 +145,7 @@ class LinkChannel : public Channel {
   [[nodiscard]] bool same_site(int peer, const CallTag& tag);
   [[nodiscard]] std::string position() const;
   void add_position(const std::string& text);
+  void tell_all();
   void collect_positions();
 
   const std::uint64_t id_;
@@ -148,6 +158,8 @@ class LinkChannel : public Channel {
   const std::byte* of_device_ = nullptr;  // device buffer of the call; null: host memory only
   ErrorCode failed_ = ErrorCode::ok;
   std::string failure_text_;
+  std::string failure_notice_;
+  bool telling_ = false;  // some ranks are not told of the failure yet
   Consensus consensus_ = Consensus::off;
   std::atomic<bool> in_call_ = false;
   bool has_called_ = false;

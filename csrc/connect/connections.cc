@@ -104,13 +104,22 @@ ssize_t receive_with_memory(int socket, std::span<std::byte> data, FileDescripto
 }  // namespace
 
 FileDescriptor begin_connect(const RailRoute& route) {
+  // An end without an address so far: the kernel would connect from or to any port of this host.
+  if (IpAddress::from_sockaddr(route.remote.get()).value_or(IpAddress()).is_unspecified() ||
+      (!route.device.empty() &&
+       IpAddress::from_sockaddr(route.local.get()).value_or(IpAddress()).is_unspecified())) {
+    errno = EADDRNOTAVAIL;
+    return {};
+  }
   FileDescriptor socket = new_socket(route.remote.family());
   if (!socket.valid()) return socket;
   bind_to_device(socket.get(), route.device);
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  if (::bind(socket.get(), route.local.get(), route.local.size) != 0) return {};
-  const int result = ::connect(socket.get(), route.remote.get(), route.remote.size);
+  const SocketAddress local = scoped_to(route.local, route.device);
+  if (::bind(socket.get(), local.get(), local.size) != 0) return {};
+  const SocketAddress remote = scoped_to(route.remote, route.device);
+  const int result = ::connect(socket.get(), remote.get(), remote.size);
   if (result != 0 && errno != EINPROGRESS) return {};
   return socket;
 }
@@ -156,6 +165,7 @@ void Connections::connect(const RailRoute& route, const Hello& hello, const Hand
     started = pending.socket.valid();
   }
   if (!started) {
+    pending.fault = connect_fault_of(errno);
     give_up(pending, error_text("connect"));
     return;
   }
@@ -249,6 +259,7 @@ void Connections::accept_all(TimeNs now) {
 bool Connections::advance(Pending& pending, TimeNs now) {
   if (pending.connecting && !connect_done(pending)) {
     if (pending.connecting && now < pending.deadline) return false;
+    pending.fault = pending.connecting ? ConnectFault::no_answer : connect_fault_of(errno);
     give_up(pending, pending.connecting ? "timed out" : error_text("connect"));
     return true;
   }
@@ -257,30 +268,34 @@ bool Connections::advance(Pending& pending, TimeNs now) {
     return true;
   }
   (void)flush(pending);
-  if (pending.connector == nullptr && !pending.claimed && pending.handshake->claimed()) {
-    const Hello& hello = pending.handshake->hello();
-    pending.claimed = true;
-    pending.deadline = now + callbacks_.patience(hello.connector, hello.rail);
+  if (pending.connector == nullptr && pending.claimed == 0 && pending.handshake->claimed()) {
+    // The HELLO may be a recording, so the rail's own limit neither changes nor counts here.
+    pending.claimed = now;
+    pending.deadline = now + (handshake_timeout_ << most_patience_doublings);
   }
   switch (pending.handshake->state()) {
     case HandshakeState::established:
       if (!pending.handshake->output().empty()) break;
+      if (pending.connector == nullptr) note_late_auth(pending, now);
       finish(pending);
       return true;
     case HandshakeState::rejected: give_up(pending, ""); return true;
     case HandshakeState::in_progress: break;
   }
   if (now < pending.deadline) return false;
-  late(pending);
+  if (pending.connector != nullptr) {
+    const Hello& hello = pending.handshake->hello();
+    callbacks_.late(hello.acceptor, hello.rail);
+  }
+  pending.fault = ConnectFault::no_answer;
   give_up(pending, "timed out");
   return true;
 }
 
-void Connections::late(const Pending& pending) {
+// AUTH proves the sender, and so that the sender is late.
+void Connections::note_late_auth(const Pending& pending, TimeNs now) {
   const Hello& hello = pending.handshake->hello();
-  if (pending.connector != nullptr)
-    callbacks_.late(hello.acceptor, hello.rail);
-  else if (pending.claimed)
+  if (now - pending.claimed > callbacks_.patience(hello.connector, hello.rail))
     callbacks_.late(hello.connector, hello.rail);
 }
 
@@ -380,6 +395,7 @@ void Connections::give_up(Pending& pending, const std::string& why) {
                           .answered = pending.connector->offered_epoch().value_or(0),
                           .refused = {},
                           .why = reason,
+                          .fault = pending.fault,
                           .final = final};
   if (refused) failed.refused = pending.handshake->peer_last_fenced();
   callbacks_.failed(failed);

@@ -17,10 +17,11 @@
 #include "base/file_descriptor.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "connect/connect_fault.hpp"
 #include "connect/handshake.hpp"
 #include "connect/listeners.hpp"
 #include "drivers/socket_address.hpp"
-#include "link/shape.hpp"
+#include "link/link_types.hpp"
 
 namespace r2ccl {
 
@@ -54,6 +55,7 @@ struct FailedConnection {
   Epoch answered = 0;            // epoch of an AUTH without READY; 0 = none
   std::optional<Epoch> refused;  // set if the peer refused: the peer's last fenced epoch
   std::string why;
+  ConnectFault fault = ConnectFault::rejected;
   std::string final;  // reason why no attempt can succeed; empty: a retry may
 };
 
@@ -65,9 +67,10 @@ class Connections {
     AcceptorHandshake::Decide decide;
     std::function<void(EstablishedRail)> established;
     std::function<void(const FailedConnection&)> failed;
-    // Limit for the handshake with a peer's rail, from the connect or from a valid HELLO on.
+    // Limit for the handshake with a peer's rail, from the connect on.  The acceptor keeps a
+    // connection with a valid HELLO for the longest limit.
     std::function<TimeNs(std::uint32_t peer, RailId rail)> patience;
-    // Such a handshake did not end in time.
+    // Such a handshake did not end in time; at the acceptor: it ended, and took longer.
     std::function<void(std::uint32_t peer, RailId rail)> late;
   };
 
@@ -100,17 +103,19 @@ class Connections {
     std::string remote;
     TimeNs began = 0;
     TimeNs deadline = 0;
-    bool claimed = false;     // accepted: the HELLO of a peer was valid
-    bool connecting = false;  // connect() of the socket has not finished
-    bool local = false;       // unix socket
-    bool heard = false;       // some bytes were received
+    // Accepted: time of a valid HELLO, which may be a recording; 0: none.
+    TimeNs claimed = 0;
+    bool connecting = false;                      // connect() of the socket has not finished
+    bool local = false;                           // unix socket
+    bool heard = false;                           // some bytes were received
+    ConnectFault fault = ConnectFault::rejected;  // if the attempt fails now
   };
 
   void accept_all(TimeNs now);
   void pause_accepting(TimeNs now);
   // Advances the handshake.  Returns true once the entry is finished, successfully or not.
   bool advance(Pending& pending, TimeNs now);
-  void late(const Pending& pending);
+  void note_late_auth(const Pending& pending, TimeNs now);
   bool connect_done(Pending& pending);
   bool flush(Pending& pending);
   bool receive(Pending& pending);

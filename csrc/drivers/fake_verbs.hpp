@@ -339,7 +339,8 @@ class FakeVerbs final : public VerbsDriver,
     Result<VerbsPort> port(std::uint8_t number) override {
       std::unique_lock lock(verbs_->mutex_);
       const Device& device = verbs_->devices_[name_];
-      if (gone(device) || number != 1)
+      if (is_removed(device)) note_error(ENODEV);
+      if (is_removed(device) || number != 1)
         return Status(ErrorCode::internal, name_ + " port " + std::to_string(number) + ": gone");
       VerbsPort port;
       port.active = device.active;
@@ -363,7 +364,7 @@ class FakeVerbs final : public VerbsDriver,
                                                               std::uint16_t pkey_index,
                                                               const VerbsDepth& depth) override {
       const std::lock_guard lock(verbs_->mutex_);
-      if (gone(verbs_->devices_[name_]))
+      if (is_removed(verbs_->devices_[name_]))
         return Status(ErrorCode::internal, "a queue pair of " + name_ + ": gone");
       if (pkey_index >= pkeys)
         return Status(ErrorCode::internal, "a queue pair of " + name_ + ": Invalid argument");
@@ -392,7 +393,7 @@ class FakeVerbs final : public VerbsDriver,
     }
 
    private:
-    [[nodiscard]] bool gone(const Device& device) const {
+    [[nodiscard]] bool is_removed(const Device& device) const {
       return device.removed || device.removals != removals_;
     }
     // Registers a region after `prepare`, which returns 0 or an errno.
@@ -402,7 +403,8 @@ class FakeVerbs final : public VerbsDriver,
       const Device& device = verbs_->devices_[name_];
       verbs_->changed_.wait(lock, [&] { return !device.sharing_hangs; });
       Region region{.device = name_, .memory = memory};
-      const int error = gone(device) ? ENODEV : prepare(device, region);
+      const int error = is_removed(device) ? ENODEV : prepare(device, region);
+      note_error(error);
       if (error != 0)
         return Status(ErrorCode::internal, "registering " + std::to_string(memory.size()) +
                                                " bytes with " + name_ + ": " +

@@ -271,7 +271,7 @@ class Device final : public VerbsDevice {
     const int error = library().query_port(context_->verbs, number,
                                            reinterpret_cast<_compat_ibv_port_attr*>(&attributes));
     const std::string what = name_ + " port " + std::to_string(number);
-    if (error != 0) return failed(what, error);
+    if (error != 0) return refused(what, error);
     VerbsPort port;
     port.active = attributes.state == IBV_PORT_ACTIVE;
     port.ethernet = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
@@ -280,7 +280,7 @@ class Device final : public VerbsDevice {
     std::vector<ibv_gid_entry> entries(most_gids);
     const ssize_t count = library().query_gid_table(context_->verbs, entries.data(), entries.size(),
                                                     0, sizeof(ibv_gid_entry));
-    if (count < 0) return failed("the GID table of " + what, static_cast<int>(-count));
+    if (count < 0) return refused("the GID table of " + what, static_cast<int>(-count));
     for (ssize_t i = 0; i < count; ++i) {
       const ibv_gid_entry& entry = entries[static_cast<std::size_t>(i)];
       if (entry.port_num != number || entry.gid_index > 255) continue;
@@ -303,7 +303,8 @@ class Device final : public VerbsDevice {
     if (region == nullptr)
       region = library().reg_mr(context_->domain, memory.data(), memory.size(), shared_access);
     if (region == nullptr)
-      return failed("registering " + std::to_string(memory.size()) + " bytes with " + name_, errno);
+      return refused("registering " + std::to_string(memory.size()) + " bytes with " + name_,
+                     errno);
     return std::unique_ptr<VerbsMemory>(std::make_unique<Memory>(context_, region));
   }
 
@@ -324,9 +325,9 @@ class Device final : public VerbsDevice {
       return std::unique_ptr<VerbsMemory>(std::make_unique<Memory>(context_, region));
     const int error = errno;  // EPROTONOSUPPORT: kernels before 5.12
     const bool none = error == EOPNOTSUPP || error == ENOSYS || error == EPROTONOSUPPORT;
-    return failed("registering " + std::to_string(addresses.size()) + " bytes of a dma-buf with " +
-                      name_ + (none ? ", whose driver takes none" : "") + ": ibv_reg_dmabuf_mr",
-                  error);
+    return refused("registering " + std::to_string(addresses.size()) + " bytes of a dma-buf with " +
+                       name_ + (none ? ", whose driver takes none" : "") + ": ibv_reg_dmabuf_mr",
+                   error);
   }
 
   Result<std::unique_ptr<VerbsQueuePair>> create_queue_pair(std::uint8_t port,
@@ -334,19 +335,19 @@ class Device final : public VerbsDevice {
                                                             const VerbsDepth& depth) override {
     const std::string what = "a queue pair of " + name_;
     ibv_comp_channel* const channel = library().create_comp_channel(context_->verbs);
-    if (channel == nullptr) return failed("completion channel of " + what, errno);
+    if (channel == nullptr) return refused("completion channel of " + what, errno);
     ibv_cq* const completions =
         library().create_cq(context_->verbs, static_cast<int>(depth.sends + depth.receives),
                             nullptr, channel, context_->next_vector());
     if (completions == nullptr) {
       const int error = errno;
       library().destroy_comp_channel(channel);
-      return failed("completion queue of " + what, error);
+      return refused("completion queue of " + what, error);
     }
     auto pair = std::make_unique<QueuePair>(context_, channel, completions);
     ::fcntl(channel->fd, F_SETFL, ::fcntl(channel->fd, F_GETFL) | O_NONBLOCK);
     if (const int error = pair->create(port, pkey_index, depth); error != 0)
-      return failed(what, error);
+      return refused(what, error);
     return std::unique_ptr<VerbsQueuePair>(std::move(pair));
   }
 
@@ -395,6 +396,10 @@ class Device final : public VerbsDevice {
   }
 
  private:
+  Status refused(const std::string& what, int error) {
+    note_error(error);
+    return failed(what, error);
+  }
   [[nodiscard]] const IbverbsLibrary& library() const { return context_->library; }
 
   const std::shared_ptr<Context> context_;

@@ -1,5 +1,9 @@
 #include "drivers/interfaces.hpp"
 
+// clang-format off: glibc and Linux define the same names, and agree only in this order.
+#include <net/if.h>
+// clang-format on
+
 #include <errno.h>
 #include <ifaddrs.h>
 #include <linux/ethtool.h>

@@ -54,6 +54,11 @@ bool IpAddress::is_loopback() const {
          std::all_of(bytes.begin(), bytes.end() - 1, [](std::byte b) { return b == std::byte{0}; });
 }
 
+bool IpAddress::is_unspecified() const {
+  return family != AF_UNSPEC &&
+         std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+}
+
 AddressScope IpAddress::scope() const {
   const auto byte = [this](std::size_t i) { return std::to_integer<unsigned>(bytes[i]); };
   if (is_loopback()) return AddressScope::loopback;
@@ -66,7 +71,9 @@ AddressScope IpAddress::scope() const {
 }
 
 bool IpAddress::replaceable_by(const IpAddress& other) const {
-  return other.family == family && other.scope() == scope() && scope() != AddressScope::none;
+  if (other.family != family) return false;
+  const AddressScope wanted = other.scope();
+  return wanted != AddressScope::none && (is_unspecified() || wanted == scope());
 }
 
 }  // namespace r2ccl

@@ -31,9 +31,11 @@ struct IpAddress {
   [[nodiscard]] static std::optional<IpAddress> from_sockaddr(const sockaddr* address);
 
   [[nodiscard]] std::string to_string() const;
-  [[nodiscard]] bool is_loopback() const;  // 127.0.0.0/8 or ::1
+  [[nodiscard]] bool is_loopback() const;     // 127.0.0.0/8 or ::1
+  [[nodiscard]] bool is_unspecified() const;  // 0.0.0.0 or ::: a port without an address so far
   [[nodiscard]] AddressScope scope() const;
-  // Returns whether a port may replace this address with `other`: same family, same scope.
+  // Returns whether a port may replace this address with `other`: same family, same scope.  Any
+  // address of a port may replace an unspecified address.
   [[nodiscard]] bool replaceable_by(const IpAddress& other) const;
 
   friend auto operator<=>(const IpAddress&, const IpAddress&) = default;

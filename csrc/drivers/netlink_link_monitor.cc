@@ -1,5 +1,9 @@
 #include "drivers/netlink_link_monitor.hpp"
 
+// clang-format off: glibc and Linux define the same names, and agree only in this order.
+#include <net/if.h>
+// clang-format on
+
 #include <errno.h>
 #include <linux/if.h>
 #include <linux/netlink.h>
@@ -11,6 +15,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/clock.hpp"
+
 namespace r2ccl {
 namespace {
 
@@ -19,6 +25,9 @@ constexpr std::size_t netlink_buffer_bytes = 32 * 1024;
 // Limit of datagrams per poll(), so that an event storm cannot hold the caller.
 constexpr int datagrams_per_poll = 128;
 constexpr int dump_attempts = 3;
+// Pause after a full read.  On a host of containers, interfaces come and go during every read, and
+// a read of hundreds of interfaces at each event would take a core.
+constexpr TimeNs resync_pause_ns = 500 * ns_per_ms;
 
 template <typename T>
 std::optional<T> read_as(std::span<const std::byte> bytes) {
@@ -110,7 +119,7 @@ void NetlinkLinkMonitor::watch(const std::string& name) { table_.watch(name, pen
 void NetlinkLinkMonitor::poll(const Callback& callback) {
   read_events();
   // Runs after read_events(): events older than the dump must not be applied on top of the dump.
-  if (resync_wanted_) resync();
+  if (resync_wanted_ && now_ns() >= resync_at_) resync();
   for (const LinkEvent& event : std::exchange(pending_, {})) callback(event);
 }
 
@@ -137,15 +146,19 @@ void NetlinkLinkMonitor::read_events() {
   }
 }
 
+// An incomplete read is worth its entries: only the removal of interfaces needs a complete read.
+// Later reads of an unsteady host are a single attempt each.
 void NetlinkLinkMonitor::resync() {
-  for (int attempt = 0; attempt < dump_attempts; ++attempt) {
+  const int attempts = resync_at_ == 0 ? dump_attempts : 1;
+  for (int attempt = 0; attempt < attempts && resync_wanted_; ++attempt) {
     table_.begin_resync();
-    if (!dump(RTM_GETLINK) || !dump(RTM_GETADDR)) continue;
+    const bool links = dump(RTM_GETLINK);
+    if (!dump(RTM_GETADDR) || !links) continue;
     table_.end_resync(pending_);
     resync_wanted_ = false;
     ++resyncs_;
-    return;
   }
+  resync_at_ = now_ns() + resync_pause_ns;
 }
 
 // Requests a dump of all objects of one type and handles the reply.  Returns false if the reply is

@@ -11,6 +11,7 @@
 
 #include "base/errors.hpp"
 #include "base/file_descriptor.hpp"
+#include "base/units.hpp"
 #include "drivers/link_monitor.hpp"
 #include "drivers/link_table.hpp"
 
@@ -48,6 +49,7 @@ class NetlinkLinkMonitor final : public LinkMonitor {
   const FileDescriptor events_;  // member of the multicast groups
   const FileDescriptor query_;   // for dumps only: keeps replies apart from events
   bool resync_wanted_ = true;
+  TimeNs resync_at_ = 0;  // earliest time of the next full read
   std::uint64_t resyncs_ = 0;
   std::uint32_t sequence_ = 0;
   LinkTable table_;

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -158,6 +160,9 @@ class VerbsDevice {
   virtual ~VerbsDevice() = default;
 
   [[nodiscard]] virtual const std::string& name() const = 0;
+  // Returns true once a call has failed because the device is gone or dead.  The handle then stays
+  // unusable, also after the device returns.  The event device_fatal may come later.
+  [[nodiscard]] bool gone() const { return gone_.load(std::memory_order_relaxed); }
   // Queries a port; ports are numbered from 1.
   virtual Result<VerbsPort> port(std::uint8_t number) = 0;
   // Registers memory, which the device may then read and peers may write.  `relaxed_ordering`: PCIe
@@ -177,6 +182,17 @@ class VerbsDevice {
   [[nodiscard]] virtual int event_fd() const = 0;
   // Returns the next pending event; empty if none is pending.  Does not block.
   virtual std::optional<VerbsEvent> next_event() = 0;
+
+ protected:
+  // Records the error of a call, an errno.  Errors of a removed device are ENODEV and ENXIO, those
+  // of a device in reset or after a PCIe error EIO.
+  void note_error(int error) {
+    if (error == EIO || error == ENODEV || error == ENXIO)
+      gone_.store(true, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<bool> gone_{false};
 };
 
 class VerbsDriver {

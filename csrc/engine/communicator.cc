@@ -96,14 +96,29 @@ void Communicator::close(double linger_s) {
 // ---- calls ----
 
 CallTag Communicator::rooted_tag(Collective collective, DType dtype, std::size_t count, int root) {
-  const std::uint16_t captured = std::exchange(capture_, std::uint16_t{0});
+  const std::uint16_t call = next_call(std::exchange(capture_, std::uint16_t{0}));
   return {.count = count,
           .number = calls_++,
           .step = step_,
-          .call = step_ != 0 ? step_calls_++ : captured,
+          .call = call,
           .root = static_cast<std::uint16_t>(root),
           .collective = collective,
           .dtype = dtype};
+}
+
+// A replay of a graph repeats a captured call in many steps, so its number does not depend on the
+// step.
+std::uint16_t Communicator::next_call(std::uint16_t capture) {
+  constexpr std::uint64_t prime = 0x100000001b3;  // FNV-1
+  const std::uint16_t call = step_ == 0 ? std::uint16_t{0} : step_calls_++;
+  if (capture == 0) return call & most_captures;
+  if (step_ != 0) step_captures_ = (step_captures_ ^ capture) * prime;
+  return capture | captured_call;
+}
+
+void Communicator::count_call(std::uint16_t capture) {
+  const std::lock_guard guard(call_mutex_);
+  (void)next_call(captures_compared_ ? capture : std::uint16_t{0});
 }
 
 CallTag Communicator::flat_tag(Collective collective, DType dtype, ReduceOp op, std::size_t count) {
@@ -259,30 +274,40 @@ Status Communicator::begin_step(std::uint32_t step, std::string about, bool comp
   if (compare) R2CCL_TRY(close_step());
   step_ = step;
   step_calls_ = 0;
+  step_captures_ = 0;
   const Engine::Lock lock(*engine_);
   channel_->set_step(step, std::move(about));
   return {};
 }
 
-Status Communicator::end_step() {
+Status Communicator::end_step(bool compare) {
   R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
-  return close_step();
+  if (compare) return close_step();
+  step_ = 0;
+  const Engine::Lock lock(*engine_);
+  channel_->set_step(0, {});
+  return {};
 }
 
 Status Communicator::post_position() {
   R2CCL_TRY(check_origin());
   const std::lock_guard guard(call_mutex_);
   if (step_ == 0 || posted_.has_value()) return {};
-  return post_tag(
-      {.number = calls_++, .step = step_, .call = step_calls_, .kind = TagKind::end_of_step});
+  return post_tag(position());
+}
+
+CallTag Communicator::position() {
+  return {.count = step_captures_,
+          .number = calls_++,
+          .step = step_,
+          .call = step_calls_,
+          .kind = TagKind::end_of_step};
 }
 
 Status Communicator::close_step() {
   if (step_ == 0) return {};
-  if (!posted_.has_value())
-    R2CCL_TRY(post_tag(
-        {.number = calls_++, .step = step_, .call = step_calls_, .kind = TagKind::end_of_step}));
+  if (!posted_.has_value()) R2CCL_TRY(post_tag(position()));
   step_ = 0;
   R2CCL_TRY(receive_posted());
   const Engine::Lock lock(*engine_);

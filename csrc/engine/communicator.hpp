@@ -66,19 +66,24 @@ class Communicator {
   // errors.  Without `compare` the open step ends without a comparison: stages of a pipeline must
   // not wait for each other.
   Status begin_step(std::uint32_t step, std::string about, bool compare = true);
-  // Sets the number of the captured plan that the next call of all ranks carries out.  0: no plan.
-  // Once compare_captures() was called, ranks that replay different graphs get an error.  Only
-  // groups whose ranks all replay the same graphs may call it, on all ranks.
+  // Sets the number of the captured plan that the next call of all ranks carries out, from 1 to
+  // most_captures.  0: no plan.  Once compare_captures() was called, ranks that replay different
+  // graphs get an error.  Only groups whose ranks all replay the same graphs may call it, on all
+  // ranks.
   void set_capture(std::uint16_t capture) {
     if (captures_compared_) capture_ = capture;
   }
   void compare_captures() { captures_compared_ = consensus() >= Consensus::step; }
+  // Counts a call of the open step that carries out captured plan `capture` (0: none) on another
+  // communicator, so that the end of the step compares this call as well.
+  void count_call(std::uint16_t capture);
   // Sends the position after the last call of the step: end_step() then need not wait for a rank
   // that is busy after this call.  No rank may make a call in between.
   Status post_position();
-  // Ends the open step: every rank compares the step and the number of its calls with every other
-  // rank.  All ranks call.  Without an open step nothing happens.
-  Status end_step();
+  // Ends the open step: every rank compares the step, the number of its calls and its captured
+  // calls with every other rank.  All ranks call.  Without an open step nothing happens.  Without
+  // `compare` no message is sent.
+  Status end_step(bool compare = true);
 
   // Returns invalid_argument in a forked child; every call does the same.
   [[nodiscard]] Status check_origin() const { return origin_.check("communicator"); }
@@ -125,7 +130,9 @@ class Communicator {
                                  std::size_t count);
   [[nodiscard]] CallTag rooted_tag(Collective collective, DType dtype, std::size_t count, int root);
   [[nodiscard]] CallTag pair_tag(DType dtype, std::size_t count, std::uint32_t& number);
+  std::uint16_t next_call(std::uint16_t capture);
   Status close_step();
+  [[nodiscard]] CallTag position();
   Status post_tag(const CallTag& tag);
   Status receive_posted();
   // Compares the hash of each N-th result with all ranks (R2CCL_CONSENSUS_RESULT).
@@ -144,9 +151,10 @@ class Communicator {
   std::uint32_t step_ = 0;     // open step; 0: none
   std::uint32_t results_ = 0;  // results that compare_result() could compare
   std::atomic<bool> captures_compared_ = false;
-  std::optional<CallTag> posted_;  // position sent and not compared yet
-  std::uint16_t capture_ = 0;      // captured plan of the next call; 0: none
-  std::uint16_t step_calls_ = 0;   // calls of the open step
+  std::optional<CallTag> posted_;    // position sent and not compared yet
+  std::uint16_t capture_ = 0;        // captured plan of the next call; 0: none
+  std::uint16_t step_calls_ = 0;     // calls of the open step
+  std::uint64_t step_captures_ = 0;  // digest of the captured calls of the open step, in order
   std::unique_ptr<EngineChannel> channel_;
   bool closed_ = false;  // set under call_mutex_ and the engine's lock; either protects reads
 };

@@ -1,4 +1,4 @@
-// Engine: start, peers, faults, the background thread and shutdown.
+// Engine: faults, the background thread and shutdown.
 #include "engine/engine.hpp"
 
 #include <sys/eventfd.h>
@@ -9,12 +9,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 #include "base/clock.hpp"
-#include "base/first_number.hpp"
-#include "base/interrupt.hpp"
-#include "drivers/interfaces.hpp"
-#include "drivers/netlink_link_monitor.hpp"
 #include "engine/engine_channel.hpp"
 
 namespace r2ccl {
@@ -45,54 +42,14 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-LinkOptions link_options(const Config& config, bool connects) {
-  LinkOptions options;
-  options.shape.first_number = first_number();
-  options.first_epoch = static_cast<Epoch>(first_number());
-  options.shape.slot_bytes = static_cast<std::uint32_t>(config.slot_bytes);
-  options.shape.chunk_bytes = static_cast<std::uint32_t>(config.chunk_bytes);
-  options.shape.staging_bytes = static_cast<std::uint32_t>(config.staging_bytes);
-  options.shape.slots = static_cast<std::uint16_t>(config.slots);
-  options.shape.spare_slots = static_cast<std::uint16_t>(config.spare_slots);
-  options.shape.resilience = config.resilience;
-  options.shape.checksum = config.checksum;
-  options.small_message_bytes = static_cast<std::uint32_t>(config.small_message_bytes);
-  options.ack_deadline_floor_ns = config.ack_deadline_floor_ms * ns_per_ms;
-  options.ack_deadline_factor = config.ack_deadline_factor;
-  options.dead_deadline_ns = config.dead_deadline_ms * ns_per_ms;
-  options.probe_interval_ns = config.probe_interval_ms * ns_per_ms;
-  options.probation_timeout_ns = config.handshake_timeout_ms * ns_per_ms;
-  options.rejoin_backoff_min_ns = config.rejoin_backoff_min_ms * ns_per_ms;
-  options.rejoin_backoff_max_ns = config.rejoin_backoff_max_ms * ns_per_ms;
-  options.flap_half_life_s = config.flap_half_life_s;
-  options.fallback = config.fallback;
-  options.connects = connects;
-  return options;
-}
-
 FileDescriptor make_eventfd() {
   return FileDescriptor::made_by([] { return ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC); });
 }
 
 }  // namespace
 
-Result<std::shared_ptr<Engine>> Engine::create(const Config& config, std::uint32_t process,
-                                               std::unique_ptr<LinkMonitor> monitor,
-                                               std::shared_ptr<VerbsDriver> verbs) {
-  if (monitor == nullptr) {
-    auto netlink = NetlinkLinkMonitor::open();
-    if (!netlink.ok()) return netlink.take_status();
-    monitor = std::move(netlink.value());
-  }
-  auto journal = Journal::open(config.journal_dir, process);
-  if (!journal.ok()) return journal.take_status();
-  return std::shared_ptr<Engine>(new Engine(config, process, std::move(journal.value()),
-                                            std::move(monitor), std::move(verbs), make_eventfd()));
-}
-
 Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
-               std::unique_ptr<LinkMonitor> monitor, std::shared_ptr<VerbsDriver> verbs,
-               FileDescriptor wake)
+               std::unique_ptr<LinkMonitor> monitor, std::shared_ptr<VerbsDriver> verbs)
     : config_(config),
       process_(process),
       fingerprint_(fingerprint_of(config)),
@@ -100,7 +57,7 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
       tick_interval_(std::max<std::int64_t>(1, config.background_interval_ms) * ns_per_ms / 2),
       journal_(std::move(journal)),
       monitor_(std::move(monitor)),
-      wake_(std::move(wake)),
+      wake_(make_eventfd()),
       arrivals_(make_eventfd()),
       verbs_devices_(std::move(verbs), log_) {
   Connections::Callbacks callbacks;
@@ -115,7 +72,10 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     Peer* peer = find(failed.peer);
     if (peer == nullptr) return;
     if (!failed.final.empty()) peer->refusal = failed.final;
-    if (failed.rail < peer->rails.size()) peer->rails[failed.rail].connect_error = failed.why;
+    if (failed.rail < peer->rails.size()) {
+      peer->rails[failed.rail].connect_error = failed.why;
+      peer->rails[failed.rail].connect_fault = failed.fault;
+    }
     peer->connect_failed(failed.rail, failed.answered, failed.refused, now_ns());
   };
   callbacks.patience = [this](std::uint32_t peer, RailId rail) { return patience(peer, rail); };
@@ -124,6 +84,7 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
       std::make_unique<Connections>(AcceptorHandshake::Self{process, job_number, fingerprint_},
                                     config.handshake_timeout_ms * ns_per_ms,
                                     config.socket_buffer_bytes, std::move(callbacks), log_);
+  connections_->listeners = Listeners(PortWindow::parse(config.ports).value_or(PortWindow()));
   VerbsConnections::Callbacks verbs_callbacks;
   verbs_callbacks.connected = [this](EstablishedRail rail, std::unique_ptr<VerbsSession> session) {
     on_verbs_connected(std::move(rail), std::move(session));
@@ -132,12 +93,13 @@ Engine::Engine(const Config& config, std::uint32_t process, Journal journal,
     Peer* peer = find(rail.peer);
     if (peer == nullptr) return;
     log_.add(LogLevel::warning, peer->rails[rail.rail].name + " to " + peer->label + ": " + why);
+    peer->rails[rail.rail].connect_error = why;
+    peer->rails[rail.rail].connect_fault = late ? ConnectFault::no_answer : ConnectFault::rejected;
     if (late) note_late(rail.peer, rail.rail);
     peer->connect_failed(rail.rail, rail.epoch, {}, now_ns());
   };
   verbs_connections_ =
       std::make_unique<VerbsConnections>(config_, verbs_devices_, std::move(verbs_callbacks));
-  background_ = std::thread([this] { run_background(); });
 }
 
 Engine::~Engine() {
@@ -163,113 +125,6 @@ Result<std::uint16_t> Engine::listen(const ListenSpec& spec) {
   const Lock guard(*this);
   if (!spec.device.empty()) monitor_->watch(spec.device);
   return connections_->listeners.listen(address.value(), spec.device);
-}
-
-Status Engine::add_peer(const PeerDescription& description) {
-  R2CCL_TRY(check_origin());
-  if (description.process == process_)
-    return {ErrorCode::invalid_argument, "peer process: must differ from the own process number"};
-  if (description.rails.empty() || description.rails.size() > max_rails_per_link)
-    return {ErrorCode::invalid_argument,
-            "rails to " + description.label + ": " + std::to_string(description.rails.size()) +
-                "; a link has 1 to " + std::to_string(max_rails_per_link)};
-  const bool connects = description.process < process_;
-  const Lock guard(*this);
-  if (peers_.contains(description.process)) return {};
-
-  LinkOptions options = link_options(config_, connects);
-  for (const RailDescription& rail : description.rails) {
-    if (rail.kind != RailKind::verbs) continue;
-    // A device that is gone for now must not block the peer's other rails.
-    if (!verbs_devices_.knows(rail.verbs.device)) R2CCL_TRY(verbs_devices_.open(rail.verbs.device));
-    options.memory = &verbs_devices_.pool();
-  }
-  auto peer = std::make_unique<Peer>(description, options, journal_, log_,
-                                     (std::uint64_t{process_} << 32U) ^ description.process);
-  peer->key = derive_pair_key(description.secret, job_number, process_, description.process);
-  for (std::size_t i = 0; i < description.rails.size(); ++i) {
-    const RailDescription& rail = description.rails[i];
-    RailEnd& end = peer->rails[i];
-    if (rail.kind == RailKind::shm) {
-      auto remote = SocketAddress::abstract_unix(rail.remote_address);
-      if (!remote.ok()) return remote.take_status();
-      end.route.remote = remote.value();
-      continue;
-    }
-    auto local = SocketAddress::ip(rail.local_address, 0);
-    if (!local.ok()) return local.take_status();
-    auto remote = SocketAddress::ip(rail.remote_address, rail.remote_port);
-    if (!remote.ok()) return remote.take_status();
-    end.route.local = local.value();
-    end.route.remote = remote.value();
-    end.given = IpAddress::from_sockaddr(local.value().get()).value_or(IpAddress());
-    if (!rail.device.empty()) {
-      monitor_->watch(rail.device);  // by name: the device may be removed and return
-      announce_if_moved(*peer, static_cast<RailId>(i));
-    } else if (!end.given.is_loopback()) {
-      auto index = ifindex_of(end.given);
-      if (index.ok()) {
-        end.ifindex = index.value();
-        monitor_->watch(end.ifindex);
-      }
-    }
-  }
-  if (description.process > process_) connections_->expect_peer(peer->rails.size());
-  peers_.emplace(description.process, std::move(peer));
-  return {};
-}
-
-bool Engine::has_peer(std::uint32_t process) {
-  const Lock guard(*this);
-  return peers_.contains(process);
-}
-
-Peer* Engine::find(std::uint32_t process) {
-  const auto found = peers_.find(process);
-  return found == peers_.end() ? nullptr : found->second.get();
-}
-
-Status Engine::connect(const std::vector<std::uint32_t>& peers, double timeout_s) {
-  R2CCL_TRY(check_origin());
-  {
-    const Lock guard(*this);
-    const TimeNs now = now_ns();
-    for (const std::uint32_t process : peers) {
-      Peer* peer = find(process);
-      if (peer == nullptr || std::exchange(peer->started, true)) continue;
-      peer->link.start(now);
-      peer->act(now);
-    }
-    const std::uint64_t one = 1;
-    (void)!::write(wake_.get(), &one, sizeof(one));
-  }
-  const TimeNs deadline = now_ns() + static_cast<TimeNs>(timeout_s * 1e9);
-  TimeNs asked = now_ns();
-  for (;;) {
-    if (now_ns() - asked >= interrupt_interval_ns) {
-      if (interrupted()) return {ErrorCode::aborted, "interrupted by a signal while rails connect"};
-      asked = now_ns();
-    }
-    std::string missing;
-    {
-      const Lock guard(*this);
-      for (const std::uint32_t process : peers) {
-        const Peer* peer = find(process);
-        if (peer != nullptr && peer->link.has_data_rail()) continue;
-        if (peer != nullptr && !peer->refusal.empty())
-          return {ErrorCode::invalid_argument, peer->label + ": " + peer->refusal};
-        if (!missing.empty()) missing += "; ";
-        missing += peer == nullptr ? "process " + std::to_string(process)
-                                   : peer->label + ": " + peer->describe_rails();
-      }
-    }
-    if (missing.empty()) return {};
-    if (now_ns() > deadline)
-      return {ErrorCode::timeout,
-              "no rail came up within connect_timeout_s (R2CCL_CONNECT_TIMEOUT_S = " +
-                  std::to_string(timeout_s) + ") to " + missing};
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
 }
 
 void Engine::close(double linger_s) {
@@ -299,6 +154,14 @@ void Engine::close(double linger_s) {
       peer->link.send_close();
       peer->send(now);
     }
+    // The last frames tell the peers why this rank ends, and nothing can bring them later.
+    const auto told = [](const auto& entry) { return entry.second->has_all_frames(); };
+    while (now_ns() < deadline && !std::ranges::all_of(peers_, told)) {
+      unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      lock();
+      tick(now_ns());
+    }
   }
   stop_.store(true);
   const std::uint64_t one = 1;
@@ -318,6 +181,11 @@ void Engine::close(double linger_s) {
 void Engine::set_label(const std::string& label) {
   const Lock guard(*this);
   journal_.set_label(label);
+}
+
+void Engine::set_serving_engine(const std::string& name) {
+  const Lock guard(*this);
+  journal_.set_serving_engine(name);
 }
 
 Status Engine::inject(RailId rail, Fault fault, std::uint32_t process, double bytes_per_s) {
@@ -363,24 +231,30 @@ std::vector<Engine::RailInfo> Engine::rails() {
     for (RailId rail = 0; rail < peer->rails.size(); ++rail) {
       const RailEnd& end = peer->rails[rail];
       const bool shm = end.kind == RailKind::shm;
-      infos.push_back({.name = end.name,
-                       .peer = peer->label,
-                       .device = end.port(),
-                       .local = shm ? "" : end.route.local.text(),
-                       .remote = shm ? "" : end.route.remote.text(),
-                       .peer_host = end.peer_names.host,
-                       .peer_device = end.peer_names.port,
-                       .index = rail,
-                       .peer_engine = id,
-                       .kind = end.kind,
-                       .state = peer->link.state(rail),
-                       .cause = peer->link.cause(rail),
-                       .verdict = peer->link.verdict(rail),
-                       .slow = peer->link.slow(rail),
-                       .epoch = peer->link.epoch(rail),
-                       .round_trip = peer->link.round_trip(rail),
-                       .rate = peer->link.rate(rail),
-                       .counters = peer->link.counters(rail)});
+      const ConnectFault never_up = peer->never_up(rail);
+      infos.push_back(
+          {.name = end.name,
+           .peer = peer->label,
+           .device = end.port(),
+           .local = shm ? "" : end.route.local.text(),
+           .remote = shm ? "" : end.route.remote.text(),
+           .peer_host = end.peer_names.host,
+           .peer_device = end.peer_names.port,
+           .index = rail,
+           .peer_engine = id,
+           .kind = end.kind,
+           .state = peer->link.state(rail),
+           .cause = peer->link.cause(rail),
+           .verdict = peer->link.verdict(rail),
+           .slow = peer->link.slow(rail),
+           .been_up = peer->link.been_up(rail),
+           .never_up = never_up == ConnectFault::none ? "" : std::string(name_of(never_up)),
+           .reserve = peer->link.reserve(rail),
+           .unit = end.unit,
+           .epoch = peer->link.epoch(rail),
+           .round_trip = peer->link.round_trip(rail),
+           .rate = peer->link.rate(rail),
+           .counters = peer->link.counters(rail)});
     }
   }
   return infos;
@@ -393,16 +267,35 @@ std::string Engine::journal_bytes() {
 }
 
 // An exception (out of memory, for example) ends every communicator with an error.  The thread goes
-// on, because other communicators may be made later.
+// on, because other communicators may be made later.  The end itself needs memory, too: the thread
+// tries again until the end succeeds, with a pause after each exception in a row.
 void Engine::run_background() {
+  std::array<char, 160> what{};
+  bool failing = false;     // the communicators must still be ended
+  unsigned exceptions = 0;  // in a row
   while (!stop_.load()) {
     try {
+      if (failing) {
+        const Lock guard(*this);
+        fail_all(std::string("exception in the engine: ") + what.data());
+      }
+      failing = false;
       run_background_round();
+      exceptions = 0;
     } catch (const std::exception& error) {
-      const Lock guard(*this);
-      fail_all(std::string("exception in the engine: ") + error.what());
+      if (!failing) what[std::string_view(error.what()).copy(what.data(), what.size() - 1)] = '\0';
+      failing = true;
+      if (++exceptions > 1) pause_background();
     }
   }
+}
+
+// Allocates nothing.
+void Engine::pause_background() {
+  pollfd wake{wake_.get(), POLLIN, 0};
+  if (::poll(&wake, 1, static_cast<int>(config_.background_interval_ms)) <= 0) return;
+  std::uint64_t count = 0;
+  (void)!::read(wake_.get(), &count, sizeof(count));
 }
 
 void Engine::fail_all(const std::string& text) {
@@ -453,6 +346,7 @@ void Engine::run_background_round() {
     read_fault_file(now);
     start_due_connects(now);
     localiser_.progress(now);
+    tell_never_up(now);
     // Skip if a polling caller has ticked recently.
     if (now - last_tick_ >= tick_interval_) progress_all(now_ns());
   }

@@ -2,9 +2,12 @@
 // background thread makes progress while no thread is in a collective.  Thread-safe.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,6 +24,7 @@
 #include "drivers/link_monitor.hpp"
 #include "engine/localiser.hpp"
 #include "engine/peer.hpp"
+#include "engine/short_of_cpu.hpp"
 #include "journal/journal.hpp"
 
 namespace r2ccl {
@@ -87,6 +91,10 @@ class Engine {
     RailCause cause;
     Verdict verdict;
     bool slow;
+    bool been_up;          // false and not UP: the rail has never been up; true and not UP: lost
+    std::string never_up;  // reason why the rail has never been UP; empty: none, or unknown yet
+    bool reserve;
+    std::string unit;
     Epoch epoch;
     TimeNs round_trip;
     double rate;  // bytes/s; 0 = unknown
@@ -104,7 +112,21 @@ class Engine {
   // Returns ok if GPUDirect reaches each of these processes: checksums are off, no rail is shared
   // memory, and at least one rail to each process is RDMA.  Else invalid_argument with the reason.
   [[nodiscard]] Status check_reach(std::span<const std::uint32_t> processes);
+  // ---- streams (communicator streams_communicator); for a single owner thread ----
+  // Reads the rails of every peer, calls `use` with each link, and sends.  `use` runs with the
+  // engine's lock held and must not call the engine.  No effect once the engine is closed.
+  using UseLink = std::function<void(std::uint32_t process, Link& link, TimeNs now)>;
+  void carry_streams(const UseLink& use);
+  // Appends the descriptors to poll before the next carry_streams().  Returns false if bytes or
+  // room are already there: the caller must not sleep.
+  [[nodiscard]] bool arm_streams(std::vector<pollfd>& fds);
+
   void set_label(const std::string& label);  // name in the journal, for example "rank 0"
+  // Sets the name of the serving engine (vLLM) in the journal.
+  void set_serving_engine(const std::string& name);
+  // Returns ok while every member of the open communicators is present.  Needs no call.  peer_lost:
+  // a member had no rail for link_timeout.  Other codes: a member closed, or a communicator failed.
+  [[nodiscard]] Status check_members();
   // Returns a copy of the journal's contents, with the current state of all rails.
   [[nodiscard]] std::string journal_bytes();
   // Sets the number of the engine's next step; stalls are recorded with this number.
@@ -112,6 +134,8 @@ class Engine {
   // Returns the time that calls of all communicators lost to rail events so far, in ns.
   [[nodiscard]] std::uint64_t stalled_ns() const { return stalled_ns_; }
   [[nodiscard]] const std::string& journal_path() const { return journal_.path(); }
+  // Returns the reason why the journal has no file although a folder is set; empty: none.
+  [[nodiscard]] const std::string& no_journal() const { return no_journal_; }
   [[nodiscard]] LogQueue& log() { return log_; }
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] std::uint32_t process() const { return process_; }
@@ -141,8 +165,7 @@ class Engine {
   };
 
   Engine(const Config& config, std::uint32_t process, Journal journal,
-         std::unique_ptr<LinkMonitor> monitor, std::shared_ptr<VerbsDriver> verbs,
-         FileDescriptor wake);
+         std::unique_ptr<LinkMonitor> monitor, std::shared_ptr<VerbsDriver> verbs);
 
   // engine_progress.cc: progress of the links; all with the lock held.
   bool progress(Peer& peer, TimeNs now, bool all_rails);
@@ -151,12 +174,15 @@ class Engine {
   void tick_if_due(TimeNs now) {
     if (now - last_tick_ >= tick_interval_) tick(now);
   }
+  void tell_loss(Peer& peer, TimeNs now);
   void take_aborts(Peer& peer);
   void on_established(EstablishedRail rail);
   [[nodiscard]] Decision decide(const Hello& hello, bool fresh);
   void start_due_connects(TimeNs now);
+  [[nodiscard]] std::string absent_end(const RailEnd& end) const;
   [[nodiscard]] TimeNs patience(std::uint32_t process, RailId rail);
   void note_late(std::uint32_t process, RailId rail);
+  void tell_never_up(TimeNs now);
   void on_link_event(const LinkEvent& event);
 
   // engine_verbs.cc: queue pairs and their devices
@@ -189,10 +215,12 @@ class Engine {
 
   void run_background();
   void run_background_round();
+  void pause_background();
   void note_short_of_cpu(TimeNs late, TimeNs now);
   void fail_all(const std::string& text);  // with the lock held
   [[nodiscard]] Peer* find(std::uint32_t process);
   [[nodiscard]] Hello hello_for(const Peer& peer, RailId rail) const;
+  [[nodiscard]] Status set_order(const PeerDescription& description, LinkOptions& options);
 
   void add_channel(EngineChannel& channel);
   void remove_channel(const EngineChannel& channel);
@@ -211,13 +239,15 @@ class Engine {
   const TimeNs tick_interval_;
   LogQueue log_;
   Journal journal_;
+  std::string no_journal_;
   std::unique_ptr<LinkMonitor> monitor_;
   FileDescriptor wake_;      // eventfd: wakes the background thread
   FileDescriptor arrivals_;  // eventfd: another thread received data for a blocked caller
 
   std::mutex mutex_;
   std::atomic<int> contenders_{0};
-  VerbsDevices verbs_devices_;  // owns the memory used by the peers' links
+  VerbsDevices verbs_devices_;                 // owns the memory used by the peers' links
+  std::map<std::string, std::uint8_t> units_;  // number of each unit name, from 1
   std::map<std::uint32_t, std::unique_ptr<Peer>> peers_;
   std::unique_ptr<Connections> connections_;
   std::unique_ptr<VerbsConnections> verbs_connections_;
@@ -231,12 +261,12 @@ class Engine {
   std::map<std::uint64_t, AbortNotice> early_aborts_;  // communicators not created here yet
   TimeNs last_tick_ = 0;
   TimeNs last_monitor_poll_ = 0;
-  TimeNs short_of_cpu_ = 0;  // pauses of the background thread since the last record
-  TimeNs short_last_ = 0;
-  TimeNs short_recorded_ = 0;
+  TimeNs last_never_up_ = 0;  // last call of Peer::tell_never_up()
+  ShortOfCpu short_of_cpu_;   // pauses of the background thread
   TimeNs last_fault_read_ = 0;
   std::size_t fault_file_offset_ = 0;
   int blocked_ = 0;
+  bool has_stream_owner_ = false;  // a thread waits for arrivals of streams
   bool closing_ = false;
   bool closed_ = false;
   std::atomic<std::uint64_t> stalled_ns_{0};

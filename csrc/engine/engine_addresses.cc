@@ -80,6 +80,7 @@ void Engine::take_addresses(Peer& peer, TimeNs now) {
     if (remote.text() == end.route.remote.text()) continue;
     log_.add(LogLevel::info, end.name + " to " + peer.label + ": now at " + remote.text());
     end.route.remote = remote;
+    end.own_address = connections_->listeners.has(remote);
     if (end.redirected_at <= now)  // else the planned connection attempt uses this address
       end.redirected_at =
           std::max(now, end.redirected_at + config_.rejoin_backoff_min_ms * ns_per_ms);
@@ -97,6 +98,8 @@ IpAddress Engine::local_address(const RailEnd& end) const {
 // Returns true if the rail's port no longer has this address.
 bool Engine::address_is_gone(const RailEnd& end, const IpAddress& local) const {
   if (end.given.family == AF_UNSPEC || end.route.device.empty()) return false;
+  // An address of another interface, or of an absent port, was never on the device.
+  if (end.unnumbered || local.is_unspecified()) return false;
   const auto present = monitor_->addresses(end.route.device);
   // An empty list is no evidence: the monitor may not have read the addresses yet.
   return !present.empty() && std::find(present.begin(), present.end(), local) == present.end();

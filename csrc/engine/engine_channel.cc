@@ -102,7 +102,7 @@ Status EngineChannel::conclude(Status status) {
                               .kind = JournalKind::stall,
                               .from = static_cast<std::uint8_t>(noted_),
                               .rail = no_rail_entry,
-                              .epoch = engine_->step_,
+                              .epoch_or_step = engine_->step_,
                               .call = tag().number,
                               .communicator = id(),
                               .value = static_cast<std::uint64_t>(stalled_),
@@ -190,7 +190,7 @@ Status EngineChannel::check_patience(TimeNs now) {
 
 // The handlers of the program may take its own locks, so the engine's lock is free meanwhile.
 bool EngineChannel::ask_to_end(TimeNs now) {
-  if (now - asked_ < interrupt_interval_ns) return false;
+  if (released_ || now - asked_ < interrupt_interval_ns) return false;
   asked_ = now;
   engine_->unlock();
   const bool ends = interrupted();
@@ -268,8 +268,8 @@ void EngineChannel::on_other_site(const std::string& text) {
   engine_->log_.add(LogLevel::warning, text);
 }
 
+// The log line needs memory and comes last.
 void EngineChannel::on_failed(ErrorCode code, const std::string& text) {
-  engine_->log_.add(LogLevel::error, "communicator '" + name() + "' failed: " + text);
   engine_->journal_.record({.time_ns = now_ns(),
                             .kind = JournalKind::abort,
                             .rail = no_rail_entry,
@@ -277,6 +277,7 @@ void EngineChannel::on_failed(ErrorCode code, const std::string& text) {
                             .communicator = id(),
                             .value = static_cast<std::uint64_t>(code)});
   if (engine_->blocked_ > 0) engine_->notify_blocked();
+  engine_->log_.add(LogLevel::error, "communicator '" + name() + "' failed: " + text);
 }
 
 }  // namespace r2ccl

@@ -56,6 +56,9 @@ class EngineChannel final : public LinkChannel {
   void open();
   // Waits until everything sent is delivered, at most `limit`, and leaves the communicator.
   void close(TimeNs limit);
+  // No caller waits in the channel any more: a signal concerns the call around, if any.
+  void set_released() { released_ = true; }
+  [[nodiscard]] bool released() const { return released_; }
   // Returns true once a close would not wait: everything is delivered, or the communicator failed.
   [[nodiscard]] bool settled() const { return failed() || all_delivered(); }
   // Returns the error of a call that has waited for all other ranks since `since`; ok while the
@@ -135,6 +138,7 @@ class EngineChannel final : public LinkChannel {
   TimeNs stalled_ = 0;
   TimeNs call_began_ = 0;
   TimeNs asked_ = 0;  // last call of interrupted()
+  bool released_ = false;
 
   unsigned rounds_per_yield_ = 1;
   JournalGroup* group_ = nullptr;

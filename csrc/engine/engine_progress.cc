@@ -18,16 +18,11 @@ namespace r2ccl {
 namespace {
 
 constexpr const char* waits = "waits for other connection attempts";
+constexpr TimeNs never_up_interval_ns = 100 * ns_per_ms;
 constexpr TimeNs path_refresh_ns = 100 * ns_per_ms;
 constexpr TimeNs fault_file_interval_ns = 5 * ns_per_ms;
 constexpr TimeNs released_limit_ns = 5000 * ns_per_ms;  // as the linger of a close in Python
 constexpr std::size_t most_early_aborts = 256;
-
-// Pauses of the engine are recorded from this total on, at most once per interval.  After a quiet
-// time the total begins at 0.
-constexpr TimeNs short_recorded_from_ns = 250 * ns_per_ms;
-constexpr TimeNs short_interval_ns = 1000 * ns_per_ms;
-constexpr TimeNs short_quiet_ns = 1000 * ns_per_ms;
 
 }  // namespace
 
@@ -59,7 +54,7 @@ bool Engine::progress(Peer& peer, TimeNs now, bool all_rails) {
   peer.send(now);
   // A failed write reads the rest of its rail: the reason of a peer's end comes before the end.
   if (!peer.link.received_aborts().empty()) take_aborts(peer);
-  if (arrived && blocked_ > 0) notify_blocked();
+  if (arrived && (blocked_ > 0 || has_stream_owner_)) notify_blocked();
   return arrived;
 }
 
@@ -76,6 +71,7 @@ void Engine::tick(TimeNs now) {
     const bool refresh = now - peer->path_refreshed >= path_refresh_ns;
     if (refresh) peer->path_refreshed = now;
     peer->tick(now, refresh);
+    tell_loss(*peer, now);
     peer->publish();
   }
   journal_.beat(now);
@@ -83,23 +79,43 @@ void Engine::tick(TimeNs now) {
   if (!released_.empty()) close_delivered(now);
 }
 
+// A program that is in no call learns of a lost peer from the log alone.
+void Engine::tell_loss(Peer& peer, TimeNs now) {
+  if (!peer.link.has_no_rail()) {
+    peer.loss_told = false;
+    return;
+  }
+  if (peer.loss_told || peer.in_graceful_close()) return;
+  const auto link_timeout_ns = static_cast<TimeNs>(config_.link_timeout_s * 1e9);
+  if (now - peer.link.no_rail_since() < link_timeout_ns) return;
+  peer.loss_told = true;
+  log_.add(LogLevel::warning, peer.label + " is lost: no rail for link_timeout_s = " +
+                                  std::to_string(config_.link_timeout_s) +
+                                  " s; calls with it fail until a rail is back");
+}
+
 // The background thread wanted to wake up `late` ns ago.
 void Engine::note_short_of_cpu(TimeNs late, TimeNs now) {
   if (late < round_limit_ns) return;
   journal_.add_short_of_cpu(late);
-  if (now - late - short_last_ > short_quiet_ns) short_of_cpu_ = 0;
-  short_last_ = now;
-  short_of_cpu_ += late;
-  if (short_of_cpu_ < short_recorded_from_ns || now - short_recorded_ < short_interval_ns) return;
+  const auto joined = short_of_cpu_.note(late, now);
+  if (!joined.has_value()) return;
   journal_.record({.time_ns = now,
                    .kind = JournalKind::short_of_cpu,
                    .rail = no_rail_entry,
-                   .value = static_cast<std::uint64_t>(short_of_cpu_)});
+                   .value = static_cast<std::uint64_t>(joined->paused)});
   log_.add(LogLevel::info, "the engine did not run for " +
-                               std::to_string(short_of_cpu_ / ns_per_ms) +
+                               std::to_string(joined->paused / ns_per_ms) + " ms of " +
+                               std::to_string(joined->within / ns_per_ms) +
                                " ms: this host is short of CPU, or the process was stopped");
-  short_of_cpu_ = 0;
-  short_recorded_ = now;
+}
+
+Status Engine::check_members() {
+  R2CCL_TRY(check_origin());
+  const Lock guard(*this);
+  for (const auto& [id, channel] : channels_)
+    if (!channel->released()) R2CCL_TRY(channel->check_members());
+  return {};
 }
 
 // ---- connections ----
@@ -127,6 +143,22 @@ void Engine::note_late(std::uint32_t process, RailId rail) {
   if (Peer* peer = find(process); peer != nullptr) peer->link.handshake_late(rail);
 }
 
+// Returns the reason why a rail cannot connect yet: an end without an address.  Empty: both ends
+// have an address.
+std::string Engine::absent_end(const RailEnd& end) const {
+  if (end.given.family == AF_UNSPEC) return "";
+  if (local_address(end).is_unspecified()) return end.route.device + " has no address so far";
+  const auto remote = IpAddress::from_sockaddr(end.route.remote.get());
+  return remote && remote->is_unspecified() ? "the peer's port has no address so far" : "";
+}
+
+void Engine::tell_never_up(TimeNs now) {
+  if (now - last_never_up_ < never_up_interval_ns) return;
+  last_never_up_ = now;
+  const auto timeout = static_cast<TimeNs>(config_.connect_timeout_s * 1e9);
+  for (auto& [process, peer] : peers_) peer->tell_never_up(timeout, now);
+}
+
 void Engine::start_due_connects(TimeNs now) {
   if (closing_) return;
   // Every process begins with its nearest peer, so that not all begin with the same.
@@ -144,6 +176,11 @@ void Engine::start_due_connects(TimeNs now) {
       }
       if (end.connect_error == waits) end.connect_error.clear();
       connect_at = 0;
+      if (const std::string absent = absent_end(end); !absent.empty()) {
+        end.connect_error = absent;
+        peer->connect_failed(rail, 0, {}, now);
+        continue;
+      }
       if (end.kind == RailKind::verbs) withdraw_exchange(*peer, rail);
       // A rail still connected needs an inquiry: keep the local address of the open connection.
       if (end.given.family != AF_UNSPEC && !peer->link.connected(rail))
@@ -375,6 +412,7 @@ Status Engine::check_new_channel(std::uint64_t id, const std::string& name) cons
 }
 
 void Engine::deliver_later(std::unique_ptr<EngineChannel> channel) {
+  channel->set_released();
   if (closed_ || channel->settled()) return channel->close(0);
   released_.push_back({std::move(channel), now_ns() + released_limit_ns});
 }

@@ -1,5 +1,6 @@
 #include "engine/peer.hpp"
 
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
 
@@ -12,6 +13,17 @@ std::vector<RailKind> kinds_of(const PeerDescription& description) {
   std::vector<RailKind> kinds;
   for (const RailDescription& rail : description.rails) kinds.push_back(rail.kind);
   return kinds;
+}
+
+// A rail that never came up is news this long after the first rail of the peer.
+constexpr TimeNs never_up_after_ns = 10'000 * ns_per_ms;
+// A start waits this long for better rails than reserves.
+constexpr TimeNs reserve_wait_ns = 2000 * ns_per_ms;
+// Losses of a shared port within this time are one cause: Linux may report the second loss late.
+constexpr TimeNs one_cause_ns = 1000 * ns_per_ms;
+
+bool is_loss_of_port(RailCause cause) {
+  return cause == RailCause::carrier_loss || cause == RailCause::device_loss;
 }
 
 }  // namespace
@@ -55,7 +67,9 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
     rails[i].kind = description.rails[i].kind;
     rails[i].name = description.rails[i].name;
     rails[i].verbs = description.rails[i].verbs;
+    rails[i].unit = description.rails[i].unit;
     rails[i].route.device = description.rails[i].device;
+    rails[i].unnumbered = description.rails[i].unnumbered;
     rails[i].since = now_ns();
     rails[i].journal_entry = journal.add_rail(
         {.name = rails[i].name, .peer = label, .device = rails[i].port(), .peer_engine = process});
@@ -68,10 +82,27 @@ Peer::Peer(const PeerDescription& description, const LinkOptions& options, Journ
   publish();
 }
 
+// Shared memory keeps the frames for the peer; a socket or a device loses what is not acknowledged.
+bool Peer::has_all_frames() const {
+  if (link.peer_closed()) return true;
+  bool none_left = true;
+  for (RailId id = 0; id < ends.size(); ++id) {
+    if (link.state(id) != RailState::up && link.state(id) != RailState::suspect) continue;
+    none_left = false;
+    const bool passed_on = !ends[id].rail->wants_write() && !link.has_frames(id);
+    if (passed_on && (rails[id].kind == RailKind::shm || !link.awaits_path_ack(id))) return true;
+  }
+  return none_left;
+}
+
 void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause cause) {
   RailEnd& end = rails[rail];
   end.since = now_ns();
-  const bool in_use = from == RailState::up || from == RailState::suspect;
+  if (to == RailState::up && first_up == 0) first_up = end.since;
+  if (to == RailState::down) end.lost_at = end.since;
+  // An idle reserve is no rail in use.
+  const bool idle = link.reserve(rail) && link.tier() < RailTier::reserve;
+  const bool in_use = (from == RailState::up || from == RailState::suspect) && !idle;
   const bool failover =
       in_use && to == RailState::down && end.kind != RailKind::control && !in_graceful_close();
   note(rail, {.time_ns = end.since,
@@ -80,19 +111,35 @@ void Peer::on_rail_moved(RailId rail, RailState from, RailState to, RailCause ca
               .to = static_cast<std::uint8_t>(to),
               .cause = static_cast<std::uint8_t>(cause),
               .value = failover ? 1U : 0U});
-  // Operators need no log line when a suspicion clears.
+  // Operators need no log line when a suspicion clears.  A rail that was never UP is not lost; see
+  // tell_never_up().
   const bool notable =
-      !in_graceful_close() &&
-      (to == RailState::down || (to == RailState::up && from == RailState::probation));
+      !in_graceful_close() && ((to == RailState::down && link.been_up(rail)) ||
+                               (to == RailState::up && from == RailState::probation));
   std::string text = end.name + " to " + label + ": " + std::string(name_of(from)) + " -> " +
                      std::string(name_of(to));
   if (cause != RailCause::none) text += " (" + std::string(name_of(cause)) + ")";
   if (to == RailState::up && from == RailState::probation && link.epoch(rail) > 1)
     text += ", rejoined";
+  if (to == RailState::down) text += shared_loss(rail);
   const LogLevel level = !notable                ? LogLevel::debug
                          : to == RailState::down ? LogLevel::warning
                                                  : LogLevel::info;
   log_.add(level, std::move(text));
+}
+
+// Names the rails whose loss has the same cause: the loss of the port that they share.
+std::string Peer::shared_loss(RailId rail) const {
+  const RailEnd& end = rails[rail];
+  if (end.unit.empty() || !is_loss_of_port(link.cause(rail))) return "";
+  std::string others;
+  for (RailId id = 0; id < rails.size(); ++id) {
+    const RailEnd& other = rails[id];
+    const bool same = id != rail && other.unit == end.unit && is_loss_of_port(link.cause(id)) &&
+                      !link.connected(id) && end.lost_at - other.lost_at <= one_cause_ns;
+    if (same) others += (others.empty() ? "" : ", ") + other.name;
+  }
+  return others.empty() ? "" : ", one cause with " + others + ": they share " + end.unit;
 }
 
 void Peer::on_replay(RailId rail, std::uint32_t chunks, bool hedge) {
@@ -114,7 +161,7 @@ void Peer::on_located(RailId rail, Verdict verdict) {
   const EndNames& there = rails[rail].peer_names;
   if (verdict == Verdict::remote_nic && !there.port.empty())
     text += " " + there.port + " of host " + there.host;
-  log_.add(LogLevel::warning, std::move(text));
+  log_.add(link.been_up(rail) ? LogLevel::warning : LogLevel::debug, std::move(text));
 }
 
 void Peer::on_slow(RailId rail, bool slow, double bytes_per_s) {
@@ -144,7 +191,7 @@ void Peer::note_injected(RailId rail, Fault fault) {
 // Updates the rail table before the record, so that a reader of the record finds the new state.
 void Peer::note(RailId rail, JournalRecord record) {
   record.rail = rails[rail].journal_entry;
-  record.epoch = link.epoch(rail);
+  record.epoch_or_step = link.epoch(rail);
   publish(rail);
   journal_.record(record);
 }
@@ -174,6 +221,71 @@ void Peer::publish(RailId id) {
   entry->since_ns = rails[id].since;
   entry->verdict = static_cast<std::uint8_t>(link.verdict(id));
   entry->rate = static_cast<std::uint64_t>(link.rate(id));
+  entry->been_up = link.been_up(id) ? 1 : 0;
+  entry->connect_fault = static_cast<std::uint8_t>(never_up(id));
+  entry->reserve = link.reserve(id) ? 1 : 0;
+  entry->unit = link.unit(id);
+}
+
+bool Peer::may_begin(TimeNs now) const {
+  if (!link.has_data_rail()) return false;
+  bool awaits_better = false;
+  for (RailId id = 0; id < rails.size(); ++id)
+    awaits_better = awaits_better || (!link.reserve(id) && rails[id].kind != RailKind::control);
+  return link.tier() < RailTier::reserve || !awaits_better || now - first_up >= reserve_wait_ns;
+}
+
+ConnectFault Peer::never_up(RailId rail) const {
+  const RailEnd& end = rails[rail];
+  if (link.been_up(rail)) return ConnectFault::none;
+  if (end.own_address) return ConnectFault::own_address;
+  if (link.cause(rail) == RailCause::probation) return ConnectFault::probe_unanswered;
+  if (end.connect_fault != ConnectFault::none || connects) return end.connect_fault;
+  return ConnectFault::no_connection;
+}
+
+std::string Peer::describe_never_up(RailId rail) const {
+  const RailEnd& end = rails[rail];
+  const std::string local =
+      IpAddress::from_sockaddr(end.route.local.get()).value_or(IpAddress()).to_string();
+  const std::string remote = end.route.remote.text();
+  const std::string from = end.kind == RailKind::shm  ? "shared memory"
+                           : end.route.device.empty() ? local
+                                                      : end.route.device + " (" + local + ")";
+  switch (never_up(rail)) {
+    case ConnectFault::none: return "still connecting to " + remote;
+    case ConnectFault::refused:
+      return remote + " refuses the connection from " + from + ": no listener, or a packet filter";
+    case ConnectFault::no_route:
+      return "no route from " + from + " to " + remote + " (" + end.connect_error + ")";
+    case ConnectFault::own_address:
+      return remote + " has an address of this host, too: both ends need different addresses";
+    case ConnectFault::no_answer:
+      return "no answer of " + remote + " to " + from +
+             ": no common network, a packet filter, or a port that is down";
+    case ConnectFault::rejected:
+      return "the connection from " + from + " to " + remote + " failed: " + end.connect_error;
+    case ConnectFault::probe_unanswered:
+      return "connected from " + from + " to " + remote +
+             ", but a probe of full size got no answer: check the MTU of the whole path";
+    case ConnectFault::no_connection:
+      return "no connection of the peer has arrived at " + from + "; its log has the reason";
+  }
+  return "";
+}
+
+void Peer::tell_never_up(TimeNs connect_timeout, TimeNs now) {
+  if (told_never_up || !started || in_graceful_close()) return;
+  const TimeNs half = started_at + connect_timeout / 2;
+  if (now < (first_up == 0 ? half : std::min(half, first_up + never_up_after_ns))) return;
+  told_never_up = true;
+  std::string text;
+  for (RailId id = 0; id < rails.size(); ++id) {
+    if (link.been_up(id) || rails[id].blocked()) continue;
+    if (!text.empty()) text += "; ";
+    text += rails[id].name + " to " + label + " has never been up: " + describe_never_up(id);
+  }
+  if (!text.empty()) log_.add(LogLevel::warning, std::move(text));
 }
 
 std::string Peer::describe_rails() const {

@@ -47,6 +47,11 @@ struct RailDescription {
   std::string remote_address;  // numeric for tcp and control; unix socket name of the peer for shm
   std::uint16_t remote_port = 0;
   VerbsPortName verbs;  // own port, for verbs only
+  // The local address belongs to another interface (lo); the device only carries the packets.
+  bool unnumbered = false;
+  bool reserve = false;  // carries data only while no other data rail is UP
+  // Name of the physical port or cable.  Rails with an equal name share fate; empty: independent.
+  std::string unit = {};
 };
 
 struct PeerDescription {
@@ -63,13 +68,18 @@ struct RailEnd {
   VerbsPortName verbs;
   RailRoute route;            // addresses of the open connection, or of the last connection
   IpAddress given;            // local address at start; none for shm
+  bool unnumbered = false;    // see RailDescription
   TimeNs redirected_at = 0;   // time of the last or planned connect to an announced address
   int ifindex = 0;            // interface whose events concern a rail without device name
   Fault fault = Fault::none;  // injected fault
   TimeNs since = 0;           // time of the last state change
+  TimeNs lost_at = 0;         // time of the last loss; 0: none
   std::uint32_t journal_entry = no_rail_entry;
   EndNames peer_names;        // host and port at the peer's end of the last connection
   std::string connect_error;  // why the last attempt to connect failed; empty once connected
+  ConnectFault connect_fault = ConnectFault::none;  // the same as a kind; kept once connected
+  std::string unit;                                 // see RailDescription
+  bool own_address = false;                         // the peer's address is one of this host, too
 
   // Returns true if a fault forbids new connections.
   [[nodiscard]] bool blocked() const {
@@ -95,6 +105,15 @@ class Peer final : public LinkObserver, public CarriedLink {
   // Copies counters and states into the journal's rail table.
   void publish();
   [[nodiscard]] std::string describe_rails() const;  // "rail0@node1 DOWN (carrier_loss), …"
+  // Returns true if calls may begin: a data rail is UP that is no reserve, or a reserve has been UP
+  // for some time.
+  [[nodiscard]] bool may_begin(TimeNs now) const;
+  // Returns why a rail has never been UP: as a kind, and in words.
+  [[nodiscard]] ConnectFault never_up(RailId rail) const;
+  [[nodiscard]] std::string describe_never_up(RailId rail) const;
+  // Logs a single warning about all rails that have never been UP, once that is news: some time
+  // after the first rail of the peer came up, or at half of the connect timeout.
+  void tell_never_up(TimeNs connect_timeout, TimeNs now);
 
   const std::uint32_t process;
   const std::string label;
@@ -103,12 +122,21 @@ class Peer final : public LinkObserver, public CarriedLink {
   TimeNs path_refreshed = 0;
   std::string refusal;  // why no rail can ever come up (another configuration); empty: none
   bool started = false;
+  bool connects = true;        // this process connects the rails
+  TimeNs started_at = 0;       // of the first connection attempts
+  TimeNs first_up = 0;         // first time that a rail was UP; 0: never
+  bool told_never_up = false;  // see tell_never_up(); true without such rails, too
+  bool loss_told = true;       // the log has a line about the lost peer; true before the first rail
   bool closing = false;
   [[nodiscard]] bool in_graceful_close() const { return closing || link.peer_closed(); }
+  // Returns true if a rail has brought all frames to the peer's host, the peer has closed, or no
+  // rail is left.
+  [[nodiscard]] bool has_all_frames() const;
 
  private:
   void note(RailId rail, JournalRecord record);  // adds entry and epoch of the rail
   void publish(RailId rail);
+  [[nodiscard]] std::string shared_loss(RailId rail) const;
 
   Journal& journal_;
   LogQueue& log_;

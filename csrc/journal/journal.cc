@@ -114,6 +114,10 @@ void Journal::set_label(std::string_view label) {
   copy_text(header().label, sizeof(header().label), label);
 }
 
+void Journal::set_serving_engine(std::string_view name) {
+  copy_text(header().serving_engine, sizeof(header().serving_engine), name);
+}
+
 void Journal::beat(std::int64_t now) {
   if (header().heartbeat_ns != 0) publish(header().heartbeat_ns, now);
 }

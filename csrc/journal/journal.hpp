@@ -20,7 +20,7 @@
 
 namespace r2ccl {
 
-inline constexpr std::uint32_t journal_version = 3;
+inline constexpr std::uint32_t journal_version = 4;
 
 // Times are CLOCK_MONOTONIC in ns unless a field names another clock.
 struct JournalHeader {
@@ -41,7 +41,7 @@ struct JournalHeader {
   // Time in which the background thread wanted to run and did not: the host is short of CPU, or the
   // process was stopped.
   std::uint64_t short_of_cpu_ns;
-  char padding[16];
+  char serving_engine[16];  // name of the serving engine (vLLM) of this process; empty: none
 };
 static_assert(sizeof(JournalHeader) == 128);
 
@@ -58,7 +58,7 @@ struct JournalRail {
   std::uint8_t slow;
   std::uint8_t may_carry;       // may carry data; the control rail may if fallback is on
   std::uint8_t graceful_close;  // this process or the peer closes the links gracefully
-  char padding;
+  std::uint8_t been_up;         // the rail has been UP; if not UP now, the rail is lost
   std::uint32_t peer_engine;
   std::int64_t since_ns;        // start of the current state
   std::uint64_t tx_bytes;       // all frames, headers included
@@ -69,8 +69,12 @@ struct JournalRail {
   std::int64_t last_tx_ns;     // last data frame; 0: none
   std::int64_t round_trip_ns;  // smoothed; 0: unknown
   std::uint64_t rate;  // bandwidth measured while the rail was the bottleneck, bytes/s; 0: never
+  std::uint8_t connect_fault;  // ConnectFault: why the rail has never been UP
+  std::uint8_t reserve;        // carries data only while no other rail is UP
+  std::uint8_t unit;           // rails of a process with an equal unit above 0 share fate
+  char padding[5];
 };
-static_assert(sizeof(JournalRail) == 184);
+static_assert(sizeof(JournalRail) == 192);
 
 // Durations of all calls of a collective.  Bucket i counts calls of at most 4.096 us * 2^i and
 // longer than the limit of bucket i - 1.  The last bucket also counts all longer calls.
@@ -121,10 +125,11 @@ struct JournalRecord {
   std::uint8_t from = 0;
   // rail_state: RailState; verdict: Verdict; speed: 1 slow, 0 not slow; injected: Fault, 0 removed
   std::uint8_t to = 0;
-  std::uint8_t cause = 0;   // RailCause
-  std::uint32_t rail = 0;   // index into the rail table; 0xFFFFFFFF: none
-  std::uint32_t epoch = 0;  // epoch of the rail; stall: step of the serving engine, 0: unknown
-  std::uint32_t call = 0;   // stall, abort: call number within the communicator
+  std::uint8_t cause = 0;  // RailCause
+  std::uint32_t rail = 0;  // index into the rail table; 0xFFFFFFFF: none
+  // Epoch of the rail; stall: step of the serving engine, 0: none is open.
+  std::uint32_t epoch_or_step = 0;
+  std::uint32_t call = 0;  // stall, abort: call number within the communicator
   std::uint64_t communicator = 0;
   // stall, short_of_cpu: ns; replay, hedge: chunks; speed: bytes/s; abort: ErrorCode; rail_state: 1
   // if a rail in use was lost
@@ -147,7 +152,8 @@ class Journal {
   // is a number unique among the engines of the directory.
   static Result<Journal> open(const std::string& directory, std::uint32_t engine);
 
-  void set_label(std::string_view label);  // cut to 31 bytes
+  void set_label(std::string_view label);          // cut to 31 bytes
+  void set_serving_engine(std::string_view name);  // cut to 15 bytes
   // Stores the heartbeat time; no effect after closed().
   void beat(std::int64_t now);
   // Adds to the time in which this process was ready to run and did not run.

@@ -30,12 +30,14 @@ struct Control {
   std::vector<InStream*> acks;
   std::vector<OutStream*> ack_requests;
   std::vector<Answer> answers;
-  std::size_t aborts_sent = 0;  // entries of the link's abort list sent on this rail
-  // Returns true if a frame is due.  `aborts`: length of the link's abort list.
-  [[nodiscard]] bool any(std::size_t aborts) const {
+  std::size_t aborts_sent = 0;      // entries of the link's abort list sent on this rail
+  std::uint64_t refusals_sent = 0;  // number of the next refusal to send on this rail
+  // Returns true if a frame is due.  `aborts`: length of the link's abort list; `refusals`: end of
+  // the link's refusals.
+  [[nodiscard]] bool any(std::size_t aborts, std::uint64_t refusals) const {
     return ping || pong || close || (notices | fenced | addresses) != 0 || !acks.empty() ||
-           !ack_requests.empty() || !answers.empty() || aborts_sent < aborts || !slots.empty() ||
-           !released.empty() || !targets.empty();
+           !ack_requests.empty() || !answers.empty() || aborts_sent < aborts ||
+           refusals_sent < refusals || !slots.empty() || !released.empty() || !targets.empty();
   }
 };
 

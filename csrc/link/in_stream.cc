@@ -43,7 +43,10 @@ InStream::Admission InStream::judge(const FrameHeader& header) {
       (header.offset < header.message_bytes || (header.offset == 0 && header.message_bytes == 0)) &&
       header.payload_bytes == std::min(shape_.chunk_bytes, header.message_bytes - header.offset);
   if (!well_formed || header.number >= consumed_ + shape_.slots) return Admission::reject;
-  if (header.number < consumed_ && !planted(Mutant::generation_ignored)) return Admission::discard;
+  const bool again =
+      planted(Mutant::copy_not_deduplicated) && communicator_ == streams_communicator;
+  if (header.number < consumed_ && !planted(Mutant::generation_ignored) && !again)
+    return Admission::discard;
 
   InMessage& message = by_slot_[header.slot];
   if (!message.in_use) {
@@ -122,6 +125,7 @@ bool InStream::chunk_arrived(const FrameHeader& header) {
   if (!message.in_use || !current || here) return false;
   message.chunk_bits |= bit;
   message.received += header.payload_bytes;
+  message.replayed |= (header.flags & frame_flag::replay) != 0;
   if (header.epoch != 0 && (header.flags & frame_flag::replay) != 0) {
     const auto first = static_cast<RailId>(header.epoch - 1);
     if ((target.offered >> first & 1U) != 0)

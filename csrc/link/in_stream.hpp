@@ -28,6 +28,7 @@ struct InMessage {
   bool in_use = false;
   bool complete = false;
   bool ack_now = false;
+  bool replayed = false;        // a replay carried a chunk
   std::byte* target = nullptr;  // destination of the message; null: its slot
 };
 

@@ -17,17 +17,23 @@ constexpr TimeNs hanging_ns = 50 * ns_per_ms;  // age of a connection attempt co
 // any more.
 constexpr std::size_t max_closed = 4096;
 constexpr std::uint32_t most_failures = 30;  // of connection attempts, for the back-off
-constexpr std::uint32_t most_doublings = 4;  // of the limit for handshakes and probations
 
 }  // namespace
 
 Link::Link(const LinkOptions& options, std::span<const RailKind> rails, std::uint64_t jitter_seed)
-    : options_(options), rails_(rails.size()), scratch_(64U << 10), jitter_(jitter_seed | 1U) {
+    : options_(options),
+      rails_(rails.size()),
+      refusals_(r2ccl::most_communicators),
+      scratch_(64U << 10),
+      jitter_(jitter_seed | 1U) {
   assert(!rails.empty() && rails.size() <= max_rails_per_link);
   for (std::size_t id = 0; id < rails.size(); ++id) {
     rails_[id].kind = rails[id];
+    rails_[id].place.reserve = (options.reserves >> id & 1) != 0 && rails_[id].carries_data();
+    rails_[id].place.unit = options.units[id];
     rails_[id].own_fenced = rails_[id].peer_fenced = options.first_epoch;
   }
+  (void)update_tiers(0);
 }
 
 // ---- states ----
@@ -36,13 +42,19 @@ void Link::move(RailId id, RailState to, RailCause cause, TimeNs now) {
   Rail& rail = rails_[id];
   const RailState from = rail.state;
   assert(may_move(from, to));
+  // The loss of an idle reserve disturbs no call.
+  const bool carried = rail.carries_data() && (!rail.place.reserve || rail.place.tier == tier_);
   rail.state = to;
   rail.cause = cause;
-  if (from == RailState::up || to == RailState::up || id == best_) choose_best();
+  const bool was_used = from == RailState::up || from == RailState::suspect;
+  if (was_used && to == RailState::down && cause != RailCause::recalled) endanger_unit(id, now);
+  const bool reordered = rail.place.unit != 0 && update_tiers(now);
+  if (from == RailState::up || to == RailState::up || id == best_ || reordered) choose_best();
   if (from == RailState::up || to == RailState::up) update_has_no_rail(now);
-  if (from == RailState::up && rail.carries_data()) ++disturbances_;
+  if (from == RailState::up && carried) ++disturbances_;
   if (from == RailState::suspect) rail.health.withheld = false;
   rail.health.accused_at = 0;
+  if (from == RailState::up) rail.copies.clear();
   // Replays bound to this rail may now go to any rail.
   if (from == RailState::up)
     for (Replay& replay : replays_)
@@ -201,7 +213,7 @@ void Link::resolve_epoch(RailId id) {
   Rail& rail = rails_[id];
   for (; !rail.path.attempts.empty(); rail.path.attempts.pop_front()) {
     const Attempt& attempt = rail.path.attempts.front();
-    attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot), 0);
+    attempt.stream->attempt_resolved(attempt.stream->in_slot(attempt.slot), id, 0);
   }
 }
 
@@ -236,12 +248,12 @@ TimeNs Link::backoff(const Rail& rail, TimeNs now) {
 }
 
 TimeNs Link::patience(RailId id, TimeNs first) const {
-  return first << std::min(rails_[id].reconnect.late, most_doublings);
+  return first << std::min(rails_[id].reconnect.late, most_patience_doublings);
 }
 
 void Link::handshake_late(RailId id) {
   std::uint32_t& late = rails_[id].reconnect.late;
-  late = std::min(late + 1, most_doublings);
+  late = std::min(late + 1, most_patience_doublings);
 }
 
 void Link::never_opened(RailId id, Epoch epoch) {
@@ -270,8 +282,11 @@ void Link::connect_soon(RailId id, TimeNs now) {
   if (!rail.reconnect.connecting ||
       (rail.reconnect.at <= now && now - rail.reconnect.at < hanging_ns))
     return;
-  // Flap damping: keep the back-off of a flapping rail while a data rail is UP.
-  const bool damped = has_data_rail();
+  // Flap damping: keep the back-off of a flapping rail while an equal or better data rail is UP.
+  const bool damped = std::any_of(rails_.begin(), rails_.end(), [&rail](const Rail& other) {
+    return other.carries_data() && other.state == RailState::up &&
+           (rail.place.reserve || !other.place.reserve);
+  });
   if (damped && now < rail.reconnect.at && rail.reconnect.failures == 0) return;
   rail.reconnect.failures = 0;
   rail.reconnect.at = damped ? now + backoff(rail, now) : now;
@@ -334,7 +349,8 @@ void Link::clear_suspicion(RailId id, TimeNs now) {
 Link::Streams& Link::streams(std::uint64_t communicator) {
   if (const auto found = streams_.find(communicator); found != streams_.end())
     return *found->second;
-  auto made = std::make_unique<Streams>(options_.shape, communicator, options_.memory);
+  auto made =
+      std::make_unique<Streams>(options_.shape_of(communicator), communicator, options_.memory);
   Streams& pair = *streams_.emplace(communicator, std::move(made)).first->second;
   for (RailId id = 0; id < rails_.size(); ++id)
     if (connected(id)) offer_slots(pair.in, id);
@@ -361,6 +377,7 @@ void Link::close_streams(std::uint64_t communicator) {
   if (last_in_ == in) last_in_ = nullptr;
   for (Rail& rail : rails_) {
     rail.path.attempts.erase_if([&](const Attempt& attempt) { return attempt.stream == out; });
+    std::erase_if(rail.copies, [&](const Copy& copy) { return copy.stream == out; });
     std::erase(rail.control.ack_requests, out);
     std::erase(rail.control.acks, in);
     if (rail.incoming.stream == in) rail.incoming.stream = nullptr;
@@ -379,9 +396,11 @@ QueueDepths Link::queue_depths() const {
   QueueDepths depths{.streams = streams_.size(),
                      .replays = replays_.size(),
                      .actions = actions_.size(),
-                     .deferred_frees = deferred_frees_.size()};
+                     .deferred_frees = deferred_frees_.size(),
+                     .refusals = refusals_.size()};
   for (const Rail& rail : rails_) {
     depths.attempts += rail.path.attempts.size();
+    depths.copies += rail.copies.size();
     depths.control += rail.control.acks.size() + rail.control.ack_requests.size() +
                       rail.control.answers.size() + rail.control.slots.size() +
                       rail.control.released.size() + rail.control.targets.size();

@@ -18,7 +18,6 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -28,9 +27,11 @@
 #include "link/frame.hpp"
 #include "link/in_stream.hpp"
 #include "link/link_types.hpp"
+#include "link/mutants.hpp"
 #include "link/out_stream.hpp"
 #include "link/rail_parts.hpp"
 #include "link/rail_state.hpp"
+#include "link/refusals.hpp"
 #include "link/ring.hpp"
 #include "link/shape.hpp"
 #include "link/verdict.hpp"
@@ -73,8 +74,10 @@ class Link {
   }
   // Queues a message for sending.  `data` must stay valid until settled_position() passes its end.
   // Data sent without a copy must stay valid until all rails have detached, too; see
-  // Rail::detach().
-  void post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag, TimeNs now);
+  // Rail::detach().  `copies`: rails to send the message to at once, control rails included;
+  // every_rail: all.  The first copy to arrive counts.  A message of several chunks is not copied.
+  void post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag, TimeNs now,
+            std::uint8_t copies = 1);
   // Marks the front message as read and returns its slot to the sender.  Returns true if the credit
   // must be sent immediately.
   bool consume(InStream& stream, TimeNs now);
@@ -203,7 +206,14 @@ class Link {
     return rails_[rail].state == RailState::probation || usable(rails_[rail]);
   }
   [[nodiscard]] bool may_carry_data(RailId rail) const { return may_carry_data(rails_[rail]); }
-  [[nodiscard]] bool has_data_rail() const;  // a data rail is UP
+  [[nodiscard]] bool has_data_rail() const;  // a data rail is UP, perhaps a reserve
+  // Tier of the rails that carry data now; none: no rail is UP.
+  [[nodiscard]] RailTier tier() const { return tier_; }
+  [[nodiscard]] RailTier tier(RailId rail) const { return rails_[rail].place.tier; }
+  [[nodiscard]] bool reserve(RailId rail) const { return rails_[rail].place.reserve; }
+  [[nodiscard]] std::uint8_t unit(RailId rail) const { return rails_[rail].place.unit; }
+  // Returns true once the rail has been UP; a rail not UP is lost then, and was never up otherwise.
+  [[nodiscard]] bool been_up(RailId rail) const { return rails_[rail].reconnect.been_up; }
   // Returns true if a data rail is suspected, or DOWN and not yet fenced on this side.
   [[nodiscard]] bool is_losing_a_rail() const;
   // has_no_rail(): no rail allowed to carry data is UP.  no_rail_since(): start time of this state.
@@ -225,13 +235,6 @@ class Link {
   void set_injected(RailId rail, bool on) { rails_[rail].injected = on; }
 
  private:
-  struct Attempt {
-    OutStream* stream;
-    std::uint64_t position;  // end of the frame in the epoch's byte stream
-    std::uint64_t number;
-    std::uint16_t slot;
-    std::uint16_t chunk;
-  };
   struct Incoming {
     FrameHeader header{};
     InStream* stream = nullptr;
@@ -240,26 +243,6 @@ class Link {
     std::unique_ptr<std::byte[]> text;   // payload of an ABORT
     bool apart = false;                  // the payload is buffered in `chunk`
     std::unique_ptr<std::byte[]> chunk;  // payload of data, copied to the slot later
-  };
-  // Progress of the current epoch's path: bytes sent, acknowledged and landed, and last activity.
-  struct Path {
-    std::uint64_t sent = 0;    // bytes of frames pulled in this epoch
-    std::uint64_t acked = 0;   // bytes acknowledged by the path
-    TimeNs acked_at = 0;       // time of the last path ack of new bytes
-    std::uint64_t landed = 0;  // bytes seen by the peer's process; verbs rails only
-    std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
-    Ring<Attempt> attempts;
-    TimeNs round_trip = 0;
-    TimeNs base_round_trip = 0;
-    std::uint64_t held_back = 0;
-    TimeNs outstanding_since = 0;
-    TimeNs last_rx = 0;
-    TimeNs last_tx = 0;
-    // Returns the expected time for `bytes` in ns, at `rate` bytes/s.  Rate 0: no transfer time.
-    [[nodiscard]] double time_for(std::uint64_t bytes, double rate) const {
-      const double transfer = rate > 0 ? static_cast<double>(bytes) * 1e9 / rate : 0;
-      return static_cast<double>(base_round_trip) + transfer;
-    }
   };
   struct Rail {
     RailKind kind = RailKind::tcp;
@@ -270,12 +253,14 @@ class Link {
     Epoch epoch = 0;
     Epoch own_fenced = 0;   // our side has fenced all epochs up to here
     Epoch peer_fenced = 0;  // the peer has fenced all epochs up to here
-    Path path;
+    RailPath path;
+    RailPlace place;
     RailHealth health;
     RailReconnect reconnect;
     RailNotices notices;
     Incoming incoming;
     Control control;
+    std::deque<Copy> copies;
     bool corrupt = false;   // drill: send wrong checksums
     bool injected = false;  // a fault is injected into our end
     RailCounters counters;
@@ -318,7 +303,12 @@ class Link {
     if (observer_ != nullptr) observer_->on_step(what, rail);
   }
 
-  // link_choice.cc: choice of the rail for small messages
+  // link_choice.cc: order of use, and the choice of the rail for small messages
+  [[nodiscard]] RailTier tier_of(RailId rail, TimeNs now) const;
+  bool update_tiers(TimeNs now);
+  void endanger_unit(RailId rail, TimeNs now);
+  void end_danger(TimeNs now);
+  void choose_tier(RailId lowest);
   void choose_best();
   void follow(RailId rail);
   [[nodiscard]] double small_time(const Rail& rail) const;
@@ -357,13 +347,23 @@ class Link {
   bool next_replay(RailId rail, OutFrame& frame);
   bool next_chunk(RailId rail, OutFrame& frame);
   void fill_chunk(RailId rail, OutStream& stream, OutMessage& message, std::uint16_t chunk,
-                  OutFrame& frame);
-  void place(RailId rail, OutMessage& message, std::uint16_t chunk, OutFrame& frame);
+                  OutFrame& frame, bool copy = false);
+  void place(RailId rail, const OutStream& stream, OutMessage& message, std::uint16_t chunk,
+             OutFrame& frame);
   static double weighed_time(const Rail& rail, std::uint64_t bytes, double fastest);
   [[nodiscard]] bool better_left(RailId rail, std::uint64_t remaining,
                                  const OutStream& stream) const;
   void reap(Rail& rail);
   void replay_from(RailId rail, bool hedge);
+
+  // link_copies.cc: messages sent to several rails at once
+  [[nodiscard]] bool takes_copies(const Rail& rail) const;
+  [[nodiscard]] bool begins(RailId rail, const OutStream& stream) const;
+  [[nodiscard]] bool begins_any(RailId rail) const;
+  void queue_copies(RailId rail, OutStream& stream, const OutMessage& message);
+  bool next_copy(RailId rail, OutFrame& frame);
+  [[nodiscard]] bool carried(const OutMessage& message, RailId except = any_rail) const;
+  [[nodiscard]] bool loses_copy(RailId rail, OutMessage& message, bool hedge) const;
 
   // link_receive.cc: frames in
   Streams& streams(std::uint64_t communicator);
@@ -405,7 +405,12 @@ class Link {
   // Returns true if the rail may carry data now.
   [[nodiscard]] bool takes_data(RailId id) const {
     const Rail& rail = rails_[id];
-    return id == best_ ? usable(rail) : rail.carries_data() && rail.state == RailState::up;
+    return id == best_ ? usable(rail) : carries_now(rail);
+  }
+  // Returns true if the rail is UP and no rail of a lower tier is.
+  [[nodiscard]] bool carries_now(const Rail& rail) const {
+    const bool its_turn = rail.place.tier == tier_ || planted(Mutant::reserve_shares_traffic);
+    return its_turn && rail.carries_data() && rail.state == RailState::up;
   }
   [[nodiscard]] bool usable(const Rail& rail) const {
     return rail.state == RailState::up || rail.state == RailState::suspect;
@@ -427,9 +432,8 @@ class Link {
   // Last acknowledgement of each communicator closed here.  Late data is dropped; a lost last ack
   // is repeated.
   std::unordered_map<std::uint64_t, LastAck> closed_;
-  std::deque<std::uint64_t> closed_order_;     // oldest first
-  std::unordered_set<std::uint64_t> refused_;  // see refuse()
-  std::deque<std::uint64_t> refused_order_;    // oldest first
+  std::deque<std::uint64_t> closed_order_;  // oldest first
+  Refusals refusals_;                       // see refuse()
   std::list<DeferredFree> deferred_frees_;
   InStream* last_in_ = nullptr;      // stream of the last data frame; a cache
   std::vector<OutStream*> posting_;  // streams with unposted chunks
@@ -442,6 +446,7 @@ class Link {
   std::vector<std::byte> scratch_;  // destination of discarded payload
   LinkObserver* observer_ = nullptr;
   RailId best_ = any_rail;
+  RailTier tier_ = RailTier::none;
   RailId inbound_ = any_rail;
   std::uint64_t jitter_;
   TimeNs refused_attempt_ = 0;  // start of the last connection attempt that the peer refused
@@ -449,6 +454,7 @@ class Link {
   TimeNs last_probe_ = 0;  // all probes sent from now on have a later time
   TimeNs no_rail_since_ = 0;
   TimeNs unheard_ = 0;
+  bool copies_ = false;  // a message was posted with copies
   bool probed_ = false;  // a probe or an ack request arrived; see take_probed()
   bool heard_ = false;   // a frame or refusal arrived since the last tick
   bool has_no_rail_ = true;

@@ -30,6 +30,7 @@ void Link::tick(TimeNs now) {
   unheard_ = heard_ || !options_.shape.resilience ? 0 : unheard;
   heard_ = false;
   measure_rates(observed);
+  end_danger(now);
   for (RailId id = 0; id < rails_.size(); ++id) {
     Rail& rail = rails_[id];
     if (rail.state == RailState::probation) {
@@ -229,7 +230,7 @@ bool Link::others_answered_since(RailId id, TimeNs since) const {
 // Acks of all bytes do not count, since the kernel of a stopped peer acknowledges the probe alone.
 bool Link::others_advanced_since(RailId id, TimeNs since) const {
   for (RailId other = 0; other < rails_.size(); ++other) {
-    const Path& path = rails_[other].path;
+    const RailPath& path = rails_[other].path;
     const bool goes_on = path.acked_at >= since && path.acked < path.sent;
     if (other != id && usable(rails_[other]) && (goes_on || path.last_rx >= since)) return true;
   }

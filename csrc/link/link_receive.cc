@@ -10,9 +10,6 @@
 namespace r2ccl {
 namespace {
 
-// Refused communicators to remember: as many as a peer may have open, so that the frames under way
-// of each get a single notice.
-constexpr std::size_t most_refused = most_communicators;
 constexpr std::size_t most_answers = 256;     // answers due on a rail, see answer_without_stream()
 constexpr Epoch max_epochs_ahead = 1U << 20;  // limit on epochs named by the peer
 
@@ -72,8 +69,10 @@ bool Link::frame_begin(RailId id, const FrameHeader& header, TimeNs now) {
 
 bool Link::begin_data(RailId id, const FrameHeader& header, TimeNs now) {
   if (!may_carry_data(rails_[id]) || !target_fields_valid(id, header)) return false;
-  inbound_ = id;
-  if (header.payload_bytes == header.message_bytes) follow(id);  // a message in a single chunk
+  if (header.communicator != streams_communicator) {  // its copies arrive on every rail
+    inbound_ = id;
+    if (header.payload_bytes == header.message_bytes) follow(id);  // a message in a single chunk
+  }
   try {
     return admit(id, header, now);
   } catch (const std::bad_alloc&) {
@@ -112,14 +111,7 @@ bool Link::admit(RailId id, const FrameHeader& header, TimeNs now) {
 // Drops the messages of a communicator without room here, and ends the communicator with an error
 // at both ends.  The rail is not to blame.
 void Link::refuse(std::uint64_t communicator, ErrorCode code, const std::string& why) {
-  if (!refused_.insert(communicator).second) return;
-  refused_order_.push_back(communicator);
-  if (refused_order_.size() > most_refused) {  // refused again if its messages go on
-    refused_.erase(refused_order_.front());
-    refused_order_.pop_front();
-  }
-  send_abort({communicator, code, why});
-  received_aborts_.push_back({communicator, code, why});
+  if (refusals_.add(communicator, code, why)) received_aborts_.push_back({communicator, code, why});
 }
 
 bool Link::take_acks(OutStream& stream, const FrameHeader& header, TimeNs now) {
@@ -143,6 +135,8 @@ bool Link::on_ack(OutStream& stream, const FrameHeader& header, TimeNs now) {
   if (!acknowledged || message.replay_queued != 0 || message.resolved_at >= asked) return true;
   for (std::uint16_t chunk = 0; chunk < message.chunks; ++chunk)
     accuse(message.last_rail[chunk], asked, now);
+  for (RailId id = 0; id < rails_.size(); ++id)
+    if ((message.carriers >> id & 1U) != 0) accuse(id, asked, now);
   return true;
 }
 
@@ -340,8 +334,10 @@ bool Link::on_address(RailId via, const FrameHeader& header) {
   return true;
 }
 
-// A hop may withhold the frames of a SUSPECT rail.
+// A hop may withhold the frames of a SUSPECT rail.  The acks of streams go out on every rail: a
+// silent rail would hold up the sender's window.
 void Link::queue_ack(InStream& stream, RailId id) {
+  if (stream.communicator() == streams_communicator) return queue_ack_everywhere(stream);
   if (id == any_rail || rails_[id].state != RailState::up) id = best_;
   if (id != any_rail) queue_ack_on(stream, id);  // no rail: tick() queues the ack again
 }
@@ -361,7 +357,7 @@ void Link::answer_without_stream(RailId id, const FrameHeader& request) {
   if (answers.size() >= most_answers) return;
   // Data of a closed or refused communicator is dropped, and never acknowledged.
   const bool dropped =
-      closed_.contains(request.communicator) || refused_.contains(request.communicator);
+      closed_.contains(request.communicator) || refusals_.contains(request.communicator);
   answers.push_back({request.communicator, dropped ? 0 : request.number});
 }
 

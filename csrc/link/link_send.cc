@@ -25,9 +25,11 @@ const std::byte* probe_payload() {
 
 }  // namespace
 
-void Link::post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag,
-                TimeNs now) {
-  stream.post(data.data(), data.size(), tag);
+void Link::post(OutStream& stream, std::span<const std::byte> data, const CallTag& tag, TimeNs now,
+                std::uint8_t copies) {
+  if (stream.copies_per_rail(rails_.size()) == 0) copies = 1;
+  copies_ = copies_ || copies != 1;
+  stream.post(data.data(), data.size(), tag, copies);
   if (!stream.wants_ack() || stream.last_ack_ns == 0) stream.last_ack_ns = now;
   open_and_queue(stream, now);
 }
@@ -64,8 +66,8 @@ void Link::queue_stream(OutStream& stream) {
 bool Link::has_frames(RailId id) const {
   const Rail& rail = rails_[id];
   if (!connected(id)) return false;
-  if (rail.control.any(aborts_.size())) return true;
-  if (!takes_data(id)) return false;
+  if (rail.control.any(aborts_.size(), refusals_.end()) || !rail.copies.empty()) return true;
+  if (!takes_data(id)) return copies_ && begins_any(id);
   return !posting_.empty() || !replays_.empty();
 }
 
@@ -73,10 +75,12 @@ bool Link::next_frame(RailId id, OutFrame& frame, TimeNs now) {
   Rail& rail = rails_[id];
   if (!connected(id)) return false;
   frame = {};
-  bool found = rail.control.any(aborts_.size()) && next_control(id, frame, now);
-  if (!found && takes_data(id))
-    found = (!replays_.empty() && next_replay(id, frame)) ||
-            (!posting_.empty() && next_chunk(id, frame));
+  bool found = rail.control.any(aborts_.size(), refusals_.end()) && next_control(id, frame, now);
+  const bool data = takes_data(id);
+  if (!found)
+    found = (data && !replays_.empty() && next_replay(id, frame)) ||
+            (!rail.copies.empty() && next_copy(id, frame)) ||
+            ((data || copies_) && !posting_.empty() && next_chunk(id, frame));
   if (!found) return false;
 
   if (rail.path.acked == rail.path.sent) {
@@ -169,6 +173,15 @@ bool Link::next_control(RailId id, OutFrame& frame, TimeNs now) {
     header.epoch = static_cast<std::uint32_t>(notice.code);
     header.payload_bytes = static_cast<std::uint32_t>(notice.text.size());
     frame.payload = reinterpret_cast<const std::byte*>(notice.text.data());
+  } else if (control.refusals_sent < refusals_.end() && usable(rail)) {
+    const std::uint64_t number = std::max(control.refusals_sent, refusals_.first());
+    control.refusals_sent = number + 1;
+    const Refusals::Notice& notice = refusals_.at(number);
+    header.type = FrameType::abort;
+    header.communicator = notice.communicator;
+    header.epoch = static_cast<std::uint32_t>(notice.code);
+    header.payload_bytes = static_cast<std::uint32_t>(notice.text->size());
+    frame.payload = reinterpret_cast<const std::byte*>(notice.text->data());
   } else if (control.pong) {
     control.pong = false;
     header.type = FrameType::pong;
@@ -228,6 +241,11 @@ bool Link::next_replay(RailId id, OutFrame& frame) {
       continue;
     }
     OutMessage& message = stream.message(replay->number);
+    if (message.copies != 1 && carried(message)) {  // a copy went out meanwhile
+      message.replay_queued = 0;
+      replay = replays_.erase(replay);
+      continue;
+    }
     RailCounters& lost_on = rails_[replay->from].counters;
     ++lost_on.replayed_chunks;
     if (replay->hedge) ++lost_on.hedged_chunks;
@@ -252,11 +270,13 @@ bool Link::next_chunk(RailId id, OutFrame& frame) {
     const std::uint32_t remaining =
         message->bytes - message->next_chunk * options_.shape.chunk_bytes;
     // A small message goes over the best rail only: striping would be slower.
-    const bool other = message->bytes <= options_.small_message_bytes
+    const bool other = message->copies != 1 ? !begins(id, stream)
+                       : message->bytes <= options_.small_message_bytes
                            ? id != best_
-                           : better_left(id, remaining, stream);
+                           : !takes_data(id) || better_left(id, remaining, stream);
     if (other || !can_place(rails_[id], stream)) continue;
     fill_chunk(id, stream, *message, message->next_chunk, frame);
+    if (message->copies != 1) queue_copies(id, stream, *message);
     stream.advance_posting();
     // Round robin between streams.
     posting_.erase(posting_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -284,13 +304,13 @@ bool Link::better_left(RailId id, std::uint64_t remaining, const OutStream& stre
   if (rail.health.meter.believed() <= 0) return false;
   double fastest = 0;
   for (const Rail& each : rails_)
-    if (each.carries_data() && each.state == RailState::up)
+    if (carries_now(each))
       fastest = std::max({fastest, each.health.meter.believed(), each.health.meter.at_least()});
   const std::uint64_t chunk = std::min<std::uint64_t>(options_.shape.chunk_bytes, remaining);
   const double time = weighed_time(rail, chunk, fastest);
   for (RailId other = 0; other < rails_.size(); ++other) {
     const Rail& faster = rails_[other];
-    if (other == id || !faster.carries_data() || faster.state != RailState::up) continue;
+    if (other == id || !carries_now(faster)) continue;
     if (!can_place(faster, stream)) continue;
     // A rail with unknown rate counts only while idle: a first chunk measures the rate.
     if (faster.health.meter.at_least() <= 0 && faster.path.sent > faster.path.acked) continue;
@@ -299,13 +319,16 @@ bool Link::better_left(RailId id, std::uint64_t remaining, const OutStream& stre
   return false;
 }
 
+// Fills a data frame.  `copy`: a copy of a message under way on other rails is no replay, unless
+// the first attempt went to the target of the receiver.
 void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::uint16_t chunk,
-                      OutFrame& frame) {
+                      OutFrame& frame, bool copy) {
   const std::uint32_t offset = chunk * options_.shape.chunk_bytes;
   const bool again = message.attempts[chunk] > 0;
+  const bool replay = again && (!copy || message.target_rail[chunk] != 0);
   FrameHeader& header = frame.header;
   header.type = FrameType::data;
-  header.flags = static_cast<std::uint8_t>((again ? frame_flag::replay : 0) |
+  header.flags = static_cast<std::uint8_t>((replay ? frame_flag::replay : 0) |
                                            (message.ack_now ? frame_flag::ack_now : 0));
   header.slot = message.slot;
   header.offset = offset;
@@ -327,7 +350,7 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
   frame.stream = &stream;
   if (again) header.epoch = message.target_rail[chunk];
   if (rails_[id].one_sided())
-    place(id, message, chunk, frame);
+    place(id, stream, message, chunk, frame);
   else if (!again)
     message.target_rail[chunk] = 0;
   reap(rails_[id]);
@@ -336,12 +359,14 @@ void Link::fill_chunk(RailId id, OutStream& stream, OutMessage& message, std::ui
 
 // Sets the destination of an RDMA write.  A first attempt goes to the target if the message has a
 // target; every other attempt goes to the slot.
-void Link::place(RailId id, OutMessage& message, std::uint16_t chunk, OutFrame& frame) {
+void Link::place(RailId id, const OutStream& stream, OutMessage& message, std::uint16_t chunk,
+                 OutFrame& frame) {
   FrameHeader& header = frame.header;
+  const std::uint32_t slot_bytes = stream.shape().slot_bytes;
   const RemoteSlots& slots = rails_[id].path.remote_slots.at(header.communicator);
   const auto offset = offset_in_target(slots.target_first, slots.target_bytes, message.number,
-                                       message.bytes, options_.shape.slot_bytes);
-  const bool again = (header.flags & frame_flag::replay) != 0;
+                                       message.bytes, slot_bytes);
+  const bool again = message.attempts[chunk] > 0;
   if (offset.has_value() && (!again || planted(Mutant::replay_into_target))) {
     header.flags |= frame_flag::in_target;
     message.target_rail[chunk] = static_cast<std::uint8_t>(id + 1);
@@ -350,8 +375,7 @@ void Link::place(RailId id, OutMessage& message, std::uint16_t chunk, OutFrame& 
     return;
   }
   if (!again) message.target_rail[chunk] = 0;
-  frame.remote_address =
-      slots.address + std::uint64_t{message.slot} * options_.shape.slot_bytes + header.offset;
+  frame.remote_address = slots.address + std::uint64_t{message.slot} * slot_bytes + header.offset;
   frame.remote_key = slots.key;
 }
 
@@ -359,6 +383,7 @@ void Link::place(RailId id, OutMessage& message, std::uint16_t chunk, OutFrame& 
 // attempts_landed()).  An attempt is also resolved if its message is delivered and the chunk had no
 // other attempt, since the chunk then arrived by this attempt.
 void Link::reap(Rail& rail) {
+  const auto id = static_cast<RailId>(&rail - rails_.data());
   const std::uint64_t resolved = rail.one_sided() && !planted(Mutant::acknowledged_is_landed)
                                      ? rail.path.landed
                                      : rail.path.acked;
@@ -368,7 +393,7 @@ void Link::reap(Rail& rail) {
     const bool arrived =
         attempt.number < attempt.stream->delivered() && message.attempts[attempt.chunk] == 1;
     if (attempt.position > resolved && !arrived) return;
-    attempt.stream->attempt_resolved(message, rail.path.acked_at);
+    attempt.stream->attempt_resolved(message, id, rail.path.acked_at);
     rail.path.attempts.pop_front();
   }
 }
@@ -376,8 +401,7 @@ void Link::reap(Rail& rail) {
 void Link::replay_from(RailId id, bool hedge) {
   std::vector<RailId> others;
   for (RailId other = 0; other < rails_.size(); ++other)
-    if (other != id && rails_[other].carries_data() && rails_[other].state == RailState::up)
-      others.push_back(other);
+    if (other != id && carries_now(rails_[other])) others.push_back(other);
   const bool fallback =
       others.empty() && best_ != any_rail && best_ != id && rails_[best_].state == RailState::up;
   if ((hedge || planted(Mutant::replay_needs_another_rail)) && others.empty() && !fallback) return;
@@ -391,7 +415,9 @@ void Link::replay_from(RailId id, bool hedge) {
       if (planted(Mutant::path_ack_is_delivery) && message.unresolved == 0) continue;
       for (std::uint16_t chunk = 0; chunk < message.next_chunk; ++chunk) {
         const std::uint64_t bit = std::uint64_t{1} << chunk;
-        if (message.last_rail[chunk] != id || (message.replay_queued & bit) != 0) continue;
+        const bool lost =
+            message.copies != 1 ? loses_copy(id, message, hedge) : message.last_rail[chunk] == id;
+        if (!lost || (message.replay_queued & bit) != 0) continue;
         message.replay_queued |= bit;
         ++chunks;
         if (hedge && !fallback && message.bytes <= options_.small_message_bytes) {

@@ -1,6 +1,7 @@
 // Inputs and outputs of a link: options, frames, actions, notices and the observer.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -34,22 +35,46 @@ class StreamMemory {
 // earlier than this process have room for as many again.
 inline constexpr std::size_t most_communicators = 4096;
 
+// Most doublings of the limit for a handshake or probation; see Link::patience().
+inline constexpr std::uint32_t most_patience_doublings = 4;
+
+// Slots of the communicator of streams, equal at both ends.  A copy on a silent rail keeps its slot
+// until the fence, hence the many spare slots.
+struct StreamsShape {
+  std::uint32_t slot_bytes = 64U << 10;
+  std::uint16_t slots = 16;
+  std::uint16_t spare_slots = 48;
+  std::uint32_t ack_later_bytes = 16U << 10;  // larger messages ask for a delivery ack at once
+};
+
 struct LinkOptions {
+  LinkOptions() : LinkOptions(Config()) {}
+  explicit LinkOptions(const Config& config);
+
   StreamShape shape;
-  Epoch first_epoch = 0;  // all epochs up to here count as fenced; tests begin close to the wrap
+  StreamsShape streams;
+  Epoch first_epoch;  // all epochs up to here count as fenced; tests begin close to the wrap
   StreamMemory* memory = nullptr;  // only with verbs rails; outlives the link
-  std::uint32_t small_message_bytes = 32U << 10;
-  TimeNs ack_deadline_floor_ns = 20 * ns_per_ms;
-  double ack_deadline_factor = 8.0;
-  TimeNs dead_deadline_ns = 500 * ns_per_ms;
-  TimeNs probe_interval_ns = 200 * ns_per_ms;
-  TimeNs probation_timeout_ns = 3000 * ns_per_ms;
-  TimeNs rejoin_backoff_min_ns = 50 * ns_per_ms;
-  TimeNs rejoin_backoff_max_ns = 5000 * ns_per_ms;
-  double flap_half_life_s = 30.0;
+  std::uint32_t small_message_bytes;
+  TimeNs ack_deadline_floor_ns;
+  double ack_deadline_factor;
+  TimeNs dead_deadline_ns;
+  TimeNs probe_interval_ns;
+  TimeNs probation_timeout_ns;
+  TimeNs rejoin_backoff_min_ns;
+  TimeNs rejoin_backoff_max_ns;
+  double flap_half_life_s;
   std::size_t most_communicators = r2ccl::most_communicators;
-  bool fallback = true;  // control rails carry data while no data rail is UP
+  bool fallback;  // control rails carry data while no data rail is UP
+  // Bit r: data rail r is a reserve, which carries data only while no other data rail is UP.
+  std::uint64_t reserves = 0;
+  // Rails with an equal unit above 0 share fate: the loss of a rail endangers the others.
+  std::array<std::uint8_t, max_rails_per_link> units{};
+  TimeNs shared_fate_ns = 5000 * ns_per_ms;  // how long a loss endangers the rails of its unit
   bool connects = true;  // this end connects; the end with the lower process number accepts
+
+  // Returns the shape of a communicator's streams.
+  [[nodiscard]] StreamShape shape_of(std::uint64_t communicator) const;
 };
 
 // A step of the state machine, as reported to the observer (trace of the simulator).
@@ -130,6 +155,7 @@ struct RailCounters {
   std::uint64_t data_tx_bytes = 0;
   std::uint64_t replayed_chunks = 0;  // chunks of this rail replayed on other rails
   std::uint64_t hedged_chunks = 0;    // replayed chunks posted as hedges
+  std::uint64_t copies = 0;           // copies of messages sent to several rails at once
   std::uint64_t epochs = 0;           // number of established epochs
   TimeNs last_tx_ns = 0;              // send time of the last data frame; 0: none
 };
@@ -142,6 +168,8 @@ struct QueueDepths {
   std::size_t control = 0;
   std::size_t actions = 0;
   std::size_t deferred_frees = 0;
+  std::size_t refusals = 0;
+  std::size_t copies = 0;
 };
 
 }  // namespace r2ccl

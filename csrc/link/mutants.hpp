@@ -42,6 +42,14 @@ enum class Mutant : std::uint8_t {
   abort_not_published,        // a GPU is not notified of an abort
   entry_not_awaited,          // a kernel overwrites staging in use by the host
   block_decides_alone,        // a step succeeds although a block has given up
+  reserve_shares_traffic,     // a reserve carries data beside better rails
+  unit_ignored,               // the loss of a rail endangers no rail of its unit
+  copy_not_deduplicated,      // a late copy of a message counts as a new message
+  credit_lost_on_replay,      // credit of a stream is lost if a replay carried the record
+  fin_overtakes_data,         // the end of a stream overtakes its queued bytes
+  mirror_before_listener,     // SYNC overtakes LISTENS: a mirror is reported before it listens
+  window_ignored,             // a stream is sent beyond its credit
+  stream_id_reused,           // a new stream gets the id of an ended stream
 };
 inline constexpr std::array mutant_names{
     std::string_view("none"),
@@ -76,8 +84,16 @@ inline constexpr std::array mutant_names{
     std::string_view("abort_not_published"),
     std::string_view("entry_not_awaited"),
     std::string_view("block_decides_alone"),
+    std::string_view("reserve_shares_traffic"),
+    std::string_view("unit_ignored"),
+    std::string_view("copy_not_deduplicated"),
+    std::string_view("credit_lost_on_replay"),
+    std::string_view("fin_overtakes_data"),
+    std::string_view("mirror_before_listener"),
+    std::string_view("window_ignored"),
+    std::string_view("stream_id_reused"),
 };
-static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::block_decides_alone) + 1);
+static_assert(mutant_names.size() == static_cast<std::size_t>(Mutant::stream_id_reused) + 1);
 
 #if defined(R2CCL_MUTANTS)
 inline Mutant planted_mutant = Mutant::none;

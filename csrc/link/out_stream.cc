@@ -20,9 +20,11 @@ OutStream::OutStream(const StreamShape& shape, std::uint64_t communicator, Strea
       delivered_(shape.first_number),
       credit_(shape.first_number) {}
 
-void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& tag) {
+void OutStream::post(const std::byte* data, std::uint64_t bytes, const CallTag& tag,
+                     std::uint8_t copies) {
   const bool staged = shape_.resilience && bytes <= shape_.staging_bytes && !is_device_memory(data);
-  ops_.push_back({data, bytes, tag, staged});
+  const bool copied = staged && bytes <= std::min(shape_.chunk_bytes, shape_.slot_bytes);
+  ops_.push_back({data, bytes, tag, staged, copied ? copies : std::uint8_t{1}});
   posted_position_ += bytes;
   if (!staged) zero_copy_position_ = posted_position_;
 }
@@ -55,8 +57,10 @@ std::size_t OutStream::open_messages() {
         std::max<std::uint32_t>(1, (bytes + shape_.chunk_bytes - 1) / shape_.chunk_bytes));
     message.next_chunk = 0;
     message.staged = op.staged;
-    message.ack_now = shape_.resilience && !op.staged;
+    message.ack_now = shape_.resilience && (!op.staged || bytes > shape_.ack_later_bytes);
     message.in_use = true;
+    message.copies = op.copies;
+    message.carriers = 0;
     message.replay_queued = 0;
     message.attempts.fill(0);
     if (op.staged && bytes > 0) {
@@ -103,11 +107,15 @@ void OutStream::attempt_posted(OutMessage& message, std::uint16_t chunk, RailId 
   message.last_rail[chunk] = static_cast<std::uint8_t>(rail);
   if (message.attempts[chunk] < 255) ++message.attempts[chunk];
   if (chunk == message.next_chunk) ++message.next_chunk;
+  if (message.copies == 1) return;
+  message.carriers |= std::uint64_t{1} << rail;
+  ++copied_on_[rail];
 }
 
-void OutStream::attempt_resolved(OutMessage& message, TimeNs acknowledged_at) {
+void OutStream::attempt_resolved(OutMessage& message, RailId rail, TimeNs acknowledged_at) {
   assert(message.unresolved > 0);
   --message.unresolved;
+  if (message.copies != 1 && copied_on_[rail] > 0) --copied_on_[rail];
   message.resolved_at = std::max(message.resolved_at, acknowledged_at);
   release_if_done(message);
 }

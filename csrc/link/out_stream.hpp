@@ -2,6 +2,7 @@
 // messages and tracks which slots of the receiver may be written again.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +34,9 @@ struct OutMessage {
   bool staged = false;
   bool ack_now = false;
   bool in_use = false;              // no credit for the slot, or unresolved attempts
+  std::uint8_t copies = 1;          // rails to send the message to at once; every_rail: all
   std::uint64_t replay_queued = 0;  // bit c: chunk c waits in the link's replay queue
+  std::uint64_t carriers = 0;       // copied message: bit r: rail r, not DOWN since, carries a copy
   // Per chunk: the rail of the last attempt; the number of attempts (at most 255); and 1 + the rail
   // of the first attempt, if written to the receiver's target, else 0.
   std::array<std::uint8_t, max_chunks_per_message> last_rail{};
@@ -47,8 +50,10 @@ class OutStream {
 
   // Appends bytes, to be cut into messages of slot_bytes.  Zero bytes make a single empty message.
   // Bytes of sends up to staging_bytes are copied once their message opens; rails read longer sends
-  // from `data`.
-  void post(const std::byte* data, std::uint64_t bytes, const CallTag& tag);
+  // from `data`.  `copies`: rails to send the message to at once; only messages in a single staged
+  // chunk are copied.
+  void post(const std::byte* data, std::uint64_t bytes, const CallTag& tag,
+            std::uint8_t copies = 1);
 
   // Cuts posted bytes into messages while credit and a free slot are available.  Returns the number
   // of opened messages.
@@ -59,7 +64,7 @@ class OutStream {
 
   void attempt_posted(OutMessage& message, std::uint16_t chunk, RailId rail);
   // `acknowledged_at`: time of the path ack; 0: a fence has ended the attempt.
-  void attempt_resolved(OutMessage& message, TimeNs acknowledged_at);
+  void attempt_resolved(OutMessage& message, RailId rail, TimeNs acknowledged_at);
 
   // Returns the stream position up to which all bytes are delivered or copied; with resilience off,
   // handed to the transport.  A rail may still read a delivered chunk for another attempt: see
@@ -93,6 +98,26 @@ class OutStream {
   [[nodiscard]] std::uint64_t credit() const { return credit_; }
   [[nodiscard]] std::uint64_t next_number() const { return next_number_; }
   [[nodiscard]] bool idle() const { return ops_.empty() && delivered_ == next_number_; }
+  // Returns true if a message posted now opens at once.
+  [[nodiscard]] bool has_room() const {
+    std::uint16_t slot = 0;
+    return ops_.empty() && next_number_ < credit_ + shape_.slots && free_slot(next_number_, slot);
+  }
+  // Returns true if a message posted now must wait for a slot in quarantine.
+  [[nodiscard]] bool lacks_slot() const {
+    std::uint16_t slot = 0;
+    return next_number_ < credit_ + shape_.slots && !free_slot(next_number_, slot);
+  }
+  // Returns the limit of unresolved copies on each of `rails` rails.  A silent rail keeps the slots
+  // of its copies until the fence.  All rails but one may fall silent, and together keep no more
+  // than the spare slots.
+  [[nodiscard]] std::size_t copies_per_rail(std::size_t rails) const {
+    return shape_.spare_slots / std::max<std::size_t>(1, rails - 1);
+  }
+  [[nodiscard]] bool may_copy_to(RailId rail, std::size_t rails) const {
+    return copied_on_[rail] < copies_per_rail(rails);
+  }
+  [[nodiscard]] const StreamShape& shape() const { return shape_; }
   // Returns true if a delivery ack is missing, or credit for bytes that wait.
   [[nodiscard]] bool wants_ack() const {
     return delivered_ < next_number_ || (!ops_.empty() && credit_ < next_number_);
@@ -116,6 +141,7 @@ class OutStream {
     std::uint64_t bytes;
     CallTag tag;
     bool staged;
+    std::uint8_t copies;
   };
 
   [[nodiscard]] std::uint16_t slot_of(std::uint64_t number) const {
@@ -130,8 +156,9 @@ class OutStream {
   std::vector<OutMessage> by_slot_;
   std::vector<std::uint16_t> slot_ring_;  // message number mod slots -> slot
   StreamBlock staging_;
-  std::uint64_t next_number_ = 0;     // number of opened messages
-  std::uint64_t posting_number_ = 0;  // first message with unposted chunks
+  std::array<std::uint16_t, max_rails_per_link> copied_on_{};  // unresolved attempts of copies
+  std::uint64_t next_number_ = 0;                              // number of opened messages
+  std::uint64_t posting_number_ = 0;                           // first message with unposted chunks
   std::uint64_t delivered_ = 0;
   std::uint64_t credit_ = 0;
   std::uint64_t posted_position_ = 0;

@@ -2,12 +2,52 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_map>
 
 #include "base/units.hpp"
 #include "link/frame.hpp"
+#include "link/link_types.hpp"
+#include "link/rail_state.hpp"
 #include "link/rate_meter.hpp"
+#include "link/ring.hpp"
 
 namespace r2ccl {
+
+// A posting of a chunk on a rail.
+struct Attempt {
+  OutStream* stream;
+  std::uint64_t position;  // end of the frame in the epoch's byte stream
+  std::uint64_t number;
+  std::uint16_t slot;
+  std::uint16_t chunk;
+};
+
+// Progress of the current epoch's path: bytes sent, acknowledged and landed, and last activity.
+struct RailPath {
+  std::uint64_t sent = 0;    // bytes of frames pulled in this epoch
+  std::uint64_t acked = 0;   // bytes acknowledged by the path
+  TimeNs acked_at = 0;       // time of the last path ack of new bytes
+  std::uint64_t landed = 0;  // bytes seen by the peer's process; verbs rails only
+  std::unordered_map<std::uint64_t, RemoteSlots> remote_slots;  // by communicator
+  Ring<Attempt> attempts;
+  TimeNs round_trip = 0;
+  TimeNs base_round_trip = 0;
+  std::uint64_t held_back = 0;
+  TimeNs outstanding_since = 0;
+  TimeNs last_rx = 0;
+  TimeNs last_tx = 0;
+  // Returns the expected time for `bytes` in ns, at `rate` bytes/s.  Rate 0: no transfer time.
+  [[nodiscard]] double time_for(std::uint64_t bytes, double rate) const {
+    const double transfer = rate > 0 ? static_cast<double>(bytes) * 1e9 / rate : 0;
+    return static_cast<double>(base_round_trip) + transfer;
+  }
+};
+
+// A copy of a message, due on a rail.
+struct Copy {
+  OutStream* stream;
+  std::uint64_t number;
+};
 
 // Evidence about the rail: rate, silence and probes.
 struct RailHealth {
@@ -38,6 +78,14 @@ struct RailHealth {
   bool answered_elsewhere = false;  // once overdue: an answer came on another rail
   // Ends the silence of the path.
   void path_alive() { silent = doubted_since = contradicted = 0; }
+};
+
+// Position of the rail in the order of use.
+struct RailPlace {
+  bool reserve = false;
+  std::uint8_t unit = 0;        // rails with an equal unit above 0 share fate
+  TimeNs endangered_until = 0;  // after the loss of a rail of the unit; 0: no loss
+  RailTier tier = RailTier::data;
 };
 
 // Scheduling of the next epoch.

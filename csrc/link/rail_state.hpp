@@ -47,6 +47,18 @@ enum class RailCause : std::uint8_t {
   return false;
 }
 
+// Order of use.  A rail carries data only while no rail of a lower tier is UP.  A rail is
+// endangered while a rail of its unit is suspected, and for some time after the loss of such a
+// rail.
+enum class RailTier : std::uint8_t {
+  data,
+  data_endangered,
+  reserve,
+  reserve_endangered,
+  control,
+  none,  // no rail is UP
+};
+
 [[nodiscard]] std::string_view name_of(RailKind kind);
 [[nodiscard]] std::string_view name_of(RailState state);
 [[nodiscard]] std::string_view name_of(RailCause cause);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/config.hpp"
 #include "base/units.hpp"
 
 namespace r2ccl {
@@ -17,16 +18,20 @@ inline constexpr std::size_t max_rails_per_link = 64;
 inline constexpr std::size_t max_chunks_per_message = 64;
 // Largest payload in bytes that is read together with its header into a predicted slot.
 inline constexpr std::uint32_t max_likely_bytes = 64U << 10;
+// Number of copies of a message that goes to every usable rail.
+inline constexpr std::uint8_t every_rail = 255;
 
+// LinkOptions builds the shape from a Config, the only source of defaults.
 struct StreamShape {
-  std::uint32_t slot_bytes = 1U << 20;
-  std::uint32_t chunk_bytes = 128U << 10;
-  std::uint32_t staging_bytes = 256U << 10;  // sends up to this size are copied
-  std::uint16_t slots = 8;                   // per communicator and direction
-  std::uint16_t spare_slots = 4;             // replace slots in quarantine
-  bool resilience = true;                    // off: no replay, no hedges, no probes
-  bool checksum = false;                     // CRC32C of every chunk
-  std::uint64_t first_number = 0;            // of messages; tests begin close to the wrap
+  std::uint32_t slot_bytes = 0;
+  std::uint32_t chunk_bytes = 0;
+  std::uint32_t staging_bytes = 0;        // sends up to this size are copied
+  std::uint16_t slots = 0;                // per communicator and direction
+  std::uint16_t spare_slots = 0;          // replace slots in quarantine
+  bool resilience = Config().resilience;  // off: no replay, no hedges, no probes
+  bool checksum = Config().checksum;      // CRC32C of every chunk
+  std::uint32_t ack_later_bytes = ~0U;    // larger messages ask for a delivery ack at once
+  std::uint64_t first_number = 0;         // of messages; tests begin close to the wrap
 
   [[nodiscard]] std::uint16_t all_slots() const {
     return static_cast<std::uint16_t>(slots + spare_slots);

@@ -10,6 +10,7 @@
 #include "sim/gpu.hpp"
 #include "sim/job.hpp"
 #include "sim/node.hpp"
+#include "sim/stream_traffic.hpp"
 #include "sim/world.hpp"
 
 namespace r2ccl::sim {
@@ -84,6 +85,16 @@ class SeedRun {
       }
     }
     for (int rank = 0; job_.exchange && rank < job_.world.ranks; ++rank) spawn_node(rank);
+    if (job_.streams) spawn_streams();
+  }
+
+  void spawn_streams() {
+    traffic_ = std::make_unique<StreamTraffic>(world_, *job_.streams,
+                                               [this](const std::string& what) { violate(what); });
+    for (int rank = 0; rank < job_.world.ranks; ++rank)
+      for (int peer = 0; peer < job_.world.ranks; ++peer)
+        if (peer != rank)
+          world_.spawn(rank, think_time(), [this, rank, peer] { traffic_->run(rank, peer); });
   }
 
   // Returns the channels of all inter-node groups: the last entries of `channels_`, ordered by
@@ -225,6 +236,7 @@ class SeedRun {
                std::to_string(communicator.id) + " call " + std::to_string(outcome.returned) + ";";
       }
     }
+    if (traffic_ && who.empty()) who = traffic_->unfinished();
     if (who.empty()) who = " kernels of a GPU wait for a result";
     violate("I4: a collective hangs:" + who);
   }
@@ -232,6 +244,14 @@ class SeedRun {
   void judge_outcomes() {
     for (std::size_t index = 0; index < outcomes_.size(); ++index)
       judge(job_.communicators[index], outcomes_[index]);
+    if (!traffic_) return;
+    traffic_->judge(
+        [this](int rank, int peer) {
+          return faults_.lost_since({rank, peer});
+        },
+        faults_.endless(), error_slack);
+    result_.streams = traffic_->streams();
+    result_.stream_bytes = traffic_->bytes();
   }
 
   void judge(const Job::Communicator& communicator, const std::vector<Outcome>& outcomes) {
@@ -322,6 +342,7 @@ class SeedRun {
     result_.fences = counters.fences;
     result_.downs = counters.downs;
     result_.virtual_ns = world_.now();
+    traffic_.reset();
     gpus_.clear();
     nodes_.clear();
     channels_.clear();
@@ -335,6 +356,7 @@ class SeedRun {
   std::vector<std::unique_ptr<SimChannel>> channels_;
   std::vector<std::unique_ptr<Gpu>> gpus_;
   std::vector<std::unique_ptr<Node>> nodes_;
+  std::unique_ptr<StreamTraffic> traffic_;
   std::vector<std::vector<Outcome>> outcomes_;
   TimeNs quit_at_ = 0;  // time when an engine ended with open calls; 0 = never
 };

@@ -21,6 +21,8 @@ struct SeedResult {
   std::uint64_t calls = 0;           // calls returned on a rank
   std::uint64_t gpu_calls = 0;       // subset posted by GPUs
   std::uint64_t exchange_calls = 0;  // subset posted by GPUs with exchanges inside their node
+  std::uint64_t streams = 0;         // halves of byte streams that ended
+  std::uint64_t stream_bytes = 0;    // bytes read from streams
   std::uint64_t errors = 0;
   std::uint64_t replays = 0;
   std::uint64_t hedges = 0;

@@ -80,6 +80,9 @@ struct FaultOptions {
 
   double on_gpu = 0.25;      // not a fault: GPUs post the collectives of a communicator
   double exchanges = 0.15;   // not a fault: ranks are nodes with GPUs that exchange locally
+  double reserves = 0.3;     // not a fault: some rails are reserves
+  double units = 0.3;        // not a fault: some rails share a port, so a loss endangers the others
+  double streams = 0.3;      // not a fault: ranks have byte streams to each other
   double engine_ends = 0.3;  // not a fault: the engine of an exchanging GPU ends at a random time
 
   [[nodiscard]] double of(FaultKind kind) const;

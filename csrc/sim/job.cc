@@ -37,6 +37,45 @@ void add_exchange(Job& job, std::uint64_t seed, const FaultOptions& options) {
   job.exchange = std::move(made);
 }
 
+// Makes some rails reserves or rails of a shared unit, at random.  A separate random generator
+// keeps the rest of the job the same with and without them.
+void add_order(Job& job, std::uint64_t seed, const FaultOptions& options) {
+  Random random(seed ^ 0x0D3A);
+  LinkOptions& link = job.world.link;
+  const auto data = static_cast<std::uint64_t>(std::ranges::count_if(
+      job.world.rails, [](RailKind kind) { return kind != RailKind::control; }));
+  // Rail 0 stays a rail of the first choice.
+  if (data > 1 && random.chance(options.reserves))
+    for (std::uint64_t rail = 1; rail < data; ++rail)
+      if (random.below(2) == 0) link.reserves |= std::uint64_t{1} << rail;
+  if (data > 1 && random.chance(options.units))
+    for (std::uint64_t rail = 0; rail < data; ++rail)
+      link.units[rail] = static_cast<std::uint8_t>(random.below(3));
+  link.shared_fate_ns = random.between(5 * ns_per_ms, 40 * ns_per_ms);
+}
+
+// Adds byte streams at random, with a separate random generator as above.
+void add_streams(Job& job, std::uint64_t seed, const FaultOptions& options) {
+  Random random(~seed ^ 0x57EA);
+  if (job.world.ranks > 4 || !random.chance(options.streams)) return;
+  StreamsShape& shape = job.world.link.streams;
+  shape.slot_bytes =
+      std::min(job.world.link.shape.slot_bytes, random.one_of(std::array{64U, 256U}));
+  shape.slots = random.one_of(std::array<std::uint16_t, 3>{2, 4, 8});
+  shape.spare_slots = static_cast<std::uint16_t>(random.below(9));
+  shape.ack_later_bytes = 64;
+  Job::Streams made;
+  made.mux.window = random.one_of(std::array{100U, 400U, 1500U});
+  made.mux.queue_bytes = random.one_of(std::array{60U, 500U});
+  made.mux.bulk_bytes = random.one_of(std::array{1U, 300U});
+  made.mux.copied_bytes = random.one_of(std::array{24U, 64U, 256U});
+  made.ports = static_cast<std::uint16_t>(1 + random.below(6));
+  made.connections = static_cast<std::uint32_t>(1 + random.below(3));
+  made.most_bytes = random.one_of(std::array{200U, 1000U, 4000U});
+  made.seed = random.next();
+  job.streams = made;
+}
+
 }  // namespace
 
 Job make_job(std::uint64_t seed, const FaultOptions& options) {
@@ -134,18 +173,26 @@ Job make_job(std::uint64_t seed, const FaultOptions& options) {
     job.communicators.push_back(std::move(added));
   }
   add_exchange(job, seed, options);
+  add_order(job, seed, options);
+  add_streams(job, seed, options);
   return job;
 }
 
 std::string describe(const Job& job) {
   std::ostringstream text;
   text << job.world.ranks << " ranks, rails";
-  for (const RailKind kind : job.world.rails) text << ' ' << name_of(kind);
+  for (std::size_t rail = 0; rail < job.world.rails.size(); ++rail) {
+    text << ' ' << name_of(job.world.rails[rail]);
+    if ((job.world.link.reserves >> rail & 1) != 0) text << " (reserve)";
+    if (job.world.link.units[rail] != 0) text << " (unit " << +job.world.link.units[rail] << ')';
+  }
   text << ", " << job.communicators.size() << " communicators ("
        << std::ranges::count_if(job.communicators, &Job::Communicator::on_gpu) << " on GPUs, "
-       << (job.exchange ? job.exchange->local_ranks : 0) << " inter-node groups), slots "
-       << job.world.link.shape.slots << '+' << job.world.link.shape.spare_slots << " of "
-       << job.world.link.shape.slot_bytes << " bytes, faults";
+       << (job.exchange ? job.exchange->local_ranks : 0) << " inter-node groups), "
+       << (job.streams ? job.streams->ports * job.streams->connections : 0U)
+       << " streams each way, slots " << job.world.link.shape.slots << '+'
+       << job.world.link.shape.spare_slots << " of " << job.world.link.shape.slot_bytes
+       << " bytes, faults";
   for (const FaultKind kind : job.enabled) text << ' ' << name_of(kind);
   return text.str();
 }

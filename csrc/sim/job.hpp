@@ -10,6 +10,7 @@
 #include "sim/exchange_calls.hpp"
 #include "sim/fault_kinds.hpp"
 #include "sim/world.hpp"
+#include "streams/stream_mux.hpp"
 
 namespace r2ccl::sim {
 
@@ -40,6 +41,15 @@ struct Job {
     std::optional<Quit> quit;
   };
   std::optional<Exchange> exchange;
+  // Byte streams between every pair of ranks, beside the collectives.
+  struct Streams {
+    StreamMux::Options mux;         // `even` is set for each end
+    std::uint16_t ports = 0;        // listeners of each end
+    std::uint32_t connections = 0;  // to each listener
+    std::uint32_t most_bytes = 0;   // of a direction of a stream
+    std::uint64_t seed = 0;
+  };
+  std::optional<Streams> streams;
   std::vector<FaultKind> enabled;
   std::optional<FaultKind> due;  // kind of the first fault
   std::uint64_t fault_count = 0;

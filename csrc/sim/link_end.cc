@@ -20,9 +20,9 @@ std::uint32_t process_of(int rank) { return static_cast<std::uint32_t>(rank) + 1
 }  // namespace
 
 LinkEnd::LinkEnd(World& of, int own_rank, int peer_rank, const LinkOptions& options,
-                 std::span<const RailKind> kinds)
+                 std::span<const RailKind> rail_kinds)
     : CarriedLink(
-          options, kinds,
+          options, rail_kinds,
           (static_cast<std::uint64_t>(own_rank) << 32U) ^ static_cast<std::uint64_t>(peer_rank)),
       rank(own_rank),
       peer(peer_rank),
@@ -170,6 +170,7 @@ void LinkEnd::progress() {
     moved |= receive(now(), /*all_rails=*/true);
     if (!link.received_aborts().empty())
       world.deliver_aborts(rank, std::exchange(link.received_aborts(), {}));
+    if (world.carry_streams) world.carry_streams(*this);
     send(now());
     progressing_ = false;
     world.strike();

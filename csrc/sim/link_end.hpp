@@ -17,7 +17,7 @@ class World;
 class LinkEnd final : public LinkObserver, public EventSink, public CarriedLink {
  public:
   LinkEnd(World& world, int own_rank, int peer_rank, const LinkOptions& options,
-          std::span<const RailKind> kinds);
+          std::span<const RailKind> rail_kinds);
 
   void start();
   void tick();

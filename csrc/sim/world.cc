@@ -261,6 +261,10 @@ void World::on_frame_sent(const LinkEnd& from, RailId rail, const OutFrame& fram
     trace(text.str());
   }
   if (header.type != FrameType::data) return;
+  // Copies of control messages go to every rail; the order of use holds for all other data.
+  Link& sender = end(from.rank, from.peer).link;
+  if (sender.out_stream(header.communicator).message(header.number).copies == 1)
+    check_order(from, rail);
   shadow_.chunk_sent({from.rank, from.peer, header.communicator}, header, frame.payload);
   for (RailId other_rail = 0; other_rail < options_.rails.size(); ++other_rail)
     for (const QueuePairs& pairs : history(from.rank, from.peer, other_rail).pairs)
@@ -279,6 +283,9 @@ void World::on_rail_moved(const LinkEnd& at, RailId rail, RailState from, RailSt
         std::to_string(at.link.epoch(rail)));
   if (from == RailState::fencing) ++counters_.fences;
   if (to == RailState::down) ++counters_.downs;
+  if ((from == RailState::up || from == RailState::suspect) && to == RailState::down &&
+      cause != RailCause::recalled)
+    lost_[{at.rank, at.peer, rail}] = at.now();
   check_move(at, rail, from, to, cause);
 }
 
@@ -366,10 +373,12 @@ void World::check_zero_copy(const Shadow::Stream& stream, const FrameHeader& hea
 void World::check_queues(const LinkEnd& at) {
   const QueueDepths depths = at.link.queue_depths();
   const StreamShape& shape = options_.link.shape;
-  const std::size_t chunks = depths.streams * shape.all_slots() *
+  const std::size_t of_streams = options_.link.shape_of(streams_communicator).all_slots();
+  const std::size_t chunks = (depths.streams * shape.all_slots() + of_streams) *
                              std::max<std::size_t>(1, shape.slot_bytes / shape.chunk_bytes);
   const std::size_t rails = options_.rails.size();
   const char* what = depths.replays > chunks * rails                      ? "replays"
+                     : depths.copies > of_streams * rails                 ? "copies"
                      : depths.control > rails * (3 * depths.streams + 64) ? "control frames"
                      : depths.actions > 4 * rails                         ? "actions"
                                                                           : nullptr;

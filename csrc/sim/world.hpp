@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/errors.hpp"
@@ -53,8 +54,8 @@ class World {
     LinkOptions link;                                           // `connects` is set for each end
     Delays delays;
     TimeNs tick_ns = 1 * ns_per_ms;
-    TimeNs handshake_timeout_ns = 3000 * ns_per_ms;
-    TimeNs link_timeout_ns = 30'000 * ns_per_ms;
+    TimeNs handshake_timeout_ns = Config().handshake_timeout_ms * ns_per_ms;
+    TimeNs link_timeout_ns = static_cast<TimeNs>(Config().link_timeout_s * 1e9);
     TimeNs fence_ns = 10'000;  // usual time of a queue pair's fence
     std::uint64_t seed = 1;
   };
@@ -112,6 +113,8 @@ class World {
   // faults directly; strike_next() applies a fault before any other event.
   std::function<void(const TraceStep&)> observe_step;
   std::function<void(const std::string&)> observe_text;  // readable trace
+  // Moves streams of an end: called after the end has read its rails, and before it sends.
+  std::function<void(LinkEnd&)> carry_streams;
   void strike_next(std::function<void()> fault) { strikes_.push_back(std::move(fault)); }
 
   // ---- for the parts of the world ----
@@ -209,6 +212,8 @@ class World {
   void check_queues(const LinkEnd& end);
   void check_zero_copy(const Shadow::Stream& stream, const FrameHeader& header);
   void check_move(const LinkEnd& end, RailId rail, RailState from, RailState to, RailCause cause);
+  void check_order(const LinkEnd& from, RailId rail);
+  [[nodiscard]] bool in_danger(const LinkEnd& end, RailId rail);
   template <typename Predicate>
   [[nodiscard]] bool all_ends(Predicate predicate) const;
 
@@ -217,6 +222,7 @@ class World {
   Random random_;
   Shadow shadow_;
   Counters counters_;
+  std::map<std::tuple<int, int, RailId>, TimeNs> lost_;  // last loss of a rail in use, at an end
   std::map<Shadow::Stream, std::uint64_t> returned_;  // messages with memory returned to the caller
   std::deque<PathHistory> histories_;                 // by lower rank, higher rank, rail
   std::vector<Rank> ranks_;

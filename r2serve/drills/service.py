@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from r2serve.drills.order import ENGINE, SYSTEM, DrillError, Order
 from r2serve.errors import R2cclError
 from r2serve.faults import DATA_RAILS
+from r2serve.forks import close_in_children
 
 _LOG = logging.getLogger("r2serve.drills")
 
@@ -74,11 +75,13 @@ class DrillService:
         # Reentrant: garbage collection may close the service in any thread, even in its own.
         self._lock = threading.RLock()
         self._closing = False
+        self._client: socket.socket | None = None
         self._runs: set[threading.Thread] = set()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         os.fchmod(self._socket.fileno(), 0o600)  # bind() creates the file with this mode
         self._socket.bind(str(path))
         self._socket.listen(8)
+        close_in_children(self)
         self._thread = threading.Thread(target=self._serve, name="r2serve-drills", daemon=True)
         self._thread.start()
         _LOG.warning("drills are enabled: this user and root can fault rails through %s", path)
@@ -97,6 +100,13 @@ class DrillService:
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
+    def left_behind(self) -> None:
+        """Closes the sockets in a forked child; the parent's service goes on."""
+        self._closing = True
+        self._socket.close()
+        if self._client is not None:
+            self._client.close()
+
     def _serve(self) -> None:
         while not self._closing:
             try:
@@ -106,12 +116,14 @@ class DrillService:
                     _LOG.warning("drill socket failed: %s; no drills until the retry in 2 s", error)
                     time.sleep(_TALK_S)
                 continue
+            self._client = client
             with client:
                 client.settimeout(_TALK_S)
                 try:
                     self._answer(client)
                 except Exception:  # noqa: BLE001  the service must survive any request
                     _LOG.warning("drill request failed, without an answer", exc_info=True)
+            self._client = None
 
     def _answer(self, client: socket.socket) -> None:
         _, user, _ = PEER_CREDENTIALS.unpack(

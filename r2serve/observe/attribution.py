@@ -1,8 +1,8 @@
 """Charges the stalls of a step to the requests of the step, and measures the pace of requests.
 
 Engine-neutral: the engine's plugin reports the begin, end and requests of each step. A step
-without stalls costs a few dictionary look-ups per request; only stalled steps are logged. Not
-thread-safe: a worker runs a single step at a time.
+without stalls costs a few dictionary look-ups per request; only stalled steps are logged. An engine
+may begin a step before the step before has ended. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from r2serve.observe import journal
+from r2serve.config import Config
+from r2serve.observe import files, journal
 from r2serve.observe.fault_report import StallReport
 from r2serve.observe.journal import Event
 from r2serve.observe.request_log import LONGEST_NAME, RequestLog
@@ -26,6 +28,16 @@ _LOG = logging.getLogger("r2serve.attribution")
 
 REPORT_AFTER_S = 1.0
 """Delay of a fault's log line, s; localisation usually ends within this time."""
+MOST_OPEN = 64
+"""More open steps than this are steps that an engine has dropped without an end."""
+
+
+LAST_STEP = 2**32 - 1
+
+
+def next_step(number: int) -> int:
+    """Returns the number of the step after step ``number``. 0 is no step."""
+    return number % LAST_STEP + 1
 
 
 class EngineView(Protocol):
@@ -55,6 +67,8 @@ class NewRequest:
 class Step:
     """A step of the engine, with the ids of the requests served."""
 
+    number: int
+    """From 1 to :data:`LAST_STEP`; the number in errors of the comparison between ranks, too."""
     prefill: Sequence[str]
     decode: Sequence[str]
     yielding: Sequence[str]
@@ -64,6 +78,8 @@ class Step:
     """Requests that ended since the previous step."""
     tokens: int = 0
     """Tokens computed for all requests together; 0 = unknown."""
+    kind: str = ""
+    """Steps of different kinds have separate baselines; empty: a forward pass."""
 
     @property
     def one_each(self) -> bool:
@@ -83,6 +99,22 @@ class _RunningRequest:
     worst_gap_ended_ns: int = 0
 
 
+@dataclass(slots=True)
+class _OpenStep:
+    step: Step
+    began_ns: int
+    """Start of the current part of the step; an engine may report a step in several parts."""
+    delay_ns: int
+    """Run delay of the thread at the start of the part; see :mod:`r2serve.observe.run_delay`."""
+    part: int = 0
+    held: bool = False
+    """A rail event stalled the step."""
+    noted: bool = False
+    """The request log has a line about the step."""
+    stalls: list[tuple[EngineView, dict[int, str], list[Event]]] = field(default_factory=list)
+    """Stalls not yet charged: the engine, names of its groups, and the events."""
+
+
 @dataclass
 class Attribution:
     """Attribution for a single worker process."""
@@ -91,23 +123,18 @@ class Attribution:
     """Returns the engines open now."""
     about: Mapping[str, str] = field(default_factory=dict)
     """Labels of the engine's own metrics: ``model_name``, ``engine``."""
+    journal_limit_bytes: int = Config.journal_limit_bytes
+    """Bound on all files of the journal's folder together."""
     _running: dict[str, _RunningRequest] = field(default_factory=dict)
-    _step: Step | None = None
-    _number: int = 0
-    _began_ns: int = 0
-    """Start of the current part of the step; an engine may report a step in several parts."""
-    _part: int = 0
+    _open: dict[int, _OpenStep] = field(default_factory=dict)
+    """Steps begun and not ended, by key, in the order of their begin."""
+    _begun: bool = False
+    """A step has begun."""
     _stalled_ns: int = 0
-    _delay_ns: int = 0
-    """Run delay of the thread at the start of the part; see :mod:`r2serve.observe.run_delay`."""
-    _held: bool = False
-    """A rail event stalled the step."""
-    _noted: bool = False
-    """The request log has a line about the step."""
-    _usual: dict[tuple[int, bool], StepBaseline] = field(
+    _usual: dict[tuple[str, int, bool], StepBaseline] = field(
         default_factory=lambda: defaultdict(StepBaseline)
     )
-    """Baselines by part of the step, and by whether the part ends with sampled tokens."""
+    """Baselines by kind and part of the step, and by whether the part ends with sampled tokens."""
     _seen: dict[int, int] = field(default_factory=dict)
     """Number of journal records read, by engine."""
     _log: RequestLog | None = None
@@ -123,54 +150,54 @@ class Attribution:
         running = self._running.get(request)
         return running is not None and running.tokens > 0
 
-    def began(self, step: Step) -> None:
-        """Marks the start of a step."""
-        self._number += 1
-        self._step = step
-        self._part = 0
-        self._held = self._noted = False
-        self._announce(self._number)
+    def began(self, step: Step, key: int = 0) -> None:
+        """Marks the start of a step; ``key`` distinguishes steps that are open together."""
+        first, self._begun = not self._begun, True
+        self._announce(step.number)
         for request in step.finished:
             self._finished(request)
-        if self._number == 1:
+        if first:
             self._opened_log()  # the sidecar reads the worker's model from the log's header
-        self._began_ns = time.monotonic_ns()
-        self._delay_ns = run_delay_ns()
+        now_ns = time.monotonic_ns()
+        self._open.pop(key, None)
+        while len(self._open) >= MOST_OPEN:  # steps that an engine has dropped
+            del self._open[next(iter(self._open))]
+        self._open[key] = _OpenStep(step, now_ns, run_delay_ns())
         for new in step.new:
             if new.id not in self._running:  # else: resumed after a preemption
                 name = new.name[:LONGEST_NAME]
-                self._running[new.id] = _RunningRequest(name, new.prompt_tokens, self._began_ns)
+                self._running[new.id] = _RunningRequest(name, new.prompt_tokens, now_ns)
 
-    def ended(self, *, sampled: bool) -> None:
-        """Marks the end of a part of the step.
+    def ended(self, *, sampled: bool, key: int = 0) -> None:
+        """Marks the end of a part of the step with this key.
 
         sampled: True if the step's tokens are available, which ends the step.
         """
-        if self._step is None:
+        one = self._open.get(key)
+        if one is None:
             return
         now_ns = time.monotonic_ns()
-        step, usual = self._step, self._usual[self._part, sampled]
-        stalled_ns = sum(engine.stalled_ns for engine in self.engines())
-        if stalled_ns != self._stalled_ns or self._noted:
-            self._stalled_ns = stalled_ns
-            self._held = True
-            self._charge(step, now_ns, usual.ns(step.tokens, one_each=step.one_each))
-        elif not self._held:
-            ran_ns = now_ns - self._began_ns - (run_delay_ns() - self._delay_ns)
+        step, usual = one.step, self._usual[one.step.kind, one.part, sampled]
+        if self._collect() or one.stalls or one.noted:
+            one.held = True
+            self._charge(one, now_ns, usual.ns(step.tokens, one_each=step.one_each))
+        elif not one.held:
+            ran_ns = now_ns - one.began_ns - (run_delay_ns() - one.delay_ns)
             usual.note(max(ran_ns, 1), step.tokens, one_each=step.one_each)
-        self._began_ns = now_ns
-        self._delay_ns = run_delay_ns()
-        self._part += 1
+        one.began_ns = now_ns
+        one.delay_ns = run_delay_ns()
+        one.part += 1
         if sampled:
-            self._announce(0)
+            del self._open[key]
+            latest = next(reversed(self._open.values()), None)
+            self._announce(latest.step.number if latest else 0)
             for request in step.yielding:
                 self._token(request, now_ns)
-            self._step = None
 
     def _announce(self, number: int) -> None:
         """Tells the engines the step number of the next collectives; 0 = outside of steps."""
         for engine in self.engines():
-            engine.set_step(number % 2**32)
+            engine.set_step(number)
 
     def _token(self, request: str, now_ns: int) -> None:
         running = self._running.get(request)
@@ -199,25 +226,37 @@ class Attribution:
             }
         )
 
-    def _charge(self, step: Step, now_ns: int, usual_ns: int) -> None:
-        charged = False
-        for engine in self.engines():
+    def _collect(self) -> bool:
+        """Gives new stalls to their steps; returns whether a collective stalled since last time."""
+        engines = self.engines()
+        stalled_ns = sum(engine.stalled_ns for engine in engines)
+        if stalled_ns == self._stalled_ns:
+            return False
+        self._stalled_ns = stalled_ns
+        for engine in engines:
             read = journal.parse(engine.journal_bytes(), after=self._seen.get(engine.process, 0))
             self._seen[engine.process] = read.record_count
-            number = self._number % 2**32
-            stalls = [one for one in read.events if one.kind == "stall" and one.epoch == number]
-            if stalls:
-                groups = {group.id: group.name for group in read.groups}
-                self._note(step, now_ns, usual_ns, groups, stalls)
-                self._tell(step, engine, stalls)
-                charged = True
-        late = 0 < usual_ns < now_ns - self._began_ns
-        if self._noted and not charged and late:  # delayed by a stall of an earlier part
-            self._note(step, now_ns, usual_ns)
+            stalls = [event for event in read.events if event.kind == "stall"]
+            groups = {group.id: group.name for group in read.groups} if stalls else {}
+            for one in self._open.values():
+                mine = [event for event in stalls if event.step == one.step.number]
+                if mine:
+                    one.stalls.append((engine, groups, mine))
+        return True
+
+    def _charge(self, one: _OpenStep, now_ns: int, usual_ns: int) -> None:
+        charged = bool(one.stalls)
+        for engine, groups, stalls in one.stalls:
+            self._note(one, now_ns, usual_ns, groups, stalls)
+            self._tell(one.step, engine, stalls)
+        one.stalls.clear()
+        late = 0 < usual_ns < now_ns - one.began_ns
+        if one.noted and not charged and late:  # delayed by a stall of an earlier part
+            self._note(one, now_ns, usual_ns)
 
     def _note(
         self,
-        step: Step,
+        one: _OpenStep,
         now_ns: int,
         usual_ns: int,
         groups: Mapping[int, str] | None = None,
@@ -225,15 +264,15 @@ class Attribution:
     ) -> None:
         if (log := self._opened_log()) is None:
             return
-        self._noted = True
+        one.noted = True
         groups = groups or {}
         log.write(
             {
-                "step": self._number,
-                "began_ns": self._began_ns,
+                "step": one.step.number,
+                "began_ns": one.began_ns,
                 "ended_ns": now_ns,
                 "usual_ns": usual_ns,
-                "delay_ns": run_delay_ns() - self._delay_ns,
+                "delay_ns": run_delay_ns() - one.delay_ns,
                 "stalls": [
                     {
                         "collective": stall.text,
@@ -244,8 +283,8 @@ class Attribution:
                     }
                     for stall in stalls
                 ],
-                "prefill": self._names(step.prefill),
-                "decode": self._names(step.decode),
+                "prefill": self._names(one.step.prefill),
+                "decode": self._names(one.step.decode),
             }
         )
 
@@ -277,7 +316,16 @@ class Attribution:
             for engine in self.engines():
                 if engine.journal_path:
                     path = Path(engine.journal_path).with_suffix(".requests")
-                    label = journal.parse(engine.journal_bytes(), events=False).label
-                    self._log = RequestLog(path, writer="worker", label=label, about=self.about)
+                    read = journal.parse(engine.journal_bytes(), events=False)
+                    self._log = RequestLog(
+                        path,
+                        writer="worker",
+                        label=read.label,
+                        about=self.about,
+                        serving_engine=read.serving_engine,
+                        room_for=partial(
+                            files.room_for, path.parent, limit_bytes=self.journal_limit_bytes
+                        ),
+                    )
                     break
         return self._log

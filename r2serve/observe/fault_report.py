@@ -14,6 +14,9 @@ _LOG = logging.getLogger("r2serve.faults")
 
 BEFORE_NS = 1_000_000_000
 """Rail events up to this time before a stall count as possible causes, ns."""
+TOGETHER_NS = 1_000_000_000
+"""Losses of rails that share a port have a single cause up to this time apart, ns: Linux may report
+the second loss late."""
 NAMED = 5
 """Number of requests listed by name; further requests are only counted."""
 
@@ -70,7 +73,8 @@ class StallReport:
         events = [event for event in read.events if event.time_ns >= self._since_ns - BEFORE_NS]
         moves = {event.entry: event for event in events if event.kind == "rail_state"}
         losses = {one.entry: one for one in events if one.kind == "rail_state" and one.value}
-        what = [_lost(event, events) for event in losses.values()] or [
+        causes = _by_cause(list(losses.values()), read)
+        what = [_lost(cause, events) for cause in causes] or [
             f"{event.rail} to {event.peer} was suspected" for event in moves.values()
         ]
         short_ns = sum(event.value for event in events if event.kind == "short_of_cpu")
@@ -83,14 +87,45 @@ class StallReport:
         )
 
 
-def _lost(loss: Event, events: list[Event]) -> str:
+def _by_cause(losses: list[Event], read: Journal) -> list[list[Event]]:
+    """Groups the losses with a single cause: of rails that share a port, at the same time."""
+    causes: list[list[Event]] = []
+    for loss in losses:
+        for cause in causes:
+            first = cause[0]
+            unit, other = read.rails[loss.entry].unit, read.rails[first.entry].unit
+            together = abs(loss.time_ns - first.time_ns) <= TOGETHER_NS
+            if unit and unit == other and together and _is_of_port(loss) and _is_of_port(first):
+                cause.append(loss)
+                break
+        else:
+            causes.append([loss])
+    return causes
+
+
+def _is_of_port(loss: Event) -> bool:
+    return loss.text.partition(" ")[2] in ("carrier_loss", "device_loss")
+
+
+def _lost(cause: list[Event], events: list[Event]) -> str:
+    """Describes the loss of a rail, or of several rails by a single cause."""
+    loss = cause[0]
     at = [
         f"the fault is {'' if event.text == 'transient' else 'at the '}{event.text}"
         for event in events
         if event.kind == "verdict" and event.entry == loss.entry and event.epoch == loss.epoch
     ]
     why = ", ".join(filter(None, [loss.text.partition(" ")[2], *at[-1:]]))
-    return f"{loss.rail} to {loss.peer} was lost ({why})"
+    if len(cause) == 1:
+        return f"{loss.rail} to {loss.peer} was lost ({why})"
+    names = list(dict.fromkeys(one.rail for one in cause))
+    peers = list(dict.fromkeys(one.peer for one in cause))
+    if len(names) == 1:
+        return f"{names[0]} to {', '.join(peers)} was lost ({why})"
+    return (
+        f"{' and '.join(names)} to {', '.join(peers)} were lost together ({why}): one cause, "
+        "because they share a port"
+    )
 
 
 def _carrying(read: Journal, touched: Iterable[int]) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from r2serve.observe.watch import ENDED, SILENT, Watch, Worker
 
-STUCK_S = 10.0
-"""A longer collective counts as stuck, s; a failover takes less than a tenth of this time."""
+SHORT_OF_CPU = 0.1
+"""Share of the time without CPU from which a host counts as short of CPU."""
 
 OK, DEGRADED, FAILING, NO_ENGINE = "ok", "degraded", "failing", "no-engine"
 
@@ -18,10 +18,14 @@ _CARRYING = ("UP", "SUSPECT")
 
 @dataclass(frozen=True)
 class Health:
-    """Health of the node. status: ok, degraded, failing or no-engine. reasons: one text each."""
+    """Health of the node. status: ok, degraded, failing or no-engine. reasons: one text each.
+
+    notes: facts about the host that change no status, because nothing is wrong with a rail.
+    """
 
     status: str
     reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def ready(self) -> bool:
@@ -29,20 +33,43 @@ class Health:
         return self.status in (OK, DEGRADED)
 
 
-def examine(watch: Watch, stuck_s: float = STUCK_S) -> Health:
-    """Examines all live workers. stuck_s: a longer collective counts as stuck, s."""
-    workers = watch.live()
-    if not workers:
-        return Health(NO_ENGINE, (_why_none(watch),))
+def examine(watch: Watch, stuck_s: float | None = None, engine: str | None = None) -> Health:
+    """Examines the live workers.
+
+    Args:
+        stuck_s: a longer collective counts as stuck, s. None: no collective does, because a rank
+            may wait for as long as another one computes, and nothing is wrong with its rails.
+        engine: only the workers of the serving engine of this name; None: all workers.
+
+    A worker without a journal counts as serving: nothing is known against it.
+    """
+    workers = [one for one in watch.live() if engine in (None, one.journal.serving_engine)]
+    without = [one for one in watch.unobserved if engine in (None, one.serving_engine)]
+    if not workers and not without:
+        return Health(NO_ENGINE, (_why_none(watch, engine),))
+    said = tuple(note for worker in workers for note in _notes(worker))
     failing = [reason for worker in workers for reason in _failing(worker, stuck_s)]
     if failing:
-        return Health(FAILING, tuple(failing))
+        return Health(FAILING, tuple(failing), said)
     degraded = [reason for worker in workers for reason in _degraded(worker)]
-    return Health(DEGRADED if degraded else OK, tuple(degraded))
+    degraded += [str(unobserved) for unobserved in without]
+    return Health(DEGRADED if degraded else OK, tuple(degraded), said)
 
 
-def _why_none(watch: Watch) -> str:
-    text = f"no running worker has a journal in {watch.folder}"
+def engines(watch: Watch) -> list[str]:
+    """Returns the names of the serving engines with running workers."""
+    names = {one.journal.serving_engine for one in watch.live()}
+    names |= {one.serving_engine for one in watch.unobserved}
+    return sorted(names - {""})  # workers without a serving engine have no name
+
+
+def _why_none(watch: Watch, engine: str | None) -> str:
+    of = f" of engine {engine!r}" if engine is not None else ""
+    text = f"no running worker{of} has a journal in {watch.folder}"
+    if not watch.folder.is_dir():
+        text += ", which does not exist"
+    if engine is not None and (others := engines(watch)):
+        text += f"; engines here: {', '.join(map(repr, others))}"
     ended = [worker.label for worker in watch.known() if worker.status == ENDED]
     if ended:
         text += f"; ended without a graceful close: {', '.join(ended)}"
@@ -51,7 +78,7 @@ def _why_none(watch: Watch) -> str:
     return text
 
 
-def _failing(worker: Worker, stuck_s: float) -> list[str]:
+def _failing(worker: Worker, stuck_s: float | None) -> list[str]:
     now_ns = time.monotonic_ns()
     if worker.status == SILENT:
         silent_s = (now_ns - worker.journal.heartbeat_ns) / 1e9
@@ -68,7 +95,7 @@ def _failing(worker: Worker, stuck_s: float) -> list[str]:
             reasons.append(f"{worker.label}: no rail to {peer} is left")
     for group in worker.journal.groups:
         waited_s = (now_ns - group.call_began_ns) / 1e9
-        if group.call and waited_s > stuck_s:
+        if stuck_s is not None and group.call and waited_s > stuck_s:
             reasons.append(
                 f"{worker.label}: {group.call} of {group.name} has run for {waited_s:.0f} s"
             )
@@ -78,6 +105,10 @@ def _failing(worker: Worker, stuck_s: float) -> list[str]:
 def _degraded(worker: Worker) -> list[str]:
     reasons = []
     for rail in worker.journal.rails:
+        if rail.presence == "never up":
+            why = rail.never_up.replace("_", " ") or f"still {rail.state}"
+            reasons.append(f"{worker.label}: {rail.name} to {rail.peer} has never been up ({why})")
+            continue
         what = rail.state if rail.state != "UP" else "slow" if rail.slow else ""
         if not what:
             continue
@@ -85,3 +116,12 @@ def _degraded(worker: Worker) -> list[str]:
         verdict = "" if rail.verdict == "none" else f", verdict: {rail.verdict}"
         reasons.append(f"{worker.label}: {rail.name} to {rail.peer} is {what}{cause}{verdict}")
     return reasons
+
+
+def _notes(worker: Worker) -> list[str]:
+    if worker.short_of_cpu < SHORT_OF_CPU:
+        return []
+    return [
+        f"{worker.label}: this host is short of CPU: the worker did not run for "
+        f"{worker.short_of_cpu:.0%} of the last 10 s"
+    ]

@@ -1,6 +1,6 @@
 """Reader of a worker's journal: live counters of rails and collectives, and the last events.
 
-``csrc/journal/journal.hpp`` defines the layout, version 3 (docs/journal.md). A journal is readable
+``csrc/journal/journal.hpp`` defines the layout, version 4 (docs/journal.md). A journal is readable
 while the writer runs and after the writer has died. Files are read, never mapped, so truncation
 cannot crash the reader.
 """
@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from r2serve.observe.safe_open import open_regular
 
 MAGIC = b"R2JOURNL"
-VERSION = 3
+VERSION = 4
 PATTERN = "r2ccl-*.journal"
 
-_HEADER = struct.Struct("<8sIIIIIIIIQqqq32sQ16x")
-_RAIL = struct.Struct("<32s32s32sBBBBIBBBxIqQQQQQqqQ")
+_HEADER = struct.Struct("<8sIIIIIIIIQqqq32sQ16s")
+_RAIL = struct.Struct("<32s32s32sBBBBIBBBBIqQQQQQqqQBBB5x")
 _GROUP = struct.Struct("<32sQIIqQQQBB6x")
 _LATENCY = struct.Struct("<QQQ24Q")
 _RECORD = struct.Struct("<QqBBBBIIIQQQ")
@@ -42,6 +43,17 @@ RAIL_CAUSES = (
     "device_loss",
     "address_loss",
 )
+NEVER_UP_REASONS = (
+    "",
+    "refused",
+    "no_route",
+    "own_address",
+    "no_answer",
+    "rejected",
+    "probe_unanswered",
+    "no_connection",
+)
+"""Reasons why a rail has never been up; empty: none, or not known yet."""
 RAIL_VERDICTS = ("none", "local NIC", "remote NIC", "path", "transient", "peer")
 EVENT_KINDS = (
     "",
@@ -108,6 +120,21 @@ class RailCounters:
     round_trip_ns: int
     rate: int
     """Bandwidth when last measured as the bottleneck, bytes/s; 0 = never measured."""
+    been_up: bool = True
+    """False: the rail has never been up; a rail that has been up and is not UP now is lost."""
+    never_up: str = ""
+    """One of :data:`NEVER_UP_REASONS`."""
+    reserve: bool = False
+    """The rail carries data only while no other rail is up."""
+    unit: int = 0
+    """Rails of a process with an equal unit above 0 share a port or cable."""
+
+    @property
+    def presence(self) -> str:
+        """Returns ``up``, ``lost``, or ``never up`` for a rail that has not been up yet."""
+        if self.state in ("UP", "SUSPECT"):
+            return "up"
+        return "lost" if self.been_up else "never up"
 
 
 @dataclass(frozen=True)
@@ -147,8 +174,7 @@ class Event:
 
     ``time_ns``: CLOCK_MONOTONIC. ``value``: 1 for a rail_state that lost a rail in use, ns for a
     stall, chunks for a replay or hedge, error code for an abort, bytes/s for a speed. ``detail``:
-    bytes of a stalled call. ``epoch``: epoch of the rail; for a stall the engine's step (0 = no
-    steps reported).
+    bytes of a stalled call. ``epoch``: epoch of the rail; for a stall see :attr:`step`.
     """
 
     time_ns: int
@@ -165,6 +191,11 @@ class Event:
     """Number of the record within the journal, from 1."""
     entry: int = -1
     """Index into the journal's rails; -1 = no rail."""
+
+    @property
+    def step(self) -> int:
+        """Step of the serving engine, in whose call the stall was; 0 = none, or no stall."""
+        return self.epoch if self.kind == "stall" else 0
 
 
 @dataclass(frozen=True)
@@ -191,6 +222,8 @@ class Journal:
     """Number of the engine within the job."""
     short_of_cpu_ns: int = 0
     """Time in which the process was ready to run and did not run, as its own thread saw."""
+    serving_engine: str = ""
+    """Name of the serving engine (vLLM) of the process; empty = none."""
 
     def clock_ns(self, time_ns: int) -> int:
         """Converts a CLOCK_MONOTONIC time of this journal to CLOCK_REALTIME, both in ns."""
@@ -199,19 +232,22 @@ class Journal:
 
 @dataclass(frozen=True)
 class _Header:
+    """Fields after the version, in the order of the file."""
+
     process: int
     rail_capacity: int
     group_capacity: int
     record_capacity: int
     rail_count: int
     group_count: int
+    engine: int
     record_count: int
     opened_ns: int
     opened_clock_ns: int
     heartbeat_ns: int
     label: str
-    engine: int
     short_of_cpu_ns: int
+    serving_engine: str
 
     @property
     def groups_at(self) -> int:
@@ -287,38 +323,17 @@ def parse(data: bytes, *, events: bool = True, after: int = 0) -> Journal:
 def _header(data: bytes, size: int) -> _Header:
     if len(data) < _HEADER.size:
         raise JournalError(f"{len(data)} bytes are too few for a journal")
-    (
-        magic,
-        version,
-        process,
-        rails,
-        groups,
-        records,
-        rail_count,
-        group_count,
-        engine,
-        count,
-        *rest,
-    ) = _HEADER.unpack(data)
+    magic, version, *rest = _HEADER.unpack(data)
     if magic != MAGIC or version != VERSION:
         raise JournalError(f"not a journal of version {VERSION}: {magic!r}, version {version}")
-    opened_ns, opened_clock_ns, heartbeat_ns, label, short_of_cpu_ns = rest
-    header = _Header(
-        process,
-        rails,
-        groups,
-        records,
-        rail_count,
-        group_count,
-        count,
-        opened_ns,
-        opened_clock_ns,
-        heartbeat_ns,
-        _text(label),
-        engine,
-        short_of_cpu_ns,
-    )
-    if size < header.size or rail_count > rails or group_count > groups or (count and not records):
+    fields: list[Any] = [_text(value) if isinstance(value, bytes) else value for value in rest]
+    header = _Header(*fields)
+    if (
+        size < header.size
+        or header.rail_count > header.rail_capacity
+        or header.group_count > header.group_capacity
+        or (header.record_count and not header.record_capacity)
+    ):
         raise JournalError("the journal is truncated")
     return header
 
@@ -345,6 +360,7 @@ def _parse(
         ],
         label=header.label,
         short_of_cpu_ns=header.short_of_cpu_ns,
+        serving_engine=header.serving_engine,
         opened_ns=header.opened_ns,
         opened_clock_ns=header.opened_clock_ns,
         heartbeat_ns=header.heartbeat_ns,
@@ -362,12 +378,14 @@ def _name(names: tuple[str, ...], index: int) -> str:
 
 
 def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
-    name, peer, device, kind, state, cause, verdict, epoch, slow, carry, farewell, *numbers = values
+    *texts, kind, state, cause, verdict, epoch, slow, carry, farewell, been_up = values[:12]
+    *numbers, never_up, reserve, unit = values[12:]
+    name, peer, device = texts
     assert isinstance(name, bytes)
     assert isinstance(peer, bytes)
     assert isinstance(device, bytes)
-    integers = [int(number) for number in numbers]
-    return RailCounters(
+    integers: list[Any] = [int(number) for number in numbers]
+    counters = RailCounters(
         _text(name),
         _name(RAIL_KINDS, int(kind)),
         _text(peer),
@@ -380,6 +398,13 @@ def _rail(values: tuple[bytes | int, ...]) -> RailCounters:
         bool(carry),
         bool(farewell),
         *integers,
+    )
+    return replace(
+        counters,
+        been_up=bool(been_up),
+        never_up=_name(NEVER_UP_REASONS, int(never_up)),
+        reserve=bool(reserve),
+        unit=int(unit),
     )
 
 

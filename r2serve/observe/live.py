@@ -33,7 +33,7 @@ _HEALTH_COLOURS = {health.OK: "green", health.DEGRADED: "yellow", health.FAILING
 def what(event: Event) -> str:
     """Returns a short description of an event."""
     if event.kind == "stall":
-        step = f", step {event.epoch}" if event.epoch else ""
+        step = f", step {event.step}" if event.step else ""
         call = f"{event.text} {event.call} of {decimal(event.detail)}"
         return f"{event.value / 1e6:.2f} ms in {call}{step}"
     if event.kind in ("replay", "hedge"):
@@ -52,6 +52,11 @@ def rail_cells(rail: RailCounters) -> tuple[str, ...]:
     cause = "" if rail.cause == "none" else rail.cause
     verdict = "" if rail.verdict == "none" else f" ({rail.verdict})"
     state = f"[{_COLOURS.get(rail.state, 'cyan')}]{rail.state}[/]" + (" slow" if rail.slow else "")
+    if rail.presence == "never up":
+        cause = rail.never_up
+        state += " never up"
+    if rail.reserve:
+        state += " reserve"
     return (
         rail.name,
         rail.peer,
@@ -83,7 +88,7 @@ def rails(journal_dir: Path | None, as_json: bool) -> None:
     else:
         Console().print(rails_table(watch.live()))
     found = health.examine(watch)
-    for reason in found.reasons:
+    for reason in (*found.reasons, *found.notes):
         click.echo(reason, err=True)
     if not found.ready:
         raise click.exceptions.Exit(1)
@@ -188,6 +193,7 @@ def _summary(watch: Watch) -> dict[str, Any]:
     return {
         "status": state.status,
         "reasons": state.reasons,
+        "notes": state.notes,
         "rails": [_rail_as_json(*one) for one in _each_rail(watch)],
         "last_event": watch.last_id,
     }
@@ -199,7 +205,7 @@ def _screen(watch: Watch) -> RenderableType:
     head = Text.assemble(
         (state.status, f"bold {colour}"), f"  {len(watch.live())} workers in {watch.folder}"
     )
-    reasons = [Text(f"  {reason}") for reason in state.reasons[:5]]
+    reasons = [Text(f"  {reason}") for reason in (*state.reasons, *state.notes)[:5]]
     told = [Text(_line(one, False)) for one in deque(watch.events, maxlen=12)]
     return Group(head, *reasons, rails_table(watch.live()), _groups(watch), *told)
 

@@ -64,8 +64,12 @@ class Requests:
     the logs afterwards therefore give the same result.
     """
 
-    def __init__(self, folder: str | Path, *, max_requests: int = MAX_REQUESTS) -> None:
+    def __init__(
+        self, folder: str | Path, *, max_requests: int = MAX_REQUESTS, engine: str = ""
+    ) -> None:
+        """engine: only logs of the serving engine of this name; empty = all logs."""
         self.folder = Path(folder)
+        self._engine = engine
         self.unreadable: dict[str, str] = {}
         """Error per unreadable log, by file name."""
         self._max_requests = max_requests
@@ -193,7 +197,8 @@ class Requests:
         try:
             while not reading.lines:
                 lines, count = reading.log.lines()
-                reading.lines.extend(lines)
+                if self._engine in ("", reading.log.head.get("serving_engine")):
+                    reading.lines.extend(lines)
                 total += count
                 if not count:
                     break

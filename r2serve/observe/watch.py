@@ -15,6 +15,7 @@ from pathlib import Path
 
 from r2serve.observe import files, journal
 from r2serve.observe.journal import Event, Journal, RailCounters
+from r2serve.observe.unobserved import Note, Notes
 
 _LOG = logging.getLogger("r2serve.observe")
 
@@ -28,6 +29,7 @@ RUNNING, SILENT, CLOSED, ENDED = "running", "silent", "closed", "ended"
 """CLOSED: all links closed gracefully; ENDED: the process ended without a graceful close."""
 
 _RATE_S = 1.0  # shortest averaging interval of a rate
+_SHORT_S = 10.0  # shortest averaging interval of a shortage of CPU
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,13 @@ class Worker:
     """The process is alive."""
     rates: list[Rates] = field(default_factory=list)
     """Rate of each rail of the journal; empty until a full interval was measured."""
+    short_of_cpu: float = 0.0
+    """Share of the last 10 s in which the worker was ready to run and did not run."""
     held: list[Event] = field(default_factory=list)
     """Events read and not yet returned by :meth:`Watch.look`."""
     _sampled_ns: int = 0
     _sample: list[RailCounters] = field(default_factory=list)
+    _short_sample: tuple[int, int] = (0, 0)
 
     @property
     def status(self) -> str:
@@ -94,6 +99,7 @@ class Worker:
     def take(self, new: Journal) -> None:
         self.journal = new
         now_ns = time.monotonic_ns()
+        self._take_shortage(now_ns, new.short_of_cpu_ns)
         passed_s = (now_ns - self._sampled_ns) / 1e9
         if passed_s < _RATE_S:
             return
@@ -106,6 +112,14 @@ class Worker:
             for rail, before in zip(new.rails, self._sample, strict=False)
         ]
         self._sampled_ns, self._sample = now_ns, new.rails
+
+    def _take_shortage(self, now_ns: int, short_ns: int) -> None:
+        sampled_ns, before_ns = self._short_sample
+        if now_ns - sampled_ns < _SHORT_S * 1e9:
+            return
+        if sampled_ns:
+            self.short_of_cpu = (short_ns - before_ns) / (now_ns - sampled_ns)
+        self._short_sample = now_ns, short_ns
 
 
 @dataclass(frozen=True)
@@ -129,9 +143,20 @@ class NumberedEvent:
 class Watch:
     """The workers of a folder, and the events of all workers in order of arrival."""
 
-    def __init__(self, folder: str | Path, *, max_events: int = MAX_EVENTS) -> None:
-        """folder: need not exist yet. max_events: number of most recent events to keep."""
+    def __init__(
+        self, folder: str | Path, *, max_events: int = MAX_EVENTS, engine: str = ""
+    ) -> None:
+        """folder: need not exist yet. max_events: number of most recent events to keep.
+
+        engine: only the workers of the serving engine of this name; empty = all workers.
+        """
         self.folder = Path(folder)
+        self.engine = engine
+        self.unobserved: list[Note] = []
+        """Running workers without a journal."""
+        self._notes = Notes(folder)
+        self._of_others: dict[str, int] = {}
+        """Inodes of journals of other serving engines, by key."""
         self.workers: dict[str, Worker] = {}
         """Workers by key."""
         self.events: deque[NumberedEvent] = deque(maxlen=max_events)
@@ -148,8 +173,10 @@ class Watch:
             self._scanned_ns = now_ns
             self._scan()
         new: list[NumberedEvent] = []
-        for worker in self.workers.values():
+        for worker in list(self.workers.values()):
             self._read(worker)
+            if self._is_of_another(worker):
+                continue
             # Events newer than this look wait for the next look. A journal read earlier in the
             # loop may contain an older event, and events must be numbered in time order.
             told = [event for event in worker.held if event.time_ns < now_ns]
@@ -191,6 +218,12 @@ class Watch:
                 continue  # deleted since the listing
             key = path.name.removeprefix("r2ccl-").removesuffix(".journal")
             found[key] = (status.st_mtime, status.st_ino, path)
+        self._of_others = {
+            key: inode
+            for key, inode in self._of_others.items()
+            if key in found and found[key][1] == inode
+        }
+        found = {key: one for key, one in found.items() if key not in self._of_others}
         kept = set(sorted(found, key=lambda key: found[key][0], reverse=True)[:MAX_JOURNALS])
         kept |= {worker.key for worker in self.live()} & set(found)
         self.workers = {key: one for key, one in self.workers.items() if key in kept}
@@ -199,6 +232,18 @@ class Watch:
             _, inode, path = found[key]
             if key not in self.workers or self.workers[key].inode != inode:
                 self.workers[key] = Worker(key, path, inode)
+        self.unobserved = [note for note in self._notes.look() if self._is_ours(note)]
+
+    def _is_ours(self, one: Note | Journal) -> bool:
+        return not self.engine or one.serving_engine == self.engine
+
+    def _is_of_another(self, worker: Worker) -> bool:
+        """Drops a worker of another serving engine; the label is written after the engine."""
+        if not worker.journal.label or self._is_ours(worker.journal):
+            return False
+        self._of_others[worker.key] = worker.inode
+        del self.workers[worker.key]
+        return True
 
     def _paths(self) -> Iterator[Path]:
         try:

@@ -20,7 +20,7 @@ from r2serve import _core
 CAMPAIGN_SEEDS = 100
 """A campaign of at least this number of seeds must exercise every fault kind and mechanism."""
 
-MECHANISMS = ("steps", "replays", "hedges", "fences", "gpu_calls", "exchange_calls")
+MECHANISMS = ("steps", "replays", "hedges", "fences", "gpu_calls", "exchange_calls", "streams")
 SUMMED = (*MECHANISMS, "calls", "errors", "downs")
 _CHUNK = 16
 

@@ -26,7 +26,7 @@ FOLDER = SOURCES / "build" / "mutants"
 SOUND = "none"
 """No planted bug."""
 
-_INVARIANT = re.compile(r"I[1-7]: ")
+_INVARIANT = re.compile(r"I[1-8]: ")
 
 
 @dataclass(frozen=True)

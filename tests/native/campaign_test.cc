@@ -66,7 +66,8 @@ TEST(Campaign, SeedsBreakNoInvariant) {
 // separate test.
 TEST(Campaign, SeedsOfPastBugsBreakNoInvariant) {
   FaultOptions options;
-  options.on_gpu = options.exchanges = 0;  // as when the bugs were found
+  // As when the bugs were found.
+  options.on_gpu = options.exchanges = options.reserves = options.units = 0;
   for (const std::uint64_t seed : {1462U, 1920U, 2021U, 2022U, 5995U, 13082U, 16284U, 21568U,
                                    24483U, 32363U, 35197U, 69164U}) {
     const SeedResult result = run_seed(seed, options);

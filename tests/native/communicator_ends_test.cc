@@ -216,6 +216,36 @@ TEST(CommunicatorEnds, EveryCommunicatorWithoutRoomGetsAnError) {
   EXPECT_EQ(pair.pull(pair.b, 0, FrameType::abort).size(), excess);
 }
 
+// The peer decides how many communicators are refused.  What is kept of them is limited, and so is
+// what a rail sends again when it rejoins.
+TEST(CommunicatorEnds, RefusedCommunicatorsTakeLimitedMemory) {
+  LinkOptions options = LinkPair::default_options();
+  options.most_communicators = 2;
+  LinkPair pair(2, options);
+  pair.post(pair.a, bytes_of(100, 1));
+  Frame frame = pair.pull(pair.a, 0, FrameType::data).at(0);
+  constexpr std::uint64_t most = most_communicators;
+  for (std::uint64_t id = 1; id <= 4 + 20 * most; ++id) {
+    frame.header.communicator = id;
+    seal(frame.header);
+    pair.deliver(pair.b, 0, frame);
+    pair.b.received_aborts().clear();  // as the engine does
+  }
+  EXPECT_EQ(pair.b.queue_depths().refusals, most);
+  const std::vector<Frame> told = pair.pull(pair.b, 0, FrameType::abort);
+  EXPECT_EQ(told.size(), most);
+  EXPECT_EQ(told.back().header.communicator, 4 + 20 * most);
+  EXPECT_TRUE(pair.pull(pair.b, 0, FrameType::abort).empty());
+  // A forgotten communicator is refused again.
+  frame.header.communicator = 5;
+  seal(frame.header);
+  pair.deliver(pair.b, 0, frame);
+  const std::vector<Frame> again = pair.pull(pair.b, 0, FrameType::abort);
+  ASSERT_EQ(again.size(), 1U);
+  EXPECT_EQ(again[0].header.communicator, 5U);
+  EXPECT_EQ(pair.pull(pair.b, 1, FrameType::abort).size(), most);
+}
+
 TEST(CommunicatorEnds, AnUnknownErrorOfThePeerIsAnInternalError) {
   for (const Epoch number : {Epoch{0}, Epoch{8}, Epoch{200}, Epoch{1'000'000}}) {
     LinkPair pair(1);

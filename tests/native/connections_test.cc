@@ -9,6 +9,7 @@
 
 #include <array>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -124,6 +125,87 @@ TEST(Connections, ALateHandshakeHasTheTimeThatTheOwnerGives) {
   EXPECT_EQ(fixture.connections.pending(), 0U);
   EXPECT_EQ(fixture.late, 1);
   EXPECT_EQ(fixture.failed, 1);
+}
+
+// An acceptor and clients that send messages of a handshake at chosen times.
+struct Accepting {
+  static constexpr HandshakeKey key{};
+  LogQueue log;
+  int late = 0;
+  int established = 0;
+  Connections connections{
+      {.process = hello.acceptor, .job = hello.job},
+      timeout,
+      0,
+      {.find_key = [](std::uint32_t) { return key; },
+       .decide = [](const Hello&, bool) { return Decision{.accept = true, .epoch = 1, .why = {}}; },
+       .established = [this](const EstablishedRail&) { ++established; },
+       .failed = [](const FailedConnection&) {},
+       .patience = [](std::uint32_t, RailId) { return timeout; },
+       .late = [this](std::uint32_t, RailId) { ++late; }},
+      log};
+  SocketAddress at = [this] {
+    const IpAddress loopback = IpAddress::parse("127.0.0.1").value();
+    auto port = connections.listeners.listen(SocketAddress::ip(loopback, 0), "");
+    EXPECT_TRUE(port.ok());
+    return SocketAddress::ip(loopback, port.value());
+  }();
+
+  // Sends the output of a handshake on a new connection.
+  FileDescriptor send(std::span<const std::byte> output) {
+    FileDescriptor client(::socket(AF_INET, SOCK_STREAM, 0));
+    EXPECT_EQ(::connect(client.get(), at.get(), at.size), 0);
+    EXPECT_EQ(::send(client.get(), output.data(), output.size(), 0),
+              static_cast<ssize_t>(output.size()));
+    return client;
+  }
+};
+
+// Any process can repeat a recorded HELLO.  The repetition must not change the limits of the rail.
+TEST(Connections, ARepeatedHelloIsNoLateHandshake) {
+  Accepting accepting;
+  const ConnectorHandshake recorded(hello, Accepting::key);
+  TimeNs now = 1;
+  for (int replay = 0; replay < 4; ++replay) {
+    const FileDescriptor client = accepting.send(recorded.output());
+    ASSERT_TRUE(testing::eventually(
+        [&] {
+          accepting.connections.progress(now);
+          return readable(client);  // the challenge
+        },
+        "the HELLO is accepted"));
+    now += 100 * timeout;
+    accepting.connections.progress(now);
+    EXPECT_EQ(accepting.connections.pending(), 0U);
+  }
+  EXPECT_EQ(accepting.late, 0);
+  EXPECT_EQ(accepting.established, 0);
+}
+
+TEST(Connections, AnAuthenticatedHandshakeThatTakesLongIsLate) {
+  Accepting accepting;
+  ConnectorHandshake slow(hello, Accepting::key);
+  const FileDescriptor client = accepting.send(slow.output());
+  slow.sent(slow.output().size());
+  ASSERT_TRUE(testing::eventually(
+      [&] {
+        accepting.connections.progress(1);
+        return readable(client);
+      },
+      "the challenge"));
+  std::array<std::byte, 512> challenge;
+  const ssize_t got = ::recv(client.get(), challenge.data(), challenge.size(), 0);
+  ASSERT_GT(got, 0);
+  (void)slow.feed({challenge.data(), static_cast<std::size_t>(got)});
+  ASSERT_EQ(::send(client.get(), slow.output().data(), slow.output().size(), 0),
+            static_cast<ssize_t>(slow.output().size()));
+  ASSERT_TRUE(testing::eventually(
+      [&] {
+        accepting.connections.progress(8 * timeout);
+        return accepting.established == 1;
+      },
+      "the rail is established"));
+  EXPECT_EQ(accepting.late, 1);
 }
 
 TEST(Connections, ALimitedNumberOfAttemptsIsInProgress) {

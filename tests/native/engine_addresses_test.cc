@@ -166,6 +166,24 @@ TEST_F(Addresses, MayChangeBeforeThePeersAreKnown) {
   steps();
 }
 
+TEST_F(Addresses, MayComeAfterTheStart) {
+  for (const int late_rank : {accepting, connecting}) {
+    Job::Options late = options();
+    late.address = [late_rank](int rank, int rail) {
+      return rank == late_rank && rail == 1 ? "0.0.0.0" : Job::address(rail);
+    };
+    job.reset();
+    job = std::make_unique<Job>(late);
+    // The monitor of the fake knows the address; the description of the rail does not.
+    ASSERT_TRUE(joined(1, Job::address(1), Job::address(1))) << "late rank " << late_rank;
+    steps();
+    replace(late_rank, 1, Job::address(1), "127.0.7.1");
+    const std::string accepts = late_rank == accepting ? "127.0.7.1" : Job::address(1);
+    const std::string connects = late_rank == connecting ? "127.0.7.1" : Job::address(1);
+    ASSERT_TRUE(joined(1, accepts, connects)) << "late rank " << late_rank;
+  }
+}
+
 TEST_F(Addresses, MayChangeQuicklyAndTheLastWins) {
   std::string accepts = given;
   for (int i = 1; i < 100; ++i) {

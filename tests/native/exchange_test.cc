@@ -181,6 +181,7 @@ struct Rank {
         device.mailbox,
         [this, own](std::uint32_t plan, Sequence sequence) { return carry(plan, sequence, own); },
         Proxy::Flush(), device::ProxyOptions{});
+    EXPECT_TRUE(proxy->start().ok());
   }
 
   Status carry(std::uint32_t number, Sequence sequence, std::uint32_t own) {

@@ -29,6 +29,7 @@ using testing::address;
 using testing::compare_all;
 using testing::fake;
 using testing::Job;
+using testing::LiveMemory;
 using testing::Nodes;
 using testing::options;
 using testing::Rank;
@@ -41,6 +42,7 @@ constexpr std::size_t counts[] = {0, 1, 7, 1000, 4096, 4097, 10'000};
 // only sizes from 4000 bytes on, which mixes both kinds of staging.
 void compare_over(Job& job, const std::vector<std::unique_ptr<Communicator>>& of_streams) {
   ASSERT_TRUE(job.all_up());  // a rail that fails to come up in the trial would disable GPUDirect
+  const LiveMemory memory;
   const int flushes = fake().call("fake_cuda_flushes");
   for (const std::uint64_t from : {1UL, 4000UL})
     job.run([&](int me, Communicator& host) {
@@ -51,7 +53,7 @@ void compare_over(Job& job, const std::vector<std::unique_ptr<Communicator>>& of
       for (const std::size_t count : counts) compare_all(rank, host, count, turn++);
     });
   EXPECT_GT(fake().call("fake_cuda_flushes"), flushes);
-  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+  EXPECT_EQ(memory.grown(), 0);
 }
 
 TEST(GpuDirect, EveryCollectiveOfTwoRanksGivesTheHostsBits) {
@@ -299,13 +301,14 @@ TEST(GpuDirect, AnAbortedGroupEndsTheExchangeOfAllRanks) {
 TEST(GpuDirect, AFailedStartReleasesTheMemory) {
   Job job({.ranks = 2, .rails = 2, .verbs = 2, .config = {}});
   ASSERT_TRUE(job.all_up());  // a rail that comes up has memory of its own
+  const LiveMemory memory;
   const std::size_t before = job.verbs->shared_regions();
   job.run([&](int me, Communicator& host) {
     if (me == 1) return host.abort("injected by the test");
     auto made = StreamCommunicator::create(host, options());
     EXPECT_FALSE(made.ok());
   });
-  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+  EXPECT_EQ(memory.grown(), 0);
   EXPECT_EQ(job.verbs->shared_regions(), before);
 }
 
@@ -347,6 +350,7 @@ TEST(GpuDirect, EveryTypeAndOperatorGivesTheHostsBits) {
 std::string refusal(const Job::Options& options, const std::function<void(Job&)>& prepare = {},
                     DirectOptions direct = {}) {
   Job job(options);
+  const LiveMemory memory;
   EXPECT_TRUE(job.all_up());
   if (prepare) prepare(job);
   std::array<std::string, 2> said;
@@ -363,7 +367,7 @@ std::string refusal(const Job::Options& options, const std::function<void(Job&)>
     rank.synchronise();
     EXPECT_EQ(out, std::vector<float>(30'000, 2.0F));
   });
-  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+  EXPECT_EQ(memory.grown(), 0);
   return said[0].size() > said[1].size() ? said[0] : said[1];
 }
 
@@ -442,10 +446,11 @@ TEST_F(Probe, RunsWithoutAPeer) {
   const auto verbs = std::make_shared<FakeVerbs>();
   const std::vector<std::string> nics{"first", "second"};
   for (const std::string& nic : nics) verbs->add_device(nic);
+  const LiveMemory memory;
   const auto said = [&](std::span<const std::string> rdma) {
     const device::StreamOptions with = options();
     const Status status = device::probe_direct(with.library, 0, with.image, verbs.get(), rdma);
-    EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+    EXPECT_EQ(memory.grown(), 0);
     return status.ok() ? std::string("none") : status.message();
   };
   EXPECT_EQ(said({}), "none");
@@ -462,6 +467,7 @@ TEST_F(Probe, DisablesGpuDirectByOption) {
 
 TEST_F(Probe, FailsTheStartIfRequiredButUnsupported) {
   Job job({.ranks = 2, .rails = 2, .config = {}});
+  const LiveMemory memory;
   job.run([&](int me, Communicator& host) {
     device::StreamOptions wanted = options();
     wanted.direct.use = DirectOptions::Use::always;
@@ -471,7 +477,7 @@ TEST_F(Probe, FailsTheStartIfRequiredButUnsupported) {
               "gpu_direct: is on, but cannot be used: no rail to rank " + std::to_string(1 - me) +
                   " is RDMA");
   });
-  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+  EXPECT_EQ(memory.grown(), 0);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -121,8 +122,8 @@ class Job {
     return std::move(made.value());
   }
 
-  // Returns whether a call of the rank's communicator `id` is running, according to the journal.
-  [[nodiscard]] bool in_call(std::size_t rank, std::uint64_t id) const {
+  // Returns the rank's journal entry of communicator `id`, if there is one.
+  [[nodiscard]] std::optional<JournalGroup> group(std::size_t rank, std::uint64_t id) const {
     const std::string bytes = engines[rank]->journal_bytes();
     JournalHeader header;
     std::memcpy(&header, bytes.data(), sizeof(header));
@@ -130,9 +131,14 @@ class Job {
     for (std::size_t i = 0; i < header.group_count; ++i) {
       JournalGroup group;
       std::memcpy(&group, bytes.data() + groups + i * sizeof(group), sizeof(group));
-      if (group.id == id && group.call_began_ns != 0) return true;
+      if (group.id == id) return group;
     }
-    return false;
+    return std::nullopt;
+  }
+  // Returns whether a call of the rank's communicator `id` is running, according to the journal.
+  [[nodiscard]] bool in_call(std::size_t rank, std::uint64_t id) const {
+    const auto found = group(rank, id);
+    return found.has_value() && found->call_began_ns != 0;
   }
   [[nodiscard]] bool in_call(std::size_t rank) const { return in_call(rank, base_); }
 

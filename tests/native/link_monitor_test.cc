@@ -99,6 +99,15 @@ TEST(IpAddress, IsReplaceableOnlyByAnAddressOfItsScope) {
   EXPECT_FALSE(ip("10.0.0.1").replaceable_by(ip("127.0.0.1")));
   EXPECT_FALSE(ip("10.0.0.1").replaceable_by(ip("224.0.0.1")));
   EXPECT_FALSE(IpAddress().replaceable_by(IpAddress()));
+
+  // A port without an address so far takes any address of its family.
+  for (const char* text : {"10.0.0.1", "169.254.0.1"})
+    EXPECT_TRUE(ip("0.0.0.0").replaceable_by(ip(text))) << text;
+  for (const char* text : {"fd00::1", "224.0.0.1", "0.0.0.0"})
+    EXPECT_FALSE(ip("0.0.0.0").replaceable_by(ip(text))) << text;
+  EXPECT_TRUE(ip("::").is_unspecified());
+  EXPECT_FALSE(ip("::1").is_unspecified());
+  EXPECT_FALSE(IpAddress().is_unspecified());
 }
 
 TEST(FakeLinkMonitor, ListsTheAddressesOfADevice) {

@@ -47,6 +47,7 @@ struct DecodingRank {
                                                ReduceOp::sum, Algorithm::automatic);
               },
               {}, {}) {
+    EXPECT_TRUE(proxy.start().ok());
     device.blocks = blocks;
     device.threads = threads;
     graph = {
@@ -176,6 +177,7 @@ struct Doubling {
           return std::exchange(answer, {});
         },
         flush, device::ProxyOptions{});
+    EXPECT_TRUE(proxy->start().ok());
   }
 };
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "eventually.hpp"
+#include "no_threads.hpp"
 #include "stream_ranks.hpp"
 
 namespace r2ccl {
@@ -28,6 +29,7 @@ using testing::compare_all;
 using testing::eventually;
 using testing::fake;
 using testing::Job;
+using testing::LiveMemory;
 using testing::Nodes;
 using testing::options;
 using testing::Rank;
@@ -278,6 +280,7 @@ TEST(StreamCommunicator, WrongArgumentsAreRefusedAndChangeNothing) {
 
 TEST(StreamCommunicator, ADriverErrorIsReportedAndLeavesNoMemory) {
   Job job({.ranks = 2, .rails = 1, .config = {}});
+  const LiveMemory memory;
   const auto failure_of = [&](StreamOptions with) {
     with.direct.use = device::DirectOptions::Use::never;  // needs no agreement between ranks
     auto made = StreamCommunicator::create(*job.communicators[0], with);
@@ -287,7 +290,7 @@ TEST(StreamCommunicator, ADriverErrorIsReportedAndLeavesNoMemory) {
     fake().call("fake_cuda_fail", entry, 2);
     EXPECT_EQ(failure_of(options()),
               std::string(entry) + ": CUDA_ERROR_OUT_OF_MEMORY (2) out of memory");
-    EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+    EXPECT_EQ(memory.grown(), 0);
   }
   StreamOptions wrong = options();
   wrong.device = 1;
@@ -303,7 +306,7 @@ TEST(StreamCommunicator, ADriverErrorIsReportedAndLeavesNoMemory) {
   wrong.library = "libc.so.6";
   EXPECT_NE(failure_of(wrong).find("missing symbol cuInit"), std::string::npos);
   EXPECT_EQ(failure_of(options()), "none");
-  EXPECT_EQ(fake().call("fake_cuda_live_memory"), 0);
+  EXPECT_EQ(memory.grown(), 0);
 
   job.run([&](int me, Communicator& communicator) {
     Rank rank(communicator);
@@ -311,6 +314,22 @@ TEST(StreamCommunicator, ADriverErrorIsReportedAndLeavesNoMemory) {
     fake().call("fake_cuda_fail", "cuLaunchKernel", 719);
     EXPECT_NE(rank.collectives->barrier(rank.stream).message().find("cuLaunchKernel"),
               std::string::npos);
+  });
+}
+
+TEST(StreamCommunicator, WithoutAThreadForTheProxyThereIsNoCommunicator) {
+  Job job({.ranks = 2, .rails = 1, .config = {}});
+  std::atomic<int> running = 0;
+  job.run([&](int, Communicator& communicator) {
+    ++running;
+    EXPECT_TRUE(eventually([&] { return running == 2; }, "both ranks run"));
+    ASSERT_TRUE(communicator.barrier().ok());
+    const testing::NoThreads no_threads;
+    auto made = StreamCommunicator::create(communicator, options());
+    const Status status = made.take_status();
+    EXPECT_EQ(status.code(), ErrorCode::internal);
+    EXPECT_NE(status.message().find("cannot start the proxy"), std::string::npos)
+        << status.message();
   });
 }
 

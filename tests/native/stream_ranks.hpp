@@ -40,6 +40,17 @@ inline const Fake& fake() {
   return loaded;
 }
 
+// Allocations of the fake GPU since the object was made. Memory shared in a failed exchange stays
+// until the process ends, so earlier tests may have left some.
+class LiveMemory {
+ public:
+  [[nodiscard]] int grown() const { return count() - before_; }
+
+ private:
+  static int count() { return fake().call("fake_cuda_live_memory"); }
+  int before_ = count();
+};
+
 inline StreamOptions options(std::uint64_t staging_bytes = 1U << 16U) {
   static constexpr std::array image{std::byte{1}};
   StreamOptions made;

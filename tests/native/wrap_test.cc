@@ -17,7 +17,11 @@ using testing::compare_all;
 using testing::Job;
 using testing::Rank;
 
+// Every number must pass the end: collectives, and sends as well.
+constexpr int before_the_end = 1000;
 constexpr int calls = 5000;
+constexpr int calls_per_send = 4;
+static_assert(calls / calls_per_send > before_the_end);
 
 // A wait for a lost number never ends; here, its call ends with an error.
 Config limited() {
@@ -65,7 +69,7 @@ void run_past_the_end(int verbs) {
       }
       // Now and then a large call, with several messages and chunks.
       check_all_reduce(rank, communicator, call % 50 == 0 ? 400'000 : 64, call);
-      if (call % 5 == 0) check_send(rank, communicator, call);
+      if (call % calls_per_send == 0) check_send(rank, communicator, call);
     }
   });
   for (std::size_t rank = 0; rank < 2; ++rank) {
@@ -100,8 +104,8 @@ TEST_P(Wrap, PlayedGpusGetTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(AtTheEnd, Wrap,
-                         ::testing::Values((std::uint64_t{1} << 31) - 1000,
-                                           (std::uint64_t{1} << 32) - 1000),
+                         ::testing::Values((std::uint64_t{1} << 31) - before_the_end,
+                                           (std::uint64_t{1} << 32) - before_the_end),
                          [](const auto& tested) {
                            return tested.param >> 31 == 0 ? "Of31Bits" : "Of32Bits";
                          });

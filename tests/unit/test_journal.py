@@ -23,7 +23,7 @@ from r2serve.observe.cli import command
 from r2serve.observe.trace import chrome_trace
 from r2serve.process import Process
 
-_HEADER_BYTES, _RAIL_BYTES, _GROUP_BYTES, _RECORD_BYTES = 128, 184, 2032, 56
+_HEADER_BYTES, _RAIL_BYTES, _GROUP_BYTES, _RECORD_BYTES = 128, 192, 2032, 56
 
 
 def test_journal_file_and_memory_are_equal(pair: Pair) -> None:
@@ -252,18 +252,19 @@ def build(count: int, records: list[bytes], *, rails: int = 1, magic: bytes = b"
     header = struct.pack(
         "<8s8IQqqq32s24x",
         magic,
-        *(3, 4242, 2, 1, len(records), rails, 1, 99),
+        *(journal.VERSION, 4242, 2, 1, len(records), rails, 1, 99),
         count,
         *(1_000, 5_000_000, 7_000),
         b"rank 0",
     )
     rail = struct.pack(
-        "<32s32s32sBBBBIBBBxIqQQQQQqqQ",
+        "<32s32s32sBBBBIBBBBIqQQQQQqqQBBB5x",
         b"rail0@node1",
         b"rank 3",
         b"eth7",
-        *(0, 4, 1, 2, 9, 1, 1, 0, 77),
+        *(0, 4, 1, 2, 9, 1, 1, 0, 1, 77),
         *range(10, 19),
+        *(3, 1, 7),
     )
     group = struct.pack("<32sQIIqQQQBB6x", b"tp:0", 77, 1, 2, 50, 3, 4, 5, 8, 0)
     group += struct.pack("<27Q", 6, 60_000, 600, 1, 5, *[0] * 22) + bytes(8 * 216)
@@ -297,6 +298,10 @@ def test_fields_are_read_at_the_offsets_of_the_layout() -> None:
             last_tx_ns=16,
             round_trip_ns=17,
             rate=18,
+            been_up=True,
+            never_up="own_address",
+            reserve=True,
+            unit=7,
         )
     ]
     assert read.groups == [
@@ -399,7 +404,7 @@ def test_an_unknown_event_kind_is_named_unknown() -> None:
     [
         (b"", "0 bytes are too few"),
         (b"R2JOURNL", "8 bytes are too few"),
-        (build(1, [record(1)], magic=b"R3JOURNL"), "not a journal of version 3"),
+        (build(1, [record(1)], magic=b"R3JOURNL"), f"not a journal of version {journal.VERSION}"),
         (build(1, [record(1)])[:-1], "truncated"),
         (build(1, [record(1)], rails=3), "truncated"),
     ],

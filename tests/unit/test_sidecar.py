@@ -28,6 +28,7 @@ GETS = [
     "/v1/drills",
     "/v1/node",
     "/v1/cluster",
+    "/v1/sidecar",
 ]
 
 
@@ -113,6 +114,32 @@ def test_rails_have_state_and_cause(pair: Pair, client: TestClient) -> None:
     assert client.get("/readyz").status_code == 503
     assert client.get("/health").status_code == 200
     assert client.get("/livez").text == "ok\n"
+
+
+def test_a_rail_never_up_has_a_metric_and_a_reason(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, dead=1)
+    try:
+        pair.wait_for_state(0, "UP")
+        with client_of(tmp_path) as client:
+
+            def known(found: Any) -> bool:
+                return [rail["presence"] for rail in found["rails"]] == ["up", "never up"] and bool(
+                    found["rails"][1]["never_up"]
+                )
+
+            rails = wait_for(client, "/v1/rails", known)["rails"]
+            assert rails[0]["never_up"] == ""
+            assert rails[1]["never_up"] in ("refused", "no_connection")
+            lines = client.get("/metrics").text.splitlines()
+            never = [line for line in lines if line.startswith("r2serve_rail_never_up{")]
+            assert sorted(line.rpartition(" ")[2] for line in never) == ["0.0", "1.0"]
+            pair.engine.inject(0, "carrier_loss")
+            lost = wait_for(
+                client, "/v1/rails", lambda found: found["rails"][0]["presence"] == "lost"
+            )
+            assert lost["rails"][1]["presence"] == "never up"
+    finally:
+        pair.close()
 
 
 def test_workers_are_listed_after_their_end(pair: Pair, client: TestClient) -> None:

@@ -171,6 +171,27 @@ def test_a_lost_rail_degrades_and_the_last_one_fails(pair: Pair) -> None:
     until(lambda: state_of(pair).status == "ok")
 
 
+def test_a_rail_never_up_is_told_from_a_lost_one(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, dead=1)
+    try:
+        pair.wait_for_state(0, "UP")
+
+        def reason() -> str:
+            return next((one for one in state_of(pair).reasons if "rail1@node0" in one), "")
+
+        # The end that connects knows that the port refuses; the other end only waits.
+        told = (
+            "rank 0: rail1@node0 to rank 1 has never been up (refused)",
+            "rank 0: rail1@node0 to rank 1 has never been up (no connection)",
+        )
+        until(lambda: reason() in told, "the reason why rail 1 has never been up")
+        assert state_of(pair).ready
+        pair.engine.inject(0, "carrier_loss")
+        until(lambda: state_of(pair).status == "failing", "no rail is left")
+    finally:
+        pair.close()
+
+
 def test_a_process_that_is_silent_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SILENT_S", -1.0)
     found = state_of(pair)

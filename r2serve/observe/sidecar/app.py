@@ -12,11 +12,11 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
-from r2serve.observe import health
 from r2serve.observe.sidecar.auth import Guard
 from r2serve.observe.sidecar.cluster import add_cluster
 from r2serve.observe.sidecar.drills import add_drills
 from r2serve.observe.sidecar.events import add_events
+from r2serve.observe.sidecar.identity import add_identity
 from r2serve.observe.sidecar.peers import Peers
 from r2serve.observe.sidecar.probes import add_probes
 from r2serve.observe.sidecar.rails import add_rails
@@ -31,7 +31,7 @@ _CSP = "Content-Security-Policy"
 def make_app(
     watch: Watch,
     *,
-    stuck_s: float = health.STUCK_S,
+    stuck_s: float | None = None,
     token: str | None = None,
     peers: Sequence[str] = (),
 ) -> FastAPI:
@@ -39,7 +39,7 @@ def make_app(
 
     Args:
         watch: follows the folder with the workers' journals.
-        stuck_s: a collective longer than this, in s, makes ``/readyz`` answer 503.
+        stuck_s: a collective longer than this, in s, makes ``/readyz`` answer 503; None: none does.
         token: required to start and end drills; None disables drills.
         peers: addresses of other nodes' sidecars.
 
@@ -79,6 +79,7 @@ def make_app(
     add_requests(app, state)
     add_drills(app, state)
     add_cluster(app, state)
+    add_identity(app, state)
     _add_dashboard(app)
     return app
 

@@ -51,9 +51,14 @@ class Metrics(Collector):
     """Counts events of the watch, and renders the counts with the current state of workers."""
 
     def __init__(
-        self, watch: Watch, peers: Peers | None = None, requests: Requests | None = None
+        self,
+        watch: Watch,
+        peers: Peers | None = None,
+        requests: Requests | None = None,
+        stuck_s: float | None = None,
     ) -> None:
         self._watch = watch
+        self._stuck_s = stuck_s
         self._requests = requests
         self._peers = peers or Peers(())
         self._failovers: Counter[tuple[str, ...]] = Counter()
@@ -113,8 +118,14 @@ class Metrics(Collector):
         yield InfoMetricFamily(
             "r2serve_build", "Version of r2serve.", value={"version": version("r2serve")}
         )
-        state = health.examine(self._watch)
+        state = health.examine(self._watch, self._stuck_s)
         yield GaugeMetricFamily("r2serve_ready", "1 if requests can be served.", value=state.ready)
+        yield self._ready_engines()
+        yield GaugeMetricFamily(
+            "r2serve_workers_without_journal",
+            "Running workers that could make no journal; their rails are unknown.",
+            value=len(self._watch.unobserved),
+        )
         answers = GaugeMetricFamily(
             "r2serve_peer_up", "1 if the peer's sidecar answers.", labels=("peer",)
         )
@@ -140,6 +151,17 @@ class Metrics(Collector):
             (*_WORKER, "phase"),
             self._waits,
         )
+
+    def _ready_engines(self) -> Metric:
+        ready = GaugeMetricFamily(
+            "r2serve_serving_engine_ready",
+            "1 if the serving engine's requests can be served.",
+            labels=("serving_engine",),
+        )
+        for name in health.engines(self._watch):
+            found = health.examine(self._watch, self._stuck_s, name)
+            ready.add_metric((name,), found.ready)
+        return ready
 
     def _workers(self, workers: list[Worker]) -> Metric:
         up = GaugeMetricFamily(
@@ -170,6 +192,11 @@ class Metrics(Collector):
         slow = GaugeMetricFamily(
             "r2serve_rail_slow",
             "1 if the rail is much slower than the fastest rail to the peer.",
+            labels=_RAIL,
+        )
+        absent = GaugeMetricFamily(
+            "r2serve_rail_never_up",
+            "1 if the rail has never been up since the start of the worker; a lost rail has 0.",
             labels=_RAIL,
         )
         trip = GaugeMetricFamily(
@@ -203,13 +230,14 @@ class Metrics(Collector):
                 for each in RAIL_STATES:
                     state.add_metric((*labels, each), rail.state == each)
                 slow.add_metric(labels, rail.slow)
+                absent.add_metric(labels, rail.presence == "never up")
                 trip.add_metric(labels, rail.round_trip_ns / 1e9)
                 moved.add_metric((*labels, "tx"), rail.tx_bytes)
                 moved.add_metric((*labels, "rx"), rail.rx_bytes)
                 replayed.add_metric(labels, rail.replayed_chunks)
                 hedged.add_metric(labels, rail.hedged_chunks)
                 epochs.add_metric(labels, rail.epoch)
-        yield from (up, state, slow, trip, moved, replayed, hedged, epochs)
+        yield from (up, state, slow, absent, trip, moved, replayed, hedged, epochs)
 
     def _short_of_cpu(self, workers: list[Worker]) -> Metric:
         short = CounterMetricFamily(

@@ -59,7 +59,10 @@ class Peers:
         """Polls all sidecars every ASK_S until cancelled."""
         if not self._peers:
             return
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False) as client:
+        # Proxies of the environment are for other traffic; sidecars reach each other directly.
+        async with httpx.AsyncClient(
+            timeout=TIMEOUT_S, follow_redirects=False, trust_env=False
+        ) as client:
             while True:
                 await asyncio.gather(*(self._ask(client, peer) for peer in self._peers))
                 await asyncio.sleep(ASK_S)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Response
+from typing import Annotated
 
+from fastapi import FastAPI, Query, Response
+
+from r2serve.observe.health import NO_ENGINE
 from r2serve.observe.sidecar import schema
 from r2serve.observe.sidecar.responses import respond
 from r2serve.observe.sidecar.state import State
 
+Engine = Annotated[
+    str | None,
+    Query(max_length=64, description="Only the serving engine of this name; default: all."),
+]
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -25,21 +32,27 @@ def add_probes(app: FastAPI, state: State) -> None:
         "/readyz",
         tags=["probes"],
         response_model=schema.HealthView,
-        responses={503: {"model": schema.HealthView, "description": "Requests are not served."}},
+        responses={
+            404: {"model": schema.HealthView, "description": "No worker of this engine runs."},
+            503: {"model": schema.HealthView, "description": "Requests are not served."},
+        },
     )
-    async def readyz() -> Response:
+    async def readyz(engine: Engine = None) -> Response:
         """Readiness: 200 while requests are served, 503 otherwise.
 
-        Lost rails do not matter while each peer has a rail left. A stuck collective, a stopped
-        process or a missing engine gives 503.
+        Lost rails do not matter while each peer has a rail left. A stopped process or a missing
+        engine gives 503, as does a collective longer than --stuck-after, if that is given. A worker
+        that could make no journal counts as serving.
         """
-        found = state.health()
-        return respond(schema.HealthView.of(found), status=200 if found.ready else 503)
+        found = state.health(engine)
+        unknown = engine is not None and found.status == NO_ENGINE
+        status = 200 if found.ready else 404 if unknown else 503
+        return respond(state.health_view(engine), status=status)
 
     @app.get("/health", tags=["probes"], response_model=schema.HealthView)
-    async def healthy() -> Response:
+    async def healthy(engine: Engine = None) -> Response:
         """Health of the node with reasons, for people: always 200."""
-        return respond(schema.HealthView.of(state.health()))
+        return respond(state.health_view(engine))
 
     @app.get("/metrics", tags=["probes"], response_class=Response, responses=_text("Metrics."))
     async def metrics() -> Response:

@@ -15,14 +15,35 @@ from r2serve.observe.watch import NumberedEvent, Watch, Worker
 
 class HealthView(BaseModel):
     model_config = example(
-        status="degraded", reasons=["rank 0: rail1@node0 to rank 1 is DOWN (carrier_loss)"]
+        status="degraded",
+        reasons=["rank 0: rail1@node0 to rank 1 is DOWN (carrier_loss)"],
+        notes=[
+            "rank 0: this host is short of CPU: the worker did not run for 23% of the last 10 s"
+        ],
+        engines={"4242": "degraded"},
     )
     status: Literal["ok", "degraded", "failing", "no-engine"]
     reasons: list[str] = Field(description="Reasons for a status other than ok.")
+    notes: list[str] = Field(
+        default_factory=list,
+        description="Facts about the host that change no status, such as a shortage of CPU.",
+    )
+    engines: dict[str, str] = Field(
+        default_factory=dict,
+        description="Status of each serving engine of this node, by name; empty if one was asked "
+        "for. The name is R2CCL_SERVING_ENGINE, or the process id of the engine's first process.",
+    )
 
     @classmethod
-    def of(cls, health: Health) -> HealthView:
-        return cls.model_validate({"status": health.status, "reasons": list(health.reasons)})
+    def of(cls, health: Health, engines: dict[str, str] | None = None) -> HealthView:
+        return cls.model_validate(
+            {
+                "status": health.status,
+                "reasons": list(health.reasons),
+                "notes": list(health.notes),
+                "engines": engines or {},
+            }
+        )
 
 
 class WorkerView(BaseModel):
@@ -32,6 +53,7 @@ class WorkerView(BaseModel):
         process=4242,
         node="node0",
         status="running",
+        serving_engine="4242",
         opened="2026-11-22T05:11:00.123456Z",
         groups=["tp:0"],
     )
@@ -45,6 +67,9 @@ class WorkerView(BaseModel):
         description="silent: no heartbeat for 5 s; closed: all links closed gracefully; ended: "
         "the process ended without a graceful close."
     )
+    serving_engine: str = Field(
+        default="", description="Name of the worker's serving engine; empty = none."
+    )
     opened: datetime = Field(description="Creation time of the worker's journal.")
     groups: list[str] = Field(description="Open communicators of the worker.")
 
@@ -57,6 +82,7 @@ class WorkerView(BaseModel):
             process=read.process,
             node=worker.node,
             status=worker.status,  # type: ignore[arg-type]
+            serving_engine=read.serving_engine,
             opened=instant(read.opened_clock_ns),
             groups=[group.name for group in read.groups if not group.closed],
         )
@@ -75,6 +101,9 @@ class RailView(BaseModel):
         cause="carrier_loss",
         verdict="local NIC",
         slow=False,
+        presence="lost",
+        never_up="",
+        reserve=False,
         epoch=3,
         tx_bytes=123456789,
         rx_bytes=123456780,
@@ -98,6 +127,14 @@ class RailView(BaseModel):
         "none = not localised."
     )
     slow: bool
+    presence: Literal["up", "lost", "never up"] = Field(
+        description="lost: the rail has been up before; never up: not since the start."
+    )
+    never_up: str = Field(
+        description="Reason why the rail has never been up: refused, no_route, own_address, "
+        "no_answer, rejected, probe_unanswered or no_connection; empty = none known."
+    )
+    reserve: bool = Field(description="The rail carries data only while no other rail is up.")
     epoch: int
     tx_bytes: int
     rx_bytes: int
@@ -125,6 +162,9 @@ class RailView(BaseModel):
                     cause=rail.cause,
                     verdict=rail.verdict,
                     slow=rail.slow,
+                    presence=rail.presence,  # type: ignore[arg-type]
+                    never_up=rail.never_up,
+                    reserve=rail.reserve,
                     epoch=rail.epoch,
                     tx_bytes=rail.tx_bytes,
                     rx_bytes=rail.rx_bytes,

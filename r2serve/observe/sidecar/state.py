@@ -13,6 +13,7 @@ from r2serve.observe.requests import Requests
 from r2serve.observe.sidecar.metrics import Metrics
 from r2serve.observe.sidecar.peers import Peers
 from r2serve.observe.sidecar.responses import as_json
+from r2serve.observe.sidecar.schema import HealthView
 from r2serve.observe.watch import Watch
 
 LOOK_S = 0.05
@@ -23,12 +24,12 @@ _LOG = logging.getLogger("r2serve.sidecar")
 class State:
     """The watch, the metrics, and answers rendered since the last look."""
 
-    def __init__(self, watch: Watch, stuck_s: float, peers: Peers) -> None:
+    def __init__(self, watch: Watch, stuck_s: float | None, peers: Peers) -> None:
         self.watch = watch
         self.peers = peers
-        self.requests = Requests(watch.folder)
+        self.requests = Requests(watch.folder, engine=watch.engine)
         self.stuck_s = stuck_s
-        self.metrics = Metrics(watch, peers, self.requests)
+        self.metrics = Metrics(watch, peers, self.requests, stuck_s)
         self.streams = 0
         self._rendered: dict[str, bytes] = {}
         self._news = asyncio.Event()
@@ -56,8 +57,15 @@ class State:
         """Returns as soon as new events have arrived."""
         await self._news.wait()
 
-    def health(self) -> health.Health:
-        return health.examine(self.watch, self.stuck_s)
+    def health(self, engine: str | None = None) -> health.Health:
+        return health.examine(self.watch, self.stuck_s, engine)
+
+    def health_view(self, engine: str | None = None) -> HealthView:
+        """Returns the health of the node, or of a serving engine, with that of each engine."""
+        names = health.engines(self.watch) if engine is None else []
+        return HealthView.of(
+            self.health(engine), {name: self.health(name).status for name in names}
+        )
 
     def known(self, name: str) -> bytes | None:
         """Returns an answer rendered since the last look, else None."""

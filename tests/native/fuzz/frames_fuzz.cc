@@ -25,26 +25,26 @@ struct Mode {
   explicit Mode(std::uint8_t bits) : sealed((bits & 1) != 0), rails_up(bits >> 6) {
     // Two small shapes, a shape with the largest number of chunks per message, and a shape above
     // every buffer size.
-    static constexpr std::array shapes{StreamShape{.slot_bytes = 1024,
-                                                   .chunk_bytes = 256,
-                                                   .staging_bytes = 256,
-                                                   .slots = 4,
-                                                   .spare_slots = 2},
-                                       StreamShape{.slot_bytes = 4096,
-                                                   .chunk_bytes = 64,
-                                                   .staging_bytes = 4096,
-                                                   .slots = 2,
-                                                   .spare_slots = 0},
-                                       StreamShape{.slot_bytes = 72U << 10,
-                                                   .chunk_bytes = 72U << 10,
-                                                   .staging_bytes = 0,
-                                                   .slots = 2,
-                                                   .spare_slots = 1},
-                                       StreamShape{.slot_bytes = 384,
-                                                   .chunk_bytes = 128,
-                                                   .staging_bytes = 128,
-                                                   .slots = 8,
-                                                   .spare_slots = 4}};
+    static const std::array shapes{StreamShape{.slot_bytes = 1024,
+                                               .chunk_bytes = 256,
+                                               .staging_bytes = 256,
+                                               .slots = 4,
+                                               .spare_slots = 2},
+                                   StreamShape{.slot_bytes = 4096,
+                                               .chunk_bytes = 64,
+                                               .staging_bytes = 4096,
+                                               .slots = 2,
+                                               .spare_slots = 0},
+                                   StreamShape{.slot_bytes = 72U << 10,
+                                               .chunk_bytes = 72U << 10,
+                                               .staging_bytes = 0,
+                                               .slots = 2,
+                                               .spare_slots = 1},
+                                   StreamShape{.slot_bytes = 384,
+                                               .chunk_bytes = 128,
+                                               .staging_bytes = 128,
+                                               .slots = 8,
+                                               .spare_slots = 4}};
     options.shape = shapes[bits >> 3 & 3];
     options.shape.checksum = (bits & 2) != 0;
     options.shape.resilience = (bits & 4) != 0;

@@ -54,7 +54,8 @@ function ports(rails) {
   for (const rail of rails) {
     if (rail.kind === "shm") continue;
     const port = found.get(rail.name) ?? { ...rail, tx: 0, rx: 0, peers: new Set() };
-    if (STATES.indexOf(rail.state) > STATES.indexOf(port.state)) Object.assign(port, rail);
+    const worse = STATES.indexOf(rail.state) > STATES.indexOf(port.state);
+    if (worse || (rail.presence === "never up" && port.presence !== "never up")) Object.assign(port, rail);
     port.slow ||= rail.slow;
     port.tx += rail.tx_bytes_per_s;
     port.rx += rail.rx_bytes_per_s;
@@ -64,8 +65,14 @@ function ports(rails) {
   return [...found.values()].sort((a, b) => byNumber(a.name, b.name));
 }
 
-const stateOf = (port) => (port.state === "UP" && port.slow ? "UP, slow" : port.state);
+function stateOf(port) {
+  if (port.presence === "never up") return "never up";
+  const state = port.state === "UP" && port.slow ? "UP, slow" : port.state;
+  return port.reserve ? `${state}, reserve` : state;
+}
 const look = (port) => (port.state === "UP" && port.slow ? "warn" : LOOKS[port.state] ?? "new");
+// Why a rail is not UP: the cause of its loss, or the reason why it has never been up.
+const why = (port) => (port.presence === "never up" ? port.never_up.replaceAll("_", " ") : word(port.cause));
 // The sidecar reports a mean rate, so a rail not UP shows no rate instead of a stale value.
 const rate = (port, count) => (port.state === "UP" ? `${bytes(count)}/s` : "");
 const word = (text) => (text === "none" ? "" : text);
@@ -77,7 +84,7 @@ function showRails(found) {
       element("td", {}, port.device || port.kind),
       element("td", { class: look(port) }, stateOf(port)),
       element("td", {}, clock(port.since)),
-      element("td", {}, port.state === "UP" ? "" : word(port.cause)),
+      element("td", {}, port.state === "UP" ? "" : why(port)),
       element("td", {}, port.state === "UP" ? "" : word(port.verdict)),
       element("td", { class: "number" }, rate(port, port.tx)),
       element("td", { class: "number" }, rate(port, port.rx)),
@@ -286,12 +293,13 @@ async function ask(path) {
   return answer.json();
 }
 
-function showHealth({ status, reasons }) {
+function showHealth({ status, reasons, notes }) {
   const [looks, words] = HEALTH[status];
   const pill = place("health");
   pill.className = `pill ${looks}`;
   if (pill.textContent !== words) pill.textContent = words;
-  place("reasons").replaceChildren(...reasons.map((reason) => element("li", {}, reason)));
+  const said = [...reasons, ...notes];
+  place("reasons").replaceChildren(...said.map((text) => element("li", {}, text)));
 }
 
 let asking = false;

@@ -1,0 +1,34 @@
+"""Identity of a sidecar: whose it is. A second sidecar on a taken port names the first."""
+
+from __future__ import annotations
+
+import os
+
+from fastapi import FastAPI, Response
+from pydantic import BaseModel, Field
+
+from r2serve.observe.sidecar.responses import example, respond
+from r2serve.observe.sidecar.state import State
+
+
+class SidecarView(BaseModel):
+    model_config = example(process=4711, serving_engine="4242", journal_dir="/dev/shm/r2serve-0")
+    process: int = Field(description="Process id of the sidecar.")
+    serving_engine: str = Field(
+        description="Name of the only serving engine that the sidecar shows; empty = all engines."
+    )
+    journal_dir: str = Field(description="Folder with the journals.")
+
+
+def add_identity(app: FastAPI, state: State) -> None:
+    """Adds /v1/sidecar."""
+
+    @app.get("/v1/sidecar", tags=["cluster"], response_model=SidecarView)
+    async def sidecar() -> Response:
+        """Process, serving engine and journal folder of this sidecar."""
+        watch = state.watch
+        return respond(
+            SidecarView(
+                process=os.getpid(), serving_engine=watch.engine, journal_dir=str(watch.folder)
+            )
+        )

@@ -1,0 +1,295 @@
+// A peer's rails that have never been up, that wait for better rails, or that share a port.
+#include "engine/peer.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "engine/engine.hpp"
+#include "eventually.hpp"
+
+namespace r2ccl {
+namespace {
+
+using testing::eventually;
+using Lines = std::vector<std::string>;
+
+constexpr std::uint32_t accepting = 1;  // the lower number accepts
+constexpr std::uint32_t connecting = 2;
+
+RailDescription rail_of(int index, std::uint16_t port = 0) {
+  const std::string address = "127.0.0." + std::to_string(index + 1);
+  return {.kind = RailKind::tcp,
+          .name = "rail" + std::to_string(index) + "@node1",
+          .device = "",
+          .local_address = address,
+          .remote_address = address,
+          .remote_port = port,
+          .verbs = {}};
+}
+
+PeerDescription peer_of(std::uint32_t process, std::vector<RailDescription> rails) {
+  PeerDescription peer{.process = process,
+                       .label = "rank " + std::to_string(process),
+                       .secret = {},
+                       .rails = std::move(rails)};
+  peer.secret.resize(32, std::byte{7});
+  return peer;
+}
+
+Lines warnings(LogQueue& log, const std::string& part) {
+  Lines found;
+  for (const LogLine& line : log.take().value_or(std::deque<LogLine>()))
+    if (line.level == LogLevel::warning && line.text.find(part) != std::string::npos)
+      found.push_back(line.text);
+  return found;
+}
+
+// A TCP port of this host.  `listens`: connections are accepted by the kernel, and never answered.
+struct ClosedPort {
+  FileDescriptor socket{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  SocketAddress at = SocketAddress::ip(IpAddress::parse("127.0.0.2").value(), 0);
+
+  explicit ClosedPort(bool listens) {
+    EXPECT_EQ(::bind(socket.get(), at.get(), at.size), 0);
+    if (listens) {
+      EXPECT_EQ(::listen(socket.get(), 32), 0);
+    }
+    EXPECT_EQ(::getsockname(socket.get(), at.get(), &at.size), 0);
+  }
+};
+
+// Two engines whose rail 0 works and whose rail 1 leads to a port without an engine.
+struct Pair {
+  std::shared_ptr<Engine> acceptor;
+  std::shared_ptr<Engine> connector;
+
+  explicit Pair(std::uint16_t wrong_port, bool reserve = false, RailKind kind = RailKind::tcp) {
+    Config config;
+    config.connect_timeout_s = 2.0;  // the news is due after half of it
+    config.handshake_timeout_ms = 100;
+    acceptor = Engine::create(config, accepting).value();
+    connector = Engine::create(config, connecting).value();
+    auto port = acceptor->listen({.kind = kind, .device = "", .address = "127.0.0.1"});
+    EXPECT_TRUE(port.ok());
+    std::vector<RailDescription> rails{rail_of(0, port.value()), rail_of(1, wrong_port)};
+    rails[0].reserve = reserve;
+    rails[0].kind = kind;
+    EXPECT_TRUE(acceptor->add_peer(peer_of(connecting, rails)).ok());
+    EXPECT_TRUE(connector->add_peer(peer_of(accepting, rails)).ok());
+    Status other;
+    std::thread waiting([&] { other = acceptor->connect({connecting}, testing::patience_s); });
+    const Status own = connector->connect({accepting}, testing::patience_s);
+    waiting.join();
+    EXPECT_TRUE(own.ok()) << own.message();
+    EXPECT_TRUE(other.ok()) << other.message();
+  }
+};
+
+// Returns the warnings about rails never up, once there is one and time for a second has passed.
+Lines news_of(Engine& engine) {
+  Lines news;
+  const auto read = [&] {
+    for (std::string& line : warnings(engine.log(), "never been up"))
+      news.push_back(std::move(line));
+    return !news.empty();
+  };
+  EXPECT_TRUE(eventually(read, "a warning about a rail that has never been up"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  (void)read();
+  return news;
+}
+
+TEST(NeverUp, IsToldOnceAtEachEndWithTheReason) {
+  const ClosedPort closed(/*listens=*/false);
+  const Pair pair(closed.at.port());
+  const Lines news = news_of(*pair.connector);
+  ASSERT_EQ(news.size(), 1U);
+  EXPECT_EQ(news[0], "rail1@node1 to rank 1 has never been up: " + closed.at.text() +
+                         " refuses the connection from 127.0.0.2: no listener, or a packet filter");
+  const Lines there = news_of(*pair.acceptor);
+  ASSERT_EQ(there.size(), 1U);
+  EXPECT_EQ(there[0],
+            "rail1@node1 to rank 2 has never been up: no connection of the peer has arrived at "
+            "127.0.0.2; its log has the reason");
+  const auto rails = pair.connector->rails();
+  EXPECT_TRUE(rails[0].been_up);
+  EXPECT_EQ(rails[0].never_up, "");
+  EXPECT_FALSE(rails[1].been_up);
+  EXPECT_EQ(rails[1].never_up, "refused");
+  EXPECT_EQ(pair.acceptor->rails()[1].never_up, "no_connection");
+}
+
+TEST(NeverUp, ASilentPortIsNoAnswer) {
+  const ClosedPort silent(/*listens=*/true);
+  const Pair pair(silent.at.port());
+  EXPECT_TRUE(eventually([&] { return pair.connector->rails()[1].never_up == "no_answer"; },
+                         "the attempt ends without an answer"));
+}
+
+// The reserve is up at once.  The better rail is not there, and the start does not wait for it
+// without end.
+TEST(NeverUp, AStartGoesOnWithAReserve) {
+  const ClosedPort closed(/*listens=*/false);
+  const Pair pair(closed.at.port(), /*reserve=*/true);
+  EXPECT_TRUE(pair.connector->rails()[0].reserve);
+  EXPECT_EQ(pair.connector->rails()[0].state, RailState::up);
+}
+
+// The management NIC is up at once.  The only data rail is not there.
+TEST(NeverUp, AStartGoesOnOverTheManagementNic) {
+  const ClosedPort closed(/*listens=*/false);
+  const Pair pair(closed.at.port(), /*reserve=*/false, RailKind::control);
+  EXPECT_EQ(pair.connector->rails()[0].state, RailState::up);
+  EXPECT_FALSE(pair.connector->rails()[1].been_up);
+}
+
+// A peer alone, without an engine.
+struct Alone {
+  LogQueue log;
+  Journal journal = std::move(Journal::open("", 1).value());
+  Peer peer;
+
+  explicit Alone(const std::vector<RailDescription>& rails)
+      : peer(peer_of(connecting, rails), options(rails), journal, log, 1) {}
+
+  static LinkOptions options(const std::vector<RailDescription>& rails) {
+    LinkOptions options;
+    for (std::size_t i = 0; i < rails.size(); ++i) options.units[i] = rails[i].unit.empty() ? 0 : 1;
+    return options;
+  }
+  // Opens an epoch and answers its probe.
+  void bring_up(RailId rail) {
+    ASSERT_TRUE(peer.link.rail_established(rail, 1, now_ns()));
+    OutFrame frame{};
+    while (frame.header.type != FrameType::ping)
+      ASSERT_TRUE(peer.link.next_frame(rail, frame, now_ns()));
+    FrameHeader answer{};
+    answer.type = FrameType::pong;
+    answer.number = frame.header.number;
+    seal(answer);
+    ASSERT_TRUE(peer.link.frame_begin(rail, answer, now_ns()));
+    ASSERT_EQ(peer.link.state(rail), RailState::up);
+  }
+  // Opens an epoch and ends it.
+  void lose(RailId rail, RailCause cause) {
+    ASSERT_TRUE(peer.link.rail_established(rail, 1, now_ns()));
+    peer.link.rail_failed(rail, 1, cause, now_ns());
+  }
+};
+
+TEST(NeverUp, TheJournalHasTheReason) {
+  Alone alone({rail_of(0), rail_of(1), rail_of(2), rail_of(3)});
+  alone.peer.rails[0].own_address = true;
+  alone.lose(1, RailCause::probation);
+  alone.peer.rails[2].connect_fault = connect_fault_of(EHOSTUNREACH);
+  alone.peer.publish();
+  const std::vector<ConnectFault> expected{ConnectFault::own_address,
+                                           ConnectFault::probe_unanswered, ConnectFault::no_route,
+                                           ConnectFault::none};
+  for (std::uint32_t entry = 0; entry < expected.size(); ++entry) {
+    EXPECT_EQ(alone.journal.rail(entry)->connect_fault, static_cast<std::uint8_t>(expected[entry]));
+    EXPECT_EQ(alone.journal.rail(entry)->been_up, 0);
+  }
+}
+
+TEST(NeverUp, AProbeWithoutAnAnswerIsToldAsAnMtu) {
+  Alone alone({rail_of(0)});
+  alone.lose(0, RailCause::probation);
+  EXPECT_NE(alone.peer.describe_never_up(0).find("MTU"), std::string::npos);
+}
+
+// Each attempt fails; only the news of the rail is a warning.
+TEST(NeverUp, FailedAttemptsAreNoWarnings) {
+  Alone alone({rail_of(0)});
+  alone.lose(0, RailCause::probation);
+  EXPECT_EQ(warnings(alone.log, ""), Lines());
+  Alone lost({rail_of(0)});
+  lost.bring_up(0);
+  lost.peer.link.rail_failed(0, 1, RailCause::dead_deadline, now_ns());
+  EXPECT_EQ(warnings(lost.log, "UP -> DOWN (dead_deadline)").size(), 1U);
+}
+
+TEST(NeverUp, IsNewsAtHalfOfTheConnectTimeoutWithoutAnyRail) {
+  Alone alone({rail_of(0)});
+  const TimeNs begin = now_ns();
+  alone.peer.started = true;
+  alone.peer.started_at = begin;
+  alone.peer.tell_never_up(1000 * ns_per_ms, begin + 499 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "never been up").size(), 0U);
+  for (int again = 0; again < 3; ++again)
+    alone.peer.tell_never_up(1000 * ns_per_ms, begin + 500 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "never been up").size(), 1U);
+}
+
+TEST(NeverUp, IsNewsTenSecondsAfterTheFirstRail) {
+  Alone alone({rail_of(0)});
+  const TimeNs begin = now_ns();
+  alone.peer.started = true;
+  alone.peer.started_at = begin;
+  alone.peer.first_up = begin + 1000 * ns_per_ms;
+  alone.peer.tell_never_up(60'000 * ns_per_ms, begin + 10'999 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "never been up").size(), 0U);
+  alone.peer.tell_never_up(60'000 * ns_per_ms, begin + 11'000 * ns_per_ms);
+  EXPECT_EQ(warnings(alone.log, "never been up").size(), 1U);
+}
+
+TEST(SharedPort, TwoLostCarriersOfAUnitAreOneCause) {
+  std::vector<RailDescription> rails{rail_of(0), rail_of(1), rail_of(2)};
+  rails[0].unit = rails[1].unit = "port 0 of the card at 0000:01:00";
+  Alone alone(rails);
+  for (const RailId rail : {RailId{0}, RailId{1}, RailId{2}}) alone.bring_up(rail);
+  for (const RailId rail : {RailId{0}, RailId{1}, RailId{2}})
+    alone.peer.link.rail_failed(rail, 1, RailCause::carrier_loss, now_ns());
+  const Lines lost = warnings(alone.log, "-> DOWN");
+  ASSERT_EQ(lost.size(), 3U);
+  EXPECT_EQ(lost[0].find("one cause"), std::string::npos);
+  EXPECT_NE(lost[1].find("one cause with rail0@node1: they share port 0"), std::string::npos);
+  EXPECT_EQ(lost[2].find("one cause"), std::string::npos);  // an independent port
+}
+
+TEST(SharedPort, UnitsAreNumberedPerProcess) {
+  const auto engine = Engine::create(Config(), accepting).value();
+  std::vector<RailDescription> rails{rail_of(0), rail_of(1), rail_of(2), rail_of(3)};
+  rails[0].unit = rails[2].unit = "a";
+  rails[1].unit = "b";
+  ASSERT_TRUE(engine->add_peer(peer_of(connecting, rails)).ok());
+  const std::string bytes = engine->journal_bytes();
+  std::vector<int> units;
+  for (std::size_t rail = 0; rail < rails.size(); ++rail) {
+    JournalRail entry;
+    std::memcpy(&entry, bytes.data() + sizeof(JournalHeader) + rail * sizeof(entry), sizeof(entry));
+    units.push_back(entry.unit);
+  }
+  EXPECT_EQ(units, (std::vector<int>{1, 2, 1, 0}));
+  EXPECT_EQ(engine->rails()[2].unit, "a");
+}
+
+TEST(SharedPort, TooManyUnitsAreAnError) {
+  const auto engine = Engine::create(Config(), accepting).value();
+  Status status;
+  for (int peer = 0; peer < 4; ++peer) {
+    std::vector<RailDescription> rails;
+    for (int i = 0; i < 64; ++i) {
+      rails.push_back(rail_of(i));
+      rails.back().unit = "unit " + std::to_string(64 * peer + i);
+    }
+    ASSERT_TRUE(status.ok()) << peer;
+    status = engine->add_peer(peer_of(connecting + static_cast<std::uint32_t>(peer), rails));
+  }
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.message().find("'unit 255' is the 256th"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace r2ccl

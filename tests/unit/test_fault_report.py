@@ -1,0 +1,102 @@
+"""A worker's log line about a fault: which losses have a single cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from r2serve.observe.fault_report import TOGETHER_NS, StallReport
+from r2serve.observe.journal import Event, Journal, RailCounters
+
+MS = 1_000_000
+BEGAN = 10_000 * MS
+
+
+class NoSource:
+    """No test here reads an engine."""
+
+    def journal_bytes(self) -> bytes:
+        raise AssertionError
+
+
+def rail(name: str, unit: int = 0, peer: int = 1) -> RailCounters:
+    return RailCounters(
+        name=name,
+        kind="tcp",
+        peer=f"rank {peer}",
+        device="",
+        state="DOWN",
+        cause="carrier_loss",
+        verdict="none",
+        slow=False,
+        epoch=1,
+        may_carry=True,
+        farewell=False,
+        peer_engine=peer,
+        since_ns=0,
+        tx_bytes=0,
+        rx_bytes=0,
+        data_tx_bytes=0,
+        replayed_chunks=0,
+        hedged_chunks=0,
+        last_tx_ns=0,
+        round_trip_ns=0,
+        rate=0,
+        unit=unit,
+    )
+
+
+def loss(rails: list[RailCounters], entry: int, at_ns: int, cause: str = "carrier_loss") -> Event:
+    lost = rails[entry]
+    return Event(
+        time_ns=BEGAN + at_ns,
+        kind="rail_state",
+        rail=lost.name,
+        peer=lost.peer,
+        epoch=1,
+        comm=0,
+        call=0,
+        value=1,
+        detail=0,
+        text=f"UP->DOWN {cause}",
+        entry=entry,
+    )
+
+
+def line(rails: list[RailCounters], *events: Event) -> str:
+    read = Journal(process=1, rails=rails, events=list(events))
+    return StallReport(NoSource(), since_ns=BEGAN).line(read).partition(": 0.0 ms stall")[0]
+
+
+def test_losses_of_a_shared_port_are_one_cause() -> None:
+    rails = [rail("rail0@node0", 1), rail("rail1@node0", 1), rail("rail2@node0")]
+    rails.append(replace(rails[2], state="UP"))
+    assert line(rails, loss(rails, 0, 0), loss(rails, 1, 1 * MS)) == (
+        "rail0@node0 and rail1@node0 to rank 1 were lost together (carrier_loss): one cause, "
+        "because they share a port"
+    )
+
+
+def test_independent_ports_are_never_told_as_shared() -> None:
+    apart = [rail("rail0@node0"), rail("rail1@node0")]
+    two = (
+        "rail0@node0 to rank 1 was lost (carrier_loss); "
+        "rail1@node0 to rank 1 was lost (carrier_loss)"
+    )
+    assert line(apart, loss(apart, 0, 0), loss(apart, 1, 0)) == two
+    units = [rail("rail0@node0", 1), rail("rail1@node0", 2)]
+    assert line(units, loss(units, 0, 0), loss(units, 1, 0)) == two
+
+
+def test_losses_far_apart_or_of_another_kind_are_two_causes() -> None:
+    rails = [rail("rail0@node0", 1), rail("rail1@node0", 1)]
+    assert "together" not in line(rails, loss(rails, 0, 0), loss(rails, 1, TOGETHER_NS + 1))
+    silent = loss(rails, 1, 0, "dead_deadline")
+    assert "together" not in line(rails, loss(rails, 0, 0), silent)
+
+
+def test_a_shared_port_is_lost_to_all_peers() -> None:
+    rails = [rail(f"rail{i}@node0", 1, peer) for peer in (1, 2) for i in (0, 1)]
+    assert line(rails, *(loss(rails, entry, 0) for entry in range(4))) == (
+        "rail0@node0 and rail1@node0 to rank 1, rank 2 were lost together (carrier_loss): one "
+        "cause, because they share a port"
+    )
